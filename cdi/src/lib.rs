@@ -1,0 +1,1 @@
+//! Container Device Interface spec types, validation and the atomic spec directory.

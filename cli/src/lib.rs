@@ -1,0 +1,1 @@
+//! The aliquot command: demo, plan, top, explain, uninstall.

@@ -1,0 +1,1 @@
+//! The limiter's stub for /etc/ld.so.preload.

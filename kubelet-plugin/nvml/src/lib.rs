@@ -1,0 +1,1 @@
+//! GPUs of a node through NVML: inventory, MIG create and destroy, events.

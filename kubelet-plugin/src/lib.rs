@@ -1,0 +1,1 @@
+//! The node agent: publishes a node's GPUs, prepares and unprepares claims.

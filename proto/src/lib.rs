@@ -1,0 +1,1 @@
+//! The kubelet's gRPC APIs: plugin registration, DRA, DRA health and pod resources.

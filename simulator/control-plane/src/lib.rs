@@ -1,0 +1,1 @@
+//! An embedded Kubernetes control plane for the demo and for fault injection.

@@ -1,0 +1,1 @@
+//! A stand-in for libnvidia-ml.so.1 over a simulated node.
