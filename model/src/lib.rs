@@ -1,1 +1,24 @@
-//! The vocabulary of Aliquot: GPUs, profiles, placements, shares, device names and the published layout. No I/O.
+//! The vocabulary of Aliquot: GPUs, MIG profiles and placements, shares, device names, opaque
+//! configuration and the layout that a node publishes.
+//!
+//! Everything here is a pure value or a pure function: no I/O, no clock, no async, no Kubernetes
+//! client. `controller` and `kubelet-plugin` speak to each other only in these words.
+//!
+//! Start with [`gpu::GpuInfo`] (what a node has), [`layout::publish`] (what it offers) and
+//! [`device::DeviceName`] (how an offer is called).
+
+pub mod config;
+pub mod device;
+pub mod gpu;
+pub mod layout;
+pub mod names;
+pub mod placement;
+pub mod profile;
+pub mod quantity;
+pub mod version;
+
+pub use device::{DeviceKind, DeviceName};
+pub use gpu::{Architecture, GpuInfo, GpuUuid, LiveMig, MigCapability, MigUuid};
+pub use placement::Placement;
+pub use profile::{Engines, MigProfile, ProfileName};
+pub use quantity::Quantity;

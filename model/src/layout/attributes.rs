@@ -1,0 +1,173 @@
+//! Attributes and capacities of a device. Names are NVIDIA's where NVIDIA's driver has the fact.
+
+use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES, Options};
+use crate::names::{ATTR_NUMA_NODE, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
+use crate::{DeviceKind, DeviceName, GpuInfo, MigProfile, Quantity, version};
+use std::collections::BTreeMap;
+
+const MIB: u64 = 1 << 20;
+
+/// A capacity with the rule for consuming it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Capacity {
+    /// Total.
+    pub value: Quantity,
+    /// How much one claim may take; only on devices that several claims may hold.
+    pub policy: Option<CapacityPolicy>,
+}
+
+/// `requestPolicy` of a capacity (KEP-5075).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CapacityPolicy {
+    /// Any multiple of `step` from `min` on.
+    Range {
+        /// Taken when the claim does not ask.
+        default: Quantity,
+        /// Least.
+        min: Quantity,
+        /// Most.
+        max: Quantity,
+        /// Requests are rounded up to `min` plus a multiple of this.
+        step: Quantity,
+    },
+    /// One of these values.
+    Values {
+        /// Taken when the claim does not ask.
+        default: Quantity,
+        /// Ascending, the default among them.
+        values: Vec<Quantity>,
+    },
+}
+
+/// A whole GPU's memory as shares see it: rounded down to MiB, so that steps of 1Mi end on it.
+fn shared_memory(bytes: u64) -> Quantity {
+    Quantity::from_u64(bytes / MIB * MIB)
+}
+
+pub(super) fn of_device(
+    info: &GpuInfo,
+    name: &DeviceName,
+    profile: Option<&MigProfile>,
+    options: &Options,
+) -> (BTreeMap<String, Attribute>, BTreeMap<String, Capacity>) {
+    let kind = name.kind();
+    let mut attributes = common(info, kind);
+    let mut capacity = BTreeMap::new();
+    let plain = |value: u64| Capacity { value: Quantity::from_u64(value), policy: None };
+    match (kind, profile) {
+        (DeviceKind::Mig, Some(profile)) => {
+            attributes.insert("parentUUID".into(), Attribute::Text(info.uuid.to_string()));
+            attributes.insert("profile".into(), Attribute::Text(profile.name.to_string()));
+            partition_capacity(name, profile, &mut capacity);
+        }
+        (DeviceKind::Gpu | DeviceKind::Mig | DeviceKind::Admin, _) => {
+            capacity.insert("memory".into(), plain(info.memory_bytes));
+            if info.multiprocessors > 0 {
+                capacity.insert("multiprocessors".into(), plain(info.multiprocessors.into()));
+            }
+        }
+        (DeviceKind::Share | DeviceKind::TimeSlice | DeviceKind::Mps, _) => {
+            shared_capacity(info, options.slots, &mut capacity);
+        }
+    }
+    if kind != DeviceKind::Mig {
+        attributes.insert("uuid".into(), Attribute::Text(info.uuid.to_string()));
+    }
+    drop_surplus(&mut attributes, &mut capacity);
+    (attributes, capacity)
+}
+
+fn common(info: &GpuInfo, kind: DeviceKind) -> BTreeMap<String, Attribute> {
+    let text = |value: &str| Attribute::Text(truncate(value, 64).to_owned());
+    let (major, minor) = info.compute_capability;
+    let (cuda_major, cuda_minor) = info.cuda_driver_version;
+    let mut attributes = BTreeMap::from([
+        ("type".to_owned(), text(kind.as_str())),
+        ("productName".to_owned(), text(&info.product_name)),
+        ("brand".to_owned(), text(&info.brand)),
+        ("architecture".to_owned(), text(info.architecture.as_str())),
+        ("cudaComputeCapability".to_owned(), Attribute::Version(format!("{major}.{minor}.0"))),
+        ("cudaDriverVersion".to_owned(), Attribute::Version(format!("{cuda_major}.{cuda_minor}.0"))),
+        ("minor".to_owned(), Attribute::Int(info.minor.into())),
+        ("index".to_owned(), Attribute::Int(info.index.into())),
+    ]);
+    if let Some(version) = version::normalise(&info.driver_version) {
+        attributes.insert("driverVersion".to_owned(), Attribute::Version(version.to_string()));
+    }
+    if let Some(id) = &info.pci_bus_id {
+        attributes.insert(ATTR_PCI_BUS_ID.to_owned(), text(id));
+    }
+    if let Some(root) = &info.pcie_root {
+        attributes.insert(ATTR_PCIE_ROOT.to_owned(), text(root));
+    }
+    if let Some(node) = info.numa_node {
+        attributes.insert(ATTR_NUMA_NODE.to_owned(), Attribute::Int(node.into()));
+    }
+    attributes
+}
+
+fn partition_capacity(name: &DeviceName, profile: &MigProfile, capacity: &mut BTreeMap<String, Capacity>) {
+    let mut insert = |name: String, value: u64| {
+        capacity.insert(name, Capacity { value: Quantity::from_u64(value), policy: None });
+    };
+    insert("memory".into(), profile.memory_bytes);
+    insert("multiprocessors".into(), profile.multiprocessors.into());
+    insert("copyEngines".into(), profile.engines.copy.into());
+    insert("decoders".into(), profile.engines.decoders.into());
+    insert("encoders".into(), profile.engines.encoders.into());
+    insert("jpegEngines".into(), profile.engines.jpeg.into());
+    insert("ofaEngines".into(), profile.engines.ofa.into());
+    if let DeviceName::Mig { start, .. } = name
+        && let Some(placement) = profile.placements.iter().find(|p| p.start == *start)
+    {
+        for slice in placement.slices() {
+            insert(format!("memorySlice{slice}"), 1);
+        }
+    }
+}
+
+/// Every capacity needs a policy with a default, or the first share takes all of it (KEP-5075).
+fn shared_capacity(info: &GpuInfo, slots: u32, capacity: &mut BTreeMap<String, Capacity>) {
+    let memory = shared_memory(info.memory_bytes);
+    let range = |default, min, max, step| CapacityPolicy::Range { default, min, max, step };
+    let mebibyte = Quantity::from_u64(MIB);
+    capacity.insert(
+        "memory".into(),
+        Capacity { value: memory, policy: Some(range(memory, mebibyte, memory, mebibyte)) },
+    );
+    let percent = Quantity::from_u64(100);
+    let one = Quantity::from_u64(1);
+    capacity.insert(
+        "cores".into(),
+        Capacity { value: percent, policy: Some(range(Quantity::ZERO, Quantity::ZERO, percent, one)) },
+    );
+    // One valid value: with a range from 0 a tenant could ask for no slot.
+    let policy = CapacityPolicy::Values { default: one, values: vec![one] };
+    capacity.insert(
+        "slots".into(),
+        Capacity { value: Quantity::from_u64(u64::from(slots).max(1)), policy: Some(policy) },
+    );
+}
+
+/// Facts that go first when a board has more than the API allows, in this order; the rest never goes.
+fn drop_surplus(attributes: &mut BTreeMap<String, Attribute>, capacity: &mut BTreeMap<String, Capacity>) {
+    let slices: Vec<String> = capacity.keys().filter(|k| k.starts_with("memorySlice")).cloned().collect();
+    for name in slices.into_iter().rev() {
+        if attributes.len() + capacity.len() <= MAX_ATTRIBUTES_AND_CAPACITIES {
+            return;
+        }
+        capacity.remove(&name);
+    }
+    for name in ["index", "minor", "brand"] {
+        if attributes.len() + capacity.len() <= MAX_ATTRIBUTES_AND_CAPACITIES {
+            return;
+        }
+        attributes.remove(name);
+    }
+}
+
+/// The longest prefix of at most `max` bytes that ends on a character.
+fn truncate(text: &str, max: usize) -> &str {
+    let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    text.get(..end).unwrap_or_default()
+}

@@ -1,0 +1,59 @@
+//! Counter sets: what makes the devices of one GPU exclude each other.
+
+use super::{CounterSet, Holding};
+use crate::{GpuInfo, MigProfile};
+use std::collections::BTreeMap;
+
+/// Name of a memory slice's counter; its value is 1.
+fn slice_name(slice: u32) -> String {
+    format!("memory-slice-{slice}")
+}
+
+/// The counters of a GPU. Boards without MIG have one slice, so that their modes exclude each other too.
+pub(super) fn of_gpu(info: &GpuInfo) -> CounterSet {
+    CounterSet { name: format!("gpu-{}", info.minor), counters: totals(info) }
+}
+
+/// Totals that every legal set of partitions stays within, and that the whole GPU consumes.
+fn totals(info: &GpuInfo) -> BTreeMap<String, u64> {
+    let mut totals: BTreeMap<String, u64> =
+        (0..info.memory_slices().max(1)).map(|slice| (slice_name(slice), 1)).collect();
+    totals.insert("memory".to_owned(), info.memory_bytes);
+    totals.insert("multiprocessors".to_owned(), info.multiprocessors.into());
+    for profile in info.profiles() {
+        for (name, value) in amounts(profile) {
+            let most = value.saturating_mul(profile.max_instances.max(1).into());
+            let total = totals.entry(name).or_default();
+            *total = (*total).max(most);
+        }
+    }
+    totals
+}
+
+/// What one instance of a profile takes beside its memory slices.
+fn amounts(profile: &MigProfile) -> Vec<(String, u64)> {
+    let engines = profile.engines;
+    [
+        ("memory", profile.memory_bytes),
+        ("multiprocessors", profile.multiprocessors.into()),
+        ("copy-engines", engines.copy.into()),
+        ("decoders", engines.decoders.into()),
+        ("encoders", engines.encoders.into()),
+        ("jpeg-engines", engines.jpeg.into()),
+        ("ofa-engines", engines.ofa.into()),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
+}
+
+/// What a device takes of its GPU's counters.
+pub(super) fn consumed(info: &GpuInfo, profile: Option<&MigProfile>, holding: Holding) -> BTreeMap<String, u64> {
+    match (holding, profile) {
+        (Holding::Partition(placement), Some(profile)) => {
+            let slices = placement.slices().map(|slice| (slice_name(slice), 1));
+            slices.chain(amounts(profile).into_iter().filter(|(_, value)| *value > 0)).collect()
+        }
+        _ => totals(info),
+    }
+}

@@ -1,0 +1,55 @@
+//! Names that several parts must agree on. Kubernetes' own names are marked as such.
+
+/// The driver name unless configured otherwise (`--driver-name`).
+pub const DEFAULT_DRIVER: &str = "gpu.aliquot.dev";
+/// API group and version of our opaque configuration kinds and CRDs.
+pub const API_VERSION: &str = "aliquot.dev/v1alpha1";
+/// API group and version of NVIDIA's opaque configuration kinds, which are understood as well.
+pub const NVIDIA_API_VERSION: &str = "resource.nvidia.com/v1beta1";
+/// Scheduling gate that the webhook sets and the controller lifts (Pod `spec.schedulingGates`).
+pub const SCHEDULING_GATE: &str = "aliquot.dev/allocation";
+/// Kubernetes' finalizer on an allocated claim.
+pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// Kubernetes' annotation on a claim made from a template: the name in `pod.spec.resourceClaims`.
+pub const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+/// Value of the controller taint while neither allocator may use the pool.
+pub const HAND_OVER: &str = "hand-over";
+/// Standard attribute: PCI address, `dddd:bb:dd.f` (k8s.io/dynamic-resource-allocation).
+pub const ATTR_PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
+/// Standard attribute: PCIe root complex, `pci0000:00`.
+pub const ATTR_PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
+/// Standard attribute: NUMA node number (KEP-6072).
+pub const ATTR_NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+
+/// Key of the taint that hands a device to our controller and keeps kube-scheduler off it.
+pub fn controller_taint(driver: &str) -> String {
+    format!("{driver}/controller-allocated")
+}
+
+/// Key of the taint on devices whose hardware is held by a claim that no longer exists.
+pub fn held_taint(driver: &str) -> String {
+    format!("{driver}/held")
+}
+
+/// Pool of a node. It contains the driver's name because kube-scheduler up to 1.36 mixes up counters
+/// of drivers that share a pool name.
+pub fn pool_name(driver: &str, node: &str) -> String {
+    format!("{driver}/{node}")
+}
+
+/// Node that a pool name of [`pool_name`] belongs to.
+pub fn pool_node<'a>(driver: &str, pool: &'a str) -> Option<&'a str> {
+    pool.strip_prefix(driver)?.strip_prefix('/').filter(|node| !node.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pool_names_round_trip_and_foreign_pools_are_refused() {
+        assert_eq!(pool_node(DEFAULT_DRIVER, &pool_name(DEFAULT_DRIVER, "n1")), Some("n1"));
+        assert_eq!(pool_node(DEFAULT_DRIVER, "n1"), None);
+        assert_eq!(pool_node(DEFAULT_DRIVER, "gpu.aliquot.dev/"), None);
+    }
+}
