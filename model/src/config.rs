@@ -1,0 +1,262 @@
+//! Opaque configuration of DeviceClasses and claims: our kinds of `aliquot.dev/v1alpha1` and
+//! NVIDIA's of `resource.nvidia.com/v1beta1`, which mean the same things in other words.
+//!
+//! [`decode_strict`] is for what users write: an unknown kind, field or value is an error that names
+//! the field. [`decode_lenient`] is for what we stored ourselves and must still read after a downgrade.
+
+mod nvidia;
+
+use crate::Quantity;
+use crate::names::{API_VERSION, NVIDIA_API_VERSION};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+/// Most bytes of opaque parameters (resource.k8s.io validation).
+pub const MAX_BYTES: usize = 10 * 1024;
+
+/// How long one process runs before the GPU switches to another (`nvidia-smi compute-policy`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum TimeSliceInterval {
+    /// The driver's default, about 2 ms.
+    #[default]
+    Default,
+    /// Short.
+    Short,
+    /// Medium.
+    Medium,
+    /// Long.
+    Long,
+}
+
+/// Whether a share may use compute time that its neighbours leave idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ComputePolicy {
+    /// Never above `cores`.
+    #[default]
+    Hard,
+    /// Above `cores` while others are idle.
+    Soft,
+}
+
+/// What happens to CUDA when the limiter cannot do its work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum FailMode {
+    /// CUDA does not start.
+    #[default]
+    Closed,
+    /// CUDA runs without limits. Honoured only from a DeviceClass.
+    Open,
+}
+
+/// Settings of a whole or time-sliced GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct GpuConfig {
+    /// Time slice between processes.
+    pub time_slice: TimeSliceInterval,
+}
+
+/// Settings of a partition; none yet, the kind exists so that a class can say what it is for.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MigConfig {}
+
+/// Settings of a share.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct ShareConfig {
+    /// Hard or soft compute limit.
+    pub compute_policy: ComputePolicy,
+    /// Order of borrowers of idle time under `Soft`, higher first, −100 to 100.
+    pub priority: i8,
+    /// What happens when the limiter cannot work.
+    pub fail_mode: FailMode,
+}
+
+/// Settings of a GPU shared through MPS.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MpsConfig {
+    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`, 1 to 100.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_thread_percentage: Option<u8>,
+    /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of each client.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "quantity_from_text",
+        serialize_with = "quantity_to_text"
+    )]
+    pub pinned_device_memory_limit: Option<Quantity>,
+}
+
+fn quantity_from_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Quantity>, D::Error> {
+    let text = String::deserialize(from)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+fn quantity_to_text<S: Serializer>(quantity: &Option<Quantity>, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(&quantity.unwrap_or_default().to_string())
+}
+
+/// A decoded configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Config {
+    /// Whole or time-sliced GPU.
+    Gpu(GpuConfig),
+    /// Partition.
+    Mig(MigConfig),
+    /// Share.
+    Share(ShareConfig),
+    /// MPS.
+    Mps(MpsConfig),
+}
+
+impl Config {
+    /// The kind, as users write it.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Gpu(_) => "GpuConfig",
+            Self::Mig(_) => "MigConfig",
+            Self::Share(_) => "ShareConfig",
+            Self::Mps(_) => "MpsConfig",
+        }
+    }
+
+    /// As the JSON object that decodes to it again.
+    pub fn encode(&self) -> Value {
+        let body = match self {
+            Self::Gpu(config) => serde_json::to_value(config),
+            Self::Mig(config) => serde_json::to_value(config),
+            Self::Share(config) => serde_json::to_value(config),
+            Self::Mps(config) => serde_json::to_value(config),
+        };
+        let mut object = match body {
+            Ok(Value::Object(object)) => object,
+            _ => serde_json::Map::new(),
+        };
+        object.insert("apiVersion".into(), API_VERSION.into());
+        object.insert("kind".into(), self.kind().into());
+        Value::Object(object)
+    }
+}
+
+/// Why a configuration was refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// Not a JSON object.
+    #[error("opaque parameters must be a JSON object with apiVersion and kind")]
+    NotAnObject,
+    /// `apiVersion` or `kind` is absent or not known.
+    #[error(
+        "unknown kind {kind:?} of apiVersion {api_version:?}; known are GpuConfig, MigConfig, ShareConfig, MpsConfig of {API_VERSION} and GpuConfig, MigDeviceConfig of {NVIDIA_API_VERSION}"
+    )]
+    UnknownKind {
+        /// As written.
+        api_version: String,
+        /// As written.
+        kind: String,
+    },
+    /// A field is unknown, of the wrong type or out of range.
+    #[error("{kind}.{field}: {reason}")]
+    Field {
+        /// The kind.
+        kind: String,
+        /// Path of the field, with dots.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// Decodes what a user wrote.
+///
+/// # Errors
+/// [`ConfigError`] for anything that is not exactly a known kind with legal values.
+pub fn decode_strict(parameters: &Value) -> Result<Config, ConfigError> {
+    let config = decode(parameters)?;
+    validate(&config)?;
+    Ok(config)
+}
+
+/// Decodes what we stored: fields that a newer release wrote are ignored.
+///
+/// # Errors
+/// [`ConfigError`] if the kind is unknown or a known field unreadable.
+pub fn decode_lenient(parameters: &Value) -> Result<Config, ConfigError> {
+    let mut parameters = parameters.clone();
+    loop {
+        match decode(&parameters) {
+            Err(ConfigError::Field { field, reason, .. }) if reason.starts_with("unknown field") => {
+                if !remove(&mut parameters, &field) {
+                    return decode(&parameters);
+                }
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Removes the field at a dotted path; false if there is none.
+fn remove(value: &mut Value, path: &str) -> bool {
+    let (parents, leaf) = path.rsplit_once('.').map_or((None, path), |(p, l)| (Some(p), l));
+    let mut at = value;
+    for part in parents.into_iter().flat_map(|p| p.split('.')) {
+        match at.get_mut(part) {
+            Some(next) => at = next,
+            None => return false,
+        }
+    }
+    at.as_object_mut().is_some_and(|object| object.remove(leaf).is_some())
+}
+
+fn decode(parameters: &Value) -> Result<Config, ConfigError> {
+    let object = parameters.as_object().ok_or(ConfigError::NotAnObject)?;
+    let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (api_version, kind) = (text("apiVersion"), text("kind"));
+    let body: Value = object
+        .iter()
+        .filter(|(k, _)| *k != "apiVersion" && *k != "kind")
+        .map(|(k, v)| (k.clone(), v.clone()))
+        .collect();
+    match (api_version.as_str(), kind.as_str()) {
+        (API_VERSION, "GpuConfig") => read(&kind, body).map(Config::Gpu),
+        (API_VERSION, "MigConfig") => read(&kind, body).map(Config::Mig),
+        (API_VERSION, "ShareConfig") => read(&kind, body).map(Config::Share),
+        (API_VERSION, "MpsConfig") => read(&kind, body).map(Config::Mps),
+        (NVIDIA_API_VERSION, "GpuConfig") => read::<nvidia::Gpu>(&kind, body).and_then(|c| c.config(&kind)),
+        (NVIDIA_API_VERSION, "MigDeviceConfig") => {
+            read::<nvidia::Mig>(&kind, body).and_then(|c| c.config(&kind))
+        }
+        _ => Err(ConfigError::UnknownKind { api_version, kind }),
+    }
+}
+
+fn read<T: for<'de> Deserialize<'de>>(kind: &str, body: Value) -> Result<T, ConfigError> {
+    serde_path_to_error::deserialize(body).map_err(|error| {
+        let field = error.path().to_string();
+        ConfigError::Field { kind: kind.to_owned(), field, reason: error.inner().to_string() }
+    })
+}
+
+/// Ranges, which types do not say.
+fn validate(config: &Config) -> Result<(), ConfigError> {
+    let refuse = |field: &str, reason: &str| {
+        Err(ConfigError::Field { kind: config.kind().into(), field: field.into(), reason: reason.into() })
+    };
+    match config {
+        Config::Share(share) if !(-100..=100).contains(&share.priority) => {
+            refuse("priority", "must be from -100 to 100")
+        }
+        Config::Mps(mps) if mps.active_thread_percentage.is_some_and(|p| !(1..=100).contains(&p)) => {
+            refuse("activeThreadPercentage", "must be from 1 to 100")
+        }
+        Config::Mps(mps) if mps.pinned_device_memory_limit.is_some_and(|q| q <= Quantity::ZERO) => {
+            refuse("pinnedDeviceMemoryLimit", "must be above 0")
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+#[path = "config/tests.rs"]
+mod tests;

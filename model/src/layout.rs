@@ -286,7 +286,8 @@ fn taints(gpu: &GpuState, holding: Option<Holding>, options: &Options) -> Vec<Ta
         taints.push(Taint { key: crate::names::controller_taint(&options.driver), value });
     }
     // A held share keeps its device closed even to other shares: nobody knows how much it still uses.
-    let held = |h: &Holding| holding.is_some_and(|mine| mine.conflicts(*h) || matches!(h, Holding::Shared(_)));
+    let held =
+        |h: &Holding| holding.is_some_and(|mine| mine.conflicts(*h) || matches!(h, Holding::Shared(_)));
     if gpu.held.iter().any(held) {
         taints.push(Taint { key: crate::names::held_taint(&options.driver), value: String::new() });
     }

@@ -141,8 +141,7 @@ impl FromStr for Quantity {
         for factor in [times, NANO] {
             let common = gcd(factor, denominator);
             denominator /= common;
-            numerator =
-                numerator.checked_mul(factor / common).ok_or_else(|| fail("it is too large"))?;
+            numerator = numerator.checked_mul(factor / common).ok_or_else(|| fail("it is too large"))?;
         }
         denominator = denominator.checked_mul(over).ok_or_else(|| fail("it is too small"))?;
         let mut nanos = div_ceil(numerator, denominator);

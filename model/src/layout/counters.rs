@@ -48,7 +48,11 @@ fn amounts(profile: &MigProfile) -> Vec<(String, u64)> {
 }
 
 /// What a device takes of its GPU's counters.
-pub(super) fn consumed(info: &GpuInfo, profile: Option<&MigProfile>, holding: Holding) -> BTreeMap<String, u64> {
+pub(super) fn consumed(
+    info: &GpuInfo,
+    profile: Option<&MigProfile>,
+    holding: Holding,
+) -> BTreeMap<String, u64> {
     match (holding, profile) {
         (Holding::Partition(placement), Some(profile)) => {
             let slices = placement.slices().map(|slice| (slice_name(slice), 1));

@@ -1,1 +1,264 @@
+use super::*;
+use crate::{Architecture, Engines, GpuUuid, ProfileName};
+use proptest::prelude::*;
+use rstest::rstest;
+use std::collections::BTreeSet;
 
+/// One profile of a board: name, id, GiB, multiprocessors, compute slices, size, starts.
+type Row<'a> = (&'a str, u32, u64, u32, u32, u32, &'a [u32]);
+
+const SEVEN_SLICES: [Row; 7] = [
+    ("1g.10gb", 19, 9, 16, 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
+    ("1g.10gb+me", 20, 9, 16, 1, 1, &[0, 1, 2, 3, 4, 5, 6]),
+    ("1g.20gb", 15, 19, 26, 1, 2, &[0, 2, 4, 6]),
+    ("2g.20gb", 14, 19, 32, 2, 2, &[0, 2, 4]),
+    ("3g.40gb", 9, 39, 60, 3, 4, &[0, 4]),
+    ("4g.40gb", 5, 39, 64, 4, 4, &[0]),
+    ("7g.80gb", 0, 79, 132, 7, 8, &[0]),
+];
+
+const RTX_PRO: [Row; 11] = [
+    ("1g.24gb", 14, 23, 46, 1, 3, &[0, 3, 6, 9]),
+    ("1g.24gb+me", 21, 23, 46, 1, 3, &[0, 3, 6, 9]),
+    ("1g.24gb+gfx", 47, 23, 46, 1, 3, &[0, 3, 6, 9]),
+    ("1g.24gb+me.all", 65, 23, 46, 1, 3, &[0, 3, 6, 9]),
+    ("1g.24gb-me", 67, 23, 46, 1, 3, &[0, 3, 6, 9]),
+    ("2g.48gb", 5, 47, 94, 2, 6, &[0, 6]),
+    ("2g.48gb+gfx", 35, 47, 94, 2, 6, &[0, 6]),
+    ("2g.48gb+me.all", 64, 47, 94, 2, 6, &[0, 6]),
+    ("2g.48gb-me", 66, 47, 94, 2, 6, &[0, 6]),
+    ("4g.96gb", 0, 95, 188, 4, 12, &[0]),
+    ("4g.96gb+gfx", 32, 95, 188, 4, 12, &[0]),
+];
+
+fn board(minor: u32, rows: &[Row], enabled: bool, needs_reset: bool) -> GpuState {
+    let profiles: Vec<MigProfile> = rows
+        .iter()
+        .map(|(name, id, gib, sms, compute, size, starts)| MigProfile {
+            name: ProfileName::new(name),
+            id: *id,
+            nvml_profile: 0,
+            memory_bytes: gib << 30,
+            multiprocessors: *sms,
+            compute_slices: *compute,
+            engines: Engines { copy: *compute, ofa: u32::from(name.contains("+me")), ..Engines::default() },
+            max_instances: if name.contains("+me") { 1 } else { starts.len() as u32 },
+            placements: starts.iter().map(|start| Placement::new(*start, *size)).collect(),
+        })
+        .collect();
+    let mig = if rows.is_empty() {
+        MigCapability::Unsupported
+    } else {
+        MigCapability::Supported { enabled, pending: enabled, needs_reset, profiles }
+    };
+    let info = GpuInfo {
+        minor,
+        index: minor,
+        uuid: GpuUuid::parse(&format!("GPU-{minor:08x}")).expect("legal"),
+        product_name: "NVIDIA Test 80GB".into(),
+        brand: "Nvidia".into(),
+        architecture: Architecture::Hopper,
+        compute_capability: (9, 0),
+        driver_version: "580.65.06".into(),
+        cuda_driver_version: (13, 0),
+        memory_bytes: 80 << 30,
+        multiprocessors: 132,
+        pci_bus_id: Some("0000:17:00.0".into()),
+        pcie_root: Some("pci0000:16".into()),
+        numa_node: Some(0),
+        mig,
+    };
+    GpuState { info, live: Vec::new(), held: Vec::new() }
+}
+
+fn options(mode: AllocatorMode) -> Options {
+    Options { driver: "gpu.aliquot.dev".into(), mode, slots: DEFAULT_SLOTS }
+}
+
+fn names(slices: &[Slice]) -> Vec<String> {
+    slices.iter().flat_map(|s| &s.devices).map(|d| d.name.to_string()).collect()
+}
+
+#[rstest]
+#[case::hopper(&SEVEN_SLICES, false, false, 25, true)]
+#[case::hopper_in_mig_mode(&SEVEN_SLICES, true, false, 25, true)]
+#[case::rtx_pro(&RTX_PRO, true, false, 30, true)]
+#[case::ampere_off(&SEVEN_SLICES, false, true, 0, true)]
+#[case::ampere_on(&SEVEN_SLICES, true, true, 25, false)]
+#[case::no_mig(&[], false, false, 0, true)]
+fn a_board_publishes_what_its_mode_allows(
+    #[case] rows: &[Row],
+    #[case] enabled: bool,
+    #[case] needs_reset: bool,
+    #[case] partitions: usize,
+    #[case] others: bool,
+) {
+    let gpus = [board(0, rows, enabled, needs_reset)];
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    let kinds: Vec<DeviceKind> = slices.iter().flat_map(|s| &s.devices).map(Device::kind).collect();
+    assert_eq!(kinds.iter().filter(|k| **k == DeviceKind::Mig).count(), partitions);
+    for kind in [DeviceKind::Gpu, DeviceKind::Share, DeviceKind::TimeSlice, DeviceKind::Mps] {
+        assert_eq!(kinds.contains(&kind), others, "{kind}");
+    }
+    assert!(kinds.contains(&DeviceKind::Admin));
+}
+
+#[rstest]
+#[case(34, 9, 9)]
+#[case(35, 9, 2 + 9)]
+fn slices_keep_within_the_limits_of_the_server(#[case] minor: u32, #[case] gpus: u32, #[case] want: usize) {
+    let gpus: Vec<GpuState> = (0..gpus)
+        .map(|m| board(m, if m % 2 == 0 { &SEVEN_SLICES } else { &RTX_PRO }, false, false))
+        .collect();
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(minor), &options(AllocatorMode::Controller));
+    assert_eq!(slices.len(), want);
+    for slice in &slices {
+        assert!(slice.devices.len() <= MAX_DEVICES_PER_SLICE);
+        assert!(slice.counter_sets.len() <= MAX_COUNTER_SETS_PER_SLICE);
+        assert!(slice.counter_sets.iter().all(|set| set.counters.len() <= 32));
+        let both = !slice.devices.is_empty() && !slice.counter_sets.is_empty();
+        assert_eq!(both, minor < 35, "1.34 wants them together, 1.35 apart");
+        let consumed: usize = slice.devices.iter().flat_map(|d| &d.consumes).map(BTreeMap::len).sum();
+        assert!(consumed <= 1024, "counters consumed in one slice: {consumed}");
+        for device in &slice.devices {
+            let facts = device.attributes.len() + device.capacity.len();
+            assert!(facts <= MAX_ATTRIBUTES_AND_CAPACITIES, "{} has {facts}", device.name);
+        }
+    }
+    let all = names(&slices);
+    assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "device names are unique in the pool");
+}
+
+#[test]
+fn first_fit_meets_small_devices_first_and_the_whole_gpu_last() {
+    let gpus = [board(0, &SEVEN_SLICES, false, false)];
+    let all = names(&publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Scheduler)));
+    assert_eq!(all.first().map(String::as_str), Some("gpu-0-mig-1g10gb-19-6"));
+    assert_eq!(all.last().map(String::as_str), Some("gpu-0"));
+    let at = |name: &str| all.iter().position(|n| n == name).expect(name);
+    assert!(
+        at("gpu-0-mig-1g10gb-19-0") < at("gpu-0-mig-1g10gb-me-20-6"),
+        "media engines are kept for who asks"
+    );
+    assert!(at("gpu-0-mig-2g20gb-14-4") < at("gpu-0-mig-2g20gb-14-0"));
+    assert!(at("gpu-0-mig-4g40gb-5-0") < at("gpu-0-mig-7g80gb-0-0"));
+}
+
+#[test]
+fn without_counters_a_gpu_is_exactly_one_exclusive_device() {
+    let server = ServerFeatures { counters: false, ..ServerFeatures::all_of_minor(36) };
+    let whole = [board(0, &SEVEN_SLICES, false, false)];
+    let mut cut = [board(1, &SEVEN_SLICES, true, false)];
+    cut[0].live.push(LiveMig {
+        parent: cut[0].info.uuid.clone(),
+        profile_id: 14,
+        placement: Placement::new(4, 2),
+        gpu_instance: 3,
+        compute_instance: Some(0),
+        uuid: crate::MigUuid::parse("MIG-00000001"),
+    });
+    let of = |gpus: &[GpuState]| {
+        let slices = publish(gpus, server, &options(AllocatorMode::Scheduler));
+        assert!(slices.iter().flat_map(|s| &s.devices).all(|d| d.consumes.is_none()));
+        names(&slices).into_iter().filter(|n| !n.ends_with("admin")).collect::<Vec<_>>()
+    };
+    assert_eq!(of(&whole), ["gpu-0"]);
+    assert_eq!(of(&cut), ["gpu-1-mig-2g20gb-14-4"]);
+}
+
+#[test]
+fn without_consumable_capacity_nothing_shareable_is_published() {
+    let server = ServerFeatures { consumable_capacity: false, ..ServerFeatures::all_of_minor(36) };
+    let gpus = [board(0, &[], false, false)];
+    let slices = publish(&gpus, server, &options(AllocatorMode::Controller));
+    assert_eq!(names(&slices), ["gpu-0-admin", "gpu-0"]);
+}
+
+#[test]
+fn a_node_without_gpus_publishes_one_empty_slice() {
+    for minor in [34, 36] {
+        let slices = publish(&[], ServerFeatures::all_of_minor(minor), &options(AllocatorMode::Controller));
+        assert_eq!(slices, [Slice::default()]);
+    }
+}
+
+#[rstest]
+#[case(AllocatorMode::Controller, Some(""))]
+#[case(AllocatorMode::HandOver, Some("hand-over"))]
+#[case(AllocatorMode::Scheduler, None)]
+fn the_taint_says_who_allocates(#[case] mode: AllocatorMode, #[case] want: Option<&str>) {
+    let gpus = [board(0, &SEVEN_SLICES, false, false)];
+    for device in
+        publish(&gpus, ServerFeatures::all_of_minor(36), &options(mode)).iter().flat_map(|s| &s.devices)
+    {
+        let taint = device.taints.iter().find(|t| t.key == "gpu.aliquot.dev/controller-allocated");
+        assert_eq!(taint.map(|t| t.value.as_str()), want, "{}", device.name);
+    }
+}
+
+#[test]
+fn held_hardware_closes_exactly_the_devices_that_overlap_it() {
+    let mut gpus = [board(0, &SEVEN_SLICES, false, false)];
+    gpus[0].held.push(Holding::Partition(Placement::new(4, 2)));
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    let open: Vec<String> = slices
+        .iter()
+        .flat_map(|s| &s.devices)
+        .filter(|d| d.taints.iter().all(|t| t.key != "gpu.aliquot.dev/held"))
+        .map(|d| d.name.to_string())
+        .collect();
+    assert!(open.contains(&"gpu-0-mig-1g10gb-19-6".to_owned()));
+    assert!(open.contains(&"gpu-0-mig-4g40gb-5-0".to_owned()));
+    assert!(open.contains(&"gpu-0-admin".to_owned()), "administration never waits");
+    for closed in
+        ["gpu-0", "gpu-0-share", "gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-4", "gpu-0-mig-7g80gb-0-0"]
+    {
+        assert!(!open.contains(&closed.to_owned()), "{closed} overlaps");
+    }
+}
+
+#[test]
+fn a_held_share_closes_its_own_device() {
+    let mut gpus = [board(0, &[], false, false)];
+    gpus[0].held.push(Holding::Shared(DeviceKind::Share));
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    let held = |d: &&Device| d.taints.iter().any(|t| t.key == "gpu.aliquot.dev/held");
+    let closed: Vec<String> =
+        slices.iter().flat_map(|s| &s.devices).filter(held).map(|d| d.name.to_string()).collect();
+    assert_eq!(closed, ["gpu-0-share", "gpu-0-timeslice", "gpu-0-mps", "gpu-0"]);
+}
+
+proptest! {
+    /// The counters allow two devices together exactly when their holdings do not conflict, and
+    /// every set of partitions without overlap stays within them.
+    #[test]
+    fn counters_and_holdings_exclude_the_same_devices(rtx: bool, picks in prop::collection::vec(0usize..64, 1..12)) {
+        let gpus = [board(0, if rtx { &RTX_PRO } else { &SEVEN_SLICES }, false, false)];
+        let info = &gpus[0].info;
+        let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Scheduler));
+        let totals = &slices[0].counter_sets[0].counters;
+        let devices: Vec<&Device> = slices.iter().flat_map(|s| &s.devices).filter(|d| d.consumes.is_some()).collect();
+        let mut left = totals.clone();
+        let mut taken: Vec<Holding> = Vec::new();
+        let mut media = 0;
+        for pick in picks {
+            let device = devices[pick % devices.len()];
+            let holding = Holding::of(&device.name, info).expect("consumes, so it holds");
+            let consumed = device.consumes.as_ref().expect("filtered");
+            let fits = consumed.iter().all(|(name, value)| left.get(name).is_some_and(|l| l >= value));
+            let free = taken.iter().all(|t| !t.conflicts(holding)) && !taken.contains(&holding);
+            let special = matches!(&device.name, DeviceName::Mig { slug, .. } if slug.contains("-me"));
+            // The one media set is the only thing that counters know and placements do not.
+            if free && !(special && media > 0) {
+                prop_assert!(fits, "{} fits by placement, not by counters", device.name);
+                for (name, value) in consumed {
+                    *left.get_mut(name).expect("known") -= value;
+                }
+                taken.push(holding);
+                media += u32::from(special);
+            } else if !free {
+                prop_assert!(!fits, "{} overlaps, counters allow it", device.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+use super::*;
+use rstest::rstest;
+use serde_json::json;
+
+#[rstest]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuConfig"}), Config::Gpu(GpuConfig::default()))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "computePolicy": "Soft", "priority": 5}),
+    Config::Share(ShareConfig { compute_policy: ComputePolicy::Soft, priority: 5, fail_mode: FailMode::Closed }))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "pinnedDeviceMemoryLimit": "2Gi"}),
+    Config::Mps(MpsConfig { active_thread_percentage: None, pinned_device_memory_limit: Some(Quantity::from_u64(2 << 30)) }))]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}),
+    Config::Gpu(GpuConfig { time_slice: TimeSliceInterval::Long }))]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+    "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}),
+    Config::Mps(MpsConfig { active_thread_percentage: Some(50), pinned_device_memory_limit: None }))]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"}), Config::Mig(MigConfig {}))]
+fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
+    assert_eq!(decode_strict(&parameters), Ok(want.clone()));
+    assert_eq!(decode_lenient(&parameters), Ok(want.clone()));
+    assert_eq!(decode_strict(&want.encode()), Ok(want), "what is encoded decodes again");
+}
+
+#[rstest]
+#[case(json!([]), "must be a JSON object")]
+#[case(json!({"kind": "GpuConfig"}), "unknown kind \"GpuConfig\" of apiVersion \"\"")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "computPolicy": "Hard"}),
+    "ShareConfig.computPolicy: unknown field `computPolicy`, expected one of `computePolicy`")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "computePolicy": "Harder"}),
+    "ShareConfig.computePolicy: unknown variant `Harder`")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priority": "high"}),
+    "ShareConfig.priority: invalid type: string")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priority": 101}),
+    "ShareConfig.priority: must be from -100 to 100")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "pinnedDeviceMemoryLimit": "2GiB"}),
+    "MpsConfig.pinnedDeviceMemoryLimit: \"2GiB\" is not a quantity")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "activeThreadPercentage": 0}),
+    "MpsConfig.activeThreadPercentage: must be from 1 to 100")]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+    "sharing": {"strategy": "TimeSlicing", "mpsConfig": {}}}), "GpuConfig.sharing.mpsConfig: must be absent")]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
+    "sharing": {"strategy": "Turbo"}}), "GpuConfig.sharing.strategy: unknown variant `Turbo`")]
+fn errors_name_the_field(#[case] parameters: Value, #[case] want: &str) {
+    let error = decode_strict(&parameters).expect_err("refused").to_string();
+    assert!(error.contains(want), "{error}");
+}
+
+#[test]
+fn fields_of_a_newer_release_are_ignored_in_what_we_stored() {
+    let stored = json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priority": 7, "burst": {"ms": 3}});
+    assert!(decode_strict(&stored).is_err());
+    let share = ShareConfig { priority: 7, ..Default::default() };
+    assert_eq!(decode_lenient(&stored), Ok(Config::Share(share)));
+}
