@@ -1,0 +1,3 @@
+package main
+
+const gnuTriplet = "x86_64-linux-gnu"

@@ -1,0 +1,3 @@
+package main
+
+const gnuTriplet = "aarch64-linux-gnu"
