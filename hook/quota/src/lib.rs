@@ -1,1 +1,23 @@
-//! The layout shared by node agent and limiter: quota file, region and their rules. no_std.
+//! What the node agent and the limiter agree on: the quota file that the agent writes, and the region in
+//! which all processes of a claim's share keep their account.
+//!
+//! The crate has no dependency and no allocator, because the limiter links it into every CUDA process. It
+//! never does I/O and never reads a clock; callers hand in bytes, mapped memory and times.
+//!
+//! Invariants:
+//! - a quota that does not decode is never a larger quota: every doubt is an error;
+//! - the region's total is never the truth alone: [`ledger`] says how the account is rebuilt from what a
+//!   process left behind when it died after any single store.
+//!
+//! Start reading at [`QuotaFile`], then [`region`], then [`ledger`].
+
+#![cfg_attr(not(test), no_std)]
+
+mod file;
+pub mod ledger;
+pub mod region;
+
+pub use file::{
+    ComputePolicy, FailMode, GpuUuid, QUOTA_FILE_SIZE, QUOTA_LAYOUT_VERSION, QuotaError, QuotaFile, UUID_SIZE,
+};
+pub use region::{REGION_FILE_SIZE, REGION_LAYOUT_VERSION};

@@ -1,0 +1,555 @@
+//! How bytes are charged, released and taken back from the dead.
+//!
+//! The total and each slot's part of it are two places, and a process can be killed or stopped between
+//! writing one and the other. So every change is an *operation* with a number: its owner announces it in the
+//! slot's `intent`, then one 128-bit compare and swap puts the new total and the operation's name into the
+//! header (from here on it has happened), then the slot's `charged` follows. Whoever wants to change the
+//! total next first completes the operation named there, from the intent. Hence:
+//!
+//! - the account is exact after a kill at any single store: total = sum of the slots, plus the one
+//!   operation named in the header if its slot does not show it yet;
+//! - nobody ever waits: a stopped process's operation is completed by the others, and when it wakes up it
+//!   finds it done;
+//! - a stamp never repeats, so a compare and swap that is late by any time fails.
+//!
+//! The functions take [`Cells`], so that tests can stop, kill and interleave at every access.
+
+use crate::region::{Pair, Region, SLOT_COUNT, SlotState, generation};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+const SEQ_BITS: u32 = 48;
+const SEQ_MASK: u64 = (1 << SEQ_BITS) - 1;
+
+/// A word of the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// Bytes charged by all.
+    Total,
+    /// The last operation.
+    Op,
+    /// Bytes charged by a slot.
+    Charged(usize),
+    /// Number of the last operation recorded in a slot.
+    ChargedSeq(usize),
+    /// Announced change of a slot.
+    Intent(usize),
+    /// Number of the announced change.
+    IntentSeq(usize),
+    /// State of a slot.
+    State(usize),
+    /// When a slot's owner was found dead.
+    DeadSince(usize),
+}
+
+/// Two words that change together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairOf {
+    /// [`Word::Total`] and [`Word::Op`].
+    Total,
+    /// [`Word::Charged`] and [`Word::ChargedSeq`].
+    Charged(usize),
+    /// [`Word::Intent`] and [`Word::IntentSeq`].
+    Intent(usize),
+}
+
+/// Shared memory, one atomic access at a time.
+pub trait Cells {
+    /// Number of slots.
+    fn slots(&self) -> usize;
+    /// Loads a word (acquire).
+    fn load(&self, word: Word) -> u64;
+    /// Stores a word (release).
+    fn store(&self, word: Word, value: u64);
+    /// Compares and swaps a word.
+    fn swap(&self, word: Word, old: u64, new: u64) -> bool;
+    /// Compares and swaps a pair.
+    fn swap_pair(&self, pair: PairOf, old: (u64, u64), new: (u64, u64)) -> bool;
+}
+
+/// Why an operation did not happen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LedgerError {
+    /// The charge would exceed the limit; the total as it was found.
+    Refused(u64),
+    /// A value in the region cannot be. Nothing is charged on top of it.
+    Corrupt,
+}
+
+type Result<T> = core::result::Result<T, LedgerError>;
+
+fn op_word(slot: usize, seq: u64) -> u64 {
+    (slot as u64) << SEQ_BITS | seq & SEQ_MASK
+}
+
+fn read_pair(cells: &impl Cells, value: Word, stamp: Word) -> (u64, u64) {
+    loop {
+        let before = cells.load(stamp);
+        let found = cells.load(value);
+        if cells.load(stamp) == before {
+            return (found, before);
+        }
+    }
+}
+
+fn read_total(cells: &impl Cells) -> (u64, u64) {
+    read_pair(cells, Word::Total, Word::Op)
+}
+
+fn read_charged(cells: &impl Cells, slot: usize) -> (u64, u64) {
+    read_pair(cells, Word::Charged(slot), Word::ChargedSeq(slot))
+}
+
+/// Completes operation `seq` of `slot`, which the header names or named, if its slot does not show it yet.
+fn complete(cells: &impl Cells, slot: usize, seq: u64) -> Result<()> {
+    loop {
+        if cells.load(Word::ChargedSeq(slot)) >= seq {
+            return Ok(());
+        }
+        let charged = read_charged(cells, slot);
+        let (delta, announced) = read_pair(cells, Word::Intent(slot), Word::IntentSeq(slot));
+        if charged.1 >= seq {
+            return Ok(());
+        }
+        if announced != seq {
+            // The owner went on, so the operation was recorded after we looked; otherwise this cannot be.
+            if cells.load(Word::ChargedSeq(slot)) >= seq {
+                return Ok(());
+            }
+            return Err(LedgerError::Corrupt);
+        }
+        let new = charged.0.wrapping_add(delta);
+        cells.swap_pair(PairOf::Charged(slot), charged, (new, seq));
+    }
+}
+
+/// Completes the operation that the header names, and returns the header's pair.
+fn settle(cells: &impl Cells) -> Result<(u64, u64)> {
+    let found = read_total(cells);
+    let slot = (found.1 >> SEQ_BITS) as usize;
+    if slot >= cells.slots() {
+        return Err(LedgerError::Corrupt);
+    }
+    complete(cells, slot, found.1 & SEQ_MASK)?;
+    Ok(found)
+}
+
+/// Number for the next operation of a slot that the caller owns.
+fn next_seq(cells: &impl Cells, slot: usize) -> u64 {
+    cells.load(Word::ChargedSeq(slot)).max(cells.load(Word::IntentSeq(slot))) + 1
+}
+
+/// Changes what `slot` is charged by `delta` (two's complement) and returns the new total. With a limit, a
+/// growth that would exceed it is refused. The caller owns the slot, and makes one operation at a time.
+fn change(cells: &impl Cells, slot: usize, delta: u64, limit: Option<u64>) -> Result<u64> {
+    let seq = next_seq(cells, slot);
+    cells.store(Word::Intent(slot), delta);
+    cells.store(Word::IntentSeq(slot), seq);
+    loop {
+        let found = settle(cells)?;
+        let total = if (delta as i64) < 0 {
+            found.0.checked_sub(delta.wrapping_neg()).ok_or(LedgerError::Corrupt)?
+        } else {
+            found.0.checked_add(delta).ok_or(LedgerError::Refused(found.0))?
+        };
+        if limit.is_some_and(|limit| total > limit) {
+            return Err(LedgerError::Refused(found.0));
+        }
+        if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, seq))) {
+            complete(cells, slot, seq)?;
+            return Ok(total);
+        }
+    }
+}
+
+/// Charges `bytes` to `slot` if the total stays within `limit`. Returns the new total.
+pub fn charge(cells: &impl Cells, slot: usize, bytes: u64, limit: u64) -> Result<u64> {
+    if bytes > i64::MAX as u64 {
+        return Err(LedgerError::Refused(cells.load(Word::Total)));
+    }
+    change(cells, slot, bytes, Some(limit))
+}
+
+/// Charges `bytes` to `slot` whatever the limit says: for memory that exists already.
+pub fn charge_forced(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
+    if bytes > i64::MAX as u64 {
+        return Err(LedgerError::Corrupt);
+    }
+    change(cells, slot, bytes, None)
+}
+
+/// Charges as much of `bytes` to `slot` as the limit leaves room for; returns how much that was.
+pub fn charge_up_to(cells: &impl Cells, slot: usize, bytes: u64, limit: u64) -> Result<u64> {
+    loop {
+        let wanted = bytes.min(limit.saturating_sub(cells.load(Word::Total)));
+        if wanted == 0 {
+            return Ok(0);
+        }
+        match charge(cells, slot, wanted, limit) {
+            Ok(_) => return Ok(wanted),
+            Err(LedgerError::Refused(_)) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Releases `bytes` of what `slot` is charged, at most all of it. Returns the new total.
+pub fn release(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
+    let bytes = bytes.min(cells.load(Word::Charged(slot)));
+    if bytes == 0 {
+        return Ok(cells.load(Word::Total));
+    }
+    if bytes > i64::MAX as u64 {
+        return Err(LedgerError::Corrupt);
+    }
+    change(cells, slot, bytes.wrapping_neg(), None)
+}
+
+/// Bytes charged by all slots.
+pub fn total(cells: &impl Cells) -> u64 {
+    cells.load(Word::Total)
+}
+
+/// Makes a free slot the caller's. The caller holds the slot's lock and has written the slot's identity.
+/// Returns the state word that stays there as long as the slot is the caller's.
+pub fn attach(cells: &impl Cells, slot: usize) -> Option<u64> {
+    let found = cells.load(Word::State(slot));
+    if SlotState::of(found) != Some(SlotState::Free) || cells.load(Word::Charged(slot)) != 0 {
+        return None;
+    }
+    cells.store(Word::DeadSince(slot), 0);
+    let mine = SlotState::Live.word(generation(found) + 1);
+    cells.swap(Word::State(slot), found, mine).then_some(mine)
+}
+
+/// Records that the owner of `slot`, as seen in the state word `found`, is dead. `now_ms` is not 0.
+pub fn mark_dead(cells: &impl Cells, slot: usize, found: u64, now_ms: u64) -> bool {
+    if SlotState::of(found) != Some(SlotState::Live) {
+        return false;
+    }
+    let marked = cells.swap(Word::State(slot), found, SlotState::Dead.word(generation(found)));
+    if marked {
+        cells.swap(Word::DeadSince(slot), 0, now_ms);
+    }
+    marked
+}
+
+/// When the owner of a dead slot was found dead; noted as `now_ms` if who found it died before noting.
+pub fn dead_since(cells: &impl Cells, slot: usize, now_ms: u64) -> u64 {
+    match cells.load(Word::DeadSince(slot)) {
+        0 => {
+            cells.swap(Word::DeadSince(slot), 0, now_ms);
+            cells.load(Word::DeadSince(slot))
+        }
+        since => since,
+    }
+}
+
+/// Takes back the bytes of a dead slot and frees it. Any number of processes may do it at once. Returns the
+/// bytes that this call took back.
+pub fn reap(cells: &impl Cells, slot: usize) -> Result<u64> {
+    let state = cells.load(Word::State(slot));
+    if SlotState::of(state) != Some(SlotState::Dead) {
+        return Ok(0);
+    }
+    let mut taken = 0;
+    loop {
+        settle(cells)?;
+        let charged = read_charged(cells, slot);
+        let intent = read_pair(cells, Word::Intent(slot), Word::IntentSeq(slot));
+        if cells.load(Word::State(slot)) != state {
+            return Ok(taken);
+        }
+        if charged.0 == 0 {
+            cells.swap(Word::State(slot), state, SlotState::Free.word(generation(state)));
+            return Ok(taken);
+        }
+        let all = charged.0.wrapping_neg();
+        if intent.1 <= charged.1 || intent.0 != all {
+            // Announce that everything goes; a number of its own keeps it apart from what the dead announced.
+            cells.swap_pair(PairOf::Intent(slot), intent, (all, intent.1.max(charged.1) + 1));
+            continue;
+        }
+        let found = settle(cells)?;
+        if read_charged(cells, slot) != charged {
+            continue;
+        }
+        let total = found.0.checked_sub(charged.0).ok_or(LedgerError::Corrupt)?;
+        if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, intent.1))) {
+            taken += charged.0;
+            complete(cells, slot, intent.1)?;
+        }
+    }
+}
+
+impl Region {
+    fn pair(&self, pair: PairOf) -> Option<&Pair> {
+        Some(match pair {
+            PairOf::Total => &self.header.total,
+            PairOf::Charged(slot) => &self.slots.get(slot)?.charged,
+            PairOf::Intent(slot) => &self.slots.get(slot)?.intent,
+        })
+    }
+
+    fn word(&self, word: Word) -> Option<&core::sync::atomic::AtomicU64> {
+        Some(match word {
+            Word::Total => &self.header.total.value,
+            Word::Op => &self.header.total.stamp,
+            Word::Charged(slot) => &self.slots.get(slot)?.charged.value,
+            Word::ChargedSeq(slot) => &self.slots.get(slot)?.charged.stamp,
+            Word::Intent(slot) => &self.slots.get(slot)?.intent.value,
+            Word::IntentSeq(slot) => &self.slots.get(slot)?.intent.stamp,
+            Word::State(slot) => &self.slots.get(slot)?.state,
+            Word::DeadSince(slot) => &self.slots.get(slot)?.dead_since_ms,
+        })
+    }
+}
+
+impl Cells for Region {
+    fn slots(&self) -> usize {
+        SLOT_COUNT
+    }
+
+    #[inline]
+    fn load(&self, word: Word) -> u64 {
+        self.word(word).map_or(0, |cell| cell.load(Acquire))
+    }
+
+    #[inline]
+    fn store(&self, word: Word, value: u64) {
+        if let Some(cell) = self.word(word) {
+            cell.store(value, Release);
+        }
+    }
+
+    #[inline]
+    fn swap(&self, word: Word, old: u64, new: u64) -> bool {
+        self.word(word).is_some_and(|cell| cell.compare_exchange(old, new, AcqRel, Relaxed).is_ok())
+    }
+
+    #[inline]
+    fn swap_pair(&self, pair: PairOf, old: (u64, u64), new: (u64, u64)) -> bool {
+        self.pair(pair).is_some_and(|pair| pair.compare_exchange(old, new))
+    }
+}
+
+impl Pair {
+    /// Compares and swaps both words as one, with full ordering.
+    #[inline]
+    #[cfg(target_arch = "x86_64")]
+    #[allow(unsafe_code, reason = "Rust has no stable 128-bit atomic")]
+    pub fn compare_exchange(&self, old: (u64, u64), new: (u64, u64)) -> bool {
+        let done: u8;
+        // SAFETY: `self` is valid for atomic writes (its words have interior mutability) and 16-byte
+        // aligned by its type. Every x86-64 processor that can host a supported GPU has cmpxchg16b. rbx,
+        // which the instruction needs and LLVM reserves, is restored before the block ends.
+        unsafe {
+            core::arch::asm!(
+                "xchg rsi, rbx",
+                "lock cmpxchg16b xmmword ptr [rdi]",
+                "sete r8b",
+                "mov rbx, rsi",
+                in("rdi") core::ptr::from_ref(self),
+                inout("rsi") new.0 => _,
+                out("r8b") done,
+                in("rcx") new.1,
+                inout("rax") old.0 => _,
+                inout("rdx") old.1 => _,
+                options(nostack),
+            );
+        }
+        done != 0
+    }
+
+    /// Compares and swaps both words as one, with full ordering.
+    #[inline]
+    #[cfg(target_arch = "aarch64")]
+    #[allow(unsafe_code, reason = "Rust has no stable 128-bit atomic")]
+    pub fn compare_exchange(&self, old: (u64, u64), new: (u64, u64)) -> bool {
+        let failed: u64;
+        // SAFETY: `self` is valid for atomic writes and 16-byte aligned by its type. The pair is loaded
+        // exclusively and only stored to if nobody wrote in between; a mismatch stores the loaded values
+        // back, which makes the load single-copy atomic as the architecture asks.
+        unsafe {
+            core::arch::asm!(
+                "2:",
+                "ldaxp {lo}, {hi}, [{at}]",
+                "cmp {lo}, {old_lo}",
+                "ccmp {hi}, {old_hi}, #0, eq",
+                "cset {failed}, ne",
+                "csel {lo}, {new_lo}, {lo}, eq",
+                "csel {hi}, {new_hi}, {hi}, eq",
+                "stlxp {retry:w}, {lo}, {hi}, [{at}]",
+                "cbnz {retry:w}, 2b",
+                "dmb ish",
+                at = in(reg) core::ptr::from_ref(self),
+                old_lo = in(reg) old.0,
+                old_hi = in(reg) old.1,
+                new_lo = in(reg) new.0,
+                new_hi = in(reg) new.1,
+                lo = out(reg) _,
+                hi = out(reg) _,
+                retry = out(reg) _,
+                failed = out(reg) failed,
+                options(nostack),
+            );
+        }
+        failed == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+
+    /// A zeroed region on the heap.
+    struct Memory(*mut Region);
+
+    impl Memory {
+        #[allow(unsafe_code)]
+        fn new() -> Self {
+            // SAFETY: the layout has a size, and a region of zeros is valid: it only holds atomics.
+            Self(unsafe { alloc_zeroed(Layout::new::<Region>()) }.cast())
+        }
+    }
+
+    impl core::ops::Deref for Memory {
+        type Target = Region;
+        #[allow(unsafe_code)]
+        fn deref(&self) -> &Region {
+            // SAFETY: allocated and initialised in `new`, freed only in `drop`.
+            unsafe { &*self.0 }
+        }
+    }
+
+    impl Drop for Memory {
+        #[allow(unsafe_code)]
+        fn drop(&mut self) {
+            // SAFETY: allocated in `new` with this layout.
+            unsafe { dealloc(self.0.cast(), Layout::new::<Region>()) }
+        }
+    }
+
+    // SAFETY: everything in a region is atomic.
+    #[allow(unsafe_code)]
+    unsafe impl Sync for Memory {}
+
+    fn sum(region: &Region) -> u64 {
+        (0..SLOT_COUNT).map(|slot| region.load(Word::Charged(slot))).sum()
+    }
+
+    #[test]
+    fn charges_are_exact_to_the_byte() {
+        let region = Memory::new();
+        attach(&*region, 3).unwrap();
+        assert_eq!(charge(&*region, 3, 1000, 1000), Ok(1000));
+        assert_eq!(charge(&*region, 3, 1, 1000), Err(LedgerError::Refused(1000)));
+        assert_eq!(release(&*region, 3, 1), Ok(999));
+        assert_eq!(charge(&*region, 3, 2, 1000), Err(LedgerError::Refused(999)));
+        assert_eq!(charge(&*region, 3, 1, 1000), Ok(1000));
+        assert_eq!(charge_forced(&*region, 3, 5), Ok(1005));
+        assert_eq!(charge(&*region, 3, 1, u64::MAX), Ok(1006));
+        assert_eq!(charge(&*region, 3, u64::MAX, u64::MAX), Err(LedgerError::Refused(1006)));
+        assert_eq!(release(&*region, 3, u64::MAX), Ok(0));
+        assert_eq!(sum(&region), 0);
+    }
+
+    #[test]
+    fn a_partial_charge_fills_up_to_the_limit() {
+        let region = Memory::new();
+        attach(&*region, 0).unwrap();
+        assert_eq!(charge_up_to(&*region, 0, 70, 100), Ok(70));
+        assert_eq!(charge_up_to(&*region, 0, 70, 100), Ok(30));
+        assert_eq!(charge_up_to(&*region, 0, 70, 100), Ok(0));
+    }
+
+    #[test]
+    fn a_dead_slot_is_taken_back_once_and_can_be_used_again() {
+        let region = Memory::new();
+        let first = attach(&*region, 7).unwrap();
+        charge(&*region, 7, 500, 1000).unwrap();
+        assert_eq!(attach(&*region, 7), None);
+        assert_eq!(reap(&*region, 7), Ok(0), "a live slot is left alone");
+        assert!(mark_dead(&*region, 7, first, 10));
+        assert!(!mark_dead(&*region, 7, first, 11));
+        assert_eq!(dead_since(&*region, 7, 12), 10);
+        assert_eq!(reap(&*region, 7), Ok(500));
+        assert_eq!(reap(&*region, 7), Ok(0));
+        assert_eq!(total(&*region), 0);
+        let second = attach(&*region, 7).unwrap();
+        assert_ne!(first, second);
+        assert_eq!(charge(&*region, 7, 1000, 1000), Ok(1000));
+    }
+
+    #[test]
+    fn an_operation_that_happened_is_completed_by_the_next_one() {
+        let region = Memory::new();
+        attach(&*region, 1).unwrap();
+        attach(&*region, 2).unwrap();
+        // Slot 1 dies right after its compare and swap.
+        region.store(Word::Intent(1), 300);
+        region.store(Word::IntentSeq(1), 1);
+        assert!(region.swap_pair(PairOf::Total, (0, 0), (300, op_word(1, 1))));
+        assert_eq!(region.load(Word::Charged(1)), 0);
+        assert_eq!(charge(&*region, 2, 700, 1000), Ok(1000));
+        assert_eq!(region.load(Word::Charged(1)), 300);
+        assert_eq!(sum(&region), 1000);
+    }
+
+    #[test]
+    fn an_operation_that_was_only_announced_never_happens() {
+        let region = Memory::new();
+        let state = attach(&*region, 1).unwrap();
+        charge(&*region, 1, 100, 1000).unwrap();
+        region.store(Word::Intent(1), 300);
+        region.store(Word::IntentSeq(1), 2);
+        mark_dead(&*region, 1, state, 1);
+        assert_eq!(reap(&*region, 1), Ok(100));
+        assert_eq!((total(&*region), sum(&region)), (0, 0));
+    }
+
+    #[test]
+    fn values_that_cannot_be_refuse_charges() {
+        let region = Memory::new();
+        attach(&*region, 0).unwrap();
+        region.store(Word::Op, op_word(2000, 1));
+        assert_eq!(charge(&*region, 0, 1, 100), Err(LedgerError::Corrupt));
+        region.store(Word::Op, op_word(5, 9));
+        assert_eq!(charge(&*region, 0, 1, 100), Err(LedgerError::Corrupt));
+        region.store(Word::Op, 0);
+        region.store(Word::Total, u64::MAX);
+        assert!(charge(&*region, 0, 1, 100).is_err());
+    }
+
+    #[test]
+    fn threads_never_exceed_the_limit_and_leave_nothing() {
+        let region = Memory::new();
+        let limit = 10_000;
+        std::thread::scope(|scope| {
+            for slot in 0..4 {
+                let region = &region;
+                scope.spawn(move || {
+                    attach(&**region, slot).unwrap();
+                    let mut held = 0;
+                    for round in 0..20_000u64 {
+                        let bytes = 1 + (round * 37 + slot as u64 * 101) % 4000;
+                        match charge(&**region, slot, bytes, limit) {
+                            Ok(total) => {
+                                assert!(total <= limit);
+                                held += bytes;
+                            }
+                            Err(LedgerError::Refused(_)) => {
+                                release(&**region, slot, held).unwrap();
+                                held = 0;
+                            }
+                            Err(LedgerError::Corrupt) => panic!("corrupt"),
+                        }
+                    }
+                    assert_eq!(region.load(Word::Charged(slot)), held);
+                    release(&**region, slot, held).unwrap();
+                });
+            }
+        });
+        assert_eq!((total(&*region), sum(&region)), (0, 0));
+    }
+}

@@ -1,0 +1,382 @@
+//! The region: one preallocated file per share, mapped by every process of the claim.
+//!
+//! A header of one page, [`SLOT_COUNT`] slots of 256 bytes (one per process), and room for the compute
+//! side. Every field is atomic; the offsets are frozen per layout version and asserted at compile time. The
+//! node agent creates the file with [`initial_header`] followed by zeros, and later reads it through
+//! [`RegionView`] or, mapped, through [`Region`]. How the fields are changed is in [`crate::ledger`].
+
+use core::fmt;
+use core::mem::{align_of, offset_of, size_of};
+use core::sync::atomic::{AtomicU32, AtomicU64};
+
+/// The layout that this crate creates.
+pub const REGION_LAYOUT_VERSION: u32 = 1;
+
+/// Size of the region's file; a mapped file of any other size is refused.
+pub const REGION_FILE_SIZE: usize = size_of::<Region>();
+
+/// Processes that can use one share at the same time.
+pub const SLOT_COUNT: usize = 1024;
+
+/// Byte `LOCK_BASE + i` of the file, far behind its end, is what the owner of slot `i` holds an OFD lock on.
+pub const LOCK_BASE: u64 = 1 << 32;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ALQREGN1");
+
+/// Two words that change together, by a 128-bit compare and swap.
+#[repr(C, align(16))]
+pub struct Pair {
+    /// The value.
+    pub value: AtomicU64,
+    /// What makes the pair unique over its whole life: it only grows, or never repeats.
+    pub stamp: AtomicU64,
+}
+
+/// The file's first page.
+#[repr(C, align(64))]
+pub struct Header {
+    /// Magic bytes `ALQREGN1`.
+    pub magic: AtomicU64,
+    /// [`REGION_LAYOUT_VERSION`].
+    pub version: AtomicU32,
+    /// Size of one slot in bytes.
+    pub slot_size: AtomicU32,
+    /// Size of the file in bytes.
+    pub file_size: AtomicU64,
+    /// Number of slots.
+    pub slot_count: AtomicU32,
+    /// Offset of the first slot.
+    pub slots_offset: AtomicU32,
+    reserved0: [AtomicU64; 4],
+    /// Bytes charged by all slots, and the last operation (slot and number) that changed them.
+    pub total: Pair,
+    reserved1: [AtomicU64; 6],
+    /// Highest total seen.
+    pub peak_bytes: AtomicU64,
+    /// Charges refused because of the quota.
+    pub refused: AtomicU64,
+    /// Slots whose owner died and whose bytes were taken back.
+    pub reaped: AtomicU64,
+    /// Bits of [`audit`].
+    pub audit: AtomicU64,
+    reserved2: [AtomicU64; 4],
+    reserved3: [AtomicU64; 488],
+}
+
+/// Bits of [`Header::audit`]: what a process did that the limiter cannot see through.
+pub mod audit {
+    /// A library was opened with `RTLD_DEEPBIND`, which binds past the limiter.
+    pub const DEEPBIND: u64 = 1;
+    /// The driver packed an allocation differently than assumed.
+    pub const PACKING: u64 = 2;
+    /// The driver handed out a symbol that could not be matched with the table.
+    pub const RESOLVER: u64 = 4;
+    /// A value in the region could not be.
+    pub const CORRUPT: u64 = 8;
+}
+
+/// One process of the claim.
+#[repr(C, align(64))]
+pub struct Slot {
+    /// Bytes charged, and the number of the slot's last recorded operation.
+    pub charged: Pair,
+    /// Change that the owner (or who takes back a dead owner's bytes) is about to make, and its number.
+    pub intent: Pair,
+    /// Generation and [`SlotState`].
+    pub state: AtomicU64,
+    /// The owner's pid in its own pid namespace.
+    pub pid: AtomicU32,
+    /// The owner's pid in the node's namespace, if the agent has found it.
+    pub host_pid: AtomicU32,
+    /// Start time of the owner in clock ticks since boot.
+    pub start_time: AtomicU64,
+    /// Inode of the owner's pid namespace.
+    pub pid_namespace: AtomicU64,
+    /// Part of the charge that is no allocation: contexts, modules.
+    pub overhead_bytes: AtomicU64,
+    /// When the owner was found dead, in milliseconds of the monotonic clock; 0 = not yet.
+    pub dead_since_ms: AtomicU64,
+    reserved0: [AtomicU64; 6],
+    reserved1: [AtomicU64; 16],
+}
+
+/// Who may change a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum SlotState {
+    /// Nobody's; its charge is zero.
+    Free = 0,
+    /// The process that holds the slot's lock.
+    Live = 1,
+    /// Anybody, to take the bytes back.
+    Dead = 2,
+}
+
+impl SlotState {
+    /// Splits a state word; `None` if it cannot be.
+    pub const fn of(word: u64) -> Option<Self> {
+        match word & 0xff {
+            0 => Some(Self::Free),
+            1 => Some(Self::Live),
+            2 => Some(Self::Dead),
+            _ => None,
+        }
+    }
+
+    /// The state word of `generation`.
+    pub const fn word(self, generation: u64) -> u64 {
+        generation << 8 | self as u64
+    }
+}
+
+/// Generation in a state word.
+pub const fn generation(word: u64) -> u64 {
+    word >> 8
+}
+
+/// The whole file.
+#[repr(C, align(4096))]
+pub struct Region {
+    /// First page.
+    pub header: Header,
+    /// One per process.
+    pub slots: [Slot; SLOT_COUNT],
+    /// Room for the compute side: leases and measured costs.
+    pub compute: [AtomicU64; 16384],
+}
+
+const _: () = {
+    assert!(size_of::<Header>() == 4096 && align_of::<Header>() == 64);
+    assert!(offset_of!(Header, version) == 8);
+    assert!(offset_of!(Header, file_size) == 16);
+    assert!(offset_of!(Header, total) == 64);
+    assert!(offset_of!(Header, peak_bytes) == 128);
+    assert!(offset_of!(Header, audit) == 152);
+    assert!(size_of::<Slot>() == 256 && align_of::<Slot>() == 64);
+    assert!(offset_of!(Slot, intent) == 16);
+    assert!(offset_of!(Slot, state) == 32);
+    assert!(offset_of!(Slot, pid) == 40);
+    assert!(offset_of!(Slot, host_pid) == 44);
+    assert!(offset_of!(Slot, start_time) == 48);
+    assert!(offset_of!(Slot, pid_namespace) == 56);
+    assert!(offset_of!(Slot, overhead_bytes) == 64);
+    assert!(offset_of!(Slot, dead_since_ms) == 72);
+    assert!(offset_of!(Region, slots) == 4096);
+    assert!(offset_of!(Region, compute) == 4096 + 256 * SLOT_COUNT);
+    assert!(REGION_FILE_SIZE == 4096 + 256 * SLOT_COUNT + 131_072);
+};
+
+/// Why a region was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RegionError {
+    /// The file does not have [`REGION_FILE_SIZE`] bytes.
+    Size(usize),
+    /// The file does not start with the magic bytes.
+    Magic,
+    /// The file is of a layout that this reader does not know.
+    Version(u32),
+    /// The header's constants do not fit the layout version.
+    Header,
+}
+
+impl fmt::Display for RegionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size(size) => write!(f, "region has {size} bytes instead of {REGION_FILE_SIZE}"),
+            Self::Magic => f.write_str("region does not start with its magic bytes"),
+            Self::Version(version) => write!(f, "region has unknown layout version {version}"),
+            Self::Header => f.write_str("region has a header that does not fit its layout version"),
+        }
+    }
+}
+
+impl core::error::Error for RegionError {}
+
+/// Bytes of [`initial_header`].
+pub const INITIAL_HEADER_SIZE: usize = 64;
+
+/// What a new region starts with; the rest of the file is zero.
+pub fn initial_header() -> [u8; INITIAL_HEADER_SIZE] {
+    let mut out = [0; INITIAL_HEADER_SIZE];
+    let fields: [(usize, &[u8]); 6] = [
+        (0, &MAGIC.to_le_bytes()),
+        (8, &REGION_LAYOUT_VERSION.to_le_bytes()),
+        (12, &(size_of::<Slot>() as u32).to_le_bytes()),
+        (16, &(REGION_FILE_SIZE as u64).to_le_bytes()),
+        (24, &(SLOT_COUNT as u32).to_le_bytes()),
+        (28, &(offset_of!(Region, slots) as u32).to_le_bytes()),
+    ];
+    for (at, value) in fields {
+        if let Some(target) = out.get_mut(at..at + value.len()) {
+            target.copy_from_slice(value);
+        }
+    }
+    out
+}
+
+/// Checks the first bytes and the size of a region's file, before it is mapped or read further.
+pub fn check(file_size: usize, head: &[u8]) -> Result<(), RegionError> {
+    if file_size != REGION_FILE_SIZE {
+        return Err(RegionError::Size(file_size));
+    }
+    if u64_at(head, 0) != Some(MAGIC) {
+        return Err(RegionError::Magic);
+    }
+    let version = u64_at(head, 8).unwrap_or_default() as u32;
+    if version != REGION_LAYOUT_VERSION {
+        return Err(RegionError::Version(version));
+    }
+    if head.get(..INITIAL_HEADER_SIZE) != Some(initial_header().as_slice()) {
+        return Err(RegionError::Header);
+    }
+    Ok(())
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_le_bytes)
+}
+
+/// Reads usage out of a snapshot of the region's bytes, for metrics. Numbers of a region that is in use are
+/// each right for themselves, and may be a moment apart.
+#[derive(Clone, Copy)]
+pub struct RegionView<'a> {
+    bytes: &'a [u8],
+}
+
+/// One process as a [`RegionView`] shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessUsage {
+    /// Index of the slot.
+    pub slot: usize,
+    /// Pid in the process's own pid namespace.
+    pub pid: u32,
+    /// Pid in the node's namespace, if the agent has found it.
+    pub host_pid: Option<u32>,
+    /// Everything charged to the process.
+    pub charged_bytes: u64,
+    /// The part of it that is no allocation.
+    pub overhead_bytes: u64,
+    /// Whether the process was found dead and its bytes wait to be taken back.
+    pub dead: bool,
+}
+
+impl<'a> RegionView<'a> {
+    /// Takes the whole content of a region's file.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, RegionError> {
+        check(bytes.len(), bytes)?;
+        Ok(Self { bytes })
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        u64_at(self.bytes, at).unwrap_or_default()
+    }
+
+    /// Bytes charged by all processes, dead ones included until their bytes are taken back.
+    pub fn total_bytes(&self) -> u64 {
+        self.word(offset_of!(Header, total))
+    }
+
+    /// Highest total so far.
+    pub fn peak_bytes(&self) -> u64 {
+        self.word(offset_of!(Header, peak_bytes))
+    }
+
+    /// Allocations refused because of the quota so far.
+    pub fn refused(&self) -> u64 {
+        self.word(offset_of!(Header, refused))
+    }
+
+    /// Processes that died with bytes charged so far.
+    pub fn reaped(&self) -> u64 {
+        self.word(offset_of!(Header, reaped))
+    }
+
+    /// Bits of [`audit`].
+    pub fn audit(&self) -> u64 {
+        self.word(offset_of!(Header, audit))
+    }
+
+    /// The processes that hold a slot.
+    pub fn processes(&self) -> impl Iterator<Item = ProcessUsage> + 'a {
+        let view = *self;
+        (0..SLOT_COUNT).filter_map(move |slot| {
+            let base = offset_of!(Region, slots) + slot * size_of::<Slot>();
+            let state = SlotState::of(view.word(base + offset_of!(Slot, state)))?;
+            if state == SlotState::Free {
+                return None;
+            }
+            let pids = view.word(base + offset_of!(Slot, pid));
+            Some(ProcessUsage {
+                slot,
+                pid: pids as u32,
+                host_pid: Some((pids >> 32) as u32).filter(|pid| *pid != 0),
+                charged_bytes: view.word(base + offset_of!(Slot, charged)),
+                overhead_bytes: view.word(base + offset_of!(Slot, overhead_bytes)),
+                dead: state == SlotState::Dead,
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fresh() -> Vec<u8> {
+        let mut bytes = vec![0; REGION_FILE_SIZE];
+        bytes[..INITIAL_HEADER_SIZE].copy_from_slice(&initial_header());
+        bytes
+    }
+
+    #[test]
+    fn a_fresh_region_is_empty() {
+        let bytes = fresh();
+        let view = RegionView::parse(&bytes).unwrap();
+        assert_eq!((view.total_bytes(), view.peak_bytes(), view.refused(), view.reaped()), (0, 0, 0, 0));
+        assert_eq!(view.processes().count(), 0);
+    }
+
+    #[test]
+    fn a_region_of_another_size_version_or_kind_is_refused() {
+        let bytes = fresh();
+        let parse = |bytes: &[u8]| RegionView::parse(bytes).err();
+        assert_eq!(parse(&bytes[1..]), Some(RegionError::Size(REGION_FILE_SIZE - 1)));
+        let changed = |at: usize| {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= 2;
+            parse(&bytes)
+        };
+        assert_eq!(changed(0), Some(RegionError::Magic));
+        assert_eq!(changed(8), Some(RegionError::Version(3)));
+        assert_eq!(changed(24), Some(RegionError::Header));
+    }
+
+    #[test]
+    fn processes_show_what_their_slots_hold() {
+        let mut bytes = fresh();
+        let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        let base = 4096 + 256 * 5;
+        put(base, 1 << 30);
+        put(base + 32, SlotState::Live.word(9));
+        put(base + 40, 77 << 32 | 12);
+        put(base + 64, 1 << 20);
+        put(4096 + 256 * 6 + 32, SlotState::Dead.word(1));
+        put(64, 1 << 30);
+        let view = RegionView::parse(&bytes).unwrap();
+        let all: Vec<_> = view.processes().collect();
+        assert_eq!(
+            all[0],
+            ProcessUsage {
+                slot: 5,
+                pid: 12,
+                host_pid: Some(77),
+                charged_bytes: 1 << 30,
+                overhead_bytes: 1 << 20,
+                dead: false
+            }
+        );
+        assert_eq!((all[1].slot, all[1].dead, all.len()), (6, true, 2));
+        assert_eq!(view.total_bytes(), 1 << 30);
+    }
+}
