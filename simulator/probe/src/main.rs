@@ -1,0 +1,138 @@
+//! `cuda-probe`: a CUDA program against the driver API, as a tenant would write one. For each device
+//! it sees it allocates until CUDA refuses, says how much it got, and frees everything.
+//!
+//! It knows nothing of limits, simulators or Kubernetes: it loads `libcuda.so.1` like any program and
+//! runs on real GPUs as well. One line of JSON per run on stdout; exit 1 with a reason when CUDA does
+//! not start.
+//!
+//! `--hold` keeps the process (with its CUDA contexts) after the report, as a service would stay;
+//! `--occupy BYTES` keeps that much memory of each device meanwhile.
+
+mod cuda;
+
+use cuda::{Cuda, CudaError};
+use serde::Serialize;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Largest single allocation tried.
+const FIRST_CHUNK: u64 = 1 << 30;
+/// Smallest: the granularity at which drivers hand out memory.
+const LAST_CHUNK: u64 = 2 << 20;
+
+/// What the program found.
+#[derive(Debug, Serialize)]
+struct Report {
+    devices: Vec<DeviceReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// One device.
+#[derive(Debug, Serialize)]
+struct DeviceReport {
+    ordinal: i32,
+    name: String,
+    uuid: String,
+    /// `cuDeviceTotalMem`.
+    total_bytes: u64,
+    /// `cuMemGetInfo` before anything was allocated.
+    free_bytes: u64,
+    /// Allocated when CUDA refused more.
+    allocated_bytes: u64,
+    /// How CUDA refused: 2 is CUDA_ERROR_OUT_OF_MEMORY.
+    refused_with: i32,
+}
+
+fn main() -> ExitCode {
+    let mut hold = false;
+    let mut occupy = 0u64;
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        match (arg.as_str(), arg.strip_prefix("--occupy=")) {
+            ("--hold", _) => hold = true,
+            ("--occupy", _) => match args.next().and_then(|v| v.parse().ok()) {
+                Some(bytes) => occupy = bytes,
+                None => return usage("--occupy wants a number of bytes"),
+            },
+            (_, Some(value)) => match value.parse() {
+                Ok(bytes) => occupy = bytes,
+                Err(_) => return usage("--occupy wants a number of bytes"),
+            },
+            _ => return usage(&format!("unknown argument {arg:?}")),
+        }
+    }
+    let (cuda, report) = match Cuda::load() {
+        Ok(cuda) => {
+            let report = probe(&cuda, occupy);
+            (Some(cuda), report)
+        }
+        Err(error) => (None, Report { devices: Vec::new(), error: Some(error.to_string()) }),
+    };
+    let failed = report.error.is_some();
+    let line = serde_json::to_string(&report).unwrap_or_default();
+    let mut out = std::io::stdout();
+    if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+        return ExitCode::FAILURE;
+    }
+    if failed {
+        return ExitCode::FAILURE;
+    }
+    if hold {
+        loop {
+            std::thread::park();
+        }
+    }
+    drop(cuda);
+    ExitCode::SUCCESS
+}
+
+fn usage(reason: &str) -> ExitCode {
+    eprintln!("cuda-probe: {reason}\nusage: cuda-probe [--hold] [--occupy BYTES]");
+    ExitCode::from(2)
+}
+
+fn probe(cuda: &Cuda, occupy: u64) -> Report {
+    let mut devices = Vec::new();
+    let result = cuda.device_count().and_then(|count| {
+        for ordinal in 0..count {
+            devices.push(probe_device(cuda, ordinal, occupy)?);
+        }
+        Ok(())
+    });
+    Report { devices, error: result.err().map(|error| error.to_string()) }
+}
+
+fn probe_device(cuda: &Cuda, ordinal: i32, occupy: u64) -> Result<DeviceReport, CudaError> {
+    let device = cuda.device(ordinal)?;
+    cuda.make_current(device)?;
+    let (free_bytes, _) = cuda.memory_info()?;
+    let mut held = Vec::new();
+    let mut allocated_bytes = 0u64;
+    let mut chunk = FIRST_CHUNK;
+    let refused_with = loop {
+        match cuda.allocate(chunk) {
+            Ok(pointer) => {
+                held.push(pointer);
+                allocated_bytes = allocated_bytes.saturating_add(chunk);
+            }
+            Err(_) if chunk > LAST_CHUNK => chunk /= 2,
+            Err(error) => break error.code(),
+        }
+    };
+    for pointer in held {
+        cuda.free(pointer)?;
+    }
+    if occupy > 0 {
+        cuda.allocate(occupy)?;
+    }
+    Ok(DeviceReport {
+        ordinal,
+        name: cuda.name(device)?,
+        uuid: cuda.uuid(device)?,
+        total_bytes: cuda.total_memory(device)?,
+        free_bytes,
+        allocated_bytes,
+        refused_with,
+    })
+}
