@@ -1,0 +1,52 @@
+# Aliquot's tasks. `make demo` and `make test` need Rust and nothing else installed by hand; the tests
+# against a real Kubernetes also need Linux, root and Go, and say so when they are skipped.
+
+SHELL := /usr/bin/env bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: help
+help: ## This list.
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: demo
+demo: build ## The whole line on this machine: no GPU, no cluster, no root.
+	@$(TARGET)/debug/aliquot demo $(DEMO_ARGS)
+
+.PHONY: build
+build: build-hook ## Everything that the demo and the tests run.
+	@cargo build --workspace --exclude aliquot-preload --exclude aliquot-core
+
+.PHONY: build-hook
+build-hook: ## The limiter's two files, which need a profile of their own.
+	@cargo build --profile hook -p aliquot-preload -p aliquot-core
+
+.PHONY: test
+test: ## All tests; those on a real Kubernetes where one can run.
+	@tools/test
+
+.PHONY: e2e
+e2e: build ## The tests on a real Kubernetes only (Linux, root, Go).
+	@tools/test-cluster
+
+.PHONY: bench
+bench: build ## Benchmarks, as tables and target/bench/*.json.
+	@tools/bench
+
+.PHONY: lint
+lint: ## Formatting, clippy, licences and advisories, generated files.
+	@tools/lint
+
+.PHONY: generate
+generate: ## Rendered manifests and derived tables.
+	@tools/generate
+
+.PHONY: cluster
+cluster: build ## A real single-node Kubernetes with simulated GPUs, left running; prints its kubeconfig.
+	@tools/cluster-up
+
+.PHONY: clean
+clean: ## Stops the cluster and removes what was built.
+	@e2e/cluster/down || true
+	@cargo clean
