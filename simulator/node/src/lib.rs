@@ -1,1 +1,38 @@
 //! A node of simulated GPUs: board tables, MIG life, memory accounting and faults in one shared file.
+//!
+//! A *node directory* holds `node.json` (what the node is made of), `state` (what changes; mapped and
+//! shared by every process of the node), `procs` (signs of life of those processes) and `root`, a driver
+//! root as a real node has it. [`create`] makes one, [`Node::open`] joins it, [`reboot`] loses what a
+//! reboot loses. The stand-ins for `libnvidia-ml.so.1` and `libcuda.so.1` are built on this crate.
+//!
+//! This crate is linked into libraries that are loaded into arbitrary processes: it starts no threads,
+//! prints nothing, and holds no lock outside a call.
+//!
+//! Start reading at [`node`], then [`memory`] and [`mig`].
+
+pub mod board;
+pub mod compute;
+pub mod error;
+pub mod events;
+pub mod faults;
+pub mod layout;
+mod life;
+mod map;
+pub mod memory;
+pub mod mig;
+pub mod node;
+mod root;
+pub mod spec;
+pub mod tables;
+
+pub use board::{Architecture, Board, CiProfile, Engines, GiProfile};
+pub use error::NodeError;
+pub use events::Event;
+pub use faults::{Fault, FaultRule};
+pub use life::{GpuSettings, create, reboot};
+pub use map::now_ns;
+pub use memory::{MemoryInfo, ProcessUse, SharedMemory};
+pub use mig::{Activation, CiInfo, GiInfo, MigDevice, MigMode};
+pub use node::{DEFAULT_DIR, Node, Pool};
+pub use spec::{Gpu, GpuSpec, NodeSpec, ProcessView, ci_capability_minor, gi_capability_minor};
+pub use tables::{BOARDS, board};

@@ -1,0 +1,199 @@
+//! Making a node, rebooting it, and the settings that an administrator changes while it runs.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::error::NodeError;
+use crate::layout::{GpuState, MAGIC, STATE_FILE_BYTES};
+use crate::memory::{clear_slot, pid_namespace};
+use crate::mig::clear_instances;
+use crate::node::{Node, write_text};
+use crate::root;
+use crate::spec::{NodeSpec, ProcessView, uuid_of};
+
+/// The settings of a GPU that NVML reads and writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuSettings {
+    /// NVML compute mode.
+    pub compute_mode: u32,
+    /// Persistence mode.
+    pub persistence: bool,
+    /// Time-slice setting: 0 default, 1 short, 2 medium, 3 long.
+    pub timeslice: u32,
+    /// Whether it has fallen off the bus.
+    pub lost: bool,
+    /// Corrected ECC errors since boot.
+    pub ecc_corrected: u64,
+    /// Uncorrected ECC errors since boot.
+    pub ecc_uncorrected: u64,
+}
+
+/// Makes a node in `dir` and opens it. What was there before is replaced.
+pub fn create(dir: &Path, spec: &NodeSpec) -> Result<Node, NodeError> {
+    let gpus = spec.resolve()?;
+    let io = |what, path: &Path| {
+        let path = path.to_owned();
+        move |source| NodeError::Io { what, path, source }
+    };
+    fs::create_dir_all(dir).map_err(io("could not create", dir))?;
+    let text = serde_json::to_string_pretty(spec).map_err(|e| NodeError::Spec(e.to_string()))?;
+    // Each file is made aside and renamed, so that a process of an earlier node keeps its own mapping.
+    let put = |name: &str, fill: &dyn Fn(&Path) -> std::io::Result<()>, mode: u32| {
+        let (path, aside) = (dir.join(name), dir.join(format!(".{name}.new")));
+        let _ = fs::remove_file(&aside);
+        fill(&aside)
+            .and_then(|()| fs::set_permissions(&aside, fs::Permissions::from_mode(mode)))
+            .and_then(|()| fs::rename(&aside, &path))
+            .map_err(io("could not write", &path))
+    };
+    put("procs", &|p| fs::write(p, ""), 0o666)?;
+    put(
+        "state",
+        &|p| {
+            let file = fs::File::create(p)?;
+            file.set_len(STATE_FILE_BYTES as u64)?;
+            use std::os::unix::fs::FileExt;
+            file.write_all_at(&MAGIC.to_ne_bytes(), 0)
+        },
+        0o666,
+    )?;
+    put("node.json", &|p| fs::write(p, text.as_bytes()), 0o644)?;
+    root::lay_out(dir, spec, &gpus)?;
+    let node = Node::open(dir)?;
+    {
+        let mut state = node.lock()?;
+        state.host_pid_namespace = pid_namespace();
+        state.reap_delay_ns = spec.reap_delay_ms.saturating_mul(1_000_000);
+        state.process_view = view_number(spec.process_view);
+        state.deny_mig_in_containers = u32::from(spec.deny_mig_in_containers);
+        for (gpu, slot) in gpus.iter().zip(state.gpus.iter_mut()) {
+            slot.mig_current = u32::from(gpu.mig_at_creation);
+            slot.mig_pending = slot.mig_current;
+            slot.persistence = 1;
+        }
+    }
+    node.start_boot()?;
+    Ok(node)
+}
+
+/// Reboots the node in `dir`: instances, processes, memory and counters go; the boot id changes.
+///
+/// Where the board keeps the MIG mode over a reboot, the pending one comes into force, else it is off.
+pub fn reboot(dir: &Path) -> Result<(), NodeError> {
+    Node::open(dir)?.reboot()
+}
+
+impl Node {
+    fn reboot(&self) -> Result<(), NodeError> {
+        {
+            let mut state = self.lock()?;
+            for index in 0..state.procs.len() {
+                clear_slot(&mut state, index);
+            }
+            for (gpu, slot) in self.gpus.iter().zip(state.gpus.iter_mut()) {
+                let keeps = self.spec.mig_survives_reboot.unwrap_or(gpu.board.mig_survives_reboot);
+                slot.mig_current = if keeps { slot.mig_pending } else { 0 };
+                slot.mig_pending = slot.mig_current;
+                slot.compute_mode = 0;
+                slot.timeslice = 0;
+                slot.lost = 0;
+                slot.ecc_corrected = 0;
+                slot.ecc_uncorrected = 0;
+                slot.busy = crate::layout::Busy::IDLE;
+                clear_instances(slot);
+            }
+            for word in self.map.compute_words() {
+                word.store(0, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+        self.start_boot()
+    }
+
+    /// Counts a boot and writes its id, for those who ask us and for those who read `/proc`.
+    fn start_boot(&self) -> Result<(), NodeError> {
+        let id = {
+            let mut state = self.lock()?;
+            state.boot += 1;
+            let id = uuid_of(&self.spec.seed, &format!("boot {}", state.boot));
+            write_text(&mut state.boot_id, &id);
+            id
+        };
+        root::write_boot_id(&self.dir, &id)
+    }
+
+    /// The settings of a GPU.
+    pub fn settings(&self, gpu: usize) -> Result<GpuSettings, NodeError> {
+        self.gpu(gpu)?;
+        let state = self.lock()?;
+        let gpu = state.gpus.get(gpu).ok_or(NodeError::NotFound("no GPU has this index"))?;
+        Ok(GpuSettings {
+            compute_mode: gpu.compute_mode,
+            persistence: gpu.persistence == 1,
+            timeslice: gpu.timeslice,
+            lost: gpu.lost == 1,
+            ecc_corrected: gpu.ecc_corrected,
+            ecc_uncorrected: gpu.ecc_uncorrected,
+        })
+    }
+
+    /// Sets NVML's compute mode (0 default, 2 prohibited, 3 exclusive process).
+    pub fn set_compute_mode(&self, gpu: usize, mode: u32) -> Result<(), NodeError> {
+        self.update_gpu(gpu, |g| g.compute_mode = mode)
+    }
+
+    /// Sets persistence mode.
+    pub fn set_persistence(&self, gpu: usize, on: bool) -> Result<(), NodeError> {
+        self.update_gpu(gpu, |g| g.persistence = u32::from(on))
+    }
+
+    /// Sets the time-slice (0 default, 1 short, 2 medium, 3 long).
+    pub fn set_timeslice(&self, gpu: usize, timeslice: u32) -> Result<(), NodeError> {
+        self.update_gpu(gpu, |g| g.timeslice = timeslice)
+    }
+
+    /// How NVML names processes now.
+    pub fn process_view(&self) -> Result<ProcessView, NodeError> {
+        Ok(match self.lock()?.process_view {
+            1 => ProcessView::Own,
+            2 => ProcessView::Empty,
+            3 => ProcessView::NotAvailable,
+            _ => ProcessView::Host,
+        })
+    }
+
+    /// Changes how NVML names processes.
+    pub fn set_process_view(&self, view: ProcessView) -> Result<(), NodeError> {
+        self.lock()?.process_view = view_number(view);
+        Ok(())
+    }
+
+    /// Changes how long a killed process's memory stays in use.
+    pub fn set_reap_delay(&self, delay: Duration) -> Result<(), NodeError> {
+        self.lock()?.reap_delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
+        Ok(())
+    }
+
+    /// Changes whether MIG management is refused outside the creator's pid namespace.
+    pub fn set_deny_mig_in_containers(&self, deny: bool) -> Result<(), NodeError> {
+        self.lock()?.deny_mig_in_containers = u32::from(deny);
+        Ok(())
+    }
+
+    pub(crate) fn update_gpu(&self, gpu: usize, change: impl FnOnce(&mut GpuState)) -> Result<(), NodeError> {
+        self.gpu(gpu)?;
+        let mut state = self.lock()?;
+        change(state.gpus.get_mut(gpu).ok_or(NodeError::NotFound("no GPU has this index"))?);
+        Ok(())
+    }
+}
+
+fn view_number(view: ProcessView) -> u32 {
+    match view {
+        ProcessView::Host => 0,
+        ProcessView::Own => 1,
+        ProcessView::Empty => 2,
+        ProcessView::NotAvailable => 3,
+    }
+}

@@ -1,0 +1,174 @@
+//! The driver root of a node: device nodes, libraries, and what `/proc` and `/sys` say about the GPUs.
+
+use std::ffi::CString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use crate::error::NodeError;
+use crate::layout::{MAX_CIS, MAX_GIS};
+use crate::spec::{Gpu, NodeSpec, ci_capability_minor, gi_capability_minor};
+
+/// Where libraries lie in the driver root.
+const LIBRARY_DIR: &str = "usr/lib/x86_64-linux-gnu";
+
+/// Writes `<dir>/root`.
+pub(crate) fn lay_out(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), NodeError> {
+    let root = dir.join("root");
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| NodeError::Io { what: "could not write", path, source }
+    };
+    if root.exists() {
+        fs::remove_dir_all(&root).map_err(failed(&root))?;
+    }
+    let layout = Layout { root: &root };
+    layout.devices(gpus).map_err(failed(&root.join("dev")))?;
+    layout.libraries(spec).map_err(failed(&root.join("usr")))?;
+    layout.proc(spec, gpus).map_err(failed(&root.join("proc")))?;
+    layout.sys(gpus).map_err(failed(&root.join("sys")))?;
+    Ok(())
+}
+
+/// Writes the boot id where the kernel shows it.
+pub(crate) fn write_boot_id(dir: &Path, id: &str) -> Result<(), NodeError> {
+    let path = dir.join("root/proc/sys/kernel/random/boot_id");
+    let write = || {
+        if let Some(parent) = path.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        fs::write(&path, format!("{id}\n"))
+    };
+    write().map_err(|source| NodeError::Io { what: "could not write", path: path.clone(), source })
+}
+
+struct Layout<'a> {
+    root: &'a Path,
+}
+
+impl Layout<'_> {
+    fn devices(&self, gpus: &[Gpu]) -> io::Result<()> {
+        let dev = self.dir("dev")?;
+        for gpu in gpus {
+            device(&dev.join(format!("nvidia{}", gpu.minor)))?;
+        }
+        for name in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"] {
+            device(&dev.join(name))?;
+        }
+        let caps = self.dir("dev/nvidia-caps")?;
+        for (minor, _) in capabilities(gpus) {
+            device(&caps.join(format!("nvidia-cap{minor}")))?;
+        }
+        Ok(())
+    }
+
+    fn libraries(&self, spec: &NodeSpec) -> io::Result<()> {
+        let lib = self.dir(LIBRARY_DIR)?;
+        for (file, name) in [(&spec.nvml_library, "libnvidia-ml.so"), (&spec.cuda_library, "libcuda.so")] {
+            let Some(file) = file else { continue };
+            // As the real packages have it: a versioned file, and the SONAME as a link to it.
+            let versioned = format!("{name}.{}", spec.driver_version);
+            fs::copy(file, lib.join(&versioned))?;
+            symlink(&versioned, lib.join(format!("{name}.1")))?;
+            symlink(format!("{name}.1"), lib.join(name))?;
+        }
+        if let Some(program) = &spec.nvidia_smi {
+            let path = self.dir("usr/bin")?.join("nvidia-smi");
+            fs::copy(program, &path)?;
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(())
+    }
+
+    fn proc(&self, spec: &NodeSpec, gpus: &[Gpu]) -> io::Result<()> {
+        let caps = self.dir("proc/driver/nvidia-caps")?;
+        let mut minors = String::new();
+        for (minor, name) in capabilities(gpus) {
+            minors.push_str(&format!("{name} {minor}\n"));
+        }
+        fs::write(caps.join("mig-minors"), minors)?;
+        let driver = self.dir("proc/driver/nvidia")?;
+        fs::write(
+            driver.join("version"),
+            format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  (simulated)\n", spec.driver_version),
+        )?;
+        fs::write(
+            self.dir("proc")?.join("devices"),
+            "Character devices:\n195 nvidia\n195 nvidiactl\n235 nvidia-caps\n510 nvidia-uvm\n\nBlock devices:\n",
+        )?;
+        for gpu in gpus {
+            let info = self.dir(&format!("proc/driver/nvidia/gpus/{}", gpu.bdf()))?;
+            fs::write(
+                info.join("information"),
+                format!(
+                    "Model: \t\t {}\nGPU UUID: \t {}\nBus Type: \t PCIe\nBus Location: \t {}\nDevice Minor: \t {}\n",
+                    gpu.board.product,
+                    gpu.uuid,
+                    gpu.bdf(),
+                    gpu.minor
+                ),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn sys(&self, gpus: &[Gpu]) -> io::Result<()> {
+        let links = self.dir("sys/bus/pci/devices")?;
+        for gpu in gpus {
+            // One root port for each GPU, so that the PCIe root can be told from the path.
+            let relative =
+                format!("devices/pci0000:{:02x}/0000:{:02x}:01.0/{}", gpu.bus - 1, gpu.bus - 1, gpu.bdf());
+            let device = self.dir(&format!("sys/{relative}"))?;
+            fs::write(device.join("numa_node"), format!("{}\n", gpu.numa_node))?;
+            fs::write(device.join("vendor"), "0x10de\n")?;
+            fs::write(device.join("device"), format!("{:#06x}\n", gpu.board.pci_device_id >> 16))?;
+            fs::write(device.join("class"), "0x030200\n")?;
+            symlink(format!("../../../{relative}"), links.join(gpu.bdf()))?;
+        }
+        Ok(())
+    }
+
+    fn dir(&self, relative: &str) -> io::Result<PathBuf> {
+        let path = self.root.join(relative);
+        fs::create_dir_all(&path)?;
+        Ok(path)
+    }
+}
+
+/// Every MIG capability of the node: minor number and name as in `mig-minors`.
+fn capabilities(gpus: &[Gpu]) -> Vec<(u32, String)> {
+    let mut all = Vec::new();
+    if gpus.iter().any(|g| g.board.has_mig()) {
+        all.push((1, "config".to_owned()));
+        all.push((2, "monitor".to_owned()));
+    }
+    for gpu in gpus.iter().filter(|g| g.board.has_mig()) {
+        for gi in (0_u32..).take(MAX_GIS) {
+            all.push((gi_capability_minor(gpu.minor, gi), format!("gpu{}/gi{gi}/access", gpu.minor)));
+            for ci in (0_u32..).take(MAX_CIS) {
+                let name = format!("gpu{}/gi{gi}/ci{ci}/access", gpu.minor);
+                all.push((ci_capability_minor(gpu.minor, gi, ci), name));
+            }
+        }
+    }
+    all
+}
+
+/// A device node: the character device 1:3 where we may make one, else a plain file.
+#[allow(unsafe_code)]
+fn device(path: &Path) -> io::Result<()> {
+    let c_path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: the path is a zero-terminated string that outlives the call.
+    let made = unsafe { libc::mknod(c_path.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(1, 3)) } == 0;
+    // In a user namespace the node can be made in some places and still not be opened.
+    if made && fs::OpenOptions::new().write(true).open(path).is_ok() {
+        return fs::set_permissions(path, fs::Permissions::from_mode(0o666));
+    }
+    if made {
+        fs::remove_file(path)?;
+    }
+    fs::write(path, "")?;
+    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
+}

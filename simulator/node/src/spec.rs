@@ -1,0 +1,309 @@
+//! What a node is made of: the content of `node.json`, and what follows from it.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::board::Board;
+use crate::error::NodeError;
+use crate::layout::{MAX_CIS, MAX_GIS, MAX_GPUS};
+use crate::tables;
+
+/// How NVML names the processes that use a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProcessView {
+    /// Pids as the host sees them, whoever asks.
+    #[default]
+    Host,
+    /// Pids as the asking process sees them; processes outside its pid namespace are not listed.
+    Own,
+    /// Always an empty list.
+    Empty,
+    /// Listed, with a used memory of `NVML_VALUE_NOT_AVAILABLE`.
+    NotAvailable,
+}
+
+/// One GPU of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct GpuSpec {
+    /// Key of a board, such as `H100-80`.
+    pub board: String,
+    /// Whether MIG mode is on when the node is created.
+    #[serde(default)]
+    pub mig: bool,
+    /// Memory to use instead of the board's, in MiB; only for boards with MIG off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// NUMA node; by default the first half of the GPUs is on 0 and the second on 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numa_node: Option<i32>,
+    /// Minor number; by default the position in the list.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+}
+
+impl GpuSpec {
+    /// A GPU of this board with MIG off.
+    pub fn new(board: impl Into<String>) -> Self {
+        Self { board: board.into(), mig: false, memory_mib: None, numa_node: None, minor: None }
+    }
+
+    /// The same with MIG mode on.
+    pub fn with_mig(mut self) -> Self {
+        self.mig = true;
+        self
+    }
+}
+
+/// Everything that [`crate::create`] needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct NodeSpec {
+    /// Source of all UUIDs and serial numbers: equal seeds give equal ones.
+    #[serde(default = "default_seed")]
+    pub seed: String,
+    /// The GPUs, in the order of their PCI addresses.
+    pub gpus: Vec<GpuSpec>,
+    /// Driver version.
+    #[serde(default = "default_driver_version")]
+    pub driver_version: String,
+    /// CUDA version of the driver as `cuDriverGetVersion` has it (13000 is 13.0).
+    #[serde(default = "default_cuda_version")]
+    pub cuda_version: i32,
+    /// How long a killed process's memory stays in use, in milliseconds.
+    #[serde(default)]
+    pub reap_delay_ms: u64,
+    /// How NVML names processes.
+    #[serde(default)]
+    pub process_view: ProcessView,
+    /// Whether MIG management is refused (`NO_PERMISSION`) outside the pid namespace that created the node.
+    #[serde(default)]
+    pub deny_mig_in_containers: bool,
+    /// Overrides, for all GPUs, whether the MIG mode outlives a reboot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig_survives_reboot: Option<bool>,
+    /// Library files to copy into the driver root: the built `libnvidia-ml.so.1` stand-in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvml_library: Option<PathBuf>,
+    /// The built `libcuda.so.1` stand-in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cuda_library: Option<PathBuf>,
+    /// A program to install as `nvidia-smi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvidia_smi: Option<PathBuf>,
+}
+
+fn default_seed() -> String {
+    "aliquot".to_owned()
+}
+
+fn default_driver_version() -> String {
+    "580.95.05".to_owned()
+}
+
+const fn default_cuda_version() -> i32 {
+    13000
+}
+
+impl NodeSpec {
+    /// A node of these boards, with every other setting at its default.
+    pub fn new<S: Into<String>>(boards: impl IntoIterator<Item = S>) -> Self {
+        Self {
+            seed: default_seed(),
+            gpus: boards.into_iter().map(GpuSpec::new).collect(),
+            driver_version: default_driver_version(),
+            cuda_version: default_cuda_version(),
+            reap_delay_ms: 0,
+            process_view: ProcessView::default(),
+            deny_mig_in_containers: false,
+            mig_survives_reboot: None,
+            nvml_library: None,
+            cuda_library: None,
+            nvidia_smi: None,
+        }
+    }
+
+    /// The same with another seed.
+    pub fn with_seed(mut self, seed: impl Into<String>) -> Self {
+        self.seed = seed.into();
+        self
+    }
+
+    /// The GPUs with everything that follows from the specification.
+    pub fn resolve(&self) -> Result<Vec<Gpu>, NodeError> {
+        if self.gpus.is_empty() || self.gpus.len() > MAX_GPUS {
+            return Err(NodeError::Spec(format!("a node has 1 to {MAX_GPUS} GPUs, not {}", self.gpus.len())));
+        }
+        let half = self.gpus.len().div_ceil(2);
+        let mut gpus = Vec::with_capacity(self.gpus.len());
+        for (index, spec) in self.gpus.iter().enumerate() {
+            let board = tables::board(&spec.board).ok_or_else(|| {
+                let known: Vec<_> = tables::BOARDS.iter().map(|b| b.key).collect();
+                NodeError::Spec(format!(
+                    "GPU {index}: no board {:?}; known are {}",
+                    spec.board,
+                    known.join(", ")
+                ))
+            })?;
+            if spec.mig && !board.has_mig() {
+                return Err(NodeError::Spec(format!("GPU {index}: {} has no MIG", board.key)));
+            }
+            if spec.memory_mib.is_some() && board.has_mig() {
+                return Err(NodeError::Spec(format!(
+                    "GPU {index}: memoryMib cannot be set on {}, its MIG table fixes the memory",
+                    board.key
+                )));
+            }
+            let ordinal = u32::try_from(index).unwrap_or(u32::MAX);
+            let minor = spec.minor.unwrap_or(ordinal);
+            if gpus.iter().any(|g: &Gpu| g.minor == minor) {
+                return Err(NodeError::Spec(format!("GPU {index}: minor number {minor} is taken")));
+            }
+            gpus.push(Gpu {
+                index,
+                minor,
+                board,
+                uuid: format!("GPU-{}", uuid_of(&self.seed, &format!("gpu {minor}"))),
+                // Two buses apart, as on HGX boards: 0x0f, 0x2f, 0x4f …
+                bus: 0x0f + ordinal * 0x10,
+                serial: format!(
+                    "16{:011}",
+                    hash(&[&self.seed, &format!("serial {minor}")]) % 100_000_000_000
+                ),
+                numa_node: spec.numa_node.unwrap_or(i32::from(index >= half)),
+                memory_mib: spec.memory_mib.unwrap_or(board.memory_mib),
+                mig_at_creation: spec.mig,
+            });
+        }
+        Ok(gpus)
+    }
+
+    /// UUID of the MIG device that a compute instance is.
+    pub fn mig_uuid(&self, minor: u32, gi: u32, ci: u32) -> String {
+        format!("MIG-{}", uuid_of(&self.seed, &format!("mig {minor} {gi} {ci}")))
+    }
+}
+
+/// One GPU of an open node: its board and its names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gpu {
+    /// Position on the node, NVML's index.
+    pub index: usize,
+    /// Minor number of its device node.
+    pub minor: u32,
+    /// Its board.
+    pub board: &'static Board,
+    /// `GPU-…`.
+    pub uuid: String,
+    /// PCI bus number; domain, device and function are 0.
+    pub bus: u32,
+    /// Serial number of the board.
+    pub serial: String,
+    /// NUMA node of its PCI slot.
+    pub numa_node: i32,
+    /// Total memory in MiB.
+    pub memory_mib: u64,
+    /// MIG mode that the node was created with.
+    pub mig_at_creation: bool,
+}
+
+impl Gpu {
+    /// PCI address as the kernel writes it, `0000:0f:00.0`.
+    pub fn bdf(&self) -> String {
+        format!("0000:{:02x}:00.0", self.bus)
+    }
+
+    /// PCI address as NVML writes it, `00000000:0F:00.0`.
+    pub fn nvml_bus_id(&self) -> String {
+        format!("00000000:{:02X}:00.0", self.bus)
+    }
+
+    /// Total memory in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_mib * crate::board::MIB
+    }
+}
+
+/// Minor number of the capability node of a GPU instance, by NVIDIA's numbering.
+///
+/// 1 is `config`, 2 is `monitor`; from 3 on every GPU has 15 GPU instances, each followed by its 8
+/// compute instances.
+pub fn gi_capability_minor(gpu_minor: u32, gi: u32) -> u32 {
+    let (gis, cis) = (u32::try_from(MAX_GIS).unwrap_or(15), u32::try_from(MAX_CIS).unwrap_or(8));
+    3 + gpu_minor * gis * (cis + 1) + gi * (cis + 1)
+}
+
+/// Minor number of the capability node of a compute instance.
+pub fn ci_capability_minor(gpu_minor: u32, gi: u32, ci: u32) -> u32 {
+    gi_capability_minor(gpu_minor, gi) + 1 + ci
+}
+
+fn hash(parts: &[&str]) -> u64 {
+    // FNV-1a, then a finaliser, so that near inputs end far apart. Not for secrets.
+    let mut h: u64 = 0xcbf2_9ce4_8422_2325;
+    for part in parts {
+        for byte in part.bytes().chain([0]) {
+            h = (h ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    h ^= h >> 33;
+    h = h.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    h ^ (h >> 33)
+}
+
+pub(crate) fn uuid_of(seed: &str, what: &str) -> String {
+    // Version 5 (name-based) and the RFC variant, as the driver's own MIG UUIDs are.
+    let high = (hash(&[seed, what, "high"]) & !0xf000) | 0x5000;
+    let low = (hash(&[seed, what, "low"]) & !(0xc << 60)) | (0x8 << 60);
+    format!(
+        "{:08x}-{:04x}-{:04x}-{:04x}-{:012x}",
+        high >> 32,
+        (high >> 16) & 0xffff,
+        high & 0xffff,
+        low >> 48,
+        low & 0xffff_ffff_ffff
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capability_minors_follow_nvidias_numbering() {
+        assert_eq!(gi_capability_minor(0, 0), 3);
+        assert_eq!(ci_capability_minor(0, 0, 0), 4);
+        assert_eq!(gi_capability_minor(0, 1), 12);
+        assert_eq!(ci_capability_minor(0, 14, 7), 137);
+        assert_eq!(gi_capability_minor(1, 0), 138);
+    }
+
+    #[test]
+    fn uuids_differ_by_seed_and_subject_and_are_stable() {
+        let a = NodeSpec::new(["A30"]).with_seed("a");
+        let b = NodeSpec::new(["A30"]).with_seed("b");
+        assert_eq!(a.mig_uuid(0, 1, 0), a.mig_uuid(0, 1, 0));
+        assert_ne!(a.mig_uuid(0, 1, 0), b.mig_uuid(0, 1, 0));
+        assert_ne!(a.mig_uuid(0, 1, 0), a.mig_uuid(0, 1, 1));
+        assert_ne!(a.mig_uuid(1, 1, 0), a.mig_uuid(0, 1, 1));
+        assert_eq!(a.mig_uuid(0, 1, 0).len(), 40);
+    }
+
+    #[test]
+    fn a_board_that_does_not_exist_is_named() {
+        let error = NodeSpec::new(["H101"]).resolve().unwrap_err();
+        assert!(error.to_string().contains("H101"), "{error}");
+        assert!(error.to_string().contains("H100-80"), "{error}");
+    }
+
+    #[test]
+    fn mig_on_a_board_without_mig_is_refused() {
+        let mut spec = NodeSpec::new(["T4"]);
+        spec.gpus[0].mig = true;
+        assert!(spec.resolve().is_err());
+    }
+}
