@@ -268,5 +268,5 @@ pub struct State {
 const _: () = {
     assert!(size_of::<State>() <= COMPUTE_OFFSET);
     assert!(align_of::<State>() == 8);
-    assert!(COMPUTE_OFFSET % 4096 == 0);
+    assert!(COMPUTE_OFFSET.is_multiple_of(4096));
 };

@@ -236,11 +236,8 @@ impl Node {
             let holder = state.slot_holder(index).map_err(NodeError::Lock)?;
             let Some(slot) = state.procs.get_mut(index) else { continue };
             match holder {
-                Some(pid) => {
-                    if on_host && pid > 0 {
-                        slot.host_pid = pid;
-                    }
-                }
+                Some(pid) if on_host && pid > 0 => slot.host_pid = pid,
+                Some(_) => {}
                 None if slot.dead_since_ns == 0 && delay > 0 => slot.dead_since_ns = now,
                 None if now.saturating_sub(slot.dead_since_ns) >= delay => clear_slot(state, index),
                 None => {}

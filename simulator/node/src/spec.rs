@@ -172,7 +172,7 @@ impl NodeSpec {
                     "16{:011}",
                     hash(&[&self.seed, &format!("serial {minor}")]) % 100_000_000_000
                 ),
-                numa_node: spec.numa_node.unwrap_or(i32::from(index >= half)),
+                numa_node: spec.numa_node.unwrap_or_else(|| i32::from(index >= half)),
                 memory_mib: spec.memory_mib.unwrap_or(board.memory_mib),
                 mig_at_creation: spec.mig,
             });
