@@ -1,1 +1,6 @@
 //! The cluster brain: allocates ResourceClaims of our driver, one writer, many pure decisions.
+
+#![forbid(unsafe_code)]
+
+pub mod quantity;
+pub mod selector;

@@ -1,1 +1,2 @@
+//! The controller's binary.
 fn main() {}

@@ -1,0 +1,91 @@
+//! Whether an expression can be true for some device of a driver, attributes unknown.
+//!
+//! Logic of three values: what touches attributes of the driver's own or of Kubernetes' domain is
+//! unknown; attributes of other domains are known not to exist on the driver's devices.
+
+use super::environment::Environment;
+use super::rewrite::{children, device_domain, device_field, is_device, literal_text};
+use super::{DeviceFacts, rewrite};
+use cel::common::ast::{Expr, IdedExpr, operators};
+
+const STANDARD_DOMAIN: &str = "resource.kubernetes.io";
+
+pub(super) fn may_be_true(expression: &IdedExpr, driver: &str, environment: &Environment) -> bool {
+    [false, true].into_iter().any(|shareable| {
+        let facts = DeviceFacts { driver, shareable, ..DeviceFacts::default() };
+        evaluate(expression, &facts, environment) != Some(false)
+    })
+}
+
+fn evaluate(expression: &IdedExpr, facts: &DeviceFacts<'_>, environment: &Environment) -> Option<bool> {
+    let Expr::Call(call) = &expression.expr else { return leaf(expression, facts, environment) };
+    if call.target.is_some() {
+        return leaf(expression, facts, environment);
+    }
+    let part = |part: &IdedExpr| evaluate(part, facts, environment);
+    match (call.func_name.as_str(), call.args.as_slice()) {
+        (operators::LOGICAL_AND, [left, right]) => match (part(left), part(right)) {
+            (Some(false), _) | (_, Some(false)) => Some(false),
+            (Some(true), Some(true)) => Some(true),
+            _ => None,
+        },
+        (operators::LOGICAL_OR, [left, right]) => match (part(left), part(right)) {
+            (Some(true), _) | (_, Some(true)) => Some(true),
+            (Some(false), Some(false)) => Some(false),
+            _ => None,
+        },
+        (operators::LOGICAL_NOT, [inner]) => part(inner).map(|known| !known),
+        (operators::CONDITIONAL, [condition, yes, no]) => match part(condition) {
+            Some(true) => part(yes),
+            Some(false) => part(no),
+            None => {
+                let (yes, no) = (part(yes), part(no));
+                if yes == no { yes } else { None }
+            }
+        },
+        (operators::IN, [domain, domains])
+            if rewrite::device_field(domains) == Some("attributes")
+                && literal_text(domain).is_some_and(|domain| !known(domain, facts.driver)) =>
+        {
+            Some(false)
+        }
+        _ => leaf(expression, facts, environment),
+    }
+}
+
+/// Whether the driver's devices can have attributes of the domain.
+fn known(domain: &str, driver: &str) -> bool {
+    domain == driver || domain == STANDARD_DOMAIN
+}
+
+/// An error is unknown too: it stops the claim, and the claim must hear of it from us.
+fn leaf(expression: &IdedExpr, facts: &DeviceFacts<'_>, environment: &Environment) -> Option<bool> {
+    if touches_unknown(expression, facts.driver) {
+        return None;
+    }
+    let value = if mentions_device(expression) {
+        environment.evaluate(expression, facts)
+    } else {
+        environment.constant(expression)
+    };
+    match value {
+        Ok(cel::Value::Bool(value)) => Some(value),
+        _ => None,
+    }
+}
+
+fn mentions_device(expression: &IdedExpr) -> bool {
+    is_device(expression) || children(expression).into_iter().any(mentions_device)
+}
+
+fn touches_unknown(expression: &IdedExpr, driver: &str) -> bool {
+    if let Some((_, domain)) = device_domain(expression) {
+        return known(domain, driver);
+    }
+    match device_field(expression) {
+        Some("driver" | "allowMultipleAllocations") => false,
+        Some(_) => true,
+        None if is_device(expression) => true,
+        None => children(expression).into_iter().any(|child| touches_unknown(child, driver)),
+    }
+}
