@@ -95,7 +95,7 @@ bin_dir() {
 }
 
 programs=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl
-    etcd containerd containerd-shim-runc-v2 ctr helm oci-image fake-nodes pause)
+    etcd containerd containerd-shim-runc-v2 ctr helm oci-image fake-nodes keys pause)
 # program -> Debian package, for what is not built here
 declare -A packages=([runc]=runc [nft]=nftables [ip]=iproute2 [busybox]=busybox-static
     [mount]=mount [flock]=util-linux)
