@@ -1,0 +1,19 @@
+//! Link arguments of the stub: no start files, so no INIT; lazy binding, so that nothing is resolved in
+//! programs that never use CUDA; and exactly libdl and libc as needed libraries, which every glibc has.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-changed=../core/src/table.rs");
+    for argument in [
+        "-nostartfiles",
+        "-nodefaultlibs",
+        "-Wl,-z,lazy",
+        "-Wl,--hash-style=gnu",
+        "-Wl,-soname,libaliquot_preload.so",
+        "-Wl,--no-as-needed",
+        "-l:libdl.so.2",
+        "-l:libc.so.6",
+    ] {
+        println!("cargo:rustc-cdylib-link-arg={argument}");
+    }
+}

@@ -1,0 +1,248 @@
+//! What a look-up answers: the loader's own answer, by a tail jump, unless the name is one of the table's
+//! and the vendor's library really has it.
+//!
+//! `RTLD_NEXT` and `RTLD_DEFAULT` depend on the return address of the caller, so the exported functions are
+//! naked: they ask [`symbol`], and then either return its answer or jump to the real function with registers
+//! and stack as the caller left them.
+
+use crate::exports;
+use crate::refuse;
+use crate::scope::{self, Loader, Owner, Vendor};
+use crate::start::{self, Dlsym, State};
+use crate::table::{COUNT, ROWS, looks_hooked};
+use core::ffi::{c_char, c_int, c_void};
+use core::ptr::null_mut;
+
+/// What the naked functions do next: jump to `jump`, or, where that is null, return `value`.
+#[repr(C)]
+pub(crate) struct Answer {
+    value: *mut c_void,
+    jump: *mut c_void,
+}
+
+impl Answer {
+    fn jump(function: Loader) -> Self {
+        Self { value: null_mut(), jump: scope::real(function) }
+    }
+
+    fn value(value: *mut c_void) -> Self {
+        Self { value, jump: null_mut() }
+    }
+}
+
+const RTLD_DEFAULT: usize = 0;
+const RTLD_NEXT: usize = usize::MAX;
+
+/// Row numbers in the order of their symbols.
+const SORTED: [u16; COUNT] = {
+    let mut order = [0_u16; COUNT];
+    let mut filled = 0;
+    while filled < COUNT {
+        let mut at = filled;
+        while at > 0 && less(ROWS[filled].symbol.as_bytes(), ROWS[order[at - 1] as usize].symbol.as_bytes()) {
+            order[at] = order[at - 1];
+            at -= 1;
+        }
+        order[at] = filled as u16;
+        filled += 1;
+    }
+    order
+};
+
+const fn less(a: &[u8], b: &[u8]) -> bool {
+    let mut i = 0;
+    while i < a.len() && i < b.len() {
+        if a[i] != b[i] {
+            return a[i] < b[i];
+        }
+        i += 1;
+    }
+    a.len() < b.len()
+}
+
+const TEXT_SIZE: usize = {
+    let (mut size, mut i) = (0, 0);
+    while i < COUNT {
+        size += ROWS[i].symbol.len();
+        i += 1;
+    }
+    size
+};
+
+/// The symbols in sorted order, end to end, and where each begins: plain data without relocations.
+static TEXT: ([u8; TEXT_SIZE], [u16; COUNT + 1], [u16; COUNT]) = {
+    let (mut text, mut starts) = ([0; TEXT_SIZE], [0; COUNT + 1]);
+    let (mut at, mut i) = (0, 0);
+    while i < COUNT {
+        let symbol = ROWS[SORTED[i] as usize].symbol.as_bytes();
+        let mut j = 0;
+        while j < symbol.len() {
+            text[at] = symbol[j];
+            at += 1;
+            j += 1;
+        }
+        starts[i + 1] = at as u16;
+        i += 1;
+    }
+    (text, starts, SORTED)
+};
+
+/// The row of exactly this symbol.
+fn row(name: &[u8]) -> Option<usize> {
+    let (text, starts, order) = &TEXT;
+    let symbol = |i: usize| text.get(usize::from(*starts.get(i)?)..usize::from(*starts.get(i + 1)?));
+    let (mut low, mut high) = (0, COUNT);
+    while low < high {
+        let middle = (low + high) / 2;
+        match symbol(middle)?.cmp(name) {
+            core::cmp::Ordering::Equal => return order.get(middle).map(|row| usize::from(*row)),
+            core::cmp::Ordering::Less => low = middle + 1,
+            core::cmp::Ordering::Greater => high = middle,
+        }
+    }
+    None
+}
+
+/// Vendor that a name could belong to, from its first letters.
+fn vendor(name: *const c_char) -> Option<Vendor> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: the caller of dlsym passes a terminated string; no byte behind its end is read.
+    unsafe {
+        match (*name as u8, *name.add(1) as u8) {
+            (b'c', b'u') => Some(Vendor::Cuda),
+            (b'n', b'v') => Some(Vendor::Nvml),
+            _ => None,
+        }
+    }
+}
+
+/// `dlsym(handle, name)` with the caller's return address.
+pub(crate) extern "C" fn symbol(handle: *mut c_void, name: *const c_char, caller: usize) -> Answer {
+    match vendor(name).and_then(|vendor| ours(handle, name, caller, vendor, Loader::Sym, None)) {
+        Some(value) => Answer::value(value),
+        None => Answer::jump(Loader::Sym),
+    }
+}
+
+/// `dlvsym(handle, name, version)`; no vendor library versions its symbols, so a version that does not exist
+/// is the only difference.
+pub(crate) extern "C" fn versioned(
+    handle: *mut c_void,
+    name: *const c_char,
+    version: *const c_char,
+    caller: usize,
+) -> Answer {
+    match vendor(name).and_then(|vendor| ours(handle, name, caller, vendor, Loader::Vsym, Some(version))) {
+        Some(value) => Answer::value(value),
+        None => Answer::jump(Loader::Vsym),
+    }
+}
+
+/// `dlopen(file, flags)`: only looked at.
+pub(crate) extern "C" fn open(_file: *const c_char, flags: c_int) -> Answer {
+    if let Some(State::Ready(core)) = start::if_started() {
+        // SAFETY: the core's function of this type, which only notes the flags.
+        unsafe { (core.opened)(flags) };
+    }
+    Answer::jump(Loader::Open)
+}
+
+/// Our answer to a look-up of a name that begins like a vendor's; `None` = the loader's own.
+fn ours(
+    handle: *mut c_void,
+    name: *const c_char,
+    caller: usize,
+    vendor: Vendor,
+    function: Loader,
+    version: Option<*const c_char>,
+) -> Option<*mut c_void> {
+    // SAFETY: the caller of dlsym passes a terminated string.
+    let text = unsafe { start::text(name) };
+    let row = row(text);
+    if row.is_none() && start::if_started().is_none() && !looks_hooked(text) {
+        return None;
+    }
+    let real = Real { function: scope::real(function), version };
+    if real.function.is_null() {
+        return None;
+    }
+    let next = || real.look_up(RTLD_NEXT as *mut c_void, name);
+    let found = match handle as usize {
+        RTLD_DEFAULT => match next() {
+            found if found.is_null() && scope::is_loaded(vendor) => exported(row),
+            found => found,
+        },
+        RTLD_NEXT => {
+            if !scope::is_loaded(vendor) {
+                return Some(next());
+            }
+            match scope::owner(caller) {
+                // The vendor's libraries see each other as they are.
+                Owner::Vendor(_) => return None,
+                _ if scope::is_before_us(caller) => return None,
+                _ => next(),
+            }
+        }
+        _ => real.look_up(handle, name),
+    };
+    if found.is_null() {
+        return Some(found);
+    }
+    match scope::owner(found as usize) {
+        Owner::Vendor(_) => {}
+        // A handle of the program itself searches the global scope, and finds our export first.
+        Owner::Stub => {
+            let behind = next();
+            if behind.is_null() && !scope::is_loaded(vendor) {
+                return Some(behind);
+            }
+            if behind.is_null() || scope::owner(behind as usize) == Owner::Other {
+                return Some(found);
+            }
+            return Some(answer(row, name, behind));
+        }
+        Owner::Other => return Some(found),
+    }
+    Some(answer(row, name, found))
+}
+
+/// Our own export of a row: what a local scope that holds the vendor's library would find through us.
+fn exported(row: Option<usize>) -> *mut c_void {
+    row.map_or(null_mut(), |row| exports::address(row).cast_mut())
+}
+
+/// The answer for a symbol that the vendor's library has at `found`.
+fn answer(row: Option<usize>, name: *const c_char, found: *mut c_void) -> *mut c_void {
+    match (start::started(), row) {
+        (State::Loading, _) => found,
+        // SAFETY: functions of the loaded core, called with a row of its table or a terminated string.
+        (State::Ready(core), Some(row)) => unsafe { (core.row)(row as u32, found) },
+        // SAFETY: as above.
+        (State::Ready(core), None) => unsafe { (core.other)(name, found) },
+        (State::Failed, row) => refuse::entry(row, name, found),
+    }
+}
+
+/// The loader's look-up function.
+struct Real {
+    function: *mut c_void,
+    version: Option<*const c_char>,
+}
+
+impl Real {
+    fn look_up(&self, handle: *mut c_void, name: *const c_char) -> *mut c_void {
+        type Dlvsym = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char) -> *mut c_void;
+        // SAFETY: the address of dlsym, or of dlvsym where there is a version; the arguments are the
+        // program's own.
+        unsafe {
+            match self.version {
+                None => core::mem::transmute::<*mut c_void, Dlsym>(self.function)(handle, name),
+                Some(version) => {
+                    core::mem::transmute::<*mut c_void, Dlvsym>(self.function)(handle, name, version)
+                }
+            }
+        }
+    }
+}
