@@ -1,1 +1,40 @@
-fn main() {}
+//! `aliquot`: the operator's command.
+//!
+//! `demo` runs the whole product on one machine without GPU, cluster or root; `uninstall` takes it out
+//! of a cluster; `install-node-files` is what the node agent's init container runs. Installed as
+//! `kubectl-aliquot` it is a kubectl plugin.
+//!
+//! Start reading at [`demo::run`].
+#![forbid(unsafe_code)]
+
+mod args;
+mod container;
+mod demo;
+mod install;
+mod uninstall;
+
+use args::{Args, Command};
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let result = match args.command {
+        // Before any thread exists: a process with threads cannot enter a user namespace.
+        Command::Container(container) => return container::run(&container),
+        Command::InstallNodeFiles(install) => install::run(&install),
+        Command::Demo(demo) => in_runtime(demo::run(demo)),
+        Command::Uninstall(uninstall) => in_runtime(uninstall::run(uninstall)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("aliquot: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn in_runtime(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+}

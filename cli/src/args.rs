@@ -1,0 +1,83 @@
+//! The command line.
+
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+
+/// GPUs for Kubernetes, by the part.
+#[derive(Debug, Parser)]
+#[command(name = "aliquot", version, about)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run the whole product on this machine: simulated GPUs, an embedded control plane, the real
+    /// controller and node agents, and real processes that meet their limits.
+    Demo(DemoArgs),
+    /// Take Aliquot out of a cluster while workloads run: afterwards nothing of ours blocks a pod or a claim.
+    Uninstall(UninstallArgs),
+    /// Put the limiter's files and the OCI hook on a node (the node agent's init container runs this).
+    InstallNodeFiles(InstallArgs),
+    /// Become a container of the demo.
+    #[command(name = "__container", hide = true)]
+    Container(ContainerArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct DemoArgs {
+    /// Manifests to apply in place of the built-in examples; repeatable.
+    #[arg(short = 'f', long = "filename", value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// A fleet in place of the built-in one: `nodes: [{name: a, gpus: [{board: H100-80, count: 8, mig: false}]}]`.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) fleet: Option<PathBuf>,
+    /// Print the result as JSON; progress goes to stderr.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Directory for sockets, logs and simulated nodes, kept afterwards. Default: a temporary one.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Do without user namespaces: mounts become links in a scratch root, the limiter comes by LD_PRELOAD.
+    #[arg(long)]
+    pub(crate) no_namespaces: bool,
+    /// Where the built programs and libraries lie. Default: beside this program.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) build_dir: Option<PathBuf>,
+    /// Where the limiter's two files lie. Default: `../hook` beside this program.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) limiter_build_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct UninstallArgs {
+    /// Namespace that Aliquot is installed in.
+    #[arg(long, default_value = "aliquot-system")]
+    pub(crate) namespace: String,
+    /// Driver name that it was installed with.
+    #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub(crate) driver_name: String,
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Do it; without this flag the command only says what it would do.
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct InstallArgs {
+    /// Directory of the files in the image.
+    #[arg(long)]
+    pub(crate) from: PathBuf,
+    /// Host directory; files go to `<to>/<version>/`.
+    #[arg(long)]
+    pub(crate) to: PathBuf,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ContainerArgs {
+    /// What to become, as JSON.
+    pub(crate) spec: PathBuf,
+}

@@ -1,0 +1,198 @@
+//! Becomes a container of the demo: the host's file system under an overlay, with the binds, device
+//! nodes and environment that a CDI runtime would have made, in a user and mount namespace of its own.
+//!
+//! Without namespaces the same edits become links in a scratch root, and the limiter, which
+//! `/etc/ld.so.preload` would have brought, comes by `LD_PRELOAD`.
+
+use crate::args::ContainerArgs;
+use anyhow::{Context, Result};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{chroot, getegid, geteuid};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+/// What to become.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct ContainerSpec {
+    /// An empty directory for the container's own files.
+    pub(crate) scratch: PathBuf,
+    /// Whether there is a namespace, or only a scratch root.
+    pub(crate) namespaces: bool,
+    /// Files and directories of the host that appear in the container.
+    pub(crate) binds: Vec<Bind>,
+    /// The whole environment.
+    pub(crate) env: BTreeMap<String, String>,
+    /// Program and arguments; the program's path is one of the container.
+    pub(crate) argv: Vec<String>,
+}
+
+/// A file or directory of the host in the container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Bind {
+    pub(crate) host: PathBuf,
+    pub(crate) container: PathBuf,
+    pub(crate) read_only: bool,
+}
+
+/// Whether this machine lets us make a container in namespaces: tries it with `true`.
+pub(crate) fn namespaces_work(program: &Path, scratch: &Path) -> bool {
+    let spec = ContainerSpec {
+        scratch: scratch.to_owned(),
+        namespaces: true,
+        binds: Vec::new(),
+        env: BTreeMap::new(),
+        argv: vec!["/bin/true".to_owned()],
+    };
+    let path = scratch.with_extension("json");
+    let written =
+        serde_json::to_vec(&spec).map_err(std::io::Error::other).and_then(|json| fs::write(&path, json));
+    written.is_ok()
+        && fs::create_dir_all(scratch).is_ok()
+        && Command::new(program).arg("__container").arg(&path).output().is_ok_and(|out| out.status.success())
+}
+
+/// Never returns if all goes well.
+pub(crate) fn run(args: &ContainerArgs) -> ExitCode {
+    let error = match become_container(&args.spec) {
+        Ok(never) => match never {},
+        Err(error) => error,
+    };
+    eprintln!("aliquot: cannot start the container of {}: {error:#}", args.spec.display());
+    ExitCode::from(127)
+}
+
+fn become_container(path: &Path) -> Result<std::convert::Infallible> {
+    let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let spec: ContainerSpec = serde_json::from_slice(&text).context("malformed container description")?;
+    if spec.namespaces {
+        enter_namespaces(&spec)?
+    } else {
+        link_scratch(&spec)?
+    }
+    let (program, arguments) = spec.argv.split_first().context("no program to run")?;
+    let error = Command::new(program).args(arguments).env_clear().envs(&spec.env).exec();
+    Err(error).with_context(|| format!("cannot run {program}"))
+}
+
+fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
+    let (uid, gid) = (geteuid(), getegid());
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+        .context("this machine allows no user namespaces")?;
+    fs::write("/proc/self/setgroups", "deny").context("cannot write setgroups")?;
+    fs::write("/proc/self/uid_map", format!("0 {uid} 1")).context("cannot map the user")?;
+    fs::write("/proc/self/gid_map", format!("0 {gid} 1")).context("cannot map the group")?;
+    let none = None::<&Path>;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .context("cannot detach from the host's mounts")?;
+    let root = overlay_root(&spec.scratch)?;
+    for dir in ["proc", "sys"] {
+        bind(&Path::new("/").join(dir), &root.join(dir), false, true)?;
+    }
+    mount(Some("tmpfs"), &root.join("dev"), Some("tmpfs"), MsFlags::empty(), none)
+        .context("cannot mount /dev")?;
+    for node in ["null", "zero", "full", "random", "urandom"] {
+        bind(&Path::new("/dev").join(node), &root.join("dev").join(node), false, false)?;
+    }
+    for entry in &spec.binds {
+        let target = inside(&root, &entry.container);
+        bind(&entry.host, &target, entry.read_only, true)?;
+    }
+    chroot(&root).context("cannot enter the container's root")?;
+    std::env::set_current_dir("/").context("cannot enter the container's root")
+}
+
+/// The host's root file system with a writable layer that lives as long as the namespace.
+fn overlay_root(scratch: &Path) -> Result<PathBuf> {
+    let none = None::<&Path>;
+    mount(Some("tmpfs"), scratch, Some("tmpfs"), MsFlags::empty(), none)
+        .context("cannot mount a scratch file system")?;
+    let part = |name: &str| -> Result<PathBuf> {
+        let path = scratch.join(name);
+        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(path)
+    };
+    let (upper, work, root) = (part("upper")?, part("work")?, part("root")?);
+    let options = format!("lowerdir=/,upperdir={},workdir={},userxattr", upper.display(), work.display());
+    mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
+        .context("cannot lay a writable layer over the host's files")?;
+    Ok(root)
+}
+
+/// The path of a container under the root, with no way out of it.
+fn inside(root: &Path, container: &Path) -> PathBuf {
+    root.join(
+        container.components().filter(|c| matches!(c, std::path::Component::Normal(_))).collect::<PathBuf>(),
+    )
+}
+
+fn bind(host: &Path, target: &Path, read_only: bool, recursive: bool) -> Result<()> {
+    let what = || format!("cannot mount {} at {}", host.display(), target.display());
+    make_target(host, target).with_context(what)?;
+    let none = None::<&Path>;
+    let recursion = if recursive { MsFlags::MS_REC } else { MsFlags::empty() };
+    mount(Some(host), target, none, MsFlags::MS_BIND | recursion, none).with_context(what)?;
+    if read_only {
+        // What the host's mount forbids must stay forbidden, or an unprivileged remount is refused.
+        let forbidden = nix::sys::statvfs::statvfs(target).map(|s| s.flags()).with_context(what)?;
+        let mut flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+        for (have, keep) in [
+            (nix::sys::statvfs::FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
+            (nix::sys::statvfs::FsFlags::ST_NODEV, MsFlags::MS_NODEV),
+            (nix::sys::statvfs::FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
+        ] {
+            if forbidden.contains(have) {
+                flags |= keep;
+            }
+        }
+        mount(none, target, none, flags, none).with_context(what)?;
+    }
+    Ok(())
+}
+
+/// A file or directory, like the host's, to mount over.
+fn make_target(host: &Path, target: &Path) -> std::io::Result<()> {
+    if host.is_dir() {
+        return fs::create_dir_all(target);
+    }
+    if let Some(parent) = target.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match fs::symlink_metadata(target) {
+        // A mount would follow a link of the host out of what it is meant to cover.
+        Ok(meta) if meta.is_symlink() => fs::remove_file(target).and_then(|()| fs::write(target, "")),
+        Ok(_) => Ok(()),
+        Err(_) => fs::write(target, ""),
+    }
+}
+
+/// The container's files as links under the scratch root.
+fn link_scratch(spec: &ContainerSpec) -> Result<()> {
+    for entry in &spec.binds {
+        let target = inside(&spec.scratch, &entry.container);
+        let what = || format!("cannot link {} to {}", target.display(), entry.host.display());
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent).with_context(what)?;
+        }
+        if fs::symlink_metadata(&target).is_ok() {
+            fs::remove_file(&target).with_context(what)?;
+        }
+        std::os::unix::fs::symlink(&entry.host, &target).with_context(what)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn container_paths_cannot_leave_the_root() {
+        assert_eq!(inside(Path::new("/r"), Path::new("/../../etc/x")), Path::new("/r/etc/x"));
+        assert_eq!(inside(Path::new("/r"), Path::new("a/./b")), Path::new("/r/a/b"));
+    }
+}

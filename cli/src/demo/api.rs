@@ -1,0 +1,104 @@
+//! The demo's view of the API: apply objects, look at pods, claims, slices and events.
+
+use super::manifests::Document;
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use kube::{Client, ResourceExt};
+
+/// Creates the object; its namespace must exist.
+pub(crate) async fn create(client: &Client, document: &Document) -> Result<()> {
+    let object: DynamicObject = serde_json::from_value(document.object.clone())
+        .with_context(|| format!("{}: {}", document.place, document.label()))?;
+    let (api_version, kind) = (document.text("/apiVersion"), document.text("/kind"));
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    let cluster_scoped = matches!(kind, "Namespace" | "DeviceClass" | "PriorityClass");
+    let api: Api<DynamicObject> = if cluster_scoped {
+        Api::all_with(client.clone(), &resource)
+    } else {
+        Api::namespaced_with(client.clone(), document.namespace(), &resource)
+    };
+    match api.create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status)) if status.code == 409 && kind == "Namespace" => Ok(()),
+        result => {
+            result.map(drop).with_context(|| format!("{}: {} was refused", document.place, document.label()))
+        }
+    }
+}
+
+/// All pods with resource claims.
+pub(crate) async fn pods(client: &Client) -> Result<Vec<Pod>> {
+    let pods = Api::<Pod>::all(client.clone()).list(&ListParams::default()).await?;
+    let mut pods: Vec<Pod> = pods
+        .items
+        .into_iter()
+        .filter(|p| p.spec.as_ref().is_some_and(|s| s.resource_claims.is_some()))
+        .collect();
+    pods.sort_by_key(|p| (p.namespace(), p.name_any()));
+    Ok(pods)
+}
+
+pub(crate) async fn claims(client: &Client) -> Result<Vec<ResourceClaim>> {
+    Ok(Api::<ResourceClaim>::all(client.clone()).list(&ListParams::default()).await?.items)
+}
+
+pub(crate) async fn slices(client: &Client) -> Result<Vec<ResourceSlice>> {
+    Ok(Api::<ResourceSlice>::all(client.clone()).list(&ListParams::default()).await?.items)
+}
+
+/// The newest warning about an object, as reason and message.
+pub(crate) async fn warning(client: &Client, namespace: &str, name: &str) -> Result<Option<String>> {
+    let events = Api::<Event>::namespaced(client.clone(), namespace).list(&ListParams::default()).await?;
+    let about =
+        |e: &&Event| e.type_.as_deref() == Some("Warning") && e.involved_object.name.as_deref() == Some(name);
+    let newest = events.items.iter().filter(about).max_by_key(|e| {
+        (
+            e.last_timestamp.as_ref().map(|t| t.0),
+            e.event_time.as_ref().map(|t| t.0),
+            e.creation_timestamp().map(|t| t.0),
+        )
+    });
+    Ok(newest.map(|e| {
+        format!("{}: {}", e.reason.as_deref().unwrap_or("Warning"), e.message.as_deref().unwrap_or_default())
+    }))
+}
+
+/// The claim of a pod's entry in `spec.resourceClaims`.
+pub(crate) fn claim_name(pod: &Pod, entry: &str) -> Option<String> {
+    let spec = pod.spec.as_ref()?.resource_claims.as_ref()?.iter().find(|c| c.name == entry)?;
+    if let Some(name) = &spec.resource_claim_name {
+        return Some(name.clone());
+    }
+    let statuses = pod.status.as_ref()?.resource_claim_statuses.as_ref()?;
+    statuses.iter().find(|s| s.name == entry)?.resource_claim_name.clone()
+}
+
+/// Says that the pod runs, as its kubelet would.
+pub(crate) async fn mark_running(client: &Client, pod: &Pod) -> Result<()> {
+    let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    let patch = serde_json::json!({"status": {"phase": "Running"}});
+    api.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+/// Removes a pod whose containers have ended.
+pub(crate) async fn remove_pod(client: &Client, pod: &Pod) -> Result<()> {
+    let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
+    ignore_absent(api.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.map(drop))
+}
+
+/// Deletes a claim that no pod owns.
+pub(crate) async fn remove_claim(client: &Client, claim: &ResourceClaim) -> Result<()> {
+    let api = Api::<ResourceClaim>::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
+    ignore_absent(api.delete(&claim.name_any(), &DeleteParams::default()).await.map(drop))
+}
+
+fn ignore_absent(result: kube::Result<()>) -> Result<()> {
+    match result {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => Ok(other?),
+    }
+}

@@ -1,0 +1,381 @@
+//! The demo's cluster: simulated nodes, an embedded control plane, and our real programs on top.
+
+use super::api;
+use super::fleet::{Fleet, FleetNode};
+use super::kubelet::Kubelet;
+use super::manifests::Document;
+use super::picture::{GpuPicture, Part};
+use super::processes::{Build, Process};
+use super::report::NodeReport;
+use aliquot_control_plane::Handle;
+use aliquot_model::names::{self, DEFAULT_DRIVER};
+use aliquot_model::{DeviceKind, DeviceName, Quantity};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::resource::v1::{Device, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
+use kube::ResourceExt;
+use kube::api::{Api, PostParams};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long programs may take to start and to publish.
+const START: Duration = Duration::from_secs(60);
+/// Version under which the limiter's files are installed; theirs and ours are one.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Everything that runs.
+pub(crate) struct Cluster {
+    pub(crate) client: kube::Client,
+    _control_plane: Handle,
+    controller: Process,
+    nodes: Vec<DemoNode>,
+    slices: Vec<ResourceSlice>,
+}
+
+/// A node and its agent.
+pub(crate) struct DemoNode {
+    pub(crate) name: String,
+    pub(crate) dir: PathBuf,
+    agent: Process,
+    kubelet: Kubelet,
+}
+
+impl DemoNode {
+    /// The simulated hardware.
+    pub(crate) fn hardware(&self) -> PathBuf {
+        self.dir.join("sim")
+    }
+
+    /// Where its agent writes CDI specs.
+    pub(crate) fn cdi(&self) -> PathBuf {
+        self.dir.join("cdi")
+    }
+
+    /// Where its agent keeps its state.
+    pub(crate) fn data(&self) -> PathBuf {
+        self.dir.join("plugins").join(DEFAULT_DRIVER)
+    }
+}
+
+impl Cluster {
+    /// Starts everything and registers the node agents.
+    pub(crate) async fn start(
+        dir: &Path,
+        fleet: &Fleet,
+        build: &Build,
+        classes: &[Document],
+    ) -> Result<Self> {
+        let logs = dir.join("logs");
+        std::fs::create_dir_all(&logs)?;
+        let limiter = install_limiter(dir, build)?;
+        let options = aliquot_control_plane::Options {
+            namespaces: vec!["aliquot-system".to_owned()],
+            ..aliquot_control_plane::Options::default()
+        };
+        let control_plane =
+            aliquot_control_plane::serve(options).await.context("cannot start the control plane")?;
+        let client = client(&control_plane)?;
+        for class in classes {
+            api::create(&client, class).await?;
+        }
+        let controller = Process::start(
+            &build.file("aliquot-controller")?,
+            "controller",
+            &logs,
+            &["--webhook-addr=off", "--http-addr=127.0.0.1:0"],
+            &[
+                ("KUBECONFIG", kubeconfig(&control_plane, dir, "controller")?.as_os_str()),
+                ("POD_NAMESPACE", OsStr::new("aliquot-system")),
+                ("POD_NAME", OsStr::new("controller-0")),
+            ],
+        )?;
+        let mut nodes = Vec::new();
+        for node in &fleet.nodes {
+            create_node(&client, &node.name).await?;
+            let kubeconfig = kubeconfig(&control_plane, dir, &node.name)?;
+            nodes.push(start_node(dir, node, build, &limiter, &kubeconfig, &logs).await?);
+        }
+        Ok(Self { client, _control_plane: control_plane, controller, nodes, slices: Vec::new() })
+    }
+
+    /// Waits until every node has published a complete pool; says how many devices each has.
+    pub(crate) async fn wait_for_devices(&mut self) -> Result<Vec<NodeReport>> {
+        let started = Instant::now();
+        loop {
+            self.check()?;
+            self.slices = api::slices(&self.client).await?;
+            let counts: Vec<NodeReport> = self
+                .nodes
+                .iter()
+                .map(|node| NodeReport {
+                    name: node.name.clone(),
+                    devices: complete_pool(&self.slices, &node.name),
+                })
+                .collect();
+            if counts.iter().all(|node| node.devices > 0) {
+                return Ok(counts);
+            }
+            if started.elapsed() > START {
+                bail!("not every node published its devices within {} s: {counts:?}", START.as_secs());
+            }
+            tokio::time::sleep(super::LOOK).await;
+        }
+    }
+
+    /// An error if one of our programs has ended.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        self.controller.check()?;
+        self.nodes.iter_mut().try_for_each(|node| node.agent.check())
+    }
+
+    pub(crate) fn nodes(&self) -> &[DemoNode] {
+        &self.nodes
+    }
+
+    /// The kubelet of a node.
+    pub(crate) fn kubelet(&mut self, node: &str) -> Result<&mut Kubelet> {
+        let found = self.nodes.iter_mut().find(|n| n.name == node);
+        Ok(&mut found.with_context(|| format!("no node {node:?} in the fleet"))?.kubelet)
+    }
+
+    pub(crate) fn cdi_dir(&self, node: &str) -> Result<PathBuf> {
+        let found = self.nodes.iter().find(|n| n.name == node);
+        Ok(found.with_context(|| format!("no node {node:?} in the fleet"))?.cdi())
+    }
+
+    /// Nodes that a claim's devices are on.
+    pub(crate) fn nodes_of(&self, claim: &ResourceClaim) -> Vec<String> {
+        let mut nodes: Vec<String> =
+            results(claim).filter_map(|r| names::pool_node(&r.driver, &r.pool)).map(str::to_owned).collect();
+        nodes.sort();
+        nodes.dedup();
+        nodes
+    }
+
+    /// Devices that a claim, or one request of it, was given, with the memory promised of each.
+    pub(crate) fn promised(&self, claim: &ResourceClaim, request: Option<&str>) -> Vec<(String, u64)> {
+        let asked = |r: &&DeviceRequestAllocationResult| match request {
+            Some(request) => r.request.split('/').next() == Some(request),
+            None => true,
+        };
+        results(claim).filter(asked).map(|r| (r.device.clone(), self.memory(r).unwrap_or(0))).collect()
+    }
+
+    /// Memory of a result: what it consumes of a shared device, else what the device has.
+    fn memory(&self, result: &DeviceRequestAllocationResult) -> Option<u64> {
+        let consumed = result.consumed_capacity.as_ref().and_then(|c| c.get("memory")).map(|q| &q.0);
+        let text = match consumed {
+            Some(text) => text,
+            None => &self.device(result)?.capacity.as_ref()?.get("memory")?.value.0,
+        };
+        text.parse::<Quantity>().ok()?.to_u64()
+    }
+
+    fn device(&self, result: &DeviceRequestAllocationResult) -> Option<&Device> {
+        let of_pool = self.slices.iter().filter(|s| s.spec.pool.name == result.pool);
+        of_pool.flat_map(|s| s.spec.devices.iter().flatten()).find(|d| d.name == result.device)
+    }
+
+    /// What is held of each GPU, by node.
+    pub(crate) async fn pictures(&self, claims: &[ResourceClaim]) -> Result<Vec<(String, Vec<GpuPicture>)>> {
+        let mut pictures = Vec::new();
+        for node in &self.nodes {
+            let pool = names::pool_name(DEFAULT_DRIVER, &node.name);
+            let mut gpus: BTreeMap<u32, GpuPicture> = BTreeMap::new();
+            for device in self
+                .slices
+                .iter()
+                .filter(|s| s.spec.pool.name == pool)
+                .flat_map(|s| s.spec.devices.iter().flatten())
+            {
+                let Some(name) = DeviceName::parse(&device.name) else { continue };
+                gpus.entry(name.minor()).or_insert_with(|| GpuPicture {
+                    name: format!("gpu-{}", name.minor()),
+                    board: text_attribute(device, "productName"),
+                    parts: Vec::new(),
+                });
+            }
+            for claim in claims {
+                for result in results(claim).filter(|r| r.pool == pool) {
+                    let Some(name) = DeviceName::parse(&result.device) else { continue };
+                    if let Some(gpu) = gpus.get_mut(&name.minor()) {
+                        let shared: f64 = gpu.parts.iter().map(|p| p.share).sum();
+                        gpu.parts.extend(self.part(claim, result, &name, shared));
+                    }
+                }
+            }
+            for gpu in gpus.values_mut() {
+                gpu.parts.sort_by(|a, b| a.start.total_cmp(&b.start));
+            }
+            pictures.push((node.name.clone(), gpus.into_values().collect()));
+        }
+        Ok(pictures)
+    }
+
+    /// The part of its GPU that a result holds. Shares have no place; they stand side by side.
+    fn part(
+        &self,
+        claim: &ResourceClaim,
+        result: &DeviceRequestAllocationResult,
+        name: &DeviceName,
+        beside: f64,
+    ) -> Option<Part> {
+        let holder = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+        let device = self.device(result)?;
+        match name {
+            DeviceName::Mig { minor, start, .. } => {
+                let slices = |d: &Device| {
+                    let capacity = d.capacity.as_ref();
+                    capacity.map_or(0, |c| c.keys().filter(|k| k.starts_with("memorySlice")).count())
+                };
+                let of_gpu = |d: &&Device| DeviceName::parse(&d.name).is_some_and(|n| n.minor() == *minor);
+                let of_pool = self.slices.iter().filter(|s| s.spec.pool.name == result.pool);
+                let all =
+                    of_pool.flat_map(|s| s.spec.devices.iter().flatten()).filter(of_gpu).map(slices).max()?;
+                let (size, all) = (slices(device) as f64, all.max(1) as f64);
+                Some(Part {
+                    start: f64::from(*start) / all,
+                    share: size / all,
+                    label: text_attribute(device, "profile"),
+                    holder,
+                })
+            }
+            DeviceName::Plain { kind: DeviceKind::Gpu, .. } => {
+                Some(Part { start: 0.0, share: 1.0, label: "whole GPU".into(), holder })
+            }
+            DeviceName::Plain { .. } => {
+                let total: Quantity = device.capacity.as_ref()?.get("memory")?.value.0.parse().ok()?;
+                let memory = self.memory(result)?;
+                let share = memory as f64 / total.to_u64()?.max(1) as f64;
+                let cores =
+                    result.consumed_capacity.as_ref().and_then(|c| c.get("cores")).map(|q| q.0.as_str());
+                let label = format!("{} {}%", Quantity::from_u64(memory), cores.unwrap_or("0"));
+                Some(Part { start: beside, share, label, holder })
+            }
+        }
+    }
+
+    /// Stops our programs, agents first.
+    pub(crate) async fn stop(self) -> Result<()> {
+        for node in self.nodes {
+            node.agent.stop().await?;
+        }
+        self.controller.stop().await
+    }
+}
+
+fn client(control_plane: &Handle) -> Result<kube::Client> {
+    let url = control_plane.url().parse().context("the control plane has no URL")?;
+    kube::Client::try_from(kube::Config::new(url)).context("cannot connect to the control plane")
+}
+
+/// A kubeconfig for one of our programs, named after it in the audit log.
+fn kubeconfig(control_plane: &Handle, dir: &Path, user: &str) -> Result<PathBuf> {
+    let path = dir.join(format!("{user}.kubeconfig"));
+    control_plane.write_kubeconfig(&path, user).context("cannot write a kubeconfig")?;
+    Ok(path)
+}
+
+/// The results of a claim that are our driver's.
+pub(crate) fn results(claim: &ResourceClaim) -> impl Iterator<Item = &DeviceRequestAllocationResult> {
+    let allocation = claim.status.as_ref().and_then(|s| s.allocation.as_ref());
+    let results = allocation.and_then(|a| a.devices.as_ref()).and_then(|d| d.results.as_ref());
+    results.into_iter().flatten().filter(|r| r.driver == DEFAULT_DRIVER)
+}
+
+fn text_attribute(device: &Device, name: &str) -> String {
+    device.attributes.as_ref().and_then(|a| a.get(name)).and_then(|a| a.string.clone()).unwrap_or_default()
+}
+
+/// Devices of a node's pool, 0 while slices are missing.
+fn complete_pool(slices: &[ResourceSlice], node: &str) -> usize {
+    let pool = names::pool_name(DEFAULT_DRIVER, node);
+    let of_pool: Vec<&ResourceSlice> = slices.iter().filter(|s| s.spec.pool.name == pool).collect();
+    let Some(generation) = of_pool.iter().map(|s| s.spec.pool.generation).max() else { return 0 };
+    let newest: Vec<_> = of_pool.iter().filter(|s| s.spec.pool.generation == generation).collect();
+    let wanted = newest.first().map_or(0, |s| s.spec.pool.resource_slice_count);
+    if usize::try_from(wanted) != Ok(newest.len()) {
+        return 0;
+    }
+    newest.iter().flat_map(|s| s.spec.devices.iter().flatten()).count()
+}
+
+async fn create_node(client: &kube::Client, name: &str) -> Result<()> {
+    let resources =
+        serde_json::json!({"cpu": "64", "memory": "512Gi", "pods": "110", "ephemeral-storage": "1Ti"});
+    let node = serde_json::from_value(serde_json::json!({
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "status": {"capacity": resources, "allocatable": resources,
+            "conditions": [{"type": "Ready", "status": "True"}]},
+    }))?;
+    Api::<k8s_openapi::api::core::v1::Node>::all(client.clone())
+        .create(&PostParams::default(), &node)
+        .await
+        .with_context(|| format!("cannot create node {name}"))?;
+    Ok(())
+}
+
+/// The limiter's files as a DaemonSet's init container would install them.
+fn install_limiter(dir: &Path, build: &Build) -> Result<PathBuf> {
+    let limiter = dir.join("limiter");
+    let version = limiter.join(VERSION);
+    std::fs::create_dir_all(&version)?;
+    for name in ["libaliquot_preload.so", "libaliquot_core.so"] {
+        std::fs::copy(build.limiter_file(name)?, version.join(name))
+            .with_context(|| format!("cannot install {name}"))?;
+    }
+    Ok(limiter)
+}
+
+async fn start_node(
+    dir: &Path,
+    node: &FleetNode,
+    build: &Build,
+    limiter: &Path,
+    kubeconfig: &Path,
+    logs: &Path,
+) -> Result<DemoNode> {
+    let own = dir.join(&node.name);
+    let path = |name: &str| -> Result<PathBuf> {
+        let path = own.join(name);
+        std::fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(path)
+    };
+    let (registrar, plugins, cdi) = (path("registry")?, path("plugins")?, path("cdi")?);
+    let sim = own.join("sim");
+    let mut spec = node.spec();
+    spec.nvml_library = Some(build.file("libnvidia_ml.so")?);
+    spec.cuda_library = Some(build.file("libcuda.so")?);
+    aliquot_sim_node::create(&sim, &spec).with_context(|| format!("cannot simulate node {}", node.name))?;
+    let root = sim.join("root");
+    let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());
+    let args = [
+        format!("--node-name={}", node.name),
+        flag("registrar-dir", &registrar),
+        flag("plugin-dir", &plugins),
+        flag("cdi-dir", &cdi),
+        flag("driver-root", &root),
+        flag("dev-root", &root),
+        flag("proc-root", &root.join("proc")),
+        flag("sys-root", &root.join("sys")),
+        flag("limiter-dir", limiter),
+        format!("--container-mount={}:/run/aliquot-sim:rw", sim.display()),
+    ];
+    let env = [
+        ("KUBECONFIG", kubeconfig.as_os_str()),
+        ("ALIQUOT_SIM_NODE", sim.as_os_str()),
+        ("POD_NAMESPACE", OsStr::new("aliquot-system")),
+    ];
+    let agent = Process::start(&build.file("aliquot-kubelet-plugin")?, &node.name, logs, &args, &env)?;
+    let mut agent = agent;
+    let kubelet = match Kubelet::register(&registrar, DEFAULT_DRIVER, START).await {
+        Ok(kubelet) => kubelet,
+        Err(error) => {
+            agent.check()?;
+            return Err(error);
+        }
+    };
+    Ok(DemoNode { name: node.name.clone(), dir: own, agent, kubelet })
+}

@@ -1,0 +1,125 @@
+//! A picture of each GPU for the terminal: which parts are held, and by whom.
+
+use std::fmt::Write;
+
+/// Width of a GPU's bar; a multiple of 4, 8 and 12 slices.
+const WIDTH: usize = 48;
+
+/// One GPU as it is to be drawn.
+#[derive(Debug, Clone)]
+pub(crate) struct GpuPicture {
+    pub(crate) name: String,
+    pub(crate) board: String,
+    /// Parts in the order of their place.
+    pub(crate) parts: Vec<Part>,
+}
+
+/// A held part of a GPU.
+#[derive(Debug, Clone)]
+pub(crate) struct Part {
+    /// Where it begins and how much it takes, as fractions of the GPU.
+    pub(crate) start: f64,
+    pub(crate) share: f64,
+    /// What stands in it.
+    pub(crate) label: String,
+    /// Who holds it.
+    pub(crate) holder: String,
+}
+
+/// Draws a node: a bar per GPU, free room as dots.
+pub(crate) fn draw(node: &str, gpus: &[GpuPicture], colour: bool) -> String {
+    let mut out = String::new();
+    let mut idle: Vec<&str> = Vec::new();
+    let _ = writeln!(out, "{node}");
+    for gpu in gpus {
+        if gpu.parts.is_empty() {
+            idle.push(&gpu.name);
+            continue;
+        }
+        let holders: Vec<&str> = gpu.parts.iter().map(|p| p.holder.as_str()).collect();
+        let _ = writeln!(
+            out,
+            "  {:<6} {:<22} |{}| {}",
+            gpu.name,
+            gpu.board,
+            bar(&gpu.parts, colour),
+            holders.join(", ")
+        );
+    }
+    match idle.as_slice() {
+        [] => {}
+        [first] => {
+            let _ = writeln!(out, "  {first} is free");
+        }
+        [first, .., last] => {
+            let _ = writeln!(out, "  {} GPUs are free: {first} … {last}", idle.len());
+        }
+    }
+    out
+}
+
+fn bar(parts: &[Part], colour: bool) -> String {
+    let mut out = String::new();
+    let mut at = 0usize;
+    for (index, part) in parts.iter().enumerate() {
+        let cells = |fraction: f64| (fraction * WIDTH as f64).round().clamp(0.0, WIDTH as f64) as usize;
+        let start = cells(part.start).max(at);
+        let end = cells(part.start + part.share).max(start + 1).min(WIDTH);
+        if start >= end {
+            continue;
+        }
+        out.push_str(&"·".repeat(start - at));
+        let text = centred(&part.label, end - start);
+        if colour {
+            let shade = [44, 42, 45, 46, 43, 41].get(index % 6).copied().unwrap_or(47);
+            let _ = write!(out, "\x1b[{shade};30m{text}\x1b[0m");
+        } else {
+            out.push_str(&text);
+        }
+        at = end;
+    }
+    out.push_str(&"·".repeat(WIDTH - at));
+    out
+}
+
+/// The label in brackets in the middle of the width, cut where it does not fit.
+fn centred(label: &str, width: usize) -> String {
+    if width < 2 {
+        return "#".repeat(width);
+    }
+    let inner = width - 2;
+    let text: String = label.chars().take(inner).collect();
+    let room = inner - text.chars().count();
+    let left = room / 2;
+    format!("[{}{text}{}]", " ".repeat(left), " ".repeat(room - left))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(start: f64, share: f64, label: &str) -> Part {
+        Part { start, share, label: label.into(), holder: format!("pod/{label}") }
+    }
+
+    #[test]
+    fn parts_stand_where_they_lie_and_free_room_is_dotted() {
+        let gpus = [
+            GpuPicture {
+                name: "gpu-0".into(),
+                board: "H100".into(),
+                parts: vec![part(0.5, 0.25, "2g.20gb")],
+            },
+            GpuPicture { name: "gpu-1".into(), board: "H100".into(), parts: Vec::new() },
+        ];
+        insta::assert_snapshot!(draw("node-a", &gpus, false));
+    }
+
+    #[test]
+    fn the_bar_is_always_as_wide_as_the_gpu() {
+        let crowded: Vec<Part> = (0..100).map(|i| part(f64::from(i) / 100.0, 0.01, "x")).collect();
+        for parts in [vec![], vec![part(0.0, 1.0, "whole")], vec![part(0.99, 0.5, "long label")], crowded] {
+            assert_eq!(bar(&parts, false).chars().count(), WIDTH, "{parts:?}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The product's own programs, run as child processes with their logs in files.
+
+use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tokio::process::{Child, Command};
+
+/// Where built files lie.
+#[derive(Debug, Clone)]
+pub(crate) struct Build {
+    programs: PathBuf,
+    limiter: PathBuf,
+}
+
+impl Build {
+    /// Beside this program unless told otherwise.
+    pub(crate) fn find(programs: Option<&Path>, limiter: Option<&Path>) -> Result<Self> {
+        let own = std::env::current_exe().context("cannot find this program's own path")?;
+        let beside = own.parent().context("this program has no directory")?;
+        let programs = programs.unwrap_or(beside).to_owned();
+        let limiter = limiter.map_or_else(|| programs.join("../hook"), Path::to_owned);
+        Ok(Self { programs, limiter })
+    }
+
+    /// A built program or library.
+    pub(crate) fn file(&self, name: &str) -> Result<PathBuf> {
+        Self::existing(self.programs.join(name))
+    }
+
+    /// One of the limiter's two files.
+    pub(crate) fn limiter_file(&self, name: &str) -> Result<PathBuf> {
+        Self::existing(self.limiter.join(name))
+    }
+
+    fn existing(path: PathBuf) -> Result<PathBuf> {
+        if !path.is_file() {
+            bail!("{} is not there: run `make build` first", path.display());
+        }
+        path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
+    }
+}
+
+/// A running program of ours. Killed when dropped.
+pub(crate) struct Process {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Process {
+    /// Starts a program; stdout and stderr go to `<logs>/<name>.log`.
+    pub(crate) fn start(
+        program: &Path,
+        name: &str,
+        logs: &Path,
+        args: &[impl AsRef<OsStr>],
+        env: &[(&str, &OsStr)],
+    ) -> Result<Self> {
+        let log = logs.join(format!("{name}.log"));
+        let file = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let child = Command::new(program)
+            .args(args)
+            .envs(env.iter().copied())
+            .stdin(std::process::Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {}", program.display()))?;
+        Ok(Self { name: name.to_owned(), child, log })
+    }
+
+    /// An error with the end of its log if it is no longer running.
+    pub(crate) fn check(&mut self) -> Result<()> {
+        let Some(status) = self.child.try_wait()? else { return Ok(()) };
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = lines.get(lines.len().saturating_sub(12)..).unwrap_or_default().join("\n");
+        bail!("{} ended with {status}; the end of {}:\n{tail}", self.name, self.log.display())
+    }
+
+    /// SIGTERM, then SIGKILL after a while.
+    pub(crate) async fn stop(mut self) -> Result<()> {
+        if let Some(pid) = self.child.id().and_then(|pid| i32::try_from(pid).ok()) {
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).ok();
+        }
+        if tokio::time::timeout(Duration::from_secs(10), self.child.wait()).await.is_err() {
+            self.child.kill().await.with_context(|| format!("cannot stop {}", self.name))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,61 @@
+//! What the demo says while it works.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+/// Numbered steps on stderr: each is announced when it starts and says how long it took.
+pub(crate) struct Progress {
+    step: usize,
+    steps: usize,
+    started: Option<Instant>,
+    terminal: bool,
+}
+
+impl Progress {
+    pub(crate) fn new(steps: usize) -> Self {
+        Self { step: 0, steps, started: None, terminal: std::io::stderr().is_terminal() }
+    }
+
+    /// Ends the step before, if any, and starts the next.
+    pub(crate) fn step(&mut self, what: &str) {
+        self.done();
+        self.step = self.step.saturating_add(1);
+        self.started = Some(Instant::now());
+        let line = format!("[{}/{}] {what}", self.step, self.steps);
+        if self.terminal { write(&line) } else { write(&format!("{line}\n")) }
+    }
+
+    /// Replaces the detail behind a running step; only where a line can be rewritten.
+    pub(crate) fn detail(&self, what: &str) {
+        if self.terminal {
+            write(&format!("\x1b[s  {what}\x1b[K\x1b[u"));
+        }
+    }
+
+    /// Ends the running step.
+    pub(crate) fn done(&mut self) {
+        if let Some(started) = self.started.take()
+            && self.terminal
+        {
+            write(&format!("  {}\x1b[K\n", seconds(started.elapsed())));
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.started.take().is_some() && self.terminal {
+            write("\n");
+        }
+    }
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+/// Progress that nobody can read must not stop the work.
+fn write(text: &str) {
+    let mut out = std::io::stderr();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+}

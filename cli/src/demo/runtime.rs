@@ -1,0 +1,156 @@
+//! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe in it.
+
+use crate::container::{Bind, ContainerSpec};
+use aliquot_cdi::{ContainerEdits, QualifiedName, Spec};
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
+
+/// Where the probe is in a container, as an image would have it.
+const PROBE: &str = "/usr/local/bin/cuda-probe";
+const PRELOAD: &str = "/etc/ld.so.preload";
+
+/// How containers are made on this machine.
+pub(crate) struct Runtime {
+    pub(crate) own_program: PathBuf,
+    pub(crate) probe: PathBuf,
+    pub(crate) namespaces: bool,
+    pub(crate) dir: PathBuf,
+}
+
+/// What the probe says of a device.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct ProbedDevice {
+    pub(crate) allocated_bytes: u64,
+    pub(crate) refused_with: i32,
+}
+
+#[derive(Debug, Deserialize)]
+struct ProbeReport {
+    devices: Vec<ProbedDevice>,
+    error: Option<String>,
+}
+
+/// A running container. Killed when dropped.
+pub(crate) struct Container {
+    _child: Child,
+    pub(crate) devices: Vec<ProbedDevice>,
+}
+
+/// The edits for a container that asks for these devices.
+pub(crate) fn edits(cdi_dir: &Path, ids: &[String]) -> Result<ContainerEdits> {
+    let mut specs = Vec::new();
+    for entry in std::fs::read_dir(cdi_dir).with_context(|| format!("cannot list {}", cdi_dir.display()))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "json") {
+            let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+            let spec: Spec = serde_json::from_slice(&text)
+                .with_context(|| format!("{} is no CDI spec", path.display()))?;
+            specs.push(spec);
+        }
+    }
+    let names: Vec<QualifiedName> = ids
+        .iter()
+        .map(|id| id.parse().with_context(|| format!("{id:?} is no CDI device")))
+        .collect::<Result<_>>()?;
+    Ok(aliquot_cdi::resolve(&specs, &names)?)
+}
+
+impl Runtime {
+    /// Starts a container and waits for the probe's report; the probe stays.
+    pub(crate) async fn run(
+        &self,
+        name: &str,
+        edits: &ContainerEdits,
+        env: BTreeMap<String, String>,
+    ) -> Result<Container> {
+        let spec = self.spec(name, edits, env)?;
+        let path = self.dir.join(format!("{name}.json"));
+        std::fs::create_dir_all(&spec.scratch)?;
+        std::fs::write(&path, serde_json::to_vec_pretty(&spec)?)?;
+        let mut child = Command::new(&self.own_program)
+            .arg("__container")
+            .arg(&path)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("cannot start a container")?;
+        let mut line = String::new();
+        let mut out = BufReader::new(child.stdout.take().context("no stdout")?);
+        tokio::time::timeout(Duration::from_secs(60), out.read_line(&mut line))
+            .await
+            .with_context(|| format!("container {name} said nothing for a minute"))??;
+        let report: Result<ProbeReport, _> = serde_json::from_str(&line);
+        let failure = match report {
+            Ok(ProbeReport { devices, error: None }) => return Ok(Container { _child: child, devices }),
+            Ok(ProbeReport { error: Some(error), .. }) => error,
+            Err(_) => line.trim().to_owned(),
+        };
+        child.start_kill().ok();
+        let mut said = String::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            stderr.read_to_string(&mut said).await.ok();
+        }
+        bail!("container {name} failed: {failure} {}", said.trim())
+    }
+
+    fn spec(
+        &self,
+        name: &str,
+        edits: &ContainerEdits,
+        mut env: BTreeMap<String, String>,
+    ) -> Result<ContainerSpec> {
+        let scratch = self.dir.join(name);
+        let bind = |host: &str, container: &str, read_only| Bind {
+            host: host.into(),
+            container: container.into(),
+            read_only,
+        };
+        let mut binds = vec![bind(&self.probe.display().to_string(), PROBE, true)];
+        for mount in &edits.mounts {
+            let read_only = mount.options.iter().any(|o| o == "ro");
+            binds.push(bind(&mount.host_path, &mount.container_path, read_only));
+        }
+        for node in &edits.device_nodes {
+            binds.push(bind(node.host_path.as_deref().unwrap_or(&node.path), &node.path, false));
+        }
+        env.entry("PATH".into()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".into());
+        env.extend(edits.environment().into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())));
+        let mut argv = vec![PROBE.to_owned(), "--hold".to_owned()];
+        if !self.namespaces {
+            if let Some(program) = argv.first_mut() {
+                *program = self.probe.display().to_string();
+            }
+            without_namespaces(&scratch, &binds, &mut env)?;
+        }
+        Ok(ContainerSpec { scratch, namespaces: self.namespaces, binds, env, argv })
+    }
+}
+
+/// What paths would have done in a root of its own, said in the environment.
+fn without_namespaces(scratch: &Path, binds: &[Bind], env: &mut BTreeMap<String, String>) -> Result<()> {
+    let root = scratch.display().to_string();
+    for name in ["ALIQUOT_ROOT", "ALIQUOT_SIM_ROOT"] {
+        env.insert(name.into(), root.clone());
+    }
+    env.insert("ALIQUOT_SIM_NODE".into(), format!("{root}/run/aliquot-sim"));
+    if let Some(cuda) = binds.iter().find(|b| b.container.ends_with("libcuda.so.1"))
+        && let Some(dir) = cuda.container.parent()
+    {
+        env.insert("LD_LIBRARY_PATH".into(), format!("{root}{}", dir.display()));
+    }
+    if let Some(preload) = binds.iter().find(|b| b.container == Path::new(PRELOAD)) {
+        let text = std::fs::read_to_string(&preload.host)
+            .with_context(|| format!("cannot read {}", preload.host.display()))?;
+        let files: Vec<String> = text.split_whitespace().map(|file| format!("{root}{file}")).collect();
+        env.insert("LD_PRELOAD".into(), files.join(" "));
+    }
+    Ok(())
+}

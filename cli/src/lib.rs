@@ -1,1 +1,0 @@
-//! The aliquot command: demo, plan, top, explain, uninstall.

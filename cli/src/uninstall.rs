@@ -1,0 +1,235 @@
+//! `aliquot uninstall`: leaves a cluster in the order that never blocks a pod or a claim.
+//!
+//! Nothing gates new pods, then nothing allocates, then no gate is left; the node agents hand over to
+//! [`farewell`] pods where containers still run, and go; devices with their taints, idle allocations,
+//! policies and classes follow. Running containers are not touched: their pods end as ever, because a
+//! farewell pod unprepares their claims and completes when the last is gone.
+
+mod farewell;
+
+use crate::args::UninstallArgs;
+use aliquot_model::names::{CLAIM_FINALIZER, SCHEDULING_GATE};
+use anyhow::{Context, Result};
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy};
+use kube::{Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use std::time::{Duration, Instant};
+
+/// How long controller and agents may take to end.
+const PATIENCE: Duration = Duration::from_secs(120);
+const WEBHOOK: &str = "aliquot";
+const CONTROLLER: &str = "aliquot-controller";
+const AGENT: &str = "aliquot-kubelet-plugin";
+const POLICIES: [&str; 4] =
+    ["aliquot-node-slices", "aliquot-fenced-writes", "aliquot-tolerations", "aliquot-finalizer"];
+const CLASSES: [&str; 6] = [
+    "gpu.aliquot.dev",
+    "mig.aliquot.dev",
+    "share.aliquot.dev",
+    "timeslice.aliquot.dev",
+    "mps.aliquot.dev",
+    "admin.aliquot.dev",
+];
+
+/// What is done, or only said.
+struct Uninstall {
+    client: Client,
+    args: UninstallArgs,
+}
+
+/// Runs it.
+///
+/// # Errors
+/// The first step that failed; the command can be run again, every step is idempotent.
+pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
+    let client = client(&args).await.context("cannot connect to the cluster")?;
+    let uninstall = Uninstall { client, args };
+    uninstall.webhook().await.context("cannot remove the webhook")?;
+    uninstall.controller().await.context("cannot stop the controller")?;
+    uninstall.gates().await.context("cannot lift scheduling gates")?;
+    farewell::hand_over(&uninstall).await.context("cannot hand running claims over to farewell pods")?;
+    uninstall.agents().await.context("cannot stop the node agents")?;
+    uninstall.devices().await.context("cannot withdraw devices")?;
+    uninstall.allocations().await.context("cannot release idle claims")?;
+    uninstall.policies().await.context("cannot remove policies")?;
+    uninstall.classes().await.context("cannot remove DeviceClasses")?;
+    if !uninstall.args.yes {
+        println!("nothing was changed; add --yes to do it");
+    }
+    Ok(())
+}
+
+async fn client(args: &UninstallArgs) -> Result<Client> {
+    let Some(path) = &args.kubeconfig else { return Ok(Client::try_default().await?) };
+    let config = kube::config::Kubeconfig::read_from(path)?;
+    let config =
+        kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
+impl Uninstall {
+    fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
+        Api::all(self.client.clone())
+    }
+
+    fn own<K: Resource<DynamicType = (), Scope = kube::core::NamespaceResourceScope>>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), &self.args.namespace)
+    }
+
+    /// Says what is done; false if it is not to be done.
+    fn act(&self, what: &str) -> bool {
+        println!("{}{what}", if self.args.yes { "" } else { "would " });
+        self.args.yes
+    }
+
+    /// Deletes an object with what it owns; absent is fine.
+    async fn delete<K>(&self, api: &Api<K>, name: &str) -> Result<()>
+    where
+        K: Clone + DeserializeOwned + Debug + Resource<DynamicType = ()>,
+    {
+        if api.get_opt(name).await?.is_none() || !self.act(&format!("delete {} {name}", K::kind(&()))) {
+            return Ok(());
+        }
+        let params = DeleteParams {
+            propagation_policy: Some(PropagationPolicy::Background),
+            ..DeleteParams::default()
+        };
+        match api.delete(name, &params).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+            result => result.map(drop).map_err(Into::into),
+        }
+    }
+
+    async fn webhook(&self) -> Result<()> {
+        self.delete(&self.all::<MutatingWebhookConfiguration>(), WEBHOOK).await
+    }
+
+    async fn controller(&self) -> Result<()> {
+        self.delete(&self.own::<Deployment>(), CONTROLLER).await?;
+        self.wait_for_pods("controller").await
+    }
+
+    async fn agents(&self) -> Result<()> {
+        self.delete(&self.own::<DaemonSet>(), AGENT).await?;
+        self.wait_for_pods("kubelet-plugin").await
+    }
+
+    /// Waits until no pod of a component runs: two allocators or publishers must never meet.
+    async fn wait_for_pods(&self, component: &str) -> Result<()> {
+        let of_component = ListParams::default()
+            .labels(&format!("app.kubernetes.io/name=aliquot,app.kubernetes.io/component={component}"));
+        if !self.args.yes {
+            return Ok(());
+        }
+        let started = Instant::now();
+        loop {
+            let left = self.own::<Pod>().list(&of_component).await?.items;
+            if left.is_empty() {
+                return Ok(());
+            }
+            if started.elapsed() > PATIENCE {
+                let names: Vec<String> = left.iter().map(ResourceExt::name_any).collect();
+                anyhow::bail!(
+                    "still running after {} s: {}; run the command again",
+                    PATIENCE.as_secs(),
+                    names.join(", ")
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    }
+
+    /// Lifts our gate; the gates of others stay.
+    async fn gates(&self) -> Result<()> {
+        for pod in self.all::<Pod>().list(&ListParams::default()).await? {
+            let gates = pod.spec.as_ref().and_then(|s| s.scheduling_gates.as_ref());
+            let Some(position) = gates.and_then(|g| g.iter().position(|g| g.name == SCHEDULING_GATE)) else {
+                continue;
+            };
+            let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+            if !self.act(&format!("lift the scheduling gate of pod {namespace}/{name}")) {
+                continue;
+            }
+            // The test keeps a gate that moved meanwhile from being taken for ours.
+            let path = format!("/spec/schedulingGates/{position}");
+            let patch = serde_json::from_value(serde_json::json!([
+                {"op": "test", "path": path, "value": {"name": SCHEDULING_GATE}},
+                {"op": "remove", "path": path},
+            ]))?;
+            let api = Api::<Pod>::namespaced(self.client.clone(), &namespace);
+            let patched = api.patch(&name, &PatchParams::default(), &Patch::Json::<Pod>(patch)).await;
+            ignore_absent(patched.map(drop)).with_context(|| format!("pod {namespace}/{name}"))?;
+        }
+        Ok(())
+    }
+
+    /// Slices with their devices and taints; what runs keeps its devices.
+    async fn devices(&self) -> Result<()> {
+        let of_driver = ListParams::default().fields(&format!("spec.driver={}", self.args.driver_name));
+        let api = self.all::<ResourceSlice>();
+        for slice in api.list(&of_driver).await? {
+            self.delete(&api, &slice.name_any()).await?;
+        }
+        Ok(())
+    }
+
+    /// Claims with our devices that no pod has reserved: nobody else would ever release them.
+    async fn allocations(&self) -> Result<()> {
+        for claim in self.all::<ResourceClaim>().list(&ListParams::default()).await? {
+            let status = claim.status.clone().unwrap_or_default();
+            let results =
+                status.allocation.and_then(|a| a.devices).and_then(|d| d.results).unwrap_or_default();
+            let ours = results.iter().any(|r| r.driver == self.args.driver_name);
+            if !ours || status.reserved_for.is_some_and(|r| !r.is_empty()) {
+                continue;
+            }
+            let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
+            if !self.act(&format!("release claim {namespace}/{name}, which nobody uses")) {
+                continue;
+            }
+            let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);
+            let version = claim.resource_version();
+            let clear =
+                serde_json::json!({"metadata": {"resourceVersion": version}, "status": {"allocation": null}});
+            let cleared = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(clear)).await;
+            let cleared = match cleared {
+                Err(kube::Error::Api(status)) if status.code == 404 => continue,
+                other => other.with_context(|| format!("claim {namespace}/{name}"))?,
+            };
+            let kept: Vec<&String> = cleared.finalizers().iter().filter(|f| *f != CLAIM_FINALIZER).collect();
+            let patch = serde_json::json!({"metadata": {"resourceVersion": cleared.resource_version(), "finalizers": kept}});
+            let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+            ignore_absent(patched.map(drop)).with_context(|| format!("claim {namespace}/{name}"))?;
+        }
+        Ok(())
+    }
+
+    async fn policies(&self) -> Result<()> {
+        for name in POLICIES {
+            self.delete(&self.all::<ValidatingAdmissionPolicyBinding>(), name).await?;
+            self.delete(&self.all::<ValidatingAdmissionPolicy>(), name).await?;
+        }
+        Ok(())
+    }
+
+    async fn classes(&self) -> Result<()> {
+        for name in CLASSES {
+            self.delete(&self.all::<DeviceClass>(), name).await?;
+        }
+        Ok(())
+    }
+}
+
+fn ignore_absent(result: kube::Result<()>) -> kube::Result<()> {
+    match result {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        other => other,
+    }
+}
