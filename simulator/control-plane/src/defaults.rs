@@ -1,0 +1,113 @@
+//! Values that the server fills in.
+
+use serde_json::{Map, Value, json};
+
+use crate::api::ApiServer;
+use crate::kinds::Kind;
+use crate::value::{now, set, set_default, text};
+
+/// Fills in the defaults of a decoded object.
+pub(crate) fn apply(_server: &ApiServer, kind: &Kind, object: &mut Value, _old: Option<&Value>) {
+    match (kind.group.as_str(), kind.plural.as_str()) {
+        ("", "pods") => pod(object),
+        ("", "nodes") => set_default(object, &["spec"], json!({})),
+        ("resource.k8s.io", "resourceslices") => slice(object),
+        ("resource.k8s.io", "resourceclaims") => {
+            claim_spec(object.pointer_mut("/spec"));
+        }
+        ("resource.k8s.io", "resourceclaimtemplates") => {
+            set_default(object, &["spec", "metadata"], json!({}));
+            claim_spec(object.pointer_mut("/spec/spec"));
+        }
+        ("resource.k8s.io", "devicetaintrules") => {
+            set_default(object, &["spec", "taint", "timeAdded"], now());
+        }
+        ("admissionregistration.k8s.io", plural) if plural.ends_with("webhookconfigurations") => {
+            webhooks(object)
+        }
+        _ => {}
+    }
+}
+
+fn each<'a>(value: Option<&'a mut Value>, pointer: &str) -> impl Iterator<Item = &'a mut Value> {
+    value.and_then(|v| v.pointer_mut(pointer)).and_then(Value::as_array_mut).into_iter().flatten()
+}
+
+fn pod(pod: &mut Value) {
+    for (field, value) in [
+        ("restartPolicy", json!("Always")),
+        ("terminationGracePeriodSeconds", json!(30)),
+        ("dnsPolicy", json!("ClusterFirst")),
+        ("schedulerName", json!("default-scheduler")),
+        ("serviceAccountName", json!("default")),
+        ("securityContext", json!({})),
+        ("enableServiceLinks", json!(true)),
+    ] {
+        set_default(pod, &["spec", field], value);
+    }
+    for list in ["/spec/containers", "/spec/initContainers"] {
+        for container in each(Some(&mut *pod), list) {
+            set_default(container, &["resources"], json!({}));
+            set_default(container, &["terminationMessagePath"], "/dev/termination-log");
+            set_default(container, &["terminationMessagePolicy"], "File");
+            set_default(container, &["imagePullPolicy"], "IfNotPresent");
+            // Limits are requests where no request is given.
+            let limits = container.pointer("/resources/limits").and_then(Value::as_object).cloned();
+            for (name, limit) in limits.into_iter().flat_map(Map::into_iter) {
+                set_default(container, &["resources", "requests", &name], limit);
+            }
+        }
+    }
+}
+
+fn slice(slice: &mut Value) {
+    for device in each(Some(slice), "/spec/devices") {
+        for taint in each(Some(device), "/taints") {
+            set_default(taint, &["timeAdded"], now());
+        }
+    }
+}
+
+fn claim_spec(spec: Option<&mut Value>) {
+    for request in each(spec, "/devices/requests") {
+        if let Some(exactly) = request.get_mut("exactly") {
+            device_request(exactly);
+        }
+        for sub in each(Some(request), "/firstAvailable") {
+            device_request(sub);
+        }
+    }
+}
+
+fn device_request(request: &mut Value) {
+    if !request.is_object() {
+        return;
+    }
+    set_default(request, &["allocationMode"], "ExactCount");
+    if text(request, &["allocationMode"]) == "ExactCount" {
+        let absent = request.get("count").and_then(Value::as_i64).unwrap_or(0) == 0;
+        if absent {
+            set(request, &["count"], 1);
+        }
+    }
+    for toleration in each(Some(request), "/tolerations") {
+        set_default(toleration, &["operator"], "Equal");
+    }
+}
+
+fn webhooks(configuration: &mut Value) {
+    for hook in each(Some(configuration), "/webhooks") {
+        for (field, value) in [
+            ("failurePolicy", json!("Fail")),
+            ("matchPolicy", json!("Equivalent")),
+            ("namespaceSelector", json!({})),
+            ("objectSelector", json!({})),
+            ("timeoutSeconds", json!(10)),
+        ] {
+            set_default(hook, &[field], value);
+        }
+        for rule in each(Some(hook), "/rules") {
+            set_default(rule, &["scope"], "*");
+        }
+    }
+}
