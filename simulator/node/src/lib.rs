@@ -10,6 +10,7 @@
 //!
 //! Start reading at [`node`], then [`memory`] and [`mig`].
 
+pub mod artifact;
 pub mod board;
 pub mod compute;
 pub mod error;
@@ -22,9 +23,11 @@ pub mod memory;
 pub mod mig;
 pub mod node;
 mod root;
+mod sight;
 pub mod spec;
 pub mod tables;
 
+pub use artifact::{CUDA_LIBRARY, NVML_LIBRARY, built_library};
 pub use board::{Architecture, Board, CiProfile, Engines, GiProfile};
 pub use error::NodeError;
 pub use events::Event;
@@ -34,5 +37,6 @@ pub use map::now_ns;
 pub use memory::{MemoryInfo, ProcessUse, SharedMemory};
 pub use mig::{Activation, CiInfo, GiInfo, MigDevice, MigMode};
 pub use node::{DEFAULT_DIR, Node, Pool};
+pub use sight::Sight;
 pub use spec::{Gpu, GpuSpec, NodeSpec, ProcessView, ci_capability_minor, gi_capability_minor};
 pub use tables::{BOARDS, board};
