@@ -1,4 +1,4 @@
-//! Becomes a container of the demo: the host's file system under an overlay, with the binds, device
+//! Becomes a container of the demo: the host's system directories under overlays, with the binds, device
 //! nodes and environment that a CDI runtime would have made, in a user and mount namespace of its own.
 //!
 //! Without namespaces the same edits become links in a scratch root, and the limiter, which
@@ -106,21 +106,47 @@ fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
     std::env::set_current_dir("/").context("cannot enter the container's root")
 }
 
-/// The host's root file system with a writable layer that lives as long as the namespace.
+/// Top-level directories of the host that a program needs; the rest of the root is the container's own.
+const SYSTEM: [&str; 9] = ["usr", "etc", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt"];
+
+/// A root of the host's system directories, each with a writable layer that lives as long as the
+/// namespace. One overlay over `/` is impossible here: the kernel does not let a user namespace copy a
+/// mount that has others below it.
 fn overlay_root(scratch: &Path) -> Result<PathBuf> {
     let none = None::<&Path>;
     mount(Some("tmpfs"), scratch, Some("tmpfs"), MsFlags::empty(), none)
         .context("cannot mount a scratch file system")?;
-    let part = |name: &str| -> Result<PathBuf> {
-        let path = scratch.join(name);
-        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        Ok(path)
-    };
-    let (upper, work, root) = (part("upper")?, part("work")?, part("root")?);
-    let options = format!("lowerdir=/,upperdir={},workdir={},userxattr", upper.display(), work.display());
-    mount(Some("overlay"), &root, Some("overlay"), MsFlags::empty(), Some(options.as_str()))
-        .context("cannot lay a writable layer over the host's files")?;
+    let root = scratch.join("root");
+    for dir in ["proc", "sys", "dev", "run", "tmp", "var"] {
+        fs::create_dir_all(root.join(dir))
+            .with_context(|| format!("cannot create {}", root.join(dir).display()))?;
+    }
+    for name in SYSTEM {
+        let (host, target) = (Path::new("/").join(name), root.join(name));
+        let Ok(meta) = fs::symlink_metadata(&host) else { continue };
+        if meta.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(&host)?, &target)?;
+        } else if meta.is_dir() {
+            layer(&host, &scratch.join("layers").join(name), &target)
+                .with_context(|| format!("cannot lay a writable layer over {}", host.display()))?;
+        }
+    }
     Ok(root)
+}
+
+fn layer(host: &Path, layers: &Path, target: &Path) -> Result<()> {
+    let (upper, work) = (layers.join("upper"), layers.join("work"));
+    for dir in [&upper, &work, &target.to_owned()] {
+        fs::create_dir_all(dir)?;
+    }
+    let options = format!(
+        "lowerdir={},upperdir={},workdir={},userxattr",
+        host.display(),
+        upper.display(),
+        work.display()
+    );
+    mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str()))?;
+    Ok(())
 }
 
 /// The path of a container under the root, with no way out of it.
