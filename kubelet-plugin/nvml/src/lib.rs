@@ -1,1 +1,103 @@
-//! GPUs of a node through NVML: inventory, MIG create and destroy, events.
+//! GPUs of a node through NVML: inventory, MIG modes and instances, processes, events.
+//!
+//! [`Gpus`] is the seam: [`NvmlGpus`] is the real library (or the simulator's stand-in, loaded from a
+//! path), `fake::FakeGpus` (feature `test-util`) a node written down in a test. Both pass the same
+//! contract, `contract`.
+//!
+//! What holds:
+//! - The only unsafe code of the node agent is here, in `raw`; no C type leaves it.
+//! - A GPU that cannot be read is reported in [`Inventory::unreadable`] and the others are listed.
+//! - A create that fails leaves nothing behind, or says in the error what it left.
+//! - GPU-instance ids are handles that are used again: [`Gpus::destroy_mig`] destroys an instance
+//!   only if profile, place and UUID are still those of the instance that is meant.
+//! - Every error names the GPU, what was tried, NVML's code and what to do.
+//!
+//! Nothing here decides anything: no policy, no retries, no state beside the library's own.
+//!
+//! Start reading at [`Gpus`], then `real` and `mig`.
+
+mod brand;
+pub mod caps;
+#[cfg(feature = "test-util")]
+pub mod contract;
+mod error;
+mod events;
+mod facts;
+#[cfg(feature = "test-util")]
+pub mod fake;
+mod mig;
+mod observed;
+pub mod pci;
+mod raw;
+mod real;
+
+pub use error::{Cause, GpuError, GpuErrorDetail, NvmlCode, Operation};
+pub use observed::{
+    ComputeMode, Destroyed, DriverInfo, EventKind, GpuEvent, GpuProcess, Inventory, MemoryUse, MigMode,
+    ModeChange, ProcessKind, TimeSlice, Unreadable,
+};
+pub use real::{NvmlGpus, Options};
+
+use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
+use std::time::Duration;
+
+/// The GPUs of a node. Calls block, some of them for seconds (a change of MIG mode, the creation of an
+/// instance): not for an async thread. Everything may be called from several threads at once; calls
+/// that change one GPU are the caller's to put in order.
+pub trait Gpus: Send + Sync {
+    /// The driver's versions.
+    fn driver(&self) -> Result<DriverInfo, GpuError>;
+
+    /// Everything that is slow to change: what each GPU is, and the instances that exist on it.
+    /// Fails only when the library as a whole does not answer.
+    fn inventory(&self) -> Result<Inventory, GpuError>;
+
+    /// The facts of one GPU, read anew.
+    fn gpu(&self, gpu: &GpuUuid) -> Result<GpuInfo, GpuError>;
+
+    /// Whether partitioning is on, now and after the next reset.
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError>;
+
+    /// Switches partitioning. When something holds the GPU the error names the processes, and the
+    /// mode pending is put back, so that no later reset switches what nobody wants any more.
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<ModeChange, GpuError>;
+
+    /// The GPU instances that exist, by ascending start; empty without MIG or with the mode off.
+    fn live_migs(&self, gpu: &GpuUuid) -> Result<Vec<LiveMig>, GpuError>;
+
+    /// Creates a GPU instance of a profile (its lgip id) at a place, and in it the compute instance
+    /// that takes all of it. Undoes the first when the second fails.
+    fn create_mig(&self, gpu: &GpuUuid, profile_id: u32, placement: Placement) -> Result<LiveMig, GpuError>;
+
+    /// Destroys an instance with all its compute instances. An instance that is no longer there, or
+    /// whose id now belongs to another one, is [`Destroyed::WasGone`].
+    fn destroy_mig(&self, mig: &LiveMig) -> Result<Destroyed, GpuError>;
+
+    /// Who uses the GPU, its instances included. Empty where the driver hides processes.
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
+
+    /// How much of the GPU's memory is in use.
+    fn memory(&self, gpu: &GpuUuid) -> Result<MemoryUse, GpuError>;
+
+    /// Who may have contexts.
+    fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, GpuError>;
+
+    /// Sets who may have contexts.
+    fn set_compute_mode(&self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), GpuError>;
+
+    /// Sets how long a process runs before the next one's turn. NVML has no call for it, so this runs
+    /// the driver's `nvidia-smi`.
+    fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError>;
+
+    /// Listens for errors of these GPUs.
+    fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError>;
+}
+
+/// Errors of GPUs as they happen.
+pub trait EventSource: Send {
+    /// The next event, or `None` after `timeout` without one.
+    fn next(&mut self, timeout: Duration) -> Result<Option<GpuEvent>, GpuError>;
+
+    /// GPUs that were asked for and cannot be listened to, with the reason.
+    fn unmonitored(&self) -> &[(GpuUuid, GpuError)];
+}

@@ -1,0 +1,95 @@
+//! MIG capability devices: which `/dev/nvidia-caps/nvidia-cap<n>` opens which instance.
+//!
+//! A process can use a MIG device only if it can open the capability nodes of the GPU instance and
+//! of the compute instance. The driver lists their minor numbers in
+//! `/proc/driver/nvidia-caps/mig-minors`, for every id that an instance could have, once and for all
+//! when the module loads.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Minor numbers of the capability devices of MIG instances.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MigMinors {
+    /// By GPU minor, GPU instance and, for a compute instance, its id.
+    minors: HashMap<(u32, u32, Option<u32>), u32>,
+}
+
+impl MigMinors {
+    /// Reads the driver's list under a proc root (`/proc`). A driver without MIG has none, which is
+    /// an empty list.
+    pub fn read(proc_root: &Path) -> io::Result<Self> {
+        match std::fs::read_to_string(Self::path(proc_root)) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The driver's file.
+    pub fn path(proc_root: &Path) -> PathBuf {
+        proc_root.join("driver/nvidia-caps/mig-minors")
+    }
+
+    /// Takes lines such as `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; others (`config`,
+    /// `monitor`) are not about instances.
+    fn parse(text: &str) -> Self {
+        let minors = text.lines().filter_map(|line| {
+            let (path, minor) = line.trim().rsplit_once(' ')?;
+            let mut parts = path.split('/');
+            let mut number = |prefix: &str| parts.next()?.strip_prefix(prefix)?.parse::<u32>().ok();
+            let (gpu, gi) = (number("gpu")?, number("gi")?);
+            let rest: Vec<&str> = parts.collect();
+            let ci = match rest.as_slice() {
+                ["access"] => None,
+                [ci, "access"] => Some(ci.strip_prefix("ci")?.parse().ok()?),
+                _ => return None,
+            };
+            Some(((gpu, gi, ci), minor.parse().ok()?))
+        });
+        Self { minors: minors.collect() }
+    }
+
+    /// Minor of the capability of a GPU instance.
+    pub fn gpu_instance(&self, gpu_minor: u32, gpu_instance: u32) -> Option<u32> {
+        self.minors.get(&(gpu_minor, gpu_instance, None)).copied()
+    }
+
+    /// Minor of the capability of a compute instance.
+    pub fn compute_instance(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Option<u32> {
+        self.minors.get(&(gpu_minor, gpu_instance, Some(compute_instance))).copied()
+    }
+}
+
+/// The node of a capability, under a `/dev`.
+pub fn device_node(minor: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instances_are_found_and_other_lines_are_not_mistaken_for_them() {
+        let minors = MigMinors::parse(
+            "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\ngpu7/gi13/access 1000\n\
+             gpu7/gi13/ci6/access 1007\nnonsense\ngpu0/gi1/other 9\ngpux/gi1/access 9\n",
+        );
+        assert_eq!(minors.gpu_instance(0, 0), Some(3));
+        assert_eq!(minors.compute_instance(0, 0, 0), Some(4));
+        assert_eq!(minors.gpu_instance(7, 13), Some(1000));
+        assert_eq!(minors.compute_instance(7, 13, 6), Some(1007));
+        assert_eq!(minors.gpu_instance(0, 1), None);
+        assert_eq!(minors.compute_instance(0, 0, 1), None);
+        assert_eq!(minors.minors.len(), 4);
+        assert_eq!(device_node(12), PathBuf::from("/dev/nvidia-caps/nvidia-cap12"));
+    }
+
+    #[test]
+    fn a_driver_without_mig_has_an_empty_list() {
+        let proc = tempfile::tempdir().unwrap();
+        assert_eq!(MigMinors::read(proc.path()).unwrap(), MigMinors::default());
+    }
+}

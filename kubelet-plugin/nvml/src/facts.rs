@@ -1,0 +1,108 @@
+//! The facts of one GPU.
+
+use crate::brand::{architecture, brand_name, cores_per_multiprocessor, mig_mode_needs_reset};
+use crate::raw::DeviceHandle;
+use crate::{Cause, DriverInfo, GpuError, MigMode, NvmlCode, Operation, mig, pci};
+use aliquot_model::{Architecture, GpuInfo, GpuUuid, LiveMig, MigCapability};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+use std::path::Path;
+
+/// Identity of a GPU, or why it cannot be told.
+pub(crate) fn uuid(device: &Device<'_>) -> Result<GpuUuid, Cause> {
+    let text = device.uuid()?;
+    GpuUuid::parse(&text).ok_or_else(|| Cause::Unexpected(format!("{text:?} is not the UUID of a GPU")))
+}
+
+/// MIG mode; `None` on a board without it.
+pub(crate) fn mig_mode(device: &Device<'_>) -> Result<Option<MigMode>, Cause> {
+    match device.mig_mode() {
+        Ok(mode) => Ok(Some(MigMode { current: mode.current == 1, pending: mode.pending == 1 })),
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Everything about a GPU. Identity, minor number, memory and MIG decide what may be given out, so
+/// one of them missing is an error; all others fall back to what a reader can tell from a known value.
+pub(crate) fn read(
+    nvml: &Nvml,
+    device: &Device<'_>,
+    index: u32,
+    gpu: &GpuUuid,
+    driver: &DriverInfo,
+    sys_root: &Path,
+) -> Result<GpuInfo, GpuError> {
+    let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
+    let minor = device.minor_number().map_err(Cause::from).map_err(failed("minor number"))?;
+    let memory = device.memory_info().map_err(Cause::from).map_err(failed("memory size"))?;
+    let product_name = device.name().map_err(Cause::from).map_err(failed("product name"))?;
+    let capability = device
+        .cuda_compute_capability()
+        .map_err(Cause::from)
+        .map(|c| (u32::try_from(c.major).unwrap_or(0), u32::try_from(c.minor).unwrap_or(0)))
+        .map_err(failed("compute capability"))?;
+    let architecture = architecture(device.architecture().ok().as_ref(), capability);
+    let pci_bus_id = device.pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id));
+    let position = pci_bus_id.as_deref().map(|id| pci::position(sys_root, id)).unwrap_or_default();
+    let mig = mig_capability(nvml, device, gpu, memory.total, architecture)?;
+    let told = device.num_cores().ok().zip(cores_per_multiprocessor(capability));
+    let multiprocessors = told.map_or_else(|| largest_profile(&mig), |(cores, per)| cores / per);
+    Ok(GpuInfo {
+        minor,
+        index,
+        uuid: gpu.clone(),
+        product_name,
+        brand: brand_name(device.brand().ok().as_ref()).to_owned(),
+        architecture,
+        compute_capability: capability,
+        driver_version: driver.driver_version.clone(),
+        cuda_driver_version: driver.cuda_version,
+        memory_bytes: memory.total.saturating_sub(memory.reserved),
+        multiprocessors,
+        pci_bus_id,
+        pcie_root: position.root,
+        numa_node: position.numa_node,
+        mig,
+    })
+}
+
+fn largest_profile(mig: &MigCapability) -> u32 {
+    match mig {
+        MigCapability::Unsupported => 0,
+        MigCapability::Supported { profiles, .. } => {
+            profiles.iter().map(|p| p.multiprocessors).max().unwrap_or(0)
+        }
+    }
+}
+
+fn mig_capability(
+    nvml: &Nvml,
+    device: &Device<'_>,
+    gpu: &GpuUuid,
+    memory_bytes: u64,
+    architecture: Architecture,
+) -> Result<MigCapability, GpuError> {
+    let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
+    let Some(mode) = mig_mode(device).map_err(failed("MIG mode"))? else {
+        return Ok(MigCapability::Unsupported);
+    };
+    let profiles = mig::profiles(DeviceHandle::of(nvml, device), memory_bytes)
+        .map_err(|code: NvmlCode| failed("MIG profiles")(code.into()))?;
+    Ok(MigCapability::Supported {
+        enabled: mode.current,
+        pending: mode.pending,
+        needs_reset: mig_mode_needs_reset(architecture),
+        profiles,
+    })
+}
+
+/// The instances on a GPU; none where the mode is off.
+pub(crate) fn live(nvml: &Nvml, device: &Device<'_>, gpu: &GpuUuid) -> Result<Vec<LiveMig>, GpuError> {
+    let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
+    match mig_mode(device).map_err(failed("MIG mode"))? {
+        Some(MigMode { current: true, .. }) => mig::live(DeviceHandle::of(nvml, device), gpu)
+            .map_err(|code| failed("list of GPU instances")(code.into())),
+        _ => Ok(Vec::new()),
+    }
+}
