@@ -130,8 +130,11 @@ fn compute_instances(gi: GiHandle<'_>) -> Result<Vec<Inner<'_>>, NvmlCode> {
     Ok(found)
 }
 
-/// UUIDs of the MIG devices, by GPU-instance and compute-instance id.
-fn mig_uuids(device: DeviceHandle<'_>) -> Result<Vec<((u32, u32), MigUuid)>, NvmlCode> {
+/// Ids of a GPU instance and of a compute instance in it.
+type InstanceIds = (u32, u32);
+
+/// UUIDs of the MIG devices.
+fn mig_uuids(device: DeviceHandle<'_>) -> Result<Vec<(InstanceIds, MigUuid)>, NvmlCode> {
     let mut found = Vec::new();
     for index in 0..device.max_mig_devices()? {
         let mig = match device.mig_device(index) {
