@@ -1,1 +1,29 @@
-//! The node agent: publishes a node's GPUs, prepares and unprepares claims.
+//! The node agent of Aliquot: publishes a node's GPUs, prepares and unprepares claims, writes CDI specs.
+//!
+//! What must always hold:
+//! - no two claims ever hold overlapping hardware on this node, whatever an allocator says ([`plan`]);
+//! - a kill at any instruction leaves nothing that the next start does not put right ([`prepare`]);
+//! - unprepare needs nothing but local state;
+//! - hardware and disk are the truth, memory is a cache;
+//! - nothing that a tenant wrote is trusted: opaque parameters are decoded strictly ([`claim`]).
+//!
+//! Start reading at [`prepare`], then [`plan`] (the decision), [`execute`] (what it does to the node),
+//! [`publish`] (what the node offers) and [`mode`] (who may give it out).
+#![forbid(unsafe_code)]
+
+pub mod args;
+pub mod checkpoint;
+pub mod claim;
+pub mod driver;
+pub mod edits;
+pub mod execute;
+pub mod ledger;
+pub mod mode;
+pub mod plan;
+pub mod prepare;
+pub mod resourceslice;
+pub mod share;
+pub mod store;
+
+#[cfg(test)]
+mod testing;

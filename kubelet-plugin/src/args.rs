@@ -1,0 +1,243 @@
+//! The command line. Every flag has an environment variable where a DaemonSet fills it from the
+//! downward API or from chart values.
+
+use crate::mode::Target;
+use clap::{Parser, ValueEnum};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines, one object a line.
+    Json,
+}
+
+/// Node agent of the Aliquot DRA driver: publishes the node's GPUs, prepares and unprepares claims.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "aliquot-kubelet-plugin", version)]
+pub struct Args {
+    /// Name of the node that this agent serves.
+    #[arg(long, env = "NODE_NAME")]
+    pub node_name: String,
+
+    /// Name of the DRA driver.
+    #[arg(long, env = "DRIVER_NAME", default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub driver_name: String,
+
+    /// UID of our pod. When given, the sockets carry it, so that two instances can run side by side
+    /// during an update (kubelet 1.33 and newer).
+    #[arg(long, env = "POD_UID", default_value = "")]
+    pub pod_uid: String,
+
+    /// Namespace of our pod; the controller's Lease is looked for here.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "aliquot-system")]
+    pub pod_namespace: String,
+
+    /// Directory that the kubelet watches for registration sockets.
+    #[arg(long, env = "REGISTRAR_DIR", default_value = "/var/lib/kubelet/plugins_registry")]
+    pub registrar_dir: PathBuf,
+
+    /// Directory under which our data directory `<plugin-dir>/<driver-name>` lies. The path must be
+    /// the same on the host.
+    #[arg(long, env = "PLUGIN_DIR", default_value = "/var/lib/kubelet/plugins")]
+    pub plugin_dir: PathBuf,
+
+    /// The container runtime's directory of transient CDI specs.
+    #[arg(long, env = "CDI_DIR", default_value = "/var/run/cdi")]
+    pub cdi_dir: PathBuf,
+
+    /// Root of the file system that holds the NVIDIA driver, as this process sees it.
+    #[arg(long, env = "DRIVER_ROOT", default_value = "/")]
+    pub driver_root: PathBuf,
+
+    /// The same root as the host sees it; CDI specs name host paths. Default: `--driver-root`.
+    #[arg(long, env = "HOST_DRIVER_ROOT")]
+    pub host_driver_root: Option<PathBuf>,
+
+    /// Root under which `dev/nvidia*` lie, as this process sees it.
+    #[arg(long, env = "DEV_ROOT", default_value = "/")]
+    pub dev_root: PathBuf,
+
+    /// The same root as the host sees it. Default: `--dev-root`.
+    #[arg(long, env = "HOST_DEV_ROOT")]
+    pub host_dev_root: Option<PathBuf>,
+
+    /// Where `/proc` is.
+    #[arg(long, env = "PROC_ROOT", default_value = "/proc")]
+    pub proc_root: PathBuf,
+
+    /// Where `/sys` is.
+    #[arg(long, env = "SYS_ROOT", default_value = "/sys")]
+    pub sys_root: PathBuf,
+
+    /// Path of `libnvidia-ml.so.1`. Default: looked for under the driver root.
+    #[arg(long, env = "NVML_LIBRARY")]
+    pub nvml_library: Option<PathBuf>,
+
+    /// Host directory that holds `<version>/libaliquot_preload.so` and `libaliquot_core.so`.
+    #[arg(long, env = "LIMITER_DIR", default_value = "/opt/aliquot/limiter")]
+    pub limiter_dir: PathBuf,
+
+    /// Host path of the OCI hook binary; without it the limiter is only mounted, not checked.
+    #[arg(long, env = "OCI_HOOK")]
+    pub oci_hook: Option<PathBuf>,
+
+    /// An extra mount for every container with a device of ours, `host:container[:ro|rw]`.
+    #[arg(long = "container-mount", value_name = "HOST:CONTAINER[:ro|rw]", value_parser = parse_mount)]
+    pub container_mounts: Vec<ExtraMount>,
+
+    /// Who allocates this node's devices, unless the Node says otherwise by label or annotation
+    /// `aliquot.dev/allocator-mode`.
+    #[arg(long, env = "MODE", default_value = "controller")]
+    pub mode: Target,
+
+    /// Most tenants of a shared GPU.
+    #[arg(long, env = "SLOTS", default_value_t = aliquot_model::layout::DEFAULT_SLOTS)]
+    pub slots: u32,
+
+    /// Address of `/healthz`, `/readyz` and `/metrics`.
+    #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:0")]
+    pub http_addr: SocketAddr,
+
+    /// Kubeconfig file. Default: `KUBECONFIG`, else the pod's service account.
+    #[arg(long)]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Log format.
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// How often claims that hold hardware here are looked up in the API.
+    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    pub claim_check_interval: Duration,
+
+    /// How long hardware of a vanished claim that no pod uses is kept before this agent unprepares it
+    /// itself. The kubelet does it first unless it lost its state.
+    #[arg(long, default_value = "5m", value_parser = parse_duration)]
+    pub orphan_grace: Duration,
+
+    /// Destroy GPU instances that nobody knows: not in our ledger, not named by an allocated claim,
+    /// and without a process. With `false` they are only reported and kept out of allocation.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub destroy_unknown_mig: bool,
+
+    /// How long kube-scheduler may still act on devices that it saw untainted: its filter time-out
+    /// and its bind time-out together. Waited out before the controller gets the pool.
+    #[arg(long, default_value = "610s", value_parser = parse_duration)]
+    pub scheduler_timeouts: Duration,
+
+    /// How long the controller's Lease must be expired or absent before a hand-over to kube-scheduler
+    /// goes on without its acknowledgement.
+    #[arg(long, default_value = "60s", value_parser = parse_duration)]
+    pub absent_controller_grace: Duration,
+
+    /// Name of the controller's Lease.
+    #[arg(long, env = "CONTROLLER_LEASE_NAME", default_value = "aliquot-controller")]
+    pub controller_lease_name: String,
+
+    /// How often everything published is compared with what should be, beside watching it.
+    #[arg(long, default_value = "5m", value_parser = parse_duration)]
+    pub resync_interval: Duration,
+
+    /// How long a prepare or unprepare waits for the other instance's lock.
+    #[arg(long, default_value = "20s", value_parser = parse_duration)]
+    pub lock_timeout: Duration,
+
+    /// How often the inventory is read again, beside NVML's events.
+    #[arg(long, default_value = "60s", value_parser = parse_duration)]
+    pub inventory_interval: Duration,
+}
+
+/// A mount that the administrator asked for in every container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ExtraMount {
+    /// Path on the host.
+    pub host: PathBuf,
+    /// Path in the container.
+    pub container: PathBuf,
+    /// Whether the container may write.
+    pub writable: bool,
+}
+
+impl Args {
+    /// `<plugin-dir>/<driver-name>`.
+    pub fn data_dir(&self) -> PathBuf {
+        self.plugin_dir.join(&self.driver_name)
+    }
+
+    /// The driver root as the host sees it.
+    pub fn host_driver_root(&self) -> &Path {
+        self.host_driver_root.as_deref().unwrap_or(&self.driver_root)
+    }
+
+    /// The device root as the host sees it.
+    pub fn host_dev_root(&self) -> &Path {
+        self.host_dev_root.as_deref().unwrap_or(&self.dev_root)
+    }
+}
+
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let span: jiff::SignedDuration = text.parse().map_err(|e| format!("{e} (examples: 10s, 5m, 250ms)"))?;
+    Duration::try_from(span).map_err(|_| "a duration must not be negative".to_owned())
+}
+
+fn parse_mount(text: &str) -> Result<ExtraMount, String> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let (host, container, mode) = match parts.as_slice() {
+        [host, container] => (*host, *container, "ro"),
+        [host, container, mode] => (*host, *container, *mode),
+        _ => return Err("expected host:container or host:container:ro|rw".to_owned()),
+    };
+    let absolute = |path: &str| {
+        let path = PathBuf::from(path);
+        if path.is_absolute() { Ok(path) } else { Err(format!("{} is not an absolute path", path.display())) }
+    };
+    let writable = match mode {
+        "ro" => false,
+        "rw" => true,
+        other => return Err(format!("unknown mode {other:?}, expected ro or rw")),
+    };
+    Ok(ExtraMount { host: absolute(host)?, container: absolute(container)?, writable })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("/a:/b", Some(("/a", "/b", false)))]
+    #[case("/a:/b:rw", Some(("/a", "/b", true)))]
+    #[case("/a:/b:ro", Some(("/a", "/b", false)))]
+    #[case("/a:/b:rx", None)]
+    #[case("/a", None)]
+    #[case("a:/b", None)]
+    fn mounts_are_host_container_and_mode(#[case] text: &str, #[case] want: Option<(&str, &str, bool)>) {
+        let want = want.map(|(host, container, writable)| ExtraMount {
+            host: host.into(),
+            container: container.into(),
+            writable,
+        });
+        assert_eq!(parse_mount(text).ok(), want);
+    }
+
+    #[rstest]
+    #[case("10s", Some(10_000))]
+    #[case("250ms", Some(250))]
+    #[case("5m", Some(300_000))]
+    #[case("-1s", None)]
+    #[case("soon", None)]
+    fn durations_have_units(#[case] text: &str, #[case] millis: Option<u64>) {
+        assert_eq!(parse_duration(text).ok(), millis.map(Duration::from_millis));
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+}

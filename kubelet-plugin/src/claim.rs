@@ -1,0 +1,487 @@
+//! From a ResourceClaim to what the agent is asked to do: pure decoding, nothing trusted.
+//!
+//! Rules (dra.md 2.6 and 4.6): only results of our driver count; config entries apply in order, those of
+//! the class come first and later ones override; opaque parameters are decoded strictly; quantities come
+//! from `consumedCapacity`, never from the request.
+
+use aliquot_model::config::{self, Config, ConfigError, FailMode, GpuConfig, MpsConfig, ShareConfig};
+use aliquot_model::{DeviceKind, DeviceName, Quantity};
+use jiff::Timestamp;
+use k8s_openapi::api::resource::v1::{
+    DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt;
+
+/// A claim as the kubelet names it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ClaimRef {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// UID; a claim of the same name with another UID is another claim.
+    pub uid: String,
+}
+
+impl fmt::Display for ClaimRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{} (uid {})", self.namespace, self.name, self.uid)
+    }
+}
+
+/// Whether a UID is safe as part of a file name. Kubernetes makes UUIDs, but the text comes over a
+/// socket and ends in paths.
+pub fn is_safe_uid(uid: &str) -> bool {
+    !uid.is_empty() && uid.len() <= 64 && uid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+}
+
+/// Settings of a device, after all config entries were applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Settings {
+    /// Whole or time-sliced GPU; `None` when nobody configured it.
+    Gpu(Option<GpuConfig>),
+    /// Partition.
+    Mig,
+    /// Share.
+    Share(ShareConfig),
+    /// MPS.
+    Mps(MpsConfig),
+    /// Admin access.
+    Admin,
+}
+
+/// What a share takes of its device (`consumedCapacity`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Consumed {
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Percent of compute; 0 is best effort.
+    pub cores_percent: u8,
+    /// Slots.
+    pub slots: u64,
+}
+
+/// One allocation result that is ours.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocated {
+    /// Request as in the result, `main` or `main/sub`.
+    pub request: String,
+    /// Pool.
+    pub pool: String,
+    /// Device.
+    pub device: DeviceName,
+    /// Which of the allocations of a shareable device it is.
+    pub share_id: Option<String>,
+    /// Whether it was allocated with admin access.
+    pub admin_access: bool,
+    /// What it takes of a shareable device.
+    pub consumed: Option<Consumed>,
+    /// Settings.
+    pub settings: Settings,
+}
+
+impl Allocated {
+    /// The request without its subrequest, as containers name it.
+    pub fn container_request(&self) -> &str {
+        self.request.split('/').next().unwrap_or_default()
+    }
+
+    /// `<claim uid>-<8 hex digits>`: names CDI device, share directories and mounts of this result, the
+    /// same whenever and wherever it is computed.
+    pub fn result_id(&self, claim_uid: &str) -> String {
+        result_id(claim_uid, &self.request, &self.device.to_string(), self.share_id.as_deref())
+    }
+}
+
+/// See [`Allocated::result_id`].
+pub fn result_id(claim_uid: &str, request: &str, device: &str, share_id: Option<&str>) -> String {
+    let digest = Sha256::digest(format!("{request}/{device}/{}", share_id.unwrap_or_default()));
+    let hex: String = digest.iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+    format!("{claim_uid}-{hex}")
+}
+
+/// Everything that prepare needs of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// Our results, in the order of the allocation. May be empty.
+    pub devices: Vec<Allocated>,
+    /// When it was allocated, if the allocator said so.
+    pub allocated_at: Option<Timestamp>,
+}
+
+/// Why a claim cannot be prepared as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ClaimError {
+    /// Another claim of that name.
+    #[error("claim {claim} no longer exists: the claim of that name has uid {found}")]
+    OtherUid {
+        /// What the kubelet asked for.
+        claim: ClaimRef,
+        /// What the API has.
+        found: String,
+    },
+    /// No allocation.
+    #[error("claim {0} is not allocated; its pod must wait for the allocator")]
+    NotAllocated(ClaimRef),
+    /// A device name that is not ours.
+    #[error("request {request}: device {device:?} in pool {pool} is not a device of this driver")]
+    UnknownDevice {
+        /// Request.
+        request: String,
+        /// Pool.
+        pool: String,
+        /// Device.
+        device: String,
+    },
+    /// A device of another node.
+    #[error("request {request}: device {device} belongs to pool {pool}, this node's pool is {own}")]
+    OtherPool {
+        /// Request.
+        request: String,
+        /// Device.
+        device: String,
+        /// Pool in the result.
+        pool: String,
+        /// Our pool.
+        own: String,
+    },
+    /// Admin access and device kind do not go together.
+    #[error("request {request}: {reason}")]
+    Admin {
+        /// Request.
+        request: String,
+        /// What is wrong.
+        reason: &'static str,
+    },
+    /// A share without or with impossible `consumedCapacity`.
+    #[error("request {request}: consumedCapacity.{capacity} of device {device} {reason}")]
+    Capacity {
+        /// Request.
+        request: String,
+        /// Device.
+        device: String,
+        /// Name of the capacity.
+        capacity: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// Opaque parameters that do not decode.
+    #[error("config entry {index} ({origin}): {error}")]
+    Config {
+        /// Position in `status.allocation.devices.config`.
+        index: usize,
+        /// `FromClass` or `FromClaim`.
+        origin: String,
+        /// Why.
+        error: ConfigError,
+    },
+    /// A config that names a request whose device is of another kind.
+    #[error("config entry {index} ({origin}): {kind} does not apply to request {request}, whose device {device} is of type {device_kind}")]
+    ConfigMismatch {
+        /// Position.
+        index: usize,
+        /// `FromClass` or `FromClaim`.
+        origin: String,
+        /// Config kind.
+        kind: &'static str,
+        /// Request.
+        request: String,
+        /// Device.
+        device: String,
+        /// Its kind.
+        device_kind: DeviceKind,
+    },
+    /// Fail-open asked for by a tenant.
+    #[error("config entry {index} (FromClaim): failMode Open may only be set in a DeviceClass")]
+    FailOpenFromClaim {
+        /// Position.
+        index: usize,
+    },
+}
+
+/// Decodes a claim that the API returned for `claim`.
+///
+/// # Errors
+/// [`ClaimError`], which names the request or config entry at fault.
+pub fn decode(
+    claim: &ClaimRef,
+    object: &ResourceClaim,
+    driver: &str,
+    pool: &str,
+) -> Result<Request, ClaimError> {
+    let found = object.metadata.uid.as_deref().unwrap_or_default();
+    if found != claim.uid {
+        return Err(ClaimError::OtherUid { claim: claim.clone(), found: found.to_owned() });
+    }
+    let allocation = object
+        .status
+        .as_ref()
+        .and_then(|status| status.allocation.as_ref())
+        .ok_or_else(|| ClaimError::NotAllocated(claim.clone()))?;
+    let devices = allocation.devices.as_ref();
+    let results = devices.and_then(|d| d.results.as_deref()).unwrap_or_default();
+    let entries = devices.and_then(|d| d.config.as_deref()).unwrap_or_default();
+    let entries = decode_entries(entries, driver)?;
+    let devices = results
+        .iter()
+        .filter(|result| result.driver == driver)
+        .map(|result| decode_result(result, pool, driver, &entries))
+        .collect::<Result<_, _>>()?;
+    Ok(Request {
+        claim: claim.clone(),
+        devices,
+        allocated_at: allocation.allocation_timestamp.as_ref().map(|time| time.0),
+    })
+}
+
+/// Whether the allocation in the API still holds exactly the devices of `results` for us. `results` are
+/// (request, pool, device, share id).
+pub fn still_allocated(object: &ResourceClaim, driver: &str, results: &[ResultKey]) -> bool {
+    let Some(allocation) = object.status.as_ref().and_then(|s| s.allocation.as_ref()) else {
+        return false;
+    };
+    let found: Vec<ResultKey> = allocation
+        .devices
+        .iter()
+        .flat_map(|d| d.results.iter().flatten())
+        .filter(|result| result.driver == driver)
+        .map(|result| ResultKey {
+            request: result.request.clone(),
+            pool: result.pool.clone(),
+            device: result.device.clone(),
+            share_id: result.share_id.clone(),
+        })
+        .collect();
+    found.len() == results.len() && results.iter().all(|key| found.contains(key))
+}
+
+/// What identifies an allocation result within a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResultKey {
+    /// Request.
+    pub request: String,
+    /// Pool.
+    pub pool: String,
+    /// Device.
+    pub device: String,
+    /// Share.
+    pub share_id: Option<String>,
+}
+
+struct Entry {
+    index: usize,
+    from_class: bool,
+    origin: String,
+    requests: Vec<String>,
+    config: Config,
+}
+
+/// How an entry meets a result.
+#[derive(PartialEq, Eq)]
+enum Reach {
+    /// It names exactly this request.
+    Exact,
+    /// It names all requests, or the request that this is an alternative of.
+    Wide,
+    /// It does not concern it.
+    None,
+}
+
+impl Entry {
+    fn reach(&self, request: &str) -> Reach {
+        let parent = request.split('/').next().unwrap_or_default();
+        if self.requests.iter().any(|named| named == request) {
+            Reach::Exact
+        } else if self.requests.is_empty() || self.requests.iter().any(|named| named == parent) {
+            Reach::Wide
+        } else {
+            Reach::None
+        }
+    }
+}
+
+fn decode_entries(
+    entries: &[DeviceAllocationConfiguration],
+    driver: &str,
+) -> Result<Vec<Entry>, ClaimError> {
+    let ours = entries.iter().enumerate().filter_map(|(index, entry)| {
+        let opaque = entry.opaque.as_ref().filter(|opaque| opaque.driver == driver)?;
+        Some((index, entry, opaque))
+    });
+    let mut decoded: Vec<Entry> = ours
+        .map(|(index, entry, opaque)| {
+            let config = config::decode_strict(&opaque.parameters.0).map_err(|error| ClaimError::Config {
+                index,
+                origin: entry.source.clone(),
+                error,
+            })?;
+            Ok(Entry {
+                index,
+                from_class: entry.source == "FromClass",
+                origin: entry.source.clone(),
+                requests: entry.requests.clone().unwrap_or_default(),
+                config,
+            })
+        })
+        .collect::<Result<_, _>>()?;
+    // The API writes class entries first; another allocator might not have.
+    decoded.sort_by_key(|entry| !entry.from_class);
+    Ok(decoded)
+}
+
+fn decode_result(
+    result: &DeviceRequestAllocationResult,
+    own_pool: &str,
+    driver: &str,
+    entries: &[Entry],
+) -> Result<Allocated, ClaimError> {
+    let request = result.request.clone();
+    let device = DeviceName::parse(&result.device).ok_or_else(|| ClaimError::UnknownDevice {
+        request: request.clone(),
+        pool: result.pool.clone(),
+        device: result.device.clone(),
+    })?;
+    if result.pool != own_pool {
+        return Err(ClaimError::OtherPool {
+            request,
+            device: result.device.clone(),
+            pool: result.pool.clone(),
+            own: own_pool.to_owned(),
+        });
+    }
+    let kind = device.kind();
+    let admin_access = result.admin_access.unwrap_or(false);
+    let admin_fault = match (kind, admin_access) {
+        (DeviceKind::Admin, false) => {
+            Some("an admin device is only for requests with adminAccess: true, in a namespace labelled resource.kubernetes.io/admin-access=true")
+        }
+        (DeviceKind::Admin, true) | (_, false) => None,
+        (_, true) => Some("adminAccess is only granted on admin devices (device type \"admin\")"),
+    };
+    if let Some(reason) = admin_fault {
+        return Err(ClaimError::Admin { request, reason });
+    }
+    let consumed = if kind.shareable() { Some(consumed(result, driver)?) } else { None };
+    let settings = settings(&request, &device, entries)?;
+    Ok(Allocated {
+        request,
+        pool: result.pool.clone(),
+        device,
+        share_id: result.share_id.clone(),
+        admin_access,
+        consumed,
+        settings,
+    })
+}
+
+fn consumed(result: &DeviceRequestAllocationResult, driver: &str) -> Result<Consumed, ClaimError> {
+    let amount = |capacity: &'static str, most: u64| {
+        let fail = |reason: String| ClaimError::Capacity {
+            request: result.request.clone(),
+            device: result.device.clone(),
+            capacity,
+            reason,
+        };
+        let capacities = result.consumed_capacity.as_ref();
+        // Unqualified names belong to the driver's domain; an allocator may write either.
+        let found = capacities.and_then(|c| c.get(capacity).or_else(|| c.get(&format!("{driver}/{capacity}"))));
+        let text = found.ok_or_else(|| {
+            fail("is absent; was the claim allocated while DRAConsumableCapacity was off?".to_owned())
+        })?;
+        let value: Quantity = text.0.parse().map_err(|error| fail(format!("is invalid: {error}")))?;
+        value
+            .to_u64()
+            .filter(|value| *value <= most)
+            .ok_or_else(|| fail(format!("is {}, outside 0 to {most}", text.0)))
+    };
+    if result.share_id.is_none() {
+        return Err(ClaimError::Capacity {
+            request: result.request.clone(),
+            device: result.device.clone(),
+            capacity: "memory",
+            reason: "comes without a shareID".to_owned(),
+        });
+    }
+    let cores = amount("cores", 100)?;
+    let memory_bytes = amount("memory", u64::MAX)?;
+    if memory_bytes == 0 {
+        // In a quota file 0 means no limit.
+        return Err(ClaimError::Capacity {
+            request: result.request.clone(),
+            device: result.device.clone(),
+            capacity: "memory",
+            reason: "is 0; a share needs memory".to_owned(),
+        });
+    }
+    Ok(Consumed {
+        memory_bytes,
+        cores_percent: u8::try_from(cores).unwrap_or(100),
+        slots: amount("slots", u64::from(u32::MAX))?,
+    })
+}
+
+/// Whether a config kind says something about a device kind.
+const fn applies(config: &Config, kind: DeviceKind) -> bool {
+    matches!(
+        (config, kind),
+        (Config::Gpu(_), DeviceKind::Gpu | DeviceKind::TimeSlice)
+            | (Config::Mig(_), DeviceKind::Mig)
+            | (Config::Share(_), DeviceKind::Share)
+            | (Config::Mps(_), DeviceKind::Mps)
+    )
+}
+
+fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Settings, ClaimError> {
+    let kind = device.kind();
+    let mut settings = match kind {
+        DeviceKind::Gpu | DeviceKind::TimeSlice => Settings::Gpu(None),
+        DeviceKind::Mig => Settings::Mig,
+        DeviceKind::Share => Settings::Share(ShareConfig::default()),
+        DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
+        DeviceKind::Admin => Settings::Admin,
+    };
+    let mut class_fails_open = false;
+    for entry in entries {
+        let reach = entry.reach(request);
+        if reach == Reach::None {
+            continue;
+        }
+        if !applies(&entry.config, kind) {
+            // A wide entry concerns those of its requests that it fits.
+            if reach == Reach::Exact {
+                return Err(ClaimError::ConfigMismatch {
+                    index: entry.index,
+                    origin: entry.origin.clone(),
+                    kind: entry.config.kind(),
+                    request: request.to_owned(),
+                    device: device.to_string(),
+                    device_kind: kind,
+                });
+            }
+            continue;
+        }
+        settings = match &entry.config {
+            Config::Gpu(config) => Settings::Gpu(Some(config.clone())),
+            Config::Mig(_) => Settings::Mig,
+            Config::Mps(config) => Settings::Mps(config.clone()),
+            Config::Share(config) => {
+                let open = config.fail_mode == FailMode::Open;
+                if entry.from_class {
+                    class_fails_open = open;
+                } else if open && !class_fails_open {
+                    return Err(ClaimError::FailOpenFromClaim { index: entry.index });
+                }
+                Settings::Share(config.clone())
+            }
+        };
+    }
+    Ok(settings)
+}
+
+#[cfg(test)]
+#[path = "claim/tests.rs"]
+mod tests;

@@ -1,0 +1,206 @@
+//! A claim's CDI spec: one device for each allocation result, because the kubelet gives a container
+//! only the ids of the requests that it names, and one with the edits that are common to all. Pure.
+//!
+//! Nothing here may collide when one container gets several devices: variables, paths and directories
+//! carry the result id, and what is common is the same whoever asks.
+
+use crate::args::ExtraMount;
+use crate::claim::ClaimRef;
+use crate::driver::DriverFiles;
+use crate::ledger::{Device, Share};
+use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
+use std::path::{Path, PathBuf};
+
+/// Class part of our CDI kind; the vendor is the driver's name.
+pub const CLASS: &str = "claim";
+/// Where containers find quota files.
+pub const QUOTA_DIR: &str = "/run/aliquot/quota";
+/// Where containers find regions.
+pub const REGION_DIR: &str = "/run/aliquot/region";
+/// Where containers find the limiter.
+pub const LIMITER_DIR: &str = "/usr/local/lib/aliquot";
+/// The limiter's stub.
+pub const PRELOAD: &str = "libaliquot_preload.so";
+/// The limiter's core.
+pub const CORE: &str = "libaliquot_core.so";
+
+/// The limiter's files on the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limiter {
+    /// Release; part of the path in the container.
+    pub version: String,
+    /// Directory with both files.
+    pub host_dir: PathBuf,
+    /// File with the one line that names the stub, for `/etc/ld.so.preload`.
+    pub preload_file: PathBuf,
+}
+
+/// Facts of the node that all specs share.
+#[derive(Debug, Clone)]
+pub struct Site {
+    /// Driver name.
+    pub driver: String,
+    /// Driver files.
+    pub files: DriverFiles,
+    /// Root of device nodes on the host.
+    pub host_dev_root: PathBuf,
+    /// Mounts that the administrator asked for.
+    pub mounts: Vec<ExtraMount>,
+    /// Host directory of shares.
+    pub shares_dir: PathBuf,
+    /// Host path of the OCI hook.
+    pub oci_hook: Option<PathBuf>,
+}
+
+/// What of a device is known only when it exists.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Nodes {
+    /// Minor number of the GPU.
+    pub minor: u32,
+    /// Minor numbers of capability nodes.
+    pub caps: Vec<u32>,
+}
+
+/// CDI id of a result.
+pub fn device_id(driver: &str, result_id: &str) -> String {
+    format!("{driver}/{CLASS}={result_id}")
+}
+
+/// CDI id of the edits common to a claim.
+pub fn common_id(driver: &str, uid: &str) -> String {
+    format!("{driver}/{CLASS}={uid}-common")
+}
+
+/// Name of a claim's spec file without suffix.
+pub fn spec_name(driver: &str, uid: &str) -> String {
+    format!("{}{uid}", spec_prefix(driver))
+}
+
+/// What the names of all our spec files start with.
+pub fn spec_prefix(driver: &str) -> String {
+    format!("{driver}-{CLASS}-")
+}
+
+/// The spec of a claim.
+///
+/// # Errors
+/// If the driver's name is not a CDI vendor.
+pub fn spec(
+    site: &Site,
+    claim: &ClaimRef,
+    devices: &[(Device, Nodes)],
+    limiter: Option<&Limiter>,
+    indexed_env: bool,
+) -> Result<Spec, NameError> {
+    let kind = format!("{}/{CLASS}", site.driver).parse()?;
+    let mut cdi = vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site))];
+    for (device, nodes) in devices {
+        cdi.push(CdiDevice::new(device.result_id.parse()?, of_device(site, device, nodes, limiter, indexed_env)));
+    }
+    Ok(Spec::new(kind, cdi))
+}
+
+fn common(site: &Site) -> ContainerEdits {
+    let mut edits = ContainerEdits::default();
+    // A legacy NVIDIA runtime hook in the path must not add devices of its own.
+    edits.set_env("NVIDIA_VISIBLE_DEVICES", "void");
+    edits.device_nodes = site.files.control_nodes.iter().map(|name| node(site, name)).collect();
+    let files = site.files.libraries.iter().chain(&site.files.binaries);
+    for file in files {
+        let host = file.host.to_string_lossy();
+        // Programs and libraries are executed, so no `noexec`; read-only holds.
+        edits.mounts.extend(file.container.iter().map(|container| Mount::read_only(host.clone(), container.clone())));
+    }
+    for mount in &site.mounts {
+        let (host, container) = (mount.host.to_string_lossy(), mount.container.to_string_lossy());
+        edits.mounts.push(if mount.writable {
+            Mount::read_write(host, container)
+        } else {
+            Mount::read_only(host, container)
+        });
+    }
+    edits
+}
+
+fn node(site: &Site, name: &str) -> DeviceNode {
+    let host = site.host_dev_root.join("dev").join(name);
+    let path = format!("/dev/{name}");
+    let mut node = if host == Path::new(&path) {
+        DeviceNode::at(path)
+    } else {
+        DeviceNode::from_host(path, host.to_string_lossy())
+    };
+    node.permissions = Some("rw".to_owned());
+    node
+}
+
+fn of_device(
+    site: &Site,
+    device: &Device,
+    nodes: &Nodes,
+    limiter: Option<&Limiter>,
+    indexed_env: bool,
+) -> ContainerEdits {
+    let mut edits = ContainerEdits::default();
+    edits.device_nodes.push(node(site, &format!("nvidia{}", nodes.minor)));
+    edits
+        .device_nodes
+        .extend(nodes.caps.iter().map(|cap| node(site, &format!("nvidia-caps/nvidia-cap{cap}"))));
+    let tail = device.result_id.rsplit('-').next().unwrap_or_default();
+    let uuid = device
+        .partition
+        .as_ref()
+        .and_then(|partition| partition.uuid.as_ref())
+        .map_or_else(|| device.gpu.to_string(), ToString::to_string);
+    edits.set_env(&format!("ALIQUOT_DEVICE_{tail}"), &format!("{}={uuid}", device.device));
+    if let Some(share) = &device.share {
+        share_env(&mut edits, device, share, tail, indexed_env);
+        if let Some(limiter) = limiter {
+            mount_limiter(&mut edits, site, device, limiter);
+        }
+    }
+    edits
+}
+
+/// Informational; the quota file is what counts.
+fn share_env(edits: &mut ContainerEdits, device: &Device, share: &Share, tail: &str, indexed: bool) {
+    let Share { consumed, order, .. } = share;
+    edits.set_env(
+        &format!("ALIQUOT_SHARE_{tail}"),
+        &format!("uuid={},memory={},cores={}", device.gpu, consumed.memory_bytes, consumed.cores_percent),
+    );
+    if indexed {
+        let mebibytes = consumed.memory_bytes >> 20;
+        edits.set_env(&format!("CUDA_DEVICE_MEMORY_LIMIT_{order}"), &format!("{mebibytes}m"));
+        if consumed.cores_percent > 0 {
+            edits.set_env(&format!("CUDA_DEVICE_SM_LIMIT_{order}"), &consumed.cores_percent.to_string());
+        }
+    }
+}
+
+fn mount_limiter(edits: &mut ContainerEdits, site: &Site, device: &Device, limiter: &Limiter) {
+    let id = &device.result_id;
+    let share = site.shares_dir.join(id);
+    let inside = format!("{LIMITER_DIR}/{}", limiter.version);
+    let host = |name: &str| limiter.host_dir.join(name).to_string_lossy().into_owned();
+    edits.mounts.extend([
+        Mount::read_only(host(PRELOAD), format!("{inside}/{PRELOAD}")),
+        Mount::read_only(host(CORE), format!("{inside}/{CORE}")),
+        Mount::read_only(limiter.preload_file.to_string_lossy(), "/etc/ld.so.preload"),
+        Mount::read_only(share.join("quota").to_string_lossy(), format!("{QUOTA_DIR}/{id}")),
+        Mount::read_write(share.join("region").to_string_lossy(), format!("{REGION_DIR}/{id}")),
+    ]);
+    if let Some(hook) = &site.oci_hook {
+        edits.hooks.push(Hook {
+            hook_name: HookName::CreateContainer,
+            path: hook.to_string_lossy().into_owned(),
+            args: vec!["aliquot-oci-hook".to_owned(), "limiter".to_owned(), "--version".to_owned(), limiter.version.clone()],
+            env: Vec::new(),
+            timeout: None,
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "edits/tests.rs"]
+mod tests;

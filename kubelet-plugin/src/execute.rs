@@ -1,0 +1,377 @@
+//! Runs steps and their inverses on the node: hardware, directories, CDI specs. No decisions.
+
+use crate::driver::CapMinors;
+use crate::edits::{self, Limiter, Nodes, Site};
+use crate::ledger::{Device, Ledger, Record};
+use crate::plan::{Step, Undo};
+use crate::share::{self, ShareError};
+use crate::store::{StoreError, io_error, replace};
+use aliquot_cdi::{DirError, NameError, SpecDir};
+use aliquot_model::config::TimeSliceInterval;
+use aliquot_model::{GpuUuid, LiveMig, MigCapability, Placement};
+use aliquot_nvml::{GpuError, Gpus, NvmlCode, TimeSlice};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a step or its inverse failed.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// The GPU refused.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
+    /// Share directories.
+    #[error(transparent)]
+    Share(#[from] ShareError),
+    /// The file system.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The CDI directory.
+    #[error("{0}{tail}", tail = causes(.0))]
+    Cdi(#[from] DirError),
+    /// A name that CDI does not allow.
+    #[error("cannot name a CDI device: {0}")]
+    Name(#[from] NameError),
+    /// The limiter is not on this node.
+    #[error("the limiter is not installed: no {} with libaliquot_preload.so and libaliquot_core.so; a share without it would have no limit", .0.display())]
+    NoLimiter(PathBuf),
+    /// A device node that a container needs is absent.
+    #[error("{} does not exist; load the driver's nodes with nvidia-modprobe", .0.display())]
+    NoNode(PathBuf),
+    /// The kernel lists no capability for an instance.
+    #[error("the driver lists no capability for GPU instance {gpu_instance} of GPU {gpu} under {}", path.display())]
+    NoCapability {
+        /// GPU.
+        gpu: GpuUuid,
+        /// GPU instance.
+        gpu_instance: u32,
+        /// The list.
+        path: PathBuf,
+    },
+    /// A partition that was just made is not there.
+    #[error("the partition at {placement} on GPU {gpu} is gone")]
+    PartitionGone {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Place.
+        placement: Placement,
+    },
+    /// A step that does not fit its record.
+    #[error("the checkpoint does not say what share {0} may use")]
+    NoQuota(String),
+}
+
+/// The chain of causes, as one text.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = String::new();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(&format!(": {error}"));
+        source = error.source();
+    }
+    text
+}
+
+/// Called between any two changes of the node; a test ends the process here.
+#[derive(Clone, Default)]
+pub struct Probe(Option<Arc<dyn Fn(&str) + Send + Sync>>);
+
+impl Probe {
+    /// A probe that calls a function.
+    pub fn new(probe: impl Fn(&str) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(probe)))
+    }
+
+    /// Reports a point.
+    pub fn at(&self, point: &str) {
+        if let Some(probe) = &self.0 {
+            probe(point);
+        }
+    }
+}
+
+impl fmt::Debug for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Probe")
+    }
+}
+
+/// The node as steps change it.
+#[derive(Clone)]
+pub struct Machine {
+    /// GPUs.
+    pub gpus: Arc<dyn Gpus>,
+    /// CDI directory.
+    pub cdi: SpecDir,
+    /// Facts for CDI specs.
+    pub site: Site,
+    /// Directory of shares, as this process sees it.
+    pub shares: PathBuf,
+    /// Directory of limiter releases.
+    pub limiter_dir: PathBuf,
+    /// Our data directory.
+    pub data_dir: PathBuf,
+    /// Root of device nodes, as this process sees it.
+    pub dev_root: PathBuf,
+    /// `/proc`.
+    pub proc_root: PathBuf,
+    /// For tests.
+    pub probe: Probe,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Machine").field("cdi", &self.cdi).field("shares", &self.shares).finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// Runs a step. What becomes known by it (a partition's UUID) is noted in the record.
+    ///
+    /// # Errors
+    /// [`StepError`]; the step's inverse is then still due.
+    pub fn run(&self, record: &mut Record, step: &Step) -> Result<(), StepError> {
+        self.probe.at("before step");
+        match step {
+            Step::SwitchMig { gpu, on } => self.switch_mig(gpu, *on)?,
+            Step::CreatePartition { gpu, profile_id, placement, .. } => {
+                let live = self.gpus.create_mig(gpu, *profile_id, *placement)?;
+                for device in record.devices.iter_mut().filter(|device| &device.gpu == gpu) {
+                    if let Some(partition) = device.partition.as_mut().filter(|p| p.placement == *placement) {
+                        partition.uuid.clone_from(&live.uuid);
+                    }
+                }
+            }
+            Step::SetTimeSlice { gpu, interval } => self.gpus.set_time_slice(gpu, time_slice(*interval))?,
+            Step::MakeShare { result_id } => {
+                let device = record.devices.iter().find(|device| &device.result_id == result_id);
+                let (device, share) = device
+                    .and_then(|device| Some((device, device.share.as_ref()?)))
+                    .ok_or_else(|| StepError::NoQuota(result_id.clone()))?;
+                share::make(&self.shares, device, share)?;
+            }
+            Step::WriteSpec => self.write_spec(record)?,
+        }
+        self.probe.at("after step");
+        Ok(())
+    }
+
+    /// Runs an inverse. Right from any state that a crash can leave.
+    ///
+    /// # Errors
+    /// [`StepError`]; it can be run again.
+    pub fn undo(&self, record: &Record, undo: &Undo, ledger: &Ledger, boot_id: &str) -> Result<(), StepError> {
+        self.probe.at("before undo");
+        match undo {
+            Undo::SettleMig { gpu } => self.settle_mig(record, gpu, ledger),
+            Undo::DestroyPartition { gpu, placement } => self.destroy(record, gpu, *placement, boot_id)?,
+            Undo::ResetTimeSlice { gpu } => self.reset_time_slice(record, gpu, ledger),
+            Undo::RemoveShare { result_id } => share::remove(&self.shares, result_id)?,
+            Undo::RemoveSpec => {
+                self.cdi.remove(&edits::spec_name(&self.site.driver, &record.claim.uid))?;
+            }
+        }
+        self.probe.at("after undo");
+        Ok(())
+    }
+
+    fn switch_mig(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepError> {
+        if self.gpus.mig_mode(gpu)?.current != on {
+            self.gpus.set_mig_mode(gpu, on)?;
+            tracing::info!(gpu.uuid = %gpu, on, "switched MIG mode");
+        }
+        Ok(())
+    }
+
+    /// Whoever removes the last partition switches the mode off. A mode that stays on harms nobody: a
+    /// whole-GPU claim switches it off itself, so failures are only warned of.
+    fn settle_mig(&self, record: &Record, gpu: &GpuUuid, ledger: &Ledger) {
+        let used = ledger.others(&record.claim.uid, gpu).any(|(_, device)| device.partition.is_some());
+        if used {
+            return;
+        }
+        let settle = || -> Result<bool, GpuError> {
+            let info = self.gpus.gpu(gpu)?;
+            let MigCapability::Supported { enabled: true, needs_reset: false, .. } = info.mig else {
+                return Ok(false);
+            };
+            if !self.gpus.live_migs(gpu)?.is_empty() {
+                return Ok(false);
+            }
+            self.gpus.set_mig_mode(gpu, false).map(|_| true)
+        };
+        match settle() {
+            Ok(true) => tracing::info!(gpu.uuid = %gpu, "switched MIG mode off after the last partition"),
+            Ok(false) => {}
+            Err(error) => tracing::warn!(gpu.uuid = %gpu, %error, "MIG mode stays on"),
+        }
+    }
+
+    fn destroy(
+        &self,
+        record: &Record,
+        gpu: &GpuUuid,
+        placement: Placement,
+        boot_id: &str,
+    ) -> Result<(), StepError> {
+        let live = match self.gpus.live_migs(gpu) {
+            Ok(live) => live,
+            Err(error) if is_gone(&error) => {
+                tracing::warn!(gpu.uuid = %gpu, %error, "the GPU is gone and its partition with it");
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let known = record
+            .devices
+            .iter()
+            .filter(|device| &device.gpu == gpu)
+            .filter_map(|device| device.partition.as_ref())
+            .find(|partition| partition.placement == placement)
+            .and_then(|partition| partition.uuid.as_ref());
+        for mig in live.iter().filter(|mig| mig.placement == placement) {
+            // After a reboot our partition is gone; another one in its place is somebody else's.
+            let foreign = record.boot_id != boot_id
+                && matches!((known, &mig.uuid), (Some(known), Some(found)) if known != found);
+            if foreign {
+                continue;
+            }
+            self.gpus.destroy_mig(mig)?;
+            tracing::info!(gpu.uuid = %gpu, %placement, "destroyed the partition");
+        }
+        Ok(())
+    }
+
+    /// As with the mode: a time slice that stays is no reason to keep a claim from being released.
+    fn reset_time_slice(&self, record: &Record, gpu: &GpuUuid, ledger: &Ledger) {
+        let used = ledger.others(&record.claim.uid, gpu).any(|(_, device)| device.time_slice.is_some());
+        if used {
+            return;
+        }
+        if let Err(error) = self.gpus.set_time_slice(gpu, TimeSlice::Default) {
+            tracing::warn!(gpu.uuid = %gpu, %error, "the time slice stays as the claim had it");
+        }
+    }
+
+    /// Writes the claim's CDI spec from the hardware as it is now.
+    ///
+    /// # Errors
+    /// [`StepError`] if something that the spec must name is not there.
+    pub fn write_spec(&self, record: &Record) -> Result<(), StepError> {
+        let limiter =
+            record.devices.iter().any(|device| device.share.is_some()).then(|| self.limiter()).transpose()?;
+        let caps = CapMinors::read(&self.proc_root);
+        let devices = record
+            .devices
+            .iter()
+            .map(|device| Ok((device.clone(), self.nodes(device, &caps)?)))
+            .collect::<Result<Vec<_>, StepError>>()?;
+        let indexed = record.indexed_env;
+        let spec = edits::spec(&self.site, &record.claim, &devices, limiter.as_ref(), indexed)?;
+        self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
+        Ok(())
+    }
+
+    /// Device nodes of a result.
+    fn nodes(&self, device: &Device, caps: &CapMinors) -> Result<Nodes, StepError> {
+        let info = self.gpus.gpu(&device.gpu)?;
+        self.require_node(&format!("nvidia{}", info.minor))?;
+        let mut nodes = Nodes { minor: info.minor, caps: Vec::new() };
+        let admin = device.held.is_none();
+        if device.partition.is_none() && !admin {
+            return Ok(nodes);
+        }
+        let live = self.gpus.live_migs(&device.gpu)?;
+        match &device.partition {
+            Some(partition) => {
+                let mig = live.iter().find(|mig| mig.placement == partition.placement && mig.uuid.is_some());
+                let mig = mig.ok_or_else(|| StepError::PartitionGone {
+                    gpu: device.gpu.clone(),
+                    placement: partition.placement,
+                })?;
+                nodes.caps.extend(self.caps_of(info.minor, mig, caps)?);
+            }
+            None => {
+                // Admin access shows the GPU with all its partitions; what cannot be shown is left out.
+                nodes.caps.extend(caps.monitor());
+                for mig in &live {
+                    nodes.caps.extend(self.caps_of(info.minor, mig, caps).into_iter().flatten());
+                }
+                nodes.caps.retain(|cap| self.require_node(&format!("nvidia-caps/nvidia-cap{cap}")).is_ok());
+            }
+        }
+        for cap in &nodes.caps {
+            self.require_node(&format!("nvidia-caps/nvidia-cap{cap}"))?;
+        }
+        Ok(nodes)
+    }
+
+    fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &CapMinors) -> Result<[u32; 2], StepError> {
+        let found = mig.compute_instance.and_then(|compute| {
+            Some([
+                caps.gpu_instance(minor, mig.gpu_instance)?,
+                caps.compute_instance(minor, mig.gpu_instance, compute)?,
+            ])
+        });
+        found.ok_or_else(|| StepError::NoCapability {
+            gpu: mig.parent.clone(),
+            gpu_instance: mig.gpu_instance,
+            path: self.proc_root.join("driver/nvidia-caps/mig-minors"),
+        })
+    }
+
+    fn require_node(&self, name: &str) -> Result<(), StepError> {
+        let path = self.dev_root.join("dev").join(name);
+        if path.exists() { Ok(()) } else { Err(StepError::NoNode(path)) }
+    }
+
+    /// The limiter of our release, or else the only one that is installed. Its preload file is written
+    /// when it is missing, at a path of its own version, so that running containers keep theirs.
+    ///
+    /// # Errors
+    /// [`StepError::NoLimiter`] if there is none.
+    pub fn limiter(&self) -> Result<Limiter, StepError> {
+        let (version, host_dir) = find_limiter(&self.limiter_dir)
+            .ok_or_else(|| StepError::NoLimiter(self.limiter_dir.join(env!("CARGO_PKG_VERSION"))))?;
+        let dir = self.data_dir.join("limiter").join(&version);
+        let preload_file = dir.join("ld.so.preload");
+        let content = format!("{}/{version}/{}\n", edits::LIMITER_DIR, edits::PRELOAD);
+        if fs::read(&preload_file).ok().as_deref() != Some(content.as_bytes()) {
+            fs::create_dir_all(&dir).map_err(io_error("create", &dir))?;
+            replace(&preload_file, content.as_bytes(), 0o644)?;
+        }
+        Ok(Limiter { version, host_dir, preload_file })
+    }
+}
+
+/// Version and directory of the limiter to mount.
+fn find_limiter(dir: &Path) -> Option<(String, PathBuf)> {
+    let complete = |path: &Path| path.join(edits::PRELOAD).is_file() && path.join(edits::CORE).is_file();
+    let own = dir.join(env!("CARGO_PKG_VERSION"));
+    if complete(&own) {
+        return Some((env!("CARGO_PKG_VERSION").to_owned(), own));
+    }
+    let mut found = fs::read_dir(dir)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| complete(path))
+        .filter_map(|path| Some((path.file_name()?.to_str()?.to_owned(), path)));
+    let only = found.next()?;
+    found.next().is_none().then_some(only)
+}
+
+const fn time_slice(interval: TimeSliceInterval) -> TimeSlice {
+    match interval {
+        TimeSliceInterval::Default => TimeSlice::Default,
+        TimeSliceInterval::Short => TimeSlice::Short,
+        TimeSliceInterval::Medium => TimeSlice::Medium,
+        TimeSliceInterval::Long => TimeSlice::Long,
+    }
+}
+
+/// Whether the error says that the GPU is not there any more, so that nothing on it needs undoing.
+pub fn is_gone(error: &GpuError) -> bool {
+    error.is_lost() || matches!(error.code(), Some(NvmlCode::NOT_FOUND | NvmlCode::GPU_NOT_FOUND))
+}

@@ -1,0 +1,278 @@
+//! What this node holds for which claim: the data of the checkpoint and the rules over it. Pure.
+//!
+//! The ledger is the last line of defence (design.md, "Who allocates", rule 8): whatever an allocator
+//! or a race says, nothing is prepared that overlaps something prepared.
+
+use crate::claim::{ClaimRef, Consumed, ResultKey};
+use crate::plan::Step;
+use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
+use aliquot_model::layout::Holding;
+use aliquot_model::{DeviceKind, DeviceName, GpuUuid, LiveMig, MigUuid, Placement, ProfileName};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// How far a claim is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum State {
+    /// Steps may have run, any number of them. After a crash they are all undone.
+    Started,
+    /// Everything is done; the answer to the kubelet can be given again.
+    Completed,
+    /// Undoing may have run, any part of it. After a crash it is run again.
+    Unpreparing,
+    /// It was completed in an earlier boot and could not be prepared again yet: nothing of it exists,
+    /// but the claim keeps its place until it is prepared again or unprepared.
+    Lost,
+}
+
+impl State {
+    /// For messages.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Started => "being prepared",
+            Self::Completed => "prepared",
+            Self::Unpreparing => "being unprepared",
+            Self::Lost => "waiting to be prepared again after a reboot",
+        }
+    }
+}
+
+/// What a device holds of its GPU, in the checkpoint's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Held {
+    /// All of it, alone.
+    Whole,
+    /// A partition.
+    Partition(Placement),
+    /// Shares of it.
+    Share,
+    /// Time slices of it.
+    TimeSlice,
+    /// MPS clients of it.
+    Mps,
+}
+
+impl Held {
+    /// From the model's word.
+    pub const fn from_holding(holding: Holding) -> Self {
+        match holding {
+            Holding::Whole => Self::Whole,
+            Holding::Partition(placement) => Self::Partition(placement),
+            Holding::Shared(DeviceKind::TimeSlice) => Self::TimeSlice,
+            Holding::Shared(DeviceKind::Mps) => Self::Mps,
+            Holding::Shared(_) => Self::Share,
+        }
+    }
+
+    /// To the model's word.
+    pub const fn holding(self) -> Holding {
+        match self {
+            Self::Whole => Holding::Whole,
+            Self::Partition(placement) => Holding::Partition(placement),
+            Self::Share => Holding::Shared(DeviceKind::Share),
+            Self::TimeSlice => Holding::Shared(DeviceKind::TimeSlice),
+            Self::Mps => Holding::Shared(DeviceKind::Mps),
+        }
+    }
+}
+
+/// A partition of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Partition {
+    /// Profile's lgip id.
+    pub profile_id: u32,
+    /// Profile's name.
+    pub profile: ProfileName,
+    /// Where it lies.
+    pub placement: Placement,
+    /// It existed before and is given back, not destroyed (a node without counters, where the
+    /// administrator cuts the GPUs).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub adopted: bool,
+    /// UUID of the MIG device, known once it exists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<MigUuid>,
+}
+
+/// Quota of a share.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Share {
+    /// What it may use.
+    pub consumed: Consumed,
+    /// Hard or soft.
+    pub compute_policy: ComputePolicy,
+    /// Order of borrowers.
+    pub priority: i8,
+    /// When the limiter cannot work.
+    pub fail_mode: FailMode,
+    /// Position among the claim's devices, for indexed variables.
+    pub order: u16,
+}
+
+/// One allocation result of a claim as this node holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    /// Names CDI device, directories and mounts.
+    pub result_id: String,
+    /// Request as in the result.
+    pub request: String,
+    /// Pool.
+    pub pool: String,
+    /// Device name.
+    pub device: String,
+    /// Share id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share_id: Option<String>,
+    /// GPU that the name meant when the claim was prepared first. Binding for ever.
+    pub gpu: GpuUuid,
+    /// What it holds; nothing for admin access.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held: Option<Held>,
+    /// Partition, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<Partition>,
+    /// What it takes of a shareable device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub consumed: Option<Consumed>,
+    /// Quota, if it is a share.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub share: Option<Share>,
+    /// Time slice that the claim asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time_slice: Option<TimeSliceInterval>,
+    /// MPS settings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mps: Option<MpsConfig>,
+}
+
+impl Device {
+    /// The device's parsed name; ours always parse.
+    pub fn name(&self) -> Option<DeviceName> {
+        DeviceName::parse(&self.device)
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Option<DeviceKind> {
+        self.name().map(|name| name.kind())
+    }
+
+    /// What identifies the result in the claim.
+    pub fn key(&self) -> ResultKey {
+        ResultKey {
+            request: self.request.clone(),
+            pool: self.pool.clone(),
+            device: self.device.clone(),
+            share_id: self.share_id.clone(),
+        }
+    }
+}
+
+/// A claim in the ledger.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Record {
+    /// The claim.
+    pub claim: ClaimRef,
+    /// How far it is.
+    pub state: State,
+    /// Boot in which it was prepared.
+    pub boot_id: String,
+    /// Seconds since the epoch at which it was prepared.
+    pub since: i64,
+    /// Its devices.
+    pub devices: Vec<Device>,
+    /// Whether HAMi's indexed variables are written (the claim is its containers' only one).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub indexed_env: bool,
+    /// Whether the kubelet was ever told that it is prepared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub confirmed: bool,
+    /// What was done, in order; the inverses in reverse order undo it.
+    pub steps: Vec<Step>,
+    /// What a newer release wrote beside it.
+    #[serde(flatten)]
+    pub extra: BTreeMap<String, Value>,
+}
+
+impl Record {
+    /// What identifies its results.
+    pub fn keys(&self) -> Vec<ResultKey> {
+        self.devices.iter().map(Device::key).collect()
+    }
+}
+
+/// Which GPU a minor number means, and since when.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Binding {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Since when; absent if it never meant another.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+}
+
+/// Everything that this node holds.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Ledger {
+    /// By claim UID.
+    #[serde(default)]
+    pub claims: BTreeMap<String, Record>,
+    /// By minor number.
+    #[serde(default)]
+    pub bindings: BTreeMap<u32, Binding>,
+    /// What a newer release wrote beside it.
+    #[serde(flatten)]
+    pub extra: BTreeMap<String, Value>,
+}
+
+impl Ledger {
+    /// Devices of other claims on a GPU.
+    pub fn others<'a>(
+        &'a self,
+        uid: &'a str,
+        gpu: &'a GpuUuid,
+    ) -> impl Iterator<Item = (&'a Record, &'a Device)> + 'a {
+        self.claims
+            .values()
+            .filter(move |record| record.claim.uid != uid)
+            .flat_map(|record| record.devices.iter().map(move |device| (record, device)))
+            .filter(move |(_, device)| &device.gpu == gpu)
+    }
+
+    /// Whether any claim has a partition that covers this instance.
+    pub fn knows(&self, live: &LiveMig) -> bool {
+        self.claims
+            .values()
+            .flat_map(|record| &record.devices)
+            .filter(|device| device.gpu == live.parent)
+            .filter_map(|device| device.partition.as_ref())
+            .any(|partition| partition.placement.overlaps(live.placement))
+    }
+
+    /// Notes which GPU each minor number means now. Returns whether anything changed.
+    pub fn bind(&mut self, gpus: impl IntoIterator<Item = (u32, GpuUuid)>, now: Timestamp) -> bool {
+        let mut changed = false;
+        for (minor, gpu) in gpus {
+            match self.bindings.get_mut(&minor) {
+                Some(binding) if binding.gpu == gpu => {}
+                Some(binding) => {
+                    *binding = Binding { gpu, since: Some(now) };
+                    changed = true;
+                }
+                None => {
+                    self.bindings.insert(minor, Binding { gpu, since: None });
+                    changed = true;
+                }
+            }
+        }
+        changed
+    }
+}

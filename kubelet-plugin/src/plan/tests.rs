@@ -1,0 +1,265 @@
+use super::*;
+use crate::claim::Consumed;
+use crate::ledger::State;
+use crate::testing::{allocated, board, claim, h100, request};
+use aliquot_model::MigUuid;
+use aliquot_model::config::GpuConfig;
+use rstest::rstest;
+
+struct World {
+    gpus: Vec<GpuInfo>,
+    live: Vec<LiveMig>,
+    ledger: Ledger,
+    fixed: bool,
+}
+
+impl World {
+    fn of(gpus: Vec<GpuInfo>) -> Self {
+        Self { gpus, live: Vec::new(), ledger: Ledger::default(), fixed: false }
+    }
+
+    fn plan(&self, request: &Request) -> Result<Plan, PlanError> {
+        self.plan_after(request, None)
+    }
+
+    fn plan_after(&self, request: &Request, prior: Option<&Record>) -> Result<Plan, PlanError> {
+        let snapshot = Snapshot {
+            gpus: &self.gpus,
+            live: &self.live,
+            ledger: &self.ledger,
+            fixed_partitions: self.fixed,
+            slots: 10,
+        };
+        plan(&snapshot, request, prior)
+    }
+
+    /// Prepares a claim in the ledger only.
+    fn hold(&mut self, request: &Request) -> Record {
+        let plan = self.plan(request).unwrap();
+        let record = Record {
+            claim: request.claim.clone(),
+            state: State::Completed,
+            boot_id: "b".into(),
+            since: 0,
+            devices: plan.devices,
+            indexed_env: false,
+            confirmed: true,
+            steps: plan.steps,
+            extra: Default::default(),
+        };
+        self.ledger.claims.insert(request.claim.uid.clone(), record.clone());
+        record
+    }
+
+    fn instance(&mut self, profile_id: u32, start: u32, size: u32) {
+        self.live.push(LiveMig {
+            parent: self.gpus[0].uuid.clone(),
+            profile_id,
+            placement: Placement::new(start, size),
+            gpu_instance: 1,
+            compute_instance: Some(0),
+            uuid: MigUuid::parse(&format!("MIG-{start:08x}")),
+        });
+    }
+}
+
+fn texts(plan: &Plan) -> Vec<String> {
+    plan.steps.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn a_whole_gpu_needs_only_a_spec() {
+    let plan = World::of(vec![h100(0)]).plan(&request("a", &[("g", "gpu-0")])).unwrap();
+    assert_eq!(plan.steps, [Step::WriteSpec]);
+    assert_eq!(plan.devices[0].held, Some(Held::Whole));
+}
+
+#[test]
+fn partitions_are_created_after_the_mode_and_before_the_spec() {
+    let request = request("a", &[("x", "gpu-0-mig-1g10gb-19-6"), ("y", "gpu-0-mig-3g40gb-9-0")]);
+    let plan = World::of(vec![h100(0)]).plan(&request).unwrap();
+    let uuid = h100(0).uuid;
+    assert_eq!(
+        texts(&plan),
+        [
+            format!("switch MIG mode of {uuid} on"),
+            format!("create 1g.10gb at {{6}}:1 on {uuid}"),
+            format!("create 3g.40gb at {{0}}:4 on {uuid}"),
+            "write the CDI spec".to_owned(),
+        ]
+    );
+    let undo: Vec<String> = plan.steps.iter().rev().map(|step| step.inverse().to_string()).collect();
+    assert_eq!(
+        undo,
+        [
+            "remove the CDI spec".to_owned(),
+            format!("destroy the partition at {{0}}:4 on {uuid}"),
+            format!("destroy the partition at {{6}}:1 on {uuid}"),
+            format!("switch MIG mode of {uuid} off if it is empty"),
+        ]
+    );
+}
+
+#[test]
+fn a_whole_gpu_in_mig_mode_is_switched_back_where_the_board_can() {
+    let plan = World::of(vec![board(0, Some((true, false)))]).plan(&request("a", &[("g", "gpu-0")])).unwrap();
+    assert!(matches!(&plan.steps[0], Step::SwitchMig { on: false, .. }));
+}
+
+#[rstest]
+#[case::partition_with_mode_off(false, "gpu-0-mig-1g10gb-19-6")]
+#[case::whole_with_mode_on(true, "gpu-0")]
+#[case::share_with_mode_on(true, "gpu-0-share")]
+fn boards_that_need_a_reset_are_not_switched(#[case] enabled: bool, #[case] device: &str) {
+    let world = World::of(vec![board(0, Some((enabled, true)))]);
+    let got = world.plan(&request("a", &[("r", device)]));
+    assert!(matches!(got, Err(PlanError::NeedsReset { .. })), "{got:?}");
+}
+
+#[rstest]
+#[case::same_whole("gpu-0", "gpu-0", false)]
+#[case::whole_and_partition("gpu-0", "gpu-0-mig-1g10gb-19-6", false)]
+#[case::partition_and_share("gpu-0-mig-1g10gb-19-6", "gpu-0-share", false)]
+#[case::share_and_time_slice("gpu-0-share", "gpu-0-timeslice", false)]
+#[case::overlapping_partitions("gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-6", false)]
+#[case::other_gpu("gpu-0", "gpu-1", true)]
+#[case::disjoint_partitions("gpu-0-mig-3g40gb-9-0", "gpu-0-mig-1g10gb-19-6", true)]
+#[case::two_shares("gpu-0-share", "gpu-0-share", true)]
+#[case::admin_beside_whole("gpu-0", "gpu-0-admin", true)]
+fn what_overlaps_a_prepared_claim_is_refused_by_name(#[case] first: &str, #[case] second: &str, #[case] ok: bool) {
+    for (first, second) in [(first, second), (second, first)] {
+        let mut world = World::of(vec![h100(0), h100(1)]);
+        world.hold(&request("a", &[("r", first)]));
+        match world.plan(&request("b", &[("r", second)])) {
+            Ok(_) => assert!(ok, "{first} and {second}"),
+            Err(error) => {
+                assert!(!ok, "{error}");
+                assert!(error.is_conflict());
+                assert!(error.to_string().contains("ns/claim-a"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn results_of_one_claim_must_not_overlap_either() {
+    let world = World::of(vec![h100(0)]);
+    let got = world.plan(&request("a", &[("x", "gpu-0-mig-3g40gb-9-4"), ("y", "gpu-0-mig-1g10gb-19-6")]));
+    assert!(matches!(got, Err(PlanError::WithinClaim { .. })), "{got:?}");
+}
+
+#[rstest]
+#[case::memory(Consumed { memory_bytes: 77 << 30, cores_percent: 0, slots: 1 }, Some("memory"))]
+#[case::cores(Consumed { memory_bytes: 1 << 30, cores_percent: 76, slots: 1 }, Some("cores"))]
+#[case::slots(Consumed { memory_bytes: 1 << 30, cores_percent: 0, slots: 10 }, Some("slots"))]
+#[case::just_fits(Consumed { memory_bytes: 76 << 30, cores_percent: 75, slots: 9 }, None)]
+fn shares_never_promise_more_than_there_is(#[case] second: Consumed, #[case] over: Option<&str>) {
+    let mut world = World::of(vec![h100(0)]);
+    world.hold(&request("a", &[("s", "gpu-0-share")]));
+    let mut other = request("b", &[("s", "gpu-0-share")]);
+    other.devices[0].consumed = Some(second);
+    match (world.plan(&other), over) {
+        (Ok(_), None) => {}
+        (Err(PlanError::Oversubscribed { capacity, holders, .. }), Some(over)) => {
+            assert_eq!(capacity, over);
+            assert!(holders.contains("ns/claim-a"));
+        }
+        (got, want) => panic!("{got:?}, wanted {want:?}"),
+    }
+}
+
+#[test]
+fn two_shares_of_one_claim_count_together() {
+    let world = World::of(vec![h100(0)]);
+    let mut both = request("a", &[("x", "gpu-0-share"), ("y", "gpu-0-share")]);
+    for device in &mut both.devices {
+        device.consumed = Some(Consumed { memory_bytes: 41 << 30, cores_percent: 0, slots: 1 });
+    }
+    assert!(matches!(world.plan(&both), Err(PlanError::Oversubscribed { capacity: "memory", .. })));
+}
+
+#[test]
+fn instances_that_nobody_knows_are_not_overlapped() {
+    let mut world = World::of(vec![board(0, Some((true, false)))]);
+    world.instance(9, 4, 4);
+    for device in ["gpu-0", "gpu-0-share", "gpu-0-mig-1g10gb-19-6"] {
+        let got = world.plan(&request("a", &[("r", device)]));
+        assert!(matches!(got, Err(PlanError::Foreign { .. })), "{device}: {got:?}");
+    }
+    assert!(world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-0")])).is_ok());
+}
+
+#[test]
+fn fixed_partitions_are_used_as_they_are() {
+    let mut world = World::of(vec![board(0, Some((true, true)))]);
+    world.instance(9, 4, 4);
+    world.fixed = true;
+    let plan = world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-4")])).unwrap();
+    assert_eq!(plan.steps, [Step::WriteSpec]);
+    assert!(plan.devices[0].partition.as_ref().unwrap().adopted);
+    let absent = world.plan(&request("b", &[("r", "gpu-0-mig-3g40gb-9-0")]));
+    assert!(matches!(absent, Err(PlanError::NoSuchPartition { .. })));
+}
+
+#[test]
+fn a_name_that_means_another_gpu_than_before_is_refused() {
+    let mut world = World::of(vec![h100(0)]);
+    let request = request("a", &[("g", "gpu-0")]);
+    let record = world.hold(&request);
+    world.gpus[0].uuid = h100(7).uuid;
+    let got = world.plan_after(&request, Some(&record));
+    assert!(matches!(got, Err(PlanError::OtherGpu { .. })), "{got:?}");
+}
+
+#[rstest]
+#[case::before(99, false)]
+#[case::in_the_same_second(100, true)]
+#[case::after(101, true)]
+fn an_allocation_from_before_a_renumbering_is_refused(#[case] allocated_at: i64, #[case] ok: bool) {
+    let mut world = World::of(vec![h100(0)]);
+    let time = |second| Timestamp::from_second(second).unwrap();
+    world.ledger.bind([(0, h100(5).uuid)], time(1));
+    world.ledger.bind([(0, h100(0).uuid)], time(100));
+    let mut request = request("a", &[("g", "gpu-0")]);
+    request.allocated_at = Some(time(allocated_at));
+    assert_eq!(world.plan(&request).is_ok(), ok);
+}
+
+#[test]
+fn an_absent_gpu_and_an_absent_placement_are_named() {
+    let world = World::of(vec![h100(0)]);
+    let got = world.plan(&request("a", &[("g", "gpu-3")]));
+    assert!(matches!(got, Err(PlanError::NoGpu { minor: 3, .. })));
+    let got = world.plan(&request("a", &[("g", "gpu-0-mig-1g10gb-19-7")]));
+    assert!(matches!(got, Err(PlanError::NoSuchPartition { .. })));
+    let plain = World::of(vec![board(0, None)]);
+    let got = plain.plan(&request("a", &[("g", "gpu-0-mig-1g10gb-19-6")]));
+    assert!(matches!(got, Err(PlanError::NoSuchPartition { .. })), "{got:?}");
+}
+
+#[test]
+fn one_gpu_has_one_time_slice() {
+    let mut world = World::of(vec![h100(0)]);
+    let with = |uid: &str, interval| {
+        let mut request = request(uid, &[]);
+        request.devices.push(Allocated {
+            settings: Settings::Gpu(Some(GpuConfig { time_slice: interval })),
+            ..allocated("t", "gpu-0-timeslice")
+        });
+        request
+    };
+    let record = world.hold(&with("a", TimeSliceInterval::Long));
+    assert!(record.steps.iter().any(|step| matches!(step, Step::SetTimeSlice { .. })));
+    assert!(world.plan(&with("b", TimeSliceInterval::Long)).is_ok());
+    assert!(world.plan(&with("b", TimeSliceInterval::Default)).is_ok());
+    let got = world.plan(&with("b", TimeSliceInterval::Short));
+    assert!(matches!(&got, Err(PlanError::TimeSlice { other, .. }) if *other == claim("a")), "{got:?}");
+}
+
+#[test]
+fn a_claim_does_not_stand_in_its_own_way() {
+    let mut world = World::of(vec![h100(0)]);
+    let request = request("a", &[("x", "gpu-0-mig-1g10gb-19-6")]);
+    world.hold(&request);
+    assert!(world.plan(&request).is_ok());
+}

@@ -1,0 +1,590 @@
+//! Prepare and unprepare on this node, safe against a kill at any instruction.
+//!
+//! Every operation takes the node's lock, reads the checkpoint, gathers the hardware's state, decides
+//! ([`crate::plan`]), writes the decision ahead, executes it, and writes that it is done. A record that is
+//! found half done belongs to a dead process: all its inverses are run, which is right from any state.
+//!
+//! | found at start | what happens |
+//! |---|---|
+//! | `Started`, never confirmed | undone and forgotten; the kubelet asks again |
+//! | `Started`, confirmed in an earlier boot | undone and kept as `Lost`; the kubelet asks again |
+//! | `Unpreparing` | undone and forgotten; the kubelet's next unprepare succeeds |
+//! | `Completed`, this boot | kept; the same answer is given again |
+//! | `Completed`, earlier boot | kept; the hardware is made again when the kubelet asks |
+//!
+//! Everything here blocks; callers are on a blocking thread.
+
+use crate::claim::{ClaimRef, Request, ResultKey};
+use crate::edits;
+use crate::execute::{Machine, StepError};
+use crate::ledger::{Ledger, Record, State};
+use crate::plan::{self, Plan, PlanError, Snapshot, Step};
+use crate::share;
+use crate::store::{Locked, Store, StoreError};
+use aliquot_model::layout::Holding;
+use aliquot_model::{GpuUuid, LiveMig};
+use aliquot_nvml::{GpuError, Inventory};
+use jiff::Timestamp;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// Why a claim could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The decision.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Checkpoint or lock.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The GPUs could not be read.
+    #[error("cannot read the node's GPUs: {0}")]
+    Gpu(#[from] GpuError),
+    /// A step failed. Everything before it was undone.
+    #[error("cannot {step}: {source}")]
+    Step {
+        /// What was tried.
+        step: String,
+        /// Why it failed.
+        source: StepError,
+    },
+    /// A step failed, and undoing failed too; it is tried again before anything else is done.
+    #[error("cannot {step}: {source}; undoing failed too: {undo}")]
+    StepAndUndo {
+        /// What was tried.
+        step: String,
+        /// Why it failed.
+        source: StepError,
+        /// Why undoing failed.
+        undo: StepError,
+    },
+    /// Leftovers of an earlier attempt cannot be removed.
+    #[error("cannot clean up after an earlier attempt: {0}")]
+    Leftovers(StepError),
+    /// The claim's allocation changed while its old devices are still prepared.
+    #[error("claim {claim} is prepared with {prepared} from an earlier allocation and must be unprepared first; the kubelet does so when the pod that used it is gone")]
+    Reallocated {
+        /// The claim.
+        claim: ClaimRef,
+        /// Devices that are prepared.
+        prepared: String,
+    },
+    /// The boot cannot be told.
+    #[error("cannot read {}: {source}", path.display())]
+    BootId {
+        /// File.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl PrepareError {
+    /// Whether another claim's hold on hardware is the reason.
+    pub const fn is_conflict(&self) -> bool {
+        matches!(self, Self::Plan(error) if error.is_conflict())
+    }
+}
+
+/// Why a claim could not be unprepared.
+#[derive(Debug, thiserror::Error)]
+pub enum UnprepareError {
+    /// Checkpoint or lock.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The boot cannot be told.
+    #[error(transparent)]
+    Boot(PrepareError),
+    /// An inverse failed. The claim keeps what it holds; the kubelet tries again.
+    #[error("cannot {undo}: {source}")]
+    Undo {
+        /// What was tried.
+        undo: String,
+        /// Why.
+        source: StepError,
+    },
+}
+
+/// One prepared allocation result, as the kubelet wants it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prepared {
+    /// Request, without subrequest.
+    pub request: String,
+    /// Pool.
+    pub pool: String,
+    /// Device.
+    pub device: String,
+    /// Share.
+    pub share_id: Option<String>,
+    /// CDI ids.
+    pub cdi: Vec<String>,
+}
+
+/// What was found and done at start.
+#[derive(Debug, Default)]
+pub struct Recovery {
+    /// Copies of the checkpoint that could not be read.
+    pub damaged: Vec<String>,
+    /// Both copies were unreadable and were moved here.
+    pub set_aside: Vec<PathBuf>,
+    /// Half-done claims that were undone.
+    pub undone: Vec<ClaimRef>,
+    /// Half-done claims that could not be undone yet, with the reason.
+    pub failed: Vec<(ClaimRef, String)>,
+    /// Files and directories without a claim that were removed.
+    pub orphans: Vec<String>,
+}
+
+/// What the ledger says, for publishing, health and metrics.
+#[derive(Debug, Clone, Default)]
+pub struct Overview {
+    /// The ledger.
+    pub ledger: Ledger,
+    /// The GPUs.
+    pub inventory: Option<Inventory>,
+    /// GPU instances that no claim has.
+    pub foreign: Vec<LiveMig>,
+}
+
+impl Overview {
+    /// Hardware that must not be given out although no claim in the API has it: of vanished claims, and
+    /// of instances that nobody knows.
+    pub fn held(&self, vanished: &BTreeSet<String>) -> BTreeMap<GpuUuid, Vec<Holding>> {
+        let mut held: BTreeMap<GpuUuid, Vec<Holding>> = BTreeMap::new();
+        let of_claims = self
+            .ledger
+            .claims
+            .values()
+            .filter(|record| vanished.contains(&record.claim.uid))
+            .flat_map(|record| &record.devices)
+            .filter_map(|device| Some((device.gpu.clone(), device.held?.holding())));
+        let of_nobody =
+            self.foreign.iter().map(|mig| (mig.parent.clone(), Holding::Partition(mig.placement)));
+        for (gpu, holding) in of_claims.chain(of_nobody) {
+            let list = held.entry(gpu).or_default();
+            if !list.contains(&holding) {
+                list.push(holding);
+            }
+        }
+        held
+    }
+}
+
+/// The node as prepare and unprepare see it.
+#[derive(Debug, Clone)]
+pub struct Node {
+    /// Checkpoint.
+    pub store: Store,
+    /// Hardware, directories, CDI.
+    pub machine: Machine,
+    /// Most tenants of a shared GPU.
+    pub slots: u32,
+    /// How long to wait for the lock.
+    pub lock_timeout: Duration,
+    /// Whether existing partitions are given out as they are; set by the publisher.
+    pub fixed_partitions: Arc<AtomicBool>,
+}
+
+impl Node {
+    /// The boot we are in.
+    ///
+    /// # Errors
+    /// [`PrepareError::BootId`].
+    pub fn boot_id(&self) -> Result<String, PrepareError> {
+        let path = self.machine.proc_root.join("sys/kernel/random/boot_id");
+        std::fs::read_to_string(&path)
+            .map(|text| text.trim().to_owned())
+            .map_err(|source| PrepareError::BootId { path, source })
+    }
+
+    /// Prepares a claim, or gives the same answer again.
+    ///
+    /// # Errors
+    /// [`PrepareError`]; nothing is then held that was not held before, or the ledger knows of it.
+    pub fn prepare(
+        &self,
+        request: &Request,
+        indexed_env: bool,
+        now: Timestamp,
+    ) -> Result<Vec<Prepared>, PrepareError> {
+        if request.devices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let boot_id = self.boot_id()?;
+        let uid = &request.claim.uid;
+        let prior = ledger.claims.get(uid).cloned();
+        if let Some(record) = &prior {
+            let finished = matches!(record.state, State::Completed | State::Lost);
+            if finished && !same_results(&record.keys(), request) {
+                let prepared: Vec<&str> = record.devices.iter().map(|d| d.device.as_str()).collect();
+                return Err(PrepareError::Reallocated {
+                    claim: request.claim.clone(),
+                    prepared: prepared.join(", "),
+                });
+            }
+            if record.state == State::Completed && record.boot_id == boot_id {
+                return self.prepare_again(&mut locked, &mut ledger, record.clone());
+            }
+            self.clear(&mut locked, &mut ledger, record.clone(), &boot_id)?;
+        }
+        // Only what is confirmed binds the claim to GPUs.
+        let prior = prior.filter(|record| record.confirmed && same_results(&record.keys(), request));
+        let inventory = self.machine.gpus.inventory()?;
+        bind(&mut ledger, &inventory, now);
+        let plan = self.decide(&inventory, &ledger, request, prior.as_ref())?;
+        let record = Record {
+            claim: request.claim.clone(),
+            state: State::Started,
+            boot_id: boot_id.clone(),
+            since: now.as_second(),
+            devices: plan.devices,
+            indexed_env,
+            confirmed: prior.is_some(),
+            steps: plan.steps,
+            extra: prior.map(|record| record.extra).unwrap_or_default(),
+        };
+        self.execute(&mut locked, &mut ledger, record, &boot_id)
+    }
+
+    fn decide(
+        &self,
+        inventory: &Inventory,
+        ledger: &Ledger,
+        request: &Request,
+        prior: Option<&Record>,
+    ) -> Result<Plan, PlanError> {
+        let snapshot = Snapshot {
+            gpus: &inventory.gpus,
+            live: &inventory.live,
+            ledger,
+            fixed_partitions: self.fixed_partitions.load(Ordering::Relaxed),
+            slots: self.slots,
+        };
+        let plan = plan::plan(&snapshot, request, prior)?;
+        tracing::debug!(claim.uid = %request.claim.uid, %plan, "decided");
+        Ok(plan)
+    }
+
+    /// Writes ahead, executes, writes that it is done.
+    fn execute(
+        &self,
+        locked: &mut Locked,
+        ledger: &mut Ledger,
+        mut record: Record,
+        boot_id: &str,
+    ) -> Result<Vec<Prepared>, PrepareError> {
+        let uid = record.claim.uid.clone();
+        ledger.claims.insert(uid.clone(), record.clone());
+        self.machine.probe.at("before write-ahead");
+        locked.save(ledger)?;
+        self.machine.probe.at("after write-ahead");
+        for step in record.steps.clone() {
+            let Err(source) = self.machine.run(&mut record, &step) else { continue };
+            tracing::warn!(claim.uid = %uid, %step, error = %source, "a step failed, undoing");
+            let step = step.to_string();
+            return Err(match self.undo_all(&record, ledger, boot_id) {
+                Ok(()) => {
+                    forget_attempt(ledger, record);
+                    locked.save(ledger)?;
+                    PrepareError::Step { step, source }
+                }
+                Err(undo) => PrepareError::StepAndUndo { step, source, undo: undo.1 },
+            });
+        }
+        record.state = State::Completed;
+        record.confirmed = true;
+        let prepared = self.answer(&record);
+        ledger.claims.insert(uid, record);
+        self.machine.probe.at("before completion");
+        locked.save(ledger)?;
+        self.machine.probe.at("after completion");
+        Ok(prepared)
+    }
+
+    /// The same answer again: whatever is missing (a CDI spec that was wiped, a partition that somebody
+    /// destroyed) is made anew, and nothing that is there is touched, for pods may be running on it.
+    fn prepare_again(
+        &self,
+        locked: &mut Locked,
+        ledger: &mut Ledger,
+        mut record: Record,
+    ) -> Result<Vec<Prepared>, PrepareError> {
+        let before = record.clone();
+        for step in record.steps.clone() {
+            if self.holds(&record, &step)? {
+                continue;
+            }
+            tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
+            self.machine
+                .run(&mut record, &step)
+                .map_err(|source| PrepareError::Step { step: step.to_string(), source })?;
+        }
+        let prepared = self.answer(&record);
+        if record != before {
+            ledger.claims.insert(record.claim.uid.clone(), record);
+            locked.save(ledger)?;
+        }
+        Ok(prepared)
+    }
+
+    /// Whether a step's effect is there.
+    fn holds(&self, record: &Record, step: &Step) -> Result<bool, GpuError> {
+        Ok(match step {
+            // Writing an unchanged spec and switching to the mode in force do nothing.
+            Step::WriteSpec | Step::SwitchMig { .. } => false,
+            Step::SetTimeSlice { .. } => true,
+            Step::CreatePartition { gpu, placement, .. } => {
+                let uuid = record
+                    .devices
+                    .iter()
+                    .filter(|device| &device.gpu == gpu)
+                    .filter_map(|device| device.partition.as_ref())
+                    .find(|partition| partition.placement == *placement)
+                    .and_then(|partition| partition.uuid.as_ref());
+                let live = self.machine.gpus.live_migs(gpu)?;
+                live.iter().any(|mig| mig.placement == *placement && mig.uuid.as_ref() == uuid)
+            }
+            Step::MakeShare { result_id } => share::region_path(&self.machine.shares, result_id).is_file(),
+        })
+    }
+
+    /// The kubelet's answer for a completed record.
+    pub fn answer(&self, record: &Record) -> Vec<Prepared> {
+        let driver = &self.machine.site.driver;
+        record
+            .devices
+            .iter()
+            .map(|device| Prepared {
+                request: device.request.split('/').next().unwrap_or_default().to_owned(),
+                pool: device.pool.clone(),
+                device: device.device.clone(),
+                share_id: device.share_id.clone(),
+                cdi: vec![
+                    edits::common_id(driver, &record.claim.uid),
+                    edits::device_id(driver, &device.result_id),
+                ],
+            })
+            .collect()
+    }
+
+    /// Undoes what an earlier attempt or boot left of a claim.
+    fn clear(
+        &self,
+        locked: &mut Locked,
+        ledger: &mut Ledger,
+        mut record: Record,
+        boot_id: &str,
+    ) -> Result<(), PrepareError> {
+        let uid = record.claim.uid.clone();
+        if record.state == State::Completed {
+            // From here on it is not what the kubelet was told any more.
+            record.state = State::Lost;
+            ledger.claims.insert(uid.clone(), record.clone());
+            locked.save(ledger)?;
+        }
+        self.undo_all(&record, ledger, boot_id).map_err(|(_, error)| PrepareError::Leftovers(error))?;
+        if record.state != State::Lost {
+            forget_attempt(ledger, record);
+            locked.save(ledger)?;
+        }
+        Ok(())
+    }
+
+    /// Runs all inverses in reverse order. Each is tried; the first error is returned with what failed.
+    fn undo_all(&self, record: &Record, ledger: &Ledger, boot_id: &str) -> Result<(), (String, StepError)> {
+        let mut first = None;
+        for undo in record.steps.iter().rev().map(Step::inverse) {
+            if let Err(error) = self.machine.undo(record, &undo, ledger, boot_id) {
+                tracing::warn!(claim.uid = %record.claim.uid, %undo, %error, "undoing failed");
+                first.get_or_insert((undo.to_string(), error));
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+
+    /// Releases a claim from local state alone; the claim object may be gone. Returns whether there was
+    /// anything to release.
+    ///
+    /// # Errors
+    /// [`UnprepareError`]; the claim keeps its place in the ledger and can be unprepared again.
+    pub fn unprepare(&self, uid: &str) -> Result<bool, UnprepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let Some(mut record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
+        let boot_id = self.boot_id().map_err(UnprepareError::Boot)?;
+        self.release(&mut locked, &mut ledger, &mut record, &boot_id)?;
+        Ok(true)
+    }
+
+    fn release(
+        &self,
+        locked: &mut Locked,
+        ledger: &mut Ledger,
+        record: &mut Record,
+        boot_id: &str,
+    ) -> Result<(), UnprepareError> {
+        let uid = record.claim.uid.clone();
+        record.state = State::Unpreparing;
+        ledger.claims.insert(uid.clone(), record.clone());
+        self.machine.probe.at("before write-ahead");
+        locked.save(ledger)?;
+        self.machine.probe.at("after write-ahead");
+        self.undo_all(record, ledger, boot_id)
+            .map_err(|(undo, source)| UnprepareError::Undo { undo, source })?;
+        ledger.claims.remove(&uid);
+        self.machine.probe.at("before completion");
+        locked.save(ledger)?;
+        self.machine.probe.at("after completion");
+        Ok(())
+    }
+
+    /// Makes the node consistent: finishes or undoes what a dead process left, removes files without a
+    /// claim. Run at start, before anything is served.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had at all.
+    pub fn recover(&self, now: Timestamp) -> Result<Recovery, PrepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut recovery = Recovery::default();
+        let mut ledger = match locked.load() {
+            Ok(loaded) => {
+                recovery.damaged = loaded.damaged;
+                loaded.ledger
+            }
+            Err(StoreError::Corrupt { details }) => {
+                recovery.damaged.push(details);
+                recovery.set_aside = locked.set_aside(&now.as_second().to_string())?;
+                Ledger::default()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let boot_id = self.boot_id()?;
+        let half_done: Vec<Record> = ledger
+            .claims
+            .values()
+            .filter(|record| matches!(record.state, State::Started | State::Unpreparing))
+            .cloned()
+            .collect();
+        for record in half_done {
+            let claim = record.claim.clone();
+            match self.undo_all(&record, &ledger, &boot_id) {
+                Ok(()) => {
+                    forget_attempt(&mut ledger, record);
+                    recovery.undone.push(claim);
+                }
+                Err((undo, error)) => recovery.failed.push((claim, format!("cannot {undo}: {error}"))),
+            }
+        }
+        if !recovery.undone.is_empty() || !recovery.damaged.is_empty() {
+            locked.save(&ledger)?;
+        }
+        // With the ledger lost, what looks like an orphan may belong to a running pod.
+        if recovery.set_aside.is_empty() {
+            self.remove_orphans(&ledger, &mut recovery);
+        }
+        Ok(recovery)
+    }
+
+    /// Removes CDI specs and share directories that no claim has.
+    fn remove_orphans(&self, ledger: &Ledger, recovery: &mut Recovery) {
+        let driver = &self.machine.site.driver;
+        let prefix = edits::spec_prefix(driver);
+        let specs = self.machine.cdi.list(&prefix).unwrap_or_default();
+        for name in specs {
+            let known = name.strip_prefix(&prefix).is_some_and(|uid| ledger.claims.contains_key(uid));
+            if !known && self.machine.cdi.remove(&name).unwrap_or(false) {
+                recovery.orphans.push(format!("CDI spec {name}"));
+            }
+        }
+        let ids: BTreeSet<&str> = ledger
+            .claims
+            .values()
+            .flat_map(|record| record.devices.iter().map(|device| device.result_id.as_str()))
+            .collect();
+        for id in share::list(&self.machine.shares).unwrap_or_default() {
+            if !ids.contains(id.as_str()) && share::remove(&self.machine.shares, &id).is_ok() {
+                recovery.orphans.push(format!("share {id}"));
+            }
+        }
+    }
+
+    /// Reads hardware and ledger at one moment, and notes which GPU each minor number means.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had. GPUs that cannot be read leave the inventory empty.
+    pub fn overview(&self, now: Timestamp) -> Result<(Overview, Option<GpuError>), PrepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let (inventory, error) = match self.machine.gpus.inventory() {
+            Ok(inventory) => (Some(inventory), None),
+            Err(error) => (None, Some(error)),
+        };
+        if let Some(inventory) = &inventory
+            && bind(&mut ledger, inventory, now)
+        {
+            locked.save(&ledger)?;
+        }
+        let fixed = self.fixed_partitions.load(Ordering::Relaxed);
+        let foreign = inventory
+            .iter()
+            .flat_map(|inventory| &inventory.live)
+            .filter(|mig| !fixed && !ledger.knows(mig))
+            .cloned()
+            .collect();
+        Ok((Overview { ledger, inventory, foreign }, error))
+    }
+
+    /// Destroys an instance that no claim has and in which no process runs. Returns whether it was.
+    ///
+    /// # Errors
+    /// If the lock cannot be had or the GPU refuses.
+    pub fn destroy_foreign(&self, mig: &LiveMig) -> Result<bool, PrepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let ledger = locked.load()?.ledger;
+        if ledger.knows(mig) || self.fixed_partitions.load(Ordering::Relaxed) {
+            return Ok(false);
+        }
+        let processes = self.machine.gpus.processes(&mig.parent)?;
+        if processes.iter().any(|process| process.gpu_instance == Some(mig.gpu_instance)) {
+            return Ok(false);
+        }
+        self.machine.gpus.destroy_mig(mig)?;
+        Ok(true)
+    }
+}
+
+/// After undoing: a claim that the kubelet was told of keeps its place, others are forgotten.
+fn forget_attempt(ledger: &mut Ledger, mut record: Record) {
+    let uid = record.claim.uid.clone();
+    if record.confirmed && record.state == State::Started {
+        record.state = State::Lost;
+        ledger.claims.insert(uid, record);
+    } else {
+        ledger.claims.remove(&uid);
+    }
+}
+
+fn bind(ledger: &mut Ledger, inventory: &Inventory, now: Timestamp) -> bool {
+    ledger.bind(inventory.gpus.iter().map(|gpu| (gpu.minor, gpu.uuid.clone())), now)
+}
+
+/// Whether prepared and allocated results are the same ones.
+fn same_results(prepared: &[ResultKey], request: &Request) -> bool {
+    let wanted: Vec<ResultKey> = request
+        .devices
+        .iter()
+        .map(|allocated| ResultKey {
+            request: allocated.request.clone(),
+            pool: allocated.pool.clone(),
+            device: allocated.device.to_string(),
+            share_id: allocated.share_id.clone(),
+        })
+        .collect();
+    prepared.len() == wanted.len() && wanted.iter().all(|key| prepared.contains(key))
+}

@@ -1,0 +1,123 @@
+//! A share's directories: the quota that the limiter reads and the region in which it keeps account.
+//!
+//! `<shares>/<result id>/quota/quota` is mounted read-only as a directory, because a file replaced by
+//! rename over a file mount stays the old one inside. `<shares>/<result id>/region/region` is mounted
+//! writable for this claim's containers only, whatever user they run as.
+
+use crate::ledger::{Device, Share};
+use crate::store::{StoreError, io_error, replace, sync_dir};
+use aliquot_model::config::{ComputePolicy, FailMode};
+use aliquot_quota::region::initial_header;
+use aliquot_quota::{QuotaError, QuotaFile, REGION_FILE_SIZE};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Why a share's directories could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ShareError {
+    /// The quota cannot be written down.
+    #[error("cannot encode the quota of {result_id}: {source}")]
+    Quota {
+        /// Result.
+        result_id: String,
+        /// Why.
+        source: QuotaError,
+    },
+    /// The file system refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The content of a share's quota file.
+///
+/// # Errors
+/// If the GPU's UUID does not fit.
+pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFile, QuotaError> {
+    let mut quota = QuotaFile::new(aliquot_quota::GpuUuid::new(device.gpu.as_str())?);
+    quota.generation = generation;
+    quota.memory_bytes = share.consumed.memory_bytes;
+    quota.cores_percent = share.consumed.cores_percent;
+    quota.compute_policy = match share.compute_policy {
+        ComputePolicy::Hard => aliquot_quota::ComputePolicy::Hard,
+        ComputePolicy::Soft => aliquot_quota::ComputePolicy::Soft,
+    };
+    quota.priority = share.priority;
+    quota.fail_mode = match share.fail_mode {
+        FailMode::Closed => aliquot_quota::FailMode::Closed,
+        FailMode::Open => aliquot_quota::FailMode::Open,
+    };
+    quota.device_order = share.order;
+    Ok(quota)
+}
+
+/// Makes a share's directories anew.
+///
+/// # Errors
+/// [`ShareError`]; what was made is then for [`remove`] to remove.
+pub fn make(shares: &Path, device: &Device, share: &Share) -> Result<(), ShareError> {
+    let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
+    let quota = quota(device, share, 1).map_err(fail)?.encode();
+    remove(shares, &device.result_id)?;
+    let dir = shares.join(&device.result_id);
+    let (quota_dir, region_dir) = (dir.join("quota"), dir.join("region"));
+    for path in [&quota_dir, &region_dir] {
+        fs::create_dir_all(path).map_err(io_error("create", path))?;
+        // Containers run as any user; the umask must not decide.
+        fs::set_permissions(path, Permissions::from_mode(0o755)).map_err(io_error("chmod", path))?;
+    }
+    let path = quota_dir.join("quota");
+    replace(&path, &quota, 0o644)?;
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
+    make_region(&region_dir.join("region"))?;
+    sync_dir(&region_dir)?;
+    Ok(())
+}
+
+fn make_region(path: &Path) -> Result<(), StoreError> {
+    let mut file: File = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o666)
+        .open(path)
+        .map_err(io_error("create", path))?;
+    let header = initial_header();
+    file.write_all(&header).map_err(io_error("write", path))?;
+    // Written, not only sized: a hole that cannot be filled later would kill the process that maps it.
+    let zeros = vec![0u8; REGION_FILE_SIZE.saturating_sub(header.len())];
+    file.write_all(&zeros).map_err(io_error("write", path))?;
+    file.sync_all().map_err(io_error("sync", path))?;
+    fs::set_permissions(path, Permissions::from_mode(0o666)).map_err(io_error("chmod", path))
+}
+
+/// Removes a share's directories; none there is fine.
+///
+/// # Errors
+/// If the file system refuses.
+pub fn remove(shares: &Path, result_id: &str) -> Result<(), StoreError> {
+    let dir = shares.join(result_id);
+    match fs::remove_dir_all(&dir) {
+        Ok(()) => sync_dir(shares),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        Err(source) => Err(StoreError::Io { action: "remove", path: dir, source }),
+    }
+}
+
+/// Result ids that have directories.
+///
+/// # Errors
+/// If the directory cannot be listed.
+pub fn list(shares: &Path) -> Result<Vec<String>, StoreError> {
+    match fs::read_dir(shares) {
+        Ok(entries) => Ok(entries.flatten().filter_map(|e| e.file_name().into_string().ok()).collect()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
+        Err(source) => Err(StoreError::Io { action: "list", path: shares.to_owned(), source }),
+    }
+}
+
+/// Path of a share's region file on this host.
+pub fn region_path(shares: &Path, result_id: &str) -> PathBuf {
+    shares.join(result_id).join("region/region")
+}

@@ -1,0 +1,94 @@
+//! Boards and claims for unit tests.
+
+use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
+use aliquot_model::config::ShareConfig;
+use aliquot_model::{
+    Architecture, DeviceKind, DeviceName, Engines, GpuInfo, GpuUuid, MigCapability, MigProfile, Placement,
+    ProfileName,
+};
+
+pub(crate) const DRIVER: &str = "gpu.aliquot.dev";
+pub(crate) const POOL: &str = "gpu.aliquot.dev/n1";
+
+fn profile(name: &str, id: u32, nvml: u32, memory_gib: u64, size: u32, starts: &[u32]) -> MigProfile {
+    MigProfile {
+        name: ProfileName::new(name),
+        id,
+        nvml_profile: nvml,
+        memory_bytes: memory_gib << 30,
+        multiprocessors: 16 * size,
+        compute_slices: size.min(7),
+        engines: Engines::default(),
+        max_instances: u32::try_from(starts.len()).unwrap(),
+        placements: starts.iter().map(|start| Placement::new(*start, size)).collect(),
+    }
+}
+
+pub(crate) fn board(minor: u32, mig: Option<(bool, bool)>) -> GpuInfo {
+    GpuInfo {
+        minor,
+        index: minor,
+        uuid: GpuUuid::parse(&format!("GPU-{minor:08x}-0000-0000-0000-000000000000")).unwrap(),
+        product_name: "NVIDIA H100 80GB HBM3".into(),
+        brand: "Nvidia".into(),
+        architecture: Architecture::Hopper,
+        compute_capability: (9, 0),
+        driver_version: "580.65.06".into(),
+        cuda_driver_version: (13, 0),
+        memory_bytes: 80 << 30,
+        multiprocessors: 132,
+        pci_bus_id: Some(format!("0000:{minor:02x}:00.0")),
+        pcie_root: Some("pci0000:00".into()),
+        numa_node: Some(0),
+        mig: match mig {
+            None => MigCapability::Unsupported,
+            Some((enabled, needs_reset)) => MigCapability::Supported {
+                enabled,
+                pending: enabled,
+                needs_reset,
+                profiles: vec![
+                    profile("1g.10gb", 19, 0, 10, 1, &[0, 1, 2, 3, 4, 5, 6]),
+                    profile("2g.20gb", 14, 1, 20, 2, &[0, 2, 4]),
+                    profile("3g.40gb", 9, 2, 40, 4, &[0, 4]),
+                    profile("7g.80gb", 0, 4, 80, 8, &[0]),
+                ],
+            },
+        },
+    }
+}
+
+/// Hopper: the mode is switched on demand.
+pub(crate) fn h100(minor: u32) -> GpuInfo {
+    board(minor, Some((false, false)))
+}
+
+pub(crate) fn claim(uid: &str) -> ClaimRef {
+    ClaimRef { namespace: "ns".into(), name: format!("claim-{uid}"), uid: uid.into() }
+}
+
+pub(crate) fn allocated(request: &str, device: &str) -> Allocated {
+    let device = DeviceName::parse(device).unwrap();
+    let kind = device.kind();
+    Allocated {
+        request: request.into(),
+        pool: POOL.into(),
+        share_id: kind.shareable().then(|| "5f1c".to_owned()),
+        admin_access: kind == DeviceKind::Admin,
+        consumed: kind.shareable().then_some(Consumed { memory_bytes: 4 << 30, cores_percent: 25, slots: 1 }),
+        settings: match kind {
+            DeviceKind::Share => Settings::Share(ShareConfig::default()),
+            DeviceKind::Mig => Settings::Mig,
+            DeviceKind::Admin => Settings::Admin,
+            _ => Settings::Gpu(None),
+        },
+        device,
+    }
+}
+
+pub(crate) fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
+    Request {
+        claim: claim(uid),
+        devices: devices.iter().map(|(request, device)| allocated(request, device)).collect(),
+        allocated_at: None,
+    }
+}
