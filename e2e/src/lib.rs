@@ -1,1 +1,12 @@
-//! Tests of the whole product: against the simulators everywhere, against a real Kubernetes where one can run.
+//! Tests of the whole product.
+//!
+//! `tests/sim.rs` runs the product on simulators, everywhere. `tests/cluster/` runs it on a real
+//! Kubernetes that `e2e/cluster` brings up; those tests run only with `ALIQUOT_E2E_CLUSTER=1`, which
+//! `tools/test-cluster` sets, one after the other, on one cluster. This library is what they share:
+//! [`cluster::Cluster`] installs the product and talks to it as a user would, [`auditor::Auditor`]
+//! watches that no hardware is ever given out or prepared twice.
+#![forbid(unsafe_code)]
+
+pub mod auditor;
+pub mod cluster;
+pub mod command;
