@@ -2,5 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod decide;
+pub mod index;
 pub mod quantity;
 pub mod selector;

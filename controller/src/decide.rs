@@ -1,0 +1,337 @@
+//! What a pod gets: a pure function of the index. No clock, no I/O, no randomness.
+//!
+//! All claims of a pod are decided jointly: a node and, on it, devices. The order of reading:
+//! [`ask`] turns claims into requests with their classes looked up, [`fit`] says whether the pod
+//! itself can be on a node, [`search`] finds devices on one node, [`policy`] ranks, [`result`]
+//! writes the allocation down as the API wants it.
+
+pub mod ask;
+pub mod capacity;
+pub mod fit;
+pub mod matcher;
+pub mod overlap;
+pub mod policy;
+pub mod reason;
+pub mod result;
+pub mod search;
+
+pub use matcher::Matcher;
+pub use policy::Strategy;
+pub use reason::{NoFit, Rejection, Wait};
+pub use result::Draft;
+
+use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Resolution, Uid};
+use ask::Ask;
+use policy::Score;
+use reason::NodeReason;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// What the administrator chose.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// How to choose among what fits.
+    pub strategy: Strategy,
+}
+
+/// What is to be done for a pod.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Decision {
+    /// None of its claims is for us.
+    NotOurs,
+    /// Every claim of ours is allocated; these are not reserved for the pod yet.
+    Settled {
+        /// Claims in which the pod is missing.
+        reserve: Vec<ObjectKey>,
+    },
+    /// It fits.
+    Placed(Box<Plan>),
+    /// Something has to happen first.
+    Waiting(Wait),
+    /// A claim asks for what can never be.
+    Rejected(Rejection),
+    /// It does not fit now.
+    NoFit(Box<NoFit>),
+    /// The search ran out of time: it may or may not fit.
+    OutOfTime(Box<NoFit>),
+    /// It does not fit where we give, but kube-scheduler can serve it on this node now.
+    LeaveToScheduler {
+        /// The node.
+        node: Arc<str>,
+    },
+    /// Some of its claims are allocated where the rest does not fit: take them back.
+    Undo {
+        /// The claims, all held by this pod alone.
+        claims: Vec<ObjectKey>,
+        /// Why the rest does not fit.
+        reason: Box<NoFit>,
+    },
+}
+
+/// An allocation for each claim, on one node.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The pod.
+    pub pod: ObjectKey,
+    /// Its identity.
+    pub pod_uid: Uid,
+    /// The node.
+    pub node: Arc<str>,
+    /// Claims to allocate, in the pod's order.
+    pub drafts: Vec<Draft>,
+    /// Claims that are allocated already and lack the pod.
+    pub reserve: Vec<ObjectKey>,
+    /// How good it is.
+    pub score: Score,
+}
+
+/// Nodes that are left out for a pod for a while, because kube-scheduler gave them back.
+pub type LeftOut = HashMap<Arc<str>, String>;
+
+/// Decides for a pod. `expired` is asked now and then whether time is up.
+pub fn decide(
+    index: &Index,
+    matcher: &mut Matcher,
+    pod: &Pod,
+    left_out: &LeftOut,
+    options: Options,
+    expired: &mut dyn FnMut() -> bool,
+) -> Decision {
+    let claims = match gather(index, pod) {
+        Ok(claims) => claims,
+        Err(wait) => return Decision::Waiting(wait),
+    };
+    let mut asks = Vec::new();
+    let mut ours = false;
+    let mut reserve = Vec::new();
+    for claim in &claims {
+        if let Some(allocation) = index.effective_allocation(&claim.key) {
+            ours |= !allocation.held.is_empty();
+            if index.is_assumed(&claim.uid) {
+                return Decision::Waiting(Wait::InFlight { claim: claim.key.clone() });
+            }
+            if !claim.is_reserved_for(&pod.uid) {
+                if claim.reserved_for.len() >= ask::MOST_CONSUMERS {
+                    return Decision::Rejected(Rejection::TooManyConsumers { claim: claim.key.clone() });
+                }
+                reserve.push(claim.key.clone());
+            }
+            continue;
+        }
+        match ask::resolve(index, matcher, claim) {
+            Ok(Some(ask)) => asks.push(ask),
+            Ok(None) => {}
+            Err(rejection) => return Decision::Rejected(rejection),
+        }
+    }
+    if asks.is_empty() {
+        return if ours { Decision::Settled { reserve } } else { Decision::NotOurs };
+    }
+    let pinned = match pinned(index, pod, &claims) {
+        Ok(pinned) => pinned,
+        Err(rejection) => return Decision::Rejected(rejection),
+    };
+    let inputs = Inputs { index, pod, asks: &asks, pinned: &pinned, left_out, options };
+    match choose(&inputs, matcher, Owner::Controller, expired) {
+        Choice::Node(best) => Decision::Placed(Box::new(Plan {
+            pod: pod.key.clone(),
+            pod_uid: pod.uid.clone(),
+            node: best.node,
+            drafts: best.drafts,
+            reserve,
+            score: best.score,
+        })),
+        Choice::Rejected(rejection) => Decision::Rejected(rejection),
+        Choice::OutOfTime(reasons) => Decision::OutOfTime(Box::new(reasons)),
+        Choice::None(reasons) => {
+            let native = index.pools().any(|pool| pool.layout.as_ref().is_some_and(|l| l.owners.scheduler));
+            if native && let Choice::Node(best) = choose(&inputs, matcher, Owner::Scheduler, expired) {
+                return Decision::LeaveToScheduler { node: best.node };
+            }
+            let undo = undoable(pod, &claims);
+            if undo.is_empty() || pod.node.is_some() {
+                Decision::NoFit(Box::new(reasons))
+            } else {
+                Decision::Undo { claims: undo, reason: Box::new(reasons) }
+            }
+        }
+    }
+}
+
+/// The pod's claims, all of which must exist.
+fn gather<'a>(index: &'a Index, pod: &Pod) -> Result<Vec<&'a Claim>, Wait> {
+    let mut claims = Vec::new();
+    for wanted in &pod.claims {
+        let name = match &wanted.resolution {
+            Resolution::Claim(name) => name.clone(),
+            Resolution::NotNeeded => continue,
+            Resolution::NotMade => return Err(Wait::NotMade { claim: wanted.clone() }),
+        };
+        let key = ObjectKey { namespace: pod.key.namespace.clone(), name };
+        let Some(claim) = index.claim(&key) else { return Err(Wait::NoSuchClaim { claim: key }) };
+        if claim.deleting {
+            return Err(Wait::Deleting { claim: key });
+        }
+        if claim.owner_pod.as_ref().is_some_and(|owner| *owner != pod.uid) {
+            return Err(Wait::OfAnotherPod { claim: key });
+        }
+        claims.push(claim);
+    }
+    Ok(claims)
+}
+
+/// Where the pod has to be because of what it has.
+#[derive(Debug, Default)]
+struct Pinned<'a> {
+    node: Option<Arc<str>>,
+    selectors: Vec<&'a Allocation>,
+}
+
+fn pinned<'a>(index: &'a Index, pod: &Pod, claims: &[&'a Claim]) -> Result<Pinned<'a>, Rejection> {
+    let mut pinned = Pinned { node: pod.node.clone(), selectors: Vec::new() };
+    for claim in claims {
+        let Some(allocation) = index.effective_allocation(&claim.key) else { continue };
+        match (&allocation.node, &pinned.node) {
+            (Some(node), Some(other)) if node != other => {
+                return Err(Rejection::Apart {
+                    claim: claim.key.clone(),
+                    node: node.clone(),
+                    other: other.clone(),
+                });
+            }
+            (Some(node), _) => pinned.node = Some(node.clone()),
+            (None, _) if allocation.selector.is_some() => pinned.selectors.push(allocation),
+            (None, _) => {}
+        }
+    }
+    Ok(pinned)
+}
+
+/// Claims that can be taken back without hurting anybody else.
+fn undoable(pod: &Pod, claims: &[&Claim]) -> Vec<ObjectKey> {
+    claims
+        .iter()
+        .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
+        .filter(|claim| claim.is_only_for(&pod.uid))
+        .map(|claim| claim.key.clone())
+        .collect()
+}
+
+struct Best {
+    node: Arc<str>,
+    drafts: Vec<Draft>,
+    score: Score,
+}
+
+enum Choice {
+    Node(Best),
+    None(NoFit),
+    OutOfTime(NoFit),
+    Rejected(Rejection),
+}
+
+/// What one decision is made from.
+struct Inputs<'a> {
+    index: &'a Index,
+    pod: &'a Pod,
+    asks: &'a [Ask<'a>],
+    pinned: &'a Pinned<'a>,
+    left_out: &'a LeftOut,
+    options: Options,
+}
+
+fn choose(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    owner: Owner,
+    expired: &mut dyn FnMut() -> bool,
+) -> Choice {
+    let mut reasons = NoFit::default();
+    let mut best: Option<Best> = None;
+    let mut out_of_time = false;
+    let pinned = inputs.pinned.node.as_ref();
+    // Where kube-scheduler makes room for the pod comes first.
+    if let Some(nominated) = inputs.pod.nominated.as_ref().filter(|node| pinned.is_none_or(|p| p == *node)) {
+        match consider(inputs, matcher, owner, expired, nominated) {
+            Verdict::Fits(found) => return Choice::Node(found),
+            Verdict::Rejected(rejection) => return Choice::Rejected(rejection),
+            Verdict::No(_) => {}
+            Verdict::OutOfTime => out_of_time = true,
+        }
+    }
+    let nodes: Box<dyn Iterator<Item = &Arc<str>>> = match pinned {
+        Some(node) => Box::new(std::iter::once(node)),
+        None => Box::new(inputs.index.nodes_with_pools()),
+    };
+    for node in nodes {
+        match consider(inputs, matcher, owner, expired, node) {
+            Verdict::Fits(found) => {
+                let better =
+                    best.as_ref().is_none_or(|best| (&found.score, &found.node) < (&best.score, &best.node));
+                if better {
+                    best = Some(found);
+                }
+            }
+            Verdict::No(reason) => reasons.add(node, reason),
+            Verdict::Rejected(rejection) => return Choice::Rejected(rejection),
+            Verdict::OutOfTime => {
+                out_of_time = true;
+                reasons.add(node, NodeReason::OutOfTime);
+                break;
+            }
+        }
+    }
+    match (best, out_of_time) {
+        (Some(best), _) => Choice::Node(best),
+        (None, true) => Choice::OutOfTime(reasons),
+        (None, false) => Choice::None(reasons),
+    }
+}
+
+enum Verdict {
+    Fits(Best),
+    No(NodeReason),
+    OutOfTime,
+    Rejected(Rejection),
+}
+
+fn consider(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    owner: Owner,
+    expired: &mut dyn FnMut() -> bool,
+    name: &Arc<str>,
+) -> Verdict {
+    let Inputs { index, pod, asks, pinned, left_out, options } = *inputs;
+    if let Some(reason) = left_out.get(name) {
+        return Verdict::No(NodeReason::LeftOut(reason.clone()));
+    }
+    // A pod that is bound is there, whatever its node has become.
+    if pod.node.is_none() {
+        let Some(node) = index.node(name).filter(|node| node.known) else {
+            return Verdict::No(NodeReason::NoSuchNode);
+        };
+        if let Err(reason) = fit::fits(index, name, node, pod) {
+            return Verdict::No(NodeReason::Pod(reason));
+        }
+        let selected = pinned.selectors.iter().all(|allocation| {
+            allocation.selector.as_ref().is_none_or(|s| fit::selector_matches(s, name, &node.labels))
+        });
+        if !selected {
+            return Verdict::No(NodeReason::OtherClaimElsewhere);
+        }
+    }
+    match search::search(index, matcher, name, asks, owner, options.strategy, expired) {
+        Ok(solution) => Verdict::Fits(Best {
+            node: name.clone(),
+            drafts: result::drafts(index, asks, &solution, name),
+            score: solution.score,
+        }),
+        Err(search::Failure::Devices(reason)) => Verdict::No(NodeReason::Devices(reason)),
+        Err(search::Failure::OutOfTime) => Verdict::OutOfTime,
+        Err(search::Failure::Rejected(rejection)) => Verdict::Rejected(rejection),
+    }
+}
+
+#[cfg(test)]
+mod tests;

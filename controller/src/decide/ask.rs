@@ -1,0 +1,282 @@
+//! Claims as the search wants them: classes and selectors looked up, amounts parsed.
+
+use super::{Matcher, Rejection};
+use crate::index::{Claim, Class, Index, ObjectKey, Sym, Uid};
+use crate::quantity::Quantity;
+use k8s_openapi::api::resource::v1::{
+    CapacityRequirements, DeviceConstraint, DeviceRequest, DeviceSelector, DeviceToleration,
+    ExactDeviceRequest, ResourceClaimSpec,
+};
+use std::sync::Arc;
+
+/// Most results of a claim (`AllocationResultsMaxSize`).
+pub const MOST_RESULTS: usize = 32;
+/// Most entries of `reservedFor`.
+pub const MOST_CONSUMERS: usize = 256;
+
+/// A claim that is to be allocated.
+#[derive(Debug)]
+pub struct Ask<'a> {
+    /// The claim.
+    pub claim: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// The version that was seen.
+    pub version: String,
+    /// What it asks for, as written.
+    pub spec: Arc<ResourceClaimSpec>,
+    /// Its requests.
+    pub requests: Vec<Request<'a>>,
+    /// What binds them together.
+    pub constraints: Vec<Constraint>,
+}
+
+/// A request: one alternative, or several in order of preference.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// Name.
+    pub name: Arc<str>,
+    /// What it can be satisfied with.
+    pub alternatives: Vec<Alternative<'a>>,
+}
+
+/// What satisfies a request.
+#[derive(Debug)]
+pub struct Alternative<'a> {
+    /// Name of the subrequest, if it is one.
+    pub subrequest: Option<Arc<str>>,
+    /// The class.
+    pub class: &'a Class,
+    /// Class selectors first, then the request's.
+    pub selectors: Vec<Arc<str>>,
+    /// How many devices.
+    pub count: Count,
+    /// Beside whoever holds it.
+    pub admin: bool,
+    /// Tolerated device taints, as written.
+    pub tolerations: Option<Vec<DeviceToleration>>,
+    /// Requested capacities; a name that no device has is `None`.
+    pub capacities: Vec<(Option<Sym>, Quantity)>,
+    /// Whether devices of ours can match at all.
+    pub possible: bool,
+}
+
+/// How many devices a request wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// So many.
+    Exactly(usize),
+    /// All that match on the node, at least one.
+    All,
+}
+
+/// A constraint over devices of a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Constraint {
+    /// Requests and `request/subrequest`s that it is about; empty for all.
+    pub requests: Vec<String>,
+    /// Whether values must be equal, or all different.
+    pub kind: ConstraintKind,
+    /// Name of the attribute as written.
+    pub attribute_name: String,
+    /// The attribute; `None` when no device has one of this name.
+    pub attribute: Option<Sym>,
+}
+
+/// What a constraint demands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConstraintKind {
+    /// `matchAttribute`
+    Match,
+    /// `distinctAttribute`
+    Distinct,
+}
+
+impl Constraint {
+    /// Whether it is about a request.
+    pub fn concerns(&self, request: &str, subrequest: Option<&str>) -> bool {
+        self.requests.is_empty()
+            || self.requests.iter().any(|name| {
+                name == request
+                    || subrequest.is_some_and(|sub| {
+                        name.strip_prefix(request).and_then(|rest| rest.strip_prefix('/')) == Some(sub)
+                    })
+            })
+    }
+}
+
+impl Alternative<'_> {
+    /// The name of a request as an allocation result has it.
+    pub fn result_name(&self, request: &str) -> String {
+        match &self.subrequest {
+            Some(subrequest) => format!("{request}/{subrequest}"),
+            None => request.to_owned(),
+        }
+    }
+}
+
+/// Looks up what a claim refers to. `None`: no request of it can be met with devices of ours, so
+/// the claim is somebody else's.
+pub fn resolve<'a>(
+    index: &'a Index,
+    matcher: &mut Matcher,
+    claim: &Claim,
+) -> Result<Option<Ask<'a>>, Rejection> {
+    let devices = claim.spec.devices.as_ref();
+    let wanted = devices.and_then(|devices| devices.requests.as_deref()).unwrap_or_default();
+    let context = Context { index, claim: &claim.key };
+    let mut requests = Vec::new();
+    for request in wanted {
+        requests.push(context.request(matcher, request)?);
+    }
+    let possible =
+        |request: &Request<'_>| request.alternatives.iter().any(|alternative| alternative.possible);
+    if !requests.iter().any(possible) {
+        return Ok(None);
+    }
+    if let Some(other) = requests.iter().find(|request| !possible(request)) {
+        return Err(Rejection::MixedDrivers {
+            claim: claim.key.clone(),
+            request: other.name.clone(),
+            class: other.alternatives.first().map(|a| a.class.name.clone()).unwrap_or_default(),
+        });
+    }
+    let constraints = devices
+        .and_then(|devices| devices.constraints.as_deref())
+        .unwrap_or_default()
+        .iter()
+        .map(|constraint| context.constraint(constraint))
+        .collect::<Result<_, _>>()?;
+    Ok(Some(Ask {
+        claim: claim.key.clone(),
+        uid: claim.uid.clone(),
+        version: claim.version.clone(),
+        spec: claim.spec.clone(),
+        requests,
+        constraints,
+    }))
+}
+
+struct Context<'a, 'c> {
+    index: &'a Index,
+    claim: &'c ObjectKey,
+}
+
+impl<'a> Context<'a, '_> {
+    fn unsupported(&self, request: &str, what: &str) -> Rejection {
+        Rejection::Unsupported { claim: self.claim.clone(), request: request.into(), what: what.to_owned() }
+    }
+
+    fn request(&self, matcher: &mut Matcher, request: &DeviceRequest) -> Result<Request<'a>, Rejection> {
+        let name = request.name.as_str();
+        let mut alternatives = Vec::new();
+        if let Some(exact) = &request.exactly {
+            alternatives.push(self.alternative(matcher, name, None, exact)?);
+        }
+        for sub in request.first_available.iter().flatten() {
+            let exact = ExactDeviceRequest {
+                admin_access: None,
+                allocation_mode: sub.allocation_mode.clone(),
+                capacity: sub.capacity.clone(),
+                count: sub.count,
+                device_class_name: sub.device_class_name.clone(),
+                selectors: sub.selectors.clone(),
+                tolerations: sub.tolerations.clone(),
+            };
+            alternatives.push(self.alternative(matcher, name, Some(&sub.name), &exact)?);
+        }
+        if alternatives.is_empty() {
+            return Err(self.unsupported(name, "neither exactly nor firstAvailable is set"));
+        }
+        Ok(Request { name: name.into(), alternatives })
+    }
+
+    fn alternative(
+        &self,
+        matcher: &mut Matcher,
+        request: &str,
+        subrequest: Option<&str>,
+        exact: &ExactDeviceRequest,
+    ) -> Result<Alternative<'a>, Rejection> {
+        let Some(class) = self.index.class(&exact.device_class_name) else {
+            return Err(Rejection::NoSuchClass {
+                claim: self.claim.clone(),
+                request: request.into(),
+                class: exact.device_class_name.as_str().into(),
+            });
+        };
+        let count = match exact.allocation_mode.as_deref().unwrap_or("ExactCount") {
+            "ExactCount" => Count::Exactly(usize::try_from(exact.count.unwrap_or(1)).unwrap_or(usize::MAX)),
+            "All" => Count::All,
+            other => return Err(self.unsupported(request, &format!("allocation mode {other}"))),
+        };
+        if let Count::Exactly(count) = count
+            && count > MOST_RESULTS
+        {
+            return Err(Rejection::TooManyDevices {
+                claim: self.claim.clone(),
+                request: request.into(),
+                count,
+            });
+        }
+        let possible = matcher.may_select(self.index.driver(), class);
+        let mut selectors = Vec::new();
+        for expression in class.selectors.iter().cloned().chain(expressions(exact.selectors.as_deref())) {
+            selectors
+                .push(expression.ok_or_else(|| self.unsupported(request, "a selector that is not CEL"))?);
+        }
+        Ok(Alternative {
+            subrequest: subrequest.map(Into::into),
+            class,
+            selectors,
+            count,
+            admin: exact.admin_access.unwrap_or(false),
+            tolerations: exact.tolerations.clone(),
+            capacities: self.capacities(request, exact.capacity.as_ref())?,
+            possible,
+        })
+    }
+
+    fn capacities(
+        &self,
+        request: &str,
+        capacity: Option<&CapacityRequirements>,
+    ) -> Result<Vec<(Option<Sym>, Quantity)>, Rejection> {
+        capacity
+            .and_then(|capacity| capacity.requests.as_ref())
+            .into_iter()
+            .flatten()
+            .map(|(name, amount)| {
+                let amount = amount
+                    .0
+                    .parse()
+                    .map_err(|error| self.unsupported(request, &format!("capacity {name}: {error}")))?;
+                Ok((self.index.find_qualified(name), amount))
+            })
+            .collect()
+    }
+
+    fn constraint(&self, constraint: &DeviceConstraint) -> Result<Constraint, Rejection> {
+        let (kind, name) = match (&constraint.match_attribute, &constraint.distinct_attribute) {
+            (Some(name), None) => (ConstraintKind::Match, name),
+            (None, Some(name)) => (ConstraintKind::Distinct, name),
+            _ => {
+                return Err(Rejection::UnknownConstraint { claim: self.claim.clone() });
+            }
+        };
+        Ok(Constraint {
+            requests: constraint.requests.clone().unwrap_or_default(),
+            kind,
+            attribute_name: name.clone(),
+            attribute: self.index.sym(name),
+        })
+    }
+}
+
+fn expressions(selectors: Option<&[DeviceSelector]>) -> Vec<Option<Arc<str>>> {
+    selectors
+        .unwrap_or_default()
+        .iter()
+        .map(|selector| selector.cel.as_ref().map(|cel| cel.expression.as_str().into()))
+        .collect()
+}

@@ -1,0 +1,191 @@
+//! Whether the pod itself can be on a node: what kube-scheduler will check after us. An allocation
+//! on a node that it refuses would be thrown away.
+
+use crate::index::{Index, Node, Pod, PodNeeds};
+use crate::quantity::Quantity;
+use k8s_openapi::api::core::v1::{
+    NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
+};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// Extended resources that DeviceClasses stand for under their own name.
+const IMPLICIT_EXTENDED: &str = "deviceclass.resource.kubernetes.io/";
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+
+/// Why a pod cannot be on a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NotOnNode {
+    /// Cordoned.
+    Unschedulable,
+    /// A taint that the pod does not tolerate.
+    Taint(String),
+    /// `nodeSelector` or required node affinity.
+    Selector,
+    /// Too little of a resource.
+    Insufficient(Arc<str>),
+    /// As many pods as it takes.
+    TooManyPods,
+}
+
+impl fmt::Display for NotOnNode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unschedulable => f.write_str("are cordoned"),
+            Self::Taint(taint) => write!(f, "have the taint {taint}, which the pod does not tolerate"),
+            Self::Selector => f.write_str("do not match the pod's node selector or affinity"),
+            Self::Insufficient(resource) => write!(f, "have too little {resource}"),
+            Self::TooManyPods => f.write_str("have as many pods as they take"),
+        }
+    }
+}
+
+/// Checks everything; the pod itself is left out of what is counted on the node.
+pub fn fits(index: &Index, name: &str, node: &Node, pod: &Pod) -> Result<(), NotOnNode> {
+    let needs = &*pod.needs;
+    if node.unschedulable && !tolerates(&needs.tolerations, UNSCHEDULABLE, "", "NoSchedule") {
+        return Err(NotOnNode::Unschedulable);
+    }
+    if let Some(taint) = node.taints.iter().find(|taint| repels(taint, &needs.tolerations)) {
+        let value = taint.value.as_deref().unwrap_or("");
+        return Err(NotOnNode::Taint(format!("{}={}:{}", taint.key, value, taint.effect)));
+    }
+    if !selected(needs, name, node) {
+        return Err(NotOnNode::Selector);
+    }
+    let counted_here = index.accounted_node(&pod.uid).is_some_and(|on| **on == *name);
+    let own_pod = u64::from(counted_here);
+    if let Some(most) = node.allocatable.get("pods")
+        && Quantity::from_u64(node.pods.saturating_sub(own_pod).saturating_add(1)) > *most
+    {
+        return Err(NotOnNode::TooManyPods);
+    }
+    for (resource, wanted) in &needs.requests {
+        if *wanted == Quantity::ZERO || is_claimed(index, resource) {
+            continue;
+        }
+        let used = node.used.get(resource).copied().unwrap_or_default();
+        let used = if counted_here { used - *wanted } else { used };
+        let total = node.allocatable.get(resource).copied().unwrap_or_default();
+        if used + *wanted > total {
+            return Err(NotOnNode::Insufficient(resource.clone()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a resource is really devices: nodes do not list it.
+fn is_claimed(index: &Index, resource: &str) -> bool {
+    resource.starts_with(IMPLICIT_EXTENDED)
+        || (resource.contains('/')
+            && index.classes().any(|class| class.extended_resource.as_deref() == Some(resource)))
+}
+
+fn repels(taint: &Taint, tolerations: &[Toleration]) -> bool {
+    matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute")
+        && !tolerates(tolerations, &taint.key, taint.value.as_deref().unwrap_or(""), &taint.effect)
+}
+
+fn tolerates(tolerations: &[Toleration], key: &str, value: &str, effect: &str) -> bool {
+    tolerations.iter().any(|toleration| {
+        let wanted_effect = toleration.effect.as_deref().unwrap_or("");
+        let wanted_key = toleration.key.as_deref().unwrap_or("");
+        (wanted_effect.is_empty() || wanted_effect == effect)
+            && (wanted_key.is_empty() || wanted_key == key)
+            && match toleration.operator.as_deref().unwrap_or("") {
+                "" | "Equal" => toleration.value.as_deref().unwrap_or("") == value,
+                "Exists" => true,
+                operator => compares(operator, value, toleration.value.as_deref().unwrap_or("")),
+            }
+    })
+}
+
+/// `Gt` and `Lt` of tolerations and of node selectors.
+fn compares(operator: &str, value: &str, than: &str) -> bool {
+    match (operator, value.parse::<i64>(), than.parse::<i64>()) {
+        ("Gt", Ok(value), Ok(than)) => value > than,
+        ("Lt", Ok(value), Ok(than)) => value < than,
+        _ => false,
+    }
+}
+
+fn selected(needs: &PodNeeds, name: &str, node: &Node) -> bool {
+    needs.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
+        && needs.affinity.as_ref().is_none_or(|affinity| selector_matches(affinity, name, &node.labels))
+}
+
+/// Whether a node selector selects a node: terms are alternatives; a term without requirements
+/// selects nothing.
+pub fn selector_matches(selector: &NodeSelector, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    selector.node_selector_terms.iter().any(|term| term_matches(term, name, labels))
+}
+
+fn term_matches(term: &NodeSelectorTerm, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    let expressions = term.match_expressions.as_deref().unwrap_or_default();
+    let fields = term.match_fields.as_deref().unwrap_or_default();
+    if expressions.is_empty() && fields.is_empty() {
+        return false;
+    }
+    expressions.iter().all(|requirement| holds(requirement, labels.get(&requirement.key).map(String::as_str)))
+        && fields
+            .iter()
+            .all(|requirement| requirement.key == "metadata.name" && holds(requirement, Some(name)))
+}
+
+fn holds(requirement: &NodeSelectorRequirement, value: Option<&str>) -> bool {
+    let values = requirement.values.as_deref().unwrap_or_default();
+    let listed = value.is_some_and(|value| values.iter().any(|wanted| wanted == value));
+    match requirement.operator.as_str() {
+        "In" => listed,
+        "NotIn" => !listed,
+        "Exists" => value.is_some(),
+        "DoesNotExist" => value.is_none(),
+        operator => match (value, values) {
+            (Some(value), [than]) => compares(operator, value, than),
+            _ => false,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    fn labels() -> BTreeMap<String, String> {
+        BTreeMap::from([("zone".to_owned(), "a".to_owned()), ("gpus".to_owned(), "8".to_owned())])
+    }
+
+    #[rstest]
+    #[case::listed(json!([{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}]), true)]
+    #[case::not_listed(json!([{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}]), false)]
+    #[case::not_in(json!([{"matchExpressions": [{"key": "zone", "operator": "NotIn", "values": ["b"]}]}]), true)]
+    #[case::not_in_missing(json!([{"matchExpressions": [{"key": "x", "operator": "NotIn", "values": ["b"]}]}]), true)]
+    #[case::exists(json!([{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]), true)]
+    #[case::does_not_exist(json!([{"matchExpressions": [{"key": "zone", "operator": "DoesNotExist"}]}]), false)]
+    #[case::greater(json!([{"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["4"]}]}]), true)]
+    #[case::less(json!([{"matchExpressions": [{"key": "gpus", "operator": "Lt", "values": ["8"]}]}]), false)]
+    #[case::compare_text(json!([{"matchExpressions": [{"key": "zone", "operator": "Gt", "values": ["4"]}]}]), false)]
+    #[case::name(json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]), true)]
+    #[case::other_name(json!([{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]), false)]
+    #[case::all_of_a_term(json!([{"matchExpressions": [{"key": "zone", "operator": "Exists"}, {"key": "x", "operator": "Exists"}]}]), false)]
+    #[case::any_term(json!([{"matchExpressions": [{"key": "x", "operator": "Exists"}]}, {"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]), true)]
+    #[case::empty_term(json!([{}]), false)]
+    fn node_selectors_select_as_kubernetes_does(#[case] terms: Value, #[case] expected: bool) {
+        let selector = serde_json::from_value(json!({"nodeSelectorTerms": terms})).expect("a selector");
+        assert_eq!(selector_matches(&selector, "n1", &labels()), expected);
+    }
+
+    #[rstest]
+    #[case::key(json!({"key": "k", "operator": "Exists"}), true)]
+    #[case::value(json!({"key": "k", "value": "v"}), true)]
+    #[case::other_value(json!({"key": "k", "value": "w"}), false)]
+    #[case::other_effect(json!({"key": "k", "operator": "Exists", "effect": "NoExecute"}), false)]
+    #[case::everything(json!({"operator": "Exists"}), true)]
+    fn tolerations_tolerate_as_kubernetes_does(#[case] toleration: Value, #[case] expected: bool) {
+        let toleration: Toleration = serde_json::from_value(toleration).expect("a toleration");
+        assert_eq!(tolerates(&[toleration], "k", "v", "NoSchedule"), expected);
+    }
+}

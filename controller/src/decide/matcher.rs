@@ -1,0 +1,138 @@
+//! Selectors on layouts: each expression runs once for each distinct combination of a device's
+//! shape and what the expression reads of it; equal nodes share the answer for a whole layout.
+
+use crate::index::{Class, Index, Layout};
+use crate::selector::{Environment, Reads, Selector, SelectorError};
+use std::collections::HashMap;
+use std::sync::Arc;
+
+/// Compiled selectors and what they answered. A cache: it can be dropped at any time.
+#[derive(Debug, Default)]
+pub struct Matcher {
+    environment: Environment,
+    selectors: HashMap<Arc<str>, Arc<Compiled>>,
+    answers: HashMap<(u32, u64, Box<[u64]>), Arc<Answers>>,
+    values: HashMap<(u32, u32, Box<[Option<u32>]>), Answer>,
+    last: u32,
+    evaluations: u64,
+}
+
+#[derive(Debug)]
+struct Compiled {
+    id: u32,
+    selector: Selector,
+    may_select: bool,
+}
+
+/// A selector's answer for a device.
+pub type Answer = Result<bool, SelectorError>;
+
+/// A selector's answers for the devices of a layout, by position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answers(Vec<Answer>);
+
+impl Answers {
+    /// The answer for a device.
+    pub fn get(&self, position: u32) -> Option<&Answer> {
+        self.0.get(position as usize)
+    }
+}
+
+impl Matcher {
+    /// Answers that are kept before all are dropped.
+    const MOST: usize = 200_000;
+
+    /// A matcher that knows nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How often an expression ran on a device.
+    pub const fn evaluations(&self) -> u64 {
+        self.evaluations
+    }
+
+    fn compiled(&mut self, driver: &str, expression: &Arc<str>) -> Arc<Compiled> {
+        if let Some(known) = self.selectors.get(expression) {
+            return known.clone();
+        }
+        if self.selectors.len() >= Self::MOST {
+            self.selectors.clear();
+            self.answers.clear();
+            self.values.clear();
+        }
+        let selector = Selector::compile(expression);
+        let may_select = selector.may_select(driver, &self.environment);
+        self.last = self.last.wrapping_add(1);
+        let compiled = Arc::new(Compiled { id: self.last, selector, may_select });
+        self.selectors.insert(expression.clone(), compiled.clone());
+        compiled
+    }
+
+    /// Whether a class can select devices of the driver, whatever is published at the moment.
+    pub fn may_select(&mut self, driver: &str, class: &Class) -> bool {
+        class
+            .selectors
+            .iter()
+            .all(|expression| expression.as_ref().is_none_or(|e| self.compiled(driver, e).may_select))
+    }
+
+    /// What an expression answers for every device of a layout.
+    pub fn answers(&mut self, index: &Index, layout: &Layout, expression: &Arc<str>) -> Arc<Answers> {
+        let compiled = self.compiled(index.driver(), expression);
+        let (reads, columns): (Option<Vec<_>>, Box<[u64]>) = match compiled.selector.reads() {
+            Reads::Everything => (None, layout.columns().map(|column| column.id).collect()),
+            Reads::Names(names) => {
+                let syms: Vec<_> = names.iter().filter_map(|name| index.sym(name)).collect();
+                let ids = syms.iter().map(|sym| layout.column(*sym).map_or(0, |column| column.id)).collect();
+                (Some(syms), ids)
+            }
+        };
+        let key = (compiled.id, layout.id, columns);
+        if let Some(known) = self.answers.get(&key) {
+            return known.clone();
+        }
+        let answers = (0u32..)
+            .zip(layout.devices.iter())
+            .map(|(position, device)| {
+                let read = match &reads {
+                    Some(syms) => syms.iter().map(|sym| layout.attribute(position, *sym)).collect(),
+                    None => {
+                        let names = index.shape(device).attributes.iter();
+                        names.map(|name| layout.attribute(position, *name)).collect()
+                    }
+                };
+                self.answer(index, layout, position, device.shape, &compiled, read)
+            })
+            .collect();
+        if self.answers.len() >= Self::MOST {
+            self.answers.clear();
+        }
+        let answers = Arc::new(Answers(answers));
+        self.answers.insert(key, answers.clone());
+        answers
+    }
+
+    fn answer(
+        &mut self,
+        index: &Index,
+        layout: &Layout,
+        position: u32,
+        shape: u32,
+        compiled: &Compiled,
+        read: Box<[Option<u32>]>,
+    ) -> Answer {
+        let key = (compiled.id, shape, read);
+        if let Some(known) = self.values.get(&key) {
+            return known.clone();
+        }
+        let Some(facts) = index.facts(layout, position) else { return Ok(false) };
+        self.evaluations = self.evaluations.wrapping_add(1);
+        let answer = compiled.selector.matches(&self.environment, &facts);
+        if self.values.len() >= Self::MOST {
+            self.values.clear();
+        }
+        self.values.insert(key, answer.clone());
+        answer
+    }
+}

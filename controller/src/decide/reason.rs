@@ -1,0 +1,300 @@
+//! Why there is no allocation, in words for whoever reads the pod's events.
+
+use super::fit::NotOnNode;
+use crate::index::{ClaimSource, ObjectKey, PodClaim};
+use crate::selector::SelectorError;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+/// What has to happen before a pod can be decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Wait {
+    /// A claim is not made from its template yet.
+    NotMade {
+        /// The pod's claim.
+        claim: PodClaim,
+    },
+    /// A claim does not exist.
+    NoSuchClaim {
+        /// The claim.
+        claim: ObjectKey,
+    },
+    /// A claim is being deleted.
+    Deleting {
+        /// The claim.
+        claim: ObjectKey,
+    },
+    /// A claim was made for another pod.
+    OfAnotherPod {
+        /// The claim.
+        claim: ObjectKey,
+    },
+    /// A claim is being allocated for another pod.
+    InFlight {
+        /// The claim.
+        claim: ObjectKey,
+    },
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotMade { claim } => match &claim.source {
+                ClaimSource::Template(template) => write!(
+                    f,
+                    "waiting for kube-controller-manager to make the claim for {:?} from ResourceClaimTemplate {template}; \
+                     check that the template exists",
+                    claim.name
+                ),
+                ClaimSource::Named(name) => write!(f, "waiting for ResourceClaim {name}"),
+            },
+            Self::NoSuchClaim { claim } => write!(f, "ResourceClaim {claim} does not exist; create it"),
+            Self::Deleting { claim } => {
+                write!(f, "ResourceClaim {claim} is being deleted; wait until it is gone and make it anew")
+            }
+            Self::OfAnotherPod { claim } => {
+                write!(
+                    f,
+                    "ResourceClaim {claim} was made for another pod; delete the pod that owns it, or rename"
+                )
+            }
+            Self::InFlight { claim } => write!(f, "ResourceClaim {claim} is being allocated for another pod"),
+        }
+    }
+}
+
+/// What is wrong with a claim, as long as nobody changes it or what it refers to.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Rejection {
+    /// The class does not exist.
+    #[error(
+        "claim {claim}, request {request}: DeviceClass {class} does not exist; create it or name another"
+    )]
+    NoSuchClass {
+        /// The claim.
+        claim: ObjectKey,
+        /// The request.
+        request: Arc<str>,
+        /// The class.
+        class: Arc<str>,
+    },
+    /// A selector gives no answer.
+    #[error("claim {claim}, request {request}, class {class}: on device {device}: {error}")]
+    Selector {
+        /// The claim.
+        claim: ObjectKey,
+        /// The request.
+        request: Arc<str>,
+        /// Its class: the expression may be the class'.
+        class: Arc<str>,
+        /// The device on which it happened.
+        device: String,
+        /// What happened.
+        error: SelectorError,
+    },
+    /// More devices than a claim can hold.
+    #[error(
+        "claim {claim}, request {request}: asks for {count} devices, a claim can hold at most 32; split it"
+    )]
+    TooManyDevices {
+        /// The claim.
+        claim: ObjectKey,
+        /// The request.
+        request: Arc<str>,
+        /// How many.
+        count: usize,
+    },
+    /// Something of a newer Kubernetes, or nonsense.
+    #[error("claim {claim}, request {request}: not supported: {what}")]
+    Unsupported {
+        /// The claim.
+        claim: ObjectKey,
+        /// The request.
+        request: Arc<str>,
+        /// What.
+        what: String,
+    },
+    /// A constraint of a newer Kubernetes.
+    #[error("claim {claim}: a constraint sets neither or both of matchAttribute and distinctAttribute")]
+    UnknownConstraint {
+        /// The claim.
+        claim: ObjectKey,
+    },
+    /// A claim that we could satisfy only in part.
+    #[error(
+        "claim {claim}: request {request} (DeviceClass {class}) is for another driver's devices, the others are for \
+         ours; one claim is allocated by one allocator: put them in two claims"
+    )]
+    MixedDrivers {
+        /// The claim.
+        claim: ObjectKey,
+        /// The request that is not ours.
+        request: Arc<str>,
+        /// Its class.
+        class: Arc<str>,
+    },
+    /// The pod's claims are on different nodes.
+    #[error("claim {claim} is on node {node}, but the pod has to be on {other}; use claims on one node")]
+    Apart {
+        /// The claim.
+        claim: ObjectKey,
+        /// Its node.
+        node: Arc<str>,
+        /// The pod's, or another claim's.
+        other: Arc<str>,
+    },
+    /// The claim cannot take another pod.
+    #[error("claim {claim} is used by 256 pods, which is the most; use another claim")]
+    TooManyConsumers {
+        /// The claim.
+        claim: ObjectKey,
+    },
+}
+
+/// Why a pod cannot be on one node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodeReason {
+    /// Slices name a node that does not exist.
+    NoSuchNode,
+    /// The pod itself cannot be there.
+    Pod(NotOnNode),
+    /// The devices do not suffice.
+    Devices(DeviceReason),
+    /// A claim that is allocated already cannot be used there.
+    OtherClaimElsewhere,
+    /// kube-scheduler gave it back.
+    LeftOut(String),
+    /// The search did not end in time.
+    OutOfTime,
+}
+
+/// Why the devices of a node do not suffice.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum DeviceReason {
+    /// No device is ours to give there.
+    NotInControllerMode,
+    /// The pool is between two generations.
+    Updating(String),
+    /// The pool's slices contradict each other.
+    Invalid(String),
+    /// The pool was stopped.
+    Stopped(String),
+    /// No device matches class, selectors and capacity.
+    NoMatch {
+        /// The request.
+        request: String,
+    },
+    /// Matching devices are there, but have taints.
+    Tainted {
+        /// The request.
+        request: String,
+        /// The taint.
+        taint: String,
+    },
+    /// Matching devices are there, but not enough of them are free.
+    InUse {
+        /// The request.
+        request: String,
+    },
+    /// Not every device that matches is free, which is what `All` wants.
+    NotAllFree {
+        /// The request.
+        request: String,
+    },
+    /// More results than a claim can hold.
+    TooManyResults {
+        /// The claim.
+        claim: String,
+    },
+    /// Each request alone could be met, all together with their constraints cannot.
+    Together,
+}
+
+impl fmt::Display for NodeReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSuchNode => f.write_str("published devices but are not in the cluster"),
+            Self::Pod(reason) => reason.fmt(f),
+            Self::Devices(reason) => reason.fmt(f),
+            Self::OtherClaimElsewhere => {
+                f.write_str("cannot be reached by a claim that is allocated already")
+            }
+            Self::LeftOut(reason) => {
+                write!(f, "were given back by kube-scheduler ({reason}) and are left out for a while")
+            }
+            Self::OutOfTime => f.write_str("could not be searched in time"),
+        }
+    }
+}
+
+impl fmt::Display for DeviceReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotInControllerMode => f.write_str("are not in controller mode"),
+            Self::Updating(pool) => write!(f, "are publishing their devices anew (pool {pool})"),
+            Self::Invalid(reason) => {
+                write!(f, "have published devices that contradict each other ({reason})")
+            }
+            Self::Stopped(reason) => write!(f, "are stopped ({reason})"),
+            Self::NoMatch { request } => write!(f, "have no device that matches request {request}"),
+            Self::Tainted { request, taint } => {
+                write!(f, "have devices for request {request} only with the untolerated taint {taint}")
+            }
+            Self::InUse { request } => write!(f, "have not enough free devices for request {request}"),
+            Self::NotAllFree { request } => {
+                write!(f, "have matching devices that are in use, and request {request} wants all of them")
+            }
+            Self::TooManyResults { claim } => write!(f, "would give claim {claim} more than 32 devices"),
+            Self::Together => {
+                f.write_str("can meet each request, but not all together with their constraints")
+            }
+        }
+    }
+}
+
+/// Why a pod fits nowhere: how many nodes for which reason.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NoFit {
+    reasons: BTreeMap<NodeReason, Vec<Arc<str>>>,
+    nodes: usize,
+}
+
+impl NoFit {
+    /// Counts a node. A few names are kept for the message.
+    pub fn add(&mut self, node: &Arc<str>, reason: NodeReason) {
+        self.nodes += 1;
+        self.reasons.entry(reason).or_default().push(node.clone());
+    }
+
+    /// Nodes that were looked at.
+    pub const fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Reasons with their nodes.
+    pub fn reasons(&self) -> impl Iterator<Item = (&NodeReason, &[Arc<str>])> {
+        self.reasons.iter().map(|(reason, nodes)| (reason, nodes.as_slice()))
+    }
+}
+
+impl fmt::Display for NoFit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.nodes == 0 {
+            return f
+                .write_str("no node publishes devices; check that the kubelet plugin runs on the GPU nodes");
+        }
+        write!(f, "0 of {} nodes with devices fit", self.nodes)?;
+        let mut reasons: Vec<_> = self.reasons.iter().collect();
+        reasons.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
+        for (position, (reason, nodes)) in reasons.into_iter().enumerate() {
+            f.write_str(if position == 0 { ": " } else { "; " })?;
+            match nodes.as_slice() {
+                [node] => write!(f, "1 ({node})")?,
+                nodes => write!(f, "{}", nodes.len())?,
+            }
+            write!(f, " {reason}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,545 @@
+//! Devices on one node for all claims of a pod: a depth-first search that tries the best first and
+//! everything in the end, unless time runs out, which is an outcome of its own.
+
+mod state;
+
+use super::ask::{Alternative, Ask, Count, MOST_RESULTS};
+use super::capacity;
+use super::matcher::Answers;
+use super::policy::{Rank, Score, Strategy};
+use super::reason::DeviceReason;
+use super::{Matcher, Rejection};
+use crate::index::{Device, Index, Layout, Owner, Pool, PoolState, Sym};
+use crate::quantity::Quantity;
+use state::State;
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+/// A device for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pick {
+    /// Position of the claim among the asks.
+    pub claim: usize,
+    /// Position of the request in the claim.
+    pub request: usize,
+    /// Position of the alternative in the request.
+    pub alternative: usize,
+    /// The device's pool.
+    pub pool: Sym,
+    /// Its position in the pool's layout.
+    pub position: u32,
+    /// What is consumed of its capacities, in the shape's order, if it is shared.
+    pub consumed: Option<Box<[Quantity]>>,
+}
+
+/// Devices for everything.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Solution {
+    /// In the order of claims and requests.
+    pub picks: Vec<Pick>,
+    /// The chosen alternative of each request of each claim.
+    pub chosen: Vec<Vec<usize>>,
+    /// How good it is.
+    pub score: Score,
+}
+
+/// Why there is no solution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Failure {
+    /// There is none.
+    Devices(DeviceReason),
+    /// It is not known.
+    OutOfTime,
+    /// A claim is at fault.
+    Rejected(Rejection),
+}
+
+/// Steps between two looks at the clock.
+const STEPS_BETWEEN_LOOKS: u32 = 256;
+
+/// A pool of the node, ready to be given from.
+pub(super) struct View<'a> {
+    pub(super) pool: &'a Pool,
+    pub(super) layout: &'a Layout,
+}
+
+/// What of a pool a request's alternative can use, whoever holds it now.
+struct Candidates {
+    /// Per pool: position and what would be consumed of it.
+    devices: Vec<Vec<Candidate>>,
+}
+
+#[derive(Clone)]
+pub(super) struct Candidate {
+    pub(super) position: u32,
+    pub(super) consumed: Option<Arc<[Quantity]>>,
+    /// Devices that match but that we may not give: enough for `All` to fail.
+    pub(super) usable: bool,
+}
+
+/// Searches the pools of a node for devices whose owner is `owner`.
+pub fn search(
+    index: &Index,
+    matcher: &mut Matcher,
+    node: &str,
+    asks: &[Ask<'_>],
+    owner: Owner,
+    strategy: Strategy,
+    expired: &mut dyn FnMut() -> bool,
+) -> Result<Solution, Failure> {
+    let views = views(index, node, owner)?;
+    let mut candidates = Vec::new();
+    let mut reason = None;
+    for ask in asks {
+        let mut of_claim = Vec::new();
+        for request in &ask.requests {
+            let mut of_request = Vec::new();
+            let mut why = None;
+            for alternative in &request.alternatives {
+                let found = eligible(index, matcher, &views, ask, &request.name, alternative, owner)?;
+                match enough(index, &views, &request.name, alternative, &found) {
+                    Ok(()) => of_request.push(Some(found)),
+                    Err(reason) => {
+                        why = why.or(Some(reason));
+                        of_request.push(None);
+                    }
+                }
+            }
+            if of_request.iter().all(Option::is_none) {
+                reason = reason.or(why);
+            }
+            of_claim.push(of_request);
+        }
+        candidates.push(of_claim);
+    }
+    if let Some(reason) = reason {
+        return Err(Failure::Devices(reason));
+    }
+    let state = State::new(index, &views, asks, marks(&views, &candidates));
+    let chosen = asks.iter().map(|ask| vec![0; ask.requests.len()]).collect();
+    let mut search = Search {
+        views: &views,
+        asks,
+        candidates: &candidates,
+        strategy,
+        state,
+        picks: Vec::new(),
+        chosen,
+        steps: 0,
+        expired,
+        too_many: None,
+        lost: 0,
+        opened: HashSet::new(),
+    };
+    match search.request(0, 0) {
+        Ok(true) => Ok(search.solution()),
+        Ok(false) => Err(Failure::Devices(search.why())),
+        Err(OutOfTime) => Err(Failure::OutOfTime),
+    }
+}
+
+/// A number per device that tells which alternatives it is a candidate for.
+fn marks(views: &[View<'_>], candidates: &[Vec<Vec<Option<Candidates>>>]) -> Vec<Vec<u64>> {
+    let mut marks: Vec<Vec<u64>> = views.iter().map(|view| vec![0; view.layout.devices.len()]).collect();
+    let found = candidates.iter().flatten().flatten().flatten();
+    for (number, found) in (1u64..).zip(found) {
+        for (marks, devices) in marks.iter_mut().zip(&found.devices) {
+            for candidate in devices {
+                if let Some(mark) = marks.get_mut(candidate.position as usize) {
+                    let mut hasher = DefaultHasher::new();
+                    (*mark, number, candidate.usable).hash(&mut hasher);
+                    *mark = hasher.finish();
+                }
+            }
+        }
+    }
+    marks
+}
+
+fn views<'a>(index: &'a Index, node: &str, owner: Owner) -> Result<Vec<View<'a>>, Failure> {
+    let mut views = Vec::new();
+    let mut reason = None;
+    let mut pools: Vec<&Pool> = index.pools_of_node(node).collect();
+    pools.sort_by_key(|pool| index.name(pool.name));
+    for pool in pools {
+        match (&pool.state, &pool.layout) {
+            (PoolState::Ready, Some(layout)) => {
+                let owned = match owner {
+                    Owner::Controller => layout.owners.controller,
+                    Owner::HandOver => layout.owners.hand_over,
+                    Owner::Scheduler => layout.owners.scheduler,
+                };
+                match (&pool.stopped, owned) {
+                    (_, false) => reason = reason.or(Some(DeviceReason::NotInControllerMode)),
+                    (Some(why), true) => reason = reason.or_else(|| Some(DeviceReason::Stopped(why.clone()))),
+                    (None, true) => views.push(View { pool, layout }),
+                }
+            }
+            // What is being replaced could be anything: `All` must not miss a part of it.
+            (PoolState::Incomplete { .. }, _) => {
+                return Err(Failure::Devices(DeviceReason::Updating(index.name(pool.name).to_owned())));
+            }
+            (PoolState::Invalid(why), _) => {
+                reason = reason.or_else(|| Some(DeviceReason::Invalid(why.clone())));
+            }
+            (PoolState::Absent, _) | (PoolState::Ready, None) => {}
+        }
+    }
+    if views.is_empty() {
+        return Err(Failure::Devices(reason.unwrap_or(DeviceReason::NotInControllerMode)));
+    }
+    Ok(views)
+}
+
+/// Devices that match class, selectors and capacity, in layout order.
+fn eligible(
+    index: &Index,
+    matcher: &mut Matcher,
+    views: &[View<'_>],
+    ask: &Ask<'_>,
+    request: &Arc<str>,
+    alternative: &Alternative<'_>,
+    owner: Owner,
+) -> Result<Candidates, Failure> {
+    let mut devices = Vec::new();
+    for view in views {
+        let answers: Vec<Arc<Answers>> = alternative
+            .selectors
+            .iter()
+            .map(|expression| matcher.answers(index, view.layout, expression))
+            .collect();
+        let mut of_pool = Vec::new();
+        for (device, position) in view.layout.devices.iter().zip(0u32..) {
+            match selected(&answers, position) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(error) => {
+                    return Err(Failure::Rejected(Rejection::Selector {
+                        claim: ask.claim.clone(),
+                        request: request.clone(),
+                        class: alternative.class.name.clone(),
+                        device: format!("{}/{}", index.name(view.pool.name), index.name(device.name)),
+                        error,
+                    }));
+                }
+            }
+            let Some(consumed) = consumption(index, device, alternative) else { continue };
+            of_pool.push(Candidate { position, consumed, usable: device.owner == owner });
+        }
+        devices.push(of_pool);
+    }
+    Ok(Candidates { devices })
+}
+
+fn selected(answers: &[Arc<Answers>], position: u32) -> super::matcher::Answer {
+    for answer in answers {
+        match answer.get(position) {
+            Some(Ok(true)) => {}
+            Some(Ok(false)) | None => return Ok(false),
+            Some(Err(error)) => return Err(error.clone()),
+        }
+    }
+    Ok(true)
+}
+
+/// What an alternative takes of a device's capacities, `Some(None)` if the device is not shared;
+/// `None` if it asks for more than there is, for an amount that is not allowed, or for a capacity
+/// that the device lacks.
+#[expect(clippy::option_option, reason = "not eligible, eligible alone, eligible with a consumption")]
+fn consumption(
+    index: &Index,
+    device: &Device,
+    alternative: &Alternative<'_>,
+) -> Option<Option<Arc<[Quantity]>>> {
+    let shape = index.shape(device);
+    let known = |name: &Option<Sym>| {
+        name.is_some_and(|name| shape.capacities.binary_search_by_key(&name, |(n, _)| *n).is_ok())
+    };
+    if !alternative.capacities.iter().all(|(name, _)| known(name)) {
+        return None;
+    }
+    let mut amounts = Vec::with_capacity(shape.capacities.len());
+    for (name, capacity) in &shape.capacities {
+        let requested =
+            alternative.capacities.iter().find(|(n, _)| *n == Some(*name)).map(|(_, amount)| *amount);
+        let amount = capacity::consumed(capacity, requested)?;
+        if amount > capacity.value {
+            return None;
+        }
+        amounts.push(amount);
+    }
+    Some(shape.shareable.then(|| amounts.into()))
+}
+
+/// A quick look at whether a request can be met at all, with the reason if not.
+fn enough(
+    index: &Index,
+    views: &[View<'_>],
+    request: &str,
+    alternative: &Alternative<'_>,
+    found: &Candidates,
+) -> Result<(), DeviceReason> {
+    let request = alternative.result_name(request);
+    let all: Vec<(&View<'_>, &Candidate)> = views
+        .iter()
+        .zip(&found.devices)
+        .flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
+        .collect();
+    let usable: Vec<_> = all.iter().filter(|(_, candidate)| candidate.usable).collect();
+    if usable.is_empty() {
+        return Err(DeviceReason::NoMatch { request });
+    }
+    let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
+    let mut taint = None;
+    let mut clean = 0usize;
+    for (view, candidate) in &usable {
+        let Some(device) = view.layout.devices.get(candidate.position as usize) else { continue };
+        match index.repelling_taint(view.pool, device, tolerations) {
+            Some(found) => taint = taint.or(Some(found)),
+            None => clean += 1,
+        }
+    }
+    let wanted = match alternative.count {
+        Count::Exactly(count) => count,
+        Count::All => all.len(),
+    };
+    match (taint, clean < wanted) {
+        (Some(taint), true) => Err(DeviceReason::Tainted {
+            request,
+            taint: if taint.value.is_empty() {
+                format!("{}:{}", taint.key, taint.effect)
+            } else {
+                format!("{}={}:{}", taint.key, taint.value, taint.effect)
+            },
+        }),
+        // A shared device can be taken more than once, so fewer devices than wanted may do.
+        (None, true) if alternative.count == Count::All => Err(DeviceReason::NotAllFree { request }),
+        _ => Ok(()),
+    }
+}
+
+/// Time is up.
+struct OutOfTime;
+
+struct Search<'a, 's> {
+    views: &'s [View<'a>],
+    asks: &'s [Ask<'a>],
+    candidates: &'s [Vec<Vec<Option<Candidates>>>],
+    strategy: Strategy,
+    state: State<'a, 's>,
+    picks: Vec<Pick>,
+    chosen: Vec<Vec<usize>>,
+    steps: u32,
+    expired: &'s mut dyn FnMut() -> bool,
+    too_many: Option<String>,
+    lost: i64,
+    opened: HashSet<(usize, u32)>,
+}
+
+/// A request's alternative while its devices are picked.
+struct Slot<'s> {
+    claim: usize,
+    request: usize,
+    alternative: usize,
+    order: &'s [(usize, Candidate)],
+    wanted: usize,
+}
+
+impl Search<'_, '_> {
+    fn step(&mut self) -> Result<(), OutOfTime> {
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(STEPS_BETWEEN_LOOKS) && (self.expired)() {
+            Err(OutOfTime)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Satisfies a request and everything after it.
+    fn request(&mut self, claim: usize, request: usize) -> Result<bool, OutOfTime> {
+        self.step()?;
+        let (asks, all) = (self.asks, self.candidates);
+        let (Some(ask), Some(of_claim)) = (asks.get(claim), all.get(claim)) else { return Ok(true) };
+        let (Some(wanted), Some(found)) = (ask.requests.get(request), of_claim.get(request)) else {
+            return self.request(claim + 1, 0);
+        };
+        for (position, (alternative, found)) in wanted.alternatives.iter().zip(found).enumerate() {
+            let Some(found) = found else { continue };
+            let order = self.order(alternative, found);
+            let count = match alternative.count {
+                Count::Exactly(count) => count,
+                Count::All => order.len(),
+            };
+            if self.state.results(claim) + count > MOST_RESULTS {
+                self.too_many = Some(ask.claim.to_string());
+                continue;
+            }
+            if let Some(chosen) = self.chosen.get_mut(claim).and_then(|chosen| chosen.get_mut(request)) {
+                *chosen = position;
+            }
+            let slot = Slot { claim, request, alternative: position, order: &order, wanted: count };
+            let done = match alternative.count {
+                Count::Exactly(_) => self.some_of(&slot, 0, 0)?,
+                Count::All => self.all_of(&slot, 0)?,
+            };
+            if done {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Candidates, best first. Equal ranks keep GPUs together, in layout order.
+    fn order(&mut self, alternative: &Alternative<'_>, found: &Candidates) -> Vec<(usize, Candidate)> {
+        let mut order: Vec<(Rank, usize, u32, Candidate)> = Vec::new();
+        for (view, devices) in found.devices.iter().enumerate() {
+            for candidate in devices {
+                let all = alternative.count == Count::All;
+                if !all && !candidate.usable {
+                    continue;
+                }
+                if all {
+                    order.push((Rank::default(), view, 0, candidate.clone()));
+                } else if let Some((rank, gpu)) = self.state.rank(view, candidate, alternative, self.strategy)
+                {
+                    order.push((rank, view, gpu, candidate.clone()));
+                }
+            }
+        }
+        order.sort_by_key(|(rank, view, gpu, candidate)| (*rank, *view, *gpu, candidate.position));
+        order.into_iter().map(|(_, view, _, candidate)| (view, candidate)).collect()
+    }
+
+    /// Picks the rest of a request's devices out of those from `start` on: combinations, not
+    /// permutations. A shared device may serve one request only once, as upstream has it.
+    fn some_of(&mut self, slot: &Slot<'_>, picked: usize, start: usize) -> Result<bool, OutOfTime> {
+        self.step()?;
+        if picked == slot.wanted {
+            return self.request(slot.claim, slot.request + 1);
+        }
+        // Not enough left.
+        if slot.order.len().saturating_sub(start) < slot.wanted - picked {
+            return Ok(false);
+        }
+        let mut failed: HashSet<u64> = HashSet::new();
+        for (position, (view, candidate)) in slot.order.iter().enumerate().skip(start) {
+            self.step()?;
+            let key = self.state.equivalence(*view, candidate.position);
+            if key.is_some_and(|key| failed.contains(&key)) {
+                continue;
+            }
+            if self.take(slot, *view, candidate) {
+                if self.some_of(slot, picked + 1, position + 1)? {
+                    return Ok(true);
+                }
+                self.give_back(slot, *view);
+            }
+            // What did not lead anywhere with one device does not with another just like it.
+            failed.extend(key);
+        }
+        Ok(false)
+    }
+
+    fn all_of(&mut self, slot: &Slot<'_>, picked: usize) -> Result<bool, OutOfTime> {
+        self.step()?;
+        let Some((view, candidate)) = slot.order.get(picked) else {
+            return self.request(slot.claim, slot.request + 1);
+        };
+        if candidate.usable && self.take(slot, *view, candidate) {
+            if self.all_of(slot, picked + 1)? {
+                return Ok(true);
+            }
+            self.give_back(slot, *view);
+        }
+        Ok(false)
+    }
+
+    fn take(&mut self, slot: &Slot<'_>, view: usize, candidate: &Candidate) -> bool {
+        let (Some(ask), Some(in_view)) = (self.asks.get(slot.claim), self.views.get(view)) else {
+            return false;
+        };
+        let Some(request) = ask.requests.get(slot.request) else { return false };
+        let Some(alternative) = request.alternatives.get(slot.alternative) else { return false };
+        if !self.state.take(slot.claim, &request.name, alternative, view, candidate) {
+            return false;
+        }
+        self.picks.push(Pick {
+            claim: slot.claim,
+            request: slot.request,
+            alternative: slot.alternative,
+            pool: in_view.pool.name,
+            position: candidate.position,
+            consumed: candidate.consumed.as_deref().map(Into::into),
+        });
+        true
+    }
+
+    fn give_back(&mut self, slot: &Slot<'_>, view: usize) {
+        if let Some(pick) = self.picks.pop() {
+            let admin = self
+                .asks
+                .get(slot.claim)
+                .and_then(|ask| ask.requests.get(slot.request))
+                .and_then(|request| request.alternatives.get(slot.alternative))
+                .is_some_and(|alternative| alternative.admin);
+            self.state.give_back(slot.claim, view, &pick, admin);
+        }
+    }
+
+    fn solution(mut self) -> Solution {
+        for pick in &self.picks {
+            let Some((position, view)) =
+                self.views.iter().enumerate().find(|(_, view)| view.pool.name == pick.pool)
+            else {
+                continue;
+            };
+            let Some(device) = view.layout.devices.get(pick.position as usize) else { continue };
+            if self.opened.insert((position, device.gpu)) {
+                let before = self.state.value_at_start(position, device.gpu);
+                let after = self.state.value_now(position, device.gpu);
+                self.lost = self.lost.saturating_add(before.saturating_sub(after));
+            }
+        }
+        let opened =
+            self.opened.iter().filter(|(view, gpu)| self.state.untouched_at_start(*view, *gpu)).count();
+        let left = self.state.left();
+        let alternatives = self.chosen.iter().flatten().sum();
+        let opened = i64::try_from(opened).unwrap_or(i64::MAX);
+        let score = self.strategy.score(alternatives, opened, self.lost, left);
+        Solution { picks: self.picks, chosen: self.chosen, score }
+    }
+
+    /// The reason, when every combination was tried.
+    fn why(&mut self) -> DeviceReason {
+        if let Some(claim) = self.too_many.take() {
+            return DeviceReason::TooManyResults { claim };
+        }
+        for (ask, of_claim) in self.asks.iter().zip(self.candidates) {
+            for (request, found) in ask.requests.iter().zip(of_claim) {
+                let mut reason = None;
+                for (alternative, found) in request.alternatives.iter().zip(found) {
+                    let name = alternative.result_name(&request.name);
+                    let Some(found) = found else { continue };
+                    let free = self.state.free_now(found.devices.iter().enumerate(), alternative);
+                    match alternative.count {
+                        Count::Exactly(count) if free < count => {
+                            reason = reason.or(Some(DeviceReason::InUse { request: name }));
+                        }
+                        Count::All if free < found.devices.iter().map(Vec::len).sum() => {
+                            reason = reason.or(Some(DeviceReason::NotAllFree { request: name }));
+                        }
+                        _ => {
+                            reason = None;
+                            break;
+                        }
+                    }
+                }
+                if let Some(reason) = reason {
+                    return reason;
+                }
+            }
+        }
+        DeviceReason::Together
+    }
+}

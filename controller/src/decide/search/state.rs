@@ -1,0 +1,518 @@
+//! What is taken while the search goes on, over what the index says is taken already.
+
+use super::super::ask::{Alternative, Ask, ConstraintKind};
+use super::super::policy::{GpuView, Rank, Strategy, thousandths};
+use super::{Candidate, Pick, View};
+use crate::index::{Device, Gpu, Index};
+use crate::quantity::Quantity;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// A device's use by this search.
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
+struct Taken {
+    exclusive: bool,
+    shares: u32,
+    consumed: Vec<Quantity>,
+    /// Claims of ours that have it with admin access.
+    admin_of: Vec<usize>,
+}
+
+/// What a constraint has seen so far.
+#[derive(Debug, Default, Clone)]
+struct Seen {
+    values: Vec<u32>,
+}
+
+pub(super) struct State<'a, 's> {
+    index: &'a Index,
+    views: &'s [View<'a>],
+    asks: &'s [Ask<'a>],
+    free: Vec<Vec<Quantity>>,
+    taken: Vec<HashMap<u32, Taken>>,
+    seen: Vec<Vec<Seen>>,
+    results: Vec<usize>,
+    /// What a GPU is, as far as any request can tell: see [`State::equivalence`].
+    kinds: HashMap<(usize, u32), u64>,
+    marks: Vec<Vec<u64>>,
+    values: HashMap<(u64, u32, u64), i64>,
+}
+
+impl<'a, 's> State<'a, 's> {
+    pub(super) fn new(
+        index: &'a Index,
+        views: &'s [View<'a>],
+        asks: &'s [Ask<'a>],
+        marks: Vec<Vec<u64>>,
+    ) -> Self {
+        Self {
+            index,
+            views,
+            asks,
+            free: views.iter().map(|view| view.pool.usage.free.clone()).collect(),
+            taken: views.iter().map(|_| HashMap::new()).collect(),
+            seen: asks.iter().map(|ask| vec![Seen::default(); ask.constraints.len()]).collect(),
+            results: vec![0; asks.len()],
+            kinds: HashMap::new(),
+            marks,
+            values: HashMap::new(),
+        }
+    }
+
+    pub(super) fn results(&self, claim: usize) -> usize {
+        self.results.get(claim).copied().unwrap_or_default()
+    }
+
+    fn device(&self, view: usize, position: u32) -> Option<&'a Device> {
+        self.views.get(view)?.layout.devices.get(position as usize)
+    }
+
+    fn gpu(&self, view: usize, number: u32) -> Option<&'a Gpu> {
+        self.views.get(view)?.layout.gpus.iter().find(|gpu| gpu.number == number)
+    }
+
+    fn taken(&self, view: usize, position: u32) -> Option<&Taken> {
+        self.taken.get(view)?.get(&position)
+    }
+
+    /// Whether some claim, or this search, shares the device already.
+    fn is_shared(&self, view: usize, position: u32) -> bool {
+        self.taken(view, position).is_some_and(|taken| taken.shares > 0)
+            || self
+                .views
+                .get(view)
+                .and_then(|view| view.pool.usage.devices.get(&position))
+                .is_some_and(|used| used.shares > 0)
+    }
+
+    /// Whether a device can be taken as things stand, constraints aside.
+    fn is_free(
+        &self,
+        claim: Option<usize>,
+        alternative: &Alternative<'_>,
+        view: usize,
+        candidate: &Candidate,
+    ) -> bool {
+        let position = candidate.position;
+        let (Some(in_view), Some(device)) = (self.views.get(view), self.device(view, position)) else {
+            return false;
+        };
+        let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
+        if self.index.repelling_taint(in_view.pool, device, tolerations).is_some() {
+            return false;
+        }
+        let taken = self.taken(view, position);
+        if alternative.admin {
+            // Beside anybody, but not twice in one claim.
+            return !taken.is_some_and(|taken| claim.is_some_and(|claim| taken.admin_of.contains(&claim)));
+        }
+        let usage = &in_view.pool.usage;
+        if usage.blocked.contains_key(&device.gpu) {
+            return false;
+        }
+        let used = usage.devices.get(&position);
+        if used.is_some_and(|used| used.exclusive > 0) || taken.is_some_and(|taken| taken.exclusive) {
+            return false;
+        }
+        match &candidate.consumed {
+            None => {
+                if used.is_some() || taken.is_some_and(|taken| taken.shares > 0) {
+                    return false;
+                }
+            }
+            Some(amounts) => {
+                let shape = self.index.shape(device);
+                let held = |list: Option<&[Quantity]>, at: usize| {
+                    list.and_then(|list| list.get(at)).copied().unwrap_or_default()
+                };
+                for (at, ((_, capacity), amount)) in shape.capacities.iter().zip(amounts.iter()).enumerate() {
+                    let before = held(used.map(|used| &*used.consumed), at)
+                        + held(taken.map(|taken| taken.consumed.as_slice()), at);
+                    if before + *amount > capacity.value {
+                        return false;
+                    }
+                }
+                if self.is_shared(view, position) {
+                    // Its counters are drawn already.
+                    return true;
+                }
+            }
+        }
+        self.counters_suffice(view, device)
+    }
+
+    fn counters_suffice(&self, view: usize, device: &Device) -> bool {
+        let (Some(in_view), Some(free)) = (self.views.get(view), self.free.get(view)) else { return false };
+        self.index.draws(device).all(|(set, amounts)| {
+            in_view.layout.sets.get(usize::from(set)).is_some_and(|set| {
+                amounts.iter().all(|(counter, amount)| {
+                    free.get(set.offset + usize::from(*counter)).is_some_and(|free| amount <= free)
+                })
+            })
+        })
+    }
+
+    fn draw(&mut self, view: usize, device: &Device, back: bool) {
+        let (Some(in_view), Some(free)) = (self.views.get(view), self.free.get_mut(view)) else { return };
+        for (set, amounts) in self.index.draws(device) {
+            let Some(set) = in_view.layout.sets.get(usize::from(set)) else { continue };
+            for (counter, amount) in amounts {
+                if let Some(free) = free.get_mut(set.offset + usize::from(*counter)) {
+                    *free = if back { *free + *amount } else { *free - *amount };
+                }
+            }
+        }
+    }
+
+    /// Takes a device, or says no and changes nothing.
+    pub(super) fn take(
+        &mut self,
+        claim: usize,
+        request: &str,
+        alternative: &Alternative<'_>,
+        view: usize,
+        candidate: &Candidate,
+    ) -> bool {
+        if !self.is_free(Some(claim), alternative, view, candidate)
+            || !self.constrain(claim, request, alternative, view, candidate.position)
+        {
+            return false;
+        }
+        let position = candidate.position;
+        let Some(device) = self.device(view, position) else { return false };
+        let shared_before = self.is_shared(view, position);
+        let Some(taken) = self.taken.get_mut(view) else { return false };
+        let taken = taken.entry(position).or_default();
+        match (&candidate.consumed, alternative.admin) {
+            (_, true) => taken.admin_of.push(claim),
+            (None, false) => taken.exclusive = true,
+            (Some(amounts), false) => {
+                taken.shares = taken.shares.saturating_add(1);
+                taken.consumed.resize(amounts.len(), Quantity::ZERO);
+                for (sum, amount) in taken.consumed.iter_mut().zip(amounts.iter()) {
+                    *sum = *sum + *amount;
+                }
+            }
+        }
+        if !alternative.admin && !shared_before {
+            self.draw(view, device, false);
+        }
+        if let Some(results) = self.results.get_mut(claim) {
+            *results += 1;
+        }
+        true
+    }
+
+    /// Takes a pick back; picks are given back in the reverse order.
+    pub(super) fn give_back(&mut self, claim: usize, view: usize, pick: &Pick, admin: bool) {
+        let position = pick.position;
+        let Some(device) = self.device(view, position) else { return };
+        if let Some(taken) = self.taken.get_mut(view).and_then(|taken| taken.get_mut(&position)) {
+            match (&pick.consumed, admin) {
+                (_, true) => {
+                    taken.admin_of.pop();
+                }
+                (None, false) => taken.exclusive = false,
+                (Some(amounts), false) => {
+                    taken.shares = taken.shares.saturating_sub(1);
+                    for (sum, amount) in taken.consumed.iter_mut().zip(amounts.iter()) {
+                        *sum = *sum - *amount;
+                    }
+                }
+            }
+            if *taken == Taken::default()
+                || (taken.shares == 0 && !taken.exclusive && taken.admin_of.is_empty())
+            {
+                self.taken.get_mut(view).map(|all| all.remove(&position));
+            }
+        }
+        if !admin && !self.is_shared(view, position) {
+            self.draw(view, device, true);
+        }
+        if let Some(results) = self.results.get_mut(claim) {
+            *results = results.saturating_sub(1);
+        }
+        self.unconstrain(claim, pick);
+    }
+
+    fn constrain(
+        &mut self,
+        claim: usize,
+        request: &str,
+        alternative: &Alternative<'_>,
+        view: usize,
+        position: u32,
+    ) -> bool {
+        let (Some(ask), Some(in_view)) = (self.asks.get(claim), self.views.get(view)) else { return false };
+        let Some(seen) = self.seen.get_mut(claim) else { return false };
+        let subrequest = alternative.subrequest.as_deref();
+        let mut added = 0;
+        let mut fine = true;
+        for (constraint, seen) in ask.constraints.iter().zip(seen.iter_mut()) {
+            if !constraint.concerns(request, subrequest) {
+                added += 1;
+                continue;
+            }
+            let value = constraint.attribute.and_then(|name| in_view.layout.attribute(position, name));
+            let agrees = value.is_some_and(|value| match constraint.kind {
+                ConstraintKind::Match => seen.values.first().is_none_or(|first| *first == value),
+                ConstraintKind::Distinct => !seen.values.contains(&value),
+            });
+            match value.filter(|_| agrees) {
+                Some(value) => {
+                    seen.values.push(value);
+                    added += 1;
+                }
+                None => {
+                    fine = false;
+                    break;
+                }
+            }
+        }
+        if !fine {
+            for (constraint, seen) in ask.constraints.iter().zip(seen.iter_mut()).take(added) {
+                if constraint.concerns(request, subrequest) {
+                    seen.values.pop();
+                }
+            }
+        }
+        fine
+    }
+
+    fn unconstrain(&mut self, claim: usize, pick: &Pick) {
+        let (Some(ask), Some(seen)) = (self.asks.get(claim), self.seen.get_mut(claim)) else { return };
+        let Some(request) = ask.requests.get(pick.request) else { return };
+        let subrequest = request.alternatives.get(pick.alternative).and_then(|a| a.subrequest.as_deref());
+        for (constraint, seen) in ask.constraints.iter().zip(seen.iter_mut()) {
+            if constraint.concerns(&request.name, subrequest) {
+                seen.values.pop();
+            }
+        }
+    }
+
+    /// How many of these could be taken, each alone.
+    pub(super) fn free_now<'c>(
+        &self,
+        devices: impl Iterator<Item = (usize, &'c Vec<Candidate>)>,
+        alternative: &Alternative<'_>,
+    ) -> usize {
+        devices
+            .flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
+            .filter(|(view, candidate)| candidate.usable && self.is_free(None, alternative, *view, candidate))
+            .count()
+    }
+
+    /// The rank of a device that could be taken now, and the position of its GPU for a stable order.
+    pub(super) fn rank(
+        &mut self,
+        view: usize,
+        candidate: &Candidate,
+        alternative: &Alternative<'_>,
+        strategy: Strategy,
+    ) -> Option<(Rank, u32)> {
+        if !self.is_free(None, alternative, view, candidate) {
+            return None;
+        }
+        let device = self.device(view, candidate.position)?;
+        if alternative.admin {
+            return Some((Rank::default(), device.gpu));
+        }
+        let shared = self.is_shared(view, candidate.position);
+        let before = self.value_now(view, device.gpu);
+        let after = if shared {
+            before
+        } else {
+            self.draw(view, device, false);
+            let after = self.value_now(view, device.gpu);
+            self.draw(view, device, true);
+            after
+        };
+        let seen = GpuView {
+            untouched: self.untouched_now(view, device.gpu),
+            value_before: before,
+            value_after: after,
+            free: if shared {
+                self.share_left(view, candidate)
+            } else {
+                self.counters_left(view, device.gpu, false)
+            },
+        };
+        Some((strategy.rank(seen), device.gpu))
+    }
+
+    /// What is left of a shared device's scarcest capacity, in thousandths.
+    fn share_left(&self, view: usize, candidate: &Candidate) -> i64 {
+        let Some(device) = self.device(view, candidate.position) else { return 0 };
+        let used = self.views.get(view).and_then(|view| view.pool.usage.devices.get(&candidate.position));
+        let taken = self.taken(view, candidate.position);
+        let shape = self.index.shape(device);
+        shape
+            .capacities
+            .iter()
+            .enumerate()
+            .map(|(at, (_, capacity))| {
+                let of = |list: Option<&[Quantity]>| {
+                    list.and_then(|list| list.get(at)).copied().unwrap_or_default()
+                };
+                let held =
+                    of(used.map(|used| &*used.consumed)) + of(taken.map(|taken| taken.consumed.as_slice()));
+                thousandths(capacity.value - held, capacity.value)
+            })
+            .min()
+            .unwrap_or_default()
+    }
+
+    fn untouched_now(&self, view: usize, gpu: u32) -> bool {
+        self.untouched_at_start(view, gpu)
+            && self.gpu(view, gpu).is_some_and(|gpu| {
+                gpu.devices.iter().all(|position| {
+                    self.taken(view, *position).is_none_or(|taken| !taken.exclusive && taken.shares == 0)
+                })
+            })
+    }
+
+    pub(super) fn untouched_at_start(&self, view: usize, gpu: u32) -> bool {
+        let (Some(in_view), Some(of)) = (self.views.get(view), self.gpu(view, gpu)) else { return false };
+        of.devices.iter().all(|position| !in_view.pool.usage.devices.contains_key(position))
+    }
+
+    /// The value of what could still be taken of a GPU: each device that fits, weighted by its
+    /// part of the GPU. Losing a large one hurts more than losing a small one.
+    pub(super) fn value_now(&mut self, view: usize, gpu: u32) -> i64 {
+        self.value(view, gpu, false)
+    }
+
+    pub(super) fn value_at_start(&mut self, view: usize, gpu: u32) -> i64 {
+        self.value(view, gpu, true)
+    }
+
+    fn value(&mut self, view: usize, number: u32, at_start: bool) -> i64 {
+        let (Some(in_view), Some(gpu)) = (self.views.get(view), self.gpu(view, number)) else { return 0 };
+        let free = if at_start { Some(&in_view.pool.usage.free) } else { self.free.get(view) };
+        let Some(free) = free else { return 0 };
+        let mut hasher = DefaultHasher::new();
+        for set in gpu.sets.iter().filter_map(|set| in_view.layout.sets.get(usize::from(*set))) {
+            free.get(set.offset..set.offset + set.counters.len()).hash(&mut hasher);
+        }
+        let key = (in_view.layout.id, number, hasher.finish());
+        if let Some(known) = self.values.get(&key) {
+            return *known;
+        }
+        let mut value = 0i64;
+        for device in gpu.devices.iter().filter_map(|position| in_view.layout.devices.get(*position as usize))
+        {
+            let mut part = 0i64;
+            let mut fits = device.draws.iter().flatten().next().is_some();
+            for (set, amounts) in self.index.draws(device) {
+                let Some(set) = in_view.layout.sets.get(usize::from(set)) else { continue };
+                for (counter, amount) in amounts {
+                    let at = usize::from(*counter);
+                    fits &= free.get(set.offset + at).is_some_and(|free| amount <= free);
+                    let total = set.counters.get(at).map(|(_, total)| *total).unwrap_or_default();
+                    part = part.max(thousandths(*amount, total));
+                }
+            }
+            // Shares of a GPU need all of it, as the whole GPU does: counted once, with the latter.
+            if fits && !self.index.shape(device).shareable {
+                value = value.saturating_add(part);
+            }
+        }
+        self.values.insert(key, value);
+        value
+    }
+
+    /// What is left of a GPU's counters on the whole, in thousandths.
+    fn counters_left(&self, view: usize, gpu: u32, at_start: bool) -> i64 {
+        let (Some(in_view), Some(of)) = (self.views.get(view), self.gpu(view, gpu)) else { return 0 };
+        let free = if at_start { Some(&in_view.pool.usage.free) } else { self.free.get(view) };
+        let Some(free) = free else { return 0 };
+        let mut sum = 0i64;
+        let mut count = 0i64;
+        for set in of.sets.iter().filter_map(|set| in_view.layout.sets.get(usize::from(*set))) {
+            for (at, (_, total)) in set.counters.iter().enumerate() {
+                if *total > Quantity::ZERO
+                    && let Some(free) = free.get(set.offset + at)
+                {
+                    sum = sum.saturating_add(thousandths(*free, *total));
+                    count += 1;
+                }
+            }
+        }
+        if count == 0 { 0 } else { sum / count }
+    }
+
+    /// What is left of all GPUs of the node, in thousandths of one.
+    pub(super) fn left(&self) -> i64 {
+        let mut left = 0i64;
+        for (view, in_view) in self.views.iter().enumerate() {
+            for gpu in &in_view.layout.gpus {
+                left = left.saturating_add(self.counters_left(view, gpu.number, false));
+                for position in &gpu.devices {
+                    let shared = Candidate { position: *position, consumed: None, usable: true };
+                    if self.is_shared(view, *position) {
+                        left = left.saturating_add(self.share_left(view, &shared));
+                    }
+                }
+            }
+        }
+        left
+    }
+
+    /// A key that two devices share only if they can stand for one another in everything that is
+    /// still to be decided: same place on GPUs that no request and no constraint can tell apart,
+    /// with the same parts of them taken. `None` if that cannot be said of its GPU.
+    pub(super) fn equivalence(&mut self, view: usize, position: u32) -> Option<u64> {
+        let in_view = self.views.get(view)?;
+        let device = self.device(view, position)?;
+        let gpu = self.gpu(view, device.gpu).filter(|gpu| gpu.alone)?;
+        let kind = self.kind(view, gpu);
+        let mut hasher = DefaultHasher::new();
+        (view, kind).hash(&mut hasher);
+        gpu.devices.iter().position(|other| *other == position).hash(&mut hasher);
+        let free = self.free.get(view)?;
+        for set in gpu.sets.iter().filter_map(|set| in_view.layout.sets.get(usize::from(*set))) {
+            free.get(set.offset..set.offset + set.counters.len()).hash(&mut hasher);
+        }
+        for (place, of_gpu) in gpu.devices.iter().enumerate() {
+            if let Some(taken) = self.taken(view, *of_gpu) {
+                (place, taken).hash(&mut hasher);
+            }
+        }
+        Some(hasher.finish())
+    }
+
+    /// What does not change during the search.
+    fn kind(&mut self, view: usize, gpu: &Gpu) -> u64 {
+        if let Some(known) = self.kinds.get(&(view, gpu.number)) {
+            return *known;
+        }
+        let mut hasher = DefaultHasher::new();
+        if let Some(in_view) = self.views.get(view) {
+            in_view.pool.usage.blocked.contains_key(&gpu.number).hash(&mut hasher);
+            for position in &gpu.devices {
+                let Some(device) = in_view.layout.devices.get(*position as usize) else { continue };
+                (device.shape, device.taints, device.owner).hash(&mut hasher);
+                device.draws.map(|draw| draw.map(|draw| draw.amounts)).hash(&mut hasher);
+                // What selectors read is in the marks; constraints read these.
+                self.marks.get(view).and_then(|marks| marks.get(*position as usize)).hash(&mut hasher);
+                for attribute in self.constrained_attributes() {
+                    in_view.layout.attribute(*position, attribute).hash(&mut hasher);
+                }
+                if let Some(used) = in_view.pool.usage.devices.get(position) {
+                    (used.exclusive, used.shares, &used.consumed).hash(&mut hasher);
+                }
+                for rule in self.index.taint_rules() {
+                    let (pool, name) = (self.index.name(in_view.pool.name), self.index.name(device.name));
+                    rule.applies(self.index.driver(), pool, name).hash(&mut hasher);
+                }
+            }
+        }
+        let kind = hasher.finish();
+        self.kinds.insert((view, gpu.number), kind);
+        kind
+    }
+
+    fn constrained_attributes(&self) -> impl Iterator<Item = crate::index::Sym> + use<'s, 'a> {
+        self.asks.iter().flat_map(|ask| ask.constraints.iter()).filter_map(|constraint| constraint.attribute)
+    }
+}

@@ -1,0 +1,255 @@
+//! What the controller knows of the cluster: plain structs, kept incrementally, no API in it.
+//!
+//! Every kind has a synchronous `apply`, `delete` and `reset`; `reset` takes what a fresh list
+//! returned and drops the rest. Decisions that were made but not yet seen in the API lie over it:
+//! see [`Index::assume`]. Everything here can be rebuilt from the API at any time.
+
+mod claims;
+mod classes;
+mod convert;
+mod device;
+mod intern;
+mod node;
+mod pod;
+mod pool;
+mod taints;
+mod usage;
+
+pub use claims::{Allocation, Assumption, Claim, FINGERPRINT, Held, fingerprint};
+pub use classes::Class;
+pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
+pub use intern::{Interner, Pooled, Sym, Table};
+pub use node::{ACKNOWLEDGED, Node, resources_of};
+pub use pod::{ClaimSource, Pod, PodClaim, PodNeeds, Resolution};
+pub use pool::{Column, CounterSet, Fixed, Gpu, Layout, Owners, Pool, PoolState};
+pub use taints::{TaintRule, tolerated};
+pub use usage::{Conflict, Holder, Usage};
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+
+/// Namespace and name of an object.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ObjectKey {
+    /// Namespace.
+    pub namespace: Arc<str>,
+    /// Name.
+    pub name: Arc<str>,
+}
+
+impl ObjectKey {
+    /// From its parts.
+    pub fn new(namespace: &str, name: &str) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+}
+
+impl fmt::Display for ObjectKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// UID of an object.
+pub type Uid = Arc<str>;
+
+/// What a change may have made possible or necessary.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing that a decision depends on.
+    Nothing,
+    /// A pod, or what it refers to: look at it again.
+    Pods(Vec<ObjectKey>),
+    /// Devices or room may have become free: look at the pods that did not fit.
+    Room,
+    /// Both.
+    PodsAndRoom(Vec<ObjectKey>),
+}
+
+impl Change {
+    fn of(pods: Vec<ObjectKey>, room: bool) -> Self {
+        match (pods.is_empty(), room) {
+            (true, false) => Self::Nothing,
+            (true, true) => Self::Room,
+            (false, false) => Self::Pods(pods),
+            (false, true) => Self::PodsAndRoom(pods),
+        }
+    }
+}
+
+/// The state of the cluster.
+#[derive(Debug)]
+pub struct Index {
+    driver: Arc<str>,
+    controller_taint: Arc<str>,
+    /// Strings of devices, attributes, counters.
+    pub(crate) names: Interner,
+    pub(crate) values: Table<crate::selector::AttributeValue>,
+    pub(crate) shapes: Table<Shape>,
+    pub(crate) draws: Table<Box<[(u16, crate::quantity::Quantity)]>>,
+    pub(crate) taint_lists: Table<Vec<Taint>>,
+    columns: Pooled<pool::Column>,
+    fixed: Pooled<pool::Fixed>,
+    last_id: u64,
+    pools: HashMap<Sym, Pool>,
+    pools_of_node: HashMap<Arc<str>, BTreeSet<Sym>>,
+    pool_of_slice: HashMap<Arc<str>, Sym>,
+    classes: HashMap<Arc<str>, Class>,
+    claims: HashMap<ObjectKey, Claim>,
+    claims_gone: claims::Tombstones,
+    assumed: HashMap<Uid, Assumption>,
+    pods: HashMap<ObjectKey, Pod>,
+    pods_of_claim: HashMap<ObjectKey, HashSet<ObjectKey>>,
+    accounted: HashMap<Uid, node::Accounted>,
+    nodes: HashMap<Arc<str>, Node>,
+    taint_rules: HashMap<Arc<str>, TaintRule>,
+}
+
+impl Index {
+    /// An empty cluster, as seen by the driver of this name.
+    pub fn new(driver: &str) -> Self {
+        Self {
+            driver: driver.into(),
+            controller_taint: aliquot_model::names::controller_taint(driver).into(),
+            names: Interner::default(),
+            values: Table::default(),
+            shapes: Table::default(),
+            draws: Table::default(),
+            taint_lists: Table::default(),
+            columns: Pooled::default(),
+            fixed: Pooled::default(),
+            last_id: 0,
+            pools: HashMap::new(),
+            pools_of_node: HashMap::new(),
+            pool_of_slice: HashMap::new(),
+            classes: HashMap::new(),
+            claims: HashMap::new(),
+            claims_gone: claims::Tombstones::default(),
+            assumed: HashMap::new(),
+            pods: HashMap::new(),
+            pods_of_claim: HashMap::new(),
+            accounted: HashMap::new(),
+            nodes: HashMap::new(),
+            taint_rules: HashMap::new(),
+        }
+    }
+
+    /// The driver's name.
+    pub fn driver(&self) -> &str {
+        &self.driver
+    }
+
+    /// Key of the taint that makes a device ours to give.
+    pub fn controller_taint(&self) -> &str {
+        &self.controller_taint
+    }
+
+    /// A string by its symbol.
+    pub fn name(&self, sym: Sym) -> &str {
+        self.names.get(sym)
+    }
+
+    /// A string's symbol, if anything is called so.
+    pub fn sym(&self, name: &str) -> Option<Sym> {
+        self.names.find(name)
+    }
+
+    /// What devices have in common.
+    pub fn shape(&self, device: &Device) -> &Shape {
+        self.shapes.get(device.shape)
+    }
+
+    /// What the device takes of its pool's counter sets.
+    pub fn draws<'a>(
+        &'a self,
+        device: &'a Device,
+    ) -> impl Iterator<Item = (u16, &'a [(u16, crate::quantity::Quantity)])> {
+        device.draws.iter().flatten().map(|draw| (draw.set, self.draws.get(draw.amounts).as_ref()))
+    }
+
+    /// The device's own taints, ours left out.
+    pub fn taints(&self, device: &Device) -> &[Taint] {
+        self.taint_lists.get(device.taints)
+    }
+
+    /// Pools that exist.
+    pub fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.pools.values()
+    }
+
+    /// A pool.
+    pub fn pool(&self, name: Sym) -> Option<&Pool> {
+        self.pools.get(&name)
+    }
+
+    /// Pools of a node.
+    pub fn pools_of_node(&self, node: &str) -> impl Iterator<Item = &Pool> {
+        self.pools_of_node.get(node).into_iter().flatten().filter_map(|pool| self.pools.get(pool))
+    }
+
+    /// Nodes that have devices of ours.
+    pub fn nodes_with_pools(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.pools_of_node.keys()
+    }
+
+    /// A node.
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.get(name)
+    }
+
+    /// A DeviceClass.
+    pub fn class(&self, name: &str) -> Option<&Class> {
+        self.classes.get(name)
+    }
+
+    /// All DeviceClasses.
+    pub fn classes(&self) -> impl Iterator<Item = &Class> {
+        self.classes.values()
+    }
+
+    /// A claim.
+    pub fn claim(&self, key: &ObjectKey) -> Option<&Claim> {
+        self.claims.get(key)
+    }
+
+    /// All claims.
+    pub fn claims(&self) -> impl Iterator<Item = &Claim> {
+        self.claims.values()
+    }
+
+    /// A pod.
+    pub fn pod(&self, key: &ObjectKey) -> Option<&Pod> {
+        self.pods.get(key)
+    }
+
+    /// All pods that have claims or run somewhere.
+    pub fn pods(&self) -> impl Iterator<Item = &Pod> {
+        self.pods.values()
+    }
+
+    /// Pods that refer to a claim.
+    pub fn pods_of_claim(&self, claim: &ObjectKey) -> impl Iterator<Item = &Pod> {
+        self.pods_of_claim.get(claim).into_iter().flatten().filter_map(|pod| self.pods.get(pod))
+    }
+
+    /// DeviceTaintRules.
+    pub fn taint_rules(&self) -> impl Iterator<Item = &TaintRule> {
+        self.taint_rules.values()
+    }
+
+    /// What each kind has, for metrics.
+    pub fn sizes(&self) -> [(&'static str, usize); 6] {
+        [
+            ("pools", self.pools.len()),
+            ("classes", self.classes.len()),
+            ("claims", self.claims.len()),
+            ("pods", self.pods.len()),
+            ("nodes", self.nodes.len()),
+            ("assumed", self.assumed.len()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests;

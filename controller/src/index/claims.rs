@@ -1,0 +1,395 @@
+//! ResourceClaims, their allocations, and decisions that are not in the API yet.
+
+use super::{Change, Holder, Index, ObjectKey, Sym, Uid, convert};
+use crate::quantity::Quantity;
+use k8s_openapi::api::core::v1::NodeSelector;
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
+    ResourceClaimSpec,
+};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use uuid::Uuid;
+
+/// Annotation by which an allocation of ours is known again: written before the allocation, it
+/// names exactly the devices that follow, so an allocation by anybody else does not match it.
+pub const FINGERPRINT: &str = "aliquot.dev/allocation";
+
+/// A ResourceClaim.
+#[derive(Debug, Clone)]
+pub struct Claim {
+    /// Where it is.
+    pub key: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// `resourceVersion` of what was seen.
+    pub version: String,
+    /// When it was made, in seconds.
+    pub created: i64,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Its finalizers.
+    pub finalizers: Vec<String>,
+    /// What it asks for; never changes.
+    pub spec: Arc<ResourceClaimSpec>,
+    /// UID of the pod that it was generated for.
+    pub owner_pod: Option<Uid>,
+    /// What the API says it was given.
+    pub allocation: Option<Allocation>,
+    /// Who may use it.
+    pub reserved_for: Vec<ResourceClaimConsumerReference>,
+}
+
+impl Claim {
+    /// Whether the pod may use it.
+    pub fn is_reserved_for(&self, pod: &str) -> bool {
+        self.reserved_for.iter().any(|consumer| consumer.uid == pod)
+    }
+
+    /// Whether nobody but the pod may use it.
+    pub fn is_only_for(&self, pod: &str) -> bool {
+        self.reserved_for.iter().all(|consumer| consumer.uid == pod)
+    }
+}
+
+/// An allocation, observed or assumed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Allocation {
+    /// Devices of our driver.
+    pub held: Vec<Held>,
+    /// Whether there are devices of other drivers too.
+    pub others: bool,
+    /// The one node where it can be used, when its selector has that form.
+    pub node: Option<Arc<str>>,
+    /// The selector, when it has another form.
+    pub selector: Option<Arc<NodeSelector>>,
+    /// `allocationTimestamp` in seconds.
+    pub timestamp: Option<i64>,
+    /// Whether we wrote it.
+    pub by_us: bool,
+}
+
+/// One allocation result of our driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// Request, or `request/subrequest`.
+    pub request: Arc<str>,
+    /// Pool.
+    pub pool: Sym,
+    /// Device.
+    pub device: Sym,
+    /// With admin access.
+    pub admin: bool,
+    /// `shareID`
+    pub share: Option<Uid>,
+    /// `consumedCapacity`, names with their domain, ascending.
+    pub consumed: Box<[(Sym, Quantity)]>,
+}
+
+impl Allocation {
+    /// Pools that it takes of.
+    pub fn pools(&self) -> BTreeSet<Sym> {
+        self.held.iter().map(|held| held.pool).collect()
+    }
+}
+
+/// A decision that is being written.
+#[derive(Debug, Clone)]
+pub struct Assumption {
+    /// The claim.
+    pub claim: ObjectKey,
+    /// What it will be given.
+    pub allocation: Allocation,
+}
+
+/// UIDs of claims that are gone: an answer to a late write must not bring one back.
+#[derive(Debug, Default)]
+pub(crate) struct Tombstones {
+    known: HashSet<Uid>,
+    order: VecDeque<Uid>,
+}
+
+impl Tombstones {
+    const KEPT: usize = 10_000;
+
+    fn add(&mut self, uid: Uid) {
+        if self.known.insert(uid.clone()) {
+            self.order.push_back(uid);
+        }
+        while self.order.len() > Self::KEPT {
+            if let Some(oldest) = self.order.pop_front() {
+                self.known.remove(&oldest);
+            }
+        }
+    }
+}
+
+/// The name of an allocation that we are about to write: see [`FINGERPRINT`].
+pub fn fingerprint(claim: &str, timestamp: i64, results: &[DeviceRequestAllocationResult]) -> String {
+    let mut text = format!("{claim} {timestamp}");
+    for result in results {
+        let share = result.share_id.as_deref().unwrap_or("-");
+        text.push_str(&format!(
+            " {} {} {} {} {share}",
+            result.request, result.driver, result.pool, result.device
+        ));
+    }
+    Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).to_string()
+}
+
+impl Index {
+    /// Adds or replaces a claim. Older versions of a known one are ignored.
+    pub fn apply_claim(&mut self, claim: &ResourceClaim) -> Change {
+        let Some(read) = self.read_claim(claim) else { return Change::Nothing };
+        if self.claims_gone.known.contains(&read.uid) {
+            return Change::Nothing;
+        }
+        let mut room = false;
+        match self.claims.get(&read.key) {
+            Some(known) if known.uid == read.uid => {
+                if is_older(&read.version, &known.version) {
+                    return Change::Nothing;
+                }
+            }
+            Some(_) => room |= self.remove_claim(&read.key.clone()),
+            None => {}
+        }
+        let key = read.key.clone();
+        let before = self.effective_allocation(&key).cloned();
+        if read.allocation.is_some() {
+            self.assumed.remove(&read.uid);
+        }
+        let uid = read.uid.clone();
+        self.claims.insert(key.clone(), read);
+        let after = self.effective_allocation(&key).cloned();
+        room |= self.exchange(&uid, before.as_ref(), after.as_ref());
+        self.claim_changed(&key, room)
+    }
+
+    /// Removes a claim of this identity; `None` for whichever is there.
+    pub fn delete_claim(&mut self, key: &ObjectKey, uid: Option<&str>) -> Change {
+        let matches = self.claims.get(key).is_some_and(|known| uid.is_none_or(|uid| *known.uid == *uid));
+        if let Some(uid) = uid {
+            self.claims_gone.add(uid.into());
+        }
+        if !matches {
+            return Change::Nothing;
+        }
+        let room = self.remove_claim(key);
+        self.claim_changed(key, room)
+    }
+
+    /// Replaces all claims.
+    pub fn reset_claims(&mut self, claims: &[ResourceClaim]) -> Change {
+        let kept: HashMap<ObjectKey, &str> = claims
+            .iter()
+            .filter_map(|claim| Some((key_of(&claim.metadata)?, claim.metadata.uid.as_deref()?)))
+            .collect();
+        let gone: Vec<ObjectKey> = self
+            .claims
+            .values()
+            .filter(|claim| kept.get(&claim.key) != Some(&&*claim.uid))
+            .map(|claim| claim.key.clone())
+            .collect();
+        let mut pods = Vec::new();
+        let mut merge = |change: Change| match change {
+            Change::Pods(more) | Change::PodsAndRoom(more) => pods.extend(more),
+            Change::Nothing | Change::Room => {}
+        };
+        for key in gone {
+            merge(self.delete_claim(&key, None));
+        }
+        for claim in claims {
+            merge(self.apply_claim(claim));
+        }
+        Change::of(pods, true)
+    }
+
+    /// What a claim was given, or will be when the write that is under way returns.
+    pub fn effective_allocation(&self, key: &ObjectKey) -> Option<&Allocation> {
+        let claim = self.claims.get(key)?;
+        claim.allocation.as_ref().or_else(|| self.assumed.get(&claim.uid).map(|assumed| &assumed.allocation))
+    }
+
+    /// Whether a decision for the claim is being written.
+    pub fn is_assumed(&self, uid: &str) -> bool {
+        self.assumed.contains_key(uid)
+    }
+
+    /// Counts a decision as made before the API shows it.
+    pub fn assume(&mut self, key: &ObjectKey, allocation: Allocation) -> Change {
+        let Some(uid) = self.claims.get(key).map(|claim| claim.uid.clone()) else { return Change::Nothing };
+        let before = self.effective_allocation(key).cloned();
+        self.assumed.insert(uid.clone(), Assumption { claim: key.clone(), allocation });
+        let after = self.effective_allocation(key).cloned();
+        let room = self.exchange(&uid, before.as_ref(), after.as_ref());
+        self.claim_changed(key, room)
+    }
+
+    /// The decision will not be written, or the API shows it by now.
+    pub fn forget(&mut self, key: &ObjectKey, uid: &str) -> Change {
+        let before = self.effective_allocation(key).cloned();
+        if self.assumed.remove(uid).is_none() {
+            return Change::Nothing;
+        }
+        let after = match self.claims.get(key) {
+            Some(claim) if *claim.uid == *uid => self.effective_allocation(key).cloned(),
+            _ => return Change::Nothing,
+        };
+        let room = self.exchange(&Uid::from(uid), before.as_ref(), after.as_ref());
+        self.claim_changed(key, room)
+    }
+
+    /// Drops every decision that the API does not show: for a controller that lost its lease.
+    pub fn forget_all(&mut self) {
+        let assumed: Vec<(ObjectKey, Uid)> =
+            self.assumed.iter().map(|(uid, assumed)| (assumed.claim.clone(), uid.clone())).collect();
+        for (key, uid) in assumed {
+            self.forget(&key, &uid);
+        }
+    }
+
+    fn remove_claim(&mut self, key: &ObjectKey) -> bool {
+        let before = self.effective_allocation(key).cloned();
+        let Some(claim) = self.claims.remove(key) else { return false };
+        self.assumed.remove(&claim.uid);
+        self.claims_gone.add(claim.uid.clone());
+        self.exchange(&claim.uid, before.as_ref(), None)
+    }
+
+    /// Counts out one allocation of a claim and in another; true when something became free.
+    fn exchange(&mut self, uid: &Uid, before: Option<&Allocation>, after: Option<&Allocation>) -> bool {
+        let held = |allocation: Option<&Allocation>| allocation.map(|a| a.held.clone()).unwrap_or_default();
+        let (before_held, after_held) = (held(before), held(after));
+        if before_held == after_held {
+            return false;
+        }
+        for pool in before.map(Allocation::pools).unwrap_or_default() {
+            self.release(pool, uid);
+        }
+        for held in after_held {
+            let holder = Holder {
+                claim: uid.clone(),
+                device: held.device,
+                admin: held.admin,
+                share: held.share,
+                consumed: held.consumed,
+            };
+            self.hold(held.pool, holder);
+        }
+        !before_held.is_empty()
+    }
+
+    fn claim_changed(&mut self, key: &ObjectKey, room: bool) -> Change {
+        let pods: Vec<ObjectKey> = self.pods_of_claim.get(key).into_iter().flatten().cloned().collect();
+        for pod in &pods {
+            self.account(pod);
+        }
+        Change::of(pods, room)
+    }
+
+    fn read_claim(&mut self, claim: &ResourceClaim) -> Option<Claim> {
+        let key = key_of(&claim.metadata)?;
+        let uid: Uid = claim.metadata.uid.as_deref()?.into();
+        let status = claim.status.as_ref();
+        let fingerprint = claim.metadata.annotations.as_ref().and_then(|a| a.get(FINGERPRINT));
+        let allocation = status
+            .and_then(|status| status.allocation.as_ref())
+            .map(|allocation| self.read_allocation(&uid, fingerprint.map(String::as_str), allocation));
+        let owner_pod = claim
+            .metadata
+            .owner_references
+            .iter()
+            .flatten()
+            .find(|owner| owner.kind == "Pod" && owner.controller == Some(true))
+            .map(|owner| owner.uid.as_str().into());
+        Some(Claim {
+            key,
+            uid,
+            version: claim.metadata.resource_version.clone().unwrap_or_default(),
+            created: claim.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+            deleting: claim.metadata.deletion_timestamp.is_some(),
+            finalizers: claim.metadata.finalizers.clone().unwrap_or_default(),
+            spec: Arc::new(claim.spec.clone()),
+            owner_pod,
+            allocation,
+            reserved_for: status.and_then(|status| status.reserved_for.clone()).unwrap_or_default(),
+        })
+    }
+
+    /// Reads an allocation as it stands in a claim's status.
+    pub fn read_allocation(
+        &mut self,
+        uid: &str,
+        fingerprint_found: Option<&str>,
+        allocation: &AllocationResult,
+    ) -> Allocation {
+        let results: &[_] =
+            allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default();
+        let timestamp = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
+        let expected = timestamp.map(|timestamp| fingerprint(uid, timestamp, results));
+        let mut held = Vec::new();
+        let driver = self.driver.clone();
+        for result in results.iter().filter(|result| *result.driver == *driver) {
+            held.push(self.read_result(result));
+        }
+        let node = allocation.node_selector.as_ref().and_then(single_node);
+        let selector = match (&node, &allocation.node_selector) {
+            (None, Some(selector)) => Some(Arc::new(selector.clone())),
+            _ => None,
+        };
+        Allocation {
+            others: held.len() < results.len(),
+            held,
+            node: node.map(Into::into),
+            selector,
+            timestamp,
+            by_us: expected.is_some() && expected.as_deref() == fingerprint_found,
+        }
+    }
+
+    fn read_result(&mut self, result: &DeviceRequestAllocationResult) -> Held {
+        let mut consumed = Vec::new();
+        for (name, amount) in result.consumed_capacity.iter().flatten() {
+            // The API server parsed it; what we cannot parse counts as everything there is.
+            let amount = convert::quantity(amount).unwrap_or_else(|_| Quantity::from_u64(u64::MAX));
+            consumed.push((self.qualify(name), amount));
+        }
+        consumed.sort_unstable_by_key(|(name, _)| *name);
+        Held {
+            request: result.request.as_str().into(),
+            pool: self.names.intern(&result.pool),
+            device: self.names.intern(&result.device),
+            admin: result.admin_access.unwrap_or(false),
+            share: result.share_id.as_deref().map(Into::into),
+            consumed: consumed.into(),
+        }
+    }
+}
+
+/// Namespace and name of an object's metadata.
+pub(crate) fn key_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<ObjectKey> {
+    Some(ObjectKey::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
+}
+
+/// The node of a selector of the one form that node-local devices have.
+fn single_node(selector: &NodeSelector) -> Option<&str> {
+    let [term] = selector.node_selector_terms.as_slice() else { return None };
+    if term.match_expressions.as_ref().is_some_and(|e| !e.is_empty()) {
+        return None;
+    }
+    let [field] = term.match_fields.as_deref()? else { return None };
+    match (field.key.as_str(), field.operator.as_str(), field.values.as_deref()?) {
+        ("metadata.name", "In", [node]) => Some(node),
+        _ => None,
+    }
+}
+
+/// Whether a version is from before another. They are numbers that grow (Kubernetes 1.35 promises
+/// it, etcd always did it); anything else is taken in the order in which it comes.
+fn is_older(version: &str, than: &str) -> bool {
+    match (version.parse::<u64>(), than.parse::<u64>()) {
+        (Ok(version), Ok(than)) => version < than,
+        _ => false,
+    }
+}

@@ -1,0 +1,200 @@
+//! From API objects to what the index keeps. Nothing here fails: what cannot be read makes the
+//! slice, and with it the pool, invalid, with the reason.
+
+use super::device::Range;
+use super::{Capacity, Index, Owner, Policy, Shape, Sym, Taint};
+use crate::quantity::Quantity;
+use crate::selector::AttributeValue;
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, Device as ApiDevice, DeviceAttribute, DeviceTaint, ResourceSlice,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A ResourceSlice of our driver.
+#[derive(Debug)]
+pub(crate) struct SliceRecord {
+    pub(crate) generation: i64,
+    pub(crate) slice_count: i64,
+    pub(crate) node: Option<Arc<str>>,
+    pub(crate) sets: Box<[(Sym, Arc<[(Sym, Quantity)]>)]>,
+    pub(crate) devices: Box<[RawDevice]>,
+    pub(crate) problem: Option<String>,
+}
+
+/// A device before its counters are found in the pool's sets, which may lie in other slices.
+#[derive(Debug)]
+pub(crate) struct RawDevice {
+    pub(crate) name: Sym,
+    pub(crate) position: u32,
+    pub(crate) shape: u32,
+    pub(crate) values: Arc<[u32]>,
+    pub(crate) taints: u32,
+    pub(crate) owner: Owner,
+    pub(crate) consumes: Box<[(Sym, Arc<[(Sym, Quantity)]>)]>,
+}
+
+pub(crate) fn slice(index: &mut Index, slice: &ResourceSlice) -> SliceRecord {
+    let spec = &slice.spec;
+    let mut problem = None;
+    let mut sets = Vec::new();
+    for set in spec.shared_counters.iter().flatten() {
+        let name = index.names.intern(&set.name);
+        match counters(index, set.counters.iter().map(|(name, counter)| (name.as_str(), &counter.value))) {
+            Ok(counters) => sets.push((name, counters)),
+            Err(reason) => problem = Some(format!("counter set {}: {reason}", set.name)),
+        }
+    }
+    let mut devices = Vec::new();
+    for (device, position) in spec.devices.iter().flatten().zip(0u32..) {
+        match raw_device(index, device, position) {
+            Ok(device) => devices.push(device),
+            Err(reason) => problem = Some(format!("device {}: {reason}", device.name)),
+        }
+    }
+    SliceRecord {
+        generation: spec.pool.generation,
+        slice_count: spec.pool.resource_slice_count,
+        node: spec.node_name.as_deref().map(Into::into),
+        sets: sets.into(),
+        devices: devices.into(),
+        problem,
+    }
+}
+
+fn raw_device(index: &mut Index, device: &ApiDevice, position: u32) -> Result<RawDevice, String> {
+    let name = index.names.intern(&device.name);
+    let mut attributes = Vec::new();
+    for (attribute, value) in device.attributes.iter().flatten() {
+        let qualified = index.qualify(attribute);
+        // A value of a type that we do not know cannot be selected or matched by us.
+        if let Some(value) = attribute_value(value) {
+            attributes.push((qualified, index.values.intern(value)));
+        }
+    }
+    attributes.sort_unstable_by_key(|(name, _)| *name);
+    let mut capacities = Vec::new();
+    for (capacity_name, capacity) in device.capacity.iter().flatten() {
+        let value = quantity(&capacity.value)?;
+        let policy = capacity.request_policy.as_ref().map(policy).transpose()?;
+        let published = index.names.intern(capacity_name);
+        capacities.push((index.qualify(capacity_name), Capacity { value, policy }, published));
+    }
+    capacities.sort_unstable_by_key(|(name, _, _)| *name);
+    let published_names = capacities.iter().map(|(_, _, published)| *published).collect();
+    let (taints, owner) = taints(index, device.taints.as_deref().unwrap_or_default());
+    let mut consumes = Vec::new();
+    for consumption in device.consumes_counters.iter().flatten() {
+        let set = index.names.intern(&consumption.counter_set);
+        let amounts = counters(
+            index,
+            consumption.counters.iter().map(|(name, counter)| (name.as_str(), &counter.value)),
+        )?;
+        consumes.push((set, amounts));
+    }
+    let shape = Shape {
+        attributes: attributes.iter().map(|(name, _)| *name).collect(),
+        capacities: capacities.into_iter().map(|(name, capacity, _)| (name, capacity)).collect(),
+        published_names,
+        shareable: device.allow_multiple_allocations.unwrap_or(false),
+        binding_conditions: device.binding_conditions.clone().unwrap_or_default(),
+        binding_failure_conditions: device.binding_failure_conditions.clone().unwrap_or_default(),
+    };
+    Ok(RawDevice {
+        name,
+        position,
+        shape: index.shapes.intern(shape),
+        values: attributes.into_iter().map(|(_, value)| value).collect(),
+        taints: index.taint_lists.intern(taints),
+        owner,
+        consumes: consumes.into(),
+    })
+}
+
+fn counters<'a>(
+    index: &mut Index,
+    counters: impl Iterator<Item = (&'a str, &'a ApiQuantity)>,
+) -> Result<Arc<[(Sym, Quantity)]>, String> {
+    let mut read: BTreeMap<Sym, Quantity> = BTreeMap::new();
+    for (name, value) in counters {
+        read.insert(index.names.intern(name), quantity(value)?);
+    }
+    Ok(read.into_iter().collect())
+}
+
+pub(crate) fn quantity(quantity: &ApiQuantity) -> Result<Quantity, String> {
+    quantity.0.parse::<Quantity>().map_err(|error| error.to_string())
+}
+
+fn policy(policy: &CapacityRequestPolicy) -> Result<Policy, String> {
+    let range = policy
+        .valid_range
+        .as_ref()
+        .map(|range| -> Result<Range, String> {
+            Ok(Range {
+                min: quantity(&range.min)?,
+                max: range.max.as_ref().map(quantity).transpose()?,
+                step: range.step.as_ref().map(quantity).transpose()?,
+            })
+        })
+        .transpose()?;
+    Ok(Policy {
+        default: policy.default.as_ref().map(quantity).transpose()?,
+        values: policy.valid_values.iter().flatten().map(quantity).collect::<Result<_, _>>()?,
+        range,
+    })
+}
+
+fn attribute_value(value: &DeviceAttribute) -> Option<AttributeValue> {
+    match value {
+        DeviceAttribute { int: Some(value), .. } => Some(AttributeValue::Int(*value)),
+        DeviceAttribute { bool: Some(value), .. } => Some(AttributeValue::Bool(*value)),
+        DeviceAttribute { string: Some(value), .. } => Some(AttributeValue::Text(value.as_str().into())),
+        DeviceAttribute { version: Some(value), .. } => Some(AttributeValue::Version(value.as_str().into())),
+        _ => None,
+    }
+}
+
+/// The taints without ours, and what ours says. A taint that does not repel does not keep
+/// kube-scheduler off, so it gives us nothing.
+fn taints(index: &Index, taints: &[DeviceTaint]) -> (Vec<Taint>, Owner) {
+    let mut owner = Owner::Scheduler;
+    let mut others = Vec::new();
+    for taint in taints {
+        let taint = Taint {
+            key: taint.key.as_str().into(),
+            value: taint.value.as_deref().unwrap_or("").into(),
+            effect: taint.effect.as_str().into(),
+        };
+        if *taint.key != *index.controller_taint() {
+            others.push(taint);
+        } else if taint.repels() {
+            // Any value but the empty one means that nobody allocates.
+            owner = if taint.value.is_empty() { Owner::Controller } else { Owner::HandOver };
+        }
+    }
+    others.sort();
+    (others, owner)
+}
+
+impl Index {
+    /// The symbol of a name with its domain; names without one are in the driver's.
+    pub(crate) fn qualify(&mut self, name: &str) -> Sym {
+        if name.contains('/') {
+            self.names.intern(name)
+        } else {
+            let qualified = format!("{}/{name}", self.driver());
+            self.names.intern(&qualified)
+        }
+    }
+
+    /// The same for a name that may be unknown.
+    pub fn find_qualified(&self, name: &str) -> Option<Sym> {
+        if name.contains('/') {
+            self.names.find(name)
+        } else {
+            self.names.find(&format!("{}/{name}", self.driver()))
+        }
+    }
+}

@@ -1,0 +1,151 @@
+//! Nodes and the room on them.
+
+use super::{Change, Index, ObjectKey, PodNeeds, Uid, convert};
+use crate::quantity::Quantity;
+use k8s_openapi::api::core::v1::{Node as ApiNode, Taint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+/// A node, and what the pods on it and on their way to it take.
+#[derive(Debug, Clone, Default)]
+pub struct Node {
+    /// Whether the API has it; pods can be seen before their node.
+    pub known: bool,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations of ours.
+    pub acknowledged: Option<String>,
+    /// Taints.
+    pub taints: Vec<Taint>,
+    /// Cordoned.
+    pub unschedulable: bool,
+    /// What pods may request.
+    pub allocatable: BTreeMap<Arc<str>, Quantity>,
+    /// What they do.
+    pub used: BTreeMap<Arc<str>, Quantity>,
+    /// How many there are.
+    pub pods: u64,
+}
+
+/// A pod counted on a node.
+#[derive(Debug, Clone)]
+pub(crate) struct Accounted {
+    node: Arc<str>,
+    needs: Arc<PodNeeds>,
+}
+
+/// Annotation by which we answer a hand-over: see design, "Who allocates", rule 1.
+pub const ACKNOWLEDGED: &str = "aliquot.dev/hand-over-acknowledged";
+
+/// Amounts by resource. What does not parse counts as nothing: the API server has parsed it.
+pub fn resources_of(amounts: Option<&BTreeMap<String, ApiQuantity>>) -> BTreeMap<Arc<str>, Quantity> {
+    amounts
+        .into_iter()
+        .flatten()
+        .map(|(name, amount)| (name.as_str().into(), convert::quantity(amount).unwrap_or_default()))
+        .collect()
+}
+
+impl Index {
+    /// Adds or replaces a node.
+    pub fn apply_node(&mut self, node: &ApiNode) -> Change {
+        let Some(name) = node.metadata.name.as_deref() else { return Change::Nothing };
+        let entry = self.nodes.entry(name.into()).or_default();
+        let before = entry.clone();
+        entry.known = true;
+        entry.labels = node.metadata.labels.clone().unwrap_or_default();
+        entry.acknowledged =
+            node.metadata.annotations.as_ref().and_then(|all| all.get(ACKNOWLEDGED)).cloned();
+        let spec = node.spec.as_ref();
+        entry.taints = spec.and_then(|spec| spec.taints.clone()).unwrap_or_default();
+        entry.unschedulable = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);
+        entry.allocatable = resources_of(node.status.as_ref().and_then(|status| status.allocatable.as_ref()));
+        // Nodes change with every heartbeat; what matters changes seldom.
+        let same = before.known
+            && before.labels == entry.labels
+            && before.taints == entry.taints
+            && before.unschedulable == entry.unschedulable
+            && before.allocatable == entry.allocatable;
+        if same { Change::Nothing } else { Change::Room }
+    }
+
+    /// Removes a node.
+    pub fn delete_node(&mut self, name: &str) -> Change {
+        if let Some(entry) = self.nodes.get_mut(name) {
+            *entry = Node { used: std::mem::take(&mut entry.used), pods: entry.pods, ..Node::default() };
+            if entry.pods == 0 {
+                self.nodes.remove(name);
+            }
+        }
+        Change::Nothing
+    }
+
+    /// Replaces all nodes.
+    pub fn reset_nodes(&mut self, nodes: &[ApiNode]) -> Change {
+        let kept: HashSet<&str> = nodes.iter().filter_map(|node| node.metadata.name.as_deref()).collect();
+        let gone: Vec<Arc<str>> = self
+            .nodes
+            .iter()
+            .filter(|(name, node)| node.known && !kept.contains(&***name))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in gone {
+            self.delete_node(&name);
+        }
+        for node in nodes {
+            self.apply_node(node);
+        }
+        Change::Room
+    }
+
+    /// Counts a pod on the node where it is or will be; true when room became free elsewhere.
+    pub(crate) fn account(&mut self, key: &ObjectKey) -> bool {
+        let Some(pod) = self.pods.get(key) else { return false };
+        let target = match (&pod.node, pod.terminal) {
+            (_, true) => None,
+            (Some(node), false) => Some(node.clone()),
+            (None, false) if pod.deleting => None,
+            (None, false) => self.pinned_node(pod),
+        };
+        let (uid, needs) = (pod.uid.clone(), pod.needs.clone());
+        if let (Some(now), Some(wanted)) = (self.accounted.get(&uid), &target)
+            && now.node == *wanted
+            && now.needs == needs
+        {
+            return false;
+        }
+        let freed = self.unaccount(&uid);
+        if let Some(node) = target {
+            let entry = self.nodes.entry(node.clone()).or_default();
+            entry.pods = entry.pods.saturating_add(1);
+            for (name, amount) in &needs.requests {
+                let used = entry.used.entry(name.clone()).or_default();
+                *used = *used + *amount;
+            }
+            self.accounted.insert(uid, Accounted { node, needs });
+        }
+        freed
+    }
+
+    /// No longer counts a pod; true when it was counted.
+    pub(crate) fn unaccount(&mut self, uid: &Uid) -> bool {
+        let Some(accounted) = self.accounted.remove(uid) else { return false };
+        let Some(node) = self.nodes.get_mut(&accounted.node) else { return false };
+        node.pods = node.pods.saturating_sub(1);
+        for (name, amount) in &accounted.needs.requests {
+            if let Some(used) = node.used.get_mut(name) {
+                *used = *used - *amount;
+            }
+        }
+        if node.pods == 0 && !node.known {
+            self.nodes.remove(&accounted.node);
+        }
+        true
+    }
+
+    /// The node that a pod is counted on.
+    pub fn accounted_node(&self, pod: &str) -> Option<&Arc<str>> {
+        self.accounted.get(pod).map(|accounted| &accounted.node)
+    }
+}

@@ -1,0 +1,322 @@
+//! Pods: those that have claims, and those that take room on a node.
+
+use super::claims::key_of;
+use super::{Change, Index, ObjectKey, Uid, node};
+use crate::quantity::Quantity;
+use aliquot_model::names::SCHEDULING_GATE;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStatus, NodeSelector, Pod as ApiPod, PodSpec, Toleration,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+/// A pod.
+#[derive(Debug, Clone)]
+pub struct Pod {
+    /// Where it is.
+    pub key: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// `resourceVersion` of what was seen.
+    pub version: String,
+    /// When it was made, in seconds.
+    pub created: i64,
+    /// Priority.
+    pub priority: i32,
+    /// Node that it is bound to.
+    pub node: Option<Arc<str>>,
+    /// Node that kube-scheduler makes room on for it.
+    pub nominated: Option<Arc<str>>,
+    /// Whether it has ended.
+    pub terminal: bool,
+    /// Whether a container of it was made: its claims are prepared.
+    pub started: bool,
+    /// Whether it is being deleted.
+    pub deleting: bool,
+    /// Whether our gate is on it.
+    pub gated: bool,
+    /// Names of all its gates.
+    pub gates: Vec<String>,
+    /// Its claims.
+    pub claims: Vec<PodClaim>,
+    /// What it needs of a node.
+    pub needs: Arc<PodNeeds>,
+}
+
+/// A claim of a pod, by its name in the pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodClaim {
+    /// Name in the pod.
+    pub name: Arc<str>,
+    /// Where it comes from.
+    pub source: ClaimSource,
+    /// Which claim it is.
+    pub resolution: Resolution,
+}
+
+/// Where a pod's claim comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ClaimSource {
+    /// A claim that somebody made.
+    Named(Arc<str>),
+    /// A claim made for the pod from a template.
+    Template(Arc<str>),
+}
+
+/// Which claim a pod's claim is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resolution {
+    /// This one.
+    Claim(Arc<str>),
+    /// The pod does without one.
+    NotNeeded,
+    /// It is not made yet.
+    NotMade,
+}
+
+/// What a pod needs of a node besides devices.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct PodNeeds {
+    /// CPU, memory and the like.
+    pub requests: BTreeMap<Arc<str>, Quantity>,
+    /// `nodeSelector`
+    pub node_selector: BTreeMap<String, String>,
+    /// Required node affinity.
+    pub affinity: Option<NodeSelector>,
+    /// Tolerations of node taints.
+    pub tolerations: Vec<Toleration>,
+}
+
+impl Pod {
+    /// Whether it waits for a node, and nothing but us and kube-scheduler keeps it waiting.
+    pub fn is_pending(&self) -> bool {
+        self.node.is_none() && !self.terminal && !self.deleting
+    }
+
+    /// Whether somebody else holds it back by a gate.
+    pub fn is_held_by_others(&self) -> bool {
+        self.gates.iter().any(|gate| gate != SCHEDULING_GATE)
+    }
+
+    /// The claims that are known, in order.
+    pub fn claim_keys(&self) -> impl Iterator<Item = ObjectKey> {
+        self.claims.iter().filter_map(|claim| match &claim.resolution {
+            Resolution::Claim(name) => {
+                Some(ObjectKey { namespace: self.key.namespace.clone(), name: name.clone() })
+            }
+            Resolution::NotNeeded | Resolution::NotMade => None,
+        })
+    }
+
+    fn read(pod: &ApiPod) -> Option<Self> {
+        let key = key_of(&pod.metadata)?;
+        let spec = pod.spec.as_ref()?;
+        let status = pod.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("");
+        let made = |statuses: Option<&Vec<ContainerStatus>>| {
+            statuses
+                .into_iter()
+                .flatten()
+                .any(|status| status.container_id.as_deref().is_some_and(|id| !id.is_empty()))
+        };
+        let started = phase == "Running"
+            || status.is_some_and(|s| {
+                made(s.container_statuses.as_ref()) || made(s.init_container_statuses.as_ref())
+            });
+        let gates: Vec<String> =
+            spec.scheduling_gates.iter().flatten().map(|gate| gate.name.clone()).collect();
+        Some(Self {
+            uid: pod.metadata.uid.as_deref()?.into(),
+            version: pod.metadata.resource_version.clone().unwrap_or_default(),
+            created: pod.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+            priority: spec.priority.unwrap_or(0),
+            node: spec.node_name.as_deref().filter(|node| !node.is_empty()).map(Into::into),
+            nominated: status
+                .and_then(|status| status.nominated_node_name.as_deref())
+                .filter(|node| !node.is_empty())
+                .map(Into::into),
+            terminal: matches!(phase, "Succeeded" | "Failed"),
+            started,
+            deleting: pod.metadata.deletion_timestamp.is_some(),
+            gated: gates.iter().any(|gate| gate == SCHEDULING_GATE),
+            gates,
+            claims: claims(pod, spec),
+            needs: Arc::new(needs(spec)),
+            key,
+        })
+    }
+}
+
+fn claims(pod: &ApiPod, spec: &PodSpec) -> Vec<PodClaim> {
+    let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_deref());
+    spec.resource_claims
+        .iter()
+        .flatten()
+        .filter_map(|claim| {
+            let (source, resolution) = match (&claim.resource_claim_name, &claim.resource_claim_template_name)
+            {
+                (Some(name), _) => {
+                    let name: Arc<str> = name.as_str().into();
+                    (ClaimSource::Named(name.clone()), Resolution::Claim(name))
+                }
+                (None, Some(template)) => {
+                    let made = statuses.unwrap_or_default().iter().find(|status| status.name == claim.name);
+                    let resolution = match made {
+                        Some(status) => status
+                            .resource_claim_name
+                            .as_deref()
+                            .map_or(Resolution::NotNeeded, |name| Resolution::Claim(name.into())),
+                        None => Resolution::NotMade,
+                    };
+                    (ClaimSource::Template(template.as_str().into()), resolution)
+                }
+                // Neither: a source of a kind that we do not know.
+                (None, None) => return None,
+            };
+            Some(PodClaim { name: claim.name.as_str().into(), source, resolution })
+        })
+        .collect()
+}
+
+type Requests = BTreeMap<Arc<str>, Quantity>;
+
+/// What kube-scheduler counts for a pod: containers and sidecars together, or the greediest step of
+/// initialisation if that is more; the pod's own figures where it states them; overhead on top.
+fn needs(spec: &PodSpec) -> PodNeeds {
+    let of = |container: &Container| {
+        read(container.resources.as_ref().and_then(|resources| resources.requests.as_ref()))
+    };
+    let mut total = Requests::new();
+    for container in &spec.containers {
+        add(&mut total, &of(container));
+    }
+    let mut sidecars = Requests::new();
+    let mut start = Requests::new();
+    for container in spec.init_containers.iter().flatten() {
+        let own = of(container);
+        if container.restart_policy.as_deref() == Some("Always") {
+            add(&mut sidecars, &own);
+            raise(&mut start, &sidecars);
+        } else {
+            let mut step = sidecars.clone();
+            add(&mut step, &own);
+            raise(&mut start, &step);
+        }
+    }
+    add(&mut total, &sidecars);
+    raise(&mut total, &start);
+    let pod_level = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref());
+    for (name, amount) in read(pod_level) {
+        total.insert(name, amount);
+    }
+    add(&mut total, &read(spec.overhead.as_ref()));
+    PodNeeds {
+        requests: total,
+        node_selector: spec.node_selector.clone().unwrap_or_default(),
+        affinity: spec
+            .affinity
+            .as_ref()
+            .and_then(|affinity| affinity.node_affinity.as_ref())
+            .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone()),
+        tolerations: spec.tolerations.clone().unwrap_or_default(),
+    }
+}
+
+fn read(requests: Option<&BTreeMap<String, ApiQuantity>>) -> Requests {
+    node::resources_of(requests)
+}
+
+fn add(sum: &mut Requests, more: &Requests) {
+    for (name, amount) in more {
+        let entry = sum.entry(name.clone()).or_default();
+        *entry = *entry + *amount;
+    }
+}
+
+fn raise(most: &mut Requests, other: &Requests) {
+    for (name, amount) in other {
+        let entry = most.entry(name.clone()).or_default();
+        *entry = (*entry).max(*amount);
+    }
+}
+
+impl Index {
+    /// Adds or replaces a pod.
+    pub fn apply_pod(&mut self, pod: &ApiPod) -> Change {
+        let Some(read) = Pod::read(pod) else { return Change::Nothing };
+        let key = read.key.clone();
+        let takes_room = read.node.is_some() && !read.terminal;
+        if read.claims.is_empty() && !read.gated && !takes_room {
+            return self.delete_pod(&key);
+        }
+        let before = self.pods.remove(&key);
+        let replaced = before.as_ref().is_some_and(|before| before.uid != read.uid);
+        if let Some(before) = &before {
+            self.unlink(before);
+        }
+        let mut room = false;
+        if replaced && let Some(before) = &before {
+            room |= self.unaccount(&before.uid);
+        }
+        for claim in read.claim_keys() {
+            self.pods_of_claim.entry(claim).or_default().insert(key.clone());
+        }
+        let interesting = read.gated || !read.claims.is_empty();
+        self.pods.insert(key.clone(), read);
+        room |= self.account(&key);
+        Change::of(if interesting { vec![key] } else { Vec::new() }, room)
+    }
+
+    /// Removes a pod.
+    pub fn delete_pod(&mut self, key: &ObjectKey) -> Change {
+        let Some(pod) = self.pods.remove(key) else { return Change::Nothing };
+        self.unlink(&pod);
+        let room = self.unaccount(&pod.uid);
+        // The caller drops what it keeps for the pod.
+        Change::of(vec![key.clone()], room)
+    }
+
+    /// Replaces all pods.
+    pub fn reset_pods(&mut self, pods: &[ApiPod]) -> Change {
+        let kept: HashSet<ObjectKey> = pods.iter().filter_map(|pod| key_of(&pod.metadata)).collect();
+        let gone: Vec<ObjectKey> = self.pods.keys().filter(|key| !kept.contains(key)).cloned().collect();
+        let mut changed = Vec::new();
+        for key in gone {
+            self.delete_pod(&key);
+            changed.push(key);
+        }
+        for pod in pods {
+            if let Change::Pods(more) | Change::PodsAndRoom(more) = self.apply_pod(pod) {
+                changed.extend(more);
+            }
+        }
+        Change::of(changed, true)
+    }
+
+    fn unlink(&mut self, pod: &Pod) {
+        for claim in pod.claim_keys() {
+            if let Some(pods) = self.pods_of_claim.get_mut(&claim) {
+                pods.remove(&pod.key);
+                if pods.is_empty() {
+                    self.pods_of_claim.remove(&claim);
+                }
+            }
+        }
+    }
+
+    /// The node where a pod's allocated claims are, if they agree.
+    pub fn pinned_node(&self, pod: &Pod) -> Option<Arc<str>> {
+        let mut pinned = None;
+        for claim in pod.claim_keys() {
+            if let Some(node) = self.effective_allocation(&claim).and_then(|a| a.node.as_ref()) {
+                match &pinned {
+                    None => pinned = Some(node.clone()),
+                    Some(other) if other == node => {}
+                    Some(_) => return None,
+                }
+            }
+        }
+        pinned
+    }
+}

@@ -1,0 +1,244 @@
+//! Who holds what of a pool.
+
+use super::{Device, Index, Layout, Pool, Sym, Uid};
+use crate::quantity::Quantity;
+use std::collections::{BTreeMap, HashMap};
+
+/// One claim's hold on one device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The claim.
+    pub claim: Uid,
+    /// The device.
+    pub device: Sym,
+    /// With admin access: beside whoever else holds it.
+    pub admin: bool,
+    /// `shareID`
+    pub share: Option<Uid>,
+    /// `consumedCapacity`, names with their domain.
+    pub consumed: Box<[(Sym, Quantity)]>,
+}
+
+/// What of a layout is taken.
+#[derive(Debug, Default, Clone)]
+pub struct Usage {
+    /// What is left of each counter, sets one after the other; below zero when given out twice.
+    pub free: Vec<Quantity>,
+    /// Devices that are held, by position.
+    pub devices: HashMap<u32, DeviceUse>,
+    /// GPUs on which something is held that the layout does not have (any more): nothing of them
+    /// may be given out. Counted.
+    pub blocked: BTreeMap<u32, u32>,
+}
+
+/// How a device is held.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// Claims that hold it alone; more than one is a conflict.
+    pub exclusive: u32,
+    /// Claims that hold a share of it.
+    pub shares: u32,
+    /// What the shares consume, in the order of the shape's capacities.
+    pub consumed: Box<[Quantity]>,
+}
+
+/// Something was given out twice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// The pool.
+    pub pool: Sym,
+    /// The GPU in it.
+    pub gpu: u32,
+    /// The claims that hold something of it, in no order.
+    pub claims: Vec<Uid>,
+}
+
+impl Usage {
+    /// Nothing is taken.
+    pub fn empty(layout: &Layout) -> Self {
+        let free = layout.sets.iter().flat_map(|set| set.counters.iter().map(|(_, total)| *total)).collect();
+        Self { free, devices: HashMap::new(), blocked: BTreeMap::new() }
+    }
+
+    /// Counts a holder in (`1`) or out (`-1`).
+    pub(crate) fn count(&mut self, index: &Names<'_>, layout: &Layout, holder: &Holder, sign: i8) {
+        if holder.admin {
+            return;
+        }
+        let Some(position) = layout.position(holder.device) else {
+            if let Some(gpu) = gpu_of_name(index.names.get(holder.device)) {
+                let count = self.blocked.entry(gpu).or_default();
+                *count = if sign > 0 { count.saturating_add(1) } else { count.saturating_sub(1) };
+                if *count == 0 {
+                    self.blocked.remove(&gpu);
+                }
+            }
+            return;
+        };
+        let Some(device) = layout.devices.get(position as usize) else { return };
+        let shape = index.shapes.get(device.shape);
+        let entry = self.devices.entry(position).or_default();
+        let shared_before = entry.shares > 0;
+        let exclusive = !(shape.shareable && holder.share.is_some());
+        let counter = if exclusive { &mut entry.exclusive } else { &mut entry.shares };
+        *counter = if sign > 0 { counter.saturating_add(1) } else { counter.saturating_sub(1) };
+        if !exclusive {
+            if entry.consumed.is_empty() {
+                entry.consumed = vec![Quantity::ZERO; shape.capacities.len()].into();
+            }
+            for (name, amount) in &holder.consumed {
+                let at = shape.capacities.binary_search_by_key(name, |(name, _)| *name);
+                if let Some(sum) = at.ok().and_then(|at| entry.consumed.get_mut(at)) {
+                    *sum = if sign > 0 { *sum + *amount } else { *sum - *amount };
+                }
+            }
+        }
+        let shared_after = entry.shares > 0;
+        if entry.exclusive == 0 && entry.shares == 0 {
+            self.devices.remove(&position);
+        }
+        // A shared device draws its counters once, with the first share, until the last.
+        if exclusive || shared_before != shared_after {
+            self.draw(index, layout, device, sign);
+        }
+    }
+
+    fn draw(&mut self, index: &Names<'_>, layout: &Layout, device: &Device, sign: i8) {
+        for draw in device.draws.iter().flatten() {
+            let Some(set) = layout.sets.get(usize::from(draw.set)) else { continue };
+            for (counter, amount) in index.draws.get(draw.amounts).iter() {
+                if let Some(free) = self.free.get_mut(set.offset + usize::from(*counter)) {
+                    *free = if sign > 0 { *free - *amount } else { *free + *amount };
+                }
+            }
+        }
+    }
+}
+
+/// The tables that counting needs, borrowed apart from the pools.
+pub(crate) struct Names<'a> {
+    pub(crate) names: &'a super::Interner,
+    pub(crate) shapes: &'a super::Table<super::Shape>,
+    pub(crate) draws: &'a super::Table<Box<[(u16, Quantity)]>>,
+}
+
+/// The GPU that a device name of ours (or of NVIDIA's driver) is about.
+pub(crate) fn gpu_of_name(name: &str) -> Option<u32> {
+    aliquot_model::DeviceName::parse(name).map(|name| name.minor())
+}
+
+impl Index {
+    /// Counts a holder in.
+    pub(crate) fn hold(&mut self, pool: Sym, holder: Holder) {
+        let names = Names { names: &self.names, shapes: &self.shapes, draws: &self.draws };
+        let entry = self.pools.entry(pool).or_insert_with(|| Pool::new(pool));
+        if let Some(layout) = entry.layout.clone() {
+            entry.usage.count(&names, &layout, &holder, 1);
+        }
+        entry.holders.push(holder);
+        entry.touch();
+    }
+
+    /// Counts out everything that a claim holds in a pool.
+    pub(crate) fn release(&mut self, pool: Sym, claim: &Uid) {
+        let names = Names { names: &self.names, shapes: &self.shapes, draws: &self.draws };
+        let Some(entry) = self.pools.get_mut(&pool) else { return };
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut entry.holders).into_iter().partition(|holder| holder.claim == *claim);
+        entry.holders = kept;
+        if let Some(layout) = entry.layout.clone() {
+            for holder in &gone {
+                entry.usage.count(&names, &layout, holder, -1);
+            }
+        }
+        entry.touch();
+        if entry.is_forgotten() {
+            self.pools.remove(&pool);
+        }
+    }
+
+    /// What is given out twice in a pool: per GPU, the claims that hold something of it. Claims on
+    /// a GPU whose layout changed under them are told apart by [`super::Usage::blocked`], not here.
+    pub fn conflicts(&self, pool: &Pool) -> Vec<Conflict> {
+        let Some(layout) = &pool.layout else { return Vec::new() };
+        let mut gpus: BTreeMap<u32, ()> = BTreeMap::new();
+        for (position, used) in &pool.usage.devices {
+            let Some(device) = layout.devices.get(*position as usize) else { continue };
+            if self.is_given_twice(layout, &pool.usage, device, used) {
+                gpus.insert(device.gpu, ());
+            }
+        }
+        gpus.into_keys()
+            .map(|gpu| Conflict { pool: pool.name, gpu, claims: holders_on(layout, pool, gpu) })
+            .collect()
+    }
+
+    /// Of the claims in a pool, most senior first, those that do not fit beside their seniors.
+    pub fn losers(&self, pool: &Pool, seniority: &[Uid]) -> Vec<Uid> {
+        let Some(layout) = &pool.layout else { return Vec::new() };
+        let names = Names { names: &self.names, shapes: &self.shapes, draws: &self.draws };
+        let mut usage = Usage::empty(layout);
+        let mut losers = Vec::new();
+        for claim in seniority {
+            let held: Vec<&Holder> = pool.holders.iter().filter(|holder| holder.claim == *claim).collect();
+            for holder in &held {
+                usage.count(&names, layout, holder, 1);
+            }
+            if self.is_overdrawn(layout, &usage) {
+                for holder in &held {
+                    usage.count(&names, layout, holder, -1);
+                }
+                losers.push(claim.clone());
+            }
+        }
+        losers
+    }
+
+    fn is_overdrawn(&self, layout: &Layout, usage: &Usage) -> bool {
+        usage.devices.iter().any(|(position, used)| {
+            layout
+                .devices
+                .get(*position as usize)
+                .is_some_and(|d| self.is_given_twice(layout, usage, d, used))
+        })
+    }
+
+    fn is_given_twice(&self, layout: &Layout, usage: &Usage, device: &Device, used: &DeviceUse) -> bool {
+        let capacities = self.shape(device).capacities.iter();
+        used.exclusive > 1
+            || (used.exclusive > 0 && used.shares > 0)
+            || capacities
+                .zip(used.consumed.iter())
+                .any(|((_, capacity), consumed)| *consumed > capacity.value)
+            || self.overdraws(layout, usage, device)
+    }
+
+    fn overdraws(&self, layout: &Layout, usage: &Usage, device: &Device) -> bool {
+        self.draws(device).any(|(set, amounts)| {
+            layout.sets.get(usize::from(set)).is_some_and(|set| {
+                amounts.iter().any(|(counter, _)| {
+                    usage
+                        .free
+                        .get(set.offset + usize::from(*counter))
+                        .is_some_and(|free| *free < Quantity::ZERO)
+                })
+            })
+        })
+    }
+}
+
+fn holders_on(layout: &Layout, pool: &Pool, gpu: u32) -> Vec<Uid> {
+    let mut claims: Vec<Uid> = pool
+        .holders
+        .iter()
+        .filter(|holder| !holder.admin)
+        .filter(|holder| {
+            let device = layout.position(holder.device).and_then(|at| layout.devices.get(at as usize));
+            device.is_some_and(|device| device.gpu == gpu)
+        })
+        .map(|holder| holder.claim.clone())
+        .collect();
+    claims.sort();
+    claims.dedup();
+    claims
+}
