@@ -47,9 +47,11 @@ impl Cluster {
         let kubeconfig = env.get("KUBECONFIG").context("cluster.env has no KUBECONFIG")?;
         let kubeconfig = kube::config::Kubeconfig::read_from(kubeconfig)?;
         let config = kube::Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?;
-        // Tests run from `<target>/<profile>/deps`.
+        // Programs run from `<target>/<profile>`, tests from `deps` in it.
         let own = std::env::current_exe()?;
-        let build = own.ancestors().nth(2).context("no build directory")?.to_owned();
+        let beside = own.parent().context("no build directory")?;
+        let build =
+            if beside.ends_with("deps") { beside.parent().unwrap_or(beside) } else { beside }.to_owned();
         Ok(Self { env, client: Client::try_from(config)?, repo, build })
     }
 
