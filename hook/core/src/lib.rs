@@ -1,1 +1,124 @@
-//! The limiter's core, loaded by the stub at the first CUDA or NVML look-up.
+//! The limiter's core: charges device memory to the claim's share before the driver is asked for it, and
+//! shows the tenant its own part of the GPU. The stub loads it at the first CUDA or NVML look-up.
+//!
+//! What it must never do: let a program have more memory than its quota where it can tell; break a program
+//! that it does not limit; allocate from the program's heap, use thread-local storage, print more than one
+//! message, change signal handlers, working directory, umask or environment, or end the process; wait for
+//! another process; hold a lock across a driver call that can block.
+//!
+//! Reading order: [`table`] (what is taken over), [`entries`] (the functions that stand in), [`account`] and
+//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`contexts`] (what each family charges),
+//! [`resolver`] (`cuGetProcAddress`), [`state`] (fork, failing closed).
+
+#![cfg_attr(not(test), no_std)]
+#![allow(unsafe_code, reason = "a library of C entry points; every block says why it is sound")]
+#![allow(non_snake_case, reason = "entries are named after the symbols that they replace")]
+
+mod account;
+mod arrays;
+mod config;
+mod contexts;
+mod device;
+mod entries;
+mod env;
+mod linear;
+mod lock;
+mod log;
+mod map;
+mod nvml;
+mod pages;
+mod pools;
+mod real;
+mod resolver;
+mod share;
+mod state;
+mod sys;
+mod table;
+mod vmm;
+
+use core::ffi::{CStr, c_char, c_int, c_void};
+
+/// Version of the agreement between stub and core; both files of a release have the same.
+const AGREEMENT: u32 = 1;
+
+/// What the stub gives: see `start.rs` there.
+#[repr(C)]
+struct Given {
+    agreement: u32,
+    count: u32,
+    dlsym: *mut c_void,
+    dlvsym: *mut c_void,
+    dlopen: *mut c_void,
+}
+
+/// What the stub gets.
+#[repr(C)]
+struct Core {
+    agreement: u32,
+    count: u32,
+    entries: *const *const c_void,
+    row: unsafe extern "C" fn(u32, *mut c_void) -> *mut c_void,
+    other: unsafe extern "C" fn(*const c_char, *mut c_void) -> *mut c_void,
+    opened: unsafe extern "C" fn(c_int),
+}
+
+/// Answers a look-up of a row's symbol.
+unsafe extern "C" fn row(hook: u32, found: *mut c_void) -> *mut c_void {
+    let known = table::Hook::of(hook as usize).map_or(core::ptr::null_mut(), real::function);
+    if !known.is_null() && known != found {
+        // A second copy of the vendor's library: its handles would be strangers to the first one's.
+        return entries::refusing();
+    }
+    entries::address(hook as usize)
+}
+
+/// Answers a look-up of another symbol of the vendor's library.
+unsafe extern "C" fn other(name: *const c_char, found: *mut c_void) -> *mut c_void {
+    // SAFETY: the stub passes the name that the program looked up.
+    resolver::other(unsafe { CStr::from_ptr(name) }.to_bytes(), found)
+}
+
+/// Notes a call of `dlopen`.
+unsafe extern "C" fn opened(flags: c_int) {
+    const RTLD_DEEPBIND: c_int = 8;
+    if flags & RTLD_DEEPBIND != 0 {
+        for share in config::shares() {
+            share.note(aliquot_quota::region::audit::DEEPBIND);
+        }
+    }
+}
+
+/// The one symbol of the core that the stub looks for.
+///
+/// # Safety
+/// `given` is the stub's record, whose functions are the loader's.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn aliquot_core_start(given: *const c_void) -> *const c_void {
+    struct Shared(Core);
+    // SAFETY: constants and the address of a static array.
+    unsafe impl Sync for Shared {}
+    static CORE: Shared = Shared(Core {
+        agreement: AGREEMENT,
+        count: table::COUNT as u32,
+        entries: entries::ALL,
+        row,
+        other,
+        opened,
+    });
+    // SAFETY: the stub's record.
+    let Some(given) = (unsafe { given.cast::<Given>().as_ref() }) else { return core::ptr::null() };
+    if given.agreement != AGREEMENT || given.count != table::COUNT as u32 {
+        return core::ptr::null();
+    }
+    real::set_loader(given.dlsym, given.dlopen);
+    (&raw const CORE.0).cast()
+}
+
+#[cfg(not(test))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // Nothing here is meant to panic; a defect ends the process like any other fault.
+    loop {
+        sys::trap();
+    }
+}

@@ -122,6 +122,9 @@ macro_rules! define {
             $(#[doc = $name] $symbol,)*
         }
 
+        #[allow(dead_code, reason = "not every includer asks")]
+        const ALL: &[Hook] = &[$(Hook::$symbol),*];
+
         /// All rows, in the order of [`Hook`].
         pub(crate) const ROWS: &[Row] = &[
             $(Row { symbol: stringify!($symbol), name: $name, since: $since, stream: Stream::$stream },)*
@@ -129,6 +132,14 @@ macro_rules! define {
     };
 }
 hook_table!(define);
+
+impl Hook {
+    /// The row with this number.
+    #[allow(dead_code, reason = "not every includer asks")]
+    pub(crate) fn of(row: usize) -> Option<Self> {
+        ALL.get(row).copied()
+    }
+}
 
 /// Number of rows.
 pub(crate) const COUNT: usize = ROWS.len();

@@ -59,7 +59,9 @@ pub struct Header {
     pub reaped: AtomicU64,
     /// Bits of [`audit`].
     pub audit: AtomicU64,
-    reserved2: [AtomicU64; 4],
+    /// Bytes that a process's first context takes on this GPU, as last measured; 0 = not yet.
+    pub context_bytes: AtomicU64,
+    reserved2: [AtomicU64; 3],
     reserved3: [AtomicU64; 488],
 }
 
@@ -152,6 +154,7 @@ const _: () = {
     assert!(offset_of!(Header, total) == 64);
     assert!(offset_of!(Header, peak_bytes) == 128);
     assert!(offset_of!(Header, audit) == 152);
+    assert!(offset_of!(Header, context_bytes) == 160);
     assert!(size_of::<Slot>() == 256 && align_of::<Slot>() == 64);
     assert!(offset_of!(Slot, intent) == 16);
     assert!(offset_of!(Slot, state) == 32);

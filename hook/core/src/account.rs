@@ -1,0 +1,179 @@
+//! Charging a device's memory to the shares on it.
+//!
+//! Bytes are charged before the driver is asked for them. Where a container has several shares of one GPU,
+//! it may use what they hold together: a charge fills them in order, a release empties them in reverse.
+
+use crate::config;
+use crate::device::{self, Device};
+use crate::share::{Refusal, Share};
+use crate::{contexts, linear, pools, sys, vmm};
+use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`
+pub(crate) const OUT_OF_MEMORY: i32 = 2;
+
+/// How often a refused charge looks again while a dead process's memory is about to come back.
+const LOOK_AGAIN_MS: u64 = 5;
+
+fn shares_on(device: Device) -> impl DoubleEndedIterator<Item = &'static Share> {
+    let mask = device::shares_of(device);
+    config::shares().iter().enumerate().filter(move |(index, _)| mask >> index & 1 == 1).map(|(_, share)| share)
+}
+
+/// Whether any share is on the device; others are not limited.
+#[inline]
+pub(crate) fn is_limited(device: Device) -> bool {
+    device::shares_of(device) != 0
+}
+
+/// Charges `bytes` if they fit right now.
+pub(crate) fn try_charge(device: Device, bytes: u64) -> Result<(), Refusal> {
+    let mut left = bytes;
+    let mut refusal = Refusal::Quota;
+    for share in shares_on(device) {
+        if left == 0 {
+            break;
+        }
+        match share.charge_up_to(left) {
+            Ok(charged) => left -= charged,
+            Err(found) => refusal = found,
+        }
+    }
+    if left == 0 {
+        return Ok(());
+    }
+    release(device, bytes - left);
+    Err(refusal)
+}
+
+/// Charges `bytes`. Before refusing, takes back what dead processes hold, waiting for the driver to free it,
+/// and what this process's own pools no longer use.
+pub(crate) fn charge(device: Device, bytes: u64) -> Result<(), i32> {
+    if try_charge(device, bytes).is_ok() {
+        return Ok(());
+    }
+    pools::settle_all(device);
+    loop {
+        if try_charge(device, bytes).is_ok() {
+            return Ok(());
+        }
+        let (mut came_back, mut wait) = (false, None::<u64>);
+        for share in shares_on(device) {
+            let (back, until) = share.reap();
+            came_back |= back;
+            wait = match (wait, until) {
+                (Some(a), Some(b)) => Some(a.min(b)),
+                (a, b) => a.or(b),
+            };
+        }
+        if came_back {
+            continue;
+        }
+        let could_ever_fit = bytes <= limit(device);
+        match wait.filter(|_| could_ever_fit) {
+            Some(millis) => sys::sleep_ms(millis.min(LOOK_AGAIN_MS)),
+            None => break,
+        }
+    }
+    for share in shares_on(device).take(1) {
+        share.count_refusal();
+    }
+    Err(OUT_OF_MEMORY)
+}
+
+/// Charges bytes that exist already.
+pub(crate) fn charge_forced(device: Device, bytes: u64) {
+    if bytes > 0
+        && let Some(share) = shares_on(device).next()
+    {
+        share.charge_forced(bytes);
+    }
+}
+
+/// Releases bytes.
+pub(crate) fn release(device: Device, bytes: u64) {
+    let mut left = bytes;
+    for share in shares_on(device).rev() {
+        if left == 0 {
+            break;
+        }
+        left -= share.release_up_to(left);
+    }
+}
+
+/// Bytes that the shares on the device allow together, `u64::MAX` = no limit.
+pub(crate) fn limit(device: Device) -> u64 {
+    shares_on(device).fold(0, |sum: u64, share| sum.saturating_add(share.limit()))
+}
+
+/// What a tenant sees of a device's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seen {
+    /// The quota, or the device's memory where that is less.
+    pub total: u64,
+    /// What of it is not charged, at most what the device has free.
+    pub free: u64,
+    /// What of it is charged.
+    pub used: u64,
+}
+
+/// Turns what the driver says about a device into what the tenant sees.
+pub(crate) fn seen(device: Device, free: u64, total: u64) -> Seen {
+    pools::settle_all(device);
+    see(shares_on(device), free, total)
+}
+
+/// The same for the shares of a GPU by its UUID, for NVML.
+pub(crate) fn seen_by_uuid(uuid: &[u8], free: u64, total: u64) -> Option<Seen> {
+    let on_it =
+        || config::shares().iter().filter(|share| share.uuid().is_some_and(|id| id.as_str().as_bytes() == uuid));
+    on_it().next()?;
+    Some(see(on_it(), free, total))
+}
+
+fn see(shares: impl Iterator<Item = &'static Share>, free: u64, total: u64) -> Seen {
+    let (mut limit, mut used) = (0_u64, 0_u64);
+    for share in shares {
+        share.reap();
+        limit = limit.saturating_add(share.limit());
+        used = used.saturating_add(share.total());
+    }
+    let total = total.min(limit);
+    Seen { total, free: total.saturating_sub(used).min(free), used: used.min(total) }
+}
+
+/// Notes on all shares of a device something that the node agent should look at.
+pub(crate) fn note(device: Device, bits: u64) {
+    for share in shares_on(device) {
+        share.note(bits);
+    }
+}
+
+/// What of this process's charge on each device is no allocation.
+static OVERHEAD: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
+
+/// Counts a change of what of this process's charge is no allocation. It is charged or released apart.
+pub(crate) fn add_overhead(device: Device, change: i64) {
+    let Some(cell) = OVERHEAD.get(device) else { return };
+    let before = cell.fetch_add(change as u64, Relaxed);
+    for share in shares_on(device).take(1) {
+        share.show_overhead(before.wrapping_add(change as u64));
+    }
+}
+
+/// Everything that this process has charged on a device.
+pub(crate) fn held(device: Device) -> u64 {
+    shares_on(device).map(Share::held).sum()
+}
+
+/// In a forked child: nothing of the parent's is ours.
+pub(crate) fn renew_after_fork() {
+    for cell in &OVERHEAD {
+        cell.store(0, Relaxed);
+    }
+    device::renew_after_fork();
+    linear::renew_after_fork();
+    pools::renew_after_fork();
+    vmm::renew_after_fork();
+    contexts::renew_after_fork();
+}

@@ -1,0 +1,162 @@
+//! Which shares this container has, and what the environment makes of them.
+//!
+//! Shares are found by listing the directory that the node mounted read-only, never by the environment,
+//! because the environment is the tenant's.
+
+use crate::env;
+use crate::log::Text;
+use crate::share::{Path, Share};
+use crate::sys::{ENOENT, File};
+use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
+
+/// Shares that a container can have.
+const MOST: usize = 64;
+
+static SHARES: [Share; MOST] = [const { Share::new() }; MOST];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Why the limiter cannot work.
+pub(crate) type Reason = Text<400>;
+
+/// The container's shares.
+pub(crate) fn shares() -> &'static [Share] {
+    SHARES.get(..COUNT.load(Acquire)).unwrap_or_default()
+}
+
+/// Folder of everything that the node mounted.
+fn root() -> Result<Path, Reason> {
+    const MOUNTED: &str = "/run/aliquot";
+    match File::read_only(c"/run/aliquot/quota") {
+        Ok(_) => return Ok(Path::of(format_args!("{MOUNTED}"))),
+        Err(ENOENT) => {}
+        Err(errno) => {
+            return Err(Reason::of(format_args!("{MOUNTED}/quota cannot be opened (error {errno})")));
+        }
+    }
+    // A process outside any container, as in tests and in the demo without user namespaces.
+    if !env::is_secure_mode()
+        && let Some(prefix) = env::get(b"ALIQUOT_ROOT")
+    {
+        let mut path = Path::new();
+        path.push(prefix);
+        if path.is_whole() {
+            return Ok(path);
+        }
+        return Err(Reason::of(format_args!("ALIQUOT_ROOT is too long")));
+    }
+    Err(Reason::of(format_args!("{MOUNTED}/quota does not exist: the container was started without its quota")))
+}
+
+/// Reads all quotas, then applies the environment.
+pub(crate) fn load() -> Result<(), Reason> {
+    let root = root()?;
+    let folder = Path::of(format_args!("{root}/quota"));
+    let directory = File::read_only(folder.as_c())
+        .map_err(|errno| Reason::of(format_args!("{folder} cannot be opened (error {errno})")))?;
+    let mut count = 0;
+    let mut buffer = [0_u8; 2048];
+    loop {
+        let filled = directory
+            .entries(&mut buffer)
+            .map_err(|errno| Reason::of(format_args!("{folder} cannot be listed (error {errno})")))?;
+        if filled == 0 {
+            break;
+        }
+        let mut rest = buffer.get(..filled).unwrap_or_default();
+        while let Some((name, next)) = split_entry(rest) {
+            rest = next;
+            if name.starts_with(b".") {
+                continue;
+            }
+            let id: Text<256> = {
+                let mut id = Text::new();
+                id.push(name);
+                id
+            };
+            let share = SHARES
+                .get(count)
+                .ok_or_else(|| Reason::of(format_args!("{folder} holds more than {MOST} quotas")))?;
+            let quota = Path::of(format_args!("{root}/quota/{id}/quota"));
+            let region = Path::of(format_args!("{root}/region/{id}/region"));
+            if !quota.is_whole() || !region.is_whole() {
+                return Err(Reason::of(format_args!("{folder} holds a name that is too long")));
+            }
+            share.open(quota, region)?;
+            count += 1;
+        }
+    }
+    if count == 0 {
+        return Err(Reason::of(format_args!("{folder} holds no quota")));
+    }
+    COUNT.store(count, Release);
+    if env::is_secure_mode() { Ok(()) } else { lower_by_environment() }
+}
+
+/// Name of the first directory entry, and what follows the entry.
+fn split_entry(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = usize::from(u16::from_le_bytes(bytes.get(16..18)?.try_into().ok()?));
+    let name = bytes.get(19..length)?;
+    let end = name.iter().position(|b| *b == 0)?;
+    Some((name.get(..end)?, bytes.get(length..)?))
+}
+
+/// Applies HAMi's variables. `CUDA_DEVICE_MEMORY_LIMIT_<i>` is for the claim's i-th device, the name without
+/// an index for every device without one of its own.
+fn lower_by_environment() -> Result<(), Reason> {
+    const MEMORY: &[u8] = b"CUDA_DEVICE_MEMORY_LIMIT";
+    let mut failure = Ok(());
+    let mut fail = |reason: Reason| {
+        if failure.is_ok() {
+            failure = Err(reason);
+        }
+    };
+    let mut indexed = [false; MOST];
+    let mut everywhere = None;
+    env::each(MEMORY, &mut |rest, value| {
+        if value.is_empty() || !(rest.is_empty() || rest.starts_with(b"_")) {
+            return;
+        }
+        let (name, text) = (text(rest), text(value));
+        let Some(bytes) = env::parse_bytes(value) else {
+            return fail(Reason::of(format_args!("CUDA_DEVICE_MEMORY_LIMIT{name}={text} is no number of bytes")));
+        };
+        if rest.is_empty() {
+            everywhere = Some(bytes).filter(|bytes| *bytes != 0);
+            return;
+        }
+        let index = rest.strip_prefix(b"_").and_then(env::parse_number);
+        let mut found = false;
+        for (share, indexed) in shares().iter().zip(&mut indexed) {
+            if index == Some(u64::from(share.order())) {
+                found = true;
+                if bytes != 0 {
+                    *indexed = true;
+                    share.lower(bytes);
+                }
+            }
+        }
+        if !found {
+            fail(Reason::of(format_args!("CUDA_DEVICE_MEMORY_LIMIT{name} names no device of the claim")));
+        }
+    });
+    if let Some(bytes) = everywhere {
+        for (share, _) in shares().iter().zip(&indexed).filter(|(_, indexed)| !**indexed) {
+            share.lower(bytes);
+        }
+    }
+    failure
+}
+
+fn text(bytes: &[u8]) -> Text<64> {
+    let mut text = Text::new();
+    text.push(bytes);
+    text
+}
+
+/// In a forked child: forget what belongs to the parent. The quotas are read again.
+pub(crate) fn renew_after_fork() {
+    for share in &SHARES {
+        share.renew_after_fork();
+    }
+    COUNT.store(0, Release);
+}

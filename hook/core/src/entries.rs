@@ -1,0 +1,60 @@
+//! The limiter's entries: one function for each row of the hook table, with the signature of the symbol that
+//! it replaces. They read arguments, call the modules that decide, and hold no logic of their own.
+
+mod context;
+mod memory;
+mod nvml;
+mod pool;
+mod query;
+mod start;
+mod vmm;
+
+use context::*;
+use memory::*;
+use nvml::*;
+use pool::*;
+use query::*;
+use start::*;
+use vmm::*;
+
+use crate::state::REFUSED;
+use crate::table::{COUNT, hook_table};
+use core::ffi::c_void;
+
+/// An entry's address.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+struct Entry(*const c_void);
+
+// SAFETY: the address of code.
+unsafe impl Sync for Entry {}
+
+macro_rules! entries {
+    ($($symbol:ident, $name:literal, $since:literal, $stream:ident;)*) => {
+        /// The entries in the order of the table.
+        static ENTRIES: [Entry; COUNT] = [$(Entry($symbol as *const c_void)),*];
+    };
+}
+hook_table!(entries);
+
+/// The array that the stub jumps through.
+pub(crate) const ALL: *const *const c_void = (&raw const ENTRIES).cast();
+
+/// The entry of a row.
+pub(crate) fn address(row: usize) -> *mut c_void {
+    ENTRIES.get(row).map_or(core::ptr::null_mut(), |entry| entry.0.cast_mut())
+}
+
+extern "C" fn refuse() -> i32 {
+    REFUSED
+}
+
+/// An entry that answers only that CUDA is refused.
+pub(crate) fn refusing() -> *mut c_void {
+    refuse as *mut c_void
+}
+
+/// Whether a symbol tells about the driver and its errors, and so works even where CUDA is refused.
+pub(crate) fn tells(name: &[u8]) -> bool {
+    [b"cuDriverGetVersion".as_slice(), b"cuGetErrorName", b"cuGetErrorString", b"cuGetProcAddress"].contains(&name)
+}

@@ -1,0 +1,150 @@
+//! Linear, pitched and managed memory, and arrays.
+
+use crate::account::OUT_OF_MEMORY;
+use crate::arrays::{Flat, FlatV1, Shape, Solid, SolidV1};
+use crate::linear;
+use crate::real::call;
+
+/// Rows of pitched memory start at multiples of this, so far as is known; more is charged if need be.
+const PITCH: usize = 512;
+
+pub(super) unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, bytes: usize) -> i32 {
+    // SAFETY: the caller's own arguments; the result is read only after the driver has written it.
+    unsafe {
+        linear::allocate(
+            Some(bytes as u64),
+            || call!(cuMemAlloc_v2(out, bytes)),
+            || (*out, bytes as u64),
+            linear::driver_free,
+        )
+    }
+}
+
+pub(super) unsafe extern "C" fn cuMemAlloc(out: *mut u32, bytes: u32) -> i32 {
+    // SAFETY: as above.
+    unsafe {
+        linear::allocate(
+            Some(u64::from(bytes)),
+            || call!(cuMemAlloc(out, bytes)),
+            || (u64::from(*out), u64::from(bytes)),
+            linear::driver_free,
+        )
+    }
+}
+
+pub(super) unsafe extern "C" fn cuMemAllocManaged(out: *mut u64, bytes: usize, flags: u32) -> i32 {
+    // SAFETY: as above.
+    unsafe {
+        linear::allocate(
+            Some(bytes as u64),
+            || call!(cuMemAllocManaged(out, bytes, flags)),
+            || (*out, bytes as u64),
+            linear::driver_free,
+        )
+    }
+}
+
+pub(super) unsafe extern "C" fn cuMemAllocPitch_v2(
+    out: *mut u64,
+    pitch: *mut usize,
+    width: usize,
+    height: usize,
+    element: u32,
+) -> i32 {
+    let bytes = width.checked_next_multiple_of(PITCH).and_then(|row| row.checked_mul(height));
+    // SAFETY: as above; the driver has written the pitch as well.
+    unsafe {
+        linear::allocate(
+            bytes.map(|bytes| bytes as u64),
+            || call!(cuMemAllocPitch_v2(out, pitch, width, height, element)),
+            || (*out, (*pitch).saturating_mul(height) as u64),
+            linear::driver_free,
+        )
+    }
+}
+
+pub(super) unsafe extern "C" fn cuMemAllocPitch(
+    out: *mut u32,
+    pitch: *mut u32,
+    width: u32,
+    height: u32,
+    element: u32,
+) -> i32 {
+    let bytes = (width as usize).next_multiple_of(PITCH) as u64 * u64::from(height);
+    // SAFETY: as above.
+    unsafe {
+        linear::allocate(
+            Some(bytes),
+            || call!(cuMemAllocPitch(out, pitch, width, height, element)),
+            || (u64::from(*out), u64::from(*pitch) * u64::from(height)),
+            linear::driver_free,
+        )
+    }
+}
+
+pub(super) unsafe extern "C" fn cuMemFree_v2(address: u64) -> i32 {
+    // SAFETY: the caller's own argument.
+    linear::free(address, None, || unsafe { call!(cuMemFree_v2(address)) })
+}
+
+pub(super) unsafe extern "C" fn cuMemFree(address: u32) -> i32 {
+    // SAFETY: as above.
+    linear::free(u64::from(address), None, || unsafe { call!(cuMemFree(address)) })
+}
+
+/// Charges an array of a shape that may be missing; then the driver says so.
+fn array(shape: Option<Option<u64>>, out: *mut u64, driver: impl Fn() -> i32, undo: impl Fn(u64)) -> i32 {
+    match shape {
+        None => driver(),
+        Some(None) => OUT_OF_MEMORY,
+        // SAFETY: read only after the driver has written it.
+        Some(Some(bytes)) => linear::allocate_array(bytes, driver, || unsafe { *out }, undo),
+    }
+}
+
+fn destroy_array(handle: u64) {
+    // SAFETY: an array that the driver has just given out and nobody has seen.
+    unsafe { call!(cuArrayDestroy(handle)) };
+}
+
+macro_rules! array_entries {
+    ($($symbol:ident($descriptor:ty);)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(out: *mut u64, descriptor: *const $descriptor) -> i32 {
+                // SAFETY: the caller's own arguments.
+                unsafe {
+                    let bytes = descriptor.as_ref().map(|descriptor| Shape::from(descriptor).bytes());
+                    array(bytes, out, || call!($symbol(out, descriptor)), destroy_array)
+                }
+            }
+        )*
+    };
+}
+array_entries! {
+    cuArrayCreate(FlatV1);
+    cuArrayCreate_v2(Flat);
+    cuArray3DCreate(SolidV1);
+    cuArray3DCreate_v2(Solid);
+}
+
+pub(super) unsafe extern "C" fn cuArrayDestroy(array: u64) -> i32 {
+    // SAFETY: the caller's own argument.
+    linear::free(array, None, || unsafe { call!(cuArrayDestroy(array)) })
+}
+
+pub(super) unsafe extern "C" fn cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Solid, levels: u32) -> i32 {
+    // SAFETY: the caller's own arguments.
+    unsafe {
+        let bytes = descriptor.as_ref().map(|descriptor| Shape::from(descriptor).mipmap_bytes(levels));
+        let undo = |handle: u64| {
+            call!(cuMipmappedArrayDestroy(handle));
+        };
+        array(bytes, out, || call!(cuMipmappedArrayCreate(out, descriptor, levels)), undo)
+    }
+}
+
+pub(super) unsafe extern "C" fn cuMipmappedArrayDestroy(array: u64) -> i32 {
+    // SAFETY: the caller's own argument.
+    linear::free(array, None, || unsafe { call!(cuMipmappedArrayDestroy(array)) })
+}
+

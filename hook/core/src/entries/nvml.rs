@@ -1,0 +1,96 @@
+//! NVML's memory and process queries.
+
+use crate::nvml::{self, DetailList, NOT_READY};
+use crate::real::call;
+use crate::state::{self, Mode};
+
+/// `nvmlMemory_t`
+#[repr(C)]
+pub(super) struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlMemory_v2_t`
+#[repr(C)]
+pub(super) struct MemoryV2 {
+    version: u32,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, memory: *mut Memory) -> i32 {
+    if state::mode() == Mode::Failed {
+        return NOT_READY;
+    }
+    // SAFETY: the caller's own arguments; NVML has filled the record in where it answers 0.
+    unsafe {
+        let code = call!(nvmlDeviceGetMemoryInfo(device, memory));
+        if code == 0
+            && let Some(memory) = memory.as_mut()
+        {
+            nvml::memory(device, &mut memory.total, &mut memory.free, &mut memory.used);
+        }
+        code
+    }
+}
+
+pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory: *mut MemoryV2) -> i32 {
+    if state::mode() == Mode::Failed {
+        return NOT_READY;
+    }
+    // SAFETY: as above.
+    unsafe {
+        let code = call!(nvmlDeviceGetMemoryInfo_v2(device, memory));
+        if code == 0
+            && let Some(memory) = memory.as_mut()
+            && nvml::memory(device, &mut memory.total, &mut memory.free, &mut memory.used)
+        {
+            // What the driver keeps for itself is not the tenant's.
+            memory.reserved = 0;
+        }
+        code
+    }
+}
+
+macro_rules! processes {
+    ($($symbol:ident, $record:literal;)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(device: usize, count: *mut u32, infos: *mut u8) -> i32 {
+                // SAFETY: the caller's own arguments.
+                unsafe {
+                    let driver = |count: *mut u32, infos: *mut u8| call!($symbol(device, count, infos));
+                    nvml::processes(device, count, infos, $record, driver)
+                }
+            }
+        )*
+    };
+}
+processes! {
+    nvmlDeviceGetComputeRunningProcesses, 16;
+    nvmlDeviceGetComputeRunningProcesses_v2, 24;
+    nvmlDeviceGetComputeRunningProcesses_v3, 24;
+    nvmlDeviceGetGraphicsRunningProcesses, 16;
+    nvmlDeviceGetGraphicsRunningProcesses_v2, 24;
+    nvmlDeviceGetGraphicsRunningProcesses_v3, 24;
+    nvmlDeviceGetMPSComputeRunningProcesses, 16;
+    nvmlDeviceGetMPSComputeRunningProcesses_v2, 24;
+    nvmlDeviceGetMPSComputeRunningProcesses_v3, 24;
+}
+
+pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(device: usize, list: *mut DetailList) -> i32 {
+    if state::mode() == Mode::Failed {
+        return NOT_READY;
+    }
+    // SAFETY: the caller's own arguments; NVML has filled the list in where it answers 0.
+    unsafe {
+        let code = call!(nvmlDeviceGetRunningProcessDetailList(device, list));
+        if code == 0 && !list.is_null() {
+            nvml::detail_list(device, list);
+        }
+        code
+    }
+}

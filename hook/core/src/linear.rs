@@ -1,0 +1,260 @@
+//! Linear, pitched and managed memory, arrays, and the one list of allocations by address.
+
+use crate::account::{self, OUT_OF_MEMORY};
+use crate::device::{self, Device};
+use crate::lock::Mutex;
+use crate::map::{Full, Map};
+use crate::pages::Pages;
+use crate::pools;
+use crate::real::{self, call};
+use crate::state::{self, Mode, REFUSED};
+use aliquot_quota::region::audit;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// What stands behind an address or handle that the driver gave out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// Memory of a context, packed into slabs.
+    Linear {
+        /// Where it is.
+        device: u16,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Context that it dies with.
+        context: u64,
+    },
+    /// An array of a context.
+    Array {
+        /// Where it is.
+        device: u16,
+        /// Bytes charged.
+        bytes: u64,
+        /// Context that it dies with.
+        context: u64,
+    },
+    /// Memory of a pool.
+    Pooled {
+        /// The pool.
+        pool: u64,
+    },
+}
+
+struct Book {
+    known: Map<Origin>,
+    pages: [Pages; device::MOST],
+}
+
+static BOOK: Mutex<Book> = Mutex::new(Book { known: Map::new(), pages: [const { Pages::new() }; device::MOST] });
+
+/// Set when the driver packed an allocation otherwise than assumed; gaps are not relied on any more.
+static PACKING_DOUBTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether to limit a call, to refuse it, or to let it pass.
+pub(crate) enum Gate {
+    /// Pass the call on unchanged.
+    Pass,
+    /// Answer with this code.
+    Refuse(i32),
+    /// Charge this device; the current context is the second.
+    Limit(Device, u64),
+}
+
+/// Decides about a call that allocates in the current context.
+#[inline]
+pub(crate) fn gate() -> Gate {
+    match state::mode() {
+        Mode::Failed => Gate::Refuse(REFUSED),
+        Mode::Unlimited => Gate::Pass,
+        Mode::Limited => match device::current() {
+            Some((device, context)) if account::is_limited(device) => Gate::Limit(device, context),
+            _ => Gate::Pass,
+        },
+    }
+}
+
+/// Allocates packed memory: charges the most that it can take, calls the driver, then settles to what it
+/// did take. `made` tells the address and the true size.
+pub(crate) fn allocate(
+    bytes: Option<u64>,
+    driver: impl Fn() -> i32,
+    made: impl Fn() -> (u64, u64),
+    undo: impl Fn(u64),
+) -> i32 {
+    let (device, context) = match gate() {
+        Gate::Pass => return driver(),
+        Gate::Refuse(code) => return code,
+        Gate::Limit(device, context) => (device, context),
+    };
+    // An overflowing size cannot be had; a zero one is the driver's to refuse.
+    let Some(bytes) = bytes else { return OUT_OF_MEMORY };
+    if bytes == 0 {
+        return driver();
+    }
+    let Some(most) = Pages::most(bytes) else { return OUT_OF_MEMORY };
+    let reserved = if account::try_charge(device, most).is_ok() {
+        most
+    } else if fits_a_gap(device, bytes, context) {
+        0
+    } else {
+        match account::charge(device, most) {
+            Ok(()) => most,
+            Err(code) => return code,
+        }
+    };
+    let code = driver();
+    if code != 0 {
+        account::release(device, reserved);
+        return code;
+    }
+    let (address, bytes) = made();
+    let taken = {
+        let mut book = BOOK.lock();
+        match book.known.reserve_one() {
+            Ok(()) => {
+                let taken = book.pages.get_mut(device).ok_or(Full).and_then(|pages| pages.take(address, bytes, context));
+                if taken.is_ok() {
+                    let origin = Origin::Linear { device: device as u16, bytes, context };
+                    let _ = book.known.insert(address, origin);
+                }
+                taken
+            }
+            Err(full) => Err(full),
+        }
+    };
+    match taken {
+        Ok(taken) if taken <= reserved => {
+            account::release(device, reserved - taken);
+            0
+        }
+        Ok(taken) => {
+            // The driver took more than it should have needed. It keeps it only if it fits all the same.
+            account::note(device, audit::PACKING);
+            PACKING_DOUBTED.store(true, Relaxed);
+            if account::try_charge(device, taken - reserved).is_ok() {
+                return 0;
+            }
+            forget(address);
+            undo(address);
+            account::release(device, reserved);
+            OUT_OF_MEMORY
+        }
+        Err(Full) => {
+            undo(address);
+            account::release(device, reserved);
+            OUT_OF_MEMORY
+        }
+    }
+}
+
+fn fits_a_gap(device: Device, bytes: u64, context: u64) -> bool {
+    !PACKING_DOUBTED.load(Relaxed) && BOOK.lock().pages.get(device).is_some_and(|pages| pages.fits_a_gap(bytes, context))
+}
+
+/// Forgets an address without releasing anything.
+fn forget(address: u64) {
+    let mut book = BOOK.lock();
+    if let Some(Origin::Linear { device, bytes, .. }) = book.known.remove(address)
+        && let Some(pages) = book.pages.get_mut(usize::from(device))
+    {
+        pages.give(address, bytes);
+    }
+}
+
+/// Frees whatever an address is. `is_ordered` = by a stream, which may still have work before the free.
+pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    // Taken out first: the driver may give the address to another thread as soon as it is free. Its slab
+    // stays taken until the driver is done.
+    let found = BOOK.lock().known.remove(address);
+    let code = driver();
+    let Some(origin) = found else { return code };
+    if code != 0 {
+        let _ = BOOK.lock().known.insert(address, origin);
+        return code;
+    }
+    match origin {
+        Origin::Linear { device, bytes, .. } => {
+            if let Some(stream) = stream {
+                // Memory of a context freed in stream order is there until the stream gets to it.
+                // SAFETY: the stream that the program has just used.
+                unsafe { real::cuStreamSynchronize(stream) };
+            }
+            give_back(usize::from(device), address, bytes);
+        }
+        Origin::Array { device, bytes, .. } => account::release(usize::from(device), bytes),
+        Origin::Pooled { pool } => pools::freed(pool),
+    }
+    0
+}
+
+fn give_back(device: Device, address: u64, bytes: u64) {
+    let given = BOOK.lock().pages.get_mut(device).map_or(0, |pages| pages.give(address, bytes));
+    account::release(device, given);
+}
+
+/// Records memory that a pool gave out.
+pub(crate) fn record_pooled(address: u64, pool: u64) -> Result<(), Full> {
+    BOOK.lock().known.insert(address, Origin::Pooled { pool })
+}
+
+/// Charges an array of a size known beforehand.
+pub(crate) fn allocate_array(bytes: u64, driver: impl Fn() -> i32, made: impl Fn() -> u64, undo: impl Fn(u64)) -> i32 {
+    let (device, context) = match gate() {
+        Gate::Pass => return driver(),
+        Gate::Refuse(code) => return code,
+        Gate::Limit(device, context) => (device, context),
+    };
+    if let Err(code) = account::charge(device, bytes) {
+        return code;
+    }
+    let code = driver();
+    if code != 0 {
+        account::release(device, bytes);
+        return code;
+    }
+    let handle = made();
+    let origin = Origin::Array { device: device as u16, bytes, context };
+    if BOOK.lock().known.insert(handle, origin).is_err() {
+        undo(handle);
+        account::release(device, bytes);
+        return OUT_OF_MEMORY;
+    }
+    0
+}
+
+/// Releases everything that died with a context.
+pub(crate) fn context_gone(context: u64) {
+    loop {
+        let mut book = BOOK.lock();
+        let dead = book.known.find_key(|_, origin| match origin {
+            Origin::Linear { context: of, .. } | Origin::Array { context: of, .. } => *of == context,
+            Origin::Pooled { .. } => false,
+        });
+        let Some((address, origin)) = dead.and_then(|key| Some((key, book.known.remove(key)?))) else { return };
+        drop(book);
+        match origin {
+            Origin::Linear { device, bytes, .. } => give_back(usize::from(device), address, bytes),
+            Origin::Array { device, bytes, .. } => account::release(usize::from(device), bytes),
+            Origin::Pooled { .. } => {}
+        }
+    }
+}
+
+/// Frees an address by the driver, for undoing.
+pub(crate) fn driver_free(address: u64) {
+    // SAFETY: an address that the driver has just given out and nobody has seen.
+    unsafe { call!(cuMemFree_v2(address)) };
+}
+
+/// In a forked child: no allocation is known.
+pub(crate) fn renew_after_fork() {
+    BOOK.renew_after_fork();
+    let mut book = BOOK.lock();
+    book.known.clear();
+    for pages in &mut book.pages {
+        pages.clear();
+    }
+    PACKING_DOUBTED.store(false, Relaxed);
+}

@@ -1,0 +1,234 @@
+//! NVML: what this process holds by the driver's own account, and what the tenant is shown.
+
+use crate::account;
+use crate::config;
+use crate::device::{self, Device};
+use crate::real::{self, call};
+use crate::state::{self, Mode};
+use crate::sys;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// `NVML_ERROR_INSUFFICIENT_SIZE`
+const INSUFFICIENT_SIZE: i32 = 7;
+/// `NVML_ERROR_NOT_READY`
+pub(crate) const NOT_READY: i32 = 27;
+/// `NVML_VALUE_NOT_AVAILABLE`
+const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// What NVML says about this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// It holds so many bytes.
+    Listed(u64),
+    /// It is not in the list.
+    NotListed,
+    /// NVML cannot be asked, or does not know.
+    Unknown,
+}
+
+/// Bytes that this process holds on a device by NVML's account.
+pub(crate) fn used_by_us(device: Device) -> Use {
+    static STARTED: AtomicBool = AtomicBool::new(false);
+    // Once per process: NVML counts its users, and ours never leaves.
+    // SAFETY: NVML's function without arguments.
+    if !STARTED.load(Relaxed) && unsafe { real::nvmlInit_v2() } != Some(0) {
+        return Use::Unknown;
+    }
+    STARTED.store(true, Relaxed);
+    let mask = device::shares_of(device);
+    let share = config::shares().iter().enumerate().find(|(index, _)| mask >> index & 1 == 1);
+    let Some(uuid) = share.and_then(|(_, share)| share.uuid()) else { return Use::Unknown };
+    let mut handle = 0;
+    // SAFETY: the UUID is zero padded; NVML writes one handle.
+    if unsafe { real::nvmlDeviceGetHandleByUUID(uuid.as_bytes().as_ptr().cast(), &mut handle) } != Some(0) {
+        return Use::Unknown;
+    }
+    let driver = |count: *mut u32, infos: *mut u8| {
+        // SAFETY: NVML writes at most `count` records.
+        unsafe { call!(nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos)) }
+    };
+    let Ok(list) = List::ask(24, driver) else { return Use::Unknown };
+    let us = sys::process_id();
+    match (0..list.count).filter_map(|index| list.record(index)).find(|record| pid(record) == us) {
+        Some(record) => match used(record) {
+            NOT_AVAILABLE => Use::Unknown,
+            bytes => Use::Listed(bytes),
+        },
+        None => Use::NotListed,
+    }
+}
+
+fn pid(record: &[u8]) -> u32 {
+    record.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
+fn used(record: &[u8]) -> u64 {
+    record.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(NOT_AVAILABLE, u64::from_le_bytes)
+}
+
+/// A list of processes in memory of its own; callers may be on small stacks.
+struct List {
+    bytes: *mut u8,
+    size: usize,
+    record: usize,
+    count: usize,
+}
+
+impl List {
+    /// Asks for a list of records of this size, with as much room as it takes.
+    fn ask(record: usize, driver: impl Fn(*mut u32, *mut u8) -> i32) -> Result<Self, i32> {
+        let mut room = 128_u32;
+        loop {
+            let size = room as usize * record;
+            let bytes = sys::memory(size);
+            if bytes.is_null() {
+                return Err(INSUFFICIENT_SIZE);
+            }
+            let mut list = Self { bytes, size, record, count: 0 };
+            let mut count = room;
+            match driver(&mut count, bytes) {
+                0 => {
+                    list.count = (count.min(room)) as usize;
+                    return Ok(list);
+                }
+                INSUFFICIENT_SIZE if room < 1 << 20 => room = count.max(room) * 2,
+                code => return Err(code),
+            }
+        }
+    }
+
+    fn record(&self, index: usize) -> Option<&[u8]> {
+        // SAFETY: the memory holds `count` records of this size.
+        (index < self.count)
+            .then(|| unsafe { core::slice::from_raw_parts(self.bytes.add(index * self.record), self.record) })
+    }
+}
+
+impl Drop for List {
+    fn drop(&mut self) {
+        // SAFETY: our own memory; nothing refers to it any more.
+        unsafe { sys::free_memory(self.bytes, self.size) };
+    }
+}
+
+/// The UUID of a device handle, if a share is on the GPU.
+fn limited(handle: usize) -> Option<[u8; 96]> {
+    if state::mode() != Mode::Limited {
+        return None;
+    }
+    let mut uuid = [0; 96];
+    // SAFETY: NVML writes a terminated text of at most 96 bytes.
+    if unsafe { real::nvmlDeviceGetUUID(handle, uuid.as_mut_ptr(), 96) } != Some(0) {
+        return None;
+    }
+    config::shares().iter().any(|share| is_on(share, &uuid)).then_some(uuid)
+}
+
+fn text(uuid: &[u8; 96]) -> &[u8] {
+    uuid.split(|byte| *byte == 0).next().unwrap_or_default()
+}
+
+fn is_on(share: &crate::share::Share, uuid: &[u8; 96]) -> bool {
+    share.uuid().is_some_and(|id| id.as_str().as_bytes() == text(uuid))
+}
+
+/// The tenant's own total, free and used bytes in place of a GPU's.
+pub(crate) fn memory(handle: usize, total: &mut u64, free: &mut u64, used: &mut u64) -> bool {
+    let Some(uuid) = limited(handle) else { return false };
+    for share in config::shares().iter().filter(|share| is_on(share, &uuid)) {
+        let _ = share.map();
+    }
+    let Some(seen) = account::seen_by_uuid(text(&uuid), *free, *total) else { return false };
+    (*total, *free, *used) = (seen.total, seen.free, seen.used);
+    true
+}
+
+/// A list of processes without those of other tenants.
+///
+/// # Safety
+/// `count` and `infos` are as the caller of NVML passed them: a count, and room for as many records.
+pub(crate) unsafe fn processes(
+    handle: usize,
+    count: *mut u32,
+    infos: *mut u8,
+    record: usize,
+    driver: impl Fn(*mut u32, *mut u8) -> i32,
+) -> i32 {
+    if state::mode() == Mode::Failed {
+        return NOT_READY;
+    }
+    let Some(uuid) = limited(handle).filter(|_| !count.is_null()) else { return driver(count, infos) };
+    let list = match List::ask(record, driver) {
+        Ok(list) => list,
+        Err(code) => return code,
+    };
+    let mut kept = 0_u32;
+    // SAFETY: the caller's pointer to one count.
+    let room = if infos.is_null() { 0 } else { unsafe { *count } };
+    for record in (0..list.count).filter_map(|index| list.record(index)) {
+        if !is_ours(&uuid, pid(record)) {
+            continue;
+        }
+        if kept < room {
+            // SAFETY: the caller's array has `room` records.
+            unsafe { infos.add(kept as usize * list.record).copy_from(record.as_ptr(), list.record) };
+        }
+        kept += 1;
+    }
+    // SAFETY: as above.
+    unsafe { *count = kept };
+    if kept > room { INSUFFICIENT_SIZE } else { 0 }
+}
+
+/// Whether a process that NVML lists is of the claim.
+fn is_ours(uuid: &[u8; 96], pid: u32) -> bool {
+    pid == sys::process_id()
+        || config::shares().iter().filter(|share| is_on(share, uuid)).any(|share| {
+            let _ = share.map();
+            share.has_process(pid)
+        })
+}
+
+/// Removes other tenants' processes from `nvmlProcessDetailList_v1_t`.
+///
+/// # Safety
+/// `list` is what NVML has just filled in.
+pub(crate) unsafe fn detail_list(handle: usize, list: *mut DetailList) {
+    let Some(uuid) = limited(handle) else { return };
+    // SAFETY: NVML accepted the record and its array.
+    unsafe {
+        let records = (*list).records;
+        if records.is_null() {
+            return;
+        }
+        let mut kept = 0;
+        for index in 0..(*list).count as usize {
+            let record = records.add(index).read();
+            if is_ours(&uuid, record.pid) {
+                records.add(kept).write(record);
+                kept += 1;
+            }
+        }
+        (*list).count = kept as u32;
+    }
+}
+
+/// `nvmlProcessDetailList_v1_t`
+#[repr(C)]
+pub(crate) struct DetailList {
+    version: u32,
+    mode: u32,
+    count: u32,
+    records: *mut Detail,
+}
+
+/// `nvmlProcessDetail_v1_t`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Detail {
+    pid: u32,
+    used: u64,
+    gpu_instance: u32,
+    compute_instance: u32,
+    protected: u64,
+}

@@ -1,0 +1,431 @@
+//! A share: the quota that a claim was given on one GPU, and the region in which the claim's processes keep
+//! their account of it.
+//!
+//! A process holds a slot of the region by an OFD lock on one byte. The lock is taken through the same open
+//! file that the region is mapped from, and the descriptor is closed at once: the mapping keeps the lock,
+//! `closefrom` cannot drop it, and because the mapping is not inherited by forked children, neither is the
+//! lock. So a slot's byte is free exactly when its owner's memory is gone: the process has ended, whatever
+//! its pid namespace, or became another program.
+
+use crate::lock::{Guard, Mutex};
+use crate::log::Text;
+use crate::sys::{self, File};
+use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
+use aliquot_quota::region::{self, LOCK_BASE, REGION_LAYOUT_VERSION, Region, SLOT_COUNT, SlotState};
+use aliquot_quota::{FailMode, GpuUuid, QUOTA_FILE_SIZE, QuotaFile, REGION_FILE_SIZE};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+
+/// A path of the limiter's own files.
+pub(crate) type Path = Text<512>;
+
+/// How often the quota file is read again.
+const QUOTA_AGE_MS: u64 = 500;
+
+/// How long the driver may need to free a dead process's memory.
+const DEATH_MS: u64 = 2000;
+
+/// Why bytes could not be charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// They do not fit.
+    Quota,
+    /// The region cannot be used.
+    Broken,
+}
+
+/// What this process holds in the region.
+struct Seat {
+    slot: Option<usize>,
+    state: u64,
+    /// Bytes that this process has charged, for the case that somebody takes the slot away.
+    held: u64,
+}
+
+/// One share.
+pub(crate) struct Share {
+    uuid: Mutex<Option<GpuUuid>>,
+    quota_path: Mutex<Path>,
+    region_path: Mutex<Path>,
+    /// From the file; `u64::MAX` = no limit.
+    file_limit: AtomicU64,
+    /// From the environment; `u64::MAX` = no limit.
+    env_limit: AtomicU64,
+    checked_ms: AtomicU64,
+    order: AtomicU32,
+    fail_open: AtomicU32,
+    region: AtomicPtr<Region>,
+    seat: Mutex<Seat>,
+}
+
+impl Share {
+    /// No share yet.
+    pub(crate) const fn new() -> Self {
+        Self {
+            uuid: Mutex::new(None),
+            quota_path: Mutex::new(Path::new()),
+            region_path: Mutex::new(Path::new()),
+            file_limit: AtomicU64::new(u64::MAX),
+            env_limit: AtomicU64::new(u64::MAX),
+            checked_ms: AtomicU64::new(0),
+            order: AtomicU32::new(0),
+            fail_open: AtomicU32::new(0),
+            region: AtomicPtr::new(null_mut()),
+            seat: Mutex::new(Seat { slot: None, state: 0, held: 0 }),
+        }
+    }
+
+    /// Reads the quota file and remembers where the region is.
+    pub(crate) fn open(&self, quota: Path, region: Path) -> Result<(), Text<400>> {
+        let read = read_quota(&quota)?;
+        *self.uuid.lock() = Some(read.gpu_uuid);
+        *self.quota_path.lock() = quota;
+        *self.region_path.lock() = region;
+        self.take(&read);
+        self.env_limit.store(u64::MAX, Relaxed);
+        self.order.store(u32::from(read.device_order), Relaxed);
+        Ok(())
+    }
+
+    fn take(&self, quota: &QuotaFile) {
+        let limit = if quota.memory_bytes == 0 { u64::MAX } else { quota.memory_bytes };
+        self.file_limit.store(limit, Relaxed);
+        self.fail_open.store(u32::from(quota.fail_mode == FailMode::Open), Relaxed);
+        self.checked_ms.store(sys::coarse_ms(), Relaxed);
+    }
+
+    /// The GPU.
+    pub(crate) fn uuid(&self) -> Option<GpuUuid> {
+        *self.uuid.lock()
+    }
+
+    /// Position among the claim's devices.
+    pub(crate) fn order(&self) -> u32 {
+        self.order.load(Relaxed)
+    }
+
+    /// Whether the share's DeviceClass lets programs run without limits where the limiter fails.
+    pub(crate) fn may_fail_open(&self) -> bool {
+        self.fail_open.load(Relaxed) != 0
+    }
+
+    /// Lowers the limit to what the environment says.
+    pub(crate) fn lower(&self, bytes: u64) {
+        self.env_limit.fetch_min(bytes, Relaxed);
+    }
+
+    /// Bytes that may be charged now, `u64::MAX` = any number. Reads the quota file again when it is time.
+    pub(crate) fn limit(&self) -> u64 {
+        let now = sys::coarse_ms();
+        if now.wrapping_sub(self.checked_ms.load(Relaxed)) >= QUOTA_AGE_MS {
+            self.checked_ms.store(now, Relaxed);
+            let path = *self.quota_path.lock();
+            // A file that cannot be read leaves the limit as it was.
+            if let Ok(quota) = read_quota(&path)
+                && self.uuid() == Some(quota.gpu_uuid)
+            {
+                self.take(&quota);
+            }
+        }
+        self.file_limit.load(Relaxed).min(self.env_limit.load(Relaxed))
+    }
+
+    /// The region if it is mapped.
+    pub(crate) fn region(&self) -> Option<&Region> {
+        // SAFETY: set once to a mapping of the whole file that is never undone; a region only has atomics.
+        unsafe { self.region.load(Acquire).as_ref() }
+    }
+
+    /// Maps the region, without taking a slot.
+    pub(crate) fn map(&self) -> Result<&Region, Text<400>> {
+        if let Some(region) = self.region() {
+            return Ok(region);
+        }
+        let path = *self.region_path.lock();
+        let file = open_region(&path)?;
+        let mapped = map_region(&file, &path)?;
+        if self.region.compare_exchange(null_mut(), mapped, Release, Acquire).is_err() {
+            // SAFETY: another thread's mapping is used; nothing refers to this one.
+            unsafe { sys::free_memory(mapped.cast(), REGION_FILE_SIZE) };
+        }
+        self.region().ok_or_else(|| Text::of(format_args!("region {path} cannot be mapped")))
+    }
+
+    /// Takes a slot, and charges to it what this process already holds.
+    fn sit(&self, seat: &mut Seat) -> Result<usize, Text<400>> {
+        let path = *self.region_path.lock();
+        let file = open_region(&path)?;
+        // A mapping of its own, of this very open file, is what keeps the lock.
+        let mapped = map_region(&file, &path)?;
+        // SAFETY: just mapped, whole, and not undone unless no slot is found.
+        let region = unsafe { &*mapped };
+        let fd = file.into_raw();
+        let found = (0..SLOT_COUNT).find_map(|slot| {
+            if SlotState::of(region.load(Word::State(slot))) != Some(SlotState::Free)
+                || sys::lock_byte(fd, LOCK_BASE + slot as u64).is_err()
+            {
+                return None;
+            }
+            if let Some(mine) = region.slots.get(slot) {
+                mine.pid.store(sys::process_id(), Relaxed);
+                mine.host_pid.store(0, Relaxed);
+                mine.start_time.store(start_time(), Relaxed);
+                mine.pid_namespace.store(pid_namespace(), Relaxed);
+                mine.overhead_bytes.store(0, Relaxed);
+            }
+            match ledger::attach(region, slot) {
+                Some(state) => Some((slot, state)),
+                None => {
+                    sys::unlock_byte(fd, LOCK_BASE + slot as u64);
+                    None
+                }
+            }
+        });
+        drop(File::from_raw(fd));
+        let Some((slot, state)) = found else {
+            // SAFETY: nothing refers to this mapping.
+            unsafe { sys::free_memory(mapped.cast(), REGION_FILE_SIZE) };
+            return Err(Text::of(format_args!("{SLOT_COUNT} processes already use this share")));
+        };
+        // The former mapping, if any, stays: other threads may be reading it. It is the same file.
+        self.region.store(mapped, Release);
+        (seat.slot, seat.state) = (Some(slot), state);
+        if seat.held > 0 {
+            let _ = ledger::charge_forced(region, slot, seat.held);
+        }
+        Ok(slot)
+    }
+
+    fn seated(&self) -> Result<(Guard<'_, Seat>, &Region, usize), Refusal> {
+        let mut seat = self.seat.lock();
+        if let (Some(slot), Some(region)) = (seat.slot, self.region())
+            && region.load(Word::State(slot)) == seat.state
+        {
+            return Ok((seat, region, slot));
+        }
+        // Either the first time, or somebody thought that we were dead and took the slot.
+        match self.sit(&mut seat) {
+            Ok(slot) => Ok((seat, self.region().ok_or(Refusal::Broken)?, slot)),
+            Err(reason) => {
+                crate::log::note(format_args!("no device memory can be charged: {reason}"));
+                Err(Refusal::Broken)
+            }
+        }
+    }
+
+    /// Takes a slot now, so that a region that cannot be used is found early.
+    pub(crate) fn attach(&self) -> Result<(), Text<400>> {
+        let mut seat = self.seat.lock();
+        if seat.slot.is_none() {
+            self.sit(&mut seat)?;
+        }
+        Ok(())
+    }
+
+    /// Charges up to `bytes`; returns how many.
+    pub(crate) fn charge_up_to(&self, bytes: u64) -> Result<u64, Refusal> {
+        let limit = self.limit();
+        let (mut seat, region, slot) = self.seated()?;
+        let charged = ledger::charge_up_to(region, slot, bytes, limit).map_err(|error| refuse(region, error))?;
+        seat.held += charged;
+        let total = ledger::total(region);
+        if total > region.header.peak_bytes.load(Relaxed) {
+            region.header.peak_bytes.fetch_max(total, Relaxed);
+        }
+        Ok(charged)
+    }
+
+    /// Charges bytes that exist already.
+    pub(crate) fn charge_forced(&self, bytes: u64) {
+        if let Ok((mut seat, region, slot)) = self.seated()
+            && ledger::charge_forced(region, slot, bytes).is_ok()
+        {
+            seat.held += bytes;
+        }
+    }
+
+    /// Releases up to `bytes` of what this process has charged; returns how many.
+    pub(crate) fn release_up_to(&self, bytes: u64) -> u64 {
+        let mut seat = self.seat.lock();
+        let bytes = bytes.min(seat.held);
+        if bytes == 0 {
+            return 0;
+        }
+        seat.held -= bytes;
+        if let (Some(slot), Some(region)) = (seat.slot, self.region())
+            && region.load(Word::State(slot)) == seat.state
+            && ledger::release(region, slot, bytes).is_err()
+        {
+            region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
+        }
+        bytes
+    }
+
+    /// Publishes how much of this process's charge is no allocation.
+    pub(crate) fn show_overhead(&self, bytes: u64) {
+        let seat = self.seat.lock();
+        if let (Some(slot), Some(region)) = (seat.slot, self.region())
+            && let Some(slot) = region.slots.get(slot)
+        {
+            slot.overhead_bytes.store(bytes, Relaxed);
+        }
+    }
+
+    /// Counts a refused allocation.
+    pub(crate) fn count_refusal(&self) {
+        if let Some(region) = self.region() {
+            region.header.refused.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Notes something that the node agent should look at.
+    pub(crate) fn note(&self, bits: u64) {
+        if let Some(region) = self.region()
+            && region.header.audit.load(Relaxed) & bits != bits
+        {
+            region.header.audit.fetch_or(bits, Relaxed);
+        }
+    }
+
+    /// Bytes that this process has charged.
+    pub(crate) fn held(&self) -> u64 {
+        self.seat.lock().held
+    }
+
+    /// Bytes charged by all processes of the claim.
+    pub(crate) fn total(&self) -> u64 {
+        self.region().map_or(0, |region| ledger::total(region))
+    }
+
+    /// Whether a process of the claim has this pid, in our pid namespace or the node's.
+    pub(crate) fn has_process(&self, pid: u32) -> bool {
+        let Some(region) = self.region() else { return false };
+        let here = pid_namespace();
+        region.slots.iter().any(|slot| {
+            SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live)
+                && (slot.host_pid.load(Relaxed) == pid
+                    || (slot.pid.load(Relaxed) == pid && slot.pid_namespace.load(Relaxed) == here))
+        })
+    }
+
+    /// Looks for dead processes and takes their bytes back once the driver has had time to free them. Tells
+    /// whether bytes came back, and after how many milliseconds more will.
+    pub(crate) fn reap(&self) -> (bool, Option<u64>) {
+        let Some(region) = self.region() else { return (false, None) };
+        let own = self.seat.lock().slot;
+        let path = *self.region_path.lock();
+        let (mut file, mut came_back, mut wait) = (None, false, None);
+        for slot in (0..SLOT_COUNT).filter(|slot| Some(*slot) != own) {
+            let state = region.load(Word::State(slot));
+            let now = sys::now_ms();
+            match SlotState::of(state) {
+                Some(SlotState::Live) => {
+                    if file.is_none() {
+                        file = File::read_write(path.as_c()).ok();
+                    }
+                    let Some(file) = &file else { return (came_back, wait) };
+                    if file.is_locked(LOCK_BASE + slot as u64) || !ledger::mark_dead(region, slot, state, now) {
+                        continue;
+                    }
+                }
+                Some(SlotState::Dead) => {}
+                _ => continue,
+            }
+            let age = now.saturating_sub(ledger::dead_since(region, slot, now));
+            if age < DEATH_MS && region.load(Word::Charged(slot)) > 0 {
+                wait = Some(wait.unwrap_or(u64::MAX).min(DEATH_MS - age));
+                continue;
+            }
+            match ledger::reap(region, slot) {
+                Ok(0) => {}
+                Ok(_) => {
+                    region.header.reaped.fetch_add(1, Relaxed);
+                    came_back = true;
+                }
+                Err(_) => {
+                    region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
+                }
+            }
+        }
+        (came_back, wait)
+    }
+
+    /// In a forked child: the parent's slot and mapping are not ours.
+    pub(crate) fn renew_after_fork(&self) {
+        self.seat.renew_after_fork();
+        self.uuid.renew_after_fork();
+        self.quota_path.renew_after_fork();
+        self.region_path.renew_after_fork();
+        *self.seat.lock() = Seat { slot: None, state: 0, held: 0 };
+        self.region.store(null_mut(), Release);
+    }
+}
+
+fn refuse(region: &Region, error: LedgerError) -> Refusal {
+    match error {
+        LedgerError::Refused(_) => Refusal::Quota,
+        LedgerError::Corrupt => {
+            region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
+            Refusal::Broken
+        }
+    }
+}
+
+fn read_quota(path: &Path) -> Result<QuotaFile, Text<400>> {
+    let file = File::read_only(path.as_c())
+        .map_err(|errno| Text::of(format_args!("quota {path} cannot be opened (error {errno})")))?;
+    let mut bytes = [0; QUOTA_FILE_SIZE + 1];
+    let read = file
+        .read_at(&mut bytes, 0)
+        .map_err(|errno| Text::of(format_args!("quota {path} cannot be read (error {errno})")))?;
+    QuotaFile::decode(bytes.get(..read).unwrap_or_default())
+        .map_err(|error| Text::of(format_args!("quota {path} is not valid: {error}")))
+}
+
+fn open_region(path: &Path) -> Result<File, Text<400>> {
+    let file = File::read_write(path.as_c())
+        .map_err(|errno| Text::of(format_args!("region {path} cannot be opened (error {errno})")))?;
+    let mut head = [0; region::INITIAL_HEADER_SIZE];
+    let size = file.size().unwrap_or_default();
+    let read = file.read_at(&mut head, 0).unwrap_or_default();
+    region::check(size, head.get(..read).unwrap_or_default())
+        .map_err(|error| Text::of(format_args!("region {path} is not valid: {error} (layout {REGION_LAYOUT_VERSION})")))?;
+    Ok(file)
+}
+
+fn map_region(file: &File, path: &Path) -> Result<*mut Region, Text<400>> {
+    let mapped = file
+        .map_shared(REGION_FILE_SIZE)
+        .map_err(|errno| Text::of(format_args!("region {path} cannot be mapped (error {errno})")))?;
+    sys::keep_from_children(mapped, REGION_FILE_SIZE);
+    Ok(mapped.cast())
+}
+
+/// Start time of this process in clock ticks since boot, 0 where `/proc` does not tell.
+fn start_time() -> u64 {
+    let Ok(file) = File::read_only(c"/proc/self/stat") else { return 0 };
+    let mut bytes = [0; 512];
+    let read = file.read_at(&mut bytes, 0).unwrap_or_default();
+    let text = bytes.get(..read).unwrap_or_default();
+    // The command's name may hold anything; fields are counted behind its closing bracket.
+    let Some(end) = text.iter().rposition(|b| *b == b')') else { return 0 };
+    let fields = text.get(end + 1..).unwrap_or_default();
+    fields
+        .split(|b| *b == b' ')
+        .filter(|field| !field.is_empty())
+        .nth(19)
+        .and_then(crate::env::parse_number)
+        .unwrap_or_default()
+}
+
+/// Inode of this process's pid namespace, 0 where `/proc` does not tell.
+fn pid_namespace() -> u64 {
+    let mut bytes = [0; 64];
+    let target = sys::link_target(c"/proc/self/ns/pid", &mut bytes).unwrap_or_default();
+    target
+        .strip_prefix(b"pid:[")
+        .and_then(|rest| rest.strip_suffix(b"]"))
+        .and_then(crate::env::parse_number)
+        .unwrap_or_default()
+}

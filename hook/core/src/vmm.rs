@@ -1,0 +1,241 @@
+//! Physical memory handles and their mappings. The driver keeps the memory until the last handle is released
+//! and the last mapping is gone, whichever comes later; so does the charge.
+
+use crate::account::{self, OUT_OF_MEMORY};
+use crate::device::Device;
+use crate::lock::Mutex;
+use crate::map::Map;
+use crate::state::{self, Mode, REFUSED};
+
+#[derive(Clone, Copy)]
+struct Memory {
+    /// Device plus one; 0 = not charged here.
+    device: u16,
+    bytes: u64,
+    references: u32,
+    mappings: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Handle {
+    memory: u64,
+    references: u32,
+}
+
+#[derive(Clone, Copy)]
+struct Mapping {
+    memory: u64,
+    bytes: u64,
+}
+
+/// Handles are the driver's numbers, which it may use again while old mappings live; memories are ours.
+struct Book {
+    memories: Map<Memory>,
+    handles: Map<Handle>,
+    mappings: Map<Mapping>,
+    last: u64,
+}
+
+static BOOK: Mutex<Book> =
+    Mutex::new(Book { memories: Map::new(), handles: Map::new(), mappings: Map::new(), last: 0 });
+
+impl Book {
+    fn add(&mut self, handle: u64, device: Option<Device>, bytes: u64) -> bool {
+        self.last += 1;
+        let device = device.map_or(0, |device| device as u16 + 1);
+        let memory = Memory { device, bytes, references: 1, mappings: 0 };
+        self.memories.insert(self.last, memory).is_ok()
+            && self.handles.insert(handle, Handle { memory: self.last, references: 1 }).is_ok()
+    }
+
+    /// Drops a memory that nothing refers to; tells what to release.
+    fn drop_if_unused(&mut self, memory: u64) -> Option<(Device, u64)> {
+        let found = self.memories.get(memory)?;
+        if found.references > 0 || found.mappings > 0 {
+            return None;
+        }
+        self.memories.remove(memory);
+        Some((usize::from(found.device.checked_sub(1)?), found.bytes))
+    }
+}
+
+fn release(what: Option<(Device, u64)>) {
+    if let Some((device, bytes)) = what {
+        account::release(device, bytes);
+    }
+}
+
+/// Makes physical memory on `device`, or none that is charged.
+pub(crate) fn create(
+    device: Option<Device>,
+    bytes: u64,
+    driver: impl Fn() -> i32,
+    made: impl Fn() -> u64,
+    undo: impl Fn(u64),
+) -> i32 {
+    match state::mode() {
+        Mode::Failed => return REFUSED,
+        Mode::Unlimited => return driver(),
+        Mode::Limited => {}
+    }
+    let Some(device) = device.filter(|device| account::is_limited(*device)) else {
+        let code = driver();
+        if code == 0 {
+            BOOK.lock().add(made(), None, 0);
+        }
+        return code;
+    };
+    if let Err(code) = account::charge(device, bytes) {
+        return code;
+    }
+    let code = driver();
+    if code != 0 {
+        account::release(device, bytes);
+        return code;
+    }
+    if !BOOK.lock().add(made(), Some(device), bytes) {
+        undo(made());
+        account::release(device, bytes);
+        return OUT_OF_MEMORY;
+    }
+    0
+}
+
+fn pass(driver: impl Fn() -> i32) -> Result<(), i32> {
+    if state::mode() == Mode::Failed {
+        return Err(REFUSED);
+    }
+    match driver() {
+        0 => Ok(()),
+        code => Err(code),
+    }
+}
+
+/// Takes over memory that another process exported; who exported it pays for it.
+pub(crate) fn import(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
+    match pass(driver) {
+        Ok(()) => {
+            let mut book = BOOK.lock();
+            let handle = made();
+            match book.handles.get_mut(handle) {
+                Some(known) => {
+                    known.references += 1;
+                    let memory = known.memory;
+                    if let Some(memory) = book.memories.get_mut(memory) {
+                        memory.references += 1;
+                    }
+                }
+                None => {
+                    book.add(handle, None, 0);
+                }
+            }
+            0
+        }
+        Err(code) => code,
+    }
+}
+
+/// Gets a handle of the memory that is mapped at `address`.
+pub(crate) fn retain(address: u64, driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
+    if let Err(code) = pass(driver) {
+        return code;
+    }
+    let mut book = BOOK.lock();
+    let inside = |start: u64, mapping: &Mapping| address >= start && address - start < mapping.bytes;
+    let found = book.mappings.find_key(inside).and_then(|start| book.mappings.get(start));
+    let Some(Mapping { memory, .. }) = found else { return 0 };
+    if let Some(memory) = book.memories.get_mut(memory) {
+        memory.references += 1;
+    }
+    let handle = made();
+    match book.handles.get_mut(handle).filter(|known| known.memory == memory) {
+        Some(known) => known.references += 1,
+        None => {
+            let _ = book.handles.insert(handle, Handle { memory, references: 1 });
+        }
+    }
+    0
+}
+
+/// Gives one reference of a handle back.
+pub(crate) fn release_handle(handle: u64, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    // Taken out first: the driver may use the number again at once.
+    let taken = {
+        let mut book = BOOK.lock();
+        let found = book.handles.get(handle);
+        if let Some(found) = found {
+            if found.references > 1 {
+                let _ = book.handles.insert(handle, Handle { references: found.references - 1, ..found });
+            } else {
+                book.handles.remove(handle);
+            }
+        }
+        found
+    };
+    let code = driver();
+    let Some(Handle { memory, .. }) = taken else { return code };
+    let mut book = BOOK.lock();
+    if code != 0 {
+        match book.handles.get_mut(handle).filter(|known| known.memory == memory) {
+            Some(known) => known.references += 1,
+            None => {
+                let _ = book.handles.insert(handle, Handle { memory, references: 1 });
+            }
+        }
+        return code;
+    }
+    if let Some(found) = book.memories.get_mut(memory) {
+        found.references = found.references.saturating_sub(1);
+    }
+    let unused = book.drop_if_unused(memory);
+    drop(book);
+    release(unused);
+    0
+}
+
+/// Maps memory.
+pub(crate) fn map(address: u64, bytes: u64, handle: u64, driver: impl Fn() -> i32) -> i32 {
+    if let Err(code) = pass(driver) {
+        return code;
+    }
+    let mut book = BOOK.lock();
+    let Some(Handle { memory, .. }) = book.handles.get(handle) else { return 0 };
+    if book.mappings.insert(address, Mapping { memory, bytes }).is_ok()
+        && let Some(memory) = book.memories.get_mut(memory)
+    {
+        memory.mappings += 1;
+    }
+    0
+}
+
+/// Unmaps whatever is mapped in a range.
+pub(crate) fn unmap(address: u64, bytes: u64, driver: impl Fn() -> i32) -> i32 {
+    if let Err(code) = pass(driver) {
+        return code;
+    }
+    let (mut at, end) = (address, address.saturating_add(bytes));
+    while at < end {
+        let mut book = BOOK.lock();
+        let Some(mapping) = book.mappings.remove(at) else { break };
+        if let Some(memory) = book.memories.get_mut(mapping.memory) {
+            memory.mappings = memory.mappings.saturating_sub(1);
+        }
+        let unused = book.drop_if_unused(mapping.memory);
+        drop(book);
+        release(unused);
+        at = at.saturating_add(mapping.bytes.max(1));
+    }
+    0
+}
+
+/// In a forked child: nothing is known.
+pub(crate) fn renew_after_fork() {
+    BOOK.renew_after_fork();
+    let mut book = BOOK.lock();
+    book.memories.clear();
+    book.handles.clear();
+    book.mappings.clear();
+}
