@@ -232,3 +232,48 @@ impl Busy {
         usize::try_from(window % BUSY_WINDOWS as u64).ok().and_then(|i| self.ns.get_mut(i))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The start of a window, late enough that there are windows before it.
+    const NOW: u64 = 100 * BUSY_WINDOW_NS;
+
+    fn busy(stretches: &[(u64, u64)]) -> Busy {
+        let mut busy = Busy::IDLE;
+        for &(ns, end) in stretches {
+            busy.add(ns, end);
+        }
+        busy
+    }
+
+    #[test]
+    fn a_second_of_work_is_all_of_the_last_second_and_none_of_the_next() {
+        let busy = busy(&[(6 * BUSY_WINDOW_NS, NOW)]);
+        assert_eq!(busy.percent(NOW), 100);
+        assert_eq!(busy.percent(NOW + 3 * BUSY_WINDOW_NS), 50);
+        assert_eq!(busy.percent(NOW + 6 * BUSY_WINDOW_NS), 0);
+    }
+
+    #[test]
+    fn work_is_spread_over_the_windows_it_lies_in() {
+        let half = BUSY_WINDOW_NS / 2;
+        assert_eq!(busy(&[(half, NOW)]).percent(NOW), 8);
+        assert_eq!(busy(&[(2 * half, NOW - half)]).percent(NOW), 16);
+        assert_eq!(busy(&[(half, NOW), (half, NOW + half)]).percent(NOW + BUSY_WINDOW_NS), 16);
+    }
+
+    #[test]
+    fn windows_that_come_round_again_start_empty() {
+        let later = NOW + 5 * BUSY_WINDOWS as u64 * BUSY_WINDOW_NS;
+        let busy = busy(&[(6 * BUSY_WINDOW_NS, NOW), (1, later)]);
+        assert_eq!(busy.percent(later), 0);
+        assert_eq!(busy.total_ns, 6 * BUSY_WINDOW_NS + 1);
+    }
+
+    #[test]
+    fn more_than_all_the_time_is_all_the_time() {
+        assert_eq!(busy(&[(20 * BUSY_WINDOW_NS, NOW), (6 * BUSY_WINDOW_NS, NOW)]).percent(NOW), 100);
+    }
+}

@@ -1,0 +1,88 @@
+//! The `aliquot-sim` program, and its other name.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "helpers of tests")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use aliquot_sim_node::Node;
+
+fn sim(dir: &Path, words: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_aliquot-sim")).env("ALIQUOT_SIM_NODE", dir).args(words).output().unwrap()
+}
+
+fn ok(dir: &Path, words: &[&str]) -> String {
+    let output = sim(dir, words);
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn fails(dir: &Path, words: &[&str]) -> String {
+    let output = sim(dir, words);
+    assert!(!output.status.success(), "{words:?} was accepted");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_node_can_be_made_broken_and_mended_from_the_command_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let shown = ok(dir.path(), &["create", "H100-80:mig*2", "A30", "--seed", "cli"]);
+    assert_eq!(shown.lines().filter(|l| l.starts_with("gpu ")).count(), 3, "{shown}");
+    let node = Node::open(dir.path()).unwrap();
+    node.create_gi(1, 9, None).unwrap();
+    assert!(ok(dir.path(), &["show"]).contains("3g.40gb {4}:4"));
+
+    assert_eq!(ok(dir.path(), &["xid", "2", "79"]), "event 1\n");
+    assert_eq!(ok(dir.path(), &["ecc", "0", "--uncorrected", "5"]), "event 2\n");
+    assert_eq!(node.settings(0).unwrap().ecc_uncorrected, 5);
+    ok(dir.path(), &["fail", "nvmlDeviceCreateGpuInstance", "23", "--nth", "2"]);
+    ok(dir.path(), &["delay", "cuInit", "1500"]);
+    ok(dir.path(), &["view", "own"]);
+    let json: serde_json::Value = serde_json::from_str(&ok(dir.path(), &["show", "--json"])).unwrap();
+    assert_eq!(json["gpus"][2]["lost"], true);
+    assert_eq!(json["faults"][0]["code"], 23);
+    assert_eq!(json["faults"][1]["delayMs"], 1500);
+    ok(dir.path(), &["clear"]);
+    ok(dir.path(), &["reset", "2"]);
+    assert!(!node.settings(2).unwrap().lost && node.faults().unwrap().is_empty());
+    let boot = node.boot_id().unwrap();
+    ok(dir.path(), &["reboot"]);
+    assert_ne!(node.boot_id().unwrap(), boot);
+    assert!(node.gis(1).unwrap().is_empty());
+}
+
+#[test]
+fn errors_name_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(fails(dir.path(), &["show"]).contains("node.json"));
+    assert!(fails(dir.path(), &["create", "H101"]).contains("H101"));
+    assert!(fails(dir.path(), &["create", "--spec", "/no/such/file"]).contains("/no/such/file"));
+    ok(dir.path(), &["create", "T4"]);
+    assert!(fails(dir.path(), &["xid", "7", "13"]).contains("no GPU has this index"));
+    assert!(fails(dir.path(), &["dance"]).contains("usage:"));
+}
+
+#[test]
+fn it_plays_nvidia_smi_from_the_driver_root() {
+    let dir = tempfile::tempdir().unwrap();
+    ok(dir.path(), &["create", "A100-40:mig", "T4"]);
+    let smi = dir.path().join("root/usr/bin/nvidia-smi");
+    let run = |words: &[&str]| {
+        Command::new(&smi)
+            .env_remove("ALIQUOT_SIM_NODE")
+            .env("ALIQUOT_SIM_ROOT", dir.path().join("root"))
+            .args(words)
+            .output()
+            .unwrap()
+    };
+    let node = Node::open(dir.path()).unwrap();
+    let gi = node.create_gi(0, 9, None).unwrap();
+    node.create_ci(0, gi.id, gi.serial, 2, None).unwrap();
+    let listed = String::from_utf8(run(&["-L"]).stdout).unwrap();
+    assert!(listed.contains(&node.gpus()[1].uuid) && listed.contains("MIG 3g.20gb"), "{listed}");
+    assert!(listed.contains(&node.mig_devices(0).unwrap()[0].uuid));
+    assert!(run(&["compute-policy", "-i", &node.gpus()[1].uuid, "--set-timeslice=2"]).status.success());
+    assert_eq!((node.settings(0).unwrap().timeslice, node.settings(1).unwrap().timeslice), (0, 2));
+    assert!(run(&["-i", "1", "-c", "EXCLUSIVE_PROCESS"]).status.success());
+    assert_eq!(node.settings(1).unwrap().compute_mode, 3);
+    assert!(!run(&["--query-gpu=name"]).status.success());
+}
