@@ -1,1 +1,40 @@
-//! A stand-in for libcuda.so.1 over a simulated node.
+//! A stand-in for `libcuda.so.1` over a simulated node.
+//!
+//! It is for testing a library that limits what programs get of a GPU, and for showing that library on machines
+//! without one. It is a driver as programs see it: devices, contexts, memory, modules, streams, events and graphs
+//! with the driver's own rules and error codes, sharing the memory and the time of the node's GPUs with the other
+//! processes of the node. No kernel computes anything: a kernel takes time and that is all.
+//!
+//! Invariants:
+//! - Every symbol of the real driver is exported; what is not modelled returns `CUDA_ERROR_NOT_SUPPORTED`
+//!   (NOT_MODELLED.md lists it).
+//! - Nobody's limit is known here. What is refused is refused because the simulated GPU has no more of it.
+//! - Device memory takes no host memory beyond a stated bound, whatever is allocated.
+//!
+//! Start reading at [`entry`] (the way into every function), [`driver`] and [`state`].
+#![allow(
+    unsafe_code,
+    reason = "a C library's boundary; the unsafe parts are in ffi, space, copy, vmm and driver"
+)]
+
+mod api;
+mod array;
+mod backing;
+mod codes;
+mod config;
+mod context;
+mod copy;
+mod device;
+mod driver;
+mod entry;
+mod extents;
+mod ffi;
+mod ipc;
+mod memory;
+mod pool;
+mod resolver;
+mod space;
+mod state;
+mod types;
+mod visible;
+mod vmm;

@@ -1,0 +1,162 @@
+//! The process's driver: the node it is on, its devices, and everything that it has made.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use aliquot_sim_node::{DEFAULT_DIR, Node, NodeError};
+
+use crate::codes::{Code, Cu};
+use crate::config::Config;
+use crate::device::{self, Device};
+use crate::state::State;
+
+/// CUDA version that is reported where there is no node to ask.
+const DEFAULT_CUDA_VERSION: i32 = 13_000;
+
+/// One per process, made by the first call.
+pub(crate) struct Driver {
+    pub(crate) config: Config,
+    /// Missing where no node directory can be opened: a machine without GPUs.
+    pub(crate) node: Option<Node>,
+    /// The process that made this; a child of it has no driver.
+    process: u32,
+    exiting: AtomicBool,
+    devices: OnceLock<Vec<Device>>,
+    state: Mutex<State>,
+    /// Signalled when anything that somebody may wait for has changed.
+    pub(crate) changed: Condvar,
+}
+
+static DRIVER: OnceLock<Driver> = OnceLock::new();
+static INITIALISED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// The process's driver.
+pub(crate) fn get() -> &'static Driver {
+    DRIVER.get_or_init(|| {
+        let node = Node::discover(at_exit as *const () as usize).ok();
+        let dir = node.as_ref().map(|n| n.dir().to_owned()).or_else(|| Some(DEFAULT_DIR.into()));
+        Driver {
+            config: Config::load(dir.as_deref()),
+            node,
+            process: std::process::id(),
+            exiting: AtomicBool::new(false),
+            devices: OnceLock::new(),
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+        }
+    })
+}
+
+extern "C" fn at_exit() {
+    let Some(driver) = DRIVER.get().filter(|d| d.process == std::process::id()) else { return };
+    driver.exiting.store(true, SeqCst);
+    if let Some(node) = &driver.node {
+        // What the process held is free at once; only a killed process leaves it to be found.
+        let _ = node.detach_process();
+    }
+}
+
+/// What the node's refusal is to a caller of the driver.
+pub(crate) fn code_of(error: &NodeError) -> Code {
+    match error {
+        NodeError::OutOfMemory { .. } => Code::OUT_OF_MEMORY,
+        NodeError::InvalidArgument(_) => Code::INVALID_VALUE,
+        NodeError::NotFound(_) => Code::INVALID_HANDLE,
+        NodeError::Full(_) => Code::OUT_OF_MEMORY,
+        _ => Code::UNKNOWN,
+    }
+}
+
+impl Driver {
+    /// `cuInit`.
+    pub(crate) fn initialise(&'static self, flags: u32) -> Cu {
+        self.check_process()?;
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if self.devices.get().is_some() {
+            return Ok(());
+        }
+        let node = self.node.as_ref().ok_or(Code::NO_DEVICE)?;
+        let mut state = self.lock();
+        if self.devices.get().is_some() {
+            return Ok(());
+        }
+        let devices = device::enumerate(node)?;
+        node.attach_process().map_err(|e| code_of(&e))?;
+        // SAFETY: a function of this library, which stays loaded: it is the driver of this process.
+        unsafe { libc::atexit(at_exit) };
+        state.start(devices.len());
+        INITIALISED_BY.store(self.process, SeqCst);
+        let _ = self.devices.set(devices);
+        Ok(())
+    }
+
+    /// Fails in a child of the process that loaded the driver, and while the process exits.
+    pub(crate) fn check_process(&self) -> Cu {
+        if self.process != std::process::id() {
+            return Err(Code::NOT_INITIALIZED);
+        }
+        if self.exiting.load(SeqCst) { Err(Code::DEINITIALIZED) } else { Ok(()) }
+    }
+
+    /// Fails where `cuInit` has not succeeded.
+    pub(crate) fn check_ready(&self) -> Cu {
+        self.check_process()?;
+        if INITIALISED_BY.load(SeqCst) == self.process { Ok(()) } else { Err(Code::NOT_INITIALIZED) }
+    }
+
+    /// The node; only used where `cuInit` has succeeded.
+    pub(crate) fn node(&self) -> Cu<&Node> {
+        self.node.as_ref().ok_or(Code::NOT_INITIALIZED)
+    }
+
+    /// Version of the driver as `cuDriverGetVersion` gives it.
+    pub(crate) fn cuda_version(&self) -> i32 {
+        let node = self.node.as_ref().map(|n| n.spec().cuda_version);
+        self.config.cuda_version.or(node).unwrap_or(DEFAULT_CUDA_VERSION)
+    }
+
+    pub(crate) fn devices(&self) -> &[Device] {
+        self.devices.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// The device with that ordinal.
+    pub(crate) fn device(&self, ordinal: i32) -> Cu<&Device> {
+        usize::try_from(ordinal).ok().and_then(|i| self.devices().get(i)).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// Everything that the process has made.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes device memory on the node.
+    pub(crate) fn charge(&self, device: usize, bytes: u64) -> Cu {
+        let pool = self.devices().get(device).ok_or(Code::INVALID_DEVICE)?.pool;
+        self.node()?.charge(pool, bytes).map_err(|e| code_of(&e))
+    }
+
+    /// Gives device memory back.
+    pub(crate) fn release(&self, device: usize, bytes: u64) {
+        if let (Some(device), Some(node)) = (self.devices().get(device), &self.node) {
+            // A node that was rebooted has nothing of ours any more.
+            let _ = node.release(device.pool, bytes);
+        }
+    }
+}
+
+thread_local! {
+    static CONTEXTS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Works on the calling thread's stack of contexts.
+pub(crate) fn with_stack<R>(work: impl FnOnce(&mut Vec<u64>) -> R) -> Cu<R> {
+    CONTEXTS.try_with(|stack| work(&mut stack.borrow_mut())).map_err(|_| Code::DEINITIALIZED)
+}
+
+/// The calling thread's current context, 0 for none.
+pub(crate) fn current_handle() -> Cu<u64> {
+    with_stack(|stack| stack.last().copied().unwrap_or(0))
+}

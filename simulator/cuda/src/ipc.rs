@@ -1,0 +1,142 @@
+//! Device memory in two processes, by `cuIpcGetMemHandle`.
+//!
+//! What is shared is the whole physical block that an address lies in; the handle carries the offset. Content of a
+//! shared block is a file in the node directory, `shared/<id>`.
+
+use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aliquot_sim_node::Node;
+
+use crate::backing::Backing;
+use crate::codes::{Code, Cu};
+use crate::driver::{Driver, code_of};
+use crate::memory::{Allocation, Kind};
+use crate::space;
+use crate::state::State;
+use crate::types::Bytes;
+use crate::vmm::{drop_shared, hold_shared};
+
+const MAGIC: u64 = 0x3143_5049_5351_4c41;
+
+fn folder(node: &Node) -> PathBuf {
+    node.dir().join("shared")
+}
+
+/// The file with the content of a shared object, made on demand; `None` where the directory cannot be written.
+fn content_file(node: &Node, id: u64, make: bool) -> Option<File> {
+    let folder = folder(node);
+    if make {
+        let _ = fs::create_dir(&folder);
+        let _ = fs::set_permissions(&folder, fs::Permissions::from_mode(0o777));
+        // What processes left behind that were killed.
+        for entry in fs::read_dir(&folder).ok()?.flatten() {
+            let stale = entry
+                .file_name()
+                .to_str()
+                .and_then(|n| n.parse().ok())
+                .is_some_and(|id| node.shared(id).is_err());
+            if stale {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+    let path = folder.join(id.to_string());
+    let file = File::options().read(true).write(true).create(make).truncate(false).open(&path).ok()?;
+    if make {
+        let _ = fs::set_permissions(&path, fs::Permissions::from_mode(0o666));
+    }
+    Some(file)
+}
+
+/// `cuIpcGetMemHandle`.
+pub(crate) fn export(driver: &Driver, state: &mut State, address: u64) -> Cu<Bytes<64>> {
+    let node = driver.node()?;
+    let (base, range) = state.memory.find(address).ok_or(Code::INVALID_VALUE)?;
+    let (bytes, device) = (range.bytes, range.device);
+    let Kind::Linear { slab, charged } = range.kind else { return Err(Code::INVALID_VALUE) };
+    let known = range.shared;
+    let content = range.content.clone();
+    let id = match (known, slab) {
+        (Some(id), _) => id,
+        // A part of a slab: only its own content is shared, and it stays on its owner's account.
+        (None, Some(_)) => return Ok(handle(0, base, bytes, device as u64)),
+        (None, None) => {
+            let pool = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?.pool;
+            let id = node.share(pool, charged, 0).map_err(|e| code_of(&e))?;
+            hold_shared(state, id);
+            if let Some(range) = state.memory.at_mut(base) {
+                range.shared = Some(id);
+            }
+            id
+        }
+    };
+    if let (Some((content, start)), Some(file)) = (content, content_file(node, id, true)) {
+        content.move_to_file(file, start);
+    }
+    Ok(handle(id, base, bytes, device as u64))
+}
+
+fn handle(id: u64, base: u64, bytes: u64, device: u64) -> Bytes<64> {
+    let words = [MAGIC, id, base, bytes, u64::from(std::process::id()), device, 0, 0];
+    let mut out = [0; 64];
+    for (place, word) in out.chunks_exact_mut(8).zip(words) {
+        place.copy_from_slice(&word.to_le_bytes());
+    }
+    Bytes(out)
+}
+
+/// `cuIpcOpenMemHandle`: another process's memory, at no charge.
+pub(crate) fn open(driver: &Driver, state: &mut State, context: u64, handle: &Bytes<64>) -> Cu<u64> {
+    let words: Vec<u64> =
+        handle.0.chunks_exact(8).filter_map(|c| c.try_into().ok().map(u64::from_le_bytes)).collect();
+    let [MAGIC, id, base, bytes, process, ..] = words[..] else { return Err(Code::INVALID_VALUE) };
+    if process == u64::from(std::process::id()) && state.memory.at(base).is_some() {
+        return Err(Code::INVALID_CONTEXT);
+    }
+    let device = state.context(context)?.device;
+    let node = driver.node()?;
+    let content = if id == 0 {
+        Backing::new(driver.config.backing_bytes)
+    } else {
+        let object = node.attach(id).map_err(|_| Code::INVALID_VALUE)?;
+        hold_shared(state, id);
+        if driver.devices().get(device).is_none_or(|d| d.pool != object.pool) {
+            drop_shared(driver, state, id);
+            return Err(Code::INVALID_DEVICE);
+        }
+        match content_file(node, id, false) {
+            Some(file) => Backing::in_file(file, 0, driver.config.backing_bytes),
+            None => Backing::new(driver.config.backing_bytes),
+        }
+    };
+    let address = space::reserve(bytes, crate::memory::PAGE, false).ok_or(Code::MAP_FAILED)?;
+    let number = state.memory.next_id();
+    let range = Allocation {
+        bytes,
+        device,
+        context,
+        kind: Kind::Imported { shared: id },
+        id: number,
+        content: Some((Arc::new(content), 0)),
+        shared: (id != 0).then_some(id),
+        sync_memops: false,
+    };
+    state.memory.insert(address, range);
+    Ok(address)
+}
+
+/// `cuIpcCloseMemHandle`.
+pub(crate) fn close(driver: &Driver, state: &mut State, base: u64) -> Cu {
+    let range = state.memory.at(base).ok_or(Code::INVALID_VALUE)?;
+    let Kind::Imported { shared } = range.kind else { return Err(Code::INVALID_VALUE) };
+    let bytes = range.bytes;
+    state.memory.remove(base);
+    space::unmap(base, bytes);
+    if shared != 0 {
+        drop_shared(driver, state, shared);
+    }
+    Ok(())
+}

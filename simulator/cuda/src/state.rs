@@ -1,0 +1,70 @@
+//! Everything that a process has made, by handle.
+
+use std::collections::BTreeMap;
+
+use crate::array::Arrays;
+use crate::codes::{Code, Cu};
+use crate::context::{Context, Primary};
+use crate::driver;
+use crate::memory::Memory;
+use crate::pool::Pools;
+use crate::vmm::Vmm;
+
+/// Handles are numbers that look like pointers and are never followed.
+const FIRST_HANDLE: u64 = 0x5a5a_0000_0000;
+
+/// The process's objects; behind the driver's lock.
+#[derive(Default)]
+pub(crate) struct State {
+    handles: u64,
+    pub(crate) contexts_made: u64,
+    pub(crate) contexts: BTreeMap<u64, Context>,
+    /// By device.
+    pub(crate) primaries: Vec<Primary>,
+    pub(crate) memory: Memory,
+    pub(crate) pools: Pools,
+    pub(crate) vmm: Vmm,
+    pub(crate) arrays: Arrays,
+}
+
+impl State {
+    /// Makes room for that many devices.
+    pub(crate) fn start(&mut self, devices: usize) {
+        self.primaries.resize_with(devices, Primary::default);
+        for device in 0..devices {
+            let handle = self.handle();
+            self.pools.add_default(device, handle);
+        }
+    }
+
+    /// Whether an operation of a stream has been carried out.
+    pub(crate) fn is_done(&self, _operation: u64) -> bool {
+        true
+    }
+
+    /// A handle that no object has had.
+    pub(crate) fn handle(&mut self) -> u64 {
+        self.handles += 1;
+        FIRST_HANDLE + self.handles * 0x40
+    }
+
+    /// The context with that handle.
+    pub(crate) fn context(&self, handle: u64) -> Cu<&Context> {
+        match self.contexts.get(&handle) {
+            Some(context) if context.alive => Ok(context),
+            Some(_) => Err(Code::CONTEXT_IS_DESTROYED),
+            None => Err(Code::INVALID_CONTEXT),
+        }
+    }
+
+    /// The calling thread's context and its handle, if it can still be used.
+    ///
+    /// # Errors
+    /// `INVALID_CONTEXT` without one, `CONTEXT_IS_DESTROYED`, or the error that the context is stuck in.
+    pub(crate) fn current(&self) -> Cu<(u64, &Context)> {
+        let handle = driver::current_handle()?;
+        let context = self.context(handle)?;
+        context.usable()?;
+        Ok((handle, context))
+    }
+}
