@@ -3,8 +3,6 @@
 # and one command file for each component. Sourced after lib.sh.
 
 components=(etcd containerd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy)
-CONTAINERD_SOCKET=$CLUSTER_RUN/containerd.sock
-ETCD_PORT=12379
 SERVICE_IP=${SERVICE_CIDR%.*}.1
 PAUSE_IMAGE=aliquot.local/pause:1
 
@@ -46,13 +44,13 @@ configure_network() {
 END
 }
 
-# The mount points of every cgroup hierarchy in use: one with v2, one a
-# controller with v1.
+# The mount points of every cgroup hierarchy in use: one with v2; one a
+# controller, and maybe one for v2 beside them, with v1.
 cgroup_mounts() {
     if [[ -e /sys/fs/cgroup/cgroup.controllers ]]; then
         echo /sys/fs/cgroup
     else
-        awk '$(NF-2) == "cgroup" { print $5 }' /proc/self/mountinfo | sort -u
+        awk '$(NF-2) ~ /^cgroup2?$/ { print $5 }' /proc/self/mountinfo | sort -u
     fi
 }
 
@@ -307,6 +305,7 @@ KUBECTL=$bins/kubectl
 HELM=$bins/helm
 CTR=$bins/ctr --address $CONTAINERD_SOCKET --namespace k8s.io
 CONTAINERD_SOCKET=$CONTAINERD_SOCKET
+SNAPSHOTTER=$(sed -n 's/^snapshotter = "\(.*\)"/\1/p' "$CLUSTER_STATE/containerd.toml")
 APISERVER=https://$NODE_IP:$API_PORT
 NODE_NAME=$NODE_NAME
 NODE_IP=$NODE_IP

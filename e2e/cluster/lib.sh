@@ -22,6 +22,8 @@ NODE_IP=10.111.0.1
 POD_CIDR=10.112.0.0/24
 SERVICE_CIDR=10.96.0.0/16
 API_PORT=${API_PORT:-16443}
+ETCD_PORT=12379
+CONTAINERD_SOCKET=$CLUSTER_RUN/containerd.sock
 # The cgroup that all pods live under, so that what a crash leaves can be found.
 POD_CGROUP=aliquot-cluster
 # In the environment of every process that we start; shims inherit it.
@@ -95,7 +97,7 @@ bin_dir() {
 }
 
 programs=(kube-apiserver kube-controller-manager kube-scheduler kube-proxy kubelet kubectl
-    etcd containerd containerd-shim-runc-v2 ctr helm oci-image fake-nodes keys pause)
+    etcd containerd containerd-shim-runc-v2 ctr helm oci-image fake-nodes keys pause smoke-agent)
 # program -> Debian package, for what is not built here
 declare -A packages=([runc]=runc [nft]=nftables [ip]=iproute2 [busybox]=busybox-static
     [mount]=mount [flock]=util-linux)
@@ -160,6 +162,25 @@ wait_for() {
         sleep 0.2
     done
     say "$what ($(elapsed))"
+}
+
+# probe SERVER PATH: an HTTP GET, with the certificate of the administrator.
+probe() {
+    "$CLUSTER_STATE/kubectl" --kubeconfig "$CLUSTER_STATE/keys/admin.kubeconfig" --request-timeout=5s \
+        --server "$1" --insecure-skip-tls-verify get --raw "$2"
+}
+
+# Whether a component answers that it is well.
+healthy() {
+    case $1 in
+    etcd) probe "http://127.0.0.1:$ETCD_PORT" /readyz ;;
+    containerd) "$CLUSTER_STATE/ctr" --address "$CONTAINERD_SOCKET" version ;;
+    kube-apiserver) probe "https://$NODE_IP:$(<"$CLUSTER_STATE/api-port")" /readyz ;;
+    kube-controller-manager) probe https://127.0.0.1:10257 /healthz ;;
+    kube-scheduler) probe https://127.0.0.1:10259 /readyz ;;
+    kubelet) probe http://127.0.0.1:10248 /healthz ;;
+    kube-proxy) probe http://127.0.0.1:10256 /livez ;;
+    esac
 }
 
 show_log() {
