@@ -23,6 +23,7 @@ use crate::value::{set, text};
 
 pub(crate) use delete::{DeleteOptions, success_status};
 pub(crate) use lists::{ListOptions, ListPage};
+pub(crate) use subresources::set_condition;
 
 /// Which object a request is about.
 #[derive(Debug, Clone)]

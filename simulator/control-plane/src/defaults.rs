@@ -2,18 +2,25 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::api::ApiServer;
 use crate::kinds::Kind;
+use crate::quantity::Quantity;
 use crate::value::{now, set, set_default, text};
 
 /// Fills in the defaults of a decoded object.
-pub(crate) fn apply(_server: &ApiServer, kind: &Kind, object: &mut Value, _old: Option<&Value>) {
+pub(crate) fn apply(kind: &Kind, object: &mut Value) {
     match (kind.group.as_str(), kind.plural.as_str()) {
         ("", "pods") => pod(object),
-        ("", "nodes") => set_default(object, &["spec"], json!({})),
+        ("", "nodes") => {
+            set_default(object, &["spec"], json!({}));
+            canonical_map(object.pointer_mut("/status/capacity"));
+            canonical_map(object.pointer_mut("/status/allocatable"));
+        }
         ("resource.k8s.io", "resourceslices") => slice(object),
         ("resource.k8s.io", "resourceclaims") => {
             claim_spec(object.pointer_mut("/spec"));
+            for result in each(Some(object), "/status/allocation/devices/results") {
+                canonical_map(result.get_mut("consumedCapacity"));
+            }
         }
         ("resource.k8s.io", "resourceclaimtemplates") => {
             set_default(object, &["spec", "metadata"], json!({}));
@@ -31,6 +38,27 @@ pub(crate) fn apply(_server: &ApiServer, kind: &Kind, object: &mut Value, _old: 
 
 fn each<'a>(value: Option<&'a mut Value>, pointer: &str) -> impl Iterator<Item = &'a mut Value> {
     value.and_then(|v| v.pointer_mut(pointer)).and_then(Value::as_array_mut).into_iter().flatten()
+}
+
+/// Quantities come back in their canonical form, whatever they were written as.
+fn canonical(value: Option<&mut Value>) {
+    if let Some(value) = value
+        && let Some(quantity) = Quantity::from_json(value)
+    {
+        *value = Value::from(quantity.to_string());
+    }
+}
+
+fn canonical_map(map: Option<&mut Value>) {
+    for value in map.and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut) {
+        canonical(Some(value));
+    }
+}
+
+fn counters(map: Option<&mut Value>) {
+    for counter in map.and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut) {
+        canonical(counter.get_mut("value"));
+    }
 }
 
 fn pod(pod: &mut Value) {
@@ -56,15 +84,34 @@ fn pod(pod: &mut Value) {
             for (name, limit) in limits.into_iter().flat_map(Map::into_iter) {
                 set_default(container, &["resources", "requests", &name], limit);
             }
+            canonical_map(container.pointer_mut("/resources/limits"));
+            canonical_map(container.pointer_mut("/resources/requests"));
         }
     }
 }
 
 fn slice(slice: &mut Value) {
-    for device in each(Some(slice), "/spec/devices") {
-        for taint in each(Some(device), "/taints") {
+    for device in each(Some(&mut *slice), "/spec/devices") {
+        for taint in each(Some(&mut *device), "/taints") {
             set_default(taint, &["timeAdded"], now());
         }
+        for consumption in each(Some(&mut *device), "/consumesCounters") {
+            counters(consumption.get_mut("counters"));
+        }
+        for capacity in
+            device.get_mut("capacity").and_then(Value::as_object_mut).into_iter().flat_map(Map::values_mut)
+        {
+            canonical(capacity.get_mut("value"));
+            for pointer in ["default", "validRange/min", "validRange/max", "validRange/step"] {
+                canonical(capacity.pointer_mut(&format!("/requestPolicy/{pointer}")));
+            }
+            for value in each(Some(capacity), "/requestPolicy/validValues") {
+                canonical(Some(value));
+            }
+        }
+    }
+    for set in each(Some(slice), "/spec/sharedCounters") {
+        counters(set.get_mut("counters"));
     }
 }
 
@@ -90,6 +137,7 @@ fn device_request(request: &mut Value) {
             set(request, &["count"], 1);
         }
     }
+    canonical_map(request.pointer_mut("/capacity/requests"));
     for toleration in each(Some(request), "/tolerations") {
         set_default(toleration, &["operator"], "Equal");
     }

@@ -250,7 +250,8 @@ pub(crate) fn erase(value: &mut Value, path: &[Step]) {
         }
         Step::Value(v) => {
             if let Some(items) = value.as_array_mut() {
-                items.retain(|i| i.to_string() != *v);
+                let gone: Option<Value> = serde_json::from_str(v).ok();
+                items.retain(|i| Some(i) != gone.as_ref());
             }
         }
     }

@@ -10,6 +10,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,7 +19,7 @@ use crate::audit::AuditEntry;
 use crate::controllers;
 use crate::faults::Faults;
 use crate::http_server::Server;
-use crate::options::Options;
+use crate::options::{Controllers, Options};
 use crate::store::Key;
 
 /// A control plane that did not start, or a kubeconfig that could not be written.
@@ -46,6 +47,7 @@ pub enum ServeError {
 pub struct Handle {
     address: SocketAddr,
     server: Arc<Server>,
+    switches: watch::Sender<Controllers>,
     tasks: TaskTracker,
 }
 
@@ -62,8 +64,9 @@ pub async fn serve(options: Options) -> Result<Handle, ServeError> {
     });
     let tasks = TaskTracker::new();
     tasks.spawn(accept(listener, Arc::clone(&server), tasks.clone()));
-    controllers::start(&server.api, &server.shutdown, &tasks);
-    Ok(Handle { address, server, tasks })
+    let switches = watch::Sender::new(server.api.options.controllers);
+    controllers::start(&server.api, &switches, &server.shutdown, &tasks);
+    Ok(Handle { address, server, switches, tasks })
 }
 
 async fn accept(listener: TcpListener, server: Arc<Server>, tasks: TaskTracker) {
@@ -118,6 +121,17 @@ impl Handle {
     #[must_use]
     pub fn faults(&self) -> &Faults {
         &self.server.faults
+    }
+
+    /// Which controllers work now.
+    #[must_use]
+    pub fn controllers(&self) -> Controllers {
+        *self.switches.borrow()
+    }
+
+    /// Switches controllers on and off; one that comes back catches up on what it missed.
+    pub fn set_controllers(&self, controllers: Controllers) {
+        self.switches.send_replace(controllers);
     }
 
     /// Every write after a resource version (0 for all), oldest first.

@@ -26,6 +26,7 @@ mod kinds;
 mod names;
 mod options;
 mod patch;
+mod quantity;
 mod schema;
 mod selector;
 mod store;

@@ -54,7 +54,7 @@ pub(crate) const LABEL_RULE: &str = "a lowercase RFC 1123 label must consist of 
     characters or '-', and must start and end with an alphanumeric character (at most 63)";
 
 /// Label keys, annotation keys and finalizers: `[domain/]name`.
-fn is_qualified(s: &str) -> bool {
+pub(crate) fn is_qualified(s: &str) -> bool {
     let (domain, name) = match s.split_once('/') {
         Some((d, n)) => (Some(d), n),
         None => (None, s),
@@ -67,7 +67,7 @@ fn is_qualified(s: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
 }
 
-fn is_label_value(s: &str) -> bool {
+pub(crate) fn is_label_value(s: &str) -> bool {
     s.is_empty() || (s.len() <= 63 && !s.contains('/') && is_qualified(s))
 }
 
@@ -116,7 +116,8 @@ fn check_maps_and_finalizers(object: &Value) -> Vec<FieldError> {
     for finalizer in list(object, &["metadata", "finalizers"]) {
         let name = finalizer.as_str().unwrap_or_default();
         let builtin = matches!(name, "orphan" | "foregroundDeletion" | "kubernetes");
-        if !builtin && !(is_qualified(name) && name.contains('/')) {
+        let full = is_qualified(name) && name.contains('/');
+        if !builtin && !full {
             errors.push(FieldError::invalid(
                 "metadata.finalizers",
                 finalizer,

@@ -208,6 +208,6 @@ impl Options {
     /// The gates in force.
     #[must_use]
     pub fn effective_gates(&self) -> Gates {
-        self.gates.unwrap_or(Gates::of(self.version))
+        self.gates.unwrap_or_else(|| Gates::of(self.version))
     }
 }

@@ -189,7 +189,7 @@ fn parse_label_term(term: &str) -> Result<Requirement, String> {
     }
     if let Some((key, rest)) = term.split_once('(') {
         let values =
-            rest.trim_end().strip_suffix(')').ok_or(format!("unbalanced parenthesis in {term:?}"))?;
+            rest.trim_end().strip_suffix(')').ok_or_else(|| format!("unbalanced parenthesis in {term:?}"))?;
         let values = values.split(',').map(|v| v.trim().to_owned()).collect();
         let mut words = key.split_whitespace();
         let (Some(key), Some(op), None) = (words.next(), words.next(), words.next()) else {

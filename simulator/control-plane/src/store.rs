@@ -66,6 +66,7 @@ struct Inner {
 /// The objects of all kinds.
 pub(crate) struct Store {
     inner: Mutex<Inner>,
+    any: watch::Sender<u64>,
     history: usize,
 }
 
@@ -105,6 +106,7 @@ impl Store {
     pub(crate) fn new(history: usize) -> Self {
         Self {
             inner: Mutex::new(Inner { revision: 1, tables: HashMap::new(), audit: Audit::default() }),
+            any: watch::Sender::new(0),
             history: history.max(1),
         }
     }
@@ -182,6 +184,11 @@ impl Store {
         inner.tables.entry(table.to_owned()).or_insert_with(|| Table::new(0)).changed.subscribe()
     }
 
+    /// Is told about every change of whatever table.
+    pub(crate) fn subscribe_all(&self) -> watch::Receiver<u64> {
+        self.any.subscribe()
+    }
+
     /// Writes if what is there is what the writer has seen.
     pub(crate) fn write(&self, table: &str, write: Write, origin: &Origin) -> Result<Stored, Mismatch> {
         let mut guard = self.inner.lock();
@@ -235,6 +242,7 @@ impl Store {
             }
         }
         t.changed.send_replace(revision);
+        self.any.send_replace(revision);
         Ok(stored)
     }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use aliquot_control_plane::Options;
+use aliquot_control_plane::{Controllers, Options};
 use common::{code, start};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Event, Namespace, Node, Pod};
@@ -134,16 +134,19 @@ async fn the_status_has_a_door_of_its_own() {
     let api: Api<Pod> = Api::namespaced(client, "default");
     let made = api.create(&PostParams::default(), &from(pod("a"))).await.unwrap();
     assert_eq!(made.status.as_ref().unwrap().phase.as_deref(), Some("Pending"));
-    let running = Patch::Merge(json!({"status": {"phase": "Running"}, "spec": {"hostname": "no"}}));
-    let by_front = api.patch("a", &PatchParams::default(), &running).await.unwrap();
+    let running = |spec: Value| Patch::Merge(json!({"status": {"phase": "Running"}, "spec": spec}));
+    let by_front = api.patch("a", &PatchParams::default(), &running(json!({}))).await.unwrap();
     assert_eq!(by_front.status.unwrap().phase.as_deref(), Some("Pending"));
-    let by_side = api.patch_status("a", &PatchParams::default(), &running).await.unwrap();
+    let named = running(json!({"hostname": "no"}));
+    assert_eq!(code(api.patch("a", &PatchParams::default(), &named).await), (422, "Invalid".into()));
+    let by_side = api.patch_status("a", &PatchParams::default(), &named).await.unwrap();
     assert_eq!(by_side.status.unwrap().phase.as_deref(), Some("Running"));
+    assert_eq!(by_side.spec.unwrap().hostname, None);
 }
 
 #[tokio::test]
 async fn strategic_merge_goes_by_keys() {
-    let (_handle, client) = start(Options::default()).await;
+    let (_handle, client) = start(Options { controllers: Controllers::NONE, ..Options::default() }).await;
     let api: Api<Pod> = Api::namespaced(client, "default");
     api.create(&PostParams::default(), &from(pod("a"))).await.unwrap();
     for kind in ["A", "B"] {

@@ -61,7 +61,7 @@ impl ApiServer {
         if !target.name.is_empty() && text(&new, &["metadata", "name"]) != target.name {
             return Err(ApiError::bad_request("the name of the object does not match the name on the URL"));
         }
-        defaults::apply(self, kind, &mut new, None);
+        defaults::apply(kind, &mut new);
         Ok(new)
     }
 
@@ -238,7 +238,7 @@ impl ApiServer {
             let mut new = change(&live)?;
             self.check_preconditions(request, &live, &mut new)?;
             new = decode(kind, target.api_version(), new)?;
-            defaults::apply(self, kind, &mut new, Some(&old.object));
+            defaults::apply(kind, &mut new);
             if target.subresource.is_empty() || target.subresource == "status" {
                 self.admission.mutate(self, request, Operation::Update, &mut new, Some(&old.object)).await?;
             }

@@ -62,7 +62,8 @@ fn drop_from_slice(server: &ApiServer, new: &mut Value, old: Option<&Value>) {
     }
     let binding = ["bindingConditions", "bindingFailureConditions", "bindsToNode"];
     let binding_used = any_device(old, |d| binding.iter().any(|f| d.get(f).is_some()));
-    if !(gates.binding_conditions && gates.device_status) && !binding_used {
+    let binding_on = gates.binding_conditions && gates.device_status;
+    if !binding_on && !binding_used {
         devices_mut(new).for_each(|d| d.retain(|k, _| !binding.contains(&k.as_str())));
     }
     let has_policy = |d: &Value| {

@@ -16,8 +16,10 @@ pub(crate) async fn start(options: Options) -> (Handle, Client) {
 /// A client through the kubeconfig that the control plane writes.
 pub(crate) async fn client(handle: &Handle, user: &str) -> Client {
     let kubeconfig = Kubeconfig::from_yaml(&handle.kubeconfig(user)).unwrap();
-    let config =
+    let mut config =
         kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await.unwrap();
+    // The client's own retries would hide the faults, and take long about it.
+    config.default_retry = false;
     Client::try_from(config).unwrap()
 }
 
