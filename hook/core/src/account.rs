@@ -17,7 +17,11 @@ const LOOK_AGAIN_MS: u64 = 5;
 
 fn shares_on(device: Device) -> impl DoubleEndedIterator<Item = &'static Share> {
     let mask = device::shares_of(device);
-    config::shares().iter().enumerate().filter(move |(index, _)| mask >> index & 1 == 1).map(|(_, share)| share)
+    config::shares()
+        .iter()
+        .enumerate()
+        .filter(move |(index, _)| mask >> index & 1 == 1)
+        .map(|(_, share)| share)
 }
 
 /// Whether any share is on the device; others are not limited.
@@ -125,8 +129,9 @@ pub(crate) fn seen(device: Device, free: u64, total: u64) -> Seen {
 
 /// The same for the shares of a GPU by its UUID, for NVML.
 pub(crate) fn seen_by_uuid(uuid: &[u8], free: u64, total: u64) -> Option<Seen> {
-    let on_it =
-        || config::shares().iter().filter(|share| share.uuid().is_some_and(|id| id.as_str().as_bytes() == uuid));
+    let on_it = || {
+        config::shares().iter().filter(|share| share.uuid().is_some_and(|id| id.as_str().as_bytes() == uuid))
+    };
     on_it().next()?;
     Some(see(on_it(), free, total))
 }

@@ -149,7 +149,10 @@ mod tests {
     #[test]
     fn arrays_take_their_texels_in_whole_tiles() {
         assert_eq!(Shape::from(&Flat { width: 1, height: 0, format: 0x20, channels: 1 }).bytes(), Some(TILE));
-        assert_eq!(Shape::from(&Flat { width: 1024, height: 1024, format: 0x20, channels: 4 }).bytes(), Some(16 << 20));
+        assert_eq!(
+            Shape::from(&Flat { width: 1024, height: 1024, format: 0x20, channels: 4 }).bytes(),
+            Some(16 << 20)
+        );
         assert_eq!(solid(1024, 1024, 8, 0x01, 1, 0).bytes(), Some(8 << 20));
         assert_eq!(solid(1024, 1024, 0, 0x91, 4, 0).bytes(), Some(512 << 10));
         assert_eq!(solid(1024, 1024, 8, 0x20, 4, 0x80).bytes(), Some(0));

@@ -44,7 +44,9 @@ fn root() -> Result<Path, Reason> {
         }
         return Err(Reason::of(format_args!("ALIQUOT_ROOT is too long")));
     }
-    Err(Reason::of(format_args!("{MOUNTED}/quota does not exist: the container was started without its quota")))
+    Err(Reason::of(format_args!(
+        "{MOUNTED}/quota does not exist: the container was started without its quota"
+    )))
 }
 
 /// Reads all quotas, then applies the environment.
@@ -118,7 +120,9 @@ fn lower_by_environment() -> Result<(), Reason> {
         }
         let (name, text) = (text(rest), text(value));
         let Some(bytes) = env::parse_bytes(value) else {
-            return fail(Reason::of(format_args!("CUDA_DEVICE_MEMORY_LIMIT{name}={text} is no number of bytes")));
+            return fail(Reason::of(format_args!(
+                "CUDA_DEVICE_MEMORY_LIMIT{name}={text} is no number of bytes"
+            )));
         };
         if rest.is_empty() {
             everywhere = Some(bytes).filter(|bytes| *bytes != 0);

@@ -34,7 +34,12 @@ fn ordinal(device: i32) -> Option<Device> {
 }
 
 /// Makes a context on a device; `made` tells its handle.
-pub(crate) fn create(device: i32, driver: impl Fn() -> i32, made: impl Fn() -> u64, undo: impl Fn(u64)) -> i32 {
+pub(crate) fn create(
+    device: i32,
+    driver: impl Fn() -> i32,
+    made: impl Fn() -> u64,
+    undo: impl Fn(u64),
+) -> i32 {
     match state::mode() {
         Mode::Failed => return REFUSED,
         Mode::Unlimited => return driver(),
@@ -108,7 +113,12 @@ pub(crate) fn gone(context: u64) {
 }
 
 /// Retains a device's primary context, which makes it if it does not live.
-pub(crate) fn retain_primary(device: i32, driver: impl Fn() -> i32, made: impl Fn() -> u64, undo: impl Fn(u64)) -> i32 {
+pub(crate) fn retain_primary(
+    device: i32,
+    driver: impl Fn() -> i32,
+    made: impl Fn() -> u64,
+    undo: impl Fn(u64),
+) -> i32 {
     if state::mode() == Mode::Limited && !is_active(device) {
         let code = create(device, driver, &made, undo);
         if code == 0

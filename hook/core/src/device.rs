@@ -52,7 +52,9 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
             }
         };
         if code != Some(0) {
-            return Err(Text::of(format_args!("the driver does not tell the UUID of device {ordinal} ({code:?})")));
+            return Err(Text::of(format_args!(
+                "the driver does not tell the UUID of device {ordinal} ({code:?})"
+            )));
         }
         let name = uuid_text(&bytes);
         let mut mask = 0;

@@ -56,5 +56,6 @@ pub(crate) fn refusing() -> *mut c_void {
 
 /// Whether a symbol tells about the driver and its errors, and so works even where CUDA is refused.
 pub(crate) fn tells(name: &[u8]) -> bool {
-    [b"cuDriverGetVersion".as_slice(), b"cuGetErrorName", b"cuGetErrorString", b"cuGetProcAddress"].contains(&name)
+    [b"cuDriverGetVersion".as_slice(), b"cuGetErrorName", b"cuGetErrorString", b"cuGetProcAddress"]
+        .contains(&name)
 }

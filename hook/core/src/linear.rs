@@ -44,7 +44,8 @@ struct Book {
     pages: [Pages; device::MOST],
 }
 
-static BOOK: Mutex<Book> = Mutex::new(Book { known: Map::new(), pages: [const { Pages::new() }; device::MOST] });
+static BOOK: Mutex<Book> =
+    Mutex::new(Book { known: Map::new(), pages: [const { Pages::new() }; device::MOST] });
 
 /// Set when the driver packed an allocation otherwise than assumed; gaps are not relied on any more.
 static PACKING_DOUBTED: AtomicBool = AtomicBool::new(false);
@@ -111,7 +112,11 @@ pub(crate) fn allocate(
         let mut book = BOOK.lock();
         match book.known.reserve_one() {
             Ok(()) => {
-                let taken = book.pages.get_mut(device).ok_or(Full).and_then(|pages| pages.take(address, bytes, context));
+                let taken = book
+                    .pages
+                    .get_mut(device)
+                    .ok_or(Full)
+                    .and_then(|pages| pages.take(address, bytes, context));
                 if taken.is_ok() {
                     let origin = Origin::Linear { device: device as u16, bytes, context };
                     let _ = book.known.insert(address, origin);
@@ -147,7 +152,8 @@ pub(crate) fn allocate(
 }
 
 fn fits_a_gap(device: Device, bytes: u64, context: u64) -> bool {
-    !PACKING_DOUBTED.load(Relaxed) && BOOK.lock().pages.get(device).is_some_and(|pages| pages.fits_a_gap(bytes, context))
+    !PACKING_DOUBTED.load(Relaxed)
+        && BOOK.lock().pages.get(device).is_some_and(|pages| pages.fits_a_gap(bytes, context))
 }
 
 /// Forgets an address without releasing anything.
@@ -200,7 +206,12 @@ pub(crate) fn record_pooled(address: u64, pool: u64) -> Result<(), Full> {
 }
 
 /// Charges an array of a size known beforehand.
-pub(crate) fn allocate_array(bytes: u64, driver: impl Fn() -> i32, made: impl Fn() -> u64, undo: impl Fn(u64)) -> i32 {
+pub(crate) fn allocate_array(
+    bytes: u64,
+    driver: impl Fn() -> i32,
+    made: impl Fn() -> u64,
+    undo: impl Fn(u64),
+) -> i32 {
     let (device, context) = match gate() {
         Gate::Pass => return driver(),
         Gate::Refuse(code) => return code,
@@ -232,7 +243,9 @@ pub(crate) fn context_gone(context: u64) {
             Origin::Linear { context: of, .. } | Origin::Array { context: of, .. } => *of == context,
             Origin::Pooled { .. } => false,
         });
-        let Some((address, origin)) = dead.and_then(|key| Some((key, book.known.remove(key)?))) else { return };
+        let Some((address, origin)) = dead.and_then(|key| Some((key, book.known.remove(key)?))) else {
+            return;
+        };
         drop(book);
         match origin {
             Origin::Linear { device, bytes, .. } => give_back(usize::from(device), address, bytes),

@@ -43,9 +43,11 @@ impl<const N: usize> Text<N> {
     pub(crate) fn as_str(&self) -> &str {
         match core::str::from_utf8(self.as_bytes()) {
             Ok(text) => text,
-            Err(error) => {
-                self.bytes.get(..error.valid_up_to()).and_then(|t| core::str::from_utf8(t).ok()).unwrap_or_default()
-            }
+            Err(error) => self
+                .bytes
+                .get(..error.valid_up_to())
+                .and_then(|t| core::str::from_utf8(t).ok())
+                .unwrap_or_default(),
         }
     }
 

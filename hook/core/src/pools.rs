@@ -57,14 +57,15 @@ struct Growth {
     probed: AtomicBool,
 }
 
-static GROWTH: [Growth; device::MOST] = [const {
-    Growth { chunk: AtomicU64::new(0), grain: AtomicU64::new(0), probed: AtomicBool::new(false) }
-}; device::MOST];
+static GROWTH: [Growth; device::MOST] =
+    [const { Growth { chunk: AtomicU64::new(0), grain: AtomicU64::new(0), probed: AtomicBool::new(false) } };
+        device::MOST];
 
 impl Growth {
     /// The most that an allocation of `bytes` can make a pool grow by.
     fn most(&self, bytes: u64) -> Option<u64> {
-        let known = |cell: &AtomicU64| Some(cell.load(Relaxed)).filter(|value| *value != 0).unwrap_or(ASSUMED);
+        let known =
+            |cell: &AtomicU64| Some(cell.load(Relaxed)).filter(|value| *value != 0).unwrap_or(ASSUMED);
         Some(bytes.checked_next_multiple_of(known(&self.grain))?.max(known(&self.chunk)))
     }
 
@@ -153,7 +154,13 @@ pub(crate) fn allocate(bytes: u64, from: &From, driver: impl Fn() -> i32, made: 
             Some(known) => Ok(known),
             None => {
                 // A device's default pool, which nobody creates.
-                let new = Pool { device: guess as u16 + 1, destroyed: false, charged: 0, in_flight: 0, outstanding: 0 };
+                let new = Pool {
+                    device: guess as u16 + 1,
+                    destroyed: false,
+                    charged: 0,
+                    in_flight: 0,
+                    outstanding: 0,
+                };
                 pools.insert(pool, new).map(|()| new)
             }
         }
@@ -176,11 +183,7 @@ pub(crate) fn allocate(bytes: u64, from: &From, driver: impl Fn() -> i32, made: 
         before_growth(pool)
     };
     let code = driver();
-    let result = if code == 0 {
-        linear::record_pooled(made(), pool)
-    } else {
-        Ok(())
-    };
+    let result = if code == 0 { linear::record_pooled(made(), pool) } else { Ok(()) };
     let mut pools = POOLS.lock();
     let Some(entry) = pools.get_mut(pool) else { return code };
     entry.in_flight = entry.in_flight.saturating_sub(most);
@@ -248,7 +251,9 @@ fn before_growth(pool: u64) -> Option<u64> {
 fn probe(device: Device, growth: &Growth) {
     const RELAXED: i32 = 2;
     const NON_BLOCKING: u32 = 1;
-    let Some(room) = [3 * ASSUMED, ASSUMED].into_iter().find(|room| account::try_charge(device, *room).is_ok()) else {
+    let Some(room) =
+        [3 * ASSUMED, ASSUMED].into_iter().find(|room| account::try_charge(device, *room).is_ok())
+    else {
         return;
     };
     let mut properties = [0_u32; 22];
@@ -264,7 +269,9 @@ fn probe(device: Device, growth: &Growth) {
                 for bytes in [1, ASSUMED + 1].into_iter().take(if room > ASSUMED { 2 } else { 1 }) {
                     let mut address = 0_u64;
                     let before = attribute(pool, RESERVED_CURRENT);
-                    if call!(cuMemAllocFromPoolAsync(&mut address as *mut u64, bytes as usize, pool, stream)) == 0 {
+                    if call!(cuMemAllocFromPoolAsync(&mut address as *mut u64, bytes as usize, pool, stream))
+                        == 0
+                    {
                         let after = attribute(pool, RESERVED_CURRENT);
                         if let (Some(before), Some(after)) = (before, after) {
                             growth.learn(bytes, after.saturating_sub(before));
@@ -448,7 +455,8 @@ mod tests {
 
     #[test]
     fn growth_is_assumed_large_until_learnt() {
-        let growth = Growth { chunk: AtomicU64::new(0), grain: AtomicU64::new(0), probed: AtomicBool::new(false) };
+        let growth =
+            Growth { chunk: AtomicU64::new(0), grain: AtomicU64::new(0), probed: AtomicBool::new(false) };
         assert_eq!(growth.most(1), Some(32 << 20));
         assert_eq!(growth.most(33 << 20), Some(64 << 20));
         growth.learn((32 << 20) + 1, 34 << 20);

@@ -101,7 +101,9 @@ pub(crate) use call;
 
 /// A type to be inferred, one per argument.
 macro_rules! any {
-    ($argument:expr) => { _ };
+    ($argument:expr) => {
+        _
+    };
 }
 pub(crate) use any;
 

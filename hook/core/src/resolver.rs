@@ -44,9 +44,15 @@ fn rows_of(name: &[u8]) -> impl Iterator<Item = (usize, &'static Row)> + Clone {
 /// The newest row that a caller of this version and stream kind is answered with.
 fn expected(name: &[u8], version: u32, per_thread: bool) -> Option<(usize, &'static Row)> {
     let newest = |stream: Stream| {
-        rows_of(name).filter(|(_, row)| row.stream == stream && row.since <= version).max_by_key(|(_, row)| row.since)
+        rows_of(name)
+            .filter(|(_, row)| row.stream == stream && row.since <= version)
+            .max_by_key(|(_, row)| row.since)
     };
-    if per_thread { newest(Stream::thread).or_else(|| newest(Stream::legacy)) } else { newest(Stream::legacy) }
+    if per_thread {
+        newest(Stream::thread).or_else(|| newest(Stream::legacy))
+    } else {
+        newest(Stream::legacy)
+    }
 }
 
 /// Decides about the driver's answer `found` to (name, version, flags). `exported` tells the address of a
@@ -68,7 +74,8 @@ pub(crate) fn judge(
     let Some((row, answer)) = expected(name, version, flags & PER_THREAD != 0) else {
         return Verdict::Deny(VERSION_NOT_SUFFICIENT);
     };
-    let others = rows_of(name).filter(|(_, other)| other.stream == answer.stream && other.since != answer.since);
+    let others =
+        rows_of(name).filter(|(_, other)| other.stream == answer.stream && other.since != answer.since);
     let lines_agree = ask(answer.since) == found
         && others.clone().all(|(_, other)| ask(other.since) != found)
         && others.filter(|(_, other)| other.since > answer.since).all(|(_, other)| version < other.since);
@@ -173,7 +180,8 @@ mod tests {
         let address = |row: usize| 0x1000 + row * 16;
         let row_named = |symbol: &str| ROWS.iter().position(|row| row.symbol == symbol).unwrap();
         let ask = |version: u32| {
-            expected(name.as_bytes(), version, flags & PER_THREAD != 0).map_or(0, |(row, _)| address(row) + shift)
+            expected(name.as_bytes(), version, flags & PER_THREAD != 0)
+                .map_or(0, |(row, _)| address(row) + shift)
         };
         judge(name.as_bytes(), version, flags, address(row_named(symbol)) + shift, address, ask)
     }
@@ -231,6 +239,9 @@ mod tests {
     fn an_older_answer_for_a_newer_version_is_still_known() {
         // Version 15000 asked of a driver whose newest is the table's: the exported symbol says what it is.
         assert_eq!(verdict("cuMemCreate", 15000, 0, "cuMemCreate", 0), entry("cuMemCreate"));
-        assert_eq!(verdict("cuMemCreate", 15000, 0, "cuMemCreate", 64 << 20), Verdict::Deny(VERSION_NOT_SUFFICIENT));
+        assert_eq!(
+            verdict("cuMemCreate", 15000, 0, "cuMemCreate", 64 << 20),
+            Verdict::Deny(VERSION_NOT_SUFFICIENT)
+        );
     }
 }

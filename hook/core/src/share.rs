@@ -227,7 +227,8 @@ impl Share {
     pub(crate) fn charge_up_to(&self, bytes: u64) -> Result<u64, Refusal> {
         let limit = self.limit();
         let (mut seat, region, slot) = self.seated()?;
-        let charged = ledger::charge_up_to(region, slot, bytes, limit).map_err(|error| refuse(region, error))?;
+        let charged =
+            ledger::charge_up_to(region, slot, bytes, limit).map_err(|error| refuse(region, error))?;
         seat.held += charged;
         let total = ledger::total(region);
         if total > region.header.peak_bytes.load(Relaxed) {
@@ -325,7 +326,8 @@ impl Share {
                         file = File::read_write(path.as_c()).ok();
                     }
                     let Some(file) = &file else { return (came_back, wait) };
-                    if file.is_locked(LOCK_BASE + slot as u64) || !ledger::mark_dead(region, slot, state, now) {
+                    if file.is_locked(LOCK_BASE + slot as u64) || !ledger::mark_dead(region, slot, state, now)
+                    {
                         continue;
                     }
                 }
@@ -389,8 +391,9 @@ fn open_region(path: &Path) -> Result<File, Text<400>> {
     let mut head = [0; region::INITIAL_HEADER_SIZE];
     let size = file.size().unwrap_or_default();
     let read = file.read_at(&mut head, 0).unwrap_or_default();
-    region::check(size, head.get(..read).unwrap_or_default())
-        .map_err(|error| Text::of(format_args!("region {path} is not valid: {error} (layout {REGION_LAYOUT_VERSION})")))?;
+    region::check(size, head.get(..read).unwrap_or_default()).map_err(|error| {
+        Text::of(format_args!("region {path} is not valid: {error} (layout {REGION_LAYOUT_VERSION})"))
+    })?;
     Ok(file)
 }
 

@@ -109,7 +109,12 @@ pub(crate) fn fail(reason: &str) -> i32 {
 fn register_fork_handler() {
     type Handler = Option<unsafe extern "C" fn()>;
     unsafe extern "C" {
-        fn __register_atfork(before: Handler, parent: Handler, child: Handler, library: *mut core::ffi::c_void) -> i32;
+        fn __register_atfork(
+            before: Handler,
+            parent: Handler,
+            child: Handler,
+            library: *mut core::ffi::c_void,
+        ) -> i32;
     }
     unsafe extern "C" fn in_child() {
         word().store(UNKNOWN, Release);

@@ -92,7 +92,9 @@ impl File {
         const O_CLOEXEC: usize = 0o2_000_000;
         loop {
             // SAFETY: a terminated path that outlives the call.
-            match unsafe { call(number::OPENAT, [AT_FDCWD, path.as_ptr() as usize, flags | O_CLOEXEC, 0, 0, 0]) } {
+            match unsafe {
+                call(number::OPENAT, [AT_FDCWD, path.as_ptr() as usize, flags | O_CLOEXEC, 0, 0, 0])
+            } {
                 Err(EINTR) => {}
                 result => return result.map(|fd| Self(fd as i32)),
             }
@@ -182,7 +184,8 @@ pub(crate) fn lock_byte(fd: i32, byte: u64) -> Result<(), Errno> {
     const F_WRLCK: i16 = 1;
     let lock = Flock { kind: F_WRLCK, whence: 0, start: byte as i64, length: 1, pid: 0 };
     // SAFETY: the record outlives the call.
-    unsafe { call(number::FCNTL, [fd as usize, F_OFD_SETLK, core::ptr::from_ref(&lock) as usize, 0, 0, 0]) }.map(drop)
+    unsafe { call(number::FCNTL, [fd as usize, F_OFD_SETLK, core::ptr::from_ref(&lock) as usize, 0, 0, 0]) }
+        .map(drop)
 }
 
 /// Unlocks one byte.
@@ -191,13 +194,16 @@ pub(crate) fn unlock_byte(fd: i32, byte: u64) {
     const F_UNLCK: i16 = 2;
     let lock = Flock { kind: F_UNLCK, whence: 0, start: byte as i64, length: 1, pid: 0 };
     // SAFETY: as above.
-    let _ = unsafe { call(number::FCNTL, [fd as usize, F_OFD_SETLK, core::ptr::from_ref(&lock) as usize, 0, 0, 0]) };
+    let _ = unsafe {
+        call(number::FCNTL, [fd as usize, F_OFD_SETLK, core::ptr::from_ref(&lock) as usize, 0, 0, 0])
+    };
 }
 
 /// Zeroed private memory, never given back; null where there is none.
 pub(crate) fn memory(size: usize) -> *mut u8 {
     // SAFETY: a new anonymous mapping at an address that the kernel picks.
-    unsafe { call(number::MMAP, [0, size, 3, 0x22, usize::MAX, 0]) }.map_or(core::ptr::null_mut(), |at| at as *mut u8)
+    unsafe { call(number::MMAP, [0, size, 3, 0x22, usize::MAX, 0]) }
+        .map_or(core::ptr::null_mut(), |at| at as *mut u8)
 }
 
 /// Gives memory of [`memory`] back.
@@ -226,8 +232,7 @@ pub(crate) fn keep_from_children(at: *mut u8, size: usize) -> bool {
 /// Target of a symbolic link.
 pub(crate) fn link_target<'a>(path: &CStr, buffer: &'a mut [u8]) -> Option<&'a [u8]> {
     const AT_FDCWD: usize = -100_isize as usize;
-    let arguments =
-        [AT_FDCWD, path.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0];
+    let arguments = [AT_FDCWD, path.as_ptr() as usize, buffer.as_mut_ptr() as usize, buffer.len(), 0, 0];
     // SAFETY: a terminated path; the pointer and length are a slice's.
     let length = unsafe { call(number::READLINKAT, arguments) }.ok()?;
     buffer.get(..length)

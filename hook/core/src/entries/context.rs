@@ -90,7 +90,12 @@ pub(super) unsafe extern "C" fn cuCtxDetach(context: u64) -> i32 {
     contexts::destroy(context, || unsafe { call!(cuCtxDetach(context)) })
 }
 
-pub(super) unsafe extern "C" fn cuGreenCtxCreate(out: *mut u64, resource: *mut c_void, device: i32, flags: u32) -> i32 {
+pub(super) unsafe extern "C" fn cuGreenCtxCreate(
+    out: *mut u64,
+    resource: *mut c_void,
+    device: i32,
+    flags: u32,
+) -> i32 {
     // SAFETY: the caller's own arguments; the result is read after the driver has written it.
     unsafe {
         let undo = |context: u64| {

@@ -132,7 +132,11 @@ pub(super) unsafe extern "C" fn cuArrayDestroy(array: u64) -> i32 {
     linear::free(array, None, || unsafe { call!(cuArrayDestroy(array)) })
 }
 
-pub(super) unsafe extern "C" fn cuMipmappedArrayCreate(out: *mut u64, descriptor: *const Solid, levels: u32) -> i32 {
+pub(super) unsafe extern "C" fn cuMipmappedArrayCreate(
+    out: *mut u64,
+    descriptor: *const Solid,
+    levels: u32,
+) -> i32 {
     // SAFETY: the caller's own arguments.
     unsafe {
         let bytes = descriptor.as_ref().map(|descriptor| Shape::from(descriptor).mipmap_bytes(levels));
@@ -147,4 +151,3 @@ pub(super) unsafe extern "C" fn cuMipmappedArrayDestroy(array: u64) -> i32 {
     // SAFETY: the caller's own argument.
     linear::free(array, None, || unsafe { call!(cuMipmappedArrayDestroy(array)) })
 }
-

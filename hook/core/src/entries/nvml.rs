@@ -81,7 +81,10 @@ processes! {
     nvmlDeviceGetMPSComputeRunningProcesses_v3, 24;
 }
 
-pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(device: usize, list: *mut DetailList) -> i32 {
+pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
+    device: usize,
+    list: *mut DetailList,
+) -> i32 {
     if state::mode() == Mode::Failed {
         return NOT_READY;
     }

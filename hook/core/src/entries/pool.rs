@@ -19,7 +19,12 @@ macro_rules! asynchronous {
             }
         }
 
-        pub(super) unsafe extern "C" fn $from_pool(out: *mut u64, bytes: usize, pool: u64, stream: u64) -> i32 {
+        pub(super) unsafe extern "C" fn $from_pool(
+            out: *mut u64,
+            bytes: usize,
+            pool: u64,
+            stream: u64,
+        ) -> i32 {
             // SAFETY: as above.
             unsafe {
                 let driver = || call!($from_pool(out, bytes, pool, stream));

@@ -46,9 +46,17 @@ pub(super) unsafe extern "C" fn cuMemRetainAllocationHandle(out: *mut u64, addre
     unsafe { vmm::retain(address as u64, || call!(cuMemRetainAllocationHandle(out, address)), || *out) }
 }
 
-pub(super) unsafe extern "C" fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) -> i32 {
+pub(super) unsafe extern "C" fn cuMemMap(
+    address: u64,
+    bytes: usize,
+    offset: usize,
+    handle: u64,
+    flags: u64,
+) -> i32 {
     // SAFETY: as above.
-    vmm::map(address, bytes as u64, handle, || unsafe { call!(cuMemMap(address, bytes, offset, handle, flags)) })
+    vmm::map(address, bytes as u64, handle, || unsafe {
+        call!(cuMemMap(address, bytes, offset, handle, flags))
+    })
 }
 
 pub(super) unsafe extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> i32 {
@@ -56,7 +64,11 @@ pub(super) unsafe extern "C" fn cuMemUnmap(address: u64, bytes: usize) -> i32 {
     vmm::unmap(address, bytes as u64, || unsafe { call!(cuMemUnmap(address, bytes)) })
 }
 
-pub(super) unsafe extern "C" fn cuMemImportFromShareableHandle(out: *mut u64, handle: *mut c_void, kind: i32) -> i32 {
+pub(super) unsafe extern "C" fn cuMemImportFromShareableHandle(
+    out: *mut u64,
+    handle: *mut c_void,
+    kind: i32,
+) -> i32 {
     // SAFETY: as above.
     unsafe { vmm::import(|| call!(cuMemImportFromShareableHandle(out, handle, kind)), || *out) }
 }

@@ -1,0 +1,413 @@
+//! A small CUDA program for the limiter's tests: it calls the driver as its arguments say, in order, and
+//! prints one line for each call.
+//!
+//! How it finds the driver's functions is in `PROBE_RESOLVE`: `dlsym` (default), `dlvsym`, `default` and
+//! `next` (the pseudo handles), `resolver` (`cuGetProcAddress_v2`).
+
+#![allow(unsafe_code, reason = "calls a C library")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test program"
+)]
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char, c_void};
+use std::io::Write;
+use std::ptr::null_mut;
+
+const MIB: u64 = 1 << 20;
+
+/// CUDA versions to ask the resolver for, where it is not the newest.
+fn base_and_version(symbol: &str) -> (&str, i32) {
+    match symbol {
+        "cuCtxCreate_v2" => ("cuCtxCreate", 3020),
+        "cuDevicePrimaryCtxRelease_v2" => ("cuDevicePrimaryCtxRelease", 11000),
+        _ => (symbol.trim_end_matches("_ptsz").trim_end_matches("_v2"), 12090),
+    }
+}
+
+struct Driver {
+    cuda: *mut c_void,
+    nvml: *mut c_void,
+    how: String,
+}
+
+impl Driver {
+    fn open() -> Self {
+        let how = std::env::var("PROBE_RESOLVE").unwrap_or_else(|_| "dlsym".to_owned());
+        let global = if how == "default" || how == "next" { libc::RTLD_GLOBAL } else { 0 };
+        let open = |name: &str| {
+            let name = CString::new(name).unwrap();
+            unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | global) }
+        };
+        let (cuda, nvml) = (open("libcuda.so.1"), open("libnvidia-ml.so.1"));
+        assert!(!cuda.is_null() && !nvml.is_null(), "the driver's libraries are found");
+        Self { cuda, nvml, how }
+    }
+
+    fn find(&self, symbol: &str) -> *mut c_void {
+        unsafe extern "C" {
+            fn dlvsym(handle: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
+        }
+        let name = CString::new(symbol).unwrap();
+        let handle = if symbol.starts_with("nvml") { self.nvml } else { self.cuda };
+        unsafe {
+            match self.how.as_str() {
+                "default" => libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()),
+                "next" => libc::dlsym(libc::RTLD_NEXT, name.as_ptr()),
+                // No version exists, so the loader refuses; a stub that forgot dlvsym would be caught here.
+                "dlvsym" => {
+                    assert!(dlvsym(handle, name.as_ptr(), c"GLIBC_2.2.5".as_ptr()).is_null());
+                    libc::dlsym(handle, name.as_ptr())
+                }
+                "resolver" if !symbol.starts_with("nvml") => {
+                    let resolve = libc::dlsym(handle, c"cuGetProcAddress_v2".as_ptr());
+                    let (base, version) = base_and_version(symbol);
+                    let (base, mut found, mut status) = (CString::new(base).unwrap(), null_mut(), -1);
+                    let flags = u64::from(symbol.ends_with("_ptsz")) * 2;
+                    type Resolve =
+                        unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut i32) -> i32;
+                    let resolve = std::mem::transmute::<*mut c_void, Resolve>(resolve);
+                    let code = resolve(base.as_ptr(), &mut found, version, flags, &mut status);
+                    assert_eq!((code, status), (0, 0), "{symbol} is resolved");
+                    found
+                }
+                _ => libc::dlsym(handle, name.as_ptr()),
+            }
+        }
+    }
+
+    /// Calls a function with word-sized arguments.
+    fn call(&self, symbol: &str, arguments: &[u64]) -> i32 {
+        let found = self.find(symbol);
+        assert!(!found.is_null(), "{symbol} is found");
+        let a = |i: usize| arguments.get(i).copied().unwrap_or(0);
+        type Six = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
+        unsafe { std::mem::transmute::<*mut c_void, Six>(found)(a(0), a(1), a(2), a(3), a(4), a(5)) }
+    }
+}
+
+fn at<T>(place: &mut T) -> u64 {
+    std::ptr::from_mut(place) as u64
+}
+
+/// Memory by family: allocates, or frees what it allocated.
+struct Memory<'a> {
+    driver: &'a Driver,
+    device: i32,
+}
+
+#[derive(Clone, Debug)]
+enum Held {
+    Plain(u64),
+    Async(u64),
+    AsyncThread(u64),
+    Array(u64),
+    Handle(u64),
+    Mapped { address: u64, bytes: u64 },
+}
+
+impl Memory<'_> {
+    fn allocate(&self, family: &str, bytes: u64) -> Result<Held, i32> {
+        let mut out = 0_u64;
+        let driver = self.driver;
+        let done = |code: i32, held: Held| if code == 0 { Ok(held) } else { Err(code) };
+        match family {
+            "linear" => done(driver.call("cuMemAlloc_v2", &[at(&mut out), bytes]), Held::Plain(out)),
+            "managed" => done(driver.call("cuMemAllocManaged", &[at(&mut out), bytes, 1]), Held::Plain(out)),
+            "pitched" => {
+                let (mut pitch, rows) = (0_u64, bytes / 4096);
+                let code = driver.call("cuMemAllocPitch_v2", &[at(&mut out), at(&mut pitch), 4096, rows, 4]);
+                done(code, Held::Plain(out))
+            }
+            "async" => done(driver.call("cuMemAllocAsync", &[at(&mut out), bytes, 0]), Held::Async(out)),
+            "async_ptsz" => {
+                done(driver.call("cuMemAllocAsync_ptsz", &[at(&mut out), bytes, 0]), Held::AsyncThread(out))
+            }
+            "array" => {
+                // One byte a texel, rows of 64 KiB.
+                let descriptor: [u64; 3] = [65536, bytes / 65536, 1 << 32 | 1];
+                let code = driver.call("cuArrayCreate_v2", &[at(&mut out), descriptor.as_ptr() as u64]);
+                done(code, Held::Array(out))
+            }
+            "vmm" | "mapped" => {
+                let mut properties = [0_u32; 8];
+                (properties[0], properties[2], properties[3]) = (1, 1, self.device as u32);
+                let code = driver.call("cuMemCreate", &[at(&mut out), bytes, properties.as_ptr() as u64, 0]);
+                if family == "vmm" || code != 0 {
+                    return done(code, Held::Handle(out));
+                }
+                let mut address = 0_u64;
+                assert_eq!(driver.call("cuMemAddressReserve", &[at(&mut address), bytes, 0, 0, 0]), 0);
+                assert_eq!(driver.call("cuMemMap", &[address, bytes, 0, out, 0]), 0);
+                // The handle goes at once; the mapping keeps the memory.
+                assert_eq!(driver.call("cuMemRelease", &[out]), 0);
+                Ok(Held::Mapped { address, bytes })
+            }
+            other => panic!("no family {other}"),
+        }
+    }
+
+    fn free(&self, held: &Held) -> i32 {
+        match *held {
+            Held::Plain(address) => self.driver.call("cuMemFree_v2", &[address]),
+            Held::Async(address) => {
+                let code = self.driver.call("cuMemFreeAsync", &[address, 0]);
+                code.max(self.driver.call("cuStreamSynchronize", &[0]))
+            }
+            Held::AsyncThread(address) => {
+                let code = self.driver.call("cuMemFreeAsync_ptsz", &[address, 0]);
+                code.max(self.driver.call("cuStreamSynchronize_ptsz", &[0]))
+            }
+            Held::Array(handle) => self.driver.call("cuArrayDestroy", &[handle]),
+            Held::Handle(handle) => self.driver.call("cuMemRelease", &[handle]),
+            Held::Mapped { address, bytes } => self.driver.call("cuMemUnmap", &[address, bytes]),
+        }
+    }
+}
+
+fn size(text: &str) -> u64 {
+    let (digits, shift) = match text.as_bytes().last().unwrap() {
+        b'K' => (&text[..text.len() - 1], 10),
+        b'M' => (&text[..text.len() - 1], 20),
+        b'G' => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    digits.parse::<u64>().expect("a size") << shift
+}
+
+fn main() {
+    let driver = Driver::open();
+    let memory = RefCell::new(Memory { driver: &driver, device: 0 });
+    let (mut held, mut contexts): (Vec<Held>, Vec<u64>) = (Vec::new(), Vec::new());
+    for argument in std::env::args().skip(1) {
+        let parts: Vec<&str> = argument.split(':').collect();
+        let memory = &memory;
+        let answer = match parts[..] {
+            ["init"] => driver.call("cuInit", &[0]).to_string(),
+            ["retain"] => {
+                let (mut context, mut device) = (0_u64, 0_i32);
+                let mut code = driver.call("cuDeviceGet", &[at(&mut device), memory.borrow().device as u64]);
+                code = code.max(driver.call("cuDevicePrimaryCtxRetain", &[at(&mut context), device as u64]));
+                if code == 0 {
+                    code = driver.call("cuCtxSetCurrent", &[context]);
+                }
+                code.to_string()
+            }
+            ["release"] => {
+                driver.call("cuDevicePrimaryCtxRelease_v2", &[memory.borrow().device as u64]).to_string()
+            }
+            ["reset"] => {
+                driver.call("cuDevicePrimaryCtxReset_v2", &[memory.borrow().device as u64]).to_string()
+            }
+            ["ctx"] => {
+                let mut context = 0_u64;
+                let code =
+                    driver.call("cuCtxCreate_v2", &[at(&mut context), 0, memory.borrow().device as u64]);
+                contexts.push(context);
+                code.to_string()
+            }
+            ["destroy"] => driver.call("cuCtxDestroy_v2", &[contexts.pop().unwrap()]).to_string(),
+            ["device", ordinal] => {
+                memory.borrow_mut().device = ordinal.parse().unwrap();
+                "0".to_owned()
+            }
+            ["alloc", family, bytes] => match memory.borrow().allocate(family, size(bytes)) {
+                Ok(new) => {
+                    held.push(new);
+                    "0".to_owned()
+                }
+                Err(code) => code.to_string(),
+            },
+            ["free"] => memory.borrow().free(&held.pop().unwrap()).to_string(),
+            ["free_async"] => match held.pop().unwrap() {
+                Held::Plain(address) => driver.call("cuMemFreeAsync", &[address, 0]).to_string(),
+                other => panic!("{other:?}"),
+            },
+            ["free_sync"] => match held.pop().unwrap() {
+                Held::Async(address) => driver.call("cuMemFree_v2", &[address]).to_string(),
+                other => panic!("{other:?}"),
+            },
+            ["freeall"] => {
+                held.drain(..).map(|held| memory.borrow().free(&held)).max().unwrap_or(0).to_string()
+            }
+            // How many allocations of a size succeed, and with which code the next one fails.
+            ["fill", family, bytes] => loop {
+                match memory.borrow().allocate(family, size(bytes)) {
+                    Ok(new) => held.push(new),
+                    Err(code) => break format!("{} {code}", held.len()),
+                }
+            },
+            // The largest allocation that succeeds, in steps of a grain.
+            ["bisect", family, grain] => {
+                let (grain, mut low, mut high) = (size(grain), 0, size("64G") / size(grain));
+                while low + 1 < high {
+                    let middle = (low + high) / 2;
+                    match memory.borrow().allocate(family, middle * grain) {
+                        Ok(new) => {
+                            assert_eq!(memory.borrow().free(&new), 0);
+                            low = middle;
+                        }
+                        Err(2) => high = middle,
+                        Err(code) => panic!("{family} {} answers {code}", middle * grain),
+                    }
+                }
+                (low * grain).to_string()
+            }
+            ["info"] => {
+                let (mut free, mut total) = (0_u64, 0_u64);
+                let code = driver.call("cuMemGetInfo_v2", &[at(&mut free), at(&mut total)]);
+                format!("{code} {free} {total}")
+            }
+            ["total"] => {
+                let mut total = 0_u64;
+                let code =
+                    driver.call("cuDeviceTotalMem_v2", &[at(&mut total), memory.borrow().device as u64]);
+                format!("{code} {total}")
+            }
+            ["nvml"] => {
+                let mut code = driver.call("nvmlInit_v2", &[]);
+                let (mut device, mut v1, mut v2) = (0_u64, [0_u64; 3], [0_u64; 5]);
+                v2[0] = 2 << 24 | 40;
+                let index = memory.borrow().device as u64;
+                code = code.max(driver.call("nvmlDeviceGetHandleByIndex_v2", &[index, at(&mut device)]));
+                code = code.max(driver.call("nvmlDeviceGetMemoryInfo", &[device, at(&mut v1)]));
+                code = code.max(driver.call("nvmlDeviceGetMemoryInfo_v2", &[device, at(&mut v2)]));
+                assert_eq!([v1[0], v1[1], v1[2]], [v2[1], v2[3], v2[4]], "both versions agree");
+                format!("{code} {} {} {}", v1[0], v1[1], v1[2])
+            }
+            ["processes"] => {
+                let mut device = 0_u64;
+                assert_eq!(driver.call("nvmlInit_v2", &[]), 0);
+                let index = memory.borrow().device as u64;
+                assert_eq!(driver.call("nvmlDeviceGetHandleByIndex_v2", &[index, at(&mut device)]), 0);
+                let mut found = Vec::new();
+                for (symbol, words) in [
+                    ("nvmlDeviceGetComputeRunningProcesses", 2),
+                    ("nvmlDeviceGetComputeRunningProcesses_v2", 3),
+                    ("nvmlDeviceGetComputeRunningProcesses_v3", 3),
+                ] {
+                    let (mut count, mut records) = (64_u32, [0_u64; 192]);
+                    assert_eq!(driver.call(symbol, &[device, at(&mut count), at(&mut records)]), 0);
+                    let pids: Vec<u64> =
+                        (0..count as usize).map(|i| records[i * words] & 0xffff_ffff).collect();
+                    let mut none = 0_u32;
+                    let code = driver.call(symbol, &[device, at(&mut none), 0]);
+                    assert_eq!((code, none), (if count > 0 { 7 } else { 0 }, count), "a count is told");
+                    found.push(pids);
+                }
+                assert!(found[0] == found[1] && found[1] == found[2], "all versions agree: {found:?}");
+                format!("{:?} {}", found[0], std::process::id())
+            }
+            // Allocates and frees at random for so many rounds.
+            ["churn", rounds] => {
+                let mut seed = u64::from(std::process::id()) | 1;
+                for _ in 0..rounds.parse::<u32>().unwrap() {
+                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let family = ["linear", "async", "vmm", "linear"][(seed >> 60) as usize % 4];
+                    let bytes = ((seed >> 33) % 16 + 1) * 2 * MIB;
+                    if seed >> 63 == 0 || held.is_empty() {
+                        match memory.borrow().allocate(family, bytes) {
+                            Ok(new) => held.push(new),
+                            Err(2) => {}
+                            Err(code) => panic!("{family} answers {code}"),
+                        }
+                    } else {
+                        let at = (seed >> 20) as usize % held.len();
+                        assert_eq!(memory.borrow().free(&held.swap_remove(at)), 0);
+                    }
+                }
+                "0".to_owned()
+            }
+            // Runs the rest in a forked child, and waits for it.
+            ["fork"] => {
+                std::io::stdout().flush().unwrap();
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    held.clear();
+                    "child".to_owned()
+                } else {
+                    let mut status = 0;
+                    unsafe { libc::waitpid(child, &mut status, 0) };
+                    println!("{argument} = parent {status}");
+                    return;
+                }
+            }
+            // Forks a worker that never calls CUDA and outlives this process by a while.
+            ["worker"] => {
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    unsafe {
+                        libc::close(0);
+                        libc::close(1);
+                        libc::sleep(20);
+                        libc::_exit(0)
+                    };
+                }
+                child.to_string()
+            }
+            // Runs the rest on a thread with so small a stack.
+            ["stack", kib] => {
+                let rest: Vec<String> = std::env::args().skip_while(|a| a != &argument).skip(1).collect();
+                on_small_stack(kib.parse::<usize>().unwrap() << 10, &driver, &rest);
+                return;
+            }
+            ["closefrom"] => {
+                unsafe { libc::syscall(libc::SYS_close_range, 3, 4096, 0) };
+                "0".to_owned()
+            }
+            ["hold"] => {
+                println!("hold");
+                std::io::stdout().flush().unwrap();
+                let mut line = String::new();
+                std::io::stdin().read_line(&mut line).unwrap();
+                "0".to_owned()
+            }
+            ["weak", symbol] => {
+                let name = CString::new(symbol).unwrap();
+                let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+                (!found.is_null()).to_string()
+            }
+            ["call", symbol] => driver.call(symbol, &[]).to_string(),
+            ref other => panic!("no command {other:?}"),
+        };
+        println!("{argument} = {answer}");
+        std::io::stdout().flush().unwrap();
+    }
+}
+
+/// Calls `cuInit`, and allocates and frees 1 MiB in a context that is current already, on a small stack.
+fn on_small_stack(bytes: usize, driver: &Driver, symbols: &[String]) {
+    extern "C" fn run(data: *mut c_void) -> *mut c_void {
+        // SAFETY: the pair below, alive until the thread is joined.
+        let (driver, context, entries) = unsafe { &*data.cast::<(&Driver, u64, [*mut c_void; 3])>() };
+        let _ = driver;
+        type Six = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
+        let call = |entry: *mut c_void, a: u64, b: u64| unsafe {
+            std::mem::transmute::<*mut c_void, Six>(entry)(a, b, 0, 0, 0, 0)
+        };
+        let mut out = 0_u64;
+        let set = call(entries[0], *context, 0);
+        let allocated = call(entries[1], std::ptr::from_mut(&mut out) as u64, 1 << 20);
+        let freed = call(entries[2], out, 0);
+        (((set | allocated | freed) as usize) + 1) as *mut c_void
+    }
+    let mut context = 0_u64;
+    assert_eq!(driver.call("cuCtxGetCurrent", &[at(&mut context)]), 0);
+    assert!(symbols.is_empty());
+    let entries = ["cuCtxSetCurrent", "cuMemAlloc_v2", "cuMemFree_v2"].map(|symbol| driver.find(symbol));
+    let data = (driver, context, entries);
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        libc::pthread_attr_init(&mut attributes);
+        assert_eq!(libc::pthread_attr_setstacksize(&mut attributes, bytes), 0);
+        let (mut thread, mut result) = (std::mem::zeroed(), null_mut());
+        let data = std::ptr::from_ref(&data).cast_mut().cast();
+        assert_eq!(libc::pthread_create(&mut thread, &attributes, run, data), 0);
+        libc::pthread_join(thread, &mut result);
+        println!("stack = {}", result as usize - 1);
+    }
+}

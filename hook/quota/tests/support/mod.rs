@@ -1,0 +1,261 @@
+//! What the limiter's tests share: the built files, a simulated node, and shares on it as the node agent lays
+//! them out.
+#![allow(dead_code, reason = "not every test file uses everything")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "test support"
+)]
+
+use aliquot_quota::region::{RegionView, initial_header};
+use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
+use aliquot_sim_node::{Node, NodeSpec};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Output, Stdio};
+use std::sync::OnceLock;
+use tempfile::TempDir;
+
+pub const MIB: u64 = 1 << 20;
+pub const GIB: u64 = 1 << 30;
+
+/// The files under test and the simulated driver's libraries.
+pub struct Built {
+    /// Folder of `libaliquot_preload.so` and `libaliquot_core.so`.
+    pub limiter: PathBuf,
+    /// Folder of `libcuda.so.1` and `libnvidia-ml.so.1`.
+    pub driver: PathBuf,
+    /// The test program.
+    pub probe: PathBuf,
+}
+
+/// Builds them once per test process. `ALIQUOT_HOOK_DIR` and `ALIQUOT_DRIVER_DIR` name folders of files that
+/// are built already.
+pub fn built() -> &'static Built {
+    static BUILT: OnceLock<Built> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target folder").to_owned();
+        let cargo = |arguments: &[&str]| {
+            let status = Command::new(env!("CARGO"))
+                .args(arguments)
+                .arg("--target-dir")
+                .arg(&target)
+                .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap())
+                .env_remove("LD_PRELOAD")
+                .status();
+            assert!(status.expect("cargo runs").success(), "cargo {arguments:?}");
+        };
+        let limiter = std::env::var_os("ALIQUOT_HOOK_DIR").map(PathBuf::from).unwrap_or_else(|| {
+            cargo(&["build", "--quiet", "--profile", "hook", "-p", "aliquot-preload", "-p", "aliquot-core"]);
+            target.join("hook")
+        });
+        let driver = std::env::var_os("ALIQUOT_DRIVER_DIR").map(PathBuf::from).unwrap_or_else(|| {
+            cargo(&["build", "--quiet", "-p", "aliquot-sim-cuda", "-p", "aliquot-sim-nvml"]);
+            let folder = tempfile::Builder::new().prefix("driver").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+            let folder = folder.expect("a folder").keep();
+            for (built, installed) in
+                [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")]
+            {
+                std::fs::copy(target.join("debug").join(built), folder.join(installed))
+                    .expect("the driver is built");
+            }
+            folder
+        });
+        cargo(&["build", "--quiet", "-p", "aliquot-quota", "--example", "cuda_probe"]);
+        let probe = target.join("debug/examples/cuda_probe");
+        Built { limiter, driver, probe }
+    })
+}
+
+/// A node with shares, and the folder that a process sees as `/run/aliquot`.
+pub struct Bench {
+    pub folder: TempDir,
+    pub node: Node,
+    variant: String,
+}
+
+impl Bench {
+    /// A node of these boards.
+    pub fn new<const N: usize>(boards: [&str; N]) -> Self {
+        Self::with(NodeSpec::new(boards))
+    }
+
+    /// A node as specified.
+    pub fn with(spec: NodeSpec) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let node = aliquot_sim_node::create(&folder.path().join("node"), &spec).expect("a node");
+        for part in ["quota", "region"] {
+            std::fs::create_dir_all(folder.path().join("aliquot").join(part)).unwrap();
+        }
+        Self { folder, node, variant: "context_mib=0".to_owned() }
+    }
+
+    /// The same with another variant of the driver.
+    pub fn driver(mut self, variant: &str) -> Self {
+        variant.clone_into(&mut self.variant);
+        self
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.folder.path().join("aliquot")
+    }
+
+    /// Lays a share of `gpu` out.
+    pub fn share(&self, id: &str, gpu: usize, memory: u64) {
+        let uuid = GpuUuid::new(&self.node.gpus()[gpu].uuid).unwrap();
+        self.write_quota(
+            id,
+            &QuotaFile { memory_bytes: memory, device_order: gpu as u16, ..QuotaFile::new(uuid) },
+        );
+        let folder = self.root().join("region").join(id);
+        std::fs::create_dir_all(&folder).unwrap();
+        let mut bytes = vec![0; REGION_FILE_SIZE];
+        let header = initial_header();
+        bytes[..header.len()].copy_from_slice(&header);
+        std::fs::write(folder.join("region"), bytes).unwrap();
+        std::fs::set_permissions(folder.join("region"), PermissionsExt::from_mode(0o666)).unwrap();
+    }
+
+    /// Replaces a quota as the agent does.
+    pub fn write_quota(&self, id: &str, quota: &QuotaFile) {
+        self.write_quota_bytes(id, &quota.encode());
+    }
+
+    pub fn write_quota_bytes(&self, id: &str, bytes: &[u8]) {
+        let folder = self.root().join("quota").join(id);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("new"), bytes).unwrap();
+        std::fs::rename(folder.join("new"), folder.join("quota")).unwrap();
+    }
+
+    pub fn quota(&self, id: &str) -> QuotaFile {
+        QuotaFile::decode(&std::fs::read(self.root().join("quota").join(id).join("quota")).unwrap()).unwrap()
+    }
+
+    pub fn region_path(&self, id: &str) -> PathBuf {
+        self.root().join("region").join(id).join("region")
+    }
+
+    /// Bytes charged to a share, and what its slots add up to.
+    pub fn charged(&self, id: &str) -> (u64, u64) {
+        let bytes = std::fs::read(self.region_path(id)).unwrap();
+        let view = RegionView::parse(&bytes).unwrap();
+        (view.total_bytes(), view.processes().map(|process| process.charged_bytes).sum())
+    }
+
+    pub fn audit(&self, id: &str) -> u64 {
+        RegionView::parse(&std::fs::read(self.region_path(id)).unwrap()).unwrap().audit()
+    }
+
+    /// Bytes that all processes hold on a GPU by the node's own account.
+    pub fn used(&self, gpu: usize) -> u64 {
+        self.node.memory(aliquot_sim_node::Pool::whole(gpu)).unwrap().used
+    }
+
+    /// A program under the limiter.
+    pub fn command(&self, program: &Path) -> Command {
+        let mut command = self.unlimited(program);
+        command.env("LD_PRELOAD", built().limiter.join("libaliquot_preload.so"));
+        command
+    }
+
+    /// The same program without it.
+    pub fn unlimited(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        let node = self.folder.path().join("node");
+        command
+            .env_clear()
+            .env("LD_LIBRARY_PATH", &built().driver)
+            .env("ALIQUOT_ROOT", self.root())
+            .env("ALIQUOT_SIM_ROOT", node.join("root"))
+            .env("ALIQUOT_SIM_NODE", node)
+            .env("ALIQUOT_SIM_CUDA", &self.variant);
+        command
+    }
+
+    pub fn probe(&self, arguments: &[&str]) -> Command {
+        let mut command = self.command(&built().probe);
+        command.args(arguments);
+        command
+    }
+
+    /// Runs the test program to its end; the answers in order.
+    pub fn run(&self, arguments: &[&str]) -> Vec<String> {
+        answers(self.probe(arguments))
+    }
+
+    /// Starts the test program and waits until it has come to `hold`.
+    pub fn hold(&self, arguments: &[&str]) -> Holder {
+        Holder::start(self.probe(arguments).arg("hold"))
+    }
+}
+
+/// Runs a program that must succeed; what stands behind `=` on each line.
+pub fn answers(mut command: Command) -> Vec<String> {
+    let output = command.output().expect("runs");
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    values(&output)
+}
+
+/// What stands behind `=` on each line.
+pub fn values(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().filter_map(|line| line.split_once(" = ")).map(|(_, value)| value.to_owned()).collect()
+}
+
+/// A program that waits to be told to go on.
+pub struct Holder {
+    pub child: Child,
+    stdin: Option<ChildStdin>,
+    /// What it answered before holding.
+    pub before: Vec<String>,
+    stdout: BufReader<std::process::ChildStdout>,
+}
+
+impl Holder {
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let stdin = child.stdin.take();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut before = Vec::new();
+        loop {
+            let mut line = String::new();
+            assert!(stdout.read_line(&mut line).unwrap() > 0, "the program ended before it held: {before:?}");
+            match line.trim_end().split_once(" = ") {
+                Some((_, value)) => before.push(value.to_owned()),
+                None if line == "hold\n" => break,
+                None => {}
+            }
+        }
+        Self { child, stdin, before, stdout }
+    }
+
+    /// Lets it go on to its end; the answers from then on, without the one to `hold`.
+    pub fn finish(mut self) -> Vec<String> {
+        let _ = self.stdin.take().unwrap().write_all(b"\n");
+        let mut after = Vec::new();
+        let mut line = String::new();
+        while self.stdout.read_line(&mut line).unwrap() > 0 {
+            if let Some((_, value)) = line.trim_end().split_once(" = ") {
+                after.push(value.to_owned());
+            }
+            line.clear();
+        }
+        assert!(self.child.wait().unwrap().success());
+        after.remove(0);
+        after
+    }
+
+    pub fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
