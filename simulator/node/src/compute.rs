@@ -140,6 +140,13 @@ impl Compute<'_> {
         find_domain(self.node.compute_words(), key, slices, now_ns)
     }
 
+    /// The domain of that key, if anyone has used it.
+    pub fn existing(&self, key: u64) -> Option<Domain<'_>> {
+        let words = self.node.compute_words();
+        let mut all = words.chunks_exact(DOMAIN_WORDS).take(MAX_DOMAINS).map(|words| Domain { words });
+        all.find(|d| d.get(domain::KEY) == key)
+    }
+
     /// Enters this process as a tenant of `domain`; the index names it from then on. `None` when the domain is full
     /// or the process is not in the node's table ([`Node::attach_process`]).
     pub fn enter(&self, domain: Domain<'_>, slice_percent: u64) -> Option<usize> {

@@ -1,9 +1,9 @@
-//! Events of the node (XID and ECC errors), and busy time.
+//! Events of the node: XID and ECC errors.
 
 use std::time::Duration;
 
 use crate::error::NodeError;
-use crate::layout::{BUSY_WINDOW_NS, BUSY_WINDOWS, Busy, EventSlot, MAX_EVENTS, State};
+use crate::layout::{EventSlot, MAX_EVENTS, State};
 use crate::map::{futex_wait, futex_wake, now_ns};
 use crate::node::Node;
 
@@ -140,140 +140,5 @@ impl Node {
             .collect();
         events.sort_by_key(|e| e.number);
         Ok(events)
-    }
-
-    /// Adds time in which work of this process ran on a GPU, ending at `end_ns` on [`crate::now_ns`]'s clock.
-    ///
-    /// `alone` says that no other process's work was counted for the same time; only then does the GPU's
-    /// own busy time grow, so that overlapping work counts once.
-    pub fn record_busy(&self, gpu: usize, busy_ns: u64, end_ns: u64, alone: bool) -> Result<(), NodeError> {
-        let mut state = self.lock()?;
-        if let Some(slot) = self.own_slot(&state)
-            && let Some(busy) = state.procs.get_mut(slot).and_then(|p| p.busy.get_mut(gpu))
-        {
-            busy.add(busy_ns, end_ns);
-        }
-        if alone && let Some(gpu) = state.gpus.get_mut(gpu) {
-            gpu.busy.add(busy_ns, end_ns);
-        }
-        Ok(())
-    }
-
-    /// Percent of the last second in which any work ran on a GPU.
-    pub fn utilization(&self, gpu: usize) -> Result<u32, NodeError> {
-        self.gpu(gpu)?;
-        let state = self.lock()?;
-        Ok(state.gpus.get(gpu).map_or(0, |g| g.busy.percent(now_ns())))
-    }
-
-    /// Percent of the last second in which work of each process ran on a GPU, by process slot.
-    pub fn process_utilization(&self, gpu: usize) -> Result<Vec<(usize, u32)>, NodeError> {
-        self.gpu(gpu)?;
-        let state = self.lock()?;
-        let now = now_ns();
-        let running = state.procs.iter().enumerate().filter(|(_, p)| p.in_use == 1);
-        Ok(running
-            .filter_map(|(slot, p)| p.busy.get(gpu).map(|busy| (slot, busy.percent(now))))
-            .filter(|(_, percent)| *percent > 0)
-            .collect())
-    }
-}
-
-impl Busy {
-    /// Adds a stretch of time that ends at `end_ns`, spread over the windows that it lies in.
-    pub(crate) fn add(&mut self, busy_ns: u64, end_ns: u64) {
-        self.total_ns = self.total_ns.saturating_add(busy_ns);
-        self.turn_to(end_ns / BUSY_WINDOW_NS);
-        let (mut left, mut end) = (busy_ns, end_ns);
-        for _ in 0..BUSY_WINDOWS {
-            let window = end.saturating_sub(1) / BUSY_WINDOW_NS;
-            let part = left.min(end.saturating_sub(window * BUSY_WINDOW_NS));
-            if let Some(ns) = self.window_mut(window) {
-                *ns = ns.saturating_add(part).min(BUSY_WINDOW_NS);
-            }
-            left -= part;
-            end = end.saturating_sub(part);
-            if left == 0 {
-                break;
-            }
-        }
-    }
-
-    /// Percent of the second of whole windows before the one that `now_ns` lies in.
-    pub(crate) fn percent(&self, now_ns: u64) -> u32 {
-        let current = now_ns / BUSY_WINDOW_NS;
-        let recent = (1..=6)
-            .filter_map(|back| current.checked_sub(back))
-            .filter(|w| *w <= self.window && w + (BUSY_WINDOWS as u64) > self.window)
-            .filter_map(|w| usize::try_from(w % BUSY_WINDOWS as u64).ok().and_then(|i| self.ns.get(i)))
-            .sum::<u64>();
-        u32::try_from(recent * 100 / (6 * BUSY_WINDOW_NS)).unwrap_or(100).min(100)
-    }
-
-    fn turn_to(&mut self, window: u64) {
-        if window <= self.window {
-            return;
-        }
-        let first_new = (self.window + 1).max(window.saturating_sub(BUSY_WINDOWS as u64 - 1));
-        for fresh in first_new..=window {
-            if let Some(ns) =
-                usize::try_from(fresh % BUSY_WINDOWS as u64).ok().and_then(|i| self.ns.get_mut(i))
-            {
-                *ns = 0;
-            }
-        }
-        self.window = window;
-    }
-
-    fn window_mut(&mut self, window: u64) -> Option<&mut u64> {
-        if window > self.window || window + BUSY_WINDOWS as u64 <= self.window {
-            return None;
-        }
-        usize::try_from(window % BUSY_WINDOWS as u64).ok().and_then(|i| self.ns.get_mut(i))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// The start of a window, late enough that there are windows before it.
-    const NOW: u64 = 100 * BUSY_WINDOW_NS;
-
-    fn busy(stretches: &[(u64, u64)]) -> Busy {
-        let mut busy = Busy::IDLE;
-        for &(ns, end) in stretches {
-            busy.add(ns, end);
-        }
-        busy
-    }
-
-    #[test]
-    fn a_second_of_work_is_all_of_the_last_second_and_none_of_the_next() {
-        let busy = busy(&[(6 * BUSY_WINDOW_NS, NOW)]);
-        assert_eq!(busy.percent(NOW), 100);
-        assert_eq!(busy.percent(NOW + 3 * BUSY_WINDOW_NS), 50);
-        assert_eq!(busy.percent(NOW + 6 * BUSY_WINDOW_NS), 0);
-    }
-
-    #[test]
-    fn work_is_spread_over_the_windows_it_lies_in() {
-        let half = BUSY_WINDOW_NS / 2;
-        assert_eq!(busy(&[(half, NOW)]).percent(NOW), 8);
-        assert_eq!(busy(&[(2 * half, NOW - half)]).percent(NOW), 16);
-        assert_eq!(busy(&[(half, NOW), (half, NOW + half)]).percent(NOW + BUSY_WINDOW_NS), 16);
-    }
-
-    #[test]
-    fn windows_that_come_round_again_start_empty() {
-        let later = NOW + 5 * BUSY_WINDOWS as u64 * BUSY_WINDOW_NS;
-        let busy = busy(&[(6 * BUSY_WINDOW_NS, NOW), (1, later)]);
-        assert_eq!(busy.percent(later), 0);
-        assert_eq!(busy.total_ns, 6 * BUSY_WINDOW_NS + 1);
-    }
-
-    #[test]
-    fn more_than_all_the_time_is_all_the_time() {
-        assert_eq!(busy(&[(20 * BUSY_WINDOW_NS, NOW), (6 * BUSY_WINDOW_NS, NOW)]).percent(NOW), 100);
     }
 }

@@ -19,13 +19,8 @@ pub const MAX_FAULTS: usize = 64;
 pub const MAX_EVENTS: usize = 256;
 /// Memory pools of a GPU for one process: the whole GPU, then each GPU instance.
 pub const MAX_POOLS: usize = MAX_GIS + 1;
-/// Windows of busy time that are remembered for utilisation.
-pub const BUSY_WINDOWS: usize = 16;
-/// Length of such a window in nanoseconds.
-pub const BUSY_WINDOW_NS: u64 = 1_000_000_000 / 6;
-
 /// "ALQSIM" and the layout's version.
-pub const MAGIC: u64 = 0x414c_5153_494d_0001;
+pub const MAGIC: u64 = 0x414c_5153_494d_0002;
 /// Where the compute area starts in the state file.
 pub const COMPUTE_OFFSET: usize = 4 << 20;
 /// Size of the compute area.
@@ -65,18 +60,6 @@ pub struct GiState {
     pub cis: [CiState; MAX_CIS],
 }
 
-/// Busy time of something, as a total and in the latest windows.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct Busy {
-    /// All busy time since boot.
-    pub total_ns: u64,
-    /// Number of the window that was written last.
-    pub window: u64,
-    /// Busy nanoseconds of the window with number `n` at `n % BUSY_WINDOWS`.
-    pub ns: [u64; BUSY_WINDOWS],
-}
-
 /// What changes about a GPU.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -97,8 +80,6 @@ pub struct GpuState {
     pub ecc_corrected: u64,
     /// Uncorrected ECC errors since boot.
     pub ecc_uncorrected: u64,
-    /// Time in which any kernel was resident.
-    pub busy: Busy,
     /// GPU instances by id.
     pub gis: [GiState; MAX_GIS],
 }
@@ -137,13 +118,6 @@ pub struct ProcSlot {
     pub name: [u8; 16],
     /// Memory by GPU and pool.
     pub pools: [[PoolUse; MAX_POOLS]; MAX_GPUS],
-    /// Busy time by GPU.
-    pub busy: [Busy; MAX_GPUS],
-}
-
-impl Busy {
-    /// Never busy.
-    pub const IDLE: Self = Self { total_ns: 0, window: 0, ns: [0; BUSY_WINDOWS] };
 }
 
 impl ProcSlot {
@@ -158,7 +132,6 @@ impl ProcSlot {
         pid_namespace: 0,
         name: [0; 16],
         pools: [[PoolUse { bytes: 0, contexts: 0, ci: 0 }; MAX_POOLS]; MAX_GPUS],
-        busy: [Busy::IDLE; MAX_GPUS],
     };
 }
 

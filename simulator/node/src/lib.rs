@@ -26,6 +26,7 @@ mod root;
 mod sight;
 pub mod spec;
 pub mod tables;
+mod utilization;
 
 pub use artifact::{CUDA_LIBRARY, NVML_LIBRARY, built_library};
 pub use board::{Architecture, Board, CiProfile, Engines, GiProfile};
@@ -40,3 +41,4 @@ pub use node::{DEFAULT_DIR, Node, Pool};
 pub use sight::Sight;
 pub use spec::{Gpu, GpuSpec, NodeSpec, ProcessView, ci_capability_minor, gi_capability_minor};
 pub use tables::{BOARDS, board};
+pub use utilization::Utilization;

@@ -101,7 +101,6 @@ impl Node {
                 slot.lost = 0;
                 slot.ecc_corrected = 0;
                 slot.ecc_uncorrected = 0;
-                slot.busy = crate::layout::Busy::IDLE;
                 clear_instances(slot);
             }
             for word in self.map.compute_words() {

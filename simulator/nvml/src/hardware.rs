@@ -68,7 +68,7 @@ export! {
         let gpu = session.gpu(device)?;
         let limit = gpu.board.power_limit_mw;
         let idle = limit / IDLE_POWER_DIVISOR;
-        power.put(idle + (limit - idle) / 100 * session.node.utilization(gpu.index)?)
+        power.put(idle + (limit - idle) / 100 * session.node.utilization(gpu.index)?.gpu)
     }
 
     fn nvmlDeviceGetTotalEnergyConsumption(device: Handle, energy: Out<c_ulonglong>) |session| {
@@ -83,7 +83,7 @@ export! {
         if sensor != 0 {
             return Err(Code::INVALID_ARGUMENT);
         }
-        degrees.put(30 + session.node.utilization(gpu.index)? / 2)
+        degrees.put(30 + session.node.utilization(gpu.index)?.gpu / 2)
     }
 
     fn nvmlDeviceGetMaxPcieLinkGeneration(device: Handle, generation: Out<c_uint>) |session| {

@@ -115,7 +115,7 @@ export! {
 
     fn nvmlDeviceGetUtilizationRates(device: Handle, rates: Out<sys::nvmlUtilization_t>) |session| {
         let gpu = utilization_gpu(session, device)?;
-        let percent = session.node.utilization(gpu)?;
+        let percent = session.node.utilization(gpu)?.gpu;
         // Memory traffic is not simulated: kernels are taken to use a third of the bandwidth.
         rates.put(sys::nvmlUtilization_t { gpu: percent, memory: percent / 3 })
     }
@@ -233,7 +233,7 @@ fn process_utilization(session: &Session, gpu: usize) -> Result<Vec<(c_uint, c_u
     let view = session.node.process_view()?;
     let processes = session.node.processes(gpu)?;
     let mut rows = Vec::new();
-    for (slot, percent) in session.node.process_utilization(gpu)? {
+    for (slot, percent) in session.node.utilization(gpu)?.processes {
         let process = processes.iter().find(|p| p.slot == slot);
         if let Some(pid) = process.and_then(|p| pid_in_view(p, view)) {
             rows.push((pid, percent));
