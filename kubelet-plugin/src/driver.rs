@@ -90,6 +90,11 @@ impl DriverFiles {
     }
 }
 
+/// A library under the driver's root, by its exact name, as this process can open it.
+pub fn find_library(root: &Path, name: &str) -> Option<PathBuf> {
+    library_dirs().iter().find_map(|dir| resolve(root, &Path::new(dir).join(name))).map(|path| root.join(path))
+}
+
 /// Whether `file` is `<library>.so` or a version of it.
 fn belongs_to(file: &str, library: &str) -> bool {
     file.strip_prefix(library)

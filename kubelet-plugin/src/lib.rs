@@ -11,19 +11,34 @@
 //! [`publish`] (what the node offers) and [`mode`] (who may give it out).
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod args;
 pub mod checkpoint;
 pub mod claim;
+pub mod collect;
+pub mod dra;
 pub mod driver;
 pub mod edits;
+pub mod events;
 pub mod execute;
+pub mod health;
+pub mod http;
+pub mod inventory;
 pub mod ledger;
+pub mod metrics;
 pub mod mode;
 pub mod plan;
 pub mod prepare;
+pub mod publish;
+pub mod reasons;
+pub mod registration;
 pub mod resourceslice;
+pub mod run;
 pub mod share;
+pub mod socket;
+pub mod status;
 pub mod store;
+pub mod usage;
 
 #[cfg(test)]
 mod testing;

@@ -252,6 +252,31 @@ impl Node {
         self.execute(&mut locked, &mut ledger, record, &boot_id)
     }
 
+    /// The same answer as before for a claim that cannot be looked up now; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`PrepareError`].
+    pub fn prepare_known(&self, uid: &str) -> Result<Option<Vec<Prepared>>, PrepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let boot_id = self.boot_id()?;
+        match ledger.claims.get(uid).cloned() {
+            Some(record) if record.state == State::Completed && record.boot_id == boot_id => {
+                self.prepare_again(&mut locked, &mut ledger, record).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// A claim's record.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn record(&self, uid: &str) -> Result<Option<Record>, StoreError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        Ok(locked.load()?.ledger.claims.remove(uid))
+    }
+
     fn decide(
         &self,
         inventory: &Inventory,
@@ -538,6 +563,23 @@ impl Node {
             .cloned()
             .collect();
         Ok((Overview { ledger, inventory, foreign }, error))
+    }
+
+    /// Whether a process runs on the hardware of a claim, as far as that can be told: on a shared GPU a
+    /// neighbour's process looks the same. In doubt one does.
+    pub fn has_processes(&self, record: &Record) -> bool {
+        record.devices.iter().filter(|device| device.held.is_some()).any(|device| {
+            let Ok(processes) = self.machine.gpus.processes(&device.gpu) else { return true };
+            match &device.partition {
+                None => !processes.is_empty(),
+                Some(partition) => {
+                    let Ok(live) = self.machine.gpus.live_migs(&device.gpu) else { return true };
+                    let instance = live.iter().find(|mig| mig.placement == partition.placement);
+                    let Some(instance) = instance else { return false };
+                    processes.iter().any(|process| process.gpu_instance == Some(instance.gpu_instance))
+                }
+            }
+        })
     }
 
     /// Destroys an instance that no claim has and in which no process runs. Returns whether it was.

@@ -1,1 +1,156 @@
+use super::*;
+use crate::claim::Consumed;
+use crate::driver::DriverFile;
+use crate::ledger::{Held, Partition};
+use crate::testing::{DRIVER, POOL, claim, h100};
+use aliquot_model::config::{ComputePolicy, FailMode};
+use aliquot_model::{MigUuid, Placement, ProfileName};
 
+fn site() -> Site {
+    Site {
+        driver: DRIVER.into(),
+        files: DriverFiles {
+            libraries: vec![DriverFile {
+                host: "/drv/usr/lib64/libcuda.so.580".into(),
+                container: vec!["/usr/lib64/libcuda.so.1".into()],
+            }],
+            binaries: Vec::new(),
+            control_nodes: vec!["nvidiactl".into(), "nvidia-uvm".into()],
+        },
+        host_dev_root: "/".into(),
+        mounts: vec![ExtraMount { host: "/sim".into(), container: "/run/sim".into(), writable: true }],
+        shares_dir: "/data/shares".into(),
+        oci_hook: None,
+    }
+}
+
+fn device(tail: &str, name: &str) -> Device {
+    Device {
+        result_id: format!("u-1-{tail}"),
+        request: "r".into(),
+        pool: POOL.into(),
+        device: name.into(),
+        share_id: None,
+        gpu: h100(0).uuid,
+        held: Some(Held::Whole),
+        partition: None,
+        consumed: None,
+        share: None,
+        time_slice: None,
+        mps: None,
+    }
+}
+
+fn share(tail: &str, order: u16) -> Device {
+    let consumed = Consumed { memory_bytes: 4 << 30, cores_percent: 25, slots: 1 };
+    Device {
+        held: Some(Held::Share),
+        consumed: Some(consumed),
+        share: Some(Share {
+            consumed,
+            compute_policy: ComputePolicy::Hard,
+            priority: 0,
+            fail_mode: FailMode::Closed,
+            order,
+        }),
+        ..device(tail, "gpu-0-share")
+    }
+}
+
+fn limiter() -> Limiter {
+    Limiter {
+        version: "0.1.0".into(),
+        host_dir: "/opt/aliquot/limiter/0.1.0".into(),
+        preload_file: "/data/limiter/0.1.0/ld.so.preload".into(),
+    }
+}
+
+fn made(devices: &[(Device, Nodes)], indexed: bool) -> Spec {
+    let spec = spec(&site(), &claim("u-1"), devices, Some(&limiter()), indexed).unwrap();
+    spec.validate().unwrap();
+    spec
+}
+
+#[test]
+fn each_result_is_a_device_beside_the_common_one() {
+    let gpu = (device("0000000a", "gpu-0"), Nodes { minor: 0, caps: vec![] });
+    let mig = Device {
+        partition: Some(Partition {
+            profile_id: 19,
+            profile: ProfileName::new("1g.10gb"),
+            placement: Placement::new(6, 1),
+            adopted: false,
+            uuid: MigUuid::parse("MIG-00ff"),
+        }),
+        ..device("0000000b", "gpu-1-mig-1g10gb-19-6")
+    };
+    let spec = made(&[gpu, (mig, Nodes { minor: 1, caps: vec![12, 13] })], false);
+    insta::assert_snapshot!(serde_json::to_string_pretty(&spec).unwrap(), @"");
+}
+
+#[test]
+fn a_share_carries_the_limiter_and_its_own_directories() {
+    let spec = made(&[(share("0000000c", 0), Nodes::default())], false);
+    let name = "u-1-0000000c".parse().unwrap();
+    let edits = &spec.device(&name).unwrap().container_edits;
+    let mounts: Vec<(&str, &str, bool)> = edits
+        .mounts
+        .iter()
+        .map(|m| (m.host_path.as_str(), m.container_path.as_str(), m.options.iter().any(|o| o == "rw")))
+        .collect();
+    assert_eq!(
+        mounts,
+        [
+            (
+                "/opt/aliquot/limiter/0.1.0/libaliquot_preload.so",
+                "/usr/local/lib/aliquot/0.1.0/libaliquot_preload.so",
+                false
+            ),
+            (
+                "/opt/aliquot/limiter/0.1.0/libaliquot_core.so",
+                "/usr/local/lib/aliquot/0.1.0/libaliquot_core.so",
+                false
+            ),
+            ("/data/limiter/0.1.0/ld.so.preload", "/etc/ld.so.preload", false),
+            ("/data/shares/u-1-0000000c/quota", "/run/aliquot/quota/u-1-0000000c", false),
+            ("/data/shares/u-1-0000000c/region", "/run/aliquot/region/u-1-0000000c", true),
+        ]
+    );
+}
+
+#[test]
+fn two_shares_in_one_container_do_not_overwrite_each_other() {
+    let spec = made(
+        &[(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())],
+        true,
+    );
+    let names: Vec<aliquot_cdi::QualifiedName> =
+        ["u-1-common", "u-1-0000000c", "u-1-0000000d"].map(|n| format!("{DRIVER}/claim={n}").parse().unwrap()).into();
+    let edits = aliquot_cdi::resolve(std::slice::from_ref(&spec), &names).unwrap();
+    let env = edits.environment();
+    let names: Vec<&str> = env.iter().map(|(name, _)| *name).collect();
+    assert_eq!(edits.env.len(), names.len(), "a variable is set twice: {names:?}");
+    for name in ["CUDA_DEVICE_MEMORY_LIMIT_0", "CUDA_DEVICE_MEMORY_LIMIT_1", "CUDA_DEVICE_SM_LIMIT_1"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    assert!(env.contains(&("CUDA_DEVICE_MEMORY_LIMIT_0", "4096m")));
+    assert!(env.contains(&("NVIDIA_VISIBLE_DEVICES", "void")));
+}
+
+#[test]
+fn whole_gpus_get_no_limiter() {
+    let spec = made(&[(device("0000000a", "gpu-0"), Nodes::default())], true);
+    let text = serde_json::to_string(&spec).unwrap();
+    assert!(!text.contains("ld.so.preload") && !text.contains("CUDA_DEVICE"), "{text}");
+}
+
+#[test]
+fn device_nodes_elsewhere_on_the_host_say_where() {
+    let mut elsewhere = site();
+    elsewhere.host_dev_root = "/run/sim/root".into();
+    let devices = [(device("0000000a", "gpu-0"), Nodes { minor: 3, caps: vec![] })];
+    let spec = spec(&elsewhere, &claim("u-1"), &devices, None, false).unwrap();
+    let node = &spec.device(&"u-1-0000000a".parse().unwrap()).unwrap().container_edits.device_nodes[0];
+    assert_eq!(node.path, "/dev/nvidia3");
+    assert_eq!(node.host_path.as_deref(), Some("/run/sim/root/dev/nvidia3"));
+}

@@ -1,0 +1,263 @@
+//! Prepare and unprepare as the kubelet calls them: looks the claim up in the API, outside the node's
+//! lock, hands it to [`crate::prepare`] on a blocking thread, and tells metrics, events and the claim's
+//! status what came of it.
+
+use crate::claim::{self, ClaimRef};
+use crate::events::Events;
+use crate::metrics::Metrics;
+use crate::prepare::{Node, Prepared};
+use crate::reasons;
+use crate::status::StatusWriter;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::{Api, Client};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+use tracing::Instrument;
+
+/// Longest wait for one answer of the API server within a kubelet call of 45 s.
+const API_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The agent as the kubelet sees it.
+#[derive(Clone)]
+pub struct Agent {
+    /// The node.
+    pub node: Arc<Node>,
+    /// The API.
+    pub client: Client,
+    /// Driver name.
+    pub driver: String,
+    /// Our pool.
+    pub pool: String,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Events.
+    pub events: Events,
+    /// Writer of `status.devices`.
+    pub status: StatusWriter,
+    /// Told after every change of the ledger.
+    pub changed: Arc<Notify>,
+}
+
+impl std::fmt::Debug for Agent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Agent").field("driver", &self.driver).field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// What looking a claim up gave.
+enum Lookup {
+    Found(Box<ResourceClaim>),
+    Gone,
+    Unreachable(String),
+}
+
+impl Agent {
+    /// Prepares one claim.
+    ///
+    /// # Errors
+    /// The text that the user finds in the pod's events.
+    pub async fn prepare(&self, claim: ClaimRef) -> Result<Vec<Prepared>, String> {
+        let span = tracing::info_span!(
+            "prepare",
+            claim.uid = %claim.uid,
+            claim.name = %claim.name,
+            claim.namespace = %claim.namespace
+        );
+        async {
+            let started = Instant::now();
+            let (outcome, result) = self.try_prepare(&claim).await;
+            self.metrics.observe("prepare", outcome, started.elapsed());
+            match &result {
+                Ok(devices) => {
+                    let devices: Vec<&str> = devices.iter().map(|d| d.device.as_str()).collect();
+                    tracing::info!(devices = devices.join(","), took = ?started.elapsed(), "prepared");
+                }
+                Err(error) => tracing::warn!(%error, outcome, "not prepared"),
+            }
+            self.changed.notify_one();
+            result
+        }
+        .instrument(span)
+        .await
+    }
+
+    async fn try_prepare(&self, claim: &ClaimRef) -> (&'static str, Result<Vec<Prepared>, String>) {
+        if !claim::is_safe_uid(&claim.uid) {
+            return ("refused", Err(format!("claim {claim} has an impossible uid")));
+        }
+        let object = match self.look_up(claim).await {
+            Lookup::Found(object) => object,
+            Lookup::Gone => return ("refused", Err(format!("claim {claim} does not exist any more"))),
+            Lookup::Unreachable(why) => return self.prepare_known(claim, why).await,
+        };
+        let request = match claim::decode(claim, &object, &self.driver, &self.pool) {
+            Ok(request) => request,
+            Err(error) => {
+                let note = error.to_string();
+                self.events.claim_warning(claim, reasons::PREPARE_FAILED, note.clone());
+                return ("refused", Err(note));
+            }
+        };
+        let indexed = self.is_only_claim(&object).await;
+        let (node, wanted) = (Arc::clone(&self.node), request.clone());
+        let prepared = blocking(move || node.prepare(&wanted, indexed, Timestamp::now())).await;
+        match prepared {
+            Err(panic) => ("failed", Err(panic)),
+            Ok(Ok(prepared)) => {
+                self.status.prepared(&self.node, &request);
+                ("ok", Ok(prepared))
+            }
+            Ok(Err(error)) => {
+                let (outcome, reason) = if error.is_conflict() {
+                    ("conflict", reasons::CONFLICT)
+                } else {
+                    ("failed", reasons::PREPARE_FAILED)
+                };
+                let note = error.to_string();
+                self.events.claim_warning(claim, reason, note.clone());
+                self.status.failed(&request, reason, &note);
+                (outcome, Err(note))
+            }
+        }
+    }
+
+    /// The API does not answer: what the kubelet was told before still holds.
+    async fn prepare_known(
+        &self,
+        claim: &ClaimRef,
+        why: String,
+    ) -> (&'static str, Result<Vec<Prepared>, String>) {
+        let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
+        match blocking(move || node.prepare_known(&uid)).await {
+            Ok(Ok(Some(prepared))) => {
+                tracing::warn!(error = %why, "the claim cannot be read, giving the same answer as before");
+                ("ok", Ok(prepared))
+            }
+            Ok(Ok(None)) => ("failed", Err(format!("cannot read claim {claim} from the API server: {why}"))),
+            Ok(Err(error)) => ("failed", Err(error.to_string())),
+            Err(panic) => ("failed", Err(panic)),
+        }
+    }
+
+    /// Releases one claim, from local state alone.
+    ///
+    /// # Errors
+    /// The text that ends in the kubelet's log and the pod's events.
+    pub async fn unprepare(&self, claim: ClaimRef) -> Result<(), String> {
+        let span = tracing::info_span!(
+            "unprepare",
+            claim.uid = %claim.uid,
+            claim.name = %claim.name,
+            claim.namespace = %claim.namespace
+        );
+        async {
+            let started = Instant::now();
+            let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
+            let result = match blocking(move || node.unprepare(&uid)).await {
+                Ok(Ok(true)) => {
+                    tracing::info!(took = ?started.elapsed(), "unprepared");
+                    Ok(())
+                }
+                Ok(Ok(false)) => {
+                    tracing::debug!("nothing to unprepare");
+                    Ok(())
+                }
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(panic) => Err(panic),
+            };
+            if let Err(note) = &result {
+                tracing::warn!(error = %note, "not unprepared");
+                self.events.claim_warning(&claim, reasons::UNPREPARE_FAILED, note.clone());
+            }
+            let outcome = if result.is_ok() { "ok" } else { "failed" };
+            self.metrics.observe("unprepare", outcome, started.elapsed());
+            self.status.forget(&claim.uid);
+            self.changed.notify_one();
+            result
+        }
+        .instrument(span)
+        .await
+    }
+
+    async fn look_up(&self, claim: &ClaimRef) -> Lookup {
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
+        match tokio::time::timeout(API_TIMEOUT, api.get_opt(&claim.name)).await {
+            Ok(Ok(Some(object))) => Lookup::Found(Box::new(object)),
+            Ok(Ok(None)) => Lookup::Gone,
+            Ok(Err(error)) => Lookup::Unreachable(error.to_string()),
+            Err(_) => Lookup::Unreachable(format!("no answer within {API_TIMEOUT:?}")),
+        }
+    }
+
+    /// Whether every container that uses the claim uses no other: only then do HAMi's indexed variables,
+    /// which have no room for the claim's name, mean one thing. Claims of several pods never qualify.
+    async fn is_only_claim(&self, object: &ResourceClaim) -> bool {
+        let Some(namespace) = object.metadata.namespace.as_deref() else { return false };
+        let owner = object.metadata.owner_references.iter().flatten().find(|owner| owner.kind == "Pod");
+        let Some(owner) = owner else { return false };
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        match tokio::time::timeout(API_TIMEOUT, api.get_opt(&owner.name)).await {
+            Ok(Ok(Some(pod))) if pod.metadata.uid.as_deref() == Some(&owner.uid) => {
+                names_only(&pod, object)
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether no container of the pod combines the claim with another one.
+fn names_only(pod: &Pod, claim: &ResourceClaim) -> bool {
+    let annotations = claim.metadata.annotations.as_ref();
+    let Some(name) = annotations.and_then(|a| a.get(aliquot_model::names::POD_CLAIM_NAME)) else {
+        return false;
+    };
+    let Some(spec) = &pod.spec else { return false };
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let mut uses = containers.filter_map(|container| container.resources.as_ref()?.claims.as_ref());
+    uses.all(|claims| {
+        let ours = claims.iter().any(|used| &used.name == name);
+        !ours || claims.iter().all(|used| &used.name == name)
+    })
+}
+
+/// Runs blocking work; a panic in it is an error of that claim, not of the agent.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
+    let span = tracing::Span::current();
+    tokio::task::spawn_blocking(move || span.in_scope(work))
+        .await
+        .map_err(|error| format!("the operation ended abnormally: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    #[rstest]
+    #[case::alone(json!([["gpu"], []]), true)]
+    #[case::two_requests_of_it(json!([["gpu", "gpu"]]), true)]
+    #[case::beside_another(json!([["gpu", "nic"]]), false)]
+    #[case::another_container_has_another(json!([["gpu"], ["nic"]]), true)]
+    fn indexed_variables_are_for_containers_with_one_claim(#[case] uses: Value, #[case] want: bool) {
+        let containers: Vec<Value> = uses
+            .as_array()
+            .unwrap()
+            .iter()
+            .enumerate()
+            .map(|(index, names)| {
+                let claims: Vec<Value> =
+                    names.as_array().unwrap().iter().map(|name| json!({"name": name})).collect();
+                json!({"name": format!("c{index}"), "resources": {"claims": claims}})
+            })
+            .collect();
+        let pod: Pod = serde_json::from_value(json!({"spec": {"containers": containers}})).unwrap();
+        let claim: ResourceClaim = serde_json::from_value(json!({
+            "metadata": {"annotations": {"resource.kubernetes.io/pod-claim-name": "gpu"}}, "spec": {}}))
+        .unwrap();
+        assert_eq!(names_only(&pod, &claim), want);
+    }
+}

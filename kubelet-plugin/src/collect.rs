@@ -1,0 +1,313 @@
+//! Compares the ledger with the claims in the API.
+//!
+//! A claim can vanish under its hardware: a user drops the finalizer, a pod is force-deleted, an
+//! allocation is cleared. Its devices then look free to allocators, so they get the `held` taint until
+//! they are unprepared. Normally the kubelet does that; when it lost its state, nobody would, so after a
+//! grace period without any consumer on this node the agent does it itself.
+//!
+//! GPU instances that no claim has are destroyed here too, if nothing can depend on them.
+
+use crate::claim::{ClaimRef, still_allocated};
+use crate::events::Events;
+use crate::ledger::{Record, State};
+use crate::metrics::Metrics;
+use crate::prepare::{Node, Overview};
+use crate::reasons;
+use aliquot_model::{DeviceName, LiveMig};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{GetParams, ListParams};
+use kube::{Api, Client};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+const API_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The task.
+pub struct Collector {
+    /// The node.
+    pub node: Arc<Node>,
+    /// The API.
+    pub client: Client,
+    /// Driver name.
+    pub driver: String,
+    /// Our pool.
+    pub pool: String,
+    /// Node name.
+    pub node_name: String,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Events.
+    pub events: Events,
+    /// Ledger and hardware.
+    pub overview: watch::Receiver<Arc<Overview>>,
+    /// Where the UIDs of vanished claims go.
+    pub vanished: watch::Sender<Arc<BTreeSet<String>>>,
+    /// Told after a change of the ledger.
+    pub changed: Arc<Notify>,
+    /// Look this often.
+    pub interval: Duration,
+    /// Keep hardware of vanished claims so long.
+    pub grace: Duration,
+    /// Destroy instances that nobody knows.
+    pub destroy_unknown: bool,
+}
+
+impl std::fmt::Debug for Collector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Collector").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+/// What the API says of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// As it was prepared.
+    Allocated,
+    /// Gone, another claim, or allocated otherwise.
+    Vanished,
+    /// It could not be asked.
+    Unknown,
+}
+
+impl Collector {
+    /// Runs until cancelled.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let mut since: BTreeMap<String, Instant> = BTreeMap::new();
+        let mut strangers: BTreeMap<(String, u32, u32), Instant> = BTreeMap::new();
+        loop {
+            let overview = Arc::clone(&self.overview.borrow_and_update());
+            self.check_claims(&overview, &mut since).await;
+            self.check_strangers(&overview, &mut strangers).await;
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep(self.interval) => {}
+            }
+        }
+    }
+
+    async fn check_claims(&self, overview: &Overview, since: &mut BTreeMap<String, Instant>) {
+        let settled: Vec<&Record> =
+            overview.ledger.claims.values().filter(|record| record.state != State::Started).collect();
+        for record in &settled {
+            let uid = &record.claim.uid;
+            match self.standing(record).await {
+                Standing::Unknown => {}
+                Standing::Allocated => {
+                    since.remove(uid);
+                }
+                Standing::Vanished => {
+                    if !since.contains_key(uid) {
+                        since.insert(uid.clone(), Instant::now());
+                        self.say_vanished(record);
+                    }
+                }
+            }
+        }
+        since.retain(|uid, _| settled.iter().any(|record| &record.claim.uid == uid));
+        self.metrics.vanished_claims.set(i64::try_from(since.len()).unwrap_or(i64::MAX));
+        let uids: BTreeSet<String> = since.keys().cloned().collect();
+        self.vanished.send_if_modified(|current| {
+            let changed = **current != uids;
+            if changed {
+                *current = Arc::new(uids);
+            }
+            changed
+        });
+        for record in settled {
+            let due = since.get(&record.claim.uid).is_some_and(|at| at.elapsed() >= self.grace);
+            if due && self.is_unused(record).await {
+                self.release(&record.claim).await;
+            }
+        }
+    }
+
+    fn say_vanished(&self, record: &Record) {
+        let devices: Vec<&str> = record.devices.iter().map(|device| device.device.as_str()).collect();
+        self.events.node_warning(
+            reasons::CLAIM_VANISHED,
+            format!(
+                "claim {} is gone or allocated otherwise while {} is still prepared for it; the devices are \
+                 kept out of allocation until they are unprepared",
+                record.claim,
+                devices.join(", ")
+            ),
+        );
+    }
+
+    /// Asks the API's cache, and the store itself before anything is believed to be gone.
+    async fn standing(&self, record: &Record) -> Standing {
+        match self.look(record, &GetParams::any()).await {
+            Standing::Vanished => self.look(record, &GetParams::default()).await,
+            other => other,
+        }
+    }
+
+    async fn look(&self, record: &Record, params: &GetParams) -> Standing {
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &record.claim.namespace);
+        match timeout(API_TIMEOUT, api.get_with(&record.claim.name, params)).await {
+            Ok(Ok(object)) => {
+                let same = object.metadata.uid.as_deref() == Some(&record.claim.uid);
+                if same && still_allocated(&object, &self.driver, &record.keys()) {
+                    Standing::Allocated
+                } else {
+                    Standing::Vanished
+                }
+            }
+            Ok(Err(kube::Error::Api(status))) if status.code == 404 => Standing::Vanished,
+            Ok(Err(error)) => {
+                tracing::debug!(claim.uid = %record.claim.uid, %error, "cannot ask for the claim");
+                Standing::Unknown
+            }
+            Err(_) => Standing::Unknown,
+        }
+    }
+
+    /// Whether no pod of this node uses the claim and no process its hardware. In doubt it is used.
+    async fn is_unused(&self, record: &Record) -> bool {
+        let api: Api<Pod> = Api::all(self.client.clone());
+        let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
+        let pods = match timeout(API_TIMEOUT, api.list(&params)).await {
+            Ok(Ok(pods)) => pods.items,
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "cannot list the node's pods");
+                return false;
+            }
+            Err(_) => return false,
+        };
+        if pods.iter().any(|pod| consumes(pod, &record.claim)) {
+            return false;
+        }
+        let (node, record) = (Arc::clone(&self.node), record.clone());
+        tokio::task::spawn_blocking(move || !node.has_processes(&record)).await.unwrap_or(false)
+    }
+
+    async fn release(&self, claim: &ClaimRef) {
+        let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
+        match tokio::task::spawn_blocking(move || node.unprepare(&uid)).await {
+            Ok(Ok(_)) => {
+                self.metrics.collected_claims.inc();
+                self.events.node_normal(
+                    reasons::CLAIM_COLLECTED,
+                    format!("released the hardware of claim {claim}, which is gone and used by no pod of this node"),
+                );
+                self.changed.notify_one();
+            }
+            Ok(Err(error)) => tracing::warn!(claim.uid = %claim.uid, %error, "cannot release a vanished claim"),
+            Err(error) => tracing::error!(claim.uid = %claim.uid, %error, "releasing ended abnormally"),
+        }
+    }
+
+    async fn check_strangers(
+        &self,
+        overview: &Overview,
+        strangers: &mut BTreeMap<(String, u32, u32), Instant>,
+    ) {
+        let key = |mig: &LiveMig| (mig.parent.to_string(), mig.placement.start, mig.profile_id);
+        strangers.retain(|seen, _| overview.foreign.iter().any(|mig| key(mig) == *seen));
+        for mig in &overview.foreign {
+            let Some(first_seen) = strangers.get(&key(mig)) else {
+                strangers.insert(key(mig), Instant::now());
+                self.events.node_warning(
+                    reasons::FOREIGN_INSTANCE,
+                    format!(
+                        "GPU instance {} at {} on GPU {} belongs to no claim; what overlaps it is kept out of \
+                         allocation",
+                        mig.gpu_instance, mig.placement, mig.parent
+                    ),
+                );
+                continue;
+            };
+            if !self.destroy_unknown || first_seen.elapsed() < self.interval / 2 {
+                continue;
+            }
+            if self.is_claimed(overview, mig).await {
+                continue;
+            }
+            let (node, target) = (Arc::clone(&self.node), mig.clone());
+            match tokio::task::spawn_blocking(move || node.destroy_foreign(&target)).await {
+                Ok(Ok(true)) => {
+                    self.events.node_normal(
+                        reasons::FOREIGN_DESTROYED,
+                        format!("destroyed GPU instance {} at {} on GPU {}, which no claim had and no process used",
+                            mig.gpu_instance, mig.placement, mig.parent),
+                    );
+                    self.changed.notify_one();
+                }
+                Ok(Ok(false)) => tracing::debug!(gpu.uuid = %mig.parent, "an unknown instance is in use"),
+                Ok(Err(error)) => tracing::warn!(gpu.uuid = %mig.parent, %error, "an unknown instance stays"),
+                Err(error) => tracing::error!(%error, "destroying ended abnormally"),
+            }
+        }
+    }
+
+    /// Whether any allocated claim names a device that overlaps the instance: then it may be a running
+    /// pod's, whose record was lost. In doubt it is.
+    async fn is_claimed(&self, overview: &Overview, mig: &LiveMig) -> bool {
+        let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let Some(gpu) = gpus.into_iter().find(|gpu| gpu.uuid == mig.parent) else { return true };
+        let api: Api<ResourceClaim> = Api::all(self.client.clone());
+        let claims = match timeout(API_TIMEOUT, api.list(&ListParams::default())).await {
+            Ok(Ok(claims)) => claims.items,
+            _ => return true,
+        };
+        let results = claims
+            .iter()
+            .filter_map(|claim| claim.status.as_ref()?.allocation.as_ref()?.devices.as_ref())
+            .flat_map(|devices| devices.results.iter().flatten())
+            .filter(|result| result.driver == self.driver && result.pool == self.pool);
+        let mut devices = results.filter_map(|result| DeviceName::parse(&result.device));
+        devices.any(|device| {
+            device.minor() == gpu.minor
+                && aliquot_model::layout::Holding::of(&device, gpu).is_some_and(|holding| {
+                    holding.conflicts(aliquot_model::layout::Holding::Partition(mig.placement))
+                })
+        })
+    }
+}
+
+/// Whether a pod that may still run uses the claim.
+fn consumes(pod: &Pod, claim: &ClaimRef) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+    if pod.metadata.namespace.as_deref() != Some(&claim.namespace) || matches!(phase, "Succeeded" | "Failed") {
+        return false;
+    }
+    let direct = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.resource_claims.iter().flatten())
+        .any(|used| used.resource_claim_name.as_ref() == Some(&claim.name));
+    let generated = pod
+        .status
+        .iter()
+        .flat_map(|status| status.resource_claim_statuses.iter().flatten())
+        .any(|used| used.resource_claim_name.as_ref() == Some(&claim.name));
+    direct || generated
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    #[rstest]
+    #[case::by_name(json!({"metadata": {"namespace": "ns"},
+        "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "claim-a"}]}}), true)]
+    #[case::by_template(json!({"metadata": {"namespace": "ns"}, "spec": {"containers": []},
+        "status": {"resourceClaimStatuses": [{"name": "g", "resourceClaimName": "claim-a"}]}}), true)]
+    #[case::finished(json!({"metadata": {"namespace": "ns"}, "status": {"phase": "Succeeded"},
+        "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "claim-a"}]}}), false)]
+    #[case::elsewhere(json!({"metadata": {"namespace": "other"},
+        "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "claim-a"}]}}), false)]
+    #[case::another_claim(json!({"metadata": {"namespace": "ns"},
+        "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "claim-b"}]}}), false)]
+    fn pods_consume_claims_by_name_and_by_template(#[case] pod: Value, #[case] want: bool) {
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        assert_eq!(consumes(&pod, &crate::testing::claim("a")), want);
+    }
+}

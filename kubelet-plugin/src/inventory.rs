@@ -1,0 +1,168 @@
+//! Watches the node's GPUs: gathers hardware and ledger, listens for errors, reports what cannot be read.
+
+use crate::events::Events;
+use crate::health::Faults;
+use crate::metrics::{GpuFault, Kind, Metrics};
+use crate::prepare::{Node, Overview};
+use crate::reasons;
+use aliquot_model::{DeviceKind, GpuUuid};
+use aliquot_nvml::{EventKind, GpuEvent, Gpus};
+use jiff::Timestamp;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+const DEBOUNCE: Duration = Duration::from_millis(50);
+const LISTEN: Duration = Duration::from_secs(1);
+
+/// The task.
+#[derive(Debug)]
+pub struct Watcher {
+    /// The node.
+    pub node: Arc<Node>,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Events.
+    pub events: Events,
+    /// Where the result goes.
+    pub overview: watch::Sender<Arc<Overview>>,
+    /// Where errors of GPUs go.
+    pub faults: watch::Sender<Arc<Faults>>,
+    /// Wakes us after a change of the ledger.
+    pub changed: Arc<Notify>,
+    /// Look at least this often.
+    pub interval: Duration,
+}
+
+impl Watcher {
+    /// Runs until cancelled.
+    pub async fn run(self, cancel: CancellationToken) {
+        let (sender, mut errors) = mpsc::channel::<GpuEvent>(64);
+        let mut listened: BTreeSet<GpuUuid> = BTreeSet::new();
+        let mut listener: Option<CancellationToken> = None;
+        let mut reported: BTreeSet<String> = BTreeSet::new();
+        loop {
+            if let Some(overview) = self.look(&mut reported).await {
+                let gpus: BTreeSet<GpuUuid> =
+                    overview.inventory.iter().flat_map(|i| &i.gpus).map(|gpu| gpu.uuid.clone()).collect();
+                if gpus != listened {
+                    if let Some(old) = listener.take() {
+                        old.cancel();
+                    }
+                    let token = cancel.child_token();
+                    listen(Arc::clone(&self.node.machine.gpus), gpus.clone(), sender.clone(), token.clone());
+                    listener = Some(token);
+                    listened = gpus;
+                }
+            }
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = self.changed.notified() => {}
+                () = tokio::time::sleep(self.interval) => {}
+                Some(event) = errors.recv() => self.fault(&event),
+            }
+            tokio::time::sleep(DEBOUNCE).await;
+        }
+    }
+
+    /// One look; `None` if lock or checkpoint could not be had.
+    async fn look(&self, reported: &mut BTreeSet<String>) -> Option<Arc<Overview>> {
+        let node = Arc::clone(&self.node);
+        let looked = tokio::task::spawn_blocking(move || node.overview(Timestamp::now())).await;
+        let (overview, error) = match looked {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot read the node's state");
+                return None;
+            }
+            Err(error) => {
+                tracing::error!(%error, "reading the node's state ended abnormally");
+                return None;
+            }
+        };
+        let mut seen = BTreeSet::new();
+        if let Some(error) = error {
+            seen.insert(format!("the node's GPUs cannot be read; what is published stays: {error}"));
+            self.say_once(reported, &seen, reasons::NVML_UNAVAILABLE);
+        } else if let Some(inventory) = &overview.inventory {
+            seen.extend(inventory.unreadable.iter().map(|gpu| {
+                let name = gpu.uuid.as_ref().map(ToString::to_string).unwrap_or_default();
+                format!("GPU {} {name} is not published: {}", gpu.index, gpu.error)
+            }));
+            self.say_once(reported, &seen, reasons::GPU_UNREADABLE);
+        }
+        *reported = seen;
+        self.measure(&overview);
+        let overview = Arc::new(overview);
+        self.overview.send_replace(Arc::clone(&overview));
+        Some(overview)
+    }
+
+    fn say_once(&self, before: &BTreeSet<String>, now: &BTreeSet<String>, reason: &str) {
+        for note in now.difference(before) {
+            self.events.node_warning(reason, note.clone());
+        }
+    }
+
+    fn measure(&self, overview: &Overview) {
+        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
+        if let Some(inventory) = &overview.inventory {
+            self.metrics.gpus.set(count(inventory.gpus.len()));
+            self.metrics.unreadable_gpus.set(count(inventory.unreadable.len()));
+        }
+        self.metrics.foreign_instances.set(count(overview.foreign.len()));
+        self.metrics.prepared_claims.set(count(overview.ledger.claims.len()));
+        for kind in DeviceKind::ALL {
+            let devices = overview.ledger.claims.values().flat_map(|record| &record.devices);
+            let of_kind = devices.filter(|device| device.kind() == Some(kind)).count();
+            self.metrics.prepared_devices.get_or_create(&Kind { kind: kind.as_str() }).set(count(of_kind));
+        }
+        crate::usage::measure(&self.metrics, &self.node.machine.shares, &overview.ledger);
+    }
+
+    fn fault(&self, event: &GpuEvent) {
+        let fault = match event.kind {
+            EventKind::Xid(number) => format!("xid-{number}"),
+            EventKind::EccSingleBit => "ecc-single-bit".to_owned(),
+            EventKind::EccDoubleBit => "ecc-double-bit".to_owned(),
+            EventKind::Other(bit) => format!("event-{bit:#x}"),
+        };
+        let gpu = event.gpu.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
+        self.metrics.gpu_faults.get_or_create(&GpuFault { gpu: gpu.clone(), fault: fault.clone() }).inc();
+        self.events.node_warning(reasons::GPU_ERROR, format!("the driver reported {fault} on GPU {gpu}"));
+        self.faults.send_modify(|faults| Arc::make_mut(faults).note(event, Timestamp::now()));
+    }
+}
+
+/// Listens on a thread of its own; NVML's wait blocks.
+fn listen(gpus: Arc<dyn Gpus>, uuids: BTreeSet<GpuUuid>, to: mpsc::Sender<GpuEvent>, cancel: CancellationToken) {
+    tokio::task::spawn_blocking(move || {
+        let uuids: Vec<GpuUuid> = uuids.into_iter().collect();
+        let mut source = match gpus.watch(&uuids) {
+            Ok(source) => source,
+            Err(error) => {
+                tracing::warn!(%error, "errors of GPUs are not listened for");
+                return;
+            }
+        };
+        for (gpu, error) in source.unmonitored() {
+            tracing::warn!(gpu.uuid = %gpu, %error, "errors of this GPU are not listened for");
+        }
+        while !cancel.is_cancelled() {
+            match source.next(LISTEN) {
+                Ok(None) => {}
+                Ok(Some(event)) => {
+                    if to.blocking_send(event).is_err() {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "listening for errors of GPUs failed");
+                    std::thread::sleep(LISTEN);
+                }
+            }
+        }
+    });
+}

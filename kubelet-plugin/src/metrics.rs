@@ -1,0 +1,207 @@
+//! What is counted. One registry, made at start and handed on; no globals.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// An operation of the kubelet and its outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Operation {
+    /// `prepare` or `unprepare`.
+    pub operation: &'static str,
+    /// `ok`, `refused`, `conflict` or `failed`.
+    pub outcome: &'static str,
+}
+
+/// An operation of the kubelet.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Name {
+    /// `prepare` or `unprepare`.
+    pub operation: &'static str,
+}
+
+/// A kind of device.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Kind {
+    /// As in the device's `type` attribute.
+    pub kind: &'static str,
+}
+
+/// A feature gate of the server.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Gate {
+    /// Its name.
+    pub gate: &'static str,
+}
+
+/// Who allocates.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Mode {
+    /// `controller`, `hand-over` or `scheduler`.
+    pub mode: &'static str,
+}
+
+/// An error of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct GpuFault {
+    /// The GPU.
+    pub gpu: String,
+    /// `xid-<number>`, `ecc-single-bit`, `ecc-double-bit`, `other`.
+    pub fault: String,
+}
+
+/// A share of a claim.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct ShareLabels {
+    /// Claim's namespace.
+    pub namespace: String,
+    /// Claim's name.
+    pub claim: String,
+    /// GPU.
+    pub gpu: String,
+    /// Result id.
+    pub result: String,
+}
+
+/// All metrics of the agent.
+#[derive(Debug, Clone)]
+pub struct Metrics {
+    registry: Arc<Registry>,
+    /// Claims by operation and outcome.
+    pub claims: Family<Operation, Counter>,
+    /// Seconds per claim.
+    pub claim_duration: Family<Name, Histogram>,
+    /// Claims in the ledger.
+    pub prepared_claims: Gauge,
+    /// Devices in the ledger by kind.
+    pub prepared_devices: Family<Kind, Gauge>,
+    /// Claims in the ledger that the API does not know any more.
+    pub vanished_claims: Gauge,
+    /// Vanished claims that the agent released itself.
+    pub collected_claims: Counter,
+    /// GPU instances that no claim has.
+    pub foreign_instances: Gauge,
+    /// GPUs that are published.
+    pub gpus: Gauge,
+    /// GPUs that cannot be read.
+    pub unreadable_gpus: Gauge,
+    /// Errors of GPUs.
+    pub gpu_faults: Family<GpuFault, Counter>,
+    /// Pool generation.
+    pub pool_generation: Gauge,
+    /// Slices in the API.
+    pub slices: Gauge,
+    /// Slices written.
+    pub slice_writes: Counter,
+    /// Failed attempts to publish.
+    pub publish_errors: Counter,
+    /// 1 for gates that the server has on.
+    pub server_features: Family<Gate, Gauge>,
+    /// 1 for the mode that is published.
+    pub mode: Family<Mode, Gauge>,
+    /// Quota of shares in bytes.
+    pub share_quota: Family<ShareLabels, Gauge>,
+    /// Bytes that shares have charged.
+    pub share_used: Family<ShareLabels, Gauge>,
+    /// Allocations that the limiter refused.
+    pub share_refused: Family<ShareLabels, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::with_prefix("dra_gpu");
+        let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 16));
+        let claim_duration = Family::new_with_constructor(seconds);
+        let mut metrics = Self {
+            registry: Arc::new(Registry::default()),
+            claims: Family::default(),
+            claim_duration,
+            prepared_claims: Gauge::default(),
+            prepared_devices: Family::default(),
+            vanished_claims: Gauge::default(),
+            collected_claims: Counter::default(),
+            foreign_instances: Gauge::default(),
+            gpus: Gauge::default(),
+            unreadable_gpus: Gauge::default(),
+            gpu_faults: Family::default(),
+            pool_generation: Gauge::default(),
+            slices: Gauge::default(),
+            slice_writes: Counter::default(),
+            publish_errors: Counter::default(),
+            server_features: Family::default(),
+            mode: Family::default(),
+            share_quota: Family::default(),
+            share_used: Family::default(),
+            share_refused: Family::default(),
+        };
+        let m = &metrics;
+        registry.register("claim_operations", "Claims by operation and outcome", m.claims.clone());
+        registry.register(
+            "claim_operation_duration_seconds",
+            "Seconds that an operation took, by claim",
+            m.claim_duration.clone(),
+        );
+        registry.register("prepared_claims", "Claims in the ledger", m.prepared_claims.clone());
+        registry.register("prepared_devices", "Devices in the ledger", m.prepared_devices.clone());
+        registry.register(
+            "vanished_claims",
+            "Claims that hold hardware and are not in the API as they were prepared",
+            m.vanished_claims.clone(),
+        );
+        registry.register(
+            "collected_claims",
+            "Vanished claims whose hardware the agent released itself",
+            m.collected_claims.clone(),
+        );
+        registry.register(
+            "foreign_instances",
+            "GPU instances that no claim has",
+            m.foreign_instances.clone(),
+        );
+        registry.register("gpus", "GPUs that can be read", m.gpus.clone());
+        registry.register("unreadable_gpus", "GPUs that cannot be read", m.unreadable_gpus.clone());
+        registry.register("gpu_faults", "Errors that the driver reported", m.gpu_faults.clone());
+        registry.register("pool_generation", "Generation of the pool", m.pool_generation.clone());
+        registry.register("slices", "ResourceSlices of this node", m.slices.clone());
+        registry.register("slice_writes", "ResourceSlices written or deleted", m.slice_writes.clone());
+        registry.register("publish_errors", "Failed attempts to publish", m.publish_errors.clone());
+        registry.register(
+            "server_feature",
+            "1 if the API server keeps what this feature gate guards",
+            m.server_features.clone(),
+        );
+        registry.register("allocator_mode", "1 for the mode that is published", m.mode.clone());
+        registry.register("share_quota_bytes", "Memory quota of a share", m.share_quota.clone());
+        registry.register("share_used_bytes", "Memory charged to a share", m.share_used.clone());
+        registry.register(
+            "share_refused_allocations",
+            "Allocations that the limiter refused a share",
+            m.share_refused.clone(),
+        );
+        metrics.registry = Arc::new(registry);
+        metrics
+    }
+}
+
+impl Metrics {
+    /// Notes an operation on a claim.
+    pub fn observe(&self, operation: &'static str, outcome: &'static str, took: Duration) {
+        self.claims.get_or_create(&Operation { operation, outcome }).inc();
+        self.claim_duration.get_or_create(&Name { operation }).observe(took.as_secs_f64());
+    }
+
+    /// All metrics as OpenMetrics text.
+    ///
+    /// # Errors
+    /// If a metric cannot be formatted, which strings can.
+    pub fn encode(&self) -> Result<String, std::fmt::Error> {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}

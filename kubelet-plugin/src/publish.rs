@@ -1,0 +1,688 @@
+//! Keeps the node's ResourceSlices in the API as they should be.
+//!
+//! Level-triggered: whatever wakes the loop (a change of the node, of our slices, of the Node object, a
+//! timer), it computes what should be there, reads what is there, and writes the difference. The kubelet
+//! deletes all slices of its node when it starts; the watch sees that and the loop puts them back.
+//! Nothing gives up: every error is tried again, more slowly.
+//!
+//! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
+
+use crate::events::Events;
+use crate::http::Readiness;
+use crate::metrics::{Gate, Metrics, Mode};
+use crate::mode::{self, Observed, Phase, Published, Target, Waits};
+use crate::prepare::Overview;
+use crate::reasons;
+use crate::resourceslice::{self as slices, Dropped, Owner};
+use crate::store::{StoreError, replace};
+use aliquot_model::DeviceName;
+use aliquot_model::layout::{self, AllocatorMode, GpuState, ServerFeatures, Slice};
+use aliquot_model::names;
+use futures::{Stream, StreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use nix::fcntl::{Flock, FlockArg};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+const API_TIMEOUT: Duration = Duration::from_secs(15);
+const FIRST_RETRY: Duration = Duration::from_millis(500);
+const LAST_RETRY: Duration = Duration::from_secs(60);
+/// Events that come together are answered together.
+const DEBOUNCE: Duration = Duration::from_millis(100);
+const STANDBY_POLL: Duration = Duration::from_secs(1);
+/// How often the controller's Lease is looked at during a hand-over.
+const LEASE_POLL: Duration = Duration::from_secs(2);
+
+/// Why publishing failed this time.
+#[derive(Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The API server refused or did not answer.
+    #[error("cannot {action}: {source}")]
+    Api {
+        /// What was tried.
+        action: String,
+        /// Why not.
+        source: Box<kube::Error>,
+    },
+    /// The API server did not answer in time.
+    #[error("cannot {action}: no answer within {API_TIMEOUT:?}")]
+    Timeout {
+        /// What was tried.
+        action: String,
+    },
+    /// The Node object is not there (yet).
+    #[error("there is no Node {0}")]
+    NoNode(String),
+    /// Our own state.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What does not change while the agent runs.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Driver name.
+    pub driver: String,
+    /// Node name.
+    pub node: String,
+    /// Mode unless the Node says otherwise.
+    pub mode: Target,
+    /// Most tenants of a shared GPU.
+    pub slots: u32,
+    /// Waits of a hand-over.
+    pub waits: Waits,
+    /// Namespace of the controller's Lease.
+    pub lease_namespace: String,
+    /// Name of the controller's Lease.
+    pub lease_name: String,
+    /// Full comparison at least this often.
+    pub resync: Duration,
+    /// Data directory.
+    pub data_dir: PathBuf,
+}
+
+/// What survives a restart beside the slices themselves.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+struct Memory {
+    /// Highest generation ever used.
+    #[serde(default)]
+    generation: i64,
+    #[serde(default)]
+    phase: Option<Phase>,
+}
+
+/// The publisher.
+pub struct Publisher {
+    settings: Settings,
+    client: Client,
+    events: Events,
+    metrics: Metrics,
+    readiness: Arc<Readiness>,
+    /// Set when the layout without counters is in use.
+    fixed_partitions: Arc<AtomicBool>,
+    overview: watch::Receiver<Arc<Overview>>,
+    vanished: watch::Receiver<Arc<BTreeSet<String>>>,
+    /// Names of what is published, for the health service.
+    published: watch::Sender<Arc<Vec<DeviceName>>>,
+    memory: Memory,
+    /// Generation of what was last seen or written completely.
+    generation: i64,
+    /// What the server keeps, and the version for which that was found out.
+    server: Option<(String, ServerFeatures)>,
+    lease: LeaseView,
+}
+
+/// When the controller was last seen alive. Clocks of other machines are not trusted: a lease is alive
+/// while it changes.
+#[derive(Debug, Default)]
+struct LeaseView {
+    renewed: Option<Timestamp>,
+    changed_at: Option<Timestamp>,
+    absent_since: Option<Timestamp>,
+    polled: Option<Instant>,
+}
+
+type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
+
+enum Wake {
+    Slices,
+    Node(Option<Box<Node>>),
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher").field("settings", &self.settings).finish_non_exhaustive()
+    }
+}
+
+impl Publisher {
+    /// A publisher; [`Publisher::run`] does the work.
+    #[expect(clippy::too_many_arguments, reason = "wiring, once")]
+    pub fn new(
+        settings: Settings,
+        client: Client,
+        events: Events,
+        metrics: Metrics,
+        readiness: Arc<Readiness>,
+        fixed_partitions: Arc<AtomicBool>,
+        overview: watch::Receiver<Arc<Overview>>,
+        vanished: watch::Receiver<Arc<BTreeSet<String>>>,
+        published: watch::Sender<Arc<Vec<DeviceName>>>,
+    ) -> Self {
+        Self {
+            settings,
+            client,
+            events,
+            metrics,
+            readiness,
+            fixed_partitions,
+            overview,
+            vanished,
+            published,
+            memory: Memory::default(),
+            generation: 0,
+            server: None,
+            lease: LeaseView::default(),
+        }
+    }
+
+    /// Publishes until cancelled. The slices stay: pods go on, and the kubelet removes them if nobody
+    /// comes back.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let Some(_lock) = self.stand_by(&cancel).await else { return };
+        self.memory = self.load_memory();
+        let mut node: Option<Box<Node>> = None;
+        let mut wakes = self.wakes();
+        let mut retry = FIRST_RETRY;
+        let mut next = Instant::now();
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = sleep_until(next) => {}
+                Some(wake) = wakes.next() => {
+                    if let Wake::Node(seen) = wake {
+                        node = seen;
+                    }
+                    next = next.min(Instant::now() + DEBOUNCE);
+                    continue;
+                }
+                Ok(()) = self.overview.changed() => {
+                    next = next.min(Instant::now() + DEBOUNCE);
+                    continue;
+                }
+                Ok(()) = self.vanished.changed() => {
+                    next = next.min(Instant::now() + DEBOUNCE);
+                    continue;
+                }
+            }
+            let outcome = tokio::select! {
+                () = cancel.cancelled() => return,
+                outcome = self.reconcile(node.as_deref()) => outcome,
+            };
+            match outcome {
+                Ok(wake_at) => {
+                    retry = FIRST_RETRY;
+                    self.readiness.published.store(true, Ordering::Relaxed);
+                    next = Instant::now() + wake_at.unwrap_or(self.settings.resync);
+                }
+                Err(error) => {
+                    self.metrics.publish_errors.inc();
+                    self.report(&error);
+                    next = Instant::now() + retry;
+                    retry = (retry * 2).min(LAST_RETRY);
+                }
+            }
+        }
+    }
+
+    fn report(&self, error: &PublishError) {
+        match error {
+            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 422) => {
+                self.events.node_warning(reasons::PUBLISH_REFUSED, error.to_string());
+            }
+            // Somebody else wrote; the next look sees it.
+            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 409) => {
+                tracing::debug!(%error, "publishing again after a conflict");
+            }
+            _ => tracing::warn!(%error, "not published"),
+        }
+    }
+
+    /// Waits until no other instance publishes.
+    async fn stand_by(&self, cancel: &CancellationToken) -> Option<Flock<File>> {
+        let path = self.settings.data_dir.join("publish.lock");
+        let mut said = false;
+        loop {
+            let _ = fs::create_dir_all(&self.settings.data_dir);
+            match OpenOptions::new().write(true).create(true).truncate(false).open(&path) {
+                Ok(file) => match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                    Ok(lock) => return Some(lock),
+                    Err(_) if !said => {
+                        tracing::info!("another instance publishes, standing by");
+                        said = true;
+                        self.readiness.published.store(true, Ordering::Relaxed);
+                    }
+                    Err(_) => {}
+                },
+                Err(error) => tracing::warn!(path = %path.display(), %error, "cannot open"),
+            }
+            tokio::select! {
+                () = cancel.cancelled() => return None,
+                () = tokio::time::sleep(STANDBY_POLL) => {}
+            }
+        }
+    }
+
+    fn memory_path(&self) -> PathBuf {
+        self.settings.data_dir.join("publish.json")
+    }
+
+    fn load_memory(&self) -> Memory {
+        let path = self.memory_path();
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
+                tracing::warn!(path = %path.display(), %error, "unreadable, starting from the slices");
+                Memory::default()
+            }),
+            Err(_) => Memory::default(),
+        }
+    }
+
+    fn save_memory(&self) -> Result<(), PublishError> {
+        let path = self.memory_path();
+        let bytes = serde_json::to_vec(&self.memory).map_err(|error| StoreError::Io {
+            action: "encode",
+            path: path.clone(),
+            source: error.into(),
+        })?;
+        Ok(replace(&path, &bytes, 0o600)?)
+    }
+
+    fn slices_api(&self) -> Api<ResourceSlice> {
+        Api::all(self.client.clone())
+    }
+
+    fn slices_selector(&self) -> String {
+        format!("spec.nodeName={},spec.driver={}", self.settings.node, self.settings.driver)
+    }
+
+    /// Watches our slices and our Node; errors are retried inside, with back-off.
+    fn wakes(&self) -> Wakes {
+        let config = watcher::Config::default().fields(&self.slices_selector());
+        let slices = watcher(self.slices_api(), config)
+            .default_backoff()
+            .filter_map(|event| async move {
+                match event {
+                    Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
+                    Ok(_) => Some(Wake::Slices),
+                    Err(error) => {
+                        tracing::debug!(%error, "watching slices");
+                        None
+                    }
+                }
+            });
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.settings.node));
+        let node = watcher(nodes, config).default_backoff().filter_map(|event| async move {
+            match event {
+                Ok(watcher::Event::Apply(node) | watcher::Event::InitApply(node)) => {
+                    Some(Wake::Node(Some(Box::new(node))))
+                }
+                Ok(watcher::Event::Delete(_)) => Some(Wake::Node(None)),
+                Ok(_) => None,
+                Err(error) => {
+                    tracing::debug!(%error, "watching the node");
+                    None
+                }
+            }
+        });
+        Box::pin(futures::stream::select(slices, node))
+    }
+
+    /// One look and what follows from it. Returns when to look again at the latest.
+    async fn reconcile(&mut self, node: Option<&Node>) -> Result<Option<Duration>, PublishError> {
+        let overview = Arc::clone(&self.overview.borrow_and_update());
+        let Some(inventory) = &overview.inventory else {
+            // Without any look at the hardware, what is published stays.
+            return Ok(None);
+        };
+        let vanished = Arc::clone(&self.vanished.borrow_and_update());
+        let mut held = overview.held(&vanished);
+        let gpus: Vec<GpuState> = inventory
+            .gpus
+            .iter()
+            .map(|info| GpuState {
+                info: info.clone(),
+                live: inventory.live_on(&info.uuid).cloned().collect(),
+                held: held.remove(&info.uuid).unwrap_or_default(),
+            })
+            .collect();
+        let node = match node {
+            Some(node) => node.clone(),
+            None => self.get_node().await?,
+        };
+        let owner = Owner {
+            driver: self.settings.driver.clone(),
+            pool: names::pool_name(&self.settings.driver, &self.settings.node),
+            node: self.settings.node.clone(),
+            node_uid: node.metadata.uid.clone().unwrap_or_default(),
+        };
+        let mut features = self.features().await?;
+        loop {
+            let actual = self.list().await?;
+            let (phase, wake) = self.decide_phase(&node, &actual, features).await?;
+            let options =
+                layout::Options { driver: owner.driver.clone(), mode: phase.mode(), slots: self.settings.slots };
+            let desired = layout::publish(&gpus, features, &options);
+            let dropped = self.write(&actual, &desired, &owner, features, phase.mode()).await?;
+            if dropped.any() {
+                features = self.reduce(features, dropped);
+                continue;
+            }
+            self.note_published(&desired, phase.mode());
+            let again = self.note_hand_over(&desired, phase)?;
+            return Ok(if again { Some(Duration::ZERO) } else { wake });
+        }
+    }
+
+    async fn get_node(&self) -> Result<Node, PublishError> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let node = call("read the Node", api.get_opt(&self.settings.node)).await?;
+        node.ok_or_else(|| PublishError::NoNode(self.settings.node.clone()))
+    }
+
+    async fn list(&self) -> Result<Vec<ResourceSlice>, PublishError> {
+        let params = ListParams::default().fields(&self.slices_selector());
+        let list = call("list our ResourceSlices", self.slices_api().list(&params)).await?;
+        Ok(list.items)
+    }
+
+    /// What the server keeps; found out anew when its version changes.
+    async fn features(&mut self) -> Result<ServerFeatures, PublishError> {
+        let version = call("read the server's version", self.client.apiserver_version()).await?;
+        if let Some((known, features)) = &self.server
+            && *known == version.git_version
+        {
+            return Ok(*features);
+        }
+        // A server that does not say is taken for a new one; what it drops is seen.
+        let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
+        let features = ServerFeatures::all_of_minor(digits.parse().unwrap_or(u32::MAX));
+        self.server = Some((version.git_version, features));
+        self.fixed_partitions.store(!features.counters, Ordering::Relaxed);
+        Ok(features)
+    }
+
+    /// Goes on with less, and says so.
+    fn reduce(&mut self, features: ServerFeatures, dropped: Dropped) -> ServerFeatures {
+        let features = dropped.without(features);
+        let gates = dropped.gates().join(", ");
+        let mut offer = Vec::new();
+        if dropped.counters {
+            offer.push("one exclusive device per GPU (whole, or its present MIG devices) is published");
+        }
+        if dropped.consumable_capacity {
+            offer.push("no shares are published");
+        }
+        if dropped.taints {
+            offer.push("kube-scheduler allocates, whatever the mode is set to");
+        }
+        self.events.node_warning(
+            reasons::FEATURES_OFF,
+            format!("the API server drops fields of feature gates that are off ({gates}): {}", offer.join("; ")),
+        );
+        if let Some((_, known)) = &mut self.server {
+            *known = features;
+        }
+        self.fixed_partitions.store(!features.counters, Ordering::Relaxed);
+        for (gate, on) in [
+            ("DRAPartitionableDevices", features.counters),
+            ("DRAConsumableCapacity", features.consumable_capacity),
+            ("DRADeviceTaints", features.taints),
+        ] {
+            self.metrics.server_features.get_or_create(&Gate { gate }).set(i64::from(on));
+        }
+        features
+    }
+
+    /// Where the pool is between the allocators.
+    async fn decide_phase(
+        &mut self,
+        node: &Node,
+        actual: &[ResourceSlice],
+        features: ServerFeatures,
+    ) -> Result<(Phase, Option<Duration>), PublishError> {
+        let label = node.metadata.labels.as_ref().and_then(|map| map.get(mode::MODE_KEY));
+        let annotations = node.metadata.annotations.as_ref();
+        let annotation = annotations.and_then(|map| map.get(mode::MODE_KEY));
+        let target = mode::target(
+            label.map(String::as_str),
+            annotation.map(String::as_str),
+            self.settings.mode,
+        )
+        .unwrap_or_else(|text| {
+            self.events.node_warning(
+                reasons::MODE_INVALID,
+                format!("{} of Node {} is {text:?}, neither controller nor scheduler; {:?} counts",
+                    mode::MODE_KEY, self.settings.node, self.settings.mode),
+            );
+            self.settings.mode
+        });
+        if !features.taints {
+            return Ok((Phase::Settled { by: Target::Scheduler }, None));
+        }
+        let acknowledged = annotations
+            .and_then(|map| map.get(mode::ACKNOWLEDGED_KEY))
+            .and_then(|text| text.parse::<i64>().ok());
+        // An acknowledgement of a time that we have forgotten must not count for the next hand-over.
+        if let Some(acknowledged) = acknowledged.filter(|seen| *seen > self.memory.generation) {
+            self.memory.generation = acknowledged;
+        }
+        let published = published_mode(actual, &self.settings.driver);
+        let mut phase = mode::at_start(self.memory.phase, published, target);
+        let now = Timestamp::now();
+        if matches!(phase, Phase::HandOver { published: Some(_), .. }) {
+            self.poll_lease(now).await;
+        } else {
+            self.lease = LeaseView::default();
+        }
+        let observed = Observed {
+            target,
+            now,
+            acknowledged,
+            controller_absent_since: self.lease.absent_since,
+        };
+        let (next, wake) = mode::next(phase, &observed, &self.settings.waits);
+        if next != phase {
+            tracing::info!(from = ?phase, to = ?next, "allocator mode");
+        }
+        phase = next;
+        if self.memory.phase != Some(phase) {
+            self.memory.phase = Some(phase);
+            self.save_memory()?;
+            match phase {
+                Phase::HandOver { .. } => self.events.node_normal(
+                    reasons::HAND_OVER_BEGAN,
+                    format!("devices are handed over to the {target:?}; nobody allocates them until it is done"),
+                ),
+                Phase::Settled { by } => self.events.node_normal(
+                    reasons::HAND_OVER_DONE,
+                    format!("devices are allocated by the {by:?}"),
+                ),
+            }
+        }
+        let wake = wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
+        let polling = matches!(phase, Phase::HandOver { .. }).then_some(LEASE_POLL);
+        Ok((phase, [wake, polling].into_iter().flatten().min()))
+    }
+
+    /// Looks whether a controller is alive. What cannot be told counts as alive.
+    async fn poll_lease(&mut self, now: Timestamp) {
+        if self.lease.polled.is_some_and(|at| at.elapsed() < LEASE_POLL / 2) {
+            return;
+        }
+        self.lease.polled = Some(Instant::now());
+        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.settings.lease_namespace);
+        let lease = match call("read the controller's Lease", api.get_opt(&self.settings.lease_name)).await {
+            Ok(lease) => lease,
+            Err(error) => {
+                tracing::debug!(%error, "cannot tell whether the controller is alive");
+                self.lease.absent_since = None;
+                return;
+            }
+        };
+        let spec = lease.and_then(|lease| lease.spec);
+        let holder = spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
+        let renewed = spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
+        if renewed != self.lease.renewed || self.lease.changed_at.is_none() {
+            self.lease.renewed = renewed;
+            self.lease.changed_at = Some(now);
+        }
+        let seconds = spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(15).max(1);
+        let alive = !holder.is_empty()
+            && self.lease.changed_at.is_some_and(|at| now.as_second() - at.as_second() <= i64::from(seconds));
+        self.lease.absent_since = if alive { None } else { self.lease.absent_since.or(Some(now)) };
+    }
+
+    /// Writes the difference and says what the server dropped.
+    async fn write(
+        &mut self,
+        actual: &[ResourceSlice],
+        desired: &[Slice],
+        owner: &Owner,
+        features: ServerFeatures,
+        mode: AllocatorMode,
+    ) -> Result<Dropped, PublishError> {
+        let there = published_mode(actual, &owner.driver);
+        let bump = features.taints && there.is_some_and(|there| there != mode);
+        let writes = slices::writes(actual, desired, owner, self.memory.generation, bump);
+        self.metrics.pool_generation.set(writes.generation);
+        self.generation = writes.generation;
+        if writes.is_empty() {
+            return Ok(Dropped::default());
+        }
+        if actual.is_empty() {
+            // Before anything is visible, see on a dry run what the server keeps.
+            let dropped = self.dry_run(&writes.create).await?;
+            if dropped.any() {
+                return Ok(dropped);
+            }
+        }
+        if writes.generation > self.memory.generation {
+            self.memory.generation = writes.generation;
+            self.save_memory()?;
+        }
+        let api = self.slices_api();
+        for name in &writes.delete {
+            match call("delete an obsolete ResourceSlice", api.delete(name, &DeleteParams::default())).await {
+                Ok(_) => self.metrics.slice_writes.inc(),
+                Err(PublishError::Api { source, .. })
+                    if matches!(&*source, kube::Error::Api(status) if status.code == 404) =>
+                {
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+        }
+        for slice in &writes.create {
+            let action = action("create", slice);
+            let kept = call(&action, api.create(&PostParams::default(), slice)).await?;
+            self.metrics.slice_writes.inc();
+            let dropped = slices::dropped(&slice.spec, &kept.spec);
+            if dropped.any() {
+                return Ok(dropped);
+            }
+        }
+        for slice in &writes.update {
+            let action = action("update", slice);
+            let name = slice.metadata.name.as_deref().unwrap_or_default();
+            let kept = call(&action, api.replace(name, &PostParams::default(), slice)).await?;
+            self.metrics.slice_writes.inc();
+            let dropped = slices::dropped(&slice.spec, &kept.spec);
+            if dropped.any() {
+                return Ok(dropped);
+            }
+        }
+        tracing::info!(
+            generation = writes.generation,
+            deleted = writes.delete.len(),
+            created = writes.create.len(),
+            updated = writes.update.len(),
+            "published"
+        );
+        Ok(Dropped::default())
+    }
+
+    /// Creates the first and the last object without storing them.
+    async fn dry_run(&self, objects: &[ResourceSlice]) -> Result<Dropped, PublishError> {
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        let mut all = Dropped::default();
+        let ends = [objects.first(), objects.last().filter(|_| objects.len() > 1)];
+        for slice in ends.into_iter().flatten() {
+            let kept = call(&action("try", slice), self.slices_api().create(&params, slice)).await?;
+            all = all.or(slices::dropped(&slice.spec, &kept.spec));
+        }
+        Ok(all)
+    }
+
+    fn note_published(&self, desired: &[Slice], mode: AllocatorMode) {
+        self.metrics.slices.set(i64::try_from(desired.len()).unwrap_or(i64::MAX));
+        for (name, which) in [
+            ("controller", AllocatorMode::Controller),
+            ("hand-over", AllocatorMode::HandOver),
+            ("scheduler", AllocatorMode::Scheduler),
+        ] {
+            self.metrics.mode.get_or_create(&Mode { mode: name }).set(i64::from(mode == which));
+        }
+        let names: Vec<DeviceName> =
+            desired.iter().flat_map(|slice| &slice.devices).map(|device| device.name.clone()).collect();
+        self.published.send_if_modified(|published| {
+            let changed = **published != names;
+            if changed {
+                *published = Arc::new(names);
+            }
+            changed
+        });
+    }
+
+    /// A hand-over that is now visible to all starts its clock. Returns whether to look again at once.
+    fn note_hand_over(&mut self, desired: &[Slice], phase: Phase) -> Result<bool, PublishError> {
+        let Phase::HandOver { from, published: None } = phase else { return Ok(false) };
+        if desired.iter().all(|slice| slice.devices.is_empty()) {
+            // Nothing to hand over, nobody to acknowledge it.
+            self.memory.phase = None;
+            return self.save_memory().map(|()| false);
+        }
+        let published = Some(Published { generation: self.generation, at: Timestamp::now() });
+        self.memory.phase = Some(Phase::HandOver { from, published });
+        self.save_memory()?;
+        Ok(true)
+    }
+}
+
+fn action(verb: &str, slice: &ResourceSlice) -> String {
+    format!("{verb} ResourceSlice {}", slice.metadata.name.as_deref().unwrap_or_default())
+}
+
+/// An API call with a time limit.
+async fn call<T>(
+    action: &str,
+    request: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, PublishError> {
+    match timeout(API_TIMEOUT, request).await {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(source)) => Err(PublishError::Api { action: action.to_owned(), source: Box::new(source) }),
+        Err(_) => Err(PublishError::Timeout { action: action.to_owned() }),
+    }
+}
+
+/// Who is in charge according to the slices in the API. Mixed slices (a write that was cut off) count
+/// as a hand-over; slices without devices say nothing.
+fn published_mode(actual: &[ResourceSlice], driver: &str) -> Option<AllocatorMode> {
+    let key = names::controller_taint(driver);
+    let mut modes = actual.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).map(|device| {
+        let taint = device.taints.iter().flatten().find(|taint| taint.key == key);
+        match taint.map(|taint| taint.value.as_deref().unwrap_or_default()) {
+            None => AllocatorMode::Scheduler,
+            Some(names::HAND_OVER) => AllocatorMode::HandOver,
+            Some(_) => AllocatorMode::Controller,
+        }
+    });
+    let first = modes.next()?;
+    Some(if modes.all(|mode| mode == first) { first } else { AllocatorMode::HandOver })
+}

@@ -1,0 +1,38 @@
+//! Reasons of events and conditions, CamelCase as Kubernetes wants them.
+
+/// A GPU of the node cannot be read and is not published.
+pub const GPU_UNREADABLE: &str = "GpuUnreadable";
+/// NVML does not answer at all.
+pub const NVML_UNAVAILABLE: &str = "NvmlUnavailable";
+/// The driver reported an error of a GPU.
+pub const GPU_ERROR: &str = "GpuError";
+/// The API server drops fields; less is offered.
+pub const FEATURES_OFF: &str = "ServerFeaturesOff";
+/// The API server refuses our slices.
+pub const PUBLISH_REFUSED: &str = "PublishRefused";
+/// A GPU instance that no claim has.
+pub const FOREIGN_INSTANCE: &str = "UnknownMigInstance";
+/// A GPU instance that no claim had was destroyed.
+pub const FOREIGN_DESTROYED: &str = "UnknownMigInstanceDestroyed";
+/// A claim vanished while its hardware is held.
+pub const CLAIM_VANISHED: &str = "ClaimVanished";
+/// Hardware of a vanished claim was released.
+pub const CLAIM_COLLECTED: &str = "VanishedClaimReleased";
+/// A copy of the checkpoint was unreadable.
+pub const CHECKPOINT_DAMAGED: &str = "CheckpointDamaged";
+/// The node's mode setting is not a mode.
+pub const MODE_INVALID: &str = "InvalidAllocatorMode";
+/// A hand-over between allocators began.
+pub const HAND_OVER_BEGAN: &str = "HandOverBegan";
+/// A hand-over between allocators ended.
+pub const HAND_OVER_DONE: &str = "HandOverDone";
+/// A claim could not be prepared.
+pub const PREPARE_FAILED: &str = "PrepareFailed";
+/// A claim could not be prepared because another one holds the hardware.
+pub const CONFLICT: &str = "DeviceConflict";
+/// A claim is prepared.
+pub const PREPARED: &str = "Prepared";
+/// A claim could not be unprepared.
+pub const UNPREPARE_FAILED: &str = "UnprepareFailed";
+/// The kubelet refused to register the plugin.
+pub const REGISTRATION_REFUSED: &str = "RegistrationRefused";

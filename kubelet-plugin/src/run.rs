@@ -1,0 +1,422 @@
+//! Wiring: what is started in which order, and what is stopped in which.
+//!
+//! Start: GPUs, recovery of the node, sockets, then the loops. Stop (SIGTERM, SIGINT): registration
+//! socket first, so that the kubelet turns to the other instance, then the DRA socket once calls under
+//! way have ended, then the loops. Slices, specs and hardware stay: pods go on running.
+
+use crate::agent::Agent;
+use crate::args::{Args, LogFormat};
+use crate::collect::Collector;
+use crate::driver::{DriverFiles, find_library};
+use crate::edits::Site;
+use crate::events::Events;
+use crate::execute::{Machine, Probe};
+use crate::health::{self, Faults};
+use crate::http::{self, Readiness};
+use crate::inventory::Watcher;
+use crate::metrics::Metrics;
+use crate::mode::Waits;
+use crate::prepare::{Node, Overview, Recovery};
+use crate::publish::{Publisher, Settings};
+use crate::registration::{Registered, Registrar};
+use crate::socket::{self, Socket};
+use crate::status::StatusWriter;
+use crate::store::Store;
+use crate::{dra, reasons};
+use aliquot_cdi::SpecDir;
+use aliquot_model::{DeviceName, names};
+use aliquot_nvml::{Gpus, NvmlGpus, Options};
+use aliquot_proto::dra::{v1, v1beta1};
+use aliquot_proto::dra_health;
+use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServer;
+use anyhow::Context;
+use jiff::Timestamp;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
+
+const NVML_RETRY: Duration = Duration::from_secs(5);
+const REGISTER_RETRY: Duration = Duration::from_secs(5);
+/// Calls under way get this long at shutdown.
+const DRAIN: Duration = Duration::from_secs(20);
+
+/// Starts logging.
+pub fn start_logging(format: LogFormat) {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second start (tests in one process) changes nothing.
+    let _ = match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().try_init(),
+    };
+}
+
+/// Runs the agent until a signal, on the real NVML.
+///
+/// # Errors
+/// If it cannot start; what fails later is tried again.
+pub async fn run(args: Args) -> anyhow::Result<()> {
+    let cancel = CancellationToken::new();
+    let stop = cancel.clone();
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tracing::info!("stopping");
+        stop.cancel();
+    });
+    let client = client(&args).await?;
+    let http = TcpListener::bind(args.http_addr).await.with_context(|| format!("cannot bind {}", args.http_addr))?;
+    run_with(args, client, http, None, cancel).await
+}
+
+async fn client(args: &Args) -> anyhow::Result<kube::Client> {
+    let config = match &args.kubeconfig {
+        Some(path) => {
+            let file = kube::config::Kubeconfig::read_from(path)
+                .with_context(|| format!("cannot read kubeconfig {}", path.display()))?;
+            kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("cannot use kubeconfig {}", path.display()))?
+        }
+        None => kube::Config::infer().await.context("no kubeconfig and no service account")?,
+    };
+    kube::Client::try_from(config).context("cannot make an API client")
+}
+
+/// Runs the agent until cancelled. `gpus` replaces NVML in tests.
+///
+/// # Errors
+/// If it cannot start.
+pub async fn run_with(
+    args: Args,
+    client: kube::Client,
+    http: TcpListener,
+    gpus: Option<Arc<dyn Gpus>>,
+    cancel: CancellationToken,
+) -> anyhow::Result<()> {
+    let metrics = Metrics::default();
+    let readiness = Arc::new(Readiness::default());
+    tracing::info!(address = %http.local_addr()?, "serving health and metrics");
+    let mut tasks = JoinSet::new();
+    let loops = CancellationToken::new();
+    tasks.spawn({
+        let (readiness, metrics, loops) = (Arc::clone(&readiness), metrics.clone(), loops.clone());
+        async move {
+            if let Err(error) = http::serve(http, readiness, metrics, loops).await {
+                tracing::error!(%error, "health and metrics are not served any more");
+            }
+        }
+    });
+    let gpus = match gpus {
+        Some(gpus) => gpus,
+        None => match open_gpus(&args, &cancel).await {
+            Some(gpus) => gpus,
+            None => return Ok(()),
+        },
+    };
+    readiness.gpus.store(true, Ordering::Relaxed);
+    let events = Events::new(client.clone(), &args.node_name);
+    let node = Arc::new(node_of(&args, gpus));
+    recover(&node, &events).await?;
+    let parts = Parts { args, client, metrics, readiness, events, node };
+    parts.serve(cancel, loops, tasks).await
+}
+
+/// Opens NVML, again and again: the driver may come up after us.
+async fn open_gpus(args: &Args, cancel: &CancellationToken) -> Option<Arc<dyn Gpus>> {
+    loop {
+        let library = args
+            .nvml_library
+            .clone()
+            .or_else(|| find_library(&args.driver_root, "libnvidia-ml.so.1"))
+            .unwrap_or_else(|| "libnvidia-ml.so.1".into());
+        let smi = args.driver_root.join("usr/bin/nvidia-smi");
+        let options = Options {
+            library,
+            sys_root: args.sys_root.clone(),
+            nvidia_smi: smi.is_file().then_some(smi),
+        };
+        match tokio::task::spawn_blocking(move || NvmlGpus::open(options)).await {
+            Ok(Ok(gpus)) => return Some(Arc::new(gpus)),
+            Ok(Err(error)) => tracing::error!(%error, "NVML cannot be opened, trying again"),
+            Err(error) => tracing::error!(%error, "opening NVML ended abnormally, trying again"),
+        }
+        tokio::select! {
+            () = cancel.cancelled() => return None,
+            () = tokio::time::sleep(NVML_RETRY) => {}
+        }
+    }
+}
+
+fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
+    let data_dir = args.data_dir();
+    let files = DriverFiles::discover(&args.driver_root, args.host_driver_root(), &args.dev_root);
+    tracing::info!(
+        libraries = files.libraries.len(),
+        binaries = files.binaries.len(),
+        control_nodes = files.control_nodes.len(),
+        "found the driver's files"
+    );
+    Node {
+        store: Store::new(&data_dir),
+        machine: Machine {
+            gpus,
+            cdi: SpecDir::new(&args.cdi_dir),
+            site: Site {
+                driver: args.driver_name.clone(),
+                files,
+                host_dev_root: args.host_dev_root().to_owned(),
+                mounts: args.container_mounts.clone(),
+                shares_dir: data_dir.join("shares"),
+                oci_hook: args.oci_hook.clone(),
+            },
+            shares: data_dir.join("shares"),
+            limiter_dir: args.limiter_dir.clone(),
+            data_dir,
+            dev_root: args.dev_root.clone(),
+            proc_root: args.proc_root.clone(),
+            probe: Probe::default(),
+        },
+        slots: args.slots,
+        lock_timeout: args.lock_timeout,
+        fixed_partitions: Arc::new(AtomicBool::new(false)),
+    }
+}
+
+/// Puts right what a dead process left, before anything is served.
+async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
+    let worker = Arc::clone(node);
+    let recovery: Recovery = tokio::task::spawn_blocking(move || worker.recover(Timestamp::now()))
+        .await
+        .context("recovery ended abnormally")?
+        .context("cannot recover the node's state")?;
+    if !recovery.damaged.is_empty() {
+        let aside: Vec<String> = recovery.set_aside.iter().map(|path| path.display().to_string()).collect();
+        let what = if aside.is_empty() {
+            "the other copy was used".to_owned()
+        } else {
+            format!("no copy was left; they were kept as {}, and prepared claims are forgotten", aside.join(", "))
+        };
+        events.node_warning(
+            reasons::CHECKPOINT_DAMAGED,
+            format!("{}; {what}", recovery.damaged.join("; ")),
+        );
+    }
+    for claim in &recovery.undone {
+        tracing::info!(%claim, "undid a half-done claim");
+    }
+    for (claim, error) in &recovery.failed {
+        tracing::warn!(%claim, %error, "a half-done claim could not be undone yet");
+    }
+    for orphan in &recovery.orphans {
+        tracing::info!(%orphan, "removed what no claim has");
+    }
+    Ok(())
+}
+
+struct Parts {
+    args: Args,
+    client: kube::Client,
+    metrics: Metrics,
+    readiness: Arc<Readiness>,
+    events: Events,
+    node: Arc<Node>,
+}
+
+impl Parts {
+    async fn serve(
+        self,
+        cancel: CancellationToken,
+        loops: CancellationToken,
+        mut tasks: JoinSet<()>,
+    ) -> anyhow::Result<()> {
+        let args = &self.args;
+        let pool = names::pool_name(&args.driver_name, &args.node_name);
+        let changed = Arc::new(Notify::new());
+        let (overview, overview_rx) = watch::channel(Arc::new(Overview::default()));
+        let (vanished, vanished_rx) = watch::channel(Arc::new(BTreeSet::new()));
+        let (faults, faults_rx) = watch::channel(Arc::new(Faults::default()));
+        let (published, published_rx) = watch::channel(Arc::new(Vec::<DeviceName>::new()));
+        let agent = Agent {
+            node: Arc::clone(&self.node),
+            client: self.client.clone(),
+            driver: args.driver_name.clone(),
+            pool: pool.clone(),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+            status: StatusWriter::new(self.client.clone(), &args.driver_name),
+            changed: Arc::clone(&changed),
+        };
+        let health = health::Service {
+            pool: pool.clone(),
+            published: published_rx,
+            overview: overview_rx.clone(),
+            faults: faults_rx,
+        };
+        let data_dir = args.data_dir();
+        for stale in socket::remove_stale(&args.registrar_dir, "reg", &args.driver_name)
+            .into_iter()
+            .chain(socket::remove_stale(&data_dir, "dra", &args.driver_name))
+        {
+            tracing::info!(path = %stale.display(), "removed a stale socket");
+        }
+        let endpoint = socket::dra(&data_dir, &args.driver_name, &args.pod_uid)?;
+        let (dra_socket, listener) = Socket::bind(&endpoint)?;
+        let stop_dra = CancellationToken::new();
+        let dra_server = tokio::spawn(serve_dra(listener, agent, health, stop_dra.clone()));
+        let path = socket::registration(&args.registrar_dir, &args.driver_name, &args.pod_uid)?;
+        let registrar = tokio::spawn({
+            let (readiness, events) = (Arc::clone(&self.readiness), self.events.clone());
+            let (driver, cancel) = (args.driver_name.clone(), cancel.clone());
+            async move { register(&path, &driver, &endpoint, &readiness, &events, cancel).await }
+        });
+        let watcher = Watcher {
+            node: Arc::clone(&self.node),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+            overview,
+            faults,
+            changed: Arc::clone(&changed),
+            interval: args.inventory_interval,
+        };
+        tasks.spawn(watcher.run(loops.clone()));
+        let collector = Collector {
+            node: Arc::clone(&self.node),
+            client: self.client.clone(),
+            driver: args.driver_name.clone(),
+            pool,
+            node_name: args.node_name.clone(),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+            overview: overview_rx.clone(),
+            vanished,
+            changed,
+            interval: args.claim_check_interval,
+            grace: args.orphan_grace,
+            destroy_unknown: args.destroy_unknown_mig,
+        };
+        tasks.spawn(collector.run(loops.clone()));
+        let publisher = Publisher::new(
+            self.settings(),
+            self.client.clone(),
+            self.events.clone(),
+            self.metrics.clone(),
+            Arc::clone(&self.readiness),
+            Arc::clone(&self.node.fixed_partitions),
+            overview_rx,
+            vanished_rx,
+            published,
+        );
+        tasks.spawn(publisher.run(loops.clone()));
+
+        cancel.cancelled().await;
+        // The registration socket is removed first, by the end of its task.
+        let _ = registrar.await;
+        dra_socket.remove();
+        stop_dra.cancel();
+        if tokio::time::timeout(DRAIN, dra_server).await.is_err() {
+            tracing::warn!("calls under way did not end in time; their claims are put right at the next start");
+        }
+        loops.cancel();
+        while tasks.join_next().await.is_some() {}
+        tracing::info!("stopped");
+        Ok(())
+    }
+
+    fn settings(&self) -> Settings {
+        let args = &self.args;
+        Settings {
+            driver: args.driver_name.clone(),
+            node: args.node_name.clone(),
+            mode: args.mode,
+            slots: args.slots,
+            waits: Waits { scheduler: args.scheduler_timeouts, absent_controller: args.absent_controller_grace },
+            lease_namespace: args.pod_namespace.clone(),
+            lease_name: args.controller_lease_name.clone(),
+            resync: args.resync_interval,
+            data_dir: args.data_dir(),
+        }
+    }
+}
+
+async fn serve_dra(listener: UnixListener, agent: Agent, health: health::Service, stop: CancellationToken) {
+    let service = dra::Service(agent);
+    let served = tonic::transport::Server::builder()
+        .add_service(v1::dra_plugin_server::DraPluginServer::new(service.clone()))
+        .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(service))
+        .add_service(dra_health::v1::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
+        .add_service(dra_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(health))
+        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
+        .await;
+    if let Err(error) = served {
+        tracing::error!(%error, "the DRA socket is not served any more");
+    }
+}
+
+/// Serves the registration socket; binds it anew when the kubelet refused, which makes it look again.
+async fn register(
+    path: &Path,
+    driver: &str,
+    endpoint: &Path,
+    readiness: &Readiness,
+    events: &Events,
+    cancel: CancellationToken,
+) {
+    let mut refused = String::new();
+    while !cancel.is_cancelled() {
+        let (state, mut seen) = watch::channel(Registered::Unknown);
+        let registrar = Registrar::new(driver, endpoint.to_owned(), state);
+        let bound = match Socket::bind(path) {
+            Ok(bound) => bound,
+            Err(error) => {
+                tracing::error!(%error, "cannot serve the registration socket, trying again");
+                tokio::time::sleep(REGISTER_RETRY).await;
+                continue;
+            }
+        };
+        let (socket, listener) = bound;
+        let stop = cancel.child_token();
+        let server = tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(RegistrationServer::new(registrar))
+                .serve_with_incoming_shutdown(
+                    UnixListenerStream::new(listener),
+                    stop.clone().cancelled_owned(),
+                ),
+        );
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => break,
+                Ok(()) = seen.changed() => {
+                    let now = seen.borrow_and_update().clone();
+                    readiness.registered.store(now == Registered::Yes, Ordering::Relaxed);
+                    if let Registered::No(why) = now {
+                        if why != refused {
+                            events.node_warning(reasons::REGISTRATION_REFUSED, why.clone());
+                            refused = why;
+                        }
+                        tokio::time::sleep(REGISTER_RETRY).await;
+                        break;
+                    }
+                }
+            }
+        }
+        socket.remove();
+        stop.cancel();
+        // The kubelet keeps no stream open here; whatever hangs does not hold us up.
+        let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
+    }
+}

@@ -1,0 +1,32 @@
+//! What shares use, read from the regions that the limiter keeps.
+
+use crate::ledger::Ledger;
+use crate::metrics::{Metrics, ShareLabels};
+use crate::share::region_path;
+use aliquot_quota::region::RegionView;
+use std::path::Path;
+
+/// Sets the metrics of all shares. A region that does not read is left out; the limiter fails closed on
+/// it by itself.
+pub fn measure(metrics: &Metrics, shares: &Path, ledger: &Ledger) {
+    metrics.share_quota.clear();
+    metrics.share_used.clear();
+    metrics.share_refused.clear();
+    for record in ledger.claims.values() {
+        for (device, share) in record.devices.iter().filter_map(|d| Some((d, d.share.as_ref()?))) {
+            let labels = ShareLabels {
+                namespace: record.claim.namespace.clone(),
+                claim: record.claim.name.clone(),
+                gpu: device.gpu.to_string(),
+                result: device.result_id.clone(),
+            };
+            let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+            metrics.share_quota.get_or_create(&labels).set(gauge(share.consumed.memory_bytes));
+            let Ok(bytes) = std::fs::read(region_path(shares, &device.result_id)) else { continue };
+            if let Ok(region) = RegionView::parse(&bytes) {
+                metrics.share_used.get_or_create(&labels).set(gauge(region.total_bytes()));
+                metrics.share_refused.get_or_create(&labels).set(gauge(region.refused()));
+            }
+        }
+    }
+}
