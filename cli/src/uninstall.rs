@@ -27,8 +27,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 4] =
-    ["aliquot-node-slices", "aliquot-fenced-writes", "aliquot-tolerations", "aliquot-finalizer"];
+const POLICIES: [&str; 5] = [
+    "aliquot-node-slices",
+    "aliquot-fenced-writes",
+    "aliquot-tolerations",
+    "aliquot-blanket-tolerations",
+    "aliquot-finalizer",
+];
 const CLASSES: [&str; 6] = [
     "gpu.aliquot.dev",
     "mig.aliquot.dev",

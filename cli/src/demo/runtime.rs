@@ -137,9 +137,8 @@ impl Runtime {
 /// What paths would have done in a root of its own, said in the environment.
 fn without_namespaces(scratch: &Path, binds: &[Bind], env: &mut BTreeMap<String, String>) -> Result<()> {
     let root = scratch.display().to_string();
-    for name in ["ALIQUOT_ROOT", "ALIQUOT_SIM_ROOT"] {
-        env.insert(name.into(), root.clone());
-    }
+    env.insert("ALIQUOT_ROOT".into(), format!("{root}/run/aliquot"));
+    env.insert("ALIQUOT_SIM_ROOT".into(), root.clone());
     env.insert("ALIQUOT_SIM_NODE".into(), format!("{root}/run/aliquot-sim"));
     if let Some(cuda) = binds.iter().find(|b| b.container.ends_with("libcuda.so.1"))
         && let Some(dir) = cuda.container.parent()
