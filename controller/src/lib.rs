@@ -1,8 +1,27 @@
 //! The cluster brain: allocates ResourceClaims of our driver, one writer, many pure decisions.
+//!
+//! Invariants: only devices that carry our taint are given out; a decision is a pure function of
+//! the [`index`]; everything that is written goes through [`act`], with the version that was seen
+//! and only while the lease is ours; whatever is known can be rebuilt from the API.
+//!
+//! Start with [`decide`] (what a pod gets), then [`brain`] (what happens when), then [`lead`] (the
+//! time of one leadership). [`webhook`] sets the gate that [`act`] lifts.
 
 #![forbid(unsafe_code)]
 
+pub mod act;
+pub mod args;
+pub mod brain;
 pub mod decide;
+pub mod events;
+pub mod http;
 pub mod index;
+pub mod lead;
+pub mod lease;
+pub mod metrics;
 pub mod quantity;
+pub mod queue;
+pub mod run;
 pub mod selector;
+pub mod watch;
+pub mod webhook;

@@ -387,7 +387,7 @@ fn single_node(selector: &NodeSelector) -> Option<&str> {
 
 /// Whether a version is from before another. They are numbers that grow (Kubernetes 1.35 promises
 /// it, etcd always did it); anything else is taken in the order in which it comes.
-fn is_older(version: &str, than: &str) -> bool {
+pub(super) fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version < than,
         _ => false,

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// A pod.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Pod {
     /// Where it is.
     pub key: ObjectKey,
@@ -107,6 +107,11 @@ impl Pod {
             }
             Resolution::NotNeeded | Resolution::NotMade => None,
         })
+    }
+
+    /// Whether nothing that a decision looks at is different.
+    fn is_same(&self, other: &Self) -> bool {
+        Self { version: other.version.clone(), ..self.clone() } == *other
     }
 
     fn read(pod: &ApiPod) -> Option<Self> {
@@ -250,7 +255,14 @@ impl Index {
         if read.claims.is_empty() && !read.gated && !takes_room {
             return self.delete_pod(&key);
         }
+        if let Some(known) = self.pods.get(&key)
+            && known.uid == read.uid
+            && super::claims::is_older(&read.version, &known.version)
+        {
+            return Change::Nothing;
+        }
         let before = self.pods.remove(&key);
+        let same = before.as_ref().is_some_and(|before| before.is_same(&read));
         let replaced = before.as_ref().is_some_and(|before| before.uid != read.uid);
         if let Some(before) = &before {
             self.unlink(before);
@@ -262,7 +274,7 @@ impl Index {
         for claim in read.claim_keys() {
             self.pods_of_claim.entry(claim).or_default().insert(key.clone());
         }
-        let interesting = read.gated || !read.claims.is_empty();
+        let interesting = !same && (read.gated || !read.claims.is_empty());
         self.pods.insert(key.clone(), read);
         room |= self.account(&key);
         Change::of(if interesting { vec![key] } else { Vec::new() }, room)

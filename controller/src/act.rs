@@ -1,0 +1,285 @@
+//! The one writer. Everything that we change in the API is changed here: with the version that was
+//! seen, within a time limit, and only while the lease is ours.
+
+mod claims;
+mod pods;
+
+use crate::decide::Plan;
+use crate::index::{ObjectKey, Uid};
+use crate::lease::{Leadership, NotLeader};
+use crate::metrics::Metrics;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Field manager of our writes.
+pub const FIELD_MANAGER: &str = "aliquot-controller";
+/// ConfigMap with a key for each class that can select our devices; a policy reads it.
+pub const CLASSES_CONFIG_MAP: &str = "aliquot-device-classes";
+
+/// Something to write.
+#[derive(Debug, Clone)]
+pub enum Job {
+    /// A decision: every claim, then the reservations, then the gate.
+    Allocate {
+        /// The decision.
+        plan: Box<Plan>,
+        /// Its drafts with time and share ids, in their order.
+        allocations: Vec<AllocationResult>,
+        /// Whether our gate is on the pod.
+        gated: bool,
+    },
+    /// Nothing to allocate (any more): reservations, then the gate.
+    Lift {
+        /// The pod.
+        pod: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// Claims in which the pod is missing.
+        reserve: Vec<ObjectKey>,
+    },
+    /// Take an allocation back.
+    Deallocate {
+        /// The claim.
+        claim: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// Which consumers may lose it.
+        consumers: Consumers,
+    },
+    /// Answer a hand-over.
+    Acknowledge {
+        /// The node.
+        node: Arc<str>,
+        /// The pool generation that is answered.
+        generation: i64,
+    },
+    /// Which classes can select our devices.
+    Classes {
+        /// Their names.
+        names: Vec<String>,
+    },
+}
+
+/// Which consumers of a claim may lose it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Consumers {
+    /// None: it is taken back only if nobody uses it.
+    Nobody,
+    /// This pod alone.
+    Only(Uid),
+    /// Whoever is there: the devices are somebody else's as well.
+    Anybody,
+}
+
+/// What became of a job.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The job.
+    pub job: Job,
+    /// Claims as the API returned them.
+    pub claims: Vec<ResourceClaim>,
+    /// Claims that are gone.
+    pub gone: Vec<(ObjectKey, Uid)>,
+    /// The pod as the API returned it.
+    pub pod: Option<Pod>,
+    /// The first thing that went wrong.
+    pub error: Option<WriteError>,
+}
+
+/// Why something was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// We do not lead.
+    #[error(transparent)]
+    NotLeader(#[from] NotLeader),
+    /// It does not exist (any more), or is another of the same name.
+    #[error("{0} is gone")]
+    Gone(ObjectKey),
+    /// Somebody else allocated the claim.
+    #[error("claim {0} was allocated by somebody else in the meantime")]
+    Taken(ObjectKey),
+    /// Things are not as they were when this was decided.
+    #[error("{0} changed in the meantime: {1}")]
+    Changed(ObjectKey, &'static str),
+    /// The API server says no, and will again.
+    #[error("the API server refuses to change {what}: {message}")]
+    Refused {
+        /// What.
+        what: String,
+        /// Why.
+        message: String,
+    },
+    /// The API server cannot be reached, or conflicts do not end.
+    #[error("giving up on {what} after {attempts} attempts: {last}")]
+    Exhausted {
+        /// What.
+        what: String,
+        /// How often.
+        attempts: u32,
+        /// The last error.
+        last: String,
+    },
+}
+
+/// Writes.
+#[derive(Clone)]
+pub struct Writer {
+    client: Client,
+    leadership: Leadership,
+    timeout: Duration,
+    namespace: String,
+    metrics: Arc<Metrics>,
+}
+
+/// What to do about an error.
+enum Verdict {
+    /// Read what is there and try again.
+    Again(String),
+    NotFound,
+    Never(String),
+}
+
+fn judge(error: &kube::Error) -> Verdict {
+    match error {
+        kube::Error::Api(status) => match status.code {
+            404 => Verdict::NotFound,
+            // Conflicts, time-outs and overload pass.
+            409 | 408 | 429 | 500..=599 => Verdict::Again(status.message.clone()),
+            _ => Verdict::Never(status.message.clone()),
+        },
+        other => Verdict::Again(other.to_string()),
+    }
+}
+
+impl Writer {
+    /// Attempts before the decision is made anew.
+    const ATTEMPTS: u32 = 8;
+
+    /// A writer that is fenced by `leadership`; no request takes longer than `timeout`.
+    pub const fn new(
+        client: Client,
+        leadership: Leadership,
+        timeout: Duration,
+        namespace: String,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        Self { client, leadership, timeout, namespace, metrics }
+    }
+
+    /// Does a job to the end.
+    pub async fn run(&self, job: Job) -> Outcome {
+        let mut outcome =
+            Outcome { job: job.clone(), claims: Vec::new(), gone: Vec::new(), pod: None, error: None };
+        let result = match job {
+            Job::Allocate { plan, allocations, gated } => {
+                self.allocate(&plan, &allocations, gated, &mut outcome).await
+            }
+            Job::Lift { pod, uid, reserve } => self.settle(&pod, &uid, &reserve, true, &mut outcome).await,
+            Job::Deallocate { claim, uid, consumers } => {
+                self.deallocate(&claim, &uid, &consumers, &mut outcome).await
+            }
+            Job::Acknowledge { node, generation } => self.acknowledge(&node, generation).await,
+            Job::Classes { names } => self.classes(&names).await,
+        };
+        outcome.error = result.err();
+        outcome
+    }
+
+    /// A request, if the lease is ours, within the time limit. Nothing is sent otherwise.
+    async fn send<T>(
+        &self,
+        verb: &'static str,
+        request: impl Future<Output = Result<T, kube::Error>>,
+    ) -> Result<Result<T, Verdict>, NotLeader> {
+        self.leadership.check()?;
+        let answer = match tokio::time::timeout(self.timeout, request).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(judge(&error)),
+            Err(_) => Err(Verdict::Again("the request took too long".to_owned())),
+        };
+        let outcome = match &answer {
+            Ok(_) => "ok",
+            Err(Verdict::Again(_)) => "retry",
+            Err(Verdict::NotFound) => "gone",
+            Err(Verdict::Never(_)) => "refused",
+        };
+        self.metrics.write(verb, outcome);
+        Ok(answer)
+    }
+
+    /// Waits before the next attempt, longer each time.
+    async fn pause(attempt: u32) {
+        let doubled = 1u32.checked_shl(attempt.min(6)).unwrap_or(64);
+        tokio::time::sleep(Duration::from_millis(10).saturating_mul(doubled)).await;
+    }
+
+    async fn acknowledge(&self, node: &str, generation: i64) -> Result<(), WriteError> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let patch =
+            json!({"metadata": {"annotations": {crate::index::ACKNOWLEDGED: generation.to_string()}}});
+        self.patch_until_done(&format!("node {node}"), || {
+            let (api, patch) = (api.clone(), patch.clone());
+            async move { api.patch(node, &params(), &Patch::Merge(&patch)).await.map(drop) }
+        })
+        .await
+    }
+
+    /// A key for each class; keys of classes that are gone are removed.
+    async fn classes(&self, names: &[String]) -> Result<(), WriteError> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+        let what = format!("ConfigMap {}/{CLASSES_CONFIG_MAP}", self.namespace);
+        self.patch_until_done(&what, || {
+            let api = api.clone();
+            async move {
+                let Some(present) = api.get_opt(CLASSES_CONFIG_MAP).await? else {
+                    let data = names.iter().map(|name| (name.clone(), String::new())).collect();
+                    let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
+                    map.metadata.name = Some(CLASSES_CONFIG_MAP.to_owned());
+                    let params =
+                        PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+                    return api.create(&params, &map).await.map(drop);
+                };
+                let mut data = serde_json::Map::new();
+                for old in present.data.unwrap_or_default().into_keys() {
+                    data.insert(old, serde_json::Value::Null);
+                }
+                for name in names {
+                    data.insert(name.clone(), "".into());
+                }
+                let patch = json!({"data": data});
+                api.patch(CLASSES_CONFIG_MAP, &params(), &Patch::Merge(&patch)).await.map(drop)
+            }
+        })
+        .await
+    }
+
+    async fn patch_until_done<F, R>(&self, what: &str, mut request: F) -> Result<(), WriteError>
+    where
+        F: FnMut() -> R,
+        R: Future<Output = Result<(), kube::Error>>,
+    {
+        let mut last = String::new();
+        for attempt in 0..Self::ATTEMPTS {
+            match self.send("patch", request()).await? {
+                // An object that is gone needs no patch.
+                Ok(()) | Err(Verdict::NotFound) => return Ok(()),
+                Err(Verdict::Never(message)) => {
+                    return Err(WriteError::Refused { what: what.to_owned(), message });
+                }
+                Err(Verdict::Again(message)) => last = message,
+            }
+            Self::pause(attempt).await;
+        }
+        Err(WriteError::Exhausted { what: what.to_owned(), attempts: Self::ATTEMPTS, last })
+    }
+}
+
+fn params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}

@@ -1,0 +1,308 @@
+//! Claims: finalizer first, then allocation and reservation in one status write.
+
+use super::{Consumers, Outcome, Verdict, WriteError, Writer, params};
+use crate::decide::Plan;
+use crate::index::{FINGERPRINT, ObjectKey, fingerprint};
+use aliquot_model::names::CLAIM_FINALIZER;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
+use kube::Api;
+use kube::api::Patch;
+use serde_json::{Value, json};
+
+/// The pod as a consumer of claims.
+fn consumer(pod: &ObjectKey, uid: &str) -> ResourceClaimConsumerReference {
+    ResourceClaimConsumerReference {
+        api_group: None,
+        resource: "pods".to_owned(),
+        name: pod.name.to_string(),
+        uid: uid.to_owned(),
+    }
+}
+
+/// The part of a patch that makes it apply to the very object that was seen, or not at all.
+fn precondition(claim: &ResourceClaim) -> Value {
+    json!({"resourceVersion": claim.metadata.resource_version, "uid": claim.metadata.uid})
+}
+
+fn has_finalizer(claim: &ResourceClaim) -> bool {
+    claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == CLAIM_FINALIZER)
+}
+
+fn reserved_for(claim: &ResourceClaim) -> Vec<ResourceClaimConsumerReference> {
+    claim.status.as_ref().and_then(|status| status.reserved_for.clone()).unwrap_or_default()
+}
+
+fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
+    claim.status.as_ref()?.allocation.as_ref()
+}
+
+fn results(
+    allocation: &AllocationResult,
+) -> &[k8s_openapi::api::resource::v1::DeviceRequestAllocationResult] {
+    allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default()
+}
+
+/// What an attempt came to.
+enum Step {
+    Done(Box<ResourceClaim>),
+    Again(String),
+    Failed(WriteError),
+}
+
+impl Writer {
+    fn claims(&self, key: &ObjectKey) -> Api<ResourceClaim> {
+        Api::namespaced(self.client.clone(), &key.namespace)
+    }
+
+    pub(super) async fn allocate(
+        &self,
+        plan: &Plan,
+        allocations: &[AllocationResult],
+        gated: bool,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        let writes = plan.drafts.iter().zip(allocations).map(|(draft, allocation)| async move {
+            let result = self
+                .until_done(&draft.claim, &draft.uid, |claim| {
+                    Box::pin(self.try_allocate(claim, &draft.claim, allocation, plan))
+                })
+                .await;
+            (draft, result)
+        });
+        let mut first_error = None;
+        for (draft, result) in futures::future::join_all(writes).await {
+            match result {
+                Ok(claim) => outcome.claims.push(*claim),
+                Err(error) => {
+                    if matches!(error, WriteError::Gone(_)) {
+                        outcome.gone.push((draft.claim.clone(), draft.uid.clone()));
+                    }
+                    first_error = first_error.or(Some(error));
+                }
+            }
+        }
+        match first_error {
+            Some(error) => Err(error),
+            None => self.settle(&plan.pod, &plan.pod_uid, &plan.reserve, gated, outcome).await,
+        }
+    }
+
+    /// Reads the claim and tries until it is done, impossible, or no longer ours to do.
+    async fn until_done<'w, F>(
+        &'w self,
+        key: &ObjectKey,
+        uid: &str,
+        attempt: F,
+    ) -> Result<Box<ResourceClaim>, WriteError>
+    where
+        F: Fn(ResourceClaim) -> futures::future::BoxFuture<'w, Result<Step, WriteError>>,
+    {
+        let api = self.claims(key);
+        let mut last = String::new();
+        for round in 0..Self::ATTEMPTS {
+            match self.send("get", api.get(&key.name)).await? {
+                Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => match attempt(claim).await? {
+                    Step::Done(claim) => return Ok(claim),
+                    Step::Again(message) => last = message,
+                    Step::Failed(error) => return Err(error),
+                },
+                Ok(_) | Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
+                Err(Verdict::Never(message)) => {
+                    return Err(WriteError::Refused { what: format!("claim {key}"), message });
+                }
+                Err(Verdict::Again(message)) => last = message,
+            }
+            Self::pause(round).await;
+        }
+        Err(WriteError::Exhausted { what: format!("claim {key}"), attempts: Self::ATTEMPTS, last })
+    }
+
+    async fn patch_claim(
+        &self,
+        key: &ObjectKey,
+        status: bool,
+        patch: Value,
+    ) -> Result<Result<ResourceClaim, Step>, WriteError> {
+        let api = self.claims(key);
+        let patch = Patch::Merge(patch);
+        let params = params();
+        let answer = if status {
+            self.send("patch_status", api.patch_status(&key.name, &params, &patch)).await?
+        } else {
+            self.send("patch", api.patch(&key.name, &params, &patch)).await?
+        };
+        Ok(answer.map_err(|verdict| match verdict {
+            Verdict::Again(message) => Step::Again(message),
+            Verdict::NotFound => Step::Failed(WriteError::Gone(key.clone())),
+            Verdict::Never(message) => {
+                Step::Failed(WriteError::Refused { what: format!("claim {key}"), message })
+            }
+        }))
+    }
+
+    async fn try_allocate(
+        &self,
+        claim: ResourceClaim,
+        key: &ObjectKey,
+        wanted: &AllocationResult,
+        plan: &Plan,
+    ) -> Result<Step, WriteError> {
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let seconds = wanted.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+        let mark = fingerprint(&uid, seconds, results(wanted));
+        let marked = |claim: &ResourceClaim| {
+            claim.metadata.annotations.as_ref().and_then(|all| all.get(FINGERPRINT)) == Some(&mark)
+        };
+        if let Some(present) = allocation(&claim) {
+            // An earlier attempt whose answer was lost.
+            let ours = marked(&claim) && results(present) == results(wanted);
+            return Ok(if ours {
+                Step::Done(Box::new(claim))
+            } else {
+                Step::Failed(WriteError::Taken(key.clone()))
+            });
+        }
+        if claim.metadata.deletion_timestamp.is_some() {
+            return Ok(Step::Failed(WriteError::Changed(key.clone(), "it is being deleted")));
+        }
+        let mut claim = claim;
+        if !has_finalizer(&claim) || !marked(&claim) {
+            let mut finalizers = claim.metadata.finalizers.clone().unwrap_or_default();
+            if !has_finalizer(&claim) {
+                finalizers.push(CLAIM_FINALIZER.to_owned());
+            }
+            let mut metadata = precondition(&claim);
+            if let Some(fields) = metadata.as_object_mut() {
+                fields.insert("finalizers".to_owned(), json!(finalizers));
+                fields.insert("annotations".to_owned(), json!({FINGERPRINT: mark}));
+            }
+            claim = match self.patch_claim(key, false, json!({"metadata": metadata})).await? {
+                Ok(claim) => claim,
+                Err(step) => return Ok(step),
+            };
+        }
+        let mut consumers = reserved_for(&claim);
+        if !consumers.iter().any(|consumer| consumer.uid == *plan.pod_uid) {
+            consumers.push(consumer(&plan.pod, &plan.pod_uid));
+        }
+        let patch = json!({
+            "metadata": precondition(&claim),
+            "status": {"allocation": wanted, "reservedFor": consumers},
+        });
+        Ok(match self.patch_claim(key, true, patch).await? {
+            Ok(claim) => Step::Done(Box::new(claim)),
+            Err(step) => step,
+        })
+    }
+
+    /// Adds a pod to the consumers of a claim that is allocated.
+    pub(super) async fn reserve(
+        &self,
+        key: &ObjectKey,
+        pod: &ObjectKey,
+        pod_uid: &str,
+    ) -> Result<Box<ResourceClaim>, WriteError> {
+        let api = self.claims(key);
+        let mut last = String::new();
+        for round in 0..Self::ATTEMPTS {
+            match self.send("get", api.get(&key.name)).await? {
+                Ok(claim) => {
+                    let mut consumers = reserved_for(&claim);
+                    if consumers.iter().any(|consumer| consumer.uid == pod_uid) {
+                        return Ok(Box::new(claim));
+                    }
+                    if allocation(&claim).is_none() {
+                        return Err(WriteError::Changed(key.clone(), "it is not allocated any more"));
+                    }
+                    if claim.metadata.deletion_timestamp.is_some() {
+                        return Err(WriteError::Changed(key.clone(), "it is being deleted"));
+                    }
+                    consumers.push(consumer(pod, pod_uid));
+                    let patch =
+                        json!({"metadata": precondition(&claim), "status": {"reservedFor": consumers}});
+                    match self.patch_claim(key, true, patch).await? {
+                        Ok(claim) => return Ok(Box::new(claim)),
+                        Err(Step::Failed(error)) => return Err(error),
+                        Err(Step::Again(message)) => last = message,
+                        Err(Step::Done(claim)) => return Ok(claim),
+                    }
+                }
+                Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
+                Err(Verdict::Never(message)) => {
+                    return Err(WriteError::Refused { what: format!("claim {key}"), message });
+                }
+                Err(Verdict::Again(message)) => last = message,
+            }
+            Self::pause(round).await;
+        }
+        Err(WriteError::Exhausted { what: format!("claim {key}"), attempts: Self::ATTEMPTS, last })
+    }
+
+    /// Clears allocation and consumers together, as an allocation cannot be cleared while the claim
+    /// is reserved, then the finalizer.
+    pub(super) async fn deallocate(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        allowed: &Consumers,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        let result = self
+            .until_done(key, uid, |claim| Box::pin(self.try_deallocate(claim, key.clone(), allowed.clone())))
+            .await;
+        match result {
+            Ok(claim) => {
+                outcome.claims.push(*claim);
+                Ok(())
+            }
+            Err(WriteError::Gone(_)) => {
+                outcome.gone.push((key.clone(), uid.into()));
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn try_deallocate(
+        &self,
+        claim: ResourceClaim,
+        key: ObjectKey,
+        allowed: Consumers,
+    ) -> Result<Step, WriteError> {
+        let mut claim = claim;
+        if allocation(&claim).is_some() {
+            let consumers = reserved_for(&claim);
+            let fine = match &allowed {
+                Consumers::Nobody => consumers.is_empty(),
+                Consumers::Only(pod) => consumers.iter().all(|consumer| consumer.uid == **pod),
+                Consumers::Anybody => true,
+            };
+            if !fine {
+                return Ok(Step::Failed(WriteError::Changed(key, "somebody uses it now")));
+            }
+            let patch = json!({
+                "metadata": precondition(&claim),
+                "status": {"allocation": null, "reservedFor": null},
+            });
+            claim = match self.patch_claim(&key, true, patch).await? {
+                Ok(claim) => claim,
+                Err(step) => return Ok(step),
+            };
+        }
+        if has_finalizer(&claim) {
+            let kept: Vec<&String> =
+                claim.metadata.finalizers.iter().flatten().filter(|f| *f != CLAIM_FINALIZER).collect();
+            let mut metadata = precondition(&claim);
+            if let Some(fields) = metadata.as_object_mut() {
+                fields.insert("finalizers".to_owned(), json!(kept));
+                fields.insert("annotations".to_owned(), json!({FINGERPRINT: null}));
+            }
+            claim = match self.patch_claim(&key, false, json!({"metadata": metadata})).await? {
+                Ok(claim) => claim,
+                // Without its finalizer a claim that was being deleted is gone.
+                Err(step) => return Ok(step),
+            };
+        }
+        Ok(Step::Done(Box::new(claim)))
+    }
+}

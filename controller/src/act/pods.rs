@@ -1,0 +1,97 @@
+//! Pods: reservations of claims that are allocated already, and the scheduling gate.
+
+use super::{Outcome, Verdict, WriteError, Writer, params};
+use crate::index::ObjectKey;
+use aliquot_model::names::SCHEDULING_GATE;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{ListParams, Patch};
+use serde_json::json;
+
+impl Writer {
+    /// Reserves what is allocated for the pod, then lifts the gate if there is one.
+    pub(super) async fn settle(
+        &self,
+        pod: &ObjectKey,
+        uid: &str,
+        reserve: &[ObjectKey],
+        gated: bool,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        for claim in reserve {
+            let claim = self.reserve(claim, pod, uid).await?;
+            outcome.claims.push(*claim);
+        }
+        if gated {
+            outcome.pod = self.lift(pod, uid).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes our gate off; a pod that is gone needs nothing.
+    pub async fn lift(&self, key: &ObjectKey, uid: &str) -> Result<Option<Pod>, WriteError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let what = format!("pod {key}");
+        let mut last = String::new();
+        for attempt in 0..Self::ATTEMPTS {
+            let pod = match self.send("get", api.get(&key.name)).await? {
+                Ok(pod) if pod.metadata.uid.as_deref() == Some(uid) => pod,
+                Ok(_) | Err(Verdict::NotFound) => return Ok(None),
+                Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
+                Err(Verdict::Again(message)) => {
+                    last = message;
+                    Self::pause(attempt).await;
+                    continue;
+                }
+            };
+            let gates =
+                pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_deref()).unwrap_or_default();
+            if !gates.iter().any(|gate| gate.name == SCHEDULING_GATE) {
+                return Ok(Some(pod));
+            }
+            let kept: Vec<_> = gates.iter().filter(|gate| gate.name != SCHEDULING_GATE).collect();
+            let patch = json!({
+                "metadata": {"uid": uid, "resourceVersion": pod.metadata.resource_version},
+                "spec": {"schedulingGates": kept},
+            });
+            match self.send("lift", api.patch(&key.name, &params(), &Patch::Merge(&patch))).await? {
+                Ok(pod) => return Ok(Some(pod)),
+                Err(Verdict::NotFound) => return Ok(None),
+                Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
+                Err(Verdict::Again(message)) => last = message,
+            }
+            Self::pause(attempt).await;
+        }
+        Err(WriteError::Exhausted { what, attempts: Self::ATTEMPTS, last })
+    }
+
+    /// Takes our gate off every pod: for a controller that is switched off. Pods and failures.
+    pub async fn lift_all(&self) -> Result<(usize, Vec<WriteError>), kube::Error> {
+        let api: Api<Pod> = Api::all(self.client.clone());
+        let mut lifted = 0;
+        let mut failures = Vec::new();
+        let mut page = ListParams::default().limit(500);
+        loop {
+            let pods = api.list(&page).await?;
+            for pod in &pods.items {
+                let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
+                let gated = gates.into_iter().any(|gate| gate.name == SCHEDULING_GATE);
+                let meta = &pod.metadata;
+                let (Some(namespace), Some(name), Some(uid)) = (&meta.namespace, &meta.name, &meta.uid)
+                else {
+                    continue;
+                };
+                if gated {
+                    match self.lift(&ObjectKey::new(namespace, name), uid).await {
+                        Ok(_) => lifted += 1,
+                        Err(error) => failures.push(error),
+                    }
+                }
+            }
+            match pods.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => page = ListParams::default().limit(500).continue_token(&token),
+                None => return Ok((lifted, failures)),
+            }
+        }
+    }
+}

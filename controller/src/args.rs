@@ -1,0 +1,170 @@
+//! The command line.
+
+use crate::decide::Strategy;
+use clap::{Parser, ValueEnum};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+/// Allocates ResourceClaims of our driver.
+#[derive(Debug, Clone, Parser)]
+#[command(version, about)]
+pub struct Args {
+    /// Name of the DRA driver.
+    #[arg(long, env = "DRIVER_NAME", default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub driver_name: String,
+
+    /// kubeconfig; otherwise KUBECONFIG, otherwise the pod's service account.
+    #[arg(long)]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Namespace of the Lease, the webhook's Secret and our ConfigMap.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "aliquot-system")]
+    pub namespace: String,
+
+    /// Who we are in the Lease: exactly the pod's name, as a policy compares it with the writer's.
+    #[arg(long, env = "POD_NAME", default_value = "")]
+    pub identity: String,
+
+    /// Name of the Lease.
+    #[arg(long, default_value = "aliquot-controller")]
+    pub lease_name: String,
+
+    /// How long a lease lasts that is not renewed.
+    #[arg(long, default_value = "15s", value_parser = parse_duration)]
+    pub lease_duration: Duration,
+
+    /// How long we go on without having renewed; two thirds of the lease unless set.
+    #[arg(long, value_parser = parse_duration)]
+    pub renew_deadline: Option<Duration>,
+
+    /// Between two attempts to renew; two fifteenths of the lease unless set.
+    #[arg(long, value_parser = parse_duration)]
+    pub retry_period: Option<Duration>,
+
+    /// Where the admission webhook listens, or `off`.
+    #[arg(long, default_value = "0.0.0.0:8443")]
+    pub webhook_addr: WebhookAddr,
+
+    /// Service of the webhook: its certificate is for this name in our namespace.
+    #[arg(long, default_value = "aliquot-webhook")]
+    pub webhook_service: String,
+
+    /// More names and addresses for the webhook's certificate; for a configuration with a URL.
+    #[arg(long)]
+    pub webhook_san: Vec<String>,
+
+    /// MutatingWebhookConfiguration that gets our certificate authority.
+    #[arg(long, default_value = "aliquot")]
+    pub webhook_configuration: String,
+
+    /// Secret that the replicas share the webhook's certificate in.
+    #[arg(long, default_value = "aliquot-webhook-tls")]
+    pub webhook_secret: String,
+
+    /// Where metrics and health are served.
+    #[arg(long, default_value = "127.0.0.1:8081")]
+    pub http_addr: SocketAddr,
+
+    /// Log format.
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+
+    /// How to choose among what fits.
+    #[arg(long, value_enum, default_value_t = StrategyArg::BinPack)]
+    pub strategy: StrategyArg,
+
+    /// Longest search for one pod. Running into it is reported, and tried again.
+    #[arg(long, default_value = "500ms", value_parser = parse_duration)]
+    pub decision_deadline: Duration,
+
+    /// How long a claim of ours may be without a consumer before it is taken back.
+    #[arg(long, default_value = "30s", value_parser = parse_duration)]
+    pub idle_timeout: Duration,
+
+    /// Lift our gate from every pod and end: for a controller that is switched off.
+    #[arg(long)]
+    pub lift_gates: bool,
+}
+
+/// Where the webhook listens, if it does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WebhookAddr {
+    /// There is none.
+    Off,
+    /// Here.
+    At(SocketAddr),
+}
+
+impl FromStr for WebhookAddr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self::Off);
+        }
+        text.parse()
+            .map(Self::At)
+            .map_err(|error| format!("{text:?} is neither off nor address:port: {error}"))
+    }
+}
+
+/// Log format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// For machines.
+    Json,
+}
+
+/// How to choose among what fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum StrategyArg {
+    /// Fill what is in use already.
+    BinPack,
+    /// Use what is least in use.
+    Spread,
+}
+
+impl From<StrategyArg> for Strategy {
+    fn from(strategy: StrategyArg) -> Self {
+        match strategy {
+            StrategyArg::BinPack => Self::BinPack,
+            StrategyArg::Spread => Self::Spread,
+        }
+    }
+}
+
+/// A number with `ms`, `s`, `m` or `h`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().map_err(|_| format!("{text:?} is not a duration, for example 15s"))?;
+    match unit {
+        "ms" => Ok(Duration::from_millis(number)),
+        "s" => Ok(Duration::from_secs(number)),
+        "m" => Ok(Duration::from_secs(number.saturating_mul(60))),
+        "h" => Ok(Duration::from_secs(number.saturating_mul(3600))),
+        _ => Err(format!("{text:?} is not a duration: use ms, s, m or h, for example 15s")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_need_a_unit() {
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
+        assert!(parse_duration("15").is_err() && parse_duration("s").is_err());
+    }
+}

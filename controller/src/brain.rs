@@ -1,0 +1,525 @@
+//! The brain without its limbs: events in, jobs and reports out, synchronously.
+//!
+//! Time comes in as a parameter. Nothing here waits and nothing here talks to the API, so every
+//! race can be played through in a test.
+
+mod duties;
+mod outcomes;
+mod reports;
+
+pub use reports::{Regarding, Report, reasons};
+
+use crate::act::{Consumers, Job, Outcome};
+use crate::decide::{self, Decision, LeftOut, Matcher, Options, Wait};
+use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
+use crate::metrics::Metrics;
+use crate::queue::{Queue, Rank};
+use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A change of an object of one kind.
+#[derive(Debug)]
+pub enum Seen<T> {
+    /// It is like this.
+    Apply(Box<T>),
+    /// It is gone.
+    Delete(Box<T>),
+    /// These are all that there are.
+    Reset(Vec<T>),
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Input {
+    /// ResourceSlices.
+    Slice(Seen<ResourceSlice>),
+    /// DeviceClasses.
+    Class(Seen<DeviceClass>),
+    /// ResourceClaims.
+    Claim(Seen<ResourceClaim>),
+    /// Pods.
+    Pod(Seen<ApiPod>),
+    /// Nodes.
+    Node(Seen<Node>),
+    /// DeviceTaintRules: name and rule, `None` for one that selects by what we do not know.
+    TaintRule(Seen<(String, Option<TaintRule>)>),
+    /// A job was done, or could not be.
+    Done(Box<Outcome>),
+}
+
+/// What the brain wants done.
+#[derive(Debug)]
+pub enum Effect {
+    /// Write.
+    Do(Job),
+    /// Tell.
+    Tell(Report),
+}
+
+/// How the brain behaves.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How to choose.
+    pub options: Options,
+    /// Longest search for one pod.
+    pub deadline: Duration,
+    /// How long a claim of ours may be without a consumer.
+    pub idle: Duration,
+    /// First and longest wait after a failure.
+    pub backoff: (Duration, Duration),
+    /// How long a node is left out that kube-scheduler gave back, the first time.
+    pub left_out: Duration,
+    /// Whether DeviceTaintRules are watched, so that deciding waits for them.
+    pub taint_rules: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            options: Options::default(),
+            deadline: Duration::from_millis(500),
+            idle: Duration::from_secs(30),
+            backoff: (Duration::from_millis(250), Duration::from_secs(10)),
+            left_out: Duration::from_secs(10),
+            taint_rules: false,
+        }
+    }
+}
+
+/// A pod whose decision is being written.
+#[derive(Debug)]
+struct InFlight {
+    pools: HashSet<Sym>,
+    claims: Vec<(ObjectKey, Uid)>,
+}
+
+/// A node that kube-scheduler gave back for a pod.
+#[derive(Debug, Clone)]
+struct GivenBack {
+    times: u32,
+    until: Instant,
+}
+
+/// The brain.
+#[derive(Debug)]
+pub struct Core {
+    index: Index,
+    matcher: Matcher,
+    queue: Queue,
+    settings: Settings,
+    metrics: Arc<Metrics>,
+    synced: HashSet<&'static str>,
+    announced: bool,
+    effects: Vec<Effect>,
+    in_flight: HashMap<ObjectKey, InFlight>,
+    deallocating: HashMap<Uid, &'static str>,
+    idle: HashMap<Uid, (ObjectKey, Instant)>,
+    foreign: HashMap<Uid, (ObjectKey, HashSet<Sym>)>,
+    given_back: HashMap<(Uid, Arc<str>), GivenBack>,
+    first_seen: HashMap<ObjectKey, Instant>,
+    told: reports::Told,
+    acknowledging: HashMap<Arc<str>, i64>,
+    classes_written: Option<Vec<String>>,
+    classes_failed: Option<Instant>,
+    dirty_pools: HashSet<Sym>,
+}
+
+impl Core {
+    /// A brain that knows nothing yet.
+    pub fn new(driver: &str, settings: Settings, metrics: Arc<Metrics>) -> Self {
+        Self {
+            index: Index::new(driver),
+            matcher: Matcher::new(),
+            queue: Queue::new(settings.backoff.0, settings.backoff.1),
+            settings,
+            metrics,
+            synced: HashSet::new(),
+            announced: false,
+            effects: Vec::new(),
+            in_flight: HashMap::new(),
+            deallocating: HashMap::new(),
+            idle: HashMap::new(),
+            foreign: HashMap::new(),
+            given_back: HashMap::new(),
+            first_seen: HashMap::new(),
+            told: reports::Told::default(),
+            acknowledging: HashMap::new(),
+            classes_written: None,
+            classes_failed: None,
+            dirty_pools: HashSet::new(),
+        }
+    }
+
+    /// What is known of the cluster.
+    pub const fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// What is to be done now; empty afterwards.
+    pub fn take_effects(&mut self) -> Vec<Effect> {
+        std::mem::take(&mut self.effects)
+    }
+
+    /// Writes that have not returned.
+    pub fn writes_under_way(&self) -> usize {
+        self.in_flight.len() + self.deallocating.len()
+    }
+
+    /// Whether everything that decisions depend on was listed once.
+    pub fn is_synced(&self) -> bool {
+        let needed: &[&str] = if self.settings.taint_rules {
+            &["slices", "classes", "claims", "pods", "nodes", "taintrules"]
+        } else {
+            &["slices", "classes", "claims", "pods", "nodes"]
+        };
+        needed.iter().all(|kind| self.synced.contains(kind))
+    }
+
+    /// Takes something in that happened.
+    pub fn handle(&mut self, input: Input, now: Instant) {
+        let change = match input {
+            Input::Slice(seen) => self.slices(seen),
+            Input::Class(seen) => {
+                let change = match seen {
+                    Seen::Apply(class) => self.index.apply_class(&class),
+                    Seen::Delete(class) => {
+                        self.index.delete_class(class.metadata.name.as_deref().unwrap_or_default())
+                    }
+                    Seen::Reset(classes) => {
+                        self.synced.insert("classes");
+                        self.index.reset_classes(&classes)
+                    }
+                };
+                self.publish_classes(now);
+                change
+            }
+            Input::Claim(seen) => self.claims(seen, now),
+            Input::Pod(Seen::Apply(pod)) => self.index.apply_pod(&pod),
+            Input::Pod(Seen::Delete(pod)) => match key_of(&pod.metadata) {
+                Some(key) => self.index.delete_pod(&key),
+                None => Change::Nothing,
+            },
+            Input::Pod(Seen::Reset(pods)) => {
+                self.synced.insert("pods");
+                self.index.reset_pods(&pods)
+            }
+            Input::Node(seen) => {
+                let change = match seen {
+                    Seen::Apply(node) => self.index.apply_node(&node),
+                    Seen::Delete(node) => {
+                        self.index.delete_node(node.metadata.name.as_deref().unwrap_or_default())
+                    }
+                    Seen::Reset(nodes) => {
+                        self.synced.insert("nodes");
+                        self.index.reset_nodes(&nodes)
+                    }
+                };
+                self.acknowledge_hand_overs();
+                change
+            }
+            Input::TaintRule(seen) => match seen {
+                Seen::Apply(rule) => self.index.apply_taint_rule(&rule.0, rule.1),
+                Seen::Delete(rule) => self.index.delete_taint_rule(&rule.0),
+                Seen::Reset(rules) => {
+                    self.synced.insert("taintrules");
+                    self.index.reset_taint_rules(rules.into_iter().filter_map(|(_, rule)| rule).collect())
+                }
+            },
+            Input::Done(outcome) => self.done(*outcome, now),
+        };
+        self.changed(change, now);
+        if !self.announced && self.is_synced() {
+            self.announced = true;
+            self.first_look(now);
+        }
+    }
+
+    fn slices(&mut self, seen: Seen<ResourceSlice>) -> Change {
+        let mut touched = Vec::new();
+        let change = match seen {
+            Seen::Apply(slice) => {
+                touched.push(slice.spec.pool.name.clone());
+                self.index.apply_slice(&slice)
+            }
+            Seen::Delete(slice) => {
+                touched.push(slice.spec.pool.name.clone());
+                self.index.delete_slice(slice.metadata.name.as_deref().unwrap_or_default())
+            }
+            Seen::Reset(slices) => {
+                self.synced.insert("slices");
+                touched.extend(slices.iter().map(|slice| slice.spec.pool.name.clone()));
+                self.index.reset_slices(&slices)
+            }
+        };
+        self.dirty_pools.extend(touched.iter().filter_map(|name| self.index.sym(name)));
+        self.acknowledge_hand_overs();
+        change
+    }
+
+    fn claims(&mut self, seen: Seen<ResourceClaim>, now: Instant) -> Change {
+        match seen {
+            Seen::Apply(claim) => self.claim(&claim, now),
+            Seen::Delete(claim) => {
+                let Some(key) = key_of(&claim.metadata) else { return Change::Nothing };
+                let change = self.index.delete_claim(&key, claim.metadata.uid.as_deref());
+                if let Some(uid) = &claim.metadata.uid {
+                    self.claim_gone(uid);
+                }
+                change
+            }
+            Seen::Reset(claims) => {
+                let first = self.synced.insert("claims");
+                if first {
+                    let change = self.index.reset_claims(&claims);
+                    let keys: Vec<ObjectKey> = self.index.claims().map(|claim| claim.key.clone()).collect();
+                    for key in keys {
+                        self.watch_claim(&key, now);
+                    }
+                    return change;
+                }
+                // One by one, so that what happened while nobody watched is noticed.
+                let kept: HashSet<(ObjectKey, &str)> = claims
+                    .iter()
+                    .filter_map(|claim| Some((key_of(&claim.metadata)?, claim.metadata.uid.as_deref()?)))
+                    .collect();
+                let gone: Vec<(ObjectKey, Uid)> = self
+                    .index
+                    .claims()
+                    .filter(|claim| !kept.contains(&(claim.key.clone(), &*claim.uid)))
+                    .map(|claim| (claim.key.clone(), claim.uid.clone()))
+                    .collect();
+                for (key, uid) in gone {
+                    let change = self.index.delete_claim(&key, Some(&uid));
+                    self.claim_gone(&uid);
+                    self.changed(change, now);
+                }
+                for claim in &claims {
+                    let change = self.claim(claim, now);
+                    self.changed(change, now);
+                }
+                Change::Room
+            }
+        }
+    }
+
+    fn changed(&mut self, change: Change, now: Instant) {
+        let (pods, room) = match change {
+            Change::Nothing => return,
+            Change::Pods(pods) => (pods, false),
+            Change::Room => (Vec::new(), true),
+            Change::PodsAndRoom(pods) => (pods, true),
+        };
+        for key in pods {
+            self.offer(&key, now);
+        }
+        if room {
+            self.queue.wake(now);
+        }
+    }
+
+    /// Puts a pod in the queue if a decision can do something for it.
+    fn offer(&mut self, key: &ObjectKey, now: Instant) {
+        let Some(pod) = self.index.pod(key) else {
+            self.queue.remove(key);
+            self.told.forget_pod(key);
+            self.first_seen.remove(key);
+            return;
+        };
+        if !self.wants_decision(pod) {
+            self.queue.remove(key);
+            if !self.in_flight.contains_key(key) {
+                self.first_seen.remove(key);
+            }
+            return;
+        }
+        self.first_seen.entry(key.clone()).or_insert(now);
+        self.queue.offer(Rank::new(key.clone(), pod.priority, pod.created));
+    }
+
+    fn wants_decision(&self, pod: &Pod) -> bool {
+        if pod.terminal || pod.deleting || self.in_flight.contains_key(&pod.key) {
+            return false;
+        }
+        let unallocated = pod.claims.is_empty()
+            || pod.claim_keys().any(|claim| self.index.effective_allocation(&claim).is_none());
+        match &pod.node {
+            // Whoever binds a pod by hand wants its claims too; they are allocated on its node.
+            Some(_) => unallocated && !pod.claims.is_empty() && !pod.started,
+            None => pod.gated || (unallocated && !pod.claims.is_empty()),
+        }
+    }
+
+    /// Whether a pod is ready to be decided.
+    pub fn has_work(&mut self, now: Instant) -> bool {
+        self.is_synced() && self.queue.has_ready(now)
+    }
+
+    /// Decides for the next pod.
+    pub fn work(&mut self, now: Instant, wall: Timestamp) {
+        if !self.is_synced() {
+            return;
+        }
+        let Some(key) = self.queue.pop(now) else { return };
+        let Some(pod) = self.index.pod(&key).cloned() else {
+            self.queue.remove(&key);
+            return;
+        };
+        if !self.wants_decision(&pod) {
+            self.queue.remove(&key);
+            return;
+        }
+        // Another gate means: not yet.
+        if pod.is_held_by_others() {
+            self.queue.park(&key);
+            return;
+        }
+        let started = Instant::now();
+        let until = started + self.settings.deadline;
+        let left_out = self.left_out(&pod, now);
+        let decision = decide::decide(
+            &self.index,
+            &mut self.matcher,
+            &pod,
+            &left_out,
+            self.settings.options,
+            &mut || Instant::now() >= until,
+        );
+        self.metrics.decision(name_of(&decision), started.elapsed());
+        tracing::debug!(pod = %key, outcome = name_of(&decision), "decided");
+        self.follow(&pod, decision, now, wall);
+    }
+
+    fn left_out(&self, pod: &Pod, now: Instant) -> LeftOut {
+        self.given_back
+            .iter()
+            .filter(|((uid, _), given)| *uid == pod.uid && given.times > 1 && given.until > now)
+            .map(|((_, node), given)| (node.clone(), format!("{} times", given.times)))
+            .collect()
+    }
+
+    fn follow(&mut self, pod: &Pod, decision: Decision, now: Instant, wall: Timestamp) {
+        match decision {
+            Decision::NotOurs => self.settle(pod, Vec::new()),
+            Decision::Settled { reserve } => self.settle(pod, reserve),
+            Decision::Placed(plan) => self.write_plan(pod, plan, wall),
+            Decision::Waiting(wait) => {
+                self.queue.park(&pod.key);
+                // What comes by itself in a moment is not worth a word.
+                if matches!(wait, Wait::OfAnotherPod { .. }) {
+                    self.tell_pod(pod, reasons::WAITING, &wait.to_string(), now);
+                }
+            }
+            Decision::Rejected(rejection) => {
+                self.queue.park(&pod.key);
+                self.tell_pod(pod, reasons::CLAIM_REJECTED, &rejection.to_string(), now);
+            }
+            Decision::NoFit(reason) => {
+                self.queue.park(&pod.key);
+                self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
+            }
+            Decision::OutOfTime(reason) => {
+                self.queue.delay(&pod.key, now);
+                let note = format!(
+                    "the search for devices did not end within {:?}; it goes on later. So far: {reason}",
+                    self.settings.deadline
+                );
+                self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
+            }
+            Decision::LeaveToScheduler { node } => {
+                self.queue.park(&pod.key);
+                if pod.gated {
+                    tracing::info!(pod = %pod.key, %node, "left to kube-scheduler");
+                    self.lift(pod, Vec::new());
+                }
+            }
+            Decision::Undo { claims, reason } => {
+                self.queue.park(&pod.key);
+                let note = format!(
+                    "taking {} claim(s) back, because with them the rest does not fit: {reason}",
+                    claims.len()
+                );
+                self.tell_pod(pod, reasons::UNDONE, &note, now);
+                for key in claims {
+                    self.deallocate(&key, Consumers::Only(pod.uid.clone()), "undo");
+                }
+            }
+        }
+    }
+
+    /// Nothing to allocate: the pod waits for nothing of ours. Without our gate kube-scheduler has
+    /// it and reserves what is allocated.
+    fn settle(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
+        if pod.gated && pod.node.is_none() {
+            self.queue.park(&pod.key);
+            self.lift(pod, reserve);
+        } else {
+            self.queue.remove(&pod.key);
+        }
+    }
+
+    fn lift(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
+        self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
+        self.effects.push(Effect::Do(Job::Lift { pod: pod.key.clone(), uid: pod.uid.clone(), reserve }));
+    }
+
+    fn write_plan(&mut self, pod: &Pod, plan: Box<decide::Plan>, wall: Timestamp) {
+        let mut pools = HashSet::new();
+        let mut claims = Vec::new();
+        let mut allocations = Vec::new();
+        for draft in &plan.drafts {
+            let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
+            let mut assumed = self.index.read_allocation(&draft.uid, None, &allocation);
+            assumed.by_us = true;
+            pools.extend(assumed.pools());
+            claims.push((draft.claim.clone(), draft.uid.clone()));
+            self.index.assume(&draft.claim, assumed);
+            allocations.push(allocation);
+        }
+        tracing::info!(
+            pod = %pod.key,
+            node = %plan.node,
+            claims = claims.len(),
+            score = ?plan.score,
+            "allocating"
+        );
+        self.queue.remove(&pod.key);
+        self.in_flight.insert(pod.key.clone(), InFlight { pools, claims });
+        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, gated: pod.gated }));
+    }
+
+    fn deallocate(&mut self, key: &ObjectKey, consumers: Consumers, reason: &'static str) {
+        let Some(claim) = self.index.claim(key) else { return };
+        let uid = claim.uid.clone();
+        if self.deallocating.contains_key(&uid) || self.index.is_assumed(&uid) {
+            return;
+        }
+        tracing::info!(claim = %key, reason, "taking an allocation back");
+        self.deallocating.insert(uid.clone(), reason);
+        self.effects.push(Effect::Do(Job::Deallocate { claim: key.clone(), uid, consumers }));
+    }
+}
+
+fn name_of(decision: &Decision) -> &'static str {
+    match decision {
+        Decision::NotOurs => "not_ours",
+        Decision::Settled { .. } => "settled",
+        Decision::Placed(_) => "placed",
+        Decision::Waiting(_) => "waiting",
+        Decision::Rejected(_) => "rejected",
+        Decision::NoFit(_) => "no_fit",
+        Decision::OutOfTime(_) => "out_of_time",
+        Decision::LeaveToScheduler { .. } => "left_to_scheduler",
+        Decision::Undo { .. } => "undo",
+    }
+}
+
+fn key_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<ObjectKey> {
+    Some(ObjectKey::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
+}
+
+#[cfg(test)]
+mod tests;

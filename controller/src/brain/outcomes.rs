@@ -1,0 +1,121 @@
+//! What came of the writes.
+
+use super::{Core, Regarding, Report, reasons};
+use crate::act::{Job, Outcome, WriteError};
+use crate::decide::Plan;
+use crate::index::Change;
+use std::time::Instant;
+
+impl Core {
+    /// Takes the answer to a job in. What the API returned counts as seen.
+    pub(super) fn done(&mut self, outcome: Outcome, now: Instant) -> Change {
+        let Outcome { job, claims, gone, pod, error } = outcome;
+        for claim in &claims {
+            let change = self.claim(claim, now);
+            self.changed(change, now);
+        }
+        for (key, uid) in &gone {
+            let change = self.index.delete_claim(key, Some(uid));
+            self.claim_gone(uid);
+            self.changed(change, now);
+        }
+        if let Some(pod) = &pod {
+            let change = self.index.apply_pod(pod);
+            self.changed(change, now);
+        }
+        match job {
+            Job::Allocate { plan, .. } => self.allocated(&plan, error, now),
+            Job::Lift { pod, .. } => {
+                self.in_flight.remove(&pod);
+                if let Some(error) = error {
+                    tracing::warn!(%pod, %error, "could not lift the gate");
+                    self.offer(&pod, now);
+                    self.queue.delay(&pod, now);
+                } else {
+                    self.offer(&pod, now);
+                }
+                Change::Nothing
+            }
+            Job::Deallocate { claim, uid, .. } => {
+                let reason = self.deallocating.remove(&uid).unwrap_or("unknown");
+                match error {
+                    None => self.metrics.deallocated(reason),
+                    Some(error) => {
+                        tracing::warn!(%claim, %error, reason, "could not take an allocation back")
+                    }
+                }
+                // Whatever became of it: look again at what is there.
+                self.watch_claim(&claim, now);
+                let pods: Vec<_> = self.index.pods_of_claim(&claim).map(|pod| pod.key.clone()).collect();
+                if let Some(allocation) = self.index.effective_allocation(&claim) {
+                    self.dirty_pools.extend(allocation.pools());
+                }
+                Change::PodsAndRoom(pods)
+            }
+            Job::Acknowledge { node, .. } => {
+                if let Some(error) = error {
+                    tracing::warn!(%node, %error, "could not acknowledge the hand-over");
+                    self.acknowledging.remove(&node);
+                }
+                Change::Nothing
+            }
+            Job::Classes { names } => {
+                match error {
+                    None => self.classes_written = Some(names),
+                    Some(error) => {
+                        tracing::warn!(%error, "could not publish the classes that select our devices");
+                        self.classes_written = None;
+                        self.classes_failed = Some(now);
+                    }
+                }
+                Change::Nothing
+            }
+        }
+    }
+
+    fn allocated(&mut self, plan: &Plan, error: Option<WriteError>, now: Instant) -> Change {
+        let pod = &plan.pod;
+        let in_flight = self.in_flight.remove(pod);
+        let mut room = false;
+        for (key, uid) in in_flight.iter().flat_map(|flight| flight.claims.iter()) {
+            // Still assumed: the API does not show it, so it was not written.
+            if self.index.is_assumed(uid) {
+                room = true;
+                self.index.forget(key, uid);
+            }
+        }
+        self.dirty_pools.extend(in_flight.iter().flat_map(|flight| flight.pools.iter()));
+        let waited = self.first_seen.remove(pod).map(|since| now.saturating_duration_since(since));
+        self.offer(pod, now);
+        match error {
+            None => {
+                self.metrics.placed(waited.unwrap_or_default());
+                self.told.forget_pod(pod);
+                let devices: Vec<String> = plan
+                    .drafts
+                    .iter()
+                    .flat_map(|draft| draft.allocation().devices.iter())
+                    .flat_map(|devices| devices.results.iter().flatten())
+                    .map(|result| result.device.clone())
+                    .collect();
+                self.tell(Report {
+                    regarding: Regarding::Pod(pod.clone(), plan.pod_uid.clone()),
+                    warning: false,
+                    reason: reasons::ALLOCATED,
+                    note: format!("allocated {} on node {}", devices.join(", "), plan.node),
+                });
+            }
+            Some(error) => {
+                tracing::warn!(%pod, %error, "could not write an allocation");
+                self.queue.delay(pod, now);
+                if matches!(error, WriteError::Refused { .. })
+                    && let Some(known) = self.index.pod(pod).cloned()
+                {
+                    self.tell_pod(&known, reasons::WRITE_FAILED, &error.to_string(), now);
+                }
+            }
+        }
+        self.acknowledge_hand_overs();
+        if room { Change::Room } else { Change::Nothing }
+    }
+}

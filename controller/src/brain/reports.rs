@@ -1,0 +1,103 @@
+//! What users are told, and how often.
+
+use super::{Core, Effect};
+use crate::index::{ObjectKey, Pod, Uid};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Reasons of events.
+pub mod reasons {
+    /// A pod's claims got their devices.
+    pub const ALLOCATED: &str = "DevicesAllocated";
+    /// A pod fits nowhere at the moment.
+    pub const DOES_NOT_FIT: &str = "DevicesDoNotFit";
+    /// A search ran out of time.
+    pub const OUT_OF_TIME: &str = "AllocationOutOfTime";
+    /// A claim asks for what can never be.
+    pub const CLAIM_REJECTED: &str = "ClaimRejected";
+    /// Something has to happen first.
+    pub const WAITING: &str = "AllocationWaiting";
+    /// Claims of a pod were taken back.
+    pub const UNDONE: &str = "AllocationUndone";
+    /// A write failed.
+    pub const WRITE_FAILED: &str = "AllocationWriteFailed";
+    /// A claim of ours that nobody uses was taken back.
+    pub const IDLE: &str = "UnusedAllocationReleased";
+    /// Devices were given out twice.
+    pub const OVERLAP: &str = "OverlappingAllocation";
+    /// Somebody else allocates what is ours to give.
+    pub const FOREIGN: &str = "ForeignAllocation";
+    /// A claim tolerates the taint that keeps kube-scheduler off.
+    pub const TOLERATES: &str = "ClaimToleratesControllerTaint";
+}
+
+/// The object that an event is about.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Regarding {
+    /// A pod.
+    Pod(ObjectKey, Uid),
+    /// A claim.
+    Claim(ObjectKey, Uid),
+    /// A node.
+    Node(Arc<str>),
+}
+
+/// An event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    /// About what.
+    pub regarding: Regarding,
+    /// Whether something is wrong.
+    pub warning: bool,
+    /// One of [`reasons`].
+    pub reason: &'static str,
+    /// For people.
+    pub note: String,
+}
+
+/// What pods were told last.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    pods: HashMap<ObjectKey, (&'static str, String, Instant)>,
+}
+
+/// The same words are said again after this long.
+const REPEAT: Duration = Duration::from_secs(300);
+
+impl Told {
+    pub(super) fn forget_pod(&mut self, pod: &ObjectKey) {
+        self.pods.remove(pod);
+    }
+
+    fn is_news(&mut self, pod: &ObjectKey, reason: &'static str, note: &str, now: Instant) -> bool {
+        if let Some((before, words, at)) = self.pods.get(pod)
+            && *before == reason
+            && words == note
+            && now.saturating_duration_since(*at) < REPEAT
+        {
+            return false;
+        }
+        self.pods.insert(pod.clone(), (reason, note.to_owned(), now));
+        true
+    }
+}
+
+impl Core {
+    pub(super) fn tell(&mut self, report: Report) {
+        self.effects.push(Effect::Tell(report));
+    }
+
+    /// A warning about a pod, unless it has just been given.
+    pub(super) fn tell_pod(&mut self, pod: &Pod, reason: &'static str, note: &str, now: Instant) {
+        if self.told.is_news(&pod.key, reason, note, now) {
+            tracing::debug!(pod = %pod.key, reason, note, "told");
+            self.tell(Report {
+                regarding: Regarding::Pod(pod.key.clone(), pod.uid.clone()),
+                warning: true,
+                reason,
+                note: note.to_owned(),
+            });
+        }
+    }
+}

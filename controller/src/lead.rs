@@ -1,0 +1,128 @@
+//! The time of one leadership: watches feed the brain, the brain's jobs go to the writer.
+//!
+//! Everything is built from the API at the beginning and thrown away at the end: a leader that was
+//! stopped and continued must not decide on what it knew before.
+
+use crate::act::Writer;
+use crate::brain::{Core, Effect, Input, Settings};
+use crate::events::Reporter;
+use crate::metrics::Metrics;
+use crate::watch;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Writes that are sent at the same time, at most.
+const PARALLEL_WRITES: usize = 64;
+/// Inputs that wait for the brain, at most; watches wait beyond that.
+const INPUTS: usize = 4096;
+/// How often duties are looked at when nothing happens.
+const TICK: Duration = Duration::from_secs(1);
+/// How long writes that are under way are waited for at the end.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// What a leadership needs.
+#[derive(Clone)]
+pub struct Leader {
+    /// Reads.
+    pub client: Client,
+    /// Writes.
+    pub writer: Writer,
+    /// Tells.
+    pub reporter: Reporter,
+    /// Driver name.
+    pub driver: String,
+    /// Behaviour.
+    pub settings: Settings,
+    /// Counts.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Leader {
+    /// Leads until `stop`. Writes that were sent are waited for.
+    pub async fn run(self, stop: CancellationToken) {
+        let taint_rules = tokio::select! {
+            found = self.find_taint_rules() => found,
+            () = stop.cancelled() => return,
+        };
+        let settings = Settings { taint_rules: taint_rules.is_some(), ..self.settings.clone() };
+        let mut core = Core::new(&self.driver, settings, self.metrics.clone());
+        let (sender, mut inputs) = mpsc::channel(INPUTS);
+        let watches = watch::start(&self.client, &self.driver, taint_rules, &sender);
+        let mut writes: JoinSet<Input> = JoinSet::new();
+        let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
+        let mut ticked = Instant::now();
+        loop {
+            let now = Instant::now();
+            let until = if core.has_work(now) {
+                now
+            } else {
+                core.next_due().unwrap_or(now + TICK).clamp(now, ticked + TICK)
+            };
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => break,
+                Some(done) = writes.join_next() => match done {
+                    Ok(input) => core.handle(input, Instant::now()),
+                    Err(error) => tracing::error!(%error, "a write ended in a panic"),
+                },
+                Some(input) = inputs.recv() => core.handle(input, Instant::now()),
+                () = tokio::time::sleep_until(until.into()) => {}
+            }
+            // What is there already is looked at before deciding on what it may change.
+            for _ in 0..INPUTS {
+                let Ok(input) = inputs.try_recv() else { break };
+                core.handle(input, Instant::now());
+            }
+            let now = Instant::now();
+            if core.has_work(now) {
+                core.work(now, Timestamp::now());
+            }
+            if now.saturating_duration_since(ticked) >= TICK || core.next_due().is_some_and(|due| due <= now)
+            {
+                ticked = now;
+                core.tick(now);
+            }
+            for effect in core.take_effects() {
+                self.start(effect, &mut writes, &permits);
+            }
+        }
+        drop(watches);
+        // No new decision; what was sent shall be seen to arrive.
+        let drained =
+            tokio::time::timeout(DRAIN, async { while writes.join_next().await.is_some() {} }).await;
+        if drained.is_err() {
+            tracing::warn!("writes that were under way did not return");
+        }
+    }
+
+    async fn find_taint_rules(&self) -> Option<kube::api::ApiResource> {
+        loop {
+            match watch::find_taint_rules(&self.client).await {
+                Ok(found) => return found,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot ask the API server what it serves");
+                    tokio::time::sleep(TICK).await;
+                }
+            }
+        }
+    }
+
+    fn start(&self, effect: Effect, writes: &mut JoinSet<Input>, permits: &Arc<Semaphore>) {
+        match effect {
+            Effect::Do(job) => {
+                let (writer, permits) = (self.writer.clone(), permits.clone());
+                writes.spawn(async move {
+                    // Closed never, so this only waits.
+                    let _permit = permits.acquire_owned().await;
+                    Input::Done(Box::new(writer.run(job).await))
+                });
+            }
+            Effect::Tell(report) => self.reporter.tell(report),
+        }
+    }
+}

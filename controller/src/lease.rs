@@ -1,0 +1,303 @@
+//! Leader election over a Lease, and the local fence: whoever has not renewed in time does not
+//! write, whether it noticed or not.
+//!
+//! The API-side fence is a ValidatingAdmissionPolicy that compares the writer's pod name with
+//! `spec.holderIdentity`, so the identity must be exactly the pod's name. Time is the monotonic
+//! clock throughout; another holder's lease is judged by how long it has not changed here, never by
+//! the time stamps in it.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::PostParams;
+use kube::{Api, Client};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// How leaders are elected.
+#[derive(Debug, Clone)]
+pub struct LeaseConfig {
+    /// Where the Lease is.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Who we are: the pod's name.
+    pub identity: String,
+    /// How long a lease lasts that is not renewed.
+    pub duration: Duration,
+    /// How long we go on without having renewed; shorter, so that a write that was sent just before
+    /// the end returns before another may begin.
+    pub renew_deadline: Duration,
+    /// Between two attempts.
+    pub retry_period: Duration,
+}
+
+impl LeaseConfig {
+    /// The usual proportions for a duration.
+    pub fn new(namespace: &str, name: &str, identity: &str, duration: Duration) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            name: name.to_owned(),
+            identity: identity.to_owned(),
+            duration,
+            renew_deadline: duration.mul_f64(2.0 / 3.0),
+            retry_period: duration.mul_f64(2.0 / 15.0),
+        }
+    }
+
+    /// How long a request may take that is sent while the lease is valid.
+    pub fn write_timeout(&self) -> Duration {
+        self.duration.saturating_sub(self.renew_deadline).max(Duration::from_millis(1))
+    }
+}
+
+/// Whether we lead, asked before every write.
+#[derive(Debug, Clone, Default)]
+pub struct Leadership {
+    valid_until: Arc<Mutex<Option<Instant>>>,
+}
+
+/// We do not hold the lease, or have not renewed it in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("this controller does not hold the lease (any more)")]
+pub struct NotLeader;
+
+impl Leadership {
+    /// A leader for as long as it lives: for tools that run once, and for tests.
+    pub fn unconditional() -> Self {
+        let far = Instant::now() + Duration::from_secs(365 * 24 * 3600);
+        Self { valid_until: Arc::new(Mutex::new(Some(far))) }
+    }
+
+    /// Whether a write may be sent now.
+    pub fn check(&self) -> Result<(), NotLeader> {
+        match *self.valid_until.lock() {
+            Some(until) if Instant::now() < until => Ok(()),
+            _ => Err(NotLeader),
+        }
+    }
+
+    fn set(&self, until: Option<Instant>) {
+        *self.valid_until.lock() = until;
+    }
+}
+
+/// What was seen of another holder's lease.
+#[derive(Debug)]
+struct Observed {
+    version: Option<String>,
+    since: Instant,
+}
+
+/// Runs the election until `stop`, then gives the lease up. `leading` says who leads; the fence is
+/// `leadership`.
+pub async fn run(
+    client: Client,
+    config: LeaseConfig,
+    leadership: Leadership,
+    leading: watch::Sender<bool>,
+    drained: CancellationToken,
+    stop: CancellationToken,
+) {
+    let api: Api<Lease> = Api::namespaced(client, &config.namespace);
+    let mut observed: Option<Observed> = None;
+    let mut held: Option<Lease> = None;
+    loop {
+        let asked_at = Instant::now();
+        let attempt = attempt(&api, &config, held.as_ref(), &mut observed);
+        match tokio::time::timeout(config.renew_deadline, attempt).await {
+            Ok(Ok(Some(lease))) => {
+                held = Some(lease);
+                leadership.set(Some(asked_at + config.renew_deadline));
+                if leading.send_replace(true) {
+                    tracing::trace!("lease renewed");
+                } else {
+                    tracing::info!(identity = config.identity, "leading");
+                }
+            }
+            Ok(Ok(None)) => {
+                held = None;
+                leadership.set(None);
+                leading.send_replace(false);
+            }
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot reach the lease");
+                // Whose it is now is not known: read it next time.
+                held = None;
+            }
+            Err(_) => held = None,
+        }
+        if leadership.check().is_err() && leading.send_replace(false) {
+            tracing::warn!("the lease was not renewed in time: standing back");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(config.retry_period) => {}
+            () = stop.cancelled() => break,
+        }
+    }
+    leading.send_replace(false);
+    if leadership.check().is_ok() {
+        // Writes that are under way come first.
+        let _ = tokio::time::timeout(config.write_timeout(), drained.cancelled()).await;
+        leadership.set(None);
+        if let Err(error) = release(&api, &config).await {
+            tracing::debug!(%error, "could not give up the lease; it runs out by itself");
+        }
+    }
+}
+
+/// The lease, if it is ours after this.
+async fn attempt(
+    api: &Api<Lease>,
+    config: &LeaseConfig,
+    held: Option<&Lease>,
+    observed: &mut Option<Observed>,
+) -> Result<Option<Lease>, kube::Error> {
+    let current = match held {
+        Some(lease) => lease.clone(),
+        None => match api.get_opt(&config.name).await? {
+            Some(lease) => lease,
+            None => {
+                let lease = with_spec(
+                    config,
+                    ObjectMeta { name: Some(config.name.clone()), ..ObjectMeta::default() },
+                    None,
+                );
+                return match api.create(&PostParams::default(), &lease).await {
+                    Ok(lease) => Ok(Some(lease)),
+                    Err(kube::Error::Api(status)) if status.code == 409 => Ok(None),
+                    Err(error) => Err(error),
+                };
+            }
+        },
+    };
+    if !may_take(config, &current, observed, Instant::now()) {
+        return Ok(None);
+    }
+    let meta = ObjectMeta { managed_fields: None, ..current.metadata.clone() };
+    let wanted = with_spec(config, meta, current.spec.as_ref());
+    match api.replace(&config.name, &PostParams::default(), &wanted).await {
+        Ok(lease) => {
+            *observed = None;
+            Ok(Some(lease))
+        }
+        // Somebody else wrote it. It may still be ours, so the next attempt reads it.
+        Err(kube::Error::Api(status)) if status.code == 409 && held.is_some() => {
+            Err(kube::Error::Api(status))
+        }
+        Err(kube::Error::Api(status)) if status.code == 409 || status.code == 404 => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the lease is ours, given up, or has not changed here for as long as it lasts.
+fn may_take(config: &LeaseConfig, lease: &Lease, observed: &mut Option<Observed>, now: Instant) -> bool {
+    let spec = lease.spec.as_ref();
+    let holder = spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or("");
+    if holder.is_empty() || holder == config.identity {
+        return true;
+    }
+    let version = lease.metadata.resource_version.clone();
+    match observed {
+        Some(seen) if seen.version == version => {
+            let lasts = spec
+                .and_then(|spec| spec.lease_duration_seconds)
+                .and_then(|seconds| u64::try_from(seconds).ok())
+                .map_or(config.duration, Duration::from_secs);
+            now.saturating_duration_since(seen.since) > lasts
+        }
+        _ => {
+            *observed = Some(Observed { version, since: now });
+            false
+        }
+    }
+}
+
+fn with_spec(config: &LeaseConfig, metadata: ObjectMeta, before: Option<&LeaseSpec>) -> Lease {
+    let now = MicroTime(k8s_openapi::jiff::Timestamp::now());
+    let stays = before.is_some_and(|spec| spec.holder_identity.as_deref() == Some(&config.identity));
+    let transitions = before.and_then(|spec| spec.lease_transitions).unwrap_or(0);
+    // Whole seconds, rounded up: nobody may think that it ends sooner than we do.
+    let seconds = config.duration.as_secs() + u64::from(config.duration.subsec_nanos() > 0);
+    let spec = LeaseSpec {
+        holder_identity: Some(config.identity.clone()),
+        lease_duration_seconds: Some(i32::try_from(seconds).unwrap_or(i32::MAX)),
+        acquire_time: if stays { before.and_then(|s| s.acquire_time.clone()) } else { Some(now.clone()) },
+        renew_time: Some(now),
+        lease_transitions: Some(if stays { transitions } else { transitions.saturating_add(1) }),
+        preferred_holder: None,
+        strategy: None,
+    };
+    Lease { metadata, spec: Some(spec) }
+}
+
+async fn release(api: &Api<Lease>, config: &LeaseConfig) -> Result<(), kube::Error> {
+    let Some(lease) = api.get_opt(&config.name).await? else { return Ok(()) };
+    let ours = lease.spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()) == Some(&config.identity);
+    if !ours {
+        return Ok(());
+    }
+    let mut given_up = lease;
+    given_up.metadata.managed_fields = None;
+    if let Some(spec) = &mut given_up.spec {
+        spec.holder_identity = Some(String::new());
+        spec.lease_duration_seconds = Some(1);
+    }
+    api.replace(&config.name, &PostParams::default(), &given_up).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> LeaseConfig {
+        LeaseConfig::new("ns", "lease", "me", Duration::from_secs(15))
+    }
+
+    fn lease(holder: &str, version: &str) -> Lease {
+        Lease {
+            metadata: ObjectMeta { resource_version: Some(version.to_owned()), ..ObjectMeta::default() },
+            spec: Some(LeaseSpec {
+                holder_identity: Some(holder.to_owned()),
+                lease_duration_seconds: Some(15),
+                ..LeaseSpec::default()
+            }),
+        }
+    }
+
+    #[test]
+    fn another_holder_is_left_alone_until_its_lease_has_not_changed_for_its_duration() {
+        let (config, start, mut seen) = (config(), Instant::now(), None);
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(!may_take(&config, &lease("other", "1"), &mut seen, at(0)));
+        assert!(!may_take(&config, &lease("other", "1"), &mut seen, at(14)));
+        // It renewed, so the wait begins again.
+        assert!(!may_take(&config, &lease("other", "2"), &mut seen, at(15)));
+        assert!(!may_take(&config, &lease("other", "2"), &mut seen, at(29)));
+        assert!(may_take(&config, &lease("other", "2"), &mut seen, at(31)));
+    }
+
+    #[test]
+    fn a_lease_that_was_given_up_or_is_ours_is_taken_at_once() {
+        assert!(may_take(&config(), &lease("", "1"), &mut None, Instant::now()));
+        assert!(may_take(&config(), &lease("me", "1"), &mut None, Instant::now()));
+    }
+
+    #[test]
+    fn a_leader_that_did_not_renew_may_not_write() {
+        let leadership = Leadership::default();
+        assert_eq!(leadership.check(), Err(NotLeader));
+        leadership.set(Some(Instant::now() + Duration::from_secs(5)));
+        assert_eq!(leadership.check(), Ok(()));
+        leadership.set(Some(Instant::now()));
+        assert_eq!(leadership.check(), Err(NotLeader));
+    }
+
+    #[test]
+    fn a_write_that_is_sent_in_time_ends_before_another_may_lead() {
+        let config = config();
+        assert!(config.renew_deadline + config.write_timeout() <= config.duration);
+    }
+}

@@ -1,0 +1,155 @@
+//! Metrics in the Prometheus text format.
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use std::time::Duration;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct WriteLabels {
+    verb: &'static str,
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct KindLabel {
+    kind: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+/// Every metric of the controller.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    writes: Family<WriteLabels, Counter>,
+    decisions: Family<OutcomeLabel, Counter>,
+    decision_seconds: Histogram,
+    waiting_seconds: Histogram,
+    queue: Family<KindLabel, Gauge>,
+    objects: Family<KindLabel, Gauge>,
+    deallocated: Family<OutcomeLabel, Counter>,
+    /// Devices that were found given out twice.
+    pub overlaps: Counter,
+    /// Pools that are stopped because somebody else allocates from them.
+    pub stopped_pools: Gauge,
+    /// Whether this replica leads.
+    pub leading: Gauge,
+    /// Pods that the webhook set the gate on.
+    pub gated: Counter,
+    /// Pods that were given a device.
+    pub allocated: Counter,
+    /// CEL expressions that ran on a device.
+    pub selector_evaluations: Gauge,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All at zero.
+    pub fn new() -> Self {
+        let mut registry = Registry::with_prefix("aliquot_controller");
+        let metrics = Self {
+            registry: Registry::default(),
+            writes: Family::default(),
+            decisions: Family::default(),
+            decision_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 20)),
+            waiting_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 20)),
+            queue: Family::default(),
+            objects: Family::default(),
+            deallocated: Family::default(),
+            overlaps: Counter::default(),
+            stopped_pools: Gauge::default(),
+            leading: Gauge::default(),
+            gated: Counter::default(),
+            allocated: Counter::default(),
+            selector_evaluations: Gauge::default(),
+        };
+        registry.register("writes", "Requests to the API server", metrics.writes.clone());
+        registry.register("decisions", "Decisions by outcome", metrics.decisions.clone());
+        registry.register("decision_seconds", "Time to decide for a pod", metrics.decision_seconds.clone());
+        registry.register(
+            "allocation_seconds",
+            "Time from the first decision for a pod to the acknowledged write",
+            metrics.waiting_seconds.clone(),
+        );
+        registry.register("queue_pods", "Pods that want a decision", metrics.queue.clone());
+        registry.register("index_objects", "Objects in the index", metrics.objects.clone());
+        registry.register("deallocations", "Allocations taken back, by reason", metrics.deallocated.clone());
+        registry.register("overlaps", "Devices found given out twice", metrics.overlaps.clone());
+        registry.register(
+            "stopped_pools",
+            "Pools that are not given from because somebody else allocates from them",
+            metrics.stopped_pools.clone(),
+        );
+        registry.register("leading", "1 if this replica leads", metrics.leading.clone());
+        registry.register("gated_pods", "Pods that the webhook set the gate on", metrics.gated.clone());
+        registry.register("allocated_pods", "Pods that were given devices", metrics.allocated.clone());
+        registry.register(
+            "selector_evaluations",
+            "CEL expressions that ran on a device",
+            metrics.selector_evaluations.clone(),
+        );
+        Self { registry, ..metrics }
+    }
+
+    /// A request to the API server.
+    pub fn write(&self, verb: &'static str, outcome: &'static str) {
+        self.writes.get_or_create(&WriteLabels { verb, outcome }).inc();
+    }
+
+    /// How often requests ended so.
+    pub fn writes(&self, verb: &'static str, outcome: &'static str) -> u64 {
+        self.writes.get_or_create(&WriteLabels { verb, outcome }).get()
+    }
+
+    /// A decision.
+    pub fn decision(&self, outcome: &'static str, took: Duration) {
+        self.decisions.get_or_create(&OutcomeLabel { outcome }).inc();
+        self.decision_seconds.observe(took.as_secs_f64());
+    }
+
+    /// A pod got its devices.
+    pub fn placed(&self, waited: Duration) {
+        self.allocated.inc();
+        self.waiting_seconds.observe(waited.as_secs_f64());
+    }
+
+    /// An allocation was taken back.
+    pub fn deallocated(&self, reason: &'static str) {
+        self.deallocated.get_or_create(&OutcomeLabel { outcome: reason }).inc();
+    }
+
+    /// How many pods wait.
+    pub fn queue(&self, ready: usize, delayed: usize, parked: usize) {
+        for (kind, value) in [("ready", ready), ("delayed", delayed), ("parked", parked)] {
+            self.queue.get_or_create(&KindLabel { kind }).set(i64::try_from(value).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// How many objects are known.
+    pub fn objects(&self, sizes: &[(&'static str, usize)]) {
+        for (kind, value) in sizes {
+            self.objects.get_or_create(&KindLabel { kind }).set(i64::try_from(*value).unwrap_or(i64::MAX));
+        }
+    }
+
+    /// The text that Prometheus reads.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing to a string cannot fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

@@ -1,0 +1,144 @@
+//! Watches: each kind's objects as inputs, lists as resets.
+
+use crate::brain::{Input, Seen};
+use crate::index::TaintRule;
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::api::{ApiResource, DynamicObject};
+use kube::core::GroupVersionKind;
+use kube::runtime::watcher::{self, Event};
+use kube::runtime::{WatchStreamExt, watcher as watch};
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+/// Versions of DeviceTaintRule, newest first.
+const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
+
+/// Starts every watch. They end when the set is dropped.
+pub fn start(
+    client: &Client,
+    driver: &str,
+    taint_rules: Option<ApiResource>,
+    to: &mpsc::Sender<Input>,
+) -> JoinSet<()> {
+    let mut tasks = JoinSet::new();
+    let slices = watcher::Config::default().fields(&format!("spec.driver={driver}"));
+    let all = watcher::Config::default;
+    tasks.spawn(follow(Api::<ResourceSlice>::all(client.clone()), slices, to.clone(), Input::Slice));
+    tasks.spawn(follow(Api::<DeviceClass>::all(client.clone()), all(), to.clone(), Input::Class));
+    tasks.spawn(follow(Api::<ResourceClaim>::all(client.clone()), all(), to.clone(), Input::Claim));
+    tasks.spawn(follow(Api::<Pod>::all(client.clone()), all(), to.clone(), Input::Pod));
+    tasks.spawn(follow(Api::<Node>::all(client.clone()), all(), to.clone(), Input::Node));
+    if let Some(resource) = taint_rules {
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+        tasks.spawn(follow_rules(api, resource, to.clone()));
+    }
+    tasks
+}
+
+/// The served version of DeviceTaintRule, if any.
+pub async fn find_taint_rules(client: &Client) -> Result<Option<ApiResource>, kube::Error> {
+    let groups = client.list_api_groups().await?;
+    let served: Vec<String> = groups
+        .groups
+        .into_iter()
+        .filter(|group| group.name == "resource.k8s.io")
+        .flat_map(|group| group.versions)
+        .map(|version| version.version)
+        .collect();
+    for version in TAINT_RULE_VERSIONS {
+        if !served.iter().any(|served| served == version) {
+            continue;
+        }
+        let resources = client.list_api_group_resources(&format!("resource.k8s.io/{version}")).await?;
+        if resources.resources.iter().any(|resource| resource.name == "devicetaintrules") {
+            let kind = GroupVersionKind::gvk("resource.k8s.io", version, "DeviceTaintRule");
+            return Ok(Some(ApiResource::from_gvk_with_plural(&kind, "devicetaintrules")));
+        }
+    }
+    Ok(None)
+}
+
+/// One kind's watch, for ever: what breaks is started anew, with growing pauses.
+async fn follow<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    to: mpsc::Sender<Input>,
+    input: impl Fn(Seen<K>) -> Input,
+) where
+    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    // No field managers: they are half of every object, and nothing here reads them.
+    let stream = watch(api, config).default_backoff().modify(|object| {
+        object.meta_mut().managed_fields = None;
+    });
+    let mut stream = stream.boxed();
+    let mut listed = Vec::new();
+    loop {
+        let seen = match stream.try_next().await {
+            Ok(Some(Event::Apply(object))) => Seen::Apply(Box::new(object)),
+            Ok(Some(Event::Delete(object))) => Seen::Delete(Box::new(object)),
+            Ok(Some(Event::Init)) => {
+                listed.clear();
+                continue;
+            }
+            Ok(Some(Event::InitApply(object))) => {
+                listed.push(object);
+                continue;
+            }
+            Ok(Some(Event::InitDone)) => Seen::Reset(std::mem::take(&mut listed)),
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(kind = std::any::type_name::<K>(), %error, "watch broke");
+                continue;
+            }
+        };
+        if to.send(input(seen)).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn follow_rules(api: Api<DynamicObject>, resource: ApiResource, to: mpsc::Sender<Input>) {
+    let read = |object: &DynamicObject| {
+        let name = object.metadata.name.clone().unwrap_or_default();
+        let rule = TaintRule::read(&name, &object.data["spec"]);
+        if rule.is_none() {
+            tracing::warn!(
+                rule = name,
+                version = resource.version,
+                "a DeviceTaintRule selects by what is not known here; it is ignored"
+            );
+        }
+        (name, rule)
+    };
+    let mut stream = watch(api, watcher::Config::default()).default_backoff().boxed();
+    let mut listed = Vec::new();
+    loop {
+        let seen = match stream.try_next().await {
+            Ok(Some(Event::Apply(object))) => Seen::Apply(Box::new(read(&object))),
+            Ok(Some(Event::Delete(object))) => Seen::Delete(Box::new(read(&object))),
+            Ok(Some(Event::Init)) => {
+                listed.clear();
+                continue;
+            }
+            Ok(Some(Event::InitApply(object))) => {
+                listed.push(read(&object));
+                continue;
+            }
+            Ok(Some(Event::InitDone)) => Seen::Reset(std::mem::take(&mut listed)),
+            Ok(None) => return,
+            Err(error) => {
+                tracing::warn!(%error, "watch of DeviceTaintRules broke");
+                continue;
+            }
+        };
+        if to.send(Input::TaintRule(seen)).await.is_err() {
+            return;
+        }
+    }
+}

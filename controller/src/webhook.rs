@@ -1,0 +1,97 @@
+//! The admission webhook: sets the scheduling gate on pods that wait for our devices.
+//!
+//! Served by every replica, leader or not. Correctness does not depend on it (its failure policy is
+//! Ignore), the throughput of kube-scheduler does: a pod that waits for devices which kube-scheduler
+//! may not give makes it search every node, again and again.
+
+mod admission;
+mod certificate;
+mod keeper;
+mod server;
+
+pub use admission::{Verdict, needs_gate};
+pub use certificate::{Certificate, CertificateError};
+
+use crate::args::Args;
+use crate::http::Health;
+use crate::metrics::Metrics;
+use kube::Client;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// How the webhook is served.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where it listens.
+    pub addr: SocketAddr,
+    /// Driver name.
+    pub driver: String,
+    /// Namespace of the Secret and of the Service.
+    pub namespace: String,
+    /// Secret with the certificate.
+    pub secret: String,
+    /// MutatingWebhookConfiguration that gets the certificate authority.
+    pub configuration: String,
+    /// Names and addresses that the certificate is for.
+    pub names: Vec<String>,
+    /// How often certificate and configuration are looked after.
+    pub interval: Duration,
+}
+
+impl Config {
+    /// As the command line says.
+    pub fn from_args(args: &Args, addr: SocketAddr) -> Self {
+        let (service, namespace) = (&args.webhook_service, &args.namespace);
+        let mut names = vec![
+            format!("{service}.{namespace}.svc"),
+            format!("{service}.{namespace}.svc.cluster.local"),
+            format!("{service}.{namespace}"),
+        ];
+        names.extend(args.webhook_san.iter().cloned());
+        Self {
+            addr,
+            driver: args.driver_name.clone(),
+            namespace: namespace.clone(),
+            secret: args.webhook_secret.clone(),
+            configuration: args.webhook_configuration.clone(),
+            names,
+            interval: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Serves until `stop`.
+pub async fn serve(
+    client: Client,
+    config: Config,
+    metrics: Arc<Metrics>,
+    health: Health,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let listener = TcpListener::bind(config.addr).await?;
+    tracing::info!(addr = %listener.local_addr()?, "serving the admission webhook");
+    serve_on(listener, client, config, metrics, health, stop).await
+}
+
+/// Serves on a listener until `stop`.
+pub async fn serve_on(
+    listener: TcpListener,
+    client: Client,
+    config: Config,
+    metrics: Arc<Metrics>,
+    health: Health,
+    stop: CancellationToken,
+) -> std::io::Result<()> {
+    let keeper = keeper::Keeper::new(client.clone(), config.clone());
+    let current = keeper.current();
+    let keeping = tokio::spawn(keeper.run(health, stop.clone()));
+    let knowledge = server::Knowledge::start(client, &config.driver, stop.clone());
+    server::serve(listener, current, knowledge, metrics, stop).await;
+    if let Err(error) = keeping.await {
+        tracing::error!(%error, "looking after the certificate ended in a panic");
+    }
+    Ok(())
+}

@@ -1,0 +1,134 @@
+//! Which pods get the gate: a pure function of the pod and of what is known of its claims.
+
+use crate::decide::Matcher;
+use crate::index::Class;
+use aliquot_model::names::SCHEDULING_GATE;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaimSpec;
+use serde_json::{Value, json};
+
+/// What is known of one of a pod's claims.
+#[derive(Debug, Clone, PartialEq)]
+pub enum KnownClaim {
+    /// It asks for this.
+    Asks(ResourceClaimSpec),
+    /// It is allocated: nothing is left to wait for.
+    Allocated,
+    /// Neither claim nor template is there, or the API did not answer. The pod cannot start before
+    /// it is, so the gate costs nothing, and the controller lifts it when it knows better.
+    Unknown,
+}
+
+/// What to do with a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Set the gate.
+    Gate,
+    /// Leave it as it is.
+    Leave,
+}
+
+/// Whether a pod is to wait for us. Pods that are bound already, and pods that have the gate, are
+/// left alone.
+pub fn needs_gate(
+    pod: &Pod,
+    claims: &[KnownClaim],
+    driver: &str,
+    class: impl Fn(&str) -> Option<Class>,
+    matcher: &mut Matcher,
+) -> Verdict {
+    let Some(spec) = &pod.spec else { return Verdict::Leave };
+    let bound = spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+    let gated = spec.scheduling_gates.iter().flatten().any(|gate| gate.name == SCHEDULING_GATE);
+    if bound || gated {
+        return Verdict::Leave;
+    }
+    // A class that is not there yet may become one of ours.
+    let mut ours = |name: &str| class(name).is_none_or(|class| matcher.may_select(driver, &class));
+    let wanted = claims.iter().any(|claim| match claim {
+        KnownClaim::Unknown => true,
+        KnownClaim::Allocated => false,
+        KnownClaim::Asks(spec) => {
+            let requests = spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+            requests
+                .flat_map(|request| {
+                    let exactly = request.exactly.iter().map(|exact| exact.device_class_name.as_str());
+                    let first = request.first_available.iter().flatten();
+                    exactly.chain(first.map(|sub| sub.device_class_name.as_str()))
+                })
+                .any(&mut ours)
+        }
+    });
+    if wanted { Verdict::Gate } else { Verdict::Leave }
+}
+
+/// The JSON patch that sets the gate.
+pub(super) fn patch(pod: &Pod) -> Value {
+    let gate = json!({"name": SCHEDULING_GATE});
+    let has_gates = pod.spec.as_ref().is_some_and(|spec| spec.scheduling_gates.is_some());
+    if has_gates {
+        json!([{"op": "add", "path": "/spec/schedulingGates/-", "value": gate}])
+    } else {
+        json!([{"op": "add", "path": "/spec/schedulingGates", "value": [gate]}])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use std::sync::Arc;
+
+    const DRIVER: &str = "gpu.aliquot.dev";
+
+    fn class(name: &str) -> Option<Class> {
+        let expression = match name {
+            "ours" => r#"device.driver == "gpu.aliquot.dev""#,
+            "theirs" => r#"device.driver == "nic.example.com""#,
+            _ => return None,
+        };
+        Some(Class {
+            name: name.into(),
+            selectors: vec![Some(Arc::from(expression))],
+            config: Vec::new(),
+            extended_resource: None,
+        })
+    }
+
+    fn asks(requests: Value) -> KnownClaim {
+        KnownClaim::Asks(serde_json::from_value(json!({"devices": {"requests": requests}})).expect("a spec"))
+    }
+
+    fn pod(spec: Value) -> Pod {
+        serde_json::from_value(json!({"spec": spec})).expect("a pod")
+    }
+
+    #[rstest]
+    #[case::ours(asks(json!([{"name": "r", "exactly": {"deviceClassName": "ours"}}])), Verdict::Gate)]
+    #[case::theirs(asks(json!([{"name": "r", "exactly": {"deviceClassName": "theirs"}}])), Verdict::Leave)]
+    #[case::one_of_two(asks(json!([{"name": "r", "exactly": {"deviceClassName": "theirs"}}, {"name": "s", "exactly": {"deviceClassName": "ours"}}])), Verdict::Gate)]
+    #[case::alternative(asks(json!([{"name": "r", "firstAvailable": [{"name": "a", "deviceClassName": "theirs"}, {"name": "b", "deviceClassName": "ours"}]}])), Verdict::Gate)]
+    #[case::unknown_class(asks(json!([{"name": "r", "exactly": {"deviceClassName": "later"}}])), Verdict::Gate)]
+    #[case::nothing(asks(json!([])), Verdict::Leave)]
+    #[case::allocated(KnownClaim::Allocated, Verdict::Leave)]
+    #[case::unknown_claim(KnownClaim::Unknown, Verdict::Gate)]
+    fn pods_wait_for_what_is_or_may_be_ours(#[case] claim: KnownClaim, #[case] expected: Verdict) {
+        let pod = pod(json!({"containers": []}));
+        assert_eq!(needs_gate(&pod, &[claim], DRIVER, class, &mut Matcher::new()), expected);
+    }
+
+    #[rstest]
+    #[case::bound(json!({"containers": [], "nodeName": "n1"}))]
+    #[case::gated(json!({"containers": [], "schedulingGates": [{"name": "aliquot.dev/allocation"}]}))]
+    fn bound_and_gated_pods_are_left_alone(#[case] spec: Value) {
+        let claims = [KnownClaim::Unknown];
+        assert_eq!(needs_gate(&pod(spec), &claims, DRIVER, class, &mut Matcher::new()), Verdict::Leave);
+    }
+
+    #[rstest]
+    #[case::none(json!({"containers": []}), "/spec/schedulingGates")]
+    #[case::others(json!({"containers": [], "schedulingGates": [{"name": "other"}]}), "/spec/schedulingGates/-")]
+    fn the_gate_is_added_to_those_that_are_there(#[case] spec: Value, #[case] path: &str) {
+        assert_eq!(patch(&pod(spec))[0]["path"], path);
+    }
+}

@@ -1,0 +1,124 @@
+//! Looks after the certificate: the Secret that the replicas share, its renewal, and the authority
+//! in the webhook's configuration.
+
+use super::Config;
+use super::certificate::{self, Certificate};
+use crate::act::FIELD_MANAGER;
+use crate::http::Health;
+use k8s_openapi::ByteString;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Secret;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The certificate that is served, once there is one.
+pub(super) type Current = watch::Receiver<Option<Arc<Certificate>>>;
+
+pub(super) struct Keeper {
+    client: Client,
+    config: Config,
+    current: watch::Sender<Option<Arc<Certificate>>>,
+}
+
+impl Keeper {
+    pub(super) fn new(client: Client, config: Config) -> Self {
+        Self { client, config, current: watch::Sender::new(None) }
+    }
+
+    pub(super) fn current(&self) -> Current {
+        self.current.subscribe()
+    }
+
+    pub(super) async fn run(self, health: Health, stop: CancellationToken) {
+        loop {
+            let pause = match self.look_after().await {
+                Ok(()) => {
+                    health.set_ready();
+                    self.config.interval
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the webhook's certificate");
+                    Duration::from_secs(2).min(self.config.interval)
+                }
+            };
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+
+    async fn look_after(&self) -> anyhow::Result<()> {
+        let certificate = self.certificate().await?;
+        let bundle = certificate.bundle.clone();
+        let changed = self.current.borrow().as_ref().is_none_or(|served| served.bundle != bundle);
+        if changed {
+            self.current.send_replace(Some(Arc::new(certificate)));
+        }
+        self.announce(&bundle).await
+    }
+
+    /// The shared certificate; makes or renews it. Of several replicas that try, one succeeds, and
+    /// the others read what it wrote.
+    async fn certificate(&self) -> anyhow::Result<Certificate> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.config.namespace);
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let (name, namespace, names) = (&self.config.secret, &self.config.namespace, &self.config.names);
+        for _ in 0..3 {
+            let now = Timestamp::now();
+            let written = match api.get_opt(name).await? {
+                None => {
+                    let secret = certificate::make(name, namespace, names, None, now)?;
+                    api.create(&params, &secret).await
+                }
+                Some(present) => {
+                    let known = Certificate::read(&present)?;
+                    if !known.is_stale(names, now) {
+                        return Ok(known);
+                    }
+                    tracing::info!(secret = name, "renewing the webhook's certificate");
+                    let mut secret = certificate::make(name, namespace, names, Some(&known), now)?;
+                    secret.metadata.resource_version = present.metadata.resource_version;
+                    api.replace(name, &params, &secret).await
+                }
+            };
+            match written {
+                Ok(secret) => return Ok(Certificate::read(&secret)?),
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        anyhow::bail!("Secret {namespace}/{name} changes all the time")
+    }
+
+    /// Puts the authorities into the configuration, which the chart makes.
+    async fn announce(&self, bundle: &str) -> anyhow::Result<()> {
+        let api: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        let Some(configuration) = api.get_opt(&self.config.configuration).await? else {
+            tracing::debug!(name = self.config.configuration, "there is no MutatingWebhookConfiguration");
+            return Ok(());
+        };
+        let wanted = ByteString(bundle.as_bytes().to_vec());
+        let webhooks: Vec<_> = configuration
+            .webhooks
+            .iter()
+            .flatten()
+            .filter(|webhook| webhook.client_config.ca_bundle.as_ref() != Some(&wanted))
+            .map(|webhook| json!({"name": webhook.name, "clientConfig": {"caBundle": wanted}}))
+            .collect();
+        if webhooks.is_empty() {
+            return Ok(());
+        }
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let patch = Patch::Strategic(json!({"webhooks": webhooks}));
+        api.patch(&self.config.configuration, &params, &patch).await?;
+        tracing::info!(name = self.config.configuration, "the webhook's authority is announced");
+        Ok(())
+    }
+}
