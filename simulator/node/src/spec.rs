@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::artifact::{CUDA_LIBRARY, NVML_LIBRARY, built_library};
 use crate::board::Board;
 use crate::error::NodeError;
 use crate::layout::{MAX_CIS, MAX_GIS, MAX_GPUS};
@@ -128,6 +129,13 @@ impl NodeSpec {
     /// The same with another seed.
     pub fn with_seed(mut self, seed: impl Into<String>) -> Self {
         self.seed = seed.into();
+        self
+    }
+
+    /// The same with the libraries that cargo built beside the running program, where none are named.
+    pub fn with_built_libraries(mut self) -> Self {
+        self.nvml_library = self.nvml_library.or_else(|| built_library(NVML_LIBRARY));
+        self.cuda_library = self.cuda_library.or_else(|| built_library(CUDA_LIBRARY));
         self
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use aliquot_sim_node::{CUDA_LIBRARY, Fault, GpuSpec, NVML_LIBRARY, NodeSpec, ProcessView, built_library};
+use aliquot_sim_node::{Fault, GpuSpec, NodeSpec, ProcessView};
 
 use crate::CliError;
 
@@ -71,8 +71,7 @@ impl CreateRequest {
         if let Some(seed) = self.seed {
             spec.seed = seed;
         }
-        spec.nvml_library = spec.nvml_library.or_else(|| built_library(NVML_LIBRARY));
-        spec.cuda_library = spec.cuda_library.or_else(|| built_library(CUDA_LIBRARY));
+        spec = spec.with_built_libraries();
         spec.nvidia_smi = spec.nvidia_smi.or_else(|| std::env::current_exe().ok());
         Ok(spec)
     }
