@@ -43,7 +43,10 @@ pub struct Agent {
 
 impl std::fmt::Debug for Agent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Agent").field("driver", &self.driver).field("pool", &self.pool).finish_non_exhaustive()
+        f.debug_struct("Agent")
+            .field("driver", &self.driver)
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
     }
 }
 
@@ -200,9 +203,7 @@ impl Agent {
         let Some(owner) = owner else { return false };
         let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         match tokio::time::timeout(API_TIMEOUT, api.get_opt(&owner.name)).await {
-            Ok(Ok(Some(pod))) if pod.metadata.uid.as_deref() == Some(&owner.uid) => {
-                names_only(&pod, object)
-            }
+            Ok(Ok(Some(pod))) if pod.metadata.uid.as_deref() == Some(&owner.uid) => names_only(&pod, object),
             _ => false,
         }
     }

@@ -29,7 +29,9 @@ pub enum CheckpointError {
     #[error("it does not start with a checkpoint header")]
     Header,
     /// Written by a release that changed the format.
-    #[error("it has format version {found}, this release reads up to {VERSION}; use the newer release to drain the node first")]
+    #[error(
+        "it has format version {found}, this release reads up to {VERSION}; use the newer release to drain the node first"
+    )]
     Newer {
         /// Its version.
         found: u32,

@@ -180,7 +180,9 @@ pub enum ClaimError {
         error: ConfigError,
     },
     /// A config that names a request whose device is of another kind.
-    #[error("config entry {index} ({origin}): {kind} does not apply to request {request}, whose device {device} is of type {device_kind}")]
+    #[error(
+        "config entry {index} ({origin}): {kind} does not apply to request {request}, whose device {device} is of type {device_kind}"
+    )]
     ConfigMismatch {
         /// Position.
         index: usize,
@@ -304,10 +306,7 @@ impl Entry {
     }
 }
 
-fn decode_entries(
-    entries: &[DeviceAllocationConfiguration],
-    driver: &str,
-) -> Result<Vec<Entry>, ClaimError> {
+fn decode_entries(entries: &[DeviceAllocationConfiguration], driver: &str) -> Result<Vec<Entry>, ClaimError> {
     let ours = entries.iter().enumerate().filter_map(|(index, entry)| {
         let opaque = entry.opaque.as_ref().filter(|opaque| opaque.driver == driver)?;
         Some((index, entry, opaque))
@@ -356,9 +355,9 @@ fn decode_result(
     let kind = device.kind();
     let admin_access = result.admin_access.unwrap_or(false);
     let admin_fault = match (kind, admin_access) {
-        (DeviceKind::Admin, false) => {
-            Some("an admin device is only for requests with adminAccess: true, in a namespace labelled resource.kubernetes.io/admin-access=true")
-        }
+        (DeviceKind::Admin, false) => Some(
+            "an admin device is only for requests with adminAccess: true, in a namespace labelled resource.kubernetes.io/admin-access=true",
+        ),
         (DeviceKind::Admin, true) | (_, false) => None,
         (_, true) => Some("adminAccess is only granted on admin devices (device type \"admin\")"),
     };
@@ -388,7 +387,8 @@ fn consumed(result: &DeviceRequestAllocationResult, driver: &str) -> Result<Cons
         };
         let capacities = result.consumed_capacity.as_ref();
         // Unqualified names belong to the driver's domain; an allocator may write either.
-        let found = capacities.and_then(|c| c.get(capacity).or_else(|| c.get(&format!("{driver}/{capacity}"))));
+        let found =
+            capacities.and_then(|c| c.get(capacity).or_else(|| c.get(&format!("{driver}/{capacity}"))));
         let text = found.ok_or_else(|| {
             fail("is absent; was the claim allocated while DRAConsumableCapacity was off?".to_owned())
         })?;

@@ -197,7 +197,9 @@ impl Collector {
                 );
                 self.changed.notify_one();
             }
-            Ok(Err(error)) => tracing::warn!(claim.uid = %claim.uid, %error, "cannot release a vanished claim"),
+            Ok(Err(error)) => {
+                tracing::warn!(claim.uid = %claim.uid, %error, "cannot release a vanished claim")
+            }
             Err(error) => tracing::error!(claim.uid = %claim.uid, %error, "releasing ended abnormally"),
         }
     }
@@ -273,7 +275,8 @@ impl Collector {
 /// Whether a pod that may still run uses the claim.
 fn consumes(pod: &Pod, claim: &ClaimRef) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
-    if pod.metadata.namespace.as_deref() != Some(&claim.namespace) || matches!(phase, "Succeeded" | "Failed") {
+    if pod.metadata.namespace.as_deref() != Some(&claim.namespace) || matches!(phase, "Succeeded" | "Failed")
+    {
         return false;
     }
     let direct = pod

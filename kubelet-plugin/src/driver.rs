@@ -42,7 +42,14 @@ const CONTROL_NODES: &[&str] = &["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", 
 /// Where libraries are on the host, best first.
 fn library_dirs() -> Vec<String> {
     let triple = multiarch();
-    vec![format!("usr/lib/{triple}"), "usr/lib64".to_owned(), format!("lib/{triple}"), "lib64".to_owned(), "usr/lib".to_owned(), "lib".to_owned()]
+    vec![
+        format!("usr/lib/{triple}"),
+        "usr/lib64".to_owned(),
+        format!("lib/{triple}"),
+        "lib64".to_owned(),
+        "usr/lib".to_owned(),
+        "lib".to_owned(),
+    ]
 }
 
 /// Debian's name of this architecture.
@@ -92,7 +99,10 @@ impl DriverFiles {
 
 /// A library under the driver's root, by its exact name, as this process can open it.
 pub fn find_library(root: &Path, name: &str) -> Option<PathBuf> {
-    library_dirs().iter().find_map(|dir| resolve(root, &Path::new(dir).join(name))).map(|path| root.join(path))
+    library_dirs()
+        .iter()
+        .find_map(|dir| resolve(root, &Path::new(dir).join(name)))
+        .map(|path| root.join(path))
 }
 
 /// Whether `file` is `<library>.so` or a version of it.
@@ -278,7 +288,8 @@ mod tests {
 
     #[test]
     fn capabilities_are_found_by_gpu_and_instance() {
-        let caps = CapMinors::parse("config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\njunk\n");
+        let caps =
+            CapMinors::parse("config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\njunk\n");
         assert_eq!(caps.gpu_instance(0, 1), Some(12));
         assert_eq!(caps.compute_instance(0, 1, 0), Some(13));
         assert_eq!(caps.gpu_instance(1, 1), None);

@@ -95,7 +95,10 @@ pub fn spec(
     let kind = format!("{}/{CLASS}", site.driver).parse()?;
     let mut cdi = vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site))];
     for (device, nodes) in devices {
-        cdi.push(CdiDevice::new(device.result_id.parse()?, of_device(site, device, nodes, limiter, indexed_env)));
+        cdi.push(CdiDevice::new(
+            device.result_id.parse()?,
+            of_device(site, device, nodes, limiter, indexed_env),
+        ));
     }
     Ok(Spec::new(kind, cdi))
 }
@@ -109,7 +112,9 @@ fn common(site: &Site) -> ContainerEdits {
     for file in files {
         let host = file.host.to_string_lossy();
         // Programs and libraries are executed, so no `noexec`; read-only holds.
-        edits.mounts.extend(file.container.iter().map(|container| Mount::read_only(host.clone(), container.clone())));
+        edits
+            .mounts
+            .extend(file.container.iter().map(|container| Mount::read_only(host.clone(), container.clone())));
     }
     for mount in &site.mounts {
         let (host, container) = (mount.host.to_string_lossy(), mount.container.to_string_lossy());
@@ -194,7 +199,12 @@ fn mount_limiter(edits: &mut ContainerEdits, site: &Site, device: &Device, limit
         edits.hooks.push(Hook {
             hook_name: HookName::CreateContainer,
             path: hook.to_string_lossy().into_owned(),
-            args: vec!["aliquot-oci-hook".to_owned(), "limiter".to_owned(), "--version".to_owned(), limiter.version.clone()],
+            args: vec![
+                "aliquot-oci-hook".to_owned(),
+                "limiter".to_owned(),
+                "--version".to_owned(),
+                limiter.version.clone(),
+            ],
             env: Vec::new(),
             timeout: None,
         });

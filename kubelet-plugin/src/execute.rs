@@ -122,7 +122,10 @@ pub struct Machine {
 
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine").field("cdi", &self.cdi).field("shares", &self.shares).finish_non_exhaustive()
+        f.debug_struct("Machine")
+            .field("cdi", &self.cdi)
+            .field("shares", &self.shares)
+            .finish_non_exhaustive()
     }
 }
 
@@ -161,7 +164,13 @@ impl Machine {
     ///
     /// # Errors
     /// [`StepError`]; it can be run again.
-    pub fn undo(&self, record: &Record, undo: &Undo, ledger: &Ledger, boot_id: &str) -> Result<(), StepError> {
+    pub fn undo(
+        &self,
+        record: &Record,
+        undo: &Undo,
+        ledger: &Ledger,
+        boot_id: &str,
+    ) -> Result<(), StepError> {
         self.probe.at("before undo");
         match undo {
             Undo::SettleMig { gpu } => self.settle_mig(record, gpu, ledger),

@@ -206,12 +206,8 @@ mod tests {
         let (published, published_rx) = watch::channel(Arc::new(vec![DeviceName::gpu(0)]));
         let (_overview, overview_rx) = watch::channel(Arc::new(overview()));
         let (faults, faults_rx) = watch::channel(Arc::new(Faults::default()));
-        let service = Service {
-            pool: "p".into(),
-            published: published_rx,
-            overview: overview_rx,
-            faults: faults_rx,
-        };
+        let service =
+            Service { pool: "p".into(), published: published_rx, overview: overview_rx, faults: faults_rx };
         let mut lists = Box::pin(service.lists());
         assert_eq!(lists.next().await.unwrap().len(), 1);
         assert_eq!(lists.next().await.unwrap().len(), 1);

@@ -137,7 +137,12 @@ impl Watcher {
 }
 
 /// Listens on a thread of its own; NVML's wait blocks.
-fn listen(gpus: Arc<dyn Gpus>, uuids: BTreeSet<GpuUuid>, to: mpsc::Sender<GpuEvent>, cancel: CancellationToken) {
+fn listen(
+    gpus: Arc<dyn Gpus>,
+    uuids: BTreeSet<GpuUuid>,
+    to: mpsc::Sender<GpuEvent>,
+    cancel: CancellationToken,
+) {
     tokio::task::spawn_blocking(move || {
         let uuids: Vec<GpuUuid> = uuids.into_iter().collect();
         let mut source = match gpus.watch(&uuids) {

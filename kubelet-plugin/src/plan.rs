@@ -115,7 +115,9 @@ impl fmt::Display for Undo {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::SettleMig { gpu } => write!(f, "switch MIG mode of {gpu} off if it is empty"),
-            Self::DestroyPartition { gpu, placement } => write!(f, "destroy the partition at {placement} on {gpu}"),
+            Self::DestroyPartition { gpu, placement } => {
+                write!(f, "destroy the partition at {placement} on {gpu}")
+            }
             Self::ResetTimeSlice { gpu } => write!(f, "reset the time slice of {gpu}"),
             Self::RemoveShare { result_id } => write!(f, "remove share {result_id}"),
             Self::RemoveSpec => f.write_str("remove the CDI spec"),
@@ -164,7 +166,9 @@ pub struct Snapshot<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// No such GPU.
-    #[error("request {request}: device {device} needs the GPU with minor number {minor}, which this node does not have or cannot read now")]
+    #[error(
+        "request {request}: device {device} needs the GPU with minor number {minor}, which this node does not have or cannot read now"
+    )]
     NoGpu {
         /// Request.
         request: String,
@@ -174,7 +178,9 @@ pub enum PlanError {
         minor: u32,
     },
     /// The name means another GPU than when the claim was prepared or allocated.
-    #[error("request {request}: device {device} now means GPU {now}, but the claim got it when it meant {then}; delete the pod so that the claim is allocated anew")]
+    #[error(
+        "request {request}: device {device} now means GPU {now}, but the claim got it when it meant {then}; delete the pod so that the claim is allocated anew"
+    )]
     OtherGpu {
         /// Request.
         request: String,
@@ -186,7 +192,9 @@ pub enum PlanError {
         then: String,
     },
     /// No such profile or placement on the board.
-    #[error("request {request}: GPU {gpu} has no partition {device}; the driver on this node may have been changed since it was published")]
+    #[error(
+        "request {request}: GPU {gpu} has no partition {device}; the driver on this node may have been changed since it was published"
+    )]
     NoSuchPartition {
         /// Request.
         request: String,
@@ -196,7 +204,9 @@ pub enum PlanError {
         gpu: GpuUuid,
     },
     /// Somebody has it.
-    #[error("request {request}: device {device} on GPU {gpu} overlaps {other_device}, which is {state} for claim {other}; it becomes free when that claim is unprepared")]
+    #[error(
+        "request {request}: device {device} on GPU {gpu} overlaps {other_device}, which is {state} for claim {other}; it becomes free when that claim is unprepared"
+    )]
     Conflict {
         /// Request.
         request: String,
@@ -212,7 +222,9 @@ pub enum PlanError {
         state: &'static str,
     },
     /// Two results of one claim overlap.
-    #[error("request {request}: device {device} overlaps {other_device} of request {other_request} of the same claim")]
+    #[error(
+        "request {request}: device {device} overlaps {other_device} of request {other_request} of the same claim"
+    )]
     WithinClaim {
         /// Request.
         request: String,
@@ -224,7 +236,9 @@ pub enum PlanError {
         other_device: String,
     },
     /// A partition that nobody knows is in the way.
-    #[error("request {request}: device {device} overlaps a GPU instance at {placement} on GPU {gpu} that this driver did not create; destroy it (nvidia-smi mig -dci, -dgi) or let the agent do so with --destroy-unknown-mig")]
+    #[error(
+        "request {request}: device {device} overlaps a GPU instance at {placement} on GPU {gpu} that this driver did not create; destroy it (nvidia-smi mig -dci, -dgi) or let the agent do so with --destroy-unknown-mig"
+    )]
     Foreign {
         /// Request.
         request: String,
@@ -236,7 +250,9 @@ pub enum PlanError {
         placement: Placement,
     },
     /// The board needs a reset for this device.
-    #[error("request {request}: device {device} needs MIG mode {wanted} on GPU {gpu}, which this agent cannot switch: it takes a GPU reset on boards like A100, and an administrator where the API server keeps no counters")]
+    #[error(
+        "request {request}: device {device} needs MIG mode {wanted} on GPU {gpu}, which this agent cannot switch: it takes a GPU reset on boards like A100, and an administrator where the API server keeps no counters"
+    )]
     NeedsReset {
         /// Request.
         request: String,
@@ -256,7 +272,9 @@ pub enum PlanError {
         gpu: GpuUuid,
     },
     /// Shares promise more than there is.
-    #[error("request {request}: shares of GPU {gpu} would take {wanted} of {capacity}, of which {total} exist; claims that hold shares: {holders}")]
+    #[error(
+        "request {request}: shares of GPU {gpu} would take {wanted} of {capacity}, of which {total} exist; claims that hold shares: {holders}"
+    )]
     Oversubscribed {
         /// Request.
         request: String,
@@ -272,7 +290,9 @@ pub enum PlanError {
         holders: String,
     },
     /// Another claim set another time slice.
-    #[error("request {request}: GPU {gpu} has time slice {set:?} for claim {other}, this claim wants {wanted:?}")]
+    #[error(
+        "request {request}: GPU {gpu} has time slice {set:?} for claim {other}, this claim wants {wanted:?}"
+    )]
     TimeSlice {
         /// Request.
         request: String,
@@ -301,7 +321,10 @@ impl PlanError {
     pub const fn is_conflict(&self) -> bool {
         matches!(
             self,
-            Self::Conflict { .. } | Self::Oversubscribed { .. } | Self::Foreign { .. } | Self::WithinClaim { .. }
+            Self::Conflict { .. }
+                | Self::Oversubscribed { .. }
+                | Self::Foreign { .. }
+                | Self::WithinClaim { .. }
         )
     }
 }
@@ -572,9 +595,8 @@ fn refuse_oversubscription(
     let own = earlier.iter().filter(|device| device.gpu == gpu.uuid && device.kind() == Some(kind));
     let all: Vec<_> =
         others.iter().map(|(_, device)| *device).chain(own).filter_map(|device| device.consumed).collect();
-    let sum = |of: fn(&crate::claim::Consumed) -> u64| {
-        all.iter().map(of).fold(of(&consumed), u64::saturating_add)
-    };
+    let sum =
+        |of: fn(&crate::claim::Consumed) -> u64| all.iter().map(of).fold(of(&consumed), u64::saturating_add);
     let checks = [
         ("memory", sum(|c| c.memory_bytes), gpu.memory_bytes),
         ("cores", sum(|c| u64::from(c.cores_percent)), 100),

@@ -66,7 +66,9 @@ pub enum PrepareError {
     #[error("cannot clean up after an earlier attempt: {0}")]
     Leftovers(StepError),
     /// The claim's allocation changed while its old devices are still prepared.
-    #[error("claim {claim} is prepared with {prepared} from an earlier allocation and must be unprepared first; the kubelet does so when the pod that used it is gone")]
+    #[error(
+        "claim {claim} is prepared with {prepared} from an earlier allocation and must be unprepared first; the kubelet does so when the pod that used it is gone"
+    )]
     Reallocated {
         /// The claim.
         claim: ClaimRef,

@@ -232,11 +232,13 @@ impl Publisher {
 
     fn report(&self, error: &PublishError) {
         match error {
-            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 422) => {
+            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 422) =>
+            {
                 self.events.node_warning(reasons::PUBLISH_REFUSED, error.to_string());
             }
             // Somebody else wrote; the next look sees it.
-            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 409) => {
+            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 409) =>
+            {
                 tracing::debug!(%error, "publishing again after a conflict");
             }
             _ => tracing::warn!(%error, "not published"),
@@ -304,18 +306,16 @@ impl Publisher {
     /// Watches our slices and our Node; errors are retried inside, with back-off.
     fn wakes(&self) -> Wakes {
         let config = watcher::Config::default().fields(&self.slices_selector());
-        let slices = watcher(self.slices_api(), config)
-            .default_backoff()
-            .filter_map(|event| async move {
-                match event {
-                    Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
-                    Ok(_) => Some(Wake::Slices),
-                    Err(error) => {
-                        tracing::debug!(%error, "watching slices");
-                        None
-                    }
+        let slices = watcher(self.slices_api(), config).default_backoff().filter_map(|event| async move {
+            match event {
+                Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
+                Ok(_) => Some(Wake::Slices),
+                Err(error) => {
+                    tracing::debug!(%error, "watching slices");
+                    None
                 }
-            });
+            }
+        });
         let nodes: Api<Node> = Api::all(self.client.clone());
         let config = watcher::Config::default().fields(&format!("metadata.name={}", self.settings.node));
         let node = watcher(nodes, config).default_backoff().filter_map(|event| async move {
@@ -366,8 +366,11 @@ impl Publisher {
         loop {
             let actual = self.list().await?;
             let (phase, wake) = self.decide_phase(&node, &actual, features).await?;
-            let options =
-                layout::Options { driver: owner.driver.clone(), mode: phase.mode(), slots: self.settings.slots };
+            let options = layout::Options {
+                driver: owner.driver.clone(),
+                mode: phase.mode(),
+                slots: self.settings.slots,
+            };
             let desired = layout::publish(&gpus, features, &options);
             let dropped = self.write(&actual, &desired, &owner, features, phase.mode()).await?;
             if dropped.any() {
@@ -424,7 +427,10 @@ impl Publisher {
         }
         self.events.node_warning(
             reasons::FEATURES_OFF,
-            format!("the API server drops fields of feature gates that are off ({gates}): {}", offer.join("; ")),
+            format!(
+                "the API server drops fields of feature gates that are off ({gates}): {}",
+                offer.join("; ")
+            ),
         );
         if let Some((_, known)) = &mut self.server {
             *known = features;
@@ -450,19 +456,20 @@ impl Publisher {
         let label = node.metadata.labels.as_ref().and_then(|map| map.get(mode::MODE_KEY));
         let annotations = node.metadata.annotations.as_ref();
         let annotation = annotations.and_then(|map| map.get(mode::MODE_KEY));
-        let target = mode::target(
-            label.map(String::as_str),
-            annotation.map(String::as_str),
-            self.settings.mode,
-        )
-        .unwrap_or_else(|text| {
-            self.events.node_warning(
-                reasons::MODE_INVALID,
-                format!("{} of Node {} is {text:?}, neither controller nor scheduler; {:?} counts",
-                    mode::MODE_KEY, self.settings.node, self.settings.mode),
-            );
-            self.settings.mode
-        });
+        let target =
+            mode::target(label.map(String::as_str), annotation.map(String::as_str), self.settings.mode)
+                .unwrap_or_else(|text| {
+                    self.events.node_warning(
+                        reasons::MODE_INVALID,
+                        format!(
+                            "{} of Node {} is {text:?}, neither controller nor scheduler; {:?} counts",
+                            mode::MODE_KEY,
+                            self.settings.node,
+                            self.settings.mode
+                        ),
+                    );
+                    self.settings.mode
+                });
         if !features.taints {
             return Ok((Phase::Settled { by: Target::Scheduler }, None));
         }
@@ -481,12 +488,8 @@ impl Publisher {
         } else {
             self.lease = LeaseView::default();
         }
-        let observed = Observed {
-            target,
-            now,
-            acknowledged,
-            controller_absent_since: self.lease.absent_since,
-        };
+        let observed =
+            Observed { target, now, acknowledged, controller_absent_since: self.lease.absent_since };
         let (next, wake) = mode::next(phase, &observed, &self.settings.waits);
         if next != phase {
             tracing::info!(from = ?phase, to = ?next, "allocator mode");
@@ -498,12 +501,13 @@ impl Publisher {
             match phase {
                 Phase::HandOver { .. } => self.events.node_normal(
                     reasons::HAND_OVER_BEGAN,
-                    format!("devices are handed over to the {target:?}; nobody allocates them until it is done"),
+                    format!(
+                        "devices are handed over to the {target:?}; nobody allocates them until it is done"
+                    ),
                 ),
-                Phase::Settled { by } => self.events.node_normal(
-                    reasons::HAND_OVER_DONE,
-                    format!("devices are allocated by the {by:?}"),
-                ),
+                Phase::Settled { by } => self
+                    .events
+                    .node_normal(reasons::HAND_OVER_DONE, format!("devices are allocated by the {by:?}")),
             }
         }
         let wake = wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
@@ -571,8 +575,7 @@ impl Publisher {
         for name in &writes.delete {
             match call("delete an obsolete ResourceSlice", api.delete(name, &DeleteParams::default())).await {
                 Ok(_) => self.metrics.slice_writes.inc(),
-                Err(PublishError::Api { source, .. })
-                    if matches!(&*source, kube::Error::Api(status) if status.code == 404) =>
+                Err(PublishError::Api { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 404) =>
                 {
                     continue;
                 }

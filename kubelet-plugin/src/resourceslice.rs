@@ -1,9 +1,7 @@
 //! From the model's slices to ResourceSlice objects, and from what the API has to what must be written.
 //! Pure; [`crate::publish`] does the I/O.
 
-use aliquot_model::layout::{
-    Attribute, Capacity, CapacityPolicy, Device, ServerFeatures, Slice,
-};
+use aliquot_model::layout::{Attribute, Capacity, CapacityPolicy, Device, ServerFeatures, Slice};
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -56,11 +54,7 @@ pub fn objects(slices: &[Slice], owner: &Owner, generation: i64) -> Vec<api::Res
             spec: api::ResourceSliceSpec {
                 driver: owner.driver.clone(),
                 node_name: Some(owner.node.clone()),
-                pool: api::ResourcePool {
-                    name: owner.pool.clone(),
-                    generation,
-                    resource_slice_count: count,
-                },
+                pool: api::ResourcePool { name: owner.pool.clone(), generation, resource_slice_count: count },
                 devices: none_if_empty(slice.devices.iter().map(|d| device(d)).collect()),
                 shared_counters: none_if_empty(slice.counter_sets.iter().map(counter_set).collect()),
                 ..api::ResourceSliceSpec::default()
@@ -344,7 +338,8 @@ fn keep_taint_times(new: &mut api::ResourceSliceSpec, old: &api::ResourceSliceSp
             let same = before.taints.iter().flatten().find(|other| {
                 other.key == taint.key
                     && other.effect == taint.effect
-                    && other.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default()
+                    && other.value.as_deref().unwrap_or_default()
+                        == taint.value.as_deref().unwrap_or_default()
             });
             taint.time_added = same.and_then(|other| other.time_added.clone());
         }

@@ -78,7 +78,8 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         stop.cancel();
     });
     let client = client(&args).await?;
-    let http = TcpListener::bind(args.http_addr).await.with_context(|| format!("cannot bind {}", args.http_addr))?;
+    let http =
+        TcpListener::bind(args.http_addr).await.with_context(|| format!("cannot bind {}", args.http_addr))?;
     run_with(args, client, http, None, cancel).await
 }
 
@@ -144,11 +145,8 @@ async fn open_gpus(args: &Args, cancel: &CancellationToken) -> Option<Arc<dyn Gp
             .or_else(|| find_library(&args.driver_root, "libnvidia-ml.so.1"))
             .unwrap_or_else(|| "libnvidia-ml.so.1".into());
         let smi = args.driver_root.join("usr/bin/nvidia-smi");
-        let options = Options {
-            library,
-            sys_root: args.sys_root.clone(),
-            nvidia_smi: smi.is_file().then_some(smi),
-        };
+        let options =
+            Options { library, sys_root: args.sys_root.clone(), nvidia_smi: smi.is_file().then_some(smi) };
         match tokio::task::spawn_blocking(move || NvmlGpus::open(options)).await {
             Ok(Ok(gpus)) => return Some(Arc::new(gpus)),
             Ok(Err(error)) => tracing::error!(%error, "NVML cannot be opened, trying again"),
@@ -208,12 +206,12 @@ async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
         let what = if aside.is_empty() {
             "the other copy was used".to_owned()
         } else {
-            format!("no copy was left; they were kept as {}, and prepared claims are forgotten", aside.join(", "))
+            format!(
+                "no copy was left; they were kept as {}, and prepared claims are forgotten",
+                aside.join(", ")
+            )
         };
-        events.node_warning(
-            reasons::CHECKPOINT_DAMAGED,
-            format!("{}; {what}", recovery.damaged.join("; ")),
-        );
+        events.node_warning(reasons::CHECKPOINT_DAMAGED, format!("{}; {what}", recovery.damaged.join("; ")));
     }
     for claim in &recovery.undone {
         tracing::info!(%claim, "undid a half-done claim");
@@ -328,7 +326,9 @@ impl Parts {
         dra_socket.remove();
         stop_dra.cancel();
         if tokio::time::timeout(DRAIN, dra_server).await.is_err() {
-            tracing::warn!("calls under way did not end in time; their claims are put right at the next start");
+            tracing::warn!(
+                "calls under way did not end in time; their claims are put right at the next start"
+            );
         }
         loops.cancel();
         while tasks.join_next().await.is_some() {}
@@ -343,7 +343,10 @@ impl Parts {
             node: args.node_name.clone(),
             mode: args.mode,
             slots: args.slots,
-            waits: Waits { scheduler: args.scheduler_timeouts, absent_controller: args.absent_controller_grace },
+            waits: Waits {
+                scheduler: args.scheduler_timeouts,
+                absent_controller: args.absent_controller_grace,
+            },
             lease_namespace: args.pod_namespace.clone(),
             lease_name: args.controller_lease_name.clone(),
             resync: args.resync_interval,

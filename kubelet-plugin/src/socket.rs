@@ -62,8 +62,7 @@ fn path(dir: &Path, what: &str, driver: &str, pod_uid: &str) -> Result<PathBuf, 
     if short(&whole) {
         return Ok(whole);
     }
-    let digest: String =
-        Sha256::digest(pod_uid).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
+    let digest: String = Sha256::digest(pod_uid).iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     let hashed = name(&digest);
     if !pod_uid.is_empty() && short(&hashed) { Ok(hashed) } else { Err(SocketError::TooLong(whole)) }
 }

@@ -157,7 +157,9 @@ impl Locked {
                         best = Some((ledger, sequence));
                     }
                 }
-                Err(source @ CheckpointError::Newer { .. }) => return Err(StoreError::Newer { path, source }),
+                Err(source @ CheckpointError::Newer { .. }) => {
+                    return Err(StoreError::Newer { path, source });
+                }
                 Err(error) => damaged.push(format!("{}: {error}", path.display())),
             }
         }

@@ -67,10 +67,7 @@ fn another_uid_is_another_claim() {
 fn a_claim_without_allocation_is_refused() {
     let mut object = claim(json!([]), json!([]));
     object.status = None;
-    assert_eq!(
-        decode(&reference(), &object, DRIVER, POOL),
-        Err(ClaimError::NotAllocated(reference()))
-    );
+    assert_eq!(decode(&reference(), &object, DRIVER, POOL), Err(ClaimError::NotAllocated(reference())));
 }
 
 #[test]
@@ -107,7 +104,10 @@ fn capacities_in_the_drivers_domain_count_too() {
     let mut share = result("s", "gpu-0-share");
     share["consumedCapacity"] = json!({
         "gpu.aliquot.dev/memory": "1Gi", "gpu.aliquot.dev/cores": "0", "gpu.aliquot.dev/slots": "1"});
-    assert_eq!(decoded(json!([share]), json!([])).unwrap().devices[0].consumed.unwrap().memory_bytes, 1 << 30);
+    assert_eq!(
+        decoded(json!([share]), json!([])).unwrap().devices[0].consumed.unwrap().memory_bytes,
+        1 << 30
+    );
 }
 
 #[rstest]
@@ -124,7 +124,11 @@ fn admin_devices_and_admin_access_go_together(#[case] device: &str, #[case] acce
 fn later_entries_override_and_the_class_comes_first() {
     let config = json!([
         entry("FromClaim", json!([]), config("ShareConfig", json!({"priority": 5}))),
-        entry("FromClass", json!(["s"]), config("ShareConfig", json!({"priority": 1, "computePolicy": "Soft"}))),
+        entry(
+            "FromClass",
+            json!(["s"]),
+            config("ShareConfig", json!({"priority": 1, "computePolicy": "Soft"}))
+        ),
     ]);
     let request = decoded(json!([result("s", "gpu-0-share")]), config).unwrap();
     let want = ShareConfig { priority: 5, ..ShareConfig::default() };

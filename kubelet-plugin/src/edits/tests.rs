@@ -85,7 +85,7 @@ fn each_result_is_a_device_beside_the_common_one() {
         ..device("0000000b", "gpu-1-mig-1g10gb-19-6")
     };
     let spec = made(&[gpu, (mig, Nodes { minor: 1, caps: vec![12, 13] })], false);
-    insta::assert_snapshot!(serde_json::to_string_pretty(&spec).unwrap(), @"");
+    insta::assert_snapshot!(serde_json::to_string_pretty(&spec).unwrap());
 }
 
 #[test]
@@ -120,12 +120,11 @@ fn a_share_carries_the_limiter_and_its_own_directories() {
 
 #[test]
 fn two_shares_in_one_container_do_not_overwrite_each_other() {
-    let spec = made(
-        &[(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())],
-        true,
-    );
-    let names: Vec<aliquot_cdi::QualifiedName> =
-        ["u-1-common", "u-1-0000000c", "u-1-0000000d"].map(|n| format!("{DRIVER}/claim={n}").parse().unwrap()).into();
+    let spec =
+        made(&[(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())], true);
+    let names: Vec<aliquot_cdi::QualifiedName> = ["u-1-common", "u-1-0000000c", "u-1-0000000d"]
+        .map(|n| format!("{DRIVER}/claim={n}").parse().unwrap())
+        .into();
     let edits = aliquot_cdi::resolve(std::slice::from_ref(&spec), &names).unwrap();
     let env = edits.environment();
     let names: Vec<&str> = env.iter().map(|(name, _)| *name).collect();

@@ -1,7 +1,8 @@
 use super::*;
 use rstest::rstest;
 
-const WAITS: Waits = Waits { scheduler: Duration::from_secs(610), absent_controller: Duration::from_secs(60) };
+const WAITS: Waits =
+    Waits { scheduler: Duration::from_secs(610), absent_controller: Duration::from_secs(60) };
 
 fn time(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -39,7 +40,10 @@ fn nothing_goes_on_before_the_hand_over_is_published() {
 #[case::of_an_earlier_generation(Some(6), false)]
 #[case::of_this_generation(Some(7), true)]
 #[case::of_a_later_generation(Some(8), true)]
-fn the_scheduler_gets_the_pool_once_the_controller_acknowledged(#[case] ack: Option<i64>, #[case] done: bool) {
+fn the_scheduler_gets_the_pool_once_the_controller_acknowledged(
+    #[case] ack: Option<i64>,
+    #[case] done: bool,
+) {
     let phase = hand_over(Some(Controller), Some((7, 100)));
     let seen = Observed { acknowledged: ack, ..observed(Scheduler, 101) };
     let want = if done { Phase::Settled { by: Scheduler } } else { phase };
@@ -90,20 +94,15 @@ fn a_restart_goes_on_where_it_was() {
     let stored = hand_over(Some(Controller), Some((7, 100)));
     assert_eq!(at_start(Some(stored), None, Scheduler), stored);
     assert_eq!(at_start(None, Some(AllocatorMode::HandOver), Scheduler), hand_over(None, None));
-    assert_eq!(
-        at_start(None, Some(AllocatorMode::Controller), Scheduler),
-        Phase::Settled { by: Controller }
-    );
+    assert_eq!(at_start(None, Some(AllocatorMode::Controller), Scheduler), Phase::Settled { by: Controller });
     assert_eq!(at_start(None, None, Scheduler), Phase::Settled { by: Scheduler });
 }
 
 #[test]
 fn phases_survive_the_disk() {
-    for phase in [
-        Phase::Settled { by: Controller },
-        hand_over(None, None),
-        hand_over(Some(Scheduler), Some((7, 100))),
-    ] {
+    for phase in
+        [Phase::Settled { by: Controller }, hand_over(None, None), hand_over(Some(Scheduler), Some((7, 100)))]
+    {
         let text = serde_json::to_string(&phase).unwrap();
         assert_eq!(serde_json::from_str::<Phase>(&text).unwrap(), phase, "{text}");
     }

@@ -126,7 +126,11 @@ fn boards_that_need_a_reset_are_not_switched(#[case] enabled: bool, #[case] devi
 #[case::disjoint_partitions("gpu-0-mig-3g40gb-9-0", "gpu-0-mig-1g10gb-19-6", true)]
 #[case::two_shares("gpu-0-share", "gpu-0-share", true)]
 #[case::admin_beside_whole("gpu-0", "gpu-0-admin", true)]
-fn what_overlaps_a_prepared_claim_is_refused_by_name(#[case] first: &str, #[case] second: &str, #[case] ok: bool) {
+fn what_overlaps_a_prepared_claim_is_refused_by_name(
+    #[case] first: &str,
+    #[case] second: &str,
+    #[case] ok: bool,
+) {
     for (first, second) in [(first, second), (second, first)] {
         let mut world = World::of(vec![h100(0), h100(1)]);
         world.hold(&request("a", &[("r", first)]));

@@ -26,8 +26,7 @@ fn stored(generation: i64) -> Vec<api::ResourceSlice> {
             device.allow_multiple_allocations.get_or_insert(false);
             for taint in device.taints.iter_mut().flatten() {
                 let time: jiff::Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
-                taint.time_added =
-                    Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(time));
+                taint.time_added = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(time));
             }
         }
     }
@@ -130,7 +129,10 @@ fn names_sort_by_index_and_are_legal(#[case] node: &str, #[case] want: &str) {
     |spec: &mut api::ResourceSliceSpec| spec.devices.iter_mut().flatten()
         .for_each(|d| d.capacity.iter_mut().flat_map(|c| c.values_mut()).for_each(|c| c.request_policy = None)),
     Dropped { consumable_capacity: true, ..Dropped::default() })]
-fn dropped_fields_are_told_by_comparing(#[case] drop: fn(&mut api::ResourceSliceSpec), #[case] want: Dropped) {
+fn dropped_fields_are_told_by_comparing(
+    #[case] drop: fn(&mut api::ResourceSliceSpec),
+    #[case] want: Dropped,
+) {
     let sent = objects(&layout(), &owner(), 1).pop().unwrap().spec;
     let mut kept = sent.clone();
     drop(&mut kept);

@@ -1,0 +1,213 @@
+//! A node of fake GPUs in a temporary directory.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of this")]
+
+use aliquot_cdi::SpecDir;
+use aliquot_kubelet_plugin::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
+use aliquot_kubelet_plugin::driver::DriverFiles;
+use aliquot_kubelet_plugin::edits::Site;
+use aliquot_kubelet_plugin::execute::{Machine, Probe};
+use aliquot_kubelet_plugin::ledger::Ledger;
+use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::store::Store;
+use aliquot_model::config::ShareConfig;
+use aliquot_model::{DeviceKind, DeviceName};
+use aliquot_nvml::Gpus;
+use aliquot_nvml::fake::FakeGpus;
+use jiff::Timestamp;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+use tempfile::TempDir;
+
+pub const DRIVER: &str = "gpu.aliquot.dev";
+pub const POOL: &str = "gpu.aliquot.dev/n1";
+
+/// A node's directories and GPUs; [`World::node`] is an agent process on it.
+pub struct World {
+    pub dir: TempDir,
+    pub gpus: FakeGpus,
+}
+
+impl World {
+    pub fn new(gpus: FakeGpus) -> Self {
+        let world = Self { dir: tempfile::tempdir().unwrap(), gpus };
+        let dev = world.root().join("dev");
+        fs::create_dir_all(dev.join("nvidia-caps")).unwrap();
+        for name in ["nvidiactl", "nvidia-uvm"] {
+            fs::write(dev.join(name), "").unwrap();
+        }
+        let mut minors = String::from("config 1\nmonitor 2\n");
+        let mut next = 3;
+        for gpu in world.gpus.inventory().unwrap().gpus {
+            fs::write(dev.join(format!("nvidia{}", gpu.minor)), "").unwrap();
+            for instance in 0..10 {
+                minors += &format!("gpu{}/gi{instance}/access {next}\n", gpu.minor);
+                minors += &format!("gpu{}/gi{instance}/ci0/access {}\n", gpu.minor, next + 1);
+                for cap in [next, next + 1] {
+                    fs::write(dev.join(format!("nvidia-caps/nvidia-cap{cap}")), "").unwrap();
+                }
+                next += 2;
+            }
+        }
+        let caps = world.proc().join("driver/nvidia-caps");
+        fs::create_dir_all(&caps).unwrap();
+        fs::write(caps.join("mig-minors"), minors).unwrap();
+        world.boot("boot-1");
+        let limiter = world.limiter().join(env!("CARGO_PKG_VERSION"));
+        fs::create_dir_all(&limiter).unwrap();
+        for name in ["libaliquot_preload.so", "libaliquot_core.so"] {
+            fs::write(limiter.join(name), "").unwrap();
+        }
+        world
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.dir.path().join("root")
+    }
+
+    pub fn proc(&self) -> PathBuf {
+        self.root().join("proc")
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("plugins").join(DRIVER)
+    }
+
+    pub fn cdi(&self) -> PathBuf {
+        self.dir.path().join("cdi")
+    }
+
+    pub fn limiter(&self) -> PathBuf {
+        self.dir.path().join("limiter")
+    }
+
+    /// Sets the boot id.
+    pub fn boot(&self, id: &str) {
+        let path = self.proc().join("sys/kernel/random/boot_id");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{id}\n")).unwrap();
+    }
+
+    /// What a reboot does to hardware and transient files.
+    pub fn reboot(&self, id: &str) {
+        self.gpus.reboot();
+        let _ = fs::remove_dir_all(self.cdi());
+        self.boot(id);
+    }
+
+    pub fn node(&self) -> Node {
+        self.node_with(Probe::default())
+    }
+
+    pub fn node_with(&self, probe: Probe) -> Node {
+        let root = self.root();
+        Node {
+            store: Store::new(self.data()),
+            machine: Machine {
+                gpus: Arc::new(self.gpus.clone()),
+                cdi: SpecDir::new(self.cdi()),
+                site: Site {
+                    driver: DRIVER.into(),
+                    files: DriverFiles::discover(&root, &root, &root),
+                    host_dev_root: root.clone(),
+                    mounts: Vec::new(),
+                    shares_dir: self.data().join("shares"),
+                    oci_hook: None,
+                },
+                shares: self.data().join("shares"),
+                limiter_dir: self.limiter(),
+                data_dir: self.data(),
+                dev_root: root,
+                proc_root: self.proc(),
+                probe,
+            },
+            slots: 10,
+            lock_timeout: Duration::from_millis(500),
+            fixed_partitions: Arc::new(AtomicBool::new(false)),
+        }
+    }
+
+    pub fn ledger(&self) -> Ledger {
+        self.node().store.lock(Duration::from_millis(500)).unwrap().load().unwrap().ledger
+    }
+
+    /// (GPU minor, start, size, has a compute instance) of all instances.
+    pub fn instances(&self) -> Vec<(u32, u32, u32, bool)> {
+        let inventory = self.gpus.inventory().unwrap();
+        let minor = |uuid| inventory.gpus.iter().find(|gpu| &gpu.uuid == uuid).unwrap().minor;
+        let mut all: Vec<_> = inventory
+            .live
+            .iter()
+            .map(|mig| {
+                (minor(&mig.parent), mig.placement.start, mig.placement.size, mig.compute_instance.is_some())
+            })
+            .collect();
+        all.sort_unstable();
+        all
+    }
+
+    /// Files that belong to claims: CDI specs and share directories.
+    pub fn files(&self) -> Vec<String> {
+        let mut names = list(&self.cdi());
+        names.extend(list(&self.data().join("shares")));
+        names
+    }
+
+    /// Nothing of any claim is left anywhere.
+    pub fn assert_clean(&self) {
+        assert_eq!(self.instances(), [], "leaked instances");
+        assert_eq!(self.files(), Vec::<String>::new(), "leaked files");
+        assert!(self.ledger().claims.is_empty(), "leaked records: {:?}", self.ledger().claims);
+        for gpu in self.gpus.inventory().unwrap().gpus {
+            let needs_reset =
+                matches!(gpu.mig, aliquot_model::MigCapability::Supported { needs_reset: true, .. });
+            assert!(needs_reset || !gpu.mig_enabled(), "GPU {} was left in MIG mode", gpu.minor);
+        }
+    }
+}
+
+fn list(dir: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+pub fn now() -> Timestamp {
+    Timestamp::from_second(1_800_000_000).unwrap()
+}
+
+pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
+    let devices = devices.iter().map(|(request, device)| {
+        let device = DeviceName::parse(device).unwrap();
+        let kind = device.kind();
+        Allocated {
+            request: (*request).to_owned(),
+            pool: POOL.into(),
+            share_id: kind.shareable().then(|| format!("share-{request}")),
+            admin_access: kind == DeviceKind::Admin,
+            consumed: kind.shareable().then_some(Consumed {
+                memory_bytes: 4 << 30,
+                cores_percent: 25,
+                slots: 1,
+            }),
+            settings: match kind {
+                DeviceKind::Share => Settings::Share(ShareConfig::default()),
+                DeviceKind::Mig => Settings::Mig,
+                DeviceKind::Admin => Settings::Admin,
+                _ => Settings::Gpu(None),
+            },
+            device,
+        }
+    });
+    Request {
+        claim: ClaimRef { namespace: "ns".into(), name: format!("claim-{uid}"), uid: uid.into() },
+        devices: devices.collect(),
+        allocated_at: None,
+    }
+}

@@ -1,0 +1,334 @@
+//! Kill and fail at every point of prepare and unprepare; after a restart the node must always end in
+//! the same state: no leaked GPU instance, no lost claim, the same CDI ids.
+
+mod common;
+
+use aliquot_kubelet_plugin::claim::Request;
+use aliquot_kubelet_plugin::execute::Probe;
+use aliquot_kubelet_plugin::ledger::State;
+use aliquot_kubelet_plugin::prepare::{Node, Prepared};
+use aliquot_nvml::NvmlCode;
+use aliquot_nvml::fake::{FUNCTIONS, FakeGpus, FaultKind, Killed, a100_40, h100_80};
+use common::{World, now, request};
+use rstest::rstest;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+
+/// A claim of every kind of step: mode, two partitions, a share, a whole GPU.
+fn wanted() -> Request {
+    request(
+        "c-1",
+        &[
+            ("a", "gpu-0-mig-1g10gb-19-6"),
+            ("b", "gpu-0-mig-3g40gb-9-0"),
+            ("c", "gpu-1-share"),
+            ("d", "gpu-2"),
+        ],
+    )
+}
+
+fn world() -> World {
+    World::new(FakeGpus::new([h100_80(0), h100_80(1), h100_80(2)]))
+}
+
+/// Panics at the n-th point it passes, as a kill would end the process there.
+fn killer(at: usize) -> (Probe, Arc<AtomicUsize>) {
+    let passed = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&passed);
+    let probe = Probe::new(move |_| {
+        if counter.fetch_add(1, Ordering::SeqCst) + 1 == at {
+            std::panic::panic_any(Killed);
+        }
+    });
+    (probe, passed)
+}
+
+/// Runs until killed; `None` when it was. Only simulated deaths are quiet.
+fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
+    static QUIET: Once = Once::new();
+    QUIET.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !info.payload().is::<Killed>() {
+                loud(info);
+            }
+        }));
+    });
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(value) => Some(value),
+        Err(death) if death.is::<Killed>() => None,
+        Err(other) => std::panic::resume_unwind(other),
+    }
+}
+
+fn ids(prepared: &[Prepared]) -> Vec<Vec<String>> {
+    prepared.iter().map(|device| device.cdi.clone()).collect()
+}
+
+/// The answer of an undisturbed prepare.
+fn expected() -> Vec<Vec<String>> {
+    let world = world();
+    ids(&world.node().prepare(&wanted(), false, now()).unwrap())
+}
+
+/// A new process comes up, the kubelet asks again, uses the claim and gives it back.
+fn settles_after_restart(world: &World, what: &str) {
+    world.gpus.clear_faults();
+    let node = world.node();
+    let recovery = node.recover(now()).unwrap();
+    assert!(recovery.failed.is_empty(), "{what}: {recovery:?}");
+    for record in world.ledger().claims.values() {
+        assert_eq!(record.state, State::Completed, "{what}");
+    }
+    if world.ledger().claims.is_empty() {
+        world.assert_clean();
+    }
+    let prepared = node.prepare(&wanted(), false, now()).unwrap();
+    assert_eq!(ids(&prepared), expected(), "{what}");
+    assert_eq!(world.instances(), [(0, 0, 4, true), (0, 6, 1, true)], "{what}");
+    assert!(node.unprepare("c-1").unwrap(), "{what}");
+    world.assert_clean();
+}
+
+#[test]
+fn a_kill_at_any_point_of_prepare_converges() {
+    let mut points = 0;
+    for at in 1.. {
+        let world = world();
+        let (probe, _) = killer(at);
+        let node = world.node_with(probe);
+        if until_killed(|| node.prepare(&wanted(), false, now())).is_some() {
+            break;
+        }
+        points += 1;
+        settles_after_restart(&world, &format!("killed at point {at}"));
+    }
+    // Write-ahead, five steps, completion, each with a point before and after.
+    assert_eq!(points, 14);
+}
+
+#[test]
+fn a_kill_at_any_point_of_unprepare_converges() {
+    let mut points = 0;
+    for at in 1.. {
+        let world = world();
+        world.node().prepare(&wanted(), false, now()).unwrap();
+        let (probe, _) = killer(at);
+        let node = world.node_with(probe);
+        if until_killed(|| node.unprepare("c-1")).is_some() {
+            world.assert_clean();
+            break;
+        }
+        points += 1;
+        // The kubelet asks again; a restart alone must not resurrect the claim either.
+        let node = world.node();
+        node.recover(now()).unwrap();
+        node.unprepare("c-1").unwrap();
+        world.assert_clean();
+    }
+    assert_eq!(points, 14);
+}
+
+#[test]
+fn a_kill_during_recovery_converges() {
+    for first in [6, 9, 12] {
+        for at in 1.. {
+            let world = world();
+            let (probe, _) = killer(first);
+            let node = world.node_with(probe);
+            assert!(until_killed(|| node.prepare(&wanted(), false, now())).is_none());
+            let (probe, _) = killer(at);
+            let node = world.node_with(probe);
+            let done = until_killed(|| node.recover(now())).is_some();
+            settles_after_restart(&world, &format!("killed at {first}, then at {at} of the recovery"));
+            if done {
+                break;
+            }
+        }
+    }
+}
+
+#[rstest]
+#[case::killed_before(FaultKind::KillBefore)]
+#[case::killed_after(FaultKind::KillAfter)]
+fn a_kill_inside_any_call_to_the_driver_converges(#[case] kind: FaultKind) {
+    let mut killed = 0;
+    for function in FUNCTIONS {
+        for nth in 1..=4 {
+            let world = world();
+            world.gpus.fault(function, nth, kind);
+            let node = world.node();
+            if until_killed(|| node.prepare(&wanted(), false, now())).is_none() {
+                killed += 1;
+                settles_after_restart(&world, &format!("{kind:?} {nth} of {function}"));
+            }
+            world.gpus.clear_faults();
+        }
+    }
+    assert!(killed >= 6, "only {killed} kills hit");
+}
+
+#[rstest]
+#[case::killed_before(FaultKind::KillBefore)]
+#[case::killed_after(FaultKind::KillAfter)]
+fn a_kill_inside_any_call_while_unpreparing_converges(#[case] kind: FaultKind) {
+    let mut killed = 0;
+    for function in FUNCTIONS {
+        for nth in 1..=4 {
+            let world = world();
+            world.node().prepare(&wanted(), false, now()).unwrap();
+            world.gpus.fault(function, nth, kind);
+            let node = world.node();
+            if until_killed(|| node.unprepare("c-1")).is_none() {
+                killed += 1;
+                world.gpus.clear_faults();
+                let node = world.node();
+                node.recover(now()).unwrap();
+                node.unprepare("c-1").unwrap();
+                world.assert_clean();
+            }
+        }
+    }
+    assert!(killed >= 4, "only {killed} kills hit");
+}
+
+#[test]
+fn an_error_of_any_call_leaves_nothing_and_names_the_step() {
+    let mut failed = 0;
+    for function in FUNCTIONS {
+        for nth in 1..=4 {
+            let world = world();
+            world.gpus.fault(function, nth, FaultKind::Fail(NvmlCode::UNKNOWN));
+            let node = world.node();
+            match node.prepare(&wanted(), false, now()) {
+                Ok(_) => {}
+                Err(error) => {
+                    failed += 1;
+                    let text = error.to_string();
+                    assert!(text.contains("UNKNOWN") || text.contains("gpu-"), "{function} {nth}: {text}");
+                    settles_after_restart(&world, &format!("error {nth} of {function}"));
+                }
+            }
+            world.gpus.clear_faults();
+        }
+    }
+    assert!(failed >= 6, "only {failed} faults hit");
+}
+
+#[test]
+fn a_failed_create_is_undone_at_once() {
+    let world = world();
+    world.gpus.fault(
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        2,
+        FaultKind::Fail(NvmlCode::INSUFFICIENT_RESOURCES),
+    );
+    let error = world.node().prepare(&wanted(), false, now()).unwrap_err().to_string();
+    assert!(error.contains("3g.40gb at {0}:4") && error.contains("INSUFFICIENT_RESOURCES"), "{error}");
+    world.assert_clean();
+}
+
+#[test]
+fn an_undo_that_fails_is_done_before_anything_else_is_prepared() {
+    let world = world();
+    world.gpus.fault(
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        2,
+        FaultKind::Fail(NvmlCode::INSUFFICIENT_RESOURCES),
+    );
+    world.gpus.fault("nvmlGpuInstanceDestroy", 1, FaultKind::Fail(NvmlCode::UNKNOWN));
+    let error = world.node().prepare(&wanted(), false, now()).unwrap_err().to_string();
+    assert!(error.contains("undoing failed too"), "{error}");
+    // The leftover still keeps others out…
+    let overlapping = request("c-2", &[("x", "gpu-0-mig-1g10gb-19-6")]);
+    let refused = world.node().prepare(&overlapping, false, now()).unwrap_err();
+    assert!(refused.to_string().contains("ns/claim-c-1"), "{refused}");
+    // …until the claim is prepared or given up.
+    world.node().unprepare("c-1").unwrap();
+    world.assert_clean();
+}
+
+/// Completed claims at a reboot: the hardware is gone, the claim is not.
+#[test]
+fn after_a_reboot_the_same_claim_gets_the_same_ids_on_new_hardware() {
+    let world = world();
+    world.node().prepare(&wanted(), false, now()).unwrap();
+    let before = world.ledger().claims["c-1"].clone();
+    world.reboot("boot-2");
+    let node = world.node();
+    node.recover(now()).unwrap();
+    assert_eq!(world.instances(), []);
+    let prepared = node.prepare(&wanted(), false, now()).unwrap();
+    assert_eq!(ids(&prepared), expected());
+    assert_eq!(world.instances().len(), 2);
+    let after = world.ledger().claims["c-1"].clone();
+    assert_eq!((after.state, after.boot_id.as_str()), (State::Completed, "boot-2"));
+    assert_eq!(before.keys(), after.keys());
+    node.unprepare("c-1").unwrap();
+    world.assert_clean();
+}
+
+#[test]
+fn after_a_reboot_unprepare_alone_cleans_up() {
+    let world = world();
+    world.node().prepare(&wanted(), false, now()).unwrap();
+    world.reboot("boot-2");
+    let node = world.node();
+    node.recover(now()).unwrap();
+    assert!(node.unprepare("c-1").unwrap());
+    world.assert_clean();
+}
+
+#[test]
+fn a_kill_while_preparing_again_after_a_reboot_keeps_the_claims_place() {
+    for at in 1.. {
+        let world = world();
+        world.node().prepare(&wanted(), false, now()).unwrap();
+        world.reboot("boot-2");
+        let (probe, _) = killer(at);
+        let node = world.node_with(probe);
+        if until_killed(|| node.prepare(&wanted(), false, now())).is_some() {
+            break;
+        }
+        let node: Node = world.node();
+        node.recover(now()).unwrap();
+        let other = request("c-2", &[("x", "gpu-0-mig-1g10gb-19-6")]);
+        assert!(node.prepare(&other, false, now()).is_err(), "killed at {at}: the place was given away");
+        assert_eq!(ids(&node.prepare(&wanted(), false, now()).unwrap()), expected(), "killed at {at}");
+        node.unprepare("c-1").unwrap();
+        world.assert_clean();
+    }
+}
+
+#[test]
+fn a_partition_of_somebody_else_in_the_old_place_survives_unprepare_after_a_reboot() {
+    let world = world();
+    world.node().prepare(&wanted(), false, now()).unwrap();
+    world.reboot("boot-2");
+    let gpu = h100_80(0).uuid;
+    use aliquot_nvml::Gpus;
+    world.gpus.set_mig_mode(&gpu, true).unwrap();
+    // Another instance first, so that the one in our place gets another id and so another UUID.
+    world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(5, 1)).unwrap();
+    world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
+    let known = world.ledger().claims["c-1"].devices[0].partition.clone().unwrap().uuid;
+    let found = world.gpus.live_migs(&gpu).unwrap();
+    let there = found.iter().find(|mig| mig.placement.start == 6).unwrap().uuid.clone();
+    world.node().unprepare("c-1").unwrap();
+    let left = world.gpus.live_migs(&gpu).unwrap();
+    assert_eq!(left.iter().any(|mig| mig.placement.start == 6), known != there);
+    assert!(left.iter().any(|mig| mig.placement.start == 5));
+}
+
+#[test]
+fn boards_that_need_a_reset_keep_their_mode() {
+    let world = World::new(FakeGpus::new([a100_40(0, true)]));
+    let request = request("c-1", &[("a", "gpu-0-mig-1g5gb-19-6")]);
+    world.node().prepare(&request, false, now()).unwrap();
+    assert_eq!(world.instances(), [(0, 6, 1, true)]);
+    world.node().unprepare("c-1").unwrap();
+    world.assert_clean();
+    use aliquot_nvml::Gpus;
+    assert!(world.gpus.mig_mode(&a100_40(0, true).uuid).unwrap().current);
+}

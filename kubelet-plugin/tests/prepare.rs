@@ -1,0 +1,324 @@
+//! Prepare and unprepare on a node of fake GPUs: answers, idempotence, refusals, what containers get.
+
+mod common;
+
+use aliquot_kubelet_plugin::prepare::PrepareError;
+use aliquot_nvml::fake::{FakeGpus, h100_80, t4};
+use aliquot_nvml::{GpuProcess, Gpus, ProcessKind};
+use aliquot_quota::{QuotaFile, REGION_FILE_SIZE};
+use common::{DRIVER, World, now, request};
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+fn world() -> World {
+    World::new(FakeGpus::new([h100_80(0), h100_80(1), t4(2)]))
+}
+
+fn process(gpu_instance: Option<u32>) -> GpuProcess {
+    GpuProcess {
+        pid: 4711,
+        name: Some("python3".into()),
+        kind: ProcessKind::Compute,
+        memory_bytes: None,
+        gpu_instance,
+        compute_instance: gpu_instance.map(|_| 0),
+    }
+}
+
+#[test]
+fn the_answer_names_request_device_share_and_cdi_ids() {
+    let world = world();
+    let request = request("c-1", &[("main/small", "gpu-0-share"), ("b", "gpu-1")]);
+    let prepared = world.node().prepare(&request, false, now()).unwrap();
+    assert_eq!(prepared[0].request, "main");
+    assert_eq!(prepared[0].share_id.as_deref(), Some("share-main/small"));
+    assert_eq!(prepared[0].cdi[0], format!("{DRIVER}/claim=c-1-common"));
+    assert_eq!(prepared[1].device, "gpu-1");
+    let spec = world.node().machine.cdi.read(&format!("{DRIVER}-claim-c-1")).unwrap().unwrap();
+    for id in prepared.iter().flat_map(|device| &device.cdi) {
+        let name: aliquot_cdi::QualifiedName = id.parse().unwrap();
+        assert!(spec.device(&name.name).is_some(), "{id} is not in the spec");
+    }
+    assert_eq!(spec.devices.len(), 3);
+}
+
+#[test]
+fn two_requests_get_only_their_own_nodes() {
+    let world = world();
+    let request = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6"), ("b", "gpu-0-mig-1g10gb-19-5")]);
+    let prepared = world.node().prepare(&request, false, now()).unwrap();
+    let spec = world.node().machine.cdi.read(&format!("{DRIVER}-claim-c-1")).unwrap().unwrap();
+    let nodes: Vec<BTreeSet<String>> = prepared
+        .iter()
+        .map(|device| {
+            let name: aliquot_cdi::QualifiedName = device.cdi[1].parse().unwrap();
+            let edits = &spec.device(&name.name).unwrap().container_edits;
+            edits.device_nodes.iter().map(|node| node.path.clone()).collect()
+        })
+        .collect();
+    for nodes in &nodes {
+        assert_eq!(nodes.len(), 3, "the GPU and two capabilities: {nodes:?}");
+    }
+    let common: Vec<&String> = nodes[0].intersection(&nodes[1]).collect();
+    assert_eq!(common, ["/dev/nvidia0"]);
+}
+
+#[test]
+fn asking_again_changes_nothing() {
+    let world = world();
+    let request = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6"), ("s", "gpu-1-share")]);
+    let first = world.node().prepare(&request, false, now()).unwrap();
+    let ledger = world.ledger();
+    let calls = world.gpus.calls().len();
+    let second = world.node().prepare(&request, false, now()).unwrap();
+    assert_eq!(first, second);
+    assert_eq!(world.ledger(), ledger);
+    let since: Vec<&str> = world.gpus.calls()[calls..]
+        .iter()
+        .copied()
+        .filter(|call| call.contains("Create") || call.contains("Destroy") || call.contains("SetMigMode"))
+        .collect();
+    assert_eq!(since, Vec::<&str>::new());
+}
+
+#[test]
+fn a_wiped_cdi_directory_is_written_again_without_touching_hardware() {
+    let world = world();
+    let request = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]);
+    world.node().prepare(&request, false, now()).unwrap();
+    let uuid = world.gpus.live_migs(&h100_80(0).uuid).unwrap()[0].uuid.clone();
+    fs::remove_dir_all(world.cdi()).unwrap();
+    world.node().prepare(&request, false, now()).unwrap();
+    assert_eq!(world.files().len(), 1);
+    assert_eq!(world.gpus.live_migs(&h100_80(0).uuid).unwrap()[0].uuid, uuid);
+}
+
+#[test]
+fn a_partition_that_somebody_destroyed_is_made_again_beside_one_in_use() {
+    let world = world();
+    let request = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6"), ("b", "gpu-0-mig-1g10gb-19-5")]);
+    world.node().prepare(&request, false, now()).unwrap();
+    let gpu = h100_80(0).uuid;
+    let live = world.gpus.live_migs(&gpu).unwrap();
+    let (used, gone) = (&live[0], &live[1]);
+    world.gpus.start_process(&gpu, process(Some(used.gpu_instance)));
+    world.gpus.destroy_mig(gone).unwrap();
+    world.node().prepare(&request, false, now()).unwrap();
+    assert_eq!(world.instances().len(), 2);
+    let still = world.gpus.live_migs(&gpu).unwrap();
+    assert!(still.iter().any(|mig| mig.uuid == used.uuid));
+}
+
+#[test]
+fn unprepare_of_an_unknown_claim_succeeds() {
+    assert!(!world().node().unprepare("never-seen").unwrap());
+}
+
+#[test]
+fn unprepare_while_in_use_names_the_process_and_can_be_repeated() {
+    let world = world();
+    let request = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]);
+    world.node().prepare(&request, false, now()).unwrap();
+    let gpu = h100_80(0).uuid;
+    let instance = world.gpus.live_migs(&gpu).unwrap()[0].gpu_instance;
+    world.gpus.start_process(&gpu, process(Some(instance)));
+    let error = world.node().unprepare("c-1").unwrap_err().to_string();
+    assert!(error.contains("4711 (python3)"), "{error}");
+    assert_eq!(world.ledger().claims.len(), 1);
+    world.gpus.stop_process(4711);
+    assert!(world.node().unprepare("c-1").unwrap());
+    world.assert_clean();
+}
+
+#[test]
+fn a_mode_switch_that_a_process_blocks_names_it() {
+    let world = world();
+    world.gpus.start_process(&h100_80(0).uuid, process(None));
+    let request = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]);
+    let error = world.node().prepare(&request, false, now()).unwrap_err().to_string();
+    assert!(error.contains("4711 (python3)"), "{error}");
+    world.gpus.stop_process(4711);
+    world.assert_clean();
+}
+
+#[test]
+fn a_gpu_that_fell_off_the_bus_does_not_block_release() {
+    let world = world();
+    let request = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]);
+    world.node().prepare(&request, false, now()).unwrap();
+    world.gpus.lose(&h100_80(0).uuid);
+    assert!(world.node().unprepare("c-1").unwrap());
+    assert!(world.ledger().claims.is_empty());
+    assert_eq!(world.files(), Vec::<String>::new());
+}
+
+#[test]
+fn a_share_has_a_quota_that_only_the_node_writes_and_a_region_for_any_user() {
+    let world = world();
+    let prepared = world.node().prepare(&request("c-1", &[("s", "gpu-0-share")]), false, now()).unwrap();
+    let id = prepared[0].cdi[1].rsplit('=').next().unwrap().to_owned();
+    let dir = world.data().join("shares").join(&id);
+    let quota = QuotaFile::decode(&fs::read(dir.join("quota/quota")).unwrap()).unwrap();
+    assert_eq!(quota.gpu_uuid.as_str(), h100_80(0).uuid.as_str());
+    assert_eq!((quota.memory_bytes, quota.cores_percent), (4 << 30, 25));
+    let region = dir.join("region/region");
+    let meta = fs::metadata(&region).unwrap();
+    assert_eq!(meta.len(), u64::try_from(REGION_FILE_SIZE).unwrap());
+    assert_eq!(meta.permissions().mode() & 0o777, 0o666);
+    let bytes = fs::read(&region).unwrap();
+    aliquot_quota::region::check(bytes.len(), &bytes).unwrap();
+    assert_eq!(fs::metadata(dir.join("quota/quota")).unwrap().permissions().mode() & 0o777, 0o644);
+    // The stub's path in the preload file is where the container finds it.
+    let version = env!("CARGO_PKG_VERSION");
+    let preload = fs::read_to_string(world.data().join(format!("limiter/{version}/ld.so.preload"))).unwrap();
+    assert_eq!(preload, format!("/usr/local/lib/aliquot/{version}/libaliquot_preload.so\n"));
+}
+
+#[test]
+fn without_the_limiter_no_share_is_prepared() {
+    let world = world();
+    fs::remove_dir_all(world.limiter()).unwrap();
+    let error = world.node().prepare(&request("c-1", &[("s", "gpu-0-share")]), false, now()).unwrap_err();
+    assert!(error.to_string().contains("limiter is not installed"), "{error}");
+    world.assert_clean();
+    assert!(world.node().prepare(&request("c-2", &[("g", "gpu-0")]), false, now()).is_ok());
+}
+
+#[test]
+fn a_missing_device_node_is_named() {
+    let world = world();
+    fs::remove_file(world.root().join("dev/nvidia0")).unwrap();
+    let error = world.node().prepare(&request("c-1", &[("g", "gpu-0")]), false, now()).unwrap_err();
+    assert!(error.to_string().contains("dev/nvidia0"), "{error}");
+    world.assert_clean();
+}
+
+#[test]
+fn a_changed_allocation_waits_for_unprepare() {
+    let world = world();
+    world.node().prepare(&request("c-1", &[("g", "gpu-0")]), false, now()).unwrap();
+    let moved = request("c-1", &[("g", "gpu-1")]);
+    let error = world.node().prepare(&moved, false, now()).unwrap_err();
+    assert!(matches!(error, PrepareError::Reallocated { .. }), "{error}");
+    world.node().unprepare("c-1").unwrap();
+    assert!(world.node().prepare(&moved, false, now()).is_ok());
+}
+
+#[test]
+fn partitions_and_whole_gpus_alternate_on_a_board_that_can_switch() {
+    let world = world();
+    for _ in 0..2 {
+        world.node().prepare(&request("c-1", &[("a", "gpu-0-mig-7g80gb-0-0")]), false, now()).unwrap();
+        world.node().unprepare("c-1").unwrap();
+        world.node().prepare(&request("c-2", &[("g", "gpu-0")]), false, now()).unwrap();
+        world.node().unprepare("c-2").unwrap();
+    }
+    world.assert_clean();
+}
+
+#[test]
+fn the_mode_goes_off_with_the_last_partition_only() {
+    let world = world();
+    world.node().prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now()).unwrap();
+    world.node().prepare(&request("c-2", &[("a", "gpu-0-mig-1g10gb-19-5")]), false, now()).unwrap();
+    world.node().unprepare("c-1").unwrap();
+    assert!(world.gpus.mig_mode(&h100_80(0).uuid).unwrap().current);
+    world.node().unprepare("c-2").unwrap();
+    world.assert_clean();
+}
+
+#[test]
+fn an_admin_sees_the_gpu_and_its_partitions_beside_their_owners() {
+    let world = world();
+    world.node().prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now()).unwrap();
+    let prepared = world.node().prepare(&request("c-2", &[("m", "gpu-0-admin")]), false, now()).unwrap();
+    let spec = world.node().machine.cdi.read(&format!("{DRIVER}-claim-c-2")).unwrap().unwrap();
+    let name: aliquot_cdi::QualifiedName = prepared[0].cdi[1].parse().unwrap();
+    let nodes = &spec.device(&name.name).unwrap().container_edits.device_nodes;
+    assert!(nodes.iter().any(|node| node.path == "/dev/nvidia0"));
+    assert!(nodes.iter().filter(|node| node.path.starts_with("/dev/nvidia-caps/")).count() >= 2);
+    world.node().unprepare("c-2").unwrap();
+    assert_eq!(world.instances().len(), 1, "the owner keeps its partition");
+}
+
+#[test]
+fn instances_of_nobody_are_seen_and_destroyed_only_when_idle() {
+    let world = world();
+    let gpu = h100_80(0).uuid;
+    world.gpus.set_mig_mode(&gpu, true).unwrap();
+    let mig = world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
+    let node = world.node();
+    let (overview, _) = node.overview(now()).unwrap();
+    assert_eq!(overview.foreign.len(), 1);
+    let held = overview.held(&BTreeSet::new());
+    assert_eq!(held[&gpu], [aliquot_model::layout::Holding::Partition(mig.placement)]);
+    world.gpus.start_process(&gpu, process(Some(mig.gpu_instance)));
+    assert!(!node.destroy_foreign(&mig).unwrap());
+    world.gpus.stop_process(4711);
+    assert!(node.destroy_foreign(&mig).unwrap());
+    assert_eq!(world.instances(), []);
+}
+
+#[test]
+fn hardware_of_a_vanished_claim_is_held() {
+    let world = world();
+    let node = world.node();
+    node.prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now()).unwrap();
+    node.prepare(&request("c-2", &[("s", "gpu-1-share")]), false, now()).unwrap();
+    let (overview, _) = node.overview(now()).unwrap();
+    assert!(overview.held(&BTreeSet::new()).is_empty());
+    let vanished = BTreeSet::from(["c-1".to_owned(), "c-2".to_owned()]);
+    let held = overview.held(&vanished);
+    assert_eq!(held.len(), 2);
+}
+
+#[test]
+fn an_unreadable_checkpoint_is_set_aside_and_running_pods_keep_their_files() {
+    let world = world();
+    world.node().prepare(&request("c-1", &[("s", "gpu-0-share")]), false, now()).unwrap();
+    for name in ["checkpoint.json", "checkpoint.copy.json"] {
+        fs::write(world.data().join(name), "garbage").unwrap();
+    }
+    let recovery = world.node().recover(now()).unwrap();
+    assert_eq!(recovery.set_aside.len(), 2);
+    assert_eq!(world.files().len(), 2);
+    assert!(world.node().prepare(&request("c-2", &[("g", "gpu-1")]), false, now()).is_ok());
+}
+
+#[test]
+fn files_without_a_claim_are_removed_at_start() {
+    let world = world();
+    fs::create_dir_all(world.cdi()).unwrap();
+    fs::write(world.cdi().join(format!("{DRIVER}-claim-dead.json")), "{}").unwrap();
+    fs::write(world.cdi().join("other-vendor.json"), "{}").unwrap();
+    fs::create_dir_all(world.data().join("shares/dead-00000000/quota")).unwrap();
+    let recovery = world.node().recover(now()).unwrap();
+    assert_eq!(recovery.orphans.len(), 2);
+    assert_eq!(world.files(), ["other-vendor.json"]);
+}
+
+#[test]
+fn two_instances_wait_for_each_other() {
+    let world = world();
+    let node = world.node();
+    let held = node.store.lock(std::time::Duration::ZERO).unwrap();
+    let error = node.prepare(&request("c-1", &[("g", "gpu-0")]), false, now()).unwrap_err();
+    assert!(error.to_string().contains("another instance"), "{error}");
+    drop(held);
+    let threads: Vec<_> = (0..4)
+        .map(|index| {
+            let node = world.node();
+            std::thread::spawn(move || {
+                let start = 3 + index;
+                let device = format!("gpu-0-mig-1g10gb-19-{start}");
+                node.prepare(&request(&format!("c-{index}"), &[("a", &device)]), false, now()).unwrap();
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    assert_eq!(world.instances().len(), 4);
+    assert_eq!(world.ledger().claims.len(), 4);
+}
