@@ -64,7 +64,10 @@ pub(crate) fn create(
         // A process of this pid that had memory before our first context is another one.
         (nvml::Use::Listed(_), _) if is_first => None,
         (nvml::Use::Listed(before), nvml::Use::Listed(after)) => after.checked_sub(before),
-        (nvml::Use::NotListed, nvml::Use::Listed(after)) => Some(after),
+        (nvml::Use::NotListed, nvml::Use::Listed(after)) => {
+            nvml::trust_pids();
+            Some(after)
+        }
         _ => None,
     };
     // What other threads allocated meanwhile is not the context's.

@@ -6,6 +6,7 @@ use crate::device::{self, Device};
 use crate::real::{self, call};
 use crate::state::{self, Mode};
 use crate::sys;
+use aliquot_quota::GpuUuid;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// `NVML_ERROR_INSUFFICIENT_SIZE`
@@ -14,6 +15,15 @@ const INSUFFICIENT_SIZE: i32 = 7;
 pub(crate) const NOT_READY: i32 = 27;
 /// `NVML_VALUE_NOT_AVAILABLE`
 const NOT_AVAILABLE: u64 = u64::MAX;
+
+/// Set when this process came into NVML's list together with its first context, so that the pids there are
+/// those of our namespace.
+static SHOWS_OUR_PIDS: AtomicBool = AtomicBool::new(false);
+
+/// NVML's pids are those of our namespace.
+pub(crate) fn trust_pids() {
+    SHOWS_OUR_PIDS.store(true, Relaxed);
+}
 
 /// What NVML says about this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,34 +36,36 @@ pub(crate) enum Use {
     Unknown,
 }
 
-/// Bytes that this process holds on a device by NVML's account.
-pub(crate) fn used_by_us(device: Device) -> Use {
+/// The processes that compute on a GPU, by NVML's account.
+pub(crate) fn computing(uuid: &GpuUuid) -> Option<List> {
     static STARTED: AtomicBool = AtomicBool::new(false);
     // Once per process: NVML counts its users, and ours never leaves.
     // SAFETY: NVML's function without arguments.
     if !STARTED.load(Relaxed) && unsafe { real::nvmlInit_v2() } != Some(0) {
-        return Use::Unknown;
+        return None;
     }
     STARTED.store(true, Relaxed);
-    let mask = device::shares_of(device);
-    let share = config::shares().iter().enumerate().find(|(index, _)| mask >> index & 1 == 1);
-    let Some(uuid) = share.and_then(|(_, share)| share.uuid()) else { return Use::Unknown };
     let mut handle = 0;
     // SAFETY: the UUID is zero padded; NVML writes one handle.
     if unsafe { real::nvmlDeviceGetHandleByUUID(uuid.as_bytes().as_ptr().cast(), &mut handle) } != Some(0) {
-        return Use::Unknown;
+        return None;
     }
     let driver = |count: *mut u32, infos: *mut u8| {
         // SAFETY: NVML writes at most `count` records.
         unsafe { call!(nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos)) }
     };
-    let Ok(list) = List::ask(24, driver) else { return Use::Unknown };
-    let us = sys::process_id();
-    match (0..list.count).filter_map(|index| list.record(index)).find(|record| pid(record) == us) {
-        Some(record) => match used(record) {
-            NOT_AVAILABLE => Use::Unknown,
-            bytes => Use::Listed(bytes),
-        },
+    List::ask(24, driver).ok()
+}
+
+/// Bytes that this process holds on a device by NVML's account.
+pub(crate) fn used_by_us(device: Device) -> Use {
+    let mask = device::shares_of(device);
+    let share = config::shares().iter().enumerate().find(|(index, _)| mask >> index & 1 == 1);
+    let uuid = share.and_then(|(_, share)| share.uuid());
+    let Some(list) = uuid.and_then(|uuid| computing(&uuid)) else { return Use::Unknown };
+    match list.find(sys::process_id()).map(used) {
+        Some(NOT_AVAILABLE) => Use::Unknown,
+        Some(bytes) => Use::Listed(bytes),
         None => Use::NotListed,
     }
 }
@@ -67,7 +79,7 @@ fn used(record: &[u8]) -> u64 {
 }
 
 /// A list of processes in memory of its own; callers may be on small stacks.
-struct List {
+pub(crate) struct List {
     bytes: *mut u8,
     size: usize,
     record: usize,
@@ -95,6 +107,17 @@ impl List {
                 code => return Err(code),
             }
         }
+    }
+
+    /// The record of a process.
+    fn find(&self, us: u32) -> Option<&[u8]> {
+        (0..self.count).filter_map(|index| self.record(index)).find(|record| pid(record) == us)
+    }
+
+    /// Whether a process of our pid namespace holds nothing on the GPU any more. Only a list that shows pids
+    /// of our namespace can tell, and so shows this process.
+    pub(crate) fn lacks(&self, dead: u32) -> bool {
+        SHOWS_OUR_PIDS.load(Relaxed) && self.find(sys::process_id()).is_some() && self.find(dead).is_none()
     }
 
     fn record(&self, index: usize) -> Option<&[u8]> {

@@ -9,6 +9,7 @@
 
 use crate::lock::{Guard, Mutex};
 use crate::log::Text;
+use crate::nvml::{self, List};
 use crate::sys::{self, File};
 use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
 use aliquot_quota::region::{self, LOCK_BASE, REGION_LAYOUT_VERSION, Region, SLOT_COUNT, SlotState};
@@ -316,10 +317,10 @@ impl Share {
         let Some(region) = self.region() else { return (false, None) };
         let own = self.seat.lock().slot;
         let path = *self.region_path.lock();
-        let (mut file, mut came_back, mut wait) = (None, false, None);
+        let (mut file, mut list, mut came_back, mut wait) = (None, None, false, None);
+        let (now, here) = (sys::now_ms(), pid_namespace());
         for slot in (0..SLOT_COUNT).filter(|slot| Some(*slot) != own) {
             let state = region.load(Word::State(slot));
-            let now = sys::now_ms();
             match SlotState::of(state) {
                 Some(SlotState::Live) => {
                     if file.is_none() {
@@ -335,7 +336,13 @@ impl Share {
                 _ => continue,
             }
             let age = now.saturating_sub(ledger::dead_since(region, slot, now));
-            if age < DEATH_MS && region.load(Word::Charged(slot)) > 0 {
+            let held = region.load(Word::Charged(slot)) > 0;
+            let has_freed = |list: &mut Option<Option<List>>| {
+                let owner = region.slots.get(slot).filter(|owner| owner.pid_namespace.load(Relaxed) == here);
+                let list = list.get_or_insert_with(|| nvml::computing(&self.uuid()?)).as_ref();
+                owner.zip(list).is_some_and(|(owner, list)| list.lacks(owner.pid.load(Relaxed)))
+            };
+            if held && age < DEATH_MS && !has_freed(&mut list) {
                 wait = Some(wait.unwrap_or(u64::MAX).min(DEATH_MS - age));
                 continue;
             }

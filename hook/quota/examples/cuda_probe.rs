@@ -211,6 +211,7 @@ fn main() {
                 code.to_string()
             }
             ["destroy"] => driver.call("cuCtxDestroy_v2", &[contexts.pop().unwrap()]).to_string(),
+            ["sync"] => driver.call("cuStreamSynchronize", &[0]).to_string(),
             ["device", ordinal] => {
                 memory.borrow_mut().device = ordinal.parse().unwrap();
                 "0".to_owned()

@@ -3,13 +3,408 @@
 
 mod support;
 
-use support::{Bench, GIB, MIB};
+use aliquot_sim_node::{NodeSpec, ProcessView};
+use support::{Bench, GIB, Holder, MIB, answers};
+
+/// Finds by bisection the largest allocation of a family that a quota lets through.
+fn largest(quota: u64, family: &str, grain: &str) -> u64 {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, quota);
+    let answers = bench.run(&["init", "retain", &format!("bisect:{family}:{grain}"), "info"]);
+    assert_eq!(answers[..2], ["0", "0"]);
+    // Whatever was tried, nothing of it is left.
+    assert_eq!(answers[3], format!("0 {quota} {quota}"), "{family}");
+    assert_eq!(bench.charged("a").0, bench.charged("a").1);
+    answers[2].parse().unwrap()
+}
 
 #[test]
 fn linear_memory_is_limited_to_the_byte() {
+    assert_eq!(largest(GIB, "linear", "1"), GIB);
+}
+
+#[test]
+fn managed_memory_is_limited_to_the_byte() {
+    assert_eq!(largest(GIB, "managed", "1"), GIB);
+}
+
+#[test]
+fn pitched_memory_is_limited_to_the_row() {
+    assert_eq!(largest(GIB, "pitched", "4K"), GIB);
+}
+
+#[test]
+fn stream_ordered_memory_is_limited_to_the_byte() {
+    assert_eq!(largest(GIB, "async", "1"), GIB);
+    assert_eq!(largest(GIB, "async_ptsz", "1"), GIB);
+}
+
+#[test]
+fn physical_handles_are_limited_to_their_grain() {
+    assert_eq!(largest(GIB, "vmm", "2M"), GIB);
+    assert_eq!(largest(GIB, "mapped", "2M"), GIB);
+}
+
+#[test]
+fn arrays_are_limited_to_their_tile() {
+    assert_eq!(largest(GIB, "array", "64K"), GIB);
+}
+
+#[test]
+fn a_quota_that_is_no_multiple_of_what_the_driver_takes_is_never_exceeded() {
+    let odd = GIB + 3 * MIB + 17;
+    assert_eq!(largest(odd, "linear", "1"), GIB + 2 * MIB);
+    assert_eq!(largest(odd, "vmm", "2M"), GIB + 2 * MIB);
+    assert_eq!(largest(odd, "async", "1"), GIB + 2 * MIB);
+}
+
+#[test]
+fn small_allocations_fill_the_quota_as_the_driver_packs_them() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 16 * MIB);
+    // Each slab of 2 MiB holds 4096 pieces of 512 bytes.
+    let answers =
+        bench.run(&["init", "retain", "fill:linear:512", "free", "alloc:linear:512", "alloc:linear:512"]);
+    assert_eq!(answers[2..], ["32768 2", "0", "0", "2"]);
+    assert_eq!(bench.audit("a"), 0, "the driver packed as assumed");
+}
+
+#[test]
+fn out_of_memory_is_no_error_that_sticks() {
     let bench = Bench::new(["H100-80"]);
     bench.share("a", 0, GIB);
-    let answers = bench.run(&["init", "retain", "bisect:linear:1", "info"]);
-    assert_eq!(answers, ["0", "0", &GIB.to_string(), &format!("0 {GIB} {GIB}")]);
-    assert_eq!(bench.charged("a"), (0, 0));
+    let mut script = vec!["init", "retain"];
+    for _ in 0..50 {
+        script.extend([
+            "alloc:linear:700M",
+            "alloc:linear:400M",
+            "alloc:async:400M",
+            "alloc:vmm:400M",
+            "free",
+        ]);
+    }
+    script.extend(["alloc:linear:1G", "free", "info"]);
+    let answers = bench.run(&script);
+    for round in answers[2..252].chunks(5) {
+        assert_eq!(round, ["0", "2", "2", "2", "0"]);
+    }
+    assert_eq!(answers[252..], ["0", "0", &format!("0 {GIB} {GIB}")]);
+}
+
+#[test]
+fn all_families_draw_on_one_quota() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 100 * MIB);
+    let answers = bench.run(&[
+        "init",
+        "retain",
+        "alloc:linear:20M",
+        "alloc:vmm:20M",
+        "alloc:array:4M",
+        "alloc:async:32M",
+        "alloc:managed:20M",
+        "info",
+        "alloc:linear:6M",
+        "alloc:linear:4M",
+        "info",
+        "freeall",
+        "info",
+    ]);
+    let free = |bytes: u64| format!("0 {bytes} {}", 100 * MIB);
+    assert_eq!(answers[2..7], ["0"; 5]);
+    assert_eq!(answers[7], free(4 * MIB));
+    assert_eq!(answers[8..], ["2", "0", &free(0), "0", &free(100 * MIB)]);
+}
+
+#[test]
+fn memory_that_is_still_mapped_stays_charged_when_its_handle_is_released() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 64 * MIB);
+    let answers =
+        bench.run(&["init", "retain", "alloc:mapped:64M", "alloc:linear:2M", "free", "alloc:linear:64M"]);
+    assert_eq!(answers[2..], ["0", "2", "0", "0"]);
+}
+
+#[test]
+fn memory_may_be_freed_by_the_other_family() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 64 * MIB);
+    let script =
+        ["init", "retain", "alloc:linear:64M", "free_async", "alloc:async:64M", "free_sync", "sync", "info"];
+    let answers = bench.run(&script);
+    assert_eq!(answers[2..7], ["0"; 5]);
+    assert_eq!(answers[7], format!("0 {} {}", 64 * MIB, 64 * MIB));
+}
+
+#[test]
+fn queries_tell_the_tenants_own_truth() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let answers =
+        bench.run(&["init", "retain", "alloc:linear:256M", "info", "total", "nvml", "free", "info", "nvml"]);
+    let (quota, free) = (GIB, GIB - 256 * MIB);
+    assert_eq!(answers[3], format!("0 {free} {quota}"));
+    assert_eq!(answers[4], format!("0 {quota}"));
+    assert_eq!(answers[5], format!("0 {quota} {free} {}", 256 * MIB));
+    assert_eq!(answers[7], format!("0 {quota} {quota}"));
+    assert_eq!(answers[8], format!("0 {quota} {quota} 0"));
+}
+
+#[test]
+fn free_memory_is_never_more_than_the_device_has() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 79 * GIB);
+    let mut other = bench.unlimited(&support::built().probe);
+    let hog = Holder::start(other.args(["init", "retain", "alloc:linear:40G", "hold"]));
+    let answers = bench.run(&["init", "retain", "info", "alloc:linear:45G"]);
+    let free: u64 = answers[2].split(' ').nth(1).unwrap().parse().unwrap();
+    assert!(free < 40 * GIB, "{}", answers[2]);
+    assert_eq!(answers[3], "2", "the driver's own out of memory passes through");
+    assert_eq!(bench.charged("a"), (0, 0), "and leaves no charge");
+    hog.kill();
+}
+
+#[test]
+fn other_tenants_processes_are_invisible() {
+    for view in [ProcessView::Host, ProcessView::Own, ProcessView::Empty, ProcessView::NotAvailable] {
+        let bench = Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) });
+        bench.share("a", 0, 4 * GIB);
+        let mut other = bench.unlimited(&support::built().probe);
+        let stranger = Holder::start(other.args(["init", "retain", "hold"]));
+        let sibling = bench.hold(&["init", "retain"]);
+        let sibling_pid = u64::from(sibling.child.id());
+        let answer = bench.run(&["init", "retain", "processes"]).pop().unwrap();
+        let (listed, own) = answer.rsplit_once(' ').unwrap();
+        if view == ProcessView::Empty {
+            assert_eq!(listed, "[]");
+        } else {
+            let mut pids: Vec<u64> =
+                listed.trim_matches(['[', ']']).split(", ").map(|pid| pid.parse().unwrap()).collect();
+            let mut expected = vec![sibling_pid, own.parse().unwrap()];
+            pids.sort_unstable();
+            expected.sort_unstable();
+            assert_eq!(pids, expected, "{view:?}");
+        }
+        stranger.kill();
+        sibling.kill();
+    }
+}
+
+#[test]
+fn devices_without_a_share_are_not_limited() {
+    let bench = Bench::new(["H100-80", "H100-80"]);
+    bench.share("a", 1, GIB);
+    let answers = bench.run(&["init", "retain", "alloc:linear:10G", "device:1", "retain", "alloc:linear:2G"]);
+    assert_eq!(answers[2..], ["0", "0", "0", "2"]);
+}
+
+#[test]
+fn each_device_has_its_own_quota() {
+    let bench = Bench::new(["H100-80", "A100-40"]);
+    bench.share("b", 0, 2 * GIB);
+    bench.share("a", 1, GIB);
+    let answers = bench.run(&[
+        "init",
+        "retain",
+        "total",
+        "bisect:linear:2M",
+        "device:1",
+        "retain",
+        "total",
+        "bisect:linear:2M",
+    ]);
+    assert_eq!(answers[2..4], [format!("0 {}", 2 * GIB), (2 * GIB).to_string()]);
+    assert_eq!(answers[6..8], [format!("0 {GIB}"), GIB.to_string()]);
+}
+
+#[test]
+fn two_shares_of_one_gpu_add_up() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    bench.share("b", 0, 512 * MIB);
+    let answers = bench.run(&["init", "retain", "bisect:linear:1", "alloc:linear:1200M", "info", "free"]);
+    assert_eq!(answers[2], (GIB + 512 * MIB).to_string());
+    assert_eq!(answers[4], format!("0 {} {}", 336 * MIB, GIB + 512 * MIB));
+    assert_eq!((bench.charged("a"), bench.charged("b")), ((0, 0), (0, 0)));
+}
+
+#[test]
+fn a_quota_of_zero_bytes_sets_no_limit_and_is_still_counted() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 0);
+    let holder = bench.hold(&["init", "retain", "alloc:linear:40G"]);
+    assert_eq!(holder.before[2], "0");
+    assert_eq!(bench.charged("a"), (40 * GIB, 40 * GIB));
+    holder.finish();
+}
+
+#[test]
+fn the_end_of_a_context_releases_what_was_in_it() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let full = format!("0 {GIB} {GIB}");
+    let answers = bench.run(&[
+        "init",
+        "ctx",
+        "alloc:linear:500M",
+        "alloc:array:64M",
+        "ctx",
+        "alloc:linear:400M",
+        "destroy",
+        "info",
+        "destroy",
+        "retain",
+        "info",
+        "alloc:linear:1G",
+        "reset",
+        "retain",
+        "info",
+        "alloc:linear:1G",
+        "release",
+        "release",
+        "retain",
+        "info",
+    ]);
+    assert_eq!(answers[1..7], ["0"; 6]);
+    assert_eq!(answers[8..11], ["0", "0", &full]);
+    assert_eq!(answers[11..15], ["0", "0", "0", &full], "reset");
+    // The reset kept the two references.
+    assert_eq!(answers[15..], ["0", "0", "0", "0", &full], "release");
+}
+
+#[test]
+fn a_context_is_charged_what_it_takes() {
+    let context = 528 * MIB;
+    for (view, variant) in [
+        (ProcessView::Host, "context_mib=528"),
+        (ProcessView::Own, "context_mib=528"),
+        // Not measurable: taken from the size of the GPU, which the simulated board agrees with.
+        (ProcessView::Empty, ""),
+        (ProcessView::NotAvailable, ""),
+    ] {
+        let bench =
+            Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) }).driver(variant);
+        bench.share("a", 0, 2 * GIB);
+        let answers = bench.run(&["init", "retain", "info", "bisect:linear:1"]);
+        let left = 2 * GIB - context;
+        assert_eq!(answers[2..], [format!("0 {left} {}", 2 * GIB), left.to_string()], "{view:?}");
+    }
+}
+
+#[test]
+fn a_context_that_does_not_fit_is_not_made() {
+    let bench = Bench::new(["H100-80"]).driver("context_mib=400");
+    bench.share("a", 0, GIB);
+    // The first one is measured, so that the next process knows beforehand.
+    let first = bench.hold(&["init", "retain"]);
+    let second = bench.hold(&["init", "ctx"]);
+    assert_eq!((first.before[1].as_str(), second.before[1].as_str()), ("0", "0"));
+    let used = bench.used(0);
+    let answers = bench.run(&["init", "retain", "ctx"]);
+    assert_eq!(answers, ["0", "2", "2"]);
+    assert_eq!(bench.used(0), used);
+    assert_eq!(bench.charged("a").0, 800 * MIB);
+    first.kill();
+    second.kill();
+    let bench = Bench::new(["H100-80"]).driver("context_mib=400");
+    bench.share("a", 0, 300 * MIB);
+    let holder = bench.hold(&["init", "retain", "ctx"]);
+    assert_eq!(holder.before, ["0", "2", "2"], "nor one that is only measured afterwards");
+    assert_eq!((bench.used(0), bench.charged("a")), (0, (0, 0)));
+    holder.finish();
+}
+
+#[test]
+fn two_processes_share_one_quota() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let first = bench.hold(&["init", "retain", "alloc:linear:600M"]);
+    let second = bench.hold(&["init", "retain", "alloc:linear:600M", "alloc:linear:400M", "info"]);
+    assert_eq!(second.before[2..4], ["2", "0"]);
+    assert_eq!(second.before[4], format!("0 {} {GIB}", 24 * MIB));
+    assert_eq!(bench.charged("a"), (1000 * MIB, 1000 * MIB));
+    assert_eq!(bench.used(0), 1000 * MIB);
+    first.finish();
+    second.finish();
+}
+
+#[test]
+fn a_lowered_quota_applies_to_running_programs() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let mut program =
+        bench.probe(&["init", "retain", "alloc:linear:600M", "hold", "alloc:linear:10M", "total", "free"]);
+    program.args(["alloc:linear:500M"]);
+    let holder = Holder::start(&mut program);
+    let mut quota = bench.quota("a");
+    quota.memory_bytes = 500 * MIB;
+    bench.write_quota("a", &quota);
+    std::thread::sleep(std::time::Duration::from_millis(1000));
+    assert_eq!(holder.finish(), ["2", &format!("0 {}", 500 * MIB), "0", "0"]);
+}
+
+#[test]
+fn a_quota_that_becomes_unreadable_keeps_the_last_limit() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let mut program = bench.probe(&["init", "retain", "hold", "alloc:linear:2G", "alloc:linear:1G"]);
+    let holder = Holder::start(&mut program);
+    bench.write_quota_bytes("a", b"garbage");
+    std::thread::sleep(std::time::Duration::from_millis(1000));
+    assert_eq!(holder.finish(), ["2", "0"]);
+}
+
+#[test]
+fn the_environment_can_only_lower_a_limit() {
+    let bench = Bench::new(["H100-80", "H100-80"]);
+    bench.share("a", 0, GIB);
+    bench.share("b", 1, GIB);
+    let totals = |variables: &[(&str, &str)]| {
+        let mut program = bench.probe(&["init", "total", "device:1", "total"]);
+        program.envs(variables.iter().copied());
+        let answers = answers(program);
+        [answers[1].clone(), answers[3].clone()]
+            .map(|text| text.strip_prefix("0 ").unwrap().parse::<u64>().unwrap())
+    };
+    const ALL: &str = "CUDA_DEVICE_MEMORY_LIMIT";
+    const SECOND: &str = "CUDA_DEVICE_MEMORY_LIMIT_1";
+    assert_eq!(totals(&[(ALL, "100m")]), [100 * MIB; 2]);
+    assert_eq!(totals(&[(SECOND, "100m")]), [GIB, 100 * MIB]);
+    assert_eq!(totals(&[(ALL, "200m"), (SECOND, "300m")]), [200 * MIB, 300 * MIB]);
+    assert_eq!(totals(&[(ALL, "10g"), (SECOND, "0")]), [GIB, GIB]);
+    assert_eq!(totals(&[(ALL, "")]), [GIB, GIB]);
+    // The index is the device's place in the claim, whatever CUDA is told to show.
+    assert_eq!(totals(&[(SECOND, "100m"), ("CUDA_VISIBLE_DEVICES", "1,0")]), [100 * MIB, GIB]);
+}
+
+#[test]
+fn every_way_to_find_a_function_is_limited() {
+    for resolve in ["dlsym", "dlvsym", "default", "next", "resolver"] {
+        for variant in ["context_mib=0", "context_mib=0,resolver=alias"] {
+            let bench = Bench::new(["H100-80"]).driver(variant);
+            bench.share("a", 0, GIB);
+            for family in ["linear", "managed", "async", "async_ptsz", "vmm", "array"] {
+                let mut program = bench.probe(&["init", "retain", "total"]);
+                program.args([format!("alloc:{family}:1026M"), format!("alloc:{family}:1G")]);
+                program.env("PROBE_RESOLVE", resolve);
+                let expected = ["0", "0", &format!("0 {GIB}"), "2", "0"];
+                assert_eq!(answers(program), expected, "{resolve} {variant} {family}");
+            }
+        }
+    }
+}
+
+#[test]
+fn other_drivers_pack_differently_and_stay_within_the_quota() {
+    for variant in ["slab_kib=4096", "slab_kib=128", "small_kib=0", "small_kib=2048", "pool_chunk_kib=2048"] {
+        let bench = Bench::new(["H100-80"]).driver(&format!("context_mib=0,{variant}"));
+        bench.share("a", 0, 64 * MIB);
+        for family in ["linear:100K", "linear:700K", "linear:3M", "async:100K", "async:5M"] {
+            let holder = bench.hold(&["init", "retain", &format!("fill:{family}")]);
+            let used = bench.used(0);
+            assert!(used <= 64 * MIB, "{variant} {family}: {used} bytes used");
+            assert!(used > 0 && holder.before[2].ends_with(" 2"), "{variant} {family}: {:?}", holder.before);
+            holder.finish();
+        }
+    }
 }
