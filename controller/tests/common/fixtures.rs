@@ -1,0 +1,266 @@
+//! Objects as a cluster with our nodes has them. Slices come from the model's own layout.
+#![allow(dead_code, unreachable_pub, reason = "each user takes a part")]
+
+use aliquot_model::layout::{
+    AllocatorMode, Attribute, Capacity, CapacityPolicy, Device, GpuState, Options, ServerFeatures, Slice,
+    publish,
+};
+use aliquot_model::{
+    Architecture, Engines, GpuInfo, GpuUuid, MigCapability, MigProfile, Placement, ProfileName, names,
+};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+pub const DRIVER: &str = names::DEFAULT_DRIVER;
+const GIB: u64 = 1 << 30;
+
+/// An object from JSON.
+pub fn object<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).expect("a well-formed object")
+}
+
+fn profile(name: &str, id: u32, gib: u64, sms: u32, size: u32, starts: &[u32], media: u32) -> MigProfile {
+    MigProfile {
+        name: ProfileName::new(name),
+        id,
+        nvml_profile: id,
+        memory_bytes: gib * GIB,
+        multiprocessors: sms,
+        compute_slices: size.min(7),
+        engines: Engines { copy: size, decoders: size, encoders: 0, jpeg: media, ofa: media },
+        max_instances: u32::try_from(starts.len()).expect("few"),
+        placements: starts.iter().map(|start| Placement::new(*start, size)).collect(),
+    }
+}
+
+/// An H100 with its 25 placements.
+pub fn h100(node: &str, minor: u32) -> GpuInfo {
+    let seed = node.bytes().fold(7u32, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
+    let mut with_media = profile("1g.10gb+me", 20, 10, 16, 1, &[0, 1, 2, 3, 4, 5, 6], 1);
+    with_media.max_instances = 1;
+    GpuInfo {
+        minor,
+        index: minor,
+        uuid: GpuUuid::parse(&format!("GPU-{seed:08x}-{minor:04x}")).expect("a UUID"),
+        product_name: "NVIDIA H100 80GB HBM3".to_owned(),
+        brand: "Nvidia".to_owned(),
+        architecture: Architecture::Hopper,
+        compute_capability: (9, 0),
+        driver_version: "570.86.15".to_owned(),
+        cuda_driver_version: (12, 8),
+        memory_bytes: 80 * GIB,
+        multiprocessors: 132,
+        pci_bus_id: Some(format!("0000:{:02x}:00.0", 16 + minor)),
+        pcie_root: Some(format!("pci0000:{:02x}", minor / 2)),
+        numa_node: Some(minor / 4),
+        mig: MigCapability::Supported {
+            enabled: false,
+            pending: false,
+            needs_reset: false,
+            profiles: vec![
+                profile("1g.10gb", 19, 10, 16, 1, &[0, 1, 2, 3, 4, 5, 6], 0),
+                with_media,
+                profile("1g.20gb", 15, 20, 16, 2, &[0, 2, 4, 6], 0),
+                profile("2g.20gb", 14, 20, 32, 2, &[0, 2, 4], 0),
+                profile("3g.40gb", 9, 40, 60, 4, &[0, 4], 0),
+                profile("4g.40gb", 5, 40, 64, 4, &[0], 0),
+                profile("7g.80gb", 0, 80, 132, 8, &[0], 1),
+            ],
+        },
+    }
+}
+
+/// The slices of a node with so many H100s, as the node's agent publishes them.
+pub fn slices(node: &str, gpus: u32, mode: AllocatorMode, generation: i64) -> Vec<ResourceSlice> {
+    let gpus: Vec<GpuState> = (0..gpus)
+        .map(|minor| GpuState { info: h100(node, minor), live: Vec::new(), held: Vec::new() })
+        .collect();
+    slices_of(node, &gpus, mode, generation)
+}
+
+/// The slices of a node with these GPUs.
+pub fn slices_of(node: &str, gpus: &[GpuState], mode: AllocatorMode, generation: i64) -> Vec<ResourceSlice> {
+    let options = Options { driver: DRIVER.to_owned(), mode, slots: 10 };
+    let layout = publish(gpus, ServerFeatures::all_of_minor(36), &options);
+    let count = layout.len();
+    layout
+        .into_iter()
+        .enumerate()
+        .map(|(position, slice)| object(slice_json(node, position, count, generation, &slice)))
+        .collect()
+}
+
+fn slice_json(node: &str, position: usize, count: usize, generation: i64, slice: &Slice) -> Value {
+    let mut spec = json!({
+        "driver": DRIVER,
+        "nodeName": node,
+        "pool": {"name": names::pool_name(DRIVER, node), "generation": generation, "resourceSliceCount": count},
+    });
+    if !slice.counter_sets.is_empty() {
+        let sets: Vec<Value> = slice
+            .counter_sets
+            .iter()
+            .map(|set| json!({"name": set.name, "counters": counters(set.counters.iter())}))
+            .collect();
+        spec["sharedCounters"] = json!(sets);
+    }
+    if !slice.devices.is_empty() {
+        spec["devices"] = slice.devices.iter().map(device_json).collect();
+    }
+    json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": format!("{position:03}-{DRIVER}-{node}")},
+        "spec": spec,
+    })
+}
+
+fn counters<'a>(counters: impl Iterator<Item = (&'a String, &'a u64)>) -> Value {
+    counters.map(|(name, value)| (name.clone(), json!({"value": value.to_string()}))).collect()
+}
+
+fn device_json(device: &Device) -> Value {
+    let attributes: Value = device
+        .attributes
+        .iter()
+        .map(|(name, value)| {
+            let value = match value {
+                Attribute::Text(text) => json!({"string": text}),
+                Attribute::Int(int) => json!({"int": int}),
+                Attribute::Bool(bool) => json!({"bool": bool}),
+                Attribute::Version(version) => json!({"version": version}),
+            };
+            (name.clone(), value)
+        })
+        .collect();
+    let capacity: Value =
+        device.capacity.iter().map(|(name, capacity)| (name.clone(), capacity_json(capacity))).collect();
+    let mut object = json!({"name": device.name.to_string(), "attributes": attributes, "capacity": capacity});
+    if let Some(consumes) = &device.consumes {
+        let set = format!("gpu-{}", device.name.minor());
+        object["consumesCounters"] = json!([{"counterSet": set, "counters": counters(consumes.iter())}]);
+    }
+    if !device.taints.is_empty() {
+        let taints: Vec<Value> = device
+            .taints
+            .iter()
+            .map(|taint| json!({"key": taint.key, "value": taint.value, "effect": "NoSchedule"}))
+            .collect();
+        object["taints"] = json!(taints);
+    }
+    if device.allow_multiple_allocations {
+        object["allowMultipleAllocations"] = json!(true);
+    }
+    object
+}
+
+fn capacity_json(capacity: &Capacity) -> Value {
+    let mut object = json!({"value": capacity.value.to_string()});
+    match &capacity.policy {
+        None => {}
+        Some(CapacityPolicy::Range { default, min, max, step }) => {
+            object["requestPolicy"] = json!({
+                "default": default.to_string(),
+                "validRange": {"min": min.to_string(), "max": max.to_string(), "step": step.to_string()},
+            });
+        }
+        Some(CapacityPolicy::Values { default, values }) => {
+            let values: Vec<String> = values.iter().map(ToString::to_string).collect();
+            object["requestPolicy"] = json!({"default": default.to_string(), "validValues": values});
+        }
+    }
+    object
+}
+
+/// The DeviceClasses of the chart.
+pub fn classes() -> Vec<DeviceClass> {
+    [("gpu", "gpu"), ("mig", "mig"), ("share", "share"), ("admin", "admin")]
+        .into_iter()
+        .map(|(name, kind)| {
+            class(
+                &format!("{name}.aliquot.dev"),
+                &format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}""#),
+            )
+        })
+        .collect()
+}
+
+/// A DeviceClass with one selector.
+pub fn class(name: &str, expression: &str) -> DeviceClass {
+    object(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": name},
+        "spec": {"selectors": [{"cel": {"expression": expression}}]},
+    }))
+}
+
+/// A node with room for everything.
+pub fn node(name: &str) -> Node {
+    object(json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
+        "status": {
+            "allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }))
+}
+
+/// A request for so many devices of a class.
+pub fn request(name: &str, class: &str, count: u32) -> Value {
+    json!({"name": name, "exactly": {"deviceClassName": class, "allocationMode": "ExactCount", "count": count}})
+}
+
+/// A request for a partition by profile.
+pub fn partition(name: &str, profile: &str) -> Value {
+    let expression = format!(r#"device.attributes["{DRIVER}"].profile == "{profile}""#);
+    let mut request = request(name, "mig.aliquot.dev", 1);
+    request["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    request
+}
+
+/// A request for a share.
+pub fn share(name: &str, memory: &str, cores: &str) -> Value {
+    let mut request = request(name, "share.aliquot.dev", 1);
+    request["exactly"]["capacity"] = json!({"requests": {"memory": memory, "cores": cores}});
+    request
+}
+
+/// A claim's spec.
+pub fn spec(requests: &[Value]) -> Value {
+    json!({"devices": {"requests": requests}})
+}
+
+/// A claim.
+pub fn claim(name: &str, spec: &Value) -> ResourceClaim {
+    object(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": spec,
+    }))
+}
+
+/// A gated pod that uses these claims.
+pub fn pod(name: &str, claims: &[&str]) -> Pod {
+    let claims: Vec<Value> =
+        claims.iter().map(|claim| json!({"name": claim, "resourceClaimName": claim})).collect();
+    object(json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "containers": [{
+                "name": "main",
+                "image": "example.com/image",
+                "resources": {"requests": {"cpu": "1", "memory": "1Gi"}},
+            }],
+            "resourceClaims": claims,
+            "schedulingGates": [{"name": names::SCHEDULING_GATE}],
+        },
+    }))
+}

@@ -1,0 +1,209 @@
+//! A cluster in the process: the embedded control plane, nodes that publish, and controllers.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+
+pub mod fixtures;
+
+use aliquot_control_plane::{Controllers, Handle, Options, PodDeletion, serve};
+use aliquot_controller::args::Args;
+use aliquot_controller::metrics::Metrics;
+use aliquot_model::layout::AllocatorMode;
+use clap::Parser;
+use fixtures::DRIVER;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::api::{DeleteParams, PostParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, ResourceExt};
+use serde_json::Value;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// A control plane with a client.
+pub struct Cluster {
+    pub handle: Handle,
+    pub client: Client,
+}
+
+/// A controller that runs.
+pub struct Running {
+    pub metrics: Arc<Metrics>,
+    pub stop: CancellationToken,
+    pub task: JoinHandle<()>,
+}
+
+impl Running {
+    /// Ends it as SIGTERM would.
+    pub async fn terminate(self) {
+        self.stop.cancel();
+        self.task.await.expect("no panic");
+    }
+}
+
+pub async fn client(handle: &Handle, user: &str) -> Client {
+    let kubeconfig = Kubeconfig::from_yaml(&handle.kubeconfig(user)).expect("a kubeconfig");
+    let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+        .await
+        .expect("a configuration");
+    config.default_retry = false;
+    Client::try_from(config).expect("a client")
+}
+
+impl Cluster {
+    /// A cluster with the chart's classes and without nodes.
+    pub async fn start() -> Self {
+        Self::start_with(Controllers::ALL).await
+    }
+
+    pub async fn start_with(controllers: Controllers) -> Self {
+        let options = Options { controllers, pod_deletion: PodDeletion::Immediate, ..Options::default() };
+        let handle = serve(options).await.expect("a control plane");
+        let client = client(&handle, "admin").await;
+        let cluster = Self { handle, client };
+        for class in fixtures::classes() {
+            cluster.create_global(&class).await;
+        }
+        cluster
+    }
+
+    pub async fn create_global<K>(&self, object: &K) -> K
+    where
+        K: kube::Resource<DynamicType = ()>
+            + Clone
+            + serde::Serialize
+            + serde::de::DeserializeOwned
+            + std::fmt::Debug,
+    {
+        Api::<K>::all(self.client.clone()).create(&PostParams::default(), object).await.expect("created")
+    }
+
+    pub async fn create<K>(&self, object: &K) -> K
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>
+            + Clone
+            + serde::Serialize
+            + serde::de::DeserializeOwned
+            + std::fmt::Debug,
+    {
+        let namespace = object.namespace().unwrap_or_else(|| "default".to_owned());
+        Api::<K>::namespaced(self.client.clone(), &namespace)
+            .create(&PostParams::default(), object)
+            .await
+            .expect("created")
+    }
+
+    /// Adds a node with so many H100s in controller mode.
+    pub async fn add_node(&self, name: &str, gpus: u32) {
+        self.add_node_in(name, gpus, AllocatorMode::Controller).await;
+    }
+
+    pub async fn add_node_in(&self, name: &str, gpus: u32, mode: AllocatorMode) {
+        self.create_global::<Node>(&fixtures::node(name)).await;
+        self.publish(name, gpus, mode, 1).await;
+    }
+
+    /// Publishes a node's devices anew, as its agent does.
+    pub async fn publish(&self, name: &str, gpus: u32, mode: AllocatorMode, generation: i64) {
+        let api: Api<ResourceSlice> = Api::all(self.client.clone());
+        for slice in fixtures::slices(name, gpus, mode, generation) {
+            match api.get_opt(&slice.name_any()).await.expect("read") {
+                Some(present) => {
+                    let mut slice = slice;
+                    slice.metadata.resource_version = present.metadata.resource_version;
+                    api.replace(&slice.name_any(), &PostParams::default(), &slice).await.expect("replaced");
+                }
+                None => {
+                    api.create(&PostParams::default(), &slice).await.expect("created");
+                }
+            }
+        }
+    }
+
+    pub async fn claim(&self, name: &str, requests: &[Value]) -> ResourceClaim {
+        self.create(&fixtures::claim(name, &fixtures::spec(requests))).await
+    }
+
+    pub async fn pod(&self, name: &str, claims: &[&str]) -> Pod {
+        self.create(&fixtures::pod(name, claims)).await
+    }
+
+    pub async fn delete_pod(&self, name: &str) {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), "default");
+        api.delete(name, &DeleteParams::default().grace_period(0)).await.expect("deleted");
+    }
+
+    pub async fn get_claim(&self, name: &str) -> ResourceClaim {
+        Api::namespaced(self.client.clone(), "default").get(name).await.expect("a claim")
+    }
+
+    pub async fn get_pod(&self, name: &str) -> Option<Pod> {
+        Api::namespaced(self.client.clone(), "default").get_opt(name).await.expect("readable")
+    }
+
+    /// Waits until a pod is bound; the node.
+    pub async fn bound(&self, name: &str) -> String {
+        eventually(&format!("pod {name} is bound"), async || {
+            let pod = self.get_pod(name).await?;
+            pod.spec?.node_name.filter(|node| !node.is_empty())
+        })
+        .await
+    }
+
+    /// The devices that a claim has.
+    pub async fn devices(&self, claim: &str) -> Vec<String> {
+        let claim = self.get_claim(claim).await;
+        claim
+            .status
+            .and_then(|status| status.allocation)
+            .and_then(|allocation| allocation.devices)
+            .and_then(|devices| devices.results)
+            .unwrap_or_default()
+            .into_iter()
+            .map(|result| format!("{}/{}", result.pool.rsplit('/').next().unwrap_or_default(), result.device))
+            .collect()
+    }
+
+    /// Starts a controller under a user and identity of this name.
+    pub async fn controller(&self, identity: &str, more: &[&str]) -> Running {
+        let client = client(&self.handle, identity).await;
+        let mut words = vec![
+            "aliquot-controller",
+            "--driver-name",
+            DRIVER,
+            "--namespace",
+            "default",
+            "--identity",
+            identity,
+            "--lease-duration",
+            "3s",
+            "--webhook-addr",
+            "off",
+        ];
+        words.extend_from_slice(more);
+        let args = Args::parse_from(words);
+        let metrics = Arc::new(Metrics::new());
+        let stop = CancellationToken::new();
+        let (task_metrics, task_stop) = (metrics.clone(), stop.clone());
+        let task = tokio::spawn(async move {
+            aliquot_controller::run::elect(client, &args, task_metrics, task_stop).await;
+        });
+        Running { metrics, stop, task }
+    }
+
+    /// Every claim that is allocated, as the API has it now.
+    pub async fn all_classes(&self) -> Vec<DeviceClass> {
+        Api::<DeviceClass>::all(self.client.clone()).list(&Default::default()).await.expect("listed").items
+    }
+}
+
+/// Waits until something holds; fails after a time that no machine should need.
+pub async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
+    for _ in 0..3000 {
+        if let Some(found) = check().await {
+            return found;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never happened: {what}");
+}
