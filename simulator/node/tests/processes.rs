@@ -164,6 +164,18 @@ fn a_forked_child_has_an_account_of_its_own() {
 }
 
 #[test]
+fn a_program_that_replaces_itself_starts_with_nothing() {
+    let (dir, node) = node("A30");
+    let mut other = Other::start(dir.path());
+    other.ask(&format!("charge {GIB}"));
+    assert_eq!(other.ask("exec"), "again");
+    assert_eq!(used(&node), 0, "same pid, other program");
+    assert_eq!(other.ask("charge 5"), "ok");
+    assert_eq!(used(&node), 5);
+    assert_eq!(node.processes(0).unwrap()[0].visible_pid, Some(other.pid()));
+}
+
+#[test]
 fn shared_memory_outlives_its_exporter() {
     let (dir, node) = node("A30");
     let mut exporter = Other::start(dir.path());

@@ -7,6 +7,8 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use aliquot_sim_node::{Node, NodeError, Pool};
 
 const NODE: &str = "ALIQUOT_SIM_TEST_NODE";
+/// Set where a process takes the place of one that was asked something.
+const GREET: &str = "ALIQUOT_SIM_TEST_GREET";
 /// What a process says before each answer, to tell it from the test runner's own lines.
 const MARK: &str = "sim> ";
 
@@ -93,6 +95,9 @@ pub(crate) fn play() {
     let Some(dir) = std::env::var_os(NODE) else { return };
     let node = Node::open(Path::new(&dir)).unwrap();
     println!();
+    if std::env::var_os(GREET).is_some() {
+        println!("{MARK}again");
+    }
     for line in std::io::stdin().lines() {
         let line = line.unwrap();
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -126,6 +131,14 @@ pub(crate) fn play() {
                     node.release(Pool::whole(0), number(2)).unwrap();
                 }
                 "ok".to_owned()
+            }
+            "exec" => {
+                use std::os::unix::process::CommandExt;
+                let error = Command::new(std::env::current_exe().unwrap())
+                    .args(std::env::args().skip(1))
+                    .env(GREET, "1")
+                    .exec();
+                error.to_string()
             }
             "fork" => fork_and_charge(&node, number(1)),
             other => panic!("no command {other}"),
