@@ -289,7 +289,8 @@ write_commands() {
 # cluster.env: what tests and people need to know, in shell syntax, one NAME='value'
 # a line, so that other programs can read it too.
 write_env() {
-    local name
+    local name value minor=${version#v}
+    minor=${minor%.*}
     ln -sfn "$CLUSTER_STATE/keys/admin.kubeconfig" "$CLUSTER_STATE/kubeconfig"
     {
         while IFS='=' read -r name value; do
@@ -297,7 +298,7 @@ write_env() {
         done <<END
 KUBECONFIG=$CLUSTER_STATE/kubeconfig
 KUBERNETES_VERSION=$version
-K8S_MINOR=${version%.*}
+K8S_MINOR=$minor
 CLUSTER_DIR=$cluster_dir
 CLUSTER_STATE=$CLUSTER_STATE
 CLUSTER_BIN=$bins
@@ -320,5 +321,4 @@ PAUSE_IMAGE=$PAUSE_IMAGE
 TOOLS_IMAGE=aliquot.local/tools:1
 END
     } >"$CLUSTER_STATE/cluster.env"
-    sed -i "s/^K8S_MINOR='v/K8S_MINOR='/" "$CLUSTER_STATE/cluster.env"
 }

@@ -45,9 +45,7 @@ started_at=$EPOCHREALTIME
 # One cluster a machine: its addresses, cgroup and run directory are fixed.
 lock_cluster() {
     exec 9>/run/aliquot-cluster.lock
-    if ! flock -w "${1:-600}" 9; then
-        fail "another up or down of the cluster has held /run/aliquot-cluster.lock for ${1:-600} s"
-    fi
+    flock -w 600 9 || fail "another up or down of the cluster has held /run/aliquot-cluster.lock for 600 s"
 }
 
 # 0 when the machine can run the cluster at all; else says why, and 1.

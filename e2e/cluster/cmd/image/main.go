@@ -172,21 +172,21 @@ func qualifyName(name string) (string, error) {
 	if name == "" {
 		return "", errors.New("--name is missing")
 	}
-	if strings.ToLower(name[:strings.LastIndexByte(name, ':')+1]) != name[:strings.LastIndexByte(name, ':')+1] ||
-		strings.ContainsAny(name, " @") {
-		return "", fmt.Errorf("--name %s: must be lower case, without spaces and digest", name)
+	path, tag := name, "latest"
+	if colon := strings.LastIndexByte(name, ':'); colon > strings.LastIndexByte(name, '/') {
+		path, tag = name[:colon], name[colon+1:]
 	}
-	first, rest, slash := strings.Cut(name, "/")
+	if path == "" || tag == "" || strings.ContainsAny(name, " @") || path != strings.ToLower(path) {
+		return "", fmt.Errorf("--name %s: must be [registry/]path[:tag], the path in lower case, no digest", name)
+	}
+	first, rest, slash := strings.Cut(path, "/")
 	switch {
 	case !slash:
-		name = "docker.io/library/" + name
+		path = "docker.io/library/" + path
 	case !strings.ContainsAny(first, ".:") && first != "localhost":
-		name = "docker.io/" + first + "/" + rest
+		path = "docker.io/" + first + "/" + rest
 	}
-	if !strings.Contains(name[strings.LastIndexByte(name, '/'):], ":") {
-		name += ":latest"
-	}
-	return name, nil
+	return path + ":" + tag, nil
 }
 
 func parsePairs(what string, pairs []string) (map[string]string, error) {
