@@ -19,6 +19,31 @@ save_sysctls() {
     done >"$CLUSTER_STATE/sysctls"
 }
 
+# Whether a directory is a mount point that passes its mounts on to no other
+# mount namespace, as all are where no systemd runs.
+is_private_mount() {
+    local line peers
+    # The fifth field is the mount point, those from the seventh to "-" its peer groups.
+    while read -ra line; do
+        [[ ${line[4]} == "$1" ]] || continue
+        peers=" ${line[*]:6}"
+        [[ ${peers%% - *} != *" shared:"* && ${peers%% - *} != *" master:"* ]]
+        return
+    done </proc/self/mountinfo
+    return 1
+}
+
+# A volume with mount propagation can only be taken from a shared mount. `down`
+# makes what was private so again.
+share_mounts() {
+    local point
+    for point in / /dev /etc /home /opt /proc /run /sys /tmp /usr /var /var/lib; do
+        if is_private_mount "$point" && mount --make-shared "$point"; then
+            echo "$point" >>"$CLUSTER_STATE/private-mounts"
+        fi
+    done
+}
+
 configure_network() {
     # An address that exists on this machine only, for the node and the API
     # server: pods can reach it, which they could not a loopback address.
