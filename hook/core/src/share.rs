@@ -162,7 +162,7 @@ impl Share {
         // SAFETY: just mapped, whole, and not undone unless no slot is found.
         let region = unsafe { &*mapped };
         let fd = file.into_raw();
-        let found = (0..SLOT_COUNT).find_map(|slot| {
+        let take = |slot: usize| {
             if SlotState::of(region.load(Word::State(slot))) != Some(SlotState::Free)
                 || sys::lock_byte(fd, LOCK_BASE + slot as u64).is_err()
             {
@@ -182,6 +182,11 @@ impl Share {
                     None
                 }
             }
+        };
+        let found = (0..SLOT_COUNT).find_map(take).or_else(|| {
+            // All taken, perhaps by the dead.
+            self.reap_in(region, None);
+            (0..SLOT_COUNT).find_map(take)
         });
         drop(File::from_raw(fd));
         let Some((slot, state)) = found else {
@@ -314,8 +319,16 @@ impl Share {
     /// Looks for dead processes and takes their bytes back once the driver has had time to free them. Tells
     /// whether bytes came back, and after how many milliseconds more will.
     pub(crate) fn reap(&self) -> (bool, Option<u64>) {
-        let Some(region) = self.region() else { return (false, None) };
-        let own = self.seat.lock().slot;
+        match self.region() {
+            Some(region) => {
+                let own = self.seat.lock().slot;
+                self.reap_in(region, own)
+            }
+            None => (false, None),
+        }
+    }
+
+    fn reap_in(&self, region: &Region, own: Option<usize>) -> (bool, Option<u64>) {
         let path = *self.region_path.lock();
         let (mut file, mut list, mut came_back, mut wait) = (None, None, false, None);
         let (now, here) = (sys::now_ms(), pid_namespace());

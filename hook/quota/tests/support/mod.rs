@@ -54,13 +54,14 @@ pub fn built() -> &'static Built {
         });
         let driver = std::env::var_os("ALIQUOT_DRIVER_DIR").map(PathBuf::from).unwrap_or_else(|| {
             cargo(&["build", "--quiet", "-p", "aliquot-sim-cuda", "-p", "aliquot-sim-nvml"]);
-            let folder = tempfile::Builder::new().prefix("driver").tempdir_in(env!("CARGO_TARGET_TMPDIR"));
-            let folder = folder.expect("a folder").keep();
+            // Under the names that programs open.
+            let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("limiter-driver");
+            std::fs::create_dir_all(&folder).unwrap();
             for (built, installed) in
                 [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")]
             {
-                std::fs::copy(target.join("debug").join(built), folder.join(installed))
-                    .expect("the driver is built");
+                let _ = std::os::unix::fs::symlink(target.join("debug").join(built), folder.join(installed));
+                assert!(folder.join(installed).exists(), "cargo has built {built}");
             }
             folder
         });

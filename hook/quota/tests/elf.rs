@@ -1,0 +1,190 @@
+//! What the limiter's two files are as ELF files. A wrong import here would end every program of a container
+//! before its first instruction, so the gates are on the built files and not on the sources.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod support;
+#[path = "../../core/src/table.rs"]
+#[allow(dead_code, unused_imports, unreachable_pub, reason = "shared with the limiter's two files")]
+mod table;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// The parts of an ELF file that matter to the loader.
+struct Elf {
+    size: usize,
+    bytes: Vec<u8>,
+    /// (tag, value) of the dynamic section.
+    dynamic: Vec<(u64, u64)>,
+    /// Kinds of program headers.
+    segments: Vec<u32>,
+    symbols: Vec<Symbol>,
+}
+
+struct Symbol {
+    name: String,
+    defined: bool,
+    version: Option<String>,
+}
+
+impl Elf {
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        assert_eq!(&bytes[..5], b"\x7fELF\x02", "{}: 64-bit ELF", path.display());
+        let (u16_at, u32_at, u64_at) = (
+            |at: usize| u16::from_le_bytes(bytes[at..at + 2].try_into().unwrap()),
+            |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap()),
+            |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap()),
+        );
+        let headers: Vec<(u32, u64, u64, u64)> = (0..usize::from(u16_at(56)))
+            .map(|i| u64_at(32) as usize + i * usize::from(u16_at(54)))
+            .map(|at| (u32_at(at), u64_at(at + 8), u64_at(at + 16), u64_at(at + 32)))
+            .collect();
+        let offset = |address: u64| {
+            let (_, offset, start, _) = headers
+                .iter()
+                .find(|(kind, _, start, size)| *kind == 1 && (*start..start + size).contains(&address))
+                .unwrap();
+            (address - start + offset) as usize
+        };
+        let (_, at, _, size) = *headers.iter().find(|(kind, ..)| *kind == 2).expect("a dynamic section");
+        let dynamic: Vec<(u64, u64)> = (0..size as usize / 16)
+            .map(|i| (u64_at(at as usize + i * 16), u64_at(at as usize + i * 16 + 8)))
+            .take_while(|(tag, _)| *tag != 0)
+            .collect();
+        let tag = |wanted: u64| dynamic.iter().find(|(tag, _)| *tag == wanted).map(|(_, value)| *value);
+        let strings = offset(tag(5).unwrap());
+        let text = |at: u64| {
+            let at = strings + at as usize;
+            let end = bytes[at..].iter().position(|b| *b == 0).unwrap();
+            String::from_utf8(bytes[at..at + end].to_vec()).unwrap()
+        };
+        // Names of the versions that are needed, by index.
+        let mut versions = std::collections::BTreeMap::new();
+        if let (Some(need), Some(count)) = (tag(0x6fff_fffe), tag(0x6fff_ffff)) {
+            let mut at = offset(need);
+            for _ in 0..count {
+                let mut aux = at + u32_at(at + 8) as usize;
+                for _ in 0..u16_at(at + 2) {
+                    versions.insert(u16_at(aux + 6), text(u64::from(u32_at(aux + 8))));
+                    aux += u32_at(aux + 12) as usize;
+                }
+                at += u32_at(at + 12) as usize;
+            }
+        }
+        // The string table follows the symbols; that bounds their number.
+        let (table, version_table) = (offset(tag(6).unwrap()), tag(0x6fff_fff0).map(&offset));
+        let end = version_table.filter(|at| *at > table && *at < strings).unwrap_or(strings);
+        let end = tag(0x6fff_fef5).map(&offset).filter(|at| *at > table && *at < end).unwrap_or(end);
+        let symbols = (1..(end - table) / 24)
+            .map(|i| table + i * 24)
+            .enumerate()
+            .map(|(i, at)| Symbol {
+                name: text(u64::from(u32_at(at))),
+                defined: u16_at(at + 6) != 0,
+                version: version_table.and_then(|v| versions.get(&u16_at(v + (i + 1) * 2)).cloned()),
+            })
+            .filter(|symbol| !symbol.name.is_empty())
+            .collect();
+        let segments = headers.iter().map(|(kind, ..)| *kind).collect();
+        Self { size: bytes.len(), dynamic, segments, symbols, bytes }
+    }
+
+    fn has(&self, tag: u64) -> bool {
+        self.dynamic.iter().any(|(found, _)| *found == tag)
+    }
+
+    fn needed(&self) -> Vec<String> {
+        let text = String::from_utf8_lossy(&self.bytes).into_owned();
+        ["libdl.so.2", "libc.so.6", "libgcc_s.so.1", "libpthread.so.0", "libm.so.6", "librt.so.1", "ld-linux"]
+            .into_iter()
+            .filter(|name| text.contains(name))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    fn exported(&self) -> BTreeSet<&str> {
+        self.symbols.iter().filter(|symbol| symbol.defined).map(|symbol| symbol.name.as_str()).collect()
+    }
+
+    fn imported(&self) -> BTreeSet<&str> {
+        self.symbols.iter().filter(|symbol| !symbol.defined).map(|symbol| symbol.name.as_str()).collect()
+    }
+
+    /// The newest glibc version that is needed, as (major, minor, patch).
+    fn newest_glibc(&self) -> Vec<u32> {
+        let number = |version: &str| -> Vec<u32> {
+            version.strip_prefix("GLIBC_").unwrap().split('.').map(|part| part.parse().unwrap()).collect()
+        };
+        let versions = self.symbols.iter().filter(|symbol| !symbol.defined).map(|symbol| {
+            symbol.version.as_deref().unwrap_or_else(|| panic!("{} has no version", symbol.name))
+        });
+        versions.map(number).max().unwrap()
+    }
+}
+
+const PT_TLS: u32 = 7;
+const DT_NEEDED: u64 = 1;
+const DT_INIT: u64 = 12;
+const DT_FINI: u64 = 13;
+const DT_TEXTREL: u64 = 22;
+const DT_BIND_NOW: u64 = 24;
+const DT_INIT_ARRAY: u64 = 25;
+const DT_FINI_ARRAY: u64 = 26;
+const DT_FLAGS: u64 = 30;
+const DT_VERDEF: u64 = 0x6fff_fffc;
+
+fn nothing_runs_and_nothing_is_thread_local(elf: &Elf) {
+    for (name, tag) in [
+        ("INIT", DT_INIT),
+        ("FINI", DT_FINI),
+        ("INIT_ARRAY", DT_INIT_ARRAY),
+        ("FINI_ARRAY", DT_FINI_ARRAY),
+        ("TEXTREL", DT_TEXTREL),
+        ("VERDEF", DT_VERDEF),
+    ] {
+        assert!(!elf.has(tag), "{name}");
+    }
+    assert!(!elf.segments.contains(&PT_TLS), "TLS");
+}
+
+#[test]
+fn the_stub_can_be_loaded_into_anything() {
+    let elf = Elf::read(&support::built().limiter.join("libaliquot_preload.so"));
+    assert!(elf.size <= 64 << 10, "{} bytes", elf.size);
+    assert_eq!(elf.needed(), ["libdl.so.2", "libc.so.6"]);
+    assert_eq!(elf.dynamic.iter().filter(|(tag, _)| *tag == DT_NEEDED).count(), 2);
+    nothing_runs_and_nothing_is_thread_local(&elf);
+    let newest = if cfg!(target_arch = "aarch64") { vec![2, 17] } else { vec![2, 2, 5] };
+    assert!(elf.newest_glibc() <= newest, "{:?}", elf.newest_glibc());
+    // Lazily bound: a missing symbol would matter only when it is called.
+    assert!(!elf.has(DT_BIND_NOW));
+    let flags = elf.dynamic.iter().find(|(tag, _)| *tag == DT_FLAGS).map_or(0, |(_, flags)| *flags);
+    assert_eq!(flags & 8, 0, "no BIND_NOW flag");
+}
+
+#[test]
+fn the_stub_imports_nothing_that_it_exports() {
+    let elf = Elf::read(&support::built().limiter.join("libaliquot_preload.so"));
+    let both: Vec<_> = elf.exported().intersection(&elf.imported()).copied().collect();
+    assert!(both.is_empty(), "{both:?}");
+}
+
+#[test]
+fn the_stub_exports_the_hook_table_and_nothing_else() {
+    let elf = Elf::read(&support::built().limiter.join("libaliquot_preload.so"));
+    let mut expected: BTreeSet<&str> = table::ROWS.iter().map(|row| row.symbol).collect();
+    assert_eq!(expected.len(), table::COUNT, "no row is there twice");
+    expected.extend(["dlsym", "dlvsym", "dlopen"]);
+    assert_eq!(elf.exported(), expected);
+}
+
+#[test]
+fn the_core_can_be_loaded_beside_an_old_libc() {
+    let elf = Elf::read(&support::built().limiter.join("libaliquot_core.so"));
+    assert_eq!(elf.needed(), ["libc.so.6"]);
+    assert_eq!(elf.dynamic.iter().filter(|(tag, _)| *tag == DT_NEEDED).count(), 1);
+    nothing_runs_and_nothing_is_thread_local(&elf);
+    assert!(elf.newest_glibc() <= vec![2, 17], "{:?}", elf.newest_glibc());
+    assert_eq!(elf.exported(), BTreeSet::from(["aliquot_core_start"]));
+}
