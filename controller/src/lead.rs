@@ -61,7 +61,7 @@ impl Leader {
             let until = if core.has_work(now) {
                 now
             } else {
-                core.next_due().unwrap_or(now + TICK).clamp(now, ticked + TICK)
+                core.next_due().map_or(ticked + TICK, |due| due.min(ticked + TICK)).max(now)
             };
             tokio::select! {
                 biased;
