@@ -79,12 +79,14 @@ fn entries(dir: &Path) -> Result<Vec<String>> {
 /// Claims that the node agent's checkpoint still names.
 fn checkpoint_entries(data: &Path) -> Result<Vec<String>> {
     let path = data.join("checkpoint.json");
-    let text = match std::fs::read(&path) {
+    let text = match std::fs::read_to_string(&path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         other => other.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let checkpoint: serde_json::Value =
-        serde_json::from_slice(&text).with_context(|| format!("{} is no JSON", path.display()))?;
-    let claims = checkpoint.pointer("/data/claims").or_else(|| checkpoint.pointer("/claims"));
+    // The first line is a header with the checksum; the ledger follows.
+    let ledger = text.split_once('\n').map_or("", |(_, ledger)| ledger);
+    let ledger: serde_json::Value =
+        serde_json::from_str(ledger).with_context(|| format!("{} holds no ledger", path.display()))?;
+    let claims = ledger.pointer("/claims");
     Ok(claims.and_then(|c| c.as_object()).map(|c| c.keys().cloned().collect()).unwrap_or_default())
 }
