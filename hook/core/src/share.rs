@@ -302,7 +302,7 @@ impl Share {
 
     /// Bytes charged by all processes of the claim.
     pub(crate) fn total(&self) -> u64 {
-        self.region().map_or(0, |region| ledger::total(region))
+        self.region().map_or(0, ledger::total)
     }
 
     /// Whether a process of the claim has this pid, in our pid namespace or the node's.

@@ -119,7 +119,7 @@ macro_rules! define {
         #[repr(u16)]
         #[allow(non_camel_case_types, dead_code, clippy::enum_variant_names, reason = "named after the symbols")]
         pub(crate) enum Hook {
-            $(#[doc = $name] $symbol,)*
+            $(#[doc = concat!("`", stringify!($symbol), "`")] $symbol,)*
         }
 
         #[allow(dead_code, reason = "not every includer asks")]

@@ -1,1 +1,87 @@
-//! The OCI hook that checks the limiter in a container's root before its entrypoint runs.
+//! The OCI hook: makes sure, before a container's entrypoint runs, that the limiter will be in every process
+//! of it.
+//!
+//! A preloaded library that cannot be loaded is skipped by the loader with one line on standard error, and
+//! the program runs without limits. So this hook looks first, in the container's own root and with the
+//! container's own loader, and fails the container's creation with the reason where something is wrong. It
+//! also keeps an image's own `/etc/ld.so.preload` working, which the limiter's would otherwise hide.
+//!
+//! # How the node agent calls it
+//!
+//! As a CDI hook at the stage `createContainer`: there the runtime has made the container's mounts, has not
+//! yet entered its root, and still has the rights to mount.
+//!
+//! ```json
+//! {
+//!   "hookName": "createContainer",
+//!   "path": "/opt/aliquot/bin/aliquot-oci-hook",
+//!   "args": ["aliquot-oci-hook", "create-container",
+//!            "--limiter", "/usr/local/lib/aliquot/0.1.0/libaliquot_preload.so"]
+//! }
+//! ```
+//!
+//! `--limiter` is the stub's path inside the container; the core lies beside it. The container's state comes
+//! on standard input, as the runtime specification says. `--preload` (default `/etc/ld.so.preload`) and
+//! `--quota` (default `/run/aliquot/quota`) are paths inside the container; `--root` names the container's
+//! root instead of the state. Exit status 0 = the container may start; 1 = it must not, and the reason is
+//! the one line on standard error.
+//!
+//! # What it must never do
+//!
+//! Follow a link of the image out of the container's root; run anything of the image with the runtime's
+//! rights; change the image's files.
+//!
+//! Reading order: [`run`], then [`preload`] (merging), [`loader`] (the trial), [`bundle`] (where the root is).
+
+#![allow(unsafe_code, reason = "system calls that nix does not wrap; every block says why it is sound")]
+
+pub mod args;
+pub mod bundle;
+pub mod inside;
+mod json;
+pub mod loader;
+pub mod preload;
+pub mod quota;
+
+use std::io::Read;
+use std::path::PathBuf;
+
+pub use args::Args;
+
+/// Why a container must not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HookError {
+    /// The command line.
+    #[error("{0}")]
+    Args(#[from] args::ArgsError),
+    /// The container's state or configuration.
+    #[error(transparent)]
+    Bundle(#[from] bundle::BundleError),
+    /// A file inside the container.
+    #[error(transparent)]
+    Inside(#[from] inside::InsideError),
+    /// The list of preloaded libraries.
+    #[error(transparent)]
+    Preload(#[from] preload::PreloadError),
+    /// The trial with the container's loader.
+    #[error(transparent)]
+    Loader(#[from] loader::LoaderError),
+    /// A quota.
+    #[error(transparent)]
+    Quota(#[from] quota::QuotasError),
+}
+
+/// Does everything for one container: finds its root, checks quotas, merges the preload lists and tries the
+/// limiter with the container's loader.
+pub fn run(args: &Args, state: &mut dyn Read) -> Result<(), HookError> {
+    let root: PathBuf = match &args.root {
+        Some(root) => root.clone(),
+        None => bundle::container_root(state)?,
+    };
+    let root = inside::Root::open(&root)?;
+    quota::check(&root, &args.quota)?;
+    preload::apply(&root, &args.preload, &args.limiter)?;
+    loader::check(&root, &args.limiter)?;
+    Ok(())
+}

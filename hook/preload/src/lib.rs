@@ -15,6 +15,7 @@
 #![allow(unsafe_code, reason = "a library of C entry points; every block says why it is sound")]
 
 mod exports;
+mod names;
 mod refuse;
 mod scope;
 mod select;

@@ -41,6 +41,7 @@ impl Driver {
         let global = if how == "default" || how == "next" { libc::RTLD_GLOBAL } else { 0 };
         let open = |name: &str| {
             let name = CString::new(name).unwrap();
+            // SAFETY: a terminated name.
             unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | global) }
         };
         let (cuda, nvml) = (open("libcuda.so.1"), open("libnvidia-ml.so.1"));
@@ -54,6 +55,7 @@ impl Driver {
         }
         let name = CString::new(symbol).unwrap();
         let handle = if symbol.starts_with("nvml") { self.nvml } else { self.cuda };
+        // SAFETY: terminated names, handles of dlopen, and the resolver with its own type.
         unsafe {
             match self.how.as_str() {
                 "default" => libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()),
@@ -86,6 +88,7 @@ impl Driver {
         assert!(!found.is_null(), "{symbol} is found");
         let a = |i: usize| arguments.get(i).copied().unwrap_or(0);
         type Six = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
+        // SAFETY: the arguments are the ones of the function that the caller names.
         unsafe { std::mem::transmute::<*mut c_void, Six>(found)(a(0), a(1), a(2), a(3), a(4), a(5)) }
     }
 }
@@ -326,12 +329,14 @@ fn main() {
             // Runs the rest in a forked child, and waits for it.
             ["fork"] => {
                 std::io::stdout().flush().unwrap();
+                // SAFETY: this program has one thread.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
                     held.clear();
                     "child".to_owned()
                 } else {
                     let mut status = 0;
+                    // SAFETY: the status outlives the call.
                     unsafe { libc::waitpid(child, &mut status, 0) };
                     println!("{argument} = parent {status}");
                     return;
@@ -339,8 +344,10 @@ fn main() {
             }
             // Forks a worker that never calls CUDA and outlives this process by a while.
             ["worker"] => {
+                // SAFETY: this program has one thread.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
+                    // SAFETY: the worker only sleeps and ends.
                     unsafe {
                         libc::close(0);
                         libc::close(1);
@@ -357,6 +364,7 @@ fn main() {
                 return;
             }
             ["closefrom"] => {
+                // SAFETY: nothing of this program is used by descriptor afterwards.
                 unsafe { libc::syscall(libc::SYS_close_range, 3, 4096, 0) };
                 "0".to_owned()
             }
@@ -369,6 +377,7 @@ fn main() {
             }
             ["weak", symbol] => {
                 let name = CString::new(symbol).unwrap();
+                // SAFETY: a terminated name.
                 let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
                 (!found.is_null()).to_string()
             }
@@ -387,6 +396,7 @@ fn on_small_stack(bytes: usize, driver: &Driver, symbols: &[String]) {
         let (driver, context, entries) = unsafe { &*data.cast::<(&Driver, u64, [*mut c_void; 3])>() };
         let _ = driver;
         type Six = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64) -> i32;
+        // SAFETY: an address and its arguments go together at each use below.
         let call = |entry: *mut c_void, a: u64, b: u64| unsafe {
             std::mem::transmute::<*mut c_void, Six>(entry)(a, b, 0, 0, 0, 0)
         };
@@ -401,6 +411,7 @@ fn on_small_stack(bytes: usize, driver: &Driver, symbols: &[String]) {
     assert!(symbols.is_empty());
     let entries = ["cuCtxSetCurrent", "cuMemAlloc_v2", "cuMemFree_v2"].map(|symbol| driver.find(symbol));
     let data = (driver, context, entries);
+    // SAFETY: the attributes and what the thread is given outlive the thread, which is joined here.
     unsafe {
         let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
         libc::pthread_attr_init(&mut attributes);

@@ -11,6 +11,11 @@ use std::process::Command;
 use std::time::Duration;
 use support::{Bench, GIB, Holder, MIB, answers, built, values};
 
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: sends a signal to a process that the test started and has not waited for.
+    unsafe { libc::kill(pid, signal) };
+}
+
 fn bench(quota: u64) -> Bench {
     let bench = Bench::new(["H100-80"]);
     bench.share("a", 0, quota);
@@ -36,10 +41,10 @@ fn a_killed_process_leaves_nothing() {
 fn a_stopped_process_keeps_what_it_holds_and_holds_up_nobody() {
     let bench = bench(GIB);
     let stopped = bench.hold(&["init", "retain", "alloc:linear:600M"]);
-    unsafe { libc::kill(stopped.child.id() as i32, libc::SIGSTOP) };
+    signal(stopped.child.id() as i32, libc::SIGSTOP);
     let answers = bench.run(&["init", "retain", "alloc:linear:500M", "alloc:linear:400M", "info"]);
     assert_eq!(answers[2..], ["2", "0", &format!("0 {} {GIB}", 24 * MIB)]);
-    unsafe { libc::kill(stopped.child.id() as i32, libc::SIGCONT) };
+    signal(stopped.child.id() as i32, libc::SIGCONT);
     stopped.finish();
 }
 
@@ -105,7 +110,7 @@ fn a_forked_child_starts_on_its_own() {
     holder.kill();
     // The worker lives on, and does not keep its dead parent's bytes.
     assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0");
-    unsafe { libc::kill(worker, libc::SIGKILL) };
+    signal(worker, libc::SIGKILL);
 }
 
 #[test]
@@ -228,8 +233,12 @@ fn a_program_linked_against_the_driver_is_limited() {
     }
 }
 
+fn nothing(program: &mut Command) -> &mut Command {
+    program
+}
+
 /// Runs `cuInit` where the limiter cannot work, and checks that CUDA is refused with this reason.
-fn refused(bench: &Bench, change: impl Fn(&mut Command), reason: &str) {
+fn refused(bench: &Bench, change: impl Fn(&mut Command) -> &mut Command, reason: &str) {
     for resolve in ["dlsym", "resolver"] {
         let mut program =
             bench.probe(&["init", "call:cuCtxSynchronize", "call:cuMemGetInfo_v2", "alloc:linear:1M"]);
@@ -251,16 +260,15 @@ fn refused(bench: &Bench, change: impl Fn(&mut Command), reason: &str) {
 fn cuda_is_refused_where_the_limiter_cannot_work() {
     let bench = bench(GIB);
     let good = std::fs::read(bench.root().join("quota/a/quota")).unwrap();
-    let nothing = |_: &mut Command| {};
-    refused(&bench, |program| drop(program.env_remove("ALIQUOT_ROOT")), "/run/aliquot/quota does not exist");
-    refused(&bench, |program| drop(program.env("ALIQUOT_ROOT", "/nowhere")), "cannot be opened");
+    refused(&bench, |program| program.env_remove("ALIQUOT_ROOT"), "/run/aliquot/quota does not exist");
+    refused(&bench, |program| program.env("ALIQUOT_ROOT", "/nowhere"), "cannot be opened");
     refused(
         &bench,
-        |p| drop(p.env("CUDA_DEVICE_MEMORY_LIMIT", "lots")),
+        |p| p.env("CUDA_DEVICE_MEMORY_LIMIT", "lots"),
         "CUDA_DEVICE_MEMORY_LIMIT=lots is no number",
     );
-    refused(&bench, |p| drop(p.env("CUDA_DEVICE_MEMORY_LIMIT_0", "99999999999g")), "is no number of bytes");
-    refused(&bench, |p| drop(p.env("CUDA_DEVICE_MEMORY_LIMIT_7", "1g")), "names no device of the claim");
+    refused(&bench, |p| p.env("CUDA_DEVICE_MEMORY_LIMIT_0", "99999999999g"), "is no number of bytes");
+    refused(&bench, |p| p.env("CUDA_DEVICE_MEMORY_LIMIT_7", "1g"), "names no device of the claim");
     let mut changed = good.clone();
     changed[130] ^= 1;
     bench.write_quota_bytes("a", &changed);
@@ -274,7 +282,7 @@ fn cuda_is_refused_where_the_limiter_cannot_work() {
 }
 
 /// As [`refused`], where it is found out only after the driver has been initialised.
-fn refused_by_init(bench: &Bench, change: impl Fn(&mut Command), reason: &str) {
+fn refused_by_init(bench: &Bench, change: impl Fn(&mut Command) -> &mut Command, reason: &str) {
     let mut program = bench.probe(&["init", "init", "alloc:linear:1M", "info"]);
     change(&mut program);
     let output = program.output().unwrap();
@@ -287,7 +295,6 @@ fn cuda_is_refused_where_the_region_cannot_be_used() {
     let bench = bench(GIB);
     let path = bench.region_path("a");
     let good = std::fs::read(&path).unwrap();
-    let nothing = |_: &mut Command| {};
     std::fs::write(&path, &good[..REGION_FILE_SIZE - 1]).unwrap();
     refused_by_init(&bench, nothing, "instead of");
     let mut changed = good.clone();
@@ -299,7 +306,7 @@ fn cuda_is_refused_where_the_region_cannot_be_used() {
     std::fs::write(&path, &good).unwrap();
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("control"), "").unwrap();
-    refused_by_init(&bench, |p| drop(p.env("CUDA_MPS_PIPE_DIRECTORY", folder.path())), "MPS");
+    refused_by_init(&bench, |p| p.env("CUDA_MPS_PIPE_DIRECTORY", folder.path()), "MPS");
 }
 
 #[test]
@@ -338,9 +345,9 @@ fn without_a_core_cuda_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let stub = folder.path().join("libaliquot_preload.so");
     std::fs::copy(built().limiter.join("libaliquot_preload.so"), &stub).unwrap();
-    refused(&bench, |program| drop(program.env("LD_PRELOAD", &stub)), "libaliquot_core.so");
+    refused(&bench, |program| program.env("LD_PRELOAD", &stub), "libaliquot_core.so");
     std::fs::copy(built().driver.join("libcuda.so.1"), folder.path().join("libaliquot_core.so")).unwrap();
-    refused(&bench, |program| drop(program.env("LD_PRELOAD", &stub)), "has no start function");
+    refused(&bench, |program| program.env("LD_PRELOAD", &stub), "has no start function");
 }
 
 #[test]

@@ -19,22 +19,22 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::OnceLock;
 use tempfile::TempDir;
 
-pub const MIB: u64 = 1 << 20;
-pub const GIB: u64 = 1 << 30;
+pub(crate) const MIB: u64 = 1 << 20;
+pub(crate) const GIB: u64 = 1 << 30;
 
 /// The files under test and the simulated driver's libraries.
-pub struct Built {
+pub(crate) struct Built {
     /// Folder of `libaliquot_preload.so` and `libaliquot_core.so`.
-    pub limiter: PathBuf,
+    pub(crate) limiter: PathBuf,
     /// Folder of `libcuda.so.1` and `libnvidia-ml.so.1`.
-    pub driver: PathBuf,
+    pub(crate) driver: PathBuf,
     /// The test program.
-    pub probe: PathBuf,
+    pub(crate) probe: PathBuf,
 }
 
 /// Builds them once per test process. `ALIQUOT_HOOK_DIR` and `ALIQUOT_DRIVER_DIR` name folders of files that
 /// are built already.
-pub fn built() -> &'static Built {
+pub(crate) fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target folder").to_owned();
@@ -72,20 +72,20 @@ pub fn built() -> &'static Built {
 }
 
 /// A node with shares, and the folder that a process sees as `/run/aliquot`.
-pub struct Bench {
-    pub folder: TempDir,
-    pub node: Node,
+pub(crate) struct Bench {
+    pub(crate) folder: TempDir,
+    pub(crate) node: Node,
     variant: String,
 }
 
 impl Bench {
     /// A node of these boards.
-    pub fn new<const N: usize>(boards: [&str; N]) -> Self {
+    pub(crate) fn new<const N: usize>(boards: [&str; N]) -> Self {
         Self::with(NodeSpec::new(boards))
     }
 
     /// A node as specified.
-    pub fn with(spec: NodeSpec) -> Self {
+    pub(crate) fn with(spec: NodeSpec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let node = aliquot_sim_node::create(&folder.path().join("node"), &spec).expect("a node");
         for part in ["quota", "region"] {
@@ -95,17 +95,17 @@ impl Bench {
     }
 
     /// The same with another variant of the driver.
-    pub fn driver(mut self, variant: &str) -> Self {
+    pub(crate) fn driver(mut self, variant: &str) -> Self {
         variant.clone_into(&mut self.variant);
         self
     }
 
-    pub fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.folder.path().join("aliquot")
     }
 
     /// Lays a share of `gpu` out.
-    pub fn share(&self, id: &str, gpu: usize, memory: u64) {
+    pub(crate) fn share(&self, id: &str, gpu: usize, memory: u64) {
         let uuid = GpuUuid::new(&self.node.gpus()[gpu].uuid).unwrap();
         self.write_quota(
             id,
@@ -121,50 +121,50 @@ impl Bench {
     }
 
     /// Replaces a quota as the agent does.
-    pub fn write_quota(&self, id: &str, quota: &QuotaFile) {
+    pub(crate) fn write_quota(&self, id: &str, quota: &QuotaFile) {
         self.write_quota_bytes(id, &quota.encode());
     }
 
-    pub fn write_quota_bytes(&self, id: &str, bytes: &[u8]) {
+    pub(crate) fn write_quota_bytes(&self, id: &str, bytes: &[u8]) {
         let folder = self.root().join("quota").join(id);
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("new"), bytes).unwrap();
         std::fs::rename(folder.join("new"), folder.join("quota")).unwrap();
     }
 
-    pub fn quota(&self, id: &str) -> QuotaFile {
+    pub(crate) fn quota(&self, id: &str) -> QuotaFile {
         QuotaFile::decode(&std::fs::read(self.root().join("quota").join(id).join("quota")).unwrap()).unwrap()
     }
 
-    pub fn region_path(&self, id: &str) -> PathBuf {
+    pub(crate) fn region_path(&self, id: &str) -> PathBuf {
         self.root().join("region").join(id).join("region")
     }
 
     /// Bytes charged to a share, and what its slots add up to.
-    pub fn charged(&self, id: &str) -> (u64, u64) {
+    pub(crate) fn charged(&self, id: &str) -> (u64, u64) {
         let bytes = std::fs::read(self.region_path(id)).unwrap();
         let view = RegionView::parse(&bytes).unwrap();
         (view.total_bytes(), view.processes().map(|process| process.charged_bytes).sum())
     }
 
-    pub fn audit(&self, id: &str) -> u64 {
+    pub(crate) fn audit(&self, id: &str) -> u64 {
         RegionView::parse(&std::fs::read(self.region_path(id)).unwrap()).unwrap().audit()
     }
 
     /// Bytes that all processes hold on a GPU by the node's own account.
-    pub fn used(&self, gpu: usize) -> u64 {
+    pub(crate) fn used(&self, gpu: usize) -> u64 {
         self.node.memory(aliquot_sim_node::Pool::whole(gpu)).unwrap().used
     }
 
     /// A program under the limiter.
-    pub fn command(&self, program: &Path) -> Command {
+    pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = self.unlimited(program);
         command.env("LD_PRELOAD", built().limiter.join("libaliquot_preload.so"));
         command
     }
 
     /// The same program without it.
-    pub fn unlimited(&self, program: &Path) -> Command {
+    pub(crate) fn unlimited(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         let node = self.folder.path().join("node");
         command
@@ -177,47 +177,47 @@ impl Bench {
         command
     }
 
-    pub fn probe(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn probe(&self, arguments: &[&str]) -> Command {
         let mut command = self.command(&built().probe);
         command.args(arguments);
         command
     }
 
     /// Runs the test program to its end; the answers in order.
-    pub fn run(&self, arguments: &[&str]) -> Vec<String> {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Vec<String> {
         answers(self.probe(arguments))
     }
 
     /// Starts the test program and waits until it has come to `hold`.
-    pub fn hold(&self, arguments: &[&str]) -> Holder {
+    pub(crate) fn hold(&self, arguments: &[&str]) -> Holder {
         Holder::start(self.probe(arguments).arg("hold"))
     }
 }
 
 /// Runs a program that must succeed; what stands behind `=` on each line.
-pub fn answers(mut command: Command) -> Vec<String> {
+pub(crate) fn answers(mut command: Command) -> Vec<String> {
     let output = command.output().expect("runs");
     assert!(output.status.success(), "{command:?}: {output:?}");
     values(&output)
 }
 
 /// What stands behind `=` on each line.
-pub fn values(output: &Output) -> Vec<String> {
+pub(crate) fn values(output: &Output) -> Vec<String> {
     let text = String::from_utf8_lossy(&output.stdout);
     text.lines().filter_map(|line| line.split_once(" = ")).map(|(_, value)| value.to_owned()).collect()
 }
 
 /// A program that waits to be told to go on.
-pub struct Holder {
-    pub child: Child,
+pub(crate) struct Holder {
+    pub(crate) child: Child,
     stdin: Option<ChildStdin>,
     /// What it answered before holding.
-    pub before: Vec<String>,
+    pub(crate) before: Vec<String>,
     stdout: BufReader<std::process::ChildStdout>,
 }
 
 impl Holder {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -240,7 +240,7 @@ impl Holder {
     }
 
     /// Lets it go on to its end; the answers from then on, without the one to `hold`.
-    pub fn finish(mut self) -> Vec<String> {
+    pub(crate) fn finish(mut self) -> Vec<String> {
         let _ = self.stdin.take().unwrap().write_all(b"\n");
         let mut after = Vec::new();
         let mut line = String::new();
@@ -255,7 +255,7 @@ impl Holder {
         after
     }
 
-    pub fn kill(mut self) {
+    pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }

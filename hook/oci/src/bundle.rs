@@ -1,0 +1,78 @@
+//! Where the container's root is: the state names the bundle, the bundle's configuration the root.
+
+use crate::json::{JsonError, string_at};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// Why the root is not known.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BundleError {
+    /// Standard input.
+    #[error("the container's state cannot be read: {0}")]
+    Read(std::io::Error),
+    /// The state.
+    #[error("the container's state on standard input is no JSON object with a bundle")]
+    State,
+    /// The bundle's configuration.
+    #[error("{path} cannot be read: {source}")]
+    Config {
+        /// The configuration.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The configuration's content.
+    #[error("{0} names no root.path")]
+    Root(PathBuf),
+}
+
+/// No state is larger than this.
+const LARGEST_STATE: u64 = 1 << 20;
+
+/// Reads the state and finds the container's root as the hook sees it.
+pub fn container_root(state: &mut dyn Read) -> Result<PathBuf, BundleError> {
+    let mut text = String::new();
+    state.take(LARGEST_STATE).read_to_string(&mut text).map_err(BundleError::Read)?;
+    let bundle = string_at(&text, &["bundle"]).map_err(|_: JsonError| BundleError::State)?;
+    let bundle = PathBuf::from(bundle.filter(|path| path.starts_with('/')).ok_or(BundleError::State)?);
+    let path = bundle.join("config.json");
+    let config = std::fs::read_to_string(&path)
+        .map_err(|source| BundleError::Config { path: path.clone(), source })?;
+    root_in(&bundle, &config).ok_or(BundleError::Root(path))
+}
+
+/// `root.path` of a configuration, which may be relative to the bundle.
+fn root_in(bundle: &Path, config: &str) -> Option<PathBuf> {
+    let root = string_at(config, &["root", "path"]).ok().flatten().filter(|root| !root.is_empty())?;
+    Some(bundle.join(root))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_may_be_relative_to_the_bundle() {
+        let root = |config: &str| root_in(Path::new("/b"), config);
+        assert_eq!(root(r#"{"root":{"path":"rootfs"}}"#), Some(PathBuf::from("/b/rootfs")));
+        assert_eq!(root(r#"{"root":{"path":"/var/r"}}"#), Some(PathBuf::from("/var/r")));
+        assert_eq!(root(r#"{"root":{"path":""}}"#), None);
+        assert_eq!(root(r#"{"root":{}}"#), None);
+        assert_eq!(root("{"), None);
+    }
+
+    #[test]
+    fn the_state_leads_to_the_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = format!(r#"{{"ociVersion":"1.2.0","id":"x","pid":1,"bundle":{:?}}}"#, folder.path());
+        let find = |state: &str| container_root(&mut state.as_bytes());
+        assert!(matches!(find(&state), Err(BundleError::Config { .. })));
+        std::fs::write(folder.path().join("config.json"), r#"{"root":{"path":"r"}}"#).unwrap();
+        assert_eq!(find(&state).unwrap(), folder.path().join("r"));
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        assert!(matches!(find(&state), Err(BundleError::Root(_))));
+        assert!(matches!(find(r#"{"bundle":"relative"}"#), Err(BundleError::State)));
+        assert!(matches!(find(""), Err(BundleError::State)));
+    }
+}

@@ -1,0 +1,201 @@
+//! Just enough JSON to take a string out of nested objects. Nothing that runs beside containers shall depend
+//! on more.
+
+/// Why a document could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum JsonError {
+    /// It is not JSON.
+    Malformed,
+    /// It is nested deeper than any configuration.
+    Deep,
+}
+
+/// The string at a path of object keys; `None` if there is none, or something else is there.
+pub(crate) fn string_at(document: &str, path: &[&str]) -> Result<Option<String>, JsonError> {
+    let mut reader = Reader { rest: document.as_bytes(), found: None };
+    reader.value(Some(path), 0)?;
+    reader.space();
+    if reader.rest.is_empty() { Ok(reader.found) } else { Err(JsonError::Malformed) }
+}
+
+struct Reader<'a> {
+    rest: &'a [u8],
+    found: Option<String>,
+}
+
+impl Reader<'_> {
+    fn space(&mut self) {
+        let blank = self.rest.iter().take_while(|b| matches!(b, b' ' | b'\t' | b'\n' | b'\r')).count();
+        self.rest = self.rest.get(blank..).unwrap_or_default();
+    }
+
+    fn next(&mut self) -> Result<u8, JsonError> {
+        let (first, rest) = self.rest.split_first().ok_or(JsonError::Malformed)?;
+        self.rest = rest;
+        Ok(*first)
+    }
+
+    /// Whether the next byte behind space is `wanted`, which is then taken.
+    fn takes(&mut self, wanted: u8) -> bool {
+        self.space();
+        let here = self.rest.first() == Some(&wanted);
+        if here {
+            self.rest = self.rest.get(1..).unwrap_or_default();
+        }
+        here
+    }
+
+    fn expect(&mut self, wanted: u8) -> Result<(), JsonError> {
+        if self.takes(wanted) { Ok(()) } else { Err(JsonError::Malformed) }
+    }
+
+    /// Reads one value; `path` leads to the wanted string if it is inside.
+    fn value(&mut self, path: Option<&[&str]>, depth: u32) -> Result<(), JsonError> {
+        if depth > 128 {
+            return Err(JsonError::Deep);
+        }
+        self.space();
+        match self.rest.first() {
+            Some(b'{') => self.object(path, depth),
+            Some(b'[') => self.array(depth),
+            Some(b'"') => {
+                let text = self.string()?;
+                if path.is_some_and(<[&str]>::is_empty) {
+                    self.found = Some(text);
+                }
+                Ok(())
+            }
+            _ => self.word(),
+        }
+    }
+
+    fn object(&mut self, path: Option<&[&str]>, depth: u32) -> Result<(), JsonError> {
+        self.expect(b'{')?;
+        if self.takes(b'}') {
+            return Ok(());
+        }
+        loop {
+            self.space();
+            let key = self.string()?;
+            self.expect(b':')?;
+            let inside = path.and_then(|path| path.split_first()).filter(|(first, _)| **first == key);
+            self.value(inside.map(|(_, rest)| rest), depth + 1)?;
+            if !self.takes(b',') {
+                return self.expect(b'}');
+            }
+        }
+    }
+
+    fn array(&mut self, depth: u32) -> Result<(), JsonError> {
+        self.expect(b'[')?;
+        if self.takes(b']') {
+            return Ok(());
+        }
+        loop {
+            self.value(None, depth + 1)?;
+            if !self.takes(b',') {
+                return self.expect(b']');
+            }
+        }
+    }
+
+    /// A number, `true`, `false` or `null`.
+    fn word(&mut self) -> Result<(), JsonError> {
+        let length = self.rest.iter().take_while(|b| b.is_ascii_alphanumeric() || b"+-.".contains(b)).count();
+        let word = self.rest.get(..length).unwrap_or_default();
+        self.rest = self.rest.get(length..).unwrap_or_default();
+        let text = std::str::from_utf8(word).unwrap_or_default();
+        if matches!(text, "true" | "false" | "null") || text.parse::<f64>().is_ok_and(f64::is_finite) {
+            Ok(())
+        } else {
+            Err(JsonError::Malformed)
+        }
+    }
+
+    fn string(&mut self) -> Result<String, JsonError> {
+        self.expect(b'"')?;
+        let mut bytes = Vec::new();
+        loop {
+            match self.next()? {
+                b'"' => return String::from_utf8(bytes).map_err(|_| JsonError::Malformed),
+                b'\\' => {
+                    let character = self.escape()?;
+                    bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+                }
+                byte if byte < 0x20 => return Err(JsonError::Malformed),
+                byte => bytes.push(byte),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<char, JsonError> {
+        Ok(match self.next()? {
+            b'"' => '"',
+            b'\\' => '\\',
+            b'/' => '/',
+            b'b' => '\u{8}',
+            b'f' => '\u{c}',
+            b'n' => '\n',
+            b'r' => '\r',
+            b't' => '\t',
+            b'u' => {
+                let first = self.hex()?;
+                let code = if (0xd800..0xdc00).contains(&first) {
+                    if self.next()? != b'\\' || self.next()? != b'u' {
+                        return Err(JsonError::Malformed);
+                    }
+                    let second = self.hex()?.checked_sub(0xdc00).filter(|low| *low < 0x400);
+                    0x10000 + ((first - 0xd800) << 10) + second.ok_or(JsonError::Malformed)?
+                } else {
+                    first
+                };
+                char::from_u32(code).ok_or(JsonError::Malformed)?
+            }
+            _ => return Err(JsonError::Malformed),
+        })
+    }
+
+    fn hex(&mut self) -> Result<u32, JsonError> {
+        (0..4).try_fold(0, |sum, _| {
+            let digit = char::from(self.next()?).to_digit(16).ok_or(JsonError::Malformed)?;
+            Ok(sum * 16 + digit)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strings_are_found_by_their_path() {
+        let document = r#" {"a": [1, {"root": "no"}], "root": {"readonly": true, "path": "r\u00f6\n\ud83d\ude00/x"},
+            "deep": {"root": {"path": "no"}}, "n": -1.5e3, "e": {}, "l": []} "#;
+        assert_eq!(string_at(document, &["root", "path"]), Ok(Some("rö\n😀/x".to_owned())));
+        assert_eq!(string_at(document, &["root"]), Ok(None));
+        assert_eq!(string_at(document, &["root", "readonly"]), Ok(None));
+        assert_eq!(string_at(document, &["a", "root"]), Ok(None), "arrays are not looked into");
+        assert_eq!(string_at("\"x\"", &[]), Ok(Some("x".to_owned())));
+    }
+
+    #[test]
+    fn what_is_not_json_is_refused() {
+        for text in [
+            "",
+            "{",
+            "{\"a\"}",
+            "{\"a\":}",
+            "[1,]",
+            "nul",
+            "{} {}",
+            "\"\\x\"",
+            "\"\\ud800\"",
+            "1e999",
+            "\"\n\"",
+        ] {
+            assert_eq!(string_at(text, &["a"]), Err(JsonError::Malformed), "{text}");
+        }
+        let deep = "[".repeat(100_000);
+        assert_eq!(string_at(&deep, &["a"]), Err(JsonError::Deep));
+    }
+}

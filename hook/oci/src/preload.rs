@@ -1,0 +1,156 @@
+//! `/etc/ld.so.preload`: the node mounts a file with the limiter's one line; an image may have lines of its
+//! own under that mount. Those are kept, in front of ours, by a merged file mounted over both.
+
+use crate::inside::{InsideError, Root};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::mount::{MsFlags, mount};
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// Why the limiter would not be preloaded.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PreloadError {
+    /// A list cannot be read.
+    #[error(transparent)]
+    Inside(#[from] InsideError),
+    /// The node's list is not there.
+    #[error("{preload} in the container does not name {limiter}: the node's file is not mounted")]
+    NotMounted {
+        /// The list.
+        preload: PathBuf,
+        /// The stub.
+        limiter: PathBuf,
+    },
+    /// The merged list cannot be made.
+    #[error("the merged {path} cannot be {what}: {source}")]
+    Merge {
+        /// The list.
+        path: PathBuf,
+        /// What failed.
+        what: &'static str,
+        /// Why.
+        source: Errno,
+    },
+}
+
+/// Libraries that a list names: separated by colons or white space, comments behind `#`.
+fn libraries(list: &[u8]) -> impl Iterator<Item = &[u8]> {
+    list.split(|b| *b == b'\n')
+        .map(|line| line.split(|b| *b == b'#').next().unwrap_or_default())
+        .flat_map(|line| line.split(|b| b.is_ascii_whitespace() || *b == b':'))
+        .filter(|name| !name.is_empty())
+}
+
+/// The image's libraries followed by the limiter's, each once; `None` if the limiter's list says it all.
+///
+/// The limiter comes last: a library before it that also replaces `dlsym` finds ours behind itself.
+fn merge(image: &[u8], node: &[u8]) -> Option<Vec<u8>> {
+    let ours: Vec<&[u8]> = libraries(node).collect();
+    let mut merged: Vec<&[u8]> = Vec::new();
+    for library in libraries(image) {
+        if !ours.contains(&library) && !merged.contains(&library) {
+            merged.push(library);
+        }
+    }
+    if merged.is_empty() {
+        return None;
+    }
+    merged.extend(ours);
+    Some(merged.iter().flat_map(|library| library.iter().copied().chain([b'\n'])).collect())
+}
+
+/// Checks that the limiter is named, and puts the image's own lines back if it has any.
+pub fn apply(root: &Root, preload: &Path, limiter: &Path) -> Result<(), PreloadError> {
+    let node = root.read(preload)?.unwrap_or_default();
+    if !libraries(&node).any(|library| library == limiter.as_os_str().as_encoded_bytes()) {
+        return Err(PreloadError::NotMounted { preload: preload.to_owned(), limiter: limiter.to_owned() });
+    }
+    let Some(image) = root.without_mounts() else {
+        // Without the right to mount there is nothing mounted by us either: the list is the image's own.
+        return Ok(());
+    };
+    let image = image.read(preload)?.unwrap_or_default();
+    match merge(&image, &node) {
+        Some(merged) => cover(root, preload, &merged),
+        None => Ok(()),
+    }
+}
+
+/// Mounts a file with this content over the list, read-only. It is made in the container's `/dev`, which is
+/// memory, and has no name once it is mounted.
+fn cover(root: &Root, preload: &Path, content: &[u8]) -> Result<(), PreloadError> {
+    const ASIDE: &str = "/dev/.aliquot-ld.so.preload";
+    let error = |what| move |source| PreloadError::Merge { path: preload.to_owned(), what, source };
+    let create = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
+    let mode = Mode::S_IRUSR | Mode::S_IRGRP | Mode::S_IROTH;
+    let fd = root.file(Path::new(ASIDE), create, mode).map_err(error("created"))?;
+    let mut file = File::from(fd);
+    let io = |source: std::io::Error| Errno::from_raw(source.raw_os_error().unwrap_or(libc::EIO));
+    let written = file.write_all(content).map_err(|e| error("written")(io(e)));
+    let mounted = written.and_then(|()| {
+        let target = root.file(preload, OFlag::O_PATH, Mode::empty()).map_err(error("found"))?;
+        let (from, to) = (proc_path(file.as_raw_fd()), proc_path(target.as_raw_fd()));
+        let none = None::<&str>;
+        mount(Some(&from), &to, none, MsFlags::MS_BIND, none).map_err(error("mounted"))?;
+        // The descriptor still means the file below, so the new mount is looked up again.
+        let top = root.file(preload, OFlag::O_PATH, Mode::empty()).map_err(error("found again"))?;
+        let flags = MsFlags::MS_BIND
+            | MsFlags::MS_REMOUNT
+            | MsFlags::MS_RDONLY
+            | MsFlags::MS_NOSUID
+            | MsFlags::MS_NODEV;
+        mount(none, &proc_path(top.as_raw_fd()), none, flags, none).map_err(error("made read-only"))
+    });
+    let dev = root.file(Path::new("/dev"), OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty());
+    if let Ok(dev) = dev {
+        let _ =
+            nix::unistd::unlinkat(&dev, ".aliquot-ld.so.preload", nix::unistd::UnlinkatFlags::NoRemoveDir);
+    }
+    mounted
+}
+
+fn proc_path(fd: i32) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{fd}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_read_as_the_loader_reads_them() {
+        let names = |list: &[u8]| -> Vec<String> {
+            libraries(list).map(|name| String::from_utf8_lossy(name).into_owned()).collect()
+        };
+        assert_eq!(names(b"/a.so /b.so:/c.so\n# /d.so\n/e.so # f\n\n"), ["/a.so", "/b.so", "/c.so", "/e.so"]);
+        assert!(names(b"").is_empty());
+    }
+
+    #[test]
+    fn the_images_libraries_come_first_and_ours_once() {
+        let ours = b"/usr/local/lib/aliquot/1/libaliquot_preload.so\n".as_slice();
+        assert_eq!(merge(b"", ours), None);
+        assert_eq!(merge(b"# nothing\n", ours), None);
+        assert_eq!(merge(ours, ours), None);
+        let merged = merge(b"/j.so\n/usr/local/lib/aliquot/1/libaliquot_preload.so /j.so", ours).unwrap();
+        assert_eq!(merged, [b"/j.so\n".as_slice(), ours].concat());
+    }
+
+    #[test]
+    fn a_list_without_the_limiter_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("etc")).unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        let apply = || apply(&root, Path::new("/etc/ld.so.preload"), Path::new("/l.so"));
+        assert!(matches!(apply(), Err(PreloadError::NotMounted { .. })));
+        std::fs::write(folder.path().join("etc/ld.so.preload"), "/l.so.1\n").unwrap();
+        assert!(matches!(apply(), Err(PreloadError::NotMounted { .. })));
+        std::fs::write(folder.path().join("etc/ld.so.preload"), "/l.so\n").unwrap();
+        assert!(apply().is_ok());
+    }
+}
