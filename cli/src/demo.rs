@@ -293,6 +293,10 @@ fn print(args: &DemoArgs, report: &Report, pictures: &[(String, Vec<picture::Gpu
         writeln!(out, "{}", picture::draw(node, gpus, colour).trim_end())?;
     }
     writeln!(out, "\n{}", report::table(&report.containers).trim_end())?;
+    writeln!(
+        out,
+        "What is missing to a limit is what CUDA itself takes: its context counts towards the limit."
+    )?;
     if report.clean {
         writeln!(
             out,

@@ -26,7 +26,8 @@ pub(crate) struct Part {
     pub(crate) holder: String,
 }
 
-/// Draws a node: a bar per GPU, free room as dots.
+/// Draws a node: a bar per GPU with a letter for each held part, free room as dots, and behind it who
+/// holds what.
 pub(crate) fn draw(node: &str, gpus: &[GpuPicture], colour: bool) -> String {
     let mut out = String::new();
     let mut idle: Vec<&str> = Vec::new();
@@ -36,7 +37,12 @@ pub(crate) fn draw(node: &str, gpus: &[GpuPicture], colour: bool) -> String {
             idle.push(&gpu.name);
             continue;
         }
-        let holders: Vec<&str> = gpu.parts.iter().map(|p| p.holder.as_str()).collect();
+        let holders: Vec<String> = gpu
+            .parts
+            .iter()
+            .zip('a'..)
+            .map(|(part, letter)| format!("{letter} {} {}", part.holder, part.label))
+            .collect();
         let _ = writeln!(
             out,
             "  {:<6} {:<22} |{}| {}",
@@ -69,7 +75,10 @@ fn bar(parts: &[Part], colour: bool) -> String {
             continue;
         }
         out.push_str(&"·".repeat(start - at));
-        let text = centred(&part.label, end - start);
+        let letter = char::from(b'a'.saturating_add(u8::try_from(index % 26).unwrap_or(0)));
+        let whole = format!("{letter} {}", part.label);
+        let fits = whole.chars().count() + 2 <= end - start;
+        let text = centred(&if fits { whole } else { letter.to_string() }, end - start);
         if colour {
             let shade = [44, 42, 45, 46, 43, 41].get(index % 6).copied().unwrap_or(47);
             let _ = write!(out, "\x1b[{shade};30m{text}\x1b[0m");
@@ -82,10 +91,10 @@ fn bar(parts: &[Part], colour: bool) -> String {
     out
 }
 
-/// The label in brackets in the middle of the width, cut where it does not fit.
+/// The label in brackets in the middle of the width; without brackets where there is no room.
 fn centred(label: &str, width: usize) -> String {
-    if width < 2 {
-        return "#".repeat(width);
+    if width < 3 {
+        return label.chars().chain(std::iter::repeat('|')).take(width).collect();
     }
     let inner = width - 2;
     let text: String = label.chars().take(inner).collect();
