@@ -1,5 +1,5 @@
-//! Becomes a container of the demo: the host's system directories under overlays, with the binds, device
-//! nodes and environment that a CDI runtime would have made, in a user and mount namespace of its own.
+//! Becomes a container of the demo: the host's files, with the binds, device nodes and environment that
+//! a CDI runtime would have made, in a user and mount namespace of its own.
 //!
 //! Without namespaces the same edits become links in a scratch root, and the limiter, which
 //! `/etc/ld.so.preload` would have brought, comes by `LD_PRELOAD`.
@@ -89,7 +89,7 @@ fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
     let none = None::<&Path>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .context("cannot detach from the host's mounts")?;
-    let root = overlay_root(&spec.scratch)?;
+    let root = mirrored_root(&spec.scratch)?;
     for dir in ["proc", "sys"] {
         bind(&Path::new("/").join(dir), &root.join(dir), false, true)?;
     }
@@ -99,54 +99,104 @@ fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
         bind(&Path::new("/dev").join(node), &root.join("dev").join(node), false, false)?;
     }
     for entry in &spec.binds {
-        let target = inside(&root, &entry.container);
+        let target = materialise(&root, &entry.container)
+            .with_context(|| format!("cannot make room for {}", entry.container.display()))?;
         bind(&entry.host, &target, entry.read_only, true)?;
     }
     chroot(&root).context("cannot enter the container's root")?;
     std::env::set_current_dir("/").context("cannot enter the container's root")
 }
 
-/// Top-level directories of the host that a program needs; the rest of the root is the container's own.
-const SYSTEM: [&str; 9] = ["usr", "etc", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt"];
+/// Where the host's own root is in a container.
+const HOST: &str = "/host";
+/// Top-level directories that are the container's own.
+const OWN: [&str; 6] = ["proc", "sys", "dev", "run", "tmp", "host"];
 
-/// A root of the host's system directories, each with a writable layer that lives as long as the
-/// namespace. One overlay over `/` is impossible here: the kernel does not let a user namespace copy a
-/// mount that has others below it.
-fn overlay_root(scratch: &Path) -> Result<PathBuf> {
+/// A root in memory whose entries are links to the host's. An unprivileged user can neither write into
+/// the host's directories nor, owning none of them, into an overlay over them; directories of links can
+/// be changed at will, and [`materialise`] makes one wherever a bind has to go.
+fn mirrored_root(scratch: &Path) -> Result<PathBuf> {
     let none = None::<&Path>;
     mount(Some("tmpfs"), scratch, Some("tmpfs"), MsFlags::empty(), none)
         .context("cannot mount a scratch file system")?;
     let root = scratch.join("root");
-    for dir in ["proc", "sys", "dev", "run", "tmp", "var"] {
-        fs::create_dir_all(root.join(dir))
-            .with_context(|| format!("cannot create {}", root.join(dir).display()))?;
+    fs::create_dir(&root)?;
+    for name in OWN {
+        fs::create_dir(root.join(name)).with_context(|| format!("cannot create /{name}"))?;
     }
-    for name in SYSTEM {
-        let (host, target) = (Path::new("/").join(name), root.join(name));
-        let Ok(meta) = fs::symlink_metadata(&host) else { continue };
-        if meta.is_symlink() {
-            std::os::unix::fs::symlink(fs::read_link(&host)?, &target)?;
-        } else if meta.is_dir() {
-            layer(&host, &scratch.join("layers").join(name), &target)
-                .with_context(|| format!("cannot lay a writable layer over {}", host.display()))?;
-        }
-    }
+    mirror(Path::new("/"), &root)?;
+    mount(Some("/"), &root.join("host"), none, MsFlags::MS_BIND | MsFlags::MS_REC, none)
+        .context("cannot mount the host's files")?;
     Ok(root)
 }
 
-fn layer(host: &Path, layers: &Path, target: &Path) -> Result<()> {
-    let (upper, work) = (layers.join("upper"), layers.join("work"));
-    for dir in [&upper, &work, &target.to_owned()] {
-        fs::create_dir_all(dir)?;
+/// Fills a directory with links to the entries of one of the host's; its own entries stay. Links of the
+/// host are copied, so that `/lib` stays what it is.
+fn mirror(host: &Path, target: &Path) -> Result<()> {
+    for entry in fs::read_dir(host).with_context(|| format!("cannot list {}", host.display()))? {
+        let (path, link) =
+            (entry.as_ref().map(fs::DirEntry::path), entry.as_ref().map(|e| target.join(e.file_name())));
+        let (Ok(path), Ok(link)) = (path, link) else { continue };
+        if fs::symlink_metadata(&link).is_ok() {
+            continue;
+        }
+        let to = match fs::read_link(&path) {
+            Ok(own) => own,
+            Err(_) => Path::new(HOST).join(path.strip_prefix("/").unwrap_or(&path)),
+        };
+        std::os::unix::fs::symlink(to, link)?;
     }
-    let options = format!(
-        "lowerdir={},upperdir={},workdir={},userxattr",
-        host.display(),
-        upper.display(),
-        work.display()
-    );
-    mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options.as_str()))?;
     Ok(())
+}
+
+/// Makes the parents of a container path real directories that mirror the host's, and gives the path
+/// under the root.
+fn materialise(root: &Path, container: &Path) -> Result<PathBuf> {
+    let mut at = PathBuf::new();
+    let inside_root = inside(Path::new(""), container);
+    let (Some(parent), Some(name)) = (inside_root.parent(), inside_root.file_name()) else {
+        anyhow::bail!("{} is no path for a mount", container.display());
+    };
+    for part in parent.components() {
+        let path = root.join(&at).join(part);
+        match fs::read_link(&path) {
+            // A link into the host becomes a directory of links.
+            Ok(link) if link.starts_with(HOST) => {
+                at.push(part);
+                let host = Path::new("/").join(&at);
+                anyhow::ensure!(host.is_dir(), "{} is not a directory", host.display());
+                fs::remove_file(&path)?;
+                fs::create_dir(&path)?;
+                mirror(&host, &path)?;
+            }
+            // A link of the host's own, such as /lib: go where it leads.
+            Ok(link) => {
+                let target = if link.is_absolute() { link } else { Path::new("/").join(&at).join(link) };
+                let below = parent.strip_prefix(at.join(part)).unwrap_or_else(|_| Path::new(""));
+                return materialise(root, &normal(&target).join(below).join(name));
+            }
+            Err(_) => {
+                at.push(part);
+                fs::create_dir_all(&path)?;
+            }
+        }
+    }
+    Ok(root.join(at).join(name))
+}
+
+/// The path without `.` and `..`.
+fn normal(path: &Path) -> PathBuf {
+    let mut out = PathBuf::from("/");
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir => {
+                out.pop();
+            }
+            std::path::Component::Normal(part) => out.push(part),
+            _ => {}
+        }
+    }
+    out
 }
 
 /// The path of a container under the root, with no way out of it.
@@ -215,6 +265,23 @@ fn link_scratch(spec: &ContainerSpec) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn room_for_a_mount_leaves_its_neighbours_in_place() {
+        let dir = tempfile::tempdir().unwrap();
+        mirror(Path::new("/"), dir.path()).unwrap();
+        let target = materialise(dir.path(), Path::new("/usr/lib/new-dir/new-file")).unwrap();
+        assert_eq!(target, dir.path().join("usr/lib/new-dir/new-file"));
+        assert!(fs::symlink_metadata(dir.path().join("usr/lib")).unwrap().is_dir());
+        let neighbours = fs::read_dir("/usr/lib").unwrap().count();
+        assert_eq!(fs::read_dir(dir.path().join("usr/lib")).unwrap().count(), neighbours + 1);
+    }
+
+    #[test]
+    fn paths_are_normal() {
+        assert_eq!(normal(Path::new("/a/../b/./c")), Path::new("/b/c"));
+        assert_eq!(normal(Path::new("/../x")), Path::new("/x"));
+    }
 
     #[test]
     fn container_paths_cannot_leave_the_root() {
