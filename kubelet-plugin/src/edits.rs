@@ -201,9 +201,9 @@ fn mount_limiter(edits: &mut ContainerEdits, site: &Site, device: &Device, limit
             path: hook.to_string_lossy().into_owned(),
             args: vec![
                 "aliquot-oci-hook".to_owned(),
-                "limiter".to_owned(),
-                "--version".to_owned(),
-                limiter.version.clone(),
+                "create-container".to_owned(),
+                "--limiter".to_owned(),
+                format!("{inside}/{PRELOAD}"),
             ],
             env: Vec::new(),
             timeout: None,
