@@ -25,6 +25,8 @@ pub(crate) struct ContainerSpec {
     pub(crate) namespaces: bool,
     /// Files and directories of the host that appear in the container.
     pub(crate) binds: Vec<Bind>,
+    /// CDI hooks of the stage createContainer: path and arguments.
+    pub(crate) hooks: Vec<(PathBuf, Vec<String>)>,
     /// The whole environment.
     pub(crate) env: BTreeMap<String, String>,
     /// Program and arguments; the program's path is one of the container.
@@ -45,6 +47,7 @@ pub(crate) fn namespaces_work(program: &Path, scratch: &Path) -> bool {
         scratch: scratch.to_owned(),
         namespaces: true,
         binds: Vec::new(),
+        hooks: Vec::new(),
         env: BTreeMap::new(),
         argv: vec!["/bin/true".to_owned()],
     };
@@ -102,6 +105,12 @@ fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
         let target = materialise(&root, &entry.container)
             .with_context(|| format!("cannot make room for {}", entry.container.display()))?;
         bind(&entry.host, &target, entry.read_only, true)?;
+    }
+    for (path, arguments) in &spec.hooks {
+        // A runtime says on standard input where the root is; here it is said on the command line.
+        let status = Command::new(path).args(arguments.iter().skip(1)).arg("--root").arg(&root).status();
+        let status = status.with_context(|| format!("cannot run the hook {}", path.display()))?;
+        anyhow::ensure!(status.success(), "the hook {} forbids the start", path.display());
     }
     chroot(&root).context("cannot enter the container's root")?;
     std::env::set_current_dir("/").context("cannot enter the container's root")

@@ -1,7 +1,7 @@
 //! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe in it.
 
 use crate::container::{Bind, ContainerSpec};
-use aliquot_cdi::{ContainerEdits, QualifiedName, Spec};
+use aliquot_cdi::{ContainerEdits, HookName, QualifiedName, Spec};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -130,7 +130,9 @@ impl Runtime {
             }
             without_namespaces(&scratch, &binds, &mut env)?;
         }
-        Ok(ContainerSpec { scratch, namespaces: self.namespaces, binds, env, argv })
+        let create = edits.hooks.iter().filter(|hook| hook.hook_name == HookName::CreateContainer);
+        let hooks = create.map(|hook| (PathBuf::from(&hook.path), hook.args.clone())).collect();
+        Ok(ContainerSpec { scratch, namespaces: self.namespaces, binds, hooks, env, argv })
     }
 }
 
