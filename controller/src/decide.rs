@@ -49,7 +49,7 @@ pub enum Decision {
     /// Something has to happen first.
     Waiting(Wait),
     /// A claim asks for what can never be.
-    Rejected(Rejection),
+    Rejected(Box<Rejection>),
     /// It does not fit now.
     NoFit(Box<NoFit>),
     /// The search ran out of time: it may or may not fit.
@@ -112,7 +112,9 @@ pub fn decide(
             }
             if !claim.is_reserved_for(&pod.uid) {
                 if claim.reserved_for.len() >= ask::MOST_CONSUMERS {
-                    return Decision::Rejected(Rejection::TooManyConsumers { claim: claim.key.clone() });
+                    return Decision::Rejected(Box::new(Rejection::TooManyConsumers {
+                        claim: claim.key.clone(),
+                    }));
                 }
                 reserve.push(claim.key.clone());
             }
@@ -187,17 +189,17 @@ struct Pinned<'a> {
     selectors: Vec<&'a Allocation>,
 }
 
-fn pinned<'a>(index: &'a Index, pod: &Pod, claims: &[&'a Claim]) -> Result<Pinned<'a>, Rejection> {
+fn pinned<'a>(index: &'a Index, pod: &Pod, claims: &[&'a Claim]) -> Result<Pinned<'a>, Box<Rejection>> {
     let mut pinned = Pinned { node: pod.node.clone(), selectors: Vec::new() };
     for claim in claims {
         let Some(allocation) = index.effective_allocation(&claim.key) else { continue };
         match (&allocation.node, &pinned.node) {
             (Some(node), Some(other)) if node != other => {
-                return Err(Rejection::Apart {
+                return Err(Box::new(Rejection::Apart {
                     claim: claim.key.clone(),
                     node: node.clone(),
                     other: other.clone(),
-                });
+                }));
             }
             (Some(node), _) => pinned.node = Some(node.clone()),
             (None, _) if allocation.selector.is_some() => pinned.selectors.push(allocation),
@@ -227,7 +229,7 @@ enum Choice {
     Node(Best),
     None(NoFit),
     OutOfTime(NoFit),
-    Rejected(Rejection),
+    Rejected(Box<Rejection>),
 }
 
 /// What one decision is made from.
@@ -292,7 +294,7 @@ enum Verdict {
     Fits(Best),
     No(NodeReason),
     OutOfTime,
-    Rejected(Rejection),
+    Rejected(Box<Rejection>),
 }
 
 fn consider(

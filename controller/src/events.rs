@@ -66,7 +66,7 @@ fn event(report: &Report, instance: &str) -> Event {
         Regarding::Node(name) => name.to_string(),
     };
     // Events of nodes are kept in the namespace default.
-    let namespace = key.map_or("default".to_owned(), |key| key.namespace.to_string());
+    let namespace = key.map_or_else(|| "default".to_owned(), |key| key.namespace.to_string());
     let now = Timestamp::now();
     Event {
         metadata: ObjectMeta {

@@ -106,7 +106,7 @@ async fn follow<K>(
 async fn follow_rules(api: Api<DynamicObject>, resource: ApiResource, to: mpsc::Sender<Input>) {
     let read = |object: &DynamicObject| {
         let name = object.metadata.name.clone().unwrap_or_default();
-        let rule = TaintRule::read(&name, &object.data["spec"]);
+        let rule = object.data.get("spec").and_then(|spec| TaintRule::read(&name, spec));
         if rule.is_none() {
             tracing::warn!(
                 rule = name,

@@ -121,7 +121,7 @@ pub fn resolve<'a>(
     index: &'a Index,
     matcher: &mut Matcher,
     claim: &Claim,
-) -> Result<Option<Ask<'a>>, Rejection> {
+) -> Result<Option<Ask<'a>>, Box<Rejection>> {
     let devices = claim.spec.devices.as_ref();
     let wanted = devices.and_then(|devices| devices.requests.as_deref()).unwrap_or_default();
     let context = Context { index, claim: &claim.key };
@@ -135,11 +135,11 @@ pub fn resolve<'a>(
         return Ok(None);
     }
     if let Some(other) = requests.iter().find(|request| !possible(request)) {
-        return Err(Rejection::MixedDrivers {
+        return Err(Box::new(Rejection::MixedDrivers {
             claim: claim.key.clone(),
             request: other.name.clone(),
             class: other.alternatives.first().map(|a| a.class.name.clone()).unwrap_or_default(),
-        });
+        }));
     }
     let constraints = devices
         .and_then(|devices| devices.constraints.as_deref())
@@ -163,11 +163,15 @@ struct Context<'a, 'c> {
 }
 
 impl<'a> Context<'a, '_> {
-    fn unsupported(&self, request: &str, what: &str) -> Rejection {
-        Rejection::Unsupported { claim: self.claim.clone(), request: request.into(), what: what.to_owned() }
+    fn unsupported(&self, request: &str, what: &str) -> Box<Rejection> {
+        Box::new(Rejection::Unsupported {
+            claim: self.claim.clone(),
+            request: request.into(),
+            what: what.to_owned(),
+        })
     }
 
-    fn request(&self, matcher: &mut Matcher, request: &DeviceRequest) -> Result<Request<'a>, Rejection> {
+    fn request(&self, matcher: &mut Matcher, request: &DeviceRequest) -> Result<Request<'a>, Box<Rejection>> {
         let name = request.name.as_str();
         let mut alternatives = Vec::new();
         if let Some(exact) = &request.exactly {
@@ -197,13 +201,13 @@ impl<'a> Context<'a, '_> {
         request: &str,
         subrequest: Option<&str>,
         exact: &ExactDeviceRequest,
-    ) -> Result<Alternative<'a>, Rejection> {
+    ) -> Result<Alternative<'a>, Box<Rejection>> {
         let Some(class) = self.index.class(&exact.device_class_name) else {
-            return Err(Rejection::NoSuchClass {
+            return Err(Box::new(Rejection::NoSuchClass {
                 claim: self.claim.clone(),
                 request: request.into(),
                 class: exact.device_class_name.as_str().into(),
-            });
+            }));
         };
         let count = match exact.allocation_mode.as_deref().unwrap_or("ExactCount") {
             "ExactCount" => Count::Exactly(usize::try_from(exact.count.unwrap_or(1)).unwrap_or(usize::MAX)),
@@ -213,11 +217,11 @@ impl<'a> Context<'a, '_> {
         if let Count::Exactly(count) = count
             && count > MOST_RESULTS
         {
-            return Err(Rejection::TooManyDevices {
+            return Err(Box::new(Rejection::TooManyDevices {
                 claim: self.claim.clone(),
                 request: request.into(),
                 count,
-            });
+            }));
         }
         let possible = matcher.may_select(self.index.driver(), class);
         let mut selectors = Vec::new();
@@ -241,7 +245,7 @@ impl<'a> Context<'a, '_> {
         &self,
         request: &str,
         capacity: Option<&CapacityRequirements>,
-    ) -> Result<Vec<(Option<Sym>, Quantity)>, Rejection> {
+    ) -> Result<Vec<(Option<Sym>, Quantity)>, Box<Rejection>> {
         capacity
             .and_then(|capacity| capacity.requests.as_ref())
             .into_iter()
@@ -256,12 +260,12 @@ impl<'a> Context<'a, '_> {
             .collect()
     }
 
-    fn constraint(&self, constraint: &DeviceConstraint) -> Result<Constraint, Rejection> {
+    fn constraint(&self, constraint: &DeviceConstraint) -> Result<Constraint, Box<Rejection>> {
         let (kind, name) = match (&constraint.match_attribute, &constraint.distinct_attribute) {
             (Some(name), None) => (ConstraintKind::Match, name),
             (None, Some(name)) => (ConstraintKind::Distinct, name),
             _ => {
-                return Err(Rejection::UnknownConstraint { claim: self.claim.clone() });
+                return Err(Box::new(Rejection::UnknownConstraint { claim: self.claim.clone() }));
             }
         };
         Ok(Constraint {

@@ -11,11 +11,16 @@ use std::sync::Arc;
 pub struct Matcher {
     environment: Environment,
     selectors: HashMap<Arc<str>, Arc<Compiled>>,
-    answers: HashMap<(u32, u64, Box<[u64]>), Arc<Answers>>,
-    values: HashMap<(u32, u32, Box<[Option<u32>]>), Answer>,
+    answers: HashMap<LayoutKey, Arc<Answers>>,
+    values: HashMap<DeviceKey, Answer>,
     last: u32,
     evaluations: u64,
 }
+
+/// Selector, fixed part of a layout, columns that the selector reads.
+type LayoutKey = (u32, u64, Box<[u64]>);
+/// Selector, shape, values that the selector reads.
+type DeviceKey = (u32, u32, Box<[Option<u32>]>);
 
 #[derive(Debug)]
 struct Compiled {

@@ -52,7 +52,7 @@ pub enum Failure {
     /// It is not known.
     OutOfTime,
     /// A claim is at fault.
-    Rejected(Rejection),
+    Rejected(Box<Rejection>),
 }
 
 /// Steps between two looks at the clock.
@@ -215,13 +215,13 @@ fn eligible(
                 Ok(true) => {}
                 Ok(false) => continue,
                 Err(error) => {
-                    return Err(Failure::Rejected(Rejection::Selector {
+                    return Err(Failure::Rejected(Box::new(Rejection::Selector {
                         claim: ask.claim.clone(),
                         request: request.clone(),
                         class: alternative.class.name.clone(),
                         device: format!("{}/{}", index.name(view.pool.name), index.name(device.name)),
                         error,
-                    }));
+                    })));
                 }
             }
             let Some(consumed) = consumption(index, device, alternative) else { continue };

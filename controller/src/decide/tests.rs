@@ -1,1 +1,735 @@
+use super::*;
+use crate::fixtures::{self, DRIVER, object, partition, request, share};
+use crate::index::{FINGERPRINT, TaintRule};
+use aliquot_model::layout::{AllocatorMode, GpuState, Holding};
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::jiff::Timestamp;
+use rstest::rstest;
+use serde_json::{Value, json};
 
+mod properties;
+
+/// An index with a matcher, for playing a cluster through.
+struct World {
+    index: Index,
+    matcher: Matcher,
+    version: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut index = Index::new(DRIVER);
+        index.reset_classes(&fixtures::classes());
+        Self { index, matcher: Matcher::new(), version: 0 }
+    }
+
+    fn with_nodes(nodes: &[(&str, u32)]) -> Self {
+        let mut world = Self::new();
+        for (name, gpus) in nodes {
+            world.node(name, *gpus, AllocatorMode::Controller);
+        }
+        world
+    }
+
+    fn node(&mut self, name: &str, gpus: u32, mode: AllocatorMode) {
+        self.index.apply_node(&fixtures::node(name));
+        for slice in fixtures::slices(name, gpus, mode, 1) {
+            self.index.apply_slice(&slice);
+        }
+    }
+
+    fn stamp(&mut self) -> String {
+        self.version += 1;
+        self.version.to_string()
+    }
+
+    fn claim(&mut self, name: &str, spec: &Value) {
+        let mut claim = fixtures::claim(name, spec);
+        claim.metadata.uid = Some(format!("uid-{name}"));
+        claim.metadata.resource_version = Some(self.stamp());
+        self.index.apply_claim(&claim);
+    }
+
+    fn requests(&mut self, name: &str, requests: &[Value]) {
+        self.claim(name, &fixtures::spec(requests));
+    }
+
+    fn pod_with(&mut self, name: &str, claims: &[&str], more: impl FnOnce(&mut ApiPod)) -> Pod {
+        let mut pod = fixtures::pod(name, claims);
+        pod.metadata.uid = Some(format!("uid-{name}"));
+        pod.metadata.resource_version = Some(self.stamp());
+        more(&mut pod);
+        self.index.apply_pod(&pod);
+        self.index.pod(&ObjectKey::new("default", name)).expect("kept").clone()
+    }
+
+    fn pod(&mut self, name: &str, claims: &[&str]) -> Pod {
+        self.pod_with(name, claims, |_| {})
+    }
+
+    fn decide(&mut self, pod: &Pod) -> Decision {
+        self.decide_with(pod, Options::default())
+    }
+
+    fn decide_with(&mut self, pod: &Pod, options: Options) -> Decision {
+        decide(&self.index, &mut self.matcher, pod, &LeftOut::new(), options, &mut || false)
+    }
+
+    /// Decides, and lets the API show the result.
+    fn place(&mut self, pod: &Pod) -> Placed {
+        match self.decide(pod) {
+            Decision::Placed(plan) => {
+                self.show(&plan, pod);
+                Placed(*plan)
+            }
+            other => panic!("expected a place, got {other:?}"),
+        }
+    }
+
+    /// Lets the API show a decision.
+    fn show(&mut self, plan: &Plan, pod: &Pod) {
+        for draft in &plan.drafts {
+            let mut share = 0;
+            let allocation = draft.finish(Timestamp::from_second(1_000).expect("a time"), || {
+                share += 1;
+                format!("share-{}-{share}", draft.claim.name)
+            });
+            self.allocate(&draft.claim.name, &allocation, &[pod]);
+        }
+    }
+
+    fn allocate(&mut self, name: &str, allocation: &AllocationResult, consumers: &[&Pod]) {
+        let key = ObjectKey::new("default", name);
+        let known = self.index.claim(&key).expect("a claim").clone();
+        let seconds = allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+        let results = allocation.devices.as_ref().and_then(|d| d.results.clone()).unwrap_or_default();
+        let mark = crate::index::fingerprint(&known.uid, seconds, &results);
+        let reserved: Vec<Value> = consumers
+            .iter()
+            .map(|pod| json!({"resource": "pods", "name": &*pod.key.name, "uid": &*pod.uid}))
+            .collect();
+        let claim: ResourceClaim = object(json!({
+            "metadata": {
+                "name": name, "namespace": "default", "uid": &*known.uid, "resourceVersion": self.stamp(),
+                "annotations": {FINGERPRINT: mark},
+            },
+            "spec": *known.spec,
+            "status": {"allocation": allocation, "reservedFor": reserved},
+        }));
+        self.index.apply_claim(&claim);
+    }
+
+    /// One claim with these requests for one pod.
+    fn one(&mut self, name: &str, requests: &[Value]) -> Placed {
+        self.requests(name, requests);
+        let pod = self.pod(name, &[name]);
+        self.place(&pod)
+    }
+
+    fn refused(&mut self, name: &str, requests: &[Value]) -> String {
+        self.requests(name, requests);
+        let pod = self.pod(name, &[name]);
+        match self.decide(&pod) {
+            Decision::NoFit(reason) => reason.to_string(),
+            other => panic!("expected no fit, got {other:?}"),
+        }
+    }
+
+    fn rejected(&mut self, name: &str, spec: &Value) -> String {
+        self.claim(name, spec);
+        let pod = self.pod(name, &[name]);
+        match self.decide(&pod) {
+            Decision::Rejected(rejection) => rejection.to_string(),
+            other => panic!("expected a rejection, got {other:?}"),
+        }
+    }
+}
+
+struct Placed(Plan);
+
+impl Placed {
+    fn results(&self) -> Vec<DeviceRequestAllocationResult> {
+        self.0
+            .drafts
+            .iter()
+            .flat_map(|draft| draft.allocation().devices.clone().expect("devices").results.expect("results"))
+            .collect()
+    }
+
+    fn devices(&self) -> Vec<String> {
+        self.results().into_iter().map(|result| result.device).collect()
+    }
+}
+
+#[test]
+fn an_allocation_is_written_as_the_api_wants_it() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let placed = world.one("c", &[share("s", "1000Mi", "20"), partition("never", "x")][..1]);
+    let draft = &placed.0.drafts[0];
+    let finished = draft.finish(Timestamp::from_millisecond(1_700_000_000_999).expect("a time"), || "id".to_owned());
+    let json = serde_json::to_value(&finished).expect("JSON");
+    assert_eq!(
+        json,
+        json!({
+            "allocationTimestamp": "2023-11-14T22:13:20Z",
+            "devices": {"results": [{
+                "request": "s", "driver": DRIVER, "pool": format!("{DRIVER}/n1"), "device": "gpu-0-share",
+                "shareID": "id", "consumedCapacity": {"memory": "1000Mi", "cores": "20", "slots": "1"},
+            }]},
+            "nodeSelector": {"nodeSelectorTerms": [
+                {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+            ]},
+        })
+    );
+}
+
+#[test]
+fn the_ways_to_use_a_gpu_exclude_each_other() {
+    let ways = [request("r", "gpu.aliquot.dev", 1), partition("r", "1g.10gb"), share("r", "1Gi", "0")];
+    for (first, taken) in ways.iter().enumerate() {
+        for (second, wanted) in ways.iter().enumerate() {
+            let mut world = World::with_nodes(&[("n1", 1)]);
+            world.one("a", std::slice::from_ref(taken));
+            world.requests("b", std::slice::from_ref(wanted));
+            let pod = world.pod("b", &["b"]);
+            let fits = matches!(world.decide(&pod), Decision::Placed(_));
+            // Only partitions and shares go with their like.
+            assert_eq!(fits, first == second && first != 0, "{first} then {second}");
+        }
+    }
+}
+
+#[test]
+fn small_partitions_fill_one_gpu_from_the_top_before_the_next_is_opened() {
+    let mut world = World::with_nodes(&[("n1", 2), ("n2", 2)]);
+    let mut starts = Vec::new();
+    for number in 0..7 {
+        let placed = world.one(&format!("c{number}"), &[partition("p", "1g.10gb")]);
+        let device = placed.devices().remove(0);
+        assert!(device.starts_with("gpu-0-mig-1g10gb-19-"), "{device}");
+        assert_eq!(&*placed.0.node, "n1");
+        starts.push(device.rsplit('-').next().expect("a start").to_owned());
+    }
+    assert_eq!(starts[0], "6");
+    starts.sort();
+    assert_eq!(starts, ["0", "1", "2", "3", "4", "5", "6"]);
+    assert_eq!(world.one("c7", &[partition("p", "1g.10gb")]).devices(), ["gpu-1-mig-1g10gb-19-6"]);
+}
+
+#[test]
+fn small_partitions_leave_the_places_of_large_ones() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    for (name, profile) in [("a", "1g.10gb"), ("c", "2g.20gb")] {
+        world.one(name, &[partition("p", profile)]);
+    }
+    // 4g needs the lower half.
+    assert_eq!(world.one("d", &[partition("p", "4g.40gb")]).devices(), ["gpu-0-mig-4g40gb-5-0"]);
+}
+
+#[test]
+fn spread_takes_what_is_least_used() {
+    let mut world = World::with_nodes(&[("n1", 2), ("n2", 2)]);
+    world.one("a", &[partition("p", "1g.10gb")]);
+    world.requests("b", &[partition("p", "1g.10gb")]);
+    let pod = world.pod("b", &["b"]);
+    let options = Options { strategy: Strategy::Spread };
+    let Decision::Placed(plan) = world.decide_with(&pod, options) else { panic!("fits") };
+    assert_eq!(&*plan.node, "n2");
+}
+
+#[test]
+fn shares_are_packed_until_a_capacity_is_used_up() {
+    let mut world = World::with_nodes(&[("n1", 2)]);
+    for number in 0..2 {
+        assert_eq!(world.one(&format!("c{number}"), &[share("s", "40Gi", "10")]).devices(), ["gpu-0-share"]);
+    }
+    assert_eq!(world.one("c2", &[share("s", "1Mi", "0")]).devices(), ["gpu-1-share"]);
+    // Compute is a capacity of its own.
+    world.one("c3", &[share("s", "1Mi", "100")]);
+    assert!(world.refused("c4", &[share("s", "1Mi", "1")]).contains("have not enough free devices for request s"));
+}
+
+#[test]
+fn two_shares_of_one_pod_may_be_on_one_gpu_unless_the_claim_forbids_it() {
+    let requests = [share("a", "1Gi", "0"), share("b", "1Gi", "0")];
+    let mut world = World::with_nodes(&[("n1", 2)]);
+    assert_eq!(world.one("c", &requests).devices(), ["gpu-0-share", "gpu-0-share"]);
+    let mut spec = fixtures::spec(&requests);
+    spec["devices"]["constraints"] = json!([{"distinctAttribute": format!("{DRIVER}/uuid")}]);
+    world.claim("d", &spec);
+    let pod = world.pod("d", &["d"]);
+    let mut devices = world.place(&pod).devices();
+    devices.sort();
+    assert_eq!(devices, ["gpu-0-share", "gpu-1-share"]);
+}
+
+#[test]
+fn all_wants_every_matching_device_and_each_of_them_free() {
+    let mut all = request("r", "gpu.aliquot.dev", 1);
+    all["exactly"] = json!({"deviceClassName": "gpu.aliquot.dev", "allocationMode": "All"});
+    let mut world = World::with_nodes(&[("n1", 2), ("n2", 3)]);
+    world.one("a", &[partition("p", "1g.10gb")]);
+    let placed = world.one("b", std::slice::from_ref(&all));
+    assert_eq!((&*placed.0.node, placed.devices().len()), ("n2", 3));
+    let reason = world.refused("c", &[all]);
+    assert!(reason.contains("have matching devices that are in use, and request r wants all of them"), "{reason}");
+}
+
+#[test]
+fn admin_access_goes_beside_whoever_holds_the_gpu_and_holds_nothing() {
+    let mut admin = request("r", "admin.aliquot.dev", 1);
+    admin["exactly"]["adminAccess"] = json!(true);
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    world.one("whole", &[request("r", "gpu.aliquot.dev", 1)]);
+    for name in ["a", "b"] {
+        let placed = world.one(name, std::slice::from_ref(&admin));
+        assert_eq!(placed.devices(), ["gpu-0-admin"]);
+        assert_eq!(placed.results()[0].admin_access, Some(true));
+    }
+}
+
+#[rstest]
+#[case::same_numa_node("matchAttribute", "resource.kubernetes.io/numaNode", 4, true)]
+#[case::too_many_for_a_numa_node("matchAttribute", "resource.kubernetes.io/numaNode", 5, false)]
+#[case::one_of_each_root("distinctAttribute", "resource.kubernetes.io/pcieRoot", 4, true)]
+#[case::more_than_roots("distinctAttribute", "resource.kubernetes.io/pcieRoot", 5, false)]
+#[case::own_name_needs_its_domain("matchAttribute", "gpu.aliquot.dev/productName", 8, true)]
+#[case::attribute_that_nobody_has("matchAttribute", "gpu.aliquot.dev/nothing", 1, false)]
+fn constraints_hold_over_all_devices(#[case] kind: &str, #[case] name: &str, #[case] count: u32, #[case] fits: bool) {
+    let mut world = World::with_nodes(&[("n1", 8)]);
+    let mut spec = fixtures::spec(&[request("r", "gpu.aliquot.dev", count)]);
+    spec["devices"]["constraints"] = json!([{kind: name}]);
+    world.claim("c", &spec);
+    let pod = world.pod("c", &["c"]);
+    assert_eq!(matches!(world.decide(&pod), Decision::Placed(_)), fits);
+}
+
+#[test]
+fn constraints_of_some_requests_leave_the_others_alone() {
+    let mut world = World::with_nodes(&[("n1", 8)]);
+    let requests = [request("a", "gpu.aliquot.dev", 4), request("b", "gpu.aliquot.dev", 3)];
+    let mut spec = fixtures::spec(&requests);
+    spec["devices"]["constraints"] =
+        json!([{"requests": ["a"], "matchAttribute": "resource.kubernetes.io/numaNode"}]);
+    world.claim("c", &spec);
+    let pod = world.pod("c", &["c"]);
+    assert_eq!(world.place(&pod).devices().len(), 7);
+}
+
+#[test]
+fn alternatives_are_taken_in_order_of_preference_also_between_nodes() {
+    let first_available = json!({"name": "r", "firstAvailable": [
+        {"name": "whole", "deviceClassName": "gpu.aliquot.dev"},
+        {"name": "part", "deviceClassName": "mig.aliquot.dev", "selectors": [
+            {"cel": {"expression": format!(r#"device.attributes["{DRIVER}"].profile == "3g.40gb""#)}}]},
+    ]});
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 1)]);
+    world.one("x", &[partition("p", "1g.10gb")]);
+    // n1 is fuller and could give the second choice; n2 has the first.
+    let placed = world.one("a", std::slice::from_ref(&first_available));
+    assert_eq!((placed.results()[0].request.as_str(), &*placed.0.node), ("r/whole", "n2"));
+    let placed = world.one("b", &[first_available]);
+    assert_eq!(placed.results()[0].request, "r/part");
+}
+
+#[test]
+fn claims_of_a_pod_are_decided_jointly() {
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 1)]);
+    world.one("x", &[partition("p", "7g.80gb")]);
+    world.one("y", &[partition("p", "4g.40gb")]);
+    // Each alone fits on n2; together they do not.
+    world.requests("a", &[partition("p", "3g.40gb")]);
+    world.requests("b", &[partition("p", "2g.20gb")]);
+    let pod = world.pod("p", &["a", "b"]);
+    let Decision::NoFit(reason) = world.decide(&pod) else { panic!("must not fit") };
+    assert!(reason.to_string().contains("1 (n2) can meet each request, but not all together"), "{reason}");
+}
+
+#[test]
+fn backtracking_finds_what_greed_misses() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    // Any partition first would take a part of the lower half if it could.
+    let any = json!({"name": "any", "exactly": {"deviceClassName": "mig.aliquot.dev", "selectors": [
+        {"cel": {"expression": format!(r#"device.capacity["{DRIVER}"].memory.compareTo(quantity("40Gi")) >= 0"#)}}]}});
+    let placed = world.one("c", &[any, partition("four", "4g.40gb")]);
+    assert_eq!(placed.devices(), ["gpu-0-mig-3g40gb-9-4", "gpu-0-mig-4g40gb-5-0"]);
+}
+
+#[test]
+fn configuration_comes_from_the_class_first_and_names_no_request_when_it_is_for_all() {
+    let mut world = World::with_nodes(&[("n1", 2)]);
+    let opaque = |value: &str| json!({"driver": DRIVER, "parameters": {"v": value}});
+    let mut class: Value = serde_json::to_value(fixtures::class("with-config", "true")).expect("JSON");
+    class["spec"]["selectors"] = json!([{"cel": {"expression":
+        format!(r#"device.attributes["{DRIVER}"].type == "gpu""#)}}]);
+    class["spec"]["config"] = json!([{"opaque": opaque("class")}]);
+    world.index.apply_class(&object(class));
+    let mut spec = fixtures::spec(&[request("a", "with-config", 1), request("b", "gpu.aliquot.dev", 1)]);
+    spec["devices"]["config"] = json!([
+        {"opaque": opaque("everything")},
+        {"requests": ["b"], "opaque": opaque("b")},
+        {"requests": ["a", "b"], "opaque": opaque("both")},
+    ]);
+    world.claim("c", &spec);
+    let pod = world.pod("c", &["c"]);
+    let placed = world.place(&pod);
+    let config = placed.0.drafts[0].allocation().devices.clone().expect("devices").config;
+    assert_eq!(
+        serde_json::to_value(config).expect("JSON"),
+        json!([
+            {"source": "FromClass", "requests": ["a"], "opaque": opaque("class")},
+            {"source": "FromClaim", "opaque": opaque("everything")},
+            {"source": "FromClaim", "requests": ["b"], "opaque": opaque("b")},
+            {"source": "FromClaim", "opaque": opaque("both")},
+        ])
+    );
+}
+
+#[test]
+fn only_devices_with_our_taint_are_given_out() {
+    let mut world = World::new();
+    world.node("n1", 1, AllocatorMode::HandOver);
+    let reason = world.refused("a", &[request("r", "gpu.aliquot.dev", 1)]);
+    assert!(reason.contains("1 (n1) are not in controller mode"), "{reason}");
+    world.node("n2", 1, AllocatorMode::Scheduler);
+    world.requests("b", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod("b", &["b"]);
+    assert_eq!(world.decide(&pod), Decision::LeaveToScheduler { node: "n2".into() });
+    world.node("n3", 1, AllocatorMode::Controller);
+    assert_eq!(&*world.place(&pod).0.node, "n3");
+}
+
+#[test]
+fn held_hardware_is_given_only_to_who_tolerates_it() {
+    let mut world = World::new();
+    world.index.apply_node(&fixtures::node("n1"));
+    let gpu = GpuState { info: fixtures::h100("n1", 0), live: Vec::new(), held: vec![Holding::Whole] };
+    for slice in fixtures::slices_of("n1", &[gpu], AllocatorMode::Controller, 1) {
+        world.index.apply_slice(&slice);
+    }
+    let wanted = request("r", "gpu.aliquot.dev", 1);
+    let reason = world.refused("a", std::slice::from_ref(&wanted));
+    assert!(reason.contains("only with the untolerated taint gpu.aliquot.dev/held:NoSchedule"), "{reason}");
+    let mut tolerant = wanted;
+    tolerant["exactly"]["tolerations"] = json!([{"key": "gpu.aliquot.dev/held", "operator": "Exists"}]);
+    let placed = world.one("b", &[tolerant]);
+    assert_eq!(placed.results()[0].tolerations.as_ref().map(Vec::len), Some(1));
+}
+
+#[test]
+fn taint_rules_count_like_taints() {
+    let mut world = World::with_nodes(&[("n1", 2)]);
+    let rule = |device: &str, effect: &str| {
+        TaintRule::read(
+            "rule",
+            &json!({"deviceSelector": {"driver": DRIVER, "device": device}, "taint": {"key": "k", "effect": effect}}),
+        )
+    };
+    world.index.apply_taint_rule("rule", rule("gpu-0", "NoSchedule"));
+    assert_eq!(world.one("a", &[request("r", "gpu.aliquot.dev", 1)]).devices(), ["gpu-1"]);
+    assert!(world.refused("b", &[request("r", "gpu.aliquot.dev", 1)]).contains("not enough free"));
+    world.index.apply_taint_rule("rule", rule("gpu-0", "None"));
+    let pod = world.pod("b", &["b"]);
+    assert_eq!(world.place(&pod).devices(), ["gpu-0"]);
+}
+
+#[test]
+fn a_pool_between_two_generations_gives_nothing() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let next = fixtures::slices("n1", 1, AllocatorMode::Controller, 2);
+    world.index.apply_slice(&next[0]);
+    let reason = world.refused("a", &[request("r", "gpu.aliquot.dev", 1)]);
+    assert!(reason.contains("are publishing their devices anew (pool gpu.aliquot.dev/n1)"), "{reason}");
+    world.index.apply_slice(&next[1]);
+    let pod = world.pod("a", &["a"]);
+    world.place(&pod);
+}
+
+#[test]
+fn a_pool_that_contradicts_itself_gives_nothing_and_says_why() {
+    let mut world = World::new();
+    world.index.apply_node(&fixtures::node("n1"));
+    let mut slices = fixtures::slices("n1", 1, AllocatorMode::Controller, 1);
+    slices[0].spec.shared_counters = Some(Vec::new());
+    for slice in &slices {
+        world.index.apply_slice(slice);
+    }
+    let reason = world.refused("a", &[request("r", "gpu.aliquot.dev", 1)]);
+    assert!(reason.contains("consumes of counter set gpu-0, which is not published"), "{reason}");
+}
+
+#[test]
+fn a_gpu_on_which_something_unknown_is_held_is_left_alone() {
+    let mut world = World::with_nodes(&[("n1", 2)]);
+    // MIG was switched off under a claim: its device is not published any more.
+    let allocation = object(json!({
+        "devices": {"results": [{"request": "r", "driver": DRIVER, "pool": format!("{DRIVER}/n1"),
+                                 "device": "gpu-0-mig-9g99gb-77-0"}]},
+    }));
+    world.requests("old", &[request("r", "gpu.aliquot.dev", 1)]);
+    world.allocate("old", &allocation, &[]);
+    assert_eq!(world.one("a", &[request("r", "gpu.aliquot.dev", 1)]).devices(), ["gpu-1"]);
+    world.refused("b", &[partition("p", "1g.10gb")]);
+}
+
+#[rstest]
+#[case::selector(
+    json!([{"name": "r", "exactly": {"deviceClassName": "gpu.aliquot.dev", "selectors": [
+        {"cel": {"expression": r#"device.attributes["gpu.aliquot.dev"].nothing == 1"#}}]}}]),
+    r#"on device gpu.aliquot.dev/n1/gpu-0: the CEL expression "device.attributes[\"gpu.aliquot.dev\"].nothing == 1" fails: No such key: nothing; guard"#
+)]
+#[case::syntax(
+    json!([{"name": "r", "exactly": {"deviceClassName": "gpu.aliquot.dev", "selectors": [
+        {"cel": {"expression": "device.driver =="}}]}}]),
+    "does not compile"
+)]
+#[case::class(request("r", "nothing", 1), "claim default/c, request r: DeviceClass nothing does not exist; create it")]
+#[case::count(request("r", "gpu.aliquot.dev", 33), "asks for 33 devices, a claim can hold at most 32; split it")]
+#[case::mixed(json!([request("r", "gpu.aliquot.dev", 1), request("nic", "nic.example.com", 1)]), "request nic (DeviceClass nic.example.com) is for another driver's devices")]
+#[case::mode(
+    json!([{"name": "r", "exactly": {"deviceClassName": "gpu.aliquot.dev", "allocationMode": "Some"}}]),
+    "not supported: allocation mode Some"
+)]
+fn what_can_never_be_is_told_by_name(#[case] requests: Value, #[case] expected: &str) {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    world.index.apply_class(&fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#));
+    let requests = if requests.is_array() { requests } else { json!([requests]) };
+    let text = world.rejected("c", &json!({"devices": {"requests": requests}}));
+    assert!(text.contains(expected), "{text}");
+}
+
+#[test]
+fn a_broken_claim_does_not_stop_others() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let mut broken = request("r", "gpu.aliquot.dev", 1);
+    broken["exactly"]["selectors"] = json!([{"cel": {"expression": "device.nothing"}}]);
+    world.rejected("a", &fixtures::spec(&[broken]));
+    world.one("b", &[request("r", "gpu.aliquot.dev", 1)]);
+}
+
+#[test]
+fn pods_without_anything_of_ours_are_told_apart() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    world.index.apply_class(&fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#));
+    world.requests("nic", &[request("r", "nic.example.com", 1)]);
+    let pod = world.pod("p", &["nic"]);
+    assert_eq!(world.decide(&pod), Decision::NotOurs);
+    // Beside one of ours, the other claim is left to others.
+    world.requests("gpu", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod("q", &["nic", "gpu"]);
+    let placed = world.place(&pod);
+    assert_eq!(placed.0.drafts.iter().map(|draft| &*draft.claim.name).collect::<Vec<_>>(), ["gpu"]);
+}
+
+#[test]
+fn claims_that_are_not_ready_are_waited_for() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let pod = world.pod("p", &["missing"]);
+    let Decision::Waiting(wait) = world.decide(&pod) else { panic!("must wait") };
+    assert_eq!(wait.to_string(), "ResourceClaim default/missing does not exist; create it");
+    let templated = world.pod_with("q", &[], |pod| {
+        pod.spec.as_mut().expect("a spec").resource_claims =
+            Some(vec![object(json!({"name": "gpu", "resourceClaimTemplateName": "t"}))]);
+    });
+    let Decision::Waiting(wait) = world.decide(&templated) else { panic!("must wait") };
+    assert!(wait.to_string().contains("from ResourceClaimTemplate t; check that the template exists"), "{wait}");
+}
+
+#[test]
+fn the_second_pod_of_a_claim_is_reserved_and_stays_on_its_node() {
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 1)]);
+    let first = world.one("shared", &[request("r", "gpu.aliquot.dev", 1)]);
+    let second = world.pod("second", &["shared"]);
+    assert_eq!(
+        world.decide(&second),
+        Decision::Settled { reserve: vec![ObjectKey::new("default", "shared")] }
+    );
+    // With a claim of its own it has to be where the shared one is.
+    world.requests("own", &[partition("p", "1g.10gb")]);
+    let third = world.pod("third", &["shared", "own"]);
+    let Decision::NoFit(reason) = world.decide(&third) else { panic!("must not fit") };
+    assert!(reason.to_string().starts_with("0 of 1 nodes"), "{reason} on {}", first.0.node);
+}
+
+#[test]
+fn what_was_written_in_part_is_completed_on_its_node_or_taken_back() {
+    let mut world = World::with_nodes(&[("n1", 2), ("n2", 2)]);
+    world.requests("a", &[request("r", "gpu.aliquot.dev", 1)]);
+    world.requests("b", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod("p", &["a", "b"]);
+    let Decision::Placed(plan) = world.decide(&pod) else { panic!("fits") };
+    let allocation = plan.drafts[0].finish(Timestamp::from_second(1).expect("a time"), String::new);
+    world.allocate("a", &allocation, &[&pod]);
+    let Decision::Placed(rest) = world.decide(&pod) else { panic!("fits") };
+    assert_eq!((&rest.node, rest.drafts.len()), (&plan.node, 1));
+    // Somebody takes the other GPU of that node.
+    world.requests("x", &[request("r", "gpu.aliquot.dev", 1)]);
+    let other = world.pod_with("x", &["x"], |pod| {
+        pod.spec.as_mut().expect("a spec").node_selector =
+            Some([("kubernetes.io/hostname".to_owned(), plan.node.to_string())].into());
+    });
+    world.place(&other);
+    let Decision::Undo { claims, .. } = world.decide(&pod) else { panic!("must be taken back") };
+    assert_eq!(claims, [ObjectKey::new("default", "a")]);
+}
+
+#[test]
+fn claims_on_different_nodes_cannot_be_one_pods() {
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 1)]);
+    world.one("a", &[request("r", "gpu.aliquot.dev", 1)]);
+    world.one("b", &[request("r", "gpu.aliquot.dev", 1)]);
+    world.requests("c", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod("p", &["a", "b", "c"]);
+    let Decision::Rejected(rejection) = world.decide(&pod) else { panic!("impossible") };
+    assert!(rejection.to_string().contains("use claims on one node"), "{rejection}");
+}
+
+#[rstest]
+#[case::cpu(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "65"}}}]}), "have too little cpu")]
+#[case::memory(json!({"containers": [{"name": "c", "resources": {"requests": {"memory": "513Gi"}}}]}), "have too little memory")]
+#[case::sum(json!({"containers": [{"name": "c", "resources": {"requests": {"cpu": "40"}}}, {"name": "d", "resources": {"requests": {"cpu": "40"}}}]}), "have too little cpu")]
+#[case::init(json!({"containers": [], "initContainers": [{"name": "c", "resources": {"requests": {"cpu": "65"}}}]}), "have too little cpu")]
+#[case::sidecar_and_init(json!({"containers": [], "initContainers": [
+    {"name": "s", "restartPolicy": "Always", "resources": {"requests": {"cpu": "40"}}},
+    {"name": "c", "resources": {"requests": {"cpu": "40"}}}]}), "have too little cpu")]
+#[case::overhead(json!({"containers": [], "overhead": {"cpu": "65"}}), "have too little cpu")]
+#[case::unknown_resource(json!({"containers": [{"name": "c", "resources": {"requests": {"example.com/x": "1"}}}]}), "have too little example.com/x")]
+#[case::selector(json!({"containers": [], "nodeSelector": {"zone": "a"}}), "do not match the pod's node selector")]
+#[case::affinity(json!({"containers": [], "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+    "nodeSelectorTerms": [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]}}}}), "do not match the pod's node selector")]
+fn a_node_that_the_pod_cannot_be_on_is_not_used(#[case] spec: Value, #[case] expected: &str) {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    world.requests("c", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod_with("p", &["c"], |pod| {
+        let claims = pod.spec.as_ref().and_then(|spec| spec.resource_claims.clone());
+        pod.spec = object(spec);
+        pod.spec.as_mut().expect("a spec").resource_claims = claims;
+    });
+    let Decision::NoFit(reason) = world.decide(&pod) else { panic!("must not fit") };
+    assert!(reason.to_string().contains(expected), "{reason}");
+}
+
+#[test]
+fn tainted_and_cordoned_nodes_are_for_those_who_tolerate_it() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let mut node = fixtures::node("n1");
+    node.spec = object(json!({"unschedulable": true, "taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
+    world.index.apply_node(&node);
+    world.requests("c", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod("p", &["c"]);
+    let Decision::NoFit(reason) = world.decide(&pod) else { panic!("cordoned") };
+    assert!(reason.to_string().contains("are cordoned"), "{reason}");
+    let with = |tolerations: Value| {
+        move |pod: &mut ApiPod| pod.spec.as_mut().expect("a spec").tolerations = object(tolerations)
+    };
+    let cordon = json!({"key": "node.kubernetes.io/unschedulable", "operator": "Exists"});
+    let pod = world.pod_with("p", &["c"], with(json!([cordon])));
+    let Decision::NoFit(reason) = world.decide(&pod) else { panic!("tainted") };
+    assert!(reason.to_string().contains("have the taint gpu=yes:NoSchedule"), "{reason}");
+    let pod = world.pod_with("p", &["c"], with(json!([cordon, {"key": "gpu", "operator": "Exists"}])));
+    world.place(&pod);
+}
+
+#[test]
+fn pods_that_are_on_their_way_count_on_their_node() {
+    let mut world = World::with_nodes(&[("n1", 8)]);
+    let greedy = |pod: &mut ApiPod| {
+        pod.spec.as_mut().expect("a spec").containers[0].resources =
+            object(json!({"requests": {"cpu": "40"}}));
+    };
+    for (name, fits) in [("a", true), ("b", false)] {
+        world.requests(name, &[request("r", "gpu.aliquot.dev", 1)]);
+        let pod = world.pod_with(name, &[name], greedy);
+        if fits {
+            world.place(&pod);
+        } else {
+            assert!(matches!(world.decide(&pod), Decision::NoFit(_)));
+        }
+    }
+}
+
+#[test]
+fn the_nominated_node_comes_first() {
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 2)]);
+    world.requests("c", &[partition("p", "1g.10gb")]);
+    let pod = world.pod_with("p", &["c"], |pod| {
+        pod.status = object(json!({"nominatedNodeName": "n2"}));
+    });
+    assert_eq!(&*world.place(&pod).0.node, "n2");
+}
+
+#[test]
+fn a_bound_pod_gets_its_devices_on_its_node_only() {
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 1)]);
+    world.requests("c", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod_with("p", &["c"], |pod| {
+        let spec = pod.spec.as_mut().expect("a spec");
+        spec.node_name = Some("n2".to_owned());
+        spec.scheduling_gates = None;
+    });
+    assert_eq!(&*world.place(&pod).0.node, "n2");
+}
+
+#[test]
+fn nodes_that_were_given_back_are_left_out() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    world.requests("c", &[request("r", "gpu.aliquot.dev", 1)]);
+    let pod = world.pod("p", &["c"]);
+    let left_out = LeftOut::from([(Arc::from("n1"), "2 times".to_owned())]);
+    let decision =
+        decide(&world.index, &mut world.matcher, &pod, &left_out, Options::default(), &mut || false);
+    let Decision::NoFit(reason) = decision else { panic!("left out") };
+    assert!(reason.to_string().contains("were given back by kube-scheduler (2 times)"), "{reason}");
+}
+
+#[test]
+fn running_out_of_time_is_not_a_no() {
+    // Eight GPUs with eight different values of an attribute of which five must be equal: no
+    // solution, and without symmetry the search has to try them all.
+    let mut world = World::with_nodes(&[("n1", 8)]);
+    let mut requests: Vec<Value> = (0..4).map(|n| request(&format!("r{n}"), "mig.aliquot.dev", 6)).collect();
+    requests.push(request("last", "gpu.aliquot.dev", 8));
+    world.requests("c", &requests);
+    let pod = world.pod("p", &["c"]);
+    let mut looks = 0;
+    let decision = decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut || {
+        looks += 1;
+        looks > 3
+    });
+    let Decision::OutOfTime(reason) = decision else { panic!("expected to run out of time, got {decision:?}") };
+    assert!(reason.to_string().contains("could not be searched in time"), "{reason}");
+}
+
+#[test]
+fn equal_gpus_are_tried_once() {
+    // Without symmetry breaking this would try every subset of 8 GPUs.
+    let mut world = World::with_nodes(&[("n1", 8)]);
+    let mut spec = fixtures::spec(&[
+        request("a", "gpu.aliquot.dev", 4),
+        request("b", "gpu.aliquot.dev", 4),
+        partition("c", "1g.10gb"),
+    ]);
+    spec["devices"]["constraints"] = json!([{"matchAttribute": format!("{DRIVER}/productName")}]);
+    world.claim("c", &spec);
+    let pod = world.pod("p", &["c"]);
+    let mut looks = 0u32;
+    let decision = decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut || {
+        looks += 1;
+        false
+    });
+    assert!(matches!(decision, Decision::NoFit(_)));
+    assert!(looks < 40, "looked at the clock {looks} times");
+}
+
+#[test]
+fn equal_nodes_share_what_selectors_answered() {
+    let mut world = World::with_nodes(&[("n1", 8), ("n2", 8)]);
+    world.one("a", &[partition("p", "1g.10gb")]);
+    let before = world.matcher.evaluations();
+    world.node("n3", 8, AllocatorMode::Controller);
+    world.one("b", &[partition("p", "1g.10gb")]);
+    assert_eq!(world.matcher.evaluations(), before);
+    // 25 placements, four other kinds and the whole GPU: far fewer evaluations than devices.
+    assert!(before < 100, "{before} evaluations");
+}

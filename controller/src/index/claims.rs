@@ -146,11 +146,10 @@ impl Index {
         }
         let mut room = false;
         match self.claims.get(&read.key) {
-            Some(known) if known.uid == read.uid => {
-                if is_older(&read.version, &known.version) {
-                    return Change::Nothing;
-                }
+            Some(known) if known.uid == read.uid && is_older(&read.version, &known.version) => {
+                return Change::Nothing;
             }
+            Some(known) if known.uid == read.uid => {}
             Some(_) => room |= self.remove_claim(&read.key.clone()),
             None => {}
         }

@@ -12,13 +12,16 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+/// Amounts by counter, ascending by symbol.
+type Amounts = Arc<[(Sym, Quantity)]>;
+
 /// A ResourceSlice of our driver.
 #[derive(Debug)]
 pub(crate) struct SliceRecord {
     pub(crate) generation: i64,
     pub(crate) slice_count: i64,
     pub(crate) node: Option<Arc<str>>,
-    pub(crate) sets: Box<[(Sym, Arc<[(Sym, Quantity)]>)]>,
+    pub(crate) sets: Box<[(Sym, Amounts)]>,
     pub(crate) devices: Box<[RawDevice]>,
     pub(crate) problem: Option<String>,
 }
@@ -32,7 +35,7 @@ pub(crate) struct RawDevice {
     pub(crate) values: Arc<[u32]>,
     pub(crate) taints: u32,
     pub(crate) owner: Owner,
-    pub(crate) consumes: Box<[(Sym, Arc<[(Sym, Quantity)]>)]>,
+    pub(crate) consumes: Box<[(Sym, Amounts)]>,
 }
 
 pub(crate) fn slice(index: &mut Index, slice: &ResourceSlice) -> SliceRecord {
@@ -115,7 +118,7 @@ fn raw_device(index: &mut Index, device: &ApiDevice, position: u32) -> Result<Ra
 fn counters<'a>(
     index: &mut Index,
     counters: impl Iterator<Item = (&'a str, &'a ApiQuantity)>,
-) -> Result<Arc<[(Sym, Quantity)]>, String> {
+) -> Result<Amounts, String> {
     let mut read: BTreeMap<Sym, Quantity> = BTreeMap::new();
     for (name, value) in counters {
         read.insert(index.names.intern(name), quantity(value)?);

@@ -451,13 +451,13 @@ impl Index {
                 })?;
                 relative.push((u16::try_from(at).unwrap_or(u16::MAX), *amount));
             }
-            gpu = gpu.or(Some((1 << 31) | u32::from(position)));
+            gpu = gpu.or_else(|| Some((1 << 31) | u32::from(position)));
             *slot = Some(super::Draw { set: position, amounts: self.draws.intern(relative.into()) });
         }
         Ok(Device {
             name: raw.name,
             // A device of a foreign name without counters stands alone.
-            gpu: gpu.unwrap_or_else(|| (1 << 30) | raw.position),
+            gpu: gpu.unwrap_or((1 << 30) | raw.position),
             shape: raw.shape,
             draws,
             taints: raw.taints,

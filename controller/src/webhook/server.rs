@@ -100,19 +100,23 @@ struct App {
 
 /// Whatever cannot be understood is let through as it is: the gate is a help, not a rule.
 async fn mutate(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
-    let request = &review["request"];
-    let mut response = json!({"uid": request["uid"], "allowed": true});
-    let namespace = request["namespace"].as_str().unwrap_or_default();
-    match serde_json::from_value::<Pod>(request["object"].clone()) {
+    let field = |name: &str| review.get("request").and_then(|request| request.get(name));
+    let namespace = field("namespace").and_then(Value::as_str).unwrap_or_default();
+    let mut patch = None;
+    match serde_json::from_value::<Pod>(field("object").cloned().unwrap_or_default()) {
         Ok(pod) => {
             if app.knowledge.judge(namespace, &pod).await == Verdict::Gate {
                 app.metrics.gated.inc();
-                response["patchType"] = json!("JSONPatch");
-                response["patch"] = json!(STANDARD.encode(admission::patch(&pod).to_string()));
+                patch = Some(STANDARD.encode(admission::patch(&pod).to_string()));
             }
         }
         Err(error) => tracing::debug!(%error, "an admission request without a pod"),
     }
+    let uid = field("uid");
+    let response = match patch {
+        Some(patch) => json!({"uid": uid, "allowed": true, "patchType": "JSONPatch", "patch": patch}),
+        None => json!({"uid": uid, "allowed": true}),
+    };
     Json(json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}))
 }
 

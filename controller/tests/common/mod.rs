@@ -1,5 +1,6 @@
 //! A cluster in the process: the embedded control plane, nodes that publish, and controllers.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
+#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "test code")]
 
 pub mod fixtures;
 
