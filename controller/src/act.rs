@@ -5,12 +5,13 @@ mod claims;
 mod pods;
 
 use crate::decide::Plan;
+use crate::fence::Fence;
 use crate::index::{ObjectKey, Uid};
 use crate::lease::{Leadership, NotLeader};
 use crate::metrics::Metrics;
-use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
 use std::future::Future;
@@ -19,8 +20,6 @@ use std::time::Duration;
 
 /// Field manager of our writes.
 pub const FIELD_MANAGER: &str = "aliquot-controller";
-/// ConfigMap with a key for each class that can select our devices; a policy reads it.
-pub const CLASSES_CONFIG_MAP: &str = "aliquot-device-classes";
 
 /// Something to write.
 #[derive(Debug, Clone)]
@@ -133,7 +132,7 @@ pub struct Writer {
     client: Client,
     leadership: Leadership,
     timeout: Duration,
-    namespace: String,
+    fence: Option<Fence>,
     metrics: Arc<Metrics>,
 }
 
@@ -161,15 +160,16 @@ impl Writer {
     /// Attempts before the decision is made anew.
     const ATTEMPTS: u32 = 8;
 
-    /// A writer that is fenced by `leadership`; no request takes longer than `timeout`.
+    /// A writer that is fenced by `leadership`; no request takes longer than `timeout`. `fence` is what
+    /// the admission policies read, where there are any.
     pub const fn new(
         client: Client,
         leadership: Leadership,
         timeout: Duration,
-        namespace: String,
+        fence: Option<Fence>,
         metrics: Arc<Metrics>,
     ) -> Self {
-        Self { client, leadership, timeout, namespace, metrics }
+        Self { client, leadership, timeout, fence, metrics }
     }
 
     /// Does a job to the end.
@@ -230,33 +230,10 @@ impl Writer {
         .await
     }
 
-    /// A key for each class; keys of classes that are gone are removed.
+    /// Tells the policies which classes can select our devices.
     async fn classes(&self, names: &[String]) -> Result<(), WriteError> {
-        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
-        let what = format!("ConfigMap {}/{CLASSES_CONFIG_MAP}", self.namespace);
-        self.patch_until_done(&what, || {
-            let api = api.clone();
-            async move {
-                let Some(present) = api.get_opt(CLASSES_CONFIG_MAP).await? else {
-                    let data = names.iter().map(|name| (name.clone(), String::new())).collect();
-                    let mut map = ConfigMap { data: Some(data), ..ConfigMap::default() };
-                    map.metadata.name = Some(CLASSES_CONFIG_MAP.to_owned());
-                    let params =
-                        PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-                    return api.create(&params, &map).await.map(drop);
-                };
-                let mut data = serde_json::Map::new();
-                for old in present.data.unwrap_or_default().into_keys() {
-                    data.insert(old, serde_json::Value::Null);
-                }
-                for name in names {
-                    data.insert(name.clone(), "".into());
-                }
-                let patch = json!({"data": data});
-                api.patch(CLASSES_CONFIG_MAP, &params(), &Patch::Merge(&patch)).await.map(drop)
-            }
-        })
-        .await
+        let Some(fence) = &self.fence else { return Ok(()) };
+        self.patch_until_done("our service account", || fence.classes(names)).await
     }
 
     async fn patch_until_done<F, R>(&self, what: &str, mut request: F) -> Result<(), WriteError>

@@ -19,7 +19,7 @@ pub struct Args {
     #[arg(long)]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Namespace of the Lease, the webhook's Secret and our ConfigMap.
+    /// Namespace of the Lease, the webhook's Secret and our service account.
     #[arg(long, env = "POD_NAMESPACE", default_value = "aliquot-system")]
     pub namespace: String,
 
@@ -30,6 +30,11 @@ pub struct Args {
     /// Name of the Lease.
     #[arg(long, default_value = "aliquot-controller")]
     pub lease_name: String,
+
+    /// Our service account, in whose annotations the admission policies read who may write; none where
+    /// there are no policies.
+    #[arg(long)]
+    pub fence_service_account: Option<String>,
 
     /// How long a lease lasts that is not renewed.
     #[arg(long, default_value = "15s", value_parser = parse_duration)]

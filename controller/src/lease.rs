@@ -2,10 +2,11 @@
 //! write, whether it noticed or not.
 //!
 //! The API-side fence is a ValidatingAdmissionPolicy that compares the writer's pod name with
-//! `spec.holderIdentity`, so the identity must be exactly the pod's name. Time is the monotonic
-//! clock throughout; another holder's lease is judged by how long it has not changed here, never by
-//! the time stamps in it.
+//! what the holder wrote into [`crate::fence`], so the identity must be exactly the pod's name, and
+//! nobody leads before that is written. Time is the monotonic clock throughout; another holder's
+//! lease is judged by how long it has not changed here, never by the time stamps in it.
 
+use crate::fence::Fence;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
@@ -96,6 +97,7 @@ struct Observed {
 pub async fn run(
     client: Client,
     config: LeaseConfig,
+    fence: Option<Fence>,
     leadership: Leadership,
     leading: watch::Sender<bool>,
     drained: CancellationToken,
@@ -106,7 +108,7 @@ pub async fn run(
     let mut held: Option<Lease> = None;
     loop {
         let asked_at = Instant::now();
-        let attempt = attempt(&api, &config, held.as_ref(), &mut observed);
+        let attempt = fenced_attempt(&api, &config, fence.as_ref(), held.as_ref(), &mut observed);
         match tokio::time::timeout(config.renew_deadline, attempt).await {
             Ok(Ok(Some(lease))) => {
                 held = Some(lease);
@@ -146,6 +148,23 @@ pub async fn run(
             tracing::debug!(%error, "could not give up the lease; it runs out by itself");
         }
     }
+}
+
+/// The lease, if it is ours after this and the policies know it.
+async fn fenced_attempt(
+    api: &Api<Lease>,
+    config: &LeaseConfig,
+    fence: Option<&Fence>,
+    held: Option<&Lease>,
+    observed: &mut Option<Observed>,
+) -> Result<Option<Lease>, kube::Error> {
+    let Some(fence) = fence else { return attempt(api, config, held, observed).await };
+    let seen = fence.look().await?;
+    let lease = attempt(api, config, held, observed).await?;
+    if lease.is_some() {
+        fence.close(&seen, &config.identity).await?;
+    }
+    Ok(lease)
 }
 
 /// The lease, if it is ours after this.

@@ -14,6 +14,7 @@ pub mod args;
 pub mod brain;
 pub mod decide;
 pub mod events;
+pub mod fence;
 pub mod http;
 pub mod index;
 pub mod lead;
@@ -25,3 +26,7 @@ pub mod run;
 pub mod selector;
 pub mod watch;
 pub mod webhook;
+
+#[cfg(test)]
+#[path = "../tests/common/fixtures.rs"]
+mod fixtures;

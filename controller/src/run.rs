@@ -5,6 +5,7 @@ use crate::args::{Args, WebhookAddr};
 use crate::brain::Settings;
 use crate::decide::Options;
 use crate::events::Reporter;
+use crate::fence::Fence;
 use crate::http::{self, Health};
 use crate::lead::Leader;
 use crate::lease::{self, Leadership, LeaseConfig};
@@ -23,7 +24,7 @@ pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let client = connect(&args).await?;
     let metrics = Arc::new(Metrics::new());
     if args.lift_gates {
-        return lift_gates(client, metrics, &args).await;
+        return lift_gates(client, metrics).await;
     }
     if args.identity.is_empty() {
         bail!("--identity (or POD_NAME) is not set: it must be the name of the pod");
@@ -60,13 +61,18 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
     config.renew_deadline = args.renew_deadline.unwrap_or(config.renew_deadline);
     config.retry_period = args.retry_period.unwrap_or(config.retry_period);
     let leadership = Leadership::default();
+    let account = args.fence_service_account.as_deref().filter(|name| !name.is_empty());
+    let fence = account.map(|name| Fence::new(client.clone(), &args.namespace, name));
+    if fence.is_none() {
+        tracing::warn!("no --fence-service-account: the API server does not fence our writes");
+    }
     let leader = Leader {
         client: client.clone(),
         writer: Writer::new(
             client.clone(),
             leadership.clone(),
             config.write_timeout(),
-            args.namespace.clone(),
+            fence.clone(),
             metrics.clone(),
         ),
         reporter: Reporter::start(client.clone(), &args.identity),
@@ -82,7 +88,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
     let (sender, mut leading) = watch::channel(false);
     let drained = CancellationToken::new();
     let election =
-        tokio::spawn(lease::run(client, config, leadership, sender, drained.clone(), stop.clone()));
+        tokio::spawn(lease::run(client, config, fence, leadership, sender, drained.clone(), stop.clone()));
     loop {
         let elected = tokio::select! {
             elected = leading.wait_for(|leads| *leads) => elected.is_ok(),
@@ -128,9 +134,9 @@ async fn connect(args: &Args) -> anyhow::Result<Client> {
 }
 
 /// The one-shot mode: no lease, as the controller is switched off.
-async fn lift_gates(client: Client, metrics: Arc<Metrics>, args: &Args) -> anyhow::Result<()> {
+async fn lift_gates(client: Client, metrics: Arc<Metrics>) -> anyhow::Result<()> {
     let timeout = Duration::from_secs(10);
-    let writer = Writer::new(client, Leadership::unconditional(), timeout, args.namespace.clone(), metrics);
+    let writer = Writer::new(client, Leadership::unconditional(), timeout, None, metrics);
     let (lifted, failures) = writer.lift_all().await.context("listing pods")?;
     tracing::info!(lifted, failures = failures.len(), "gates lifted");
     match failures.first() {
