@@ -111,6 +111,12 @@ pub struct Args {
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
 
+    /// Only say farewell: publish and prepare nothing new, answer the kubelet for what is prepared
+    /// already, from the node's own ledger and without the API, and end when the ledger is empty.
+    /// `aliquot uninstall` leaves such an agent where containers still run.
+    #[arg(long)]
+    pub farewell: bool,
+
     /// How often claims that hold hardware here are looked up in the API.
     #[arg(long, default_value = "10s", value_parser = parse_duration)]
     pub claim_check_interval: Duration,

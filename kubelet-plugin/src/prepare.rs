@@ -279,6 +279,14 @@ impl Node {
         Ok(locked.load()?.ledger.claims.remove(uid))
     }
 
+    /// Whether no claim holds anything here.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn is_idle(&self) -> Result<bool, StoreError> {
+        Ok(self.store.lock(self.lock_timeout)?.load()?.ledger.claims.is_empty())
+    }
+
     fn decide(
         &self,
         inventory: &Inventory,

@@ -44,6 +44,8 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
 const NVML_RETRY: Duration = Duration::from_secs(5);
+/// How often a farewell looks whether it is over.
+const FAREWELL_LOOK: Duration = Duration::from_secs(1);
 const REGISTER_RETRY: Duration = Duration::from_secs(5);
 /// Calls under way get this long at shutdown.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -77,7 +79,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         tracing::info!("stopping");
         stop.cancel();
     });
-    let client = client(&args).await?;
+    let client = if args.farewell { no_api()? } else { client(&args).await? };
     let http =
         TcpListener::bind(args.http_addr).await.with_context(|| format!("cannot bind {}", args.http_addr))?;
     run_with(args, client, http, None, cancel).await
@@ -95,6 +97,33 @@ async fn client(args: &Args) -> anyhow::Result<kube::Client> {
         None => kube::Config::infer().await.context("no kubeconfig and no service account")?,
     };
     kube::Client::try_from(config).context("cannot make an API client")
+}
+
+/// A client that reaches nobody: a farewell works from local state, and every look-up fails at once.
+fn no_api() -> anyhow::Result<kube::Client> {
+    let nowhere = kube::Config::new("http://127.0.0.1:9".parse().context("cannot make an address")?);
+    kube::Client::try_from(nowhere).context("cannot make an API client")
+}
+
+/// Ends the agent when no claim holds anything on the node any more.
+async fn say_farewell(node: Arc<Node>, cancel: CancellationToken) {
+    loop {
+        let worker = Arc::clone(&node);
+        match tokio::task::spawn_blocking(move || worker.is_idle()).await {
+            Ok(Ok(true)) => {
+                tracing::info!("the last claim is gone");
+                cancel.cancel();
+                return;
+            }
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "cannot read the ledger, trying again"),
+            Err(error) => tracing::warn!(%error, "reading the ledger ended abnormally, trying again"),
+        }
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            () = tokio::time::sleep(FAREWELL_LOOK) => {}
+        }
+    }
 }
 
 /// Runs the agent until cancelled. `gpus` replaces NVML in tests.
@@ -281,6 +310,9 @@ impl Parts {
             let (driver, cancel) = (args.driver_name.clone(), cancel.clone());
             async move { register(&path, &driver, &endpoint, &readiness, &events, cancel).await }
         });
+        if args.farewell {
+            tasks.spawn(say_farewell(Arc::clone(&self.node), cancel.clone()));
+        }
         let watcher = Watcher {
             node: Arc::clone(&self.node),
             metrics: self.metrics.clone(),
@@ -290,7 +322,9 @@ impl Parts {
             changed: Arc::clone(&changed),
             interval: args.inventory_interval,
         };
-        tasks.spawn(watcher.run(loops.clone()));
+        if !args.farewell {
+            tasks.spawn(watcher.run(loops.clone()));
+        }
         let collector = Collector {
             node: Arc::clone(&self.node),
             client: self.client.clone(),
@@ -306,7 +340,9 @@ impl Parts {
             grace: args.orphan_grace,
             destroy_unknown: args.destroy_unknown_mig,
         };
-        tasks.spawn(collector.run(loops.clone()));
+        if !args.farewell {
+            tasks.spawn(collector.run(loops.clone()));
+        }
         let publisher = Publisher::new(
             self.settings(),
             self.client.clone(),
@@ -318,7 +354,9 @@ impl Parts {
             vanished_rx,
             published,
         );
-        tasks.spawn(publisher.run(loops.clone()));
+        if !args.farewell {
+            tasks.spawn(publisher.run(loops.clone()));
+        }
 
         cancel.cancelled().await;
         // The registration socket is removed first, by the end of its task.
