@@ -99,14 +99,25 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
         }
         metrics.leading.set(1);
         let over = CancellationToken::new();
-        let work = tokio::spawn(leader.clone().run(over.clone()));
-        tokio::select! {
-            _ = leading.wait_for(|leads| !*leads) => {}
-            () = stop.cancelled() => {}
-        }
+        let mut work = tokio::spawn(leader.clone().run(over.clone()));
+        let ended = tokio::select! {
+            _ = leading.wait_for(|leads| !*leads) => None,
+            () = stop.cancelled() => None,
+            ended = &mut work => Some(ended),
+        };
         over.cancel();
-        if let Err(error) = work.await {
+        let early = ended.is_some();
+        let result = match ended {
+            Some(result) => result,
+            None => work.await,
+        };
+        if let Err(error) = &result {
             tracing::error!(%error, "leading ended in a panic");
+        }
+        if early || result.is_err() {
+            // A leader that does not lead must not keep the lease: end, and be started anew.
+            tracing::error!("leading ended by itself, stopping");
+            stop.cancel();
         }
         metrics.leading.set(0);
         if stop.is_cancelled() {
