@@ -155,7 +155,7 @@ fn listen(
         for (gpu, error) in source.unmonitored() {
             tracing::warn!(gpu.uuid = %gpu, %error, "errors of this GPU are not listened for");
         }
-        while !cancel.is_cancelled() {
+        while !cancel.is_cancelled() && !to.is_closed() {
             match source.next(LISTEN) {
                 Ok(None) => {}
                 Ok(Some(event)) => {

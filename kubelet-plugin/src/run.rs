@@ -96,6 +96,16 @@ async fn client(args: &Args) -> anyhow::Result<kube::Client> {
         }
         None => kube::Config::infer().await.context("no kubeconfig and no service account")?,
     };
+    client_of(config)
+}
+
+/// A client that says who it is.
+///
+/// # Errors
+/// If the configuration does not make a client.
+pub fn client_of(mut config: kube::Config) -> anyhow::Result<kube::Client> {
+    let agent = concat!("aliquot-kubelet-plugin/", env!("CARGO_PKG_VERSION"));
+    config.headers.push((axum::http::header::USER_AGENT, axum::http::HeaderValue::from_static(agent)));
     kube::Client::try_from(config).context("cannot make an API client")
 }
 

@@ -1,6 +1,8 @@
 //! A node of fake GPUs in a temporary directory.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of this")]
 
+pub mod cluster;
+
 use aliquot_cdi::SpecDir;
 use aliquot_kubelet_plugin::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
 use aliquot_kubelet_plugin::driver::DriverFiles;
