@@ -1,8 +1,36 @@
 //! From a claim in the API to a bound pod, against the embedded control plane.
+#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "test code")]
 
 mod common;
 
-use common::{Cluster, fixtures};
+use aliquot_model::layout::AllocatorMode;
+use common::{Cluster, auditor, eventually, fixtures};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+/// Reasons and notes of the events about an object.
+async fn events(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
+    let api: Api<Event> = Api::all(cluster.client.clone());
+    api.list(&Default::default())
+        .await
+        .expect("listed")
+        .items
+        .into_iter()
+        .filter(|event| event.regarding.as_ref().and_then(|r| r.name.as_deref()) == Some(name))
+        .map(|event| (event.reason.unwrap_or_default(), event.note.unwrap_or_default()))
+        .collect()
+}
+
+async fn event(cluster: &Cluster, name: &str, reason: &str) -> String {
+    eventually(&format!("event {reason} about {name}"), async || {
+        events(cluster, name).await.into_iter().find(|(r, _)| r == reason).map(|(_, note)| note)
+    })
+    .await
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gated_pod_gets_its_partition_and_is_bound() {
@@ -19,5 +47,239 @@ async fn a_gated_pod_gets_its_partition_and_is_bound() {
     assert_eq!(cluster.devices("small").await, ["n1/gpu-0-mig-1g10gb-19-6"]);
     assert_eq!(status.reserved_for.expect("reserved").len(), 1);
     assert_eq!(claim.metadata.finalizers.expect("finalizers"), ["resource.kubernetes.io/delete-protection"]);
+    assert_eq!(event(&cluster, "p", "DevicesAllocated").await, "allocated gpu-0-mig-1g10gb-19-6 on node n1");
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_kind_of_claim_is_served_also_from_templates_and_two_of_one_pod() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 4).await;
+    let controller = cluster.controller("c1", &[]).await;
+    let template: ResourceClaimTemplate = fixtures::object(json!({
+        "metadata": {"name": "shares", "namespace": "default"},
+        "spec": {"spec": fixtures::spec(&[fixtures::share("a", "10Gi", "30"), fixtures::share("b", "20Gi", "40")])},
+    }));
+    cluster.create(&template).await;
+    cluster.claim("whole", &[fixtures::request("gpu", "gpu.aliquot.dev", 2)]).await;
+    let mut pod = fixtures::pod("p", &["whole"]);
+    let claims = pod.spec.as_mut().expect("a spec").resource_claims.as_mut().expect("claims");
+    claims.push(fixtures::object(json!({"name": "s", "resourceClaimTemplateName": "shares"})));
+    cluster.create(&pod).await;
+    cluster.bound("p").await;
+    assert_eq!(cluster.devices("whole").await.len(), 2);
+    let generated = cluster
+        .get_pod("p")
+        .await
+        .and_then(|pod| pod.status?.resource_claim_statuses?.first()?.resource_claim_name.clone())
+        .expect("a generated claim");
+    let claim = cluster.get_claim(&generated).await;
+    let results = claim.status.and_then(|s| s.allocation?.devices?.results).expect("results");
+    assert!(results.iter().all(|result| result.device.ends_with("-share") && result.share_id.is_some()));
+    assert_ne!(results[0].share_id, results[1].share_id);
+    assert_eq!(results[1].consumed_capacity.as_ref().expect("consumed")["memory"].0, "20Gi");
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_does_not_fit_is_told_why_and_gets_what_becomes_free() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    cluster.claim("a", &[fixtures::request("gpu", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("a", &["a"]).await;
+    cluster.bound("a").await;
+    cluster.claim("b", &[fixtures::request("gpu", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("b", &["b"]).await;
+    let note = event(&cluster, "b", "DevicesDoNotFit").await;
+    assert_eq!(note, "0 of 1 nodes with devices fit: 1 (n1) have not enough free devices for request gpu");
+    let pod = cluster.get_pod("b").await.expect("a pod");
+    assert_eq!(pod.spec.and_then(|spec| spec.scheduling_gates).map_or(0, |gates| gates.len()), 1);
+    cluster.delete_pod("a").await;
+    cluster.bound("b").await;
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_pods_share_a_claim_and_the_last_one_frees_it() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    cluster.add_node("n2", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    cluster.claim("shared", &[fixtures::request("gpu", "gpu.aliquot.dev", 1)]).await;
+    for pod in ["p", "q"] {
+        cluster.pod(pod, &["shared"]).await;
+    }
+    assert_eq!(cluster.bound("p").await, cluster.bound("q").await);
+    let claim = cluster.get_claim("shared").await;
+    assert_eq!(claim.status.and_then(|s| s.reserved_for).map_or(0, |r| r.len()), 2);
+    assert_eq!(auditor::allocations(&cluster.handle, "shared"), 1);
+    for pod in ["p", "q"] {
+        cluster.delete_pod(pod).await;
+    }
+    eventually("the claim is free", async || cluster.devices("shared").await.is_empty().then_some(())).await;
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_need_nothing_of_ours_lose_the_gate() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    cluster
+        .create_global(&fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#))
+        .await;
+    let controller = cluster.controller("c1", &[]).await;
+    cluster.claim("nic", &[fixtures::request("r", "nic.example.com", 1)]).await;
+    cluster.pod("p", &["nic"]).await;
+    cluster.pod("none", &[]).await;
+    for pod in ["p", "none"] {
+        eventually("the gate is gone", async || {
+            let gates = cluster.get_pod(pod).await?.spec?.scheduling_gates.unwrap_or_default();
+            gates.is_empty().then_some(())
+        })
+        .await;
+    }
+    assert!(cluster.devices("nic").await.is_empty());
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_that_only_scheduler_mode_nodes_can_serve_are_left_to_kube_scheduler() {
+    let cluster = Cluster::start().await;
+    cluster.add_node_in("n1", 1, AllocatorMode::Scheduler).await;
+    let controller = cluster.controller("c1", &[]).await;
+    cluster.claim("c", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("p", &["c"]).await;
+    eventually("the gate is gone", async || {
+        let gates = cluster.get_pod("p").await?.spec?.scheduling_gates.unwrap_or_default();
+        gates.is_empty().then_some(())
+    })
+    .await;
+    assert!(cluster.devices("c").await.is_empty());
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_allocation_of_ours_that_nobody_uses_is_taken_back() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &["--idle-timeout", "300ms"]).await;
+    cluster.claim("c", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("p", &["c"]).await;
+    cluster.bound("p").await;
+    // As kube-scheduler does it when binding fails: the reservation goes, the allocation stays.
+    let mut without = cluster.handle.controllers();
+    without.claim_templates = false;
+    without.claim_cleanup = false;
+    cluster.handle.set_controllers(without);
+    // A pod that has not started would get its devices anew.
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
+    pods.patch_status("p", &PatchParams::default(), &running).await.expect("patched");
+    let api: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), "default");
+    let patch = Patch::Merge(json!({"status": {"reservedFor": null}}));
+    api.patch_status("c", &PatchParams::default(), &patch).await.expect("patched");
+    eventually("the claim is free", async || {
+        let claim = cluster.get_claim("c").await;
+        let free = claim.status.as_ref().is_none_or(|status| status.allocation.is_none());
+        (free && claim.finalizers().is_empty()).then_some(())
+    })
+    .await;
+    assert!(event(&cluster, "c", "UnusedAllocationReleased").await.contains("its devices are free again"));
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_is_acknowledged_and_nothing_is_given_out_until_it_ends() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    let controller = cluster.controller("c1", &[]).await;
+    cluster.claim("a", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("a", &["a"]).await;
+    cluster.bound("a").await;
+    cluster.publish("n1", 2, AllocatorMode::HandOver, 2).await;
+    let api: Api<Node> = Api::all(cluster.client.clone());
+    eventually("generation 2 is acknowledged", async || {
+        let node = api.get("n1").await.expect("a node");
+        (node.annotations().get("aliquot.dev/hand-over-acknowledged").map(String::as_str) == Some("2")).then_some(())
+    })
+    .await;
+    cluster.claim("b", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("b", &["b"]).await;
+    let note = event(&cluster, "b", "DevicesDoNotFit").await;
+    assert!(note.contains("are not in controller mode"), "{note}");
+    cluster.publish("n1", 2, AllocatorMode::Controller, 3).await;
+    cluster.bound("b").await;
+    assert_eq!(cluster.devices("b").await, ["n1/gpu-1"]);
+    controller.terminate().await;
+}
+
+/// Writes an allocation as somebody who does not ask.
+async fn allocate_by_hand(cluster: &Cluster, claim: &str, device: &str, time: Option<&str>) {
+    let api: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), "default");
+    let mut allocation = json!({
+        "devices": {"results": [{"request": "r", "driver": fixtures::DRIVER,
+                                 "pool": format!("{}/n1", fixtures::DRIVER), "device": device}]},
+        "nodeSelector": {"nodeSelectorTerms": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]},
+    });
+    if let Some(time) = time {
+        allocation["allocationTimestamp"] = json!(time);
+    }
+    let finalizer = json!({"metadata": {"finalizers": ["resource.kubernetes.io/delete-protection"]}});
+    api.patch(claim, &PatchParams::default(), &Patch::Merge(finalizer)).await.expect("patched");
+    let patch = Patch::Merge(json!({"status": {"allocation": allocation}}));
+    api.patch_status(claim, &PatchParams::default(), &patch).await.expect("patched");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_allocation_by_somebody_else_stops_the_pool_until_it_is_gone() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    let controller = cluster.controller("c1", &[]).await;
+    // It leads when it has given something out.
+    cluster.claim("a", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("a", &["a"]).await;
+    cluster.bound("a").await;
+    cluster.claim("foreign", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    allocate_by_hand(&cluster, "foreign", "gpu-1-mig-1g10gb-19-6", None).await;
+    let note = event(&cluster, "n1", "ForeignAllocation").await;
+    assert!(note.contains("claim default/foreign was given devices of pool gpu.aliquot.dev/n1"), "{note}");
+    cluster.claim("b", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.pod("b", &["b"]).await;
+    let note = event(&cluster, "b", "DevicesDoNotFit").await;
+    assert!(note.contains("are stopped (claim default/foreign was allocated by somebody else)"), "{note}");
+    let api: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), "default");
+    api.delete("foreign", &Default::default()).await.expect("deleted");
+    cluster.bound("b").await;
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_younger_of_two_overlapping_allocations_is_decided_anew() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    for (name, device, time) in [
+        ("old", "gpu-0", "2026-01-01T00:00:00Z"),
+        ("young", "gpu-0-mig-1g10gb-19-6", "2026-01-01T00:00:09Z"),
+    ] {
+        cluster.claim(name, &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+        allocate_by_hand(&cluster, name, device, Some(time)).await;
+        let mut pod = fixtures::pod(name, &[name]);
+        pod.spec.as_mut().expect("a spec").scheduling_gates = None;
+        cluster.create(&pod).await;
+        cluster.bound(name).await;
+    }
+    let controller = cluster.controller("c1", &[]).await;
+    let note = event(&cluster, "young", "OverlappingAllocation").await;
+    assert!(note.contains("it is the younger one, so it is taken back and decided anew"), "{note}");
+    eventually("the younger claim is on the other GPU", async || {
+        (cluster.devices("young").await == ["n1/gpu-1"]).then_some(())
+    })
+    .await;
+    assert_eq!(cluster.devices("old").await, ["n1/gpu-0"]);
+    assert_eq!(controller.metrics.overlaps.get(), 1);
     controller.terminate().await;
 }

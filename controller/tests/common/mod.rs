@@ -208,3 +208,88 @@ pub async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>
     }
     panic!("never happened: {what}");
 }
+
+/// Looks at every write that the control plane recorded and fails if two claims ever held the same
+/// hardware at the same time. It knows claims and device names, and nothing of the controller.
+pub mod auditor {
+    use super::fixtures;
+    use aliquot_control_plane::Handle;
+    use aliquot_model::DeviceName;
+    use aliquot_model::layout::Holding;
+    use serde_json::Value;
+    use std::collections::BTreeMap;
+
+    /// A claim's holds: pool and device.
+    type Held = Vec<(String, String)>;
+
+    fn held(claim: &Value) -> Held {
+        claim["status"]["allocation"]["devices"]["results"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|result| result["adminAccess"] != true)
+            .map(|result| {
+                (result["pool"].as_str().expect("a pool").to_owned(), result["device"].as_str().expect("a device").to_owned())
+            })
+            .collect()
+    }
+
+    fn conflict(one: &(String, String), other: &(String, String)) -> bool {
+        let name = |device: &str| DeviceName::parse(device).expect("a name of ours");
+        let (a, b) = (name(&one.1), name(&other.1));
+        if one.0 != other.0 || a.minor() != b.minor() {
+            return false;
+        }
+        let info = fixtures::h100("any", a.minor());
+        match (Holding::of(&a, &info), Holding::of(&b, &info)) {
+            (Some(a), Some(b)) => a.conflicts(b),
+            _ => false,
+        }
+    }
+
+    /// How many allocations overlapped with another when they were written, all in all.
+    pub fn overlaps(handle: &Handle) -> Vec<String> {
+        let mut now: BTreeMap<(String, String), Held> = BTreeMap::new();
+        let mut found = Vec::new();
+        for entry in handle.audit(0) {
+            if entry.origin.resource != "resourceclaims" {
+                continue;
+            }
+            let key = (entry.namespace.clone(), entry.name.clone());
+            now.remove(&key);
+            let Some(after) = &entry.after else { continue };
+            let holds = held(after);
+            for (other, others) in &now {
+                for one in &holds {
+                    for two in others {
+                        if conflict(one, two) {
+                            found.push(format!("{key:?} {one:?} and {other:?} {two:?}"));
+                        }
+                    }
+                }
+            }
+            if !holds.is_empty() {
+                now.insert(key, holds);
+            }
+        }
+        found
+    }
+
+    /// Fails on the first overlap.
+    pub fn check(handle: &Handle) {
+        assert_eq!(overlaps(handle), Vec::<String>::new());
+    }
+
+    /// How often a claim was given an allocation.
+    pub fn allocations(handle: &Handle, claim: &str) -> usize {
+        handle
+            .audit(0)
+            .iter()
+            .filter(|entry| entry.origin.resource == "resourceclaims" && entry.name == claim)
+            .filter(|entry| {
+                let holds = |value: &Option<std::sync::Arc<Value>>| value.as_ref().is_some_and(|v| !held(v).is_empty());
+                !holds(&entry.before) && holds(&entry.after)
+            })
+            .count()
+    }
+}

@@ -1,0 +1,290 @@
+//! What goes wrong between the controller and the API server, and what must come out all the same.
+#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "test code")]
+
+mod common;
+
+use aliquot_control_plane::{Fault, FaultRule, Matcher};
+use common::{Cluster, auditor, eventually, fixtures};
+use rstest::rstest;
+use std::time::Duration;
+
+/// Claims and pods that need every partition of the node, and more.
+async fn crowd(cluster: &Cluster, pods: usize) {
+    for number in 0..pods {
+        let name = format!("p{number}");
+        let requests = match number % 3 {
+            0 => vec![fixtures::partition("r", "1g.10gb")],
+            1 => vec![fixtures::partition("r", "2g.20gb"), fixtures::partition("s", "1g.10gb")],
+            _ => vec![fixtures::share("r", "8Gi", "5")],
+        };
+        cluster.claim(&name, &requests).await;
+        cluster.pod(&name, &[&name]).await;
+    }
+}
+
+async fn all_bound(cluster: &Cluster, pods: usize) {
+    for number in 0..pods {
+        cluster.bound(&format!("p{number}")).await;
+    }
+}
+
+fn claims(verb: &str) -> Matcher {
+    Matcher::new(verb, "resourceclaims").by("c1")
+}
+
+#[rstest]
+#[case::conflicts_on_the_finalizer(FaultRule::first(9, claims("patch").subresource(""), Fault::Conflict))]
+#[case::conflicts_on_the_status(FaultRule::first(9, claims("patch").subresource("status"), Fault::Conflict))]
+#[case::lost_answers(FaultRule::first(6, claims("patch"), Fault::DropAfter))]
+#[case::lost_requests(FaultRule::first(6, claims("patch"), Fault::DropBefore))]
+#[case::time_outs(FaultRule::first(6, claims("patch"), Fault::Timeout))]
+#[case::late_answers(FaultRule::first(20, claims("patch"), Fault::Latency { millis: 40 }))]
+#[case::overload(FaultRule::first(6, Matcher::verb("patch").by("c1"), Fault::Status {
+    code: 429, reason: "TooManyRequests".to_owned(), message: "slow down".to_owned(), retry_after: Some(0),
+}))]
+#[case::gates_conflict(FaultRule::first(9, Matcher::new("patch", "pods").by("c1"), Fault::Conflict))]
+#[case::watches_end(FaultRule::first(40, Matcher::verb("watch").by("c1"), Fault::WatchClose { after_events: 2 }))]
+#[case::watches_break(FaultRule::first(20, Matcher::verb("watch").by("c1"), Fault::WatchReset { after_events: 1 }))]
+#[case::watches_expire(FaultRule::first(20, Matcher::verb("watch").by("c1"), Fault::WatchExpire { after_events: 1 }))]
+#[case::watches_stall(FaultRule::first(6, Matcher::verb("watch").by("c1"), Fault::WatchStall { after_events: 3, millis: 300 }))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_get_their_devices_once_whatever_goes_wrong(#[case] rule: FaultRule) {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 4).await;
+    cluster.add_node("n2", 4).await;
+    cluster.handle.faults().add(rule);
+    let controller = cluster.controller("c1", &[]).await;
+    crowd(&cluster, 12).await;
+    all_bound(&cluster, 12).await;
+    auditor::check(&cluster.handle);
+    for number in 0..12 {
+        assert_eq!(auditor::allocations(&cluster.handle, &format!("p{number}")), 1, "p{number}");
+    }
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_of_the_api_server_is_survived() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 4).await;
+    let controller = cluster.controller("c1", &[]).await;
+    crowd(&cluster, 3).await;
+    all_bound(&cluster, 3).await;
+    let user = Matcher { user: Some("c1".to_owned()), ..Matcher::default() };
+    let outage = cluster.handle.faults().add(FaultRule::always(user, Fault::DropBefore));
+    // Longer than the lease: the controller has to stand back.
+    eventually("the controller stands back", async || (controller.metrics.leading.get() == 0).then_some(())).await;
+    cluster.claim("late", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.pod("late", &["late"]).await;
+    cluster.handle.faults().remove(outage);
+    cluster.bound("late").await;
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
+/// A controller that dies after `writes` status writes of a pod with three claims, and its
+/// successor. kube-scheduler, too, is away in between.
+#[rstest]
+#[case::before_the_finalizer("patch", "", 1)]
+#[case::between_finalizer_and_status("patch", "status", 1)]
+#[case::between_the_claims("patch", "status", 2)]
+#[case::before_the_last_claim("patch", "status", 3)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_controller_began_its_successor_completes(
+    #[case] verb: &str,
+    #[case] subresource: &str,
+    #[case] nth: u64,
+) {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    cluster.add_node("n2", 2).await;
+    let matcher = claims(verb).subresource(subresource);
+    cluster.handle.faults().add(FaultRule {
+        matches: matcher,
+        skip: nth - 1,
+        times: None,
+        fault: Fault::Hang { millis: 600_000 },
+    });
+    let first = cluster.controller("c1", &[]).await;
+    for claim in ["a", "b", "c"] {
+        cluster.claim(claim, &[fixtures::partition("r", "2g.20gb")]).await;
+    }
+    cluster.pod("p", &["a", "b", "c"]).await;
+    eventually("the first controller hangs in its writes", async || {
+        cluster.handle.faults().rules().iter().any(|state| state.hits >= 4 - nth).then_some(())
+    })
+    .await;
+    first.task.abort();
+    let second = cluster.controller("c2", &[]).await;
+    let node = cluster.bound("p").await;
+    for claim in ["a", "b", "c"] {
+        let devices = cluster.devices(claim).await;
+        assert!(devices[0].starts_with(&format!("{node}/")), "{devices:?}");
+        assert_eq!(auditor::allocations(&cluster.handle, claim), 1);
+    }
+    auditor::check(&cluster.handle);
+    second.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_controller_that_is_terminated_hands_over_at_once() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 4).await;
+    // A lease that nobody would wait for.
+    let first = cluster.controller("c1", &["--lease-duration", "600s", "--retry-period", "50ms"]).await;
+    crowd(&cluster, 3).await;
+    all_bound(&cluster, 3).await;
+    let second = cluster.controller("c2", &["--lease-duration", "600s", "--retry-period", "50ms"]).await;
+    first.terminate().await;
+    cluster.claim("late", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.pod("late", &["late"]).await;
+    cluster.bound("late").await;
+    auditor::check(&cluster.handle);
+    second.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_pods_at_once_never_overlap_while_pods_come_and_go() {
+    let cluster = Cluster::start().await;
+    for node in ["n1", "n2"] {
+        cluster.add_node(node, 2).await;
+    }
+    cluster.handle.faults().add(FaultRule {
+        matches: claims("patch"),
+        skip: 5,
+        times: Some(15),
+        fault: Fault::Conflict,
+    });
+    let controller = cluster.controller("c1", &[]).await;
+    for round in 0..3 {
+        for number in 0..10 {
+            let name = format!("r{round}-{number}");
+            let profile = ["1g.10gb", "2g.20gb", "3g.40gb"][number % 3];
+            cluster.claim(&name, &[fixtures::partition("r", profile)]).await;
+            cluster.pod(&name, &[&name]).await;
+        }
+        if round > 0 {
+            for number in 0..10 {
+                cluster.delete_pod(&format!("r{}-{number}", round - 1)).await;
+            }
+        }
+    }
+    for number in 0..10 {
+        cluster.bound(&format!("r2-{number}")).await;
+    }
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
+mod processes {
+    //! The real binary, which can be stopped and continued.
+
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+
+    struct Process(Child);
+
+    impl Process {
+        fn start(cluster: &Cluster, identity: &str, directory: &std::path::Path) -> Self {
+            let kubeconfig = directory.join(identity);
+            cluster.handle.write_kubeconfig(&kubeconfig, identity).expect("written");
+            let child = Command::new(env!("CARGO_BIN_EXE_aliquot-controller"))
+                .args(["--namespace", "default", "--identity", identity, "--lease-duration", "2s"])
+                .args(["--webhook-addr", "off", "--http-addr", "127.0.0.1:0", "--kubeconfig"])
+                .arg(&kubeconfig)
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("started");
+            Self(child)
+        }
+
+        fn signal(&self, signal: &str) {
+            let status = Command::new("kill").args([signal, &self.0.id().to_string()]).status().expect("kill runs");
+            assert!(status.success());
+        }
+    }
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    fn holder(cluster: &Cluster) -> Option<String> {
+        let lease = cluster.handle.object("coordination.k8s.io", "leases", "default", "aliquot-controller")?;
+        lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_controller_that_slept_through_its_lease_does_not_write_when_it_wakes() {
+        let cluster = Cluster::start().await;
+        cluster.add_node("n1", 4).await;
+        let directory = tempfile::tempdir().expect("a directory");
+        let first = Process::start(&cluster, "c1", directory.path());
+        cluster.claim("warm", &[fixtures::partition("r", "1g.10gb")]).await;
+        cluster.pod("warm", &["warm"]).await;
+        cluster.bound("warm").await;
+        // Its status writes hang, so that it is stopped with writes under way.
+        let hang = cluster.handle.faults().add(FaultRule::always(
+            claims("patch").subresource("status"),
+            Fault::Hang { millis: 200 },
+        ));
+        crowd(&cluster, 6).await;
+        eventually("writes are under way", async || {
+            cluster.handle.faults().rules().iter().any(|state| state.hits > 0).then_some(())
+        })
+        .await;
+        first.signal("-STOP");
+        cluster.handle.faults().remove(hang);
+        let second = Process::start(&cluster, "c2", directory.path());
+        eventually("the second leads", async || (holder(&cluster)? == "c2").then_some(())).await;
+        let elected = cluster.handle.revision();
+        all_bound(&cluster, 6).await;
+        first.signal("-CONT");
+        crowd_later(&cluster).await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let late: Vec<String> = cluster
+            .handle
+            .audit(elected)
+            .iter()
+            .filter(|entry| entry.origin.user == "c1")
+            .filter(|entry| matches!(entry.origin.resource.as_str(), "resourceclaims" | "pods" | "nodes"))
+            .map(|entry| format!("{} {} {}", entry.origin.verb, entry.origin.resource, entry.name))
+            .collect();
+        assert_eq!(late, Vec::<String>::new());
+        assert_eq!(holder(&cluster).as_deref(), Some("c2"));
+        auditor::check(&cluster.handle);
+        drop((first, second));
+    }
+
+    async fn crowd_later(cluster: &Cluster) {
+        for number in 0..4 {
+            let name = format!("later{number}");
+            cluster.claim(&name, &[fixtures::partition("r", "1g.10gb")]).await;
+            cluster.pod(&name, &[&name]).await;
+        }
+        for number in 0..4 {
+            cluster.bound(&format!("later{number}")).await;
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn gates_are_lifted_when_the_controller_is_switched_off() {
+        let cluster = Cluster::start().await;
+        for name in ["a", "b"] {
+            cluster.claim(name, &[fixtures::partition("r", "1g.10gb")]).await;
+            cluster.pod(name, &[name]).await;
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let kubeconfig = directory.path().join("admin");
+        cluster.handle.write_kubeconfig(&kubeconfig, "admin").expect("written");
+        let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_aliquot-controller"));
+        let output = command.arg("--lift-gates").arg("--kubeconfig").arg(&kubeconfig).output().await.expect("runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for name in ["a", "b"] {
+            let gates = cluster.get_pod(name).await.and_then(|pod| pod.spec?.scheduling_gates);
+            assert!(gates.is_none_or(|gates| gates.is_empty()));
+        }
+    }
+}
