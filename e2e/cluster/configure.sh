@@ -48,6 +48,9 @@ configure_network() {
     # An address that exists on this machine only, for the node and the API
     # server: pods can reach it, which they could not a loopback address.
     ip address show dev lo | grep -qF " $NODE_IP/32 " || ip address add "$NODE_IP/32" dev lo
+    # Without a default route the host could not even try a service's address,
+    # which kube-proxy then translates.
+    ip route get "$SERVICE_IP" >/dev/null 2>&1 || ip route add "$SERVICE_CIDR" dev lo src "$NODE_IP"
     # Pods are routed, not bridged: so kube-proxy sees every packet of theirs.
     cat >"$CLUSTER_STATE/cni/10-aliquot.conflist" <<END
 {

@@ -25,7 +25,7 @@ API_PORT=${API_PORT:-16443}
 ETCD_PORT=12379
 CONTAINERD_SOCKET=$CLUSTER_RUN/containerd.sock
 # The cgroup that all pods live under, so that what a crash leaves can be found.
-POD_CGROUP=aliquot-cluster
+POD_CGROUP=${POD_CGROUP:-aliquot-cluster}
 # In the environment of every process that we start; shims inherit it.
 MARK=ALIQUOT_CLUSTER_MARK=$CLUSTER_RUN
 
