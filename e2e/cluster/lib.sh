@@ -147,7 +147,7 @@ wait_for() {
     until "$@" >/dev/null 2>&1; do
         if ! component_pid "$component" >/dev/null; then
             show_log "$component"
-            fail "$component ended while waiting for $what"
+            fail "$component ended; waited for: $what"
         fi
         if ((SECONDS - from >= limit)); then
             show_log "$component"
