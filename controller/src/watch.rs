@@ -7,16 +7,44 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::GroupVersionKind;
+use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
 use kube::runtime::{WatchStreamExt, watcher as watch};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 /// Versions of DeviceTaintRule, newest first.
 const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
+
+/// Pauses after a watch broke: from a tenth of a second to five, as what is not seen cannot be decided
+/// on; over as soon as something is seen again. kube's own goes to half a minute.
+#[derive(Debug, Default)]
+pub(crate) struct Pauses {
+    broken: u32,
+}
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let doubled = 1u32.checked_shl(self.broken.min(6)).unwrap_or(64);
+        self.broken = self.broken.saturating_add(1);
+        let longest = Duration::from_millis(100).saturating_mul(doubled).min(Duration::from_secs(5));
+        // Not everybody at once after an outage: half of it, and a random part of the other half.
+        let random = uuid::Uuid::new_v4().as_bytes().first().copied().unwrap_or_default();
+        Some(longest / 2 + longest.mul_f64(f64::from(random) / 512.0))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.broken = 0;
+    }
+}
 
 /// Starts every watch. They end when the set is dropped.
 pub fn start(
@@ -73,7 +101,7 @@ async fn follow<K>(
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     // No field managers: they are half of every object, and nothing here reads them.
-    let stream = watch(api, config).default_backoff().modify(|object| {
+    let stream = watch(api, config).backoff(Pauses::default()).modify(|object| {
         object.meta_mut().managed_fields = None;
     });
     let mut stream = stream.boxed();
@@ -116,7 +144,7 @@ async fn follow_rules(api: Api<DynamicObject>, resource: ApiResource, to: mpsc::
         }
         (name, rule)
     };
-    let mut stream = watch(api, watcher::Config::default()).default_backoff().boxed();
+    let mut stream = watch(api, watcher::Config::default()).backoff(Pauses::default()).boxed();
     let mut listed = Vec::new();
     loop {
         let seen = match stream.try_next().await {

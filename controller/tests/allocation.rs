@@ -127,9 +127,7 @@ async fn two_pods_share_a_claim_and_the_last_one_frees_it() {
 async fn pods_that_need_nothing_of_ours_lose_the_gate() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", 1).await;
-    cluster
-        .create_global(&fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#))
-        .await;
+    cluster.create_global(&fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#)).await;
     let controller = cluster.controller("c1", &[]).await;
     cluster.claim("nic", &[fixtures::request("r", "nic.example.com", 1)]).await;
     cluster.pod("p", &["nic"]).await;
@@ -203,7 +201,8 @@ async fn a_hand_over_is_acknowledged_and_nothing_is_given_out_until_it_ends() {
     let api: Api<Node> = Api::all(cluster.client.clone());
     eventually("generation 2 is acknowledged", async || {
         let node = api.get("n1").await.expect("a node");
-        (node.annotations().get("aliquot.dev/hand-over-acknowledged").map(String::as_str) == Some("2")).then_some(())
+        (node.annotations().get("aliquot.dev/hand-over-acknowledged").map(String::as_str) == Some("2"))
+            .then_some(())
     })
     .await;
     cluster.claim("b", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
@@ -261,10 +260,9 @@ async fn an_allocation_by_somebody_else_stops_the_pool_until_it_is_gone() {
 async fn the_younger_of_two_overlapping_allocations_is_decided_anew() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", 2).await;
-    for (name, device, time) in [
-        ("old", "gpu-0", "2026-01-01T00:00:00Z"),
-        ("young", "gpu-0-mig-1g10gb-19-6", "2026-01-01T00:00:09Z"),
-    ] {
+    for (name, device, time) in
+        [("old", "gpu-0", "2026-01-01T00:00:00Z"), ("young", "gpu-0-mig-1g10gb-19-6", "2026-01-01T00:00:09Z")]
+    {
         cluster.claim(name, &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
         allocate_by_hand(&cluster, name, device, Some(time)).await;
         let mut pod = fixtures::pod(name, &[name]);

@@ -73,7 +73,8 @@ async fn an_outage_of_the_api_server_is_survived() {
     let user = Matcher { user: Some("c1".to_owned()), ..Matcher::default() };
     let outage = cluster.handle.faults().add(FaultRule::always(user, Fault::DropBefore));
     // Longer than the lease: the controller has to stand back.
-    eventually("the controller stands back", async || (controller.metrics.leading.get() == 0).then_some(())).await;
+    eventually("the controller stands back", async || (controller.metrics.leading.get() == 0).then_some(()))
+        .await;
     cluster.claim("late", &[fixtures::partition("r", "1g.10gb")]).await;
     cluster.pod("late", &["late"]).await;
     cluster.handle.faults().remove(outage);
@@ -114,7 +115,7 @@ async fn what_a_dead_controller_began_its_successor_completes(
         cluster.handle.faults().rules().iter().any(|state| state.hits >= 4 - nth).then_some(())
     })
     .await;
-    first.task.abort();
+    first.kill();
     let second = cluster.controller("c2", &[]).await;
     let node = cluster.bound("p").await;
     for claim in ["a", "b", "c"] {
@@ -199,7 +200,8 @@ mod processes {
         }
 
         fn signal(&self, signal: &str) {
-            let status = Command::new("kill").args([signal, &self.0.id().to_string()]).status().expect("kill runs");
+            let status =
+                Command::new("kill").args([signal, &self.0.id().to_string()]).status().expect("kill runs");
             assert!(status.success());
         }
     }
@@ -212,7 +214,8 @@ mod processes {
     }
 
     fn holder(cluster: &Cluster) -> Option<String> {
-        let lease = cluster.handle.object("coordination.k8s.io", "leases", "default", "aliquot-controller")?;
+        let lease =
+            cluster.handle.object("coordination.k8s.io", "leases", "default", "aliquot-controller")?;
         lease["spec"]["holderIdentity"].as_str().map(str::to_owned)
     }
 
@@ -226,10 +229,10 @@ mod processes {
         cluster.pod("warm", &["warm"]).await;
         cluster.bound("warm").await;
         // Its status writes hang, so that it is stopped with writes under way.
-        let hang = cluster.handle.faults().add(FaultRule::always(
-            claims("patch").subresource("status"),
-            Fault::Hang { millis: 200 },
-        ));
+        let hang = cluster
+            .handle
+            .faults()
+            .add(FaultRule::always(claims("patch").subresource("status"), Fault::Hang { millis: 200 }));
         crowd(&cluster, 6).await;
         eventually("writes are under way", async || {
             cluster.handle.faults().rules().iter().any(|state| state.hits > 0).then_some(())
@@ -280,7 +283,8 @@ mod processes {
         let kubeconfig = directory.path().join("admin");
         cluster.handle.write_kubeconfig(&kubeconfig, "admin").expect("written");
         let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_aliquot-controller"));
-        let output = command.arg("--lift-gates").arg("--kubeconfig").arg(&kubeconfig).output().await.expect("runs");
+        let output =
+            command.arg("--lift-gates").arg("--kubeconfig").arg(&kubeconfig).output().await.expect("runs");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         for name in ["a", "b"] {
             let gates = cluster.get_pod(name).await.and_then(|pod| pod.spec?.scheduling_gates);

@@ -167,7 +167,8 @@ fn an_allocation_is_written_as_the_api_wants_it() {
     let mut world = World::with_nodes(&[("n1", 1)]);
     let placed = world.one("c", &[share("s", "1000Mi", "20"), partition("never", "x")][..1]);
     let draft = &placed.0.drafts[0];
-    let finished = draft.finish(Timestamp::from_millisecond(1_700_000_000_999).expect("a time"), || "id".to_owned());
+    let finished =
+        draft.finish(Timestamp::from_millisecond(1_700_000_000_999).expect("a time"), || "id".to_owned());
     let json = serde_json::to_value(&finished).expect("JSON");
     assert_eq!(
         json,
@@ -247,7 +248,9 @@ fn shares_are_packed_until_a_capacity_is_used_up() {
     assert_eq!(world.one("c2", &[share("s", "1Mi", "0")]).devices(), ["gpu-1-share"]);
     // Compute is a capacity of its own.
     world.one("c3", &[share("s", "1Mi", "100")]);
-    assert!(world.refused("c4", &[share("s", "1Mi", "1")]).contains("have not enough free devices for request s"));
+    assert!(
+        world.refused("c4", &[share("s", "1Mi", "1")]).contains("have not enough free devices for request s")
+    );
 }
 
 #[test]
@@ -273,7 +276,10 @@ fn all_wants_every_matching_device_and_each_of_them_free() {
     let placed = world.one("b", std::slice::from_ref(&all));
     assert_eq!((&*placed.0.node, placed.devices().len()), ("n2", 3));
     let reason = world.refused("c", &[all]);
-    assert!(reason.contains("have matching devices that are in use, and request r wants all of them"), "{reason}");
+    assert!(
+        reason.contains("have matching devices that are in use, and request r wants all of them"),
+        "{reason}"
+    );
 }
 
 #[test]
@@ -296,7 +302,12 @@ fn admin_access_goes_beside_whoever_holds_the_gpu_and_holds_nothing() {
 #[case::more_than_roots("distinctAttribute", "resource.kubernetes.io/pcieRoot", 5, false)]
 #[case::own_name_needs_its_domain("matchAttribute", "gpu.aliquot.dev/productName", 8, true)]
 #[case::attribute_that_nobody_has("matchAttribute", "gpu.aliquot.dev/nothing", 1, false)]
-fn constraints_hold_over_all_devices(#[case] kind: &str, #[case] name: &str, #[case] count: u32, #[case] fits: bool) {
+fn constraints_hold_over_all_devices(
+    #[case] kind: &str,
+    #[case] name: &str,
+    #[case] count: u32,
+    #[case] fits: bool,
+) {
     let mut world = World::with_nodes(&[("n1", 8)]);
     let mut spec = fixtures::spec(&[request("r", "gpu.aliquot.dev", count)]);
     spec["devices"]["constraints"] = json!([{kind: name}]);
@@ -484,8 +495,14 @@ fn a_gpu_on_which_something_unknown_is_held_is_left_alone() {
         {"cel": {"expression": "device.driver =="}}]}}]),
     "does not compile"
 )]
-#[case::class(request("r", "nothing", 1), "claim default/c, request r: DeviceClass nothing does not exist; create it")]
-#[case::count(request("r", "gpu.aliquot.dev", 33), "asks for 33 devices, a claim can hold at most 32; split it")]
+#[case::class(
+    request("r", "nothing", 1),
+    "claim default/c, request r: DeviceClass nothing does not exist; create it"
+)]
+#[case::count(
+    request("r", "gpu.aliquot.dev", 33),
+    "asks for 33 devices, a claim can hold at most 32; split it"
+)]
 #[case::mixed(json!([request("r", "gpu.aliquot.dev", 1), request("nic", "nic.example.com", 1)]), "request nic (DeviceClass nic.example.com) is for another driver's devices")]
 #[case::mode(
     json!([{"name": "r", "exactly": {"deviceClassName": "gpu.aliquot.dev", "allocationMode": "Some"}}]),
@@ -533,7 +550,10 @@ fn claims_that_are_not_ready_are_waited_for() {
             Some(vec![object(json!({"name": "gpu", "resourceClaimTemplateName": "t"}))]);
     });
     let Decision::Waiting(wait) = world.decide(&templated) else { panic!("must wait") };
-    assert!(wait.to_string().contains("from ResourceClaimTemplate t; check that the template exists"), "{wait}");
+    assert!(
+        wait.to_string().contains("from ResourceClaimTemplate t; check that the template exists"),
+        "{wait}"
+    );
 }
 
 #[test]
@@ -614,7 +634,9 @@ fn a_node_that_the_pod_cannot_be_on_is_not_used(#[case] spec: Value, #[case] exp
 fn tainted_and_cordoned_nodes_are_for_those_who_tolerate_it() {
     let mut world = World::with_nodes(&[("n1", 1)]);
     let mut node = fixtures::node("n1");
-    node.spec = object(json!({"unschedulable": true, "taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}));
+    node.spec = object(
+        json!({"unschedulable": true, "taints": [{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]}),
+    );
     world.index.apply_node(&node);
     world.requests("c", &[request("r", "gpu.aliquot.dev", 1)]);
     let pod = world.pod("p", &["c"]);
@@ -693,11 +715,14 @@ fn running_out_of_time_is_not_a_no() {
     world.requests("c", &requests);
     let pod = world.pod("p", &["c"]);
     let mut looks = 0;
-    let decision = decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut || {
-        looks += 1;
-        looks > 3
-    });
-    let Decision::OutOfTime(reason) = decision else { panic!("expected to run out of time, got {decision:?}") };
+    let decision =
+        decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut || {
+            looks += 1;
+            looks > 3
+        });
+    let Decision::OutOfTime(reason) = decision else {
+        panic!("expected to run out of time, got {decision:?}")
+    };
     assert!(reason.to_string().contains("could not be searched in time"), "{reason}");
 }
 
@@ -714,10 +739,11 @@ fn equal_gpus_are_tried_once() {
     world.claim("c", &spec);
     let pod = world.pod("p", &["c"]);
     let mut looks = 0u32;
-    let decision = decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut || {
-        looks += 1;
-        false
-    });
+    let decision =
+        decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut || {
+            looks += 1;
+            false
+        });
     assert!(matches!(decision, Decision::NoFit(_)));
     assert!(looks < 40, "looked at the clock {looks} times");
 }

@@ -5,6 +5,7 @@ use super::keeper::Current;
 use crate::decide::Matcher;
 use crate::index::Class;
 use crate::metrics::Metrics;
+use crate::watch::Pauses;
 use axum::extract::State;
 use axum::routing::post;
 use axum::{Json, Router};
@@ -47,10 +48,10 @@ impl Knowledge {
     pub(super) fn start(client: Client, driver: &str, stop: CancellationToken) -> Self {
         let (classes, writer) = reflector::store();
         let stream = watcher(Api::<DeviceClass>::all(client.clone()), watcher::Config::default());
-        let class_stream = stream.default_backoff().reflect(writer).for_each(|_| async {});
+        let class_stream = stream.backoff(Pauses::default()).reflect(writer).for_each(|_| async {});
         let (templates, writer) = reflector::store();
         let stream = watcher(Api::<ResourceClaimTemplate>::all(client.clone()), watcher::Config::default());
-        let template_stream = stream.default_backoff().reflect(writer).for_each(|_| async {});
+        let template_stream = stream.backoff(Pauses::default()).reflect(writer).for_each(|_| async {});
         tokio::spawn(async move {
             tokio::select! {
                 ((), ()) = futures::future::join(class_stream, template_stream) => {}

@@ -1,6 +1,12 @@
 //! Objects as a cluster with our nodes has them. Slices come from the model's own layout.
 #![allow(dead_code, unreachable_pub, reason = "each user takes a part")]
-#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "test code")]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
 
 use aliquot_model::layout::{
     AllocatorMode, Attribute, Capacity, CapacityPolicy, Device, GpuState, Options, ServerFeatures, Slice,

@@ -1,6 +1,12 @@
 //! A cluster in the process: the embedded control plane, nodes that publish, and controllers.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
-#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, clippy::unwrap_used, reason = "test code")]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "test code"
+)]
 
 pub mod fixtures;
 
@@ -18,6 +24,7 @@ use kube::{Api, Client, ResourceExt};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -27,23 +34,39 @@ pub struct Cluster {
     pub client: Client,
 }
 
-/// A controller that runs.
+/// A controller that runs, in a runtime of its own.
 pub struct Running {
     pub metrics: Arc<Metrics>,
     pub stop: CancellationToken,
-    pub task: JoinHandle<()>,
+    task: JoinHandle<()>,
+    runtime: Option<Runtime>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Running {
+    /// Ends it as SIGKILL would: every task of it stops where it is.
+    pub fn kill(self) {}
+
     /// Ends it as SIGTERM would.
-    pub async fn terminate(self) {
+    pub async fn terminate(mut self) {
         self.stop.cancel();
-        self.task.await.expect("no panic");
+        (&mut self.task).await.expect("no panic");
     }
 }
 
 pub async fn client(handle: &Handle, user: &str) -> Client {
-    let kubeconfig = Kubeconfig::from_yaml(&handle.kubeconfig(user)).expect("a kubeconfig");
+    client_of(&handle.kubeconfig(user)).await
+}
+
+async fn client_of(kubeconfig: &str) -> Client {
+    let kubeconfig = Kubeconfig::from_yaml(kubeconfig).expect("a kubeconfig");
     let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .expect("a configuration");
@@ -167,7 +190,6 @@ impl Cluster {
 
     /// Starts a controller under a user and identity of this name.
     pub async fn controller(&self, identity: &str, more: &[&str]) -> Running {
-        let client = client(&self.handle, identity).await;
         let mut words = vec![
             "aliquot-controller",
             "--driver-name",
@@ -176,20 +198,25 @@ impl Cluster {
             "default",
             "--identity",
             identity,
-            "--lease-duration",
-            "3s",
             "--webhook-addr",
             "off",
         ];
+        if !more.contains(&"--lease-duration") {
+            words.extend(["--lease-duration", "3s"]);
+        }
         words.extend_from_slice(more);
         let args = Args::parse_from(words);
         let metrics = Arc::new(Metrics::new());
         let stop = CancellationToken::new();
         let (task_metrics, task_stop) = (metrics.clone(), stop.clone());
-        let task = tokio::spawn(async move {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+        let runtime = runtime.expect("a runtime");
+        let kubeconfig = self.handle.kubeconfig(identity);
+        let task = runtime.spawn(async move {
+            let client = client_of(&kubeconfig).await;
             aliquot_controller::run::elect(client, &args, task_metrics, task_stop).await;
         });
-        Running { metrics, stop, task }
+        Running { metrics, stop, task, runtime: Some(runtime) }
     }
 
     /// Every claim that is allocated, as the API has it now.
@@ -229,7 +256,10 @@ pub mod auditor {
             .flatten()
             .filter(|result| result["adminAccess"] != true)
             .map(|result| {
-                (result["pool"].as_str().expect("a pool").to_owned(), result["device"].as_str().expect("a device").to_owned())
+                (
+                    result["pool"].as_str().expect("a pool").to_owned(),
+                    result["device"].as_str().expect("a device").to_owned(),
+                )
             })
             .collect()
     }
@@ -287,7 +317,9 @@ pub mod auditor {
             .iter()
             .filter(|entry| entry.origin.resource == "resourceclaims" && entry.name == claim)
             .filter(|entry| {
-                let holds = |value: &Option<std::sync::Arc<Value>>| value.as_ref().is_some_and(|v| !held(v).is_empty());
+                let holds = |value: &Option<std::sync::Arc<Value>>| {
+                    value.as_ref().is_some_and(|v| !held(v).is_empty())
+                };
                 !holds(&entry.before) && holds(&entry.after)
             })
             .count()

@@ -89,22 +89,27 @@ fn alternative() -> impl Generator<Value = GenAlternative> {
         prop::bool::weighted(0.3),
         prop::option::weighted(0.4, 1u64..6),
     )
-        .prop_map(|(kind, count, tolerates, capacity)| GenAlternative { kind, count, tolerates, capacity })
+        .prop_map(|(kind, count, tolerates, capacity)| GenAlternative {
+            kind,
+            count,
+            tolerates,
+            capacity,
+        })
 }
 
 fn wanted() -> impl Generator<Value = GenRequest> {
-    (prop::collection::vec(alternative(), 1..3), prop::bool::weighted(0.1)).prop_map(|(alternatives, admin)| {
-        let admin = admin && alternatives.len() == 1;
-        GenRequest { alternatives, admin }
-    })
+    (prop::collection::vec(alternative(), 1..3), prop::bool::weighted(0.1)).prop_map(
+        |(alternatives, admin)| {
+            let admin = admin && alternatives.len() == 1;
+            GenRequest { alternatives, admin }
+        },
+    )
 }
 
 fn claims() -> impl Generator<Value = Vec<GenClaim>> {
-    let claim = (
-        prop::collection::vec(wanted(), 1..3),
-        prop::option::weighted(0.4, (any::<bool>(), any::<bool>())),
-    )
-        .prop_map(|(requests, constraint)| GenClaim { requests, constraint });
+    let claim =
+        (prop::collection::vec(wanted(), 1..3), prop::option::weighted(0.4, (any::<bool>(), any::<bool>())))
+            .prop_map(|(requests, constraint)| GenClaim { requests, constraint });
     prop::collection::vec(claim, 1..3)
 }
 
@@ -287,8 +292,10 @@ fn valid(node: &GenNode, before: &[Hold], claims: &[GenClaim], chosen: &[Chosen]
     for (number, claim) in claims.iter().enumerate() {
         let mut zones = Vec::new();
         for (place, request) in claim.requests.iter().enumerate() {
-            let picks: Vec<&Chosen> = chosen.iter().filter(|c| c.claim == number && c.request == place).collect();
-            let Some(alternative) = picks.first().and_then(|pick| request.alternatives.get(pick.alternative)) else {
+            let picks: Vec<&Chosen> =
+                chosen.iter().filter(|c| c.claim == number && c.request == place).collect();
+            let Some(alternative) = picks.first().and_then(|pick| request.alternatives.get(pick.alternative))
+            else {
                 return false;
             };
             let devices: BTreeSet<usize> = picks.iter().map(|pick| pick.device).collect();
@@ -302,7 +309,8 @@ fn valid(node: &GenNode, before: &[Hold], claims: &[GenClaim], chosen: &[Chosen]
             }
             for pick in picks {
                 let device = &node.devices[pick.device];
-                if !device.ours || (device.tainted && !alternative.tolerates) || !matches(device, alternative) {
+                if !device.ours || (device.tainted && !alternative.tolerates) || !matches(device, alternative)
+                {
                     return false;
                 }
                 // Not twice in one claim with admin access.
