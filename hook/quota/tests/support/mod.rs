@@ -65,7 +65,7 @@ pub(crate) fn built() -> &'static Built {
             }
             folder
         });
-        cargo(&["build", "--quiet", "-p", "aliquot-quota", "--example", "cuda_probe"]);
+        cargo(&["build", "--quiet", "-p", "aliquot-quota", "--examples"]);
         let probe = target.join("debug/examples/cuda_probe");
         Built { limiter, driver, probe }
     })
