@@ -55,7 +55,7 @@ fn generate(table: &str, modelled: &BTreeSet<String>) -> io::Result<String> {
         let flavour = if flavour == "legacy" { "Legacy" } else { "PerThread" };
         let _ = writeln!(
             rows,
-            "Symbol {{ name: \"{name}\", since: {since}, flavour: Flavour::{flavour}, elf: \"{elf}\", export: \
+            "Symbol {{ name: \"{name}\", since: {since}, flavour: Flavour::{flavour}, export: \
              Entry({elf}), alias: Entry(aliquot_sim_alias_{number}) }},"
         );
         let _ = writeln!(externs, "fn {elf}(); fn aliquot_sim_alias_{number}();");

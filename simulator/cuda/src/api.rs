@@ -2,9 +2,16 @@
 
 mod array;
 mod context;
+mod copy;
 mod device;
+mod event;
+mod exec;
+mod graph;
 mod init;
 mod ipc;
+mod launch;
 mod memory;
+mod module;
 mod pool;
+mod stream;
 mod vmm;

@@ -12,7 +12,10 @@ pub(crate) type Cu<T = ()> = Result<T, Code>;
 macro_rules! codes {
     ($($constant:ident = $value:literal, $name:literal, $text:literal;)*) => {
         impl Code {
-            $(pub(crate) const $constant: Self = Self($value);)*
+            $(
+                #[allow(dead_code, reason = "kernels can declare any of them")]
+                pub(crate) const $constant: Self = Self($value);
+            )*
 
             /// Name and description of a code, success included.
             pub(crate) fn describe(code: i32) -> Option<(&'static CStr, &'static CStr)> {

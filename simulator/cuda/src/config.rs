@@ -103,11 +103,17 @@ impl Config {
         let real = value.parse::<f64>().ok().filter(|v| v.is_finite() && *v > 0.0);
         let done = match key {
             "resolver" => match value {
-                "same" | "alias" => Some(self.resolver_aliases = value == "alias"),
+                "same" | "alias" => {
+                    self.resolver_aliases = value == "alias";
+                    Some(())
+                }
                 _ => None,
             },
             "module_load" => match value {
-                "lazy" | "eager" => Some(self.eager_modules = value == "eager"),
+                "lazy" | "eager" => {
+                    self.eager_modules = value == "eager";
+                    Some(())
+                }
                 _ => None,
             },
             "context_mib" => number.map(|n| self.context_bytes = Some(n * MIB)),

@@ -2,6 +2,7 @@
 
 use crate::codes::{Code, Cu};
 use crate::driver::{Driver, code_of};
+use crate::engine;
 use crate::state::State;
 
 const MIB: u64 = 1 << 20;
@@ -79,13 +80,14 @@ pub(crate) fn create(
     let per_board = u64::from(described.multiprocessors) * BYTES_PER_MULTIPROCESSOR;
     let overhead = driver.config.context_bytes.unwrap_or(per_board);
     driver.charge(device, overhead)?;
-    let instance = described.mig.as_ref().map(|m| m.ci.id);
-    if let Err(error) = driver.node()?.context_opened(described.pool, instance) {
-        driver.release(device, overhead);
-        return Err(code_of(&error));
-    }
     let fresh = state.handle();
     let handle = primary.unwrap_or(fresh);
+    let instance = described.mig.as_ref().map(|m| m.ci.id);
+    let opened = driver.node()?.context_opened(described.pool, instance).map_err(|e| code_of(&e));
+    if let Err(code) = opened.and_then(|()| engine::open_lane(driver, state, handle, device)) {
+        driver.release(device, overhead);
+        return Err(code);
+    }
     state.contexts_made += 1;
     let id = state.contexts_made;
     state.contexts.insert(
@@ -112,6 +114,11 @@ pub(crate) fn create(
 pub(crate) fn destroy(driver: &Driver, state: &mut State, handle: u64) -> Cu {
     let context = state.context(handle)?;
     let (device, overhead) = (context.device, context.overhead);
+    engine::close_lane(driver, state, handle);
+    state.streams.retain(|_, stream| stream.context != handle);
+    state.default_streams.retain(|(context, _), _| *context != handle);
+    state.events.retain(|_, event| event.context != handle);
+    crate::module::free_context(state, handle);
     crate::memory::free_context(driver, state, handle);
     crate::array::free_context(driver, state, handle);
     if let Some(context) = state.contexts.get_mut(&handle) {

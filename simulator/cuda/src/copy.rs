@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::backing::Backing;
 use crate::codes::{Code, Cu};
-use crate::memory::Place;
+use crate::memory::{Kind, Place};
 use crate::state::State;
 use crate::types::{Copy3d, Side3d};
 
@@ -21,6 +21,7 @@ const UNIFIED: u32 = 4;
 #[derive(Clone)]
 pub(crate) struct Span {
     pieces: Vec<(Place, u64)>,
+    bus: Bus,
 }
 
 /// Two spans with rows in them, or one that is filled.
@@ -56,23 +57,22 @@ pub(crate) enum Bus {
 
 impl Span {
     pub(crate) fn new(pieces: Vec<(Place, u64)>) -> Self {
-        Self { pieces }
+        let bus =
+            if matches!(pieces.first(), Some((Place::Device(..), _))) { Bus::Device } else { Bus::Host };
+        Self { pieces, bus }
     }
 
     /// A copy of the caller's memory, as it is now.
     pub(crate) fn snapshot(address: u64, bytes: u64) -> Self {
         let content = Arc::new(Backing::new(usize::MAX));
-        let own = Self { pieces: vec![(Place::Device(content, 0), bytes)] };
-        let from = Self { pieces: vec![(Place::Host(address), bytes)] };
-        own.copy(0, &from, 0, bytes);
-        own
+        let own = Self::new(vec![(Place::Device(content, 0), bytes)]);
+        own.copy(0, &Self::new(vec![(Place::Host(address), bytes)]), 0, bytes);
+        // It moves as the host's memory would have.
+        Self { bus: Bus::Host, ..own }
     }
 
     pub(crate) fn bus(&self) -> Bus {
-        match self.pieces.first() {
-            Some((Place::Device(..), _)) => Bus::Device,
-            _ => Bus::Host,
-        }
+        self.bus
     }
 
     /// The piece at an offset: where it is from there on, and how much is left of it.
@@ -188,6 +188,16 @@ impl Transfer {
         (from, self.target.span.bus())
     }
 
+    /// Takes the source over, so that it need not stay as it is.
+    pub(crate) fn stage(&mut self) {
+        if let Source::Side(side) = &mut self.from {
+            let length: u64 = side.span.pieces.iter().map(|(_, n)| n).sum();
+            if let Some((Place::Host(address), _)) = side.span.pieces.first() {
+                side.span = Span::snapshot(*address, length);
+            }
+        }
+    }
+
     /// Does it.
     pub(crate) fn run(&self) {
         for z in 0..self.depth {
@@ -202,6 +212,32 @@ impl Transfer {
             }
         }
     }
+}
+
+/// A range of addresses, of which mapped parts must be accessible to somebody.
+pub(crate) fn span(state: &State, address: u64, length: u64, device: bool) -> Cu<Span> {
+    let pieces = state.memory.places(address, length, device)?;
+    let mut at = address;
+    for (_, bytes) in &pieces {
+        if let Some((base, range)) = state.memory.find(at)
+            && matches!(range.kind, Kind::Mapping { .. })
+            && !state.vmm.accessible(base)
+        {
+            return Err(Code::INVALID_VALUE);
+        }
+        at += bytes;
+    }
+    Ok(Span::new(pieces))
+}
+
+/// Reads a word of 4 or 8 bytes, wherever it is.
+pub(crate) fn read_word(state: &State, address: u64, wide: bool) -> Cu<u64> {
+    let length = if wide { 8 } else { 4 };
+    let mut bytes = [0_u8; 8];
+    let target = Span::new(vec![(Place::Host(bytes.as_mut_ptr() as u64), length)]);
+    let source = span(state, address, length, false)?;
+    target.copy(0, &source, 0, length);
+    Ok(u64::from_le_bytes(bytes))
 }
 
 /// A copy of rows and slices between memory and arrays, as the caller describes it.
@@ -242,6 +278,5 @@ fn side(state: &State, side: &Side3d, (width, height, depth): (u64, u64, u64)) -
     };
     let start = base + side.z * slice + side.y * pitch + side.x;
     let length = (depth - 1) * slice + (height - 1) * pitch + width;
-    let places = state.memory.places(start, length, side.kind == DEVICE)?;
-    Ok(Side { span: Span::new(places), pitch, slice })
+    Ok(Side { span: span(state, start, length, side.kind == DEVICE)?, pitch, slice })
 }

@@ -67,7 +67,8 @@ fn accessible(node: &Node, gpu: &Gpu, sight: &Sight) -> Cu<Vec<MigDevice>> {
 
 impl Device {
     fn new(gpu: Gpu, mig: Option<MigDevice>) -> Self {
-        let pool = mig.as_ref().map_or(Pool::whole(gpu.index), |m| Pool::instance(gpu.index, m.ci.gi));
+        let pool =
+            mig.as_ref().map_or_else(|| Pool::whole(gpu.index), |m| Pool::instance(gpu.index, m.ci.gi));
         let domain = domain_key(gpu.index, mig.as_ref().map(|m| (m.ci.gi, m.ci.id)));
         let multiprocessors = mig.as_ref().map_or(gpu.board.multiprocessors, |m| m.multiprocessors);
         Self { gpu, mig, pool, domain, multiprocessors }

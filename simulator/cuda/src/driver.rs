@@ -2,7 +2,8 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, Once, OnceLock, PoisonError};
+use std::time::Duration;
 
 use aliquot_sim_node::{DEFAULT_DIR, Node, NodeError};
 
@@ -10,6 +11,7 @@ use crate::codes::{Code, Cu};
 use crate::config::Config;
 use crate::device::{self, Device};
 use crate::state::State;
+use crate::worker;
 
 /// CUDA version that is reported where there is no node to ask.
 const DEFAULT_CUDA_VERSION: i32 = 13_000;
@@ -26,6 +28,9 @@ pub(crate) struct Driver {
     state: Mutex<State>,
     /// Signalled when anything that somebody may wait for has changed.
     pub(crate) changed: Condvar,
+    /// Signalled when the worker has to look again.
+    work: Condvar,
+    pub(crate) started: Once,
 }
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
@@ -44,6 +49,8 @@ pub(crate) fn get() -> &'static Driver {
             devices: OnceLock::new(),
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
+            work: Condvar::new(),
+            started: Once::new(),
         }
     })
 }
@@ -51,6 +58,10 @@ pub(crate) fn get() -> &'static Driver {
 extern "C" fn at_exit() {
     let Some(driver) = DRIVER.get().filter(|d| d.process == std::process::id()) else { return };
     driver.exiting.store(true, SeqCst);
+    let lost = crate::backing::lost_writes();
+    if lost > 0 {
+        crate::entry::note(&format!("{lost} writes to device memory found no room and were lost"));
+    }
     if let Some(node) = &driver.node {
         // What the process held is free at once; only a killed process leaves it to be found.
         let _ = node.detach_process();
@@ -125,6 +136,38 @@ impl Driver {
     /// The device with that ordinal.
     pub(crate) fn device(&self, ordinal: i32) -> Cu<&Device> {
         usize::try_from(ordinal).ok().and_then(|i| self.devices().get(i)).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// Whether the process is on its way out.
+    pub(crate) fn is_exiting(&self) -> bool {
+        self.exiting.load(SeqCst)
+    }
+
+    /// Sees to it that work happens which somebody could notice.
+    pub(crate) fn wake_worker(&self, state: &State) {
+        if state.engine.needs_thread {
+            worker::start(get());
+            self.work.notify_one();
+            self.changed.notify_all();
+        }
+    }
+
+    /// Sleeps until anything has changed, at the longest for that long.
+    pub(crate) fn wait_changed<'s>(
+        &self,
+        state: MutexGuard<'s, State>,
+        time: Duration,
+    ) -> MutexGuard<'s, State> {
+        self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Sleeps until there is something to do, at the longest for that long.
+    pub(crate) fn wait_work<'s>(
+        &self,
+        state: MutexGuard<'s, State>,
+        time: Duration,
+    ) -> MutexGuard<'s, State> {
+        self.work.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// Everything that the process has made.

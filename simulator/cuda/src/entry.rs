@@ -29,14 +29,23 @@ pub(crate) fn call(
     let driver = driver::get();
     let result = admit(driver, name, need).and_then(|()| body(driver));
     let code = result.map_or_else(|code| code.0, |()| 0);
-    if let Some(log) = log_file() {
+    if let Some(mut log) = log_file() {
         let mut line = format!("{} {} {name}(", aliquot_sim_node::now_ns(), std::process::id());
         arguments(&mut line);
         let _ = writeln!(line, ") = {code}");
         // One write per line: lines of several threads and processes stay whole.
-        let _ = (&*log).write_all(line.as_bytes());
+        let _ = log.write_all(line.as_bytes());
     }
     code
+}
+
+/// A line of the call log that is not a call.
+pub(crate) fn note(text: &str) {
+    if let Some(mut log) = log_file() {
+        let _ = log.write_all(
+            format!("{} {} # {text}\n", aliquot_sim_node::now_ns(), std::process::id()).as_bytes(),
+        );
+    }
 }
 
 /// What a function does that is exported and nothing more.

@@ -32,11 +32,11 @@ impl Extents {
     /// Gives a part back, by the offset and size that it was taken with.
     pub(crate) fn give(&mut self, offset: u64, bytes: u64, align: u64) {
         let (mut start, mut end) = (offset, offset + bytes.next_multiple_of(align));
-        if let Some((&before, &length)) = self.free.range(..start).next_back() {
-            if before + length == start {
-                self.free.remove(&before);
-                start = before;
-            }
+        if let Some((&before, &length)) = self.free.range(..start).next_back()
+            && before + length == start
+        {
+            self.free.remove(&before);
+            start = before;
         }
         if let Some(length) = self.free.remove(&end) {
             end += length;

@@ -8,7 +8,7 @@ use crate::codes::{Code, Cu};
 use crate::driver::Driver;
 use crate::extents::Extents;
 use crate::state::State;
-use crate::{pool, space};
+use crate::{engine, exec, pool, space};
 
 /// Device memory is mapped in pages of this size.
 pub(crate) const PAGE: u64 = 2 << 20;
@@ -30,8 +30,8 @@ pub(crate) enum Kind {
     Mapping { handle: u64 },
     /// Opened by `cuIpcOpenMemHandle`.
     Imported { shared: u64 },
-    /// An allocation node of a graph, while it is allocated.
-    Graph { exec: u64 },
+    /// An allocation node of a graph.
+    Graph,
 }
 
 /// One range of addresses.
@@ -144,7 +144,12 @@ impl Memory {
 /// Takes device memory; where there is not enough, the process's own unused pool memory goes first.
 pub(crate) fn charge(driver: &Driver, state: &mut State, device: usize, bytes: u64) -> Cu {
     match driver.charge(device, bytes) {
-        Err(Code::OUT_OF_MEMORY) if pool::trim_unused(driver, state, device) > 0 => {
+        Err(Code::OUT_OF_MEMORY) => {
+            // Frees that streams have come to by now count.
+            engine::advance(driver, state);
+            if pool::trim_unused(driver, state, device) == 0 {
+                return Err(Code::OUT_OF_MEMORY);
+            }
             driver.charge(device, bytes)
         }
         other => other,
@@ -295,7 +300,8 @@ pub(crate) fn free(driver: &Driver, state: &mut State, base: u64) -> Cu {
             driver.release(range.device, resident);
         }
         Kind::Pool { .. } => pool::free_now(driver, state, base)?,
-        Kind::Host { .. } | Kind::Mapping { .. } | Kind::Imported { .. } | Kind::Graph { .. } => {
+        Kind::Graph if exec::is_live(state, base) => exec::freed(state, base),
+        Kind::Host { .. } | Kind::Mapping { .. } | Kind::Imported { .. } | Kind::Graph => {
             return Err(Code::INVALID_VALUE);
         }
     }

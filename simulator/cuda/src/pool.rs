@@ -245,6 +245,11 @@ fn collect(driver: &Driver, state: &mut State, handle: u64, stream: Option<u64>)
     settle(driver, state, handle);
 }
 
+/// Counts what streams have got to freeing.
+pub(crate) fn refresh(driver: &Driver, state: &mut State, handle: u64) {
+    collect(driver, state, handle, None);
+}
+
 /// Ends a destroyed pool that holds nothing any more.
 fn settle(driver: &Driver, state: &mut State, handle: u64) {
     let empty = |p: &Pool| p.doomed && p.pending.is_empty() && p.segments.values().all(Extents::is_unused);

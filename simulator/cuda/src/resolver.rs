@@ -21,7 +21,6 @@ pub(crate) struct Symbol {
     /// Lowest `cudaVersion` that is answered with it.
     pub(crate) since: i32,
     pub(crate) flavour: Flavour,
-    pub(crate) elf: &'static str,
     /// The exported function.
     pub(crate) export: Entry,
     /// A jump to it: another address with the same effect.

@@ -3,11 +3,18 @@
 use std::collections::BTreeMap;
 
 use crate::array::Arrays;
+use crate::capture::Capture;
 use crate::codes::{Code, Cu};
 use crate::context::{Context, Primary};
 use crate::driver;
+use crate::engine::Engine;
+use crate::event::Event;
+use crate::exec::Execs;
+use crate::graph::{Graphs, UserObjects};
 use crate::memory::Memory;
+use crate::module::Modules;
 use crate::pool::Pools;
+use crate::stream::Stream;
 use crate::vmm::Vmm;
 
 /// Handles are numbers that look like pointers and are never followed.
@@ -25,6 +32,16 @@ pub(crate) struct State {
     pub(crate) pools: Pools,
     pub(crate) vmm: Vmm,
     pub(crate) arrays: Arrays,
+    pub(crate) modules: Modules,
+    pub(crate) engine: Engine,
+    pub(crate) streams: BTreeMap<u64, Stream>,
+    /// By context and thread; thread 0 is the legacy default stream.
+    pub(crate) default_streams: BTreeMap<(u64, u64), u64>,
+    pub(crate) events: BTreeMap<u64, Event>,
+    pub(crate) captures: BTreeMap<u64, Capture>,
+    pub(crate) graphs: Graphs,
+    pub(crate) execs: Execs,
+    pub(crate) user_objects: UserObjects,
 }
 
 impl State {
@@ -38,8 +55,8 @@ impl State {
     }
 
     /// Whether an operation of a stream has been carried out.
-    pub(crate) fn is_done(&self, _operation: u64) -> bool {
-        true
+    pub(crate) fn is_done(&self, operation: u64) -> bool {
+        self.engine.is_done(operation)
     }
 
     /// A handle that no object has had.

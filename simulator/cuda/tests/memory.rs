@@ -1,6 +1,7 @@
 //! Linear, pitched, managed and host memory.
 
 #![allow(unsafe_code, reason = "the tests call a C library")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Memory pools: what they reserve, what is used of it, and when they give it back.
 #![allow(unsafe_code, reason = "the tests call a C library")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
 

@@ -1,5 +1,6 @@
 //! Physical memory by handle, mappings, and both shared between processes.
 #![allow(unsafe_code, reason = "the tests call a C library")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod common;
 

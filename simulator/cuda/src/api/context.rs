@@ -5,6 +5,7 @@ use crate::context;
 use crate::driver::{Driver, current_handle, with_stack};
 use crate::entry::api;
 use crate::ffi::{In, Out};
+use crate::stream;
 
 /// Flags of a context that exist.
 const KNOWN_FLAGS: u32 = 0xff;
@@ -25,18 +26,44 @@ fn create(driver: &Driver, context: Out<u64>, flags: u32, device: i32) -> Cu {
 }
 
 fn destroy(driver: &Driver, context: u64) -> Cu {
-    {
-        let mut state = driver.lock();
-        if state.context(context)?.primary {
-            return Err(Code::INVALID_CONTEXT);
-        }
-        context::destroy(driver, &mut state, context)?;
+    if driver.lock().context(context)?.primary {
+        return Err(Code::INVALID_CONTEXT);
     }
+    drain(driver, context);
+    context::destroy(driver, &mut driver.lock(), context)?;
     with_stack(|stack| {
         if stack.last() == Some(&context) {
             stack.pop();
         }
     })
+}
+
+/// Waits for what a context still has to do before it ends; one that is stuck has nothing.
+fn drain(driver: &Driver, context: u64) {
+    let _ = stream::synchronise_context(driver, context);
+}
+
+/// The same for a primary context, where this call would end it.
+fn drain_primary(driver: &Driver, device: usize, references: u32) {
+    let ending = {
+        let state = driver.lock();
+        state.primaries.get(device).filter(|p| p.active && p.references <= references).and_then(|p| p.handle)
+    };
+    if let Some(context) = ending {
+        drain(driver, context);
+    }
+}
+
+fn release_primary(driver: &Driver, device: i32) -> Cu {
+    let device = ordinal(driver, device)?;
+    drain_primary(driver, device, 1);
+    context::release_primary(driver, &mut driver.lock(), device)
+}
+
+fn reset_primary(driver: &Driver, device: i32) -> Cu {
+    let device = ordinal(driver, device)?;
+    drain_primary(driver, device, u32::MAX);
+    context::end_primary(driver, &mut driver.lock(), device)
 }
 
 fn push(driver: &Driver, context: u64) -> Cu {
@@ -83,19 +110,19 @@ api! { (driver, flavour)
     }
 
     Init fn cuDevicePrimaryCtxRelease(device: i32) {
-        context::release_primary(driver, &mut driver.lock(), ordinal(driver, device)?)
+        release_primary(driver, device)
     }
 
     Init fn cuDevicePrimaryCtxRelease_v2(device: i32) {
-        context::release_primary(driver, &mut driver.lock(), ordinal(driver, device)?)
+        release_primary(driver, device)
     }
 
     Init fn cuDevicePrimaryCtxReset(device: i32) {
-        context::end_primary(driver, &mut driver.lock(), ordinal(driver, device)?)
+        reset_primary(driver, device)
     }
 
     Init fn cuDevicePrimaryCtxReset_v2(device: i32) {
-        context::end_primary(driver, &mut driver.lock(), ordinal(driver, device)?)
+        reset_primary(driver, device)
     }
 
     Init fn cuDevicePrimaryCtxSetFlags(device: i32, flags: u32) {

@@ -1,5 +1,6 @@
 //! Linear, pitched, managed and host memory, and what is asked about addresses.
 
+use crate::capture;
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
 use crate::entry::api;
@@ -7,6 +8,7 @@ use crate::ffi::{In, Out};
 use crate::memory::{self, Allocation, Kind};
 use crate::space;
 use crate::state::State;
+use crate::stream;
 use crate::types::Location;
 
 /// Rows of pitched memory start at multiples of this.
@@ -15,6 +17,7 @@ const PITCH: u64 = 512;
 fn allocate(driver: &Driver, bytes: u64, low: bool) -> Cu<u64> {
     let mut state = driver.lock();
     let (context, _) = state.current()?;
+    capture::check_unsafe(&mut state)?;
     memory::allocate(driver, &mut state, context, bytes, low)
 }
 
@@ -31,9 +34,18 @@ fn free(driver: &Driver, address: u64) -> Cu {
     if address == 0 {
         return Ok(());
     }
-    let mut state = driver.lock();
-    state.current()?;
-    memory::free(driver, &mut state, address)
+    let owner = {
+        let mut state = driver.lock();
+        let (current, _) = state.current()?;
+        capture::check_unsafe(&mut state)?;
+        let range = state.memory.at(address).ok_or(Code::INVALID_VALUE)?;
+        if range.context == 0 { current } else { range.context }
+    };
+    // Nothing that runs may still use it.
+    if driver.config.free_syncs {
+        stream::synchronise_context(driver, owner)?;
+    }
+    memory::free(driver, &mut driver.lock(), address)
 }
 
 fn info(driver: &Driver) -> Cu<(u64, u64)> {
@@ -51,6 +63,7 @@ fn allocate_host(driver: &Driver, bytes: u64, flags: u32) -> Cu<u64> {
     let mut state = driver.lock();
     let (context, own) = state.current()?;
     let device = own.device;
+    capture::check_unsafe(&mut state)?;
     if bytes == 0 || flags & !0x7 != 0 {
         return Err(Code::INVALID_VALUE);
     }
@@ -261,6 +274,7 @@ api! { (driver, flavour)
         }
         let mut state = driver.lock();
         let (context, _) = state.current()?;
+        capture::check_unsafe(&mut state)?;
         let base = memory::allocate_managed(&mut state, context, bytes)?;
         pointer.put(base)
     }

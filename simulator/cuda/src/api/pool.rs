@@ -2,20 +2,55 @@
 
 use crate::codes::{Code, Cu};
 use crate::driver::Driver;
+use crate::engine::{self, Work};
 use crate::entry::api;
 use crate::ffi::{In, Out};
+use crate::graph::{self, NodeKind};
+use crate::memory::{self, Kind};
+use crate::resolver::Flavour;
 use crate::types::{AccessDesc, Location, PoolProps};
-use crate::{pool, vmm};
+use crate::{capture, pool, stream, vmm};
 
-fn allocate(driver: &Driver, from: Option<u64>, bytes: u64, stream: u64) -> Cu<u64> {
+fn allocate(driver: &Driver, from: Option<u64>, bytes: u64, handle: u64, flavour: Flavour) -> Cu<u64> {
     let mut state = driver.lock();
-    let device = state.current()?.1.device;
-    let handle = match from {
-        Some(handle) => handle,
+    let target = stream::resolve(&mut state, handle, flavour)?;
+    let device = state.context(target.context)?.device;
+    let pool = match from {
+        Some(pool) => pool,
         None => state.pools.current_of(device)?,
     };
-    state.pools.get(handle)?;
-    pool::allocate(driver, &mut state, handle, bytes, stream)
+    let device = state.pools.get(pool)?.device;
+    if let Some(id) = capture::of(&state, target.stream)? {
+        let address = graph::reserve_addresses(driver, &mut state, device, bytes)?;
+        capture::add(&mut state, id, target.stream, NodeKind::Alloc { address, bytes, device })?;
+        return Ok(address);
+    }
+    capture::check_implicit(&mut state, target)?;
+    engine::advance(driver, &mut state);
+    pool::allocate(driver, &mut state, pool, bytes, target.stream)
+}
+
+fn free(driver: &Driver, address: u64, handle: u64, flavour: Flavour) -> Cu {
+    let mut state = driver.lock();
+    let target = stream::resolve(&mut state, handle, flavour)?;
+    let kind = state.memory.at(address).map(|r| r.kind.clone()).ok_or(Code::INVALID_VALUE)?;
+    if let Some(id) = capture::of(&state, target.stream)? {
+        return capture::add(&mut state, id, target.stream, NodeKind::Free { address }).map(|_| ());
+    }
+    capture::check_implicit(&mut state, target)?;
+    match kind {
+        Kind::Pool { .. } => {
+            let operation = stream::submit(driver, &mut state, target, &[], Work::Marker);
+            pool::free_async(driver, &mut state, address, target.stream, operation)
+        }
+        Kind::Graph => memory::free(driver, &mut state, address),
+        // Memory of cuMemAlloc goes when the stream gets there; the caller waits for it here.
+        _ => {
+            drop(state);
+            stream::synchronise(driver, target)?;
+            memory::free(driver, &mut driver.lock(), address)
+        }
+    }
 }
 
 fn of_location(driver: &Driver, location: In<Location>) -> Cu<usize> {
@@ -25,28 +60,18 @@ fn of_location(driver: &Driver, location: In<Location>) -> Cu<usize> {
 api! { (driver, flavour)
     Init fn cuMemAllocAsync | cuMemAllocAsync_ptsz(pointer: Out<u64>, bytes: u64, stream: u64) {
         pointer.check()?;
-        pointer.put(allocate(driver, None, bytes, stream)?)
+        pointer.put(allocate(driver, None, bytes, stream, flavour)?)
     }
 
     Init fn cuMemAllocFromPoolAsync | cuMemAllocFromPoolAsync_ptsz(
         pointer: Out<u64>, bytes: u64, pool: u64, stream: u64,
     ) {
         pointer.check()?;
-        pointer.put(allocate(driver, Some(pool), bytes, stream)?)
+        pointer.put(allocate(driver, Some(pool), bytes, stream, flavour)?)
     }
 
     Init fn cuMemFreeAsync | cuMemFreeAsync_ptsz(pointer: u64, stream: u64) {
-        if pointer == 0 {
-            return Err(Code::INVALID_VALUE);
-        }
-        let mut state = driver.lock();
-        state.current()?;
-        let pooled = state.memory.at(pointer).is_some_and(|r| matches!(r.kind, crate::memory::Kind::Pool { .. }));
-        if pooled {
-            pool::free_async(driver, &mut state, pointer, stream, 0)
-        } else {
-            crate::memory::free(driver, &mut state, pointer)
-        }
+        free(driver, pointer, stream, flavour)
     }
 
     Init fn cuMemPoolCreate(pool: Out<u64>, properties: In<PoolProps>) {
@@ -66,13 +91,16 @@ api! { (driver, flavour)
 
     Init fn cuMemPoolTrimTo(pool: u64, keep: u64) {
         let mut state = driver.lock();
+        engine::advance(driver, &mut state);
         state.pools.get(pool)?;
         pool::trim(driver, &mut state, pool, keep);
         Ok(())
     }
 
     Init fn cuMemPoolGetAttribute(pool: u64, attribute: i32, value: Out<u64>) {
-        let state = driver.lock();
+        let mut state = driver.lock();
+        engine::advance(driver, &mut state);
+        pool::refresh(driver, &mut state, pool);
         let (found, int) = pool::attribute(state.pools.get(pool)?, attribute)?;
         if int { Out::at(value.address()).put(i32::try_from(found).unwrap_or(i32::MAX)) } else { value.put(found) }
     }

@@ -2,7 +2,7 @@
 //!
 //! The driver reads its surroundings once per process, so a test's body runs in a process of its own: the test
 //! binary again, told by [`ROLE`] which part to play.
-#![allow(dead_code, reason = "not every test file uses everything")]
+#![allow(dead_code, unreachable_pub, reason = "not every test file uses everything")]
 #![allow(unsafe_code, reason = "the tests call a C library")]
 
 use std::collections::HashMap;

@@ -1,0 +1,640 @@
+//! Carrying out what streams were given, on the wall clock.
+//!
+//! An operation waits for others, is *due* at some point, and is done. Kernels are due at a point of their context's
+//! own GPU time and are planned as soon as everything before them is, so that the node knows how long the context has
+//! work; copies over the bus are due on the wall clock; host functions are due when they return. Nothing needs to be
+//! awake while kernels run: [`advance`] carries out everything that has become due, at the instant at which it did, and
+//! is called by whoever looks. A thread is only there for what somebody outside the driver can notice.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use aliquot_sim_node::compute::Slices;
+use aliquot_sim_node::now_ns;
+
+use crate::codes::{Code, Cu};
+use crate::copy::{Bus, Transfer};
+use crate::driver::Driver;
+use crate::event;
+use crate::plan::{Plan, WHOLE};
+use crate::state::State;
+use crate::track::Track;
+
+/// Longest sleep of a waiter; guards against everything that cannot be foreseen.
+const LONGEST_SLEEP_NS: u64 = 200_000_000;
+
+/// A call into the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HostCall {
+    pub(crate) function: usize,
+    pub(crate) data: u64,
+    /// The stream of `cuStreamAddCallback`, whose functions take it and a status.
+    pub(crate) stream: Option<u64>,
+}
+
+/// What an operation does.
+#[derive(Clone)]
+pub(crate) enum Work {
+    /// Occupies part of the GPU for some of the context's time; may end the context with an error.
+    Kernel {
+        cost_ns: u64,
+        share: u32,
+        fault: Option<Code>,
+    },
+    /// Moves or fills bytes when it is done.
+    Transfer(Box<Transfer>),
+    /// Gives an event its time, unless it was recorded again since.
+    Record {
+        event: u64,
+        generation: u64,
+    },
+    /// Nothing: a point to wait for.
+    Marker,
+    Call(HostCall),
+    /// Writes a word of 4 or 8 bytes.
+    Write {
+        transfer: Box<Transfer>,
+    },
+    /// Waits for a word of 4 or 8 bytes to fulfil a condition.
+    Poll {
+        address: u64,
+        value: u64,
+        wide: bool,
+        condition: u32,
+    },
+    /// The end of a graph's launch.
+    GraphEnd {
+        exec: u64,
+    },
+}
+
+impl Work {
+    /// Can be planned ahead in the context's own time.
+    fn is_planned(&self) -> bool {
+        match self {
+            Self::Kernel { .. } | Self::Record { .. } | Self::Marker | Self::GraphEnd { .. } => true,
+            Self::Transfer(transfer) => transfer.route() == (Bus::Device, Bus::Device),
+            Self::Write { .. } | Self::Call(_) | Self::Poll { .. } => false,
+        }
+    }
+
+    /// Can be noticed without a call into the driver, or must be carried out at its time for another reason.
+    fn is_noticed(&self) -> bool {
+        match self {
+            Self::Transfer(transfer) => transfer.route().1 == Bus::Host,
+            Self::Write { .. } | Self::Call(_) | Self::Poll { .. } => true,
+            Self::Kernel { fault, .. } => fault.is_some(),
+            Self::Record { .. } | Self::Marker | Self::GraphEnd { .. } => false,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Due {
+    /// Something that it waits for is not done.
+    Waiting,
+    /// At this point of its context's own time.
+    Served(u64),
+    /// At this instant.
+    Wall(u64),
+    /// When somebody says so.
+    Told,
+}
+
+struct Operation {
+    context: u64,
+    stream: u64,
+    priority: i32,
+    work: Work,
+    /// What it was enqueued behind and was not done then.
+    after: Vec<u64>,
+    /// Those of them that must still be carried out before it can be planned.
+    missing: usize,
+    /// Operations that wait for this one to be carried out.
+    dependents: Vec<u64>,
+    /// When the last of what it waited for was carried out.
+    ready_ns: u64,
+    due: Due,
+}
+
+/// A context's place among those that share its device.
+struct Lane {
+    device: usize,
+    tenant: usize,
+    track: Track,
+    plan: Plan,
+    due: BTreeSet<(u64, u64)>,
+    /// When each copy engine is free: to the device, from it.
+    copiers: [u64; 2],
+    /// Own time up to which everything has been carried out.
+    settled: u64,
+}
+
+/// All operations of the process.
+#[derive(Default)]
+pub(crate) struct Engine {
+    operations: BTreeMap<u64, Operation>,
+    lanes: BTreeMap<u64, Lane>,
+    on_wall: BTreeSet<(u64, u64)>,
+    told: BTreeSet<u64>,
+    ready_calls: VecDeque<(u64, HostCall)>,
+    /// Outstanding operations by stream, and by context and priority.
+    by_stream: BTreeMap<u64, usize>,
+    by_priority: BTreeMap<(u64, i32), usize>,
+    last: u64,
+    /// Somebody has to be awake for what comes.
+    pub(crate) needs_thread: bool,
+}
+
+impl Engine {
+    /// Whether an operation has been carried out; 0 is none.
+    pub(crate) fn is_done(&self, id: u64) -> bool {
+        !self.operations.contains_key(&id)
+    }
+
+    /// The next function of the program to call.
+    pub(crate) fn next_call(&mut self) -> Option<(u64, HostCall)> {
+        self.ready_calls.pop_front()
+    }
+
+    /// Whether anything of a context is outstanding.
+    pub(crate) fn is_idle(&self, context: u64) -> bool {
+        self.by_priority.range((context, i32::MIN)..=(context, i32::MAX)).next().is_none()
+    }
+
+    /// Outstanding operations of a stream.
+    pub(crate) fn outstanding(&self, stream: u64) -> usize {
+        self.by_stream.get(&stream).copied().unwrap_or(0)
+    }
+
+    fn insert(&mut self, id: u64, operation: Operation) {
+        *self.by_stream.entry(operation.stream).or_insert(0) += 1;
+        *self.by_priority.entry((operation.context, operation.priority)).or_insert(0) += 1;
+        self.operations.insert(id, operation);
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Operation> {
+        let operation = self.operations.remove(&id)?;
+        count_down(&mut self.by_stream, operation.stream);
+        count_down(&mut self.by_priority, (operation.context, operation.priority));
+        Some(operation)
+    }
+}
+
+fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
+}
+
+fn slices(driver: &Driver) -> Slices {
+    let config = &driver.config;
+    Slices { slice_ns: config.scaled(config.slice_ns), switch_ns: config.scaled(config.switch_ns) }
+}
+
+/// Gives a context a place among those that share its device.
+pub(crate) fn open_lane(driver: &Driver, state: &mut State, context: u64, device: usize) -> Cu {
+    let key = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?.domain;
+    let now = now_ns();
+    let compute = driver.node()?.compute().map_err(|_| Code::UNKNOWN)?;
+    let domain = compute.domain(key, slices(driver), now).ok_or(Code::OUT_OF_MEMORY)?;
+    compute.reap(domain, now);
+    domain.advance(now);
+    let tenant = compute.enter(domain, 100).ok_or(Code::OUT_OF_MEMORY)?;
+    let track = Track::new(domain.tenant(tenant), now);
+    let settled = track.served();
+    let lane =
+        Lane { device, tenant, track, plan: Plan::default(), due: BTreeSet::new(), copiers: [0; 2], settled };
+    state.engine.lanes.insert(context, lane);
+    Ok(())
+}
+
+/// Takes the place away, with everything that is outstanding.
+pub(crate) fn close_lane(driver: &Driver, state: &mut State, context: u64) {
+    drop_operations(state, context);
+    let Some(lane) = state.engine.lanes.remove(&context) else { return };
+    let Some(key) = driver.devices().get(lane.device).map(|d| d.domain) else { return };
+    if let Ok(compute) = driver.node().and_then(|n| n.compute().map_err(|_| Code::UNKNOWN)) {
+        let now = now_ns();
+        if let Some(domain) = compute.domain(key, slices(driver), now) {
+            domain.advance(now);
+            if compute.is_mine(domain.tenant(lane.tenant)) {
+                domain.leave(lane.tenant);
+            }
+        }
+    }
+}
+
+/// Ends all outstanding operations of a context, as its end or its error does.
+fn drop_operations(state: &mut State, context: u64) {
+    let engine = &mut state.engine;
+    let ended: Vec<u64> =
+        engine.operations.iter().filter(|(_, o)| o.context == context).map(|(id, _)| *id).collect();
+    if let Some(lane) = engine.lanes.get_mut(&context) {
+        lane.plan.clear();
+    }
+    for id in ended {
+        finish(state, id, now_ns());
+    }
+    state.engine.ready_calls.retain(|(id, _)| state.engine.operations.contains_key(id));
+}
+
+/// Gives a stream of a context something to do after the operations in `after`.
+pub(crate) fn enqueue(
+    driver: &Driver,
+    state: &mut State,
+    (context, stream, priority): (u64, u64, i32),
+    after: &[u64],
+    work: Work,
+) -> u64 {
+    let engine = &mut state.engine;
+    engine.last += 1;
+    let id = engine.last;
+    let mut pending: Vec<u64> =
+        after.iter().copied().filter(|id| engine.operations.contains_key(id)).collect();
+    pending.sort_unstable();
+    pending.dedup();
+    let now = now_ns();
+    if work.is_noticed() {
+        engine.needs_thread = true;
+    }
+    let ahead = planned_ahead(engine, context, &pending).filter(|_| work.is_planned());
+    let operation = Operation {
+        context,
+        stream,
+        priority,
+        work,
+        missing: 0,
+        dependents: Vec::new(),
+        ready_ns: now,
+        due: Due::Waiting,
+        after: pending.clone(),
+    };
+    engine.insert(id, operation);
+    match ahead {
+        Some(earliest) if overtakes(engine, context, priority) => {
+            schedule_planned(driver, engine, id, earliest);
+            replan(driver, state, context);
+        }
+        Some(earliest) => schedule_planned(driver, engine, id, earliest),
+        None if pending.is_empty() => schedule(driver, engine, id),
+        None => {
+            for before in &pending {
+                if let Some(dependency) = engine.operations.get_mut(before) {
+                    dependency.dependents.push(id);
+                }
+            }
+            if let Some(operation) = engine.operations.get_mut(&id) {
+                operation.missing = pending.len();
+            }
+            // The first of them that is due without anybody looking lets this one start.
+            engine.needs_thread = true;
+        }
+    }
+    id
+}
+
+/// The point of the context's own time by which all of `after` will be done, if that is known already.
+fn planned_ahead(engine: &Engine, context: u64, after: &[u64]) -> Option<u64> {
+    let mut latest = engine.lanes.get(&context)?.track.served();
+    for id in after {
+        let before = engine.operations.get(id)?;
+        match before.due {
+            Due::Served(point) if before.context == context => latest = latest.max(point),
+            _ => return None,
+        }
+    }
+    Some(latest)
+}
+
+/// Whether operations of lower priority are outstanding.
+fn overtakes(engine: &Engine, context: u64, priority: i32) -> bool {
+    priority < i32::MAX
+        && engine.by_priority.range((context, priority + 1)..=(context, i32::MAX)).next().is_some()
+}
+
+/// Plans an operation in its context's own time.
+fn schedule_planned(driver: &Driver, engine: &mut Engine, id: u64, earliest: u64) {
+    let Some(operation) = engine.operations.get_mut(&id) else { return };
+    let Some(lane) = engine.lanes.get_mut(&operation.context) else { return };
+    let point = match &operation.work {
+        Work::Kernel { cost_ns, share, .. } => lane.plan.place(id, earliest, *cost_ns, *share).1,
+        Work::Transfer(transfer) => {
+            let cost = driver.config.transfer_ns(transfer.bytes(), driver.config.device_gbps);
+            lane.plan.place(id, earliest, cost, WHOLE).1
+        }
+        _ => earliest,
+    };
+    operation.due = Due::Served(point);
+    lane.due.insert((point, id));
+}
+
+/// Starts an operation that waits for nothing any more.
+fn schedule(driver: &Driver, engine: &mut Engine, id: u64) {
+    let Some(operation) = engine.operations.get_mut(&id) else { return };
+    let ready = operation.ready_ns;
+    let Some(lane) = engine.lanes.get_mut(&operation.context) else { return };
+    let due = match &operation.work {
+        Work::Kernel { .. } => None,
+        Work::Transfer(transfer) => match transfer.route() {
+            (Bus::Device, Bus::Device) => None,
+            (from, _) => {
+                let cost = driver.config.transfer_ns(transfer.bytes(), driver.config.host_gbps);
+                let copier = lane.copiers.get_mut(usize::from(from == Bus::Device));
+                let start = copier.as_ref().map_or(ready, |free| ready.max(**free));
+                if let Some(free) = copier {
+                    *free = start + cost;
+                }
+                Some(Due::Wall(start + cost))
+            }
+        },
+        Work::Call(call) => {
+            engine.ready_calls.push_back((id, *call));
+            Some(Due::Told)
+        }
+        Work::Poll { .. } => {
+            engine.told.insert(id);
+            Some(Due::Told)
+        }
+        Work::Record { .. } | Work::Marker | Work::Write { .. } | Work::GraphEnd { .. } => {
+            Some(Due::Wall(ready))
+        }
+    };
+    match due {
+        None => {
+            let earliest = lane.track.served_at(ready);
+            schedule_planned(driver, engine, id, earliest);
+        }
+        Some(due) => {
+            operation.due = due;
+            if let Due::Wall(at) = due {
+                engine.on_wall.insert((at, id));
+            }
+        }
+    }
+}
+
+/// Plans everything of a context anew that has not started, by priority.
+fn replan(driver: &Driver, state: &mut State, context: u64) {
+    let engine = &mut state.engine;
+    let Some(lane) = engine.lanes.get_mut(&context) else { return };
+    let served = lane.track.served();
+    let mut open: Vec<(i32, u64)> = Vec::new();
+    for (id, operation) in engine.operations.iter().filter(|(_, o)| o.context == context) {
+        let started = lane.plan.start_of(*id).is_some_and(|start| start < served);
+        if matches!(operation.due, Due::Served(_)) && !started {
+            open.push((operation.priority, *id));
+        }
+    }
+    for (_, id) in &open {
+        lane.plan.remove(*id);
+        lane.due.retain(|(_, other)| other != id);
+        if let Some(operation) = engine.operations.get_mut(id) {
+            operation.due = Due::Waiting;
+        }
+    }
+    // Smaller numbers are higher priorities; within one, first come first served.
+    open.sort_unstable();
+    while !open.is_empty() {
+        let free = open.iter().position(|(_, id)| {
+            let after = engine.operations.get(id).map_or(&[][..], |o| o.after.as_slice());
+            after.iter().all(|before| !open.iter().any(|(_, other)| other == before))
+        });
+        let (_, id) = open.remove(free.unwrap_or(0));
+        let after: Vec<u64> = engine.operations.get(&id).map_or_else(Vec::new, |o| {
+            o.after.iter().copied().filter(|before| engine.operations.contains_key(before)).collect()
+        });
+        let earliest = planned_ahead(engine, context, &after).unwrap_or(served);
+        schedule_planned(driver, engine, id, earliest);
+    }
+}
+
+/// Carries out everything that has become due by now, and tells the node what is still to come.
+pub(crate) fn advance(driver: &Driver, state: &mut State) {
+    if settle(driver, state) {
+        publish(driver, state);
+    }
+}
+
+/// Carries out everything that has become due by now; says whether there was anything.
+pub(crate) fn settle(driver: &Driver, state: &mut State) -> bool {
+    let now = now_ns();
+    observe(driver, state, now, false);
+    poll_words(state, now);
+    let mut changed = false;
+    while let Some((wall, id)) = next_due(&state.engine, now) {
+        finish_due(driver, state, id, wall);
+        changed = true;
+    }
+    for lane in state.engine.lanes.values_mut() {
+        lane.settled = lane.track.served();
+    }
+    if changed {
+        driver.changed.notify_all();
+    }
+    changed
+}
+
+/// Tells the node how long the contexts have work.
+pub(crate) fn publish(driver: &Driver, state: &mut State) {
+    observe(driver, state, now_ns(), true);
+}
+
+/// Brings the shared state of this process's devices up to `now`, and reads from it what this process's contexts were
+/// served; with `publish`, also states what they still need.
+fn observe(driver: &Driver, state: &mut State, now: u64, publish: bool) {
+    if state.engine.lanes.is_empty() {
+        return;
+    }
+    let Ok(compute) = driver.node().and_then(|n| n.compute().map_err(|_| Code::UNKNOWN)) else { return };
+    for lane in state.engine.lanes.values_mut() {
+        let Some(device) = driver.devices().get(lane.device) else { continue };
+        let Some(domain) = compute.domain(device.domain, slices(driver), now) else { continue };
+        let tenant = domain.tenant(lane.tenant);
+        if !compute.is_mine(tenant) {
+            continue;
+        }
+        compute.reap(domain, now);
+        domain.advance(now);
+        lane.track.update(tenant, now);
+        if publish {
+            let served = lane.track.served();
+            tenant.set_demand(lane.plan.end().max(served));
+            lane.plan.forget_before(lane.settled);
+            lane.track.forget_before(lane.due.first().map_or(served, |(point, _)| *point).min(lane.settled));
+        }
+    }
+}
+
+/// What is due first, and when it was.
+fn next_due(engine: &Engine, now: u64) -> Option<(u64, u64)> {
+    let planned = engine.lanes.values().filter_map(|lane| {
+        let (point, id) = lane.due.first()?;
+        Some((lane.track.wall_at(*point)?, *id))
+    });
+    let timed = engine.on_wall.first().copied();
+    planned.chain(timed).filter(|(wall, _)| *wall <= now).min()
+}
+
+/// Looks at the words that streams wait for.
+fn poll_words(state: &mut State, now: u64) {
+    let waiting: Vec<u64> = state.engine.told.iter().copied().collect();
+    for id in waiting {
+        let fulfilled = match state.engine.operations.get(&id).map(|o| &o.work) {
+            Some(Work::Poll { address, value, wide, condition }) => {
+                crate::copy::read_word(state, *address, *wide)
+                    .is_ok_and(|found| meets(found, *value, *wide, *condition))
+            }
+            _ => false,
+        };
+        if fulfilled {
+            state.engine.told.remove(&id);
+            if let Some(operation) = state.engine.operations.get_mut(&id) {
+                operation.due = Due::Wall(now);
+            }
+            state.engine.on_wall.insert((now, id));
+        }
+    }
+}
+
+/// `CUstreamWaitValue_flags`: cyclic greater or equal, equal, any bit, none of the bits set.
+fn meets(found: u64, value: u64, wide: bool, condition: u32) -> bool {
+    match condition & 3 {
+        0 if wide => found.wrapping_sub(value).cast_signed() >= 0,
+        0 => {
+            let low = |n: u64| u32::try_from(n & u64::from(u32::MAX)).unwrap_or(0);
+            low(found).wrapping_sub(low(value)).cast_signed() >= 0
+        }
+        1 => found == value,
+        2 => found & value != 0,
+        _ => !(found | value) != 0,
+    }
+}
+
+/// The program's function has returned.
+pub(crate) fn call_returned(driver: &Driver, state: &mut State, id: u64) {
+    settle(driver, state);
+    finish_due(driver, state, id, now_ns());
+    publish(driver, state);
+    driver.changed.notify_all();
+}
+
+/// Carries an operation out.
+fn finish_due(driver: &Driver, state: &mut State, id: u64, wall: u64) {
+    let Some(operation) = state.engine.operations.get(&id) else { return };
+    let (context, work) = (operation.context, operation.work.clone());
+    match work {
+        Work::Transfer(transfer) | Work::Write { transfer } => transfer.run(),
+        Work::Kernel { fault: Some(code), .. } => {
+            fail_context(driver, state, context, code);
+            return;
+        }
+        _ => {}
+    }
+    for ready in finish(state, id, wall) {
+        schedule(driver, &mut state.engine, ready);
+    }
+}
+
+/// Takes an operation that is done out; returns those that wait for nothing any more.
+fn finish(state: &mut State, id: u64, wall: u64) -> Vec<u64> {
+    let Some(operation) = state.engine.remove(id) else { return Vec::new() };
+    match operation.due {
+        Due::Served(point) => {
+            if let Some(lane) = state.engine.lanes.get_mut(&operation.context) {
+                lane.due.remove(&(point, id));
+            }
+        }
+        Due::Wall(at) => {
+            state.engine.on_wall.remove(&(at, id));
+        }
+        Due::Told | Due::Waiting => {
+            state.engine.told.remove(&id);
+        }
+    }
+    match operation.work {
+        Work::Record { event, generation } => event::completed(state, event, generation, wall),
+        Work::GraphEnd { exec } => crate::exec::launch_ended(state, exec),
+        _ => {}
+    }
+    let mut ready = Vec::new();
+    for dependent in operation.dependents {
+        if let Some(waiting) = state.engine.operations.get_mut(&dependent) {
+            waiting.missing = waiting.missing.saturating_sub(1);
+            waiting.ready_ns = waiting.ready_ns.max(wall);
+            if waiting.missing == 0 {
+                ready.push(dependent);
+            }
+        }
+    }
+    ready
+}
+
+/// An error on the device: the context is lost with everything that it still had to do, and the node reports it.
+fn fail_context(driver: &Driver, state: &mut State, context: u64, code: Code) {
+    let Some(entry) = state.contexts.get_mut(&context) else { return };
+    entry.stuck = Some(code);
+    let device = entry.device;
+    drop_operations(state, context);
+    if let (Some(device), Ok(node)) = (driver.devices().get(device), driver.node()) {
+        // MMU fault, or an exception of the program's own.
+        let xid = if code == Code::ILLEGAL_ADDRESS { 31 } else { 13 };
+        let instance = device.mig.as_ref();
+        let _ = node.raise_xid(device.pool.gpu, xid, instance.map(|m| m.ci.gi), instance.map(|m| m.ci.id));
+    }
+    driver.changed.notify_all();
+}
+
+/// When it is worth looking again for `target`, or for anything that happens unseen.
+pub(crate) fn next_look(driver: &Driver, state: &State, target: Option<u64>) -> u64 {
+    let now = now_ns();
+    let latest = now + LONGEST_SLEEP_NS;
+    let engine = &state.engine;
+    // Words of the program's own memory change without a sign.
+    let polling = if engine.told.is_empty() { latest } else { now + 50_000 };
+    let foreseen = match target {
+        Some(id) => foresee(driver, state, id),
+        None => {
+            let unseen = |id: &u64| {
+                engine.operations.get(id).is_some_and(|o| o.work.is_noticed() || !o.dependents.is_empty())
+            };
+            let planned =
+                engine.lanes.values().filter_map(|l| l.due.iter().map(|(_, id)| id).find(|id| unseen(id)));
+            let timed = engine.on_wall.first().map(|(wall, _)| *wall);
+            planned.filter_map(|id| foresee(driver, state, *id)).chain(timed).min()
+        }
+    };
+    foreseen.unwrap_or(latest).min(polling).clamp(now, latest)
+}
+
+/// When an operation will be due, or the first thing that it waits for.
+fn foresee(driver: &Driver, state: &State, id: u64) -> Option<u64> {
+    let mut id = id;
+    // Every step leads to an older operation.
+    loop {
+        let operation = state.engine.operations.get(&id)?;
+        match operation.due {
+            Due::Wall(at) => return Some(at),
+            Due::Told => return None,
+            Due::Served(point) => {
+                let lane = state.engine.lanes.get(&operation.context)?;
+                if let Some(wall) = lane.track.wall_at(point) {
+                    return Some(wall);
+                }
+                let key = driver.devices().get(lane.device)?.domain;
+                let compute = driver.node().ok()?.compute().ok()?;
+                let domain = compute.domain(key, slices(driver), now_ns())?;
+                return domain.predict(lane.tenant, point, LONGEST_SLEEP_NS);
+            }
+            Due::Waiting => {
+                id = operation
+                    .after
+                    .iter()
+                    .copied()
+                    .find(|before| state.engine.operations.contains_key(before))?;
+            }
+        }
+    }
+}
