@@ -1,0 +1,149 @@
+//! The admission webhook, called by the embedded control plane over TLS.
+#![allow(clippy::expect_used, clippy::indexing_slicing, clippy::panic, reason = "test code")]
+
+mod common;
+
+use aliquot_control_plane::Controllers;
+use aliquot_controller::http::Health;
+use aliquot_controller::metrics::Metrics;
+use aliquot_controller::webhook::{self, Config};
+use common::{Cluster, client, eventually, fixtures};
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::{Pod, Secret};
+use kube::Api;
+use kube::api::DeleteParams;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+struct Hook {
+    addr: SocketAddr,
+    metrics: Arc<Metrics>,
+    stop: CancellationToken,
+    task: JoinHandle<std::io::Result<()>>,
+}
+
+async fn start(cluster: &Cluster, replica: &str) -> Hook {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    let config = Config {
+        addr,
+        driver: fixtures::DRIVER.to_owned(),
+        namespace: "default".to_owned(),
+        secret: "aliquot-webhook-tls".to_owned(),
+        configuration: "aliquot".to_owned(),
+        names: vec!["aliquot-webhook.default.svc".to_owned(), "127.0.0.1".to_owned()],
+        interval: Duration::from_millis(50),
+    };
+    let metrics = Arc::new(Metrics::new());
+    let health = Health::new(metrics.clone());
+    let stop = CancellationToken::new();
+    let client = client(&cluster.handle, replica).await;
+    let task =
+        tokio::spawn(webhook::serve_on(listener, client, config, metrics.clone(), health, stop.clone()));
+    Hook { addr, metrics, stop, task }
+}
+
+async fn configure(cluster: &Cluster, addr: SocketAddr) {
+    let configuration: MutatingWebhookConfiguration = fixtures::object(json!({
+        "metadata": {"name": "aliquot"},
+        "webhooks": [{
+            "name": "pods.aliquot.dev",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Ignore",
+            "clientConfig": {"url": format!("https://{addr}/mutate-pods")},
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+        }],
+    }));
+    cluster.create_global(&configuration).await;
+}
+
+async fn bundle(cluster: &Cluster) -> Option<Vec<u8>> {
+    let api: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
+    let configuration = api.get("aliquot").await.expect("a configuration");
+    Some(configuration.webhooks?.first()?.client_config.ca_bundle.clone()?.0)
+}
+
+/// A pod as a user makes it.
+fn ungated(name: &str, claims: &[&str]) -> Pod {
+    let mut pod = fixtures::pod(name, claims);
+    pod.spec.as_mut().expect("a spec").scheduling_gates = None;
+    pod
+}
+
+fn gates(pod: &Pod) -> Vec<String> {
+    pod.spec
+        .iter()
+        .flat_map(|spec| spec.scheduling_gates.iter().flatten())
+        .map(|gate| gate.name.clone())
+        .collect()
+}
+
+const OURS: &[&str] = &["aliquot.dev/allocation"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pods_are_gated_exactly_when_they_may_need_our_devices() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    cluster.create_global(&fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#)).await;
+    let hook = start(&cluster, "r1").await;
+    configure(&cluster, hook.addr).await;
+    eventually("the authority is announced", async || bundle(&cluster).await).await;
+    cluster.claim("gpu", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.claim("nic", &[fixtures::request("r", "nic.example.com", 1)]).await;
+    // The classes come over a watch; a class that is not known yet counts as ours.
+    eventually("the classes are known", async || {
+        let pod = cluster.create(&ungated("probe", &["nic"])).await;
+        let api: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+        api.delete("probe", &DeleteParams::default().grace_period(0)).await.expect("deleted");
+        gates(&pod).is_empty().then_some(())
+    })
+    .await;
+    assert_eq!(gates(&cluster.create(&ungated("with-gpu", &["gpu"])).await), OURS);
+    assert_eq!(gates(&cluster.create(&ungated("with-both", &["nic", "gpu"])).await), OURS);
+    assert_eq!(gates(&cluster.create(&ungated("unknown", &["later"])).await), OURS);
+    assert!(gates(&cluster.create(&ungated("with-none", &[])).await).is_empty());
+    let mut bound = ungated("bound", &["gpu"]);
+    bound.spec.as_mut().expect("a spec").node_name = Some("n1".to_owned());
+    assert!(gates(&cluster.create(&bound).await).is_empty());
+    let mut held = ungated("held", &["gpu"]);
+    held.spec.as_mut().expect("a spec").scheduling_gates =
+        Some(vec![fixtures::object(json!({"name": "other"}))]);
+    assert_eq!(gates(&cluster.create(&held).await), ["other", "aliquot.dev/allocation"]);
+    assert!(hook.metrics.gated.get() >= 4);
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
+    // Nobody is there: pods are made as they are.
+    assert!(gates(&cluster.create(&ungated("alone", &["gpu"])).await).is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_share_one_certificate_and_take_a_new_one_over() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    let (first, second) = (start(&cluster, "r1").await, start(&cluster, "r2").await);
+    configure(&cluster, second.addr).await;
+    let before = eventually("the authority is announced", async || bundle(&cluster).await).await;
+    // Only the second is called, with a certificate that either may have made.
+    assert_eq!(gates(&cluster.create(&ungated("a", &["later"])).await), OURS);
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "default");
+    secrets.delete("aliquot-webhook-tls", &DeleteParams::default()).await.expect("deleted");
+    eventually("another authority is announced", async || {
+        bundle(&cluster).await.filter(|after| *after != before)
+    })
+    .await;
+    let mut number = 0;
+    eventually("the new certificate is served", async || {
+        number += 1;
+        let pod = cluster.create(&ungated(&format!("b{number}"), &["later"])).await;
+        (gates(&pod) == OURS).then_some(())
+    })
+    .await;
+    for hook in [first, second] {
+        hook.stop.cancel();
+        hook.task.await.expect("no panic").expect("served");
+    }
+}
