@@ -73,9 +73,11 @@ fn causes(error: &dyn std::error::Error) -> String {
     text
 }
 
+type Report = dyn Fn(&str) + Send + Sync;
+
 /// Called between any two changes of the node; a test ends the process here.
 #[derive(Clone, Default)]
-pub struct Probe(Option<Arc<dyn Fn(&str) + Send + Sync>>);
+pub struct Probe(Option<Arc<Report>>);
 
 impl Probe {
     /// A probe that calls a function.

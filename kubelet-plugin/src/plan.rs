@@ -1,7 +1,12 @@
 //! What preparing a claim takes, as data: decided from a snapshot, written ahead to the checkpoint,
 //! executed step by step, undone in reverse. No I/O here.
 
-use crate::claim::{Allocated, ClaimRef, Request, Settings};
+mod checks;
+mod refusal;
+
+pub use refusal::{PlanError, Refusal};
+
+use crate::claim::{Allocated, Request, Settings};
 use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
@@ -162,173 +167,6 @@ pub struct Snapshot<'a> {
     pub slots: u32,
 }
 
-/// Why a claim cannot be prepared now.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
-    /// No such GPU.
-    #[error(
-        "request {request}: device {device} needs the GPU with minor number {minor}, which this node does not have or cannot read now"
-    )]
-    NoGpu {
-        /// Request.
-        request: String,
-        /// Device.
-        device: DeviceName,
-        /// Minor number.
-        minor: u32,
-    },
-    /// The name means another GPU than when the claim was prepared or allocated.
-    #[error(
-        "request {request}: device {device} now means GPU {now}, but the claim got it when it meant {then}; delete the pod so that the claim is allocated anew"
-    )]
-    OtherGpu {
-        /// Request.
-        request: String,
-        /// Device.
-        device: DeviceName,
-        /// GPU now.
-        now: GpuUuid,
-        /// What it meant, as far as known.
-        then: String,
-    },
-    /// No such profile or placement on the board.
-    #[error(
-        "request {request}: GPU {gpu} has no partition {device}; the driver on this node may have been changed since it was published"
-    )]
-    NoSuchPartition {
-        /// Request.
-        request: String,
-        /// Device.
-        device: DeviceName,
-        /// GPU.
-        gpu: GpuUuid,
-    },
-    /// Somebody has it.
-    #[error(
-        "request {request}: device {device} on GPU {gpu} overlaps {other_device}, which is {state} for claim {other}; it becomes free when that claim is unprepared"
-    )]
-    Conflict {
-        /// Request.
-        request: String,
-        /// Device.
-        device: DeviceName,
-        /// GPU.
-        gpu: GpuUuid,
-        /// The other claim.
-        other: ClaimRef,
-        /// Its device.
-        other_device: String,
-        /// How far the other claim is.
-        state: &'static str,
-    },
-    /// Two results of one claim overlap.
-    #[error(
-        "request {request}: device {device} overlaps {other_device} of request {other_request} of the same claim"
-    )]
-    WithinClaim {
-        /// Request.
-        request: String,
-        /// Device.
-        device: DeviceName,
-        /// The other request.
-        other_request: String,
-        /// Its device.
-        other_device: String,
-    },
-    /// A partition that nobody knows is in the way.
-    #[error(
-        "request {request}: device {device} overlaps a GPU instance at {placement} on GPU {gpu} that this driver did not create; destroy it (nvidia-smi mig -dci, -dgi) or let the agent do so with --destroy-unknown-mig"
-    )]
-    Foreign {
-        /// Request.
-        request: String,
-        /// Device.
-        device: DeviceName,
-        /// GPU.
-        gpu: GpuUuid,
-        /// Where the foreign instance lies.
-        placement: Placement,
-    },
-    /// The board needs a reset for this device.
-    #[error(
-        "request {request}: device {device} needs MIG mode {wanted} on GPU {gpu}, which this agent cannot switch: it takes a GPU reset on boards like A100, and an administrator where the API server keeps no counters"
-    )]
-    NeedsReset {
-        /// Request.
-        request: String,
-        /// Device.
-        device: DeviceName,
-        /// GPU.
-        gpu: GpuUuid,
-        /// `on` or `off`.
-        wanted: &'static str,
-    },
-    /// The board has no MIG.
-    #[error("request {request}: GPU {gpu} has no MIG")]
-    NoMig {
-        /// Request.
-        request: String,
-        /// GPU.
-        gpu: GpuUuid,
-    },
-    /// Shares promise more than there is.
-    #[error(
-        "request {request}: shares of GPU {gpu} would take {wanted} of {capacity}, of which {total} exist; claims that hold shares: {holders}"
-    )]
-    Oversubscribed {
-        /// Request.
-        request: String,
-        /// GPU.
-        gpu: GpuUuid,
-        /// Name of the capacity.
-        capacity: &'static str,
-        /// Sum.
-        wanted: u64,
-        /// Limit.
-        total: u64,
-        /// Claims that hold the rest.
-        holders: String,
-    },
-    /// Another claim set another time slice.
-    #[error(
-        "request {request}: GPU {gpu} has time slice {set:?} for claim {other}, this claim wants {wanted:?}"
-    )]
-    TimeSlice {
-        /// Request.
-        request: String,
-        /// GPU.
-        gpu: GpuUuid,
-        /// In force.
-        set: TimeSliceInterval,
-        /// Wanted.
-        wanted: TimeSliceInterval,
-        /// Claim that set it.
-        other: ClaimRef,
-    },
-    /// A kind of device that this agent cannot prepare.
-    #[error("request {request}: devices of type {kind} are not supported by this release")]
-    Unsupported {
-        /// Request.
-        request: String,
-        /// Kind.
-        kind: DeviceKind,
-    },
-}
-
-impl PlanError {
-    /// Whether another claim's hold on hardware is the reason: the allocator should decide anew if it
-    /// lasts.
-    pub const fn is_conflict(&self) -> bool {
-        matches!(
-            self,
-            Self::Conflict { .. }
-                | Self::Oversubscribed { .. }
-                | Self::Foreign { .. }
-                | Self::WithinClaim { .. }
-        )
-    }
-}
-
 /// Decides what preparing a claim takes. `prior` is the claim's own record from an earlier boot, whose
 /// binding to GPUs holds.
 ///
@@ -337,30 +175,45 @@ impl PlanError {
 pub fn plan(snapshot: &Snapshot<'_>, request: &Request, prior: Option<&Record>) -> Result<Plan, PlanError> {
     let mut devices: Vec<Device> = Vec::with_capacity(request.devices.len());
     let mut steps = Steps::default();
-    for (order, allocated) in request.devices.iter().enumerate() {
-        let gpu = gpu_of(snapshot, request, allocated, prior)?;
-        let mut device = describe(request, allocated, gpu, u16::try_from(order).unwrap_or(u16::MAX))?;
-        if let Some(held) = device.held {
-            refuse_conflicts(snapshot, request, allocated, &device, held)?;
-            refuse_overlap_within(allocated, &devices, &device, held)?;
-            refuse_oversubscription(snapshot, request, allocated, gpu, &devices)?;
-            let adopted = refuse_foreign(snapshot, allocated, &device, held)?;
-            if let (Some(partition), Some(live)) = (&mut device.partition, adopted) {
-                partition.adopted = true;
-                partition.uuid.clone_from(&live.uuid);
-            }
-            steps.for_device(allocated, gpu, &device, snapshot.fixed_partitions)?;
-        }
-        if let Some(wanted) = device.time_slice {
-            refuse_other_time_slice(snapshot, request, allocated, &device, wanted)?;
-            steps.rest.push(Step::SetTimeSlice { gpu: device.gpu.clone(), interval: wanted });
-        }
-        if device.share.is_some() {
-            steps.rest.push(Step::MakeShare { result_id: device.result_id.clone() });
-        }
+    for allocated in &request.devices {
+        let device = device(snapshot, request, allocated, prior, &devices, &mut steps)
+            .map_err(|refusal| PlanError::new(&allocated.request, refusal))?;
         devices.push(device);
     }
     Ok(Plan { steps: steps.finish(!devices.is_empty()), devices })
+}
+
+/// One result: what it holds, and the steps to get there.
+fn device(
+    snapshot: &Snapshot<'_>,
+    request: &Request,
+    allocated: &Allocated,
+    prior: Option<&Record>,
+    earlier: &[Device],
+    steps: &mut Steps,
+) -> Result<Device, Refusal> {
+    let gpu = gpu_of(snapshot, request, allocated, prior)?;
+    let order = u16::try_from(earlier.len()).unwrap_or(u16::MAX);
+    let mut device = describe(request, allocated, gpu, order)?;
+    if let Some(held) = device.held {
+        checks::refuse_conflicts(snapshot, request, allocated, &device, held)?;
+        checks::refuse_overlap_within(allocated, earlier, &device, held)?;
+        checks::refuse_oversubscription(snapshot, request, allocated, gpu, earlier)?;
+        let adopted = checks::refuse_foreign(snapshot, allocated, &device, held)?;
+        if let (Some(partition), Some(live)) = (&mut device.partition, adopted) {
+            partition.adopted = true;
+            partition.uuid.clone_from(&live.uuid);
+        }
+        steps.for_device(allocated, gpu, &device, snapshot.fixed_partitions)?;
+    }
+    if let Some(wanted) = device.time_slice {
+        checks::refuse_other_time_slice(snapshot, request, &device, wanted)?;
+        steps.rest.push(Step::SetTimeSlice { gpu: device.gpu.clone(), interval: wanted });
+    }
+    if device.share.is_some() {
+        steps.rest.push(Step::MakeShare { result_id: device.result_id.clone() });
+    }
+    Ok(device)
 }
 
 /// Steps by what must come first: modes, then partitions, then the rest, then the spec that names all.
@@ -378,17 +231,16 @@ impl Steps {
         gpu: &GpuInfo,
         device: &Device,
         fixed: bool,
-    ) -> Result<(), PlanError> {
+    ) -> Result<(), Refusal> {
         let partition = device.partition.as_ref();
         let wanted = partition.is_some();
         match &gpu.mig {
             MigCapability::Unsupported if wanted => {
-                return Err(PlanError::NoMig { request: allocated.request.clone(), gpu: gpu.uuid.clone() });
+                return Err(Refusal::NoMig { gpu: gpu.uuid.clone() });
             }
             MigCapability::Supported { enabled, needs_reset, .. } if *enabled != wanted => {
                 if *needs_reset || fixed {
-                    return Err(PlanError::NeedsReset {
-                        request: allocated.request.clone(),
+                    return Err(Refusal::NeedsReset {
                         device: allocated.device.clone(),
                         gpu: gpu.uuid.clone(),
                         wanted: if wanted { "on" } else { "off" },
@@ -436,19 +288,15 @@ fn gpu_of<'a>(
     request: &Request,
     allocated: &Allocated,
     prior: Option<&Record>,
-) -> Result<&'a GpuInfo, PlanError> {
+) -> Result<&'a GpuInfo, Refusal> {
     let minor = allocated.device.minor();
-    let gpu = snapshot.gpus.iter().find(|gpu| gpu.minor == minor).ok_or_else(|| PlanError::NoGpu {
-        request: allocated.request.clone(),
-        device: allocated.device.clone(),
-        minor,
-    })?;
-    let other = |then: String| PlanError::OtherGpu {
-        request: allocated.request.clone(),
-        device: allocated.device.clone(),
-        now: gpu.uuid.clone(),
-        then,
-    };
+    let gpu = snapshot
+        .gpus
+        .iter()
+        .find(|gpu| gpu.minor == minor)
+        .ok_or_else(|| Refusal::NoGpu { device: allocated.device.clone(), minor })?;
+    let other =
+        |then: String| Refusal::OtherGpu { device: allocated.device.clone(), now: gpu.uuid.clone(), then };
     let result_id = allocated.result_id(&request.claim.uid);
     let before = prior.and_then(|record| record.devices.iter().find(|device| device.result_id == result_id));
     match before {
@@ -472,20 +320,11 @@ fn is_older(allocated_at: Timestamp, changed: Timestamp) -> bool {
 }
 
 /// The ledger's view of a result.
-fn describe(
-    request: &Request,
-    allocated: &Allocated,
-    gpu: &GpuInfo,
-    order: u16,
-) -> Result<Device, PlanError> {
-    let missing = || PlanError::NoSuchPartition {
-        request: allocated.request.clone(),
-        device: allocated.device.clone(),
-        gpu: gpu.uuid.clone(),
-    };
+fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16) -> Result<Device, Refusal> {
+    let missing = || Refusal::NoSuchPartition { device: allocated.device.clone(), gpu: gpu.uuid.clone() };
     let kind = allocated.device.kind();
     if kind == DeviceKind::Mps {
-        return Err(PlanError::Unsupported { request: allocated.request.clone(), kind });
+        return Err(Refusal::Unsupported { kind });
     }
     let holding = Holding::of(&allocated.device, gpu);
     let partition = match (&allocated.device, holding) {
@@ -530,157 +369,6 @@ fn describe(
         time_slice: time_slice.filter(|interval| *interval != TimeSliceInterval::Default),
         mps: None,
     })
-}
-
-fn refuse_conflicts(
-    snapshot: &Snapshot<'_>,
-    request: &Request,
-    allocated: &Allocated,
-    device: &Device,
-    held: Held,
-) -> Result<(), PlanError> {
-    let taken = snapshot
-        .ledger
-        .others(&request.claim.uid, &device.gpu)
-        .find(|(_, other)| other.held.is_some_and(|other| other.holding().conflicts(held.holding())));
-    match taken {
-        None => Ok(()),
-        Some((record, other)) => Err(PlanError::Conflict {
-            request: allocated.request.clone(),
-            device: allocated.device.clone(),
-            gpu: device.gpu.clone(),
-            other: record.claim.clone(),
-            other_device: other.device.clone(),
-            state: record.state.as_str(),
-        }),
-    }
-}
-
-fn refuse_overlap_within(
-    allocated: &Allocated,
-    earlier: &[Device],
-    device: &Device,
-    held: Held,
-) -> Result<(), PlanError> {
-    let overlap = earlier
-        .iter()
-        .filter(|other| other.gpu == device.gpu)
-        .find(|other| other.held.is_some_and(|other| other.holding().conflicts(held.holding())));
-    match overlap {
-        None => Ok(()),
-        Some(other) => Err(PlanError::WithinClaim {
-            request: allocated.request.clone(),
-            device: allocated.device.clone(),
-            other_request: other.request.clone(),
-            other_device: other.device.clone(),
-        }),
-    }
-}
-
-/// Shares of one GPU together must fit, whatever the allocator thought.
-fn refuse_oversubscription(
-    snapshot: &Snapshot<'_>,
-    request: &Request,
-    allocated: &Allocated,
-    gpu: &GpuInfo,
-    earlier: &[Device],
-) -> Result<(), PlanError> {
-    let Some(consumed) = allocated.consumed else { return Ok(()) };
-    let kind = allocated.device.kind();
-    let others: Vec<_> = snapshot
-        .ledger
-        .others(&request.claim.uid, &gpu.uuid)
-        .filter(|(_, device)| device.kind() == Some(kind))
-        .collect();
-    let own = earlier.iter().filter(|device| device.gpu == gpu.uuid && device.kind() == Some(kind));
-    let all: Vec<_> =
-        others.iter().map(|(_, device)| *device).chain(own).filter_map(|device| device.consumed).collect();
-    let sum =
-        |of: fn(&crate::claim::Consumed) -> u64| all.iter().map(of).fold(of(&consumed), u64::saturating_add);
-    let checks = [
-        ("memory", sum(|c| c.memory_bytes), gpu.memory_bytes),
-        ("cores", sum(|c| u64::from(c.cores_percent)), 100),
-        ("slots", sum(|c| c.slots), u64::from(snapshot.slots.max(1))),
-    ];
-    for (capacity, wanted, total) in checks {
-        if wanted > total {
-            let holders: Vec<String> = others.iter().map(|(record, _)| record.claim.to_string()).collect();
-            return Err(PlanError::Oversubscribed {
-                request: allocated.request.clone(),
-                gpu: gpu.uuid.clone(),
-                capacity,
-                wanted,
-                total,
-                holders: if holders.is_empty() { "none".to_owned() } else { holders.join(", ") },
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Refuses what overlaps a partition that nobody in the ledger has. Where partitions are fixed, the
-/// one that is exactly meant is returned for use.
-fn refuse_foreign<'a>(
-    snapshot: &Snapshot<'a>,
-    allocated: &Allocated,
-    device: &Device,
-    held: Held,
-) -> Result<Option<&'a LiveMig>, PlanError> {
-    let in_the_way: Vec<&LiveMig> = snapshot
-        .live
-        .iter()
-        .filter(|live| live.parent == device.gpu && !snapshot.ledger.knows(live))
-        .filter(|live| Holding::Partition(live.placement).conflicts(held.holding()))
-        .collect();
-    if snapshot.fixed_partitions
-        && let Some(partition) = &device.partition
-    {
-        let exact = |live: &&&LiveMig| {
-            live.profile_id == partition.profile_id
-                && live.placement == partition.placement
-                && live.uuid.is_some()
-        };
-        return match in_the_way.iter().find(exact) {
-            Some(live) => Ok(Some(*live)),
-            None => Err(PlanError::NoSuchPartition {
-                request: allocated.request.clone(),
-                device: allocated.device.clone(),
-                gpu: device.gpu.clone(),
-            }),
-        };
-    }
-    match in_the_way.first() {
-        None => Ok(None),
-        Some(live) => Err(PlanError::Foreign {
-            request: allocated.request.clone(),
-            device: allocated.device.clone(),
-            gpu: device.gpu.clone(),
-            placement: live.placement,
-        }),
-    }
-}
-
-fn refuse_other_time_slice(
-    snapshot: &Snapshot<'_>,
-    request: &Request,
-    allocated: &Allocated,
-    device: &Device,
-    wanted: TimeSliceInterval,
-) -> Result<(), PlanError> {
-    let other = snapshot
-        .ledger
-        .others(&request.claim.uid, &device.gpu)
-        .find_map(|(record, other)| other.time_slice.filter(|set| *set != wanted).map(|set| (record, set)));
-    match other {
-        None => Ok(()),
-        Some((record, set)) => Err(PlanError::TimeSlice {
-            request: allocated.request.clone(),
-            gpu: device.gpu.clone(),
-            set,
-            wanted,
-            other: record.claim.clone(),
-        }),
-    }
 }
 
 #[cfg(test)]

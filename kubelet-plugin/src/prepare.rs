@@ -14,6 +14,12 @@
 //!
 //! Everything here blocks; callers are on a blocking thread.
 
+mod error;
+mod overview;
+
+pub use error::{PrepareError, UnprepareError};
+pub use overview::Overview;
+
 use crate::claim::{ClaimRef, Request, ResultKey};
 use crate::edits;
 use crate::execute::{Machine, StepError};
@@ -21,95 +27,14 @@ use crate::ledger::{Ledger, Record, State};
 use crate::plan::{self, Plan, PlanError, Snapshot, Step};
 use crate::share;
 use crate::store::{Locked, Store, StoreError};
-use aliquot_model::layout::Holding;
-use aliquot_model::{GpuUuid, LiveMig};
+use aliquot_model::LiveMig;
 use aliquot_nvml::{GpuError, Inventory};
 use jiff::Timestamp;
-use std::collections::{BTreeMap, BTreeSet};
-use std::io;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// Why a claim could not be prepared.
-#[derive(Debug, thiserror::Error)]
-pub enum PrepareError {
-    /// The decision.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// Checkpoint or lock.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The GPUs could not be read.
-    #[error("cannot read the node's GPUs: {0}")]
-    Gpu(#[from] GpuError),
-    /// A step failed. Everything before it was undone.
-    #[error("cannot {step}: {source}")]
-    Step {
-        /// What was tried.
-        step: String,
-        /// Why it failed.
-        source: StepError,
-    },
-    /// A step failed, and undoing failed too; it is tried again before anything else is done.
-    #[error("cannot {step}: {source}; undoing failed too: {undo}")]
-    StepAndUndo {
-        /// What was tried.
-        step: String,
-        /// Why it failed.
-        source: StepError,
-        /// Why undoing failed.
-        undo: StepError,
-    },
-    /// Leftovers of an earlier attempt cannot be removed.
-    #[error("cannot clean up after an earlier attempt: {0}")]
-    Leftovers(StepError),
-    /// The claim's allocation changed while its old devices are still prepared.
-    #[error(
-        "claim {claim} is prepared with {prepared} from an earlier allocation and must be unprepared first; the kubelet does so when the pod that used it is gone"
-    )]
-    Reallocated {
-        /// The claim.
-        claim: ClaimRef,
-        /// Devices that are prepared.
-        prepared: String,
-    },
-    /// The boot cannot be told.
-    #[error("cannot read {}: {source}", path.display())]
-    BootId {
-        /// File.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-}
-
-impl PrepareError {
-    /// Whether another claim's hold on hardware is the reason.
-    pub const fn is_conflict(&self) -> bool {
-        matches!(self, Self::Plan(error) if error.is_conflict())
-    }
-}
-
-/// Why a claim could not be unprepared.
-#[derive(Debug, thiserror::Error)]
-pub enum UnprepareError {
-    /// Checkpoint or lock.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// The boot cannot be told.
-    #[error(transparent)]
-    Boot(PrepareError),
-    /// An inverse failed. The claim keeps what it holds; the kubelet tries again.
-    #[error("cannot {undo}: {source}")]
-    Undo {
-        /// What was tried.
-        undo: String,
-        /// Why.
-        source: StepError,
-    },
-}
 
 /// One prepared allocation result, as the kubelet wants it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,41 +64,6 @@ pub struct Recovery {
     pub failed: Vec<(ClaimRef, String)>,
     /// Files and directories without a claim that were removed.
     pub orphans: Vec<String>,
-}
-
-/// What the ledger says, for publishing, health and metrics.
-#[derive(Debug, Clone, Default)]
-pub struct Overview {
-    /// The ledger.
-    pub ledger: Ledger,
-    /// The GPUs.
-    pub inventory: Option<Inventory>,
-    /// GPU instances that no claim has.
-    pub foreign: Vec<LiveMig>,
-}
-
-impl Overview {
-    /// Hardware that must not be given out although no claim in the API has it: of vanished claims, and
-    /// of instances that nobody knows.
-    pub fn held(&self, vanished: &BTreeSet<String>) -> BTreeMap<GpuUuid, Vec<Holding>> {
-        let mut held: BTreeMap<GpuUuid, Vec<Holding>> = BTreeMap::new();
-        let of_claims = self
-            .ledger
-            .claims
-            .values()
-            .filter(|record| vanished.contains(&record.claim.uid))
-            .flat_map(|record| &record.devices)
-            .filter_map(|device| Some((device.gpu.clone(), device.held?.holding())));
-        let of_nobody =
-            self.foreign.iter().map(|mig| (mig.parent.clone(), Holding::Partition(mig.placement)));
-        for (gpu, holding) in of_claims.chain(of_nobody) {
-            let list = held.entry(gpu).or_default();
-            if !list.contains(&holding) {
-                list.push(holding);
-            }
-        }
-        held
-    }
 }
 
 /// The node as prepare and unprepare see it.
@@ -329,7 +219,7 @@ impl Node {
                     locked.save(ledger)?;
                     PrepareError::Step { step, source }
                 }
-                Err(undo) => PrepareError::StepAndUndo { step, source, undo: undo.1 },
+                Err(undo) => PrepareError::StepAndUndo { step, source, undo: Box::new(undo.1) },
             });
         }
         record.state = State::Completed;
@@ -437,7 +327,7 @@ impl Node {
         for undo in record.steps.iter().rev().map(Step::inverse) {
             if let Err(error) = self.machine.undo(record, &undo, ledger, boot_id) {
                 tracing::warn!(claim.uid = %record.claim.uid, %undo, %error, "undoing failed");
-                first.get_or_insert((undo.to_string(), error));
+                first.get_or_insert_with(|| (undo.to_string(), error));
             }
         }
         first.map_or(Ok(()), Err)
@@ -452,7 +342,7 @@ impl Node {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         let Some(mut record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
-        let boot_id = self.boot_id().map_err(UnprepareError::Boot)?;
+        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         self.release(&mut locked, &mut ledger, &mut record, &boot_id)?;
         Ok(true)
     }

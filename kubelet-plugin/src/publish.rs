@@ -7,6 +7,16 @@
 //!
 //! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
 
+mod call;
+mod lease;
+mod memory;
+
+pub use call::PublishError;
+
+use call::call;
+use lease::ControllerLease;
+use memory::Memory;
+
 use crate::events::Events;
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
@@ -14,20 +24,17 @@ use crate::mode::{self, Observed, Phase, Published, Target, Waits};
 use crate::prepare::Overview;
 use crate::reasons;
 use crate::resourceslice::{self as slices, Dropped, Owner};
-use crate::store::{StoreError, replace};
 use aliquot_model::DeviceName;
 use aliquot_model::layout::{self, AllocatorMode, GpuState, ServerFeatures, Slice};
 use aliquot_model::names;
 use futures::{Stream, StreamExt};
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use nix::fcntl::{Flock, FlockArg};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;
@@ -36,42 +43,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-const API_TIMEOUT: Duration = Duration::from_secs(15);
 const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// Events that come together are answered together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
 const STANDBY_POLL: Duration = Duration::from_secs(1);
-/// How often the controller's Lease is looked at during a hand-over.
-const LEASE_POLL: Duration = Duration::from_secs(2);
-
-/// Why publishing failed this time.
-#[derive(Debug, thiserror::Error)]
-pub enum PublishError {
-    /// The API server refused or did not answer.
-    #[error("cannot {action}: {source}")]
-    Api {
-        /// What was tried.
-        action: String,
-        /// Why not.
-        source: Box<kube::Error>,
-    },
-    /// The API server did not answer in time.
-    #[error("cannot {action}: no answer within {API_TIMEOUT:?}")]
-    Timeout {
-        /// What was tried.
-        action: String,
-    },
-    /// The Node object is not there (yet).
-    #[error("there is no Node {0}")]
-    NoNode(String),
-    /// Our own state.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
 
 /// What does not change while the agent runs.
 #[derive(Debug, Clone)]
@@ -96,16 +75,6 @@ pub struct Settings {
     pub data_dir: PathBuf,
 }
 
-/// What survives a restart beside the slices themselves.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-struct Memory {
-    /// Highest generation ever used.
-    #[serde(default)]
-    generation: i64,
-    #[serde(default)]
-    phase: Option<Phase>,
-}
-
 /// The publisher.
 pub struct Publisher {
     settings: Settings,
@@ -124,17 +93,7 @@ pub struct Publisher {
     generation: i64,
     /// What the server keeps, and the version for which that was found out.
     server: Option<(String, ServerFeatures)>,
-    lease: LeaseView,
-}
-
-/// When the controller was last seen alive. Clocks of other machines are not trusted: a lease is alive
-/// while it changes.
-#[derive(Debug, Default)]
-struct LeaseView {
-    renewed: Option<Timestamp>,
-    changed_at: Option<Timestamp>,
-    absent_since: Option<Timestamp>,
-    polled: Option<Instant>,
+    lease: ControllerLease,
 }
 
 type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
@@ -177,7 +136,7 @@ impl Publisher {
             memory: Memory::default(),
             generation: 0,
             server: None,
-            lease: LeaseView::default(),
+            lease: ControllerLease::default(),
         }
     }
 
@@ -185,7 +144,7 @@ impl Publisher {
     /// comes back.
     pub async fn run(mut self, cancel: CancellationToken) {
         let Some(_lock) = self.stand_by(&cancel).await else { return };
-        self.memory = self.load_memory();
+        self.memory = Memory::load(&self.settings.data_dir);
         let mut node: Option<Box<Node>> = None;
         let mut wakes = self.wakes();
         let mut retry = FIRST_RETRY;
@@ -231,16 +190,10 @@ impl Publisher {
     }
 
     fn report(&self, error: &PublishError) {
-        match error {
-            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 422) =>
-            {
-                self.events.node_warning(reasons::PUBLISH_REFUSED, error.to_string());
-            }
+        match error.code() {
+            Some(422) => self.events.node_warning(reasons::PUBLISH_REFUSED, error.to_string()),
             // Somebody else wrote; the next look sees it.
-            PublishError::Api { source, .. } if matches!(&**source, kube::Error::Api(status) if status.code == 409) =>
-            {
-                tracing::debug!(%error, "publishing again after a conflict");
-            }
+            Some(409) => tracing::debug!(%error, "publishing again after a conflict"),
             _ => tracing::warn!(%error, "not published"),
         }
     }
@@ -270,29 +223,8 @@ impl Publisher {
         }
     }
 
-    fn memory_path(&self) -> PathBuf {
-        self.settings.data_dir.join("publish.json")
-    }
-
-    fn load_memory(&self) -> Memory {
-        let path = self.memory_path();
-        match fs::read(&path) {
-            Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_else(|error| {
-                tracing::warn!(path = %path.display(), %error, "unreadable, starting from the slices");
-                Memory::default()
-            }),
-            Err(_) => Memory::default(),
-        }
-    }
-
     fn save_memory(&self) -> Result<(), PublishError> {
-        let path = self.memory_path();
-        let bytes = serde_json::to_vec(&self.memory).map_err(|error| StoreError::Io {
-            action: "encode",
-            path: path.clone(),
-            source: error.into(),
-        })?;
-        Ok(replace(&path, &bytes, 0o600)?)
+        Ok(self.memory.save(&self.settings.data_dir)?)
     }
 
     fn slices_api(&self) -> Api<ResourceSlice> {
@@ -484,12 +416,14 @@ impl Publisher {
         let mut phase = mode::at_start(self.memory.phase, published, target);
         let now = Timestamp::now();
         if matches!(phase, Phase::HandOver { published: Some(_), .. }) {
-            self.poll_lease(now).await;
+            self.lease
+                .poll(&self.client, &self.settings.lease_namespace, &self.settings.lease_name, now)
+                .await;
         } else {
-            self.lease = LeaseView::default();
+            self.lease = ControllerLease::default();
         }
         let observed =
-            Observed { target, now, acknowledged, controller_absent_since: self.lease.absent_since };
+            Observed { target, now, acknowledged, controller_absent_since: self.lease.absent_since() };
         let (next, wake) = mode::next(phase, &observed, &self.settings.waits);
         if next != phase {
             tracing::info!(from = ?phase, to = ?next, "allocator mode");
@@ -511,36 +445,8 @@ impl Publisher {
             }
         }
         let wake = wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
-        let polling = matches!(phase, Phase::HandOver { .. }).then_some(LEASE_POLL);
+        let polling = matches!(phase, Phase::HandOver { .. }).then_some(lease::POLL);
         Ok((phase, [wake, polling].into_iter().flatten().min()))
-    }
-
-    /// Looks whether a controller is alive. What cannot be told counts as alive.
-    async fn poll_lease(&mut self, now: Timestamp) {
-        if self.lease.polled.is_some_and(|at| at.elapsed() < LEASE_POLL / 2) {
-            return;
-        }
-        self.lease.polled = Some(Instant::now());
-        let api: Api<Lease> = Api::namespaced(self.client.clone(), &self.settings.lease_namespace);
-        let lease = match call("read the controller's Lease", api.get_opt(&self.settings.lease_name)).await {
-            Ok(lease) => lease,
-            Err(error) => {
-                tracing::debug!(%error, "cannot tell whether the controller is alive");
-                self.lease.absent_since = None;
-                return;
-            }
-        };
-        let spec = lease.and_then(|lease| lease.spec);
-        let holder = spec.as_ref().and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default();
-        let renewed = spec.as_ref().and_then(|spec| spec.renew_time.as_ref()).map(|time| time.0);
-        if renewed != self.lease.renewed || self.lease.changed_at.is_none() {
-            self.lease.renewed = renewed;
-            self.lease.changed_at = Some(now);
-        }
-        let seconds = spec.as_ref().and_then(|spec| spec.lease_duration_seconds).unwrap_or(15).max(1);
-        let alive = !holder.is_empty()
-            && self.lease.changed_at.is_some_and(|at| now.as_second() - at.as_second() <= i64::from(seconds));
-        self.lease.absent_since = if alive { None } else { self.lease.absent_since.or(Some(now)) };
     }
 
     /// Writes the difference and says what the server dropped.
@@ -660,18 +566,6 @@ impl Publisher {
 
 fn action(verb: &str, slice: &ResourceSlice) -> String {
     format!("{verb} ResourceSlice {}", slice.metadata.name.as_deref().unwrap_or_default())
-}
-
-/// An API call with a time limit.
-async fn call<T>(
-    action: &str,
-    request: impl Future<Output = Result<T, kube::Error>>,
-) -> Result<T, PublishError> {
-    match timeout(API_TIMEOUT, request).await {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(source)) => Err(PublishError::Api { action: action.to_owned(), source: Box::new(source) }),
-        Err(_) => Err(PublishError::Timeout { action: action.to_owned() }),
-    }
 }
 
 /// Who is in charge according to the slices in the API. Mixed slices (a write that was cut off) count

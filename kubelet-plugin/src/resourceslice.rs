@@ -55,7 +55,7 @@ pub fn objects(slices: &[Slice], owner: &Owner, generation: i64) -> Vec<api::Res
                 driver: owner.driver.clone(),
                 node_name: Some(owner.node.clone()),
                 pool: api::ResourcePool { name: owner.pool.clone(), generation, resource_slice_count: count },
-                devices: none_if_empty(slice.devices.iter().map(|d| device(d)).collect()),
+                devices: none_if_empty(slice.devices.iter().map(device).collect()),
                 shared_counters: none_if_empty(slice.counter_sets.iter().map(counter_set).collect()),
                 ..api::ResourceSliceSpec::default()
             },

@@ -8,7 +8,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,11 +54,15 @@ impl StatusWriter {
                     .devices
                     .iter()
                     .map(|device| {
-                        let mut data = json!({"gpuUUID": device.gpu.as_str()});
-                        if let Some(partition) = &device.partition {
-                            data["profile"] = json!(partition.profile.as_str());
-                            data["uuid"] = json!(partition.uuid.as_ref().map(ToString::to_string));
-                        }
+                        let gpu = device.gpu.as_str();
+                        let data = match &device.partition {
+                            None => json!({"gpuUUID": gpu}),
+                            Some(partition) => json!({
+                                "gpuUUID": gpu,
+                                "profile": partition.profile,
+                                "uuid": partition.uuid,
+                            }),
+                        };
                         (device.result_id.clone(), data)
                     })
                     .collect(),
@@ -101,25 +105,27 @@ impl StatusWriter {
             .devices
             .iter()
             .map(|allocated| {
-                let mut entry = json!({
-                    "driver": self.driver,
-                    "pool": allocated.pool,
-                    "device": allocated.device.to_string(),
-                    "conditions": [{
-                        "type": CONDITION,
-                        "status": status,
-                        "reason": reason,
-                        "message": note.chars().take(1024).collect::<String>(),
-                        "lastTransitionTime": Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-                    }],
+                let message: String = note.chars().take(1024).collect();
+                let time = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+                let condition = json!({
+                    "type": CONDITION,
+                    "status": status,
+                    "reason": reason,
+                    "message": message,
+                    "lastTransitionTime": time,
                 });
+                let mut entry = Map::new();
+                entry.insert("driver".into(), json!(self.driver));
+                entry.insert("pool".into(), json!(allocated.pool));
+                entry.insert("device".into(), json!(allocated.device.to_string()));
+                entry.insert("conditions".into(), json!([condition]));
                 if let Some(share_id) = &allocated.share_id {
-                    entry["shareID"] = json!(share_id);
+                    entry.insert("shareID".into(), json!(share_id));
                 }
                 if let Some(data) = data.get(&allocated.result_id(&claim.uid)) {
-                    entry["data"] = data.clone();
+                    entry.insert("data".into(), data.clone());
                 }
-                entry
+                Value::Object(entry)
             })
             .collect();
         let patch = json!({

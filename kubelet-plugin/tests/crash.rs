@@ -1,6 +1,13 @@
 //! Kill and fail at every point of prepare and unprepare; after a restart the node must always end in
 //! the same state: no leaked GPU instance, no lost claim, the same CDI ids.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail the test"
+)]
+
 mod common;
 
 use aliquot_kubelet_plugin::claim::Request;

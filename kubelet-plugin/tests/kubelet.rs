@@ -1,5 +1,12 @@
 //! The agent as a kubelet sees it: registration, preparing and unpreparing over the real sockets.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail the test"
+)]
+
 mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};

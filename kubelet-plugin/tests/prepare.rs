@@ -1,5 +1,12 @@
 //! Prepare and unprepare on a node of fake GPUs: answers, idempotence, refusals, what containers get.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail the test"
+)]
+
 mod common;
 
 use aliquot_kubelet_plugin::prepare::PrepareError;

@@ -1,5 +1,12 @@
 //! The agent against the embedded control plane: what it publishes, and that it stays published.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail the test"
+)]
+
 mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Gates, Matcher, ServerVersion};
@@ -176,7 +183,11 @@ async fn without_counters_each_gpu_is_one_exclusive_device() {
     assert_eq!(devices(&slices), ["gpu-0", "gpu-1"]);
     eventually("event", || async {
         let notes = events(&cluster, "ServerFeaturesOff").await;
-        notes.iter().find(|n| n.contains("DRAPartitionableDevices")).map(|_| ()).ok_or(format!("{notes:?}"))
+        notes
+            .iter()
+            .find(|n| n.contains("DRAPartitionableDevices"))
+            .map(|_| ())
+            .ok_or_else(|| format!("{notes:?}"))
     })
     .await;
     assert!(metric(&agent, "dra_gpu_server_feature{gate=\"DRAPartitionableDevices\"} 0").await);
@@ -209,7 +220,11 @@ async fn without_taints_the_scheduler_allocates_and_an_event_says_so() {
     cluster.pool_where("published", untainted).await;
     eventually("event", || async {
         let notes = events(&cluster, "ServerFeaturesOff").await;
-        notes.iter().find(|n| n.contains("kube-scheduler allocates")).map(|_| ()).ok_or(format!("{notes:?}"))
+        notes
+            .iter()
+            .find(|n| n.contains("kube-scheduler allocates"))
+            .map(|_| ())
+            .ok_or_else(|| format!("{notes:?}"))
     })
     .await;
     agent.terminate().await;
@@ -237,7 +252,7 @@ async fn a_gpu_that_cannot_be_read_is_reported_and_the_others_are_published() {
     assert!(devices(&slices).iter().all(|name| name.starts_with("gpu-1")));
     eventually("event", || async {
         let notes = events(&cluster, "GpuUnreadable").await;
-        notes.first().map(|_| ()).ok_or("none".into())
+        notes.first().map(|_| ()).ok_or_else(|| "none".into())
     })
     .await;
     assert!(metric(&agent, "dra_gpu_unreadable_gpus 1").await);
@@ -303,7 +318,7 @@ async fn a_mode_that_is_none_is_reported_and_the_flag_counts() {
     cluster.pool_where("scheduler mode", untainted).await;
     eventually("event", || async {
         let notes = events(&cluster, "InvalidAllocatorMode").await;
-        notes.first().map(|_| ()).ok_or("none".into())
+        notes.first().map(|_| ()).ok_or_else(|| "none".into())
     })
     .await;
     agent.terminate().await;

@@ -18,8 +18,8 @@ impl World {
         Self { gpus, live: Vec::new(), ledger: Ledger::default(), fixed: false }
     }
 
-    fn plan(&self, request: &Request) -> Result<Plan, PlanError> {
-        self.plan_after(request, None)
+    fn plan(&self, request: &Request) -> Result<Plan, Refusal> {
+        self.plan_after(request, None).map_err(|error| *error.refusal)
     }
 
     fn plan_after(&self, request: &Request, prior: Option<&Record>) -> Result<Plan, PlanError> {
@@ -113,7 +113,7 @@ fn a_whole_gpu_in_mig_mode_is_switched_back_where_the_board_can() {
 fn boards_that_need_a_reset_are_not_switched(#[case] enabled: bool, #[case] device: &str) {
     let world = World::of(vec![board(0, Some((enabled, true)))]);
     let got = world.plan(&request("a", &[("r", device)]));
-    assert!(matches!(got, Err(PlanError::NeedsReset { .. })), "{got:?}");
+    assert!(matches!(got, Err(Refusal::NeedsReset { .. })), "{got:?}");
 }
 
 #[rstest]
@@ -134,7 +134,7 @@ fn what_overlaps_a_prepared_claim_is_refused_by_name(
     for (first, second) in [(first, second), (second, first)] {
         let mut world = World::of(vec![h100(0), h100(1)]);
         world.hold(&request("a", &[("r", first)]));
-        match world.plan(&request("b", &[("r", second)])) {
+        match world.plan_after(&request("b", &[("r", second)]), None) {
             Ok(_) => assert!(ok, "{first} and {second}"),
             Err(error) => {
                 assert!(!ok, "{error}");
@@ -149,7 +149,7 @@ fn what_overlaps_a_prepared_claim_is_refused_by_name(
 fn results_of_one_claim_must_not_overlap_either() {
     let world = World::of(vec![h100(0)]);
     let got = world.plan(&request("a", &[("x", "gpu-0-mig-3g40gb-9-4"), ("y", "gpu-0-mig-1g10gb-19-6")]));
-    assert!(matches!(got, Err(PlanError::WithinClaim { .. })), "{got:?}");
+    assert!(matches!(got, Err(Refusal::WithinClaim { .. })), "{got:?}");
 }
 
 #[rstest]
@@ -164,7 +164,7 @@ fn shares_never_promise_more_than_there_is(#[case] second: Consumed, #[case] ove
     other.devices[0].consumed = Some(second);
     match (world.plan(&other), over) {
         (Ok(_), None) => {}
-        (Err(PlanError::Oversubscribed { capacity, holders, .. }), Some(over)) => {
+        (Err(Refusal::Oversubscribed { capacity, holders, .. }), Some(over)) => {
             assert_eq!(capacity, over);
             assert!(holders.contains("ns/claim-a"));
         }
@@ -179,7 +179,7 @@ fn two_shares_of_one_claim_count_together() {
     for device in &mut both.devices {
         device.consumed = Some(Consumed { memory_bytes: 41 << 30, cores_percent: 0, slots: 1 });
     }
-    assert!(matches!(world.plan(&both), Err(PlanError::Oversubscribed { capacity: "memory", .. })));
+    assert!(matches!(world.plan(&both), Err(Refusal::Oversubscribed { capacity: "memory", .. })));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn instances_that_nobody_knows_are_not_overlapped() {
     world.instance(9, 4, 4);
     for device in ["gpu-0", "gpu-0-share", "gpu-0-mig-1g10gb-19-6"] {
         let got = world.plan(&request("a", &[("r", device)]));
-        assert!(matches!(got, Err(PlanError::Foreign { .. })), "{device}: {got:?}");
+        assert!(matches!(got, Err(Refusal::Foreign { .. })), "{device}: {got:?}");
     }
     assert!(world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-0")])).is_ok());
 }
@@ -202,7 +202,7 @@ fn fixed_partitions_are_used_as_they_are() {
     assert_eq!(plan.steps, [Step::WriteSpec]);
     assert!(plan.devices[0].partition.as_ref().unwrap().adopted);
     let absent = world.plan(&request("b", &[("r", "gpu-0-mig-3g40gb-9-0")]));
-    assert!(matches!(absent, Err(PlanError::NoSuchPartition { .. })));
+    assert!(matches!(absent, Err(Refusal::NoSuchPartition { .. })));
 }
 
 #[test]
@@ -211,8 +211,8 @@ fn a_name_that_means_another_gpu_than_before_is_refused() {
     let request = request("a", &[("g", "gpu-0")]);
     let record = world.hold(&request);
     world.gpus[0].uuid = h100(7).uuid;
-    let got = world.plan_after(&request, Some(&record));
-    assert!(matches!(got, Err(PlanError::OtherGpu { .. })), "{got:?}");
+    let got = world.plan_after(&request, Some(&record)).unwrap_err();
+    assert!(matches!(*got.refusal, Refusal::OtherGpu { .. }), "{got:?}");
 }
 
 #[rstest]
@@ -233,12 +233,12 @@ fn an_allocation_from_before_a_renumbering_is_refused(#[case] allocated_at: i64,
 fn an_absent_gpu_and_an_absent_placement_are_named() {
     let world = World::of(vec![h100(0)]);
     let got = world.plan(&request("a", &[("g", "gpu-3")]));
-    assert!(matches!(got, Err(PlanError::NoGpu { minor: 3, .. })));
+    assert!(matches!(got, Err(Refusal::NoGpu { minor: 3, .. })));
     let got = world.plan(&request("a", &[("g", "gpu-0-mig-1g10gb-19-7")]));
-    assert!(matches!(got, Err(PlanError::NoSuchPartition { .. })));
+    assert!(matches!(got, Err(Refusal::NoSuchPartition { .. })));
     let plain = World::of(vec![board(0, None)]);
     let got = plain.plan(&request("a", &[("g", "gpu-0-mig-1g10gb-19-6")]));
-    assert!(matches!(got, Err(PlanError::NoSuchPartition { .. })), "{got:?}");
+    assert!(matches!(got, Err(Refusal::NoSuchPartition { .. })), "{got:?}");
 }
 
 #[test]
@@ -257,7 +257,7 @@ fn one_gpu_has_one_time_slice() {
     assert!(world.plan(&with("b", TimeSliceInterval::Long)).is_ok());
     assert!(world.plan(&with("b", TimeSliceInterval::Default)).is_ok());
     let got = world.plan(&with("b", TimeSliceInterval::Short));
-    assert!(matches!(&got, Err(PlanError::TimeSlice { other, .. }) if *other == claim("a")), "{got:?}");
+    assert!(matches!(&got, Err(Refusal::TimeSlice { other, .. }) if *other == claim("a")), "{got:?}");
 }
 
 #[test]

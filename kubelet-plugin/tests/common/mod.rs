@@ -1,5 +1,12 @@
 //! A node of fake GPUs in a temporary directory.
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of this")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail the test"
+)]
 
 pub mod cluster;
 
@@ -44,7 +51,7 @@ impl World {
         let mut next = 3;
         for gpu in world.gpus.inventory().unwrap().gpus {
             fs::write(dev.join(format!("nvidia{}", gpu.minor)), "").unwrap();
-            for instance in 0..10 {
+            for instance in 0..15 {
                 minors += &format!("gpu{}/gi{instance}/access {next}\n", gpu.minor);
                 minors += &format!("gpu{}/gi{instance}/ci0/access {}\n", gpu.minor, next + 1);
                 for cap in [next, next + 1] {

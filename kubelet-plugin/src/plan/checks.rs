@@ -1,0 +1,148 @@
+//! Checks against what is held already. The ledger is the last line of defence, so everything that an
+//! allocator should have seen is looked at again.
+
+use super::{Refusal, Snapshot};
+use crate::claim::{Allocated, Consumed, Request};
+use crate::ledger::{Device, Held};
+use aliquot_model::config::TimeSliceInterval;
+use aliquot_model::layout::Holding;
+use aliquot_model::{GpuInfo, LiveMig};
+
+pub(super) fn refuse_conflicts(
+    snapshot: &Snapshot<'_>,
+    request: &Request,
+    allocated: &Allocated,
+    device: &Device,
+    held: Held,
+) -> Result<(), Refusal> {
+    let taken = snapshot
+        .ledger
+        .others(&request.claim.uid, &device.gpu)
+        .find(|(_, other)| other.held.is_some_and(|other| other.holding().conflicts(held.holding())));
+    match taken {
+        None => Ok(()),
+        Some((record, other)) => Err(Refusal::Conflict {
+            device: allocated.device.clone(),
+            gpu: device.gpu.clone(),
+            other: Box::new(record.claim.clone()),
+            other_device: other.device.clone(),
+            state: record.state.as_str(),
+        }),
+    }
+}
+
+pub(super) fn refuse_overlap_within(
+    allocated: &Allocated,
+    earlier: &[Device],
+    device: &Device,
+    held: Held,
+) -> Result<(), Refusal> {
+    let overlap = earlier
+        .iter()
+        .filter(|other| other.gpu == device.gpu)
+        .find(|other| other.held.is_some_and(|other| other.holding().conflicts(held.holding())));
+    match overlap {
+        None => Ok(()),
+        Some(other) => Err(Refusal::WithinClaim {
+            device: allocated.device.clone(),
+            other_request: other.request.clone(),
+            other_device: other.device.clone(),
+        }),
+    }
+}
+
+/// Shares of one GPU together must fit, whatever the allocator thought.
+pub(super) fn refuse_oversubscription(
+    snapshot: &Snapshot<'_>,
+    request: &Request,
+    allocated: &Allocated,
+    gpu: &GpuInfo,
+    earlier: &[Device],
+) -> Result<(), Refusal> {
+    let Some(consumed) = allocated.consumed else { return Ok(()) };
+    let kind = allocated.device.kind();
+    let others: Vec<_> = snapshot
+        .ledger
+        .others(&request.claim.uid, &gpu.uuid)
+        .filter(|(_, device)| device.kind() == Some(kind))
+        .collect();
+    let own = earlier.iter().filter(|device| device.gpu == gpu.uuid && device.kind() == Some(kind));
+    let all: Vec<_> =
+        others.iter().map(|(_, device)| *device).chain(own).filter_map(|device| device.consumed).collect();
+    let sum = |of: fn(&Consumed) -> u64| all.iter().map(of).fold(of(&consumed), u64::saturating_add);
+    let checks = [
+        ("memory", sum(|c| c.memory_bytes), gpu.memory_bytes),
+        ("cores", sum(|c| u64::from(c.cores_percent)), 100),
+        ("slots", sum(|c| c.slots), u64::from(snapshot.slots.max(1))),
+    ];
+    for (capacity, wanted, total) in checks {
+        if wanted > total {
+            let holders: Vec<String> = others.iter().map(|(record, _)| record.claim.to_string()).collect();
+            return Err(Refusal::Oversubscribed {
+                gpu: gpu.uuid.clone(),
+                capacity,
+                wanted,
+                total,
+                holders: if holders.is_empty() { "none".to_owned() } else { holders.join(", ") },
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Refuses what overlaps a partition that nobody in the ledger has. Where partitions are fixed, the
+/// one that is exactly meant is returned for use.
+pub(super) fn refuse_foreign<'a>(
+    snapshot: &Snapshot<'a>,
+    allocated: &Allocated,
+    device: &Device,
+    held: Held,
+) -> Result<Option<&'a LiveMig>, Refusal> {
+    let in_the_way: Vec<&LiveMig> = snapshot
+        .live
+        .iter()
+        .filter(|live| live.parent == device.gpu && !snapshot.ledger.knows(live))
+        .filter(|live| Holding::Partition(live.placement).conflicts(held.holding()))
+        .collect();
+    if snapshot.fixed_partitions
+        && let Some(partition) = &device.partition
+    {
+        let exact = |live: &&&LiveMig| {
+            live.profile_id == partition.profile_id
+                && live.placement == partition.placement
+                && live.uuid.is_some()
+        };
+        return match in_the_way.iter().find(exact) {
+            Some(live) => Ok(Some(*live)),
+            None => {
+                Err(Refusal::NoSuchPartition { device: allocated.device.clone(), gpu: device.gpu.clone() })
+            }
+        };
+    }
+    match in_the_way.first() {
+        None => Ok(None),
+        Some(live) => Err(Refusal::Foreign {
+            device: allocated.device.clone(),
+            gpu: device.gpu.clone(),
+            placement: live.placement,
+        }),
+    }
+}
+
+pub(super) fn refuse_other_time_slice(
+    snapshot: &Snapshot<'_>,
+    request: &Request,
+    device: &Device,
+    wanted: TimeSliceInterval,
+) -> Result<(), Refusal> {
+    let other = snapshot
+        .ledger
+        .others(&request.claim.uid, &device.gpu)
+        .find_map(|(record, other)| other.time_slice.filter(|set| *set != wanted).map(|set| (record, set)));
+    match other {
+        None => Ok(()),
+        Some((record, set)) => {
+            Err(Refusal::TimeSlice { gpu: device.gpu.clone(), set, wanted, other: record.claim.clone() })
+        }
+    }
+}

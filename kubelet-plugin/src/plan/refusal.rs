@@ -1,0 +1,161 @@
+//! Why a plan is refused: the words that a user finds in a pod's events.
+
+use crate::claim::ClaimRef;
+use aliquot_model::config::TimeSliceInterval;
+use aliquot_model::{DeviceKind, DeviceName, GpuUuid, Placement};
+
+/// A claim that cannot be prepared now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("request {request}: {refusal}")]
+pub struct PlanError {
+    /// The request at fault.
+    pub request: String,
+    /// What is wrong with it.
+    pub refusal: Box<Refusal>,
+}
+
+impl PlanError {
+    /// A refusal of a request.
+    pub fn new(request: &str, refusal: Refusal) -> Self {
+        Self { request: request.to_owned(), refusal: Box::new(refusal) }
+    }
+
+    /// Whether another claim's hold on hardware is the reason: the allocator should decide anew if it
+    /// lasts.
+    pub fn is_conflict(&self) -> bool {
+        matches!(
+            *self.refusal,
+            Refusal::Conflict { .. }
+                | Refusal::Oversubscribed { .. }
+                | Refusal::Foreign { .. }
+                | Refusal::WithinClaim { .. }
+        )
+    }
+}
+
+/// What is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// No such GPU.
+    #[error(
+        "device {device} needs the GPU with minor number {minor}, which this node does not have or cannot read now"
+    )]
+    NoGpu {
+        /// Device.
+        device: DeviceName,
+        /// Minor number.
+        minor: u32,
+    },
+    /// The name means another GPU than when the claim was prepared or allocated.
+    #[error(
+        "device {device} now means GPU {now}, but the claim got it when it meant {then}; delete the pod so that the claim is allocated anew"
+    )]
+    OtherGpu {
+        /// Device.
+        device: DeviceName,
+        /// GPU now.
+        now: GpuUuid,
+        /// What it meant, as far as known.
+        then: String,
+    },
+    /// No such profile or placement on the board.
+    #[error(
+        "GPU {gpu} has no partition {device}; the driver on this node may have been changed since it was published"
+    )]
+    NoSuchPartition {
+        /// Device.
+        device: DeviceName,
+        /// GPU.
+        gpu: GpuUuid,
+    },
+    /// Somebody has it.
+    #[error(
+        "device {device} on GPU {gpu} overlaps {other_device}, which is {state} for claim {other}; it becomes free when that claim is unprepared"
+    )]
+    Conflict {
+        /// Device.
+        device: DeviceName,
+        /// GPU.
+        gpu: GpuUuid,
+        /// The other claim.
+        other: Box<ClaimRef>,
+        /// Its device.
+        other_device: String,
+        /// How far the other claim is.
+        state: &'static str,
+    },
+    /// Two results of one claim overlap.
+    #[error("device {device} overlaps {other_device} of request {other_request} of the same claim")]
+    WithinClaim {
+        /// Device.
+        device: DeviceName,
+        /// The other request.
+        other_request: String,
+        /// Its device.
+        other_device: String,
+    },
+    /// A partition that nobody knows is in the way.
+    #[error(
+        "device {device} overlaps a GPU instance at {placement} on GPU {gpu} that this driver did not create; destroy it (nvidia-smi mig -dci, -dgi) or let the agent do so with --destroy-unknown-mig"
+    )]
+    Foreign {
+        /// Device.
+        device: DeviceName,
+        /// GPU.
+        gpu: GpuUuid,
+        /// Where the foreign instance lies.
+        placement: Placement,
+    },
+    /// The board needs a reset for this device.
+    #[error(
+        "device {device} needs MIG mode {wanted} on GPU {gpu}, which this agent cannot switch: it takes a GPU reset on boards like A100, and an administrator where the API server keeps no counters"
+    )]
+    NeedsReset {
+        /// Device.
+        device: DeviceName,
+        /// GPU.
+        gpu: GpuUuid,
+        /// `on` or `off`.
+        wanted: &'static str,
+    },
+    /// The board has no MIG.
+    #[error("GPU {gpu} has no MIG")]
+    NoMig {
+        /// GPU.
+        gpu: GpuUuid,
+    },
+    /// Shares promise more than there is.
+    #[error(
+        "shares of GPU {gpu} would take {wanted} of {capacity}, of which {total} exist; claims that hold shares: {holders}"
+    )]
+    Oversubscribed {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Name of the capacity.
+        capacity: &'static str,
+        /// Sum.
+        wanted: u64,
+        /// Limit.
+        total: u64,
+        /// Claims that hold the rest.
+        holders: String,
+    },
+    /// Another claim set another time slice.
+    #[error("GPU {gpu} has time slice {set:?} for claim {other}, this claim wants {wanted:?}")]
+    TimeSlice {
+        /// GPU.
+        gpu: GpuUuid,
+        /// In force.
+        set: TimeSliceInterval,
+        /// Wanted.
+        wanted: TimeSliceInterval,
+        /// Claim that set it.
+        other: ClaimRef,
+    },
+    /// A kind of device that this agent cannot prepare.
+    #[error("devices of type {kind} are not supported by this release")]
+    Unsupported {
+        /// Kind.
+        kind: DeviceKind,
+    },
+}

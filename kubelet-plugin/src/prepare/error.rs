@@ -1,0 +1,88 @@
+//! Why prepare and unprepare fail.
+
+use crate::claim::ClaimRef;
+use crate::execute::StepError;
+use crate::plan::PlanError;
+use crate::store::StoreError;
+use aliquot_nvml::GpuError;
+use std::io;
+use std::path::PathBuf;
+
+/// Why a claim could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// The decision.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Checkpoint or lock.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The GPUs could not be read.
+    #[error("cannot read the node's GPUs: {0}")]
+    Gpu(#[from] GpuError),
+    /// A step failed. Everything before it was undone.
+    #[error("cannot {step}: {source}")]
+    Step {
+        /// What was tried.
+        step: String,
+        /// Why it failed.
+        source: StepError,
+    },
+    /// A step failed, and undoing failed too; it is tried again before anything else is done.
+    #[error("cannot {step}: {source}; undoing failed too: {undo}")]
+    StepAndUndo {
+        /// What was tried.
+        step: String,
+        /// Why it failed.
+        source: StepError,
+        /// Why undoing failed.
+        undo: Box<StepError>,
+    },
+    /// Leftovers of an earlier attempt cannot be removed.
+    #[error("cannot clean up after an earlier attempt: {0}")]
+    Leftovers(StepError),
+    /// The claim's allocation changed while its old devices are still prepared.
+    #[error(
+        "claim {claim} is prepared with {prepared} from an earlier allocation and must be unprepared first; the kubelet does so when the pod that used it is gone"
+    )]
+    Reallocated {
+        /// The claim.
+        claim: ClaimRef,
+        /// Devices that are prepared.
+        prepared: String,
+    },
+    /// The boot cannot be told.
+    #[error("cannot read {}: {source}", path.display())]
+    BootId {
+        /// File.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl PrepareError {
+    /// Whether another claim's hold on hardware is the reason.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self, Self::Plan(error) if error.is_conflict())
+    }
+}
+
+/// Why a claim could not be unprepared.
+#[derive(Debug, thiserror::Error)]
+pub enum UnprepareError {
+    /// Checkpoint or lock.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The boot cannot be told.
+    #[error(transparent)]
+    Boot(Box<PrepareError>),
+    /// An inverse failed. The claim keeps what it holds; the kubelet tries again.
+    #[error("cannot {undo}: {source}")]
+    Undo {
+        /// What was tried.
+        undo: String,
+        /// Why.
+        source: StepError,
+    },
+}
