@@ -6,7 +6,7 @@
 use crate::config;
 use crate::device::{self, Device};
 use crate::share::{Refusal, Share};
-use crate::{contexts, linear, pools, sys, vmm};
+use crate::{contexts, graphs, linear, pools, sys, vmm};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`
@@ -57,6 +57,13 @@ pub(crate) fn charge(device: Device, bytes: u64) -> Result<(), i32> {
         return Ok(());
     }
     pools::settle_all(device);
+    graphs::settle_all(device);
+    if try_charge(device, bytes).is_ok() {
+        return Ok(());
+    }
+    // Only what this process keeps without need can be given back.
+    pools::trim_all(device);
+    graphs::trim_unused(device);
     loop {
         if try_charge(device, bytes).is_ok() {
             return Ok(());
@@ -124,6 +131,7 @@ pub(crate) struct Seen {
 /// Turns what the driver says about a device into what the tenant sees.
 pub(crate) fn seen(device: Device, free: u64, total: u64) -> Seen {
     pools::settle_all(device);
+    graphs::settle_all(device);
     see(shares_on(device), free, total)
 }
 
@@ -179,6 +187,7 @@ pub(crate) fn renew_after_fork() {
     device::renew_after_fork();
     linear::renew_after_fork();
     pools::renew_after_fork();
+    graphs::renew_after_fork();
     vmm::renew_after_fork();
     contexts::renew_after_fork();
 }

@@ -2,6 +2,7 @@
 //! it replaces. They read arguments, call the modules that decide, and hold no logic of their own.
 
 mod context;
+mod graph;
 mod memory;
 mod nvml;
 mod pool;
@@ -10,6 +11,7 @@ mod start;
 mod vmm;
 
 use context::*;
+use graph::*;
 use memory::*;
 use nvml::*;
 use pool::*;

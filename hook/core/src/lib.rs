@@ -7,7 +7,7 @@
 //! another process; hold a lock across a driver call that can block.
 //!
 //! Reading order: [`table`] (what is taken over), [`entries`] (the functions that stand in), [`account`] and
-//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`contexts`] (what each family charges),
+//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family charges),
 //! [`resolver`] (`cuGetProcAddress`), [`state`] (fork, failing closed).
 
 #![cfg_attr(not(test), no_std)]
@@ -22,6 +22,7 @@ mod contexts;
 mod device;
 mod entries;
 mod env;
+mod graphs;
 mod linear;
 mod lock;
 mod log;

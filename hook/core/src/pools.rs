@@ -230,6 +230,7 @@ fn reserve(device: Device, bytes: u64) -> Result<u64, i32> {
         return Ok(wanted);
     }
     trim_all(device);
+    crate::graphs::trim_unused(device);
     if account::try_charge(device, wanted).is_ok() {
         return Ok(wanted);
     }
@@ -340,7 +341,7 @@ pub(crate) fn settle_all(device: Device) {
 }
 
 /// Gives the driver back what the pools of a device keep without need.
-fn trim_all(device: Device) {
+pub(crate) fn trim_all(device: Device) {
     let mut handles = [0_u64; 64];
     let mut count = 0;
     each_on(device, |pool, entry| {

@@ -162,6 +162,11 @@ driver! {
     Cuda cuDevicePrimaryCtxGetState(device: i32, flags: *mut u32, active: *mut i32);
     Cuda cuDeviceGetMemPool(pool: *mut u64, device: i32);
     Cuda cuMemPoolGetAttribute(pool: u64, attribute: i32, value: *mut u64);
+    Cuda cuDeviceGetGraphMemAttribute(device: i32, attribute: i32, value: *mut u64);
+    Cuda cuGraphGetNodes(graph: u64, nodes: *mut u64, count: *mut usize);
+    Cuda cuGraphNodeGetType(node: u64, kind: *mut i32);
+    Cuda cuGraphChildGraphNodeGetGraph(node: u64, graph: *mut u64);
+    Cuda cuGraphMemAllocNodeGetParams(node: u64, params: *mut u64);
     Cuda cuStreamGetCtx(stream: u64, context: *mut u64);
     Cuda cuStreamSynchronize(stream: u64);
     Cuda cuStreamCreate(stream: *mut u64, flags: u32);

@@ -68,6 +68,19 @@ macro_rules! hook_table {
             cuCtxDetach, "cuCtxDetach", 2000, legacy;
             cuGreenCtxCreate, "cuGreenCtxCreate", 12040, legacy;
             cuGreenCtxDestroy, "cuGreenCtxDestroy", 12040, legacy;
+            cuGraphInstantiate, "cuGraphInstantiate", 10000, legacy;
+            cuGraphInstantiate_v2, "cuGraphInstantiate", 11000, legacy;
+            cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags", 11040, legacy;
+            cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, legacy;
+            cuGraphInstantiateWithParams_ptsz, "cuGraphInstantiateWithParams", 12000, thread;
+            cuGraphExecDestroy, "cuGraphExecDestroy", 10000, legacy;
+            cuGraphUpload, "cuGraphUpload", 11010, legacy;
+            cuGraphUpload_ptsz, "cuGraphUpload", 11010, thread;
+            cuGraphLaunch, "cuGraphLaunch", 10000, legacy;
+            cuGraphLaunch_ptsz, "cuGraphLaunch", 10000, thread;
+            cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, legacy;
+            cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, legacy;
+            cuMemMapArrayAsync_ptsz, "cuMemMapArrayAsync", 11010, thread;
             nvmlDeviceGetMemoryInfo, "", 0, nvml;
             nvmlDeviceGetMemoryInfo_v2, "", 0, nvml;
             nvmlDeviceGetComputeRunningProcesses, "", 0, nvml;
@@ -164,8 +177,6 @@ pub(crate) const KNOWN_HARMLESS: &[&str] = &[
     "cuLaunchKernelEx",
     "cuLaunchKernelEx_ptsz",
     "cuLaunchKernel_ptsz",
-    "cuGraphLaunch",
-    "cuGraphLaunch_ptsz",
     "cuMemAllocHost",
     "cuMemAllocHost_v2",
 ];

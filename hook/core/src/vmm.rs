@@ -211,6 +211,69 @@ pub(crate) fn map(address: u64, bytes: u64, handle: u64, driver: impl Fn() -> i3
     0
 }
 
+/// One entry of `CUarrayMapInfo`, as far as it concerns physical memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct ArrayMap {
+    resource_kind: u32,
+    resource: u64,
+    part_kind: u32,
+    part: [u64; 4],
+    operation: u32,
+    handle_kind: u32,
+    handle: u64,
+    offset: u64,
+    devices: u32,
+    flags: u32,
+    reserved: [u32; 2],
+}
+
+const _: () = assert!(size_of::<ArrayMap>() == 96);
+
+impl ArrayMap {
+    /// A key for the part of the array: no address, because its lowest bit is set.
+    fn key(&self) -> u64 {
+        let words = [self.resource, u64::from(self.part_kind)].into_iter().chain(self.part);
+        words.fold(0xcbf2_9ce4_8422_2325, |sum: u64, word| (sum ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+            | 1
+    }
+}
+
+/// Maps memory to parts of sparse arrays, or takes it away.
+///
+/// # Safety
+/// `list` has `count` entries.
+pub(crate) unsafe fn map_arrays(list: *const ArrayMap, count: u32, driver: impl Fn() -> i32) -> i32 {
+    /// `CU_MEM_OPERATION_TYPE_MAP`
+    const MAP: u32 = 1;
+    if let Err(code) = pass(driver) {
+        return code;
+    }
+    for index in 0..count as usize {
+        // SAFETY: below the count that the driver has accepted as well.
+        let entry = unsafe { list.add(index).read() };
+        let mut book = BOOK.lock();
+        // What was mapped there before is not any more, whatever the operation.
+        let before = book.mappings.remove(entry.key());
+        if entry.operation == MAP
+            && let Some(Handle { memory, .. }) = book.handles.get(entry.handle)
+            && book.mappings.insert(entry.key(), Mapping { memory, bytes: 1 }).is_ok()
+            && let Some(memory) = book.memories.get_mut(memory)
+        {
+            memory.mappings += 1;
+        }
+        let unused = before.and_then(|before| {
+            if let Some(memory) = book.memories.get_mut(before.memory) {
+                memory.mappings = memory.mappings.saturating_sub(1);
+            }
+            book.drop_if_unused(before.memory)
+        });
+        drop(book);
+        release(unused);
+    }
+    0
+}
+
 /// Unmaps whatever is mapped in a range.
 pub(crate) fn unmap(address: u64, bytes: u64, driver: impl Fn() -> i32) -> i32 {
     if let Err(code) = pass(driver) {

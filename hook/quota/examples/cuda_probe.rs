@@ -185,7 +185,7 @@ fn size(text: &str) -> u64 {
 fn main() {
     let driver = Driver::open();
     let memory = RefCell::new(Memory { driver: &driver, device: 0 });
-    let (mut held, mut contexts): (Vec<Held>, Vec<u64>) = (Vec::new(), Vec::new());
+    let (mut held, mut contexts, mut execs): (Vec<Held>, Vec<u64>, Vec<u64>) = Default::default();
     for argument in std::env::args().skip(1) {
         let parts: Vec<&str> = argument.split(':').collect();
         let memory = &memory;
@@ -214,6 +214,31 @@ fn main() {
                 code.to_string()
             }
             ["destroy"] => driver.call("cuCtxDestroy_v2", &[contexts.pop().unwrap()]).to_string(),
+            // Instantiates a graph that allocates and frees so much.
+            ["graph", bytes] => {
+                let (mut graph, mut alloc, mut free, mut exec) = (0_u64, 0_u64, 0_u64, 0_u64);
+                // CUDA_MEM_ALLOC_NODE_PARAMS: pinned memory on this device.
+                let mut params = [0_u64; 15];
+                (params[0], params[1]) = (1, (memory.borrow().device as u64) << 32 | 1);
+                params[13] = size(bytes);
+                assert_eq!(driver.call("cuGraphCreate", &[at(&mut graph), 0]), 0);
+                let arguments = [at(&mut alloc), graph, 0, 0, at(&mut params)];
+                assert_eq!(driver.call("cuGraphAddMemAllocNode", &arguments), 0);
+                let arguments = [at(&mut free), graph, at(&mut alloc), 1, params[14]];
+                assert_eq!(driver.call("cuGraphAddMemFreeNode", &arguments), 0);
+                let code = driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), graph, 0]);
+                execs.push(exec);
+                code.to_string()
+            }
+            ["launch"] => {
+                let code = driver.call("cuGraphLaunch", &[*execs.last().unwrap(), 0]);
+                code.max(driver.call("cuStreamSynchronize", &[0])).to_string()
+            }
+            ["upload"] => driver.call("cuGraphUpload", &[*execs.last().unwrap(), 0]).to_string(),
+            ["graphtrim"] => {
+                driver.call("cuDeviceGraphMemTrim", &[memory.borrow().device as u64]).to_string()
+            }
+            ["graphend"] => driver.call("cuGraphExecDestroy", &[execs.pop().unwrap()]).to_string(),
             ["sync"] => driver.call("cuStreamSynchronize", &[0]).to_string(),
             ["device", ordinal] => {
                 memory.borrow_mut().device = ordinal.parse().unwrap();

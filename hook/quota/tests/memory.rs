@@ -117,6 +117,27 @@ fn all_families_draw_on_one_quota() {
 }
 
 #[test]
+fn what_is_charged_is_what_the_driver_took() {
+    for variant in ["context_mib=0", "context_mib=300", "context_mib=0,pool_chunk_kib=4096"] {
+        for allocations in [
+            ["linear:1", "linear:3M", "linear:700K"],
+            ["async:1", "async:33M", "async:65M"],
+            ["vmm:2M", "mapped:6M", "array:1088K"],
+            ["pitched:12K", "async_ptsz:5M", "linear:1G"],
+        ] {
+            let bench = Bench::new(["H100-80"]).driver(variant);
+            bench.share("a", 0, 2 * GIB);
+            let script = allocations.map(|allocation| format!("alloc:{allocation}"));
+            let script = [&["init", "retain"][..], &script.each_ref().map(String::as_str)].concat();
+            let holder = bench.hold(&script);
+            assert_eq!(holder.before, ["0"; 5], "{variant} {script:?}");
+            assert_eq!(bench.charged("a").0, bench.used(0), "{variant} {script:?}");
+            holder.kill();
+        }
+    }
+}
+
+#[test]
 fn memory_that_is_still_mapped_stays_charged_when_its_handle_is_released() {
     let bench = Bench::new(["H100-80"]);
     bench.share("a", 0, 64 * MIB);
@@ -134,6 +155,26 @@ fn memory_may_be_freed_by_the_other_family() {
     let answers = bench.run(&script);
     assert_eq!(answers[2..7], ["0"; 5]);
     assert_eq!(answers[7], format!("0 {} {}", 64 * MIB, 64 * MIB));
+}
+
+#[test]
+fn graph_memory_is_charged_when_the_driver_reserves_it() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 100 * MIB);
+    let seen = |free: u64| format!("0 {} {}", free * MIB, 100 * MIB);
+    // Making a graph costs nothing, launching it does, and launching it again nothing more.
+    let script =
+        ["init", "retain", "graph:60M", "info", "launch", "info", "launch", "info", "alloc:linear:42M"];
+    let answers = bench.run(&script);
+    assert_eq!(answers[2..8], ["0", &seen(100), "0", &seen(40), "0", &seen(40)]);
+    // An allocation that does not fit beside it has the unused graph memory trimmed.
+    assert_eq!(answers[8], "0");
+    let script =
+        ["init", "retain", "graph:60M", "launch", "graphtrim", "info", "upload", "info", "alloc:linear:40M"];
+    assert_eq!(bench.run(&script)[2..], ["0", "0", "0", &seen(100), "0", &seen(40), "0"]);
+    // A graph that does not fit is not launched, and nothing stays charged for the attempt.
+    let script = ["init", "retain", "graph:102M", "launch", "upload", "info", "graph:100M", "launch", "info"];
+    assert_eq!(bench.run(&script)[2..], ["0", "2", "2", &seen(100), "0", "0", &seen(0)]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::pool::device_of;
 use crate::real::call;
-use crate::vmm;
+use crate::vmm::{self, ArrayMap};
 use core::ffi::c_void;
 
 /// The start of `CUmemAllocationProp`.
@@ -72,3 +72,15 @@ pub(super) unsafe extern "C" fn cuMemImportFromShareableHandle(
     // SAFETY: as above.
     unsafe { vmm::import(|| call!(cuMemImportFromShareableHandle(out, handle, kind)), || *out) }
 }
+
+macro_rules! array_maps {
+    ($($symbol:ident)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(list: *const ArrayMap, count: u32, stream: u64) -> i32 {
+                // SAFETY: the caller's own arguments.
+                unsafe { vmm::map_arrays(list, count, || call!($symbol(list, count, stream))) }
+            }
+        )*
+    };
+}
+array_maps!(cuMemMapArrayAsync cuMemMapArrayAsync_ptsz);

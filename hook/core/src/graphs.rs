@@ -1,0 +1,253 @@
+//! Memory of graphs. A graph's allocation nodes take nothing when they are added or captured; the driver
+//! reserves memory when the graph is uploaded or launched, and keeps it for later launches until it is told
+//! to trim. So the charge follows the device's reserved bytes of graph memory around those calls.
+
+use crate::account;
+use crate::device::{self, Device};
+use crate::lock::Mutex;
+use crate::map::Map;
+use crate::pages::SLAB;
+use crate::real::{self, call};
+use crate::state::{self, Mode, REFUSED};
+use crate::sys;
+use aliquot_quota::region::audit;
+use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+const RESERVED_CURRENT: i32 = 2;
+/// `CU_GRAPH_NODE_TYPE_GRAPH`
+const CHILD: i32 = 4;
+/// `CU_GRAPH_NODE_TYPE_MEM_ALLOC`
+const ALLOCATION: i32 = 10;
+
+/// Devices that one graph can allocate on.
+const PLACES: usize = 4;
+
+/// A graph that has allocation nodes.
+#[derive(Clone, Copy, Default)]
+struct Exec {
+    /// By device plus one: the most that its allocations can take.
+    most: [(u16, u64); PLACES],
+    /// Trims so far when its memory was last reserved, plus one; 0 = never.
+    backed: u32,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Memory {
+    /// Charged for graph memory, calls in flight included.
+    charged: u64,
+    /// Charged for calls in flight.
+    in_flight: u64,
+}
+
+struct Book {
+    execs: Map<Exec>,
+    memory: [Memory; device::MOST],
+}
+
+static BOOK: Mutex<Book> = Mutex::new(Book {
+    execs: Map::new(),
+    memory: [const { Memory { charged: 0, in_flight: 0 } }; device::MOST],
+});
+
+/// Counts trims: after one, nobody's memory is known to be reserved.
+static TRIMS: AtomicU32 = AtomicU32::new(0);
+
+fn reserved(device: Device) -> Option<u64> {
+    let (mut value, ordinal) = (0, i32::try_from(device).ok()?);
+    // SAFETY: the driver writes one 64-bit value for this attribute.
+    (unsafe { real::cuDeviceGetGraphMemAttribute(ordinal, RESERVED_CURRENT, &mut value) } == Some(0))
+        .then_some(value)
+}
+
+/// Adds up the allocation nodes of a graph and its children.
+fn measure(graph: u64, exec: &mut Exec, depth: u32) {
+    let mut count = 0_usize;
+    // SAFETY: the program's graph; without room the driver only counts.
+    if unsafe { real::cuGraphGetNodes(graph, core::ptr::null_mut(), &mut count) } != Some(0)
+        || count == 0
+        || depth > 8
+    {
+        return;
+    }
+    let size = count * size_of::<u64>();
+    let nodes = sys::memory(size).cast::<u64>();
+    if nodes.is_null() {
+        return;
+    }
+    // SAFETY: room for `count` nodes, and the driver writes at most as many.
+    if unsafe { real::cuGraphGetNodes(graph, nodes, &mut count) } == Some(0) {
+        for index in 0..count.min(size / size_of::<u64>()) {
+            // SAFETY: below the number of nodes that the driver wrote.
+            measure_node(unsafe { *nodes.add(index) }, exec, depth);
+        }
+    }
+    // SAFETY: our own memory; nothing refers to it any more.
+    unsafe { sys::free_memory(nodes.cast(), size) };
+}
+
+fn measure_node(node: u64, exec: &mut Exec, depth: u32) {
+    let mut kind = 0;
+    // SAFETY: a node of the program's graph; the driver writes one integer.
+    if unsafe { real::cuGraphNodeGetType(node, &mut kind) } != Some(0) {
+        return;
+    }
+    if kind == CHILD {
+        let mut child = 0;
+        // SAFETY: as above; the driver writes one handle.
+        if unsafe { real::cuGraphChildGraphNodeGetGraph(node, &mut child) } == Some(0) {
+            measure(child, exec, depth + 1);
+        }
+        return;
+    }
+    if kind != ALLOCATION {
+        return;
+    }
+    // CUDA_MEM_ALLOC_NODE_PARAMS: location at 8, size at 104; larger than any version of it.
+    let mut params = [0_u64; 32];
+    // SAFETY: as above; the driver writes one record.
+    if unsafe { real::cuGraphMemAllocNodeGetParams(node, params.as_mut_ptr()) } != Some(0) {
+        return;
+    }
+    let (location, bytes) =
+        (params.get(1).copied().unwrap_or_default(), params.get(13).copied().unwrap_or_default());
+    let device = ((location >> 32) as u16).wrapping_add(1);
+    let bytes = bytes.checked_next_multiple_of(SLAB).unwrap_or(u64::MAX);
+    if let Some(place) = exec.most.iter_mut().find(|place| place.0 == device || place.0 == 0) {
+        *place = (device, place.1.saturating_add(bytes));
+    }
+}
+
+/// Records what an instantiated graph can allocate.
+pub(crate) fn instantiate(graph: u64, driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    let code = driver();
+    if code == 0 && state::mode() == Mode::Limited {
+        let mut exec = Exec::default();
+        measure(graph, &mut exec, 0);
+        let mut book = BOOK.lock();
+        // A handle may be used again.
+        book.execs.remove(made());
+        if exec.most.iter().any(|place| place.1 > 0) {
+            let _ = book.execs.insert(made(), exec);
+        }
+    }
+    code
+}
+
+/// Forgets an instantiated graph. What it had reserved stays the driver's until a trim.
+pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    let known = BOOK.lock().execs.remove(exec);
+    let code = driver();
+    if let Some(known) = known {
+        if code != 0 {
+            let _ = BOOK.lock().execs.insert(exec, known);
+        }
+        for (device, _) in known.most.iter().filter(|place| place.0 > 0) {
+            settle(usize::from(device - 1));
+        }
+    }
+    code
+}
+
+/// Uploads or launches a graph.
+pub(crate) fn run(exec: u64, driver: impl Fn() -> i32) -> i32 {
+    match state::mode() {
+        Mode::Failed => return REFUSED,
+        Mode::Unlimited => return driver(),
+        Mode::Limited => {}
+    }
+    let epoch = TRIMS.load(Relaxed).wrapping_add(1).max(1);
+    let Some(known) = BOOK.lock().execs.get(exec).filter(|known| known.backed != epoch) else {
+        return driver();
+    };
+    let places =
+        || known.most.iter().filter(|place| place.0 > 0).map(|place| (usize::from(place.0 - 1), place.1));
+    let places = || places().filter(|(device, _)| account::is_limited(*device));
+    for (at, (device, bytes)) in places().enumerate() {
+        if let Err(code) = account::charge(device, bytes) {
+            places().take(at).for_each(|(device, bytes)| land(device, bytes));
+            return code;
+        }
+        if let Some(memory) = BOOK.lock().memory.get_mut(device) {
+            memory.in_flight += bytes;
+            memory.charged += bytes;
+        }
+    }
+    let code = driver();
+    for (device, bytes) in places() {
+        land(device, bytes);
+    }
+    if code == 0
+        && let Some(known) = BOOK.lock().execs.get_mut(exec)
+    {
+        known.backed = epoch;
+    }
+    code
+}
+
+/// A call in flight has come back.
+fn land(device: Device, bytes: u64) {
+    if let Some(memory) = BOOK.lock().memory.get_mut(device) {
+        memory.in_flight = memory.in_flight.saturating_sub(bytes);
+    }
+    if settle(device) > 0 {
+        account::note(device, audit::PACKING);
+    }
+}
+
+/// Makes the charge what is reserved and calls in flight may add; returns by how much it had grown beyond
+/// what was charged. The attribute is read under the lock, which never blocks: what is read must not be older
+/// than what is charged.
+fn settle(device: Device) -> u64 {
+    let mut book = BOOK.lock();
+    let Some(memory) = book.memory.get_mut(device).filter(|memory| memory.charged > 0) else { return 0 };
+    let Some(reserved) = reserved(device) else { return 0 };
+    let target = reserved + memory.in_flight;
+    let before = core::mem::replace(&mut memory.charged, target);
+    if target < before {
+        account::release(device, before - target);
+        return 0;
+    }
+    account::charge_forced(device, target - before);
+    target - before
+}
+
+/// Brings the charge of a device's graph memory up to date.
+pub(crate) fn settle_all(device: Device) {
+    settle(device);
+}
+
+/// Gives the driver back graph memory that nothing uses.
+pub(crate) fn trim_unused(device: Device) {
+    let charged = BOOK.lock().memory.get(device).is_some_and(|memory| memory.charged > 0);
+    if let Some(ordinal) = i32::try_from(device).ok().filter(|_| charged) {
+        // SAFETY: a device of the process.
+        trim(ordinal, || unsafe { call!(cuDeviceGraphMemTrim(ordinal)) });
+    }
+}
+
+/// `cuDeviceGraphMemTrim`.
+pub(crate) fn trim(device: i32, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    TRIMS.fetch_add(1, Relaxed);
+    let code = driver();
+    if let Ok(device) = usize::try_from(device) {
+        settle(device);
+    }
+    code
+}
+
+/// In a forked child: no graph is known.
+pub(crate) fn renew_after_fork() {
+    BOOK.renew_after_fork();
+    let mut book = BOOK.lock();
+    book.execs.clear();
+    book.memory = [Memory::default(); device::MOST];
+}
