@@ -64,7 +64,6 @@ const UNOWNED: &[&[&str]] = &[
     &["kind"],
     &["metadata", "name"],
     &["metadata", "namespace"],
-    &["metadata", "generateName"],
     &["metadata", "uid"],
     &["metadata", "resourceVersion"],
     &["metadata", "generation"],
@@ -75,8 +74,8 @@ const UNOWNED: &[&[&str]] = &[
     &["metadata", "managedFields"],
 ];
 
-fn owned_fields(object: &Value, schema: &Schema<'_>, reset: &[&str]) -> Fields {
-    let mut fields = Fields::of(object, schema);
+/// Takes away what cannot be owned, or not through this door.
+fn ownable(mut fields: Fields, reset: &[&str]) -> Fields {
     for path in UNOWNED {
         let steps: Vec<Step> = path.iter().map(|s| Step::Field((*s).to_owned())).collect();
         fields.remove(&steps);
@@ -111,16 +110,16 @@ pub(crate) fn track_update(
         });
     remove(new, &["metadata", "managedFields"]);
     let mut managers = if asked_reset { Vec::new() } else { old.map(managers_of).unwrap_or_default() };
-    let after = owned_fields(new, schema, reset);
-    let before = old.map(|o| owned_fields(o, schema, reset)).unwrap_or_default();
+    let after = ownable(Fields::present(new, schema), reset);
+    let before = old.map(|o| ownable(Fields::present(o, schema), reset)).unwrap_or_default();
     let nothing = Value::Null;
     let old_value = old.unwrap_or(&nothing);
     let mut changed = Fields::default();
     for path in after.paths() {
-        let same = before.contains(&path) && lookup(old_value, &path) == lookup(new, &path);
-        // An element of a list is itself unchanged by changes inside it.
-        let inside = before.contains(&path) && matches!(path.last(), Some(Step::Key(_)));
-        if !same && !inside {
+        let leaf = after.is_leaf(&path);
+        // What contains other fields is itself unchanged by changes inside it.
+        let same = before.contains(&path) && (!leaf || lookup(old_value, &path) == lookup(new, &path));
+        if !same {
             changed.insert(&path);
         }
     }
@@ -170,7 +169,7 @@ pub(crate) fn apply(
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));
     }
     check_keys(&config, &mut Vec::new(), schema)?;
-    let set = owned_fields(&config, schema, reset);
+    let set = ownable(Fields::applied(&config, schema), reset);
     let nothing = json!({});
     let base = live.unwrap_or(&nothing);
     let mut managers = managers_of(base);

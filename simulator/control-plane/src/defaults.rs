@@ -10,8 +10,22 @@ use crate::value::{now, set, set_default, text};
 pub(crate) fn apply(kind: &Kind, object: &mut Value) {
     match (kind.group.as_str(), kind.plural.as_str()) {
         ("", "pods") => pod(object),
+        ("", "namespaces") => {
+            let name = text(object, &["metadata", "name"]).to_owned();
+            set(object, &["metadata", "labels", "kubernetes.io/metadata.name"], name);
+        }
+        ("scheduling.k8s.io", "priorityclasses") => {
+            set_default(object, &["preemptionPolicy"], "PreemptLowerPriority");
+        }
+        ("resource.k8s.io", "deviceclasses") => set_default(object, &["spec"], json!({})),
         ("", "nodes") => {
             set_default(object, &["spec"], json!({}));
+            if let Some(capacity) = object.pointer("/status/capacity").cloned() {
+                set_default(object, &["status", "allocatable"], json!({}));
+                for (name, amount) in capacity.as_object().into_iter().flatten() {
+                    set_default(object, &["status", "allocatable", name], amount.clone());
+                }
+            }
             canonical_map(object.pointer_mut("/status/capacity"));
             canonical_map(object.pointer_mut("/status/allocatable"));
         }
@@ -67,7 +81,6 @@ fn pod(pod: &mut Value) {
         ("terminationGracePeriodSeconds", json!(30)),
         ("dnsPolicy", json!("ClusterFirst")),
         ("schedulerName", json!("default-scheduler")),
-        ("serviceAccountName", json!("default")),
         ("securityContext", json!({})),
         ("enableServiceLinks", json!(true)),
     ] {
@@ -78,7 +91,8 @@ fn pod(pod: &mut Value) {
             set_default(container, &["resources"], json!({}));
             set_default(container, &["terminationMessagePath"], "/dev/termination-log");
             set_default(container, &["terminationMessagePolicy"], "File");
-            set_default(container, &["imagePullPolicy"], "IfNotPresent");
+            let pull = pull_policy(text(container, &["image"]));
+            set_default(container, &["imagePullPolicy"], pull);
             // Limits are requests where no request is given.
             let limits = container.pointer("/resources/limits").and_then(Value::as_object).cloned();
             for (name, limit) in limits.into_iter().flat_map(Map::into_iter) {
@@ -88,6 +102,13 @@ fn pod(pod: &mut Value) {
             canonical_map(container.pointer_mut("/resources/requests"));
         }
     }
+}
+
+/// Images without a tag, or with the tag `latest`, are always pulled.
+fn pull_policy(image: &str) -> &'static str {
+    let name = image.rsplit('/').next().unwrap_or(image);
+    let tagged = name.contains('@') || name.split_once(':').is_some_and(|(_, tag)| tag != "latest");
+    if tagged { "IfNotPresent" } else { "Always" }
 }
 
 fn slice(slice: &mut Value) {

@@ -40,6 +40,10 @@ impl FieldError {
         }
     }
 
+    pub(crate) fn not_found(field: impl Into<String>, value: &str) -> Self {
+        Self { reason: "FieldValueNotFound", field: field.into(), message: format!("Not found: \"{value}\"") }
+    }
+
     pub(crate) fn too_many(field: impl Into<String>, actual: usize, max: usize) -> Self {
         Self {
             reason: "FieldValueTooMany",
@@ -179,6 +183,9 @@ impl ApiError {
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
             "message": self.message, "reason": self.reason, "code": self.code,
         });
+        if let (true, Some(map)) = (self.reason.is_empty(), status.as_object_mut()) {
+            map.remove("reason");
+        }
         let mut details = self.details.clone();
         if let Some(seconds) = self.retry_after {
             let object = details.get_or_insert_with(|| Value::Object(Map::new()));

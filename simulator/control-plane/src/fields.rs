@@ -77,6 +77,14 @@ impl Fields {
         }
     }
 
+    /// Whether nothing in the set is below the path.
+    pub(crate) fn is_leaf(&self, path: &[Step]) -> bool {
+        match path.split_first() {
+            None => self.children.is_empty(),
+            Some((first, rest)) => self.children.get(first).is_none_or(|c| c.is_leaf(rest)),
+        }
+    }
+
     /// Removes the path and all below it.
     pub(crate) fn remove(&mut self, path: &[Step]) {
         let Some((first, rest)) = path.split_first() else {
@@ -153,13 +161,28 @@ impl Fields {
         out
     }
 
-    /// All fields that an object sets.
-    pub(crate) fn of(object: &Value, schema: &Schema<'_>) -> Self {
+    /// The fields that a configuration sets: its leaves, and the elements of its lists.
+    pub(crate) fn applied(object: &Value, schema: &Schema<'_>) -> Self {
+        Self::of(object, schema, false)
+    }
+
+    /// The fields that an object has: besides the leaves, the maps and lists around them, which
+    /// come and go of their own.
+    pub(crate) fn present(object: &Value, schema: &Schema<'_>) -> Self {
+        Self::of(object, schema, true)
+    }
+
+    fn of(object: &Value, schema: &Schema<'_>, around: bool) -> Self {
         let mut out = Self::default();
         if let Value::Object(map) = object {
             for (name, child) in map {
-                let fields = Self::of_value(child, &mut vec![name.clone()], schema);
-                out.children.insert(Step::Field(name.clone()), fields);
+                let mut fields = Self::of_value(child, &mut vec![name.clone()], schema, around);
+                if matches!(name.as_str(), "metadata" | "spec" | "status") {
+                    fields.member = false;
+                }
+                if !fields.is_empty() {
+                    out.children.insert(Step::Field(name.clone()), fields);
+                }
             }
         }
         out
@@ -169,31 +192,35 @@ impl Fields {
         Self { member: true, children: BTreeMap::new() }
     }
 
-    fn of_value(value: &Value, path: &mut Path, schema: &Schema<'_>) -> Self {
+    fn of_value(value: &Value, path: &mut Path, schema: &Schema<'_>, around: bool) -> Self {
         match value {
+            Value::Object(map) if map.is_empty() && around && schema.always_there(path) => Self::default(),
             Value::Object(map) if !map.is_empty() && !schema.atomic_map(path) => {
-                let mut out = Self::default();
+                let mut out = Self { member: around && !schema.always_there(path), ..Self::default() };
                 for (name, child) in map {
                     path.push(name.clone());
-                    out.children.insert(Step::Field(name.clone()), Self::of_value(child, path, schema));
+                    let fields = Self::of_value(child, path, schema, around);
+                    if !fields.is_empty() {
+                        out.children.insert(Step::Field(name.clone()), fields);
+                    }
                     path.pop();
                 }
                 out
             }
-            Value::Array(items) if !items.is_empty() => match schema.list_type(path) {
+            Value::Array(items) => match schema.list_type(path) {
                 ListType::Atomic => Self::leaf(),
                 ListType::Set => {
-                    let mut out = Self::default();
+                    let mut out = Self { member: around, ..Self::default() };
                     for item in items {
                         out.children.insert(Step::Value(item.to_string()), Self::leaf());
                     }
                     out
                 }
                 ListType::Map(keys) => {
-                    let mut out = Self::default();
+                    let mut out = Self { member: around && !schema.always_there(path), ..Self::default() };
                     path.push("[]".into());
                     for item in items {
-                        let mut child = Self::of_value(item, path, schema);
+                        let mut child = Self::of_value(item, path, schema, around);
                         child.member = true;
                         out.children.insert(key_step(item, &keys), child);
                     }
@@ -293,7 +320,7 @@ mod tests {
             "metadata": {"labels": {"a": "b"}, "finalizers": ["x/y"]},
             "spec": {"schedulingGates": [{"name": "g"}], "tolerations": [{"key": "t"}]},
         });
-        let fields = Fields::of(&object, &Schema::new(&kind, "v1"));
+        let fields = Fields::applied(&object, &Schema::new(&kind, "v1"));
         let encoded = fields.to_json();
         assert_eq!(
             encoded,

@@ -123,11 +123,14 @@ impl Server {
         match route::parse(&ask.path) {
             Route::Document(path) => Ok(self.document(&path)?),
             Route::Resource(found) => {
-                let kind = self
-                    .api
-                    .kinds
-                    .find(&found.group, &found.version, &found.plural)
-                    .ok_or_else(ApiError::no_such_path)?;
+                let known = self.api.kinds.find(&found.group, &found.version, &found.plural);
+                let Some(kind) = known else {
+                    // Of an unknown version nothing is known, not even that it speaks of objects.
+                    if self.api.kinds.of(&found.group, &found.version).is_empty() {
+                        return Ok(no_such_page());
+                    }
+                    return Err(ApiError::no_such_path().into());
+                };
                 if kind.namespaced && found.namespace.is_empty() && !found.name.is_empty() {
                     return Err(ApiError::no_such_path().into());
                 }
@@ -159,7 +162,7 @@ impl Server {
             ["openapi", "v3"] => api.openapi_index(),
             ["openapi", "v3", "api", version] => api.openapi("", version)?,
             ["openapi", "v3", "apis", group, version] => api.openapi(group, version)?,
-            _ => return Err(ApiError::no_such_path()),
+            _ => return Ok(no_such_page()),
         };
         Ok(json_response(StatusCode::OK, &value))
     }
@@ -296,6 +299,9 @@ impl Server {
             resource_version: ask.param("resourceVersion").to_owned(),
             resource_version_match: ask.param("resourceVersionMatch").to_owned(),
         };
+        if !options.resource_version_match.is_empty() && options.resource_version.is_empty() {
+            return Err(bad_match("resourceVersionMatch is forbidden unless resourceVersion is provided"));
+        }
         let page = self.api.list(target, &options)?;
         Ok(json_response(StatusCode::OK, &list_value(ask, target, &page)))
     }
@@ -310,12 +316,7 @@ impl Server {
     ) -> Result<Response<Body>, ApiError> {
         let send_initial_events = ask.flag("sendInitialEvents");
         if send_initial_events && ask.param("resourceVersionMatch") != "NotOlderThan" {
-            return Err(ApiError::new(
-                422,
-                "Invalid",
-                "ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: \
-                 sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-            ));
+            return Err(bad_match("sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"));
         }
         let timeout = ask.param("timeoutSeconds").parse().ok().filter(|s| *s > 0).unwrap_or(1800);
         let options = WatchOptions {
@@ -347,6 +348,15 @@ impl From<ApiError> for Outcome {
     fn from(e: ApiError) -> Self {
         Self::Failed(e)
     }
+}
+
+fn bad_match(why: &str) -> ApiError {
+    let message = format!("ListOptions.meta.k8s.io \"\" is invalid: resourceVersionMatch: Forbidden: {why}");
+    let mut e = ApiError::new(422, "Invalid", message);
+    e.details = Some(json!({"group": "meta.k8s.io", "kind": "ListOptions", "causes": [{
+        "reason": "FieldValueForbidden", "message": format!("Forbidden: {why}"), "field": "resourceVersionMatch",
+    }]}));
+    e
 }
 
 fn verb_of(ask: &Ask, target: &Target) -> Result<&'static str, ApiError> {
@@ -447,6 +457,10 @@ fn failure(e: &ApiError) -> Response<Body> {
 fn json_response(code: StatusCode, value: &Value) -> Response<Body> {
     let bytes = serde_json::to_vec(value).unwrap_or_default();
     respond(code, "application/json", bytes)
+}
+
+fn no_such_page() -> Response<Body> {
+    respond(StatusCode::NOT_FOUND, "text/plain; charset=utf-8", b"404 page not found\n".to_vec())
 }
 
 fn plain(text: &'static str) -> Response<Body> {

@@ -23,6 +23,8 @@ pub(crate) struct Kind {
     pub(crate) namespaced: bool,
     /// There is a `/status`, and only it changes the status.
     pub(crate) status: bool,
+    /// A status write does not claim fields of the metadata.
+    pub(crate) status_without_metadata: bool,
     /// `metadata.generation` counts changes of the spec.
     pub(crate) generation: bool,
     /// A PUT without resourceVersion is accepted.
@@ -94,6 +96,10 @@ impl Row {
     }
     fn status(mut self) -> Self {
         self.0.status = true;
+        self
+    }
+    fn status_without_metadata(mut self, yes: bool) -> Self {
+        self.0.status_without_metadata = yes;
         self
     }
     fn generation(mut self) -> Self {
@@ -197,7 +203,7 @@ fn core_kinds() -> Vec<Row> {
         Row::new("rbac.authorization.k8s.io", "ClusterRole", "clusterroles"),
         Row::new("rbac.authorization.k8s.io", "ClusterRoleBinding", "clusterrolebindings"),
         Row::new("coordination.k8s.io", "Lease", "leases").namespaced().create_on_update().conditional(),
-        Row::new("scheduling.k8s.io", "PriorityClass", "priorityclasses").short(&["pc"]),
+        Row::new("scheduling.k8s.io", "PriorityClass", "priorityclasses").generation().short(&["pc"]),
         Row::new("storage.k8s.io", "StorageClass", "storageclasses").short(&["sc"]).returns_deleted(),
     ]
 }
@@ -235,6 +241,7 @@ fn other_kinds(options: &Options) -> Vec<Row> {
         Row::new(dra, "ResourceClaim", "resourceclaims")
             .namespaced()
             .status()
+            .status_without_metadata(options.version > ServerVersion::V1_34)
             .returns_deleted()
             .versions(&versions),
         Row::new(dra, "ResourceClaimTemplate", "resourceclaimtemplates")

@@ -113,13 +113,13 @@ fn check_maps_and_finalizers(object: &Value) -> Vec<FieldError> {
             ));
         }
     }
-    for finalizer in list(object, &["metadata", "finalizers"]) {
+    for (i, finalizer) in list(object, &["metadata", "finalizers"]).iter().enumerate() {
         let name = finalizer.as_str().unwrap_or_default();
         let builtin = matches!(name, "orphan" | "foregroundDeletion" | "kubernetes");
         let full = is_qualified(name) && name.contains('/');
         if !builtin && !full {
             errors.push(FieldError::invalid(
-                "metadata.finalizers",
+                format!("metadata.finalizers[{i}]"),
                 finalizer,
                 "name is neither a standard finalizer name nor is it fully qualified",
             ));
@@ -129,9 +129,8 @@ fn check_maps_and_finalizers(object: &Value) -> Vec<FieldError> {
     for (i, owner) in owners.iter().enumerate() {
         for field in ["apiVersion", "kind", "name", "uid"] {
             if text(owner, &[field]).is_empty() {
-                errors.push(FieldError::invalid(
+                errors.push(FieldError::required(
                     format!("metadata.ownerReferences[{i}].{field}"),
-                    &Value::from(""),
                     "must not be empty",
                 ));
             }

@@ -93,7 +93,8 @@ impl Gates {
             device_status: true,
             extended_resource: minor >= 36,
             list_attributes: false,
-            fractional_capacity: minor >= 37,
+            // Beta in 1.37, and off all the same.
+            fractional_capacity: false,
         }
     }
 

@@ -74,7 +74,14 @@ fn merge_object(
             continue;
         }
         if let Some(field) = name.strip_prefix("$setElementOrder/") {
-            reorder(fields.get_mut(field), change);
+            if !changes.contains_key(field) {
+                path.push(field.to_owned());
+                if let Some(slot) = fields.get_mut(field) {
+                    let before = slot.as_array().cloned().unwrap_or_default();
+                    reorder(slot, &before, change, &schema.patch_strategy(path));
+                }
+                path.pop();
+            }
             continue;
         }
         if name.starts_with('$') {
@@ -87,7 +94,12 @@ fn merge_object(
         path.push(name.clone());
         let slot = fields.entry(name.clone()).or_insert(Value::Null);
         match change {
-            Value::Array(items) => merge_list(slot, items, path, schema)?,
+            Value::Array(items) => {
+                let before = slot.as_array().cloned().unwrap_or_default();
+                merge_list(slot, items, path, schema)?;
+                let order = changes.get(&format!("$setElementOrder/{name}")).unwrap_or(change);
+                reorder(slot, &before, order, &schema.patch_strategy(path));
+            }
             Value::Object(_) => merge_object(slot, change, path, schema)?,
             scalar => *slot = scalar.clone(),
         }
@@ -156,19 +168,32 @@ fn remove_scalars(slot: Option<&mut Value>, gone: &Value) {
     }
 }
 
-/// Puts the named elements in the given order; others keep their place behind them.
-fn reorder(slot: Option<&mut Value>, order: &Value) {
-    let (Some(Value::Array(current)), Some(order)) = (slot, order.as_array()) else { return };
-    let rank = |item: &Value| {
-        order
-            .iter()
-            .position(|o| match o.as_object() {
-                Some(keys) => keys.iter().all(|(k, v)| item.get(k) == Some(v)),
-                None => o == item,
-            })
-            .unwrap_or(usize::MAX)
+/// Puts the elements that the patch names in its order, before the others; where the list had
+/// both already, they keep their order.
+fn reorder(slot: &mut Value, before: &[Value], order: &Value, strategy: &PatchStrategy) {
+    let (Value::Array(current), Some(order)) = (slot, order.as_array()) else { return };
+    let id = |item: &Value| match strategy {
+        PatchStrategy::Replace => None,
+        PatchStrategy::Merge => Some(item.clone()),
+        PatchStrategy::MergeBy(key) => item.get(key).cloned(),
     };
-    current.sort_by_key(rank);
+    if *strategy == PatchStrategy::Replace {
+        return;
+    }
+    let place = |item: &Value, list: &[Value]| {
+        id(item).and_then(|i| list.iter().position(|o| id(o).as_ref() == Some(&i)))
+    };
+    let (mut named, others): (Vec<Value>, Vec<Value>) =
+        current.drain(..).partition(|i| place(i, order).is_some());
+    named.sort_by_key(|i| place(i, order));
+    let mut named = named.into_iter().peekable();
+    let mut others = others.into_iter().peekable();
+    while let (Some(other), Some(name)) = (others.peek(), named.peek()) {
+        let first = matches!((place(other, before), place(name, before)), (Some(o), Some(n)) if o < n);
+        current.extend(if first { others.next() } else { named.next() });
+    }
+    current.extend(others);
+    current.extend(named);
 }
 
 #[cfg(test)]

@@ -101,6 +101,22 @@ impl<'a> Schema<'a> {
         }
     }
 
+    /// Structs that are there in every object of the kind, so that nobody owns them.
+    pub(crate) fn always_there(&self, path: &[String]) -> bool {
+        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+        match self.kind.plural.as_str() {
+            _ if self.kind.custom => false,
+            "pods" => matches!(path.as_slice(), ["spec", "containers"]),
+            "resourceslices" => matches!(path.as_slice(), ["spec", "pool"]),
+            "resourceclaims" => matches!(path.as_slice(), ["spec", "devices"]),
+            "resourceclaimtemplates" => {
+                matches!(path.as_slice(), ["spec", "metadata" | "spec"] | ["spec", "spec", "devices"])
+            }
+            "devicetaintrules" => matches!(path.as_slice(), ["spec", "taint"]),
+            _ => false,
+        }
+    }
+
     /// Strips the way to a pod template, so that one table serves pods and their controllers.
     fn scoped<'p>(&self, path: &'p [String]) -> (Scope, &'p [String]) {
         let scope = match (self.kind.group.as_str(), self.kind.plural.as_str()) {

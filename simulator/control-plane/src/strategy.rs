@@ -37,8 +37,6 @@ pub(crate) fn prepare_create(context: &Context<'_>, new: &mut Value) -> Result<(
     match (kind.group.as_str(), kind.plural.as_str()) {
         ("", "pods") => pods::prepare_create(context, new)?,
         ("", "namespaces") => {
-            let name = text(new, &["metadata", "name"]).to_owned();
-            set(new, &["metadata", "labels", "kubernetes.io/metadata.name"], name);
             set(new, &["spec", "finalizers"], json!(["kubernetes"]));
             set(new, &["status", "phase"], "Active");
         }
@@ -76,11 +74,12 @@ pub(crate) fn prepare_update(context: &Context<'_>, old: &Value, new: &mut Value
     let subresource = request.target.subresource.as_str();
     match subresource {
         "status" => prepare_status(kind, old, new),
+        // Binding sets a condition as well, finalizing a phase.
+        "binding" | "eviction" | "finalize" => {}
         _ if kind.status => put(new, &["status"], at(old, &["status"]).cloned()),
         _ => {}
     }
-    // A binding sets the condition as well.
-    if subresource == "binding" || subresource == "finalize" {
+    if subresource == "finalize" {
         return Ok(());
     }
     match (kind.group.as_str(), kind.plural.as_str()) {
@@ -97,7 +96,7 @@ pub(crate) fn prepare_update(context: &Context<'_>, old: &Value, new: &mut Value
         }
         _ => {}
     }
-    if kind.generation && subresource != "status" && spec_changed(kind, old, new) {
+    if kind.generation && subresource.is_empty() && spec_changed(kind, old, new) {
         let generation = at(old, &["metadata", "generation"]).and_then(Value::as_i64).unwrap_or(0);
         set(new, &["metadata", "generation"], generation + 1);
     }

@@ -23,11 +23,11 @@ pub(crate) fn create(server: &ApiServer, kind: &Kind, new: &Value) -> Vec<FieldE
         ("resource.k8s.io", "resourceslices") => slice::check(server, new, None, &mut errors),
         ("resource.k8s.io", "resourceclaims") => {
             claim::check_spec(server, at(new, &["spec"]), "spec", &mut errors);
-            claim::check_admin(server, new, at(new, &["spec"]), "spec", &mut errors);
+            claim::check_admin(server, new, at(new, &["spec"]), &mut errors);
         }
         ("resource.k8s.io", "resourceclaimtemplates") => {
             claim::check_spec(server, at(new, &["spec", "spec"]), "spec.spec", &mut errors);
-            claim::check_admin(server, new, at(new, &["spec", "spec"]), "spec.spec", &mut errors);
+            claim::check_admin(server, new, at(new, &["spec", "spec"]), &mut errors);
         }
         ("resource.k8s.io", "deviceclasses") => claim::check_class(new, &mut errors),
         ("resource.k8s.io", "devicetaintrules") => {
@@ -108,10 +108,17 @@ fn unique<'a>(names: impl Iterator<Item = (usize, String)> + 'a, field: &str, er
 }
 
 fn label(value: &str, field: &str, errors: &mut Errors) {
+    if !is_label(value) {
+        errors.push(FieldError::invalid(field, &Value::from(value), LABEL_RULE));
+    }
+}
+
+/// A label that is missing is told apart from one that is wrong.
+fn required_label(value: &str, field: &str, errors: &mut Errors) {
     if value.is_empty() {
         errors.push(FieldError::required(field, ""));
-    } else if !is_label(value) {
-        errors.push(FieldError::invalid(field, &Value::from(value), LABEL_RULE));
+    } else {
+        label(value, field, errors);
     }
 }
 
@@ -161,10 +168,8 @@ fn qualified(value: &str, full: bool, field: &str, errors: &mut Errors) {
             }
             *id
         }
-        _ => {
-            errors.push(FieldError::invalid(field, &Value::from(value), "there is more than one slash"));
-            return;
-        }
+        // The releases that are modelled look no further here.
+        _ => return,
     };
     if full && parts.len() == 1 {
         errors.push(FieldError::invalid(field, &Value::from(value), "must have a domain, as in domain/name"));
@@ -244,7 +249,7 @@ mod tests {
     #[case("memory", false, 0)]
     #[case("gpu.example.com/memory", true, 0)]
     #[case("memory", true, 1)]
-    #[case("a/b/c", false, 1)]
+    #[case("a/b/c", false, 0)]
     #[case("1st", false, 1)]
     #[case("a-b", false, 1)]
     #[case("x23456789012345678901234567890123", false, 1)]

@@ -19,6 +19,8 @@ use crate::store::Change;
 use crate::value::set;
 
 const BATCH: usize = 256;
+/// Watches that are to last longer than this end with a bookmark.
+const LAST_BOOKMARK: Duration = Duration::from_secs(2);
 
 /// The query of a watch.
 #[derive(Debug, Clone)]
@@ -64,9 +66,9 @@ pub(crate) fn watch(
 ) -> Result<impl Stream<Item = Result<Bytes, Broken>> + Send, ApiError> {
     let asked = match options.resource_version.as_str() {
         "" => 0,
-        v => {
-            v.parse::<u64>().map_err(|_| ApiError::bad_request(format!("invalid resource version {v:?}")))?
-        }
+        v => v.parse::<u64>().map_err(|_| {
+            ApiError::new(500, "", format!("resourceVersion: Invalid value: {v:?}: not a number"))
+        })?,
     };
     let changed = server.store.subscribe(&target.kind.table());
     let deadline = Instant::now() + options.timeout;
@@ -146,7 +148,7 @@ impl Watching {
                 () = self.control.stop.cancelled() => {}
                 () = tokio::time::sleep_until(self.deadline) => {
                     // One last bookmark, so that the next watch starts from here.
-                    if self.options.bookmarks {
+                    if self.options.bookmarks && self.options.timeout > LAST_BOOKMARK {
                         self.over = true;
                         return Some(Ok(self.bookmark_line(false)));
                     }
@@ -229,7 +231,7 @@ impl Watching {
         let mut object = json!({
             "kind": self.target.kind.kind,
             "apiVersion": self.target.api_version(),
-            "metadata": {"resourceVersion": self.revision.to_string(), "creationTimestamp": null},
+            "metadata": {"resourceVersion": self.revision.to_string()},
         });
         if self.options.partial {
             object = partial(&object);

@@ -1,4 +1,11 @@
 //! The life of claims: from template to deletion, with the controllers that the cluster has.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "a test"
+)]
 
 mod common;
 

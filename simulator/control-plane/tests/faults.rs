@@ -1,4 +1,11 @@
 //! Injected faults, as clients meet them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "a test"
+)]
 
 mod common;
 

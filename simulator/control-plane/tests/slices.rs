@@ -1,4 +1,11 @@
 //! ResourceSlices: limits by release, and what disabled gates drop.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "a test"
+)]
 
 mod common;
 

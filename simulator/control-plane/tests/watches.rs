@@ -1,4 +1,11 @@
 //! Watches and the reflector, when all is well and when connections break.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "a test"
+)]
 
 mod common;
 
@@ -10,6 +17,7 @@ use common::{client, eventually, start};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::runtime::utils::Backoff;
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Api, Client};
 use serde_json::json;
@@ -23,10 +31,26 @@ fn maps(client: &Client) -> Api<ConfigMap> {
     Api::namespaced(client.clone(), "default")
 }
 
+/// Tries again at once, nearly: the pauses of real controllers are not what is tested here.
+#[derive(Clone)]
+struct Quick;
+
+impl Iterator for Quick {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(Duration::from_millis(20))
+    }
+}
+
+impl Backoff for Quick {
+    fn reset(&mut self) {}
+}
+
 /// A store that follows the config maps, as a controller has it.
 fn follow(client: &Client, config: watcher::Config) -> reflector::Store<ConfigMap> {
     let (store, writer) = reflector::store();
-    let stream = watcher(maps(client), config).default_backoff().reflect(writer).touched_objects();
+    let stream = watcher(maps(client), config).backoff(Quick).reflect(writer).touched_objects();
     tokio::spawn(stream.for_each(|_| async {}));
     store
 }

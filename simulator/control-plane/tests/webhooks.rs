@@ -1,4 +1,11 @@
 //! Admission webhooks, over TLS.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "a test"
+)]
 
 mod common;
 

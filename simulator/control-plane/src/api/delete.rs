@@ -58,6 +58,14 @@ impl ApiServer {
             self.admission.validate(self, request, Operation::Delete, None, Some(&old.object)).await?;
             let new = self.marked(request, options, &old.object);
             let gone = ready_to_go(&new);
+            // Kinds with a grace period show their marks first, even when it is zero.
+            if gone && kind.is("", "pods") && !request.dry_run && !same_marks(&old.object, &new) {
+                let write = Write { key: target.key(), expected: Some(old.revision), object: Some(new) };
+                match self.store.write(&kind.table(), write, &request.origin()) {
+                    Err(Mismatch::Gone) => return Err(ApiError::not_found(kind, &target.name)),
+                    _ => continue,
+                }
+            }
             let out = if request.dry_run {
                 old.clone()
             } else if !gone && same_marks(&old.object, &new) {

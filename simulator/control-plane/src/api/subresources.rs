@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::delete::stamp;
 use super::{ApiServer, DeleteOptions, Request};
-use crate::error::{ApiError, FieldError};
+use crate::error::ApiError;
 use crate::value::{at, entry, list, object, set, text};
 
 impl ApiServer {
@@ -22,8 +22,7 @@ impl ApiServer {
         let target = &request.target;
         let node = text(body, &["target", "name"]).to_owned();
         if node.is_empty() {
-            let error = FieldError::required("target.name", "");
-            return Err(ApiError::invalid(&target.kind, &target.name, &[error]));
+            return Err(ApiError::new(500, "", "target.name: Required value"));
         }
         let uid = text(body, &["metadata", "uid"]).to_owned();
         let annotations = object(body, &["metadata", "annotations"]).cloned().unwrap_or_default();
@@ -65,6 +64,16 @@ impl ApiServer {
         inner.target.subresource = String::new();
         inner.verb = "delete";
         let options = body.get("deleteOptions").map(DeleteOptions::parse).unwrap_or_default();
+        self.modify(request, |pod| {
+            let mut new = pod.clone();
+            let condition = json!({
+                "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+                "message": "Eviction API: evicting",
+            });
+            set_condition(&mut new, condition);
+            Ok(new)
+        })
+        .await?;
         self.delete(&inner, &options).await?;
         Ok(created_status())
     }

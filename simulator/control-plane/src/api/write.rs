@@ -25,6 +25,7 @@ impl ApiServer {
         let generated = text(&body, &["metadata", "name"]).is_empty();
         for attempt in 0.. {
             let mut new = self.start_create(request, body.clone())?;
+            track_create(request, &mut new);
             self.admission.mutate(self, request, Operation::Create, &mut new, None).await?;
             self.finish_create(request, &mut new)?;
             self.admission.validate(self, request, Operation::Create, Some(&new), None).await?;
@@ -39,6 +40,7 @@ impl ApiServer {
     /// Creates without calling webhooks: for what the server itself makes.
     pub(crate) fn create_now(&self, request: &Request, body: Value) -> Result<Arc<Value>, ApiError> {
         let mut new = self.start_create(request, body)?;
+        track_create(request, &mut new);
         self.finish_create(request, &mut new)?;
         self.commit_create(request, new)
     }
@@ -48,7 +50,7 @@ impl ApiServer {
         let kind = &target.kind;
         let mut new = decode(kind, target.api_version(), body)?;
         if !text(&new, &["metadata", "resourceVersion"]).is_empty() {
-            return Err(ApiError::internal("resourceVersion should not be set on objects to be created"));
+            return Err(ApiError::new(500, "", "resourceVersion should not be set on objects to be created"));
         }
         self.check_namespace(request, &mut new)?;
         if text(&new, &["metadata", "name"]).is_empty() {
@@ -69,13 +71,6 @@ impl ApiServer {
         let kind = &request.target.kind;
         let context = Context { server: self, request };
         strategy::prepare_create(&context, new)?;
-        let schema = Schema::new(kind, &request.target.version);
-        if request.verb != "apply" {
-            let manager = request.manager();
-            let api_version = request.target.api_version();
-            let who = Writer { manager: &manager, api_version: &api_version, subresource: "" };
-            track_update(None, new, &schema, who, reset_fields(kind, ""));
-        }
         let name = text(new, &["metadata", "name"]).to_owned();
         let mut errors = names::check_metadata(kind, new);
         errors.extend(validate::create(self, kind, new));
@@ -152,7 +147,7 @@ impl ApiServer {
         let kind = &target.kind;
         let exists = self.store.get(&kind.table(), &target.key()).is_some();
         if let Patch::Apply(config) = patch {
-            let config = decode(kind, target.api_version(), config.clone())?;
+            let config = decode_config(kind, target.api_version(), config.clone())?;
             let named = text(&config, &["metadata", "name"]);
             if named != target.name {
                 return Err(ApiError::bad_request(format!(
@@ -205,9 +200,7 @@ impl ApiServer {
     ) -> Result<Value, ApiError> {
         let target = &request.target;
         if request.manager.is_empty() {
-            return Err(ApiError::bad_request(
-                "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
-            ));
+            return Err(missing_manager());
         }
         let api_version = target.api_version();
         let who =
@@ -239,6 +232,7 @@ impl ApiServer {
             self.check_preconditions(request, &live, &mut new)?;
             new = decode(kind, target.api_version(), new)?;
             defaults::apply(kind, &mut new);
+            track_change(request, &old.object, &mut new);
             if target.subresource.is_empty() || target.subresource == "status" {
                 self.admission.mutate(self, request, Operation::Update, &mut new, Some(&old.object)).await?;
             }
@@ -260,6 +254,12 @@ impl ApiServer {
         }
         let uid = text(new, &["metadata", "uid"]);
         let real = text(live, &["metadata", "uid"]);
+        // In a whole object the UID is a precondition, in a patch a change.
+        if !uid.is_empty() && uid != real && request.verb != "update" {
+            let error =
+                crate::error::FieldError::invalid("metadata.uid", &Value::from(uid), "field is immutable");
+            return Err(ApiError::invalid(&target.kind, &target.name, &[error]));
+        }
         if !uid.is_empty() && uid != real {
             let why = format!("Precondition failed: UID in precondition: {uid}, UID in object meta: {real}");
             return Err(ApiError::conflict(&target.kind, &target.name, &why));
@@ -278,14 +278,6 @@ impl ApiServer {
         let kind = &target.kind;
         let context = Context { server: self, request };
         strategy::prepare_update(&context, old, new)?;
-        if request.verb != "apply" {
-            let manager = request.manager();
-            let api_version = target.api_version();
-            let tracked = if target.subresource == "status" { "status" } else { "" };
-            let who = Writer { manager: &manager, api_version: &api_version, subresource: tracked };
-            let schema = Schema::new(kind, &target.version);
-            track_update(Some(old), new, &schema, who, reset_fields(kind, &target.subresource));
-        }
         let mut errors = names::check_metadata_update(old, new);
         errors.extend(validate::update(self, kind, &target.subresource, old, new));
         if errors.is_empty() { Ok(()) } else { Err(ApiError::invalid(kind, &target.name, &errors)) }
@@ -364,6 +356,29 @@ impl ApiServer {
     }
 }
 
+/// Records who owns the fields of a new object: those that were sent, not those that admission adds.
+fn track_create(request: &Request, new: &mut Value) {
+    if request.verb == "apply" {
+        return;
+    }
+    let (manager, api_version) = (request.manager(), request.target.api_version());
+    let who = Writer { manager: &manager, api_version: &api_version, subresource: "" };
+    let kind = &request.target.kind;
+    track_update(None, new, &Schema::new(kind, &request.target.version), who, reset_fields(kind, ""));
+}
+
+fn track_change(request: &Request, old: &Value, new: &mut Value) {
+    // Actions such as binding are the server's own doing.
+    if request.verb == "apply" || !matches!(request.target.subresource.as_str(), "" | "status") {
+        return;
+    }
+    let target = &request.target;
+    let (manager, api_version) = (request.manager(), target.api_version());
+    let who = Writer { manager: &manager, api_version: &api_version, subresource: &target.subresource };
+    let schema = Schema::new(&target.kind, &target.version);
+    track_update(Some(old), new, &schema, who, reset_fields(&target.kind, &target.subresource));
+}
+
 /// Marked for deletion, with nothing left to wait for.
 pub(crate) fn ready_to_go(object: &Value) -> bool {
     let meta = |name| at(object, &["metadata", name]);
@@ -376,21 +391,45 @@ pub(crate) fn ready_to_go(object: &Value) -> bool {
 /// Fields that a write through this door does not touch.
 fn reset_fields(kind: &Kind, subresource: &str) -> &'static [&'static str] {
     match subresource {
-        "status" if kind.custom => &["spec", "metadata"],
+        "status" if kind.custom || kind.status_without_metadata => &["spec", "metadata"],
         "status" => &["spec"],
         "" if kind.status && !kind.is("", "nodes") => &["status"],
         _ => &[],
     }
 }
 
-/// Reads a body: checks its type and drops nulls, as decoding into a typed object does.
-fn decode(kind: &Kind, api_version: String, mut body: Value) -> Result<Value, ApiError> {
+/// Reads a body: checks its type and normalises it, as decoding into a typed object does.
+fn decode(kind: &Kind, api_version: String, body: Value) -> Result<Value, ApiError> {
+    let mut body = decode_config(kind, api_version, body)?;
+    if !kind.custom {
+        let managed = remove(&mut body, &["metadata", "managedFields"]);
+        normalise(&mut body);
+        if let Some(managed) = managed.filter(|m| !m.is_null()) {
+            set(&mut body, &["metadata", "managedFields"], managed);
+        }
+    }
+    Ok(body)
+}
+
+/// Reads a body, and leaves empty lists in it, which mean something in a configuration to apply.
+fn decode_config(kind: &Kind, api_version: String, mut body: Value) -> Result<Value, ApiError> {
     if !body.is_object() {
         return Err(ApiError::bad_request("the body of the request is not an object"));
     }
     let given = text(&body, &["apiVersion"]).to_owned();
     let given_kind = text(&body, &["kind"]).to_owned();
+    if given_kind.is_empty() && kind.custom {
+        return Err(ApiError::bad_request(format!("the object has no kind (must be of type {})", kind.kind)));
+    }
     if !given_kind.is_empty() && given_kind != kind.kind {
+        if kind.custom {
+            let error = crate::error::FieldError::invalid(
+                "kind",
+                &Value::from(given_kind),
+                format!("must be {}", kind.kind),
+            );
+            return Err(ApiError::invalid(kind, text(&body, &["metadata", "name"]), &[error]));
+        }
         return Err(ApiError::bad_request(format!(
             "{given_kind} in version \"{given}\" cannot be handled as a {}: expected kind {}",
             kind.kind, kind.kind
@@ -405,17 +444,22 @@ fn decode(kind: &Kind, api_version: String, mut body: Value) -> Result<Value, Ap
     if body.get("metadata").is_none_or(Value::is_null) {
         set(&mut body, &["metadata"], serde_json::json!({}));
     }
-    if !kind.custom {
-        let managed = remove(&mut body, &["metadata", "managedFields"]);
-        normalise(&mut body);
-        if let Some(managed) = managed.filter(|m| !m.is_null()) {
-            set(&mut body, &["metadata", "managedFields"], managed);
-        }
-    }
     set(&mut body, &["kind"], kind.kind.clone());
     set(&mut body, &["apiVersion"], api_version);
     convert::to_storage(&mut body, kind);
     Ok(body)
+}
+
+fn missing_manager() -> ApiError {
+    let message =
+        "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch";
+    let mut e = ApiError::new(422, "Invalid", message);
+    e.details = Some(serde_json::json!({"group": "meta.k8s.io", "kind": "PatchOptions", "causes": [{
+        "reason": "FieldValueRequired",
+        "message": "Required value: is required for apply patch",
+        "field": "fieldManager",
+    }]}));
+    e
 }
 
 /// A write that changes nothing but the record of who wrote is none.

@@ -11,7 +11,7 @@ use super::{
 use crate::api::ApiServer;
 use crate::audit::{AuditEntry, ChangeKind};
 use crate::error::ApiError;
-use crate::options::Controllers;
+use crate::options::{Controllers, ServerVersion};
 use crate::patch::Patch;
 use crate::store::Key;
 use crate::value::{at, list, set, text};
@@ -114,7 +114,10 @@ impl Templates {
         }
         let templates = api.target("resource.k8s.io", "resourceclaimtemplates", namespace, template)?;
         let template = api.stored(&templates)?.object;
-        let body = from_template(&template, pod, name);
+        let mut body = from_template(&template, pod, name);
+        if api.options.version >= ServerVersion::V1_37 {
+            remove_block(&mut body);
+        }
         let request = request(api, USER, "create", CLAIMS, &Key::new(namespace, ""))?;
         let made = api.create(&request, body).await?;
         Ok(Some(text(&made, &["metadata", "name"]).to_owned()))
@@ -155,6 +158,13 @@ fn from_template(template: &Value, pod: &Value, name: &str) -> Value {
     set(&mut metadata, &["annotations", ANNOTATION], name);
     let spec = at(template, &["spec", "spec"]).cloned().unwrap_or_else(|| json!({}));
     json!({"metadata": metadata, "spec": spec})
+}
+
+/// Newer releases do not let a claim hold up the foreground deletion of its pod.
+fn remove_block(claim: &mut Value) {
+    if let Some(owner) = claim.pointer_mut("/metadata/ownerReferences/0").and_then(Value::as_object_mut) {
+        owner.remove("blockOwnerDeletion");
+    }
 }
 
 /// `<pod>-<claim>-`, both cut in proportion when that is too long.

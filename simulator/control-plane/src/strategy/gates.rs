@@ -147,26 +147,14 @@ fn drop_from_spec(server: &ApiServer, spec: &mut Value, old: Option<&Value>) {
             r.remove("firstAvailable");
         });
     }
-    for (on, field) in [
-        (gates.admin_access, "adminAccess"),
-        (gates.device_taints, "tolerations"),
-        (gates.consumable_capacity, "capacity"),
-    ] {
+    // Tolerations and distinctAttribute stay, whatever the gates say: so does the real server.
+    for (on, field) in [(gates.admin_access, "adminAccess"), (gates.consumable_capacity, "capacity")] {
         if !on && !any_part(old, field) {
             for request in requests_mut(spec) {
                 for part in parts_mut(request) {
                     part.remove(field);
                 }
             }
-        }
-    }
-    let distinct =
-        |s: &Value| list(s, &["devices", "constraints"]).iter().any(|c| c.get("distinctAttribute").is_some());
-    if !gates.consumable_capacity && !old.is_some_and(distinct) {
-        for constraint in
-            spec.pointer_mut("/devices/constraints").and_then(Value::as_array_mut).into_iter().flatten()
-        {
-            remove(constraint, &["distinctAttribute"]);
         }
     }
 }
@@ -181,7 +169,6 @@ fn drop_from_status(server: &ApiServer, new: &mut Value, old: Option<&Value>) {
     let binding = gates.binding_conditions && gates.device_status;
     for (on, fields) in [
         (gates.admin_access, &["adminAccess"][..]),
-        (gates.device_taints, &["tolerations"][..]),
         (gates.consumable_capacity, &["shareID", "consumedCapacity"][..]),
         (binding, &["bindingConditions", "bindingFailureConditions"][..]),
     ] {

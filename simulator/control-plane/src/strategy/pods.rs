@@ -6,7 +6,7 @@ use super::Context;
 use crate::api::ApiServer;
 use crate::error::ApiError;
 use crate::store::Key;
-use crate::value::{at, list, now, put, set, set_default, text};
+use crate::value::{at, entry, list, now, put, set, set_default, text};
 
 pub(crate) fn prepare_create(context: &Context<'_>, pod: &mut Value) -> Result<(), ApiError> {
     set(pod, &["status", "phase"], "Pending");
@@ -20,7 +20,31 @@ pub(crate) fn prepare_create(context: &Context<'_>, pod: &mut Value) -> Result<(
         });
         set(pod, &["status", "conditions"], json!([condition]));
     }
+    // What admission plugins add on a default cluster.
+    set_default(pod, &["spec", "serviceAccountName"], "default");
+    tolerate_lost_nodes(pod);
     set_priority(context.server, context, pod)
+}
+
+/// Pods stay for five minutes on a node that does not answer.
+fn tolerate_lost_nodes(pod: &mut Value) {
+    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        let covered = list(pod, &["spec", "tolerations"]).iter().any(|t| {
+            let for_key = text(t, &["key"]) == key || text(t, &["key"]).is_empty();
+            for_key && matches!(text(t, &["effect"]), "NoExecute" | "")
+        });
+        if !covered {
+            let slot = entry(pod, &["spec", "tolerations"]);
+            if !slot.is_array() {
+                *slot = json!([]);
+            }
+            if let Some(items) = slot.as_array_mut() {
+                items.push(json!({
+                    "key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300,
+                }));
+            }
+        }
+    }
 }
 
 pub(crate) fn prepare_update(old: &Value, new: &mut Value) {

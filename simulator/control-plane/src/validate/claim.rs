@@ -14,7 +14,6 @@ use crate::value::{at, list, text};
 
 const MAX_ENTRIES: usize = 32;
 const MAX_ALTERNATIVES: usize = 8;
-const MAX_TOLERATIONS: usize = 16;
 const MAX_RESERVED: usize = 256;
 const MAX_CONDITIONS: usize = 8;
 const MAX_EXPRESSION: usize = 10 * 1024;
@@ -148,11 +147,9 @@ fn check_exactly(request: &Value, field: &str, errors: &mut Errors) {
             &["All", "ExactCount"],
         )),
     }
-    let tolerations = list(request, &["tolerations"]);
-    if at_most(tolerations, MAX_TOLERATIONS, &format!("{field}.tolerations"), errors) {
-        for (i, toleration) in tolerations.iter().enumerate() {
-            check_toleration(toleration, &format!("{field}.tolerations[{i}]"), errors);
-        }
+    // Sixteen are documented as the limit; the server takes more.
+    for (i, toleration) in list(request, &["tolerations"]).iter().enumerate() {
+        check_toleration(toleration, &format!("{field}.tolerations[{i}]"), errors);
     }
     for (name, amount) in
         at(request, &["capacity", "requests"]).and_then(Value::as_object).into_iter().flatten()
@@ -207,7 +204,10 @@ fn check_selectors(holder: &Value, field: &str, errors: &mut Errors) {
             continue;
         };
         match text(cel, &["expression"]) {
-            "" => errors.push(FieldError::required(format!("{field}.expression"), "")),
+            "" => {
+                let why = "there is no expression to compile";
+                errors.push(FieldError::invalid(format!("{field}.expression"), &Value::from(""), why));
+            }
             e if e.len() > MAX_EXPRESSION => {
                 errors.push(FieldError::too_long(format!("{field}.expression"), MAX_EXPRESSION));
             }
@@ -251,19 +251,13 @@ fn admin_namespace(server: &ApiServer, object: &Value) -> bool {
 }
 
 /// Admin access needs a namespace that is marked for it.
-pub(super) fn check_admin(
-    server: &ApiServer,
-    object: &Value,
-    spec: Option<&Value>,
-    field: &str,
-    errors: &mut Errors,
-) {
+pub(super) fn check_admin(server: &ApiServer, object: &Value, spec: Option<&Value>, errors: &mut Errors) {
     let requests = spec.map(|s| list(s, &["devices", "requests"])).unwrap_or_default();
     for (i, request) in requests.iter().enumerate() {
         let asked = at(request, &["exactly", "adminAccess"]).and_then(Value::as_bool) == Some(true);
         if asked && !admin_namespace(server, object) {
             errors.push(FieldError::forbidden(
-                format!("{field}.devices.requests[{i}].exactly.adminAccess"),
+                format!("spec.devices.requests[{i}].adminAccess"),
                 format!("admin access needs the label {ADMIN_LABEL}: \"true\" on the namespace"),
             ));
         }
@@ -280,18 +274,21 @@ pub(super) fn check_status(server: &ApiServer, old: &Value, new: &Value, errors:
     let results = allocation.map(|a| list(a, &["devices", "results"])).unwrap_or_default();
     check_reserved(old, new, allocation.is_some(), errors);
     check_device_status(new, results, errors);
+    let admin = |r: &Value| r.get("adminAccess").and_then(Value::as_bool) == Some(true);
+    let admin_before = before.is_some_and(|a| list(a, &["devices", "results"]).iter().any(admin));
+    if !admin_before && results.iter().any(admin) && !admin_namespace(server, new) {
+        for (i, _) in results.iter().enumerate().filter(|(_, r)| admin(r)) {
+            errors.push(FieldError::forbidden(
+                format!("status.allocation.devices.results[{i}].adminAccess"),
+                format!("admin access needs the label {ADMIN_LABEL}: \"true\" on the namespace"),
+            ));
+        }
+    }
     match (before, allocation) {
         (Some(_), Some(_)) => {
             immutable(old, new, &["status", "allocation"], "status.allocation", errors);
         }
         (None, Some(allocation)) => {
-            let admin = results.iter().any(|r| r.get("adminAccess").and_then(Value::as_bool) == Some(true));
-            if admin && !admin_namespace(server, new) {
-                errors.push(FieldError::forbidden(
-                    "status.allocation.devices.results",
-                    format!("admin access needs the label {ADMIN_LABEL}: \"true\" on the namespace"),
-                ));
-            }
             check_allocation(allocation, &request_names(at(new, &["spec"])), errors);
         }
         _ => {}

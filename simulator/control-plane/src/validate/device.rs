@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{Errors, at_most, label, node_selector, qualified, unique};
+use super::{Errors, at_most, label, node_selector, qualified, required_label, unique};
 use crate::error::FieldError;
 use crate::options::{Gates, ServerVersion};
 use crate::quantity::Quantity;
@@ -52,14 +52,14 @@ pub(super) fn check(
         ));
     }
     for (name, attribute) in attributes {
+        qualified(name, false, &format!("{field}.attributes"), errors);
         let field = format!("{field}.attributes[{name}]");
-        qualified(name, false, &field, errors);
         check_attribute(attribute, &field, errors);
     }
     let same_capacity = old.is_some_and(|o| o.get("capacity") == device.get("capacity"));
     for (name, capacity) in capacity {
+        qualified(name, false, &format!("{field}.capacity"), errors);
         let field = format!("{field}.capacity[{name}]");
-        qualified(name, false, &field, errors);
         if !same_capacity {
             check_capacity(capacity, shared, rules, &field, errors);
         }
@@ -79,14 +79,19 @@ pub(super) fn check(
     for (name, max) in [("bindingConditions", 4), ("bindingFailureConditions", 4)] {
         at_most(list(device, &[name]), max, &format!("{field}.{name}"), errors);
     }
-    let one_sided = list(device, &["bindingConditions"]).is_empty()
-        != list(device, &["bindingFailureConditions"]).is_empty();
-    if one_sided {
-        errors.push(FieldError::invalid(
-            field,
-            &Value::Null,
-            "bindingConditions and bindingFailureConditions come together",
-        ));
+    check_binding(device, field, errors);
+}
+
+/// Conditions to bind and conditions to give up come together.
+fn check_binding(device: &Value, field: &str, errors: &mut Errors) {
+    let empty = |name: &str| list(device, &[name]).is_empty();
+    for (present, absent) in
+        [("bindingConditions", "bindingFailureConditions"), ("bindingFailureConditions", "bindingConditions")]
+    {
+        if !empty(present) && empty(absent) {
+            let why = format!("is needed together with {present}");
+            errors.push(FieldError::invalid(format!("{field}.{absent}"), &Value::Null, why));
+        }
     }
 }
 
@@ -101,14 +106,14 @@ fn check_attribute(attribute: &Value, field: &str, errors: &mut Errors) {
     if set != 1 {
         errors.push(FieldError::invalid(field, attribute, "must have exactly one value"));
     }
-    let strings = attribute.get("string").into_iter().chain(list(attribute, &["strings"]));
-    let versions = attribute.get("version").into_iter().chain(list(attribute, &["versions"]));
-    for value in strings.chain(versions.clone()) {
-        if value.as_str().is_some_and(|s| s.len() > MAX_VALUE) {
-            errors.push(FieldError::too_long(format!("{field}.string"), MAX_VALUE));
+    for (one, many) in [("string", "strings"), ("version", "versions")] {
+        for value in attribute.get(one).into_iter().chain(list(attribute, &[many])) {
+            if value.as_str().is_some_and(|s| s.len() > MAX_VALUE) {
+                errors.push(FieldError::too_long(format!("{field}.{one}"), MAX_VALUE));
+            }
         }
     }
-    for value in versions {
+    for value in attribute.get("version").into_iter().chain(list(attribute, &["versions"])) {
         if value.as_str().is_none_or(|v| semver::Version::parse(v).is_err()) {
             errors.push(FieldError::invalid(
                 format!("{field}.version"),
@@ -158,10 +163,11 @@ fn check_values(
         return;
     };
     let field = format!("{field}.validValues");
-    if !at_most(values, 10, &field, errors) {
-        return;
-    }
-    let parsed: Vec<Option<Quantity>> = values.iter().map(Quantity::from_json).collect();
+    let parsed: Vec<Option<Quantity>> = if at_most(values, 10, &field, errors) {
+        values.iter().map(Quantity::from_json).collect()
+    } else {
+        Vec::new()
+    };
     for (i, value) in parsed.iter().enumerate() {
         let field = format!("{field}[{i}]");
         let Some(value) = value else {
@@ -259,9 +265,7 @@ fn check_range(
 
 pub(super) fn taint(taint: &Value, none_allowed: bool, field: &str, errors: &mut Errors) {
     let key = text(taint, &["key"]);
-    if key.is_empty() {
-        errors.push(FieldError::required(format!("{field}.key"), ""));
-    } else if !crate::names::is_qualified(key) {
+    if !crate::names::is_qualified(key) {
         errors.push(FieldError::invalid(
             format!("{field}.key"),
             &Value::from(key),
@@ -304,7 +308,7 @@ fn check_consumption(device: &Value, rules: Rules, field: &str, errors: &mut Err
     unique(consumed.iter().map(|c| text(c, &["counterSet"]).to_owned()).enumerate(), &field, errors);
     for (i, consumption) in consumed.iter().enumerate() {
         let field = format!("{field}[{i}]");
-        label(text(consumption, &["counterSet"]), &format!("{field}.counterSet"), errors);
+        required_label(text(consumption, &["counterSet"]), &format!("{field}.counterSet"), errors);
         counters(consumption, &format!("{field}.counters"), errors);
     }
 }
@@ -320,7 +324,7 @@ pub(super) fn counters(holder: &Value, field: &str, errors: &mut Errors) {
         return;
     }
     for (name, counter) in map {
-        label(name, &format!("{field}[{name}]"), errors);
+        label(name, field, errors);
         if counter.get("value").and_then(Quantity::from_json).is_none() {
             errors.push(FieldError::required(format!("{field}[{name}].value"), "must be a quantity"));
         }

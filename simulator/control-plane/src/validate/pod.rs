@@ -48,9 +48,7 @@ fn check_container(container: &Value, claims: &BTreeSet<&str>, field: &str, erro
     for (i, claim) in used.iter().enumerate() {
         let name = text(claim, &["name"]);
         if !claims.contains(name) {
-            let why = "must be one of the names in pod.spec.resourceClaims";
-            let field = format!("{field}.resources.claims[{i}].name");
-            errors.push(FieldError::invalid(field, &Value::from(name), why));
+            errors.push(FieldError::not_found(format!("{field}.resources.claims[{i}]"), name));
         }
     }
     let id = |c: &Value| format!("{}/{}", text(c, &["name"]), text(c, &["request"]));
@@ -59,14 +57,13 @@ fn check_container(container: &Value, claims: &BTreeSet<&str>, field: &str, erro
 
 pub(super) fn update(old: &Value, new: &Value, errors: &mut Errors) {
     let before = list(old, &["spec", "schedulingGates"]);
-    let added = list(new, &["spec", "schedulingGates"])
-        .iter()
-        .any(|g| !before.iter().any(|b| text(b, &["name"]) == text(g, &["name"])));
-    if added {
-        errors.push(FieldError::forbidden(
-            "spec.schedulingGates",
-            "only deletion is allowed, no gate may be added",
-        ));
+    for (i, gate) in list(new, &["spec", "schedulingGates"]).iter().enumerate() {
+        if !before.iter().any(|b| text(b, &["name"]) == text(gate, &["name"])) {
+            let field = format!("spec.schedulingGates[{i}].name");
+            errors.push(FieldError::forbidden(field, "gates may be taken away, none may be added"));
+        }
+    }
+    if !errors.is_empty() {
         return;
     }
     let kept_tolerations =

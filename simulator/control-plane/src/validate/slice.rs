@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value};
 
 use super::device::{self, Rules};
-use super::{Errors, at_most, driver, immutable, label, node_selector, pool, unique};
+use super::{Errors, at_most, driver, immutable, node_selector, pool, required_label, unique};
 use crate::api::ApiServer;
 use crate::error::FieldError;
 use crate::options::ServerVersion;
@@ -50,7 +50,8 @@ pub(super) fn check(server: &ApiServer, slice: &Value, old: Option<&Value>, erro
 fn check_nodes(slice: &Value, errors: &mut Errors) -> bool {
     let spec = slice.get("spec").unwrap_or(&Value::Null);
     let places = ["nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"];
-    let set: Vec<&str> = places.iter().filter(|p| spec.get(**p).is_some()).copied().collect();
+    let given = |p: &str| spec.get(p).is_some_and(|v| v.as_bool() != Some(false));
+    let set: Vec<&str> = places.into_iter().filter(|p| given(p)).collect();
     let choice = "exactly one of nodeName, nodeSelector, allNodes, perDeviceNodeSelection";
     match set.len() {
         1 => {}
@@ -124,7 +125,7 @@ fn check_counter_sets(slice: &Value, rules: Rules, errors: &mut Errors) {
     unique(sets.iter().map(|s| text(s, &["name"]).to_owned()).enumerate(), "spec.sharedCounters", errors);
     for (i, set) in sets.iter().enumerate() {
         let field = format!("spec.sharedCounters[{i}]");
-        label(text(set, &["name"]), &format!("{field}.name"), errors);
+        required_label(text(set, &["name"]), &format!("{field}.name"), errors);
         device::counters(set, &format!("{field}.counters"), errors);
     }
 }
