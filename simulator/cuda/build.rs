@@ -16,6 +16,8 @@ fn main() -> io::Result<()> {
     // even where a preloaded one exports the same names.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic");
+    // There are threads and an exit handler: the library stays where it is until the process ends.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
 
     let modelled = modelled(&root.join("src/api"))?;
     let table = fs::read_to_string(root.join("symbols/symbols.csv"))?;

@@ -1,6 +1,9 @@
 //! Contexts: what they cost, and what goes with them.
 
+use aliquot_sim_node::Node;
+
 use crate::codes::{Code, Cu};
+use crate::device::Device;
 use crate::driver::{Driver, code_of};
 use crate::engine;
 use crate::state::State;
@@ -9,6 +12,10 @@ const MIB: u64 = 1 << 20;
 
 /// Device memory of a context for each multiprocessor: 528 MiB on an H100, 432 MiB on an A100 (assumed).
 const BYTES_PER_MULTIPROCESSOR: u64 = 4 * MIB;
+
+/// `CUcomputemode`.
+const PROHIBITED: u32 = 2;
+const EXCLUSIVE_PROCESS: u32 = 3;
 
 /// `CUlimit` values that take device memory.
 const STACK_SIZE: i32 = 0;
@@ -77,6 +84,7 @@ pub(crate) fn create(
     primary: Option<u64>,
 ) -> Cu<u64> {
     let described = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?;
+    admit(driver.node()?, described)?;
     let per_board = u64::from(described.multiprocessors) * BYTES_PER_MULTIPROCESSOR;
     let overhead = driver.config.context_bytes.unwrap_or(per_board);
     driver.charge(device, overhead)?;
@@ -108,6 +116,21 @@ pub(crate) fn create(
         },
     );
     Ok(handle)
+}
+
+/// Whether the administrator's compute mode lets this process have a context.
+fn admit(node: &Node, device: &Device) -> Cu {
+    let settings = node.settings(device.gpu.index).map_err(|_| Code::UNKNOWN)?;
+    let taken_by_others = || {
+        let processes = node.processes(device.gpu.index).unwrap_or_default();
+        processes.iter().any(|p| !p.is_self && p.contexts > 0 && p.pool == device.pool)
+    };
+    match settings.compute_mode {
+        _ if settings.lost => Err(Code::DEVICE_UNAVAILABLE),
+        PROHIBITED => Err(Code::DEVICE_UNAVAILABLE),
+        EXCLUSIVE_PROCESS if taken_by_others() => Err(Code::DEVICE_UNAVAILABLE),
+        _ => Ok(()),
+    }
 }
 
 /// Ends a context and everything that lives in it.

@@ -194,14 +194,30 @@ fn slices(driver: &Driver) -> Slices {
     Slices { slice_ns: config.scaled(config.slice_ns), switch_ns: config.scaled(config.switch_ns) }
 }
 
+/// The same under the administrator's time-slice setting; what its steps are in milliseconds is assumed.
+fn administered(driver: &Driver, device: usize) -> Slices {
+    let usual = slices(driver);
+    let gpu = driver.devices().get(device).map(|d| d.gpu.index);
+    let setting = gpu.and_then(|gpu| driver.node().ok()?.settings(gpu).ok()).map_or(0, |s| s.timeslice);
+    let slice_ns = match setting {
+        1 => usual.slice_ns / 2,
+        2 => usual.slice_ns * 2,
+        3 => usual.slice_ns * 10,
+        _ => usual.slice_ns,
+    };
+    Slices { slice_ns, ..usual }
+}
+
 /// Gives a context a place among those that share its device.
 pub(crate) fn open_lane(driver: &Driver, state: &mut State, context: u64, device: usize) -> Cu {
     let key = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?.domain;
+    let slices = administered(driver, device);
     let now = now_ns();
     let compute = driver.node()?.compute().map_err(|_| Code::UNKNOWN)?;
-    let domain = compute.domain(key, slices(driver), now).ok_or(Code::OUT_OF_MEMORY)?;
+    let domain = compute.domain(key, slices, now).ok_or(Code::OUT_OF_MEMORY)?;
     compute.reap(domain, now);
     domain.advance(now);
+    domain.set_slices(slices);
     let tenant = compute.enter(domain, 100).ok_or(Code::OUT_OF_MEMORY)?;
     let track = Track::new(domain.tenant(tenant), now);
     let settled = track.served();
@@ -448,12 +464,14 @@ fn observe(driver: &Driver, state: &mut State, now: u64, publish: bool) {
     if state.engine.lanes.is_empty() {
         return;
     }
+    let mut lost = Vec::new();
     let Ok(compute) = driver.node().and_then(|n| n.compute().map_err(|_| Code::UNKNOWN)) else { return };
-    for lane in state.engine.lanes.values_mut() {
+    for (context, lane) in &mut state.engine.lanes {
         let Some(device) = driver.devices().get(lane.device) else { continue };
         let Some(domain) = compute.domain(device.domain, slices(driver), now) else { continue };
         let tenant = domain.tenant(lane.tenant);
         if !compute.is_mine(tenant) {
+            lost.push(*context);
             continue;
         }
         compute.reap(domain, now);
@@ -464,6 +482,15 @@ fn observe(driver: &Driver, state: &mut State, now: u64, publish: bool) {
             tenant.set_demand(lane.plan.end().max(served));
             lane.plan.forget_before(lane.settled);
             lane.track.forget_before(lane.due.first().map_or(served, |(point, _)| *point).min(lane.settled));
+        }
+    }
+    drop(compute);
+    for context in lost {
+        // The node was rebooted under the process.
+        state.engine.lanes.remove(&context);
+        drop_operations(state, context);
+        if let Some(entry) = state.contexts.get_mut(&context) {
+            entry.stuck = Some(Code::UNKNOWN);
         }
     }
 }

@@ -205,3 +205,44 @@ fn after_exit_has_begun_the_driver_is_gone() {
         std::process::exit(1);
     });
 }
+
+#[test]
+fn the_administrators_compute_mode_holds() {
+    if role().is_some() {
+        let cuda = Cuda::start();
+        let context = || cuda.call("cuDevicePrimaryCtxRetain", &[at(&mut 0_u64), 0]);
+        return common::serve(|line| match line {
+            "open" => context().to_string(),
+            "close" => cuda.call("cuDevicePrimaryCtxRelease_v2", &[0]).to_string(),
+            _ => attribute(&cuda, 20, 0).to_string(),
+        });
+    }
+    let node = TestNode::of(&["T4"]);
+    let (mut a, mut b) = (node.spawn("a"), node.spawn("b"));
+    node.node.set_compute_mode(0, 3).unwrap();
+    assert_eq!((a.ask("mode"), a.ask("open"), b.ask("open")), ("3".into(), "0".into(), "46".into()));
+    assert_eq!((a.ask("close"), b.ask("open")), ("0".into(), "0".into()));
+    node.node.set_compute_mode(0, 2).unwrap();
+    assert_eq!(a.ask("open"), "46");
+    a.finish();
+    b.finish();
+}
+
+#[test]
+fn a_reboot_of_the_node_ends_what_processes_had() {
+    if role().is_some() {
+        let cuda = Cuda::with_context();
+        let kernel = cuda.kernel("aliquot-sim-module 1\nkernel k ms=100000", "k");
+        return common::serve(|line| match line {
+            "launch" => cuda.launch(kernel, 0).to_string(),
+            "wait" => cuda.call("cuCtxSynchronize", &[]).to_string(),
+            _ => cuda.call("cuMemAlloc_v2", &[at(&mut 0_u64), MIB]).to_string(),
+        });
+    }
+    let node = TestNode::of(&["T4"]);
+    let mut process = node.spawn("only");
+    assert_eq!((process.ask("launch"), process.ask("alloc")), ("0".into(), "0".into()));
+    aliquot_sim_node::reboot(node.dir()).unwrap();
+    assert_eq!((process.ask("wait"), process.ask("alloc")), ("999".into(), "999".into()));
+    process.finish();
+}

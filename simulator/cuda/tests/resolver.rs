@@ -174,6 +174,9 @@ fn what_is_not_there_is_refused_with_the_right_status() {
             assert!(code != 0 || answer.1 == 0, "{name}: no address");
         }
         assert_eq!(cuda.call("cuGetProcAddress_v2", &[0, at(&mut 0_u64), 12040, 0, 0]), 1);
+        let mut nowhere = 7_u64;
+        let without_status = [c"cuNoSuchThing".as_ptr() as u64, at(&mut nowhere), 12040, 0, 0];
+        assert_eq!((cuda.call("cuGetProcAddress_v2", &without_status), nowhere), (0, 0));
         let name = c"cuNoSuchThing".as_ptr() as u64;
         let mut address = 0_u64;
         assert_eq!(cuda.call("cuGetProcAddress", &[name, at(&mut address), 12040, 0]), 500);
@@ -221,4 +224,41 @@ fn what_is_not_modelled_says_so_and_is_listed() {
             assert_ne!(written, listed.contains(&row.elf), "{} is either implemented or listed", row.elf);
         }
     });
+}
+
+#[test]
+fn another_librarys_symbols_of_the_same_names_are_not_taken_for_its_own() {
+    let source = r#"
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stdio.h>
+        int cuMemAlloc_v2(unsigned long *p, unsigned long n) { (void)p; (void)n; return 4242; }
+        int main(int argc, char **argv) {
+            void *library = dlopen(argv[argc - 1], RTLD_NOW | RTLD_GLOBAL);
+            if (!library) { puts(dlerror()); return 1; }
+            int (*init)(unsigned) = (int (*)(unsigned))dlsym(library, "cuInit");
+            int (*resolve)(const char *, void **, int, unsigned long, int *) =
+                (int (*)(const char *, void **, int, unsigned long, int *))dlsym(library, "cuGetProcAddress_v2");
+            int (*alloc)(unsigned long *, unsigned long) = 0;
+            unsigned long pointer;
+            int status = -1;
+            if (init(0) || resolve("cuMemAlloc", (void **)&alloc, 3020, 0, &status) || status) return 2;
+            printf("%d", alloc(&pointer, 1));
+            return 0;
+        }"#;
+    let node = common::TestNode::of(&["T4"]);
+    let (file, program) = (node.dir().join("main.c"), node.dir().join("main"));
+    std::fs::write(&file, source).unwrap();
+    let mut compile = std::process::Command::new("cc");
+    compile.args(["-rdynamic", "-o"]).arg(&program).arg(&file).arg("-ldl");
+    common::check(compile);
+    for resolver in ["same", "alias"] {
+        let mut run = std::process::Command::new(&program);
+        run.arg(common::library()).env("ALIQUOT_SIM_NODE", node.dir());
+        run.env("ALIQUOT_SIM_ROOT", node.dir().join("root"));
+        run.env("ALIQUOT_SIM_CUDA", format!("resolver={resolver}"));
+        let output = run.output().unwrap();
+        // No context: the driver's own answer.
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "201", "{resolver}");
+    }
 }

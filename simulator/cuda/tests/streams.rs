@@ -352,6 +352,25 @@ fn two_processes_share_a_gpu_in_time_slices_and_events_show_it() {
 }
 
 #[test]
+fn the_administrators_time_slice_holds() {
+    if role().is_some() {
+        return serve_time();
+    }
+    let node = TestNode::of(&["H100-80"]);
+    node.configure("slice_us = 50000");
+    node.node.set_timeslice(0, 3).unwrap();
+    let (mut a, mut b) = (node.spawn("a"), node.spawn("b"));
+    b.ask("wait .");
+    // With slices of half a second a tenth of a second is one piece or waits for a whole slice of the other's.
+    a.ask("run ms2000");
+    let beside = measure(&mut b, "ms100");
+    let whole = |ms: f64| (beside - ms).abs() < 1.0;
+    assert!(whole(100.0) || whole(600.0), "{beside} ms");
+    a.finish();
+    b.finish();
+}
+
+#[test]
 fn a_killed_process_stops_taking_time() {
     if role().is_some() {
         return serve_time();

@@ -238,6 +238,12 @@ impl<'a> Domain<'a> {
         self.get(domain::BUSY)
     }
 
+    /// Changes how long slices are from the next one on.
+    pub fn set_slices(&self, slices: Slices) {
+        self.set(domain::SLICE, slices.slice_ns.max(SHORTEST_SLICE_NS));
+        self.set(domain::SWITCH, slices.switch_ns);
+    }
+
     /// Everyone who is entered, by index.
     pub fn tenants(self) -> impl Iterator<Item = (usize, Tenant<'a>)> {
         (0..MAX_TENANTS).map(move |i| (i, self.tenant(i))).filter(|(_, t)| t.get(tenant::OWNER) != 0)
@@ -541,6 +547,19 @@ mod tests {
         gpu.tenant(b).set_demand(1_000 * MS);
         gpu.advance(400 * MS);
         assert_eq!((gpu.tenant(a).served_ns(), gpu.tenant(b).served_ns()), (300 * MS, 100 * MS));
+    }
+
+    #[test]
+    fn slices_can_be_changed_while_tenants_run() {
+        let words = area();
+        let gpu = gpu(&words, 0);
+        let (a, b) = (gpu.enter(1, 0, 0).unwrap(), gpu.enter(2, 1, 0).unwrap());
+        gpu.tenant(a).set_demand(1_000 * MS);
+        gpu.tenant(b).set_demand(1_000 * MS);
+        gpu.advance(4 * MS);
+        gpu.set_slices(Slices { slice_ns: 10 * MS, switch_ns: 0 });
+        gpu.advance(14 * MS);
+        assert_eq!((gpu.tenant(a).served_ns(), gpu.tenant(b).served_ns()), (12 * MS, 2 * MS));
     }
 
     #[test]

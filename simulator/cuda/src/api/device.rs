@@ -11,6 +11,9 @@ fn total(driver: &Driver, ordinal: i32) -> Cu<u64> {
     Ok(memory.total - memory.reserved)
 }
 
+/// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`, the one attribute that can change.
+const COMPUTE_MODE: i32 = 20;
+
 /// `CUdevprop`.
 #[repr(C)]
 struct Properties {
@@ -49,7 +52,12 @@ api! { (driver, flavour)
     }
 
     Init fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) {
-        let found = driver.device(device)?.attribute(attribute, false).ok_or(Code::INVALID_VALUE)?;
+        let described = driver.device(device)?;
+        if attribute == COMPUTE_MODE {
+            let settings = driver.node()?.settings(described.gpu.index).map_err(|_| Code::UNKNOWN)?;
+            return value.put(i32::try_from(settings.compute_mode).unwrap_or(0));
+        }
+        let found = described.attribute(attribute, false).ok_or(Code::INVALID_VALUE)?;
         value.put(found)
     }
 
