@@ -167,6 +167,12 @@ pub struct Snapshot<'a> {
     pub slots: u32,
 }
 
+/// Whether this agent knows how to prepare devices of a kind. MPS needs a server process for each GPU,
+/// which it cannot run yet.
+pub const fn can_prepare(kind: DeviceKind) -> bool {
+    !matches!(kind, DeviceKind::Mps)
+}
+
 /// Decides what preparing a claim takes. `prior` is the claim's own record from an earlier boot, whose
 /// binding to GPUs holds.
 ///
@@ -323,7 +329,7 @@ fn is_older(allocated_at: Timestamp, changed: Timestamp) -> bool {
 fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16) -> Result<Device, Refusal> {
     let missing = || Refusal::NoSuchPartition { device: allocated.device.clone(), gpu: gpu.uuid.clone() };
     let kind = allocated.device.kind();
-    if kind == DeviceKind::Mps {
+    if !can_prepare(kind) {
         return Err(Refusal::Unsupported { kind });
     }
     let holding = Holding::of(&allocated.device, gpu);

@@ -24,6 +24,7 @@ use crate::claim::{ClaimRef, Request, ResultKey};
 use crate::edits;
 use crate::execute::{Machine, StepError};
 use crate::ledger::{Ledger, Record, State};
+use crate::partitioning::{self, Partitioning};
 use crate::plan::{self, Plan, PlanError, Snapshot, Step};
 use crate::share;
 use crate::store::{Locked, Store, StoreError};
@@ -32,8 +33,6 @@ use aliquot_nvml::{GpuError, Inventory};
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// One prepared allocation result, as the kubelet wants it.
@@ -77,8 +76,8 @@ pub struct Node {
     pub slots: u32,
     /// How long to wait for the lock.
     pub lock_timeout: Duration,
-    /// Whether existing partitions are given out as they are; set by the publisher.
-    pub fixed_partitions: Arc<AtomicBool>,
+    /// Who makes partitions; set by the publisher.
+    pub partitioning: partitioning::Shared,
 }
 
 impl Node {
@@ -188,7 +187,7 @@ impl Node {
             gpus: &inventory.gpus,
             live: &inventory.live,
             ledger,
-            fixed_partitions: self.fixed_partitions.load(Ordering::Relaxed),
+            fixed_partitions: self.partitioning.get() == Partitioning::Fixed,
             slots: self.slots,
         };
         let plan = plan::plan(&snapshot, request, prior)?;
@@ -229,6 +228,7 @@ impl Node {
         self.machine.probe.at("before completion");
         locked.save(ledger)?;
         self.machine.probe.at("after completion");
+        self.rebalance(ledger)?;
         Ok(prepared)
     }
 
@@ -255,7 +255,16 @@ impl Node {
             ledger.claims.insert(record.claim.uid.clone(), record);
             locked.save(ledger)?;
         }
+        self.rebalance(ledger)?;
         Ok(prepared)
+    }
+
+    /// Gives best-effort shares what nobody was promised.
+    fn rebalance(&self, ledger: &Ledger) -> Result<(), PrepareError> {
+        share::rebalance(&self.machine.shares, ledger).map_err(|source| PrepareError::Step {
+            step: "divide what no share was promised".to_owned(),
+            source: source.into(),
+        })
     }
 
     /// Whether a step's effect is there.
@@ -366,6 +375,10 @@ impl Node {
         self.machine.probe.at("before completion");
         locked.save(ledger)?;
         self.machine.probe.at("after completion");
+        // The others only get more by it, so a failure is no reason to keep this claim.
+        if let Err(error) = self.rebalance(ledger) {
+            tracing::warn!(%error, "best-effort shares keep their old cap");
+        }
         Ok(())
     }
 
@@ -408,6 +421,9 @@ impl Node {
         }
         if !recovery.undone.is_empty() || !recovery.damaged.is_empty() {
             locked.save(&ledger)?;
+        }
+        if let Err(error) = self.rebalance(&ledger) {
+            tracing::warn!(%error, "best-effort shares keep their old cap");
         }
         // With the ledger lost, what looks like an orphan may belong to a running pod.
         if recovery.set_aside.is_empty() {
@@ -455,11 +471,11 @@ impl Node {
         {
             locked.save(&ledger)?;
         }
-        let fixed = self.fixed_partitions.load(Ordering::Relaxed);
+        let on_demand = self.partitioning.get() == Partitioning::OnDemand;
         let foreign = inventory
             .iter()
             .flat_map(|inventory| &inventory.live)
-            .filter(|mig| !fixed && !ledger.knows(mig))
+            .filter(|mig| on_demand && !ledger.knows(mig))
             .cloned()
             .collect();
         Ok((Overview { ledger, inventory, foreign }, error))
@@ -489,7 +505,7 @@ impl Node {
     pub fn destroy_foreign(&self, mig: &LiveMig) -> Result<bool, PrepareError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let ledger = locked.load()?.ledger;
-        if ledger.knows(mig) || self.fixed_partitions.load(Ordering::Relaxed) {
+        if ledger.knows(mig) || self.partitioning.get() != Partitioning::OnDemand {
             return Ok(false);
         }
         let processes = self.machine.gpus.processes(&mig.parent)?;

@@ -21,6 +21,8 @@ use crate::events::Events;
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
 use crate::mode::{self, Observed, Phase, Published, Target, Waits};
+use crate::partitioning::{self, Partitioning};
+use crate::plan;
 use crate::prepare::Overview;
 use crate::reasons;
 use crate::resourceslice::{self as slices, Dropped, Owner};
@@ -40,9 +42,9 @@ use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
@@ -82,8 +84,9 @@ pub struct Publisher {
     events: Events,
     metrics: Metrics,
     readiness: Arc<Readiness>,
-    /// Set when the layout without counters is in use.
-    fixed_partitions: Arc<AtomicBool>,
+    partitioning: partitioning::Shared,
+    /// Told when that changes, for it decides which partitions are strangers.
+    changed: Arc<Notify>,
     overview: watch::Receiver<Arc<Overview>>,
     vanished: watch::Receiver<Arc<BTreeSet<String>>>,
     /// Names of what is published, for the health service.
@@ -118,7 +121,8 @@ impl Publisher {
         events: Events,
         metrics: Metrics,
         readiness: Arc<Readiness>,
-        fixed_partitions: Arc<AtomicBool>,
+        partitioning: partitioning::Shared,
+        changed: Arc<Notify>,
         overview: watch::Receiver<Arc<Overview>>,
         vanished: watch::Receiver<Arc<BTreeSet<String>>>,
         published: watch::Sender<Arc<Vec<DeviceName>>>,
@@ -129,7 +133,8 @@ impl Publisher {
             events,
             metrics,
             readiness,
-            fixed_partitions,
+            partitioning,
+            changed,
             overview,
             vanished,
             published,
@@ -203,6 +208,8 @@ impl Publisher {
         let path = self.settings.data_dir.join("publish.lock");
         let mut said = false;
         loop {
+            // The instance that publishes may have learned what the server keeps.
+            self.partitioning.set(Memory::load(&self.settings.data_dir).partitioning);
             let _ = fs::create_dir_all(&self.settings.data_dir);
             match OpenOptions::new().write(true).create(true).truncate(false).open(&path) {
                 Ok(file) => match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -303,12 +310,17 @@ impl Publisher {
                 mode: phase.mode(),
                 slots: self.settings.slots,
             };
-            let desired = layout::publish(&gpus, features, &options);
+            let mut desired = layout::publish(&gpus, features, &options);
+            for slice in &mut desired {
+                // What cannot be prepared is not offered.
+                slice.devices.retain(|device| plan::can_prepare(device.kind()));
+            }
             let dropped = self.write(&actual, &desired, &owner, features, phase.mode()).await?;
             if dropped.any() {
                 features = self.reduce(features, dropped);
                 continue;
             }
+            self.note_partitioning(features)?;
             self.note_published(&desired, phase.mode());
             let again = self.note_hand_over(&desired, phase)?;
             return Ok(if again { Some(Duration::ZERO) } else { wake });
@@ -339,7 +351,6 @@ impl Publisher {
         let digits: String = version.minor.chars().take_while(char::is_ascii_digit).collect();
         let features = ServerFeatures::all_of_minor(digits.parse().unwrap_or(u32::MAX));
         self.server = Some((version.git_version, features));
-        self.fixed_partitions.store(!features.counters, Ordering::Relaxed);
         Ok(features)
     }
 
@@ -367,7 +378,6 @@ impl Publisher {
         if let Some((_, known)) = &mut self.server {
             *known = features;
         }
-        self.fixed_partitions.store(!features.counters, Ordering::Relaxed);
         for (gate, on) in [
             ("DRAPartitionableDevices", features.counters),
             ("DRAConsumableCapacity", features.consumable_capacity),
@@ -527,6 +537,21 @@ impl Publisher {
             all = all.or(slices::dropped(&slice.spec, &kept.spec));
         }
         Ok(all)
+    }
+
+    /// What was published without loss, or was there already, says what the server keeps.
+    fn note_partitioning(&mut self, features: ServerFeatures) -> Result<(), PublishError> {
+        let now = if features.counters { Partitioning::OnDemand } else { Partitioning::Fixed };
+        let changed = self.partitioning.get() != now;
+        self.partitioning.set(now);
+        if self.memory.partitioning != now {
+            self.memory.partitioning = now;
+            self.save_memory()?;
+        }
+        if changed {
+            self.changed.notify_one();
+        }
+        Ok(())
     }
 
     fn note_published(&self, desired: &[Slice], mode: AllocatorMode) {

@@ -22,7 +22,7 @@ use crate::registration::{Registered, Registrar};
 use crate::socket::{self, Socket};
 use crate::status::StatusWriter;
 use crate::store::Store;
-use crate::{dra, reasons};
+use crate::{dra, partitioning, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
 use aliquot_nvml::{Gpus, NvmlGpus, Options};
@@ -34,7 +34,7 @@ use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -229,7 +229,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
         },
         slots: args.slots,
         lock_timeout: args.lock_timeout,
-        fixed_partitions: Arc::new(AtomicBool::new(false)),
+        partitioning: partitioning::Shared::default(),
     }
 }
 
@@ -345,7 +345,7 @@ impl Parts {
             events: self.events.clone(),
             overview: overview_rx.clone(),
             vanished,
-            changed,
+            changed: Arc::clone(&changed),
             interval: args.claim_check_interval,
             grace: args.orphan_grace,
             destroy_unknown: args.destroy_unknown_mig,
@@ -359,7 +359,8 @@ impl Parts {
             self.events.clone(),
             self.metrics.clone(),
             Arc::clone(&self.readiness),
-            Arc::clone(&self.node.fixed_partitions),
+            self.node.partitioning.clone(),
+            Arc::clone(&changed),
             overview_rx,
             vanished_rx,
             published,

@@ -4,7 +4,7 @@
 //! rename over a file mount stays the old one inside. `<shares>/<result id>/region/region` is mounted
 //! writable for this claim's containers only, whatever user they run as.
 
-use crate::ledger::{Device, Share};
+use crate::ledger::{Device, Ledger, Share, State};
 use crate::store::{StoreError, io_error, replace, sync_dir};
 use aliquot_model::config::{ComputePolicy, FailMode};
 use aliquot_quota::region::initial_header;
@@ -90,6 +90,50 @@ fn make_region(path: &Path) -> Result<(), StoreError> {
     file.write_all(&zeros).map_err(io_error("write", path))?;
     file.sync_all().map_err(io_error("sync", path))?;
     fs::set_permissions(path, Permissions::from_mode(0o666)).map_err(io_error("chmod", path))
+}
+
+/// What a best-effort share may use of the compute time at most, where `promised` percent of the GPU are
+/// promised to others: the rest, but never nothing. 0 is no cap.
+fn leftover(promised: u64) -> u8 {
+    match promised {
+        0 => 0,
+        promised => u8::try_from(100u64.saturating_sub(promised)).unwrap_or(0).max(1),
+    }
+}
+
+/// Caps best-effort shares (`cores` 0) at what no share of their GPU was promised, by rewriting the quota
+/// files that say otherwise. The limiter reads them anew.
+///
+/// # Errors
+/// If a file cannot be replaced.
+pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
+    let all = || {
+        let prepared = ledger.claims.values().filter(|record| record.state == State::Completed);
+        prepared
+            .flat_map(|record| &record.devices)
+            .filter_map(|device| Some((device, device.share.as_ref()?)))
+    };
+    for (device, share) in all().filter(|(_, share)| share.consumed.cores_percent == 0) {
+        let promised = all()
+            .filter(|(other, _)| other.gpu == device.gpu)
+            .map(|(_, other)| u64::from(other.consumed.cores_percent))
+            .sum();
+        let path = shares.join(&device.result_id).join("quota/quota");
+        // A file that is not there or not readable is made anew by the next prepare.
+        let Some(present) = fs::read(&path).ok().and_then(|bytes| QuotaFile::decode(&bytes).ok()) else {
+            continue;
+        };
+        let cores = leftover(promised);
+        if present.cores_percent == cores {
+            continue;
+        }
+        let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
+        let mut wanted = quota(device, share, present.generation.saturating_add(1)).map_err(fail)?;
+        wanted.cores_percent = cores;
+        replace(&path, &wanted.encode(), 0o644)?;
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
+    }
+    Ok(())
 }
 
 /// Removes a share's directories; none there is fine.

@@ -183,6 +183,34 @@ fn a_share_has_a_quota_that_only_the_node_writes_and_a_region_for_any_user() {
 }
 
 #[test]
+fn best_effort_shares_are_capped_live_at_what_nobody_was_promised() {
+    let world = world();
+    let share = |uid: &str, cores| {
+        let mut request = request(uid, &[("s", "gpu-0-share")]);
+        request.devices[0].consumed.as_mut().unwrap().cores_percent = cores;
+        request
+    };
+    let quota = |id: &str| {
+        let path = world.data().join("shares").join(id).join("quota/quota");
+        let quota = QuotaFile::decode(&fs::read(&path).unwrap()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+        (quota.cores_percent, quota.generation)
+    };
+    let node = world.node();
+    let free = node.prepare(&share("c-1", 0), false, now()).unwrap();
+    let id = free[0].cdi[1].rsplit('=').next().unwrap().to_owned();
+    assert_eq!(quota(&id), (0, 1), "nobody was promised anything: no cap");
+    node.prepare(&share("c-2", 30), false, now()).unwrap();
+    assert_eq!(quota(&id), (70, 2));
+    node.prepare(&share("c-3", 70), false, now()).unwrap();
+    assert_eq!(quota(&id), (1, 3), "never nothing");
+    node.unprepare("c-2").unwrap();
+    assert_eq!(quota(&id), (30, 4));
+    node.unprepare("c-3").unwrap();
+    assert_eq!(quota(&id), (0, 5));
+}
+
+#[test]
 fn without_the_limiter_no_share_is_prepared() {
     let world = world();
     fs::remove_dir_all(world.limiter()).unwrap();
@@ -265,6 +293,27 @@ fn instances_of_nobody_are_seen_and_destroyed_only_when_idle() {
     world.gpus.stop_process(4711);
     assert!(node.destroy_foreign(&mig).unwrap());
     assert_eq!(world.instances(), []);
+}
+
+#[test]
+fn before_the_server_is_known_and_where_partitions_are_fixed_nothing_is_destroyed() {
+    use aliquot_kubelet_plugin::partitioning::Partitioning;
+    let world = world();
+    let gpu = h100_80(0).uuid;
+    world.gpus.set_mig_mode(&gpu, true).unwrap();
+    let mig = world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
+    let node = world.node();
+    for partitioning in [Partitioning::Unknown, Partitioning::Fixed] {
+        node.partitioning.set(partitioning);
+        assert!(!node.destroy_foreign(&mig).unwrap());
+        assert!(node.overview(now()).unwrap().0.foreign.is_empty());
+    }
+    // Fixed partitions are lent and given back as they are.
+    let prepared = node.prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now()).unwrap();
+    assert_eq!(prepared.len(), 1);
+    node.unprepare("c-1").unwrap();
+    assert_eq!(world.instances(), [(0, 6, 1, true)]);
+    assert!(world.gpus.mig_mode(&gpu).unwrap().current);
 }
 
 #[test]

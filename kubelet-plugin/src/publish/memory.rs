@@ -1,6 +1,7 @@
 //! What survives a restart beside the slices themselves: `publish.json` in the data directory.
 
 use crate::mode::Phase;
+use crate::partitioning::Partitioning;
 use crate::store::{StoreError, replace};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -16,6 +17,9 @@ pub(super) struct Memory {
     /// Where the pool is between the allocators.
     #[serde(default)]
     pub(super) phase: Option<Phase>,
+    /// Who makes partitions, for an instance that stands by.
+    #[serde(default)]
+    pub(super) partitioning: Partitioning,
 }
 
 impl Memory {

@@ -16,6 +16,7 @@ use aliquot_kubelet_plugin::driver::DriverFiles;
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::ledger::Ledger;
+use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared};
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::store::Store;
 use aliquot_model::config::ShareConfig;
@@ -26,7 +27,6 @@ use jiff::Timestamp;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -134,7 +134,7 @@ impl World {
             },
             slots: 10,
             lock_timeout: Duration::from_millis(500),
-            fixed_partitions: Arc::new(AtomicBool::new(false)),
+            partitioning: Shared::new(Partitioning::OnDemand),
         }
     }
 

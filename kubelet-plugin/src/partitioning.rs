@@ -1,0 +1,51 @@
+//! Who cuts GPUs into partitions on this node. It follows from what the API server keeps, so it is not
+//! known before the first look at the server, and two instances of the agent must agree on it.
+
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Who makes partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Partitioning {
+    /// Not known yet: nothing that nobody knows is touched.
+    #[default]
+    Unknown,
+    /// The agent, when a claim wants one. The server keeps counters.
+    OnDemand,
+    /// The administrator: what exists is published and given out as it is. The server keeps no counters.
+    Fixed,
+}
+
+/// The present value, shared by the parts of the agent.
+#[derive(Debug, Clone, Default)]
+pub struct Shared(Arc<AtomicU8>);
+
+impl Shared {
+    /// A cell with this value.
+    pub fn new(value: Partitioning) -> Self {
+        let cell = Self::default();
+        cell.set(value);
+        cell
+    }
+
+    /// The value.
+    pub fn get(&self) -> Partitioning {
+        match self.0.load(Ordering::Relaxed) {
+            1 => Partitioning::OnDemand,
+            2 => Partitioning::Fixed,
+            _ => Partitioning::Unknown,
+        }
+    }
+
+    /// Sets the value.
+    pub fn set(&self, value: Partitioning) {
+        let number = match value {
+            Partitioning::Unknown => 0,
+            Partitioning::OnDemand => 1,
+            Partitioning::Fixed => 2,
+        };
+        self.0.store(number, Ordering::Relaxed);
+    }
+}
