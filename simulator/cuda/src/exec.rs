@@ -42,6 +42,8 @@ pub(crate) struct Exec {
     /// Allocated by a launch and not freed yet: address and size.
     live: BTreeMap<u64, u64>,
     running: u32,
+    /// What it was instantiated from, for captures of its launches.
+    source: u64,
     /// The end of its last launch.
     last: u64,
     doomed: bool,
@@ -102,7 +104,9 @@ pub(crate) fn instantiate(driver: &Driver, state: &mut State, handle: u64, flags
         }
     }
     let footprint = footprint(&steps);
+    let source = graph::clone(state, handle)?;
     let exec = Exec {
+        source,
         context,
         flags,
         steps,
@@ -206,6 +210,11 @@ pub(crate) fn trim(driver: &Driver, state: &mut State, device: usize) {
     let idle: Vec<u64> =
         state.execs.execs.iter().filter(|(_, e)| idle(e)).map(|(handle, _)| *handle).collect();
     idle.into_iter().for_each(|handle| unback(driver, state, handle));
+}
+
+/// The node that a launch is in a capture.
+pub(crate) fn as_child(state: &State, handle: u64) -> Cu<NodeKind> {
+    Ok(NodeKind::Child(state.execs.get(handle)?.source))
 }
 
 /// Runs a graph behind what a stream has.
@@ -375,7 +384,10 @@ pub(crate) fn collect(driver: &Driver, state: &mut State) {
         state.execs.execs.iter().filter(|(_, e)| over(e)).map(|(handle, _)| *handle).collect();
     for handle in over {
         unback(driver, state, handle);
-        state.execs.execs.remove(&handle);
+        if let Some(exec) = state.execs.execs.remove(&handle) {
+            // It is the exec's own and has no other holder.
+            let _ = graph::destroy(state, exec.source);
+        }
     }
 }
 

@@ -300,6 +300,8 @@ pub(crate) fn free(driver: &Driver, state: &mut State, base: u64) -> Cu {
             driver.release(range.device, resident);
         }
         Kind::Pool { .. } => pool::free_now(driver, state, base)?,
+        // Of another process's pool; what was opened by a handle is closed instead.
+        Kind::Imported { .. } if range.context == 0 => crate::ipc::forget(driver, state, base)?,
         Kind::Graph if exec::is_live(state, base) => exec::freed(state, base),
         Kind::Host { .. } | Kind::Mapping { .. } | Kind::Imported { .. } | Kind::Graph => {
             return Err(Code::INVALID_VALUE);

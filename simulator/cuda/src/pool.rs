@@ -7,17 +7,21 @@
 use std::collections::BTreeMap;
 
 use crate::codes::{Code, Cu};
-use crate::driver::Driver;
+use crate::driver::{Driver, code_of};
 use crate::extents::Extents;
 use crate::memory::{ALIGN, Kind, PAGE};
 use crate::state::State;
-use crate::{memory, space};
+use crate::{memory, space, vmm};
 
 /// A memory pool.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pool {
     pub(crate) device: usize,
     segments: BTreeMap<u64, Extents>,
+    /// Segments that other processes may hold too: ids on the node by base.
+    shared: BTreeMap<u64, u64>,
+    /// Another process's: nothing can be taken from it.
+    imported: bool,
     max_size: u64,
     pub(crate) handle_types: i32,
     /// Reuse by event dependencies, opportunistic, by internal dependencies; only stored.
@@ -141,6 +145,29 @@ pub(crate) fn create(state: &mut State, device: usize, max_size: u64, handle_typ
     handle
 }
 
+/// Another process's pool.
+pub(crate) fn import(state: &mut State, device: usize, handle_types: i32) -> u64 {
+    let handle = create(state, device, 0, handle_types);
+    if let Some(pool) = state.pools.pools.get_mut(&handle) {
+        pool.imported = true;
+    }
+    handle
+}
+
+/// Lets other processes hold the segment that an allocation lies in; returns its id on the node.
+pub(crate) fn share_segment(driver: &Driver, state: &mut State, handle: u64, segment: u64) -> Cu<u64> {
+    let pool = state.pools.get(handle)?;
+    if let Some(id) = pool.shared.get(&segment) {
+        return Ok(*id);
+    }
+    let bytes = pool.segments.get(&segment).ok_or(Code::INVALID_VALUE)?.size();
+    let place = driver.devices().get(pool.device).ok_or(Code::INVALID_DEVICE)?.pool;
+    let id = driver.node()?.share(place, bytes, 0).map_err(|e| code_of(&e))?;
+    vmm::hold_shared(state, id);
+    state.pools.get_mut(handle)?.shared.insert(segment, id);
+    Ok(id)
+}
+
 /// `cuMemPoolDestroy`: allocations that are still there keep their memory.
 pub(crate) fn destroy(driver: &Driver, state: &mut State, handle: u64) -> Cu {
     let pool = state.pools.get_mut(handle)?;
@@ -186,6 +213,9 @@ fn fit(state: &mut State, handle: u64, bytes: u64) -> Cu<Option<(u64, u64)>> {
 
 fn grow(driver: &Driver, state: &mut State, handle: u64, bytes: u64) -> Cu {
     let pool = state.pools.get(handle)?;
+    if pool.imported {
+        return Err(Code::NOT_PERMITTED);
+    }
     let device = pool.device;
     let room = if pool.max_size == 0 { u64::MAX } else { pool.max_size.saturating_sub(pool.reserved) };
     let least = bytes.checked_next_multiple_of(PAGE).ok_or(Code::OUT_OF_MEMORY)?;
@@ -268,6 +298,7 @@ pub(crate) fn trim(driver: &Driver, state: &mut State, handle: u64, keep: u64) -
 fn shrink(driver: &Driver, state: &mut State, handle: u64, keep: u64) -> u64 {
     let Some(pool) = state.pools.pools.get_mut(&handle) else { return 0 };
     let mut gone = 0;
+    let mut shared = Vec::new();
     let unused: Vec<u64> =
         pool.segments.iter().filter(|(_, s)| s.is_unused()).map(|(base, _)| *base).collect();
     for base in unused.into_iter().rev() {
@@ -277,9 +308,15 @@ fn shrink(driver: &Driver, state: &mut State, handle: u64, keep: u64) -> u64 {
         if let Some(segment) = pool.segments.remove(&base) {
             space::unmap(base, segment.size());
             pool.reserved -= segment.size();
-            driver.release(pool.device, segment.size());
             gone += segment.size();
+            match pool.shared.remove(&base) {
+                Some(id) => shared.push(id),
+                None => driver.release(pool.device, segment.size()),
+            }
         }
+    }
+    for id in shared {
+        vmm::drop_shared(driver, state, id);
     }
     gone
 }

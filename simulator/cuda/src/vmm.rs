@@ -295,7 +295,19 @@ fn share(driver: &Driver, state: &mut State, handle: u64, physical: &Physical) -
     Ok(file)
 }
 
-fn anonymous_file() -> Option<File> {
+/// The caller's descriptor, as one of our own.
+pub(crate) fn duplicate(fd: i32) -> Cu<File> {
+    // SAFETY: any number may be passed; one that is not open gives an error.
+    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
+    if own < 0 {
+        return Err(Code::INVALID_VALUE);
+    }
+    // SAFETY: a descriptor that was made just now and that nobody else owns.
+    Ok(unsafe { File::from_raw_fd(own) })
+}
+
+/// A file that goes with its last descriptor.
+pub(crate) fn anonymous_file() -> Option<File> {
     // SAFETY: the name is a terminated string.
     let fd = unsafe { libc::memfd_create(c"aliquot-sim-memory".as_ptr(), libc::MFD_CLOEXEC) };
     // SAFETY: a descriptor that was made just now and that nobody else owns.
@@ -304,13 +316,7 @@ fn anonymous_file() -> Option<File> {
 
 /// `cuMemImportFromShareableHandle`: a new handle to the exporter's memory, at no charge.
 pub(crate) fn import(driver: &Driver, state: &mut State, fd: i32) -> Cu<u64> {
-    // SAFETY: any number may be passed; one that is not open gives an error.
-    let own = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
-    if own < 0 {
-        return Err(Code::INVALID_VALUE);
-    }
-    // SAFETY: a descriptor that was made just now and that nobody else owns.
-    let file = unsafe { File::from_raw_fd(own) };
+    let file = duplicate(fd)?;
     let mut header = [0; 32];
     file.read_exact_at(&mut header, 0).map_err(|_| Code::INVALID_VALUE)?;
     let words: Vec<u64> =

@@ -117,6 +117,25 @@ fn children_nodes_and_parameters_can_be_changed() {
 }
 
 #[test]
+fn a_captured_launch_becomes_a_child() {
+    on(&["H100-80"], || {
+        let cuda = Cuda::with_context();
+        let kernel = cuda.kernel(CODE, "k");
+        let graph = cuda.make("cuGraphCreate", &[0]);
+        kernel_node(&cuda, graph, &[], kernel);
+        let exec = instantiate(&cuda, graph);
+        let stream = cuda.stream();
+        cuda.ok("cuStreamBeginCapture_v2", &[stream, 0]);
+        cuda.ok("cuGraphLaunch", &[exec, stream]);
+        assert_eq!(cuda.launch(kernel, stream), 0);
+        let mut outer = 0_u64;
+        cuda.ok("cuStreamEndCapture", &[stream, at(&mut outer)]);
+        cuda.ok("cuGraphExecDestroy", &[exec]);
+        assert!((time(&cuda, instantiate(&cuda, outer)) - 20.0).abs() < 0.1);
+    });
+}
+
+#[test]
 fn a_circle_cannot_be_instantiated() {
     on(&["H100-80"], || {
         let cuda = Cuda::with_context();

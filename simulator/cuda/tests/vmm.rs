@@ -218,6 +218,70 @@ fn exported_memory_outlives_its_exporter_and_ends_with_its_last_holder() {
 }
 
 #[test]
+fn an_allocation_of_an_exported_pool_is_charged_once_and_survives_its_pool() {
+    let socket = std::env::var(common::ARGUMENT).unwrap_or_default();
+    let props = [1_u64 | 1 << 32, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    match role().as_deref() {
+        Some("exporter") => {
+            let cuda = Cuda::with_context();
+            let pool = cuda.make("cuMemPoolCreate", &[of(&props)]);
+            let pointer = cuda.make("cuMemAllocFromPoolAsync", &[MIB, pool, 0]);
+            cuda.ok("cuMemsetD8_v2", &[pointer, 42, MIB]);
+            cuda.ok("cuCtxSynchronize", &[]);
+            let (mut fd, mut data) = (-1_i32, [0_u8; 64]);
+            cuda.ok("cuMemPoolExportToShareableHandle", &[at(&mut fd), pool, 1, 0]);
+            cuda.ok("cuMemPoolExportPointer", &[at(&mut data), pointer]);
+            std::fs::write(format!("{socket}.data"), data).unwrap();
+            let stream = UnixListener::bind(&socket).unwrap().accept().unwrap().0;
+            send_fd(&stream, fd);
+            return serve(|_| "sent".to_owned());
+        }
+        Some(_) => {
+            let cuda = Cuda::with_context();
+            let stream = loop {
+                match UnixStream::connect(&socket) {
+                    Ok(stream) => break stream,
+                    Err(_) => std::thread::sleep(std::time::Duration::from_millis(5)),
+                }
+            };
+            let fd = u64::try_from(receive_fd(&stream)).unwrap();
+            let before = cuda.free_bytes();
+            let pool = cuda.make("cuMemPoolImportFromShareableHandle", &[fd, 1, 0]);
+            let data = std::fs::read(format!("{socket}.data")).unwrap();
+            let pointer = cuda.make("cuMemPoolImportPointer", &[pool, data.as_ptr() as u64]);
+            assert_eq!(cuda.free_bytes(), before, "the exporter pays");
+            assert_eq!(cuda.call("cuMemAllocFromPoolAsync", &[at(&mut 0_u64), MIB, pool, 0]), 800);
+            let mut byte = [0_u8];
+            cuda.ok("cuMemcpyDtoH_v2", &[byte.as_mut_ptr() as u64, pointer + MIB - 1, 1]);
+            assert_eq!(byte, [42], "the same memory");
+            return serve(|line| match line {
+                "free" => cuda.call("cuMemFreeAsync", &[pointer, 0]).to_string(),
+                _ => cuda.free_bytes().to_string(),
+            });
+        }
+        None => {}
+    }
+    let node = TestNode::of(&["H100-80"]);
+    let start = |role| {
+        let mut command = node.command(role);
+        command.env(common::ARGUMENT, node.dir().join("socket"));
+        common::Process::start(command)
+    };
+    let (mut exporter, mut importer) = (start("exporter"), start("importer"));
+    exporter.ask("wait");
+    let with_both = importer.number("free-bytes");
+    exporter.kill();
+    while importer.number("free-bytes") == with_both {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    // Its context went with the exporter, the segment did not.
+    assert_eq!(importer.number("free-bytes"), with_both + 528 * MIB);
+    assert_eq!(importer.ask("free"), "0");
+    assert_eq!(importer.number("free-bytes"), with_both + (528 + 32) * MIB);
+    importer.finish();
+}
+
+#[test]
 fn memory_opened_by_ipc_is_charged_once_and_survives_its_owner() {
     let file = std::env::var(common::ARGUMENT).unwrap_or_default();
     match role().as_deref() {

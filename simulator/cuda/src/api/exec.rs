@@ -47,9 +47,8 @@ fn launch(driver: &Driver, handle: u64, stream_handle: u64, flavour: Flavour) ->
     }
     let mut state = driver.lock();
     if let Some(id) = capture::of(&state, target.stream)? {
-        // A launch inside a capture becomes a child graph, of which the original is not kept.
-        capture::invalidate(&mut state, id);
-        return Err(Code::STREAM_CAPTURE_UNSUPPORTED);
+        let child = exec::as_child(&state, handle)?;
+        return capture::add(&mut state, id, target.stream, child).map(|_| ());
     }
     capture::check_implicit(&mut state, target)?;
     exec::run(driver, &mut state, handle, target).map(|_| ())

@@ -25,6 +25,14 @@ api! { (driver, flavour)
         version.put(driver.cuda_version())
     }
 
+    Init fn cuProfilerStart() {
+        driver.lock().current().map(|_| ())
+    }
+
+    Init fn cuProfilerStop() {
+        driver.lock().current().map(|_| ())
+    }
+
     Nothing fn cuGetErrorName(error: i32, text: Out<u64>) {
         text.put(Code::describe(error).map_or(0, |(name, _)| name.as_ptr() as u64))?;
         Code::describe(error).map(|_| ()).ok_or(Code::INVALID_VALUE)
