@@ -99,6 +99,11 @@ impl Cluster {
     }
 
     fn args(&self, extra: &[&str]) -> Args {
+        Args::parse_from(self.command_line(extra))
+    }
+
+    /// The agent's command line, its name first.
+    pub fn command_line(&self, extra: &[&str]) -> Vec<String> {
         let dir = self.world.dir.path();
         let path = |name: &str| dir.join(name).display().to_string();
         let mut line = vec![
@@ -117,7 +122,7 @@ impl Cluster {
             "--lock-timeout=5s".into(),
         ];
         line.extend(extra.iter().map(|arg| (*arg).to_owned()));
-        Args::parse_from(line)
+        line
     }
 
     pub async fn start(&self, extra: &[&str]) -> Agent {

@@ -64,12 +64,23 @@ impl World {
         fs::create_dir_all(&caps).unwrap();
         fs::write(caps.join("mig-minors"), minors).unwrap();
         world.boot("boot-1");
-        let limiter = world.limiter().join(env!("CARGO_PKG_VERSION"));
+        world.install_limiter();
+        world
+    }
+
+    /// A directory with a limiter and nothing else, for a simulated node to be made in.
+    pub fn bare() -> Self {
+        let world = Self { dir: tempfile::tempdir().unwrap(), gpus: FakeGpus::new([]) };
+        world.install_limiter();
+        world
+    }
+
+    fn install_limiter(&self) {
+        let limiter = self.limiter().join(env!("CARGO_PKG_VERSION"));
         fs::create_dir_all(&limiter).unwrap();
         for name in ["libaliquot_preload.so", "libaliquot_core.so"] {
             fs::write(limiter.join(name), "").unwrap();
         }
-        world
     }
 
     pub fn root(&self) -> PathBuf {

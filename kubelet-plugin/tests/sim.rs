@@ -1,0 +1,191 @@
+//! The shipped binary on a simulated node, through the real NVML wrapper, killed with SIGKILL.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "helpers of tests fail the test"
+)]
+
+mod common;
+
+use aliquot_proto::dra::v1;
+use aliquot_sim_node::{NVML_LIBRARY, Node, NodeSpec, built_library};
+use common::cluster::{Cluster, claim, devices, dial, eventually};
+use common::{DRIVER, World};
+use serde_json::json;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// An agent process; killed when dropped.
+struct Process(Child);
+
+impl Process {
+    fn kill(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+struct Sim {
+    cluster: Cluster,
+    node: Node,
+}
+
+impl Sim {
+    async fn new(boards: &[&str]) -> Self {
+        let world = World::bare();
+        let mut spec = NodeSpec::new(boards.iter().map(|board| board.trim_end_matches(":mig")));
+        for (gpu, board) in spec.gpus.iter_mut().zip(boards) {
+            gpu.mig = board.ends_with(":mig");
+        }
+        spec.nvml_library = Some(built_library(NVML_LIBRARY).expect("cargo builds it beside this test"));
+        let node = aliquot_sim_node::create(world.dir.path(), &spec).unwrap();
+        Self { cluster: Cluster::new(world).await, node }
+    }
+
+    fn start(&self) -> Process {
+        let dir = self.cluster.world.dir.path();
+        let kubeconfig = dir.join("kubeconfig");
+        self.cluster.plane.write_kubeconfig(&kubeconfig, "agent").unwrap();
+        let sys = format!("--sys-root={}", dir.join("root/sys").display());
+        let config = format!("--kubeconfig={}", kubeconfig.display());
+        let line = self.cluster.command_line(&[&sys, &config]);
+        let quiet = std::env::var_os("RUST_LOG").is_none();
+        let child = Command::new(env!("CARGO_BIN_EXE_aliquot-kubelet-plugin"))
+            .args(&line[1..])
+            .stderr(if quiet { Stdio::null() } else { Stdio::inherit() })
+            .spawn()
+            .unwrap();
+        Process(child)
+    }
+
+    /// (GPU, start, size) of all GPU instances.
+    fn instances(&self) -> Vec<(usize, u32, u32)> {
+        let gpus = 0..self.node.gpus().len();
+        gpus.flat_map(|gpu| self.node.gis(gpu).unwrap()).map(|gi| (gi.gpu, gi.start, gi.size)).collect()
+    }
+
+    /// One call; `None` when the agent was not there or died in the middle.
+    async fn try_prepare(&self, name: &str, uid: &str) -> Option<Result<Vec<v1::Device>, String>> {
+        let channel = dial(&self.cluster.dra_socket(), "http://localhost").await.ok()?;
+        let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
+        let request = v1::NodePrepareResourcesRequest { claims: vec![claim(name, uid)] };
+        let mut answer = client.node_prepare_resources(request).await.ok()?.into_inner();
+        let answer = answer.claims.remove(uid)?;
+        Some(if answer.error.is_empty() { Ok(answer.devices) } else { Err(answer.error) })
+    }
+
+    async fn try_unprepare(&self, name: &str, uid: &str) -> Option<String> {
+        let channel = dial(&self.cluster.dra_socket(), "http://localhost").await.ok()?;
+        let mut client = v1::dra_plugin_client::DraPluginClient::new(channel);
+        let request = v1::NodeUnprepareResourcesRequest { claims: vec![claim(name, uid)] };
+        let mut answer = client.node_unprepare_resources(request).await.ok()?.into_inner();
+        Some(answer.claims.remove(uid)?.error)
+    }
+
+    async fn prepared(&self, name: &str, uid: &str) -> Vec<v1::Device> {
+        eventually("prepared", || async {
+            match self.try_prepare(name, uid).await {
+                Some(Ok(devices)) => Ok(devices),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    async fn unprepared(&self, name: &str, uid: &str) {
+        eventually("unprepared", || async {
+            match self.try_unprepare(name, uid).await {
+                Some(error) if error.is_empty() => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    }
+
+    fn assert_clean(&self) {
+        assert_eq!(self.instances(), []);
+        assert_eq!(self.cluster.world.files(), Vec::<String>::new());
+        assert!(self.cluster.world.ledger().claims.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn boards_are_published_as_nvml_tells() {
+    let sim = Sim::new(&["H100-80", "A100-40:mig", "T4"]).await;
+    let _agent = sim.start();
+    let (_, slices) = sim.cluster.pool_where("published", |slices| !devices(slices).is_empty()).await;
+    let names = devices(&slices);
+    let of = |minor: u32| {
+        let prefix = format!("gpu-{minor}-mig-");
+        names.iter().filter(|name| name.starts_with(&prefix)).count()
+    };
+    assert_eq!((of(0), of(1), of(2)), (25, 25, 0));
+    for (name, there) in [("gpu-0", true), ("gpu-0-share", true), ("gpu-1", false), ("gpu-2-share", true)] {
+        assert_eq!(names.contains(&name.to_owned()), there, "{name}");
+    }
+}
+
+/// SIGKILL at moments spread over prepare and unprepare; whatever it hits, the next process must bring
+/// the node to the same state.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sigkill_at_any_moment_converges() {
+    let sim = Sim::new(&["H100-80", "H100-80"]).await;
+    let wanted = [("a", "gpu-0-mig-1g10gb-19-6"), ("b", "gpu-0-mig-3g40gb-9-0"), ("c", "gpu-1-share")];
+    let uid = sim.cluster.allocated_claim("c", &wanted, json!([])).await;
+    let mut agent = sim.start();
+    let first = sim.prepared("c", &uid).await;
+    assert_eq!(sim.instances().len(), 2);
+    sim.unprepared("c", &uid).await;
+    sim.assert_clean();
+    let mut cut_off = 0;
+    for round in 0..24u64 {
+        let delay = Duration::from_micros(700 * round);
+        let (answer, ()) = tokio::join!(sim.try_prepare("c", &uid), async {
+            tokio::time::sleep(delay).await;
+            agent.kill();
+        });
+        cut_off += u32::from(answer.is_none());
+        agent = sim.start();
+        assert_eq!(sim.prepared("c", &uid).await, first, "round {round}");
+        assert_eq!(sim.instances().len(), 2, "round {round}");
+        let (answer, ()) = tokio::join!(sim.try_unprepare("c", &uid), async {
+            tokio::time::sleep(delay).await;
+            agent.kill();
+        });
+        cut_off += u32::from(answer.is_none());
+        agent = sim.start();
+        sim.unprepared("c", &uid).await;
+        sim.assert_clean();
+    }
+    assert!(cut_off > 0, "no kill hit a call");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reboot_loses_hardware_and_no_claim() {
+    let sim = Sim::new(&["H100-80"]).await;
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0-mig-1g10gb-19-6")], json!([])).await;
+    let mut agent = sim.start();
+    let first = sim.prepared("c", &uid).await;
+    agent.kill();
+    aliquot_sim_node::reboot(sim.node.dir()).unwrap();
+    std::fs::remove_dir_all(sim.cluster.world.cdi()).unwrap();
+    assert_eq!(sim.instances(), []);
+    let _agent = sim.start();
+    assert_eq!(sim.prepared("c", &uid).await, first);
+    assert_eq!(sim.instances(), [(0, 6, 1)]);
+    let spec = sim.cluster.world.cdi().join(format!("{DRIVER}-claim-{uid}.json"));
+    let spec: aliquot_cdi::Spec = serde_json::from_slice(&std::fs::read(spec).unwrap()).unwrap();
+    let mounts: Vec<&str> =
+        spec.devices[0].container_edits.mounts.iter().map(|m| m.container_path.as_str()).collect();
+    assert!(mounts.contains(&"/usr/lib64/libnvidia-ml.so.1"), "{mounts:?}");
+    sim.unprepared("c", &uid).await;
+    sim.assert_clean();
+}
