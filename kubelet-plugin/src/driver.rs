@@ -6,6 +6,7 @@
 //! (`/usr/lib64`). Names that are symbolic links on the host are mounts of the same file in the
 //! container; the loader takes files of one inode for one library.
 
+use aliquot_nvml::caps::MigMinors;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -198,44 +199,11 @@ fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
     root.join(&done).is_file().then_some(done)
 }
 
-/// Minor numbers of `/dev/nvidia-caps/nvidia-cap<n>` by what they give access to, as
-/// `/proc/driver/nvidia-caps/mig-minors` lists them: `gpu0/gi1/ci0/access 12`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct CapMinors(BTreeMap<String, u32>);
-
-impl CapMinors {
-    /// Reads the list; absent means no MIG.
-    pub fn read(proc_root: &Path) -> Self {
-        fs::read_to_string(proc_root.join("driver/nvidia-caps/mig-minors"))
-            .map_or_else(|_| Self::default(), |text| Self::parse(&text))
-    }
-
-    /// Parses the list; lines that are not understood are left out.
-    pub fn parse(text: &str) -> Self {
-        Self(
-            text.lines()
-                .filter_map(|line| {
-                    let (path, minor) = line.trim().rsplit_once(' ')?;
-                    Some((path.to_owned(), minor.parse().ok()?))
-                })
-                .collect(),
-        )
-    }
-
-    /// The capability of a GPU instance.
-    pub fn gpu_instance(&self, gpu_minor: u32, gpu_instance: u32) -> Option<u32> {
-        self.0.get(&format!("gpu{gpu_minor}/gi{gpu_instance}/access")).copied()
-    }
-
-    /// The capability of a compute instance.
-    pub fn compute_instance(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Option<u32> {
-        self.0.get(&format!("gpu{gpu_minor}/gi{gpu_instance}/ci{compute_instance}/access")).copied()
-    }
-
-    /// The capability to watch all partitions.
-    pub fn monitor(&self) -> Option<u32> {
-        self.0.get("monitor").copied()
-    }
+/// Minor number of the capability to watch all partitions, which the driver lists beside those of the
+/// instances (`monitor 2`).
+pub fn monitor_capability(proc_root: &Path) -> Option<u32> {
+    let list = fs::read_to_string(MigMinors::path(proc_root)).ok()?;
+    list.lines().find_map(|line| line.trim().strip_prefix("monitor ")?.parse().ok())
 }
 
 #[cfg(test)]
@@ -287,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_found_by_gpu_and_instance() {
-        let caps =
-            CapMinors::parse("config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\njunk\n");
-        assert_eq!(caps.gpu_instance(0, 1), Some(12));
-        assert_eq!(caps.compute_instance(0, 1, 0), Some(13));
-        assert_eq!(caps.gpu_instance(1, 1), None);
-        assert_eq!(caps.monitor(), Some(2));
+    fn the_capability_to_watch_is_found_beside_those_of_instances() {
+        let temp = tempfile::tempdir().unwrap();
+        assert_eq!(monitor_capability(temp.path()), None);
+        let list = MigMinors::path(temp.path());
+        fs::create_dir_all(list.parent().unwrap()).unwrap();
+        fs::write(list, "config 1\nmonitor 2\ngpu0/gi1/access 12\n").unwrap();
+        assert_eq!(monitor_capability(temp.path()), Some(2));
     }
 }

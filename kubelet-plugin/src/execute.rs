@@ -1,6 +1,6 @@
 //! Runs steps and their inverses on the node: hardware, directories, CDI specs. No decisions.
 
-use crate::driver::CapMinors;
+use crate::driver::monitor_capability;
 use crate::edits::{self, Limiter, Nodes, Site};
 use crate::ledger::{Device, Ledger, Record};
 use crate::plan::{Step, Undo};
@@ -9,6 +9,7 @@ use crate::store::{StoreError, io_error, replace};
 use aliquot_cdi::{DirError, NameError, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{GpuUuid, LiveMig, MigCapability, Placement};
+use aliquot_nvml::caps::MigMinors;
 use aliquot_nvml::{GpuError, Gpus, NvmlCode, TimeSlice};
 use std::fmt;
 use std::fs;
@@ -272,7 +273,8 @@ impl Machine {
     pub fn write_spec(&self, record: &Record) -> Result<(), StepError> {
         let limiter =
             record.devices.iter().any(|device| device.share.is_some()).then(|| self.limiter()).transpose()?;
-        let caps = CapMinors::read(&self.proc_root);
+        let caps =
+            MigMinors::read(&self.proc_root).map_err(io_error("read", &MigMinors::path(&self.proc_root)))?;
         let devices = record
             .devices
             .iter()
@@ -285,7 +287,7 @@ impl Machine {
     }
 
     /// Device nodes of a result.
-    fn nodes(&self, device: &Device, caps: &CapMinors) -> Result<Nodes, StepError> {
+    fn nodes(&self, device: &Device, caps: &MigMinors) -> Result<Nodes, StepError> {
         let info = self.gpus.gpu(&device.gpu)?;
         self.require_node(&format!("nvidia{}", info.minor))?;
         let mut nodes = Nodes { minor: info.minor, caps: Vec::new() };
@@ -305,7 +307,7 @@ impl Machine {
             }
             None => {
                 // Admin access shows the GPU with all its partitions; what cannot be shown is left out.
-                nodes.caps.extend(caps.monitor());
+                nodes.caps.extend(monitor_capability(&self.proc_root));
                 for mig in &live {
                     nodes.caps.extend(self.caps_of(info.minor, mig, caps).into_iter().flatten());
                 }
@@ -318,7 +320,7 @@ impl Machine {
         Ok(nodes)
     }
 
-    fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &CapMinors) -> Result<[u32; 2], StepError> {
+    fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &MigMinors) -> Result<[u32; 2], StepError> {
         let found = mig.compute_instance.and_then(|compute| {
             Some([
                 caps.gpu_instance(minor, mig.gpu_instance)?,
@@ -328,7 +330,7 @@ impl Machine {
         found.ok_or_else(|| StepError::NoCapability {
             gpu: mig.parent.clone(),
             gpu_instance: mig.gpu_instance,
-            path: self.proc_root.join("driver/nvidia-caps/mig-minors"),
+            path: MigMinors::path(&self.proc_root),
         })
     }
 
