@@ -8,19 +8,22 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use aliquot_sim_node::compute::Slices;
 use aliquot_sim_node::now_ns;
 
-use crate::codes::{Code, Cu};
+mod lane;
+mod look;
+
+use lane::slices;
+pub(crate) use lane::{close_lane, open_lane};
+pub(crate) use look::next_look;
+
+use crate::codes::Code;
 use crate::copy::{Bus, Transfer};
 use crate::driver::Driver;
 use crate::event;
 use crate::plan::{Plan, WHOLE};
 use crate::state::State;
 use crate::track::Track;
-
-/// Longest sleep of a waiter; guards against everything that cannot be foreseen.
-const LONGEST_SLEEP_NS: u64 = 200_000_000;
 
 /// A call into the program.
 #[derive(Clone, Copy, Debug)]
@@ -185,60 +188,6 @@ fn count_down<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
         *count -= 1;
         if *count == 0 {
             counts.remove(&key);
-        }
-    }
-}
-
-fn slices(driver: &Driver) -> Slices {
-    let config = &driver.config;
-    Slices { slice_ns: config.scaled(config.slice_ns), switch_ns: config.scaled(config.switch_ns) }
-}
-
-/// The same under the administrator's time-slice setting; what its steps are in milliseconds is assumed.
-fn administered(driver: &Driver, device: usize) -> Slices {
-    let usual = slices(driver);
-    let gpu = driver.devices().get(device).map(|d| d.gpu.index);
-    let setting = gpu.and_then(|gpu| driver.node().ok()?.settings(gpu).ok()).map_or(0, |s| s.timeslice);
-    let slice_ns = match setting {
-        1 => usual.slice_ns / 2,
-        2 => usual.slice_ns * 2,
-        3 => usual.slice_ns * 10,
-        _ => usual.slice_ns,
-    };
-    Slices { slice_ns, ..usual }
-}
-
-/// Gives a context a place among those that share its device.
-pub(crate) fn open_lane(driver: &Driver, state: &mut State, context: u64, device: usize) -> Cu {
-    let key = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?.domain;
-    let slices = administered(driver, device);
-    let now = now_ns();
-    let compute = driver.node()?.compute().map_err(|_| Code::UNKNOWN)?;
-    let domain = compute.domain(key, slices, now).ok_or(Code::OUT_OF_MEMORY)?;
-    compute.reap(domain, now);
-    domain.advance(now);
-    domain.set_slices(slices);
-    let tenant = compute.enter(domain, 100).ok_or(Code::OUT_OF_MEMORY)?;
-    let track = Track::new(domain.tenant(tenant), now);
-    let settled = track.served();
-    let lane =
-        Lane { device, tenant, track, plan: Plan::default(), due: BTreeSet::new(), copiers: [0; 2], settled };
-    state.engine.lanes.insert(context, lane);
-    Ok(())
-}
-
-/// Takes the place away, with everything that is outstanding.
-pub(crate) fn close_lane(driver: &Driver, state: &mut State, context: u64) {
-    drop_operations(state, context);
-    let Some(lane) = state.engine.lanes.remove(&context) else { return };
-    let Some(key) = driver.devices().get(lane.device).map(|d| d.domain) else { return };
-    if let Ok(compute) = driver.node().and_then(|n| n.compute().map_err(|_| Code::UNKNOWN)) {
-        let now = now_ns();
-        if let Some(domain) = compute.domain(key, slices(driver), now) {
-            domain.advance(now);
-            if compute.is_mine(domain.tenant(lane.tenant)) {
-                domain.leave(lane.tenant);
-            }
         }
     }
 }
@@ -612,56 +561,4 @@ fn fail_context(driver: &Driver, state: &mut State, context: u64, code: Code) {
         let _ = node.raise_xid(device.pool.gpu, xid, instance.map(|m| m.ci.gi), instance.map(|m| m.ci.id));
     }
     driver.changed.notify_all();
-}
-
-/// When it is worth looking again for `target`, or for anything that happens unseen.
-pub(crate) fn next_look(driver: &Driver, state: &State, target: Option<u64>) -> u64 {
-    let now = now_ns();
-    let latest = now + LONGEST_SLEEP_NS;
-    let engine = &state.engine;
-    // Words of the program's own memory change without a sign.
-    let polling = if engine.told.is_empty() { latest } else { now + 50_000 };
-    let foreseen = match target {
-        Some(id) => foresee(driver, state, id),
-        None => {
-            let unseen = |id: &u64| {
-                engine.operations.get(id).is_some_and(|o| o.work.is_noticed() || !o.dependents.is_empty())
-            };
-            let planned =
-                engine.lanes.values().filter_map(|l| l.due.iter().map(|(_, id)| id).find(|id| unseen(id)));
-            let timed = engine.on_wall.first().map(|(wall, _)| *wall);
-            planned.filter_map(|id| foresee(driver, state, *id)).chain(timed).min()
-        }
-    };
-    foreseen.unwrap_or(latest).min(polling).clamp(now, latest)
-}
-
-/// When an operation will be due, or the first thing that it waits for.
-fn foresee(driver: &Driver, state: &State, id: u64) -> Option<u64> {
-    let mut id = id;
-    // Every step leads to an older operation.
-    loop {
-        let operation = state.engine.operations.get(&id)?;
-        match operation.due {
-            Due::Wall(at) => return Some(at),
-            Due::Told => return None,
-            Due::Served(point) => {
-                let lane = state.engine.lanes.get(&operation.context)?;
-                if let Some(wall) = lane.track.wall_at(point) {
-                    return Some(wall);
-                }
-                let key = driver.devices().get(lane.device)?.domain;
-                let compute = driver.node().ok()?.compute().ok()?;
-                let domain = compute.domain(key, slices(driver), now_ns())?;
-                return domain.predict(lane.tenant, point, LONGEST_SLEEP_NS);
-            }
-            Due::Waiting => {
-                id = operation
-                    .after
-                    .iter()
-                    .copied()
-                    .find(|before| state.engine.operations.contains_key(before))?;
-            }
-        }
-    }
 }

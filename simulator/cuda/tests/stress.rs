@@ -176,3 +176,21 @@ fn processes_that_are_killed_at_any_time_leave_nothing() {
     assert_eq!(node.node.memory(Pool::whole(0)).unwrap().used, 0);
     assert!(node.node.processes(0).unwrap().is_empty());
 }
+
+#[test]
+fn a_thread_with_a_small_stack_is_enough() {
+    on(&["H100-80"], || {
+        let small = std::thread::Builder::new().stack_size(64 << 10).spawn(|| {
+            let cuda = Cuda::with_context();
+            let stream = cuda.stream();
+            let kernel = cuda.kernel(CODE, "b");
+            let pointer = cuda.alloc(4 * MIB);
+            assert_eq!(cuda.launch(kernel, stream), 0);
+            cuda.ok("cuMemsetD8Async", &[pointer, 1, 4 * MIB, stream]);
+            cuda.ok("cuStreamSynchronize", &[stream]);
+            cuda.free(pointer);
+            std::mem::forget(cuda);
+        });
+        small.unwrap().join().unwrap();
+    });
+}
