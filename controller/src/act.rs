@@ -48,6 +48,8 @@ pub enum Job {
         claim: ObjectKey,
         /// Its identity.
         uid: Uid,
+        /// Name of the allocation: one that came after it stays.
+        mark: Arc<str>,
         /// Which consumers may lose it.
         consumers: Consumers,
     },
@@ -181,8 +183,8 @@ impl Writer {
                 self.allocate(&plan, &allocations, gated, &mut outcome).await
             }
             Job::Lift { pod, uid, reserve } => self.settle(&pod, &uid, &reserve, true, &mut outcome).await,
-            Job::Deallocate { claim, uid, consumers } => {
-                self.deallocate(&claim, &uid, &consumers, &mut outcome).await
+            Job::Deallocate { claim, uid, mark, consumers } => {
+                self.deallocate(&claim, &uid, &mark, &consumers, &mut outcome).await
             }
             Job::Acknowledge { node, generation } => self.acknowledge(&node, generation).await,
             Job::Classes { names } => self.classes(&names).await,

@@ -493,13 +493,14 @@ impl Core {
 
     fn deallocate(&mut self, key: &ObjectKey, consumers: Consumers, reason: &'static str) {
         let Some(claim) = self.index.claim(key) else { return };
+        let Some(mark) = claim.allocation.as_ref().map(|allocation| allocation.mark.clone()) else { return };
         let uid = claim.uid.clone();
         if self.deallocating.contains_key(&uid) || self.index.is_assumed(&uid) {
             return;
         }
         tracing::info!(claim = %key, reason, "taking an allocation back");
         self.deallocating.insert(uid.clone(), reason);
-        self.effects.push(Effect::Do(Job::Deallocate { claim: key.clone(), uid, consumers }));
+        self.effects.push(Effect::Do(Job::Deallocate { claim: key.clone(), uid, mark, consumers }));
     }
 }
 

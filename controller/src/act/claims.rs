@@ -8,6 +8,7 @@ use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceCl
 use kube::Api;
 use kube::api::Patch;
 use serde_json::{Value, json};
+use std::sync::Arc;
 
 /// The pod as a consumer of claims.
 fn consumer(pod: &ObjectKey, uid: &str) -> ResourceClaimConsumerReference {
@@ -40,6 +41,13 @@ fn results(
     allocation: &AllocationResult,
 ) -> &[k8s_openapi::api::resource::v1::DeviceRequestAllocationResult] {
     allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default()
+}
+
+/// See [`fingerprint`].
+fn mark_of(claim: &ResourceClaim, allocation: &AllocationResult) -> String {
+    let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+    let seconds = allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+    fingerprint(uid, seconds, results(allocation))
 }
 
 /// What an attempt came to.
@@ -147,9 +155,7 @@ impl Writer {
         wanted: &AllocationResult,
         plan: &Plan,
     ) -> Result<Step, WriteError> {
-        let uid = claim.metadata.uid.clone().unwrap_or_default();
-        let seconds = wanted.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
-        let mark = fingerprint(&uid, seconds, results(wanted));
+        let mark = mark_of(&claim, wanted);
         let marked = |claim: &ResourceClaim| {
             claim.metadata.annotations.as_ref().and_then(|all| all.get(FINGERPRINT)) == Some(&mark)
         };
@@ -244,11 +250,14 @@ impl Writer {
         &self,
         key: &ObjectKey,
         uid: &str,
+        mark: &Arc<str>,
         allowed: &Consumers,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         let result = self
-            .until_done(key, uid, |claim| Box::pin(self.try_deallocate(claim, key.clone(), allowed.clone())))
+            .until_done(key, uid, |claim| {
+                Box::pin(self.try_deallocate(claim, key.clone(), mark.clone(), allowed.clone()))
+            })
             .await;
         match result {
             Ok(claim) => {
@@ -267,10 +276,14 @@ impl Writer {
         &self,
         claim: ResourceClaim,
         key: ObjectKey,
+        mark: Arc<str>,
         allowed: Consumers,
     ) -> Result<Step, WriteError> {
         let mut claim = claim;
-        if allocation(&claim).is_some() {
+        if let Some(present) = allocation(&claim) {
+            if mark_of(&claim, present) != *mark {
+                return Ok(Step::Failed(WriteError::Changed(key, "it was allocated anew")));
+            }
             let consumers = reserved_for(&claim);
             let fine = match &allowed {
                 Consumers::Nobody => consumers.is_empty(),

@@ -158,6 +158,7 @@ impl Core {
             return;
         }
         self.resolve_overlaps();
+        self.acknowledge_hand_overs();
         let due: Vec<ObjectKey> = self
             .idle
             .values()

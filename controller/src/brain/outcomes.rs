@@ -44,7 +44,8 @@ impl Core {
                         tracing::warn!(%claim, %error, reason, "could not take an allocation back")
                     }
                 }
-                // Whatever became of it: look again at what is there.
+                // Whatever became of it: look again at what is there, and wait as long again.
+                self.idle.remove(&uid);
                 self.watch_claim(&claim, now);
                 let pods: Vec<_> = self.index.pods_of_claim(&claim).map(|pod| pod.key.clone()).collect();
                 if let Some(allocation) = self.index.effective_allocation(&claim) {

@@ -64,6 +64,9 @@ pub(super) struct Told {
 
 /// The same words are said again after this long.
 const REPEAT: Duration = Duration::from_secs(300);
+/// Other words with the same reason, after this long: on a busy cluster the counts in them change all
+/// the time.
+const REFRESH: Duration = Duration::from_secs(15);
 
 impl Told {
     pub(super) fn forget_pod(&mut self, pod: &ObjectKey) {
@@ -73,8 +76,7 @@ impl Told {
     fn is_news(&mut self, pod: &ObjectKey, reason: &'static str, note: &str, now: Instant) -> bool {
         if let Some((before, words, at)) = self.pods.get(pod)
             && *before == reason
-            && words == note
-            && now.saturating_duration_since(*at) < REPEAT
+            && now.saturating_duration_since(*at) < if words == note { REPEAT } else { REFRESH }
         {
             return false;
         }

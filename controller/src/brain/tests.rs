@@ -1,1 +1,423 @@
+use super::*;
+use crate::act::WriteError;
+use crate::fixtures::{self, DRIVER, object, partition, request};
+use crate::lease::NotLeader;
+use aliquot_model::layout::AllocatorMode;
+use k8s_openapi::api::resource::v1::AllocationResult;
+use serde_json::{Value, json};
 
+/// A brain with a cluster in front of it, and a clock.
+struct World {
+    core: Core,
+    now: Instant,
+    version: u64,
+    jobs: Vec<Job>,
+    reports: Vec<Report>,
+}
+
+impl World {
+    fn new(nodes: &[(&str, u32)]) -> Self {
+        let settings = Settings { idle: Duration::from_secs(30), ..Settings::default() };
+        let core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
+        let mut world = Self { core, now: Instant::now(), version: 0, jobs: Vec::new(), reports: Vec::new() };
+        let slices = nodes
+            .iter()
+            .flat_map(|(name, gpus)| fixtures::slices(name, *gpus, AllocatorMode::Controller, 1))
+            .collect();
+        world.handle(Input::Class(Seen::Reset(fixtures::classes())));
+        world.handle(Input::Slice(Seen::Reset(slices)));
+        world.handle(Input::Claim(Seen::Reset(Vec::new())));
+        world.handle(Input::Pod(Seen::Reset(Vec::new())));
+        world.handle(Input::Node(Seen::Reset(nodes.iter().map(|(name, _)| fixtures::node(name)).collect())));
+        world.jobs.retain(|job| !matches!(job, Job::Classes { .. }));
+        world
+    }
+
+    fn handle(&mut self, input: Input) {
+        self.core.handle(input, self.now);
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        for effect in self.core.take_effects() {
+            match effect {
+                Effect::Do(job) => self.jobs.push(job),
+                Effect::Tell(report) => self.reports.push(report),
+            }
+        }
+    }
+
+    /// Decides all there is to decide.
+    fn work(&mut self) {
+        while self.core.has_work(self.now) {
+            self.core.work(self.now, Timestamp::from_second(1_000).expect("a time"));
+        }
+        self.collect();
+    }
+
+    fn later(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.core.tick(self.now);
+        self.collect();
+    }
+
+    fn stamp(&mut self) -> String {
+        self.version += 1;
+        self.version.to_string()
+    }
+
+    fn claim_with(
+        &mut self,
+        name: &str,
+        requests: &[Value],
+        status: Value,
+        annotations: Value,
+    ) -> ResourceClaim {
+        let version = self.stamp();
+        object(json!({
+            "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"),
+                         "resourceVersion": version, "annotations": annotations},
+            "spec": fixtures::spec(requests), "status": status,
+        }))
+    }
+
+    fn claim(&mut self, name: &str, requests: &[Value]) {
+        let claim = self.claim_with(name, requests, json!({}), json!({}));
+        self.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    }
+
+    fn pod(&mut self, name: &str, claims: &[&str], more: impl FnOnce(&mut ApiPod)) {
+        let mut pod = fixtures::pod(name, claims);
+        pod.metadata.uid = Some(format!("uid-{name}"));
+        pod.metadata.resource_version = Some(self.stamp());
+        more(&mut pod);
+        self.handle(Input::Pod(Seen::Apply(Box::new(pod))));
+    }
+
+    fn one(&mut self, name: &str, requests: &[Value]) {
+        self.claim(name, requests);
+        self.pod(name, &[name], |_| {});
+        self.work();
+    }
+
+    /// The jobs since the last call.
+    fn take_jobs(&mut self) -> Vec<Job> {
+        std::mem::take(&mut self.jobs)
+    }
+
+    fn take_job(&mut self) -> Job {
+        let mut jobs = self.take_jobs();
+        assert_eq!(jobs.len(), 1, "{jobs:?}");
+        jobs.remove(0)
+    }
+
+    /// The claim as the API has it after a job to allocate it.
+    fn written(
+        &mut self,
+        name: &str,
+        requests: &[Value],
+        allocation: &AllocationResult,
+        pod: &str,
+    ) -> ResourceClaim {
+        let seconds = allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+        let results = allocation.devices.clone().and_then(|devices| devices.results).unwrap_or_default();
+        let mark = crate::index::fingerprint(&format!("uid-{name}"), seconds, &results);
+        let reserved = json!([{"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}]);
+        let status = json!({"allocation": allocation, "reservedFor": reserved});
+        self.claim_with(name, requests, status, json!({crate::index::FINGERPRINT: mark}))
+    }
+
+    fn done(&mut self, job: Job, claims: Vec<ResourceClaim>, error: Option<WriteError>) {
+        let outcome = Outcome { job, claims, gone: Vec::new(), pod: None, error };
+        self.handle(Input::Done(Box::new(outcome)));
+    }
+
+    /// Does a job for one claim as if the API had taken it.
+    fn succeed(&mut self, name: &str, requests: &[Value]) {
+        let job = self.take_job();
+        let Job::Allocate { allocations, .. } = &job else { panic!("expected an allocation, got {job:?}") };
+        let claim = self.written(name, requests, &allocations[0].clone(), name);
+        self.done(job, vec![claim], None);
+    }
+}
+
+fn devices(job: &Job) -> Vec<String> {
+    let Job::Allocate { allocations, .. } = job else { panic!("expected an allocation, got {job:?}") };
+    allocations
+        .iter()
+        .flat_map(|allocation| allocation.devices.clone().and_then(|d| d.results).unwrap_or_default())
+        .map(|result| result.device)
+        .collect()
+}
+
+fn gpu() -> Vec<Value> {
+    vec![request("r", "gpu.aliquot.dev", 1)]
+}
+
+#[test]
+fn nothing_is_decided_before_everything_was_listed() {
+    let mut core = Core::new(DRIVER, Settings::default(), Arc::new(Metrics::new()));
+    let now = Instant::now();
+    let mut claim = fixtures::claim("c", &fixtures::spec(&gpu()));
+    claim.metadata.uid = Some("uid-c".to_owned());
+    let mut pod = fixtures::pod("c", &["c"]);
+    pod.metadata.uid = Some("uid-p".to_owned());
+    let slices = fixtures::slices("n1", 1, AllocatorMode::Controller, 1);
+    let inputs = [
+        Input::Class(Seen::Reset(fixtures::classes())),
+        Input::Slice(Seen::Reset(slices)),
+        Input::Claim(Seen::Reset(vec![claim])),
+        Input::Node(Seen::Reset(vec![fixtures::node("n1")])),
+        Input::Pod(Seen::Reset(vec![pod])),
+    ];
+    for input in inputs {
+        assert!(!core.has_work(now));
+        core.handle(input, now);
+    }
+    assert!(core.has_work(now));
+}
+
+#[test]
+fn what_is_being_written_is_taken_already() {
+    let mut world = World::new(&[("n1", 2)]);
+    for name in ["a", "b", "c"] {
+        world.one(name, &gpu());
+    }
+    let jobs = world.take_jobs();
+    assert_eq!(jobs.iter().flat_map(devices).collect::<Vec<_>>(), ["gpu-0", "gpu-1"]);
+    assert_eq!(world.reports.last().map(|report| report.reason), Some(reasons::DOES_NOT_FIT));
+}
+
+#[test]
+fn a_failed_write_frees_what_it_held_and_the_pod_is_decided_anew() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.one("a", &gpu());
+    let job = world.take_job();
+    world.one("b", &gpu());
+    assert!(world.take_jobs().is_empty());
+    world.done(job, Vec::new(), Some(WriteError::NotLeader(NotLeader)));
+    world.now += Duration::from_secs(1);
+    world.work();
+    // Whoever comes first; not both.
+    assert_eq!(world.take_jobs().len(), 1);
+}
+
+#[test]
+fn a_pod_has_one_write_at_a_time() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.one("a", &gpu());
+    assert_eq!(world.take_jobs().len(), 1);
+    world.pod("a", &["a"], |pod| pod.metadata.labels = Some([("new".to_owned(), "label".to_owned())].into()));
+    world.claim("a", &gpu());
+    world.work();
+    assert!(world.take_jobs().is_empty());
+}
+
+#[test]
+fn an_old_version_of_a_claim_does_not_undo_what_is_known() {
+    let mut world = World::new(&[("n1", 1)]);
+    let old = world.claim_with("a", &gpu(), json!({}), json!({}));
+    world.one("a", &gpu());
+    world.succeed("a", &gpu());
+    world.handle(Input::Claim(Seen::Apply(Box::new(old))));
+    world.one("b", &gpu());
+    let jobs = world.take_jobs();
+    assert!(jobs.iter().all(|job| matches!(job, Job::Lift { .. })), "{jobs:?}");
+}
+
+#[test]
+fn the_answer_to_a_write_does_not_bring_a_deleted_claim_back() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.one("a", &gpu());
+    let job = world.take_job();
+    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
+    let late = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    world.handle(Input::Claim(Seen::Delete(Box::new(late.clone()))));
+    world.done(job, vec![late], None);
+    world.jobs.clear();
+    world.one("b", &gpu());
+    assert_eq!(world.take_jobs().iter().flat_map(devices).collect::<Vec<_>>(), ["gpu-0"]);
+}
+
+#[test]
+fn a_hand_over_is_answered_when_the_last_write_of_its_pool_has_returned() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.one("a", &gpu());
+    let job = world.take_job();
+    for slice in fixtures::slices("n1", 2, AllocatorMode::HandOver, 2) {
+        world.handle(Input::Slice(Seen::Apply(Box::new(slice))));
+    }
+    world.later(1);
+    assert!(world.take_jobs().is_empty());
+    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
+    let claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    world.done(job, vec![claim], None);
+    let jobs = world.take_jobs();
+    assert!(
+        matches!(jobs.as_slice(), [Job::Acknowledge { node, generation: 2 }] if **node == *"n1"),
+        "{jobs:?}"
+    );
+    // And not again.
+    world.later(1);
+    assert!(world.take_jobs().is_empty());
+    // Unless it could not be written.
+    let error = WriteError::Refused { what: "node n1".to_owned(), message: "no".to_owned() };
+    world.done(jobs[0].clone(), Vec::new(), Some(error));
+    world.later(1);
+    assert_eq!(world.take_jobs().len(), 1);
+}
+
+#[test]
+fn a_claim_without_consumers_is_taken_back_after_its_time_and_not_before() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.one("a", &gpu());
+    let job = world.take_job();
+    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
+    let mut claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    world.done(job, vec![claim.clone()], None);
+    world.jobs.clear();
+    claim.status.as_mut().expect("a status").reserved_for = None;
+    claim.metadata.resource_version = Some(world.stamp());
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    world.later(29);
+    assert!(world.take_jobs().iter().all(|job| matches!(job, Job::Lift { .. })));
+    world.later(1);
+    let job = world.take_job();
+    assert!(matches!(&job, Job::Deallocate { consumers: Consumers::Nobody, .. }), "{job:?}");
+    // Once is enough.
+    world.later(60);
+    assert!(world.take_jobs().is_empty());
+}
+
+#[test]
+fn a_node_that_is_given_back_again_and_again_is_left_out() {
+    let mut world = World::new(&[("n1", 1), ("n2", 1)]);
+    let requests = vec![partition("r", "1g.10gb")];
+    world.claim("a", &requests);
+    let mut nodes = Vec::new();
+    for round in 0..3 {
+        world.pod("a", &["a"], |pod| {
+            pod.spec.as_mut().expect("a spec").scheduling_gates = None;
+            // Something that a decision looks at, so that it is one.
+            pod.spec.as_mut().expect("a spec").priority = Some(round);
+        });
+        world.now += Duration::from_secs(1);
+        world.work();
+        let job = world.take_job();
+        let Job::Allocate { plan, allocations, .. } = &job else { panic!("an allocation") };
+        nodes.push(plan.node.to_string());
+        let claim = world.written("a", &requests, &allocations[0].clone(), "a");
+        world.done(job, vec![claim], None);
+        // kube-scheduler takes it back.
+        let back = world.claim_with("a", &requests, json!({}), json!({}));
+        world.handle(Input::Claim(Seen::Apply(Box::new(back))));
+    }
+    assert_eq!(nodes, ["n1", "n1", "n2"]);
+}
+
+#[test]
+fn the_same_words_are_not_said_twice_in_a_row() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.one("a", &gpu());
+    world.take_jobs();
+    world.one("b", &gpu());
+    let said = world.reports.len();
+    for _ in 0..5 {
+        world.now += Duration::from_secs(20);
+        world.handle(Input::Node(Seen::Apply(Box::new(object(json!({
+            "metadata": {"name": "n1", "labels": {"x": world.now.elapsed().as_nanos().to_string()}},
+            "status": {"allocatable": {"cpu": "64", "memory": "512Gi", "pods": "110"}},
+        }))))));
+        world.work();
+    }
+    assert_eq!(world.reports.len(), said);
+}
+
+#[test]
+fn a_foreign_allocation_that_happened_while_nobody_watched_is_noticed() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.claim("a", &gpu());
+    let status = json!({"allocation": {"devices": {"results": [
+        {"request": "r", "driver": DRIVER, "pool": format!("{DRIVER}/n1"), "device": "gpu-1"}]}}});
+    let claim = world.claim_with("a", &gpu(), status, json!({}));
+    world.handle(Input::Claim(Seen::Reset(vec![claim])));
+    assert_eq!(world.reports.iter().filter(|report| report.reason == reasons::FOREIGN).count(), 2);
+    world.one("b", &gpu());
+    assert!(world.take_jobs().is_empty());
+    world.handle(Input::Claim(Seen::Reset(Vec::new())));
+    world.claim("c", &gpu());
+    world.pod("c", &["c"], |_| {});
+    world.work();
+    assert_eq!(world.take_jobs().len(), 1);
+}
+
+#[test]
+fn claims_that_tolerate_our_taint_are_reported_at_start() {
+    let settings = Settings::default();
+    let mut core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
+    let now = Instant::now();
+    let mut tolerant = request("r", "gpu.aliquot.dev", 1);
+    tolerant["exactly"]["tolerations"] = json!([{"operator": "Exists"}]);
+    let mut claim = fixtures::claim("c", &fixtures::spec(&[tolerant]));
+    claim.metadata.uid = Some("uid-c".to_owned());
+    core.handle(Input::Class(Seen::Reset(fixtures::classes())), now);
+    core.handle(Input::Slice(Seen::Reset(Vec::new())), now);
+    core.handle(Input::Claim(Seen::Reset(vec![claim])), now);
+    core.handle(Input::Node(Seen::Reset(Vec::new())), now);
+    core.handle(Input::Pod(Seen::Reset(Vec::new())), now);
+    let told = core.take_effects().into_iter().any(|effect| {
+        matches!(effect, Effect::Tell(report) if report.reason == reasons::TOLERATES
+            && report.note.contains("make the claim anew without that toleration"))
+    });
+    assert!(told);
+}
+
+#[test]
+fn the_policy_is_told_which_classes_can_select_our_devices() {
+    let mut world = World::new(&[]);
+    let foreign = fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#);
+    world.handle(Input::Class(Seen::Apply(Box::new(foreign))));
+    assert!(world.take_jobs().is_empty(), "nothing new to tell");
+    world.handle(Input::Class(Seen::Apply(Box::new(fixtures::class("anything", "true")))));
+    let Job::Classes { names } = world.take_job() else { panic!("the list") };
+    assert_eq!(
+        names,
+        ["admin.aliquot.dev", "anything", "gpu.aliquot.dev", "mig.aliquot.dev", "share.aliquot.dev"]
+    );
+}
+
+#[test]
+fn a_pod_that_others_hold_back_is_not_decided_yet() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.claim("a", &gpu());
+    world.pod("a", &["a"], |pod| {
+        let gates = pod.spec.as_mut().expect("a spec").scheduling_gates.as_mut().expect("gates");
+        gates.push(object(json!({"name": "other"})));
+    });
+    world.work();
+    assert!(world.take_jobs().is_empty());
+    world.pod("a", &["a"], |_| {});
+    world.work();
+    assert_eq!(world.take_jobs().len(), 1);
+}
+
+#[test]
+fn urgent_pods_come_first_when_room_appears() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.one("a", &gpu());
+    world.succeed("a", &gpu());
+    world.jobs.clear();
+    for (name, priority) in [("low", 0), ("high", 9)] {
+        world.claim(name, &gpu());
+        world.pod(name, &[name], |pod| pod.spec.as_mut().expect("a spec").priority = Some(priority));
+    }
+    world.work();
+    world.jobs.retain(|job| !matches!(job, Job::Lift { .. }));
+    assert!(world.take_jobs().is_empty());
+    world.now += Duration::from_secs(30);
+    let gone = world.claim_with("a", &gpu(), json!({}), json!({}));
+    world.handle(Input::Claim(Seen::Delete(Box::new(gone))));
+    world.work();
+    let Job::Allocate { plan, .. } = world.take_job() else { panic!("an allocation") };
+    assert_eq!(&*plan.pod.name, "high");
+}

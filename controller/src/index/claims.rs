@@ -67,6 +67,8 @@ pub struct Allocation {
     pub timestamp: Option<i64>,
     /// Whether we wrote it.
     pub by_us: bool,
+    /// Its name: no other allocation of the claim has it. See [`fingerprint`].
+    pub mark: Arc<str>,
 }
 
 /// One allocation result of our driver.
@@ -124,7 +126,7 @@ impl Tombstones {
     }
 }
 
-/// The name of an allocation that we are about to write: see [`FINGERPRINT`].
+/// The name of an allocation, also of one that is about to be written: see [`FINGERPRINT`].
 pub fn fingerprint(claim: &str, timestamp: i64, results: &[DeviceRequestAllocationResult]) -> String {
     let mut text = format!("{claim} {timestamp}");
     for result in results {
@@ -326,7 +328,7 @@ impl Index {
         let results: &[_] =
             allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default();
         let timestamp = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
-        let expected = timestamp.map(|timestamp| fingerprint(uid, timestamp, results));
+        let mark = fingerprint(uid, timestamp.unwrap_or_default(), results);
         let mut held = Vec::new();
         let driver = self.driver.clone();
         for result in results.iter().filter(|result| *result.driver == *driver) {
@@ -343,7 +345,8 @@ impl Index {
             node: node.map(Into::into),
             selector,
             timestamp,
-            by_us: expected.is_some() && expected.as_deref() == fingerprint_found,
+            by_us: timestamp.is_some() && fingerprint_found == Some(&*mark),
+            mark: mark.into(),
         }
     }
 

@@ -1,1 +1,270 @@
+use super::*;
+use crate::fixtures::{self, DRIVER, object, request};
+use crate::quantity::Quantity;
+use aliquot_model::layout::AllocatorMode;
+use k8s_openapi::api::core::v1::Pod as ApiPod;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
+fn claim(name: &str, version: u64, devices: &[&str]) -> ResourceClaim {
+    let results: Vec<Value> = devices
+        .iter()
+        .enumerate()
+        .map(|(number, device)| {
+            let mut result =
+                json!({"request": "r", "driver": DRIVER, "pool": format!("{DRIVER}/n1"), "device": device});
+            if device.ends_with("share") {
+                result["shareID"] = json!(format!("{name}-{number}"));
+                result["consumedCapacity"] = json!({"memory": "1Gi", "cores": "10", "slots": "1"});
+            }
+            result
+        })
+        .collect();
+    let selector = json!({"nodeSelectorTerms": [
+        {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]});
+    let status = if devices.is_empty() {
+        json!({})
+    } else {
+        json!({"allocation": {"devices": {"results": results}, "nodeSelector": selector}})
+    };
+    object(json!({
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-{name}"),
+                     "resourceVersion": version.to_string()},
+        "spec": fixtures::spec(&[request("r", "gpu.aliquot.dev", 1)]), "status": status,
+    }))
+}
+
+fn pod(name: &str, version: u64, node: Option<&str>, phase: &str) -> ApiPod {
+    let mut pod = fixtures::pod(name, &[name]);
+    pod.metadata.uid = Some(format!("uid-{name}"));
+    pod.metadata.resource_version = Some(version.to_string());
+    pod.spec.as_mut().expect("a spec").node_name = node.map(str::to_owned);
+    pod.status = object(json!({"phase": phase}));
+    pod
+}
+
+/// Everything that decisions read, in an order of its own.
+#[derive(Debug, PartialEq)]
+struct Picture {
+    free: BTreeMap<String, Quantity>,
+    devices: BTreeMap<String, String>,
+    blocked: BTreeMap<String, Vec<u32>>,
+    nodes: BTreeMap<String, (u64, BTreeMap<String, Quantity>)>,
+    conflicts: Vec<String>,
+}
+
+fn picture(index: &Index) -> Picture {
+    let mut picture = Picture {
+        free: BTreeMap::new(),
+        devices: BTreeMap::new(),
+        blocked: BTreeMap::new(),
+        nodes: BTreeMap::new(),
+        conflicts: Vec::new(),
+    };
+    for pool in index.pools() {
+        let name = index.name(pool.name).to_owned();
+        let Some(layout) = &pool.layout else { continue };
+        for set in &layout.sets {
+            for (at, (counter, _)) in set.counters.iter().enumerate() {
+                let counter = format!("{name}/{}/{}", index.name(set.name), index.name(*counter));
+                picture.free.insert(counter, pool.usage.free[set.offset + at]);
+            }
+        }
+        picture.blocked.insert(name.clone(), pool.usage.blocked.keys().copied().collect());
+        for (position, used) in &pool.usage.devices {
+            let device = &layout.devices[*position as usize];
+            let names = index.shape(device).capacities.iter().map(|(name, _)| index.name(*name));
+            let consumed: BTreeMap<&str, &Quantity> = names.zip(used.consumed.iter()).collect();
+            picture.devices.insert(
+                format!("{name}/{}", index.name(device.name)),
+                format!("{} {} {consumed:?}", used.exclusive, used.shares),
+            );
+        }
+        for conflict in index.conflicts(pool) {
+            let mut claims: Vec<String> = conflict.claims.iter().map(ToString::to_string).collect();
+            claims.sort();
+            picture.conflicts.push(format!("{name} {} {claims:?}", conflict.gpu));
+        }
+    }
+    picture.conflicts.sort();
+    for name in ["n1", "n2"] {
+        if let Some(node) = index.node(name) {
+            let used = node.used.iter().filter(|(_, amount)| **amount != Quantity::ZERO);
+            let used = used.map(|(name, amount)| (name.to_string(), *amount)).collect();
+            picture.nodes.insert(name.to_owned(), (node.pods, used));
+        }
+    }
+    picture
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Claim(usize, Vec<usize>),
+    Unclaim(usize),
+    Pod(usize, Option<bool>, bool),
+    Unpod(usize),
+    Slices(i64, bool),
+    Unslice(usize),
+    Assume(usize, Vec<usize>),
+    Forget(usize),
+}
+
+const DEVICES: [&str; 8] = [
+    "gpu-0",
+    "gpu-1",
+    "gpu-0-share",
+    "gpu-1-share",
+    "gpu-0-mig-1g10gb-19-6",
+    "gpu-0-mig-3g40gb-9-4",
+    "gpu-1-mig-7g80gb-0-0",
+    "gpu-1-mig-9g99gb-99-0",
+];
+
+fn step() -> impl Strategy<Value = Step> {
+    let devices = || prop::collection::vec(0..DEVICES.len(), 0..3);
+    prop_oneof![
+        4 => (0usize..4, devices()).prop_map(|(claim, devices)| Step::Claim(claim, devices)),
+        1 => (0usize..4).prop_map(Step::Unclaim),
+        3 => (0usize..4, prop::option::of(any::<bool>()), any::<bool>()).prop_map(|(p, n, t)| Step::Pod(p, n, t)),
+        1 => (0usize..4).prop_map(Step::Unpod),
+        2 => (1i64..4, any::<bool>()).prop_map(|(generation, all)| Step::Slices(generation, all)),
+        1 => (0usize..3).prop_map(Step::Unslice),
+        2 => (0usize..4, devices()).prop_map(|(claim, devices)| Step::Assume(claim, devices)),
+        2 => (0usize..4).prop_map(Step::Forget),
+    ]
+}
+
+proptest! {
+    // Each case builds dozens of slices.
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 4, ..ProptestConfig::default() })]
+
+    /// However it came to be, the index says what one says that is built from the last state of
+    /// each object.
+    #[test]
+    fn what_was_kept_step_by_step_is_what_is_built_at_once(steps in prop::collection::vec(step(), 1..40)) {
+        let mut index = Index::new(DRIVER);
+        for name in ["n1", "n2"] {
+            index.apply_node(&fixtures::node(name));
+        }
+        let mut slices: BTreeMap<String, ResourceSlice> = BTreeMap::new();
+        let mut claims: BTreeMap<usize, ResourceClaim> = BTreeMap::new();
+        let mut pods: BTreeMap<usize, ApiPod> = BTreeMap::new();
+        let key = |kind: &str, number: usize| ObjectKey::new("default", &format!("{kind}{number}"));
+        for (version, step) in (1u64..).zip(steps) {
+            match step {
+                Step::Claim(number, devices) => {
+                    let devices: Vec<&str> = devices.iter().map(|device| DEVICES[*device]).collect();
+                    // An identity is used once: a claim that is made anew is another one.
+                    let mut object = claim(&format!("x{number}"), version, &devices);
+                    let uid = claims.get(&number).and_then(|known| known.metadata.uid.clone());
+                    object.metadata.uid = Some(uid.unwrap_or_else(|| format!("uid-{number}-{version}")));
+                    index.apply_claim(&object);
+                    claims.insert(number, object);
+                }
+                Step::Unclaim(number) => {
+                    index.delete_claim(&key("x", number), None);
+                    claims.remove(&number);
+                }
+                Step::Pod(number, node, terminal) => {
+                    let node = node.map(|first| if first { "n1" } else { "n2" });
+                    let phase = if terminal { "Succeeded" } else { "Pending" };
+                    let object = pod(&format!("x{number}"), version, node, phase);
+                    index.apply_pod(&object);
+                    pods.insert(number, object);
+                }
+                Step::Unpod(number) => {
+                    index.delete_pod(&key("x", number));
+                    pods.remove(&number);
+                }
+                Step::Slices(generation, all) => {
+                    let new = fixtures::slices("n1", 2, AllocatorMode::Controller, generation);
+                    for slice in new.into_iter().take(if all { 3 } else { 2 }) {
+                        index.apply_slice(&slice);
+                        slices.insert(slice.metadata.name.clone().expect("a name"), slice);
+                    }
+                }
+                Step::Unslice(number) => {
+                    if let Some(name) = slices.keys().nth(number).cloned() {
+                        index.delete_slice(&name);
+                        slices.remove(&name);
+                    }
+                }
+                Step::Assume(number, devices) => {
+                    let devices: Vec<&str> = devices.iter().map(|device| DEVICES[*device]).collect();
+                    let wanted = claim("any", 0, &devices).status.and_then(|status| status.allocation);
+                    if let Some(wanted) = wanted {
+                        let allocation = index.read_allocation("any", None, &wanted);
+                        index.assume(&key("x", number), allocation);
+                    }
+                }
+                Step::Forget(number) => {
+                    if let Some(uid) = index.claim(&key("x", number)).map(|claim| claim.uid.clone()) {
+                        index.forget(&key("x", number), &uid);
+                    }
+                }
+            }
+        }
+        index.forget_all();
+        let mut fresh = Index::new(DRIVER);
+        for name in ["n1", "n2"] {
+            fresh.apply_node(&fixtures::node(name));
+        }
+        fresh.reset_slices(&slices.values().cloned().collect::<Vec<_>>());
+        fresh.reset_pods(&pods.values().cloned().collect::<Vec<_>>());
+        fresh.reset_claims(&claims.values().cloned().collect::<Vec<_>>());
+        prop_assert_eq!(picture(&index), picture(&fresh));
+        // And a reset changes nothing that a list would confirm.
+        index.reset_claims(&claims.values().cloned().collect::<Vec<_>>());
+        index.reset_slices(&slices.values().cloned().collect::<Vec<_>>());
+        index.reset_pods(&pods.values().cloned().collect::<Vec<_>>());
+        prop_assert_eq!(picture(&index), picture(&fresh));
+    }
+}
+
+#[test]
+fn equal_nodes_share_one_layout() {
+    let mut index = Index::new(DRIVER);
+    for name in ["n1", "n2"] {
+        for slice in fixtures::slices(name, 8, AllocatorMode::Controller, 7) {
+            index.apply_slice(&slice);
+        }
+    }
+    let ids: Vec<u64> =
+        index.pools().filter_map(|pool| pool.layout.as_ref()).map(|layout| layout.id).collect();
+    assert_eq!(ids.len(), 2);
+    assert_eq!(ids[0], ids[1]);
+}
+
+#[test]
+fn slices_of_other_drivers_are_not_ours() {
+    let mut index = Index::new(DRIVER);
+    let mut slices = fixtures::slices("n1", 1, AllocatorMode::Controller, 1);
+    for slice in &mut slices {
+        slice.spec.driver = "other.example.com".to_owned();
+        index.apply_slice(slice);
+    }
+    assert_eq!(index.pools().count(), 0);
+}
+
+#[test]
+fn losers_are_those_that_do_not_fit_beside_their_seniors() {
+    let mut index = Index::new(DRIVER);
+    index.reset_slices(&fixtures::slices("n1", 1, AllocatorMode::Controller, 1));
+    for (name, device) in [
+        ("a", "gpu-0-mig-1g10gb-19-0"),
+        ("b", "gpu-0-mig-4g40gb-5-0"),
+        ("c", "gpu-0-mig-3g40gb-9-4"),
+        ("d", "gpu-0-share"),
+    ] {
+        index.apply_claim(&claim(name, 1, &[device]));
+    }
+    let pool = index.pools().next().expect("a pool");
+    let conflicts = index.conflicts(pool);
+    assert_eq!(conflicts.len(), 1);
+    assert_eq!(conflicts[0].claims.len(), 4);
+    let order: Vec<Uid> = ["a", "b", "c", "d"].iter().map(|name| format!("uid-{name}").into()).collect();
+    let losers: Vec<String> = index.losers(pool, &order).iter().map(ToString::to_string).collect();
+    assert_eq!(losers, ["uid-b", "uid-d"]);
+}
