@@ -18,6 +18,10 @@ static MATCHED: AtomicBool = AtomicBool::new(false);
 /// Device of each context that has been current, plus one.
 static CONTEXTS: Mutex<Map<u16>> = Mutex::new(Map::new());
 
+/// The context that was asked for last, with its device plus one in the lowest byte: contexts are addresses
+/// in user space, so both fit. 0 = none.
+static LAST: AtomicU64 = AtomicU64::new(0);
+
 /// A device by its CUDA ordinal.
 pub(crate) type Device = usize;
 
@@ -108,7 +112,12 @@ pub(crate) fn current() -> Option<(Device, u64)> {
     if unsafe { real::cuCtxGetCurrent(&mut context) } != Some(0) || context == 0 {
         return None;
     }
+    let last = LAST.load(Relaxed);
+    if last >> 8 == context && last & 0xff != 0 {
+        return Some(((last & 0xff) as usize - 1, context));
+    }
     if let Some(device) = CONTEXTS.lock().get(context) {
+        LAST.store(context << 8 | u64::from(device), Relaxed);
         return Some((usize::from(device - 1), context));
     }
     let mut device = 0;
@@ -129,18 +138,21 @@ pub(crate) fn of_context(context: u64) -> Option<Device> {
 pub(crate) fn remember(context: u64, device: i32) {
     if let Some(device) = u16::try_from(device).ok().and_then(|device| device.checked_add(1)) {
         let _ = CONTEXTS.lock().insert(context, device);
+        LAST.store(0, Relaxed);
     }
 }
 
 /// Forgets a context that is gone.
 pub(crate) fn forget(context: u64) {
     CONTEXTS.lock().remove(context);
+    LAST.store(0, Relaxed);
 }
 
 /// In a forked child, nothing is known of any device.
 pub(crate) fn renew_after_fork() {
     CONTEXTS.renew_after_fork();
     CONTEXTS.lock().clear();
+    LAST.store(0, Relaxed);
     for mask in &SHARES {
         mask.store(0, Relaxed);
     }

@@ -196,7 +196,8 @@ pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) 
 }
 
 fn give_back(device: Device, address: u64, bytes: u64) {
-    let given = BOOK.lock().pages.get_mut(device).map_or(0, |pages| pages.give(address, bytes));
+    let shared = || BOOK.lock().pages.get_mut(device).map_or(0, |pages| pages.give(address, bytes));
+    let given = Pages::whole(address, bytes).unwrap_or_else(shared);
     account::release(device, given);
 }
 

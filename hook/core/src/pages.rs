@@ -65,6 +65,11 @@ impl Pages {
         self.index.find_key(|_, place| self.slab(*place).is_some_and(fits)).is_some()
     }
 
+    /// What an allocation takes, where it shares no slab with any other.
+    pub(crate) fn whole(address: u64, bytes: u64) -> Option<Bytes> {
+        (address.is_multiple_of(SLAB) && bytes.is_multiple_of(SLAB) && bytes > 0).then_some(bytes)
+    }
+
     /// Records an allocation; returns how much the driver took for it.
     pub(crate) fn take(&mut self, address: u64, bytes: u64, context: u64) -> Result<Bytes, Full> {
         let mut grown = 0;
@@ -182,11 +187,14 @@ fn parts(address: u64, bytes: u64) -> impl Iterator<Item = (u64, u64, u64)> {
 
 impl Slab {
     fn mark(&mut self, from: u64, to: u64, taken: bool) {
-        for grain in from / GRAIN..to.div_ceil(GRAIN) {
+        let (mut grain, end) = (from / GRAIN, to.div_ceil(GRAIN));
+        while grain < end {
+            let (first, count) = (grain % 64, (end - grain).min(64 - grain % 64));
+            let bits = (u64::MAX >> (64 - count)) << first;
             if let Some(word) = self.taken.get_mut((grain / 64) as usize) {
-                let bit = 1 << (grain % 64);
-                *word = if taken { *word | bit } else { *word & !bit };
+                *word = if taken { *word | bits } else { *word & !bits };
             }
+            grain += count;
         }
     }
 
@@ -239,6 +247,14 @@ mod tests {
         assert_eq!(Pages::most(SLAB + 1), Some(2 * SLAB));
         assert_eq!(Pages::most(0), Some(SLAB));
         assert_eq!(Pages::most(u64::MAX), None);
+    }
+
+    #[test]
+    fn allocations_of_whole_slabs_need_no_record() {
+        assert_eq!(Pages::whole(BASE, 4 * SLAB), Some(4 * SLAB));
+        assert_eq!(Pages::whole(BASE + 512, 4 * SLAB), None);
+        assert_eq!(Pages::whole(BASE, 4 * SLAB + 512), None);
+        assert_eq!(Pages::whole(BASE, 0), None);
     }
 
     #[test]

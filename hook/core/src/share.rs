@@ -349,7 +349,7 @@ impl Share {
                 _ => continue,
             }
             let age = now.saturating_sub(ledger::dead_since(region, slot, now));
-            let held = region.load(Word::Charged(slot)) > 0;
+            let held = ledger::charged(region, slot) > 0;
             let has_freed = |list: &mut Option<Option<List>>| {
                 let owner = region.slots.get(slot).filter(|owner| owner.pid_namespace.load(Relaxed) == here);
                 let list = list.get_or_insert_with(|| nvml::computing(&self.uuid()?)).as_ref();

@@ -15,7 +15,6 @@ mod number {
     pub(super) const NANOSLEEP: usize = 35;
     pub(super) const GETPID: usize = 39;
     pub(super) const FCNTL: usize = 72;
-    pub(super) const FUTEX: usize = 202;
     pub(super) const GETDENTS: usize = 217;
     pub(super) const CLOCK_GETTIME: usize = 228;
     pub(super) const OPENAT: usize = 257;
@@ -33,7 +32,6 @@ mod number {
     pub(super) const PREAD: usize = 67;
     pub(super) const FACCESSAT: usize = 48;
     pub(super) const READLINKAT: usize = 78;
-    pub(super) const FUTEX: usize = 98;
     pub(super) const NANOSLEEP: usize = 101;
     pub(super) const CLOCK_GETTIME: usize = 113;
     pub(super) const GETPID: usize = 172;
@@ -281,22 +279,15 @@ pub(crate) fn coarse_ms() -> u64 {
 }
 
 /// Sleeps.
-pub(crate) fn sleep_ms(millis: u64) {
-    let time = [millis / 1000, millis % 1000 * 1_000_000];
+pub(crate) fn sleep_us(micros: u64) {
+    let time = [micros / 1_000_000, micros % 1_000_000 * 1000];
     // SAFETY: the record outlives the call.
     let _ = unsafe { call(number::NANOSLEEP, [time.as_ptr() as usize, 0, 0, 0, 0, 0]) };
 }
 
-/// Sleeps while `word` is `value`.
-pub(crate) fn futex_wait(word: &core::sync::atomic::AtomicU32, value: u32) {
-    // SAFETY: FUTEX_WAIT | PRIVATE on a word that outlives the call.
-    let _ = unsafe { call(number::FUTEX, [word.as_ptr() as usize, 128, value as usize, 0, 0, 0]) };
-}
-
-/// Wakes one who sleeps on `word`.
-pub(crate) fn futex_wake(word: &core::sync::atomic::AtomicU32) {
-    // SAFETY: FUTEX_WAKE | PRIVATE only takes the address.
-    let _ = unsafe { call(number::FUTEX, [word.as_ptr() as usize, 129, 1, 0, 0, 0]) };
+/// Sleeps.
+pub(crate) fn sleep_ms(millis: u64) {
+    sleep_us(millis * 1000);
 }
 
 /// Ends the process with a fault.

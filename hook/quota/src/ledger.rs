@@ -1,16 +1,18 @@
 //! How bytes are charged, released and taken back from the dead.
 //!
 //! The total and each slot's part of it are two places, and a process can be killed or stopped between
-//! writing one and the other. So every change is an *operation* with a number: its owner announces it in the
-//! slot's `intent`, then one 128-bit compare and swap puts the new total and the operation's name into the
-//! header (from here on it has happened), then the slot's `charged` follows. Whoever wants to change the
-//! total next first completes the operation named there, from the intent. Hence:
+//! writing one and the other. So every change is an *operation* with a number: its owner writes into the
+//! slot's spare entry what the slot will be charged, then one 128-bit compare and swap puts the new total and
+//! the operation's name into the header (from here on it has happened), then the slot's `recorded` follows,
+//! which makes the entry the valid one. Whoever wants to change the total next first records the operation
+//! that the header names. Hence:
 //!
 //! - the account is exact after a kill at any single store: total = sum of the slots, plus the one
 //!   operation named in the header if its slot does not show it yet;
-//! - nobody ever waits: a stopped process's operation is completed by the others, and when it wakes up it
+//! - nobody ever waits: a stopped process's operation is recorded by the others, and when it wakes up it
 //!   finds it done;
-//! - a stamp never repeats, so a compare and swap that is late by any time fails.
+//! - a stamp never repeats, so a compare and swap that is late by any time fails;
+//! - an operation costs its owner one locked instruction.
 //!
 //! The functions take [`Cells`], so that tests can stop, kill and interleave at every access.
 
@@ -27,14 +29,12 @@ pub enum Word {
     Total,
     /// The last operation.
     Op,
-    /// Bytes charged by a slot.
-    Charged(usize),
-    /// Number of the last operation recorded in a slot.
-    ChargedSeq(usize),
-    /// Announced change of a slot.
-    Intent(usize),
-    /// Number of the announced change.
-    IntentSeq(usize),
+    /// Bytes charged to a slot after the operations with even or odd numbers: `Entry(slot, number % 2)`.
+    Entry(usize, usize),
+    /// Number of the operation that an entry belongs to.
+    EntrySeq(usize, usize),
+    /// Number of a slot's last operation that is known to have happened.
+    Recorded(usize),
     /// State of a slot.
     State(usize),
     /// When a slot's owner was found dead.
@@ -46,10 +46,8 @@ pub enum Word {
 pub enum PairOf {
     /// [`Word::Total`] and [`Word::Op`].
     Total,
-    /// [`Word::Charged`] and [`Word::ChargedSeq`].
-    Charged(usize),
-    /// [`Word::Intent`] and [`Word::IntentSeq`].
-    Intent(usize),
+    /// [`Word::Entry`] and [`Word::EntrySeq`].
+    Entry(usize, usize),
 }
 
 /// Shared memory, one atomic access at a time.
@@ -95,58 +93,61 @@ fn read_total(cells: &impl Cells) -> (u64, u64) {
     read_pair(cells, Word::Total, Word::Op)
 }
 
-fn read_charged(cells: &impl Cells, slot: usize) -> (u64, u64) {
-    read_pair(cells, Word::Charged(slot), Word::ChargedSeq(slot))
+fn parity(seq: u64) -> usize {
+    (seq % 2) as usize
 }
 
-/// Completes operation `seq` of `slot`, which the header names or named, if its slot does not show it yet.
-fn complete(cells: &impl Cells, slot: usize, seq: u64) -> Result<()> {
+/// What a slot is charged, and the number of its last recorded operation.
+fn read_charged(cells: &impl Cells, slot: usize) -> Result<(u64, u64)> {
     loop {
-        if cells.load(Word::ChargedSeq(slot)) >= seq {
-            return Ok(());
+        let recorded = cells.load(Word::Recorded(slot));
+        let (bytes, seq) =
+            read_pair(cells, Word::Entry(slot, parity(recorded)), Word::EntrySeq(slot, parity(recorded)));
+        if cells.load(Word::Recorded(slot)) != recorded {
+            continue;
         }
-        let charged = read_charged(cells, slot);
-        let (delta, announced) = read_pair(cells, Word::Intent(slot), Word::IntentSeq(slot));
-        if charged.1 >= seq {
-            return Ok(());
-        }
-        if announced != seq {
-            // The owner went on, so the operation was recorded after we looked; otherwise this cannot be.
-            if cells.load(Word::ChargedSeq(slot)) >= seq {
-                return Ok(());
-            }
-            return Err(LedgerError::Corrupt);
-        }
-        let new = charged.0.wrapping_add(delta);
-        cells.swap_pair(PairOf::Charged(slot), charged, (new, seq));
+        return if seq == recorded { Ok((bytes, recorded)) } else { Err(LedgerError::Corrupt) };
     }
 }
 
-/// Completes the operation that the header names, and returns the header's pair.
+/// Records operation `seq` of `slot`, which the header names or named, if that is not done yet.
+fn record(cells: &impl Cells, slot: usize, seq: u64) -> Result<()> {
+    loop {
+        let recorded = cells.load(Word::Recorded(slot));
+        if recorded >= seq {
+            return Ok(());
+        }
+        if cells.load(Word::EntrySeq(slot, parity(seq))) < seq {
+            return Err(LedgerError::Corrupt);
+        }
+        cells.swap(Word::Recorded(slot), recorded, seq);
+    }
+}
+
+/// Records the operation that the header names, and returns the header's pair.
 fn settle(cells: &impl Cells) -> Result<(u64, u64)> {
     let found = read_total(cells);
     let slot = (found.1 >> SEQ_BITS) as usize;
     if slot >= cells.slots() {
         return Err(LedgerError::Corrupt);
     }
-    complete(cells, slot, found.1 & SEQ_MASK)?;
+    record(cells, slot, found.1 & SEQ_MASK)?;
     Ok(found)
-}
-
-/// Number for the next operation of a slot that the caller owns.
-fn next_seq(cells: &impl Cells, slot: usize) -> u64 {
-    cells.load(Word::ChargedSeq(slot)).max(cells.load(Word::IntentSeq(slot))) + 1
 }
 
 /// Changes what `slot` is charged by `delta` (two's complement) and returns the new total. With a limit, a
 /// growth that would exceed it is refused. The caller owns the slot, and makes one operation at a time.
 fn change(cells: &impl Cells, slot: usize, delta: u64, limit: Option<u64>) -> Result<u64> {
-    let seq = next_seq(cells, slot);
-    cells.store(Word::Intent(slot), delta);
-    cells.store(Word::IntentSeq(slot), seq);
+    let mut found = settle(cells)?;
+    // Settled: nothing of this slot is under way, and only its owner starts anything.
+    let (charged, recorded) = read_charged(cells, slot)?;
+    let seq = recorded + 1;
+    let shrinks = (delta as i64) < 0;
+    let after = if shrinks { charged.checked_sub(delta.wrapping_neg()) } else { charged.checked_add(delta) };
+    cells.store(Word::Entry(slot, parity(seq)), after.ok_or(LedgerError::Corrupt)?);
+    cells.store(Word::EntrySeq(slot, parity(seq)), seq);
     loop {
-        let found = settle(cells)?;
-        let total = if (delta as i64) < 0 {
+        let total = if shrinks {
             found.0.checked_sub(delta.wrapping_neg()).ok_or(LedgerError::Corrupt)?
         } else {
             found.0.checked_add(delta).ok_or(LedgerError::Refused(found.0))?
@@ -155,9 +156,11 @@ fn change(cells: &impl Cells, slot: usize, delta: u64, limit: Option<u64>) -> Re
             return Err(LedgerError::Refused(found.0));
         }
         if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, seq))) {
-            complete(cells, slot, seq)?;
+            // Others may have recorded it already, and nobody goes beyond it but us.
+            cells.store(Word::Recorded(slot), seq);
             return Ok(total);
         }
+        found = settle(cells)?;
     }
 }
 
@@ -194,7 +197,8 @@ pub fn charge_up_to(cells: &impl Cells, slot: usize, bytes: u64, limit: u64) -> 
 
 /// Releases `bytes` of what `slot` is charged, at most all of it. Returns the new total.
 pub fn release(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
-    let bytes = bytes.min(cells.load(Word::Charged(slot)));
+    settle(cells)?;
+    let bytes = bytes.min(read_charged(cells, slot)?.0);
     if bytes == 0 {
         return Ok(cells.load(Word::Total));
     }
@@ -202,6 +206,11 @@ pub fn release(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
         return Err(LedgerError::Corrupt);
     }
     change(cells, slot, bytes.wrapping_neg(), None)
+}
+
+/// Bytes charged to a slot, as far as is recorded; 0 if the region is corrupt.
+pub fn charged(cells: &impl Cells, slot: usize) -> u64 {
+    read_charged(cells, slot).map_or(0, |charged| charged.0)
 }
 
 /// Bytes charged by all slots.
@@ -213,7 +222,7 @@ pub fn total(cells: &impl Cells) -> u64 {
 /// Returns the state word that stays there as long as the slot is the caller's.
 pub fn attach(cells: &impl Cells, slot: usize) -> Option<u64> {
     let found = cells.load(Word::State(slot));
-    if SlotState::of(found) != Some(SlotState::Free) || cells.load(Word::Charged(slot)) != 0 {
+    if SlotState::of(found) != Some(SlotState::Free) || charged(cells, slot) != 0 {
         return None;
     }
     cells.store(Word::DeadSince(slot), 0);
@@ -253,9 +262,11 @@ pub fn reap(cells: &impl Cells, slot: usize) -> Result<u64> {
     }
     let mut taken = 0;
     loop {
-        settle(cells)?;
-        let charged = read_charged(cells, slot);
-        let intent = read_pair(cells, Word::Intent(slot), Word::IntentSeq(slot));
+        let found = settle(cells)?;
+        let charged = read_charged(cells, slot)?;
+        // Far enough from what the dead may have prepared, and in the other entry than what it is charged.
+        let seq = charged.1 + 3;
+        let spare = read_pair(cells, Word::Entry(slot, parity(seq)), Word::EntrySeq(slot, parity(seq)));
         if cells.load(Word::State(slot)) != state {
             return Ok(taken);
         }
@@ -263,20 +274,14 @@ pub fn reap(cells: &impl Cells, slot: usize) -> Result<u64> {
             cells.swap(Word::State(slot), state, SlotState::Free.word(generation(state)));
             return Ok(taken);
         }
-        let all = charged.0.wrapping_neg();
-        if intent.1 <= charged.1 || intent.0 != all {
-            // Announce that everything goes; a number of its own keeps it apart from what the dead announced.
-            cells.swap_pair(PairOf::Intent(slot), intent, (all, intent.1.max(charged.1) + 1));
-            continue;
-        }
-        let found = settle(cells)?;
-        if read_charged(cells, slot) != charged {
+        if spare.1 < seq {
+            cells.swap_pair(PairOf::Entry(slot, parity(seq)), spare, (0, seq));
             continue;
         }
         let total = found.0.checked_sub(charged.0).ok_or(LedgerError::Corrupt)?;
-        if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, intent.1))) {
+        if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, seq))) {
             taken += charged.0;
-            complete(cells, slot, intent.1)?;
+            record(cells, slot, seq)?;
         }
     }
 }
@@ -285,8 +290,7 @@ impl Region {
     fn pair(&self, pair: PairOf) -> Option<&Pair> {
         Some(match pair {
             PairOf::Total => &self.header.total,
-            PairOf::Charged(slot) => &self.slots.get(slot)?.charged,
-            PairOf::Intent(slot) => &self.slots.get(slot)?.intent,
+            PairOf::Entry(slot, which) => self.slots.get(slot)?.entries.get(which)?,
         })
     }
 
@@ -294,10 +298,9 @@ impl Region {
         Some(match word {
             Word::Total => &self.header.total.value,
             Word::Op => &self.header.total.stamp,
-            Word::Charged(slot) => &self.slots.get(slot)?.charged.value,
-            Word::ChargedSeq(slot) => &self.slots.get(slot)?.charged.stamp,
-            Word::Intent(slot) => &self.slots.get(slot)?.intent.value,
-            Word::IntentSeq(slot) => &self.slots.get(slot)?.intent.stamp,
+            Word::Entry(slot, which) => &self.slots.get(slot)?.entries.get(which)?.value,
+            Word::EntrySeq(slot, which) => &self.slots.get(slot)?.entries.get(which)?.stamp,
+            Word::Recorded(slot) => &self.slots.get(slot)?.recorded,
             Word::State(slot) => &self.slots.get(slot)?.state,
             Word::DeadSince(slot) => &self.slots.get(slot)?.dead_since_ms,
         })
@@ -435,7 +438,7 @@ mod tests {
     unsafe impl Sync for Memory {}
 
     fn sum(region: &Region) -> u64 {
-        (0..SLOT_COUNT).map(|slot| region.load(Word::Charged(slot))).sum()
+        (0..SLOT_COUNT).map(|slot| charged(region, slot)).sum()
     }
 
     #[test]
@@ -487,12 +490,12 @@ mod tests {
         attach(&*region, 1).unwrap();
         attach(&*region, 2).unwrap();
         // Slot 1 dies right after its compare and swap.
-        region.store(Word::Intent(1), 300);
-        region.store(Word::IntentSeq(1), 1);
+        region.store(Word::Entry(1, 1), 300);
+        region.store(Word::EntrySeq(1, 1), 1);
         assert!(region.swap_pair(PairOf::Total, (0, 0), (300, op_word(1, 1))));
-        assert_eq!(region.load(Word::Charged(1)), 0);
+        assert_eq!(charged(&*region, 1), 0);
         assert_eq!(charge(&*region, 2, 700, 1000), Ok(1000));
-        assert_eq!(region.load(Word::Charged(1)), 300);
+        assert_eq!(charged(&*region, 1), 300);
         assert_eq!(sum(&region), 1000);
     }
 
@@ -501,8 +504,8 @@ mod tests {
         let region = Memory::new();
         let state = attach(&*region, 1).unwrap();
         charge(&*region, 1, 100, 1000).unwrap();
-        region.store(Word::Intent(1), 300);
-        region.store(Word::IntentSeq(1), 2);
+        region.store(Word::Entry(1, 0), 400);
+        region.store(Word::EntrySeq(1, 0), 2);
         mark_dead(&*region, 1, state, 1);
         assert_eq!(reap(&*region, 1), Ok(100));
         assert_eq!((total(&*region), sum(&region)), (0, 0));
@@ -545,7 +548,7 @@ mod tests {
                             Err(LedgerError::Corrupt) => panic!("corrupt"),
                         }
                     }
-                    assert_eq!(region.load(Word::Charged(slot)), held);
+                    assert_eq!(charged(&**region, slot), held);
                     release(&**region, slot, held).unwrap();
                 });
             }

@@ -80,10 +80,10 @@ pub mod audit {
 /// One process of the claim.
 #[repr(C, align(64))]
 pub struct Slot {
-    /// Bytes charged, and the number of the slot's last recorded operation.
-    pub charged: Pair,
-    /// Change that the owner (or who takes back a dead owner's bytes) is about to make, and its number.
-    pub intent: Pair,
+    /// Bytes charged after an operation, and its number: operation `n` uses entry `n % 2`.
+    pub entries: [Pair; 2],
+    /// Number of the last operation that is known to have happened; its entry is what the slot is charged.
+    pub recorded: AtomicU64,
     /// Generation and [`SlotState`].
     pub state: AtomicU64,
     /// The owner's pid in its own pid namespace.
@@ -98,7 +98,7 @@ pub struct Slot {
     pub overhead_bytes: AtomicU64,
     /// When the owner was found dead, in milliseconds of the monotonic clock; 0 = not yet.
     pub dead_since_ms: AtomicU64,
-    reserved0: [AtomicU64; 6],
+    reserved0: [AtomicU64; 5],
     reserved1: [AtomicU64; 16],
 }
 
@@ -156,14 +156,14 @@ const _: () = {
     assert!(offset_of!(Header, audit) == 152);
     assert!(offset_of!(Header, context_bytes) == 160);
     assert!(size_of::<Slot>() == 256 && align_of::<Slot>() == 64);
-    assert!(offset_of!(Slot, intent) == 16);
-    assert!(offset_of!(Slot, state) == 32);
-    assert!(offset_of!(Slot, pid) == 40);
-    assert!(offset_of!(Slot, host_pid) == 44);
-    assert!(offset_of!(Slot, start_time) == 48);
-    assert!(offset_of!(Slot, pid_namespace) == 56);
-    assert!(offset_of!(Slot, overhead_bytes) == 64);
-    assert!(offset_of!(Slot, dead_since_ms) == 72);
+    assert!(offset_of!(Slot, recorded) == 32);
+    assert!(offset_of!(Slot, state) == 40);
+    assert!(offset_of!(Slot, pid) == 48);
+    assert!(offset_of!(Slot, host_pid) == 52);
+    assert!(offset_of!(Slot, start_time) == 56);
+    assert!(offset_of!(Slot, pid_namespace) == 64);
+    assert!(offset_of!(Slot, overhead_bytes) == 72);
+    assert!(offset_of!(Slot, dead_since_ms) == 80);
     assert!(offset_of!(Region, slots) == 4096);
     assert!(offset_of!(Region, compute) == 4096 + 256 * SLOT_COUNT);
     assert!(REGION_FILE_SIZE == 4096 + 256 * SLOT_COUNT + 131_072);
@@ -300,6 +300,17 @@ impl<'a> RegionView<'a> {
         self.word(offset_of!(Header, audit))
     }
 
+    /// What the slot at this offset is charged: the entry of the last operation.
+    fn charged(&self, base: usize) -> u64 {
+        let entry = |number: u64| base + (number % 2) as usize * size_of::<Pair>();
+        let recorded = self.word(base + offset_of!(Slot, recorded));
+        // The very last operation of all may have happened without its slot showing it yet.
+        let last = self.word(offset_of!(Header, total) + 8);
+        let (slot, number) = ((last >> 48) as usize, last & ((1 << 48) - 1));
+        let is_newer = offset_of!(Region, slots) + slot * size_of::<Slot>() == base && number > recorded;
+        self.word(entry(if is_newer { number } else { recorded }))
+    }
+
     /// The processes that hold a slot.
     pub fn processes(&self) -> impl Iterator<Item = ProcessUsage> + 'a {
         let view = *self;
@@ -314,7 +325,7 @@ impl<'a> RegionView<'a> {
                 slot,
                 pid: pids as u32,
                 host_pid: Some((pids >> 32) as u32).filter(|pid| *pid != 0),
-                charged_bytes: view.word(base + offset_of!(Slot, charged)),
+                charged_bytes: view.charged(base),
                 overhead_bytes: view.word(base + offset_of!(Slot, overhead_bytes)),
                 dead: state == SlotState::Dead,
             })
@@ -360,11 +371,16 @@ mod tests {
         let mut bytes = fresh();
         let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         let base = 4096 + 256 * 5;
-        put(base, 1 << 30);
-        put(base + 32, SlotState::Live.word(9));
-        put(base + 40, 77 << 32 | 12);
-        put(base + 64, 1 << 20);
-        put(4096 + 256 * 6 + 32, SlotState::Dead.word(1));
+        // Operation 3 has happened, operation 4 is only prepared.
+        put(base + 16, 1 << 30);
+        put(base + 24, 3);
+        put(base, 5 << 30);
+        put(base + 8, 4);
+        put(base + 32, 3);
+        put(base + 40, SlotState::Live.word(9));
+        put(base + 48, 77 << 32 | 12);
+        put(base + 72, 1 << 20);
+        put(4096 + 256 * 6 + 40, SlotState::Dead.word(1));
         put(64, 1 << 30);
         let view = RegionView::parse(&bytes).unwrap();
         let all: Vec<_> = view.processes().collect();
@@ -381,5 +397,8 @@ mod tests {
         );
         assert_eq!((all[1].slot, all[1].dead, all.len()), (6, true, 2));
         assert_eq!(view.total_bytes(), 1 << 30);
+        // Now it has happened, and only the header says so.
+        bytes[72..80].copy_from_slice(&(5_u64 << 48 | 4).to_le_bytes());
+        assert_eq!(RegionView::parse(&bytes).unwrap().processes().next().unwrap().charged_bytes, 5 << 30);
     }
 }

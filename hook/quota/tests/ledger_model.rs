@@ -16,8 +16,8 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-const SLOTS: usize = 3;
-const WORDS: usize = 2 + 6 * SLOTS;
+const SLOTS: usize = 4;
+const WORDS: usize = 2 + 7 * SLOTS;
 const LIMIT: u64 = 100;
 /// More accesses than any operation needs that nobody disturbs.
 const ALONE: usize = 200;
@@ -28,12 +28,11 @@ fn index(word: Word) -> usize {
     match word {
         Word::Total => 0,
         Word::Op => 1,
-        Word::Charged(slot) => 2 + slot * 6,
-        Word::ChargedSeq(slot) => 3 + slot * 6,
-        Word::Intent(slot) => 4 + slot * 6,
-        Word::IntentSeq(slot) => 5 + slot * 6,
-        Word::State(slot) => 6 + slot * 6,
-        Word::DeadSince(slot) => 7 + slot * 6,
+        Word::Entry(slot, which) => 2 + slot * 7 + which * 2,
+        Word::EntrySeq(slot, which) => 3 + slot * 7 + which * 2,
+        Word::Recorded(slot) => 6 + slot * 7,
+        Word::State(slot) => 7 + slot * 7,
+        Word::DeadSince(slot) => 8 + slot * 7,
     }
 }
 
@@ -105,8 +104,7 @@ impl Cells for View {
     fn swap_pair(&self, pair: PairOf, old: (u64, u64), new: (u64, u64)) -> bool {
         let first = match pair {
             PairOf::Total => 0,
-            PairOf::Charged(slot) => index(Word::Charged(slot)),
-            PairOf::Intent(slot) => index(Word::Intent(slot)),
+            PairOf::Entry(slot, which) => index(Word::Entry(slot, which)),
         };
         self.access(|memory| {
             let same = (memory[first], memory[first + 1]) == old;
@@ -126,6 +124,8 @@ enum Step {
     Release(u64),
     /// Takes back what another slot holds, which is dead.
     Reap(usize),
+    /// Moves into its slot, which is free.
+    Attach,
 }
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq)]
@@ -163,6 +163,10 @@ impl Process {
                 // At most what is held: an earlier charge may have been refused.
                 -(bytes.min(self.held) as i64)
             }
+            Step::Attach => {
+                ledger::attach(&view, slot).expect("the slot is free");
+                0
+            }
             Step::Reap(other) => {
                 ledger::reap(&view, other).unwrap();
                 0
@@ -194,7 +198,7 @@ impl Process {
             Some(Step::Charge(bytes)) => vec![self.held + bytes],
             Some(Step::ChargeUpTo(bytes)) => (1..=*bytes).map(|part| self.held + part).collect(),
             Some(Step::Release(bytes)) => vec![self.held.saturating_sub(*bytes)],
-            Some(Step::Reap(_)) | None => vec![],
+            Some(Step::Reap(_) | Step::Attach) | None => vec![],
         };
         [vec![self.held], after].concat()
     }
@@ -231,14 +235,19 @@ fn check(state: &State) {
         }
         if SlotState::of(memory[index(Word::State(slot))]) == Some(SlotState::Dead) {
             solo(&mut memory, |view| ledger::reap(view, slot)).unwrap();
-            assert_eq!(memory[index(Word::Charged(slot))], 0, "slot {slot} is dead and holds bytes");
+            assert_eq!(
+                solo(&mut memory, |view| ledger::charged(view, slot)),
+                0,
+                "slot {slot} is dead and holds bytes"
+            );
             assert_eq!(SlotState::of(memory[index(Word::State(slot))]), Some(SlotState::Free));
         }
     }
     // Whoever changes anything first completes what others left behind; an empty charge does.
     let free = (0..SLOTS).find(|slot| state.processes.iter().all(|p| p.slot != *slot || p.killed)).unwrap();
     solo(&mut memory, |view| ledger::charge(view, free, 0, u64::MAX)).unwrap();
-    let charged: Vec<u64> = (0..SLOTS).map(|slot| memory[index(Word::Charged(slot))]).collect();
+    let charged: Vec<u64> =
+        (0..SLOTS).map(|slot| solo(&mut memory, |view| ledger::charged(view, slot))).collect();
     for process in state.processes.iter().filter(|process| !process.killed) {
         assert!(
             process.possible().contains(&charged[process.slot]),
@@ -312,6 +321,14 @@ fn two_processes_charge_and_release_at_once() {
 }
 
 #[test]
+fn three_processes_charge_at_once() {
+    let three =
+        [40, 70, 30].into_iter().enumerate().map(|(slot, bytes)| Process::new(slot, &[Step::Charge(bytes)]));
+    let states = explore(state(three.collect()), 1);
+    assert!(states > 1_000, "{states} states");
+}
+
+#[test]
 fn a_partial_charge_never_exceeds_the_limit() {
     let states = explore(
         state(vec![Process::new(0, &[Step::ChargeUpTo(70)]), Process::new(1, &[Step::Charge(50)])]),
@@ -325,8 +342,8 @@ fn a_partial_charge_never_exceeds_the_limit() {
 fn with_a_dead_slot(mut state: State, happened: bool) -> State {
     let memory = &mut state.memory;
     solo(memory, |view| ledger::charge(view, 2, 30, LIMIT)).unwrap();
-    memory[index(Word::Intent(2))] = 5;
-    memory[index(Word::IntentSeq(2))] = 2;
+    memory[index(Word::Entry(2, 0))] = 35;
+    memory[index(Word::EntrySeq(2, 0))] = 2;
     if happened {
         memory[0] += 5;
         memory[1] = 2 << 48 | 2;
@@ -337,17 +354,36 @@ fn with_a_dead_slot(mut state: State, happened: bool) -> State {
 
 #[test]
 fn two_processes_take_the_same_dead_slot_back() {
-    let two = state(vec![Process::new(0, &[Step::Reap(2)]), Process::new(1, &[Step::Reap(2)])]);
-    // Who takes back leaves nothing of its own behind: being killed is being stopped.
-    let states = explore(with_a_dead_slot(two, false), 0);
-    assert!(states > 1_000, "{states} states");
+    for happened in [false, true] {
+        let two = state(vec![Process::new(0, &[Step::Reap(2)]), Process::new(1, &[Step::Reap(2)])]);
+        // Who takes back leaves nothing of its own behind: being killed is being stopped.
+        let states = explore(with_a_dead_slot(two, happened), 0);
+        assert!(states > 500, "{states} states");
+    }
 }
 
 #[test]
 fn charging_and_taking_back_go_together() {
-    for (happened, first) in [(false, vec![Step::Reap(2), Step::Charge(80)]), (true, vec![Step::Reap(2)])] {
-        let two = state(vec![Process::new(0, &first), Process::new(1, &[Step::Charge(60)])]);
+    for happened in [false, true] {
+        let two = state(vec![
+            Process::new(0, &[Step::Reap(2), Step::Charge(80)]),
+            Process::new(1, &[Step::Charge(60)]),
+        ]);
         let states = explore(with_a_dead_slot(two, happened), 1);
         assert!(states > 1_000, "{states} states");
     }
+}
+
+#[test]
+fn a_slot_is_used_again_while_a_late_process_still_takes_it_back() {
+    // The owner of slot 0 dies at any point; one process takes its bytes back, moves into the slot and charges,
+    // while another may have stopped anywhere in taking the same bytes back.
+    let mut dead = with_a_dead_slot(state(vec![]), true);
+    dead.processes = vec![
+        Process::new(2, &[Step::Reap(2), Step::Attach, Step::Charge(70)]),
+        Process::new(1, &[Step::Reap(2)]),
+    ];
+    dead.memory[index(Word::State(1))] = SlotState::Live.word(1);
+    let states = explore(dead, 0);
+    assert!(states > 1_000, "{states} states");
 }

@@ -136,9 +136,10 @@ fn a_slot_that_was_taken_away_is_taken_anew_with_all_its_bytes() {
     let base = 4096 + slot * 256;
     let put =
         |bytes: &mut Vec<u8>, at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
-    let generation = u64::from_le_bytes(bytes[base + 32..base + 40].try_into().unwrap()) >> 8;
-    put(&mut bytes, base + 32, SlotState::Free.word(generation));
+    let generation = u64::from_le_bytes(bytes[base + 40..base + 48].try_into().unwrap()) >> 8;
+    put(&mut bytes, base + 40, SlotState::Free.word(generation));
     put(&mut bytes, base, 0);
+    put(&mut bytes, base + 16, 0);
     put(&mut bytes, 64, 0);
     // Written in place: the file is mapped.
     use std::os::unix::fs::FileExt;
@@ -367,7 +368,7 @@ fn a_region_full_of_dead_processes_has_room() {
     let path = bench.region_path("a");
     let mut bytes = std::fs::read(&path).unwrap();
     for slot in 0..aliquot_quota::region::SLOT_COUNT {
-        let at = 4096 + slot * 256 + 32;
+        let at = 4096 + slot * 256 + 40;
         bytes[at..at + 8].copy_from_slice(&SlotState::Live.word(1).to_le_bytes());
     }
     std::fs::write(&path, &bytes).unwrap();
