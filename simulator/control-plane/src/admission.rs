@@ -1,11 +1,11 @@
 //! Calls of admission webhooks.
 //!
 //! Mutating ones first, in the order of their configurations' names, then validating ones.
-//! Rules, selectors, failure policies and timeouts hold as on the real server; CEL match
-//! conditions are not evaluated (such a webhook is called as if they were true), and no webhook
-//! is called a second time for what a later one has changed.
+//! Rules, selectors, match conditions, failure policies and timeouts hold as on the real server;
+//! no webhook is called a second time for what a later one has changed.
 
 mod call;
+mod conditions;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -116,6 +116,11 @@ impl Admission {
         let name = text(hook, &["name"]);
         let uid = uuid::Uuid::new_v4().to_string();
         let review = admission_review(&uid, change);
+        match conditions::hold(hook, &review) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(why) => return failed(hook, &why),
+        }
         match call::call(hook, &self.services, &review).await {
             Ok(answer) => {
                 let response = answer.get("response").cloned().unwrap_or(Value::Null);

@@ -112,7 +112,7 @@ impl ApiServer {
     pub(crate) fn new(options: Options) -> Self {
         let gates = options.effective_gates();
         let kinds = Registry::new(&options);
-        let store = Store::new(options.watch_history);
+        let store = Store::new(options.watch_history, options.audit_limit);
         let admission = Admission::new(options.services.clone());
         let server = Self { options, gates, store, kinds, admission };
         server.seed();

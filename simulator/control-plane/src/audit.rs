@@ -1,5 +1,6 @@
 //! The record of all writes, for auditors that trust nobody else.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -94,19 +95,59 @@ impl AuditEntry {
     }
 }
 
-#[derive(Default)]
 pub(crate) struct Audit {
-    entries: Vec<AuditEntry>,
+    entries: VecDeque<AuditEntry>,
+    limit: usize,
+    /// Entries up to this revision may be missing.
+    trimmed: u64,
 }
 
 impl Audit {
+    pub(crate) const fn new(limit: usize) -> Self {
+        Self { entries: VecDeque::new(), limit, trimmed: 0 }
+    }
+
     pub(crate) fn push(&mut self, entry: AuditEntry) {
-        self.entries.push(entry);
+        self.entries.push_back(entry);
+        while self.entries.len() > self.limit {
+            if let Some(old) = self.entries.pop_front() {
+                self.trimmed = old.revision;
+            }
+        }
     }
 
     /// The entries after a revision, oldest first.
     pub(crate) fn since(&self, revision: u64) -> Vec<AuditEntry> {
         let start = self.entries.partition_point(|e| e.revision <= revision);
         self.entries.iter().skip(start).cloned().collect()
+    }
+
+    /// Whether nothing after a revision has been dropped.
+    pub(crate) const fn is_complete_since(&self, revision: u64) -> bool {
+        self.trimmed <= revision
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_entries_go_first() {
+        let mut audit = Audit::new(2);
+        for revision in 1..=3 {
+            audit.push(AuditEntry {
+                revision,
+                time: jiff::Timestamp::UNIX_EPOCH,
+                origin: Origin::default(),
+                change: ChangeKind::Added,
+                namespace: String::new(),
+                name: String::new(),
+                before: None,
+                after: None,
+            });
+        }
+        assert_eq!(audit.since(0).iter().map(|e| e.revision).collect::<Vec<_>>(), [2, 3]);
+        assert!(!audit.is_complete_since(0) && audit.is_complete_since(1));
     }
 }

@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::api::{ApiServer, Caller, Request, Target};
-use crate::audit::AuditEntry;
+use crate::audit::{AuditEntry, ChangeKind, Origin};
 use crate::error::ApiError;
 use crate::options::Controllers;
 use crate::store::Key;
@@ -36,6 +36,9 @@ trait Controller: Send + 'static {
 
     /// Whether it is switched on.
     fn enabled(switches: Controllers) -> bool;
+
+    /// Forgets what it keeps in memory: everything is about to be shown anew.
+    fn reset(&mut self) {}
 
     /// Which items a write may have given work.
     fn affected(&mut self, api: &ApiServer, entry: &AuditEntry, queue: &mut BTreeSet<Self::Item>);
@@ -73,7 +76,15 @@ async fn run<C: Controller>(
     let mut cursor = 0;
     loop {
         changed.borrow_and_update();
-        for entry in api.store.audit(|a| a.since(cursor)) {
+        let (complete, entries) = api.store.audit(|a| (a.is_complete_since(cursor), a.since(cursor)));
+        if !complete {
+            // Too far behind: what was missed is made up for by looking at everything.
+            controller.reset();
+            for entry in everything(&api) {
+                controller.affected(&api, &entry, &mut queue);
+            }
+        }
+        for entry in entries {
             cursor = entry.revision;
             controller.affected(&api, &entry, &mut queue);
         }
@@ -95,6 +106,30 @@ async fn run<C: Controller>(
             () = tokio::time::sleep(RETRY), if retry => {}
         }
     }
+}
+
+/// All objects, as if each had just been made.
+fn everything(api: &ApiServer) -> Vec<AuditEntry> {
+    let mut out = Vec::new();
+    for kind in api.kinds.all().into_iter().filter(|k| k.storage.is_none()) {
+        for (key, stored) in api.store.list(&kind.table(), "").items {
+            out.push(AuditEntry {
+                revision: stored.revision,
+                time: jiff::Timestamp::now(),
+                origin: Origin {
+                    group: kind.group.clone(),
+                    resource: kind.plural.clone(),
+                    ..Origin::default()
+                },
+                change: ChangeKind::Added,
+                namespace: key.namespace,
+                name: key.name,
+                before: None,
+                after: Some(stored.object),
+            });
+        }
+    }
+    out
 }
 
 const CLAIMS: (&str, &str) = ("resource.k8s.io", "resourceclaims");

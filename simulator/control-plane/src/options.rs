@@ -180,6 +180,8 @@ pub struct Options {
     pub pod_deletion: PodDeletion,
     /// How many changes of a resource are kept for watches to resume from.
     pub watch_history: usize,
+    /// How many writes the audit log keeps; the oldest go first.
+    pub audit_limit: usize,
     /// How often an idle watch gets a bookmark, when it asked for them.
     pub bookmark_interval: Duration,
     /// Namespaces made at start, besides the usual four.
@@ -198,6 +200,7 @@ impl Default for Options {
             controllers: Controllers::ALL,
             pod_deletion: PodDeletion::default(),
             watch_history: 4096,
+            audit_limit: 1_000_000,
             bookmark_interval: Duration::from_secs(60),
             namespaces: Vec::new(),
             services: BTreeMap::new(),

@@ -103,9 +103,9 @@ pub(crate) struct Write {
 }
 
 impl Store {
-    pub(crate) fn new(history: usize) -> Self {
+    pub(crate) fn new(history: usize, audit: usize) -> Self {
         Self {
-            inner: Mutex::new(Inner { revision: 1, tables: HashMap::new(), audit: Audit::default() }),
+            inner: Mutex::new(Inner { revision: 1, tables: HashMap::new(), audit: Audit::new(audit) }),
             any: watch::Sender::new(0),
             history: history.max(1),
         }
@@ -123,13 +123,17 @@ impl Store {
     pub(crate) fn list(&self, table: &str, namespace: &str) -> Snapshot {
         let inner = self.inner.lock();
         let items = inner.tables.get(table).map_or_else(Vec::new, |t| {
-            t.objects
-                .iter()
-                .filter(|(k, _)| namespace.is_empty() || k.namespace == namespace)
-                .map(|(k, s)| (k.clone(), s.clone()))
-                .collect()
+            within(&t.objects, namespace).map(|(k, s)| (k.clone(), s.clone())).collect()
         });
         Snapshot { revision: inner.revision, items }
+    }
+
+    /// The keys of the objects that pass a test, which must not look into the store itself.
+    pub(crate) fn keys_where(&self, table: &str, namespace: &str, test: impl Fn(&Value) -> bool) -> Vec<Key> {
+        let inner = self.inner.lock();
+        inner.tables.get(table).map_or_else(Vec::new, |t| {
+            within(&t.objects, namespace).filter(|(_, s)| test(&s.object)).map(|(k, _)| k.clone()).collect()
+        })
     }
 
     /// All objects as they were at `revision`, by undoing what was logged since.
@@ -263,6 +267,16 @@ impl Store {
     }
 }
 
+/// The objects of one namespace; of all when it is empty.
+fn within<'a>(
+    objects: &'a BTreeMap<Key, Stored>,
+    namespace: &'a str,
+) -> impl Iterator<Item = (&'a Key, &'a Stored)> {
+    objects
+        .range(Key::new(namespace, "")..)
+        .take_while(move |(k, _)| namespace.is_empty() || k.namespace == namespace)
+}
+
 /// The revision in an object's metadata; 0 when it has none.
 pub(crate) fn revision_of(object: &Value) -> u64 {
     crate::value::text(object, &["metadata", "resourceVersion"]).parse().unwrap_or(0)
@@ -283,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_write_that_saw_an_older_revision_is_refused() {
-        let store = Store::new(10);
+        let store = Store::new(10, 100);
         let a = store.write("things", write("a", None, Some(json!({"metadata": {}}))), &origin()).unwrap();
         let w = write("a", Some(a.revision), Some(json!({"metadata": {}, "x": 1})));
         store.write("things", w, &origin()).unwrap();
@@ -297,7 +311,7 @@ mod tests {
 
     #[test]
     fn a_list_of_the_past_undoes_later_writes() {
-        let store = Store::new(10);
+        let store = Store::new(10, 100);
         let a = store.write("things", write("a", None, Some(json!({"v": 1}))), &origin()).unwrap();
         store.write("things", write("b", None, Some(json!({"v": 1}))), &origin()).unwrap();
         store.write("things", write("a", Some(a.revision), None), &origin()).unwrap();
@@ -309,7 +323,7 @@ mod tests {
 
     #[test]
     fn history_beyond_the_window_has_expired() {
-        let store = Store::new(2);
+        let store = Store::new(2, 100);
         let first = store.write("things", write("a", None, Some(json!({}))), &origin()).unwrap().revision;
         for name in ["b", "c", "d"] {
             store.write("things", write(name, None, Some(json!({}))), &origin()).unwrap();

@@ -471,3 +471,26 @@ async fn a_namespace_is_emptied_before_it_goes() {
     })
     .await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hundred_pods_come_and_go() {
+    const PODS: usize = 100;
+    // A short audit log, so that the controllers also have to catch up without it.
+    let w =
+        world(Options { pod_deletion: PodDeletion::Immediate, audit_limit: 50, ..Options::default() }).await;
+    for i in 0..PODS {
+        w.make_pod(pod(&format!("p{i}"), json!({"resourceClaimTemplateName": "gpu"}))).await;
+    }
+    for i in 0..PODS {
+        let claim = w.generated(&format!("p{i}")).await;
+        w.allocate(&claim, "n1", None).await;
+    }
+    for i in 0..PODS {
+        assert_eq!(w.bound_to(&format!("p{i}")).await, "n1");
+    }
+    w.pods.delete_collection(&DeleteParams::default(), &kube::api::ListParams::default()).await.unwrap();
+    eventually("all claims are gone", async || {
+        w.handle.objects("resource.k8s.io", "resourceclaims", "").is_empty().then_some(())
+    })
+    .await;
+}

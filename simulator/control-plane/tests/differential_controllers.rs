@@ -348,8 +348,8 @@ async fn claims_live_as_in_a_real_cluster() {
     let version: ServerVersion =
         format!("1.{}", real.apiserver_version().await.unwrap().minor).parse().unwrap();
     let handle = serve(Options { version, ..Options::default() }).await.unwrap();
-    let ours = play(&common::client(&handle, "admin").await).await;
-    let theirs = play(&real).await;
+    let ours = Box::pin(play(&common::client(&handle, "admin").await)).await;
+    let theirs = Box::pin(play(&real)).await;
     println!("{}", theirs.join("\n"));
     let differing: Vec<String> = (0..ours.len().max(theirs.len()))
         .filter(|i| ours.get(*i) != theirs.get(*i))

@@ -129,6 +129,20 @@ async fn a_webhook_gates_the_pods_that_it_selects() {
 }
 
 #[tokio::test]
+async fn match_conditions_leave_pods_alone() {
+    let (_handle, client) = start(Options::default()).await;
+    let (address, bundle, seen) = hook(add_gate).await;
+    let api: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let mut config = configuration(json!({"url": format!("https://{address}/"), "caBundle": bundle}), "Fail");
+    config["webhooks"][0]["matchConditions"] =
+        json!([{"name": "claims", "expression": "has(object.spec.resourceClaims)"}]);
+    api.create(&PostParams::default(), &serde_json::from_value(config).unwrap()).await.unwrap();
+    let api: Api<Pod> = Api::namespaced(client, "default");
+    assert_eq!(gates(&api.create(&PostParams::default(), &pod(json!({}))).await.unwrap()), 0);
+    assert!(seen.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn a_webhook_is_found_by_its_service() {
     let (address, bundle, _) = hook(add_gate).await;
     let services = [("default/hook".to_owned(), address)].into();

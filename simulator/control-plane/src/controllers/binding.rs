@@ -61,6 +61,10 @@ impl Controller for Binding {
         switches.binding
     }
 
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
     fn affected(&mut self, api: &ApiServer, entry: &AuditEntry, queue: &mut BTreeSet<Self::Item>) {
         if is(entry, "", "pods") {
             let key = key_of(entry);

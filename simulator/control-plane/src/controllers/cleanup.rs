@@ -42,13 +42,11 @@ impl Controller for Cleanup {
         if entry.change != ChangeKind::Deleted && !pod_is_done(pod) {
             return;
         }
-        for (key, stored) in api.store.list("resourceclaims.resource.k8s.io", &entry.namespace).items {
-            let reserved = list(&stored.object, &["status", "reservedFor"]);
-            let owned = owning_pod(&stored.object).is_some_and(|(_, owner)| owner == uid(pod));
-            if owned || reserved.iter().any(|r| text(r, &["uid"]) == uid(pod)) {
-                queue.insert(key);
-            }
-        }
+        queue.extend(api.store.keys_where("resourceclaims.resource.k8s.io", &entry.namespace, |claim| {
+            let reserved = list(claim, &["status", "reservedFor"]);
+            owning_pod(claim).is_some_and(|(_, owner)| owner == uid(pod))
+                || reserved.iter().any(|r| text(r, &["uid"]) == uid(pod))
+        }));
     }
 
     async fn sync(&mut self, api: &ApiServer, key: &Key) -> Result<(), ApiError> {

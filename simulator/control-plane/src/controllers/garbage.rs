@@ -37,6 +37,10 @@ impl Controller for Garbage {
         switches.garbage_collection
     }
 
+    fn reset(&mut self) {
+        *self = Self::default();
+    }
+
     fn affected(&mut self, _api: &ApiServer, entry: &AuditEntry, queue: &mut BTreeSet<Id>) {
         let id = Id {
             group: entry.origin.group.clone(),

@@ -43,11 +43,9 @@ impl Controller for Templates {
         } else if is(entry, "resource.k8s.io", "resourceclaimtemplates") && entry.change == ChangeKind::Added
         {
             // Pods that were waiting for the template.
-            for (key, stored) in api.store.list("pods", &entry.namespace).items {
-                if pod_claims(&stored.object).iter().any(|(_, name)| name.is_none()) {
-                    queue.insert(key);
-                }
-            }
+            queue.extend(api.store.keys_where("pods", &entry.namespace, |pod| {
+                pod_claims(pod).iter().any(|(_, name)| name.is_none())
+            }));
         }
     }
 
@@ -105,11 +103,10 @@ impl Templates {
             return Ok(None);
         }
         // One that was made before its name could be recorded.
-        let orphan =
-            api.store.list("resourceclaims.resource.k8s.io", namespace).items.into_iter().find(|(_, s)| {
-                owned(&s.object) && text(&s.object, &["metadata", "annotations", ANNOTATION]) == name
-            });
-        if let Some((key, _)) = orphan {
+        let mut orphans = api.store.keys_where("resourceclaims.resource.k8s.io", namespace, |c| {
+            text(c, &["metadata", "annotations", ANNOTATION]) == name && owned(c)
+        });
+        if let Some(key) = orphans.pop() {
             return Ok(Some(key.name));
         }
         let templates = api.target("resource.k8s.io", "resourceclaimtemplates", namespace, template)?;

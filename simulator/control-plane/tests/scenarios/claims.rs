@@ -3,7 +3,7 @@
 use aliquot_control_plane::ServerVersion;
 use serde_json::{Value, json};
 
-use super::objects::pod;
+use super::pods::pod;
 use super::{APPLY, MERGE, Scenario, delete, get, namespace, patch, post, put};
 
 const API: &str = "resource.k8s.io/v1";

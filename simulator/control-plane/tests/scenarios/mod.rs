@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 mod claims;
 mod objects;
+mod pods;
 mod slices;
 
 /// One request.
@@ -75,6 +76,7 @@ pub(crate) fn namespace(name: &str) -> Step {
 
 pub(crate) fn all(version: ServerVersion) -> Vec<Scenario> {
     let mut all = objects::all();
+    all.extend(pods::all());
     all.extend(claims::all(version));
     all.extend(slices::all(version));
     all
