@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 /// XIDs that the application caused; the GPU is as good as before.
@@ -88,6 +89,8 @@ pub struct Service {
     pub overview: watch::Receiver<Arc<Overview>>,
     /// Its errors.
     pub faults: watch::Receiver<Arc<Faults>>,
+    /// Ends the streams, which would otherwise hold up the server's shutdown for ever.
+    pub stop: CancellationToken,
 }
 
 impl Service {
@@ -130,6 +133,7 @@ macro_rules! serve {
                 _: Request<$version::NodeWatchResourcesRequest>,
             ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
                 use futures::StreamExt;
+                let stop = self.stop.clone().cancelled_owned();
                 let pool = self.pool.clone();
                 let stream = self.lists().map(move |list| {
                     let now = Timestamp::now().as_second();
@@ -148,7 +152,7 @@ macro_rules! serve {
                     });
                     Ok($version::NodeWatchResourcesResponse { devices: devices.collect() })
                 });
-                Ok(Response::new(Box::pin(stream)))
+                Ok(Response::new(Box::pin(stream.take_until(stop))))
             }
         }
     };
@@ -206,8 +210,13 @@ mod tests {
         let (published, published_rx) = watch::channel(Arc::new(vec![DeviceName::gpu(0)]));
         let (_overview, overview_rx) = watch::channel(Arc::new(overview()));
         let (faults, faults_rx) = watch::channel(Arc::new(Faults::default()));
-        let service =
-            Service { pool: "p".into(), published: published_rx, overview: overview_rx, faults: faults_rx };
+        let service = Service {
+            pool: "p".into(),
+            published: published_rx,
+            overview: overview_rx,
+            faults: faults_rx,
+            stop: CancellationToken::new(),
+        };
         let mut lists = Box::pin(service.lists());
         assert_eq!(lists.next().await.unwrap().len(), 1);
         assert_eq!(lists.next().await.unwrap().len(), 1);

@@ -378,13 +378,6 @@ impl Publisher {
         if let Some((_, known)) = &mut self.server {
             *known = features;
         }
-        for (gate, on) in [
-            ("DRAPartitionableDevices", features.counters),
-            ("DRAConsumableCapacity", features.consumable_capacity),
-            ("DRADeviceTaints", features.taints),
-        ] {
-            self.metrics.server_features.get_or_create(&Gate { gate }).set(i64::from(on));
-        }
         features
     }
 
@@ -440,23 +433,28 @@ impl Publisher {
         }
         phase = next;
         if self.memory.phase != Some(phase) {
-            self.memory.phase = Some(phase);
+            let before = self.memory.phase.replace(phase);
             self.save_memory()?;
-            match phase {
-                Phase::HandOver { .. } => self.events.node_normal(
-                    reasons::HAND_OVER_BEGAN,
-                    format!(
-                        "devices are handed over to the {target:?}; nobody allocates them until it is done"
-                    ),
-                ),
-                Phase::Settled { by } => self
-                    .events
-                    .node_normal(reasons::HAND_OVER_DONE, format!("devices are allocated by the {by:?}")),
+            if before.is_some() {
+                self.say_phase(phase, target);
             }
         }
         let wake = wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
         let polling = matches!(phase, Phase::HandOver { .. }).then_some(lease::POLL);
         Ok((phase, [wake, polling].into_iter().flatten().min()))
+    }
+
+    fn say_phase(&self, phase: Phase, target: Target) {
+        match phase {
+            Phase::HandOver { published: None, .. } => self.events.node_normal(
+                reasons::HAND_OVER_BEGAN,
+                format!("devices are handed over to the {target:?}; nobody allocates them until it is done"),
+            ),
+            Phase::HandOver { .. } => {}
+            Phase::Settled { by } => self
+                .events
+                .node_normal(reasons::HAND_OVER_DONE, format!("devices are allocated by the {by:?}")),
+        }
     }
 
     /// Writes the difference and says what the server dropped.
@@ -541,6 +539,13 @@ impl Publisher {
 
     /// What was published without loss, or was there already, says what the server keeps.
     fn note_partitioning(&mut self, features: ServerFeatures) -> Result<(), PublishError> {
+        for (gate, on) in [
+            ("DRAPartitionableDevices", features.counters),
+            ("DRAConsumableCapacity", features.consumable_capacity),
+            ("DRADeviceTaints", features.taints),
+        ] {
+            self.metrics.server_features.get_or_create(&Gate { gate }).set(i64::from(on));
+        }
         let now = if features.counters { Partitioning::OnDemand } else { Partitioning::Fixed };
         let changed = self.partitioning.get() != now;
         self.partitioning.set(now);

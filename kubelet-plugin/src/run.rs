@@ -297,11 +297,13 @@ impl Parts {
             status: StatusWriter::new(self.client.clone(), &args.driver_name),
             changed: Arc::clone(&changed),
         };
+        let stop_dra = CancellationToken::new();
         let health = health::Service {
             pool: pool.clone(),
             published: published_rx,
             overview: overview_rx.clone(),
             faults: faults_rx,
+            stop: stop_dra.clone(),
         };
         let data_dir = args.data_dir();
         for stale in socket::remove_stale(&args.registrar_dir, "reg", &args.driver_name)
@@ -312,7 +314,6 @@ impl Parts {
         }
         let endpoint = socket::dra(&data_dir, &args.driver_name, &args.pod_uid)?;
         let (dra_socket, listener) = Socket::bind(&endpoint)?;
-        let stop_dra = CancellationToken::new();
         let dra_server = tokio::spawn(serve_dra(listener, agent, health, stop_dra.clone()));
         let path = socket::registration(&args.registrar_dir, &args.driver_name, &args.pod_uid)?;
         let registrar = tokio::spawn({
@@ -369,7 +370,13 @@ impl Parts {
             tasks.spawn(publisher.run(loops.clone()));
         }
 
-        cancel.cancelled().await;
+        // A loop that ends by itself has panicked; better to start anew than to go on without it.
+        let failed = tokio::select! {
+            biased;
+            () = cancel.cancelled() => false,
+            Some(_) = tasks.join_next() => !cancel.is_cancelled(),
+        };
+        cancel.cancel();
         // The registration socket is removed first, by the end of its task.
         let _ = registrar.await;
         dra_socket.remove();
@@ -381,6 +388,7 @@ impl Parts {
         }
         loops.cancel();
         while tasks.join_next().await.is_some() {}
+        anyhow::ensure!(!failed, "a part of the agent ended abnormally");
         tracing::info!("stopped");
         Ok(())
     }

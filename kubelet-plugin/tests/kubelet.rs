@@ -2,6 +2,7 @@
 
 #![allow(
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
     reason = "helpers of tests fail the test"
@@ -329,9 +330,10 @@ async fn the_health_stream_tells_of_grave_errors() {
     }
     let (_, metrics) = agent.get("/metrics").await;
     assert!(metrics.contains("xid-79"), "{metrics}");
-    drop(stream);
-    drop(client);
-    agent.terminate().await;
+    // An open stream does not hold up the shutdown.
+    let stopping = tokio::time::timeout(std::time::Duration::from_secs(15), agent.terminate());
+    stopping.await.expect("the stream is ended");
+    assert!(stream.message().await.is_ok_and(|list| list.is_none()));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -174,6 +174,16 @@ async fn a_server_of_1_34_gets_counters_and_devices_in_one_slice_a_gpu() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_server_of_1_34_with_its_own_gates_gets_whole_gpus() {
+    let cluster = Cluster::of(world(), ServerVersion::V1_34, None).await;
+    let agent = cluster.start(&[]).await;
+    let (_, slices) = cluster.pool_where("published", untainted).await;
+    assert_eq!(devices(&slices), ["gpu-0", "gpu-1"]);
+    assert!(slices.iter().all(|slice| slice.spec.shared_counters.is_none()));
+    agent.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_counters_each_gpu_is_one_exclusive_device() {
     let mut gates = Gates::of(ServerVersion::default());
     gates.partitionable_devices = false;
@@ -191,6 +201,7 @@ async fn without_counters_each_gpu_is_one_exclusive_device() {
     })
     .await;
     assert!(metric(&agent, "dra_gpu_server_feature{gate=\"DRAPartitionableDevices\"} 0").await);
+    assert!(metric(&agent, "dra_gpu_server_feature{gate=\"DRADeviceTaints\"} 1").await);
     // Nothing overlapping was ever visible.
     let written = cluster.plane.audit(0);
     let shares = written.iter().filter(|entry| format!("{entry:?}").contains("gpu-0-mig-")).count();

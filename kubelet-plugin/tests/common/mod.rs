@@ -41,7 +41,7 @@ pub struct World {
 
 impl World {
     pub fn new(gpus: FakeGpus) -> Self {
-        let world = Self { dir: tempfile::tempdir().unwrap(), gpus };
+        let world = Self { dir: scratch(), gpus };
         let dev = world.root().join("dev");
         fs::create_dir_all(dev.join("nvidia-caps")).unwrap();
         for name in ["nvidiactl", "nvidia-uvm"] {
@@ -70,7 +70,7 @@ impl World {
 
     /// A directory with a limiter and nothing else, for a simulated node to be made in.
     pub fn bare() -> Self {
-        let world = Self { dir: tempfile::tempdir().unwrap(), gpus: FakeGpus::new([]) };
+        let world = Self { dir: scratch(), gpus: FakeGpus::new([]) };
         world.install_limiter();
         world
     }
@@ -186,6 +186,11 @@ impl World {
             assert!(needs_reset || !gpu.mig_enabled(), "GPU {} was left in MIG mode", gpu.minor);
         }
     }
+}
+
+/// A directory in memory where there is one: these tests sync thousands of files.
+fn scratch() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
 fn list(dir: &Path) -> Vec<String> {
