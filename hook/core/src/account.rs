@@ -5,7 +5,7 @@
 
 use crate::config;
 use crate::device::{self, Device};
-use crate::share::{Refusal, Share};
+use crate::share::{Kind, Refusal, Share};
 use crate::{contexts, graphs, linear, pools, sys, vmm};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -31,14 +31,20 @@ pub(crate) fn is_limited(device: Device) -> bool {
 }
 
 /// Charges `bytes` if they fit right now.
+#[inline]
 pub(crate) fn try_charge(device: Device, bytes: u64) -> Result<(), Refusal> {
+    try_charge_as(device, bytes, Kind::Device)
+}
+
+/// The same for memory of either kind.
+pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), Refusal> {
     let mut left = bytes;
     let mut refusal = Refusal::Quota;
     for share in shares_on(device) {
         if left == 0 {
             break;
         }
-        match share.charge_up_to(left) {
+        match share.charge_up_to(left, kind) {
             Ok(charged) => left -= charged,
             Err(found) => refusal = found,
         }
@@ -53,19 +59,25 @@ pub(crate) fn try_charge(device: Device, bytes: u64) -> Result<(), Refusal> {
 /// Charges `bytes`. Before refusing, takes back what dead processes hold, waiting for the driver to free it,
 /// and what this process's own pools no longer use.
 pub(crate) fn charge(device: Device, bytes: u64) -> Result<(), i32> {
-    if try_charge(device, bytes).is_ok() {
+    charge_as(device, bytes, Kind::Device)
+}
+
+/// The same for memory of either kind.
+pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i32> {
+    if try_charge_as(device, bytes, kind).is_ok() {
         return Ok(());
     }
+    contexts::refresh(device);
     pools::settle_all(device);
     graphs::settle_all(device);
-    if try_charge(device, bytes).is_ok() {
+    if try_charge_as(device, bytes, kind).is_ok() {
         return Ok(());
     }
     // Only what this process keeps without need can be given back.
     pools::trim_all(device);
     graphs::trim_unused(device);
     loop {
-        if try_charge(device, bytes).is_ok() {
+        if try_charge_as(device, bytes, kind).is_ok() {
             return Ok(());
         }
         let (mut came_back, mut wait) = (false, None::<u64>);
@@ -80,7 +92,7 @@ pub(crate) fn charge(device: Device, bytes: u64) -> Result<(), i32> {
         if came_back {
             continue;
         }
-        let could_ever_fit = bytes <= limit(device);
+        let could_ever_fit = kind == Kind::Managed || bytes <= limit(device);
         match wait.filter(|_| could_ever_fit) {
             Some(millis) => sys::sleep_ms(millis.min(LOOK_AGAIN_MS)),
             None => break,
@@ -130,6 +142,7 @@ pub(crate) struct Seen {
 
 /// Turns what the driver says about a device into what the tenant sees.
 pub(crate) fn seen(device: Device, free: u64, total: u64) -> Seen {
+    contexts::refresh(device);
     pools::settle_all(device);
     graphs::settle_all(device);
     see(shares_on(device), free, total)
@@ -172,6 +185,11 @@ pub(crate) fn add_overhead(device: Device, change: i64) {
     for share in shares_on(device).take(1) {
         share.show_overhead(before.wrapping_add(change as u64));
     }
+}
+
+/// What of this process's charge is no allocation.
+pub(crate) fn overhead(device: Device) -> u64 {
+    OVERHEAD.get(device).map_or(0, |cell| cell.load(Relaxed))
 }
 
 /// Everything that this process has charged on a device.

@@ -10,8 +10,8 @@ use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::Map;
 use crate::state::{self, Mode, REFUSED};
-use crate::{linear, nvml, real};
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::{linear, nvml, real, sys};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Device memory of a context for each multiprocessor, where it can be neither measured nor looked up
 /// (assumed: 0.4 to 0.6 GiB on the large boards).
@@ -46,6 +46,7 @@ pub(crate) fn create(
         Mode::Limited => {}
     }
     let Some(index) = ordinal(device).filter(|device| account::is_limited(*device)) else { return driver() };
+    let _under_way = UnderWay::begin();
     let known = known_cost(index);
     if account::charge(index, known).is_err() {
         return OUT_OF_MEMORY;
@@ -89,20 +90,100 @@ pub(crate) fn create(
         account::release(index, known - cost);
         true
     };
-    let twice = COSTS.lock().get(context).is_some();
-    if !fits || twice || COSTS.lock().insert(context, Cost { device: index as u16, bytes: cost }).is_err() {
-        account::release(index, if fits { cost } else { known });
-        if twice {
+    match enter(context, index, cost, fits) {
+        Entered::New => 0,
+        Entered::Known => {
             // Another thread made the same primary context at the same time, and charged it.
-            return 0;
+            account::release(index, if fits { cost } else { known });
+            0
         }
-        undo(context);
-        device::forget(context);
-        return OUT_OF_MEMORY;
+        Entered::Refused => {
+            account::release(index, if fits { cost } else { known });
+            undo(context);
+            device::forget(context);
+            OUT_OF_MEMORY
+        }
     }
-    account::add_overhead(index, cost as i64);
-    0
 }
+
+/// Contexts being made. Until one is entered, its memory must not be taken for something else that has grown.
+static UNDER_WAY: AtomicU32 = AtomicU32::new(0);
+
+struct UnderWay;
+
+impl UnderWay {
+    fn begin() -> Self {
+        UNDER_WAY.fetch_add(1, AcqRel);
+        Self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        UNDER_WAY.fetch_sub(1, AcqRel);
+    }
+}
+
+enum Entered {
+    New,
+    Known,
+    Refused,
+}
+
+/// Keeps the cost of a new context, at once in both places where [`refresh`] looks.
+fn enter(context: u64, device: Device, bytes: u64, fits: bool) -> Entered {
+    let _one_at_a_time = REFRESHING.lock();
+    let mut costs = COSTS.lock();
+    if costs.get(context).is_some() {
+        return Entered::Known;
+    }
+    if !fits || costs.insert(context, Cost { device: device as u16, bytes }).is_err() {
+        return Entered::Refused;
+    }
+    drop(costs);
+    account::add_overhead(device, bytes as i64);
+    Entered::New
+}
+
+/// Measures anew what of this process's memory is no allocation: modules are loaded lazily, limits raised.
+/// At most once in a while, because NVML takes its time, and only where it lists this process.
+pub(crate) fn refresh(device: Device) {
+    const AGE_MS: u64 = 500;
+    static MEASURED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
+    let Some(cell) = MEASURED.get(device).filter(|_| nvml::shows_our_pids() && UNDER_WAY.load(Acquire) == 0)
+    else {
+        return;
+    };
+    let (now, before) = (sys::coarse_ms(), cell.load(Relaxed));
+    if now.wrapping_sub(before) < AGE_MS || cell.compare_exchange(before, now, Relaxed, Relaxed).is_err() {
+        return;
+    }
+    let counted = || account::held(device).saturating_sub(account::overhead(device));
+    let counted_before = counted();
+    let nvml::Use::Listed(measured) = nvml::used_by_us(device) else { return };
+    if UNDER_WAY.load(Acquire) != 0 {
+        return;
+    }
+    // What was counted at the same instant lies between these two; the larger one blames no allocation.
+    let counted = counted_before.max(counted());
+    let _one_at_a_time = REFRESHING.lock();
+    let mut known = 0;
+    COSTS.lock().find_key(|_, cost| {
+        known += if usize::from(cost.device) == device { cost.bytes } else { 0 };
+        false
+    });
+    let overhead = measured.saturating_sub(counted).max(known);
+    let charged = account::overhead(device);
+    if overhead > charged {
+        account::charge_forced(device, overhead - charged);
+    } else {
+        account::release(device, charged - overhead);
+    }
+    account::add_overhead(device, overhead.wrapping_sub(charged) as i64);
+}
+
+/// Protects the change of the overhead by [`refresh`].
+static REFRESHING: Mutex<()> = Mutex::new(());
 
 /// A context is gone, and everything in it.
 pub(crate) fn gone(context: u64) {
@@ -110,8 +191,13 @@ pub(crate) fn gone(context: u64) {
     device::forget(context);
     let cost = COSTS.lock().remove(context);
     if let Some(Cost { device, bytes }) = cost {
-        account::add_overhead(usize::from(device), -(bytes as i64));
-        account::release(usize::from(device), bytes);
+        // The last context takes with it whatever the overhead has grown by.
+        let device = usize::from(device);
+        let _one_at_a_time = REFRESHING.lock();
+        let is_last = COSTS.lock().find_key(|_, cost| usize::from(cost.device) == device).is_none();
+        let bytes = if is_last { account::overhead(device) } else { bytes.min(account::overhead(device)) };
+        account::add_overhead(device, -(bytes as i64));
+        account::release(device, bytes);
     }
 }
 
@@ -200,6 +286,8 @@ fn assumed_cost(device: i32) -> u64 {
 /// In a forked child: no context lives.
 pub(crate) fn renew_after_fork() {
     COSTS.renew_after_fork();
+    REFRESHING.renew_after_fork();
+    UNDER_WAY.store(0, Relaxed);
     COSTS.lock().clear();
     for cell in &PRIMARY {
         cell.store(0, Relaxed);

@@ -7,6 +7,7 @@ use crate::map::{Full, Map};
 use crate::pages::Pages;
 use crate::pools;
 use crate::real::{self, call};
+use crate::share::Kind;
 use crate::state::{self, Mode, REFUSED};
 use aliquot_quota::region::audit;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -76,6 +77,7 @@ pub(crate) fn gate() -> Gate {
 /// Allocates packed memory: charges the most that it can take, calls the driver, then settles to what it
 /// did take. `made` tells the address and the true size.
 pub(crate) fn allocate(
+    kind: Kind,
     bytes: Option<u64>,
     driver: impl Fn() -> i32,
     made: impl Fn() -> (u64, u64),
@@ -92,12 +94,12 @@ pub(crate) fn allocate(
         return driver();
     }
     let Some(most) = Pages::most(bytes) else { return OUT_OF_MEMORY };
-    let reserved = if account::try_charge(device, most).is_ok() {
+    let reserved = if account::try_charge_as(device, most, kind).is_ok() {
         most
     } else if fits_a_gap(device, bytes, context) {
         0
     } else {
-        match account::charge(device, most) {
+        match account::charge_as(device, most, kind) {
             Ok(()) => most,
             Err(code) => return code,
         }
@@ -135,7 +137,7 @@ pub(crate) fn allocate(
             // The driver took more than it should have needed. It keeps it only if it fits all the same.
             account::note(device, audit::PACKING);
             PACKING_DOUBTED.store(true, Relaxed);
-            if account::try_charge(device, taken - reserved).is_ok() {
+            if account::try_charge_as(device, taken - reserved, kind).is_ok() {
                 return 0;
             }
             forget(address);

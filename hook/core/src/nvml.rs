@@ -25,6 +25,11 @@ pub(crate) fn trust_pids() {
     SHOWS_OUR_PIDS.store(true, Relaxed);
 }
 
+/// Whether NVML's pids are known to be those of our namespace.
+pub(crate) fn shows_our_pids() -> bool {
+    SHOWS_OUR_PIDS.load(Relaxed)
+}
+
 /// What NVML says about this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {

@@ -27,6 +27,15 @@ const QUOTA_AGE_MS: u64 = 500;
 /// How long the driver may need to free a dead process's memory.
 const DEATH_MS: u64 = 2000;
 
+/// Where bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// On the device.
+    Device,
+    /// Wherever the driver moves them; a share may be allowed to have more of these than fits its quota.
+    Managed,
+}
+
 /// Why bytes could not be charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
@@ -53,6 +62,8 @@ pub(crate) struct Share {
     file_limit: AtomicU64,
     /// From the environment; `u64::MAX` = no limit.
     env_limit: AtomicU64,
+    /// What managed memory may take on top of the limit.
+    oversubscription: AtomicU64,
     checked_ms: AtomicU64,
     order: AtomicU32,
     fail_open: AtomicU32,
@@ -69,6 +80,7 @@ impl Share {
             region_path: Mutex::new(Path::new()),
             file_limit: AtomicU64::new(u64::MAX),
             env_limit: AtomicU64::new(u64::MAX),
+            oversubscription: AtomicU64::new(0),
             checked_ms: AtomicU64::new(0),
             order: AtomicU32::new(0),
             fail_open: AtomicU32::new(0),
@@ -92,6 +104,7 @@ impl Share {
     fn take(&self, quota: &QuotaFile) {
         let limit = if quota.memory_bytes == 0 { u64::MAX } else { quota.memory_bytes };
         self.file_limit.store(limit, Relaxed);
+        self.oversubscription.store(quota.oversubscribe_bytes, Relaxed);
         self.fail_open.store(u32::from(quota.fail_mode == FailMode::Open), Relaxed);
         self.checked_ms.store(sys::coarse_ms(), Relaxed);
     }
@@ -230,8 +243,11 @@ impl Share {
     }
 
     /// Charges up to `bytes`; returns how many.
-    pub(crate) fn charge_up_to(&self, bytes: u64) -> Result<u64, Refusal> {
-        let limit = self.limit();
+    pub(crate) fn charge_up_to(&self, bytes: u64, kind: Kind) -> Result<u64, Refusal> {
+        let limit = match kind {
+            Kind::Device => self.limit(),
+            Kind::Managed => self.limit().saturating_add(self.oversubscription.load(Relaxed)),
+        };
         let (mut seat, region, slot) = self.seated()?;
         let charged =
             ledger::charge_up_to(region, slot, bytes, limit).map_err(|error| refuse(region, error))?;

@@ -239,6 +239,13 @@ fn main() {
                 driver.call("cuDeviceGraphMemTrim", &[memory.borrow().device as u64]).to_string()
             }
             ["graphend"] => driver.call("cuGraphExecDestroy", &[execs.pop().unwrap()]).to_string(),
+            ["limit", which, bytes] => {
+                driver.call("cuCtxSetLimit", &[which.parse().unwrap(), size(bytes)]).to_string()
+            }
+            ["sleep", millis] => {
+                std::thread::sleep(std::time::Duration::from_millis(millis.parse().unwrap()));
+                "0".to_owned()
+            }
             ["sync"] => driver.call("cuStreamSynchronize", &[0]).to_string(),
             ["device", ordinal] => {
                 memory.borrow_mut().device = ordinal.parse().unwrap();

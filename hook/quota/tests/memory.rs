@@ -356,6 +356,50 @@ fn a_context_that_does_not_fit_is_not_made() {
 }
 
 #[test]
+fn memory_that_no_call_asks_for_is_charged_soon() {
+    let bench = Bench::new(["H100-80"]).driver("context_mib=100");
+    bench.share("a", 0, GIB);
+    // A larger heap for kernels grows the context; NVML shows it.
+    let script = [
+        "init",
+        "retain",
+        "alloc:linear:100M",
+        "limit:2:208M",
+        "sleep:600",
+        "info",
+        "free",
+        "bisect:linear:2M",
+    ];
+    let answers = bench.run(&script);
+    let left = GIB - 100 * MIB - 200 * MIB;
+    assert_eq!(answers[3..7], ["0", "0", &format!("0 {} {GIB}", left - 100 * MIB), "0"]);
+    assert_eq!(answers[7], left.to_string());
+    let script = ["init", "retain", "limit:2:208M", "sleep:600", "info", "release", "retain", "info"];
+    assert_eq!(bench.run(&script)[7], format!("0 {} {GIB}", GIB - 100 * MIB), "it goes with the context");
+}
+
+#[test]
+fn managed_memory_may_be_oversubscribed_where_the_node_allows_it() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let mut quota = bench.quota("a");
+    quota.oversubscribe_bytes = 512 * MIB;
+    bench.write_quota("a", &quota);
+    let script = [
+        "init",
+        "retain",
+        "bisect:linear:2M",
+        "bisect:managed:2M",
+        "alloc:managed:1200M",
+        "alloc:linear:2M",
+        "info",
+    ];
+    let answers = bench.run(&script);
+    assert_eq!(answers[2..4], [GIB.to_string(), (GIB + 512 * MIB).to_string()]);
+    assert_eq!(answers[4..], ["0", "2", &format!("0 0 {GIB}")]);
+}
+
+#[test]
 fn two_processes_share_one_quota() {
     let bench = Bench::new(["H100-80"]);
     bench.share("a", 0, GIB);

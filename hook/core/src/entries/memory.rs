@@ -4,6 +4,7 @@ use crate::account::OUT_OF_MEMORY;
 use crate::arrays::{Flat, FlatV1, Shape, Solid, SolidV1};
 use crate::linear;
 use crate::real::call;
+use crate::share::Kind;
 
 /// Rows of pitched memory start at multiples of this, so far as is known; more is charged if need be.
 const PITCH: usize = 512;
@@ -12,6 +13,7 @@ pub(super) unsafe extern "C" fn cuMemAlloc_v2(out: *mut u64, bytes: usize) -> i3
     // SAFETY: the caller's own arguments; the result is read only after the driver has written it.
     unsafe {
         linear::allocate(
+            Kind::Device,
             Some(bytes as u64),
             || call!(cuMemAlloc_v2(out, bytes)),
             || (*out, bytes as u64),
@@ -24,6 +26,7 @@ pub(super) unsafe extern "C" fn cuMemAlloc(out: *mut u32, bytes: u32) -> i32 {
     // SAFETY: as above.
     unsafe {
         linear::allocate(
+            Kind::Device,
             Some(u64::from(bytes)),
             || call!(cuMemAlloc(out, bytes)),
             || (u64::from(*out), u64::from(bytes)),
@@ -36,6 +39,7 @@ pub(super) unsafe extern "C" fn cuMemAllocManaged(out: *mut u64, bytes: usize, f
     // SAFETY: as above.
     unsafe {
         linear::allocate(
+            Kind::Managed,
             Some(bytes as u64),
             || call!(cuMemAllocManaged(out, bytes, flags)),
             || (*out, bytes as u64),
@@ -55,6 +59,7 @@ pub(super) unsafe extern "C" fn cuMemAllocPitch_v2(
     // SAFETY: as above; the driver has written the pitch as well.
     unsafe {
         linear::allocate(
+            Kind::Device,
             bytes.map(|bytes| bytes as u64),
             || call!(cuMemAllocPitch_v2(out, pitch, width, height, element)),
             || (*out, (*pitch).saturating_mul(height) as u64),
@@ -74,6 +79,7 @@ pub(super) unsafe extern "C" fn cuMemAllocPitch(
     // SAFETY: as above.
     unsafe {
         linear::allocate(
+            Kind::Device,
             Some(bytes),
             || call!(cuMemAllocPitch(out, pitch, width, height, element)),
             || (u64::from(*out), u64::from(*pitch) * u64::from(height)),
