@@ -367,3 +367,31 @@ async fn hami_variables_are_written_only_for_a_pod_of_one_claim() {
     }
     agent.terminate().await;
 }
+
+/// Why the sockets carry an `@`: without it the same call is refused. When this fails, h2 has learned to
+/// accept what grpc-go sends, and the character is no longer needed.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_ordinary_socket_name_is_refused_when_dialled_by_raw_path() {
+    use aliquot_kubelet_plugin::registration::{Registered, Registrar};
+    use aliquot_proto::pluginregistration::v1::registration_client::RegistrationClient;
+    use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServer;
+    let dir = tempfile::tempdir().unwrap();
+    for (name, accepted) in [("reg@d.sock", true), ("d-reg.sock", false)] {
+        let path = dir.path().join(name);
+        let listener = tokio::net::UnixListener::bind(&path).unwrap();
+        let (state, _) = tokio::sync::watch::channel(Registered::Unknown);
+        let registrar = Registrar::new("d", "/dra.sock".into(), state);
+        tokio::spawn(
+            tonic::transport::Server::builder()
+                .add_service(RegistrationServer::new(registrar))
+                .serve_with_incoming(tokio_stream::wrappers::UnixListenerStream::new(listener)),
+        );
+        let origin = format!("http://{}", path.to_str().unwrap().replace('/', "%2F"));
+        let answer = match dial(&path, &origin).await {
+            Ok(channel) => RegistrationClient::new(channel).get_info(InfoRequest {}).await.is_ok(),
+            // The client's own URI type refuses the name already.
+            Err(_) => false,
+        };
+        assert_eq!(answer, accepted, "{name}");
+    }
+}

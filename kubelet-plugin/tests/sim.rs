@@ -51,13 +51,14 @@ impl Sim {
         Self { cluster: Cluster::new(world).await, node }
     }
 
-    fn start(&self) -> Process {
+    fn start(&self, extra: &[&str]) -> Process {
         let dir = self.cluster.world.dir.path();
         let kubeconfig = dir.join("kubeconfig");
         self.cluster.plane.write_kubeconfig(&kubeconfig, "agent").unwrap();
         let sys = format!("--sys-root={}", dir.join("root/sys").display());
         let config = format!("--kubeconfig={}", kubeconfig.display());
-        let line = self.cluster.command_line(&[&sys, &config]);
+        let mut line = self.cluster.command_line(&[&sys, &config]);
+        line.extend(extra.iter().map(|arg| (*arg).to_owned()));
         let quiet = std::env::var_os("RUST_LOG").is_none();
         let child = Command::new(env!("CARGO_BIN_EXE_aliquot-kubelet-plugin"))
             .args(&line[1..])
@@ -121,7 +122,7 @@ impl Sim {
 #[tokio::test(flavor = "multi_thread")]
 async fn boards_are_published_as_nvml_tells() {
     let sim = Sim::new(&["H100-80", "A100-40:mig", "T4"]).await;
-    let _agent = sim.start();
+    let _agent = sim.start(&[]);
     let (_, slices) = sim.cluster.pool_where("published", |slices| !devices(slices).is_empty()).await;
     let names = devices(&slices);
     let of = |minor: u32| {
@@ -141,7 +142,7 @@ async fn a_sigkill_at_any_moment_converges() {
     let sim = Sim::new(&["H100-80", "H100-80"]).await;
     let wanted = [("a", "gpu-0-mig-1g10gb-19-6"), ("b", "gpu-0-mig-3g40gb-9-0"), ("c", "gpu-1-share")];
     let uid = sim.cluster.allocated_claim("c", &wanted, json!([])).await;
-    let mut agent = sim.start();
+    let mut agent = sim.start(&[]);
     let first = sim.prepared("c", &uid).await;
     assert_eq!(sim.instances().len(), 2);
     sim.unprepared("c", &uid).await;
@@ -154,7 +155,7 @@ async fn a_sigkill_at_any_moment_converges() {
             agent.kill();
         });
         cut_off += u32::from(answer.is_none());
-        agent = sim.start();
+        agent = sim.start(&[]);
         assert_eq!(sim.prepared("c", &uid).await, first, "round {round}");
         assert_eq!(sim.instances().len(), 2, "round {round}");
         let (answer, ()) = tokio::join!(sim.try_unprepare("c", &uid), async {
@@ -162,7 +163,7 @@ async fn a_sigkill_at_any_moment_converges() {
             agent.kill();
         });
         cut_off += u32::from(answer.is_none());
-        agent = sim.start();
+        agent = sim.start(&[]);
         sim.unprepared("c", &uid).await;
         sim.assert_clean();
     }
@@ -173,13 +174,13 @@ async fn a_sigkill_at_any_moment_converges() {
 async fn a_reboot_loses_hardware_and_no_claim() {
     let sim = Sim::new(&["H100-80"]).await;
     let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0-mig-1g10gb-19-6")], json!([])).await;
-    let mut agent = sim.start();
+    let mut agent = sim.start(&[]);
     let first = sim.prepared("c", &uid).await;
     agent.kill();
     aliquot_sim_node::reboot(sim.node.dir()).unwrap();
     std::fs::remove_dir_all(sim.cluster.world.cdi()).unwrap();
     assert_eq!(sim.instances(), []);
-    let _agent = sim.start();
+    let _agent = sim.start(&[]);
     assert_eq!(sim.prepared("c", &uid).await, first);
     assert_eq!(sim.instances(), [(0, 6, 1)]);
     let spec = sim.cluster.world.cdi().join(format!("{DRIVER}-claim-{uid}.json"));
@@ -188,5 +189,28 @@ async fn a_reboot_loses_hardware_and_no_claim() {
         spec.devices[0].container_edits.mounts.iter().map(|m| m.container_path.as_str()).collect();
     assert!(mounts.contains(&"/usr/lib64/libnvidia-ml.so.1"), "{mounts:?}");
     sim.unprepared("c", &uid).await;
+    sim.assert_clean();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_farewell_answers_for_what_is_prepared_and_ends_with_the_last_claim() {
+    let sim = Sim::new(&["H100-80"]).await;
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0-mig-1g10gb-19-6")], json!([])).await;
+    let other = sim.cluster.allocated_claim("other", &[("a", "gpu-0-mig-1g10gb-19-5")], json!([])).await;
+    let mut agent = sim.start(&[]);
+    let first = sim.prepared("c", &uid).await;
+    agent.kill();
+    let mut farewell = sim.start(&["--farewell"]);
+    assert_eq!(sim.prepared("c", &uid).await, first);
+    let refused = sim.try_prepare("other", &other).await.unwrap();
+    assert!(refused.is_err(), "{refused:?}");
+    assert!(farewell.0.try_wait().unwrap().is_none(), "it waits for the claim");
+    sim.unprepared("c", &uid).await;
+    let ended = eventually("its end", || {
+        let ended = farewell.0.try_wait().unwrap();
+        async move { ended.ok_or_else(|| "still there".to_owned()) }
+    })
+    .await;
+    assert!(ended.success());
     sim.assert_clean();
 }
