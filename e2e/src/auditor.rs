@@ -1,6 +1,6 @@
 //! An independent auditor: watches all claims in the API and all CDI specs on the node while tests run,
 //! and knows nothing of the product's own rules. What a device takes of a GPU it reads from the
-//! published slices (`memorySlice<N>` of partitions; everything else takes all of it), and what a claim
+//! published slices (the memory slices of partitions; everything else takes all of it), and what a claim
 //! holds on the node from the device nodes of its CDI spec.
 
 use anyhow::{Result, bail};
@@ -70,13 +70,14 @@ impl Auditor {
         let record = Arc::new(Mutex::new(Record::default()));
         let (driver, cdi_dir, shared) = (driver.to_owned(), cdi_dir.to_owned(), Arc::clone(&record));
         let task = tokio::spawn(async move {
+            let mut partitions = Partitions::default();
             loop {
-                if let Ok(takes) = takes(&client, &driver).await {
+                if let Ok(takes) = takes(&client, &driver, &mut partitions).await {
                     shared.lock().observe(&takes, Instant::now());
                 }
                 let overlaps = overlapping_prepares(&cdi_dir);
                 shared.lock().failures.extend(overlaps);
-                tokio::time::sleep(Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(250)).await;
             }
         });
         Self { record, task }
@@ -133,10 +134,16 @@ impl Record {
     }
 }
 
+/// Memory slices of every device seen so far; what a device is never changes.
+type Partitions = BTreeMap<(String, String), Option<BTreeSet<String>>>;
+
 /// What every allocated claim takes, by `namespace/name`.
-async fn takes(client: &Client, driver: &str) -> Result<Vec<(String, Vec<Take>)>> {
+async fn takes(
+    client: &Client,
+    driver: &str,
+    partitions: &mut Partitions,
+) -> Result<Vec<(String, Vec<Take>)>> {
     let claims = Api::<ResourceClaim>::all(client.clone()).list(&ListParams::default()).await?;
-    let slices = Api::<ResourceSlice>::all(client.clone()).list(&ListParams::default()).await?;
     let mut all = Vec::new();
     for claim in claims {
         let results =
@@ -146,12 +153,16 @@ async fn takes(client: &Client, driver: &str) -> Result<Vec<(String, Vec<Take>)>
             if result.driver != driver || result.admin_access == Some(true) {
                 continue;
             }
+            let key = (result.pool.clone(), result.device.clone());
+            if !partitions.contains_key(&key) {
+                learn(client, partitions).await?;
+            }
             // `gpu-3-share` and `gpu-3-mig-…` lie on `gpu-3`.
             let gpu: String = result.device.splitn(3, '-').take(2).collect::<Vec<_>>().join("-");
             let shared = result.share_id.is_some().then(|| result.device.clone());
             takes.push(Take {
                 gpu: (result.pool.clone(), gpu),
-                slices: memory_slices(&slices.items, &result.pool, &result.device),
+                slices: partitions.get(&key).cloned().flatten(),
                 shared,
             });
         }
@@ -162,12 +173,26 @@ async fn takes(client: &Client, driver: &str) -> Result<Vec<(String, Vec<Take>)>
     Ok(all)
 }
 
-fn memory_slices(slices: &[ResourceSlice], pool: &str, device: &str) -> Option<BTreeSet<String>> {
-    let of_pool = slices.iter().filter(|s| s.spec.pool.name == pool);
-    let found = of_pool.flat_map(|s| s.spec.devices.iter().flatten()).find(|d| d.name == device)?;
-    let names: BTreeSet<String> =
-        found.capacity.as_ref()?.keys().filter(|k| k.starts_with("memorySlice")).cloned().collect();
-    (!names.is_empty()).then_some(names)
+async fn learn(client: &Client, partitions: &mut Partitions) -> Result<()> {
+    for slice in Api::<ResourceSlice>::all(client.clone()).list(&ListParams::default()).await? {
+        for device in slice.spec.devices.iter().flatten() {
+            let capacities = device.capacity.iter().flatten().map(|(name, _)| name);
+            let counters = device.consumes_counters.iter().flatten().flat_map(|c| c.counters.keys());
+            let names: BTreeSet<String> =
+                capacities.chain(counters).filter_map(|name| memory_slice(name)).collect();
+            // Whatever can be cut takes all memory slices if it is not a partition.
+            let partition = device.name.contains("-mig-") && !names.is_empty();
+            partitions
+                .insert((slice.spec.pool.name.clone(), device.name.clone()), partition.then_some(names));
+        }
+    }
+    Ok(())
+}
+
+/// The number in `memorySlice3` (a capacity) and in `memory-slice-3` (a counter).
+fn memory_slice(name: &str) -> Option<String> {
+    let number = name.strip_prefix("memorySlice").or_else(|| name.strip_prefix("memory-slice-"))?;
+    number.chars().all(|c| c.is_ascii_digit()).then(|| number.to_owned())
 }
 
 /// Claims whose CDI specs give them the same hardware without sharing it.

@@ -3,10 +3,16 @@
 //! `tests/sim.rs` runs the product on simulators, everywhere. `tests/cluster/` runs it on a real
 //! Kubernetes that `e2e/cluster` brings up; those tests run only with `ALIQUOT_E2E_CLUSTER=1`, which
 //! `tools/test-cluster` sets, one after the other, on one cluster. This library is what they share:
-//! [`cluster::Cluster`] installs the product and talks to it as a user would, [`auditor::Auditor`]
-//! watches that no hardware is ever given out or prepared twice.
+//! [`cluster::Cluster`] is the cluster with the product on it, as operator (`install`), user
+//! (`objects`, `look`) and administrator of the node (`hardware`, `process`) see it;
+//! [`auditor::Auditor`] watches that no hardware is ever given out or prepared twice.
 #![forbid(unsafe_code)]
 
 pub mod auditor;
 pub mod cluster;
 pub mod command;
+pub mod hardware;
+pub mod install;
+pub mod look;
+pub mod objects;
+pub mod process;

@@ -1,51 +1,41 @@
-//! The examples of `examples/` do on a real cluster what their READMEs say.
+//! The examples of `examples/` do on a real cluster what their READMEs say, seen from inside their
+//! containers.
 
-use crate::support::on_cluster;
+use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::Cluster;
 use anyhow::{Context, Result, ensure};
-use serde_json::Value;
-
-const GIB: u64 = 1 << 30;
 
 async fn apply(cluster: &Cluster, example: &str) -> Result<()> {
     let path = cluster.repo().join(format!("examples/{example}/{example}.yaml"));
     cluster.apply(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)
 }
 
-/// What the probe in a container found: bytes that it got of each device.
-async fn probe(cluster: &Cluster, namespace: &str, pod: &str, container: &str) -> Result<Vec<u64>> {
-    cluster.running(namespace, pod).await?;
-    let line = cluster.first_line(namespace, pod, container).await?;
-    let report: Value =
-        serde_json::from_str(&line).with_context(|| format!("{namespace}/{pod} printed {line:?}"))?;
-    let devices = report.pointer("/devices").and_then(Value::as_array).cloned().unwrap_or_default();
-    for device in &devices {
-        ensure!(device.get("refused_with").and_then(Value::as_i64) == Some(2), "not out of memory: {line}");
-    }
-    Ok(devices.iter().filter_map(|d| d.get("allocated_bytes").and_then(Value::as_u64)).collect())
+/// Device nodes of GPUs, and capability nodes of partitions, that a container sees.
+fn nodes(cluster: &Cluster, namespace: &str, pod: &str, container: &str) -> Result<(usize, usize)> {
+    let script =
+        "shopt -s nullglob; g=(/dev/nvidia[0-9]*); c=(/dev/nvidia-caps/nvidia-cap*); echo ${#g[@]} ${#c[@]}";
+    let counts = cluster.shell(namespace, pod, container, script)?;
+    let (gpus, capabilities) = counts.trim().split_once(' ').context("no two numbers")?;
+    Ok((gpus.parse()?, capabilities.parse()?))
 }
 
-/// Device nodes of GPUs that a container sees.
-fn nodes(cluster: &Cluster, namespace: &str, pod: &str, container: &str) -> Result<Vec<String>> {
-    let listed =
-        cluster.exec(namespace, pod, container, &["/usr/bin/bash", "-c", "echo /dev/nvidia[0-9]*"])?;
-    Ok(listed.split_whitespace().filter(|n| !n.contains('*')).map(str::to_owned).collect())
+/// What a container sees of the limiter: the preload list, its files, the quota, the environment.
+fn limiter(cluster: &Cluster, namespace: &str, pod: &str, container: &str) -> Result<String> {
+    let script = "cat /etc/ld.so.preload; ls /usr/local/lib/aliquot/*/ /run/aliquot/quota/*/quota /run/aliquot/region/*/region; env";
+    cluster.shell(namespace, pod, container, &format!("{{ {script}; }} 2>&1 || true"))
 }
 
 #[test]
 fn a_whole_gpu_is_one_device_with_all_its_memory_and_no_limiter() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "01-whole-gpu").await?;
-        let got = probe(cluster, "whole-gpu", "trainer", "main").await?;
-        ensure!(got.len() == 1, "one device, got {got:?}");
-        ensure!(nodes(cluster, "whole-gpu", "trainer", "main")?.len() == 1);
-        let preload = cluster.exec(
-            "whole-gpu",
-            "trainer",
-            "main",
-            &["/usr/bin/bash", "-c", "cat /etc/ld.so.preload || true"],
-        )?;
-        ensure!(!preload.contains("aliquot"), "a whole GPU needs no limiter: {preload}");
+        let got = cluster.report("whole-gpu", "trainer", "main").await?;
+        ensure!(got.allocated.len() == 1, "one device, got {got:?}");
+        ensure!(got.allocated.iter().all(|bytes| *bytes > 40 * GIB), "all of its memory: {got:?}");
+        ensure!(nodes(cluster, "whole-gpu", "trainer", "main")? == (1, 0));
+        let seen = limiter(cluster, "whole-gpu", "trainer", "main")?;
+        ensure!(!seen.contains("libaliquot"), "a whole GPU needs no limiter: {seen}");
+        ensure!(seen.contains("ALIQUOT_DEVICE_"), "the device is in the environment: {seen}");
         cluster.delete_namespace("whole-gpu").await
     })
 }
@@ -53,12 +43,19 @@ fn a_whole_gpu_is_one_device_with_all_its_memory_and_no_limiter() -> Result<()> 
 #[test]
 fn a_partition_is_created_for_its_profile_and_destroyed_afterwards() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
+        ensure!(cluster.gpu_instances()?.is_empty(), "none to begin with");
         apply(cluster, "02-mig-by-profile").await?;
-        let got = probe(cluster, "mig-profile", "notebook", "main").await?;
+        let got = cluster.report("mig-profile", "notebook", "main").await?;
         ensure!(
-            got.len() == 1 && got[0] < 20 * GIB && got[0] > 17 * GIB,
+            got.allocated.len() == 1 && got.allocated.iter().all(|b| *b < 20 * GIB && *b > 17 * GIB),
             "a 2g.20gb has just under 20 GiB: {got:?}"
         );
+        ensure!(got.names.iter().all(|n| n.contains("MIG 2g.20gb")), "{got:?}");
+        ensure!(nodes(cluster, "mig-profile", "notebook", "main")? == (1, 2), "its GPU and two capabilities");
+        ensure!(cluster.gpu_instances()?.len() == 1, "one instance: {:?}", cluster.gpu_instances()?);
+        let seen = limiter(cluster, "mig-profile", "notebook", "main")?;
+        ensure!(!seen.contains("libaliquot"), "a partition needs no limiter: {seen}");
+        // That it is destroyed is part of `clean`.
         cluster.delete_namespace("mig-profile").await
     })
 }
@@ -67,11 +64,12 @@ fn a_partition_is_created_for_its_profile_and_destroyed_afterwards() -> Result<(
 fn a_partition_by_size_is_the_smallest_that_suffices() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "03-mig-by-size").await?;
-        let got = probe(cluster, "mig-size", "inference", "main").await?;
+        let got = cluster.report("mig-size", "inference", "main").await?;
         ensure!(
-            got.len() == 1 && got[0] > 15 * GIB && got[0] < 20 * GIB,
-            "16 GiB asked, 20 GB profile given: {got:?}"
+            got.allocated.len() == 1 && got.allocated.iter().all(|b| *b > 15 * GIB && *b < 20 * GIB),
+            "16 GiB asked, a profile of 20 GB given: {got:?}"
         );
+        ensure!(nodes(cluster, "mig-size", "inference", "main")? == (1, 2));
         cluster.delete_namespace("mig-size").await
     })
 }
@@ -80,17 +78,39 @@ fn a_partition_by_size_is_the_smallest_that_suffices() -> Result<()> {
 fn a_share_ends_at_its_limit_and_shows_its_quota_and_limiter() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "04-share").await?;
-        let got = probe(cluster, "share", "chatbot", "main").await?;
-        ensure!(got.len() == 1 && got[0] <= 10 * GIB && got[0] > 9 * GIB, "10 GiB asked: {got:?}");
-        let seen = cluster.exec(
+        let got = cluster.report("share", "chatbot", "main").await?;
+        ensure!(
+            got.allocated.len() == 1 && got.allocated.iter().all(|b| *b <= 10 * GIB && *b > 9 * GIB),
+            "10 GiB asked: {got:?}"
+        );
+        let seen = limiter(cluster, "share", "chatbot", "main")?;
+        for wanted in [
+            "libaliquot_preload.so\n",
+            "libaliquot_core.so\n",
+            "CUDA_DEVICE_MEMORY_LIMIT_0=10240m",
+            "CUDA_DEVICE_SM_LIMIT_0=30",
+            "/quota\n",
+            "/region\n",
+        ] {
+            ensure!(seen.contains(wanted), "no {wanted:?} in:\n{seen}");
+        }
+        let raised = cluster.shell(
             "share",
             "chatbot",
             "main",
-            &["/usr/bin/bash", "-c", "env; cat /etc/ld.so.preload; echo /run/aliquot/quota/*/quota"],
+            "CUDA_DEVICE_MEMORY_LIMIT_0=70g cuda-probe; CUDA_DEVICE_MEMORY_LIMIT_0=1g cuda-probe",
         )?;
-        ensure!(seen.contains("libaliquot_preload.so"), "the limiter is mounted: {seen}");
-        ensure!(seen.contains("CUDA_DEVICE_MEMORY_LIMIT"), "the limit is in the environment: {seen}");
-        ensure!(!seen.contains("/run/aliquot/quota/*/quota"), "the quota file is mounted: {seen}");
+        let bytes: Vec<u64> = raised
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .filter_map(|report| report.pointer("/devices/0/allocated_bytes")?.as_u64())
+            .collect();
+        ensure!(
+            matches!(bytes.as_slice(), [raised, lowered] if *raised <= 10 * GIB && *lowered <= GIB && *lowered > 0),
+            "the environment lowers a limit and never raises it: {raised}"
+        );
+        let write = cluster.shell("share", "chatbot", "main", "echo x > $(echo /run/aliquot/quota/*/quota)");
+        ensure!(write.is_err(), "a tenant cannot write its quota");
         cluster.delete_namespace("share").await
     })
 }
@@ -99,13 +119,15 @@ fn a_share_ends_at_its_limit_and_shows_its_quota_and_limiter() -> Result<()> {
 fn containers_of_one_pod_see_only_the_request_that_they_name() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "05-two-shares-one-pod").await?;
-        let model = probe(cluster, "two-shares", "pair", "model").await?;
-        let embedder = probe(cluster, "two-shares", "pair", "embedder").await?;
-        ensure!(model.len() == 1 && model[0] <= 12 * GIB && model[0] > 11 * GIB, "12 GiB asked: {model:?}");
-        ensure!(
-            embedder.len() == 1 && embedder[0] <= 3 * GIB && embedder[0] > 2 * GIB,
-            "3 GiB asked: {embedder:?}"
-        );
+        let model = cluster.report("two-shares", "pair", "model").await?;
+        let embedder = cluster.report("two-shares", "pair", "embedder").await?;
+        let between = |got: &[u64], low: u64, high: u64| {
+            got.len() == 1 && got.iter().all(|b| *b > low * GIB && *b <= high * GIB)
+        };
+        ensure!(between(&model.allocated, 11, 12), "12 GiB asked: {model:?}");
+        ensure!(between(&embedder.allocated, 2, 3), "3 GiB asked: {embedder:?}");
+        let quotas = cluster.shell("two-shares", "pair", "embedder", "ls /run/aliquot/quota | wc -l")?;
+        ensure!(quotas.trim() == "1", "one quota each: {quotas}");
         cluster.delete_namespace("two-shares").await
     })
 }
@@ -115,9 +137,23 @@ fn two_pods_on_one_claim_both_run_and_share_one_limit() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "06-claim-shared-by-two-pods").await?;
         for pod in ["first", "second"] {
-            let got = probe(cluster, "shared-claim", pod, "main").await?;
-            ensure!(got.len() == 1 && got[0] <= 8 * GIB, "8 GiB between them: {got:?}");
+            let got = cluster.report("shared-claim", pod, "main").await?;
+            ensure!(
+                got.allocated.len() == 1 && got.allocated.iter().all(|b| *b <= 8 * GIB && *b > 6 * GIB),
+                "8 GiB between them: {got:?}"
+            );
         }
+        // What one occupies the other lacks.
+        cluster.shell(
+            "shared-claim",
+            "first",
+            "main",
+            "(setsid cuda-probe --hold --occupy $((5 << 30)) </dev/null >/tmp/occupied 2>&1 &); until grep -q devices /tmp/occupied; do sleep 0.1; done; cat /tmp/occupied",
+        )?;
+        let left = cluster.shell("shared-claim", "second", "main", "cuda-probe")?;
+        let left: serde_json::Value = serde_json::from_str(left.trim())?;
+        let bytes = left.pointer("/devices/0/allocated_bytes").and_then(serde_json::Value::as_u64);
+        ensure!(bytes.is_some_and(|b| b <= 3 * GIB && b > GIB), "5 of 8 GiB are taken: {left}");
         cluster.delete_namespace("shared-claim").await
     })
 }

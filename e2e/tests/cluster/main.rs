@@ -1,5 +1,13 @@
 //! Tests on a real Kubernetes. Run by `tools/test-cluster`, one after the other; without
 //! `ALIQUOT_E2E_CLUSTER=1` each says that it was skipped.
 
+mod agent;
+mod allocation;
+mod controllers;
 mod examples;
+mod kubelet;
+mod modes;
+mod policies;
 mod support;
+mod uninstall;
+mod vanishing;

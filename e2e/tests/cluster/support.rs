@@ -5,6 +5,10 @@ use aliquot_e2e::cluster::Cluster;
 use aliquot_model::names::DEFAULT_DRIVER;
 use anyhow::Result;
 use std::sync::OnceLock;
+use std::time::Instant;
+
+/// One gibibyte.
+pub(crate) const GIB: u64 = 1 << 30;
 
 /// Hardware, images and chart are put in place once a run.
 static INSTALLED: OnceLock<()> = OnceLock::new();
@@ -19,23 +23,28 @@ pub(crate) fn on_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Resu
     runtime.block_on(async {
         let cluster = Cluster::join().await?;
         if INSTALLED.get().is_none() {
-            cluster.create_hardware()?;
-            cluster.build_images()?;
-            cluster.install(&[]).await?;
+            cluster.install_anew(&[]).await?;
             INSTALLED.set(()).ok();
         }
+        let started = Instant::now();
         let auditor = Auditor::start(cluster.client.clone(), DEFAULT_DRIVER, cluster.setting("CDI_DIR")?);
         let outcome = test(&cluster).await;
-        let clean = match &outcome {
+        let tested = started.elapsed();
+        let outcome = match outcome {
             Ok(()) => cluster.clean().await,
-            Err(_) => Ok(()),
+            failed => failed,
         };
         let verdict = auditor.verdict();
+        if outcome.is_err() {
+            eprintln!("{}", cluster.diagnostics());
+            cluster.reset().await?;
+        }
         outcome?;
-        clean?;
         let verdict = verdict?;
         eprintln!(
-            "auditor: {} looks, at most {} allocated claims, {} overlaps resolved, overlapping prepares 0",
+            "{:.1} s, and {:.1} s until clean; auditor: {} looks, at most {} allocated claims, {} overlaps resolved, overlapping prepares 0",
+            tested.as_secs_f64(),
+            (started.elapsed() - tested).as_secs_f64(),
             verdict.looks,
             verdict.most_claims,
             verdict.resolved.len()

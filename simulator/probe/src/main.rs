@@ -5,12 +5,14 @@
 //! runs on real GPUs as well. One line of JSON per run on stdout; exit 1 with a reason when CUDA does
 //! not start.
 //!
-//! `--hold` keeps the process (with its CUDA contexts) after the report, as a service would stay;
+//! `--hold` keeps the process (with its CUDA contexts) after the report, until SIGTERM or SIGINT, as a
+//! service would stay;
 //! `--occupy BYTES` keeps that much memory of each device meanwhile.
 
 mod cuda;
 
 use cuda::{Cuda, CudaError};
+use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
@@ -62,6 +64,13 @@ fn main() -> ExitCode {
             _ => return usage(&format!("unknown argument {arg:?}")),
         }
     }
+    // Before there are threads: they inherit it. As the first process of a container we would not be
+    // ended by these signals otherwise, and every pod would use up its grace period.
+    let ends: SigSet = [Signal::SIGTERM, Signal::SIGINT].into_iter().collect();
+    if hold && let Err(error) = ends.thread_block() {
+        eprintln!("cuda-probe: cannot wait for signals: {error}");
+        return ExitCode::FAILURE;
+    }
     let (cuda, report) = match Cuda::load() {
         Ok(cuda) => {
             let report = probe(&cuda, occupy);
@@ -79,9 +88,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     if hold {
-        loop {
-            std::thread::park();
-        }
+        while ends.wait().is_err() {}
     }
     drop(cuda);
     ExitCode::SUCCESS

@@ -1,0 +1,261 @@
+//! Installing the product as an operator does, and taking it away.
+
+use crate::cluster::{Cluster, SIM, SYSTEM};
+use crate::command;
+use crate::hardware::list;
+use anyhow::{Context, Result, bail};
+use kube::ResourceExt;
+use kube::api::{Api, ListParams};
+use std::path::{Path, PathBuf};
+
+/// Waits that tests cannot afford at their defaults.
+const SHORT: &[&str] = &[
+    "controller.extraArgs={--lease-duration=8s,--idle-timeout=10s}",
+    "kubeletPlugin.extraArgs={--scheduler-timeouts=4s,--claim-check-interval=1s,--orphan-grace=20s,--absent-controller-grace=3s}",
+];
+
+impl Cluster {
+    /// Simulated GPUs, images and chart, all new: what an earlier run left is removed first.
+    ///
+    /// # Errors
+    /// If something is not built or does not become ready.
+    pub async fn install_anew(&self, values: &[&str]) -> Result<()> {
+        self.remove_all().await.context("cannot remove what an earlier run left")?;
+        self.create_hardware()?;
+        self.build_images()?;
+        self.configure(values).await
+    }
+
+    /// Installs or upgrades with values, and with waits that tests can afford.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub async fn configure(&self, values: &[&str]) -> Result<()> {
+        let all: Vec<&str> = SHORT.iter().chain(values).copied().collect();
+        self.install(&all).await
+    }
+
+    /// Removes the product and all that tests made.
+    async fn remove_all(&self) -> Result<()> {
+        self.reset().await?;
+        let installed =
+            command::run(self.setting("HELM")?, &["list", "-q", "-n", SYSTEM, &self.kubeconfig_flag()?])?;
+        if !installed.trim().is_empty() {
+            let remove =
+                ["uninstall", "aliquot", "-n", SYSTEM, "--no-hooks", "--wait", &self.kubeconfig_flag()?];
+            command::run(self.setting("HELM")?, &remove)?;
+        }
+        self.kubectl(&["-n", SYSTEM, "delete", "pods", "--all", "--ignore-not-found"])?;
+        self.no_pods_in_system().await?;
+        self.kubectl(&["delete", "resourceslices", "--all"])?;
+        let dirs = [self.agent_dir()?, self.limiter_dir()?, PathBuf::from(SIM)];
+        for dir in dirs.iter().filter(|d| d.exists()) {
+            std::fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+        }
+        let cdi = Path::new(self.setting("CDI_DIR")?);
+        for file in list(cdi)?.iter().filter(|f| f.contains("aliquot")) {
+            std::fs::remove_file(cdi.join(file))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until none of our pods is there, farewell pods included.
+    ///
+    /// # Errors
+    /// If one does not go.
+    pub async fn no_pods_in_system(&self) -> Result<()> {
+        let pods = Api::<k8s_openapi::api::core::v1::Pod>::namespaced(self.client.clone(), SYSTEM);
+        self.wait_for("our pods to go", || async {
+            Ok(pods.list(&ListParams::default()).await?.items.is_empty().then_some(()))
+        })
+        .await
+    }
+
+    /// After a test that failed: whatever it may have stopped runs again, and what it made is deleted.
+    ///
+    /// # Errors
+    /// If it does not go.
+    pub async fn reset(&self) -> Result<()> {
+        for process in crate::process::of_program("/usr/bin/aliquot-controller")? {
+            process.resume()?;
+        }
+        for component in ["kubelet", "kube-scheduler", "kube-controller-manager"] {
+            self.component("continue", component)?;
+        }
+        if Path::new(SIM).exists() {
+            self.clear_faults()?;
+        }
+        self.kubectl(&["uncordon", self.setting("NODE_NAME")?])?;
+        for namespace in self.namespaces().await? {
+            self.delete_namespace(&namespace).await?;
+        }
+        self.wait_for("the tests' namespaces to go", || async {
+            Ok(self.namespaces().await?.is_empty().then_some(()))
+        })
+        .await
+    }
+
+    /// Builds the product's image and the examples' image, and gives both to the cluster.
+    ///
+    /// # Errors
+    /// If something is not built.
+    pub fn build_images(&self) -> Result<()> {
+        let image = self.repo().join("e2e/cluster/image");
+        let add = |path: PathBuf, to: &str| -> Result<String> {
+            if !path.is_file() {
+                bail!("{} is not there: run `make build`", path.display());
+            }
+            Ok(format!("--add={}={to}", path.display()))
+        };
+        let hook = self.build.parent().context("no target directory")?.join("hook");
+        let mut args = vec![
+            format!("--name=aliquot.dev/aliquot:{}", env!("CARGO_PKG_VERSION")),
+            "--base=glibc".to_owned(),
+        ];
+        for program in ["aliquot", "aliquot-controller", "aliquot-kubelet-plugin"] {
+            args.push(add(self.build.join(program), &format!("/usr/bin/{program}"))?);
+        }
+        args.push(add(self.build.join("aliquot-oci-hook"), "/usr/lib/aliquot/aliquot-oci-hook")?);
+        for library in ["libaliquot_preload.so", "libaliquot_core.so"] {
+            args.push(add(hook.join(library), &format!("/usr/lib/aliquot/{library}"))?);
+        }
+        command::run(&image, &args.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let probe = add(self.build.join("cuda-probe"), "/usr/bin/cuda-probe")?;
+        command::run(&image, &["--name=aliquot.dev/tools:latest", "--base=glibc", &probe])?;
+        Ok(())
+    }
+
+    fn kubeconfig_flag(&self) -> Result<String> {
+        Ok(format!("--kubeconfig={}", self.setting("KUBECONFIG")?))
+    }
+
+    fn limiter_dir(&self) -> Result<PathBuf> {
+        Ok(Path::new(self.setting("CLUSTER_STATE")?).join("limiter"))
+    }
+
+    /// Installs or upgrades the chart and waits until both parts are ready and the GPUs are published.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub async fn install(&self, values: &[&str]) -> Result<()> {
+        let own = [
+            "image.pullPolicy=Never".to_owned(),
+            format!("kubeletPlugin.driverRoot={SIM}/root"),
+            format!("kubeletPlugin.devRoot={SIM}/root"),
+            format!("kubeletPlugin.procRoot={SIM}/root/proc"),
+            format!("kubeletPlugin.sysRoot={SIM}/root/sys"),
+            format!("kubeletPlugin.containerMounts={{{SIM}:{SIM}:rw}}"),
+            format!("kubeletPlugin.kubeletRoot={}", self.setting("KUBELET_ROOT")?),
+            format!("kubeletPlugin.cdiDir={}", self.setting("CDI_DIR")?),
+            format!("kubeletPlugin.limiterDir={}", self.limiter_dir()?.display()),
+        ];
+        let chart = self.repo().join("deploy/helm/aliquot").display().to_string();
+        let kubeconfig = self.kubeconfig_flag()?;
+        let mut args =
+            vec!["upgrade", "--install", "aliquot", &chart, "-n", SYSTEM, "--create-namespace", &kubeconfig];
+        for value in own.iter().map(String::as_str).chain(values.iter().copied()) {
+            args.extend(["--set", value]);
+        }
+        command::run(self.setting("HELM")?, &args)?;
+        self.ready().await
+    }
+
+    /// Waits until agent and controllers are ready and every GPU is published.
+    ///
+    /// # Errors
+    /// If they do not become ready.
+    pub async fn ready(&self) -> Result<()> {
+        let deployed = self.kubectl(&["-n", SYSTEM, "get", "daemonsets,deployments", "-o", "name"])?;
+        for what in deployed.lines() {
+            self.kubectl(&["-n", SYSTEM, "rollout", "status", "--timeout=120s", what]).with_context(
+                || {
+                    let pods = self.kubectl(&["-n", SYSTEM, "get", "pods,events"]);
+                    pods.unwrap_or_default()
+                },
+            )?;
+        }
+        let gpus = self.hardware()?.gpus().len();
+        self.wait_for("devices of every GPU", || async {
+            let devices = self.devices().await?;
+            let admin = devices.iter().filter(|d| d.name.ends_with("-admin")).count();
+            Ok((admin == gpus).then_some(()))
+        })
+        .await
+    }
+
+    /// A node agent that has not been killed yet: the kubelet waits longer before each restart of a
+    /// container, and forgets that with the pod.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub async fn renew_agent(&self) -> Result<()> {
+        for name in self.system_pods("kubelet-plugin").await? {
+            let pod = self.pod(SYSTEM, &name).await?.context("no agent")?;
+            if crate::look::containers(&pod).values().any(|(_, restarts)| *restarts > 0) {
+                self.kubectl(&["-n", SYSTEM, "delete", "pod", &name])?;
+                self.ready().await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `helm uninstall`, with the chart's delete hook.
+    ///
+    /// # Errors
+    /// What helm says.
+    pub fn uninstall(&self) -> Result<String> {
+        let flag = self.kubeconfig_flag()?;
+        command::run(self.setting("HELM")?, &["uninstall", "aliquot", "-n", SYSTEM, "--timeout=120s", &flag])
+    }
+
+    /// Sets or removes the label of the node that says who allocates, and waits until it is so.
+    ///
+    /// # Errors
+    /// If it does not become so.
+    pub async fn allocator(&self, mode: Option<&str>) -> Result<()> {
+        let label = mode.map_or_else(
+            || "aliquot.dev/allocator-mode-".to_owned(),
+            |m| format!("aliquot.dev/allocator-mode={m}"),
+        );
+        self.kubectl(&["label", "node", self.setting("NODE_NAME")?, &label, "--overwrite"])?;
+        let wanted = if mode == Some("scheduler") { None } else { Some(String::new()) };
+        self.wait_for(&format!("the slices of mode {mode:?}"), || async {
+            let taints = self.controller_taints().await?;
+            Ok((taints.len() == 1 && taints.contains(&wanted)).then_some(()))
+        })
+        .await
+    }
+
+    /// Names of cluster-wide objects of ours.
+    ///
+    /// # Errors
+    /// If the API does not answer.
+    pub async fn cluster_objects(&self) -> Result<Vec<String>> {
+        use k8s_openapi::api::admissionregistration::v1::{
+            MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+        };
+        use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+        use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+        let mut found = Vec::new();
+        macro_rules! look {
+            ($($kind:ty),*) => {$(
+                for object in Api::<$kind>::all(self.client.clone()).list(&ListParams::default()).await? {
+                    let name = object.name_any();
+                    if name.contains("aliquot") {
+                        found.push(format!("{} {name}", stringify!($kind)));
+                    }
+                }
+            )*};
+        }
+        look!(
+            MutatingWebhookConfiguration,
+            ValidatingAdmissionPolicy,
+            ValidatingAdmissionPolicyBinding,
+            ClusterRole,
+            ClusterRoleBinding,
+            DeviceClass,
+            ResourceSlice
+        );
+        Ok(found)
+    }
+}

@@ -1,0 +1,83 @@
+//! Leaving a cluster with pods running, and coming back.
+
+use crate::support::{GIB, on_cluster};
+use aliquot_e2e::cluster::{Cluster, SYSTEM};
+use aliquot_e2e::look::{containers, gated, phase};
+use aliquot_e2e::objects::{self, PodManifest};
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, ListParams};
+
+#[test]
+fn after_an_uninstall_pods_run_on_and_end_and_nothing_of_ours_is_left() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let outcome = leave(cluster).await;
+        // The same API server has seen the policies before (kubernetes#130887).
+        cluster.kubectl(&["-n", SYSTEM, "delete", "pods", "-l", "app.kubernetes.io/component=farewell"])?;
+        cluster.configure(&[]).await?;
+        outcome?;
+        let namespace = cluster.namespace("again").await?;
+        cluster.create(&[
+            objects::template(&namespace, "share", &[objects::share("gpu", "2Gi", 10)]),
+            PodManifest::of_template(&namespace, "user", "share").build(),
+        ])?;
+        cluster.report(&namespace, "user", "main").await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+async fn leave(cluster: &Cluster) -> Result<()> {
+    let namespace = cluster.namespace("uninstall").await?;
+    cluster.create(&[
+        objects::template(&namespace, "share", &[objects::share("gpu", "2Gi", 10)]),
+        objects::template(&namespace, "part", &[objects::partition_of("gpu", "1g.10gb", "H100")]),
+        objects::template(&namespace, "whole", &[objects::gpu_of("gpu", "L40S")]),
+        PodManifest::of_template(&namespace, "share", "share").build(),
+        PodManifest::of_template(&namespace, "part", "part").build(),
+        PodManifest::of_template(&namespace, "whole", "whole").build(),
+    ])?;
+    let mut before = Vec::new();
+    for pod in ["share", "part", "whole"] {
+        before.push(cluster.running(&namespace, pod).await?);
+    }
+    cluster.create(&[PodManifest::of_template(&namespace, "waiting", "whole").build()])?;
+    cluster
+        .wait_for("a gated pod", || async {
+            Ok(cluster.pod(&namespace, "waiting").await?.filter(gated).map(drop))
+        })
+        .await?;
+
+    cluster.uninstall()?;
+
+    let left = cluster.cluster_objects().await?;
+    ensure!(left.is_empty(), "left in the cluster: {left:?}");
+    let waiting = cluster.pod(&namespace, "waiting").await?.context("no pod")?;
+    ensure!(!gated(&waiting), "no gate of ours is left");
+    for pod in before {
+        let name = pod.metadata.name.clone().context("no name")?;
+        let now = cluster.running(&namespace, &name).await?;
+        ensure!(containers(&now) == containers(&pod), "{name} was disturbed");
+    }
+    let got = cluster.shell(&namespace, "share", "main", "cuda-probe")?;
+    let got: serde_json::Value = serde_json::from_str(got.trim())?;
+    let bytes = got.pointer("/devices/0/allocated_bytes").and_then(serde_json::Value::as_u64);
+    ensure!(bytes.is_some_and(|b| b <= 2 * GIB && b > GIB), "the limit holds without us: {got}");
+
+    // Pods end, with nobody of ours but the farewell pod.
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), SYSTEM);
+    let farewell = ListParams::default().labels("app.kubernetes.io/component=farewell");
+    ensure!(pods.list(&farewell).await?.items.len() == 1, "one farewell pod on the one node");
+    cluster.delete_namespace(&namespace).await?;
+    for pod in ["share", "part", "whole", "waiting"] {
+        cluster.pod_gone(&namespace, pod).await?;
+    }
+    cluster
+        .wait_for("the farewell pod to complete", || async {
+            let pods = pods.list(&farewell).await?.items;
+            Ok(pods.iter().all(|p| phase(p) == "Succeeded").then_some(()))
+        })
+        .await?;
+    let left = cluster.node_leftovers()?;
+    ensure!(left.is_empty(), "left on the node: {left:?}");
+    Ok(())
+}
