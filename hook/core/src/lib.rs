@@ -84,9 +84,7 @@ unsafe extern "C" fn other(name: *const c_char, found: *mut c_void) -> *mut c_vo
 unsafe extern "C" fn opened(flags: c_int) {
     const RTLD_DEEPBIND: c_int = 8;
     if flags & RTLD_DEEPBIND != 0 {
-        for share in config::shares() {
-            share.note(aliquot_quota::region::audit::DEEPBIND);
-        }
+        share::note_in_all(aliquot_quota::region::audit::DEEPBIND);
     }
 }
 

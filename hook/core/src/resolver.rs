@@ -8,10 +8,10 @@
 //! would, because a function that the limiter does not know would allocate past it.
 
 use crate::entries;
+use crate::log;
 use crate::real;
 use crate::state::{self, Mode};
 use crate::table::{Hook, NEWEST_CUDA, ROWS, Row, Stream, looks_hooked};
-use crate::{config, log};
 use aliquot_quota::region::audit;
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr::null_mut;
@@ -161,9 +161,7 @@ fn is_cuda(name: &[u8]) -> bool {
 }
 
 fn doubt(name: &[u8], version: u32) {
-    for share in config::shares() {
-        share.note(audit::RESOLVER);
-    }
+    crate::share::note_in_all(audit::RESOLVER);
     let mut text: log::Text<80> = log::Text::new();
     text.push(name);
     log::note(format_args!(

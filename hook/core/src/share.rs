@@ -18,6 +18,17 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 
+/// What is noted for every share, kept for those that are not mapped yet.
+static NOTES: AtomicU64 = AtomicU64::new(0);
+
+/// Notes something about the whole process that the node agent should look at.
+pub(crate) fn note_in_all(bits: u64) {
+    NOTES.fetch_or(bits, Relaxed);
+    for share in crate::config::shares() {
+        share.note(bits);
+    }
+}
+
 /// A path of the limiter's own files.
 pub(crate) type Path = Text<512>;
 
@@ -239,6 +250,7 @@ impl Share {
         if seat.slot.is_none() {
             self.sit(&mut seat)?;
         }
+        self.note(NOTES.load(Relaxed));
         Ok(())
     }
 

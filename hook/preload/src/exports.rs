@@ -251,4 +251,5 @@ core::arch::global_asm!(
     ".symver bcmp, bcmp@GLIBC_2.2.5",
     ".symver strlen, strlen@GLIBC_2.2.5",
     ".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.2.5",
+    ".symver dladdr, dladdr@GLIBC_2.2.5",
 );

@@ -51,6 +51,16 @@ type Visit = unsafe extern "C" fn(*const Info, usize, *mut c_void) -> c_int;
 
 unsafe extern "C" {
     fn dl_iterate_phdr(visit: Visit, data: *mut c_void) -> c_int;
+    fn dladdr(address: *const c_void, info: *mut Location) -> c_int;
+}
+
+/// `Dl_info`
+#[repr(C)]
+struct Location {
+    file: *const c_char,
+    base: *mut c_void,
+    symbol: *const c_char,
+    address: *mut c_void,
 }
 
 /// Calls `visit` for each loaded object in link order until it returns true.
@@ -266,7 +276,25 @@ pub(crate) fn owner(address: usize) -> Owner {
         }
         here
     });
-    owner
+    if owner == Owner::Other { in_other_namespace(address).unwrap_or(owner) } else { owner }
+}
+
+/// A vendor library that `dlmopen` has loaded into a namespace of its own: objects there are not visited, but
+/// the loader knows the address.
+fn in_other_namespace(address: usize) -> Option<Owner> {
+    let mut found = Location {
+        file: core::ptr::null(),
+        base: core::ptr::null_mut(),
+        symbol: core::ptr::null(),
+        address: core::ptr::null_mut(),
+    };
+    // SAFETY: any address may be asked for; the loader fills the record in where it knows it.
+    if unsafe { dladdr(address as *const c_void, &mut found) } == 0 || found.file.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's names are terminated strings that live as long as the object.
+    let path = unsafe { CStr::from_ptr(found.file) }.to_bytes();
+    Vendor::of(path.rsplit(|b| *b == b'/').next()?).map(Owner::Vendor)
 }
 
 /// Whether the real library is loaded, in whatever scope.

@@ -73,10 +73,7 @@ pub(crate) extern "C" fn versioned(
 
 /// `dlopen(file, flags)`: only looked at.
 pub(crate) extern "C" fn open(_file: *const c_char, flags: c_int) -> Answer {
-    if let Some(State::Ready(core)) = start::if_started() {
-        // SAFETY: the core's function of this type, which only notes the flags.
-        unsafe { (core.opened)(flags) };
-    }
+    start::opened(flags);
     Answer::jump(Loader::Open)
 }
 

@@ -67,6 +67,21 @@ static STATE: AtomicU32 = AtomicU32::new(UNTRIED);
 static LOADER: AtomicU64 = AtomicU64::new(0);
 static CORE: AtomicPtr<Core> = AtomicPtr::new(core::ptr::null_mut());
 
+/// Flags of `dlopen` that were seen before there was a core to tell.
+static SEEN_FLAGS: AtomicU32 = AtomicU32::new(0);
+
+/// Tells the core of a call of `dlopen`, now or when it is loaded.
+pub(crate) fn opened(flags: c_int) {
+    match if_started() {
+        // SAFETY: the core's function of this type, which only notes the flags.
+        Some(State::Ready(core)) => unsafe { (core.opened)(flags) },
+        _ if flags as u32 & !SEEN_FLAGS.load(Relaxed) != 0 => {
+            SEEN_FLAGS.fetch_or(flags as u32, Relaxed);
+        }
+        _ => {}
+    }
+}
+
 /// The core if it has been loaded already.
 pub(crate) fn if_started() -> Option<State> {
     match STATE.load(Acquire) {
@@ -96,6 +111,8 @@ pub(crate) fn started() -> State {
             let state = match load() {
                 Ok(core) => {
                     CORE.store(core.cast_mut(), Release);
+                    // SAFETY: the core's record, whose function has this type and only notes the flags.
+                    unsafe { ((*core).opened)(SEEN_FLAGS.load(Relaxed) as c_int) };
                     READY
                 }
                 Err(reason) => {

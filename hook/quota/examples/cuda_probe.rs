@@ -239,6 +239,34 @@ fn main() {
                 driver.call("cuDeviceGraphMemTrim", &[memory.borrow().device as u64]).to_string()
             }
             ["graphend"] => driver.call("cuGraphExecDestroy", &[execs.pop().unwrap()]).to_string(),
+            // Becomes another run of this program, with the rest of the arguments.
+            ["exec"] => {
+                let rest = std::env::args().skip_while(|a| a != &argument).skip(1);
+                use std::os::unix::process::CommandExt;
+                let error = std::process::Command::new("/proc/self/exe").args(rest).exec();
+                panic!("{error}");
+            }
+            // Runs another program, by vfork as the standard library does.
+            ["spawn"] => {
+                std::process::Command::new("/bin/true").status().unwrap().code().unwrap().to_string()
+            }
+            // Opens a library that binds past the limiter.
+            ["deepbind", library] => {
+                let name = CString::new(library).unwrap();
+                // SAFETY: a terminated name.
+                let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_DEEPBIND) };
+                i32::from(handle.is_null()).to_string()
+            }
+            // Allocates by a second copy of the driver's library, in a namespace of its own.
+            ["second", bytes] => {
+                // SAFETY: a terminated name.
+                let copy =
+                    unsafe { libc::dlmopen(libc::LM_ID_NEWLM, c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+                assert!(!copy.is_null());
+                let copy = Driver { cuda: copy, nvml: driver.nvml, how: "dlsym".to_owned() };
+                let mut out = 0_u64;
+                copy.call("cuMemAlloc_v2", &[at(&mut out), size(bytes)]).to_string()
+            }
             ["limit", which, bytes] => {
                 driver.call("cuCtxSetLimit", &[which.parse().unwrap(), size(bytes)]).to_string()
             }

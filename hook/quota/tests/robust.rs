@@ -375,3 +375,126 @@ fn a_region_full_of_dead_processes_has_room() {
     // They are all dead, and the first one who finds no place looks for that.
     assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"]), ["0", "0", "0"]);
 }
+
+#[test]
+fn a_program_that_becomes_another_leaves_its_bytes() {
+    let bench = bench(GIB);
+    let script = ["init", "retain", "alloc:linear:600M", "exec", "init", "retain", "alloc:linear:1G", "info"];
+    assert_eq!(bench.run(&script)[3..], ["0", "0", "0", &format!("0 0 {GIB}")]);
+    let script = ["init", "retain", "alloc:linear:600M", "spawn", "info", "free"];
+    assert_eq!(bench.run(&script)[3..], ["0", &format!("0 {} {GIB}", 424 * MIB), "0"]);
+}
+
+#[test]
+fn a_second_copy_of_the_driver_is_refused() {
+    let bench = bench(GIB);
+    assert_eq!(bench.run(&["init", "retain", "second:2G", "alloc:linear:1G"])[2..], ["802", "0"]);
+}
+
+#[test]
+fn deep_binding_is_noted_for_the_node_agent() {
+    let deepbind = aliquot_quota::region::audit::DEEPBIND;
+    for script in [["deepbind:libm.so.6", "init", "retain"], ["init", "retain", "deepbind:libm.so.6"]] {
+        let bench = bench(GIB);
+        assert_eq!(bench.run(&script), ["0"; 3]);
+        assert_eq!(bench.audit("a") & deepbind, deepbind, "{script:?}");
+    }
+}
+
+#[test]
+fn constructors_and_allocators_may_look_things_up() {
+    // A library that is preloaded beside the stub, replaces malloc, and looks it up in its first call; and
+    // asks for CUDA before main.
+    let bench = bench(GIB);
+    let folder = tempfile::tempdir().unwrap();
+    let (source, library) = (folder.path().join("shim.c"), folder.path().join("libshim.so"));
+    std::fs::write(
+        &source,
+        r#"
+        #define _GNU_SOURCE
+        #include <dlfcn.h>
+        #include <stddef.h>
+        #include <unistd.h>
+        static void *(*real)(size_t);
+        static char early[65536];
+        static size_t used;
+        void *malloc(size_t n) {
+            static int inside;
+            if (!real) {
+                if (inside) { void *p = early + used; used += (n + 63) & ~63ul; return used < sizeof early ? p : NULL; }
+                inside = 1;
+                real = dlsym(RTLD_NEXT, "malloc");
+                inside = 0;
+            }
+            return real(n);
+        }
+        __attribute__((constructor)) static void start(void) {
+            if (dlsym(RTLD_DEFAULT, "cuInit") || dlvsym(RTLD_NEXT, "nvmlInit_v2", "X")) _exit(9);
+        }"#,
+    )
+    .unwrap();
+    compile(&source, &library, &["-shared", "-fPIC", "-ldl"]);
+    let stub = built().limiter.join("libaliquot_preload.so");
+    for order in [[&library, &stub], [&stub, &library]] {
+        let mut program = bench.probe(&["init", "retain", "alloc:linear:2G", "alloc:linear:1G"]);
+        program.env("LD_PRELOAD", order.map(|path| path.to_str().unwrap()).join(":")).env("LD_BIND_NOW", "1");
+        assert_eq!(answers(program), ["0", "0", "2", "0"], "{order:?}");
+    }
+}
+
+/// Options of `unshare` that work here, with `-r` where we are not root.
+fn unshare(options: &[&str]) -> Option<Vec<String>> {
+    [vec![], vec!["-r"]].into_iter().map(|first| [first, options.to_vec()].concat()).find_map(|options| {
+        let works =
+            Command::new("unshare").args(&options).arg("true").output().is_ok_and(|out| out.status.success());
+        works.then(|| options.into_iter().map(str::to_owned).collect())
+    })
+}
+
+/// The test program in namespaces of its own.
+fn apart(bench: &Bench, options: &[String], before: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(options).args(["sh", "-c", &format!("{before} exec \"$0\" \"$@\"")]);
+    command.arg(&built().probe).args(arguments);
+    let like = bench.probe(&[]);
+    command
+        .env_clear()
+        .envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))))
+        .env("PATH", "/bin:/usr/bin");
+    command
+}
+
+#[test]
+fn two_pid_namespaces_share_one_region() {
+    let Some(options) = unshare(&["-p", "-f", "--kill-child", "-m", "--mount-proc"]) else {
+        eprintln!("skipped: no pid namespace can be made");
+        return;
+    };
+    // NVML shows pids of the node, so contexts cannot be measured and count as large as is assumed.
+    let context = 528 * MIB;
+    let bench = bench(8 * GIB);
+    // All are pid 1 in their namespaces.
+    let first =
+        Holder::start(apart(&bench, &options, "", &["init", "retain", "alloc:linear:4G"]).arg("hold"));
+    let second = apart(&bench, &options, "", &["init", "retain", "alloc:linear:4G", "info"]);
+    assert_eq!(
+        answers(second)[2..],
+        ["2", &format!("0 {} {}", 4 * GIB - 2 * context, 8 * GIB)],
+        "the first one lives"
+    );
+    first.kill();
+    let third = apart(&bench, &options, "", &["init", "retain", "alloc:linear:7G"]);
+    assert_eq!(answers(third)[2], "0", "and is gone");
+}
+
+#[test]
+fn proc_is_not_needed() {
+    let Some(options) = unshare(&["-m"]) else {
+        eprintln!("skipped: no mount namespace can be made");
+        return;
+    };
+    let bench = bench(4 * GIB);
+    let script = ["init", "retain", "alloc:linear:4G", "alloc:linear:3G", "free"];
+    let program = apart(&bench, &options, "mount -t tmpfs none /proc &&", &script);
+    assert_eq!(answers(program), ["0", "0", "2", "0", "0"]);
+}
