@@ -165,8 +165,10 @@ fn confine(root: i32) -> std::io::Result<()> {
             let nothing = [0_u32; 6];
             check(libc::syscall(libc::SYS_capset, header.as_ptr(), nothing.as_ptr()))?;
         }
-        // Everything but the three standard descriptors.
-        check(libc::syscall(libc::SYS_close_range, 3, u32::MAX, 4))?;
+        // Everything but the three standard descriptors; kernels before 5.11 cannot, and there nothing of ours
+        // is left open either, because we only open files that close on exec.
+        const CLOSE_ON_EXEC: libc::c_uint = 4;
+        libc::syscall(libc::SYS_close_range, 3, u32::MAX, CLOSE_ON_EXEC);
     }
     Ok(())
 }

@@ -498,3 +498,39 @@ fn proc_is_not_needed() {
     let program = apart(&bench, &options, "mount -t tmpfs none /proc &&", &script);
     assert_eq!(answers(program), ["0", "0", "2", "0", "0"]);
 }
+
+#[test]
+fn whatever_stands_in_the_region_no_limit_is_lifted_and_nobody_crashes() {
+    use std::os::unix::fs::FileExt;
+    let bench = bench(64 * MIB);
+    let path = bench.region_path("a");
+    let sound = std::fs::read(&path).unwrap();
+    let mut seed = 0x1234_5678_9abc_def1_u64;
+    let mut random = move || {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        seed
+    };
+    for round in 0..60 {
+        let mut bytes = sound.clone();
+        // Words of the ledger and of the first slots, behind the constants that are checked at the start.
+        for _ in 0..1 + random() % 6 {
+            let at =
+                if random() % 3 == 0 { 64 + random() % 128 } else { 4096 + random() % 1024 } as usize & !7;
+            let value = [random(), random() % 100, u64::MAX, 1 << 63, random() % 5 << 48 | random() % 4]
+                [(random() % 5) as usize];
+            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        // In place, as a tenant could do it under running programs.
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&bytes, 0).unwrap();
+        let mut program = bench.probe(&["init", "retain", "fill:linear:6M", "info", "freeall", "churn:50"]);
+        let output = program.output().unwrap();
+        assert!(output.status.success(), "round {round}: {output:?}");
+        let answers = values(&output);
+        if answers[0] != "802" {
+            let count: u64 = answers[2].split(' ').next().unwrap().parse().unwrap();
+            assert!(count * 6 <= 64, "round {round}: {answers:?}");
+        }
+    }
+}
