@@ -30,8 +30,10 @@ pub enum Job {
         plan: Box<Plan>,
         /// Its drafts with time and share ids, in their order.
         allocations: Vec<AllocationResult>,
-        /// Whether our gate is on the pod.
-        gated: bool,
+        /// The claims as they were seen, in the same order.
+        claims: Vec<ResourceClaim>,
+        /// The pod's gates, if ours is among them.
+        gates: Option<Gates>,
     },
     /// Nothing to allocate (any more): reservations, then the gate.
     Lift {
@@ -41,6 +43,8 @@ pub enum Job {
         uid: Uid,
         /// Claims in which the pod is missing.
         reserve: Vec<ObjectKey>,
+        /// The pod's gates.
+        gates: Option<Gates>,
     },
     /// Take an allocation back.
     Deallocate {
@@ -65,6 +69,15 @@ pub enum Job {
         /// Their names.
         names: Vec<String>,
     },
+}
+
+/// The gates of a pod as they were seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gates {
+    /// `resourceVersion` of the pod.
+    pub version: String,
+    /// Names.
+    pub names: Vec<String>,
 }
 
 /// Which consumers of a claim may lose it.
@@ -179,10 +192,12 @@ impl Writer {
         let mut outcome =
             Outcome { job: job.clone(), claims: Vec::new(), gone: Vec::new(), pod: None, error: None };
         let result = match job {
-            Job::Allocate { plan, allocations, gated } => {
-                self.allocate(&plan, &allocations, gated, &mut outcome).await
+            Job::Allocate { plan, allocations, claims, gates } => {
+                self.allocate(&plan, &allocations, claims, gates, &mut outcome).await
             }
-            Job::Lift { pod, uid, reserve } => self.settle(&pod, &uid, &reserve, true, &mut outcome).await,
+            Job::Lift { pod, uid, reserve, gates } => {
+                self.settle(&pod, &uid, &reserve, gates, &mut outcome).await
+            }
             Job::Deallocate { claim, uid, mark, consumers } => {
                 self.deallocate(&claim, &uid, &mark, &consumers, &mut outcome).await
             }

@@ -9,7 +9,7 @@ mod reports;
 
 pub use reports::{Regarding, Report, reasons};
 
-use crate::act::{Consumers, Job, Outcome};
+use crate::act::{Consumers, Gates, Job, Outcome};
 use crate::decide::{self, Decision, LeftOut, Matcher, Options, Wait};
 use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
 use crate::metrics::Metrics;
@@ -463,19 +463,27 @@ impl Core {
 
     fn lift(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
         self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
-        self.effects.push(Effect::Do(Job::Lift { pod: pod.key.clone(), uid: pod.uid.clone(), reserve }));
+        let gates = gates_of(pod);
+        self.effects.push(Effect::Do(Job::Lift {
+            pod: pod.key.clone(),
+            uid: pod.uid.clone(),
+            reserve,
+            gates,
+        }));
     }
 
     fn write_plan(&mut self, pod: &Pod, plan: Box<decide::Plan>, wall: Timestamp) {
         let mut pools = HashSet::new();
         let mut claims = Vec::new();
         let mut allocations = Vec::new();
+        let mut seen = Vec::new();
         for draft in &plan.drafts {
             let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
             let mut assumed = self.index.read_allocation(&draft.uid, None, &allocation);
             assumed.by_us = true;
             pools.extend(assumed.pools());
             claims.push((draft.claim.clone(), draft.uid.clone()));
+            seen.extend(self.index.claim(&draft.claim).map(crate::index::Claim::stub));
             self.index.assume(&draft.claim, assumed);
             allocations.push(allocation);
         }
@@ -488,7 +496,12 @@ impl Core {
         );
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), InFlight { pools, claims });
-        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, gated: pod.gated }));
+        self.effects.push(Effect::Do(Job::Allocate {
+            plan,
+            allocations,
+            claims: seen,
+            gates: gates_of(pod),
+        }));
     }
 
     fn deallocate(&mut self, key: &ObjectKey, consumers: Consumers, reason: &'static str) {
@@ -502,6 +515,11 @@ impl Core {
         self.deallocating.insert(uid.clone(), reason);
         self.effects.push(Effect::Do(Job::Deallocate { claim: key.clone(), uid, mark, consumers }));
     }
+}
+
+/// What the writer has to know to take our gate off, if it is on.
+fn gates_of(pod: &Pod) -> Option<Gates> {
+    pod.gated.then(|| Gates { version: pod.version.clone(), names: pod.gates.clone() })
 }
 
 fn name_of(decision: &Decision) -> &'static str {

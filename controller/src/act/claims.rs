@@ -1,6 +1,6 @@
 //! Claims: finalizer first, then allocation and reservation in one status write.
 
-use super::{Consumers, Outcome, Verdict, WriteError, Writer, params};
+use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::decide::Plan;
 use crate::index::{FINGERPRINT, ObjectKey, fingerprint};
 use aliquot_model::names::CLAIM_FINALIZER;
@@ -66,12 +66,14 @@ impl Writer {
         &self,
         plan: &Plan,
         allocations: &[AllocationResult],
-        gated: bool,
+        claims: Vec<ResourceClaim>,
+        gates: Option<Gates>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let writes = plan.drafts.iter().zip(allocations).map(|(draft, allocation)| async move {
+        let drafts = plan.drafts.iter().zip(allocations).zip(claims);
+        let writes = drafts.map(|((draft, allocation), claim)| async move {
             let result = self
-                .until_done(&draft.claim, &draft.uid, |claim| {
+                .until_done(&draft.claim, &draft.uid, Some(claim), |claim| {
                     Box::pin(self.try_allocate(claim, &draft.claim, allocation, plan))
                 })
                 .await;
@@ -91,15 +93,17 @@ impl Writer {
         }
         match first_error {
             Some(error) => Err(error),
-            None => self.settle(&plan.pod, &plan.pod_uid, &plan.reserve, gated, outcome).await,
+            None => self.settle(&plan.pod, &plan.pod_uid, &plan.reserve, gates, outcome).await,
         }
     }
 
-    /// Reads the claim and tries until it is done, impossible, or no longer ours to do.
+    /// Tries with the claim as it was seen, then reads it and tries again, until it is done, impossible,
+    /// or no longer ours to do.
     async fn until_done<'w, F>(
         &'w self,
         key: &ObjectKey,
         uid: &str,
+        mut seen: Option<ResourceClaim>,
         attempt: F,
     ) -> Result<Box<ResourceClaim>, WriteError>
     where
@@ -108,7 +112,11 @@ impl Writer {
         let api = self.claims(key);
         let mut last = String::new();
         for round in 0..Self::ATTEMPTS {
-            match self.send("get", api.get(&key.name)).await? {
+            let claim = match seen.take() {
+                Some(claim) => Ok(claim),
+                None => self.send("get", api.get(&key.name)).await?,
+            };
+            match claim {
                 Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => match attempt(claim).await? {
                     Step::Done(claim) => return Ok(claim),
                     Step::Again(message) => last = message,
@@ -255,7 +263,7 @@ impl Writer {
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         let result = self
-            .until_done(key, uid, |claim| {
+            .until_done(key, uid, None, |claim| {
                 Box::pin(self.try_deallocate(claim, key.clone(), mark.clone(), allowed.clone()))
             })
             .await;

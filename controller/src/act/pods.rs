@@ -1,6 +1,6 @@
 //! Pods: reservations of claims that are allocated already, and the scheduling gate.
 
-use super::{Outcome, Verdict, WriteError, Writer, params};
+use super::{Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::index::ObjectKey;
 use aliquot_model::names::SCHEDULING_GATE;
 use k8s_openapi::api::core::v1::Pod;
@@ -15,43 +15,57 @@ impl Writer {
         pod: &ObjectKey,
         uid: &str,
         reserve: &[ObjectKey],
-        gated: bool,
+        gates: Option<Gates>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         for claim in reserve {
             let claim = self.reserve(claim, pod, uid).await?;
             outcome.claims.push(*claim);
         }
-        if gated {
-            outcome.pod = self.lift(pod, uid).await?;
+        if let Some(gates) = gates {
+            outcome.pod = self.lift(pod, uid, Some(gates)).await?;
         }
         Ok(())
     }
 
-    /// Takes our gate off; a pod that is gone needs nothing.
-    pub async fn lift(&self, key: &ObjectKey, uid: &str) -> Result<Option<Pod>, WriteError> {
+    /// Takes our gate off, first off the pod as it was seen; a pod that is gone needs nothing.
+    pub async fn lift(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        mut seen: Option<Gates>,
+    ) -> Result<Option<Pod>, WriteError> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         let what = format!("pod {key}");
         let mut last = String::new();
         for attempt in 0..Self::ATTEMPTS {
-            let pod = match self.send("get", api.get(&key.name)).await? {
-                Ok(pod) if pod.metadata.uid.as_deref() == Some(uid) => pod,
-                Ok(_) | Err(Verdict::NotFound) => return Ok(None),
-                Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
-                Err(Verdict::Again(message)) => {
-                    last = message;
-                    Self::pause(attempt).await;
-                    continue;
-                }
+            let gates = match seen.take() {
+                Some(gates) => gates,
+                None => match self.send("get", api.get(&key.name)).await? {
+                    Ok(pod) if pod.metadata.uid.as_deref() == Some(uid) => {
+                        let gates = gates_of(&pod);
+                        if !gates.names.iter().any(|name| name == SCHEDULING_GATE) {
+                            return Ok(Some(pod));
+                        }
+                        gates
+                    }
+                    Ok(_) | Err(Verdict::NotFound) => return Ok(None),
+                    Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
+                    Err(Verdict::Again(message)) => {
+                        last = message;
+                        Self::pause(attempt).await;
+                        continue;
+                    }
+                },
             };
-            let gates =
-                pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_deref()).unwrap_or_default();
-            if !gates.iter().any(|gate| gate.name == SCHEDULING_GATE) {
-                return Ok(Some(pod));
-            }
-            let kept: Vec<_> = gates.iter().filter(|gate| gate.name != SCHEDULING_GATE).collect();
+            let kept: Vec<_> = gates
+                .names
+                .iter()
+                .filter(|name| *name != SCHEDULING_GATE)
+                .map(|name| json!({"name": name}))
+                .collect();
             let patch = json!({
-                "metadata": {"uid": uid, "resourceVersion": pod.metadata.resource_version},
+                "metadata": {"uid": uid, "resourceVersion": gates.version},
                 "spec": {"schedulingGates": kept},
             });
             match self.send("lift", api.patch(&key.name, &params(), &Patch::Merge(&patch))).await? {
@@ -82,7 +96,7 @@ impl Writer {
                     continue;
                 };
                 if gated {
-                    match self.lift(&ObjectKey::new(namespace, name), uid).await {
+                    match self.lift(&ObjectKey::new(namespace, name), uid, Some(gates_of(pod))).await {
                         Ok(_) => lifted += 1,
                         Err(error) => failures.push(error),
                     }
@@ -93,5 +107,17 @@ impl Writer {
                 None => return Ok((lifted, failures)),
             }
         }
+    }
+}
+
+fn gates_of(pod: &Pod) -> Gates {
+    Gates {
+        version: pod.metadata.resource_version.clone().unwrap_or_default(),
+        names: pod
+            .spec
+            .iter()
+            .flat_map(|spec| spec.scheduling_gates.iter().flatten())
+            .map(|gate| gate.name.clone())
+            .collect(),
     }
 }

@@ -5,8 +5,9 @@ use crate::quantity::Quantity;
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
-    ResourceClaimSpec,
+    ResourceClaimSpec, ResourceClaimStatus,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use uuid::Uuid;
@@ -44,6 +45,25 @@ impl Claim {
     /// Whether the pod may use it.
     pub fn is_reserved_for(&self, pod: &str) -> bool {
         self.reserved_for.iter().any(|consumer| consumer.uid == pod)
+    }
+
+    /// As much of the API's object as a write needs, so that it need not be read first.
+    pub fn stub(&self) -> ResourceClaim {
+        ResourceClaim {
+            metadata: ObjectMeta {
+                namespace: Some(self.key.namespace.to_string()),
+                name: Some(self.key.name.to_string()),
+                uid: Some(self.uid.to_string()),
+                resource_version: Some(self.version.clone()),
+                finalizers: Some(self.finalizers.clone()),
+                ..ObjectMeta::default()
+            },
+            spec: ResourceClaimSpec::default(),
+            status: Some(ResourceClaimStatus {
+                reserved_for: Some(self.reserved_for.clone()),
+                ..ResourceClaimStatus::default()
+            }),
+        }
     }
 
     /// Whether nobody but the pod may use it.
