@@ -518,8 +518,9 @@ fn whatever_stands_in_the_region_no_limit_is_lifted_and_nobody_crashes() {
         for _ in 0..1 + random() % 6 {
             let at =
                 if random() % 3 == 0 { 64 + random() % 128 } else { 4096 + random() % 1024 } as usize & !7;
-            let value = [random(), random() % 100, u64::MAX, 1 << 63, ((random() % 5) << 48) | (random() % 4)]
-                [(random() % 5) as usize];
+            let value =
+                [random(), random() % 100, u64::MAX, 1 << 63, ((random() % 5) << 48) | (random() % 4)]
+                    [(random() % 5) as usize];
             bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
         }
         // In place, as a tenant could do it under running programs.
