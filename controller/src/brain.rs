@@ -6,6 +6,7 @@
 mod duties;
 mod outcomes;
 mod reports;
+mod stranded;
 
 pub use reports::{Regarding, Report, reasons};
 
@@ -120,6 +121,7 @@ pub struct Core {
     idle: HashMap<Uid, (ObjectKey, Instant)>,
     foreign: HashMap<Uid, (ObjectKey, HashSet<Sym>)>,
     given_back: HashMap<(Uid, Arc<str>), GivenBack>,
+    stranded: stranded::Stranded,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
     acknowledging: HashMap<Arc<str>, i64>,
@@ -145,6 +147,7 @@ impl Core {
             idle: HashMap::new(),
             foreign: HashMap::new(),
             given_back: HashMap::new(),
+            stranded: stranded::Stranded::default(),
             first_seen: HashMap::new(),
             told: reports::Told::default(),
             acknowledging: HashMap::new(),
@@ -198,15 +201,7 @@ impl Core {
                 change
             }
             Input::Claim(seen) => self.claims(seen, now),
-            Input::Pod(Seen::Apply(pod)) => self.index.apply_pod(&pod),
-            Input::Pod(Seen::Delete(pod)) => match key_of(&pod.metadata) {
-                Some(key) => self.index.delete_pod(&key),
-                None => Change::Nothing,
-            },
-            Input::Pod(Seen::Reset(pods)) => {
-                self.synced.insert("pods");
-                self.index.reset_pods(&pods)
-            }
+            Input::Pod(seen) => self.pods(seen, now),
             Input::Node(seen) => {
                 let change = match seen {
                     Seen::Apply(node) => self.index.apply_node(&node),
@@ -235,6 +230,29 @@ impl Core {
         if !self.announced && self.is_synced() {
             self.announced = true;
             self.first_look(now);
+        }
+    }
+
+    fn pods(&mut self, seen: Seen<ApiPod>, now: Instant) -> Change {
+        match seen {
+            Seen::Apply(pod) => {
+                let change = self.index.apply_pod(&pod);
+                if let Some(key) = key_of(&pod.metadata) {
+                    self.stranded.note(&key, self.index.pod(&key), now);
+                }
+                change
+            }
+            Seen::Delete(pod) => {
+                let Some(key) = key_of(&pod.metadata) else { return Change::Nothing };
+                self.stranded.note(&key, None, now);
+                self.index.delete_pod(&key)
+            }
+            Seen::Reset(pods) => {
+                self.synced.insert("pods");
+                let change = self.index.reset_pods(&pods);
+                self.stranded.note_all(self.index.pods(), now);
+                change
+            }
         }
     }
 

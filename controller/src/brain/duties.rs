@@ -4,7 +4,7 @@
 use super::{Core, Effect, GivenBack, Regarding, Report, key_of, reasons};
 use crate::act::{Consumers, Job};
 use crate::decide::overlap;
-use crate::index::{Allocation, Change, Claim, ObjectKey, Owner, Sym, Taint, tolerated};
+use crate::index::{Allocation, Change, Claim, ObjectKey, Owner, Sym, Taint, Uid, tolerated};
 use k8s_openapi::api::resource::v1::{DeviceToleration, ResourceClaim};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -80,12 +80,17 @@ impl Core {
             .map(|pod| pod.uid.clone())
             .collect();
         for pod in pods {
-            let entry =
-                self.given_back.entry((pod, node.clone())).or_insert(GivenBack { times: 0, until: now });
-            entry.times = entry.times.saturating_add(1);
-            let doubled = 1u32.checked_shl(entry.times.saturating_sub(1).min(10)).unwrap_or(1024);
-            entry.until = now + self.settings.left_out.saturating_mul(doubled);
+            self.give_back(&pod, &node, now);
         }
+    }
+
+    /// Notes that a pod could not be bound to a node.
+    pub(super) fn give_back(&mut self, pod: &Uid, node: &Arc<str>, now: Instant) {
+        let key = (pod.clone(), node.clone());
+        let entry = self.given_back.entry(key).or_insert(GivenBack { times: 0, until: now });
+        entry.times = entry.times.saturating_add(1);
+        let doubled = 1u32.checked_shl(entry.times.saturating_sub(1).min(10)).unwrap_or(1024);
+        entry.until = now + self.settings.left_out.saturating_mul(doubled);
     }
 
     /// An allocation of what is ours to give, by somebody else: the pool stops until it is gone.
@@ -182,6 +187,7 @@ impl Core {
                 self.deallocate(&key, Consumers::Nobody, "idle");
             }
         }
+        self.release_stranded(now);
         self.given_back.retain(|_, given| now < given.until + GIVEN_BACK_MEMORY);
         if self.classes_failed.is_some_and(|at| now.saturating_duration_since(at) >= CLASSES_RETRY) {
             self.publish_classes(now);
@@ -201,7 +207,8 @@ impl Core {
             .map(|(_, (_, since))| *since + self.settings.idle)
             .min();
         let classes = self.classes_failed.map(|at| at + CLASSES_RETRY);
-        [idle, classes, self.queue.next()].into_iter().flatten().min()
+        let stranded = self.stranded.next(self.settings.idle);
+        [idle, classes, stranded, self.queue.next()].into_iter().flatten().min()
     }
 
     /// Takes back what was given out twice, and says so.
@@ -309,7 +316,7 @@ impl Core {
             effect: "NoSchedule".into(),
         };
         let driver = self.index.driver().to_owned();
-        let suspects: Vec<(ObjectKey, crate::index::Uid, String)> = self
+        let suspects: Vec<(ObjectKey, Uid, String)> = self
             .index
             .claims()
             .flat_map(|claim| {

@@ -20,6 +20,8 @@ pub mod reasons {
     pub const WAITING: &str = "AllocationWaiting";
     /// Claims of a pod were taken back.
     pub const UNDONE: &str = "AllocationUndone";
+    /// Devices of a pod that cannot be bound were taken back.
+    pub const STRANDED: &str = "UnboundAllocationReleased";
     /// A write failed.
     pub const WRITE_FAILED: &str = "AllocationWriteFailed";
     /// A claim of ours that nobody uses was taken back.

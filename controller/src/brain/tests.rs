@@ -316,6 +316,47 @@ fn a_node_that_is_given_back_again_and_again_is_left_out() {
 }
 
 #[test]
+fn devices_of_a_pod_that_kube_scheduler_cannot_bind_are_taken_back_and_given_elsewhere() {
+    let mut world = World::new(&[("n1", 1), ("n2", 1)]);
+    world.claim("a", &gpu());
+    let status = |reason: &str| json!([{"type": "PodScheduled", "status": "False", "reason": reason}]);
+    let pod = |world: &mut World, reason: &str| {
+        let conditions = serde_json::from_value(status(reason)).expect("conditions");
+        world.pod("a", &["a"], |pod| {
+            pod.spec.as_mut().expect("a spec").scheduling_gates = None;
+            pod.status.get_or_insert_default().conditions = Some(conditions);
+        });
+    };
+    let mut nodes = Vec::new();
+    pod(&mut world, "SchedulerError");
+    for _ in 0..3 {
+        world.work();
+        let job = world.take_job();
+        let Job::Allocate { plan, allocations, .. } = &job else { panic!("an allocation: {job:?}") };
+        nodes.push(plan.node.to_string());
+        let claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+        world.done(job, vec![claim], None);
+        world.later(60);
+        assert!(world.take_jobs().is_empty(), "an error is no verdict");
+        pod(&mut world, "Unschedulable");
+        world.later(29);
+        assert!(world.take_jobs().is_empty(), "not so soon");
+        world.later(1);
+        let job = world.take_job();
+        assert!(
+            matches!(&job, Job::Deallocate { consumers: Consumers::Only(pod), .. } if **pod == *"uid-a"),
+            "{job:?}"
+        );
+        pod(&mut world, "SchedulerError");
+        let back = world.claim_with("a", &gpu(), json!({}), json!({}));
+        world.handle(Input::Claim(Seen::Apply(Box::new(back.clone()))));
+        world.done(job, vec![back], None);
+    }
+    assert_eq!(nodes, ["n1", "n1", "n2"]);
+    assert!(world.reports.iter().any(|report| report.reason == reasons::STRANDED));
+}
+
+#[test]
 fn the_same_words_are_not_said_twice_in_a_row() {
     let mut world = World::new(&[("n1", 1)]);
     world.one("a", &gpu());

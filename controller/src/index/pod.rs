@@ -28,6 +28,8 @@ pub struct Pod {
     pub node: Option<Arc<str>>,
     /// Node that kube-scheduler makes room on for it.
     pub nominated: Option<Arc<str>>,
+    /// Whether kube-scheduler has tried and found no node that it fits.
+    pub unschedulable: bool,
     /// Whether it has ended.
     pub terminal: bool,
     /// Whether a container of it was made: its claims are prepared.
@@ -141,6 +143,13 @@ impl Pod {
                 .and_then(|status| status.nominated_node_name.as_deref())
                 .filter(|node| !node.is_empty())
                 .map(Into::into),
+            unschedulable: status.and_then(|status| status.conditions.as_ref()).is_some_and(|conditions| {
+                conditions.iter().any(|condition| {
+                    condition.type_ == "PodScheduled"
+                        && condition.status == "False"
+                        && condition.reason.as_deref() == Some("Unschedulable")
+                })
+            }),
             terminal: matches!(phase, "Succeeded" | "Failed"),
             started,
             deleting: pod.metadata.deletion_timestamp.is_some(),

@@ -78,8 +78,33 @@ fn device() -> impl Generator<Value = GenDevice> {
 }
 
 fn node() -> impl Generator<Value = GenNode> {
-    (prop::array::uniform2((1u64..5, 1u64..5)), prop::collection::vec(device(), 1..6))
-        .prop_map(|(totals, devices)| GenNode { totals, devices })
+    let parts = (
+        prop::array::uniform2((1u64..5, 1u64..5)),
+        prop::collection::vec(device(), 1..6),
+        any::<bool>(),
+        0u8..6,
+    );
+    parts.prop_map(|(mut totals, mut devices, mirrored, difference)| {
+        if mirrored {
+            // Two GPUs that are equal, so that the search may try one for both, or nearly so.
+            totals[1] = totals[0];
+            devices.truncate(3);
+            for device in &mut devices {
+                device.gpu = 0;
+                device.draws.get_or_insert((0, 0));
+            }
+            let mut other = devices.clone();
+            other.iter_mut().for_each(|device| device.gpu = 1);
+            match difference {
+                0 => other[0].kind = 1 - other[0].kind,
+                1 => other[0].zone = Some(1 - other[0].zone.unwrap_or_default()),
+                2 => other[0].tainted = !other[0].tainted,
+                _ => {}
+            }
+            devices.extend(other);
+        }
+        GenNode { totals, devices }
+    })
 }
 
 fn alternative() -> impl Generator<Value = GenAlternative> {
@@ -363,9 +388,12 @@ fn choose_from(
     };
     let alternatives = &claims[*claim].requests[*request].alternatives;
     for (number, alternative) in alternatives.iter().enumerate() {
-        for subset in 1u32..(1 << node.devices.len()) {
-            let devices: Vec<usize> = (0..node.devices.len()).filter(|d| subset & (1 << d) != 0).collect();
-            if alternative.count.is_some_and(|count| count != devices.len()) {
+        let matching: Vec<usize> =
+            (0..node.devices.len()).filter(|device| matches(&node.devices[*device], alternative)).collect();
+        for subset in 1u32..(1 << matching.len()) {
+            let picked = |(place, device): (usize, &usize)| (subset & (1 << place) != 0).then_some(*device);
+            let devices: Vec<usize> = matching.iter().enumerate().filter_map(picked).collect();
+            if devices.len() != alternative.count.unwrap_or(matching.len()) {
                 continue;
             }
             let length = chosen.len();
@@ -464,4 +492,39 @@ proptest! {
             prop_assert!(world.index.conflicts(pool).is_empty());
         }
     }
+}
+
+/// What the search itself took tells devices apart that were equal before: first fit leads astray
+/// here, and the way back leads over the other of two devices that looked the same.
+#[test]
+fn devices_that_differ_only_by_what_was_just_taken_are_both_tried() {
+    let shared = |gpu| GenDevice {
+        kind: 0,
+        zone: None,
+        draws: Some((0, 0)),
+        gpu,
+        tainted: false,
+        ours: true,
+        capacity: Some(14),
+        shared: true,
+    };
+    let node = GenNode { totals: [(1, 1); 2], devices: vec![shared(0), shared(1)] };
+    let wants = |capacity, count| GenRequest {
+        alternatives: vec![GenAlternative {
+            kind: None,
+            count: Some(count),
+            tolerates: false,
+            capacity: Some(capacity),
+        }],
+        admin: false,
+    };
+    let claim = GenClaim { requests: vec![wants(8, 1), wants(4, 1), wants(6, 2)], constraint: None };
+    assert!(possible(&node, &[], std::slice::from_ref(&claim)));
+    let mut world = World::new();
+    world.index.apply_class(&fixtures::class("any", "true"));
+    world.index.apply_node(&fixtures::node("n0"));
+    world.index.apply_slice(&object(slice_json("n0", &node)));
+    world.claim("c", &claim_json(&claim));
+    let pod = world.pod("p", &["c"]);
+    assert!(matches!(world.decide(&pod), Decision::Placed(_)));
 }
