@@ -80,7 +80,10 @@ impl Cluster {
             process.resume()?;
         }
         for component in ["kubelet", "kube-scheduler", "kube-controller-manager"] {
-            self.component("continue", component)?;
+            // Paused, stopped, or neither.
+            if self.component("continue", component).is_err() {
+                self.component("start", component)?;
+            }
         }
         if Path::new(SIM).exists() {
             self.clear_faults()?;

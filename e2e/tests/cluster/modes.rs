@@ -2,7 +2,7 @@
 
 use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::Cluster;
-use aliquot_e2e::look::{allocated_by, containers, gated};
+use aliquot_e2e::look::{allocated_by, containers};
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
 
@@ -42,11 +42,15 @@ fn the_allocator_changes_and_changes_back_while_pods_run() -> Result<()> {
                 got.allocated.iter().all(|b| *b <= 2 * GIB && *b > GIB),
                 "the limit holds as well: {got:?}"
             );
-            // One that has to wait waits at kube-scheduler, not at our gate.
+            // One that has to wait is given what becomes free, by whom it may be.
             create(&[("whole-3", "whole")])?;
-            cluster.event(&namespace, "whole-3 FailedScheduling").await?;
-            let waiting = cluster.pod(&namespace, "whole-3").await?.context("no pod")?;
-            ensure!(!gated(&waiting), "nobody would lift the gate");
+            cluster.event(&namespace, "whole-3").await?;
+            cluster.delete_pod(&namespace, "whole-2").await?;
+            cluster.running(&namespace, "whole-3").await?;
+            let who = writers(cluster, &namespace, "whole-3").await?;
+            ensure!(who == ["kube-scheduler"], "whole-3 was allocated by {who:?}");
+            create(&[("whole-4", "whole")])?;
+            cluster.event(&namespace, "whole-4").await?;
             anyhow::Ok(())
         }
         .await;
@@ -58,10 +62,12 @@ fn the_allocator_changes_and_changes_back_while_pods_run() -> Result<()> {
         let who = writers(cluster, &namespace, "share-4").await?;
         ensure!(who == ["aliquot-controller"], "share-4 was allocated by {who:?}");
         // What kube-scheduler gave out is taken into account, and what waited there is served here.
-        let first = cluster.devices_of(&namespace, "whole-2").await?;
-        cluster.delete_pod(&namespace, "whole-2").await?;
-        cluster.running(&namespace, "whole-3").await?;
-        ensure!(cluster.devices_of(&namespace, "whole-3").await? == first, "the only L40S");
+        let first = cluster.devices_of(&namespace, "whole-3").await?;
+        cluster.delete_pod(&namespace, "whole-3").await?;
+        cluster.running(&namespace, "whole-4").await?;
+        ensure!(cluster.devices_of(&namespace, "whole-4").await? == first, "the only L40S");
+        let who = writers(cluster, &namespace, "whole-4").await?;
+        ensure!(who == ["aliquot-controller"], "whole-4 was allocated by {who:?}");
         for pod in before {
             let name = pod.metadata.name.clone().context("no name")?;
             let now = cluster.running(&namespace, &name).await?;
