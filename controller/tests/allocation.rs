@@ -3,12 +3,14 @@
 
 mod common;
 
+use aliquot_control_plane::{Options, PodDeletion, ServerVersion};
 use aliquot_model::layout::AllocatorMode;
 use common::{Cluster, auditor, eventually, fixtures};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
-use kube::api::{Patch, PatchParams};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
 use kube::{Api, ResourceExt};
 use serde_json::json;
 
@@ -280,4 +282,63 @@ async fn the_younger_of_two_overlapping_allocations_is_decided_anew() {
     assert_eq!(cluster.devices("old").await, ["n1/gpu-0"]);
     assert_eq!(controller.metrics.overlaps.get(), 1);
     controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn device_taint_rules_keep_devices_back() {
+    let options =
+        Options { version: ServerVersion::V1_37, pod_deletion: PodDeletion::Immediate, ..Options::default() };
+    let cluster = Cluster::start_as(options).await;
+    cluster.add_node("n1", 2).await;
+    let kind = GroupVersionKind::gvk("resource.k8s.io", "v1", "DeviceTaintRule");
+    let resource = ApiResource::from_gvk_with_plural(&kind, "devicetaintrules");
+    let rules: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
+    let rule = fixtures::object(json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "repair"},
+        "spec": {"deviceSelector": {"driver": fixtures::DRIVER, "device": "gpu-0"},
+                 "taint": {"key": "example.com/repair", "effect": "NoSchedule"}},
+    }));
+    rules.create(&Default::default(), &rule).await.expect("created");
+    let controller = cluster.controller("c1", &[]).await;
+    cluster.claim("c", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("p", &["c"]).await;
+    cluster.bound("p").await;
+    assert_eq!(cluster.devices("c").await, ["n1/gpu-1"]);
+    cluster.claim("d", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
+    cluster.pod("q", &["d"]).await;
+    event(&cluster, "q", "DevicesDoNotFit").await;
+    rules.delete("repair", &Default::default()).await.expect("deleted");
+    cluster.bound("q").await;
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_service_account_tells_who_may_write_and_which_classes_are_ours() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    let account: ServiceAccount =
+        fixtures::object(json!({"metadata": {"name": "fence", "namespace": "default"}}));
+    cluster.create(&account).await;
+    let fenced = ["--fence-service-account", "fence"];
+    let first = cluster.controller("c1", &fenced).await;
+    let annotation = async |name: &str| {
+        let api: Api<ServiceAccount> = Api::namespaced(cluster.client.clone(), "default");
+        api.get("fence").await.expect("an account").annotations().get(name).cloned()
+    };
+    cluster.claim("a", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.pod("a", &["a"]).await;
+    cluster.bound("a").await;
+    assert_eq!(annotation("aliquot.dev/writer").await.as_deref(), Some("c1"));
+    eventually("the classes are listed", async || {
+        let classes = annotation("aliquot.dev/device-classes").await?;
+        (classes == "admin.aliquot.dev,gpu.aliquot.dev,mig.aliquot.dev,share.aliquot.dev").then_some(())
+    })
+    .await;
+    first.kill();
+    let second = cluster.controller("c2", &fenced).await;
+    cluster.claim("b", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.pod("b", &["b"]).await;
+    cluster.bound("b").await;
+    assert_eq!(annotation("aliquot.dev/writer").await.as_deref(), Some("c2"));
+    second.terminate().await;
 }

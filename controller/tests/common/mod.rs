@@ -81,7 +81,11 @@ impl Cluster {
     }
 
     pub async fn start_with(controllers: Controllers) -> Self {
-        let options = Options { controllers, pod_deletion: PodDeletion::Immediate, ..Options::default() };
+        Self::start_as(Options { controllers, pod_deletion: PodDeletion::Immediate, ..Options::default() })
+            .await
+    }
+
+    pub async fn start_as(options: Options) -> Self {
         let handle = serve(options).await.expect("a control plane");
         let client = client(&handle, "admin").await;
         let cluster = Self { handle, client };
