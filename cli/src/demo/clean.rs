@@ -58,7 +58,7 @@ async fn look(cluster: &Cluster) -> Result<Vec<String>> {
             checkpoint_entries(&node.data())?.into_iter().map(|e| format!("checkpoint entry {e} on {name}")),
         );
         let hardware = aliquot_sim_node::Node::open(&node.hardware())?;
-        for (index, gpu) in hardware.gpus().iter().enumerate() {
+        for (index, gpu) in hardware.gpus().iter().enumerate().filter(|(_, gpu)| gpu.board.has_mig()) {
             let instances = hardware.gis(index)?.len();
             if instances > 0 {
                 found.push(format!("{instances} GPU instances on gpu-{} of {name}", gpu.minor));
