@@ -15,15 +15,14 @@ const SHORT: &[&str] = &[
 ];
 
 impl Cluster {
-    /// Simulated GPUs, images and chart, all new: what an earlier run left is removed first.
+    /// Simulated GPUs and images, all new: what an earlier run left is removed first.
     ///
     /// # Errors
-    /// If something is not built or does not become ready.
-    pub async fn install_anew(&self, values: &[&str]) -> Result<()> {
+    /// If something is not built.
+    pub async fn start_anew(&self) -> Result<()> {
         self.remove_all().await.context("cannot remove what an earlier run left")?;
         self.create_hardware()?;
-        self.build_images()?;
-        self.configure(values).await
+        self.build_images()
     }
 
     /// Installs or upgrades with values, and with waits that tests can afford.

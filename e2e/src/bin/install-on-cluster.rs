@@ -10,10 +10,8 @@ async fn main() -> Result<()> {
     let values: Vec<String> = std::env::args().skip(1).collect();
     eprintln!("bringing the cluster up");
     let cluster = Cluster::join().await?;
-    eprintln!("simulating GPUs in {}", aliquot_e2e::cluster::SIM);
-    cluster.create_hardware()?;
-    eprintln!("building images");
-    cluster.build_images()?;
+    eprintln!("simulating GPUs in {}, building images", aliquot_e2e::cluster::SIM);
+    cluster.start_anew().await?;
     eprintln!("installing the chart");
     cluster.install(&values.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     println!("export KUBECONFIG={}", cluster.setting("KUBECONFIG")?);

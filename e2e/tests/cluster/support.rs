@@ -23,7 +23,8 @@ pub(crate) fn on_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Resu
     runtime.block_on(async {
         let cluster = Cluster::join().await?;
         if INSTALLED.get().is_none() {
-            cluster.install_anew(&[]).await?;
+            cluster.start_anew().await?;
+            cluster.configure(&[]).await?;
             INSTALLED.set(()).ok();
         }
         let started = Instant::now();
