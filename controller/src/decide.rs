@@ -24,6 +24,7 @@ use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Resolution, 
 use ask::Ask;
 use policy::Score;
 use reason::NodeReason;
+use search::{Failure, Solution};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -133,8 +134,9 @@ pub fn decide(
         Ok(pinned) => pinned,
         Err(rejection) => return Decision::Rejected(rejection),
     };
-    let inputs = Inputs { index, pod, asks: &asks, pinned: &pinned, left_out, options };
-    match choose(&inputs, matcher, Owner::Controller, expired) {
+    let inputs =
+        Inputs { index, pod, asks: &asks, pinned: &pinned, left_out, options, owner: Owner::Controller };
+    match choose(&inputs, matcher, expired) {
         Choice::Node(best) => Decision::Placed(Box::new(Plan {
             pod: pod.key.clone(),
             pod_uid: pod.uid.clone(),
@@ -147,7 +149,8 @@ pub fn decide(
         Choice::OutOfTime(reasons) => Decision::OutOfTime(Box::new(reasons)),
         Choice::None(reasons) => {
             let native = index.pools().any(|pool| pool.layout.as_ref().is_some_and(|l| l.owners.scheduler));
-            if native && let Choice::Node(best) = choose(&inputs, matcher, Owner::Scheduler, expired) {
+            let inputs = Inputs { owner: Owner::Scheduler, ..inputs };
+            if native && let Choice::Node(best) = choose(&inputs, matcher, expired) {
                 return Decision::LeaveToScheduler { node: best.node };
             }
             let undo = undoable(pod, &claims);
@@ -221,15 +224,23 @@ fn undoable(pod: &Pod, claims: &[&Claim]) -> Vec<ObjectKey> {
 
 struct Best {
     node: Arc<str>,
-    drafts: Vec<Draft>,
     score: Score,
+    /// `None` when an equal node was searched in its place.
+    solution: Option<Solution>,
 }
 
 enum Choice {
-    Node(Best),
+    Node(Placement),
     None(NoFit),
     OutOfTime(NoFit),
     Rejected(Box<Rejection>),
+}
+
+/// Devices on a node.
+struct Placement {
+    node: Arc<str>,
+    drafts: Vec<Draft>,
+    score: Score,
 }
 
 /// What one decision is made from.
@@ -240,53 +251,109 @@ struct Inputs<'a> {
     pinned: &'a Pinned<'a>,
     left_out: &'a LeftOut,
     options: Options,
+    owner: Owner,
 }
 
-fn choose(
+/// Steps after which a node is put aside until the others were looked at: one hard node must not
+/// use up the time of all.
+const STEPS_AT_FIRST: u64 = 20_000;
+
+/// What was found out about a kind of node: see [`search::equality`].
+type Known = HashMap<u64, Result<Score, Failure>>;
+
+fn choose(inputs: &Inputs<'_>, matcher: &mut Matcher, expired: &mut dyn FnMut() -> bool) -> Choice {
+    let pinned = inputs.pinned.node.as_ref();
+    // Where kube-scheduler makes room for the pod comes first.
+    let nominated = inputs.pod.nominated.as_ref().filter(|node| pinned.is_none_or(|p| p == *node));
+    if let Some(node) = nominated {
+        let nodes = std::iter::once(node);
+        match choose_among(inputs, matcher, nodes, &mut Some(Known::new()), expired) {
+            Choice::None(_) => {}
+            choice => return choice,
+        }
+    }
+    let index = inputs.index;
+    let nodes = || -> Box<dyn Iterator<Item = &Arc<str>>> {
+        match pinned {
+            Some(node) => Box::new(std::iter::once(node)),
+            None => Box::new(index.nodes_with_pools()),
+        }
+    };
+    match choose_among(inputs, matcher, nodes(), &mut Some(Known::new()), expired) {
+        // Two kinds of node were taken for one: look at each by itself.
+        Choice::None(reasons) if reasons.is_doubtful() => {
+            choose_among(inputs, matcher, nodes(), &mut None, expired)
+        }
+        choice => choice,
+    }
+}
+
+fn choose_among<'n>(
     inputs: &Inputs<'_>,
     matcher: &mut Matcher,
-    owner: Owner,
+    nodes: impl Iterator<Item = &'n Arc<str>>,
+    known: &mut Option<Known>,
     expired: &mut dyn FnMut() -> bool,
 ) -> Choice {
     let mut reasons = NoFit::default();
     let mut best: Option<Best> = None;
-    let mut out_of_time = false;
-    let pinned = inputs.pinned.node.as_ref();
-    // Where kube-scheduler makes room for the pod comes first.
-    if let Some(nominated) = inputs.pod.nominated.as_ref().filter(|node| pinned.is_none_or(|p| p == *node)) {
-        match consider(inputs, matcher, owner, expired, nominated) {
-            Verdict::Fits(found) => return Choice::Node(found),
-            Verdict::Rejected(rejection) => return Choice::Rejected(rejection),
-            Verdict::No(_) => {}
-            Verdict::OutOfTime => out_of_time = true,
+    let mut hard = Vec::new();
+    let mut improve = |found: Best| {
+        let better = best.as_ref().is_none_or(|best| (&found.score, &found.node) < (&best.score, &best.node));
+        if better {
+            best = Some(found);
         }
-    }
-    let nodes: Box<dyn Iterator<Item = &Arc<str>>> = match pinned {
-        Some(node) => Box::new(std::iter::once(node)),
-        None => Box::new(inputs.index.nodes_with_pools()),
     };
     for node in nodes {
-        match consider(inputs, matcher, owner, expired, node) {
-            Verdict::Fits(found) => {
-                let better =
-                    best.as_ref().is_none_or(|best| (&found.score, &found.node) < (&best.score, &best.node));
-                if better {
-                    best = Some(found);
-                }
-            }
+        match consider(inputs, matcher, node, known, STEPS_AT_FIRST, expired) {
+            Verdict::Fits(found) => improve(found),
             Verdict::No(reason) => reasons.add(node, reason),
             Verdict::Rejected(rejection) => return Choice::Rejected(rejection),
-            Verdict::OutOfTime => {
-                out_of_time = true;
-                reasons.add(node, NodeReason::OutOfTime);
-                break;
+            Verdict::OutOfTime => hard.push(node),
+        }
+    }
+    let mut out_of_time = false;
+    if best.is_none() {
+        for node in hard {
+            // What was put aside is known as such; now it is searched to the end.
+            let verdict = if out_of_time {
+                Verdict::OutOfTime
+            } else {
+                consider(inputs, matcher, node, &mut None, u64::MAX, expired)
+            };
+            match verdict {
+                Verdict::Fits(found) => {
+                    best = Some(found);
+                    break;
+                }
+                Verdict::No(reason) => reasons.add(node, reason),
+                Verdict::Rejected(rejection) => return Choice::Rejected(rejection),
+                Verdict::OutOfTime => {
+                    out_of_time = true;
+                    reasons.add(node, NodeReason::OutOfTime);
+                }
             }
         }
     }
-    match (best, out_of_time) {
-        (Some(best), _) => Choice::Node(best),
-        (None, true) => Choice::OutOfTime(reasons),
-        (None, false) => Choice::None(reasons),
+    let Some(best) = best else {
+        return if out_of_time { Choice::OutOfTime(reasons) } else { Choice::None(reasons) };
+    };
+    let solution = match best.solution {
+        Some(solution) => Ok(solution),
+        None => search_on(inputs, matcher, &best.node, u64::MAX, expired),
+    };
+    match solution {
+        Ok(solution) => Choice::Node(Placement {
+            drafts: result::drafts(inputs.index, inputs.asks, &solution, &best.node),
+            score: solution.score,
+            node: best.node,
+        }),
+        Err(Failure::Rejected(rejection)) => Choice::Rejected(rejection),
+        Err(Failure::OutOfTime) => {
+            reasons.add(&best.node, NodeReason::OutOfTime);
+            Choice::OutOfTime(reasons)
+        }
+        Err(Failure::Devices(_)) => Choice::None(NoFit::doubtful()),
     }
 }
 
@@ -297,14 +364,26 @@ enum Verdict {
     Rejected(Box<Rejection>),
 }
 
+fn search_on(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    node: &str,
+    steps: u64,
+    expired: &mut dyn FnMut() -> bool,
+) -> Result<Solution, Failure> {
+    let limits = search::Limits { steps, expired };
+    search::search(inputs.index, matcher, node, inputs.asks, inputs.owner, inputs.options.strategy, limits)
+}
+
 fn consider(
     inputs: &Inputs<'_>,
     matcher: &mut Matcher,
-    owner: Owner,
-    expired: &mut dyn FnMut() -> bool,
     name: &Arc<str>,
+    known: &mut Option<Known>,
+    steps: u64,
+    expired: &mut dyn FnMut() -> bool,
 ) -> Verdict {
-    let Inputs { index, pod, asks, pinned, left_out, options } = *inputs;
+    let Inputs { index, pod, pinned, left_out, .. } = *inputs;
     if let Some(reason) = left_out.get(name) {
         return Verdict::No(NodeReason::LeftOut(reason.clone()));
     }
@@ -323,15 +402,26 @@ fn consider(
             return Verdict::No(NodeReason::OtherClaimElsewhere);
         }
     }
-    match search::search(index, matcher, name, asks, owner, options.strategy, expired) {
-        Ok(solution) => Verdict::Fits(Best {
-            node: name.clone(),
-            drafts: result::drafts(index, asks, &solution, name),
-            score: solution.score,
-        }),
-        Err(search::Failure::Devices(reason)) => Verdict::No(NodeReason::Devices(reason)),
-        Err(search::Failure::OutOfTime) => Verdict::OutOfTime,
-        Err(search::Failure::Rejected(rejection)) => Verdict::Rejected(rejection),
+    let kind = known.as_ref().and_then(|_| search::equality(index, matcher, name, inputs.asks));
+    if let (Some(known), Some(kind)) = (&known, kind)
+        && let Some(outcome) = known.get(&kind)
+    {
+        return verdict(name, outcome.clone().map(|score| (score, None)));
+    }
+    let outcome = search_on(inputs, matcher, name, steps, expired);
+    if let (Some(known), Some(kind)) = (known, kind) {
+        let outcome = outcome.as_ref().map(|solution| solution.score).map_err(Clone::clone);
+        known.insert(kind, outcome);
+    }
+    verdict(name, outcome.map(|solution| (solution.score, Some(solution))))
+}
+
+fn verdict(node: &Arc<str>, outcome: Result<(Score, Option<Solution>), Failure>) -> Verdict {
+    match outcome {
+        Ok((score, solution)) => Verdict::Fits(Best { node: node.clone(), score, solution }),
+        Err(Failure::Devices(reason)) => Verdict::No(NodeReason::Devices(reason)),
+        Err(Failure::OutOfTime) => Verdict::OutOfTime,
+        Err(Failure::Rejected(rejection)) => Verdict::Rejected(rejection),
     }
 }
 

@@ -15,6 +15,7 @@ pub struct Matcher {
     values: HashMap<DeviceKey, Answer>,
     last: u32,
     evaluations: u64,
+    generation: u64,
 }
 
 /// Selector, fixed part of a layout, columns that the selector reads.
@@ -57,6 +58,12 @@ impl Matcher {
         self.evaluations
     }
 
+    /// Counts up when answers are dropped: only answers of one generation can be told apart by where
+    /// they lie.
+    pub const fn generation(&self) -> u64 {
+        self.generation
+    }
+
     fn compiled(&mut self, driver: &str, expression: &Arc<str>) -> Arc<Compiled> {
         if let Some(known) = self.selectors.get(expression) {
             return known.clone();
@@ -65,6 +72,7 @@ impl Matcher {
             self.selectors.clear();
             self.answers.clear();
             self.values.clear();
+            self.generation = self.generation.wrapping_add(1);
         }
         let selector = Selector::compile(expression);
         let may_select = selector.may_select(driver, &self.environment);
@@ -112,6 +120,7 @@ impl Matcher {
             .collect();
         if self.answers.len() >= Self::MOST {
             self.answers.clear();
+            self.generation = self.generation.wrapping_add(1);
         }
         let answers = Arc::new(Answers(answers));
         self.answers.insert(key, answers.clone());

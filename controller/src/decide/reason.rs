@@ -258,9 +258,20 @@ impl fmt::Display for DeviceReason {
 pub struct NoFit {
     reasons: BTreeMap<NodeReason, Vec<Arc<str>>>,
     nodes: usize,
+    doubtful: bool,
 }
 
 impl NoFit {
+    /// A search contradicted what was known of an equal node.
+    pub(super) fn doubtful() -> Self {
+        Self { doubtful: true, ..Self::default() }
+    }
+
+    /// See [`NoFit::doubtful`].
+    pub(super) const fn is_doubtful(&self) -> bool {
+        self.doubtful
+    }
+
     /// Counts a node. A few names are kept for the message.
     pub fn add(&mut self, node: &Arc<str>, reason: NodeReason) {
         self.nodes += 1;

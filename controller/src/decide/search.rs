@@ -56,7 +56,43 @@ pub enum Failure {
 }
 
 /// Steps between two looks at the clock.
-const STEPS_BETWEEN_LOOKS: u32 = 256;
+const STEPS_BETWEEN_LOOKS: u64 = 256;
+
+/// When a search is given up.
+pub struct Limits<'l> {
+    /// After so many steps.
+    pub steps: u64,
+    /// When this says so; it is asked now and then.
+    pub expired: &'l mut dyn FnMut() -> bool,
+}
+
+/// A number that nodes have in common if every search on them ends alike: the same devices, matched
+/// alike by every selector, with the same values where constraints look, and the same parts taken.
+/// `None` if a node has to be looked at by itself. The numbers are hashes, so whoever acts on one
+/// searches the very node first.
+pub fn equality(index: &Index, matcher: &mut Matcher, node: &str, asks: &[Ask<'_>]) -> Option<u64> {
+    let mut pools = index.pools_of_node(node);
+    let (pool, None) = (pools.next()?, pools.next()) else { return None };
+    let layout = pool.layout.as_ref()?;
+    if pool.stopped.is_some() || index.taint_rules().next().is_some() {
+        return None;
+    }
+    let mut hasher = DefaultHasher::new();
+    (layout.id, pool.usage.fingerprint, matcher.generation()).hash(&mut hasher);
+    for ask in asks {
+        for constraint in &ask.constraints {
+            let column = constraint.attribute.and_then(|name| layout.column(name));
+            column.map(|column| column.id).hash(&mut hasher);
+        }
+        for alternative in ask.requests.iter().flat_map(|request| &request.alternatives) {
+            for expression in &alternative.selectors {
+                // Equal answers are one object.
+                Arc::as_ptr(&matcher.answers(index, layout, expression)).hash(&mut hasher);
+            }
+        }
+    }
+    Some(hasher.finish())
+}
 
 /// A pool of the node, ready to be given from.
 pub(super) struct View<'a> {
@@ -86,7 +122,7 @@ pub fn search(
     asks: &[Ask<'_>],
     owner: Owner,
     strategy: Strategy,
-    expired: &mut dyn FnMut() -> bool,
+    limits: Limits<'_>,
 ) -> Result<Solution, Failure> {
     let views = views(index, node, owner)?;
     let mut candidates = Vec::new();
@@ -127,7 +163,7 @@ pub fn search(
         picks: Vec::new(),
         chosen,
         steps: 0,
-        expired,
+        limits: Limits { steps: limits.steps, expired: &mut *limits.expired },
         too_many: None,
         lost: 0,
         opened: HashSet::new(),
@@ -330,8 +366,8 @@ struct Search<'a, 's> {
     state: State<'a, 's>,
     picks: Vec<Pick>,
     chosen: Vec<Vec<usize>>,
-    steps: u32,
-    expired: &'s mut dyn FnMut() -> bool,
+    steps: u64,
+    limits: Limits<'s>,
     too_many: Option<String>,
     lost: i64,
     opened: HashSet<(usize, u32)>,
@@ -349,11 +385,8 @@ struct Slot<'s> {
 impl Search<'_, '_> {
     fn step(&mut self) -> Result<(), OutOfTime> {
         self.steps = self.steps.wrapping_add(1);
-        if self.steps.is_multiple_of(STEPS_BETWEEN_LOOKS) && (self.expired)() {
-            Err(OutOfTime)
-        } else {
-            Ok(())
-        }
+        let late = self.steps.is_multiple_of(STEPS_BETWEEN_LOOKS) && (self.limits.expired)();
+        if late || self.steps > self.limits.steps { Err(OutOfTime) } else { Ok(()) }
     }
 
     /// Satisfies a request and everything after it.

@@ -209,6 +209,7 @@ impl Pool {
 
     pub(crate) fn touch(&mut self) {
         self.version = self.version.wrapping_add(1);
+        self.usage.refresh_fingerprint();
     }
 
     pub(crate) fn is_forgotten(&self) -> bool {

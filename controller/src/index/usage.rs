@@ -3,6 +3,7 @@
 use super::{Device, Index, Layout, Pool, Sym, Uid};
 use crate::quantity::Quantity;
 use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// One claim's hold on one device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,10 +30,12 @@ pub struct Usage {
     /// GPUs on which something is held that the layout does not have (any more): nothing of them
     /// may be given out. Counted.
     pub blocked: BTreeMap<u32, u32>,
+    /// A hash of everything above: pools of one layout with the same fingerprint are taken alike.
+    pub fingerprint: u64,
 }
 
 /// How a device is held.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
 pub struct DeviceUse {
     /// Claims that hold it alone; more than one is a conflict.
     pub exclusive: u32,
@@ -57,7 +60,17 @@ impl Usage {
     /// Nothing is taken.
     pub fn empty(layout: &Layout) -> Self {
         let free = layout.sets.iter().flat_map(|set| set.counters.iter().map(|(_, total)| *total)).collect();
-        Self { free, devices: HashMap::new(), blocked: BTreeMap::new() }
+        Self { free, devices: HashMap::new(), blocked: BTreeMap::new(), fingerprint: 0 }
+    }
+
+    pub(crate) fn refresh_fingerprint(&mut self) {
+        let mut hasher = DefaultHasher::new();
+        self.free.hash(&mut hasher);
+        self.blocked.hash(&mut hasher);
+        let mut devices: Vec<_> = self.devices.iter().collect();
+        devices.sort_unstable_by_key(|(position, _)| **position);
+        devices.hash(&mut hasher);
+        self.fingerprint = hasher.finish();
     }
 
     /// Counts a holder in (`1`) or out (`-1`).

@@ -441,7 +441,13 @@ proptest! {
         nodes in prop::collection::vec(node(), 1..3),
         pods in prop::collection::vec(claims(), 1..5),
         spread in any::<bool>(),
+        twins in any::<bool>(),
     ) {
+        let mut nodes = nodes;
+        if twins {
+            // What is found out about one node is used for those that are equal.
+            nodes.extend(nodes.clone());
+        }
         let mut world = World::new();
         world.index.apply_class(&fixtures::class("any", "true"));
         for (number, node) in nodes.iter().enumerate() {
