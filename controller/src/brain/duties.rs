@@ -214,6 +214,7 @@ impl Core {
     /// Takes back what was given out twice, and says so.
     fn resolve_overlaps(&mut self) {
         for pool in std::mem::take(&mut self.dirty_pools) {
+            self.move_off_held_hardware(pool);
             let Some(entry) = self.index.pool(pool) else { continue };
             let conflicts = self.index.conflicts(entry);
             if conflicts.is_empty() {
@@ -248,6 +249,49 @@ impl Core {
                     self.deallocate(&loser.key, Consumers::Anybody, "overlap");
                 }
             }
+        }
+    }
+
+    /// Takes back what was given out just before the node said that the hardware is held for a claim that
+    /// is gone: prepare refuses it for as long as that lasts. A share may have been prepared beside the
+    /// one that is held, so shares stay.
+    fn move_off_held_hardware(&mut self, pool: Sym) {
+        let held_key = aliquot_model::names::held_taint(self.index.driver());
+        let Some(entry) = self.index.pool(pool) else { return };
+        let Some(layout) = &entry.layout else { return };
+        let stuck: HashSet<Uid> = entry
+            .holders
+            .iter()
+            .filter(|holder| !holder.admin && holder.share.is_none())
+            .filter(|holder| {
+                let device = layout.position(holder.device).and_then(|at| layout.devices.get(at as usize));
+                device.is_some_and(|d| self.index.taints(d).iter().any(|taint| *taint.key == *held_key))
+            })
+            .map(|holder| holder.claim.clone())
+            .collect();
+        if stuck.is_empty() {
+            return;
+        }
+        let name = self.index.name(pool).to_owned();
+        let claims: Vec<Claim> = self
+            .index
+            .claims()
+            .filter(|claim| stuck.contains(&claim.uid) && !self.deallocating.contains_key(&claim.uid))
+            .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
+            .filter(|claim| !self.index.pods_of_claim(&claim.key).any(|pod| pod.started))
+            .cloned()
+            .collect();
+        for claim in claims {
+            self.tell(Report {
+                regarding: Regarding::Claim(claim.key.clone(), claim.uid.clone()),
+                warning: true,
+                reason: reasons::HELD,
+                note: format!(
+                    "devices of pool {name} that the claim has are still held for a claim that is gone; it is taken \
+                     back and decided anew"
+                ),
+            });
+            self.deallocate(&claim.key, Consumers::Anybody, "held");
         }
     }
 

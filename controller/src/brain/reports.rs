@@ -28,6 +28,8 @@ pub mod reasons {
     pub const IDLE: &str = "UnusedAllocationReleased";
     /// Devices were given out twice.
     pub const OVERLAP: &str = "OverlappingAllocation";
+    /// Hardware was given out that is held for a claim that is gone.
+    pub const HELD: &str = "HardwareStillHeld";
     /// Somebody else allocates what is ours to give.
     pub const FOREIGN: &str = "ForeignAllocation";
     /// A claim tolerates the taint that keeps kube-scheduler off.

@@ -2,7 +2,7 @@ use super::*;
 use crate::act::WriteError;
 use crate::fixtures::{self, DRIVER, object, partition, request};
 use crate::lease::NotLeader;
-use aliquot_model::layout::AllocatorMode;
+use aliquot_model::layout::{AllocatorMode, GpuState, Holding};
 use k8s_openapi::api::resource::v1::AllocationResult;
 use serde_json::{Value, json};
 
@@ -461,4 +461,40 @@ fn urgent_pods_come_first_when_room_appears() {
     world.work();
     let Job::Allocate { plan, .. } = world.take_job() else { panic!("an allocation") };
     assert_eq!(&*plan.pod.name, "high");
+}
+
+#[test]
+fn what_was_given_out_of_held_hardware_is_taken_back_unless_it_runs() {
+    for started in [false, true] {
+        let mut world = World::new(&[("n1", 2)]);
+        world.one("a", &gpu());
+        world.succeed("a", &gpu());
+        world.pod("a", &["a"], |pod| {
+            let spec = pod.spec.as_mut().expect("a spec");
+            (spec.scheduling_gates, spec.node_name) = (None, Some("n1".to_owned()));
+            pod.status = object(json!({"phase": if started { "Running" } else { "Pending" }}));
+        });
+        world.jobs.clear();
+        // The node says that GPU 0 is held for somebody whose claim is gone.
+        let held = |minor| if minor == 0 { vec![Holding::Whole] } else { Vec::new() };
+        let gpus: Vec<GpuState> = (0..2)
+            .map(|minor| GpuState { info: fixtures::h100("n1", minor), live: Vec::new(), held: held(minor) })
+            .collect();
+        for slice in fixtures::slices_of("n1", &gpus, AllocatorMode::Controller, 2) {
+            world.handle(Input::Slice(Seen::Apply(Box::new(slice))));
+        }
+        world.later(1);
+        let jobs = world.take_jobs();
+        assert_eq!(
+            jobs.iter().filter(|job| matches!(job, Job::Deallocate { .. })).count(),
+            usize::from(!started)
+        );
+        if started {
+            continue;
+        }
+        let free = world.claim_with("a", &gpu(), json!({}), json!({}));
+        world.done(jobs[0].clone(), vec![free], None);
+        world.work();
+        assert_eq!(devices(&world.take_job()), ["gpu-1"]);
+    }
 }
