@@ -9,12 +9,14 @@
 //! - the region's total is never the truth alone: [`ledger`] says how the account is rebuilt from what a
 //!   process left behind when it died after any single store.
 //!
-//! Start reading at [`QuotaFile`], then [`region`], then [`ledger`].
+//! Start reading at [`QuotaFile`], then [`region`], then [`ledger`] for memory, [`gate`] and [`meter`] for GPU time.
 
 #![cfg_attr(not(test), no_std)]
 
 mod file;
+pub mod gate;
 pub mod ledger;
+pub mod meter;
 pub mod region;
 
 pub use file::{

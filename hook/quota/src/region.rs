@@ -1,16 +1,17 @@
 //! The region: one preallocated file per share, mapped by every process of the claim.
 //!
-//! A header of one page, [`SLOT_COUNT`] slots of 256 bytes (one per process), and room for the compute
-//! side. Every field is atomic; the offsets are frozen per layout version and asserted at compile time. The
+//! A header of one page, [`SLOT_COUNT`] slots of 256 bytes (one per process), and the compute side (see
+//! [`crate::gate`]). Every field is atomic; the offsets are frozen per layout version and asserted at compile time. The
 //! node agent creates the file with [`initial_header`] followed by zeros, and later reads it through
 //! [`RegionView`] or, mapped, through [`Region`]. How the fields are changed is in [`crate::ledger`].
 
+use crate::gate::Compute;
 use core::fmt;
 use core::mem::{align_of, offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The layout that this crate creates.
-pub const REGION_LAYOUT_VERSION: u32 = 1;
+pub const REGION_LAYOUT_VERSION: u32 = 2;
 
 /// Size of the region's file; a mapped file of any other size is refused.
 pub const REGION_FILE_SIZE: usize = size_of::<Region>();
@@ -143,8 +144,8 @@ pub struct Region {
     pub header: Header,
     /// One per process.
     pub slots: [Slot; SLOT_COUNT],
-    /// Room for the compute side: leases and measured costs.
-    pub compute: [AtomicU64; 16384],
+    /// GPU time.
+    pub compute: Compute,
 }
 
 const _: () = {
@@ -166,6 +167,8 @@ const _: () = {
     assert!(offset_of!(Slot, dead_since_ms) == 80);
     assert!(offset_of!(Region, slots) == 4096);
     assert!(offset_of!(Region, compute) == 4096 + 256 * SLOT_COUNT);
+    assert!(offset_of!(Compute, charged_ns) == 8);
+    assert!(offset_of!(Compute, delayed) == 16);
     assert!(REGION_FILE_SIZE == 4096 + 256 * SLOT_COUNT + 131_072);
 };
 
@@ -362,7 +365,7 @@ mod tests {
             parse(&bytes)
         };
         assert_eq!(changed(0), Some(RegionError::Magic));
-        assert_eq!(changed(8), Some(RegionError::Version(3)));
+        assert_eq!(changed(8), Some(RegionError::Version(0)));
         assert_eq!(changed(24), Some(RegionError::Header));
     }
 
