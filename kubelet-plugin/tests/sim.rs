@@ -18,6 +18,10 @@ use serde_json::json;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+/// What the pod of a farewell finds: no service account, and an image without certificate authorities.
+const NO_AUTHORITIES: [(&str, &str); 2] =
+    [("SSL_CERT_FILE", "/nonexistent"), ("SSL_CERT_DIR", "/nonexistent")];
+
 /// An agent process; killed when dropped.
 struct Process(Child);
 
@@ -52,6 +56,10 @@ impl Sim {
     }
 
     fn start(&self, extra: &[&str]) -> Process {
+        self.start_with(extra, &[])
+    }
+
+    fn start_with(&self, extra: &[&str], env: &[(&str, &str)]) -> Process {
         let dir = self.cluster.world.dir.path();
         let kubeconfig = dir.join("kubeconfig");
         self.cluster.plane.write_kubeconfig(&kubeconfig, "agent").unwrap();
@@ -62,6 +70,7 @@ impl Sim {
         let quiet = std::env::var_os("RUST_LOG").is_none();
         let child = Command::new(env!("CARGO_BIN_EXE_aliquot-kubelet-plugin"))
             .args(&line[1..])
+            .envs(env.iter().copied())
             .stderr(if quiet { Stdio::null() } else { Stdio::inherit() })
             .spawn()
             .unwrap();
@@ -200,7 +209,7 @@ async fn a_farewell_answers_for_what_is_prepared_and_ends_with_the_last_claim() 
     let mut agent = sim.start(&[]);
     let first = sim.prepared("c", &uid).await;
     agent.kill();
-    let mut farewell = sim.start(&["--farewell"]);
+    let mut farewell = sim.start_with(&["--farewell"], &NO_AUTHORITIES);
     assert_eq!(sim.prepared("c", &uid).await, first);
     let refused = sim.try_prepare("other", &other).await.unwrap();
     assert!(refused.is_err(), "{refused:?}");
