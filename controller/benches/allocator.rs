@@ -1,0 +1,106 @@
+//! `make bench`, allocator: index build, decisions and memory at the size of a large fleet, and how
+//! well decisions pack. Prints a table and writes `target/bench/allocator.json`.
+//!
+//! `cargo bench -p aliquot-controller --bench allocator -- --nodes 10000 --decisions 20000`
+#![forbid(unsafe_code)]
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    reason = "a measurement ends where anything is not as it should be"
+)]
+
+#[path = "allocator/claims.rs"]
+mod claims;
+#[path = "allocator/cluster.rs"]
+mod cluster;
+#[path = "../tests/common/fixtures.rs"]
+mod fixtures;
+#[path = "allocator/packing.rs"]
+mod packing;
+#[path = "allocator/random.rs"]
+mod random;
+#[path = "allocator/speed.rs"]
+mod speed;
+
+use clap::Parser;
+use serde::Serialize;
+
+/// What is measured, and how large.
+#[derive(Debug, Clone, Parser)]
+struct Args {
+    /// Nodes of eight H100.
+    #[arg(long, default_value_t = 10_000)]
+    nodes: usize,
+    /// Decisions that are timed.
+    #[arg(long, default_value_t = 20_000)]
+    decisions: usize,
+    /// First seed.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Seeds of each packing case; 0 leaves packing out.
+    #[arg(long, default_value_t = 3)]
+    seeds: u64,
+    /// Packing only.
+    #[arg(long)]
+    packing_only: bool,
+    /// What `cargo bench` passes on.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// A line of the table.
+#[derive(Debug, Serialize)]
+struct Figure {
+    name: String,
+    value: f64,
+    unit: &'static str,
+    baseline: Option<f64>,
+    ratio: Option<f64>,
+    command: String,
+}
+
+impl Figure {
+    fn new(name: &str, value: f64, unit: &'static str, command: &str) -> Self {
+        Self { name: name.to_owned(), value, unit, baseline: None, ratio: None, command: command.to_owned() }
+    }
+
+    fn against(self, baseline: f64) -> Self {
+        let ratio = (baseline > 0.0).then(|| self.value / baseline);
+        Self { baseline: Some(baseline), ratio, ..self }
+    }
+}
+
+fn main() {
+    let args = Args::parse();
+    let command = format!(
+        "cargo bench -p aliquot-controller --bench allocator -- --nodes {} --decisions {} --seed {} --seeds {}",
+        args.nodes, args.decisions, args.seed, args.seeds
+    );
+    let mut figures = Vec::new();
+    if !args.packing_only {
+        figures.extend(speed::measure(&args, &command));
+    }
+    if args.seeds > 0 {
+        figures.extend(packing::measure(&args, &command));
+    }
+    println!("{:<44} {:>12} {:>12} {:>8}  unit", "name", "value", "baseline", "ratio");
+    for f in &figures {
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.3}"));
+        println!(
+            "{:<44} {:>12.3} {:>12} {:>8}  {}",
+            f.name,
+            f.value,
+            number(f.baseline),
+            number(f.ratio),
+            f.unit
+        );
+    }
+    let own = std::env::current_exe().expect("a program");
+    // <target>/release/deps/allocator-…
+    let out = own.ancestors().nth(3).expect("in a target folder").join("bench");
+    std::fs::create_dir_all(&out).expect("a folder for results");
+    let json = serde_json::to_vec_pretty(&figures).expect("plain data");
+    std::fs::write(out.join("allocator.json"), json).expect("written");
+}

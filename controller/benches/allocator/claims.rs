@@ -1,0 +1,134 @@
+//! What is asked for: the mix of the measurements.
+
+use crate::cluster::{PRODUCTS, node_name};
+use crate::fixtures::{DRIVER, request, share, spec};
+use crate::random::Random;
+use aliquot_model::names;
+use k8s_openapi::api::resource::v1::AllocationResult;
+use serde_json::{Value, json};
+
+/// Memory slices of a GPU.
+pub(crate) const SLICES: u32 = 8;
+
+/// A profile of an H100, and how often it is asked for.
+#[derive(Debug)]
+pub(crate) struct Profile {
+    pub(crate) name: &'static str,
+    pub(crate) id: u32,
+    pub(crate) size: u32,
+    pub(crate) starts: &'static [u32],
+    pub(crate) percent: usize,
+}
+
+/// `cluster.md`'s mix; a partition of all slices stands for the whole GPU.
+pub(crate) const PROFILES: [Profile; 6] = [
+    Profile { name: "1g.10gb", id: 19, size: 1, starts: &[0, 1, 2, 3, 4, 5, 6], percent: 40 },
+    Profile { name: "1g.20gb", id: 15, size: 2, starts: &[0, 2, 4, 6], percent: 10 },
+    Profile { name: "2g.20gb", id: 14, size: 2, starts: &[0, 2, 4], percent: 25 },
+    Profile { name: "3g.40gb", id: 9, size: 4, starts: &[0, 4], percent: 15 },
+    Profile { name: "4g.40gb", id: 5, size: 4, starts: &[0], percent: 5 },
+    Profile { name: "7g.80gb", id: 0, size: 8, starts: &[0], percent: 5 },
+];
+
+/// A profile by the mix.
+pub(crate) fn any_profile(random: &mut Random) -> usize {
+    let mut at = random.below(100);
+    for (number, profile) in PROFILES.iter().enumerate() {
+        if at < profile.percent {
+            return number;
+        }
+        at -= profile.percent;
+    }
+    0
+}
+
+/// A request for a partition, by profile alone.
+pub(crate) fn by_profile(profile: usize) -> Value {
+    crate::fixtures::partition("r", PROFILES[profile].name)
+}
+
+/// An allocation of one partition.
+pub(crate) fn partition_at(node: usize, gpu: u32, profile: &Profile, start: u32) -> AllocationResult {
+    let node = node_name(node);
+    let device = format!("gpu-{gpu}-mig-{}-{}-{start}", profile.name.replace('.', ""), profile.id);
+    crate::fixtures::object(json!({
+        "allocationTimestamp": "1970-01-01T00:16:40Z",
+        "devices": {"results": [
+            {"request": "r", "driver": DRIVER, "pool": names::pool_name(DRIVER, &node), "device": device},
+        ]},
+        "nodeSelector": {"nodeSelectorTerms": [
+            {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]},
+        ]},
+    }))
+}
+
+/// One of 200 selectors: a profile, and something of the make of a node.
+fn selector(number: usize, profile: usize) -> String {
+    let attribute = format!(r#"device.attributes["{DRIVER}"]"#);
+    let profile = format!(r#"{attribute}.profile == "{}""#, PROFILES[profile].name);
+    let more = match number % 5 {
+        0 => format!("{attribute}.minor >= 0 && {attribute}.minor < {}", 8 + number),
+        1 => format!(r#"{attribute}.productName != "{} {number}""#, PRODUCTS[number % PRODUCTS.len()]),
+        2 => {
+            format!(r#"{attribute}.driverVersion.isGreaterThan(semver("{}.{number}.0"))"#, 500 + number % 60)
+        }
+        3 => format!(r#"device.capacity["{DRIVER}"].memory.compareTo(quantity("{}Mi")) >= 0"#, 1 + number),
+        _ => format!(
+            r#"{attribute}.productName.startsWith("NVIDIA") && {attribute}.driverVersion != semver("1.{number}.0")"#
+        ),
+    };
+    format!("{profile} && {more}")
+}
+
+fn with(mut request: Value, selector: &str) -> Value {
+    request["exactly"]["selectors"] = json!([{"cel": {"expression": selector}}]);
+    request
+}
+
+/// A claim's spec by the mix: a tenth asks for several devices, a tenth has constraints, a tenth
+/// fits nowhere; of the rest one in ten is a share of a GPU.
+pub(crate) fn any_spec(random: &mut Random) -> (Value, bool) {
+    let number = random.below(200);
+    let profile = number % PROFILES.len();
+    let profile = if PROFILES[profile].percent < 10 { any_profile(random) } else { profile };
+    let one =
+        |name: &str, profile: usize| with(request(name, "mig.aliquot.dev", 1), &selector(number, profile));
+    match random.below(100) {
+        0..10 => match random.below(3) {
+            0 => {
+                let count = 2 + u32::try_from(random.below(3)).expect("small");
+                let request = request("r", "mig.aliquot.dev", count);
+                (spec(&[with(request, &selector(number, random.below(3)))]), true)
+            }
+            1 => (spec(&[one("a", profile), one("b", random.below(3))]), true),
+            _ => (spec(&[request("r", "gpu.aliquot.dev", 2)]), true),
+        },
+        10..20 => {
+            let attribute = match random.below(3) {
+                0 => "resource.kubernetes.io/pcieRoot".to_owned(),
+                1 => format!("{DRIVER}/parentUUID"),
+                _ => format!("{DRIVER}/minor"),
+            };
+            let mut spec = spec(&[one("a", random.below(3)), one("b", random.below(3))]);
+            let kind = if random.below(4) == 0 { "distinctAttribute" } else { "matchAttribute" };
+            spec["devices"]["constraints"] = json!([{"requests": ["a", "b"], kind: attribute}]);
+            (spec, true)
+        }
+        20..30 => match random.below(3) {
+            0 => (spec(&[request("r", "gpu.aliquot.dev", 9)]), false),
+            1 => {
+                let nothing = format!(r#"device.attributes["{DRIVER}"].productName == "none {number}""#);
+                (spec(&[with(request("r", "gpu.aliquot.dev", 1), &nothing)]), false)
+            }
+            _ => {
+                let newer = 600 + number;
+                let nothing = format!(
+                    r#"device.attributes["{DRIVER}"].driverVersion.isGreaterThan(semver("{newer}.0.0"))"#
+                );
+                (spec(&[with(request("r", "mig.aliquot.dev", 1), &nothing)]), false)
+            }
+        },
+        30..37 => (spec(&[share("r", "10Gi", "10")]), true),
+        _ => (spec(&[one("r", profile)]), true),
+    }
+}
