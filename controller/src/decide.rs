@@ -14,6 +14,7 @@ pub mod policy;
 pub mod reason;
 pub mod result;
 pub mod search;
+mod shortlist;
 
 pub use matcher::Matcher;
 pub use policy::Strategy;
@@ -25,6 +26,7 @@ use ask::Ask;
 use policy::Score;
 use reason::NodeReason;
 use search::{Failure, Solution};
+use shortlist::{Shortage, Shortlist};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -279,6 +281,9 @@ fn choose(inputs: &Inputs<'_>, matcher: &mut Matcher, expired: &mut dyn FnMut() 
             None => Box::new(index.nodes_with_pools()),
         }
     };
+    if let Some(choice) = choose_of_shortlist(inputs, matcher, expired) {
+        return choice;
+    }
     match choose_among(inputs, matcher, nodes(), &mut Some(Known::new()), expired) {
         // Two kinds of node were taken for one: look at each by itself.
         Choice::None(reasons) if reasons.is_doubtful() => {
@@ -286,6 +291,88 @@ fn choose(inputs: &Inputs<'_>, matcher: &mut Matcher, expired: &mut dyn FnMut() 
         }
         choice => choice,
     }
+}
+
+/// Nodes of a shortlist on which a pod of several requests is tried, once it fits.
+const TRIED: usize = 8;
+
+/// Chooses without a look at each node, where what fits can be told from the states of GPUs.
+fn choose_of_shortlist(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    expired: &mut dyn FnMut() -> bool,
+) -> Option<Choice> {
+    let list = Shortlist::new(inputs, matcher)?;
+    let mut known = Some(Known::new());
+    let mut best: Option<Best> = None;
+    let mut found = 0;
+    let wanted = if list.is_exact() { 1 } else { TRIED };
+    let ranked: Vec<&Arc<str>> = if list.is_exact() {
+        list.ranked().into_iter().filter_map(|pool| list.node(pool)).collect()
+    } else {
+        Vec::new()
+    };
+    let odd = inputs.index.fleet().odd();
+    let rest = list.possible().filter(|_| !list.is_exact());
+    for node in odd.iter().chain(ranked).chain(rest) {
+        match consider(inputs, matcher, node, &mut known, STEPS_AT_FIRST, expired) {
+            Verdict::Fits(new) => {
+                found += usize::from(!odd.contains(node));
+                if best.as_ref().is_none_or(|best| (&new.score, &new.node) < (&best.score, &best.node)) {
+                    best = Some(new);
+                }
+                if found >= wanted {
+                    break;
+                }
+            }
+            Verdict::No(_) | Verdict::OutOfTime => {}
+            Verdict::Rejected(rejection) => return Some(Choice::Rejected(rejection)),
+        }
+    }
+    let Some(best) = best else { return refuse(inputs, matcher, &list, expired) };
+    let solution = match best.solution {
+        Some(solution) => solution,
+        None => search_on(inputs, matcher, &best.node, u64::MAX, expired).ok()?,
+    };
+    Some(Choice::Node(Placement {
+        drafts: result::drafts(inputs.index, inputs.asks, &solution, &best.node),
+        score: solution.score,
+        node: best.node,
+    }))
+}
+
+/// Searches every node on which the pod could fit, and says of the others why it does not.
+fn refuse(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    list: &Shortlist<'_>,
+    expired: &mut dyn FnMut() -> bool,
+) -> Option<Choice> {
+    let odd = inputs.index.fleet().odd().iter();
+    let choice = choose_among(inputs, matcher, odd.chain(list.possible()), &mut Some(Known::new()), expired);
+    let Choice::None(mut reasons) = choice else { return Some(choice) };
+    if reasons.is_doubtful() {
+        return None;
+    }
+    let mut known: HashMap<Shortage, NodeReason> = HashMap::new();
+    for (node, count, kind) in list.short() {
+        if let Some(reason) = known.get(&kind) {
+            reasons.add_many(node, count, reason.clone());
+            continue;
+        }
+        match consider(inputs, matcher, node, &mut None, STEPS_AT_FIRST, expired) {
+            Verdict::No(reason) => {
+                if matches!(reason, NodeReason::Devices(_)) {
+                    known.insert(kind, reason.clone());
+                }
+                reasons.add_many(node, count, reason);
+            }
+            // It was said to be impossible: look at everything.
+            Verdict::Fits(_) | Verdict::OutOfTime => return None,
+            Verdict::Rejected(rejection) => return Some(Choice::Rejected(rejection)),
+        }
+    }
+    Some(Choice::None(reasons))
 }
 
 fn choose_among<'n>(

@@ -8,6 +8,7 @@ mod claims;
 mod classes;
 mod convert;
 mod device;
+mod fleet;
 mod intern;
 mod node;
 mod pod;
@@ -18,6 +19,7 @@ mod usage;
 pub use claims::{Allocation, Assumption, Claim, FINGERPRINT, Held, fingerprint};
 pub use classes::Class;
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
+pub use fleet::{Board, Fleet, GpuState, Make, Place, Row};
 pub use intern::{Interner, Pooled, Sym, Table};
 pub use node::{ACKNOWLEDGED, Node, resources_of};
 pub use pod::{ClaimSource, Pod, PodClaim, PodNeeds, Resolution};
@@ -25,6 +27,7 @@ pub use pool::{Column, CounterSet, Fixed, Gpu, Layout, Owners, Pool, PoolState};
 pub use taints::{TaintRule, tolerated};
 pub use usage::{Conflict, Holder, Usage};
 
+use crate::quantity::Quantity;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
@@ -104,6 +107,7 @@ pub struct Index {
     accounted: HashMap<Uid, node::Accounted>,
     nodes: HashMap<Arc<str>, Node>,
     taint_rules: HashMap<Arc<str>, TaintRule>,
+    fleet: Fleet,
 }
 
 impl Index {
@@ -132,6 +136,7 @@ impl Index {
             accounted: HashMap::new(),
             nodes: HashMap::new(),
             taint_rules: HashMap::new(),
+            fleet: Fleet::default(),
         }
     }
 

@@ -35,12 +35,38 @@ pub type Answer = Result<bool, SelectorError>;
 
 /// A selector's answers for the devices of a layout, by position.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answers(Vec<Answer>);
+pub struct Answers {
+    all: Vec<Answer>,
+    accepted: Vec<u64>,
+    failed: Vec<u64>,
+}
 
 impl Answers {
     /// The answer for a device.
     pub fn get(&self, position: u32) -> Option<&Answer> {
-        self.0.get(position as usize)
+        self.all.get(position as usize)
+    }
+
+    fn new(all: Vec<Answer>) -> Self {
+        let bits = |wanted: fn(&Answer) -> bool| {
+            let word = |answers: &[Answer]| {
+                answers.iter().rev().fold(0u64, |word, answer| word << 1 | u64::from(wanted(answer)))
+            };
+            all.chunks(64).map(word).collect()
+        };
+        Self { accepted: bits(|answer| *answer == Ok(true)), failed: bits(Result::is_err), all }
+    }
+
+    /// Of up to 64 devices from a position on: which are selected, and on which the selector fails.
+    pub fn of(&self, first: u32, count: usize) -> (u64, u64) {
+        let (word, shift) = (first as usize / 64, first % 64);
+        let mask = if count >= 64 { u64::MAX } else { (1 << count) - 1 };
+        let of = |bits: &[u64]| {
+            let at = |word: usize| bits.get(word).copied().unwrap_or_default();
+            let high = if shift == 0 { 0 } else { at(word + 1) << (64 - shift) };
+            (at(word) >> shift | high) & mask
+        };
+        (of(&self.accepted), of(&self.failed))
     }
 }
 
@@ -90,6 +116,14 @@ impl Matcher {
             .all(|expression| expression.as_ref().is_none_or(|e| self.compiled(driver, e).may_select))
     }
 
+    /// Whether an expression reads one of these attributes, or may.
+    pub fn reads_any(&mut self, driver: &str, expression: &Arc<str>, names: &[String]) -> bool {
+        match self.compiled(driver, expression).selector.reads() {
+            Reads::Everything => true,
+            Reads::Names(read) => names.iter().any(|name| read.contains(name)),
+        }
+    }
+
     /// What an expression answers for every device of a layout.
     pub fn answers(&mut self, index: &Index, layout: &Layout, expression: &Arc<str>) -> Arc<Answers> {
         let compiled = self.compiled(index.driver(), expression);
@@ -122,7 +156,7 @@ impl Matcher {
             self.answers.clear();
             self.generation = self.generation.wrapping_add(1);
         }
-        let answers = Arc::new(Answers(answers));
+        let answers = Arc::new(Answers::new(answers));
         self.answers.insert(key, answers.clone());
         answers
     }

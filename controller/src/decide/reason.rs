@@ -256,7 +256,8 @@ impl fmt::Display for DeviceReason {
 /// Why a pod fits nowhere: how many nodes for which reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NoFit {
-    reasons: BTreeMap<NodeReason, Vec<Arc<str>>>,
+    /// How many nodes, and one of them.
+    reasons: BTreeMap<NodeReason, (usize, Arc<str>)>,
     nodes: usize,
     doubtful: bool,
 }
@@ -272,20 +273,20 @@ impl NoFit {
         self.doubtful
     }
 
-    /// Counts a node. A few names are kept for the message.
+    /// Counts a node.
     pub fn add(&mut self, node: &Arc<str>, reason: NodeReason) {
-        self.nodes += 1;
-        self.reasons.entry(reason).or_default().push(node.clone());
+        self.add_many(node, 1, reason);
+    }
+
+    /// Counts so many nodes, of which this is one.
+    pub fn add_many(&mut self, node: &Arc<str>, count: usize, reason: NodeReason) {
+        self.nodes += count;
+        self.reasons.entry(reason).or_insert_with(|| (0, node.clone())).0 += count;
     }
 
     /// Nodes that were looked at.
     pub const fn nodes(&self) -> usize {
         self.nodes
-    }
-
-    /// Reasons with their nodes.
-    pub fn reasons(&self) -> impl Iterator<Item = (&NodeReason, &[Arc<str>])> {
-        self.reasons.iter().map(|(reason, nodes)| (reason, nodes.as_slice()))
     }
 }
 
@@ -297,12 +298,12 @@ impl fmt::Display for NoFit {
         }
         write!(f, "0 of {} nodes with devices fit", self.nodes)?;
         let mut reasons: Vec<_> = self.reasons.iter().collect();
-        reasons.sort_by_key(|(_, nodes)| std::cmp::Reverse(nodes.len()));
-        for (position, (reason, nodes)) in reasons.into_iter().enumerate() {
+        reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
+        for (position, (reason, (count, node))) in reasons.into_iter().enumerate() {
             f.write_str(if position == 0 { ": " } else { "; " })?;
-            match nodes.as_slice() {
-                [node] => write!(f, "1 ({node})")?,
-                nodes => write!(f, "{}", nodes.len())?,
+            match count {
+                1 => write!(f, "1 ({node})")?,
+                count => write!(f, "{count}")?,
             }
             write!(f, " {reason}")?;
         }

@@ -9,7 +9,7 @@ use super::matcher::Answers;
 use super::policy::{Rank, Score, Strategy};
 use super::reason::DeviceReason;
 use super::{Matcher, Rejection};
-use crate::index::{Device, Index, Layout, Owner, Pool, PoolState, Sym};
+use crate::index::{Index, Layout, Owner, Pool, PoolState, Shape, Sym};
 use crate::quantity::Quantity;
 use state::State;
 use std::collections::HashSet;
@@ -260,7 +260,7 @@ fn eligible(
                     })));
                 }
             }
-            let Some(consumed) = consumption(index, device, alternative) else { continue };
+            let Some(consumed) = consumption(index.shape(device), alternative) else { continue };
             of_pool.push(Candidate { position, consumed, usable: device.owner == owner });
         }
         devices.push(of_pool);
@@ -283,12 +283,7 @@ fn selected(answers: &[Arc<Answers>], position: u32) -> super::matcher::Answer {
 /// `None` if it asks for more than there is, for an amount that is not allowed, or for a capacity
 /// that the device lacks.
 #[expect(clippy::option_option, reason = "not eligible, eligible alone, eligible with a consumption")]
-fn consumption(
-    index: &Index,
-    device: &Device,
-    alternative: &Alternative<'_>,
-) -> Option<Option<Arc<[Quantity]>>> {
-    let shape = index.shape(device);
+pub(super) fn consumption(shape: &Shape, alternative: &Alternative<'_>) -> Option<Option<Arc<[Quantity]>>> {
     let known = |name: &Option<Sym>| {
         name.is_some_and(|name| shape.capacities.binary_search_by_key(&name, |(n, _)| *n).is_ok())
     };

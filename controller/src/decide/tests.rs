@@ -9,6 +9,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 mod properties;
+mod shortlist;
 
 /// An index with a matcher, for playing a cluster through.
 struct World {

@@ -138,6 +138,11 @@ impl Layout {
         self.columns.get(at).map(|(_, column)| &**column)
     }
 
+    /// All attributes with their names.
+    pub fn named_columns(&self) -> impl Iterator<Item = (Sym, &Column)> {
+        self.columns.iter().map(|(name, column)| (*name, &**column))
+    }
+
     /// All attributes.
     pub fn columns(&self) -> impl Iterator<Item = &Column> {
         self.columns.iter().map(|(_, column)| &**column)
@@ -274,12 +279,15 @@ impl Index {
         if let Some(entry) = self.pools.get_mut(&pool) {
             entry.stopped = reason;
             entry.touch();
+            let node = entry.node.clone();
+            self.refresh_fleet(node.as_ref());
         }
     }
 
     fn rebuild_pool(&mut self, name: Sym) {
         let Some(mut pool) = self.pools.remove(&name) else { return };
         let before = pool.node.clone();
+        self.fleet.remove(name);
         let (state, layout, node) = self.layout_of(&pool);
         pool.state = state;
         pool.node = node;
@@ -293,13 +301,14 @@ impl Index {
             }
         }
         pool.touch();
+        let after = pool.node.clone();
         if before != pool.node {
-            if let Some(before) = before
-                && let Some(pools) = self.pools_of_node.get_mut(&before)
+            if let Some(before) = &before
+                && let Some(pools) = self.pools_of_node.get_mut(before)
             {
                 pools.remove(&name);
                 if pools.is_empty() {
-                    self.pools_of_node.remove(&before);
+                    self.pools_of_node.remove(before);
                 }
             }
             if let Some(node) = &pool.node {
@@ -309,6 +318,10 @@ impl Index {
         if !pool.is_forgotten() {
             self.pools.insert(name, pool);
         }
+        if before != after {
+            self.refresh_fleet(before.as_ref());
+        }
+        self.refresh_fleet(after.as_ref());
     }
 
     fn layout_of(&mut self, pool: &Pool) -> (PoolState, Option<Layout>, Option<Arc<str>>) {

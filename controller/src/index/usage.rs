@@ -150,6 +150,8 @@ impl Index {
         }
         entry.holders.push(holder);
         entry.touch();
+        let node = entry.node.clone();
+        self.refresh_fleet(node.as_ref());
     }
 
     /// Counts out everything that a claim holds in a pool.
@@ -165,9 +167,11 @@ impl Index {
             }
         }
         entry.touch();
+        let node = entry.node.clone();
         if entry.is_forgotten() {
             self.pools.remove(&pool);
         }
+        self.refresh_fleet(node.as_ref());
     }
 
     /// What is given out twice in a pool: per GPU, the claims that hold something of it. Claims on

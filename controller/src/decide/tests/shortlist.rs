@@ -1,0 +1,71 @@
+//! Deciding from the states of GPUs against a look at each node, which a taint rule makes necessary,
+//! even one that is about nothing of ours.
+
+use super::*;
+
+fn step(seed: &mut u64) -> usize {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    usize::try_from(*seed >> 40).expect("24 bits")
+}
+
+fn wanted(seed: &mut u64) -> Vec<Value> {
+    let profiles = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "9g.90gb"];
+    let any = |seed: &mut u64, name: &str| partition(name, profiles[step(seed) % profiles.len()]);
+    match step(seed) % 10 {
+        0 => vec![request("r", "gpu.aliquot.dev", 1)],
+        1 => vec![request("r", "gpu.aliquot.dev", 3)],
+        2 => vec![share("r", "30Gi", "20")],
+        3 => vec![request("r", "mig.aliquot.dev", 2)],
+        4 => vec![any(seed, "a"), any(seed, "b")],
+        5 => vec![share("a", "50Gi", "20"), any(seed, "b")],
+        _ => vec![any(seed, "r")],
+    }
+}
+
+#[rstest]
+#[case::bin_pack(Strategy::BinPack)]
+#[case::spread(Strategy::Spread)]
+fn a_shortlist_decides_as_a_look_at_each_node_does(#[case] strategy: Strategy) {
+    let elsewhere = TaintRule::read(
+        "elsewhere",
+        &json!({"deviceSelector": {"driver": "other.example.com"}, "taint": {"key": "k", "effect": "NoSchedule"}}),
+    );
+    assert!(elsewhere.is_some(), "the rule must be one");
+    let options = Options { strategy };
+    for first in 0..6 {
+        let mut seed = first;
+        let mut world = World::with_nodes(&[("n1", 2), ("n2", 1), ("n3", 2), ("n4", 1)]);
+        let mut live: Vec<String> = Vec::new();
+        for number in 0..60 {
+            let name = format!("c{number}");
+            let requests = wanted(&mut seed);
+            world.requests(&name, &requests);
+            let pod = world.pod(&name, &[&name]);
+            let short = world.decide_with(&pod, options);
+            world.index.apply_taint_rule("elsewhere", elsewhere.clone());
+            let full = world.decide_with(&pod, options);
+            world.index.delete_taint_rule("elsewhere");
+            match (short, full) {
+                (Decision::Placed(short), Decision::Placed(full)) => {
+                    let of = |plan: &Plan| (plan.score.alternatives, plan.score.opened);
+                    assert_eq!(of(&short), of(&full), "seed {first}, claim {number}, {requests:?}");
+                    if strategy == Strategy::BinPack {
+                        assert_eq!(short.score.lost, full.score.lost, "seed {first}, claim {number}");
+                    }
+                    world.show(&short, &pod);
+                    live.push(name);
+                }
+                (Decision::NoFit(short), Decision::NoFit(full)) => {
+                    assert_eq!(short.to_string(), full.to_string(), "seed {first}, claim {number}");
+                    if !live.is_empty() {
+                        let gone = live.swap_remove(step(&mut seed) % live.len());
+                        let key = ObjectKey::new("default", &gone);
+                        world.index.delete_claim(&key, None);
+                        world.index.delete_pod(&key);
+                    }
+                }
+                (short, full) => panic!("seed {first}, claim {number}: {short:?}, but {full:?}"),
+            }
+        }
+    }
+}

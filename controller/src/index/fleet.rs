@@ -1,0 +1,353 @@
+//! GPUs by state, over all nodes: a decision looks at each state once, however many GPUs are in it.
+//!
+//! Nodes of one make differ in nothing but what identifies a device. GPUs of one board take the same
+//! places; two of them are in one state when the same places are free on them. A node that this
+//! cannot say of (several pools, a pool that cannot be given from) is odd: it is looked at by itself.
+
+use super::{Index, Layout, Pool, PoolState, Quantity, Shape, Sym, Table};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// Most devices of a GPU that a state can describe.
+const MOST_PLACES: usize = 64;
+/// Attributes that tell devices of one make apart.
+const IDENTITIES: [&str; 2] = ["uuid", "parentUUID"];
+
+/// A GPU's devices by place, without their attributes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Board {
+    /// The devices, in layout order.
+    pub places: Vec<Place>,
+    totals: Vec<Quantity>,
+}
+
+/// A device of a board.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    pub(crate) shape: u32,
+    pub(crate) taints: u32,
+    /// Who may give it out.
+    pub owner: super::Owner,
+    /// Counters, sets one after the other, and how much of them.
+    draws: Vec<(usize, Quantity)>,
+}
+
+impl Board {
+    fn suffices(free: &[Quantity], place: &Place) -> bool {
+        place.draws.iter().all(|(at, amount)| free.get(*at).is_some_and(|free| amount <= free))
+    }
+
+    /// What could be taken, in thousandths of the GPU: shares need all of it, as the whole GPU does,
+    /// and count once, with the latter.
+    fn value(&self, shapes: &Table<Shape>, free: &[Quantity]) -> i64 {
+        let open = self.places.iter().filter(|place| {
+            !place.draws.is_empty() && !shapes.get(place.shape).shareable && Self::suffices(free, place)
+        });
+        open.map(|place| {
+            let parts = place.draws.iter().map(|(at, amount)| {
+                let total = self.totals.get(*at).copied().unwrap_or_default();
+                crate::decide::policy::thousandths(*amount, total)
+            });
+            parts.max().unwrap_or_default()
+        })
+        .sum()
+    }
+}
+
+/// What is taken of a GPU, as far as decisions can tell.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    board: u32,
+    free: Vec<Quantity>,
+    shared: Vec<(usize, Box<[Quantity]>)>,
+    fits: u64,
+    untouched: bool,
+}
+
+/// The GPUs in one state.
+#[derive(Debug)]
+pub struct GpuState {
+    key: Key,
+    /// What larger requests lose when a place is taken, by place.
+    lost: Vec<i64>,
+    /// By make and position of the GPU: room on the node, and its pool.
+    members: BTreeMap<(u32, usize), BTreeSet<(i64, Sym)>>,
+}
+
+impl GpuState {
+    /// The board.
+    pub const fn board(&self) -> u32 {
+        self.key.board
+    }
+
+    /// Places that nobody shares and that could be taken.
+    pub const fn fits(&self) -> u64 {
+        self.key.fits
+    }
+
+    /// Whether nothing of the GPU is held.
+    pub const fn untouched(&self) -> bool {
+        self.key.untouched
+    }
+
+    /// What is consumed of a place that is shared by now.
+    pub fn shared(&self, place: usize) -> Option<&[Quantity]> {
+        self.key.shared.iter().find(|(at, _)| *at == place).map(|(_, consumed)| &**consumed)
+    }
+
+    /// See the field.
+    pub fn lost(&self, place: usize) -> i64 {
+        self.lost.get(place).copied().unwrap_or_default()
+    }
+
+    /// Nodes with such a GPU, by make and position of the GPU.
+    pub fn members(&self) -> impl Iterator<Item = (&(u32, usize), &BTreeSet<(i64, Sym)>)> {
+        self.members.iter()
+    }
+}
+
+/// Nodes of one make.
+#[derive(Debug)]
+pub struct Make {
+    /// One of their layouts.
+    pub layout: Arc<Layout>,
+    /// Their pools.
+    pub pools: BTreeSet<Sym>,
+    /// The boards of their GPUs.
+    pub boards: Vec<u32>,
+}
+
+/// A node's GPUs.
+#[derive(Debug)]
+pub struct Row {
+    /// The node.
+    pub node: Arc<str>,
+    /// Its make.
+    pub make: u32,
+    /// The state of each GPU.
+    pub states: Box<[usize]>,
+    room: i64,
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub struct Fleet {
+    boards: Table<Board>,
+    make_ids: Table<(u64, Vec<u64>)>,
+    makes: BTreeMap<u32, Make>,
+    known: HashMap<Key, usize>,
+    states: Vec<GpuState>,
+    vacant: Vec<usize>,
+    rows: HashMap<Sym, Row>,
+    by_room: BTreeSet<(i64, Sym)>,
+    odd: BTreeSet<Arc<str>>,
+}
+
+impl Fleet {
+    /// Nodes that have to be looked at one by one.
+    pub const fn odd(&self) -> &BTreeSet<Arc<str>> {
+        &self.odd
+    }
+
+    /// Makes with nodes.
+    pub const fn makes(&self) -> &BTreeMap<u32, Make> {
+        &self.makes
+    }
+
+    /// A board.
+    pub fn board(&self, board: u32) -> &Board {
+        self.boards.get(board)
+    }
+
+    /// States that GPUs are in.
+    pub fn states(&self) -> impl Iterator<Item = &GpuState> {
+        self.states.iter().filter(|state| !state.members.is_empty())
+    }
+
+    /// A state by number.
+    pub fn state(&self, state: usize) -> Option<&GpuState> {
+        self.states.get(state)
+    }
+
+    /// A node's GPUs, by its pool.
+    pub fn row(&self, pool: Sym) -> Option<&Row> {
+        self.rows.get(&pool)
+    }
+
+    /// Nodes that are not odd, fullest first.
+    pub fn by_room(&self) -> impl DoubleEndedIterator<Item = &Row> {
+        self.by_room.iter().filter_map(|(_, pool)| self.rows.get(pool))
+    }
+
+    pub(super) fn remove(&mut self, pool: Sym) {
+        let Some(row) = self.rows.remove(&pool) else { return };
+        self.by_room.remove(&(row.room, pool));
+        for (gpu, at) in row.states.iter().enumerate() {
+            let Some(state) = self.states.get_mut(*at) else { continue };
+            let key = (row.make, gpu);
+            if let Some(members) = state.members.get_mut(&key) {
+                members.remove(&(row.room, pool));
+                if members.is_empty() {
+                    state.members.remove(&key);
+                }
+            }
+            if state.members.is_empty() && self.known.remove(&state.key).is_some() {
+                self.vacant.push(*at);
+            }
+        }
+        if let Some(make) = self.makes.get_mut(&row.make) {
+            make.pools.remove(&pool);
+            if make.pools.is_empty() {
+                self.makes.remove(&row.make);
+            }
+        }
+    }
+
+    fn intern(&mut self, shapes: &Table<Shape>, key: Key) -> usize {
+        if let Some(known) = self.known.get(&key) {
+            return *known;
+        }
+        let board = self.boards.get(key.board);
+        let before = board.value(shapes, &key.free);
+        let lost = board.places.iter().enumerate().map(|(at, place)| {
+            if key.fits >> at & 1 == 0 {
+                return 0;
+            }
+            let mut free = key.free.clone();
+            for (at, amount) in &place.draws {
+                if let Some(free) = free.get_mut(*at) {
+                    *free = *free - *amount;
+                }
+            }
+            before - board.value(shapes, &free)
+        });
+        let state = GpuState { lost: lost.collect(), key: key.clone(), members: BTreeMap::new() };
+        let at = self.vacant.pop().unwrap_or(self.states.len());
+        match self.states.get_mut(at) {
+            Some(slot) => *slot = state,
+            None => self.states.push(state),
+        }
+        self.known.insert(key, at);
+        at
+    }
+}
+
+impl Index {
+    /// The fleet.
+    pub const fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// What a place's devices have in common.
+    pub fn shape_of(&self, place: &Place) -> &Shape {
+        self.shapes.get(place.shape)
+    }
+
+    /// A place's taints, ours left out.
+    pub fn taints_of(&self, place: &Place) -> &[super::Taint] {
+        self.taint_lists.get(place.taints)
+    }
+
+    /// Takes up what has changed of a node's pools.
+    pub(crate) fn refresh_fleet(&mut self, node: Option<&Arc<str>>) {
+        let Some(node) = node else { return };
+        let pools: Vec<Sym> = self.pools_of_node.get(node).into_iter().flatten().copied().collect();
+        for pool in &pools {
+            self.fleet.remove(*pool);
+        }
+        self.fleet.odd.remove(node);
+        if !pools.is_empty() && !matches!(pools.as_slice(), [pool] if self.add_row(node, *pool)) {
+            self.fleet.odd.insert(node.clone());
+        }
+    }
+
+    fn add_row(&mut self, node: &Arc<str>, name: Sym) -> bool {
+        let Some(pool) = self.pools.get(&name).filter(|pool| pool.stopped.is_none()) else { return false };
+        let (PoolState::Ready, Some(layout)) = (&pool.state, pool.layout.clone()) else { return false };
+        let simple = layout.gpus.iter().all(|gpu| {
+            let first = gpu.devices.first().copied().unwrap_or_default();
+            gpu.alone
+                && gpu.devices.len() <= MOST_PLACES
+                && gpu.devices.iter().copied().eq((first..).take(gpu.devices.len()))
+        });
+        if !simple || !layout.owners.controller {
+            return false;
+        }
+        let identities = IDENTITIES.map(|name| self.find_qualified(name));
+        let columns = layout
+            .named_columns()
+            .filter(|(name, _)| !identities.contains(&Some(*name)))
+            .map(|(_, column)| column.id)
+            .collect();
+        let boards: Vec<Board> = (0..layout.gpus.len()).map(|gpu| self.board_of(&layout, gpu)).collect();
+        let boards: Vec<u32> = boards.into_iter().map(|board| self.fleet.boards.intern(board)).collect();
+        let make = self.fleet.make_ids.intern((layout.id, columns));
+        let mut room = 0;
+        let mut keys = Vec::new();
+        for (gpu, board) in boards.iter().enumerate() {
+            let Some(pool) = self.pools.get(&name) else { return false };
+            let key = self.key_of(pool, &layout, gpu, *board);
+            let totals = &self.fleet.board(*board).totals;
+            let parts = key.free.iter().zip(totals).filter(|(_, total)| **total > Quantity::ZERO);
+            let (sum, count) = parts.fold((0, 0), |(sum, count), (free, total)| {
+                (sum + crate::decide::policy::thousandths(*free, *total), count + 1)
+            });
+            room += sum / i64::max(count, 1);
+            keys.push(key);
+        }
+        let states: Box<[usize]> = keys.into_iter().map(|key| self.fleet.intern(&self.shapes, key)).collect();
+        for (gpu, at) in states.iter().enumerate() {
+            if let Some(state) = self.fleet.states.get_mut(*at) {
+                state.members.entry((make, gpu)).or_default().insert((room, name));
+            }
+        }
+        let entry = self.fleet.makes.entry(make);
+        entry.or_insert_with(|| Make { layout, pools: BTreeSet::new(), boards }).pools.insert(name);
+        self.fleet.by_room.insert((room, name));
+        self.fleet.rows.insert(name, Row { node: node.clone(), make, states, room });
+        true
+    }
+
+    fn board_of(&self, layout: &Layout, gpu: usize) -> Board {
+        let mut board = Board { places: Vec::new(), totals: Vec::new() };
+        let Some(gpu) = layout.gpus.get(gpu) else { return board };
+        let mut begins = BTreeMap::new();
+        for at in &gpu.sets {
+            let Some(set) = layout.sets.get(usize::from(*at)) else { continue };
+            begins.insert(*at, board.totals.len());
+            board.totals.extend(set.counters.iter().map(|(_, total)| *total));
+        }
+        for device in gpu.devices.iter().filter_map(|at| layout.devices.get(*at as usize)) {
+            let mut draws = Vec::new();
+            for (set, amounts) in self.draws(device) {
+                let begin = begins.get(&set).copied().unwrap_or_default();
+                draws.extend(amounts.iter().map(|(at, amount)| (begin + usize::from(*at), *amount)));
+            }
+            let (shape, taints, owner) = (device.shape, device.taints, device.owner);
+            board.places.push(Place { shape, taints, owner, draws });
+        }
+        board
+    }
+
+    fn key_of(&self, pool: &Pool, layout: &Layout, gpu: usize, board: u32) -> Key {
+        let mut key = Key { board, free: Vec::new(), shared: Vec::new(), fits: 0, untouched: true };
+        let Some(gpu) = layout.gpus.get(gpu) else { return key };
+        for set in gpu.sets.iter().filter_map(|at| layout.sets.get(usize::from(*at))) {
+            key.free.extend(pool.usage.free.iter().skip(set.offset).take(set.counters.len()));
+        }
+        let closed = pool.usage.blocked.contains_key(&gpu.number);
+        let places = &self.fleet.board(board).places;
+        for (at, (position, place)) in gpu.devices.iter().zip(places).enumerate() {
+            match pool.usage.devices.get(position) {
+                None => key.fits |= u64::from(!closed && Board::suffices(&key.free, place)) << at,
+                Some(used) => {
+                    key.untouched = false;
+                    if used.exclusive == 0 && !closed {
+                        key.shared.push((at, used.consumed.clone()));
+                    }
+                }
+            }
+        }
+        key
+    }
+}
