@@ -121,8 +121,16 @@ impl Meter {
         running.map(|timed| now_ns.saturating_sub(timed.first_ns)).max().unwrap_or_default().max(PRIOR_NS)
     }
 
-    /// Decides how a launch that is charged `charged_ns` is timed. `context` and `stream` are the caller's names.
-    pub fn launch(&mut self, key: u64, context: u64, stream: u64, now_ns: u64, charged_ns: u64) -> Timing {
+    /// Decides how a launch that is charged `charged_ns` is timed. `context` and `stream` are the caller's
+    /// names. Launches that events would slow down (`is_delicate`) are timed alone and seldom.
+    pub fn launch(
+        &mut self,
+        key: u64,
+        (context, stream): (u64, u64),
+        now_ns: u64,
+        charged_ns: u64,
+        is_delicate: bool,
+    ) -> Timing {
         if let Some(Batch { place, stream: of }) = self.batch {
             let timed = self.places.get_mut(place).and_then(Option::as_mut);
             let of_key = timed.as_ref().map(|timed| timed.key);
@@ -145,7 +153,7 @@ impl Meter {
         }
         let (is_small, is_single) = match self.find(key) {
             None => (false, true),
-            Some(cost) if cost.estimate_ns >= SMALL_NS => (false, true),
+            Some(cost) if cost.estimate_ns >= SMALL_NS && !is_delicate => (false, true),
             Some(cost) if cost.rest > 0 => {
                 cost.rest -= 1;
                 return Timing::None;
@@ -153,7 +161,7 @@ impl Meter {
             Some(cost) => {
                 cost.rest = BETWEEN;
                 // Batches are tried again: what came between may have ended.
-                (true, core::mem::replace(&mut cost.is_single, false))
+                (true, core::mem::replace(&mut cost.is_single, false) || is_delicate)
             }
         };
         let Some(place) = self.places.iter().position(Option::is_none) else { return Timing::None };
@@ -246,6 +254,13 @@ impl Meter {
         }
     }
 
+    /// Forgets everything, without a copy of the table on the stack.
+    pub fn clear(&mut self) {
+        self.costs.fill(NO_COST);
+        self.places.fill(None);
+        (self.batch, self.order) = (None, 0);
+    }
+
     /// A context is gone, and its events with it. `place` is told for each launch of it.
     pub fn context_gone(&mut self, context: u64, mut place: impl FnMut(usize)) {
         for at in 0..PLACES {
@@ -266,7 +281,7 @@ mod tests {
     /// Launches and measures one kernel; the correction.
     fn run(meter: &mut Meter, key: u64, took: u64, processes: u32) -> i64 {
         let charged = meter.predict(key, 0);
-        match meter.launch(key, 1, 0, 0, charged) {
+        match meter.launch(key, (1, 0), 0, charged, false) {
             Timing::Whole(place) => meter.finish(place, took, None, processes),
             other => panic!("{other:?}"),
         }
@@ -286,7 +301,7 @@ mod tests {
     fn an_unknown_launch_is_charged_more_while_the_first_one_runs() {
         let mut meter = Meter::new();
         assert_eq!(meter.predict(7, 10 * MS), PRIOR_NS);
-        assert!(matches!(meter.launch(7, 1, 0, 10 * MS, PRIOR_NS), Timing::Whole(_)));
+        assert!(matches!(meter.launch(7, (1, 0), 10 * MS, PRIOR_NS, false), Timing::Whole(_)));
         assert_eq!(meter.predict(7, 11 * MS), PRIOR_NS);
         assert_eq!(meter.predict(7, 510 * MS), 500 * MS);
         assert_eq!(meter.predict(8, 510 * MS), PRIOR_NS);
@@ -296,7 +311,7 @@ mod tests {
     fn overlapping_launches_are_charged_once() {
         let mut meter = Meter::new();
         let places: Vec<_> = (0..8)
-            .map(|stream| match meter.launch(7, 1, stream, 0, 0) {
+            .map(|stream| match meter.launch(7, (1, stream), 0, 0, false) {
                 Timing::Whole(place) => place,
                 other => panic!("{other:?}"),
             })
@@ -333,7 +348,7 @@ mod tests {
     fn small_kernels_are_timed_in_batches_now_and_then() {
         let mut meter = Meter::new();
         run(&mut meter, 7, 5_000, 1);
-        let timings: Vec<_> = (0..160).map(|at| meter.launch(7, 1, 0, at * 100, 5_000)).collect();
+        let timings: Vec<_> = (0..160).map(|at| meter.launch(7, (1, 0), at * 100, 5_000, false)).collect();
         let Timing::Open(place) = timings[0] else { panic!("{:?}", timings[0]) };
         assert_eq!(timings[15], Timing::Close(place));
         assert_eq!(timings.iter().filter(|timing| **timing != Timing::None).count(), 4);
@@ -348,11 +363,14 @@ mod tests {
         let mut meter = Meter::new();
         run(&mut meter, 7, 5_000, 1);
         for at in 0..16 {
-            let _ = meter.launch(7, 1, 0, at * 50_000, 5_000);
+            let _ = meter.launch(7, (1, 0), at * 50_000, 5_000, false);
         }
         assert_eq!(meter.finish(0, 755_000, None, 1), 0);
         assert_eq!(meter.predict(7, 0), 5_000);
-        assert!(matches!(meter.launch(7, 1, 0, 0, 5_000), Timing::Whole(_)), "the next one is timed alone");
+        assert!(
+            matches!(meter.launch(7, (1, 0), 0, 5_000, false), Timing::Whole(_)),
+            "the next one is timed alone"
+        );
     }
 
     #[test]
@@ -361,7 +379,7 @@ mod tests {
         for key in 1..5000 {
             run(&mut meter, key, MS, 1);
         }
-        let timed = (0..200).filter(|_| meter.launch(4999, 1, 0, 0, MS) != Timing::None).count();
+        let timed = (0..200).filter(|_| meter.launch(4999, (1, 0), 0, MS, false) != Timing::None).count();
         assert_eq!(timed, PLACES);
         let mut dropped = 0;
         meter.context_gone(1, |_| dropped += 1);
