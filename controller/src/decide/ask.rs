@@ -192,6 +192,18 @@ impl<'a> Context<'a, '_> {
         if alternatives.is_empty() {
             return Err(self.unsupported(name, "neither exactly nor firstAvailable is set"));
         }
+        // An alternative that is too large is passed over; it is wrong only if there is no other.
+        let too_many = |alternative: &Alternative<'_>| match alternative.count {
+            Count::Exactly(count) if count > MOST_RESULTS => Some(count),
+            _ => None,
+        };
+        if let Some(count) = alternatives.iter().map(too_many).min().flatten() {
+            return Err(Box::new(Rejection::TooManyDevices {
+                claim: self.claim.clone(),
+                request: name.into(),
+                count,
+            }));
+        }
         Ok(Request { name: name.into(), alternatives })
     }
 
@@ -214,15 +226,6 @@ impl<'a> Context<'a, '_> {
             "All" => Count::All,
             other => return Err(self.unsupported(request, &format!("allocation mode {other}"))),
         };
-        if let Count::Exactly(count) = count
-            && count > MOST_RESULTS
-        {
-            return Err(Box::new(Rejection::TooManyDevices {
-                claim: self.claim.clone(),
-                request: request.into(),
-                count,
-            }));
-        }
         let possible = matcher.may_select(self.index.driver(), class);
         let mut selectors = Vec::new();
         for expression in class.selectors.iter().cloned().chain(expressions(exact.selectors.as_deref())) {

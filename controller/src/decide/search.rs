@@ -124,7 +124,7 @@ pub fn search(
     strategy: Strategy,
     limits: Limits<'_>,
 ) -> Result<Solution, Failure> {
-    let views = views(index, node, owner)?;
+    let views = views(index, node, owner, asks)?;
     let mut candidates = Vec::new();
     let mut reason = None;
     for ask in asks {
@@ -193,7 +193,16 @@ fn marks(views: &[View<'_>], candidates: &[Vec<Vec<Option<Candidates>>>]) -> Vec
     marks
 }
 
-fn views<'a>(index: &'a Index, node: &str, owner: Owner) -> Result<Vec<View<'a>>, Failure> {
+fn views<'a>(
+    index: &'a Index,
+    node: &str,
+    owner: Owner,
+    asks: &[Ask<'_>],
+) -> Result<Vec<View<'a>>, Failure> {
+    // What is being replaced or contradicts itself could be anything: `All` must not miss a part
+    // of it. Who wants so many devices can have them from the other pools.
+    let alternatives = asks.iter().flat_map(|ask| &ask.requests).flat_map(|request| &request.alternatives);
+    let all = alternatives.into_iter().any(|alternative| alternative.count == Count::All);
     let mut views = Vec::new();
     let mut reason = None;
     let mut pools: Vec<&Pool> = index.pools_of_node(node).collect();
@@ -212,12 +221,19 @@ fn views<'a>(index: &'a Index, node: &str, owner: Owner) -> Result<Vec<View<'a>>
                     (None, true) => views.push(View { pool, layout }),
                 }
             }
-            // What is being replaced could be anything: `All` must not miss a part of it.
             (PoolState::Incomplete { .. }, _) => {
-                return Err(Failure::Devices(DeviceReason::Updating(index.name(pool.name).to_owned())));
+                let why = DeviceReason::Updating(index.name(pool.name).to_owned());
+                if all {
+                    return Err(Failure::Devices(why));
+                }
+                reason = reason.or(Some(why));
             }
             (PoolState::Invalid(why), _) => {
-                reason = reason.or_else(|| Some(DeviceReason::Invalid(why.clone())));
+                let why = DeviceReason::Invalid(why.clone());
+                if all {
+                    return Err(Failure::Devices(why));
+                }
+                reason = reason.or(Some(why));
             }
             (PoolState::Absent, _) | (PoolState::Ready, None) => {}
         }

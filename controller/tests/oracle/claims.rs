@@ -60,16 +60,16 @@ fn spoil(spec: &mut Value, broken: u64, random: &mut Random, features: &mut Feat
         None => &mut request["firstAvailable"][0],
     };
     match broken {
-        0..=5 => {
+        0..=6 => {
             features.insert("selector that does not compile");
             exact["selectors"] = json!([{"cel": {"expression": "device.attributes[ == 1"}}]);
         }
-        6..=13 => {
+        7..=14 => {
             features.insert("selector that fails at run time");
             let expression = format!(r#"device.attributes["{DRIVER}"].missing == "x""#);
             exact["selectors"] = json!([{"cel": {"expression": expression}}]);
         }
-        14..=22 => {
+        15..=22 => {
             features.insert("limit on results");
             exact["allocationMode"] = json!("ExactCount");
             exact["count"] = json!(*random.of(&[17u32, 33, 40]));
@@ -187,8 +187,7 @@ fn exact(random: &mut Random, boards: bool, features: &mut Features) -> Value {
 }
 
 fn synthetic_request(random: &mut Random, features: &mut Features) -> Value {
-    let class =
-        if random.percent(2) { "foreign" } else { *random.of(&["any", "any", "any", "kind-a", "shared"]) };
+    let class = *random.of(&["any", "any", "any", "kind-a", "shared"]);
     let mut exact = json!({"deviceClassName": class});
     let own = format!(r#"device.attributes["{DRIVER}"]"#);
     if random.percent(50) {

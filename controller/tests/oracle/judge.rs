@@ -153,6 +153,11 @@ fn judge(
                 report
                     .problems
                     .push(format!("{place}: fits on {node} for kube-scheduler, not for us: {why}"));
+            } else if ["incomplete pool", "invalid pool"]
+                .iter()
+                .any(|feature| case.features.contains(feature))
+            {
+                // `All` over such a pool and a selector that fails: either is a reason.
             } else if let Some(error) = selector_error {
                 report.problems.push(format!("{place}: {error:?} for kube-scheduler, for us: {why}"));
             }

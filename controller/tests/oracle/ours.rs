@@ -132,7 +132,7 @@ pub fn play(seed: u64, planted: Option<Planted>) -> Played {
             let gone = allocated.remove(random.count(0, allocated.len() - 1));
             world.index.delete_claim(&key(&gone), gone["metadata"]["uid"].as_str());
         }
-        let held: Vec<Value> = if random.percent(14) && !allocated.is_empty() {
+        let held: Vec<Value> = if random.percent(25) && !allocated.is_empty() {
             vec![random.of(&allocated).clone()]
         } else {
             Vec::new()

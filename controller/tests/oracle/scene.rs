@@ -64,7 +64,6 @@ fn classes() -> Vec<Value> {
         class("any", &[&own]),
         class("kind-a", &[&kind]),
         class("shared", &[&own, "device.allowMultipleAllocations"]),
-        class("foreign", &[r#"device.driver == "nic.example.com""#]),
     ];
     all[1]["spec"]["config"] = json!([config("kind-a"), config("kind-a-again")]);
     all[2]["spec"]["config"] = json!([config("shared")]);

@@ -3,16 +3,22 @@
 
 use super::ours::{Case, Outcome, Played};
 use super::scene::Cluster;
+use k8s_openapi::api::resource::v1::DeviceRequestAllocationResult;
 use serde_json::{Value, json};
 
 /// Admin access takes nothing, but `allocateDevice` draws its counters and capacity all the same
-/// (`allocator_incubating.go` line 1369, `skipCounterCheck`, and line 1454,
+/// (`allocator_incubating.go` line 1356, `skipCounterCheck`, and line 1436,
 /// `CmpRequestOverCapacity`): it is refused on devices whose counters or capacity are used up, and
 /// uses them up for other requests of the pod.
 pub const ADMIN_DRAWS: &str = "admin access draws counters and capacity";
 
+/// What a request with admin access was given is marked as in use for the rest of the pod
+/// (`allocator_incubating.go` line 1428, `allocatingDevices`), so that a request of another claim
+/// that comes after it does not get the device, while one that comes before it does.
+pub const ADMIN_OCCUPIES: &str = "admin access occupies the device for later claims of the pod";
+
 /// A constraint that devices of an `All` request do not meet ends the whole search with an error
-/// (`allocator_incubating.go` line 1421, `if must`), even where another choice for an earlier
+/// (`allocator_incubating.go` line 1410, `if must`), even where another choice for an earlier
 /// request or another alternative would do.
 pub const ALL_ENDS_SEARCH: &str = "a constraint over All ends the search";
 
@@ -48,9 +54,9 @@ fn is_admin(request: &Value) -> bool {
     request["exactly"]["adminAccess"] == json!(true)
 }
 
-/// The entry that explains why a case fits for us only, given the verdict of [`without_admin`]: we
-/// gave a device that draws counters or has capacity for admin access, and everything else fits
-/// for kube-scheduler too.
+/// The entry that explains why a case fits for us only, given the verdict of [`without_admin`]:
+/// everything without admin access fits for kube-scheduler too, and what we gave with it is a
+/// device that draws counters or is shared, or that another request of the pod has as well.
 pub fn explains(cluster: &Cluster, case: &Case, verdict: &Value) -> Option<&'static str> {
     let Outcome::Fits { node, allocations } = &case.outcome else { return None };
     let draws = |pool: &str, name: &str| {
@@ -67,5 +73,19 @@ pub fn explains(cluster: &Cluster, case: &Case, verdict: &Value) -> Option<&'sta
         .iter()
         .flat_map(|allocation| allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten()))
         .any(|result| result.admin_access == Some(true) && draws(&result.pool, &result.device));
-    (admin_draws && verdict["nodes"][node]["allocation"].is_array()).then_some(ADMIN_DRAWS)
+    let results = || {
+        allocations.iter().flat_map(|allocation| {
+            allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten())
+        })
+    };
+    let occupied = results().filter(|result| result.admin_access == Some(true)).any(|admin| {
+        let same = |other: &DeviceRequestAllocationResult| {
+            (&other.pool, &other.device) == (&admin.pool, &admin.device)
+        };
+        results().any(|other| other.admin_access != Some(true) && same(other))
+    });
+    if !verdict["nodes"][node]["allocation"].is_array() {
+        return None;
+    }
+    admin_draws.then_some(ADMIN_DRAWS).or_else(|| occupied.then_some(ADMIN_OCCUPIES))
 }

@@ -16,6 +16,14 @@ struct Taken {
     consumed: Vec<Quantity>,
     /// Claims of ours that have it with admin access.
     admin_of: Vec<usize>,
+    /// The claim that has it alone.
+    exclusive_of: Option<usize>,
+}
+
+impl Taken {
+    fn is_of(&self, claim: usize) -> bool {
+        self.exclusive_of == Some(claim) || self.admin_of.contains(&claim)
+    }
 }
 
 /// What a constraint has seen so far.
@@ -103,8 +111,14 @@ impl<'a, 's> State<'a, 's> {
         }
         let taken = self.taken(view, position);
         if alternative.admin {
-            // Beside anybody, but not twice in one claim.
-            return !taken.is_some_and(|taken| claim.is_some_and(|claim| taken.admin_of.contains(&claim)));
+            // Beside anybody, but a claim has no device twice unless it is shared.
+            return candidate.consumed.is_some()
+                || !claim.is_some_and(|claim| taken.is_some_and(|taken| taken.is_of(claim)));
+        }
+        if candidate.consumed.is_none()
+            && claim.is_some_and(|claim| taken.is_some_and(|taken| taken.is_of(claim)))
+        {
+            return false;
         }
         let usage = &in_view.pool.usage;
         if usage.blocked.contains_key(&device.gpu) {
@@ -185,7 +199,10 @@ impl<'a, 's> State<'a, 's> {
         let taken = taken.entry(position).or_default();
         match (&candidate.consumed, alternative.admin) {
             (_, true) => taken.admin_of.push(claim),
-            (None, false) => taken.exclusive = true,
+            (None, false) => {
+                taken.exclusive = true;
+                taken.exclusive_of = Some(claim);
+            }
             (Some(amounts), false) => {
                 taken.shares = taken.shares.saturating_add(1);
                 taken.consumed.resize(amounts.len(), Quantity::ZERO);
@@ -212,7 +229,10 @@ impl<'a, 's> State<'a, 's> {
                 (_, true) => {
                     taken.admin_of.pop();
                 }
-                (None, false) => taken.exclusive = false,
+                (None, false) => {
+                    taken.exclusive = false;
+                    taken.exclusive_of = None;
+                }
                 (Some(amounts), false) => {
                     taken.shares = taken.shares.saturating_sub(1);
                     for (sum, amount) in taken.consumed.iter_mut().zip(amounts.iter()) {

@@ -338,11 +338,10 @@ fn valid(node: &GenNode, before: &[Hold], claims: &[GenClaim], chosen: &[Chosen]
                 {
                     return false;
                 }
-                // Not twice in one claim with admin access.
-                let same = |c: &&Chosen| {
-                    c.claim == number && c.device == pick.device && claim.requests[c.request].admin
-                };
-                if request.admin && chosen.iter().filter(same).count() > 1 {
+                // Not twice in one claim if one of the two is with admin access.
+                let of_claim = |c: &&Chosen| c.claim == number && c.device == pick.device;
+                let same: Vec<&Chosen> = chosen.iter().filter(of_claim).collect();
+                if !device.shared && same.len() > 1 && same.iter().any(|c| claim.requests[c.request].admin) {
                     return false;
                 }
                 let share = amount(device, alternative).unwrap_or(None);
@@ -533,4 +532,74 @@ fn devices_that_differ_only_by_what_was_just_taken_are_both_tried() {
     world.claim("c", &claim_json(&claim));
     let pod = world.pod("p", &["c"]);
     assert!(matches!(world.decide(&pod), Decision::Placed(_)));
+}
+
+/// What the API says to a claim's spec on one node with these pools.
+fn decided(slices: &[Value], spec: &Value) -> Decision {
+    let mut world = World::new();
+    world.index.apply_class(&fixtures::class("any", "true"));
+    world.index.apply_node(&fixtures::node("n0"));
+    for slice in slices {
+        world.index.apply_slice(&object(slice.clone()));
+    }
+    world.claim("c", spec);
+    let pod = world.pod("p", &["c"]);
+    world.decide(&pod)
+}
+
+fn two_pools() -> [Value; 2] {
+    let plain = |gpu| GenDevice {
+        kind: 0,
+        zone: None,
+        draws: None,
+        gpu,
+        tainted: false,
+        ours: true,
+        capacity: None,
+        shared: false,
+    };
+    let node = GenNode { totals: [(1, 1); 2], devices: vec![plain(0)] };
+    let one = slice_json("n0", &node);
+    let mut other = one.clone();
+    other["metadata"]["name"] = json!("n0-more");
+    other["spec"]["pool"]["name"] = json!("more");
+    [one, other]
+}
+
+#[test]
+fn an_alternative_beyond_the_limit_of_results_is_passed_over() {
+    let sub = |name, count| json!({"name": name, "deviceClassName": "any", "count": count});
+    let claim = |subs| json!({"devices": {"requests": [{"name": "r", "firstAvailable": subs}]}});
+    let fits = decided(&two_pools(), &claim(json!([sub("a", 40), sub("b", 1)])));
+    assert!(matches!(fits, Decision::Placed(_)), "{fits:?}");
+    let wrong = decided(&two_pools(), &claim(json!([sub("a", 40), sub("b", 33)])));
+    assert!(matches!(wrong, Decision::Rejected(_)), "{wrong:?}");
+}
+
+#[rstest]
+#[case::incomplete(|slice: &mut Value| slice["spec"]["pool"]["resourceSliceCount"] = json!(2))]
+#[case::invalid(|slice: &mut Value| slice["spec"]["devices"][0]["consumesCounters"] =
+    json!([{"counterSet": "nowhere", "counters": {"one": {"value": "1"}}}]))]
+fn a_pool_that_cannot_be_given_from_stops_only_all(#[case] spoil: fn(&mut Value)) {
+    let mut pools = two_pools();
+    spoil(&mut pools[1]);
+    let claim = |mode| {
+        json!({"devices": {"requests": [{"name": "r", "exactly":
+            {"deviceClassName": "any", "allocationMode": mode}}]}})
+    };
+    let exact = decided(&pools, &claim("ExactCount"));
+    assert!(matches!(exact, Decision::Placed(_)), "{exact:?}");
+    let all = decided(&pools, &claim("All"));
+    assert!(matches!(all, Decision::NoFit(_)), "{all:?}");
+}
+
+#[test]
+fn a_claim_has_no_device_both_with_admin_access_and_without() {
+    let request =
+        |name, admin| json!({"name": name, "exactly": {"deviceClassName": "any", "adminAccess": admin}});
+    for (first, second) in [(true, false), (false, true)] {
+        let spec = json!({"devices": {"requests": [request("a", first), request("b", second)]}});
+        let both = decided(&two_pools()[..1], &spec);
+        assert!(matches!(both, Decision::NoFit(_)), "{both:?}");
+    }
 }
