@@ -16,7 +16,7 @@ mod pool;
 mod taints;
 mod usage;
 
-pub use claims::{Allocation, Assumption, Claim, FINGERPRINT, Held, fingerprint};
+pub use claims::{Allocation, Assumption, Claim, FINGERPRINT, Held, fingerprint, fingerprint_of};
 pub use classes::Class;
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
 pub use fleet::{Board, Fleet, GpuState, Make, Place, Row};

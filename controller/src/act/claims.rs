@@ -2,7 +2,7 @@
 
 use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::decide::Plan;
-use crate::index::{FINGERPRINT, ObjectKey, fingerprint};
+use crate::index::{FINGERPRINT, ObjectKey, fingerprint_of};
 use aliquot_model::names::CLAIM_FINALIZER;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use kube::Api;
@@ -43,11 +43,11 @@ fn results(
     allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default()
 }
 
-/// See [`fingerprint`].
+/// See [`fingerprint_of`].
 fn mark_of(claim: &ResourceClaim, allocation: &AllocationResult) -> String {
     let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-    let seconds = allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
-    fingerprint(uid, seconds, results(allocation))
+    let annotation = claim.metadata.annotations.as_ref().and_then(|all| all.get(FINGERPRINT));
+    fingerprint_of(uid, annotation.map(String::as_str), allocation)
 }
 
 /// What an attempt came to.

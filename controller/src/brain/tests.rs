@@ -375,6 +375,23 @@ fn the_same_words_are_not_said_twice_in_a_row() {
 }
 
 #[test]
+fn an_allocation_is_ours_also_where_the_server_drops_its_timestamp() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.one("a", &gpu());
+    let job = world.take_job();
+    let Job::Allocate { allocations, .. } = &job else { panic!("expected an allocation, got {job:?}") };
+    let allocation = allocations[0].clone();
+    let mut claim = world.written("a", &gpu(), &allocation, "a");
+    let stored = claim.status.as_mut().and_then(|status| status.allocation.as_mut()).unwrap();
+    assert!(stored.allocation_timestamp.take().is_some());
+    world.done(job, vec![claim.clone()], None);
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    assert!(world.reports.iter().all(|report| report.reason != reasons::FOREIGN), "{:?}", world.reports);
+    world.one("b", &gpu());
+    assert!(world.take_jobs().iter().any(|job| matches!(job, Job::Allocate { .. })), "the pool goes on");
+}
+
+#[test]
 fn a_foreign_allocation_that_happened_while_nobody_watched_is_noticed() {
     let mut world = World::new(&[("n1", 2)]);
     world.claim("a", &gpu());

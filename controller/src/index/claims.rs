@@ -146,7 +146,9 @@ impl Tombstones {
     }
 }
 
-/// The name of an allocation, also of one that is about to be written: see [`FINGERPRINT`].
+/// The name of an allocation, also of one that is about to be written: see [`FINGERPRINT`]. The time is
+/// in clear before the dot: a server without `allocationTimestamp` (1.34 with its default gates) drops
+/// it from the status, and the annotation is then the only place that still knows it.
 pub fn fingerprint(claim: &str, timestamp: i64, results: &[DeviceRequestAllocationResult]) -> String {
     let mut text = format!("{claim} {timestamp}");
     for result in results {
@@ -156,7 +158,15 @@ pub fn fingerprint(claim: &str, timestamp: i64, results: &[DeviceRequestAllocati
             result.request, result.driver, result.pool, result.device
         ));
     }
-    Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()).to_string()
+    format!("{timestamp}.{}", Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()))
+}
+
+/// The name of an allocation as it stands in a claim with that annotation.
+pub fn fingerprint_of(claim: &str, annotation: Option<&str>, allocation: &AllocationResult) -> String {
+    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_deref());
+    let stamped = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
+    let written = || annotation?.split_once('.')?.0.parse().ok();
+    fingerprint(claim, stamped.or_else(written).unwrap_or_default(), results.unwrap_or_default())
 }
 
 impl Index {
@@ -348,7 +358,7 @@ impl Index {
         let results: &[_] =
             allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default();
         let timestamp = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
-        let mark = fingerprint(uid, timestamp.unwrap_or_default(), results);
+        let mark = fingerprint_of(uid, fingerprint_found, allocation);
         let mut held = Vec::new();
         let driver = self.driver.clone();
         for result in results.iter().filter(|result| *result.driver == *driver) {
@@ -365,7 +375,7 @@ impl Index {
             node: node.map(Into::into),
             selector,
             timestamp,
-            by_us: timestamp.is_some() && fingerprint_found == Some(&*mark),
+            by_us: fingerprint_found == Some(&*mark),
             mark: mark.into(),
         }
     }
