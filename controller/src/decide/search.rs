@@ -193,12 +193,7 @@ fn marks(views: &[View<'_>], candidates: &[Vec<Vec<Option<Candidates>>>]) -> Vec
     marks
 }
 
-fn views<'a>(
-    index: &'a Index,
-    node: &str,
-    owner: Owner,
-    asks: &[Ask<'_>],
-) -> Result<Vec<View<'a>>, Failure> {
+fn views<'a>(index: &'a Index, node: &str, owner: Owner, asks: &[Ask<'_>]) -> Result<Vec<View<'a>>, Failure> {
     // What is being replaced or contradicts itself could be anything: `All` must not miss a part
     // of it. Who wants so many devices can have them from the other pools.
     let alternatives = asks.iter().flat_map(|ask| &ask.requests).flat_map(|request| &request.alternatives);

@@ -534,7 +534,7 @@ fn devices_that_differ_only_by_what_was_just_taken_are_both_tried() {
     assert!(matches!(world.decide(&pod), Decision::Placed(_)));
 }
 
-/// What the API says to a claim's spec on one node with these pools.
+/// The decision for a claim on one node.
 fn decided(slices: &[Value], spec: &Value) -> Decision {
     let mut world = World::new();
     world.index.apply_class(&fixtures::class("any", "true"));
