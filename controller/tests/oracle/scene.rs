@@ -80,23 +80,23 @@ fn a30(node: &str, minor: u32) -> aliquot_model::GpuInfo {
     info.memory_bytes = 24 << 30;
     info.multiprocessors = 56;
     let MigCapability::Supported { profiles, .. } = &mut info.mig else { panic!("the H100 has partitions") };
-    let all: &[(&str, u32, u64, u32, u32, &[u32])] = &[
-        ("1g.6gb", 14, 6, 14, 1, &[0, 1, 2, 3]),
+    let all = [
+        ("1g.6gb", 14, 6_u64, 14, 1, &[0, 1, 2, 3][..]),
         ("2g.12gb", 5, 12, 28, 2, &[0, 2]),
         ("4g.24gb", 0, 24, 56, 4, &[0]),
     ];
     let pattern = profiles[0].clone();
     *profiles = all
-        .iter()
+        .into_iter()
         .map(|(name, id, gib, sms, size, starts)| MigProfile {
             name: aliquot_model::ProfileName::new(name),
-            id: *id,
-            nvml_profile: *id,
+            id,
+            nvml_profile: id,
             memory_bytes: gib << 30,
-            multiprocessors: *sms,
-            compute_slices: *size,
+            multiprocessors: sms,
+            compute_slices: size,
             max_instances: u32::try_from(starts.len()).expect("few"),
-            placements: starts.iter().map(|start| Placement::new(*start, *size)).collect(),
+            placements: starts.iter().map(|start| Placement::new(*start, size)).collect(),
             ..pattern.clone()
         })
         .collect();
