@@ -448,7 +448,10 @@ fn observe(driver: &Driver, state: &mut State, now: u64, publish: bool) {
 fn next_due(engine: &Engine, now: u64) -> Option<(u64, u64)> {
     let planned = engine.lanes.values().filter_map(|lane| {
         let (point, id) = lane.due.first()?;
-        Some((lane.track.wall_at(*point)?, *id))
+        // The context may have come to this point long ago and been idle since: nothing is done before it
+        // was asked for.
+        let asked = engine.operations.get(id).map_or(0, |operation| operation.ready_ns);
+        Some((lane.track.wall_at(*point)?.max(asked), *id))
     });
     let timed = engine.on_wall.first().copied();
     planned.chain(timed).filter(|(wall, _)| *wall <= now).min()

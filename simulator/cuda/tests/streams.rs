@@ -61,6 +61,30 @@ fn a_kernel_takes_the_time_that_it_declares() {
 }
 
 #[test]
+fn time_in_which_the_gpu_was_idle_is_in_no_pair_of_events() {
+    on(&["H100-80"], || {
+        let cuda = Cuda::with_context();
+        let stream = cuda.stream();
+        let kernel = cuda.kernel(CODE, "ms10");
+        for _ in 0..3 {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            // No pair spans more than what passed outside meanwhile, however slow this machine is.
+            let asked = std::time::Instant::now();
+            let start = record(&cuda, stream);
+            assert_eq!(cuda.launch(kernel, stream), 0);
+            let end = record(&cuda, stream);
+            cuda.ok("cuStreamSynchronize", &[stream]);
+            let outside = asked.elapsed().as_secs_f64() * 1e3;
+            let found = cuda.elapsed(start, end);
+            assert!(
+                (10.0 - 1e-3..=outside).contains(&found),
+                "{found} ms between events, {outside} ms outside"
+            );
+        }
+    });
+}
+
+#[test]
 fn all_durations_scale() {
     if role().is_some() {
         let cuda = Cuda::with_context();
