@@ -236,14 +236,7 @@ impl Cluster {
     /// # Errors
     /// If the pod does not run, or CUDA did not say no because memory was used up.
     pub async fn report(&self, namespace: &str, pod: &str, container: &str) -> Result<Report> {
-        self.running(namespace, pod).await?;
-        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
-        let wanted = LogParams { container: Some(container.to_owned()), ..LogParams::default() };
-        let line = self
-            .wait_for(&format!("output of {namespace}/{pod} {container}"), || async {
-                Ok(api.logs(pod, &wanted).await?.lines().next().map(str::to_owned))
-            })
-            .await?;
+        let line = self.first_line(namespace, pod, container).await?;
         let report: Value =
             serde_json::from_str(&line).with_context(|| format!("{namespace}/{pod} printed {line:?}"))?;
         let devices = report.pointer("/devices").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -262,6 +255,20 @@ impl Cluster {
             uuids: devices.iter().map(|d| text(d, "uuid")).collect(),
             names: devices.iter().map(|d| text(d, "name")).collect(),
         })
+    }
+
+    /// The first line that a container prints.
+    ///
+    /// # Errors
+    /// If the pod does not run, or prints nothing in time.
+    pub async fn first_line(&self, namespace: &str, pod: &str, container: &str) -> Result<String> {
+        self.running(namespace, pod).await?;
+        let api = Api::<Pod>::namespaced(self.client.clone(), namespace);
+        let wanted = LogParams { container: Some(container.to_owned()), ..LogParams::default() };
+        self.wait_for(&format!("output of {namespace}/{pod} {container}"), || async {
+            Ok(api.logs(pod, &wanted).await?.lines().next().map(str::to_owned))
+        })
+        .await
     }
 
     /// Runs a shell command in a container.

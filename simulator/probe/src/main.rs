@@ -7,7 +7,7 @@
 //!
 //! `--hold` keeps the process (with its CUDA contexts) after the report, until SIGTERM or SIGINT, as a
 //! service would stay;
-//! `--occupy BYTES` keeps that much memory of each device meanwhile.
+//! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile.
 
 mod cuda;
 
@@ -40,25 +40,26 @@ struct DeviceReport {
     total_bytes: u64,
     /// `cuMemGetInfo` before anything was allocated.
     free_bytes: u64,
-    /// Allocated when CUDA refused more.
+    /// Allocated when CUDA refused more, or as `--occupy` said.
     allocated_bytes: u64,
-    /// How CUDA refused: 2 is CUDA_ERROR_OUT_OF_MEMORY.
-    refused_with: i32,
+    /// How CUDA refused: 2 is CUDA_ERROR_OUT_OF_MEMORY. Absent if not so much was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused_with: Option<i32>,
 }
 
 fn main() -> ExitCode {
     let mut hold = false;
-    let mut occupy = 0u64;
+    let mut occupy = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match (arg.as_str(), arg.strip_prefix("--occupy=")) {
             ("--hold", _) => hold = true,
             ("--occupy", _) => match args.next().and_then(|v| v.parse().ok()) {
-                Some(bytes) => occupy = bytes,
+                Some(bytes) => occupy = Some(bytes),
                 None => return usage("--occupy wants a number of bytes"),
             },
             (_, Some(value)) => match value.parse() {
-                Ok(bytes) => occupy = bytes,
+                Ok(bytes) => occupy = Some(bytes),
                 Err(_) => return usage("--occupy wants a number of bytes"),
             },
             _ => return usage(&format!("unknown argument {arg:?}")),
@@ -99,7 +100,7 @@ fn usage(reason: &str) -> ExitCode {
     ExitCode::from(2)
 }
 
-fn probe(cuda: &Cuda, occupy: u64) -> Report {
+fn probe(cuda: &Cuda, occupy: Option<u64>) -> Report {
     let mut devices = Vec::new();
     let result = cuda.device_count().and_then(|count| {
         for ordinal in 0..count {
@@ -110,10 +111,30 @@ fn probe(cuda: &Cuda, occupy: u64) -> Report {
     Report { devices, error: result.err().map(|error| error.to_string()) }
 }
 
-fn probe_device(cuda: &Cuda, ordinal: i32, occupy: u64) -> Result<DeviceReport, CudaError> {
+fn probe_device(cuda: &Cuda, ordinal: i32, occupy: Option<u64>) -> Result<DeviceReport, CudaError> {
     let device = cuda.device(ordinal)?;
     cuda.make_current(device)?;
     let (free_bytes, _) = cuda.memory_info()?;
+    let (allocated_bytes, refused_with) = match occupy {
+        Some(bytes) => {
+            cuda.allocate(bytes)?;
+            (bytes, None)
+        }
+        None => find_limit(cuda)?,
+    };
+    Ok(DeviceReport {
+        ordinal,
+        name: cuda.name(device)?,
+        uuid: cuda.uuid(device)?,
+        total_bytes: cuda.total_memory(device)?,
+        free_bytes,
+        allocated_bytes,
+        refused_with,
+    })
+}
+
+/// Takes memory until CUDA refuses, and gives it back: how much it was, and the code of the refusal.
+fn find_limit(cuda: &Cuda) -> Result<(u64, Option<i32>), CudaError> {
     let mut held = Vec::new();
     let mut allocated_bytes = 0u64;
     let mut chunk = FIRST_CHUNK;
@@ -130,16 +151,5 @@ fn probe_device(cuda: &Cuda, ordinal: i32, occupy: u64) -> Result<DeviceReport, 
     for pointer in held {
         cuda.free(pointer)?;
     }
-    if occupy > 0 {
-        cuda.allocate(occupy)?;
-    }
-    Ok(DeviceReport {
-        ordinal,
-        name: cuda.name(device)?,
-        uuid: cuda.uuid(device)?,
-        total_bytes: cuda.total_memory(device)?,
-        free_bytes,
-        allocated_bytes,
-        refused_with,
-    })
+    Ok((allocated_bytes, Some(refused_with)))
 }
