@@ -6,7 +6,7 @@
 use crate::config;
 use crate::device::{self, Device};
 use crate::share::{Kind, Refusal, Share};
-use crate::{contexts, graphs, linear, pools, sys, vmm};
+use crate::{compute, contexts, graphs, linear, pools, sys, vmm};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`
@@ -15,7 +15,8 @@ pub(crate) const OUT_OF_MEMORY: i32 = 2;
 /// How often a refused charge looks again while a dead process's memory is about to come back.
 const LOOK_AGAIN_MS: u64 = 5;
 
-fn shares_on(device: Device) -> impl DoubleEndedIterator<Item = &'static Share> {
+/// The shares on a device.
+pub(crate) fn shares_on(device: Device) -> impl DoubleEndedIterator<Item = &'static Share> {
     let mask = device::shares_of(device);
     config::shares()
         .iter()
@@ -208,4 +209,5 @@ pub(crate) fn renew_after_fork() {
     graphs::renew_after_fork();
     vmm::renew_after_fork();
     contexts::renew_after_fork();
+    compute::renew_after_fork();
 }

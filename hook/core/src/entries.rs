@@ -3,6 +3,7 @@
 
 mod context;
 mod graph;
+mod launch;
 mod memory;
 mod nvml;
 mod pool;
@@ -12,6 +13,7 @@ mod vmm;
 
 use context::*;
 use graph::*;
+use launch::*;
 use memory::*;
 use nvml::*;
 use pool::*;

@@ -8,6 +8,7 @@
 //!
 //! Reading order: [`table`] (what is taken over), [`entries`] (the functions that stand in), [`account`] and
 //! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family charges),
+//! [`compute`] (launches),
 //! [`resolver`] (`cuGetProcAddress`), [`state`] (fork, failing closed).
 
 #![cfg_attr(not(test), no_std)]
@@ -17,6 +18,7 @@
 
 mod account;
 mod arrays;
+mod compute;
 mod config;
 mod contexts;
 mod device;

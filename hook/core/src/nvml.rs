@@ -114,6 +114,11 @@ impl List {
         }
     }
 
+    /// Number of processes.
+    pub(crate) fn len(&self) -> usize {
+        self.count
+    }
+
     /// The record of a process.
     fn find(&self, us: u32) -> Option<&[u8]> {
         (0..self.count).filter_map(|index| self.record(index)).find(|record| pid(record) == us)

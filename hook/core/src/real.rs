@@ -172,6 +172,12 @@ driver! {
     Cuda cuStreamCreate(stream: *mut u64, flags: u32);
     Cuda cuStreamDestroy_v2(stream: u64);
     Cuda cuThreadExchangeStreamCaptureMode(mode: *mut i32);
+    Cuda cuStreamIsCapturing(stream: u64, status: *mut i32);
+    Cuda cuEventCreate(event: *mut u64, flags: u32);
+    Cuda cuEventDestroy_v2(event: u64);
+    Cuda cuEventRecord(event: u64, stream: u64);
+    Cuda cuEventQuery(event: u64);
+    Cuda cuEventElapsedTime(millis: *mut f32, start: u64, end: u64);
     Nvml nvmlInit_v2();
     Nvml nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut usize);
     Nvml nvmlDeviceGetUUID(device: usize, uuid: *mut u8, length: u32);

@@ -75,6 +75,8 @@ pub(crate) struct Share {
     env_limit: AtomicU64,
     /// What managed memory may take on top of the limit.
     oversubscription: AtomicU64,
+    /// Percent of the GPU's time; 0 = no limit.
+    percent: AtomicU32,
     checked_ms: AtomicU64,
     order: AtomicU32,
     fail_open: AtomicU32,
@@ -92,6 +94,7 @@ impl Share {
             file_limit: AtomicU64::new(u64::MAX),
             env_limit: AtomicU64::new(u64::MAX),
             oversubscription: AtomicU64::new(0),
+            percent: AtomicU32::new(0),
             checked_ms: AtomicU64::new(0),
             order: AtomicU32::new(0),
             fail_open: AtomicU32::new(0),
@@ -116,6 +119,7 @@ impl Share {
         let limit = if quota.memory_bytes == 0 { u64::MAX } else { quota.memory_bytes };
         self.file_limit.store(limit, Relaxed);
         self.oversubscription.store(quota.oversubscribe_bytes, Relaxed);
+        self.percent.store(u32::from(quota.cores_percent), Relaxed);
         self.fail_open.store(u32::from(quota.fail_mode == FailMode::Open), Relaxed);
         self.checked_ms.store(sys::coarse_ms(), Relaxed);
     }
@@ -142,6 +146,17 @@ impl Share {
 
     /// Bytes that may be charged now, `u64::MAX` = any number. Reads the quota file again when it is time.
     pub(crate) fn limit(&self) -> u64 {
+        self.renew();
+        self.file_limit.load(Relaxed).min(self.env_limit.load(Relaxed))
+    }
+
+    /// Percent of the GPU's time, 0 = no limit. Reads the quota file again when it is time.
+    pub(crate) fn percent(&self) -> u8 {
+        self.renew();
+        self.percent.load(Relaxed) as u8
+    }
+
+    fn renew(&self) {
         let now = sys::coarse_ms();
         if now.wrapping_sub(self.checked_ms.load(Relaxed)) >= QUOTA_AGE_MS {
             self.checked_ms.store(now, Relaxed);
@@ -153,7 +168,6 @@ impl Share {
                 self.take(&quota);
             }
         }
-        self.file_limit.load(Relaxed).min(self.env_limit.load(Relaxed))
     }
 
     /// The region if it is mapped.

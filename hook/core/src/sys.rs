@@ -265,17 +265,27 @@ pub(crate) fn now_ms() -> u64 {
     (seconds * 1000 + nanos / 1_000_000).max(1)
 }
 
+/// Nanoseconds of the same clock, without a system call.
+pub(crate) fn now_ns() -> u64 {
+    let [seconds, nanos] = clock(1);
+    seconds * 1_000_000_000 + nanos
+}
+
 /// Milliseconds of the same clock from the last timer tick: cheap, without a system call.
 pub(crate) fn coarse_ms() -> u64 {
     const CLOCK_MONOTONIC_COARSE: i32 = 6;
+    let [seconds, nanos] = clock(CLOCK_MONOTONIC_COARSE);
+    (seconds * 1000 + nanos / 1_000_000).max(1)
+}
+
+fn clock(which: i32) -> [u64; 2] {
     unsafe extern "C" {
         fn clock_gettime(clock: i32, time: *mut [u64; 2]) -> i32;
     }
     let mut time = [0_u64; 2];
     // SAFETY: libc's function; the record outlives the call, which writes to it.
-    unsafe { clock_gettime(CLOCK_MONOTONIC_COARSE, &mut time) };
-    let [seconds, nanos] = time;
-    (seconds * 1000 + nanos / 1_000_000).max(1)
+    unsafe { clock_gettime(which, &mut time) };
+    time
 }
 
 /// Sleeps.

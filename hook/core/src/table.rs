@@ -81,6 +81,16 @@ macro_rules! hook_table {
             cuDeviceGraphMemTrim, "cuDeviceGraphMemTrim", 11040, legacy;
             cuMemMapArrayAsync, "cuMemMapArrayAsync", 11010, legacy;
             cuMemMapArrayAsync_ptsz, "cuMemMapArrayAsync", 11010, thread;
+            cuLaunch, "cuLaunch", 2000, legacy;
+            cuLaunchGrid, "cuLaunchGrid", 2000, legacy;
+            cuLaunchGridAsync, "cuLaunchGridAsync", 2000, legacy;
+            cuLaunchKernel, "cuLaunchKernel", 4000, legacy;
+            cuLaunchKernel_ptsz, "cuLaunchKernel", 7000, thread;
+            cuLaunchKernelEx, "cuLaunchKernelEx", 11060, legacy;
+            cuLaunchKernelEx_ptsz, "cuLaunchKernelEx", 11060, thread;
+            cuLaunchCooperativeKernel, "cuLaunchCooperativeKernel", 9000, legacy;
+            cuLaunchCooperativeKernel_ptsz, "cuLaunchCooperativeKernel", 9000, thread;
+            cuLaunchCooperativeKernelMultiDevice, "cuLaunchCooperativeKernelMultiDevice", 9000, legacy;
             nvmlDeviceGetMemoryInfo, "", 0, nvml;
             nvmlDeviceGetMemoryInfo_v2, "", 0, nvml;
             nvmlDeviceGetComputeRunningProcesses, "", 0, nvml;
@@ -163,20 +173,10 @@ pub(crate) const NEWEST_CUDA: u32 = 13050;
 
 /// Symbols of [`NEWEST_CUDA`] that look like hooked ones to [`looks_hooked`] and are known to need no hook.
 pub(crate) const KNOWN_HARMLESS: &[&str] = &[
-    "cuLaunch",
-    "cuLaunchCooperativeKernel",
-    "cuLaunchCooperativeKernelMultiDevice",
-    "cuLaunchCooperativeKernel_ptsz",
-    "cuLaunchGrid",
-    "cuLaunchGridAsync",
     "cuLaunchHostFunc",
     "cuLaunchHostFunc_ptsz",
     "cuLaunchHostFunc_v2",
     "cuLaunchHostFunc_v2_ptsz",
-    "cuLaunchKernel",
-    "cuLaunchKernelEx",
-    "cuLaunchKernelEx_ptsz",
-    "cuLaunchKernel_ptsz",
     "cuMemAllocHost",
     "cuMemAllocHost_v2",
 ];

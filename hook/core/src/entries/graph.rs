@@ -1,5 +1,6 @@
 //! Graphs: their memory.
 
+use crate::compute;
 use crate::graphs;
 use crate::real::call;
 use core::ffi::c_void;
@@ -68,7 +69,25 @@ macro_rules! runs {
         )*
     };
 }
-runs!(cuGraphUpload cuGraphUpload_ptsz cuGraphLaunch cuGraphLaunch_ptsz);
+runs!(cuGraphUpload cuGraphUpload_ptsz);
+
+macro_rules! launches {
+    ($($symbol:ident $default:ident;)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(exec: u64, stream: u64) -> i32 {
+                let driver = || graphs::run(exec, || {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { call!($symbol(exec, stream)) }
+                });
+                compute::launch(exec, compute::named(stream, compute::$default), false, driver)
+            }
+        )*
+    };
+}
+launches! {
+    cuGraphLaunch LEGACY;
+    cuGraphLaunch_ptsz PER_THREAD;
+}
 
 pub(super) unsafe extern "C" fn cuDeviceGraphMemTrim(device: i32) -> i32 {
     // SAFETY: the caller's own argument.

@@ -1,0 +1,165 @@
+//! Launches of kernels.
+
+use crate::compute::{self, LEGACY, PER_THREAD, named};
+use crate::real::call;
+use core::ffi::c_void;
+
+type Dimensions = (u32, u32, u32);
+
+macro_rules! kernels {
+    ($($symbol:ident $default:ident;)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(
+                function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+                shared: u32, stream: u64, parameters: *mut c_void, extra: *mut c_void,
+            ) -> i32 {
+                let ((a, b, c), (d, e, f)): (Dimensions, Dimensions) =
+                    ((grid_x, grid_y, grid_z), (block_x, block_y, block_z));
+                compute::launch(key(function, [a, b, c]), named(stream, $default), false, || {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { call!($symbol(function, a, b, c, d, e, f, shared, stream, parameters, extra)) }
+                })
+            }
+        )*
+    };
+}
+kernels! {
+    cuLaunchKernel LEGACY;
+    cuLaunchKernel_ptsz PER_THREAD;
+}
+
+macro_rules! cooperative {
+    ($($symbol:ident $default:ident;)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(
+                function: u64, grid_x: u32, grid_y: u32, grid_z: u32, block_x: u32, block_y: u32, block_z: u32,
+                shared: u32, stream: u64, parameters: *mut c_void,
+            ) -> i32 {
+                let ((a, b, c), (d, e, f)): (Dimensions, Dimensions) =
+                    ((grid_x, grid_y, grid_z), (block_x, block_y, block_z));
+                compute::launch(key(function, [a, b, c]), named(stream, $default), true, || {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { call!($symbol(function, a, b, c, d, e, f, shared, stream, parameters)) }
+                })
+            }
+        )*
+    };
+}
+cooperative! {
+    cuLaunchCooperativeKernel LEGACY;
+    cuLaunchCooperativeKernel_ptsz PER_THREAD;
+}
+
+/// `CUlaunchConfig`
+#[repr(C)]
+struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: u64,
+    attributes: *const Attribute,
+    attribute_count: u32,
+}
+
+/// `CUlaunchAttribute`
+#[repr(C)]
+struct Attribute {
+    id: u32,
+    value: [u64; 8],
+}
+
+/// `CUDA_LAUNCH_PARAMS`
+#[repr(C)]
+struct Parameters {
+    function: u64,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    stream: u64,
+    parameters: *mut c_void,
+}
+
+const _: () =
+    assert!(size_of::<Config>() == 56 && size_of::<Attribute>() == 72 && size_of::<Parameters>() == 56);
+
+impl Config {
+    /// Whether events between it and its neighbours would take away what its attributes are for.
+    fn is_delicate(&self) -> bool {
+        /// Cooperative, programmatic serialisation, programmatic event, launch completion event.
+        const DELICATE: [u32; 4] = [2, 6, 7, 12];
+        /// More attributes than the driver knows.
+        const MOST: u32 = 64;
+        let known = if self.attributes.is_null() { 0 } else { self.attribute_count.min(MOST) };
+        // SAFETY: the caller's array of that many attributes.
+        (0..known as usize).any(|at| DELICATE.contains(&unsafe { (*self.attributes.add(at)).id }))
+    }
+}
+
+macro_rules! extended {
+    ($($symbol:ident $default:ident;)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(
+                config: *const c_void, function: u64, parameters: *mut c_void, extra: *mut c_void,
+            ) -> i32 {
+                // SAFETY: the caller's own arguments.
+                let driver = || unsafe { call!($symbol(config, function, parameters, extra)) };
+                // SAFETY: null, or the caller's record.
+                let Some(wanted) = (unsafe { config.cast::<Config>().as_ref() }) else { return driver() };
+                let stream = named(wanted.stream, $default);
+                compute::launch(key(function, wanted.grid), stream, wanted.is_delicate(), driver)
+            }
+        )*
+    };
+}
+extended! {
+    cuLaunchKernelEx LEGACY;
+    cuLaunchKernelEx_ptsz PER_THREAD;
+}
+
+/// All or none go to their devices, so each device's share is asked in turn first.
+pub(super) unsafe extern "C" fn cuLaunchCooperativeKernelMultiDevice(
+    list: *mut c_void,
+    devices: u32,
+    flags: u32,
+) -> i32 {
+    let count = if list.is_null() { 0 } else { devices.min(crate::device::MOST as u32) };
+    for at in 0..count as usize {
+        // SAFETY: the caller's array of that many records.
+        let of = unsafe { &*list.cast::<Parameters>().add(at) };
+        compute::charge(key(of.function, of.grid), of.stream);
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { call!(cuLaunchCooperativeKernelMultiDevice(list, devices, flags)) }
+}
+
+pub(super) unsafe extern "C" fn cuLaunch(function: u64) -> i32 {
+    // SAFETY: the caller's own argument.
+    compute::launch(key(function, [1; 3]), LEGACY, false, || unsafe { call!(cuLaunch(function)) })
+}
+
+pub(super) unsafe extern "C" fn cuLaunchGrid(function: u64, width: i32, height: i32) -> i32 {
+    let grid = [width.unsigned_abs(), height.unsigned_abs(), 1];
+    compute::launch(key(function, grid), LEGACY, false, || {
+        // SAFETY: the caller's own arguments.
+        unsafe { call!(cuLaunchGrid(function, width, height)) }
+    })
+}
+
+pub(super) unsafe extern "C" fn cuLaunchGridAsync(
+    function: u64,
+    width: i32,
+    height: i32,
+    stream: u64,
+) -> i32 {
+    let grid = [width.unsigned_abs(), height.unsigned_abs(), 1];
+    compute::launch(key(function, grid), named(stream, LEGACY), false, || {
+        // SAFETY: the caller's own arguments.
+        unsafe { call!(cuLaunchGridAsync(function, width, height, stream)) }
+    })
+}
+
+/// What a kernel is known by: its function and how large its grid is.
+fn key(function: u64, grid: [u32; 3]) -> u64 {
+    let blocks = grid.iter().fold(1_u64, |blocks, side| blocks.wrapping_mul(u64::from(*side)));
+    (function ^ blocks.wrapping_mul(0xd6e8_feb8_6659_fd93)).rotate_left(17) | 1
+}

@@ -1,0 +1,151 @@
+//! A CUDA program that keeps the GPU busy, for the limiter's tests: `compute_probe HOW MICROS MILLIS [STREAMS]`
+//! launches kernels of so many microseconds for so many milliseconds, in turn on its streams, waits for them
+//! and prints
+//!
+//! `gpu = START END USED` (nanoseconds of the monotonic clock at the first launch and behind the last kernel;
+//! nanoseconds of kernels).
+//!
+//! HOW is an entry point, `graph` (captured, eight kernels each), `two` (kernels of MICROS and of ten times as
+//! many) or `sync` (waits for each kernel).
+
+#![allow(unsafe_code, reason = "calls a C library")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test program"
+)]
+
+use std::ffi::{CString, c_void};
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+type Twelve = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
+
+struct Driver(*mut c_void);
+
+impl Driver {
+    fn entry(&self, symbol: &str) -> Twelve {
+        let name = CString::new(symbol).unwrap();
+        // SAFETY: a handle of dlopen and a terminated name; callers pass the arguments of the function.
+        unsafe {
+            let found = libc::dlsym(self.0, name.as_ptr());
+            assert!(!found.is_null(), "{symbol} is found");
+            std::mem::transmute::<*mut c_void, Twelve>(found)
+        }
+    }
+
+    fn call(&self, symbol: &str, arguments: &[u64]) -> i32 {
+        call(self.entry(symbol), arguments)
+    }
+}
+
+fn call(entry: Twelve, arguments: &[u64]) -> i32 {
+    let a = |i: usize| arguments.get(i).copied().unwrap_or(0);
+    // SAFETY: the arguments are the ones of the function.
+    unsafe { entry(a(0), a(1), a(2), a(3), a(4), a(5), a(6), a(7), a(8), a(9), a(10), a(11)) }
+}
+
+fn at<T>(place: &mut T) -> u64 {
+    std::ptr::from_mut(place) as u64
+}
+
+fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the record outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let how = arguments[0].as_str();
+    let micros: u64 = arguments[1].parse().unwrap();
+    let span = Duration::from_millis(arguments[2].parse().unwrap());
+    let count: usize = arguments.get(3).map_or(0, |n| n.parse().unwrap());
+    // SAFETY: a terminated name.
+    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
+    assert!(!library.is_null(), "the driver's library is found");
+    let driver = Driver(library);
+    let ok = |code: i32, what: &str| assert_eq!(code, 0, "{what}");
+    ok(driver.call("cuInit", &[0]), "cuInit");
+    let (mut context, mut module) = (0_u64, 0_u64);
+    ok(driver.call("cuDevicePrimaryCtxRetain", &[at(&mut context), 0]), "retain");
+    ok(driver.call("cuCtxSetCurrent", &[context]), "cuCtxSetCurrent");
+    ok(driver.call("cuModuleLoadData", &[at(&mut module), c"any".as_ptr() as u64]), "cuModuleLoadData");
+    let kernel = |us: u64| {
+        let (mut function, name) = (0_u64, CString::new(format!("spin_us_{us}")).unwrap());
+        let code = driver.call("cuModuleGetFunction", &[at(&mut function), module, name.as_ptr() as u64]);
+        assert_eq!(code, 0, "{name:?}");
+        function
+    };
+    let (plain, long) = (kernel(micros), kernel(micros * 10));
+    let mut streams = vec![0_u64; count.max(1)];
+    for stream in streams.iter_mut().filter(|_| count > 0) {
+        ok(driver.call("cuStreamCreate", &[at(stream), 1]), "cuStreamCreate");
+    }
+
+    let symbol = match how {
+        "graph" | "two" | "sync" => "cuLaunchKernel",
+        symbol => symbol,
+    };
+    let launch = driver.entry(symbol);
+    // CUlaunchConfig: one thread in each of 16384 blocks of 1024, which fill any board.
+    let config =
+        |stream: u64| -> [u64; 7] { [16384 | 1 << 32, 1 | 1024 << 32, 1 | 1 << 32, 0, stream, 0, 0] };
+    let on = |function: u64, stream: u64| match symbol {
+        "cuLaunch" => call(launch, &[function]),
+        "cuLaunchGrid" => call(launch, &[function, 16384, 1]),
+        "cuLaunchGridAsync" => call(launch, &[function, 16384, 1, stream]),
+        "cuLaunchKernelEx" | "cuLaunchKernelEx_ptsz" => {
+            call(launch, &[config(stream).as_ptr() as u64, function, 0, 0])
+        }
+        "cuLaunchCooperativeKernelMultiDevice" => {
+            let [a, b, c, ..] = config(stream);
+            call(launch, &[[function, a, b, c, 0, stream, 0].as_ptr() as u64, 1, 0])
+        }
+        _ => call(launch, &[function, 16384, 1, 1, 1024, 1, 1, 0, stream, 0, 0]),
+    };
+    let mut exec = 0_u64;
+    if how == "graph" {
+        let (mut stream, mut graph) = (0_u64, 0_u64);
+        ok(driver.call("cuStreamCreate", &[at(&mut stream), 1]), "cuStreamCreate");
+        ok(driver.call("cuStreamBeginCapture_v2", &[stream, 0]), "begin");
+        let before = Instant::now();
+        (0..8).for_each(|_| ok(on(plain, stream), "a captured launch"));
+        assert!(before.elapsed() < Duration::from_secs(5), "captured launches do not wait");
+        ok(driver.call("cuStreamEndCapture", &[stream, at(&mut graph)]), "end");
+        ok(driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), graph, 0]), "instantiate");
+    }
+    let run_graph = driver.entry("cuGraphLaunch");
+
+    let (start, mut used) = (now_ns(), 0_u64);
+    for round in 0_usize.. {
+        if Duration::from_nanos(now_ns() - start) >= span {
+            break;
+        }
+        let stream = streams[round % streams.len()];
+        let code = match how {
+            "graph" => {
+                used += 8 * micros * 1000;
+                call(run_graph, &[exec, stream])
+            }
+            "two" if round % 4 == 3 => {
+                used += micros * 10_000;
+                on(long, stream)
+            }
+            _ => {
+                used += micros * 1000;
+                on(plain, stream)
+            }
+        };
+        ok(code, how);
+        if how == "sync" {
+            ok(driver.call("cuStreamSynchronize", &[stream]), "sync");
+        }
+    }
+    ok(driver.call("cuCtxSynchronize", &[]), "cuCtxSynchronize");
+    println!("gpu = {start} {} {used}", now_ns());
+    std::io::stdout().flush().unwrap();
+}

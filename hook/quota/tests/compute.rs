@@ -1,0 +1,138 @@
+//! GPU time, by real programs under the limiter on a simulated node. All figures are counts of kernels of known
+//! length against the simulator's own clock, which is the machine's: a slow machine can only lower them.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod support;
+
+use aliquot_quota::QuotaFile;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+use support::{Bench, GIB, built};
+
+/// A node with one share of so many percent.
+fn bench(percent: u8) -> Bench {
+    let bench = Bench::new(["H100-80"]);
+    share(&bench, "a", percent);
+    bench
+}
+
+fn share(bench: &Bench, id: &str, percent: u8) {
+    bench.share(id, 0, GIB);
+    bench.write_quota(id, &QuotaFile { cores_percent: percent, ..bench.quota(id) });
+}
+
+fn start(bench: &Bench, arguments: &[&str]) -> Child {
+    let mut command: Command = bench.command(&built().probe.with_file_name("compute_probe"));
+    command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+/// (start, end, used) in nanoseconds.
+fn finish(child: Child) -> (u64, u64, u64) {
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let values = support::values(&output);
+    let numbers: Vec<u64> = values[0].split(' ').map(|n| n.parse().unwrap()).collect();
+    (numbers[0], numbers[1], numbers[2])
+}
+
+/// Percent of the GPU that runs got together between the first launch and the last end.
+fn percent(runs: &[(u64, u64, u64)]) -> f64 {
+    let from = runs.iter().map(|run| run.0).min().unwrap();
+    let to = runs.iter().map(|run| run.1).max().unwrap();
+    100.0 * runs.iter().map(|run| run.2).sum::<u64>() as f64 / (to - from) as f64
+}
+
+fn alone(share: u8, arguments: &[&str]) -> f64 {
+    let bench = bench(share);
+    let got = percent(&[finish(start(&bench, arguments))]);
+    println!("{arguments:?} at {share} %: {got:.2} %");
+    got
+}
+
+/// What was saved up is 20 ms, so 0.7 points of 3 s; the machine's own delays lower the figure.
+fn is_about(got: f64, share: f64) {
+    assert!((share - 3.0..share + 1.5).contains(&got), "{got} instead of {share} %");
+}
+
+#[test]
+fn without_a_share_of_time_nothing_waits() {
+    assert!(alone(0, &["cuLaunchKernel", "1000", "1000"]) > 90.0);
+}
+
+#[test]
+fn one_tenant_gets_its_percentage() {
+    for share in [10, 30, 70] {
+        is_about(alone(share, &["cuLaunchKernel", "1000", "3000"]), f64::from(share));
+    }
+}
+
+#[test]
+fn kernels_of_any_length_get_it() {
+    is_about(alone(30, &["cuLaunchKernel", "20000", "3000"]), 30.0);
+    // A busy machine makes each of many short kernels look longer, which can only lower the figure.
+    let short = alone(30, &["cuLaunchKernel", "100", "3000"]);
+    assert!((15.0..31.5).contains(&short), "{short}");
+    is_about(alone(30, &["two", "500", "3000"]), 30.0);
+    is_about(alone(30, &["sync", "1000", "3000"]), 30.0);
+}
+
+#[test]
+fn every_entry_point_is_limited() {
+    for entry in [
+        "cuLaunchKernel_ptsz",
+        "cuLaunchKernelEx",
+        "cuLaunchKernelEx_ptsz",
+        "cuLaunchCooperativeKernel",
+        "cuLaunchCooperativeKernel_ptsz",
+        "cuLaunch",
+        "cuLaunchGrid",
+        "cuLaunchGridAsync",
+        "graph",
+    ] {
+        is_about(alone(30, &[entry, "1000", "2000"]), 30.5);
+    }
+}
+
+#[test]
+fn a_launch_on_several_devices_pays_the_prior() {
+    // It is not timed; kernels as long as the prior come out right.
+    is_about(alone(30, &["cuLaunchCooperativeKernelMultiDevice", "2000", "2000", "1"]), 30.5);
+}
+
+#[test]
+fn overlapping_streams_are_charged_once() {
+    is_about(alone(30, &["cuLaunchKernel", "1000", "3000", "8"]), 30.0);
+}
+
+#[test]
+fn two_processes_of_a_share_are_limited_together() {
+    let bench = bench(30);
+    let children = [(); 2].map(|()| start(&bench, &["cuLaunchKernel", "1000", "4000"]));
+    let runs = children.map(finish);
+    let got = percent(&runs);
+    println!("together: {got:.2} %");
+    assert!((25.0..31.5).contains(&got), "{got}");
+    assert!(runs.iter().all(|run| run.2 > 0), "both ran");
+}
+
+#[test]
+fn a_killed_process_leaves_no_debt_that_stays() {
+    let bench = bench(30);
+    for _ in 0..3 {
+        let mut child = start(&bench, &["cuLaunchKernel", "5000", "60000"]);
+        std::thread::sleep(Duration::from_millis(400));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    is_about(percent(&[finish(start(&bench, &["cuLaunchKernel", "1000", "3000"]))]), 30.0);
+}
+
+#[test]
+fn a_quota_that_changes_is_followed() {
+    let bench = bench(10);
+    let child = start(&bench, &["cuLaunchKernel", "1000", "4000"]);
+    std::thread::sleep(Duration::from_millis(1000));
+    bench.write_quota("a", &QuotaFile { cores_percent: 60, ..bench.quota("a") });
+    let got = percent(&[finish(child)]);
+    assert!((35.0..55.0).contains(&got), "{got}");
+}
