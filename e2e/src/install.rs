@@ -176,11 +176,15 @@ impl Cluster {
                 },
             )?;
         }
-        let gpus = self.hardware()?.gpus().len();
+        let node = self.hardware()?;
+        let in_mig_mode = |gpu: &usize| node.mig_mode(*gpu).is_ok_and(|mode| mode.current);
+        let whole = (0..node.gpus().len()).filter(|gpu| !in_mig_mode(gpu)).count();
         self.wait_for("devices of every GPU", || async {
             let devices = self.devices().await?;
             let admin = devices.iter().filter(|d| d.name.ends_with("-admin")).count();
-            Ok((admin == gpus).then_some(()))
+            // A server without our feature gates gets whole GPUs alone.
+            let published = admin == node.gpus().len() || admin == 0 && devices.len() == whole;
+            Ok(published.then_some(()))
         })
         .await
     }
