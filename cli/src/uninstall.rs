@@ -12,6 +12,7 @@ use aliquot_model::names::{CLAIM_FINALIZER, SCHEDULING_GATE};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+    ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
@@ -27,12 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 5] = [
+const POLICIES: [&str; 6] = [
     "aliquot-node-slices",
     "aliquot-fenced-writes",
     "aliquot-tolerations",
     "aliquot-blanket-tolerations",
     "aliquot-finalizer",
+    "aliquot-shares",
 ];
 const CLASSES: [&str; 6] = [
     "gpu.aliquot.dev",
@@ -113,6 +115,7 @@ impl Uninstall {
     }
 
     async fn webhook(&self) -> Result<()> {
+        self.delete(&self.all::<ValidatingWebhookConfiguration>(), WEBHOOK).await?;
         self.delete(&self.all::<MutatingWebhookConfiguration>(), WEBHOOK).await
     }
 

@@ -6,6 +6,7 @@ mod pods;
 
 use crate::decide::Plan;
 use crate::fence::Fence;
+use crate::govern::{GpuQuota, GpuQuotaStatus};
 use crate::index::{ObjectKey, Uid};
 use crate::lease::{Leadership, NotLeader};
 use crate::metrics::Metrics;
@@ -63,6 +64,13 @@ pub enum Job {
         node: Arc<str>,
         /// The pool generation that is answered.
         generation: i64,
+    },
+    /// What the claims under a quota hold.
+    QuotaStatus {
+        /// The quota.
+        quota: ObjectKey,
+        /// Its status.
+        status: GpuQuotaStatus,
     },
     /// Which classes can select our devices.
     Classes {
@@ -202,6 +210,7 @@ impl Writer {
                 self.deallocate(&claim, &uid, &mark, &consumers, &mut outcome).await
             }
             Job::Acknowledge { node, generation } => self.acknowledge(&node, generation).await,
+            Job::QuotaStatus { quota, status } => self.quota_status(&quota, &status).await,
             Job::Classes { names } => self.classes(&names).await,
         };
         outcome.error = result.err();
@@ -243,6 +252,16 @@ impl Writer {
         self.patch_until_done(&format!("node {node}"), || {
             let (api, patch) = (api.clone(), patch.clone());
             async move { api.patch(node, &params(), &Patch::Merge(&patch)).await.map(drop) }
+        })
+        .await
+    }
+
+    async fn quota_status(&self, quota: &ObjectKey, status: &GpuQuotaStatus) -> Result<(), WriteError> {
+        let api: Api<GpuQuota> = Api::namespaced(self.client.clone(), &quota.namespace);
+        let patch = json!({"status": status});
+        self.patch_until_done(&format!("GpuQuota {quota}"), || {
+            let (api, patch) = (api.clone(), patch.clone());
+            async move { api.patch_status(&quota.name, &params(), &Patch::Merge(&patch)).await.map(drop) }
         })
         .await
     }

@@ -1,6 +1,7 @@
 //! The command line.
 
 use crate::decide::Strategy;
+use crate::govern::Unknown;
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -87,6 +88,18 @@ pub struct Args {
     /// How long a claim of ours may be without a consumer before it is taken back.
     #[arg(long, default_value = "30s", value_parser = parse_duration)]
     pub idle_timeout: Duration,
+
+    /// Whether claims, templates and classes are checked at admission.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub governance: bool,
+
+    /// What admission does about a request that no board of the cluster can satisfy.
+    #[arg(long, value_enum, default_value_t = Unknown::Refuse)]
+    pub unknown_devices: Unknown,
+
+    /// Whether GpuQuotas are kept, where they are defined.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub quotas: bool,
 
     /// Lift our gate from every pod and end: for a controller that is switched off.
     #[arg(long)]

@@ -5,6 +5,7 @@
 
 mod duties;
 mod outcomes;
+mod quotas;
 mod reports;
 mod stranded;
 
@@ -12,6 +13,7 @@ pub use reports::{Regarding, Report, reasons};
 
 use crate::act::{Consumers, Gates, Job, Outcome};
 use crate::decide::{self, Decision, LeftOut, Matcher, Options, Wait};
+use crate::govern::GpuQuota;
 use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
 use crate::metrics::Metrics;
 use crate::queue::{Queue, Rank};
@@ -48,6 +50,8 @@ pub enum Input {
     Node(Seen<Node>),
     /// DeviceTaintRules: name and rule, `None` for one that selects by what we do not know.
     TaintRule(Seen<(String, Option<TaintRule>)>),
+    /// GpuQuotas.
+    Quota(Seen<GpuQuota>),
     /// A job was done, or could not be.
     Done(Box<Outcome>),
 }
@@ -76,6 +80,8 @@ pub struct Settings {
     pub left_out: Duration,
     /// Whether DeviceTaintRules are watched, so that deciding waits for them.
     pub taint_rules: bool,
+    /// Whether GpuQuotas are watched and kept.
+    pub quotas: bool,
 }
 
 impl Default for Settings {
@@ -87,6 +93,7 @@ impl Default for Settings {
             backoff: (Duration::from_millis(250), Duration::from_secs(10)),
             left_out: Duration::from_secs(10),
             taint_rules: false,
+            quotas: false,
         }
     }
 }
@@ -124,6 +131,7 @@ pub struct Core {
     stranded: stranded::Stranded,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
+    quotas: quotas::Quotas,
     acknowledging: HashMap<Arc<str>, i64>,
     classes_written: Option<Vec<String>>,
     classes_failed: Option<Instant>,
@@ -150,6 +158,7 @@ impl Core {
             stranded: stranded::Stranded::default(),
             first_seen: HashMap::new(),
             told: reports::Told::default(),
+            quotas: quotas::Quotas::default(),
             acknowledging: HashMap::new(),
             classes_written: None,
             classes_failed: None,
@@ -174,12 +183,10 @@ impl Core {
 
     /// Whether everything that decisions depend on was listed once.
     pub fn is_synced(&self) -> bool {
-        let needed: &[&str] = if self.settings.taint_rules {
-            &["slices", "classes", "claims", "pods", "nodes", "taintrules"]
-        } else {
-            &["slices", "classes", "claims", "pods", "nodes"]
-        };
-        needed.iter().all(|kind| self.synced.contains(kind))
+        let optional = [("taintrules", self.settings.taint_rules), ("quotas", self.settings.quotas)];
+        let needed = ["slices", "classes", "claims", "pods", "nodes"];
+        let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
+        needed.into_iter().chain(optional).all(|kind| self.synced.contains(kind))
     }
 
     /// Takes something in that happened.
@@ -224,6 +231,7 @@ impl Core {
                     self.index.reset_taint_rules(rules.into_iter().filter_map(|(_, rule)| rule).collect())
                 }
             },
+            Input::Quota(seen) => self.quota(seen),
             Input::Done(outcome) => self.done(*outcome, now),
         };
         self.changed(change, now);
@@ -423,7 +431,11 @@ impl Core {
         match decision {
             Decision::NotOurs => self.settle(pod, Vec::new()),
             Decision::Settled { reserve } => self.settle(pod, reserve),
-            Decision::Placed(plan) => self.write_plan(pod, plan, wall),
+            Decision::Placed(plan) => {
+                if !self.waits_for_quota(pod, &plan, now) {
+                    self.write_plan(pod, plan, wall);
+                }
+            }
             Decision::Waiting(wait) => {
                 self.queue.park(&pod.key);
                 // What comes by itself in a moment is not worth a word.

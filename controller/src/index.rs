@@ -16,6 +16,7 @@ mod pool;
 mod taints;
 mod usage;
 
+pub(crate) use claims::key_of;
 pub use claims::{Allocation, Assumption, Claim, FINGERPRINT, Held, fingerprint, fingerprint_of};
 pub use classes::Class;
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};

@@ -45,14 +45,14 @@ pub struct Leader {
 impl Leader {
     /// Leads until `stop`. Writes that were sent are waited for.
     pub async fn run(self, stop: CancellationToken) {
-        let taint_rules = tokio::select! {
-            found = self.find_taint_rules() => found,
+        let (taint_rules, quotas) = tokio::select! {
+            found = self.find_what_is_served() => found,
             () = stop.cancelled() => return,
         };
-        let settings = Settings { taint_rules: taint_rules.is_some(), ..self.settings.clone() };
+        let settings = Settings { taint_rules: taint_rules.is_some(), quotas, ..self.settings.clone() };
         let mut core = Core::new(&self.driver, settings, self.metrics.clone());
         let (sender, mut inputs) = mpsc::channel(INPUTS);
-        let watches = watch::start(&self.client, &self.driver, taint_rules, &sender);
+        let watches = watch::start(&self.client, &self.driver, taint_rules, quotas, &sender);
         let mut writes: JoinSet<Input> = JoinSet::new();
         let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
         let mut ticked = Instant::now();
@@ -100,10 +100,21 @@ impl Leader {
         }
     }
 
-    async fn find_taint_rules(&self) -> Option<kube::api::ApiResource> {
+    /// DeviceTaintRules, and whether there are GpuQuotas and they are to be kept.
+    async fn find_what_is_served(&self) -> (Option<kube::api::ApiResource>, bool) {
+        let look = async || {
+            let rules = watch::find_taint_rules(&self.client).await?;
+            let quotas = self.settings.quotas && watch::is_served(&self.client, "gpuquotas").await?;
+            Ok::<_, kube::Error>((rules, quotas))
+        };
         loop {
-            match watch::find_taint_rules(&self.client).await {
-                Ok(found) => return found,
+            match look().await {
+                Ok((rules, quotas)) => {
+                    if self.settings.quotas && !quotas {
+                        tracing::warn!("GpuQuota is not defined in this cluster: no quota is kept");
+                    }
+                    return (rules, quotas);
+                }
                 Err(error) => {
                     tracing::warn!(%error, "cannot ask the API server what it serves");
                     tokio::time::sleep(TICK).await;

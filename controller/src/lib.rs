@@ -5,7 +5,8 @@
 //! and only while the lease is ours; whatever is known can be rebuilt from the API.
 //!
 //! Start with [`decide`] (what a pod gets), then [`brain`] (what happens when), then [`lead`] (the
-//! time of one leadership). [`webhook`] sets the gate that [`act`] lifts.
+//! time of one leadership). [`webhook`] sets the gate that [`act`] lifts, and asks [`govern`] what tenants
+//! may ask for.
 
 #![forbid(unsafe_code)]
 
@@ -15,6 +16,7 @@ pub mod brain;
 pub mod decide;
 pub mod events;
 pub mod fence;
+pub mod govern;
 pub mod http;
 pub mod index;
 pub mod lead;

@@ -44,6 +44,8 @@ pub struct Metrics {
     pub leading: Gauge,
     /// Pods that the webhook set the gate on.
     pub gated: Counter,
+    /// Objects that the webhook refused.
+    pub refused: Counter,
     /// Pods that were given a device.
     pub allocated: Counter,
     /// CEL expressions that ran on a device.
@@ -73,6 +75,7 @@ impl Metrics {
             stopped_pools: Gauge::default(),
             leading: Gauge::default(),
             gated: Counter::default(),
+            refused: Counter::default(),
             allocated: Counter::default(),
             selector_evaluations: Gauge::default(),
         };
@@ -94,6 +97,11 @@ impl Metrics {
             metrics.stopped_pools.clone(),
         );
         registry.register("leading", "1 if this replica leads", metrics.leading.clone());
+        registry.register(
+            "refused_objects",
+            "Claims, templates and classes that the webhook refused",
+            metrics.refused.clone(),
+        );
         registry.register("gated_pods", "Pods that the webhook set the gate on", metrics.gated.clone());
         registry.register("allocated_pods", "Pods that were given devices", metrics.allocated.clone());
         registry.register(

@@ -81,6 +81,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             options: Options { strategy: args.strategy.into() },
             deadline: args.decision_deadline,
             idle: args.idle_timeout,
+            quotas: args.quotas,
             ..Settings::default()
         },
         metrics: metrics.clone(),

@@ -8,6 +8,7 @@
 //! There is no cost limit at run time: the API server refuses expressions whose worst case is above
 //! its limit, and devices are bounded in size.
 
+mod demand;
 mod environment;
 mod possible;
 mod rewrite;
@@ -115,6 +116,12 @@ impl Selector {
     /// What the answer depends on, besides the device's shape.
     pub const fn reads(&self) -> &Reads {
         &self.reads
+    }
+
+    /// The values of which an attribute of the driver's domain must have one for the expression to be
+    /// true; `None` if that cannot be told.
+    pub fn demanded(&self, driver: &str, attribute: &str) -> Option<Vec<&str>> {
+        demand::demanded(self.program.as_ref().ok()?, driver, attribute)
     }
 
     /// Whether some device of the driver could be selected, whatever its attributes are.

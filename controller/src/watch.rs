@@ -1,6 +1,7 @@
 //! Watches: each kind's objects as inputs, lists as resets.
 
 use crate::brain::{Input, Seen};
+use crate::govern::GpuQuota;
 use crate::index::TaintRule;
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -51,6 +52,7 @@ pub fn start(
     client: &Client,
     driver: &str,
     taint_rules: Option<ApiResource>,
+    quotas: bool,
     to: &mpsc::Sender<Input>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
@@ -61,11 +63,23 @@ pub fn start(
     tasks.spawn(follow(Api::<ResourceClaim>::all(client.clone()), all(), to.clone(), Input::Claim));
     tasks.spawn(follow(Api::<Pod>::all(client.clone()), all(), to.clone(), Input::Pod));
     tasks.spawn(follow(Api::<Node>::all(client.clone()), all(), to.clone(), Input::Node));
+    if quotas {
+        tasks.spawn(follow(Api::<GpuQuota>::all(client.clone()), all(), to.clone(), Input::Quota));
+    }
     if let Some(resource) = taint_rules {
         let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
         tasks.spawn(follow_rules(api, resource, to.clone()));
     }
     tasks
+}
+
+/// Whether the API server serves a kind of ours: the chart brings its definition.
+pub async fn is_served(client: &Client, plural: &str) -> Result<bool, kube::Error> {
+    match client.list_api_group_resources(aliquot_model::names::API_VERSION).await {
+        Ok(resources) => Ok(resources.resources.iter().any(|resource| resource.name == plural)),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// The served version of DeviceTaintRule, if any.
@@ -92,7 +106,7 @@ pub async fn find_taint_rules(client: &Client) -> Result<Option<ApiResource>, ku
 }
 
 /// One kind's watch, for ever: what breaks is started anew, with growing pauses.
-async fn follow<K>(
+pub(crate) async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
     to: mpsc::Sender<Input>,

@@ -1,18 +1,24 @@
-//! The admission webhook: sets the scheduling gate on pods that wait for our devices.
+//! The admission webhook: sets the scheduling gate on pods that wait for our devices, and refuses claims,
+//! templates and classes that can never be right.
 //!
-//! Served by every replica, leader or not. Correctness does not depend on it (its failure policy is
-//! Ignore), the throughput of kube-scheduler does: a pod that waits for devices which kube-scheduler
-//! may not give makes it search every node, again and again.
+//! Served by every replica, leader or not. Correctness does not depend on it, so its failure policy is
+//! Ignore. Without the gate kube-scheduler searches every node, again and again, for a pod that waits for
+//! devices which it may not give. Without the checks a tenant hears of a mistake later: the node refuses a
+//! malformed configuration when it prepares, the controller keeps quotas when it allocates, and a profile
+//! that no board has is never found.
 
 mod admission;
 mod certificate;
 mod keeper;
+mod knowledge;
+mod review;
 mod server;
 
 pub use admission::{Verdict, needs_gate};
 pub use certificate::{Certificate, CertificateError};
 
 use crate::args::Args;
+use crate::govern::Rules;
 use crate::http::Health;
 use crate::metrics::Metrics;
 use kube::Client;
@@ -33,10 +39,14 @@ pub struct Config {
     pub namespace: String,
     /// Secret with the certificate.
     pub secret: String,
-    /// MutatingWebhookConfiguration that gets the certificate authority.
+    /// Mutating- and ValidatingWebhookConfiguration that get the certificate authority.
     pub configuration: String,
     /// Names and addresses that the certificate is for.
     pub names: Vec<String>,
+    /// Whether claims, templates and classes are checked.
+    pub governance: bool,
+    /// What is refused then.
+    pub rules: Rules,
     /// How often certificate and configuration are looked after.
     pub interval: Duration,
 }
@@ -58,6 +68,8 @@ impl Config {
             secret: args.webhook_secret.clone(),
             configuration: args.webhook_configuration.clone(),
             names,
+            governance: args.governance,
+            rules: Rules { unknown: args.unknown_devices },
             interval: Duration::from_secs(60),
         }
     }
@@ -88,8 +100,9 @@ pub async fn serve_on(
     let keeper = keeper::Keeper::new(client.clone(), config.clone());
     let current = keeper.current();
     let keeping = tokio::spawn(keeper.run(health, stop.clone()));
-    let knowledge = server::Knowledge::start(client, &config.driver, stop.clone());
-    server::serve(listener, current, knowledge, metrics, stop).await;
+    let governance = config.governance;
+    let knowledge = knowledge::Knowledge::start(client, &config.driver, config.rules, stop.clone());
+    server::serve(listener, current, review::App { knowledge, metrics, governance }, stop).await;
     if let Err(error) = keeping.await {
         tracing::error!(%error, "looking after the certificate ended in a panic");
     }

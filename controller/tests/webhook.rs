@@ -4,14 +4,19 @@
 mod common;
 
 use aliquot_control_plane::Controllers;
+use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
 use aliquot_controller::metrics::Metrics;
 use aliquot_controller::webhook::{self, Config};
+use aliquot_model::layout::AllocatorMode;
 use common::{Cluster, client, eventually, fixtures};
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use kube::Api;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,6 +42,8 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         secret: "aliquot-webhook-tls".to_owned(),
         configuration: "aliquot".to_owned(),
         names: vec!["aliquot-webhook.default.svc".to_owned(), "127.0.0.1".to_owned()],
+        governance: true,
+        rules: Rules::default(),
         interval: Duration::from_millis(50),
     };
     let metrics = Arc::new(Metrics::new());
@@ -146,4 +153,101 @@ async fn replicas_share_one_certificate_and_take_a_new_one_over() {
         hook.stop.cancel();
         hook.task.await.expect("no panic").expect("served");
     }
+}
+
+async fn configure_checks(cluster: &Cluster, addr: SocketAddr, failure_policy: &str) {
+    let configuration: ValidatingWebhookConfiguration = fixtures::object(json!({
+        "metadata": {"name": "aliquot"},
+        "webhooks": [{
+            "name": "claims.aliquot.dev",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": failure_policy,
+            "clientConfig": {"url": format!("https://{addr}/validate")},
+            "rules": [{
+                "apiGroups": ["resource.k8s.io"], "apiVersions": ["v1"], "operations": ["CREATE"],
+                "resources": ["resourceclaims", "resourceclaimtemplates", "deviceclasses"],
+            }],
+        }],
+    }));
+    cluster.create_global(&configuration).await;
+}
+
+/// A claim with this request, as the API server answers.
+async fn ask(cluster: &Cluster, name: &str, request: serde_json::Value) -> kube::Result<ResourceClaim> {
+    let claim = fixtures::claim(name, &fixtures::spec(&[request]));
+    Api::namespaced(cluster.client.clone(), "default").create(&PostParams::default(), &claim).await
+}
+
+fn words<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
+    match answer {
+        Err(kube::Error::Api(status)) => status.message,
+        other => panic!("expected a refusal, got {other:?}"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_templates_and_classes_that_can_never_be_right_are_refused() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    cluster.add_node_in("n1", 1, AllocatorMode::Controller).await;
+    let hook = start(&cluster, "r1").await;
+    configure_checks(&cluster, hook.addr, "Ignore").await;
+    let refusal = eventually("slices, classes and the authority are known", async || {
+        match ask(&cluster, "probe", fixtures::partition("r", "9g.1gb")).await {
+            Err(kube::Error::Api(status)) => Some(status.message),
+            _ => {
+                let api: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), "default");
+                api.delete("probe", &DeleteParams::default()).await.expect("deleted");
+                None
+            }
+        }
+    })
+    .await;
+    assert_eq!(
+        refusal,
+        "admission webhook \"claims.aliquot.dev\" denied the request: spec.devices.requests[0].exactly.selectors[0]: \
+         no board of this cluster has the MIG profile \"9g.1gb\"; legal are NVIDIA H100 80GB HBM3: 1g.10gb, \
+         1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb"
+    );
+    let template: ResourceClaimTemplate = fixtures::object(json!({
+        "metadata": {"name": "t", "namespace": "default"},
+        "spec": {"spec": fixtures::spec(&[fixtures::share("r", "200Gi", "5")])},
+    }));
+    let answer =
+        Api::namespaced(cluster.client.clone(), "default").create(&PostParams::default(), &template).await;
+    let said = words(answer);
+    assert!(
+        said.contains("spec.spec.devices.requests[0].exactly.capacity.requests.memory: no device"),
+        "{said}"
+    );
+    let mut class = fixtures::class("odd", "true");
+    class.spec.config = fixtures::object(json!([{"opaque": {"driver": fixtures::DRIVER, "parameters": {
+        "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuConfig", "slice": "Long"}}}]));
+    let said =
+        words(Api::<DeviceClass>::all(cluster.client.clone()).create(&PostParams::default(), &class).await);
+    assert!(
+        said.contains("spec.config[0].opaque.parameters: GpuConfig.slice: unknown field `slice`"),
+        "{said}"
+    );
+    ask(&cluster, "fine", fixtures::partition("r", "2g.20gb")).await.expect("accepted");
+    assert_eq!(hook.metrics.refused.get(), 3);
+    // Nobody is there: claims are made as they are.
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
+    ask(&cluster, "unchecked", fixtures::partition("r", "9g.1gb")).await.expect("accepted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_failure_policy_fail_nothing_passes_while_nobody_answers() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    let hook = start(&cluster, "r1").await;
+    configure_checks(&cluster, hook.addr, "Fail").await;
+    eventually("the authority is announced", async || {
+        ask(&cluster, "fine", fixtures::partition("r", "2g.20gb")).await.ok()
+    })
+    .await;
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
+    let said = words(ask(&cluster, "later", fixtures::partition("r", "2g.20gb")).await);
+    assert!(said.contains("failed calling webhook \"claims.aliquot.dev\""), "{said}");
 }

@@ -239,6 +239,7 @@ impl Cluster {
     pub async fn cluster_objects(&self) -> Result<Vec<String>> {
         use k8s_openapi::api::admissionregistration::v1::{
             MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+            ValidatingWebhookConfiguration,
         };
         use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
         use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
@@ -255,6 +256,7 @@ impl Cluster {
         }
         look!(
             MutatingWebhookConfiguration,
+            ValidatingWebhookConfiguration,
             ValidatingAdmissionPolicy,
             ValidatingAdmissionPolicyBinding,
             ClusterRole,

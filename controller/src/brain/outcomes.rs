@@ -60,6 +60,12 @@ impl Core {
                 }
                 Change::Nothing
             }
+            Job::QuotaStatus { quota, .. } => {
+                if let Some(error) = error {
+                    tracing::warn!(%quota, %error, "could not write what a GpuQuota's claims hold");
+                }
+                Change::Nothing
+            }
             Job::Classes { names } => {
                 match error {
                     None => self.classes_written = Some(names),

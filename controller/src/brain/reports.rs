@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 pub mod reasons {
     /// A pod's claims got their devices.
     pub const ALLOCATED: &str = "DevicesAllocated";
+    /// A pod's devices would exceed a GpuQuota of its namespace.
+    pub const QUOTA: &str = "GpuQuotaExceeded";
     /// A pod fits nowhere at the moment.
     pub const DOES_NOT_FIT: &str = "DevicesDoNotFit";
     /// A search ran out of time.
@@ -94,9 +96,10 @@ impl Core {
         self.effects.push(Effect::Tell(report));
     }
 
-    /// A warning about a pod, unless it has just been given.
-    pub(super) fn tell_pod(&mut self, pod: &Pod, reason: &'static str, note: &str, now: Instant) {
-        if self.told.is_news(&pod.key, reason, note, now) {
+    /// A warning about a pod, unless it has just been given; whether it was news.
+    pub(super) fn tell_pod(&mut self, pod: &Pod, reason: &'static str, note: &str, now: Instant) -> bool {
+        let news = self.told.is_news(&pod.key, reason, note, now);
+        if news {
             tracing::debug!(pod = %pod.key, reason, note, "told");
             self.tell(Report {
                 regarding: Regarding::Pod(pod.key.clone(), pod.uid.clone()),
@@ -105,5 +108,6 @@ impl Core {
                 note: note.to_owned(),
             });
         }
+        news
     }
 }

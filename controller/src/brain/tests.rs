@@ -515,3 +515,68 @@ fn what_was_given_out_of_held_hardware_is_taken_back_unless_it_runs() {
         assert_eq!(devices(&world.take_job()), ["gpu-1"]);
     }
 }
+
+fn quota(spec: Value) -> crate::govern::GpuQuota {
+    object(json!({"metadata": {"name": "limits", "namespace": "default"}, "spec": spec}))
+}
+
+#[test]
+fn two_requests_at_once_cannot_slip_past_a_quota_together() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.handle(Input::Quota(Seen::Reset(vec![quota(json!({"hard": {"gpus": 1}}))])));
+    // The first is being written, and counts.
+    world.one("a", &gpu());
+    world.one("b", &gpu());
+    let first = world.take_job();
+    assert_eq!(devices(&first).len(), 1);
+    let told: Vec<_> = world.reports.iter().filter(|r| r.reason == reasons::QUOTA).collect();
+    assert_eq!(told.len(), 2, "the pod and the claim: {told:?}");
+    assert!(told.iter().all(|r| r.note.contains("gpus: hard 1, used 1, asked 1")), "{told:?}");
+    // It was not written, so the second may have it.
+    world.done(first, Vec::new(), Some(WriteError::NotLeader(NotLeader)));
+    world.pod("a", &[], |pod| pod.spec.as_mut().expect("a spec").scheduling_gates = None);
+    world.now += Duration::from_secs(20);
+    world.work();
+    assert_eq!(devices(&world.take_job()).len(), 1);
+}
+
+#[test]
+fn a_raised_quota_lets_the_waiting_pod_go_on_and_status_says_what_is_held() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.handle(Input::Quota(Seen::Reset(vec![quota(json!({"hard": {"memory": "40Gi"}}))])));
+    world.one("a", &gpu());
+    assert!(world.take_jobs().is_empty());
+    world.handle(Input::Quota(Seen::Apply(Box::new(quota(json!({"hard": {"memory": "80Gi"}}))))));
+    world.now += Duration::from_secs(20);
+    world.work();
+    world.succeed("a", &gpu());
+    world.later(1);
+    let jobs = world.take_jobs();
+    let status = jobs.iter().find_map(|job| match job {
+        Job::QuotaStatus { status, .. } => Some(status),
+        _ => None,
+    });
+    assert_eq!(
+        status.map(|s| (s.claims, s.used.memory.0, s.used.gpus.0)),
+        Some((1, 80 << 30, 1)),
+        "{jobs:?}"
+    );
+    // It is on its way: not again.
+    world.later(1);
+    assert!(world.take_jobs().is_empty());
+}
+
+#[test]
+fn nothing_is_decided_before_the_quotas_were_listed() {
+    let settings = Settings { quotas: true, ..Settings::default() };
+    let mut core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
+    let now = Instant::now();
+    core.handle(Input::Class(Seen::Reset(Vec::new())), now);
+    core.handle(Input::Slice(Seen::Reset(Vec::new())), now);
+    core.handle(Input::Claim(Seen::Reset(Vec::new())), now);
+    core.handle(Input::Pod(Seen::Reset(Vec::new())), now);
+    core.handle(Input::Node(Seen::Reset(Vec::new())), now);
+    assert!(!core.is_synced());
+    core.handle(Input::Quota(Seen::Reset(Vec::new())), now);
+    assert!(core.is_synced());
+}

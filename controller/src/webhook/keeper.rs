@@ -6,12 +6,16 @@ use super::certificate::{self, Certificate};
 use crate::act::FIELD_MANAGER;
 use crate::http::Health;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::admissionregistration::v1::{
+    MutatingWebhookConfiguration, ValidatingWebhookConfiguration, WebhookClientConfig,
+};
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use serde::de::DeserializeOwned;
 use serde_json::json;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -97,28 +101,48 @@ impl Keeper {
         anyhow::bail!("Secret {namespace}/{name} changes all the time")
     }
 
-    /// Puts the authorities into the configuration, which the chart makes.
+    /// Puts the authorities into the configurations, which the chart makes.
     async fn announce(&self, bundle: &str) -> anyhow::Result<()> {
-        let api: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
-        let Some(configuration) = api.get_opt(&self.config.configuration).await? else {
-            tracing::debug!(name = self.config.configuration, "there is no MutatingWebhookConfiguration");
+        let mutating: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        self.announce_in(&mutating, bundle, |configuration| {
+            let webhooks = configuration.webhooks.iter().flatten();
+            webhooks.map(|webhook| (webhook.name.as_str(), &webhook.client_config)).collect()
+        })
+        .await?;
+        let validating: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
+        self.announce_in(&validating, bundle, |configuration| {
+            let webhooks = configuration.webhooks.iter().flatten();
+            webhooks.map(|webhook| (webhook.name.as_str(), &webhook.client_config)).collect()
+        })
+        .await
+    }
+
+    async fn announce_in<K>(
+        &self,
+        api: &Api<K>,
+        bundle: &str,
+        webhooks: impl Fn(&K) -> Vec<(&str, &WebhookClientConfig)> + Send,
+    ) -> anyhow::Result<()>
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync,
+    {
+        let (name, kind) = (&self.config.configuration, K::kind(&()));
+        let Some(configuration) = api.get_opt(name).await? else {
+            tracing::debug!(name, %kind, "there is no configuration of webhooks");
             return Ok(());
         };
         let wanted = ByteString(bundle.as_bytes().to_vec());
-        let webhooks: Vec<_> = configuration
-            .webhooks
-            .iter()
-            .flatten()
-            .filter(|webhook| webhook.client_config.ca_bundle.as_ref() != Some(&wanted))
-            .map(|webhook| json!({"name": webhook.name, "clientConfig": {"caBundle": wanted}}))
+        let stale: Vec<_> = webhooks(&configuration)
+            .into_iter()
+            .filter(|(_, config)| config.ca_bundle.as_ref() != Some(&wanted))
+            .map(|(name, _)| json!({"name": name, "clientConfig": {"caBundle": wanted}}))
             .collect();
-        if webhooks.is_empty() {
+        if stale.is_empty() {
             return Ok(());
         }
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        let patch = Patch::Strategic(json!({"webhooks": webhooks}));
-        api.patch(&self.config.configuration, &params, &patch).await?;
-        tracing::info!(name = self.config.configuration, "the webhook's authority is announced");
+        api.patch(name, &params, &Patch::Strategic(json!({"webhooks": stale}))).await?;
+        tracing::info!(name, %kind, "the webhook's authority is announced");
         Ok(())
     }
 }

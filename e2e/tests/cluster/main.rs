@@ -5,6 +5,7 @@ mod agent;
 mod allocation;
 mod controllers;
 mod examples;
+mod governance;
 mod kubelet;
 mod modes;
 mod policies;

@@ -1,0 +1,233 @@
+//! What admission answers: everything that is wrong with an object, in words for whoever wrote it.
+//!
+//! It refuses only what can never be right. What merely has no room now is accepted and waits.
+
+use super::configs;
+use super::least::{self, Offer, Wanted};
+use super::ledger::Limit;
+use super::quota::{Given, GpuQuota};
+use crate::decide::Matcher;
+use crate::decide::ask::MOST_RESULTS;
+use crate::index::{Class, Index, ObjectKey};
+use crate::selector::Selector;
+use aliquot_model::DeviceKind;
+use k8s_openapi::api::resource::v1::{DeviceClassSpec, ResourceClaimSpec};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What to do about a request that no board of the cluster can satisfy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Unknown {
+    /// Refuse it, with what there is.
+    #[default]
+    Refuse,
+    /// Accept it with a warning: for clusters whose GPU nodes come when they are asked for.
+    Warn,
+    /// Say nothing.
+    Allow,
+}
+
+/// What the administrator chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rules {
+    /// About requests that no board of the cluster can satisfy.
+    pub unknown: Unknown,
+}
+
+/// What is known of the cluster.
+pub struct Scene<'a> {
+    /// Slices and classes.
+    pub index: &'a Index,
+    /// Compiled selectors.
+    pub matcher: &'a mut Matcher,
+    /// The rules.
+    pub rules: Rules,
+    /// Quotas of the object's namespace.
+    pub quotas: Vec<(ObjectKey, GpuQuota)>,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Judgement {
+    /// Why it is refused; empty if it is not.
+    pub errors: Vec<String>,
+    /// What is odd about it.
+    pub warnings: Vec<String>,
+}
+
+/// Judges a claim's spec; `prefix` is where it stands in the object.
+pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> Judgement {
+    let mut judgement = Judgement::default();
+    let requests = least::requests(spec, prefix);
+    let index = scene.index;
+    let mut looked = Vec::new();
+    for request in requests {
+        let mut ways = Vec::new();
+        for wanted in request {
+            // Another driver's classes are none of our business; one that is not there yet may be.
+            let class = index.class(wanted.class);
+            let ours = class.is_some_and(|class| scene.matcher.may_select(index.driver(), class));
+            let offer = match class.filter(|_| ours) {
+                Some(class) => {
+                    let offer = least::offer(index, scene.matcher, class, &wanted);
+                    judge_way(scene, &wanted, &offer, &mut judgement);
+                    offer
+                }
+                None => Offer::default(),
+            };
+            ways.push((wanted, class.filter(|_| ours), offer));
+        }
+        looked.push(ways);
+    }
+    judge_amounts(scene, &looked, prefix, &mut judgement.errors);
+    let all: Vec<_> = looked.into_iter().flatten().collect();
+    let entries = spec.devices.as_ref().and_then(|devices| devices.config.as_deref()).unwrap_or_default();
+    judgement.errors.extend(configs::of_claim(entries, &all, index.driver(), prefix));
+    judgement
+}
+
+/// Judges a class.
+pub fn class(driver: &str, spec: &DeviceClassSpec) -> Judgement {
+    let entries = spec.config.iter().flatten().enumerate();
+    let errors = entries.filter_map(|(at, entry)| {
+        configs::decode(entry.opaque.as_ref(), driver, &format!("spec.config[{at}]"))?.err()
+    });
+    Judgement { errors: errors.collect(), warnings: Vec::new() }
+}
+
+fn judge_way(scene: &Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgement: &mut Judgement) {
+    let path = &wanted.path;
+    let only = |kind: DeviceKind| offer.kinds.len() == 1 && offer.kinds.contains(&kind);
+    if only(DeviceKind::Mps) {
+        judgement.errors.push(format!(
+            "{path}.deviceClassName: {} gives GPUs through MPS, which this driver cannot run yet; use \
+             share.aliquot.dev or timeslice.aliquot.dev",
+            wanted.class
+        ));
+    }
+    if only(DeviceKind::Admin) && !wanted.admin {
+        judgement.errors.push(format!(
+            "{path}: devices of class {} are for monitoring and need adminAccess: true; for work use \
+             gpu.aliquot.dev, mig.aliquot.dev or share.aliquot.dev",
+            wanted.class
+        ));
+    }
+    if usize::try_from(wanted.count).is_ok_and(|count| count > MOST_RESULTS) {
+        judgement.errors.push(format!(
+            "{path}.count: {} devices are more than the {MOST_RESULTS} that a claim can hold; use several claims",
+            wanted.count
+        ));
+    }
+    let unknown = match scene.rules.unknown {
+        Unknown::Refuse => &mut judgement.errors,
+        Unknown::Warn => &mut judgement.warnings,
+        Unknown::Allow => return,
+    };
+    unknown.extend(unknown_profile(scene.index, wanted));
+    if let Some((name, asked, most)) = offer.too_much {
+        unknown.push(format!(
+            "{path}.capacity.requests.{name}: no device of this cluster gives {asked}; the most is {most}"
+        ));
+    }
+}
+
+/// A profile that no board of the cluster has, with those that there are.
+fn unknown_profile(index: &Index, wanted: &Wanted<'_>) -> Option<String> {
+    wanted.selectors.iter().enumerate().find_map(|(at, selector)| {
+        let selector = Selector::compile(&selector.cel.as_ref()?.expression);
+        let demanded = selector.demanded(index.driver(), "profile")?;
+        let legal = profiles(index);
+        // Without any partition published there is nothing to compare with.
+        if legal.is_empty() || demanded.iter().any(|name| legal.values().any(|names| names.contains(*name))) {
+            return None;
+        }
+        let boards: Vec<String> = legal
+            .iter()
+            .map(|(board, names)| {
+                format!("{board}: {}", names.iter().cloned().collect::<Vec<_>>().join(", "))
+            })
+            .collect();
+        Some(format!(
+            "{}.selectors[{at}]: no board of this cluster has the MIG profile {}; legal are {}",
+            wanted.path,
+            demanded.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(" or "),
+            boards.join("; ")
+        ))
+    })
+}
+
+/// The profiles of each board.
+pub fn profiles(index: &Index) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let (Some(profile), Some(product)) =
+        (index.find_qualified("profile"), index.find_qualified("productName"))
+    else {
+        return found;
+    };
+    for layout in index.pools().filter_map(|pool| pool.layout.as_ref()) {
+        for (position, _) in (0u32..).zip(layout.devices.iter()) {
+            let text = |name| layout.attribute(position, name).and_then(|value| text_of(index, value));
+            if let Some(profile) = text(profile) {
+                let board = text(product).unwrap_or("unknown board").to_owned();
+                found.entry(board).or_default().insert(profile.to_owned());
+            }
+        }
+    }
+    found
+}
+
+/// An attribute's value, if it is text.
+pub(crate) fn text_of(index: &Index, value: u32) -> Option<&str> {
+    match index.value(value) {
+        crate::selector::AttributeValue::Text(text) => Some(text),
+        _ => None,
+    }
+}
+
+/// What the whole claim asks for at least, against the namespace's quotas.
+fn judge_amounts(
+    scene: &Scene<'_>,
+    requests: &[Vec<(Wanted<'_>, Option<&Class>, Offer)>],
+    prefix: &str,
+    errors: &mut Vec<String>,
+) {
+    let mut sum = super::Amount::default();
+    let mut devices = 0u64;
+    for ways in requests {
+        let ours: Vec<_> = ways.iter().filter(|(_, class, _)| class.is_some()).collect();
+        devices =
+            devices.saturating_add(ours.iter().map(|(wanted, _, _)| wanted.count).min().unwrap_or_default());
+        // One alternative that cannot be told may be small.
+        let amounts: Option<Vec<_>> = ways.iter().map(|(_, _, offer)| offer.least).collect();
+        let least = amounts.into_iter().flatten().reduce(super::Amount::min).unwrap_or_default();
+        sum = sum + least;
+    }
+    for (key, quota) in &scene.quotas {
+        let (hard, per_claim) = (&quota.spec.hard, &quota.spec.per_claim);
+        let figures: [(Limit, u64, Option<Given>, &str); 6] = [
+            (Limit::Memory, sum.memory, per_claim.memory, "one claim may have"),
+            (Limit::Cores, sum.cores, per_claim.cores, "one claim may have"),
+            (Limit::Devices, devices, per_claim.devices, "one claim may have"),
+            (Limit::Memory, sum.memory, hard.memory, "the whole namespace may have"),
+            (Limit::Cores, sum.cores, hard.cores, "the whole namespace may have"),
+            (Limit::Gpus, sum.gpus, hard.gpus, "the whole namespace may have"),
+        ];
+        let over = figures.into_iter().find(|(_, asked, most, _)| most.is_some_and(|most| *asked > most.0));
+        if let Some((limit, asked, Some(most), who)) = over {
+            errors.push(format!(
+                "{prefix}.devices: asks for at least {} of {}, but {who} {} (GpuQuota {key})",
+                limit.show(asked),
+                match limit {
+                    Limit::Memory => "GPU memory",
+                    Limit::Cores => "cores (percent of a GPU)",
+                    Limit::Gpus => "whole GPUs",
+                    Limit::Devices => "devices",
+                },
+                limit.show(most.0)
+            ));
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "check/tests.rs"]
+mod tests;

@@ -1,0 +1,269 @@
+use super::*;
+use crate::fixtures::{self, DRIVER, object, partition, request, share};
+use aliquot_model::layout::AllocatorMode;
+use rstest::rstest;
+use serde_json::{Value, json};
+
+fn index() -> Index {
+    let mut index = Index::new(DRIVER);
+    index.reset_slices(&fixtures::slices("n1", 2, AllocatorMode::Controller, 1));
+    let mut classes = fixtures::classes();
+    classes.push(fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#));
+    for kind in ["mps", "timeslice"] {
+        let expression =
+            format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}""#);
+        classes.push(fixtures::class(&format!("{kind}.aliquot.dev"), &expression));
+    }
+    let mut open = classes
+        .iter()
+        .find(|c| c.metadata.name.as_deref() == Some("share.aliquot.dev"))
+        .cloned()
+        .expect("a class");
+    open.metadata.name = Some("open.example.com".to_owned());
+    open.spec.config =
+        object(json!([{"opaque": opaque(json!({"kind": "ShareConfig", "failMode": "Open"}))}]));
+    classes.push(open);
+    index.reset_classes(&classes);
+    index
+}
+
+/// Parameters for our driver; the apiVersion is ours unless given.
+fn opaque(mut parameters: Value) -> Value {
+    if parameters.get("apiVersion").is_none() {
+        parameters["apiVersion"] = json!("aliquot.dev/v1alpha1");
+    }
+    json!({"driver": DRIVER, "parameters": parameters})
+}
+
+fn judge_with(spec: Value, quotas: &[Value], rules: Rules) -> Judgement {
+    let index = index();
+    let quotas = quotas.iter().map(|spec| {
+        let quota = object(json!({"metadata": {"name": "limits", "namespace": "team-a"}, "spec": spec}));
+        (ObjectKey::new("team-a", "limits"), quota)
+    });
+    let mut matcher = Matcher::new();
+    let mut scene = Scene { index: &index, matcher: &mut matcher, rules, quotas: quotas.collect() };
+    claim(&mut scene, &object(spec), "spec")
+}
+
+fn judge(spec: Value) -> Judgement {
+    judge_with(spec, &[], Rules::default())
+}
+
+fn with_config(requests: &[Value], named: &[&str], parameters: Value) -> Value {
+    let mut spec = fixtures::spec(requests);
+    spec["devices"]["config"] = json!([{"requests": named, "opaque": opaque(parameters)}]);
+    spec
+}
+
+fn selected(class: &str, expression: &str) -> Value {
+    let mut request = request("r", class, 1);
+    request["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    request
+}
+
+fn share_of(class: &str, capacity: Value) -> Value {
+    let mut request = request("r", class, 1);
+    request["exactly"]["capacity"] = json!({"requests": capacity});
+    request
+}
+
+const LEGAL: &str =
+    "legal are NVIDIA H100 80GB HBM3: 1g.10gb, 1g.10gb+me, 1g.20gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb";
+
+#[rstest]
+#[case::unknown_field(
+    with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "priorty": 5})),
+    "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`"
+)]
+#[case::out_of_range(
+    with_config(&[share("r", "4Gi", "10")], &["r"], json!({"kind": "ShareConfig", "priority": 101})),
+    "spec.devices.config[0].opaque.parameters: ShareConfig.priority: must be from -100 to 100"
+)]
+#[case::unknown_kind(
+    with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConf"})),
+    "spec.devices.config[0].opaque.parameters: unknown kind \"ShareConf\" of apiVersion \"aliquot.dev/v1alpha1\"; known are"
+)]
+#[case::kind_of_another_device(
+    with_config(&[share("r", "4Gi", "10")], &["r"], json!({"kind": "MigConfig"})),
+    "spec.devices.config[0]: MigConfig is for devices of type mig, but request r is for devices of type share"
+)]
+#[case::kind_that_fits_no_request(
+    with_config(&[partition("r", "1g.10gb"), request("s", "gpu.aliquot.dev", 1)], &[], json!({"kind": "ShareConfig"})),
+    "spec.devices.config[0]: ShareConfig is for devices of type share, but request r is for devices of type mig"
+)]
+#[case::mps_config(
+    with_config(&[request("r", "gpu.aliquot.dev", 1)], &[], json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}})),
+    "spec.devices.config[0].opaque.parameters: MpsConfig asks for MPS, which this driver cannot run yet; use ShareConfig with share.aliquot.dev"
+)]
+#[case::mps_class(
+    fixtures::spec(&[request("r", "mps.aliquot.dev", 1)]),
+    "spec.devices.requests[0].exactly.deviceClassName: mps.aliquot.dev gives GPUs through MPS, which this driver cannot run yet"
+)]
+#[case::open_from_a_tenant(
+    with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "failMode": "Open"})),
+    "spec.devices.config[0].opaque.parameters: ShareConfig.failMode: Open may only be set in a DeviceClass"
+)]
+#[case::admin_without_access(
+    fixtures::spec(&[request("r", "admin.aliquot.dev", 1)]),
+    "spec.devices.requests[0].exactly: devices of class admin.aliquot.dev are for monitoring and need adminAccess: true"
+)]
+#[case::too_many_devices(
+    fixtures::spec(&[request("r", "mig.aliquot.dev", 33)]),
+    "spec.devices.requests[0].exactly.count: 33 devices are more than the 32 that a claim can hold"
+)]
+#[case::unknown_profile(
+    fixtures::spec(&[partition("r", "1g.11gb")]),
+    "spec.devices.requests[0].exactly.selectors[0]: no board of this cluster has the MIG profile \"1g.11gb\"; legal are"
+)]
+#[case::unknown_profile_with_the_legal_ones(fixtures::spec(&[partition("r", "2g.10gb")]), LEGAL)]
+#[case::unknown_profiles(
+    fixtures::spec(&[selected("mig.aliquot.dev", &format!(r#"device.attributes["{DRIVER}"].profile in ["1g.5gb", "2g.10gb"]"#))]),
+    "no board of this cluster has the MIG profile \"1g.5gb\" or \"2g.10gb\"; legal are"
+)]
+#[case::unknown_profile_of_an_alternative(
+    json!({"devices": {"requests": [{"name": "r", "firstAvailable": [
+        {"name": "a", "deviceClassName": "mig.aliquot.dev"},
+        {"name": "b", "deviceClassName": "mig.aliquot.dev", "selectors": [{"cel": {"expression": format!(r#""9g.1gb" == device.attributes["{DRIVER}"].profile && true"#)}}]},
+    ]}]}}),
+    "spec.devices.requests[0].firstAvailable[1].selectors[0]: no board of this cluster has the MIG profile \"9g.1gb\""
+)]
+#[case::more_memory_than_any_board(
+    fixtures::spec(&[share("r", "200Gi", "10")]),
+    "spec.devices.requests[0].exactly.capacity.requests.memory: no device of this cluster gives 200Gi; the most is 80Gi"
+)]
+#[case::more_cores_than_any_board(
+    fixtures::spec(&[share("r", "2Gi", "101")]),
+    "spec.devices.requests[0].exactly.capacity.requests.cores: no device of this cluster gives 101; the most is 100"
+)]
+fn tenants_are_told_what_is_wrong_and_what_to_do(#[case] spec: Value, #[case] want: &str) {
+    let judgement = judge(spec);
+    assert!(judgement.errors.iter().any(|error| error.contains(want)), "{judgement:#?}");
+    assert_eq!(judgement.errors.len(), 1, "{judgement:#?}");
+}
+
+#[rstest]
+#[case::share(fixtures::spec(&[share("r", "4Gi", "10")]))]
+#[case::share_without_memory_takes_all_of_it(fixtures::spec(&[request("r", "share.aliquot.dev", 1)]))]
+#[case::whole(fixtures::spec(&[request("r", "gpu.aliquot.dev", 8)]))]
+#[case::partition(fixtures::spec(&[partition("r", "2g.20gb")]))]
+#[case::one_legal_profile_of_two(fixtures::spec(&[selected("mig.aliquot.dev", &format!(r#"device.attributes["{DRIVER}"].profile == "9g.1gb" || device.attributes["{DRIVER}"].profile == "2g.20gb""#))]))]
+#[case::a_profile_that_is_not_wanted(fixtures::spec(&[selected("mig.aliquot.dev", &format!(r#"device.attributes["{DRIVER}"].profile != "9g.1gb""#))]))]
+#[case::admin(json!({"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "admin.aliquot.dev", "adminAccess": true}}]}}))]
+#[case::config_for_some_of_several(with_config(&[share("r", "4Gi", "10"), partition("s", "1g.10gb")], &[], json!({"kind": "ShareConfig", "priority": 3})))]
+#[case::open_where_the_class_is(with_config(&[share_of("open.example.com", json!({"memory": "4Gi"}))], &[], json!({"kind": "ShareConfig", "failMode": "Open"})))]
+#[case::another_driver(fixtures::spec(&[request("r", "nic.example.com", 40)]))]
+#[case::a_class_that_is_not_there_yet(fixtures::spec(&[request("r", "later.example.com", 40)]))]
+#[case::a_selector_that_fails(fixtures::spec(&[selected("gpu.aliquot.dev", &format!(r#"device.attributes["{DRIVER}"].later == "x""#))]))]
+fn what_may_be_right_is_accepted(#[case] spec: Value) {
+    assert_eq!(judge(spec), Judgement::default());
+}
+
+#[test]
+fn configuration_of_other_drivers_is_not_looked_at() {
+    let mut spec = fixtures::spec(&[request("r", "nic.example.com", 1)]);
+    spec["devices"]["config"] =
+        json!([{"opaque": {"driver": "nic.example.com", "parameters": {"kind": "Odd"}}}]);
+    assert_eq!(judge(spec), Judgement::default());
+}
+
+#[test]
+fn every_mistake_is_named_at_once() {
+    let requests = [partition("r", "1g.11gb"), share("s", "200Gi", "5")];
+    let spec = with_config(&requests, &[], json!({"kind": "MigConfig", "x": 1}));
+    assert_eq!(judge(spec).errors.len(), 3);
+}
+
+#[rstest]
+#[case::refuse(Unknown::Refuse, (1, 0))]
+#[case::warn(Unknown::Warn, (0, 1))]
+#[case::allow(Unknown::Allow, (0, 0))]
+fn the_administrator_says_what_becomes_of_unknown_profiles(
+    #[case] unknown: Unknown,
+    #[case] want: (usize, usize),
+) {
+    let got = judge_with(fixtures::spec(&[partition("r", "9g.1gb")]), &[], Rules { unknown });
+    assert_eq!((got.errors.len(), got.warnings.len()), want);
+}
+
+/// Node agents do not publish what they cannot prepare.
+#[test]
+fn mps_is_refused_also_where_no_node_publishes_it() {
+    let mut index = index();
+    index.reset_slices(&[]);
+    let mut matcher = Matcher::new();
+    let mut scene =
+        Scene { index: &index, matcher: &mut matcher, rules: Rules::default(), quotas: Vec::new() };
+    let spec = object(fixtures::spec(&[request("r", "mps.aliquot.dev", 1)]));
+    let judgement = claim(&mut scene, &spec, "spec");
+    assert!(
+        judgement.errors.iter().any(|error| error.contains("which this driver cannot run yet")),
+        "{judgement:?}"
+    );
+}
+
+#[test]
+fn without_published_partitions_no_profile_is_unknown() {
+    let mut index = index();
+    index.reset_slices(&[]);
+    let mut matcher = Matcher::new();
+    let mut scene =
+        Scene { index: &index, matcher: &mut matcher, rules: Rules::default(), quotas: Vec::new() };
+    let spec = object(fixtures::spec(&[partition("r", "9g.1gb")]));
+    assert_eq!(claim(&mut scene, &spec, "spec"), Judgement::default());
+}
+
+#[rstest]
+#[case::share_memory(fixtures::spec(&[share("r", "41Gi", "10")]), json!({"perClaim": {"memory": "40Gi"}}),
+    Some("spec.devices: asks for at least 41Gi of GPU memory, but one claim may have 40Gi (GpuQuota team-a/limits)"))]
+#[case::within(fixtures::spec(&[share("r", "40Gi", "10")]), json!({"perClaim": {"memory": "40Gi"}}), None)]
+#[case::share_without_memory(fixtures::spec(&[request("r", "share.aliquot.dev", 1)]), json!({"perClaim": {"memory": "40Gi"}}),
+    Some("asks for at least 80Gi of GPU memory, but one claim may have 40Gi"))]
+#[case::cores(fixtures::spec(&[share("r", "4Gi", "60"), share("s", "4Gi", "50")]), json!({"perClaim": {"cores": 100}}),
+    Some("asks for at least 110 of cores (percent of a GPU), but one claim may have 100"))]
+#[case::devices(fixtures::spec(&[request("r", "mig.aliquot.dev", 5)]), json!({"perClaim": {"devices": 4}}),
+    Some("asks for at least 5 of devices, but one claim may have 4"))]
+#[case::partitions_count_their_profile(fixtures::spec(&[partition("r", "3g.40gb")]), json!({"perClaim": {"memory": "20Gi"}}),
+    Some("asks for at least 40Gi of GPU memory"))]
+#[case::any_partition_may_be_the_smallest(fixtures::spec(&[request("r", "mig.aliquot.dev", 2)]), json!({"perClaim": {"memory": "20Gi"}}), None)]
+#[case::the_smallest_twice(fixtures::spec(&[request("r", "mig.aliquot.dev", 3)]), json!({"perClaim": {"memory": "20Gi"}}),
+    Some("asks for at least 30Gi of GPU memory"))]
+#[case::whole_gpus(fixtures::spec(&[request("r", "gpu.aliquot.dev", 3)]), json!({"hard": {"gpus": 2}}),
+    Some("asks for at least 3 of whole GPUs, but the whole namespace may have 2 (GpuQuota team-a/limits)"))]
+#[case::never_within_hard(fixtures::spec(&[share("r", "41Gi", "10")]), json!({"hard": {"memory": "40Gi"}}),
+    Some("but the whole namespace may have 40Gi"))]
+#[case::a_smaller_alternative_may_do(json!({"devices": {"requests": [{"name": "r", "firstAvailable": [
+        {"name": "a", "deviceClassName": "gpu.aliquot.dev"},
+        {"name": "b", "deviceClassName": "share.aliquot.dev", "capacity": {"requests": {"memory": "8Gi"}}},
+    ]}]}}), json!({"perClaim": {"memory": "40Gi"}, "hard": {"gpus": 0}}), None)]
+#[case::monitoring_takes_nothing(json!({"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "admin.aliquot.dev", "adminAccess": true, "allocationMode": "All"}}]}}),
+    json!({"hard": {"memory": "0", "cores": 0, "gpus": 0}}), None)]
+#[case::other_drivers_take_nothing(fixtures::spec(&[request("r", "nic.example.com", 5)]), json!({"perClaim": {"devices": 1}}), None)]
+fn more_than_a_namespace_may_have_is_refused(
+    #[case] spec: Value,
+    #[case] quota: Value,
+    #[case] want: Option<&str>,
+) {
+    let judgement = judge_with(spec, &[quota], Rules::default());
+    match want {
+        None => assert_eq!(judgement, Judgement::default()),
+        Some(want) => {
+            assert!(judgement.errors.iter().any(|error| error.contains(want)), "{judgement:#?}");
+        }
+    }
+}
+
+#[test]
+fn classes_are_checked_for_their_configuration() {
+    let judge = |parameters: Value| {
+        class(DRIVER, &object(json!({"config": [{"opaque": opaque(parameters)}]}))).errors
+    };
+    assert_eq!(judge(json!({"kind": "ShareConfig", "failMode": "Open"})), Vec::<String>::new());
+    let errors = judge(json!({"kind": "GpuConfig", "timeSlice": "Longest"}));
+    assert_eq!(errors.len(), 1);
+    assert!(
+        errors[0]
+            .starts_with("spec.config[0].opaque.parameters: GpuConfig.timeSlice: unknown variant `Longest`"),
+        "{errors:?}"
+    );
+}

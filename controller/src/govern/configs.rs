@@ -1,0 +1,111 @@
+//! Opaque configuration as users write it: strictly decoded, and only where it can apply.
+
+use super::least::{Offer, Wanted};
+use crate::index::Class;
+use aliquot_model::DeviceKind;
+use aliquot_model::config::{self, Config, FailMode};
+use k8s_openapi::api::resource::v1::OpaqueDeviceConfiguration;
+
+/// Kinds of device that a configuration says something about.
+const fn kinds(config: &Config) -> &'static [DeviceKind] {
+    match config {
+        Config::Gpu(_) => &[DeviceKind::Gpu, DeviceKind::TimeSlice],
+        Config::Mig(_) => &[DeviceKind::Mig],
+        Config::Share(_) => &[DeviceKind::Share],
+        Config::Mps(_) => &[DeviceKind::Mps],
+    }
+}
+
+/// What is wrong with one entry, of a class or a claim.
+pub(super) fn decode(
+    opaque: Option<&OpaqueDeviceConfiguration>,
+    driver: &str,
+    path: &str,
+) -> Option<Result<Config, String>> {
+    let opaque = opaque.filter(|opaque| opaque.driver == driver)?;
+    let decoded = config::decode_strict(&opaque.parameters.0)
+        .map_err(|error| format!("{path}.opaque.parameters: {error}"))
+        .and_then(|config| match config {
+            Config::Mps(_) => Err(format!(
+                "{path}.opaque.parameters: {} asks for MPS, which this driver cannot run yet; use ShareConfig with \
+                 share.aliquot.dev, or GpuConfig with timeslice.aliquot.dev",
+                config.kind()
+            )),
+            config => Ok(config),
+        });
+    Some(decoded)
+}
+
+/// Whether a class lets programs run without limits when the limiter cannot work.
+fn fails_open(class: &Class, driver: &str) -> bool {
+    class.config.iter().any(|entry| {
+        let decoded = decode(entry.opaque.as_ref(), driver, "");
+        matches!(decoded, Some(Ok(Config::Share(share))) if share.fail_mode == FailMode::Open)
+    })
+}
+
+/// What is wrong with a claim's configuration, given what its requests can be satisfied with.
+pub(super) fn of_claim(
+    entries: &[k8s_openapi::api::resource::v1::DeviceClaimConfiguration],
+    ways: &[(Wanted<'_>, Option<&Class>, Offer)],
+    driver: &str,
+    prefix: &str,
+) -> Vec<String> {
+    let mut errors = Vec::new();
+    for (at, entry) in entries.iter().enumerate() {
+        let path = format!("{prefix}.devices.config[{at}]");
+        let config = match decode(entry.opaque.as_ref(), driver, &path) {
+            None => continue,
+            Some(Err(error)) => {
+                errors.push(error);
+                continue;
+            }
+            Some(Ok(config)) => config,
+        };
+        let named = entry.requests.as_deref().unwrap_or_default();
+        let concerned: Vec<_> = ways
+            .iter()
+            .filter(|(wanted, _, _)| {
+                named.is_empty() || named.iter().any(|name| *name == wanted.request || *name == wanted.name())
+            })
+            .collect();
+        errors.extend(misplaced(&config, named, &concerned, &path));
+        let open = matches!(&config, Config::Share(share) if share.fail_mode == FailMode::Open);
+        if open && !concerned.iter().any(|(_, class, _)| class.is_some_and(|class| fails_open(class, driver)))
+        {
+            errors.push(format!(
+                "{path}.opaque.parameters: ShareConfig.failMode: Open may only be set in a DeviceClass; remove it"
+            ));
+        }
+    }
+    errors
+}
+
+/// A configuration for devices of another kind. An entry for several requests concerns those that it
+/// fits; it is wrong when it fits none.
+fn misplaced(
+    config: &Config,
+    named: &[String],
+    concerned: &[&(Wanted<'_>, Option<&Class>, Offer)],
+    path: &str,
+) -> Option<String> {
+    let fits = |offer: &Offer| {
+        // What cannot be told may fit.
+        offer.kinds.is_empty() || offer.kinds.iter().any(|kind| kinds(config).contains(kind))
+    };
+    let wrong = |(wanted, _, offer): &(Wanted<'_>, Option<&Class>, Offer)| {
+        let found: Vec<&str> = offer.kinds.iter().map(|kind| kind.as_str()).collect();
+        let right: Vec<&str> = kinds(config).iter().map(|kind| kind.as_str()).collect();
+        format!(
+            "{path}: {} is for devices of type {}, but request {} is for devices of type {}",
+            config.kind(),
+            right.join(" or "),
+            wanted.name(),
+            found.join(" or ")
+        )
+    };
+    // The node is as strict: it refuses an entry that names exactly one request of another kind.
+    let exact = concerned.iter().find(|(wanted, _, offer)| named.contains(&wanted.name()) && !fits(offer));
+    let none = || concerned.first().filter(|_| !concerned.iter().any(|(_, _, offer)| fits(offer)));
+    exact.or_else(none).map(|way| wrong(way))
+}

@@ -1,0 +1,211 @@
+//! The least that a request can be given on the boards of this cluster.
+
+use super::Amount;
+use super::ledger::of_published;
+use crate::decide::Matcher;
+use crate::decide::capacity::consumed;
+use crate::index::{Class, Index, Layout};
+use crate::quantity::Quantity;
+use crate::selector::Selector;
+use aliquot_model::{DeviceKind, DeviceName};
+use k8s_openapi::api::resource::v1::{
+    CapacityRequirements, DeviceRequest, DeviceSelector, ResourceClaimSpec,
+};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// One way to satisfy a request: `exactly`, or an entry of `firstAvailable`.
+#[derive(Debug, Clone)]
+pub struct Wanted<'a> {
+    /// Where it stands in the object.
+    pub path: String,
+    /// Name of the request.
+    pub request: &'a str,
+    /// Name of the alternative, if it is one.
+    pub alternative: Option<&'a str>,
+    /// Name of the class.
+    pub class: &'a str,
+    /// Selectors of the request.
+    pub selectors: &'a [DeviceSelector],
+    /// How many devices at least.
+    pub count: u64,
+    /// Whether it asks for admin access.
+    pub admin: bool,
+    /// What it asks for of each device.
+    pub capacity: Option<&'a CapacityRequirements>,
+}
+
+impl Wanted<'_> {
+    /// The name as configuration refers to it.
+    pub fn name(&self) -> String {
+        match self.alternative {
+            Some(alternative) => format!("{}/{alternative}", self.request),
+            None => self.request.to_owned(),
+        }
+    }
+
+    /// What it asks for of one capacity, if it is a quantity.
+    pub fn capacity_of(&self, driver: &str, name: &str) -> Option<Quantity> {
+        let requests = self.capacity?.requests.as_ref()?;
+        let qualified = format!("{driver}/{name}");
+        requests.get(name).or_else(|| requests.get(&qualified))?.0.parse().ok()
+    }
+}
+
+/// The requests of a claim, each with its alternatives.
+pub fn requests<'a>(spec: &'a ResourceClaimSpec, prefix: &str) -> Vec<Vec<Wanted<'a>>> {
+    let requests = spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+    requests
+        .enumerate()
+        .map(|(at, request)| alternatives(request, &format!("{prefix}.devices.requests[{at}]")))
+        .collect()
+}
+
+fn alternatives<'a>(request: &'a DeviceRequest, path: &str) -> Vec<Wanted<'a>> {
+    let count = |mode: Option<&str>, count: Option<i64>| match mode {
+        // One at least.
+        Some("All") => 1,
+        _ => u64::try_from(count.unwrap_or(1)).unwrap_or_default(),
+    };
+    let exactly = request.exactly.iter().map(|exact| Wanted {
+        path: format!("{path}.exactly"),
+        request: &request.name,
+        alternative: None,
+        class: &exact.device_class_name,
+        selectors: exact.selectors.as_deref().unwrap_or_default(),
+        count: count(exact.allocation_mode.as_deref(), exact.count),
+        admin: exact.admin_access == Some(true),
+        capacity: exact.capacity.as_ref(),
+    });
+    let first = request.first_available.iter().flatten().enumerate().map(|(at, sub)| Wanted {
+        path: format!("{path}.firstAvailable[{at}]"),
+        request: &request.name,
+        alternative: Some(&sub.name),
+        class: &sub.device_class_name,
+        selectors: sub.selectors.as_deref().unwrap_or_default(),
+        count: count(sub.allocation_mode.as_deref(), sub.count),
+        admin: false,
+        capacity: sub.capacity.as_ref(),
+    });
+    exactly.chain(first).collect()
+}
+
+/// What the boards of the cluster have for a way to satisfy a request.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Offer {
+    /// Kinds of the devices that match, or what class and selectors demand when none does; empty when it
+    /// cannot be told.
+    pub kinds: BTreeSet<DeviceKind>,
+    /// The least that all its devices together can count; `None` when it cannot be told.
+    pub least: Option<Amount>,
+    /// Devices match, but none of them ever gives so much: capacity, what is asked, the most there is.
+    pub too_much: Option<(&'static str, Quantity, Quantity)>,
+}
+
+/// Looks at every published device.
+pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wanted<'_>) -> Offer {
+    let own = wanted
+        .selectors
+        .iter()
+        .map(|selector| selector.cel.as_ref().map(|cel| Arc::from(cel.expression.as_str())));
+    let Some(expressions) = class.selectors.iter().cloned().chain(own).collect::<Option<Vec<Arc<str>>>>()
+    else {
+        return Offer::default();
+    };
+    let mut offer = Offer::default();
+    let mut most: [Option<Quantity>; 2] = [None, None];
+    let mut uncertain = false;
+    for layout in index.pools().filter_map(|pool| pool.layout.as_ref()) {
+        let answers: Vec<_> = expressions.iter().map(|e| matcher.answers(index, layout, e)).collect();
+        for (position, device) in (0u32..).zip(layout.devices.iter()) {
+            let verdicts = answers.iter().map(|answers| answers.get(position));
+            match verdicts.fold(Some(true), and) {
+                Some(true) => {}
+                Some(false) => continue,
+                None => {
+                    uncertain = true;
+                    continue;
+                }
+            }
+            let Some(name) = DeviceName::parse(index.name(device.name)) else { continue };
+            offer.kinds.insert(name.kind());
+            if let Some(amount) = amount(index, layout, position, name.kind(), wanted, &mut most) {
+                offer.least = Some(offer.least.map_or(amount, |least| least.min(amount)));
+            }
+        }
+    }
+    if uncertain {
+        return Offer::default();
+    }
+    if offer.kinds.is_empty() {
+        offer.kinds = demanded_kinds(index.driver(), &expressions);
+        return offer;
+    }
+    if offer.least.is_none() {
+        offer.too_much = [("memory", most[0]), ("cores", most[1])].into_iter().find_map(|(name, most)| {
+            let (asked, most) = (wanted.capacity_of(index.driver(), name)?, most?);
+            (asked > most).then_some((name, asked, most))
+        });
+    }
+    offer.least = offer.least.map(|least| least.times(wanted.count));
+    offer
+}
+
+/// The kinds of which a device must be for the expressions to be true.
+fn demanded_kinds(driver: &str, expressions: &[Arc<str>]) -> BTreeSet<DeviceKind> {
+    let demanded = expressions.iter().find_map(|expression| {
+        let selector = Selector::compile(expression);
+        let kinds = selector.demanded(driver, "type")?;
+        kinds.into_iter().map(DeviceKind::parse).collect::<Option<BTreeSet<_>>>()
+    });
+    demanded.unwrap_or_default()
+}
+
+/// A selector that fails on a device leaves open what it would say of others.
+fn and(sum: Option<bool>, answer: Option<&crate::decide::matcher::Answer>) -> Option<bool> {
+    match (sum, answer) {
+        (Some(false), _) | (_, Some(Ok(false))) => Some(false),
+        (sum, Some(Ok(true))) => sum,
+        _ => None,
+    }
+}
+
+/// What one device would count; `None` if it does not give so much.
+fn amount(
+    index: &Index,
+    layout: &Layout,
+    position: u32,
+    kind: DeviceKind,
+    wanted: &Wanted<'_>,
+    most: &mut [Option<Quantity>; 2],
+) -> Option<Amount> {
+    if wanted.admin || kind == DeviceKind::Admin {
+        return Some(Amount::default());
+    }
+    let device = layout.devices.get(position as usize)?;
+    let capacities = &index.shape(device).capacities;
+    let mut taken = [Quantity::ZERO; 2];
+    for ((slot, most), name) in taken.iter_mut().zip(most.iter_mut()).zip(["memory", "cores"]) {
+        let asked = wanted.capacity_of(index.driver(), name);
+        let Some(symbol) = index.find_qualified(name) else { continue };
+        let found = capacities.iter().find(|(known, _)| *known == symbol);
+        let Some((_, capacity)) = found else {
+            // A capacity that the device lacks cannot be asked for.
+            match asked {
+                Some(_) => return None,
+                None => continue,
+            }
+        };
+        *most = Some(most.unwrap_or_default().max(capacity.value));
+        if kind.shareable() {
+            *slot = consumed(capacity, asked)?;
+        } else if asked.is_some_and(|asked| asked > capacity.value) {
+            return None;
+        }
+    }
+    if kind.shareable() {
+        let [memory, cores] = taken.map(|quantity| quantity.to_u64().unwrap_or(u64::MAX));
+        return Some(Amount::of_device(kind, memory, (0, 0), cores));
+    }
+    of_published(index, layout, position, kind)
+}

@@ -1,0 +1,292 @@
+//! Who holds how much: the sum over a namespace's allocated claims, observed and assumed.
+//!
+//! Decisions that are being written count already, so of two pods that are decided one after the other
+//! the second one meets what the first was given.
+
+use super::{Amount, GpuQuota, GpuQuotaStatus};
+use crate::govern::amount::Bytes;
+use crate::index::{Allocation, Held, Index, Layout, ObjectKey, Sym};
+use crate::quantity::Quantity;
+use aliquot_model::{DeviceKind, DeviceName};
+use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequestAllocationResult};
+use std::collections::HashMap;
+use std::fmt;
+
+/// What a quota limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// Bytes of GPU memory.
+    Memory,
+    /// Percent of GPUs' compute.
+    Cores,
+    /// Whole GPUs.
+    Gpus,
+    /// Devices of any kind.
+    Devices,
+}
+
+impl Limit {
+    /// The field of a GpuQuota.
+    pub const fn field(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cores => "cores",
+            Self::Gpus => "gpus",
+            Self::Devices => "devices",
+        }
+    }
+
+    /// The figure of an amount; there is none for devices.
+    pub const fn of(self, amount: &Amount) -> u64 {
+        match self {
+            Self::Memory => amount.memory,
+            Self::Cores => amount.cores,
+            Self::Gpus => amount.gpus,
+            Self::Devices => 0,
+        }
+    }
+
+    /// A figure as people read it.
+    pub fn show(self, figure: u64) -> String {
+        match self {
+            Self::Memory => Bytes(figure).to_string(),
+            Self::Cores | Self::Gpus | Self::Devices => figure.to_string(),
+        }
+    }
+}
+
+/// A quota that a decision would exceed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Excess {
+    /// The quota.
+    pub quota: ObjectKey,
+    /// What of it.
+    pub limit: Limit,
+    /// The quota's figure.
+    pub hard: u64,
+    /// What the namespace's claims hold; `None` for a limit on one claim.
+    pub used: Option<u64>,
+    /// What is asked.
+    pub asked: u64,
+}
+
+impl fmt::Display for Excess {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { quota, limit, hard, used, asked } = self;
+        let (field, hard, asked) = (limit.field(), limit.show(*hard), limit.show(*asked));
+        match used {
+            Some(used) => write!(
+                f,
+                "GpuQuota {quota} is exceeded: {field}: hard {hard}, used {}, asked {asked}; the pod waits until \
+                 claims of the namespace are released or the quota is raised",
+                limit.show(*used)
+            ),
+            None => write!(
+                f,
+                "GpuQuota {quota} is exceeded: {field} of one claim: hard {hard}, asked {asked}; ask for less, or \
+                 have spec.perClaim.{field} raised"
+            ),
+        }
+    }
+}
+
+/// The GpuQuotas, and what devices count.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    quotas: HashMap<ObjectKey, GpuQuota>,
+    /// What devices counted when they were last published: claims on a node that is gone still hold them.
+    devices: HashMap<(Sym, Sym), Amount>,
+}
+
+impl Ledger {
+    /// Adds or replaces a quota.
+    pub fn apply(&mut self, quota: GpuQuota) {
+        if let Some(key) = crate::index::key_of(&quota.metadata) {
+            self.quotas.insert(key, quota);
+        }
+    }
+
+    /// Removes a quota.
+    pub fn delete(&mut self, quota: &GpuQuota) {
+        if let Some(key) = crate::index::key_of(&quota.metadata) {
+            self.quotas.remove(&key);
+        }
+    }
+
+    /// Replaces all quotas.
+    pub fn reset(&mut self, quotas: Vec<GpuQuota>) {
+        self.quotas.clear();
+        for quota in quotas {
+            self.apply(quota);
+        }
+    }
+
+    /// The quotas of a namespace, by name.
+    pub fn of_namespace(&self, namespace: &str) -> Vec<(&ObjectKey, &GpuQuota)> {
+        let mut found: Vec<_> = self.quotas.iter().filter(|(key, _)| *key.namespace == *namespace).collect();
+        found.sort_unstable_by_key(|(key, _)| *key);
+        found
+    }
+
+    /// What a namespace's claims hold, and how many claims that are.
+    pub fn used(&mut self, index: &Index, namespace: &str) -> (Amount, u64) {
+        let mut sum = (Amount::default(), 0);
+        for claim in index.claims().filter(|claim| *claim.key.namespace == *namespace) {
+            let Some(allocation) = index.effective_allocation(&claim.key) else { continue };
+            if allocation.held.iter().any(|held| !held.admin) {
+                sum = (sum.0 + self.of_allocation(index, allocation), sum.1 + 1);
+            }
+        }
+        sum
+    }
+
+    fn of_allocation(&mut self, index: &Index, allocation: &Allocation) -> Amount {
+        allocation.held.iter().fold(Amount::default(), |sum, held| sum + self.of_held(index, held))
+    }
+
+    fn of_held(&mut self, index: &Index, held: &Held) -> Amount {
+        let consumed = |name: &str| {
+            let name = index.find_qualified(name)?;
+            held.consumed.iter().find(|(known, _)| *known == name).map(|(_, amount)| *amount)
+        };
+        self.of_device(index, (held.pool, held.device), held.admin, consumed)
+    }
+
+    fn of_result(&mut self, index: &Index, result: &DeviceRequestAllocationResult) -> Amount {
+        let (Some(pool), Some(device)) = (index.sym(&result.pool), index.sym(&result.device)) else {
+            return Amount::default();
+        };
+        let consumed = |name: &str| {
+            let capacities = result.consumed_capacity.as_ref()?;
+            let qualified = format!("{}/{name}", index.driver());
+            capacities.get(name).or_else(|| capacities.get(&qualified))?.0.parse().ok()
+        };
+        self.of_device(index, (pool, device), result.admin_access == Some(true), consumed)
+    }
+
+    fn of_device(
+        &mut self,
+        index: &Index,
+        (pool, device): (Sym, Sym),
+        admin: bool,
+        consumed: impl Fn(&str) -> Option<Quantity>,
+    ) -> Amount {
+        let Some(kind) = DeviceName::parse(index.name(device)).map(|name| name.kind()) else {
+            return Amount::default();
+        };
+        if admin {
+            return Amount::default();
+        }
+        let units = |name: &str| consumed(name).and_then(Quantity::to_u64).unwrap_or_default();
+        if kind.shareable() {
+            return Amount::of_device(kind, units("memory"), (0, 0), units("cores"));
+        }
+        let layout = index.pool(pool).and_then(|pool| pool.layout.as_ref());
+        let published = layout.and_then(|layout| of_published(index, layout, layout.position(device)?, kind));
+        match published {
+            Some(amount) => {
+                self.devices.insert((pool, device), amount);
+                amount
+            }
+            None => self.devices.get(&(pool, device)).copied().unwrap_or_default(),
+        }
+    }
+
+    /// The first quota that allocating this to claims of a namespace would exceed.
+    pub fn excess<'a>(
+        &mut self,
+        index: &Index,
+        namespace: &str,
+        allocations: impl Iterator<Item = &'a AllocationResult>,
+    ) -> Option<Excess> {
+        if self.of_namespace(namespace).is_empty() {
+            return None;
+        }
+        let claims: Vec<(Amount, u64)> = allocations
+            .map(|allocation| {
+                let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+                let ours = results.filter(|result| result.driver == index.driver());
+                ours.fold((Amount::default(), 0), |sum, result| {
+                    (sum.0 + self.of_result(index, result), sum.1 + 1)
+                })
+            })
+            .collect();
+        let (used, _) = self.used(index, namespace);
+        let quotas = self.of_namespace(namespace);
+        quotas.into_iter().find_map(|(key, quota)| exceeded(key, quota, used, &claims))
+    }
+
+    /// Quotas whose status is not what is held now.
+    pub fn stale(&mut self, index: &Index) -> Vec<(ObjectKey, GpuQuotaStatus)> {
+        let mut namespaces: HashMap<std::sync::Arc<str>, GpuQuotaStatus> = HashMap::new();
+        let keys: Vec<ObjectKey> = self.quotas.keys().cloned().collect();
+        for key in &keys {
+            if !namespaces.contains_key(&key.namespace) {
+                let (used, claims) = self.used(index, &key.namespace);
+                namespaces.insert(key.namespace.clone(), GpuQuotaStatus { used: used.into(), claims });
+            }
+        }
+        let differs = |key: &ObjectKey, status: &GpuQuotaStatus| {
+            self.quotas.get(key).is_some_and(|quota| quota.status.as_ref() != Some(status))
+        };
+        keys.into_iter()
+            .filter_map(|key| {
+                let status = namespaces.get(&key.namespace)?.clone();
+                differs(&key, &status).then_some((key, status))
+            })
+            .collect()
+    }
+}
+
+fn exceeded(key: &ObjectKey, quota: &GpuQuota, used: Amount, claims: &[(Amount, u64)]) -> Option<Excess> {
+    let per_claim = &quota.spec.per_claim;
+    for (amount, devices) in claims {
+        let figures = [
+            (Limit::Memory, per_claim.memory, amount.memory),
+            (Limit::Cores, per_claim.cores, amount.cores),
+            (Limit::Devices, per_claim.devices, *devices),
+        ];
+        for (limit, most, asked) in figures {
+            if let Some(hard) = most.map(|given| given.0).filter(|hard| asked > *hard) {
+                return Some(Excess { quota: key.clone(), limit, hard, used: None, asked });
+            }
+        }
+    }
+    let asked = claims.iter().fold(Amount::default(), |sum, (amount, _)| sum + *amount);
+    quota.spec.limits().into_iter().find_map(|(limit, hard)| {
+        let (hard, used, asked) = (hard?, limit.of(&used), limit.of(&asked));
+        // What takes nothing of it may always be allocated.
+        (asked > 0 && used.saturating_add(asked) > hard).then(|| Excess {
+            quota: key.clone(),
+            limit,
+            hard,
+            used: Some(used),
+            asked,
+        })
+    })
+}
+
+/// What a device counts that nobody shares.
+pub fn of_published(index: &Index, layout: &Layout, position: u32, kind: DeviceKind) -> Option<Amount> {
+    let capacity = |position: u32, name: &str| {
+        let device = layout.devices.get(position as usize)?;
+        let name = index.find_qualified(name)?;
+        let capacities = &index.shape(device).capacities;
+        let (_, capacity) = capacities.iter().find(|(known, _)| *known == name)?;
+        capacity.value.to_u64()
+    };
+    let gpu = layout.devices.get(position as usize)?.gpu;
+    let memory = capacity(position, "memory")?;
+    let part = capacity(position, "multiprocessors").unwrap_or_default();
+    let siblings = layout.gpus.iter().find(|other| other.number == gpu);
+    let whole = siblings
+        .into_iter()
+        .flat_map(|gpu| gpu.devices.iter())
+        .filter_map(|sibling| capacity(*sibling, "multiprocessors"))
+        .max();
+    Some(Amount::of_device(kind, memory, (part, whole.unwrap_or(part)), 0))
+}
+
+#[cfg(test)]
+#[path = "ledger/tests.rs"]
+mod tests;

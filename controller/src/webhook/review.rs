@@ -1,0 +1,109 @@
+//! AdmissionReviews, in and out.
+
+use super::admission::{self, Verdict};
+use super::knowledge::Knowledge;
+use crate::govern::Judgement;
+use crate::metrics::Metrics;
+use axum::Json;
+use axum::extract::State;
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// What requests are answered from.
+#[derive(Clone)]
+pub(super) struct App {
+    pub(super) knowledge: Knowledge,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) governance: bool,
+}
+
+/// `AdmissionResponse`.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Response {
+    uid: Value,
+    allowed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch_type: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    patch: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+impl Response {
+    fn allow(patch: Option<&Value>) -> Self {
+        let patch = patch.map(|patch| STANDARD.encode(patch.to_string()));
+        Self { allowed: true, patch_type: patch.as_ref().map(|_| "JSONPatch"), patch, ..Self::default() }
+    }
+
+    fn of(judgement: Judgement) -> Self {
+        let Judgement { errors, warnings } = judgement;
+        let status = (!errors.is_empty())
+            .then(|| json!({"code": 422, "reason": "Invalid", "message": errors.join("; ")}));
+        Self { allowed: errors.is_empty(), status, warnings, ..Self::default() }
+    }
+
+    fn to(self, review: &Value) -> Json<Value> {
+        let uid = review.pointer("/request/uid").cloned().unwrap_or_default();
+        let response = Self { uid, ..self };
+        Json(json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}))
+    }
+}
+
+/// Whatever cannot be understood is let through as it is: the API server has checked its form.
+pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+    let mut patch = None;
+    if let Some(pod) = object::<Pod>(&review)
+        && app.knowledge.judge_pod(namespace(&review), &pod).await == Verdict::Gate
+    {
+        app.metrics.gated.inc();
+        patch = Some(admission::patch(&pod));
+    }
+    Response::allow(patch.as_ref()).to(&review)
+}
+
+/// Claims, templates and classes.
+pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+    if !app.governance {
+        return Response::allow(None).to(&review);
+    }
+    let kind = review.pointer("/request/kind/kind").and_then(Value::as_str).unwrap_or_default();
+    let (knowledge, namespace) = (&app.knowledge, namespace(&review));
+    let judgement = match kind {
+        "ResourceClaim" => object::<ResourceClaim>(&review)
+            .map(|claim| knowledge.judge_claim(namespace, &claim.spec, "spec")),
+        "ResourceClaimTemplate" => object::<ResourceClaimTemplate>(&review)
+            .map(|template| knowledge.judge_claim(namespace, &template.spec.spec, "spec.spec")),
+        "DeviceClass" => object::<DeviceClass>(&review).map(|class| knowledge.judge_class(&class.spec)),
+        _ => None,
+    };
+    let judgement = judgement.unwrap_or_default();
+    if !judgement.errors.is_empty() {
+        app.metrics.refused.inc();
+        tracing::debug!(namespace, kind, errors = ?judgement.errors, "refused");
+    }
+    Response::of(judgement).to(&review)
+}
+
+fn object<T: DeserializeOwned>(review: &Value) -> Option<T> {
+    match serde_json::from_value(review.pointer("/request/object").cloned().unwrap_or_default()) {
+        Ok(object) => Some(object),
+        Err(error) => {
+            tracing::debug!(%error, "an admission request that is not understood");
+            None
+        }
+    }
+}
+
+fn namespace(review: &Value) -> &str {
+    review.pointer("/request/namespace").and_then(Value::as_str).unwrap_or_default()
+}
