@@ -3,6 +3,9 @@
 
 mod claims;
 mod pods;
+mod room;
+
+pub use room::{Eviction, Fate};
 
 use crate::decide::Plan;
 use crate::fence::Fence;
@@ -46,6 +49,17 @@ pub enum Job {
         reserve: Vec<ObjectKey>,
         /// The pod's gates.
         gates: Option<Gates>,
+    },
+    /// Note on a pod where room is made for it, then evict those who are in the way.
+    MakeRoom {
+        /// The pod.
+        pod: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// The node; `None` if room is made nowhere any more.
+        node: Option<Arc<str>>,
+        /// Pods to evict.
+        victims: Vec<(ObjectKey, Uid)>,
     },
     /// Take an allocation back.
     Deallocate {
@@ -110,8 +124,17 @@ pub struct Outcome {
     pub gone: Vec<(ObjectKey, Uid)>,
     /// The pod as the API returned it.
     pub pod: Option<Pod>,
+    /// What became of evictions.
+    pub evictions: Vec<Eviction>,
     /// The first thing that went wrong.
     pub error: Option<WriteError>,
+}
+
+impl Outcome {
+    /// Nothing done yet.
+    pub const fn of(job: Job) -> Self {
+        Self { job, claims: Vec::new(), gone: Vec::new(), pod: None, evictions: Vec::new(), error: None }
+    }
 }
 
 /// Why something was not written.
@@ -171,6 +194,8 @@ fn judge(error: &kube::Error) -> Verdict {
     match error {
         kube::Error::Api(status) => match status.code {
             404 => Verdict::NotFound,
+            // Waiting does not help against a budget, not as long as we wait.
+            429 if room::is_budget(status) => Verdict::Never(status.message.clone()),
             // Conflicts, time-outs and overload pass.
             409 | 408 | 429 | 500..=599 => Verdict::Again(status.message.clone()),
             _ => Verdict::Never(status.message.clone()),
@@ -197,14 +222,16 @@ impl Writer {
 
     /// Does a job to the end.
     pub async fn run(&self, job: Job) -> Outcome {
-        let mut outcome =
-            Outcome { job: job.clone(), claims: Vec::new(), gone: Vec::new(), pod: None, error: None };
+        let mut outcome = Outcome::of(job.clone());
         let result = match job {
             Job::Allocate { plan, allocations, claims, gates } => {
                 self.allocate(&plan, &allocations, claims, gates, &mut outcome).await
             }
             Job::Lift { pod, uid, reserve, gates } => {
                 self.settle(&pod, &uid, &reserve, gates, &mut outcome).await
+            }
+            Job::MakeRoom { pod, uid, node, victims } => {
+                self.make_room(&pod, &uid, node.as_deref(), &victims, &mut outcome).await
             }
             Job::Deallocate { claim, uid, mark, consumers } => {
                 self.deallocate(&claim, &uid, &mark, &consumers, &mut outcome).await

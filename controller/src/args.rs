@@ -2,7 +2,7 @@
 
 use crate::decide::Strategy;
 use crate::govern::Unknown;
-use clap::{Parser, ValueEnum};
+use clap::{ArgAction, Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -84,6 +84,10 @@ pub struct Args {
     /// Longest search for one pod. Running into it is reported, and tried again.
     #[arg(long, default_value = "500ms", value_parser = parse_duration)]
     pub decision_deadline: Duration,
+
+    /// Evict pods of lower priority for pods that fit nowhere.
+    #[arg(long, default_value_t = true, action = ArgAction::Set)]
+    pub preemption: bool,
 
     /// How long a claim of ours may be without a consumer before it is taken back.
     #[arg(long, default_value = "30s", value_parser = parse_duration)]

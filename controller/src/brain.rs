@@ -5,6 +5,7 @@
 
 mod duties;
 mod outcomes;
+mod preemption;
 mod quotas;
 mod reports;
 mod stranded;
@@ -78,6 +79,10 @@ pub struct Settings {
     pub backoff: (Duration, Duration),
     /// How long a node is left out that kube-scheduler gave back, the first time.
     pub left_out: Duration,
+    /// Whether pods of lower priority are evicted for pods that fit nowhere.
+    pub preemption: bool,
+    /// How long a pod is spared whose eviction was refused.
+    pub spared: Duration,
     /// Whether DeviceTaintRules are watched, so that deciding waits for them.
     pub taint_rules: bool,
     /// Whether GpuQuotas are watched and kept.
@@ -92,6 +97,8 @@ impl Default for Settings {
             idle: Duration::from_secs(30),
             backoff: (Duration::from_millis(250), Duration::from_secs(10)),
             left_out: Duration::from_secs(10),
+            preemption: true,
+            spared: Duration::from_secs(10),
             taint_rules: false,
             quotas: false,
         }
@@ -129,6 +136,7 @@ pub struct Core {
     foreign: HashMap<Uid, (ObjectKey, HashSet<Sym>)>,
     given_back: HashMap<(Uid, Arc<str>), GivenBack>,
     stranded: stranded::Stranded,
+    preemptions: preemption::Preemptions,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
     quotas: quotas::Quotas,
@@ -156,6 +164,7 @@ impl Core {
             foreign: HashMap::new(),
             given_back: HashMap::new(),
             stranded: stranded::Stranded::default(),
+            preemptions: preemption::Preemptions::default(),
             first_seen: HashMap::new(),
             told: reports::Told::default(),
             quotas: quotas::Quotas::default(),
@@ -343,6 +352,7 @@ impl Core {
             self.offer(&key, now);
         }
         if room {
+            self.offer_nominated(now);
             self.queue.wake(now);
         }
     }
@@ -353,12 +363,14 @@ impl Core {
             self.queue.remove(key);
             self.told.forget_pod(key);
             self.first_seen.remove(key);
+            self.end_nomination(key, now);
             return;
         };
         if !self.wants_decision(pod) {
             self.queue.remove(key);
             if !self.in_flight.contains_key(key) {
                 self.first_seen.remove(key);
+                self.end_nomination(key, now);
             }
             return;
         }
@@ -389,6 +401,7 @@ impl Core {
         if !self.is_synced() {
             return;
         }
+        self.nominate_again(now, wall);
         let Some(key) = self.queue.pop(now) else { return };
         let Some(pod) = self.index.pod(&key).cloned() else {
             self.queue.remove(&key);
@@ -405,12 +418,12 @@ impl Core {
         }
         let started = Instant::now();
         let until = started + self.settings.deadline;
-        let left_out = self.left_out(&pod, now);
-        let decision = decide::decide(
+        let situation = self.situation(&pod, now);
+        let decision = decide::decide_in(
             &self.index,
             &mut self.matcher,
             &pod,
-            &left_out,
+            &situation,
             self.settings.options,
             &mut || Instant::now() >= until,
         );
@@ -432,7 +445,9 @@ impl Core {
             Decision::NotOurs => self.settle(pod, Vec::new()),
             Decision::Settled { reserve } => self.settle(pod, reserve),
             Decision::Placed(plan) => {
-                if !self.waits_for_quota(pod, &plan, now) {
+                if self.waits_for_quota(pod, &plan, now) {
+                    self.end_nomination(&pod.key, now);
+                } else {
                     self.write_plan(pod, plan, wall);
                 }
             }
@@ -447,10 +462,7 @@ impl Core {
                 self.queue.park(&pod.key);
                 self.tell_pod(pod, reasons::CLAIM_REJECTED, &rejection.to_string(), now);
             }
-            Decision::NoFit(reason) => {
-                self.queue.park(&pod.key);
-                self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
-            }
+            Decision::NoFit(reason) => self.make_room(pod, &reason, now, wall),
             Decision::OutOfTime(reason) => {
                 self.queue.delay(&pod.key, now);
                 let note = format!(

@@ -15,19 +15,21 @@ pub mod reason;
 pub mod result;
 pub mod search;
 mod shortlist;
+mod stage;
 
 pub use matcher::Matcher;
 pub use policy::Strategy;
 pub use reason::{NoFit, Rejection, Wait};
 pub use result::Draft;
+pub use stage::{Situation, Stage};
 
-use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Resolution, Uid};
+use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Pool, Resolution, Uid};
 use ask::Ask;
 use policy::Score;
 use reason::NodeReason;
 use search::{Failure, Solution};
 use shortlist::{Shortage, Shortlist};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// What the administrator chose.
@@ -91,12 +93,24 @@ pub struct Plan {
 /// Nodes that are left out for a pod for a while, because kube-scheduler gave them back.
 pub type LeftOut = HashMap<Arc<str>, String>;
 
-/// Decides for a pod. `expired` is asked now and then whether time is up.
+/// Decides for a pod with the cluster as it is. `expired` is asked now and then whether time is up.
 pub fn decide(
     index: &Index,
     matcher: &mut Matcher,
     pod: &Pod,
     left_out: &LeftOut,
+    options: Options,
+    expired: &mut dyn FnMut() -> bool,
+) -> Decision {
+    decide_in(index, matcher, pod, &Situation::leaving_out(left_out), options, expired)
+}
+
+/// Decides for a pod with the cluster as it is taken to be.
+pub fn decide_in(
+    index: &Index,
+    matcher: &mut Matcher,
+    pod: &Pod,
+    situation: &Situation,
     options: Options,
     expired: &mut dyn FnMut() -> bool,
 ) -> Decision {
@@ -137,7 +151,7 @@ pub fn decide(
         Err(rejection) => return Decision::Rejected(rejection),
     };
     let inputs =
-        Inputs { index, pod, asks: &asks, pinned: &pinned, left_out, options, owner: Owner::Controller };
+        Inputs { index, pod, asks: &asks, pinned: &pinned, situation, options, owner: Owner::Controller };
     match choose(&inputs, matcher, expired) {
         Choice::Node(best) => Decision::Placed(Box::new(Plan {
             pod: pod.key.clone(),
@@ -150,7 +164,8 @@ pub fn decide(
         Choice::Rejected(rejection) => Decision::Rejected(rejection),
         Choice::OutOfTime(reasons) => Decision::OutOfTime(Box::new(reasons)),
         Choice::None(reasons) => {
-            let native = index.pools().any(|pool| pool.layout.as_ref().is_some_and(|l| l.owners.scheduler));
+            let native = situation.only.is_none()
+                && index.pools().any(|pool| pool.layout.as_ref().is_some_and(|l| l.owners.scheduler));
             let inputs = Inputs { owner: Owner::Scheduler, ..inputs };
             if native && let Choice::Node(best) = choose(&inputs, matcher, expired) {
                 return Decision::LeaveToScheduler { node: best.node };
@@ -251,7 +266,7 @@ struct Inputs<'a> {
     pod: &'a Pod,
     asks: &'a [Ask<'a>],
     pinned: &'a Pinned<'a>,
-    left_out: &'a LeftOut,
+    situation: &'a Situation,
     options: Options,
     owner: Owner,
 }
@@ -265,6 +280,10 @@ type Known = HashMap<u64, Result<Score, Failure>>;
 
 fn choose(inputs: &Inputs<'_>, matcher: &mut Matcher, expired: &mut dyn FnMut() -> bool) -> Choice {
     let pinned = inputs.pinned.node.as_ref();
+    if let Some(only) = &inputs.situation.only {
+        let nodes = std::iter::once(only).filter(|node| pinned.is_none_or(|pinned| pinned == *node));
+        return choose_among(inputs, matcher, nodes, &mut Some(Known::new()), expired);
+    }
     // Where kube-scheduler makes room for the pod comes first.
     let nominated = inputs.pod.nominated.as_ref().filter(|node| pinned.is_none_or(|p| p == *node));
     if let Some(node) = nominated {
@@ -312,9 +331,10 @@ fn choose_of_shortlist(
     } else {
         Vec::new()
     };
-    let odd = inputs.index.fleet().odd();
+    let odd: BTreeSet<&Arc<str>> = inputs.index.fleet().odd().iter().chain(list.staged()).collect();
     let rest = list.possible().filter(|_| !list.is_exact());
-    for node in odd.iter().chain(ranked).chain(rest) {
+    let ranked = ranked.into_iter().filter(|node| !odd.contains(node));
+    for node in odd.iter().copied().chain(ranked).chain(rest) {
         match consider(inputs, matcher, node, &mut known, STEPS_AT_FIRST, expired) {
             Verdict::Fits(new) => {
                 found += usize::from(!odd.contains(node));
@@ -348,7 +368,7 @@ fn refuse(
     list: &Shortlist<'_>,
     expired: &mut dyn FnMut() -> bool,
 ) -> Option<Choice> {
-    let odd = inputs.index.fleet().odd().iter();
+    let odd = inputs.index.fleet().odd().iter().chain(list.staged());
     let choice = choose_among(inputs, matcher, odd.chain(list.possible()), &mut Some(Known::new()), expired);
     let Choice::None(mut reasons) = choice else { return Some(choice) };
     if reasons.is_doubtful() {
@@ -459,7 +479,11 @@ fn search_on(
     expired: &mut dyn FnMut() -> bool,
 ) -> Result<Solution, Failure> {
     let limits = search::Limits { steps, expired };
-    search::search(inputs.index, matcher, node, inputs.asks, inputs.owner, inputs.options.strategy, limits)
+    let pools: Vec<&Pool> = match inputs.situation.stages.get(node) {
+        Some(stage) => stage.pools().collect(),
+        None => inputs.index.pools_of_node(node).collect(),
+    };
+    search::search(inputs.index, matcher, pools, inputs.asks, inputs.owner, inputs.options.strategy, limits)
 }
 
 fn consider(
@@ -470,13 +494,15 @@ fn consider(
     steps: u64,
     expired: &mut dyn FnMut() -> bool,
 ) -> Verdict {
-    let Inputs { index, pod, pinned, left_out, .. } = *inputs;
-    if let Some(reason) = left_out.get(name) {
+    let Inputs { index, pod, pinned, situation, .. } = *inputs;
+    if let Some(reason) = situation.left_out.get(name) {
         return Verdict::No(NodeReason::LeftOut(reason.clone()));
     }
     // A pod that is bound is there, whatever its node has become.
     if pod.node.is_none() {
-        let Some(node) = index.node(name).filter(|node| node.known) else {
+        let staged = situation.stages.get(name);
+        let node = staged.map_or_else(|| index.node(name), Stage::node);
+        let Some(node) = node.filter(|node| node.known) else {
             return Verdict::No(NodeReason::NoSuchNode);
         };
         if let Err(reason) = fit::fits(index, name, node, pod) {
@@ -489,7 +515,9 @@ fn consider(
             return Verdict::No(NodeReason::OtherClaimElsewhere);
         }
     }
-    let kind = known.as_ref().and_then(|_| search::equality(index, matcher, name, inputs.asks));
+    // A node that is taken to be otherwise is like no other.
+    let comparable = known.is_some() && !situation.stages.contains_key(name);
+    let kind = comparable.then(|| search::equality(index, matcher, name, inputs.asks)).flatten();
     if let (Some(known), Some(kind)) = (&known, kind)
         && let Some(outcome) = known.get(&kind)
     {

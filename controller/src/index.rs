@@ -26,10 +26,11 @@ pub use node::{ACKNOWLEDGED, Node, resources_of};
 pub use pod::{ClaimSource, Pod, PodClaim, PodNeeds, Resolution};
 pub use pool::{Column, CounterSet, Fixed, Gpu, Layout, Owners, Pool, PoolState};
 pub use taints::{TaintRule, tolerated};
+pub(crate) use usage::gpu_of_name;
 pub use usage::{Conflict, Holder, Usage};
 
 use crate::quantity::Quantity;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -105,6 +106,7 @@ pub struct Index {
     assumed: HashMap<Uid, Assumption>,
     pods: HashMap<ObjectKey, Pod>,
     pods_of_claim: HashMap<ObjectKey, HashSet<ObjectKey>>,
+    priorities: BTreeMap<i32, usize>,
     accounted: HashMap<Uid, node::Accounted>,
     nodes: HashMap<Arc<str>, Node>,
     taint_rules: HashMap<Arc<str>, TaintRule>,
@@ -134,6 +136,7 @@ impl Index {
             assumed: HashMap::new(),
             pods: HashMap::new(),
             pods_of_claim: HashMap::new(),
+            priorities: BTreeMap::new(),
             accounted: HashMap::new(),
             nodes: HashMap::new(),
             taint_rules: HashMap::new(),
@@ -232,6 +235,11 @@ impl Index {
     /// All pods that have claims or run somewhere.
     pub fn pods(&self) -> impl Iterator<Item = &Pod> {
         self.pods.values()
+    }
+
+    /// The lowest priority of a pod with claims.
+    pub fn lowest_priority(&self) -> Option<i32> {
+        self.priorities.keys().next().copied()
     }
 
     /// Pods that refer to a claim.

@@ -22,6 +22,7 @@ pub mod index;
 pub mod lead;
 pub mod lease;
 pub mod metrics;
+pub mod preempt;
 pub mod quantity;
 pub mod queue;
 pub mod run;

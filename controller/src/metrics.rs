@@ -36,6 +36,10 @@ pub struct Metrics {
     queue: Family<KindLabel, Gauge>,
     objects: Family<KindLabel, Gauge>,
     deallocated: Family<OutcomeLabel, Counter>,
+    evictions: Family<OutcomeLabel, Counter>,
+    preemption_seconds: Histogram,
+    /// Pods that devices are kept for.
+    pub nominated: Gauge,
     /// Devices that were found given out twice.
     pub overlaps: Counter,
     /// Pools that are stopped because somebody else allocates from them.
@@ -71,6 +75,9 @@ impl Metrics {
             queue: Family::default(),
             objects: Family::default(),
             deallocated: Family::default(),
+            evictions: Family::default(),
+            preemption_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 20)),
+            nominated: Gauge::default(),
             overlaps: Counter::default(),
             stopped_pools: Gauge::default(),
             leading: Gauge::default(),
@@ -90,6 +97,17 @@ impl Metrics {
         registry.register("queue_pods", "Pods that want a decision", metrics.queue.clone());
         registry.register("index_objects", "Objects in the index", metrics.objects.clone());
         registry.register("deallocations", "Allocations taken back, by reason", metrics.deallocated.clone());
+        registry.register(
+            "evictions",
+            "Evictions for pods of higher priority, by outcome",
+            metrics.evictions.clone(),
+        );
+        registry.register(
+            "preemption_seconds",
+            "Time to choose whom to evict for a pod",
+            metrics.preemption_seconds.clone(),
+        );
+        registry.register("nominated_pods", "Pods that devices are kept for", metrics.nominated.clone());
         registry.register("overlaps", "Devices found given out twice", metrics.overlaps.clone());
         registry.register(
             "stopped_pools",
@@ -137,6 +155,21 @@ impl Metrics {
     /// An allocation was taken back.
     pub fn deallocated(&self, reason: &'static str) {
         self.deallocated.get_or_create(&OutcomeLabel { outcome: reason }).inc();
+    }
+
+    /// An eviction.
+    pub fn eviction(&self, outcome: &'static str) {
+        self.evictions.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// How often evictions ended so.
+    pub fn evictions(&self, outcome: &'static str) -> u64 {
+        self.evictions.get_or_create(&OutcomeLabel { outcome }).get()
+    }
+
+    /// Victims were looked for.
+    pub fn preemption(&self, took: Duration) {
+        self.preemption_seconds.observe(took.as_secs_f64());
     }
 
     /// How many pods wait.

@@ -82,6 +82,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             deadline: args.decision_deadline,
             idle: args.idle_timeout,
             quotas: args.quotas,
+            preemption: args.preemption,
             ..Settings::default()
         },
         metrics: metrics.clone(),
@@ -133,7 +134,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
 }
 
 async fn connect(args: &Args) -> anyhow::Result<Client> {
-    let config = match &args.kubeconfig {
+    let mut config = match &args.kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).with_context(|| format!("reading {}", path.display()))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
@@ -142,6 +143,8 @@ async fn connect(args: &Args) -> anyhow::Result<Client> {
         }
         None => Config::infer().await.context("finding out how to reach the cluster")?,
     };
+    // Everybody here retries by itself, and knows when not to: a disruption budget also answers 429.
+    config.default_retry = false;
     Client::try_from(config).context("making a client")
 }
 

@@ -189,6 +189,7 @@ impl Core {
         }
         self.release_stranded(now);
         self.write_quotas(now);
+        self.tidy_preemptions(now);
         self.given_back.retain(|_, given| now < given.until + GIVEN_BACK_MEMORY);
         if self.classes_failed.is_some_and(|at| now.saturating_duration_since(at) >= CLASSES_RETRY) {
             self.publish_classes(now);

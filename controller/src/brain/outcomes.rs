@@ -9,7 +9,7 @@ use std::time::Instant;
 impl Core {
     /// Takes the answer to a job in. What the API returned counts as seen.
     pub(super) fn done(&mut self, outcome: Outcome, now: Instant) -> Change {
-        let Outcome { job, claims, gone, pod, error } = outcome;
+        let Outcome { job, claims, gone, pod, evictions, error } = outcome;
         for claim in &claims {
             let change = self.claim(claim, now);
             self.changed(change, now);
@@ -36,6 +36,7 @@ impl Core {
                 }
                 Change::Nothing
             }
+            Job::MakeRoom { pod, uid, node, .. } => self.room_made(&pod, &uid, node, evictions, error, now),
             Job::Deallocate { claim, uid, .. } => {
                 let reason = self.deallocating.remove(&uid).unwrap_or("unknown");
                 match error {
@@ -98,6 +99,7 @@ impl Core {
             None => {
                 self.metrics.placed(waited.unwrap_or_default());
                 self.told.forget_pod(pod);
+                room |= self.preemptions.forget(pod);
                 let devices: Vec<String> = plan
                     .drafts
                     .iter()

@@ -24,6 +24,14 @@ pub mod reasons {
     pub const UNDONE: &str = "AllocationUndone";
     /// Devices of a pod that cannot be bound were taken back.
     pub const STRANDED: &str = "UnboundAllocationReleased";
+    /// Pods of lower priority are being evicted for a pod.
+    pub const PREEMPTING: &str = "PreemptionStarted";
+    /// A pod is evicted for one of higher priority.
+    pub const PREEMPTED: &str = "Preempted";
+    /// A pod waits for devices that are kept for it.
+    pub const NOMINATED: &str = "WaitingForNominatedDevices";
+    /// Pods could not be evicted for a pod.
+    pub const PREEMPTION_REFUSED: &str = "PreemptionRefused";
     /// A write failed.
     pub const WRITE_FAILED: &str = "AllocationWriteFailed";
     /// A claim of ours that nobody uses was taken back.

@@ -6,6 +6,8 @@ use aliquot_model::layout::{AllocatorMode, GpuState, Holding};
 use k8s_openapi::api::resource::v1::AllocationResult;
 use serde_json::{Value, json};
 
+mod preemption;
+
 /// A brain with a cluster in front of it, and a clock.
 struct World {
     core: Core,
@@ -128,7 +130,7 @@ impl World {
     }
 
     fn done(&mut self, job: Job, claims: Vec<ResourceClaim>, error: Option<WriteError>) {
-        let outcome = Outcome { job, claims, gone: Vec::new(), pod: None, error };
+        let outcome = Outcome { claims, error, ..Outcome::of(job) };
         self.handle(Input::Done(Box::new(outcome)));
     }
 
@@ -462,6 +464,7 @@ fn a_pod_that_others_hold_back_is_not_decided_yet() {
 #[test]
 fn urgent_pods_come_first_when_room_appears() {
     let mut world = World::new(&[("n1", 1)]);
+    world.core.settings.preemption = false;
     world.one("a", &gpu());
     world.succeed("a", &gpu());
     world.jobs.clear();

@@ -118,13 +118,13 @@ pub(super) struct Candidate {
 pub fn search(
     index: &Index,
     matcher: &mut Matcher,
-    node: &str,
+    pools: Vec<&Pool>,
     asks: &[Ask<'_>],
     owner: Owner,
     strategy: Strategy,
     limits: Limits<'_>,
 ) -> Result<Solution, Failure> {
-    let views = views(index, node, owner, asks)?;
+    let views = views(index, pools, owner, asks)?;
     let mut candidates = Vec::new();
     let mut reason = None;
     for ask in asks {
@@ -193,14 +193,18 @@ fn marks(views: &[View<'_>], candidates: &[Vec<Vec<Option<Candidates>>>]) -> Vec
     marks
 }
 
-fn views<'a>(index: &'a Index, node: &str, owner: Owner, asks: &[Ask<'_>]) -> Result<Vec<View<'a>>, Failure> {
+fn views<'a>(
+    index: &Index,
+    mut pools: Vec<&'a Pool>,
+    owner: Owner,
+    asks: &[Ask<'_>],
+) -> Result<Vec<View<'a>>, Failure> {
     // What is being replaced or contradicts itself could be anything: `All` must not miss a part
     // of it. Who wants so many devices can have them from the other pools.
     let alternatives = asks.iter().flat_map(|ask| &ask.requests).flat_map(|request| &request.alternatives);
     let all = alternatives.into_iter().any(|alternative| alternative.count == Count::All);
     let mut views = Vec::new();
     let mut reason = None;
-    let mut pools: Vec<&Pool> = index.pools_of_node(node).collect();
     pools.sort_by_key(|pool| index.name(pool.name));
     for pool in pools {
         match (&pool.state, &pool.layout) {

@@ -5,7 +5,7 @@
 
 use super::ask::{Alternative, Ask, Count};
 use super::policy::Strategy;
-use super::{Inputs, Matcher, search};
+use super::{Inputs, Matcher, Stage, search};
 use crate::index::{Board, Fleet, GpuState, Make, Owner, Row, Sym, tolerated};
 use crate::quantity::Quantity;
 use std::collections::{BTreeMap, HashMap};
@@ -36,6 +36,8 @@ pub(super) struct Shortlist<'a> {
     /// By make: for each GPU, the places that each part can use.
     masks: BTreeMap<u32, Vec<Vec<u64>>>,
     strategy: Strategy,
+    /// Nodes that are taken to be otherwise than their states say.
+    stages: &'a HashMap<Arc<str>, Stage>,
 }
 
 impl<'a> Shortlist<'a> {
@@ -68,7 +70,14 @@ impl<'a> Shortlist<'a> {
         for (number, make) in fleet.makes() {
             masks.insert(*number, masks_of(inputs, matcher, make, &parts)?);
         }
-        Some(Self { fleet, parts, requests, masks, strategy: inputs.options.strategy })
+        Some(Self {
+            fleet,
+            parts,
+            requests,
+            masks,
+            strategy: inputs.options.strategy,
+            stages: &inputs.situation.stages,
+        })
     }
 
     fn mask(&self, make: u32, gpu: usize, part: usize) -> u64 {
@@ -162,9 +171,19 @@ impl<'a> Shortlist<'a> {
 
     /// All nodes on which each request has enough devices, fullest first, or emptiest.
     pub(super) fn possible(&self) -> impl Iterator<Item = &'a Arc<str>> {
-        let rows = self.rows();
+        let rows = self.rows().filter(|row| !self.stages.contains_key(&row.node));
         let mut known: Known = HashMap::new();
         rows.filter(move |row| self.suffices(row, &mut known).iter().all(|met| *met)).map(|row| &row.node)
+    }
+
+    /// Nodes to be looked at one by one, although they are not odd: their makes have what is asked for.
+    pub(super) fn staged(&self) -> impl Iterator<Item = &'a Arc<str>> {
+        let rows = self.stages.keys().flat_map(|node| self.row_of(node));
+        rows.filter(|row| !self.is_barren(row.make)).map(|row| &row.node)
+    }
+
+    fn row_of(&self, node: &str) -> Option<&'a Row> {
+        self.fleet.row_of_node(node)
     }
 
     /// Nodes of makes that have what is asked for.
@@ -202,7 +221,7 @@ impl<'a> Shortlist<'a> {
             }
         }
         let mut known: Known = HashMap::new();
-        for row in self.rows() {
+        for row in self.rows().filter(|row| !self.stages.contains_key(&row.node)) {
             let met = self.suffices(row, &mut known);
             if !met.iter().all(|met| *met) {
                 short.push((&row.node, 1, (row.make, met)));

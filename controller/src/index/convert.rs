@@ -16,7 +16,7 @@ use std::sync::Arc;
 type Amounts = Arc<[(Sym, Quantity)]>;
 
 /// A ResourceSlice of our driver.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct SliceRecord {
     pub(crate) generation: i64,
     pub(crate) slice_count: i64,
@@ -27,7 +27,7 @@ pub(crate) struct SliceRecord {
 }
 
 /// A device before its counters are found in the pool's sets, which may lie in other slices.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct RawDevice {
     pub(crate) name: Sym,
     pub(crate) position: u32,

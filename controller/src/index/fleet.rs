@@ -139,6 +139,7 @@ pub struct Fleet {
     states: Vec<GpuState>,
     vacant: Vec<usize>,
     rows: HashMap<Sym, Row>,
+    pool_of_node: HashMap<Arc<str>, Sym>,
     by_room: BTreeSet<(i64, Sym)>,
     odd: BTreeSet<Arc<str>>,
 }
@@ -174,6 +175,11 @@ impl Fleet {
         self.rows.get(&pool)
     }
 
+    /// The GPUs of a node that is not odd.
+    pub fn row_of_node(&self, node: &str) -> Option<&Row> {
+        self.rows.get(self.pool_of_node.get(node)?)
+    }
+
     /// Nodes that are not odd, fullest first.
     pub fn by_room(&self) -> impl DoubleEndedIterator<Item = &Row> {
         self.by_room.iter().filter_map(|(_, pool)| self.rows.get(pool))
@@ -182,6 +188,7 @@ impl Fleet {
     pub(super) fn remove(&mut self, pool: Sym) {
         let Some(row) = self.rows.remove(&pool) else { return };
         self.by_room.remove(&(row.room, pool));
+        self.pool_of_node.remove(&row.node);
         for (gpu, at) in row.states.iter().enumerate() {
             let Some(state) = self.states.get_mut(*at) else { continue };
             let key = (row.make, gpu);
@@ -304,6 +311,7 @@ impl Index {
         let entry = self.fleet.makes.entry(make);
         entry.or_insert_with(|| Make { layout, pools: BTreeSet::new(), boards }).pools.insert(name);
         self.fleet.by_room.insert((room, name));
+        self.fleet.pool_of_node.insert(node.clone(), name);
         self.fleet.rows.insert(name, Row { node: node.clone(), make, states, room });
         true
     }

@@ -28,6 +28,27 @@ pub struct Node {
     pub pods: u64,
 }
 
+impl Node {
+    /// Counts a pod in.
+    pub(crate) fn add(&mut self, needs: &PodNeeds) {
+        self.pods = self.pods.saturating_add(1);
+        for (name, amount) in &needs.requests {
+            let used = self.used.entry(name.clone()).or_default();
+            *used = *used + *amount;
+        }
+    }
+
+    /// Counts a pod out.
+    pub(crate) fn subtract(&mut self, needs: &PodNeeds) {
+        self.pods = self.pods.saturating_sub(1);
+        for (name, amount) in &needs.requests {
+            if let Some(used) = self.used.get_mut(name) {
+                *used = *used - *amount;
+            }
+        }
+    }
+}
+
 /// A pod counted on a node.
 #[derive(Debug, Clone)]
 pub(crate) struct Accounted {
@@ -117,12 +138,7 @@ impl Index {
         }
         let freed = self.unaccount(&uid);
         if let Some(node) = target {
-            let entry = self.nodes.entry(node.clone()).or_default();
-            entry.pods = entry.pods.saturating_add(1);
-            for (name, amount) in &needs.requests {
-                let used = entry.used.entry(name.clone()).or_default();
-                *used = *used + *amount;
-            }
+            self.nodes.entry(node.clone()).or_default().add(&needs);
             self.accounted.insert(uid, Accounted { node, needs });
         }
         freed
@@ -132,12 +148,7 @@ impl Index {
     pub(crate) fn unaccount(&mut self, uid: &Uid) -> bool {
         let Some(accounted) = self.accounted.remove(uid) else { return false };
         let Some(node) = self.nodes.get_mut(&accounted.node) else { return false };
-        node.pods = node.pods.saturating_sub(1);
-        for (name, amount) in &accounted.needs.requests {
-            if let Some(used) = node.used.get_mut(name) {
-                *used = *used - *amount;
-            }
-        }
+        node.subtract(&accounted.needs);
         if node.pods == 0 && !node.known {
             self.nodes.remove(&accounted.node);
         }

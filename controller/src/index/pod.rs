@@ -36,6 +36,10 @@ pub struct Pod {
     pub started: bool,
     /// Whether it is being deleted.
     pub deleting: bool,
+    /// When it should have ended, in seconds, if it is being deleted.
+    pub ends_by: Option<i64>,
+    /// `preemptionPolicy: Never`: nobody is evicted for it.
+    pub never_preempts: bool,
     /// Whether our gate is on it.
     pub gated: bool,
     /// Names of all its gates.
@@ -153,6 +157,8 @@ impl Pod {
             terminal: matches!(phase, "Succeeded" | "Failed"),
             started,
             deleting: pod.metadata.deletion_timestamp.is_some(),
+            ends_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),
+            never_preempts: spec.preemption_policy.as_deref() == Some("Never"),
             gated: gates.iter().any(|gate| gate == SCHEDULING_GATE),
             gates,
             claims: claims(pod, spec),
@@ -283,6 +289,9 @@ impl Index {
         for claim in read.claim_keys() {
             self.pods_of_claim.entry(claim).or_default().insert(key.clone());
         }
+        if !read.claims.is_empty() {
+            *self.priorities.entry(read.priority).or_default() += 1;
+        }
         let interesting = !same && (read.gated || !read.claims.is_empty());
         self.pods.insert(key.clone(), read);
         room |= self.account(&key);
@@ -316,6 +325,14 @@ impl Index {
     }
 
     fn unlink(&mut self, pod: &Pod) {
+        if !pod.claims.is_empty()
+            && let Some(count) = self.priorities.get_mut(&pod.priority)
+        {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
+                self.priorities.remove(&pod.priority);
+            }
+        }
         for claim in pod.claim_keys() {
             if let Some(pods) = self.pods_of_claim.get_mut(&claim) {
                 pods.remove(&pod.key);

@@ -170,7 +170,7 @@ pub enum PoolState {
 }
 
 /// A pool of our driver.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Pool {
     /// Name.
     pub name: Sym,
@@ -203,6 +203,21 @@ impl Pool {
             holders: Vec::new(),
             version: 0,
             stopped: None,
+            slices: BTreeMap::new(),
+        }
+    }
+
+    /// A copy to count in: without the slices that it is made of.
+    pub(crate) fn without_slices(&self) -> Self {
+        Self {
+            name: self.name,
+            node: self.node.clone(),
+            state: self.state.clone(),
+            layout: self.layout.clone(),
+            usage: self.usage.clone(),
+            holders: self.holders.clone(),
+            version: self.version,
+            stopped: self.stopped.clone(),
             slices: BTreeMap::new(),
         }
     }

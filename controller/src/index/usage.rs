@@ -141,6 +141,24 @@ pub(crate) fn gpu_of_name(name: &str) -> Option<u32> {
 }
 
 impl Index {
+    fn counting(&self) -> Names<'_> {
+        Names { names: &self.names, shapes: &self.shapes, draws: &self.draws }
+    }
+
+    /// Counts a holder into a copy of a pool.
+    pub(crate) fn count_in(&self, pool: &mut Pool, holder: &Holder) {
+        if let Some(layout) = pool.layout.clone() {
+            pool.usage.count(&self.counting(), &layout, holder, 1);
+        }
+    }
+
+    /// Counts a holder out of a copy of a pool.
+    pub(crate) fn count_out(&self, pool: &mut Pool, holder: &Holder) {
+        if let Some(layout) = pool.layout.clone() {
+            pool.usage.count(&self.counting(), &layout, holder, -1);
+        }
+    }
+
     /// Counts a holder in.
     pub(crate) fn hold(&mut self, pool: Sym, holder: Holder) {
         let names = Names { names: &self.names, shapes: &self.shapes, draws: &self.draws };
@@ -209,6 +227,11 @@ impl Index {
             }
         }
         losers
+    }
+
+    /// Whether something is given out twice in a copy of a pool.
+    pub(crate) fn is_given_twice_in(&self, pool: &Pool) -> bool {
+        pool.layout.as_ref().is_some_and(|layout| self.is_overdrawn(layout, &pool.usage))
     }
 
     fn is_overdrawn(&self, layout: &Layout, usage: &Usage) -> bool {

@@ -9,6 +9,7 @@ mod governance;
 mod kubelet;
 mod modes;
 mod policies;
+mod preemption;
 mod support;
 mod uninstall;
 mod vanishing;

@@ -1,0 +1,124 @@
+//! Room for a pod of higher priority: where it is made is noted on the pod, then those who are in the
+//! way are evicted, so that disruption budgets hold.
+
+use super::{Outcome, Verdict, WriteError, Writer, params};
+use crate::index::{ObjectKey, Uid};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::Eviction as ApiEviction;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
+use kube::Api;
+use kube::api::{Patch, PostParams};
+use kube::core::Status;
+use serde_json::json;
+
+/// What became of an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Eviction {
+    /// The pod.
+    pub pod: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// What became of it.
+    pub fate: Fate,
+}
+
+/// What became of a pod that was to be evicted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fate {
+    /// The API server ends it.
+    Evicted,
+    /// It was gone already.
+    Gone,
+    /// It stays, for this reason.
+    Refused(String),
+}
+
+/// Whether an answer comes from a disruption budget, not from a server that has too much to do.
+pub(super) fn is_budget(status: &Status) -> bool {
+    status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "DisruptionBudget")
+        || status.message.contains("disruption budget")
+}
+
+impl Writer {
+    /// Notes the node on the pod and evicts the victims. Nobody is evicted if it is known before that one
+    /// of them will be refused.
+    pub(super) async fn make_room(
+        &self,
+        pod: &ObjectKey,
+        uid: &str,
+        node: Option<&str>,
+        victims: &[(ObjectKey, Uid)],
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        outcome.pod = Some(self.nominate(pod, uid, node).await?);
+        let mut rounds = vec![false];
+        if victims.len() > 1 {
+            rounds.insert(0, true);
+        }
+        for rehearsal in rounds {
+            for (victim, uid) in victims {
+                let fate = self.evict(victim, uid, rehearsal).await?;
+                let refused = matches!(fate, Fate::Refused(_));
+                if refused || !rehearsal {
+                    let eviction = Eviction { pod: victim.clone(), uid: uid.clone(), fate };
+                    outcome.evictions.push(eviction);
+                }
+                if refused {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes `status.nominatedNodeName`.
+    async fn nominate(&self, key: &ObjectKey, uid: &str, node: Option<&str>) -> Result<Pod, WriteError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let what = format!("pod {key}");
+        let patch = Patch::Merge(json!({"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}));
+        let mut last = String::new();
+        for attempt in 0..Self::ATTEMPTS {
+            match self.send("nominate", api.patch_status(&key.name, &params(), &patch)).await? {
+                Ok(pod) => return Ok(pod),
+                Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
+                Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
+                Err(Verdict::Again(message)) => last = message,
+            }
+            Self::pause(attempt).await;
+        }
+        Err(WriteError::Exhausted { what, attempts: Self::ATTEMPTS, last })
+    }
+
+    async fn evict(&self, key: &ObjectKey, uid: &str, rehearsal: bool) -> Result<Fate, WriteError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let eviction = ApiEviction {
+            metadata: ObjectMeta { name: Some(key.name.to_string()), ..ObjectMeta::default() },
+            delete_options: Some(DeleteOptions {
+                preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+                ..DeleteOptions::default()
+            }),
+        };
+        let params = PostParams { dry_run: rehearsal, ..PostParams::default() };
+        let verb = if rehearsal { "evict_rehearsal" } else { "evict" };
+        let mut last = String::new();
+        for attempt in 0..Self::ATTEMPTS {
+            let request = api.create_subresource::<_, Status>("eviction", &key.name, &params, &eviction);
+            match self.send(verb, request).await? {
+                Ok(_) => return Ok(Fate::Evicted),
+                Err(Verdict::NotFound) => return Ok(Fate::Gone),
+                Err(Verdict::Never(message)) => return Ok(Fate::Refused(message)),
+                Err(Verdict::Again(message)) => {
+                    // A conflict may mean another pod of the same name: then this one is gone.
+                    if let Ok(present) = self.send("get", api.get_opt(&key.name)).await?
+                        && present.is_none_or(|pod| pod.metadata.uid.as_deref() != Some(uid))
+                    {
+                        return Ok(Fate::Gone);
+                    }
+                    last = message;
+                }
+            }
+            Self::pause(attempt).await;
+        }
+        Ok(Fate::Refused(last))
+    }
+}

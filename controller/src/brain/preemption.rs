@@ -1,0 +1,363 @@
+//! Room for pods that fit nowhere: who is evicted, and whom devices are kept for.
+//!
+//! A nomination keeps the devices that a pod was promised from pods that do not stand higher, until it
+//! has them or is gone. It lives here; `status.nominatedNodeName`, which is written before anybody is
+//! evicted, tells the next controller (and kube-scheduler) where it was. The devices themselves are
+//! decided anew: what ends counts as gone, so the same place is found again.
+
+use super::{Core, Effect, InFlight, Regarding, Report, reasons};
+use crate::act::{Eviction, Fate, Job, WriteError};
+use crate::decide::{self, Decision, NoFit, Plan, Situation, Stage};
+use crate::index::{Change, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
+use crate::preempt::{self, Choice, Room, Terms};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What is going on.
+#[derive(Debug, Default)]
+pub(super) struct Preemptions {
+    pub(super) nominations: HashMap<ObjectKey, Nomination>,
+    /// Pods whose eviction was accepted.
+    evicted: HashSet<Uid>,
+    /// Pods that are spared for a while, because their eviction was refused.
+    spared: HashMap<Uid, Instant>,
+    /// Whether the nominations of an earlier controller were taken up.
+    resumed: bool,
+}
+
+/// Devices that are kept for a pod.
+#[derive(Debug)]
+pub(super) struct Nomination {
+    uid: Uid,
+    standing: i32,
+    node: Arc<str>,
+    held: Vec<(Sym, Holder)>,
+    needs: Arc<PodNeeds>,
+    /// Whether somebody has gone, or is going, for it.
+    earned: bool,
+}
+
+impl Preemptions {
+    /// Nothing is kept for the pod any more; true if something was.
+    pub(super) fn forget(&mut self, pod: &ObjectKey) -> bool {
+        self.nominations.remove(pod).is_some()
+    }
+}
+
+/// The order of pods: see [`Terms::standing`].
+const fn standing(pod: &Pod) -> i32 {
+    pod.priority
+}
+
+impl Core {
+    /// What a pod is decided in: without nodes that were given back, and with what is kept for others.
+    pub(super) fn situation(&self, pod: &Pod, now: Instant) -> Situation {
+        let mut situation = Situation { left_out: self.left_out(pod, now), ..Situation::default() };
+        for (key, nomination) in &self.preemptions.nominations {
+            if *key == pod.key || nomination.standing < standing(pod) {
+                continue;
+            }
+            let stages = &mut situation.stages;
+            let stage = stages
+                .entry(nomination.node.clone())
+                .or_insert_with(|| Stage::new(&self.index, &nomination.node));
+            stage.hold(&self.index, &nomination.held);
+            stage.join(&nomination.needs);
+        }
+        situation
+    }
+
+    /// For a pod that does not fit: looks for pods whose devices would make room, and has them evicted.
+    pub(super) fn make_room(&mut self, pod: &Pod, reason: &NoFit, now: Instant, wall: Timestamp) {
+        let choice = if self.may_preempt(pod) { self.choose(pod, None, now, wall) } else { Choice::None };
+        match choice {
+            // Nobody goes for what a quota would hold back.
+            Choice::Room(room) if self.waits_for_quota(pod, &room.plan, now) => {
+                self.end_nomination(&pod.key, now);
+            }
+            Choice::Room(room) => self.nominate(pod, &room, now, wall),
+            Choice::OutOfTime => {
+                self.queue.delay(&pod.key, now);
+                self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
+            }
+            // Who is spared may be evicted later: what others left for the pod stays kept until then.
+            Choice::None if self.may_preempt(pod) && !self.preemptions.spared.is_empty() => {
+                self.queue.delay(&pod.key, now);
+                self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
+                if self.preemptions.nominations.get(&pod.key).is_some_and(|nomination| !nomination.earned) {
+                    self.end_nomination(&pod.key, now);
+                }
+            }
+            Choice::None => {
+                // Who is just being given devices could go once the API shows it.
+                if self.may_preempt(pod) && !self.in_flight.is_empty() {
+                    self.queue.delay(&pod.key, now);
+                } else {
+                    self.queue.park(&pod.key);
+                }
+                self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
+                if self.end_nomination(&pod.key, now) && pod.nominated.is_some() {
+                    self.note_room(pod, None, Vec::new());
+                }
+            }
+        }
+    }
+
+    /// Only pods that wait for us: kube-scheduler makes room for the others.
+    fn may_preempt(&self, pod: &Pod) -> bool {
+        self.settings.preemption
+            && pod.gated
+            && pod.node.is_none()
+            && !pod.never_preempts
+            && self.index.lowest_priority().is_some_and(|lowest| lowest < pod.priority)
+    }
+
+    fn choose(&mut self, pod: &Pod, only: Option<Arc<str>>, now: Instant, wall: Timestamp) -> Choice {
+        let situation = Situation { only, ..self.situation(pod, now) };
+        let spared: HashSet<Uid> = self.preemptions.spared.keys().cloned().collect();
+        let terms = Terms {
+            standing: &standing,
+            wall: wall.as_second(),
+            evicted: &self.preemptions.evicted,
+            spared: &spared,
+        };
+        let started = Instant::now();
+        let until = started + self.settings.deadline;
+        let mut expired = || Instant::now() >= until;
+        let (index, matcher) = (&self.index, &mut self.matcher);
+        let choice =
+            preempt::choose(index, matcher, pod, &situation, &terms, self.settings.options, &mut expired);
+        self.metrics.preemption(started.elapsed());
+        choice
+    }
+
+    fn nominate(&mut self, pod: &Pod, room: &Room, now: Instant, wall: Timestamp) {
+        self.keep(pod, &room.plan, room.victims.is_empty(), now, wall);
+        let node = room.plan.node.clone();
+        let devices = devices_of(&room.plan);
+        if room.victims.is_empty() {
+            // Looked at now and then, as those who end may not end.
+            self.queue.delay(&pod.key, now);
+            let awaited: Vec<String> = room.awaited.iter().map(|other| seen_from(other, pod)).collect();
+            let after =
+                if awaited.is_empty() { String::new() } else { format!(", after {}", awaited.join(", ")) };
+            let note = format!("kept for this pod on node {node} until free{after}: {devices}");
+            self.tell_pod(pod, reasons::NOMINATED, &note, now);
+            if pod.nominated.as_ref() != Some(&node) {
+                self.note_room(pod, Some(node), Vec::new());
+            }
+            return;
+        }
+        let names: Vec<String> = room.victims.iter().map(|victim| seen_from(&victim.pod, pod)).collect();
+        tracing::info!(pod = %pod.key, %node, victims = room.victims.len(), lost = room.cost.lost, "preempting");
+        let note = format!(
+            "evicting {} pod(s) of lower priority on node {node}: {}; kept for this pod until it has them or is deleted: \
+             {devices}",
+            names.len(),
+            names.join(", ")
+        );
+        self.tell_pod(pod, reasons::PREEMPTING, &note, now);
+        let victims = room.victims.iter().map(|victim| (victim.pod.clone(), victim.uid.clone())).collect();
+        self.note_room(pod, Some(node), victims);
+    }
+
+    fn note_room(&mut self, pod: &Pod, node: Option<Arc<str>>, victims: Vec<(ObjectKey, Uid)>) {
+        self.queue.remove(&pod.key);
+        self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
+        let (key, uid) = (pod.key.clone(), pod.uid.clone());
+        self.effects.push(Effect::Do(Job::MakeRoom { pod: key, uid, node, victims }));
+    }
+
+    /// Keeps what a plan gives a pod from others.
+    fn keep(&mut self, pod: &Pod, plan: &Plan, earned: bool, now: Instant, wall: Timestamp) {
+        let mut held = Vec::new();
+        for draft in &plan.drafts {
+            let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
+            let read = self.index.read_allocation(&draft.uid, None, &allocation);
+            held.extend(read.held.into_iter().map(|held| {
+                let (device, admin, share, consumed) = (held.device, held.admin, held.share, held.consumed);
+                (held.pool, Holder { claim: draft.uid.clone(), device, admin, share, consumed })
+            }));
+        }
+        let nomination = Nomination {
+            uid: pod.uid.clone(),
+            standing: standing(pod),
+            node: plan.node.clone(),
+            held,
+            needs: pod.needs.clone(),
+            earned,
+        };
+        let entry = self.preemptions.nominations.entry(pod.key.clone());
+        match entry {
+            Entry::Vacant(entry) => {
+                entry.insert(nomination);
+            }
+            Entry::Occupied(mut entry) => {
+                let before = entry.insert(nomination);
+                let moved = before.node != plan.node;
+                entry.get_mut().earned |= before.earned && !moved;
+                if moved {
+                    self.queue.wake(now);
+                }
+            }
+        }
+    }
+
+    /// Pods whose devices have become free are decided at once.
+    pub(super) fn offer_nominated(&mut self, now: Instant) {
+        let free = |nomination: &Nomination| {
+            let mut stage = Stage::new(&self.index, &nomination.node);
+            stage.hold(&self.index, &nomination.held);
+            stage.is_consistent(&self.index)
+        };
+        let nominations = self.preemptions.nominations.iter();
+        let ready: Vec<ObjectKey> =
+            nominations.filter(|(_, nomination)| free(nomination)).map(|(key, _)| key.clone()).collect();
+        for key in ready {
+            self.offer(&key, now);
+        }
+    }
+
+    /// What was kept for a pod is free for others; true if something was.
+    pub(super) fn end_nomination(&mut self, pod: &ObjectKey, now: Instant) -> bool {
+        let ended = self.preemptions.forget(pod);
+        if ended {
+            self.queue.wake(now);
+        }
+        ended
+    }
+
+    /// Takes up, once, what an earlier controller began: before anybody is decided, devices are kept
+    /// again for pods that room is being made for.
+    pub(super) fn nominate_again(&mut self, now: Instant, wall: Timestamp) {
+        if std::mem::replace(&mut self.preemptions.resumed, true) {
+            return;
+        }
+        let mut pods: Vec<Pod> = self
+            .index
+            .pods()
+            .filter(|pod| pod.nominated.is_some() && self.wants_decision(pod) && self.may_preempt(pod))
+            .cloned()
+            .collect();
+        pods.sort_by_key(|pod| (std::cmp::Reverse(standing(pod)), pod.created, pod.key.clone()));
+        for pod in pods {
+            let situation = Situation { only: pod.nominated.clone(), ..self.situation(&pod, now) };
+            let (options, matcher) = (self.settings.options, &mut self.matcher);
+            let decision = decide::decide_in(&self.index, matcher, &pod, &situation, options, &mut || false);
+            let plan = match decision {
+                Decision::Placed(plan) => Some(*plan),
+                _ => match self.choose(&pod, pod.nominated.clone(), now, wall) {
+                    Choice::Room(room) => Some(room.plan),
+                    Choice::None | Choice::OutOfTime => None,
+                },
+            };
+            if let Some(plan) = plan {
+                tracing::info!(pod = %pod.key, node = %plan.node, "its devices are kept on");
+                self.keep(&pod, &plan, true, now, wall);
+            }
+        }
+    }
+
+    /// Takes the answer to evictions in.
+    pub(super) fn room_made(
+        &mut self,
+        pod: &ObjectKey,
+        uid: &Uid,
+        node: Option<Arc<str>>,
+        evictions: Vec<Eviction>,
+        error: Option<WriteError>,
+        now: Instant,
+    ) -> Change {
+        self.in_flight.remove(pod);
+        let known = self.index.pod(pod).filter(|known| known.uid == *uid).cloned();
+        for Eviction { pod: victim, uid: victim_uid, fate } in evictions {
+            match fate {
+                Fate::Evicted => {
+                    self.metrics.eviction("evicted");
+                    self.preemptions.evicted.insert(victim_uid.clone());
+                    if let Some(nomination) = self.preemptions.nominations.get_mut(pod) {
+                        nomination.earned = true;
+                    }
+                    let note = victim_note(&victim, known.as_ref(), node.as_deref(), self.index.pod(&victim));
+                    tracing::info!(pod = %victim, for_pod = %pod, "evicted");
+                    let regarding = Regarding::Pod(victim, victim_uid);
+                    self.tell(Report { regarding, warning: true, reason: reasons::PREEMPTED, note });
+                }
+                Fate::Gone => self.metrics.eviction("gone"),
+                Fate::Refused(message) => {
+                    self.metrics.eviction("refused");
+                    tracing::info!(pod = %victim, for_pod = %pod, message, "not evicted");
+                    self.preemptions.spared.insert(victim_uid, now + self.settings.spared);
+                    if let Some(known) = &known {
+                        let note = format!(
+                            "{} was not evicted: {message}. Others are looked for, and it is asked again in {:?}",
+                            seen_from(&victim, known),
+                            self.settings.spared
+                        );
+                        self.tell_pod(known, reasons::PREEMPTION_REFUSED, &note, now);
+                    }
+                }
+            }
+        }
+        self.offer(pod, now);
+        if let Some(error) = error {
+            tracing::warn!(%pod, %error, "could not make room");
+            self.queue.delay(pod, now);
+        }
+        Change::Nothing
+    }
+
+    /// Drops what is over.
+    pub(super) fn tidy_preemptions(&mut self, now: Instant) {
+        let alive: HashSet<&Uid> = if self.preemptions.evicted.is_empty() {
+            HashSet::new()
+        } else {
+            self.index.pods().map(|pod| &pod.uid).collect()
+        };
+        self.preemptions.evicted.retain(|uid| alive.contains(uid));
+        self.preemptions.spared.retain(|_, until| *until > now);
+        let gone: Vec<ObjectKey> = self
+            .preemptions
+            .nominations
+            .iter()
+            .filter(|(key, nomination)| self.index.pod(key).is_none_or(|pod| pod.uid != nomination.uid))
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in gone {
+            self.end_nomination(&key, now);
+        }
+        let count = self.preemptions.nominations.len();
+        self.metrics.nominated.set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+}
+
+/// A pod as another pod's events name it: other namespaces are none of its business.
+fn seen_from(pod: &ObjectKey, other: &Pod) -> String {
+    if pod.namespace == other.key.namespace {
+        pod.name.to_string()
+    } else {
+        "a pod of another namespace".to_owned()
+    }
+}
+
+fn victim_note(victim: &ObjectKey, pod: Option<&Pod>, node: Option<&str>, known: Option<&Pod>) -> String {
+    let node = node.unwrap_or_default();
+    let Some(pod) = pod else { return format!("evicted for a pod of higher priority on node {node}") };
+    let name = if victim.namespace == pod.key.namespace {
+        format!("pod {}", pod.key.name)
+    } else {
+        format!("pod {} of another namespace", pod.uid)
+    };
+    let own = known.map(|known| format!(", this one's is {}", standing(known))).unwrap_or_default();
+    format!("evicted so that {name} gets its devices on node {node}: its priority is {}{own}", standing(pod))
+}
+
+fn devices_of(plan: &Plan) -> String {
+    let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
+    let names =
+        results.flat_map(|devices| devices.results.iter().flatten()).map(|result| result.device.clone());
+    names.collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,97 @@
+//! Nodes as a decision shall take them to be, where that is not as the index has them: with pods and
+//! claims gone that could go, and with devices kept for somebody else.
+
+use super::LeftOut;
+use crate::index::{Holder, Index, Node, Pod, PodNeeds, Pool, Sym, Uid};
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+/// What a decision is made for besides the pod.
+#[derive(Debug, Clone, Default)]
+pub struct Situation {
+    /// Nodes that are left out.
+    pub left_out: LeftOut,
+    /// Nodes that are taken to be otherwise than they are.
+    pub stages: HashMap<Arc<str>, Stage>,
+    /// The one node to look at, if it is not all.
+    pub only: Option<Arc<str>>,
+}
+
+impl Situation {
+    /// Things as they are, but for nodes that are left out.
+    pub fn leaving_out(left_out: &LeftOut) -> Self {
+        Self { left_out: left_out.clone(), ..Self::default() }
+    }
+}
+
+/// A node as it would be.
+#[derive(Debug, Clone)]
+pub struct Stage {
+    node: Option<Node>,
+    pools: Vec<Pool>,
+}
+
+impl Stage {
+    /// The node as it is.
+    pub fn new(index: &Index, name: &str) -> Self {
+        Self {
+            node: index.node(name).cloned(),
+            pools: index.pools_of_node(name).map(Pool::without_slices).collect(),
+        }
+    }
+
+    /// The node itself.
+    pub(super) const fn node(&self) -> Option<&Node> {
+        self.node.as_ref()
+    }
+
+    /// Its pools.
+    pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
+        self.pools.iter()
+    }
+
+    /// These claims hold nothing any more.
+    pub fn release(&mut self, index: &Index, claims: &HashSet<Uid>) {
+        for pool in &mut self.pools {
+            let (gone, kept) = std::mem::take(&mut pool.holders)
+                .into_iter()
+                .partition::<Vec<Holder>, _>(|holder| claims.contains(&holder.claim));
+            pool.holders = kept;
+            for holder in &gone {
+                index.count_out(pool, holder);
+            }
+        }
+    }
+
+    /// This is held as well.
+    pub fn hold(&mut self, index: &Index, held: &[(Sym, Holder)]) {
+        for pool in &mut self.pools {
+            let of = pool.name;
+            for (_, holder) in held.iter().filter(|(name, _)| *name == of) {
+                index.count_in(pool, holder);
+                pool.holders.push(holder.clone());
+            }
+        }
+    }
+
+    /// Whether nothing is held twice.
+    pub fn is_consistent(&self, index: &Index) -> bool {
+        self.pools.iter().all(|pool| !index.is_given_twice_in(pool))
+    }
+
+    /// A pod that is counted on the node leaves it.
+    pub fn leave(&mut self, index: &Index, name: &str, pod: &Pod) {
+        if index.accounted_node(&pod.uid).is_some_and(|node| **node == *name)
+            && let Some(node) = &mut self.node
+        {
+            node.subtract(&pod.needs);
+        }
+    }
+
+    /// A pod with these needs comes to the node.
+    pub fn join(&mut self, needs: &PodNeeds) {
+        if let Some(node) = &mut self.node {
+            node.add(needs);
+        }
+    }
+}

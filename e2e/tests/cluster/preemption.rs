@@ -1,0 +1,166 @@
+//! Pods of higher priority take the devices of lower ones, and disruption budgets hold.
+
+use crate::support::on_cluster;
+use aliquot_e2e::cluster::Cluster;
+use aliquot_e2e::look::device_names;
+use aliquot_e2e::objects::{self, PodManifest};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// The board of which the node has one.
+const SINGLE: &str = "L40S";
+
+/// Two priorities, named after the namespace that uses them.
+fn priorities(namespace: &str) -> Vec<Value> {
+    let class = |level: &str, value: i32, policy: &str| {
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": format!("{namespace}-{level}")},
+            "value": value, "preemptionPolicy": policy,
+        })
+    };
+    vec![
+        class("low", 10, "PreemptLowerPriority"),
+        class("polite", 1000, "Never"),
+        class("high", 1000, "PreemptLowerPriority"),
+    ]
+}
+
+fn forget_priorities(cluster: &Cluster, namespace: &str) -> Result<()> {
+    let names = ["low", "polite", "high"].map(|level| format!("{namespace}-{level}"));
+    let [low, polite, high] = names.each_ref().map(String::as_str);
+    cluster.kubectl(&["delete", "priorityclass", low, polite, high])?;
+    Ok(())
+}
+
+fn pod(namespace: &str, name: &str, level: &str) -> PodManifest {
+    PodManifest::of_template(namespace, name, "gpu")
+        .with("priorityClassName", json!(format!("{namespace}-{level}")))
+}
+
+async fn device_of(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<String>> {
+    let claim = cluster.claim_of(namespace, pod).await?;
+    Ok(device_names(&cluster.allocation(namespace, &claim).await?))
+}
+
+#[test]
+fn a_pod_of_higher_priority_gets_the_device_once_its_victim_has_ended() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("preempt").await?;
+        cluster.create(&priorities(&namespace))?;
+        // It needs some time to end, and says when it has.
+        let victim = pod(&namespace, "low", "low")
+            .shell("trap 'sleep 4; exit 0' TERM; sleep 1000000 & wait")
+            .with("terminationGracePeriodSeconds", json!(20));
+        cluster.create(&[
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", SINGLE)]),
+            victim.build(),
+        ])?;
+        cluster.running(&namespace, "low").await?;
+        let device = device_of(cluster, &namespace, "low").await?;
+        cluster.create(&[pod(&namespace, "polite", "polite").build()])?;
+        cluster.event(&namespace, "polite DevicesDoNotFit").await?;
+        let low = cluster.pod(&namespace, "low").await?.context("nobody is evicted for it")?;
+        ensure!(low.metadata.deletion_timestamp.is_none(), "preemptionPolicy: Never");
+        cluster.delete_pod(&namespace, "polite").await?;
+        cluster.create(&[pod(&namespace, "high", "high").build()])?;
+        let told = cluster.event(&namespace, "low Preempted").await?;
+        ensure!(told.contains("pod high") && told.contains("1000"), "{told}");
+        let nominated =
+            cluster.pod(&namespace, "high").await?.and_then(|pod| pod.status?.nominated_node_name);
+        ensure!(nominated.as_deref() == Some(cluster.setting("NODE_NAME")?), "{nominated:?}");
+        // While the victim ends, the devices are its own: the claim of the other has none.
+        let low = cluster.pod(&namespace, "low").await?;
+        if low.is_some() {
+            let claim = cluster.claim_of(&namespace, "high").await?;
+            let claim = cluster.claim(&namespace, &claim).await?.context("no claim")?;
+            ensure!(claim.status.and_then(|s| s.allocation).is_none(), "not before the victim has ended");
+        }
+        cluster.running(&namespace, "high").await?;
+        ensure!(device_of(cluster, &namespace, "high").await? == device, "the same device");
+        ensure!(cluster.pod(&namespace, "low").await?.is_none(), "it has ended");
+        forget_priorities(cluster, &namespace)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_disruption_budget_protects_a_pod_until_it_allows_one_to_go() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("budgeted").await?;
+        cluster.create(&priorities(&namespace))?;
+        let mut victim = pod(&namespace, "low", "low").build();
+        victim["metadata"]["labels"] = json!({"app": "protected"});
+        cluster.create(&[
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", SINGLE)]),
+            json!({
+                "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+                "metadata": {"name": "keep", "namespace": &namespace},
+                "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "protected"}}},
+            }),
+            victim,
+        ])?;
+        cluster.running(&namespace, "low").await?;
+        cluster.create(&[pod(&namespace, "high", "high").build()])?;
+        let refused = cluster.event(&namespace, "high PreemptionRefused").await?;
+        ensure!(refused.contains("disruption budget"), "{refused}");
+        cluster
+            .holds_for(Duration::from_secs(3), || async {
+                let low = cluster.pod(&namespace, "low").await?.context("the protected pod is gone")?;
+                ensure!(low.metadata.deletion_timestamp.is_none(), "the protected pod is being deleted");
+                Ok(())
+            })
+            .await?;
+        cluster.kubectl(&["-n", &namespace, "delete", "poddisruptionbudget", "keep"])?;
+        cluster.running(&namespace, "high").await?;
+        forget_priorities(cluster, &namespace)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_pod_keeps_its_place_when_the_controller_dies_after_the_eviction() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("preempt-kill").await?;
+        cluster.create(&priorities(&namespace))?;
+        let victim = pod(&namespace, "low", "low")
+            .shell("trap 'sleep 6; exit 0' TERM; sleep 1000000 & wait")
+            .with("terminationGracePeriodSeconds", json!(20));
+        cluster.create(&[
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", SINGLE)]),
+            victim.build(),
+        ])?;
+        cluster.running(&namespace, "low").await?;
+        cluster.create(&[pod(&namespace, "high", "high").build()])?;
+        cluster.event(&namespace, "low Preempted").await?;
+        for process in aliquot_e2e::process::of_program("/usr/bin/aliquot-controller")? {
+            process.kill()?;
+        }
+        cluster.create(&[pod(&namespace, "rival", "low").build()])?;
+        cluster.running(&namespace, "high").await?;
+        let rival = cluster.claim_of(&namespace, "rival").await?;
+        let rival = cluster.claim(&namespace, &rival).await?.context("no claim")?;
+        ensure!(rival.status.and_then(|s| s.allocation).is_none(), "the rival got nothing");
+        forget_priorities(cluster, &namespace)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn the_example_of_preemption_ends_as_its_readme_says() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let file = |name: &str| {
+            let path = cluster.repo().join("examples/07-preemption").join(name);
+            std::fs::read_to_string(&path).with_context(|| path.display().to_string())
+        };
+        cluster.apply(&file("07-preemption.yaml")?)?;
+        cluster.running("preemption", "training").await?;
+        cluster.apply(&file("urgent.yaml")?)?;
+        cluster.running("preemption", "inference").await?;
+        cluster.event("preemption", "training Preempted").await?;
+        cluster.event("preemption", "inference PreemptionStarted").await?;
+        cluster.kubectl(&["delete", "priorityclass", "example-batch", "example-urgent"])?;
+        cluster.delete_namespace("preemption").await
+    })
+}
