@@ -1,8 +1,9 @@
-//! Launches: they wait until their share has paid for those before, and are timed by events.
+//! Launches: they wait until their share has paid for those before, and some are timed by events.
 //!
-//! What is decided is in `aliquot_quota`'s `gate` and `meter`; here are the clock, the sleeping and the driver.
-//! A launch waits on time only, never on the GPU, so kernels that wait for each other are launched in the end.
-//! Launches into a capture are neither gated nor charged nor timed: the launch of the graph is.
+//! What is decided is in `aliquot_quota`'s `pacer`, with `gate`, `till` and `meter` behind it; here are the
+//! clock, the sleeping and the driver. Most launches spend a lease and go. The others wait on time only, never
+//! on the GPU, so kernels that wait for each other are launched in the end. Launches into a capture are neither
+//! gated nor charged nor timed: the launch of the graph is.
 
 use crate::account;
 use crate::config;
@@ -11,8 +12,11 @@ use crate::lock::Mutex;
 use crate::share::Share;
 use crate::state::{self, Mode, REFUSED};
 use crate::{nvml, real, sys};
-use aliquot_quota::gate::{self, Admission};
-use aliquot_quota::meter::{Meter, PLACES, Timing};
+use aliquot_quota::gate::{self, Entrance, Terms};
+use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
+use aliquot_quota::pacer::{self, Answer, Ask, Host, LEASE_NS, Reached, Step};
+use aliquot_quota::region::Region;
+use aliquot_quota::till::Till;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
@@ -21,58 +25,43 @@ pub(crate) const LEGACY: u64 = 1;
 /// `CU_STREAM_PER_THREAD`
 pub(crate) const PER_THREAD: u64 = 2;
 
-/// How long a waiter sleeps at a time, because refunds can come earlier.
-const NAP_NS: u64 = 5_000_000;
 /// How often the processes on a GPU are counted.
 const COUNT_AGE_MS: u64 = 1000;
-/// Launches looked at in one poll.
-const POLLED: usize = 8;
+/// Launches without a limit between two looks at the quota.
+const UNLIMITED_LAUNCHES: u32 = 256;
 
 /// The explicit name of a stream, whose 0 is `default`.
 pub(crate) const fn named(stream: u64, default: u64) -> u64 {
     if stream == 0 { default } else { stream }
 }
 
-/// A place's events and where its corrections go.
-#[derive(Clone, Copy)]
-struct Events {
-    context: u64,
-    start: u64,
-    end: u64,
-    share: usize,
-    /// How long the GPU had nothing between the first event and the launch.
-    lead_ns: u64,
-}
+static METER: Mutex<Meter> = Mutex::new(Meter::new());
+static TILLS: [Till; device::MOST] = [const { Till::new() }; device::MOST];
 
-const NO_EVENTS: Events = Events { context: 0, start: 0, end: 0, share: 0, lead_ns: 0 };
-
-struct Book {
-    meter: Meter,
-    events: [Events; PLACES],
-    /// Context and event at the end of the launch that was taken last.
-    last: (u64, u64),
-}
-
-static BOOK: Mutex<Book> =
-    Mutex::new(Book { meter: Meter::new(), events: [NO_EVENTS; PLACES], last: (0, 0) });
-
-/// How far a place's events have been recorded: none, the first, both.
-static RECORDED: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
+/// The driver's handles of the learner's events, and their contexts. Each event is one thread's at a time.
+static HANDLES: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
+static OWNERS: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
 
 /// One thread looks at events at a time; the others have better things to do.
-static POLLING: AtomicBool = AtomicBool::new(false);
+static LOOKING: AtomicBool = AtomicBool::new(false);
 
-/// Runs a part in which driver calls of ours do not spoil captures of other threads.
+/// Captures that have begun and not ended; no fewer than there are.
+static CAPTURES: AtomicU32 = AtomicU32::new(0);
+
+/// Counts launches on devices without a limit.
+static UNLIMITED: AtomicU32 = AtomicU32::new(0);
+
+/// A mode of captures in which driver calls of ours do not spoil those of other threads; the thread's own one.
+fn exchange_mode(mut mode: i32) -> Option<i32> {
+    // SAFETY: the driver exchanges one integer.
+    (unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) } == Some(0)).then_some(mode)
+}
+
 fn relaxed<T>(part: impl FnOnce() -> T) -> T {
     const RELAXED: i32 = 2;
-    let mut mode = RELAXED;
-    // SAFETY: the driver exchanges one integer.
-    let changed = unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) } == Some(0);
+    let before = exchange_mode(RELAXED);
     let result = part();
-    if changed {
-        // SAFETY: as above; gives the thread its own mode back.
-        unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) };
-    }
+    before.and_then(exchange_mode);
     result
 }
 
@@ -96,90 +85,246 @@ fn limiting(device: Device) -> impl Iterator<Item = (usize, &'static Share, u8)>
         .map(|(index, share)| (index, share, share.percent()))
 }
 
-/// Waits until a share on the device lets a launch of `key` go, and charges it. Returns the share's number
-/// and the charge; `None` where there is no limit.
-fn pass(device: Device, context: u64, key: u64) -> Option<(usize, u64)> {
-    let mut has_waited = false;
-    loop {
+/// Marks an account: the charge is borrowed time's.
+const BORROWED: u32 = 1 << 16;
+
+/// The share of an account.
+fn payer(account: u32) -> Option<(&'static Share, &'static Region)> {
+    let share = config::shares().get((account & !BORROWED) as usize)?;
+    Some((share, share.region()?))
+}
+
+/// A context on a device, for the pacer.
+struct Here {
+    device: Device,
+    context: u64,
+}
+
+impl Host for Here {
+    fn now_ns(&self) -> u64 {
+        sys::now_ns()
+    }
+
+    fn meter<T>(&self, part: impl FnOnce(&mut Meter) -> T) -> T {
+        part(&mut METER.lock())
+    }
+
+    fn till(&self) -> &Till {
+        till(self.device)
+    }
+
+    fn lease_ns(&self) -> u64 {
+        LEASE_NS
+    }
+
+    fn admit(&self, now_ns: u64, ask: Ask) -> Answer {
         let mut earliest = u64::MAX;
-        let now = sys::now_ns();
-        let cost = BOOK.lock().meter.predict(key, now);
-        for (index, share, percent) in limiting(device) {
+        for (index, share, percent) in limiting(self.device) {
             let Some(region) = share.region() else { continue };
-            match gate::admit(&region.compute, now, cost, percent) {
-                Admission::Go => return Some((index, cost)),
-                Admission::Wait(until) => earliest = earliest.min(until),
-            }
-            if !has_waited {
-                has_waited = true;
-                region.compute.delayed.fetch_add(1, Relaxed);
+            let (compute, grant) = (&region.compute, share.grant(now_ns));
+            gate::true_up(compute, now_ns, grant.true_up_ns, percent);
+            let terms = Terms { percent, borrow_percent: grant.borrow_percent };
+            match gate::enter(compute, now_ns, ask.amount_ns, ask.cost_ns, ask.is_known, terms) {
+                Entrance::Own => return Answer::Go(index as u32),
+                Entrance::Borrowed => return Answer::Go(index as u32 | BORROWED),
+                Entrance::Wait(until) => earliest = earliest.min(until),
             }
         }
-        if earliest == u64::MAX {
-            return None;
+        if earliest == u64::MAX { Answer::Free } else { Answer::Wait(earliest) }
+    }
+
+    fn correct(&self, account: u32, delta_ns: i64) {
+        let Some((share, region)) = payer(account) else { return };
+        let now = sys::now_ns();
+        if account & BORROWED != 0 {
+            let percent = share.grant(now).borrow_percent.max(1);
+            gate::correct_borrowed(&region.compute, now, delta_ns, percent);
+        } else if share.percent() > 0 {
+            gate::correct(&region.compute, now, delta_ns, share.percent());
         }
-        sys::sleep_us((earliest.saturating_sub(now).min(NAP_NS) / 1000).max(1));
-        poll(device, context);
+    }
+
+    fn log(&self, account: u32, seen: &Seen) {
+        if let Some((share, region)) = payer(account)
+            && let Some(slot) = share.slot()
+        {
+            gate::log(&region.compute, slot as u64, seen);
+        }
+    }
+
+    fn is_pending(&self, pending: bool) {
+        for (_, share, _) in limiting(self.device) {
+            if let (Some(region), Some(slot)) = (share.region(), share.slot())
+                && let Some(mine) = region.slots.get(slot)
+                && mine.pending.load(Relaxed) != u64::from(pending)
+            {
+                mine.pending.store(u64::from(pending), Release);
+            }
+        }
+    }
+
+    fn others(&self) -> Others {
+        let granted = limiting(self.device).map(|(_, share, _)| share.grant(sys::now_ns()));
+        match granted.filter(|grant| grant.own_permille > 0).min_by_key(|grant| grant.own_permille) {
+            Some(grant) => Others {
+                own_permille: Some(u32::from(grant.own_permille)),
+                slice_ns: if grant.slice_us == 0 {
+                    ASSUMED_SLICE_NS
+                } else {
+                    u64::from(grant.slice_us) * 1000
+                },
+            },
+            None if processes(self.device) <= 1 => Others::NONE,
+            None => Others { own_permille: None, slice_ns: ASSUMED_SLICE_NS },
+        }
+    }
+
+    fn record(&self, event: usize, stream: u64) -> bool {
+        let Some(handle) = self.event(event) else { return false };
+        // SAFETY: an event of the current context, and the stream of a launch of the program.
+        unsafe { real::cuEventRecord(handle, stream) == Some(0) }
+    }
+
+    fn reached(&self, event: usize) -> Reached {
+        const NOT_READY: i32 = 600;
+        // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
+        match self.known(event).and_then(|handle| unsafe { real::cuEventQuery(handle) }) {
+            Some(0) => Reached::Yes,
+            Some(NOT_READY) => Reached::No,
+            _ => Reached::Lost,
+        }
+    }
+
+    fn between(&self, from: usize, to: usize) -> Option<i64> {
+        let (from, to) = (self.known(from)?, self.known(to)?);
+        let mut millis = 0.0_f32;
+        // SAFETY: events of ours, of a context that lives; the driver writes one number.
+        let code = unsafe { real::cuEventElapsedTime(&mut millis, from, to) };
+        (code == Some(0)).then_some((f64::from(millis) * 1e6) as i64)
+    }
+
+    fn may_look(&self) -> bool {
+        !LOOKING.swap(true, AcqRel)
+    }
+
+    fn has_looked(&self) {
+        LOOKING.store(false, Release);
     }
 }
 
-fn correct(share: usize, delta_ns: i64) {
-    if let Some(share) = config::shares().get(share)
-        && let Some(region) = share.region()
-        && share.percent() > 0
-    {
-        gate::correct(&region.compute, sys::now_ns(), delta_ns, share.percent());
+impl Here {
+    /// The driver's handle of an event of this context.
+    fn known(&self, event: usize) -> Option<u64> {
+        let is_ours = OWNERS.get(event)?.load(Acquire) == self.context;
+        HANDLES.get(event).map(|handle| handle.load(Acquire)).filter(|handle| is_ours && *handle != 0)
     }
+
+    /// The same, made if need be.
+    fn event(&self, event: usize) -> Option<u64> {
+        if let Some(known) = self.known(event) {
+            return Some(known);
+        }
+        let (handle, owner) = (HANDLES.get(event)?, OWNERS.get(event)?);
+        let made = relaxed(|| {
+            let stranger = handle.swap(0, AcqRel);
+            if stranger != 0 {
+                // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
+                unsafe { real::cuEventDestroy_v2(stranger) };
+            }
+            let mut made = 0;
+            // SAFETY: the driver writes one handle.
+            (unsafe { real::cuEventCreate(&mut made, 0) } == Some(0)).then_some(made)
+        })?;
+        owner.store(self.context, Release);
+        handle.store(made, Release);
+        Some(made)
+    }
+}
+
+fn till(device: Device) -> &'static Till {
+    static NONE: Till = Till::new();
+    TILLS.get(device).unwrap_or(&NONE)
 }
 
 /// Launches `key` on a stream when its time has come.
+#[inline]
 pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn() -> i32) -> i32 {
     match state::mode() {
         Mode::Failed => return REFUSED,
         Mode::Unlimited => return driver(),
         Mode::Limited => {}
     }
-    if config::shares().iter().all(|share| share.percent() == 0) {
+    let cell = Till::cell(sys::thread_pointer());
+    if CAPTURES.load(Relaxed) == 0
+        && let Some(device) = device::only()
+        && till(device).pays(cell, key)
+    {
+        return driver();
+    }
+    slow(key, stream, is_delicate, cell, &driver)
+}
+
+#[cold]
+fn slow(key: u64, stream: u64, is_delicate: bool, cell: usize, driver: &dyn Fn() -> i32) -> i32 {
+    // Quotas change, but looking at the clock costs more than most launches.
+    if !IS_LIMITING.load(Relaxed) && !UNLIMITED.fetch_add(1, Relaxed).is_multiple_of(UNLIMITED_LAUNCHES) {
+        return driver();
+    }
+    let limits = config::shares().iter().any(|share| share.percent() > 0);
+    IS_LIMITING.store(limits, Relaxed);
+    if !limits {
         return driver();
     }
     let Some((device, context)) = device::current() else { return driver() };
-    if limiting(device).next().is_none() || is_capturing(stream) {
+    let may_time = CAPTURES.load(Acquire) == 0;
+    if limiting(device).next().is_none() || (!may_time && is_capturing(stream)) {
         return driver();
     }
-    // The same function in two contexts is two kernels.
-    let key = key ^ context.rotate_left(32);
-    poll(device, context);
-    let Some((share, cost)) = pass(device, context, key) else { return driver() };
-    let timing = BOOK.lock().meter.launch(key, (context, stream), sys::now_ns(), cost, is_delicate);
-    let (place, is_first, is_second) = match timing {
-        Timing::None => (None, false, false),
-        Timing::Whole(place) => (Some(place), true, true),
-        Timing::Open(place) => (Some(place), true, false),
-        Timing::Close(place) => (Some(place), false, true),
-    };
-    if let Some(place) = place.filter(|_| is_first)
-        && !begin(place, context, stream, share)
-    {
-        BOOK.lock().meter.abandon(place);
-    }
-    let idle_since = place.filter(|_| is_first).and_then(idle_since);
-    let code = driver();
-    if let Some((place, since)) = place.zip(idle_since)
-        && let Some(events) = BOOK.lock().events.get_mut(place)
-    {
-        events.lead_ns = sys::now_ns().saturating_sub(since);
-    }
-    if code != 0 {
-        correct(share, (cost as i64).saturating_neg());
-        if let Some(place) = place {
-            BOOK.lock().meter.abandon(place);
+    let (here, launch) = (Here { device, context }, of(device, context, key, stream, is_delicate));
+    match pass(&here, cell, &launch, may_time) {
+        None => driver(),
+        Some(ticket) => {
+            let code = driver();
+            pacer::after(&here, &launch, &ticket, code == 0);
+            code
         }
-    } else if let Some(place) = place.filter(|_| is_second)
-        && !end(place, context, stream)
-    {
-        BOOK.lock().meter.abandon(place);
     }
-    code
+}
+
+/// Whether any share has a limit, as last seen.
+static IS_LIMITING: AtomicBool = AtomicBool::new(false);
+
+fn of(device: Device, context: u64, key: u64, stream: u64, is_delicate: bool) -> Launch {
+    Launch {
+        // Where there is one device, the key alone has to do: the fast path knows no more.
+        key: if device::only().is_some() { key } else { key ^ (device as u64) << 56 },
+        context,
+        stream,
+        thread: sys::thread_pointer(),
+        is_thread_stream: stream == PER_THREAD,
+        is_delicate,
+    }
+}
+
+/// Waits until a share on the device lets a launch go; `None` where there is no limit.
+fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pacer::Ticket> {
+    let mut has_waited = false;
+    loop {
+        match pacer::before(here, cell, launch, may_time) {
+            Step::Go(ticket) => return Some(ticket),
+            Step::Free => return None,
+            Step::Wait(until) => {
+                if !has_waited {
+                    has_waited = true;
+                    let shares = limiting(here.device).filter_map(|(_, share, _)| share.region());
+                    shares.for_each(|region| {
+                        region.compute.delayed.fetch_add(1, Relaxed);
+                    });
+                }
+                sys::sleep_us((until.saturating_sub(sys::now_ns()) / 1000).max(1));
+            }
+        }
+    }
 }
 
 /// Charges a launch on a stream that is not timed, when its time has come.
@@ -192,129 +337,11 @@ pub(crate) fn charge(key: u64, stream: u64) {
     let code = unsafe { real::cuStreamGetCtx(stream, &mut context) };
     if code == Some(0)
         && let Some(device) = device::of_context(context)
+        && limiting(device).next().is_some()
     {
-        pass(device, context, key ^ context.rotate_left(32));
+        let cell = Till::cell(sys::thread_pointer());
+        pass(&Here { device, context }, cell, &of(device, context, key, stream, true), false);
     }
-}
-
-/// Records a place's first event, made if need be.
-fn begin(place: usize, context: u64, stream: u64, share: usize) -> bool {
-    let Some(recorded) = RECORDED.get(place) else { return false };
-    recorded.store(0, Release);
-    let mut events = BOOK.lock().events.get(place).copied().unwrap_or(NO_EVENTS);
-    let made = relaxed(|| {
-        for event in [&mut events.start, &mut events.end] {
-            if events.context != context && *event != 0 {
-                // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
-                unsafe { real::cuEventDestroy_v2(*event) };
-                *event = 0;
-            }
-            // SAFETY: the driver writes one handle.
-            if *event == 0 && unsafe { real::cuEventCreate(event, 0) } != Some(0) {
-                *event = 0;
-            }
-        }
-        events.start != 0 && events.end != 0
-    });
-    (events.context, events.share, events.lead_ns) = (context, share, 0);
-    if let Some(kept) = BOOK.lock().events.get_mut(place) {
-        *kept = events;
-    }
-    // SAFETY: an event of the current context, and the stream of the program's launch.
-    if !made || unsafe { real::cuEventRecord(events.start, stream) } != Some(0) {
-        return false;
-    }
-    recorded.store(1, Release);
-    true
-}
-
-/// Now, if the GPU has already come to a place's first event: the launch that follows finds it idle.
-fn idle_since(place: usize) -> Option<u64> {
-    let events = BOOK.lock().events.get(place).copied().filter(|events| events.start != 0)?;
-    let now = sys::now_ns();
-    // SAFETY: an event of ours that has been recorded.
-    (unsafe { real::cuEventQuery(events.start) } == Some(0)).then_some(now)
-}
-
-/// Records a place's second event.
-fn end(place: usize, context: u64, stream: u64) -> bool {
-    let events = BOOK.lock().events.get(place).copied().unwrap_or(NO_EVENTS);
-    let Some(recorded) = RECORDED.get(place).filter(|_| events.context == context) else { return false };
-    // SAFETY: an event of the current context, and the stream of the program's launch.
-    if recorded.load(Acquire) != 1 || unsafe { real::cuEventRecord(events.end, stream) } != Some(0) {
-        return false;
-    }
-    recorded.store(2, Release);
-    true
-}
-
-/// Takes what finished launches of the current context show.
-fn poll(device: Device, context: u64) {
-    if BOOK.lock().meter.oldest(context, None).is_none() || POLLING.swap(true, AcqRel) {
-        return;
-    }
-    relaxed(|| {
-        let mut after = None;
-        for _ in 0..POLLED {
-            let next = BOOK.lock().meter.oldest(context, after);
-            let Some(place) = next else { break };
-            if !take(place, device, context) {
-                after = Some(place);
-            }
-        }
-    });
-    POLLING.store(false, Release);
-}
-
-/// Takes one launch if it has ended.
-fn take(place: usize, device: Device, context: u64) -> bool {
-    const NOT_READY: i32 = 600;
-    if RECORDED.get(place).is_none_or(|recorded| recorded.load(Acquire) != 2) {
-        return false;
-    }
-    let (events, last) = {
-        let book = BOOK.lock();
-        (book.events.get(place).copied().unwrap_or(NO_EVENTS), book.last)
-    };
-    // SAFETY: an event of ours that has been recorded.
-    let code = unsafe { real::cuEventQuery(events.end) };
-    if code == Some(NOT_READY) {
-        return false;
-    }
-    let elapsed = (code == Some(0)).then(|| between(events.start, events.end)).flatten();
-    let elapsed = elapsed.map(|elapsed| elapsed.saturating_sub_unsigned(events.lead_ns).max(0));
-    let gap = if last.0 == context { between(last.1, events.start) } else { None };
-    let processes = processes(device);
-    let mut book = BOOK.lock();
-    let Some(elapsed) = elapsed.and_then(|elapsed| u64::try_from(elapsed).ok()) else {
-        book.meter.abandon(place);
-        return true;
-    };
-    let delta = book.meter.finish(place, elapsed, gap, processes);
-    // The event at the later end stays; the place takes the other one for its next launch.
-    let mut stranger = 0;
-    if last.0 != context || gap.is_none_or(|gap| gap.saturating_add_unsigned(elapsed) > 0) {
-        let (of, spare) = core::mem::replace(&mut book.last, (context, events.end));
-        if let Some(kept) = book.events.get_mut(place) {
-            kept.end = if of == context { spare } else { 0 };
-        }
-        stranger = if of == context { 0 } else { spare };
-    }
-    drop(book);
-    if stranger != 0 {
-        // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
-        unsafe { real::cuEventDestroy_v2(stranger) };
-    }
-    correct(events.share, delta);
-    true
-}
-
-/// Nanoseconds between two recorded events of one context, negative if the second came first.
-fn between(start: u64, end: u64) -> Option<i64> {
-    let mut millis = 0.0_f32;
-    // SAFETY: events of ours; the driver writes one number.
-    (unsafe { real::cuEventElapsedTime(&mut millis, start, end) } == Some(0))
-        .then_some((f64::from(millis) * 1e6) as i64)
 }
 
 /// Processes with contexts on a device, as far as NVML tells: 1 where it does not, so that a measurement
@@ -333,24 +360,95 @@ fn processes(device: Device) -> u32 {
     count as u32
 }
 
+/// Begins a capture.
+pub(crate) fn begin_capture(driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    CAPTURES.fetch_add(1, AcqRel);
+    METER.lock().spoil_open();
+    TILLS.iter().for_each(|till| till.watch(false));
+    let code = driver();
+    if code != 0 {
+        CAPTURES.fetch_sub(1, AcqRel);
+    }
+    code
+}
+
+/// Ends a capture, which it does even where the capture had become invalid.
+pub(crate) fn end_capture(stream: u64, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    let is_one = CAPTURES.load(Acquire) > 0 && is_capturing(stream);
+    let code = driver();
+    if is_one && !is_capturing(stream) {
+        let _ = CAPTURES.fetch_update(AcqRel, Acquire, |count| count.checked_sub(1));
+    }
+    code
+}
+
+/// Destroys a stream, on which no event may be recorded from then on.
+pub(crate) fn destroy_stream(stream: u64, driver: impl Fn() -> i32) -> i32 {
+    match state::mode() {
+        Mode::Failed => return REFUSED,
+        Mode::Unlimited => return driver(),
+        Mode::Limited => {}
+    }
+    // Another thread records the last events of a window on it: some calls, no wait for the GPU.
+    for _ in 0..100 {
+        if METER.lock().stream_gone(stream) {
+            break;
+        }
+        sys::sleep_us(50);
+    }
+    driver()
+}
+
+/// Unloads code, after which functions may be others by the same handles.
+pub(crate) fn unload(driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    let code = driver();
+    METER.lock().forget_costs();
+    TILLS.iter().for_each(Till::forget);
+    code
+}
+
+/// An instantiated graph is gone, and another may get its handle.
+pub(crate) fn graph_gone(exec: u64) {
+    for device in 0..device::MOST {
+        let key = if device::only().is_some() { exec } else { exec ^ (device as u64) << 56 };
+        METER.lock().forget(key);
+        till(device).publish(key, 0);
+        if device::only().is_some() {
+            break;
+        }
+    }
+}
+
 /// A context is gone, and its events with it.
 pub(crate) fn context_gone(context: u64) {
-    let mut book = BOOK.lock();
-    book.meter.context_gone(context, |_| {});
-    for events in book.events.iter_mut().filter(|events| events.context == context) {
-        *events = NO_EVENTS;
-    }
-    if book.last.0 == context {
-        book.last = (0, 0);
+    METER.lock().context_gone(context);
+    for (handle, owner) in HANDLES.iter().zip(&OWNERS) {
+        if owner.load(Acquire) == context {
+            handle.store(0, Release);
+            owner.store(0, Release);
+        }
     }
 }
 
 /// In a forked child: nothing has been launched.
 pub(crate) fn renew_after_fork() {
-    BOOK.renew_after_fork();
-    POLLING.store(false, Release);
-    let mut book = BOOK.lock();
-    book.meter.clear();
-    book.events.fill(NO_EVENTS);
-    book.last = (0, 0);
+    METER.renew_after_fork();
+    METER.lock().clear();
+    HANDLES.iter().chain(&OWNERS).for_each(|cell| cell.store(0, Relaxed));
+    for till in &TILLS {
+        till.watch(false);
+        till.empty();
+        till.forget();
+    }
+    CAPTURES.store(0, Relaxed);
+    LOOKING.store(false, Release);
 }

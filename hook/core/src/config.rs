@@ -79,11 +79,12 @@ pub(crate) fn load() -> Result<(), Reason> {
                 .get(count)
                 .ok_or_else(|| Reason::of(format_args!("{folder} holds more than {MOST} quotas")))?;
             let quota = Path::of(format_args!("{root}/quota/{id}/quota"));
+            let grant = Path::of(format_args!("{root}/quota/{id}/grant"));
             let region = Path::of(format_args!("{root}/region/{id}/region"));
             if !quota.is_whole() || !region.is_whole() {
                 return Err(Reason::of(format_args!("{folder} holds a name that is too long")));
             }
-            share.open(quota, region)?;
+            share.open(quota, grant, region)?;
             count += 1;
         }
     }

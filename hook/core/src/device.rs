@@ -13,6 +13,8 @@ pub(crate) const MOST: usize = 64;
 
 /// Bit `i` = the container's i-th share is on the device.
 static SHARES: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+/// 1 where the process has one device only.
+static ONLY: AtomicU64 = AtomicU64::new(0);
 static MATCHED: AtomicBool = AtomicBool::new(false);
 
 /// Device of each context that has been current, plus one.
@@ -74,6 +76,7 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
         };
         cell.store(mask, Release);
     }
+    ONLY.store(u64::from(count == 1), Relaxed);
     MATCHED.store(true, Release);
     Ok(())
 }
@@ -103,6 +106,12 @@ fn uuid_text(bytes: &[u8; 16]) -> Text<40> {
 #[inline]
 pub(crate) fn shares_of(device: Device) -> u64 {
     SHARES.get(device).map_or(0, |mask| mask.load(Relaxed))
+}
+
+/// The process's device if there is but one.
+#[inline]
+pub(crate) fn only() -> Option<Device> {
+    (ONLY.load(Relaxed) == 1).then_some(0)
 }
 
 /// The calling thread's device and context, if it has a current context.
@@ -156,6 +165,7 @@ pub(crate) fn renew_after_fork() {
     for mask in &SHARES {
         mask.store(0, Relaxed);
     }
+    ONLY.store(0, Relaxed);
     MATCHED.store(false, Release);
 }
 

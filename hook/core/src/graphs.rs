@@ -143,6 +143,7 @@ pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
     }
     let known = BOOK.lock().execs.remove(exec);
     let code = driver();
+    crate::compute::graph_gone(exec);
     if let Some(known) = known {
         if code != 0 {
             let _ = BOOK.lock().execs.insert(exec, known);

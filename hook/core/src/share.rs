@@ -11,9 +11,10 @@ use crate::lock::{Guard, Mutex};
 use crate::log::Text;
 use crate::nvml::{self, List};
 use crate::sys::{self, File};
+use aliquot_quota::grant::{GRANT_SIZE, Grant};
 use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
 use aliquot_quota::region::{self, LOCK_BASE, REGION_LAYOUT_VERSION, Region, SLOT_COUNT, SlotState};
-use aliquot_quota::{FailMode, GpuUuid, QUOTA_FILE_SIZE, QuotaFile, REGION_FILE_SIZE};
+use aliquot_quota::{ComputePolicy, FailMode, GpuUuid, QUOTA_FILE_SIZE, QuotaFile, REGION_FILE_SIZE};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -31,6 +32,9 @@ pub(crate) fn note_in_all(bits: u64) {
 
 /// A path of the limiter's own files.
 pub(crate) type Path = Text<512>;
+
+/// How often a grant is read again.
+const GRANT_AGE_MS: u64 = 10;
 
 /// How often the quota file is read again.
 const QUOTA_AGE_MS: u64 = 500;
@@ -77,7 +81,15 @@ pub(crate) struct Share {
     oversubscription: AtomicU64,
     /// Percent of the GPU's time; 0 = no limit.
     percent: AtomicU32,
+    /// Whether idle time may be borrowed.
+    is_soft: AtomicU32,
     checked_ms: AtomicU64,
+    grant_path: Mutex<Path>,
+    /// The grant as last read: until when, borrowed percent and own part and slice, corrections, and when.
+    granted: [AtomicU64; 3],
+    grant_checked_ms: AtomicU64,
+    /// The slot plus one.
+    seated: AtomicU32,
     order: AtomicU32,
     fail_open: AtomicU32,
     region: AtomicPtr<Region>,
@@ -95,7 +107,12 @@ impl Share {
             env_limit: AtomicU64::new(u64::MAX),
             oversubscription: AtomicU64::new(0),
             percent: AtomicU32::new(0),
+            is_soft: AtomicU32::new(0),
             checked_ms: AtomicU64::new(0),
+            grant_path: Mutex::new(Path::new()),
+            granted: [const { AtomicU64::new(0) }; 3],
+            grant_checked_ms: AtomicU64::new(0),
+            seated: AtomicU32::new(0),
             order: AtomicU32::new(0),
             fail_open: AtomicU32::new(0),
             region: AtomicPtr::new(null_mut()),
@@ -104,8 +121,10 @@ impl Share {
     }
 
     /// Reads the quota file and remembers where the region is.
-    pub(crate) fn open(&self, quota: Path, region: Path) -> Result<(), Text<400>> {
+    pub(crate) fn open(&self, quota: Path, grant: Path, region: Path) -> Result<(), Text<400>> {
         let read = read_quota(&quota)?;
+        *self.grant_path.lock() = grant;
+        self.grant_checked_ms.store(0, Relaxed);
         *self.uuid.lock() = Some(read.gpu_uuid);
         *self.quota_path.lock() = quota;
         *self.region_path.lock() = region;
@@ -120,6 +139,7 @@ impl Share {
         self.file_limit.store(limit, Relaxed);
         self.oversubscription.store(quota.oversubscribe_bytes, Relaxed);
         self.percent.store(u32::from(quota.cores_percent), Relaxed);
+        self.is_soft.store(u32::from(quota.compute_policy == ComputePolicy::Soft), Relaxed);
         self.fail_open.store(u32::from(quota.fail_mode == FailMode::Open), Relaxed);
         self.checked_ms.store(sys::coarse_ms(), Relaxed);
     }
@@ -154,6 +174,37 @@ impl Share {
     pub(crate) fn percent(&self) -> u8 {
         self.renew();
         self.percent.load(Relaxed) as u8
+    }
+
+    /// What the node agent grants now; nothing where there is none, or where it has run out.
+    pub(crate) fn grant(&self, now_ns: u64) -> Grant {
+        let (now_ms, checked) = (now_ns / 1_000_000, self.grant_checked_ms.load(Relaxed));
+        let [until, terms, up] = &self.granted;
+        let age = if until.load(Relaxed) == 0 { QUOTA_AGE_MS } else { GRANT_AGE_MS };
+        if checked == 0 || now_ms.wrapping_sub(checked) >= age {
+            self.grant_checked_ms.store(now_ms, Relaxed);
+            let path = *self.grant_path.lock();
+            if let Some(read) = read_grant(&path) {
+                until.store(read.valid_until_ns, Relaxed);
+                let own = u64::from(read.own_permille) << 16;
+                terms.store(u64::from(read.slice_us) << 32 | own | u64::from(read.borrow_percent), Relaxed);
+                up.store(read.true_up_ns as u64, Relaxed);
+            }
+        }
+        let (valid_until_ns, terms, true_up_ns) =
+            (until.load(Relaxed), terms.load(Relaxed), up.load(Relaxed) as i64);
+        if valid_until_ns <= now_ns {
+            // What was found to be charged wrongly stays so.
+            return Grant { true_up_ns, ..Grant::default() };
+        }
+        let borrow_percent = if self.is_soft.load(Relaxed) == 0 { 0 } else { terms as u8 };
+        let (own_permille, slice_us) = ((terms >> 16) as u16, (terms >> 32) as u32);
+        Grant { valid_until_ns, borrow_percent, own_permille, slice_us, true_up_ns }
+    }
+
+    /// This process's slot.
+    pub(crate) fn slot(&self) -> Option<usize> {
+        (self.seated.load(Relaxed) as usize).checked_sub(1)
     }
 
     fn renew(&self) {
@@ -235,6 +286,7 @@ impl Share {
         // The former mapping, if any, stays: other threads may be reading it. It is the same file.
         self.region.store(mapped, Release);
         (seat.slot, seat.state) = (Some(slot), state);
+        self.seated.store(slot as u32 + 1, Relaxed);
         if seat.held > 0 {
             let _ = ledger::charge_forced(region, slot, seat.held);
         }
@@ -421,6 +473,8 @@ impl Share {
         self.uuid.renew_after_fork();
         self.quota_path.renew_after_fork();
         self.region_path.renew_after_fork();
+        self.grant_path.renew_after_fork();
+        self.seated.store(0, Relaxed);
         *self.seat.lock() = Seat { slot: None, state: 0, held: 0 };
         self.region.store(null_mut(), Release);
     }
@@ -445,6 +499,13 @@ fn read_quota(path: &Path) -> Result<QuotaFile, Text<400>> {
         .map_err(|errno| Text::of(format_args!("quota {path} cannot be read (error {errno})")))?;
     QuotaFile::decode(bytes.get(..read).unwrap_or_default())
         .map_err(|error| Text::of(format_args!("quota {path} is not valid: {error}")))
+}
+
+fn read_grant(path: &Path) -> Option<Grant> {
+    let file = File::read_only(path.as_c()).ok()?;
+    let mut bytes = [0; GRANT_SIZE + 1];
+    let read = file.read_at(&mut bytes, 0).ok()?;
+    Grant::decode(bytes.get(..read)?)
 }
 
 fn open_region(path: &Path) -> Result<File, Text<400>> {

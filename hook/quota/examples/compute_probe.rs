@@ -6,7 +6,8 @@
 //! nanoseconds of kernels).
 //!
 //! HOW is an entry point, `graph` (captured, eight kernels each), `two` (kernels of MICROS and of ten times as
-//! many) or `sync` (waits for each kernel).
+//! many), `sync` (waits for each kernel), `capture` (another stream captures all the while), `unload` (loads its
+//! module anew every 64 launches) or `streams` (destroys its stream every 8 launches).
 
 #![allow(unsafe_code, reason = "calls a C library")]
 #![allow(
@@ -74,20 +75,22 @@ fn main() {
     ok(driver.call("cuDevicePrimaryCtxRetain", &[at(&mut context), 0]), "retain");
     ok(driver.call("cuCtxSetCurrent", &[context]), "cuCtxSetCurrent");
     ok(driver.call("cuModuleLoadData", &[at(&mut module), c"any".as_ptr() as u64]), "cuModuleLoadData");
+    let first = module;
     let kernel = |us: u64| {
+        let module = first;
         let (mut function, name) = (0_u64, CString::new(format!("spin_us_{us}")).unwrap());
         let code = driver.call("cuModuleGetFunction", &[at(&mut function), module, name.as_ptr() as u64]);
         assert_eq!(code, 0, "{name:?}");
         function
     };
-    let (plain, long) = (kernel(micros), kernel(micros * 10));
+    let (mut plain, long) = (kernel(micros), kernel(micros * 10));
     let mut streams = vec![0_u64; count.max(1)];
     for stream in streams.iter_mut().filter(|_| count > 0) {
         ok(driver.call("cuStreamCreate", &[at(stream), 1]), "cuStreamCreate");
     }
 
     let symbol = match how {
-        "graph" | "two" | "sync" => "cuLaunchKernel",
+        "graph" | "two" | "sync" | "capture" | "unload" | "streams" => "cuLaunchKernel",
         symbol => symbol,
     };
     let launch = driver.entry(symbol);
@@ -119,11 +122,35 @@ fn main() {
         ok(driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), graph, 0]), "instantiate");
     }
     let run_graph = driver.entry("cuGraphLaunch");
+    let mut captured = 0_u64;
+    if how == "capture" {
+        ok(driver.call("cuStreamCreate", &[at(&mut captured), 1]), "cuStreamCreate");
+        // Mode 0 is global: calls that could spoil a capture are refused in every thread.
+        ok(driver.call("cuStreamBeginCapture_v2", &[captured, 0]), "begin");
+    }
 
     let (start, mut used) = (now_ns(), 0_u64);
     for round in 0_usize.. {
         if Duration::from_nanos(now_ns() - start) >= span {
             break;
+        }
+        if how == "streams" && round % 8 == 0 {
+            let mut new = 0_u64;
+            ok(driver.call("cuStreamCreate", &[at(&mut new), 1]), "cuStreamCreate");
+            let old = std::mem::replace(&mut streams[0], new);
+            if old != 0 {
+                ok(driver.call("cuStreamDestroy_v2", &[old]), "cuStreamDestroy");
+            }
+        }
+        if how == "unload" && round % 64 == 63 {
+            let mut other = 0_u64;
+            ok(driver.call("cuModuleLoadData", &[at(&mut other), c"any".as_ptr() as u64]), "load");
+            ok(driver.call("cuCtxSynchronize", &[]), "cuCtxSynchronize");
+            ok(driver.call("cuModuleUnload", &[module]), "cuModuleUnload");
+            module = other;
+            let name = CString::new(format!("spin_us_{micros}")).unwrap();
+            let code = driver.call("cuModuleGetFunction", &[at(&mut plain), module, name.as_ptr() as u64]);
+            ok(code, "cuModuleGetFunction");
         }
         let stream = streams[round % streams.len()];
         let code = match how {
@@ -144,6 +171,10 @@ fn main() {
         if how == "sync" {
             ok(driver.call("cuStreamSynchronize", &[stream]), "sync");
         }
+    }
+    if how == "capture" {
+        let mut graph = 0_u64;
+        ok(driver.call("cuStreamEndCapture", &[captured, at(&mut graph)]), "the capture is whole");
     }
     ok(driver.call("cuCtxSynchronize", &[]), "cuCtxSynchronize");
     println!("gpu = {start} {} {used}", now_ns());

@@ -256,7 +256,7 @@ fn take<const N: usize>(bytes: &[u8; QUOTA_FILE_SIZE], at: usize) -> [u8; N] {
 }
 
 /// FNV-1a. Each step is a bijection of the state, so any change of a single byte changes the sum.
-fn checksum(bytes: &[u8]) -> u64 {
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     bytes
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |sum, b| (sum ^ u64::from(*b)).wrapping_mul(0x0000_0100_0000_01b3))

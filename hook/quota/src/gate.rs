@@ -8,8 +8,9 @@
 //! One word cannot be half written: a process that is killed at any time leaves at most the charge of launches
 //! that the GPU has or will have run, and time pays for that. Nobody holds anything, so nobody waits for anyone.
 
+use crate::meter::Seen;
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// GPU time in nanoseconds that a share can save up: a fifth of what the promise over a window allows, so
 /// that windows of ten seconds are off by 0.2 percentage points at the most for it.
@@ -19,19 +20,85 @@ pub const BURST_NS: u64 = 20_000_000;
 /// six seconds at one percent come to it), and it is read as this much.
 pub const LONGEST_DEBT_NS: u64 = 600_000_000_000;
 
+/// Longest launch that may borrow: borrowed work is to end soon after its owner comes back.
+pub const LONGEST_BORROWED_NS: u64 = 100_000_000;
+
+/// Measurements that the log holds.
+pub const LOG_LENGTH: usize = 1024;
+
+/// Marks an entry's slot: what was charged is what the process had, and not its part by supposition.
+pub const SURE: u64 = 1 << 32;
+
+/// One measured stretch of GPU work, for the node agent: it sees all processes of the GPU and knows better how
+/// much of a stretch was the process's own.
+#[repr(C)]
+pub struct Entry {
+    /// Nanoseconds of the monotonic clock.
+    pub start_ns: AtomicU64,
+    /// The same; 0 while the entry is being written.
+    pub end_ns: AtomicU64,
+    /// What was charged for it.
+    pub taken_ns: AtomicU64,
+    /// The process's slot, with [`SURE`] where what was charged is what it had.
+    pub slot: AtomicU64,
+}
+
 /// The compute side of a region; zeros are a share that has never launched.
 #[repr(C, align(64))]
 pub struct Compute {
     /// Nanoseconds of the monotonic clock at which everything charged is paid for.
     pub paid_until_ns: AtomicU64,
-    /// GPU time charged so far, corrections included, in nanoseconds; wraps.
+    /// GPU time charged so far, borrowed time and corrections included, in nanoseconds; wraps.
     pub charged_ns: AtomicU64,
     /// Launches that had to wait.
     pub delayed: AtomicU64,
-    reserved: [AtomicU64; 16381],
+    /// The same as `paid_until_ns` for borrowed time.
+    pub borrowed_until_ns: AtomicU64,
+    /// GPU time charged as borrowed so far; wraps.
+    pub borrowed_ns: AtomicU64,
+    /// How much of the agent's corrections has been charged; wraps.
+    pub trued_ns: AtomicU64,
+    /// Entries ever written to the log.
+    pub logged: AtomicU64,
+    /// GPU time leased for short launches, which are not logged; wraps.
+    pub leased_ns: AtomicU64,
+    /// The newest measurements: entry `n` is at `n % LOG_LENGTH`.
+    pub log: [Entry; LOG_LENGTH],
+    reserved1: [AtomicU64; 16384 - 8 - 4 * LOG_LENGTH],
 }
 
 const _: () = assert!(size_of::<Compute>() == 131_072);
+
+impl Default for Compute {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Compute {
+    /// A share that has never launched.
+    pub const fn new() -> Self {
+        Self {
+            paid_until_ns: AtomicU64::new(0),
+            charged_ns: AtomicU64::new(0),
+            delayed: AtomicU64::new(0),
+            borrowed_until_ns: AtomicU64::new(0),
+            borrowed_ns: AtomicU64::new(0),
+            trued_ns: AtomicU64::new(0),
+            logged: AtomicU64::new(0),
+            leased_ns: AtomicU64::new(0),
+            log: [const {
+                Entry {
+                    start_ns: AtomicU64::new(0),
+                    end_ns: AtomicU64::new(0),
+                    taken_ns: AtomicU64::new(0),
+                    slot: AtomicU64::new(0),
+                }
+            }; LOG_LENGTH],
+            reserved1: [const { AtomicU64::new(0) }; 16384 - 8 - 4 * LOG_LENGTH],
+        }
+    }
+}
 
 /// What the gate answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +119,108 @@ fn charged(paid_until: u64, now_ns: u64, cost_ns: u64, percent: u8) -> u64 {
     let earliest = now_ns.saturating_sub(price(BURST_NS, percent));
     let latest = now_ns.saturating_add(LONGEST_DEBT_NS);
     paid_until.clamp(earliest, latest).saturating_add(price(cost_ns, percent)).min(latest)
+}
+
+/// On which terms a share's launches may go.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Percent of the GPU, 1 to 100.
+    pub percent: u8,
+    /// Percent that may be borrowed on top; 0 = none.
+    pub borrow_percent: u8,
+}
+
+/// What [`enter`] answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entrance {
+    /// It may go on the share's own quota.
+    Own,
+    /// It may go on borrowed time.
+    Borrowed,
+    /// It may be asked again at this time.
+    Wait(u64),
+}
+
+/// Asks for a launch: on the share's own quota first, then on borrowed time. `amount_ns` is what is charged,
+/// with the lease that the launch takes; only launches whose cost is known may borrow.
+pub fn enter(
+    compute: &Compute,
+    now_ns: u64,
+    amount_ns: u64,
+    cost_ns: u64,
+    is_known: bool,
+    terms: Terms,
+) -> Entrance {
+    let entrance = match admit(compute, now_ns, amount_ns, terms.percent) {
+        Admission::Go => Entrance::Own,
+        Admission::Wait(until) if terms.borrow_percent == 0 || !is_known => Entrance::Wait(until),
+        Admission::Wait(until) => match borrow(compute, now_ns, amount_ns, terms.borrow_percent) {
+            Admission::Go => Entrance::Borrowed,
+            Admission::Wait(other) => Entrance::Wait(until.min(other)),
+        },
+    };
+    if amount_ns > cost_ns && !matches!(entrance, Entrance::Wait(_)) {
+        compute.leased_ns.fetch_add(amount_ns, Relaxed);
+    }
+    entrance
+}
+
+/// Asks for a launch that borrows at the rate of `percent` (1 to 100), and charges it if it may go. Nothing is
+/// saved up for borrowing, and a launch must not be longer than [`LONGEST_BORROWED_NS`].
+pub fn borrow(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admission {
+    if cost_ns > LONGEST_BORROWED_NS || percent == 0 {
+        return Admission::Wait(u64::MAX);
+    }
+    let mut found = compute.borrowed_until_ns.load(Acquire);
+    loop {
+        let latest = now_ns.saturating_add(price(LONGEST_BORROWED_NS, percent));
+        if found > now_ns {
+            return Admission::Wait(found.min(latest));
+        }
+        let next = now_ns.saturating_add(price(cost_ns, percent));
+        match compute.borrowed_until_ns.compare_exchange_weak(found, next, AcqRel, Acquire) {
+            Ok(_) => {
+                compute.charged_ns.fetch_add(cost_ns, Relaxed);
+                compute.borrowed_ns.fetch_add(cost_ns, Relaxed);
+                return Admission::Go;
+            }
+            Err(other) => found = other,
+        }
+    }
+}
+
+/// Charges what borrowing launches took beyond their estimate, or refunds what they did not take.
+pub fn correct_borrowed(compute: &Compute, now_ns: u64, delta_ns: i64, percent: u8) {
+    let amount = price(delta_ns.unsigned_abs(), percent.max(1));
+    let change = |found: u64| {
+        if delta_ns > 0 { found.max(now_ns).saturating_add(amount) } else { found.saturating_sub(amount) }
+    };
+    let _ = compute.borrowed_until_ns.fetch_update(AcqRel, Acquire, |found| Some(change(found)));
+    compute.charged_ns.fetch_add(delta_ns as u64, Relaxed);
+    compute.borrowed_ns.fetch_add(delta_ns as u64, Relaxed);
+}
+
+/// Applies what the agent found to be charged wrongly up to now, once for all processes of the share. At most
+/// ten seconds of GPU time are applied at a time.
+pub fn true_up(compute: &Compute, now_ns: u64, found_ns: i64, percent: u8) {
+    const MOST: i64 = 10_000_000_000;
+    let before = compute.trued_ns.load(Acquire);
+    let delta = (found_ns as u64).wrapping_sub(before) as i64;
+    if delta != 0 && compute.trued_ns.compare_exchange(before, found_ns as u64, AcqRel, Acquire).is_ok() {
+        correct(compute, now_ns, delta.clamp(-MOST, MOST), percent);
+    }
+}
+
+/// Writes a measurement to the log.
+pub fn log(compute: &Compute, slot: u64, seen: &Seen) {
+    let number = compute.logged.fetch_add(1, AcqRel);
+    if let Some(entry) = compute.log.get(number as usize % LOG_LENGTH) {
+        entry.end_ns.store(0, Release);
+        entry.start_ns.store(seen.start_ns, Relaxed);
+        entry.taken_ns.store(seen.taken_ns, Relaxed);
+        entry.slot.store(slot | if seen.is_sure { SURE } else { 0 }, Relaxed);
+        entry.end_ns.store(seen.end_ns, Release);
+    }
 }
 
 /// Asks for a launch of `cost_ns` at the rate of `percent` (1 to 100), and charges it if it may go.
@@ -100,12 +269,7 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     fn fresh() -> Box<Compute> {
-        Box::new(Compute {
-            paid_until_ns: AtomicU64::new(0),
-            charged_ns: AtomicU64::new(0),
-            delayed: AtomicU64::new(0),
-            reserved: [const { AtomicU64::new(0) }; 16381],
-        })
+        Box::new(Compute::new())
     }
 
     /// Launches kernels of `cost_ns` as fast as the gate lets them; GPU time in `span_ns`.

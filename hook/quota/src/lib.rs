@@ -9,15 +9,19 @@
 //! - the region's total is never the truth alone: [`ledger`] says how the account is rebuilt from what a
 //!   process left behind when it died after any single store.
 //!
-//! Start reading at [`QuotaFile`], then [`region`], then [`ledger`] for memory, [`gate`] and [`meter`] for GPU time.
+//! Start reading at [`QuotaFile`], then [`region`], then [`ledger`] for memory, [`pacer`] for GPU time.
 
 #![cfg_attr(not(test), no_std)]
 
 mod file;
 pub mod gate;
+pub mod grant;
 pub mod ledger;
 pub mod meter;
+pub mod pacer;
 pub mod region;
+pub mod spans;
+pub mod till;
 
 pub use file::{
     ComputePolicy, FailMode, GpuUuid, QUOTA_FILE_SIZE, QUOTA_LAYOUT_VERSION, QuotaError, QuotaFile, UUID_SIZE,

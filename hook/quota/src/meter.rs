@@ -1,34 +1,59 @@
-//! The learner: what a launch will cost, which launches are timed, and what a timed one really took.
+//! The learner: what a launch will cost, which launches are timed, and what timed ones really took.
 //!
-//! Launches are known by a key (function or graph, and context). A key's first launches are charged
-//! [`PRIOR_NS`], and more while the first one is still running; then what was measured. Kernels of
-//! [`SMALL_NS`] and more are all timed, as far as there are places; smaller ones in batches of launches that
-//! follow each other on a stream, now and then.
+//! Launches are known by a key (function and grid, or graph, and context). A key's first launches are charged
+//! [`PRIOR_NS`], and more while they run unmeasured; then what was measured. Launches of [`LONG_NS`] and more
+//! are all timed, as far as there are places. Shorter ones are timed now and then in a *window*: one pair of
+//! events around some tens of launches on each stream; the costs of all keys in it are corrected together.
 //!
-//! A pair of events tells time on the wall, in which other processes had their slices and other streams their
-//! kernels. So of a timed launch only what lies behind the last one's end counts, which charges overlapping
-//! streams once. While other processes have contexts on the GPU, a measurement is an upper bound: between it
-//! and its part of equal slices, the key's low measurements decide.
+//! A pair of events tells time on the wall, in which other streams of the process had their kernels and other
+//! processes their slices. What was charged for one stream is not charged for another ([`crate::spans`]); what
+//! the slices of others took is the caller's `factor`, the part of the measured time that was the process's own.
 //!
-//! Driver calls are the caller's: it records the events and tells what they showed.
+//! Driver calls are the caller's: events are known here by number.
+
+use crate::spans::{Span, Spans};
 
 /// GPU time that a launch of an unknown key is charged, in nanoseconds.
 pub const PRIOR_NS: u64 = 2_000_000;
-
-/// Launches below this many nanoseconds are timed in batches: a pair of events costs one or two microseconds.
-pub const SMALL_NS: u64 = 50_000;
-
-/// Launches that can be timed at once.
+/// What further launches of the key are charged until the first is measured.
+const DOUBTFUL_NS: u64 = 50_000_000;
+/// Launches of this many nanoseconds are timed one by one: a pair of events costs some microseconds.
+pub const LONG_NS: u64 = 400_000;
+/// Launches that can be timed one by one at the same time.
 pub const PLACES: usize = 64;
-
-/// Launches of a batch.
-const BATCH: u32 = 16;
-/// Small launches from one batch to the next.
-const BETWEEN: u32 = 64;
+/// Windows: one may be open while another waits for the GPU.
+const WINDOWS: usize = 2;
+/// Streams of a window.
+pub const STREAMS: usize = 8;
+/// Keys that a window corrects.
+const MIXED: usize = 8;
+/// Events that the caller may be asked to record: a pair for each place and each stream of a window, and one
+/// that the newest measurement ends with.
+pub const EVENTS: usize = 2 * PLACES + 2 * STREAMS * WINDOWS + 1;
+/// Launches of a window, or GPU time of at least two: short against a slice, so that most are without another's.
+const WINDOW: u32 = 32;
+const WINDOW_NS: u64 = 200_000;
+/// Windows in a row that must be long before costs are believed to have risen, where others have slices.
+const BELIEVED: u32 = 16;
+/// GPU time between windows: at first, and once costs are known. Few launches cost many nanoseconds each.
+const SOON_NS: u64 = 250_000;
+const LATER_NS: u64 = 10_000_000;
+/// Delicate launches of which one is timed.
+const SELDOM: u32 = 64;
+/// Launches timed one by one before windows are tried again, where the GPU waits for the host.
+const SPARSE: u32 = 16;
 /// Keys that are remembered; a new one takes the place of an old one where there is no other.
 const KEYS: usize = 1024;
 /// Places of the table in which a key can be.
 const REACH: usize = 8;
+/// Inverse of the weight that a measurement has in the end.
+const LEAST_WEIGHT: u32 = 16;
+/// All measurements, and how many of them have to be without others' slices for those to count alone.
+const CLEAN_ALL: u32 = 4096;
+const CLEAN_ENOUGH: u32 = CLEAN_ALL / 5;
+const CLEAN_FIRST: u32 = CLEAN_ALL / 2;
+/// No launch costs less than this many nanoseconds.
+const LEAST_NS: u64 = 200;
 
 #[derive(Clone, Copy)]
 struct Cost {
@@ -39,52 +64,174 @@ struct Cost {
     low_ns: u64,
     /// Measurements so far, up to the inverse of the learning rate.
     count: u32,
-    /// Launches until one is timed.
+    /// How many of the measurements were about as long as the low ones, of [`CLEAN_ALL`].
+    clean: u32,
+    /// Launches until a delicate one is timed.
     rest: u32,
-    /// The host was slower than the GPU, or other keys came between: batches show nothing.
-    is_single: bool,
 }
 
-const NO_COST: Cost = Cost { key: 0, estimate_ns: 0, low_ns: 0, count: 0, rest: 0, is_single: false };
+const NO_COST: Cost = Cost { key: 0, estimate_ns: 0, low_ns: 0, count: 0, clean: 0, rest: 0 };
+
+impl Cost {
+    /// Whether it is timed in windows. A launch that shares its time with other streams can be cheap and long.
+    fn is_short(&self) -> bool {
+        self.estimate_ns < LONG_NS && self.low_ns < LONG_NS
+    }
+}
+
+/// A launch as the learner sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Launch {
+    /// Function and grid, or graph, and context.
+    pub key: u64,
+    /// The context that events would be of.
+    pub context: u64,
+    /// The stream's handle.
+    pub stream: u64,
+    /// The calling thread.
+    pub thread: u64,
+    /// Whether the handle means another stream in another thread.
+    pub is_thread_stream: bool,
+    /// Whether events would take away what the launch was made for.
+    pub is_delicate: bool,
+}
 
 #[derive(Clone, Copy)]
-struct Timed {
+struct Single {
     key: u64,
-    /// The caller's name for the context that the events are of.
     context: u64,
-    /// When the first and the last launch were made.
+    account: u32,
+    first_ns: u64,
+    charged_ns: u64,
+    order: u64,
+    start: usize,
+    end: usize,
+    lead_ns: u64,
+    is_ready: bool,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Lane {
+    stream: u64,
+    start: usize,
+    end: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Window {
+    context: u64,
+    account: u32,
+    thread: u64,
     first_ns: u64,
     last_ns: u64,
     launches: u32,
     charged_ns: u64,
-    order: u64,
+    keys: [(u64, u32); MIXED],
+    lanes: [Lane; STREAMS],
+    lane_count: usize,
+    has_thread_stream: bool,
+    is_closed: bool,
+    is_ready: bool,
+    is_spoilt: bool,
 }
 
-/// What the caller does around a launch.
+/// What the caller records around a launch, and hands back with [`Meter::launched`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// Event to record on the launch's stream before it.
+    pub before: Option<usize>,
+    /// Place of the launch if it is timed by itself, whose second event is recorded after it.
+    pub single: Option<usize>,
+    /// Window that it closes: the second events of all its streams are recorded after it.
+    pub closes: Option<usize>,
+    /// Window that it is the first or a further launch of.
+    pub window: Option<usize>,
+}
+
+/// What is known of other processes on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Timing {
-    /// Nothing.
-    None,
-    /// Records this place's first event before, and its second one after the launch.
-    Whole(usize),
-    /// Records the first event before.
-    Open(usize),
-    /// Records the second event after.
-    Close(usize),
+pub struct Others {
+    /// How much of the wall time of kernels was this process's own lately, in thousandths: 1000 where nobody
+    /// else has work, `None` where others may have and it is not known.
+    pub own_permille: Option<u32>,
+    /// How long a process has the GPU while others wait.
+    pub slice_ns: u64,
 }
 
-#[derive(Clone, Copy)]
-struct Batch {
-    place: usize,
-    stream: u64,
+impl Others {
+    /// There are none.
+    pub const NONE: Self = Self { own_permille: Some(1000), slice_ns: ASSUMED_SLICE_NS };
+}
+
+/// A time slice, where nothing else is known.
+pub const ASSUMED_SLICE_NS: u64 = 2_000_000;
+
+/// A prediction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prediction {
+    /// GPU time to charge.
+    pub cost_ns: u64,
+    /// Whether it has been measured.
+    pub is_known: bool,
+    /// Whether it is timed in windows only.
+    pub is_short: bool,
+}
+
+/// What a measurement comes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Finding {
+    /// Who was charged.
+    pub account: u32,
+    /// What is charged on top, or refunded.
+    pub delta_ns: i64,
+    /// A launch that was timed by itself.
+    pub seen: Option<Seen>,
+}
+
+/// Where a launch was on the host's clock, and what it was charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Where it began.
+    pub start_ns: u64,
+    /// Where it ended.
+    pub end_ns: u64,
+    /// What it was charged.
+    pub taken_ns: u64,
+    /// Whether that is what it had, and not its part by supposition.
+    pub is_sure: bool,
+}
+
+/// Something whose events may have been reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pending {
+    /// A launch by its place.
+    Single(usize),
+    /// A window.
+    Window(usize),
 }
 
 /// The learner of one process.
 pub struct Meter {
     costs: [Cost; KEYS],
-    places: [Option<Timed>; PLACES],
-    batch: Option<Batch>,
+    singles: [Option<Single>; PLACES],
+    windows: [Option<Window>; WINDOWS],
+    spans: Spans,
+    /// Event at which `spans` has its zero, and its context.
+    reference: Option<(usize, u64)>,
+    /// When that was on the host's clock: no later than events showed so far.
+    zero_ns: i64,
+    /// By how much it was moved last.
+    latest: i64,
+    events: [bool; EVENTS],
     order: u64,
+    /// GPU time of short launches since the last window, and when the next one is due.
+    since_ns: u64,
+    due_ns: u64,
+    /// Launches to time one by one because windows showed nothing.
+    sparse: u32,
+    /// Windows in a row that took much longer than charged, and the shortest of them, in thousandths of that.
+    long: u32,
+    least_permille: u64,
 }
 
 impl Default for Meter {
@@ -96,7 +243,22 @@ impl Default for Meter {
 impl Meter {
     /// Knows nothing.
     pub const fn new() -> Self {
-        Self { costs: [NO_COST; KEYS], places: [None; PLACES], batch: None, order: 0 }
+        Self {
+            costs: [NO_COST; KEYS],
+            singles: [None; PLACES],
+            windows: [None; WINDOWS],
+            spans: Spans::new(),
+            reference: None,
+            zero_ns: i64::MAX,
+            latest: 0,
+            events: [false; EVENTS],
+            order: 0,
+            since_ns: 0,
+            due_ns: 0,
+            sparse: 0,
+            long: 0,
+            least_permille: u64::MAX,
+        }
     }
 
     fn home(key: u64) -> usize {
@@ -111,278 +273,601 @@ impl Meter {
         self.costs.get_mut(at)
     }
 
-    /// GPU time to charge a launch of `key` that is made now.
-    pub fn predict(&mut self, key: u64, now_ns: u64) -> u64 {
+    /// What a launch of `key` that is made now is charged.
+    pub fn predict(&mut self, key: u64, now_ns: u64) -> Prediction {
         if let Some(cost) = self.find(key) {
-            return cost.estimate_ns;
+            return Prediction { cost_ns: cost.estimate_ns, is_known: true, is_short: cost.is_short() };
         }
-        // The first one runs at most since it was launched; the next ones may take as long.
-        let running = self.places.iter().flatten().filter(|timed| timed.key == key);
-        running.map(|timed| now_ns.saturating_sub(timed.first_ns)).max().unwrap_or_default().max(PRIOR_NS)
+        // Those that run unmeasured may each take as long as a kernel can.
+        let running = self.singles.iter().flatten().filter(|single| single.key == key);
+        let age = |single: &Single| now_ns.saturating_sub(single.first_ns).max(DOUBTFUL_NS);
+        let cost_ns = running.map(age).max().unwrap_or(PRIOR_NS);
+        Prediction { cost_ns, is_known: false, is_short: false }
     }
 
-    /// Decides how a launch that is charged `charged_ns` is timed. `context` and `stream` are the caller's
-    /// names. Launches that events would slow down (`is_delicate`) are timed alone and seldom.
-    pub fn launch(
-        &mut self,
-        key: u64,
-        (context, stream): (u64, u64),
-        now_ns: u64,
-        charged_ns: u64,
-        is_delicate: bool,
-    ) -> Timing {
-        if let Some(Batch { place, stream: of }) = self.batch {
-            let timed = self.places.get_mut(place).and_then(Option::as_mut);
-            let of_key = timed.as_ref().map(|timed| timed.key);
-            if let Some(timed) =
-                timed.filter(|timed| timed.key == key && timed.context == context && of == stream)
-            {
-                timed.launches += 1;
-                timed.charged_ns = timed.charged_ns.saturating_add(charged_ns);
-                timed.last_ns = now_ns;
-                if timed.launches < BATCH {
-                    return Timing::None;
-                }
-                self.batch = None;
-                return Timing::Close(place);
-            }
-            self.abandon(place);
-            if let Some(cost) = of_key.and_then(|key| self.find(key)) {
-                (cost.is_single, cost.rest) = (true, 0);
-            }
+    /// What launches of `key` cost if they need not be shown to the learner one by one, otherwise 0.
+    pub fn routine(&mut self, key: u64) -> u64 {
+        self.find(key).filter(|cost| cost.is_short()).map_or(0, |cost| cost.estimate_ns)
+    }
+
+    /// Whether every launch has to be shown.
+    pub fn is_watching(&self) -> bool {
+        self.windows.iter().flatten().any(|window| !window.is_closed)
+    }
+
+    /// Short launches for so much GPU time went by unseen.
+    pub fn passed(&mut self, ns: u64) {
+        self.since_ns = self.since_ns.saturating_add(ns);
+    }
+
+    fn take_event(&mut self) -> Option<usize> {
+        let at = self.events.iter().position(|taken| !taken)?;
+        if let Some(taken) = self.events.get_mut(at) {
+            *taken = true;
         }
-        let (is_small, is_single) = match self.find(key) {
-            None => (false, true),
-            Some(cost) if cost.estimate_ns >= SMALL_NS && !is_delicate => (false, true),
-            Some(cost) if cost.rest > 0 => {
+        Some(at)
+    }
+
+    fn free_event(&mut self, at: usize) {
+        if self.reference.is_none_or(|(reference, _)| reference != at)
+            && let Some(taken) = self.events.get_mut(at)
+        {
+            *taken = false;
+        }
+    }
+
+    /// Decides how a launch that is charged to `account` is timed.
+    pub fn launch(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64) -> Plan {
+        let is_short = self.find(launch.key).is_some_and(|cost| cost.is_short());
+        let plan = self.join(launch, account, charged_ns, now_ns, is_short);
+        if plan.window.is_none() && is_short && !launch.is_delicate {
+            if self.since_ns < self.due_ns || self.is_watching() {
+                return plan;
+            }
+            self.since_ns = 0;
+            if self.sparse == 0 {
+                return self.open(launch, account, charged_ns, now_ns);
+            }
+            self.sparse -= 1;
+        } else if is_short && !launch.is_delicate {
+            return plan;
+        }
+        if launch.is_delicate
+            && let Some(cost) = self.find(launch.key)
+        {
+            if cost.rest > 0 {
                 cost.rest -= 1;
-                return Timing::None;
+                return plan;
             }
-            Some(cost) => {
-                cost.rest = BETWEEN;
-                // Batches are tried again: what came between may have ended.
-                (true, core::mem::replace(&mut cost.is_single, false) || is_delicate)
-            }
+            cost.rest = SELDOM;
+        }
+        if plan.before.is_some() {
+            // The window's first event of this stream stands there already.
+            return plan;
+        }
+        let Some(place) = self.singles.iter().position(Option::is_none) else { return plan };
+        let Some(start) = self.take_event() else { return plan };
+        let Some(end) = self.take_event() else {
+            self.free_event(start);
+            return plan;
         };
-        let Some(place) = self.places.iter().position(Option::is_none) else { return Timing::None };
         self.order += 1;
-        let timed = Timed {
-            key,
-            context,
+        let single = Single {
+            key: launch.key,
+            context: launch.context,
+            account,
+            first_ns: now_ns,
+            charged_ns,
+            order: self.order,
+            start,
+            end,
+            lead_ns: 0,
+            is_ready: false,
+        };
+        if let Some(free) = self.singles.get_mut(place) {
+            *free = Some(single);
+        }
+        Plan { before: Some(start), single: Some(place), ..plan }
+    }
+
+    /// Opens a window with a launch.
+    fn open(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64) -> Plan {
+        let Some(at) = self.windows.iter().position(Option::is_none) else { return Plan::default() };
+        self.due_ns = (self.due_ns * 2).clamp(SOON_NS, LATER_NS);
+        let Some(lane) = self.new_lane(launch.stream) else { return Plan::default() };
+        let mut window = Window {
+            context: launch.context,
+            account,
+            thread: launch.thread,
             first_ns: now_ns,
             last_ns: now_ns,
             launches: 1,
             charged_ns,
-            order: self.order,
+            keys: [(0, 0); MIXED],
+            lanes: [Lane::default(); STREAMS],
+            lane_count: 1,
+            has_thread_stream: launch.is_thread_stream,
+            is_closed: false,
+            is_ready: false,
+            is_spoilt: false,
         };
-        if let Some(free) = self.places.get_mut(place) {
-            *free = Some(timed);
+        let ([of, ..], [key, ..]) = (&mut window.lanes, &mut window.keys);
+        (*of, *key) = (lane, (launch.key, 1));
+        if let Some(free) = self.windows.get_mut(at) {
+            *free = Some(window);
         }
-        if is_small && !is_single {
-            self.batch = Some(Batch { place, stream });
-            return Timing::Open(place);
-        }
-        Timing::Whole(place)
+        Plan { before: Some(lane.start), window: Some(at), ..Plan::default() }
     }
 
-    /// The place of a context whose second event was recorded longest ago, behind `after` if given.
-    pub fn oldest(&self, context: u64, after: Option<usize>) -> Option<usize> {
-        let order = |place: usize| self.places.get(place).copied().flatten().map(|timed| timed.order);
-        let behind = after.and_then(order).unwrap_or_default();
-        let open = self.batch.map(|batch| batch.place);
-        let ready = self.places.iter().enumerate().filter(|(place, timed)| {
-            Some(*place) != open && timed.is_some_and(|t| t.context == context && t.order > behind)
-        });
-        ready.min_by_key(|(_, timed)| timed.map(|timed| timed.order)).map(|(place, _)| place)
+    fn new_lane(&mut self, stream: u64) -> Option<Lane> {
+        let start = self.take_event()?;
+        let Some(end) = self.take_event() else {
+            self.free_event(start);
+            return None;
+        };
+        Some(Lane { stream, start, end })
     }
 
-    /// Takes what a place's events showed: the time between them, and from the end of the launch that was
-    /// taken last to the first of them (negative where they overlap). `processes` have contexts on the GPU.
-    /// Returns what is to be charged on top, or refunded.
-    pub fn finish(&mut self, place: usize, elapsed_ns: u64, gap_ns: Option<i64>, processes: u32) -> i64 {
-        let Some(timed) = self.places.get_mut(place).and_then(Option::take) else { return 0 };
-        let hidden = gap_ns.filter(|gap| *gap < 0).map_or(0, i64::unsigned_abs);
-        let total = elapsed_ns.saturating_sub(hidden);
-        let launches = u64::from(timed.launches.max(1));
-        if launches > 1 && total / 5 * 4 <= timed.last_ns.saturating_sub(timed.first_ns) {
-            // The GPU waited for the host between the launches.
-            if let Some(cost) = self.find(timed.key) {
-                (cost.is_single, cost.rest) = (true, 0);
-            }
-            return 0;
+    /// Counts a launch to the open window, if it belongs there.
+    fn join(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64, is_short: bool) -> Plan {
+        let open = |window: &Option<Window>| {
+            window.is_some_and(|window| !window.is_closed && window.context == launch.context)
+        };
+        let Some(at) = self.windows.iter().position(open) else { return Plan::default() };
+        let window = self.windows.get(at).copied().flatten();
+        let Some(mut window) = window else { return Plan::default() };
+        let is_strange =
+            (launch.is_thread_stream || window.has_thread_stream) && launch.thread != window.thread;
+        if is_strange || account != window.account {
+            self.spoil(at);
+            return Plan::default();
         }
-        let taken = self.learn(timed.key, total / launches, processes).saturating_mul(launches);
-        i64::try_from(taken).unwrap_or(i64::MAX).saturating_sub_unsigned(timed.charged_ns)
-    }
-
-    /// Learns from one measurement; what of it is charged.
-    fn learn(&mut self, key: u64, measured_ns: u64, processes: u32) -> u64 {
-        if let Some(cost) = self.find(key) {
-            if measured_ns < cost.low_ns {
-                cost.low_ns -= (cost.low_ns - measured_ns).div_ceil(2);
-            } else {
-                cost.low_ns += (measured_ns - cost.low_ns).min(cost.low_ns) / 64;
-            }
-            let taken = if processes > 1 {
-                cost.low_ns.clamp(measured_ns / u64::from(processes), measured_ns)
-            } else {
-                measured_ns
+        let mut plan = Plan { window: Some(at), ..Plan::default() };
+        let lanes = window.lanes.get(..window.lane_count).unwrap_or_default();
+        if !lanes.iter().any(|lane| lane.stream == launch.stream) {
+            let free = window.lane_count < STREAMS;
+            let Some(lane) = free.then(|| self.new_lane(launch.stream)).flatten() else {
+                self.spoil(at);
+                return Plan::default();
             };
-            cost.count = (cost.count + 1).min(16);
-            let weight = u64::from(cost.count);
-            cost.estimate_ns = (cost.estimate_ns.saturating_mul(weight - 1).saturating_add(taken)) / weight;
-            return taken;
+            if let Some(place) = window.lanes.get_mut(window.lane_count) {
+                *place = lane;
+                window.lane_count += 1;
+            }
+            plan.before = Some(lane.start);
         }
-        let home = Self::home(key);
-        let free = (home..home + REACH)
-            .map(|at| at % KEYS)
-            .find(|at| self.costs.get(*at).is_some_and(|cost| cost.count == 0))
-            .unwrap_or(home % KEYS);
-        if let Some(cost) = self.costs.get_mut(free) {
-            *cost = Cost { key, estimate_ns: measured_ns, low_ns: measured_ns, count: 1, ..NO_COST };
+        window.has_thread_stream |= launch.is_thread_stream;
+        if is_short {
+            window.launches += 1;
+            window.last_ns = now_ns;
+            window.charged_ns = window.charged_ns.saturating_add(charged_ns);
+            let key = window.keys.iter_mut().find(|(key, count)| *key == launch.key || *count == 0);
+            if let Some(entry) = key {
+                *entry = (launch.key, entry.1 + 1);
+            }
+            let is_full =
+                window.launches >= WINDOW || (window.launches >= 2 && window.charged_ns >= WINDOW_NS);
+            if is_full && launch.thread == window.thread && !launch.is_delicate {
+                window.is_closed = true;
+                plan.closes = Some(at);
+            }
         }
-        measured_ns
+        if let Some(place) = self.windows.get_mut(at) {
+            *place = Some(window);
+        }
+        plan
     }
 
-    /// Forgets a launch that was not made, or whose events cannot be read. It stays charged.
-    pub fn abandon(&mut self, place: usize) {
-        if self.batch.is_some_and(|batch| batch.place == place) {
-            self.batch = None;
+    /// A window that shows nothing: it is dropped, at once or when its owner comes back.
+    fn spoil(&mut self, at: usize) {
+        let Some(Some(window)) = self.windows.get_mut(at) else { return };
+        window.is_spoilt = true;
+        if window.is_closed && !window.is_ready {
+            return;
         }
-        if let Some(timed) = self.places.get_mut(place) {
-            *timed = None;
+        self.drop_window(at);
+        self.sparse = SPARSE;
+    }
+
+    fn drop_window(&mut self, at: usize) {
+        let Some(window) = self.windows.get_mut(at).and_then(Option::take) else { return };
+        for lane in window.lanes.get(..window.lane_count).unwrap_or_default() {
+            self.free_event(lane.start);
+            self.free_event(lane.end);
+        }
+    }
+
+    /// The streams of a window and the events to record on them.
+    pub fn lanes(&self, at: usize) -> ([(u64, usize); STREAMS], usize) {
+        let mut out = [(0, 0); STREAMS];
+        let Some(window) = self.windows.get(at).copied().flatten() else { return (out, 0) };
+        for (to, lane) in out.iter_mut().zip(&window.lanes) {
+            *to = (lane.stream, lane.end);
+        }
+        (out, window.lane_count)
+    }
+
+    /// Second event of a place.
+    pub fn end_of(&self, place: usize) -> Option<usize> {
+        self.singles.get(place).copied().flatten().map(|single| single.end)
+    }
+
+    /// A launch has been made and its events recorded, or not (`is_good`). `lead_ns` is how long the GPU had
+    /// nothing between the first event and the launch.
+    pub fn launched(&mut self, plan: &Plan, is_good: bool, lead_ns: u64) {
+        if let Some(place) = plan.single {
+            match self.singles.get_mut(place) {
+                Some(Some(single)) if is_good => (single.lead_ns, single.is_ready) = (lead_ns, true),
+                _ => self.abandon(Pending::Single(place)),
+            }
+        }
+        if let Some(at) = plan.closes {
+            let is_spoilt = self.windows.get(at).copied().flatten().is_none_or(|window| window.is_spoilt);
+            if let Some(Some(window)) = self.windows.get_mut(at) {
+                window.is_ready = true;
+            }
+            if !is_good || is_spoilt {
+                self.spoil(at);
+            }
+        } else if let Some(at) = plan.window.filter(|_| !is_good) {
+            self.spoil(at);
+        }
+    }
+
+    /// For how long something has been under way, the longest that its events can be apart.
+    pub fn age(&self, pending: Pending, now_ns: u64) -> u64 {
+        let first = match pending {
+            Pending::Single(place) => self.singles.get(place).copied().flatten().map(|s| s.first_ns),
+            Pending::Window(at) => self.windows.get(at).copied().flatten().map(|w| w.first_ns),
+        };
+        first.map_or(0, |first| now_ns.saturating_sub(first))
+    }
+
+    /// Whether a launch that is timed by itself may still run.
+    pub fn has_singles(&self) -> bool {
+        self.singles.iter().any(Option::is_some)
+    }
+
+    /// Whether anything waits for the GPU.
+    pub fn has_pending(&self) -> bool {
+        self.singles.iter().any(Option::is_some) || self.windows.iter().any(Option::is_some)
+    }
+
+    /// What was launched first of a context and may have ended, behind the one of this order: launches before
+    /// windows, because a window ends behind the launches in it.
+    pub fn next(&self, context: u64, after: u64) -> Option<(Pending, u64)> {
+        let ready = self.singles.iter().enumerate().filter_map(|(place, single)| {
+            let single = single.filter(|s| s.is_ready && s.context == context && s.order > after)?;
+            Some((Pending::Single(place), single.order))
+        });
+        ready.min_by_key(|(_, order)| *order)
+    }
+
+    /// The window of a context that is closed.
+    pub fn closed(&self, context: u64) -> Option<Pending> {
+        let is_ready = |window: &Option<Window>| window.is_some_and(|w| w.is_ready && w.context == context);
+        self.windows.iter().position(is_ready).map(Pending::Window)
+    }
+
+    /// Pairs of events to look at.
+    pub fn pairs(&self, pending: Pending) -> ([(usize, usize); STREAMS], usize) {
+        let mut out = [(0, 0); STREAMS];
+        match pending {
+            Pending::Single(place) => {
+                let Some(single) = self.singles.get(place).copied().flatten() else { return (out, 0) };
+                let [first, ..] = &mut out;
+                *first = (single.start, single.end);
+                (out, 1)
+            }
+            Pending::Window(at) => {
+                let Some(window) = self.windows.get(at).copied().flatten() else { return (out, 0) };
+                for (to, lane) in out.iter_mut().zip(&window.lanes) {
+                    *to = (lane.start, lane.end);
+                }
+                (out, window.lane_count)
+            }
+        }
+    }
+
+    /// The event that spans are told from, if it is of this context.
+    pub fn reference(&self, context: u64) -> Option<usize> {
+        self.reference.filter(|(_, of)| *of == context).map(|(event, _)| event)
+    }
+
+    /// First event of the launch that was made first of those that may still run.
+    pub fn running(&self, context: u64) -> Option<usize> {
+        let singles = self.singles.iter().flatten().filter(|s| s.is_ready && s.context == context);
+        singles.min_by_key(|single| single.order).map(|single| single.start)
+    }
+
+    /// Takes what the events showed: one span for each pair, relative to the reference (to the first event
+    /// where there is none). `covered_from` is where a launch begins that still runs. `publish` is told the keys that cost something else now, and what they
+    /// cost where they are routine.
+    pub fn finish(
+        &mut self,
+        pending: Pending,
+        spans: &[Span],
+        covered_from: Option<i64>,
+        others: Others,
+        now_ns: u64,
+        publish: &mut dyn FnMut(u64, u64),
+    ) -> Finding {
+        let (pairs, count) = self.pairs(pending);
+        let pairs = pairs.get(..count.min(spans.len())).unwrap_or_default();
+        match pending {
+            Pending::Single(place) => {
+                let Some(single) = self.singles.get_mut(place).and_then(Option::take) else {
+                    return Finding::default();
+                };
+                let lead = i64::try_from(single.lead_ns).unwrap_or(0);
+                let span = spans.first().copied().unwrap_or_default();
+                let span = Span { start: span.start.saturating_add(lead).min(span.end), end: span.end };
+                let fresh = self.count(single.context, pairs, &[span], None, now_ns);
+                let length = span.end.saturating_sub(span.start).unsigned_abs();
+                let (taken, is_sure) = self.learn(single.key, fresh, length, others);
+                publish(single.key, self.routine(single.key));
+                let delta_ns =
+                    i64::try_from(taken).unwrap_or(i64::MAX).saturating_sub_unsigned(single.charged_ns);
+                // The reference may have become the end of this very span.
+                let moved = if self.latest > 0 { self.latest } else { 0 };
+                let wall = |at: i64| {
+                    u64::try_from(self.zero_ns.saturating_add(at.saturating_sub(moved))).unwrap_or(0)
+                };
+                let seen = Some(Seen {
+                    start_ns: wall(span.start),
+                    end_ns: wall(span.end),
+                    taken_ns: taken,
+                    is_sure,
+                });
+                Finding { account: single.account, delta_ns, seen }
+            }
+            Pending::Window(at) => {
+                let Some(window) = self.windows.get_mut(at).and_then(Option::take) else {
+                    return Finding::default();
+                };
+                let mut union = Spans::new();
+                let length: u64 = spans.iter().map(|span| union.add(*span)).sum();
+                let host = window.last_ns.saturating_sub(window.first_ns);
+                let fresh = self.count(window.context, pairs, spans, covered_from, now_ns);
+                if length / 5 * 4 <= host || window.charged_ns == 0 {
+                    // The GPU waited for the host.
+                    self.sparse = SPARSE;
+                    return Finding { account: window.account, ..Finding::default() };
+                }
+                let delta_ns = self.scale(&window, fresh, others, publish);
+                Finding { account: window.account, delta_ns, seen: None }
+            }
+        }
+    }
+
+    /// Counts what of the spans is not charged yet, frees the events, and makes the latest end the reference.
+    fn count(
+        &mut self,
+        context: u64,
+        pairs: &[(usize, usize)],
+        spans: &[Span],
+        covered_from: Option<i64>,
+        now_ns: u64,
+    ) -> u64 {
+        let before = self.reference.take();
+        let is_same = before.is_some_and(|(_, of)| of == context);
+        if !is_same {
+            self.spans = Spans::new();
+            self.zero_ns = i64::MAX;
+        }
+        let mut fresh = 0_u64;
+        let mut latest = before.filter(|_| is_same).map(|(event, _)| (event, 0));
+        for ((_, end), span) in pairs.iter().zip(spans) {
+            let seen = covered_from.map_or(span.end, |from| span.end.min(from.max(span.start)));
+            fresh = fresh.saturating_add(self.spans.add(Span { start: span.start, end: seen }));
+            if latest.is_none_or(|(_, at)| span.end > at) {
+                latest = Some((*end, span.end));
+            }
+        }
+        for (start, end) in pairs {
+            self.free_event(*start);
+            self.free_event(*end);
+        }
+        if let Some((event, _)) = before {
+            self.free_event(event);
+        }
+        self.latest = latest.map_or(0, |(_, at)| at);
+        if let Some((event, at)) = latest {
+            self.spans.rebase(at);
+            // The clocks may drift apart by a little, so what is known of theirs is let go slowly.
+            let moved = self.zero_ns.saturating_add(at).saturating_add(at.max(0) / 50_000);
+            self.zero_ns = moved.min(i64::try_from(now_ns).unwrap_or(i64::MAX));
+            self.reference = Some((event, context));
+            if let Some(taken) = self.events.get_mut(event) {
+                *taken = true;
+            }
+        }
+        fresh
+    }
+
+    /// Learns from one launch, `fresh_ns` of whose `length_ns` were not charged to another. What it is charged,
+    /// and whether that is sure: not divided by supposition.
+    fn learn(&mut self, key: u64, fresh_ns: u64, length_ns: u64, others: Others) -> (u64, bool) {
+        let Some(cost) = self.find(key) else {
+            let home = Self::home(key);
+            let free = (home..home + REACH)
+                .map(|at| at % KEYS)
+                .find(|at| self.costs.get(*at).is_some_and(|cost| cost.count == 0))
+                .unwrap_or(home % KEYS);
+            if let Some(cost) = self.costs.get_mut(free) {
+                let estimate_ns = fresh_ns.max(LEAST_NS);
+                *cost = Cost { key, estimate_ns, low_ns: length_ns, count: 1, clean: CLEAN_FIRST, rest: 0 };
+            }
+            return (fresh_ns, false);
+        };
+        if length_ns < cost.low_ns / 4 * 3 {
+            // What was learned before lay in slices of others.
+            *cost = Cost { estimate_ns: length_ns, low_ns: length_ns, count: 1, clean: CLEAN_FIRST, ..*cost };
+        } else if length_ns < cost.low_ns {
+            cost.low_ns -= (cost.low_ns - length_ns).div_ceil(2);
+        } else {
+            cost.low_ns += (length_ns - cost.low_ns).min(cost.low_ns) / 64;
+        }
+        // A launch that is short against a slice has all of its time, or somebody's slices in between.
+        let is_clean = length_ns / 5 * 4 <= cost.low_ns;
+        cost.clean = cost.clean - cost.clean / 16 + if is_clean { CLEAN_ALL / 16 } else { 0 };
+        let part = |of: u64| {
+            u64::try_from(u128::from(fresh_ns) * u128::from(of) / u128::from(length_ns.max(1)))
+                .unwrap_or(fresh_ns)
+        };
+        let fits_slice = cost.low_ns <= others.slice_ns / 4 * 3;
+        let is_sure = fits_slice && cost.clean >= CLEAN_ENOUGH;
+        let own = match others.own_permille {
+            Some(1000) => fresh_ns,
+            _ if is_sure && is_clean => fresh_ns,
+            // Charged as those that were alone.
+            _ if is_sure => return (part(cost.estimate_ns.min(length_ns)), true),
+            Some(own) => permille(fresh_ns, own),
+            // No less than its part of two equal slices.
+            None => part(cost.low_ns.clamp(length_ns / 2, length_ns.max(1))),
+        };
+        cost.count = (cost.count + 1).min(LEAST_WEIGHT);
+        let weight = u64::from(cost.count);
+        cost.estimate_ns =
+            (cost.estimate_ns.saturating_mul(weight - 1).saturating_add(own) / weight).max(LEAST_NS);
+        (own, is_sure)
+    }
+
+    /// Corrects the costs of a window's keys by what it took together.
+    fn scale(
+        &mut self,
+        window: &Window,
+        fresh_ns: u64,
+        others: Others,
+        publish: &mut dyn FnMut(u64, u64),
+    ) -> i64 {
+        let charged = window.charged_ns.max(1);
+        let mut own = fresh_ns;
+        if others.own_permille != Some(1000) && fresh_ns / 4 * 3 > charged {
+            // Most likely a slice of another process lies in it.
+            if self.long == 0 {
+                self.least_permille = u64::MAX;
+            }
+            self.long += 1;
+            self.least_permille = self.least_permille.min(fresh_ns.saturating_mul(1000) / charged);
+            if self.long < BELIEVED {
+                return 0;
+            }
+            own = permille(charged, u32::try_from(self.least_permille).unwrap_or(u32::MAX));
+        } else {
+            self.long = 0;
+        }
+        let own = own.clamp(charged / 8, charged.saturating_mul(8));
+        for (key, _) in window.keys.iter().filter(|(_, count)| *count > 0) {
+            let believes = others.own_permille == Some(1000) || self.long >= BELIEVED;
+            if let Some(cost) = self.find(*key) {
+                // Part of another's slice may lie in what is longer than expected.
+                let is_doubtful = own > charged && !believes;
+                let weight = if cost.count < 4 { 2 } else { 4 } * if is_doubtful { 8 } else { 1 };
+                cost.count = (cost.count + 1).min(LEAST_WEIGHT);
+                let wanted = u128::from(cost.estimate_ns) * u128::from(own) / u128::from(charged);
+                let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+                cost.estimate_ns = (cost.estimate_ns.saturating_mul(weight - 1).saturating_add(wanted)
+                    / weight)
+                    .max(LEAST_NS);
+                let routine = self.routine(*key);
+                publish(*key, routine);
+            }
+        }
+        self.long %= BELIEVED;
+        i64::try_from(own).unwrap_or(i64::MAX).saturating_sub_unsigned(charged)
+    }
+
+    /// Forgets something that was not launched, or whose events cannot be read. It stays charged.
+    pub fn abandon(&mut self, pending: Pending) {
+        match pending {
+            Pending::Single(place) => {
+                if let Some(single) = self.singles.get_mut(place).and_then(Option::take) {
+                    self.free_event(single.start);
+                    self.free_event(single.end);
+                }
+            }
+            Pending::Window(at) => self.drop_window(at),
+        }
+    }
+
+    /// A stream is about to be destroyed. `false`: a window is being closed on it this moment, and it must stay
+    /// until that has happened.
+    pub fn stream_gone(&mut self, stream: u64) -> bool {
+        let mut is_free = true;
+        for at in 0..WINDOWS {
+            let Some(window) = self.windows.get(at).copied().flatten() else { continue };
+            let lanes = window.lanes.get(..window.lane_count).unwrap_or_default();
+            if !window.is_ready && lanes.iter().any(|lane| lane.stream == stream) {
+                is_free &= !window.is_closed;
+                self.spoil(at);
+            }
+        }
+        is_free
+    }
+
+    /// Forgets what all keys cost: functions may be others by the same handles.
+    pub fn forget_costs(&mut self) {
+        self.costs.fill(NO_COST);
+        self.due_ns = 0;
+    }
+
+    /// Forgets what one key costs.
+    pub fn forget(&mut self, key: u64) {
+        if let Some(cost) = self.find(key) {
+            *cost = NO_COST;
+        }
+    }
+
+    /// A launch has to wait at the gate, and an open window would count that.
+    pub fn waits(&mut self) {
+        let before = self.sparse;
+        self.spoil_open();
+        self.sparse = before;
+    }
+
+    /// Spoils an open window: a capture has begun, or launches go by unseen.
+    pub fn spoil_open(&mut self) {
+        for at in 0..WINDOWS {
+            if self.windows.get(at).copied().flatten().is_some_and(|window| !window.is_ready) {
+                self.spoil(at);
+            }
+        }
+    }
+
+    /// A context is gone, and its events with it.
+    pub fn context_gone(&mut self, context: u64) {
+        for place in 0..PLACES {
+            if self.singles.get(place).copied().flatten().is_some_and(|single| single.context == context) {
+                self.abandon(Pending::Single(place));
+            }
+        }
+        for at in 0..WINDOWS {
+            if self.windows.get(at).copied().flatten().is_some_and(|window| window.context == context) {
+                self.drop_window(at);
+            }
+        }
+        if let Some((event, _)) = self.reference.take_if(|(_, of)| *of == context) {
+            self.free_event(event);
+            self.spans = Spans::new();
         }
     }
 
     /// Forgets everything, without a copy of the table on the stack.
     pub fn clear(&mut self) {
         self.costs.fill(NO_COST);
-        self.places.fill(None);
-        (self.batch, self.order) = (None, 0);
+        self.singles.fill(None);
+        self.windows.fill(None);
+        self.events.fill(false);
+        self.spans = Spans::new();
+        self.reference = None;
+        (self.order, self.since_ns, self.due_ns, self.sparse, self.long) = (0, 0, 0, 0, 0);
     }
+}
 
-    /// A context is gone, and its events with it. `place` is told for each launch of it.
-    pub fn context_gone(&mut self, context: u64, mut place: impl FnMut(usize)) {
-        for at in 0..PLACES {
-            if self.places.get(at).copied().flatten().is_some_and(|timed| timed.context == context) {
-                self.abandon(at);
-                place(at);
-            }
-        }
-    }
+fn permille(ns: u64, part: u32) -> u64 {
+    u64::try_from(u128::from(ns) * u128::from(part) / 1000).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: u64 = 1_000_000;
-
-    /// Launches and measures one kernel; the correction.
-    fn run(meter: &mut Meter, key: u64, took: u64, processes: u32) -> i64 {
-        let charged = meter.predict(key, 0);
-        match meter.launch(key, (1, 0), 0, charged, false) {
-            Timing::Whole(place) => meter.finish(place, took, None, processes),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn what_was_measured_is_charged_in_the_end() {
-        let mut meter = Meter::new();
-        for took in [5 * MS, MS, 9 * MS, 3 * MS] {
-            let charged = meter.predict(7, 0) as i64;
-            assert_eq!(charged + run(&mut meter, 7, took, 1), took as i64);
-        }
-        assert!((3 * MS..6 * MS).contains(&meter.predict(7, 0)));
-    }
-
-    #[test]
-    fn an_unknown_launch_is_charged_more_while_the_first_one_runs() {
-        let mut meter = Meter::new();
-        assert_eq!(meter.predict(7, 10 * MS), PRIOR_NS);
-        assert!(matches!(meter.launch(7, (1, 0), 10 * MS, PRIOR_NS, false), Timing::Whole(_)));
-        assert_eq!(meter.predict(7, 11 * MS), PRIOR_NS);
-        assert_eq!(meter.predict(7, 510 * MS), 500 * MS);
-        assert_eq!(meter.predict(8, 510 * MS), PRIOR_NS);
-    }
-
-    #[test]
-    fn overlapping_launches_are_charged_once() {
-        let mut meter = Meter::new();
-        let places: Vec<_> = (0..8)
-            .map(|stream| match meter.launch(7, (1, stream), 0, 0, false) {
-                Timing::Whole(place) => place,
-                other => panic!("{other:?}"),
-            })
-            .collect();
-        // All run from 0 to 8 ms; the first is taken first.
-        let sum: i64 = places
-            .iter()
-            .enumerate()
-            .map(|(at, place)| meter.finish(*place, 8 * MS, (at > 0).then_some(-8 * MS as i64), 1))
-            .sum();
-        assert_eq!(sum, 8 * MS as i64);
-    }
-
-    #[test]
-    fn slices_of_others_do_not_raise_what_is_charged() {
-        let mut meter = Meter::new();
-        for round in 0..400_u64 {
-            // One launch in five is alone; the others take twice as long.
-            run(&mut meter, 7, if round % 5 == 0 { 5 * MS } else { 10 * MS }, 2);
-        }
-        let charged = meter.predict(7, 0);
-        assert!((5 * MS..=5 * MS + MS / 2).contains(&charged), "{charged}");
-    }
-
-    #[test]
-    fn a_measurement_counts_for_no_less_than_its_part_of_equal_slices() {
-        let mut meter = Meter::new();
-        run(&mut meter, 7, MS, 2);
-        let charged = meter.predict(7, 0) as i64;
-        assert!(charged + run(&mut meter, 7, 100 * MS, 2) >= 50 * MS as i64);
-    }
-
-    #[test]
-    fn small_kernels_are_timed_in_batches_now_and_then() {
-        let mut meter = Meter::new();
-        run(&mut meter, 7, 5_000, 1);
-        let timings: Vec<_> = (0..160).map(|at| meter.launch(7, (1, 0), at * 100, 5_000, false)).collect();
-        let Timing::Open(place) = timings[0] else { panic!("{:?}", timings[0]) };
-        assert_eq!(timings[15], Timing::Close(place));
-        assert_eq!(timings.iter().filter(|timing| **timing != Timing::None).count(), 4);
-        assert_eq!(meter.oldest(1, None), Some(place));
-        // 16 launches took 6 µs each.
-        assert_eq!(meter.finish(place, 96_000, None, 1), 16_000);
-        assert_eq!(meter.predict(7, 0), 5_500);
-    }
-
-    #[test]
-    fn a_batch_that_waited_for_the_host_shows_nothing() {
-        let mut meter = Meter::new();
-        run(&mut meter, 7, 5_000, 1);
-        for at in 0..16 {
-            let _ = meter.launch(7, (1, 0), at * 50_000, 5_000, false);
-        }
-        assert_eq!(meter.finish(0, 755_000, None, 1), 0);
-        assert_eq!(meter.predict(7, 0), 5_000);
-        assert!(
-            matches!(meter.launch(7, (1, 0), 0, 5_000, false), Timing::Whole(_)),
-            "the next one is timed alone"
-        );
-    }
-
-    #[test]
-    fn a_full_table_and_full_places_are_no_fault() {
-        let mut meter = Meter::new();
-        for key in 1..5000 {
-            run(&mut meter, key, MS, 1);
-        }
-        let timed = (0..200).filter(|_| meter.launch(4999, (1, 0), 0, MS, false) != Timing::None).count();
-        assert_eq!(timed, PLACES);
-        let mut dropped = 0;
-        meter.context_gone(1, |_| dropped += 1);
-        assert_eq!((dropped, meter.oldest(1, None)), (PLACES, None));
-    }
-}
+mod tests;

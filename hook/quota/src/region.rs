@@ -99,7 +99,9 @@ pub struct Slot {
     pub overhead_bytes: AtomicU64,
     /// When the owner was found dead, in milliseconds of the monotonic clock; 0 = not yet.
     pub dead_since_ms: AtomicU64,
-    reserved0: [AtomicU64; 5],
+    /// 1 while launches of the owner are timed whose end it has not seen yet.
+    pub pending: AtomicU64,
+    reserved0: [AtomicU64; 4],
     reserved1: [AtomicU64; 16],
 }
 
@@ -165,10 +167,13 @@ const _: () = {
     assert!(offset_of!(Slot, pid_namespace) == 64);
     assert!(offset_of!(Slot, overhead_bytes) == 72);
     assert!(offset_of!(Slot, dead_since_ms) == 80);
+    assert!(offset_of!(Slot, pending) == 88);
     assert!(offset_of!(Region, slots) == 4096);
     assert!(offset_of!(Region, compute) == 4096 + 256 * SLOT_COUNT);
     assert!(offset_of!(Compute, charged_ns) == 8);
     assert!(offset_of!(Compute, delayed) == 16);
+    assert!(offset_of!(Compute, logged) == 48);
+    assert!(offset_of!(Compute, log) == 64);
     assert!(REGION_FILE_SIZE == 4096 + 256 * SLOT_COUNT + 131_072);
 };
 

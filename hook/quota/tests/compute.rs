@@ -136,3 +136,20 @@ fn a_quota_that_changes_is_followed() {
     let got = percent(&[finish(child)]);
     assert!((35.0..55.0).contains(&got), "{got}");
 }
+
+#[test]
+fn a_capture_is_not_spoilt_and_frees_nobody_else() {
+    // Nothing is timed meanwhile, so kernels as long as the prior come out right.
+    is_about(alone(30, &["capture", "2000", "2000", "1"]), 30.5);
+}
+
+#[test]
+fn costs_are_learned_anew_when_a_module_is_unloaded() {
+    is_about(alone(30, &["unload", "1000", "3000"]), 30.0);
+}
+
+#[test]
+fn streams_can_be_destroyed_at_any_time() {
+    let got = alone(30, &["streams", "100", "2000"]);
+    assert!((10.0..31.5).contains(&got), "{got}");
+}

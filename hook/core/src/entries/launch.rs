@@ -163,3 +163,71 @@ fn key(function: u64, grid: [u32; 3]) -> u64 {
     let blocks = grid.iter().fold(1_u64, |blocks, side| blocks.wrapping_mul(u64::from(*side)));
     (function ^ blocks.wrapping_mul(0xd6e8_feb8_6659_fd93)).rotate_left(17) | 1
 }
+
+macro_rules! begins {
+    ($($symbol:ident($($argument:ident: $kind:ty),*);)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol($($argument: $kind),*) -> i32 {
+                // SAFETY: the caller's own arguments.
+                compute::begin_capture(|| unsafe { call!($symbol($($argument),*)) })
+            }
+        )*
+    };
+}
+begins! {
+    cuStreamBeginCapture(stream: u64);
+    cuStreamBeginCapture_ptsz(stream: u64);
+    cuStreamBeginCapture_v2(stream: u64, mode: i32);
+    cuStreamBeginCapture_v2_ptsz(stream: u64, mode: i32);
+    cuStreamBeginCaptureToGraph(
+        stream: u64, graph: u64, nodes: *mut c_void, edges: *mut c_void, count: usize, mode: i32
+    );
+    cuStreamBeginCaptureToGraph_ptsz(
+        stream: u64, graph: u64, nodes: *mut c_void, edges: *mut c_void, count: usize, mode: i32
+    );
+    cuStreamBeginCaptureToCig(stream: u64, parameters: *mut c_void);
+    cuStreamBeginCaptureToCig_ptsz(stream: u64, parameters: *mut c_void);
+}
+
+macro_rules! ends {
+    ($($symbol:ident($($argument:ident: $kind:ty),*), $default:ident;)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(stream: u64, $($argument: $kind),*) -> i32 {
+                compute::end_capture(named(stream, $default), || {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { call!($symbol(stream, $($argument),*)) }
+                })
+            }
+        )*
+    };
+}
+ends! {
+    cuStreamEndCapture(graph: *mut u64), LEGACY;
+    cuStreamEndCapture_ptsz(graph: *mut u64), PER_THREAD;
+    cuStreamEndCaptureToCig(), LEGACY;
+    cuStreamEndCaptureToCig_ptsz(), PER_THREAD;
+}
+
+macro_rules! streams {
+    ($($symbol:ident)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(stream: u64) -> i32 {
+                // SAFETY: the caller's own argument.
+                compute::destroy_stream(stream, || unsafe { call!($symbol(stream)) })
+            }
+        )*
+    };
+}
+streams!(cuStreamDestroy cuStreamDestroy_v2);
+
+macro_rules! unloads {
+    ($($symbol:ident)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(code: u64) -> i32 {
+                // SAFETY: the caller's own argument.
+                compute::unload(|| unsafe { call!($symbol(code)) })
+            }
+        )*
+    };
+}
+unloads!(cuModuleUnload cuLibraryUnload);

@@ -1,0 +1,1 @@
+//! Reads shares' regions and writes their grants.

@@ -1,0 +1,107 @@
+//! What the node agent decides about the GPU time of the shares on one GPU, every few hundredths of a second:
+//! which of them may borrow how much idle time, and whose the wall time of their kernels really was.
+//!
+//! Pure decisions in [`Arbiter::tick`]; [`files`] reads regions and writes grants. Nothing here can take time
+//! from a share that its quota promises: a grant only adds, and what is charged afterwards is what a share's own
+//! kernels took.
+
+#![cfg_attr(test, allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests"))]
+
+pub mod files;
+mod lend;
+mod settle;
+mod slices;
+
+use aliquot_quota::grant::Grant;
+use lend::Use;
+use settle::Settlement;
+use std::collections::BTreeMap;
+
+/// How often [`Arbiter::tick`] is to be called.
+pub const TICK_NS: u64 = 20_000_000;
+
+/// How long a grant holds: a few ticks, so that a share whose agent is gone falls back to its quota.
+pub const VALID_NS: u64 = 80_000_000;
+
+/// A measured stretch of GPU work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// Process by its slot.
+    pub slot: u64,
+    /// Nanoseconds of the monotonic clock.
+    pub start_ns: u64,
+    /// The same.
+    pub end_ns: u64,
+    /// What was charged for it.
+    pub taken_ns: u64,
+    /// Whether that is what it had.
+    pub is_sure: bool,
+}
+
+/// A share as its quota and region show it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Share {
+    /// Names the share.
+    pub id: String,
+    /// Percent of the GPU; 0 = no limit.
+    pub percent: u8,
+    /// Whether it may borrow.
+    pub is_soft: bool,
+    /// Orders borrowers.
+    pub priority: i8,
+    /// GPU time charged so far, borrowed time included; wraps.
+    pub charged_ns: u64,
+    /// GPU time borrowed so far; wraps.
+    pub borrowed_ns: u64,
+    /// GPU time leased for short launches so far; wraps.
+    pub leased_ns: u64,
+    /// Launches that had to wait so far.
+    pub delayed: u64,
+    /// Measurements since the last tick.
+    pub stretches: Vec<Stretch>,
+    /// Slots of processes whose launches may still run.
+    pub pending: Vec<u64>,
+}
+
+/// Decides for one GPU.
+#[derive(Debug, Default)]
+pub struct Arbiter {
+    uses: BTreeMap<String, Use>,
+    settlement: Settlement,
+    slice_us: u32,
+}
+
+impl Arbiter {
+    /// Knows nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same on a GPU whose time slices are known.
+    pub fn with_slices(slice_us: u32) -> Self {
+        Self { slice_us, ..Self::default() }
+    }
+
+    /// Looks at all shares of the GPU; the grant of each.
+    pub fn tick(&mut self, now_ns: u64, shares: &[Share]) -> Vec<Grant> {
+        self.uses.retain(|id, _| shares.iter().any(|share| share.id == *id));
+        for share in shares {
+            self.uses.entry(share.id.clone()).or_insert_with(|| Use::of(share)).note(now_ns, share);
+        }
+        let rates: Vec<f32> =
+            shares.iter().map(|share| self.uses.get(&share.id).map_or(0.0, Use::rate)).collect();
+        self.settlement.tick(now_ns, shares, &rates);
+        let lent = lend::lend(shares, &self.uses);
+        let grant = |(share, borrow_percent): (&Share, u8)| {
+            let account = self.settlement.account(&share.id);
+            Grant {
+                valid_until_ns: now_ns.saturating_add(VALID_NS),
+                borrow_percent,
+                slice_us: self.slice_us,
+                own_permille: account.map_or(0, |account| account.own_permille),
+                true_up_ns: account.map_or(0, |account| account.true_up_ns),
+            }
+        };
+        shares.iter().zip(lent).map(grant).collect()
+    }
+}

@@ -1,0 +1,282 @@
+//! How a launch goes through gate and learner: the order of look-ups, charges, events and waits.
+//!
+//! Clock, driver and lock are the caller's ([`Host`]): the limiter's core gives the real ones, the simulation
+//! virtual ones. Nothing here waits; who is told to come again sleeps until then.
+
+use crate::meter::{Launch, Meter, Others, Pending, Plan, STREAMS, Seen};
+use crate::spans::Span;
+use crate::till::Till;
+
+/// GPU time of a lease: short launches of one thread until the gate is asked again.
+pub const LEASE_NS: u64 = 1_000_000;
+/// Longest sleep before the events are looked at again, because refunds can come earlier.
+const NAP_NS: u64 = 5_000_000;
+/// The same while a launch is unmeasured.
+const SHORT_NAP_NS: u64 = 200_000;
+/// How much longer than since their launch two events may seem apart.
+const SLACK_NS: u64 = 1_000_000;
+/// Measurements taken at one look.
+const TAKEN: usize = 8;
+
+/// What a launch asks the gate for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    /// Nanoseconds to charge, a lease included.
+    pub amount_ns: u64,
+    /// The launch's own part.
+    pub cost_ns: u64,
+    /// Whether that has been measured.
+    pub is_known: bool,
+}
+
+/// The gate's answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// Charged to this account.
+    Go(u32),
+    /// Not before this time.
+    Wait(u64),
+    /// There is no limit.
+    Free,
+}
+
+/// State of an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reached {
+    /// The GPU has come to it.
+    Yes,
+    /// Not yet.
+    No,
+    /// It cannot be read.
+    Lost,
+}
+
+/// Clock, driver and state of one process on one device.
+pub trait Host {
+    /// Nanoseconds of the monotonic clock.
+    fn now_ns(&self) -> u64;
+    /// The learner, locked; no other function of the host is called meanwhile.
+    fn meter<T>(&self, part: impl FnOnce(&mut Meter) -> T) -> T;
+    /// The fast path's state.
+    fn till(&self) -> &Till;
+    /// Leases this long may be taken, in nanoseconds of GPU time.
+    fn lease_ns(&self) -> u64;
+    /// Asks the gate.
+    fn admit(&self, now_ns: u64, ask: Ask) -> Answer;
+    /// Charges or refunds.
+    fn correct(&self, account: u32, delta_ns: i64);
+    /// Notes a measurement for the node agent.
+    fn log(&self, account: u32, seen: &Seen);
+    /// Tells whether launches run whose end is not known.
+    fn is_pending(&self, pending: bool);
+    /// What is known of other processes on the GPU.
+    fn others(&self) -> Others;
+    /// Records an event of the current context on a stream.
+    fn record(&self, event: usize, stream: u64) -> bool;
+    /// Looks at an event.
+    fn reached(&self, event: usize) -> Reached;
+    /// Nanoseconds from one event to another; `None` as long as the GPU has not come to both.
+    fn between(&self, from: usize, to: usize) -> Option<i64>;
+    /// Only one thread looks at events at a time: whether it may be this one.
+    fn may_look(&self) -> bool;
+    /// It has looked.
+    fn has_looked(&self);
+}
+
+/// What became of a launch's request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// It may go; hand this back to [`after`].
+    Go(Ticket),
+    /// Ask again at this time.
+    Wait(u64),
+    /// There is no limit.
+    Free,
+}
+
+/// A launch that was let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket {
+    account: u32,
+    charged_ns: u64,
+    plan: Plan,
+    /// When the GPU was seen to have nothing before the launch.
+    idle_since_ns: Option<u64>,
+}
+
+/// Asks for a launch. `may_time`: no capture is active, so events can be recorded.
+pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -> Step {
+    look(host, launch.context);
+    let now = host.now_ns();
+    let prediction = host.meter(|meter| meter.predict(launch.key, now));
+    let charged_ns = prediction.cost_ns;
+    let is_short = prediction.is_short;
+    let account = match is_short.then(|| spend(host, cell, charged_ns)).flatten() {
+        Some(account) => account,
+        None => {
+            let lease = if is_short { host.lease_ns() } else { 0 };
+            let amount_ns = charged_ns.saturating_add(lease);
+            match host.admit(now, Ask { amount_ns, cost_ns: charged_ns, is_known: prediction.is_known }) {
+                Answer::Go(account) => {
+                    if lease > 0 {
+                        host.till().put(cell, lease, account);
+                        host.meter(|meter| meter.passed(lease));
+                    }
+                    account
+                }
+                Answer::Wait(until) => {
+                    host.meter(|meter| {
+                        meter.waits();
+                        host.till().watch(meter.is_watching());
+                    });
+                    let nap = if prediction.is_known { NAP_NS } else { SHORT_NAP_NS };
+                    return Step::Wait(until.min(now.saturating_add(nap)));
+                }
+                Answer::Free => return Step::Free,
+            }
+        }
+    };
+    let mut plan = Plan::default();
+    if may_time {
+        plan = host.meter(|meter| {
+            let plan = meter.launch(launch, account, charged_ns, now);
+            host.till().watch(meter.is_watching());
+            plan
+        });
+    }
+    let mut idle_since_ns = None;
+    if let Some(event) = plan.before {
+        if !host.record(event, launch.stream) {
+            close(host, &plan, false, 0);
+            plan = Plan::default();
+        } else if plan.single.is_some() {
+            let now = host.now_ns();
+            idle_since_ns = (host.reached(event) == Reached::Yes).then_some(now);
+        }
+    }
+    Step::Go(Ticket { account, charged_ns, plan, idle_since_ns })
+}
+
+/// Pays a short launch out of the cells: the thread's own, or all together where much lies in them.
+fn spend<H: Host>(host: &H, cell: usize, cost_ns: u64) -> Option<u32> {
+    let till = host.till();
+    if !till.spend(cell, cost_ns) {
+        if till.held() <= host.lease_ns().saturating_mul(4) {
+            return None;
+        }
+        let account = till.account();
+        till.put(cell, till.empty(), account);
+        if !till.spend(cell, cost_ns) {
+            return None;
+        }
+    }
+    Some(till.account())
+}
+
+/// A launch that was let go has been made, or refused by the driver (`is_made`).
+pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool) {
+    let plan = &ticket.plan;
+    if !is_made {
+        host.correct(ticket.account, i64::try_from(ticket.charged_ns).unwrap_or(i64::MAX).saturating_neg());
+    }
+    if *plan == Plan::default() {
+        return;
+    }
+    let mut is_good = is_made;
+    let mut lead_ns = 0;
+    if let Some(place) = plan.single {
+        lead_ns = ticket.idle_since_ns.map_or(0, |since| host.now_ns().saturating_sub(since));
+        let end = host.meter(|meter| meter.end_of(place));
+        is_good &= end.is_some_and(|end| host.record(end, launch.stream));
+    }
+    if let Some(window) = plan.closes {
+        let (lanes, count) = host.meter(|meter| meter.lanes(window));
+        for (stream, end) in lanes.iter().take(count) {
+            is_good &= is_made && host.record(*end, *stream);
+        }
+    }
+    if plan.single.is_some() && is_good {
+        host.is_pending(true);
+    }
+    if plan.single.is_some() || plan.closes.is_some() || !is_good {
+        close(host, plan, is_good, lead_ns);
+    }
+}
+
+fn close<H: Host>(host: &H, plan: &Plan, is_good: bool, lead_ns: u64) {
+    host.meter(|meter| {
+        meter.launched(plan, is_good, lead_ns);
+        host.till().watch(meter.is_watching());
+    });
+}
+
+/// Takes what finished launches of a context show.
+pub fn look<H: Host>(host: &H, context: u64) {
+    if !host.meter(|meter| meter.has_pending()) || !host.may_look() {
+        return;
+    }
+    let mut after = 0;
+    for _ in 0..TAKEN {
+        let next = host.meter(|meter| meter.next(context, after));
+        let Some((pending, order)) = next else { break };
+        if !take(host, context, pending) {
+            after = order;
+        }
+    }
+    // A window ends behind the launches in it, so those come first.
+    if let Some(window) = host.meter(|meter| meter.closed(context)) {
+        take(host, context, window);
+    }
+    host.has_looked();
+    host.is_pending(host.meter(|meter| meter.has_singles()));
+}
+
+/// Takes one measurement; whether it was to be had.
+fn take<H: Host>(host: &H, context: u64, pending: Pending) -> bool {
+    let ((pairs, count), reference) = host.meter(|meter| (meter.pairs(pending), meter.reference(context)));
+    let pairs = pairs.get(..count).unwrap_or_default();
+    for (_, end) in pairs {
+        match host.reached(*end) {
+            Reached::Yes => {}
+            Reached::No => return false,
+            Reached::Lost => {
+                host.meter(|meter| meter.abandon(pending));
+                return true;
+            }
+        }
+    }
+    let Some(zero) = reference.or_else(|| pairs.first().map(|pair| pair.0)) else { return true };
+    let place = |event: usize| if event == zero { Some(0) } else { host.between(zero, event) };
+    let longest = host.meter(|meter| meter.age(pending, host.now_ns())).saturating_add(SLACK_NS);
+    let mut spans = [Span::default(); STREAMS];
+    let mut is_good = !pairs.is_empty();
+    for (span, (start, end)) in spans.iter_mut().zip(pairs) {
+        match (place(*start), host.between(*start, *end)) {
+            (Some(from), Some(length)) if length >= 0 && length.unsigned_abs() <= longest => {
+                *span = Span { start: from, end: from.saturating_add(length) };
+            }
+            _ => is_good = false,
+        }
+    }
+    if !is_good {
+        host.meter(|meter| meter.abandon(pending));
+        return true;
+    }
+    let covered_from = match pending {
+        Pending::Single(_) => None,
+        Pending::Window(_) => host
+            .meter(|meter| meter.running(context))
+            .filter(|start| host.reached(*start) == Reached::Yes)
+            .and_then(place),
+    };
+    let others = host.others();
+    let spans = spans.get(..count).unwrap_or_default();
+    let now = host.now_ns();
+    let mut publish = |key, cost| host.till().publish(key, cost);
+    let finding = host.meter(|meter| meter.finish(pending, spans, covered_from, others, now, &mut publish));
+    host.correct(finding.account, finding.delta_ns);
+    if let Some(seen) = finding.seen {
+        host.log(finding.account, &seen);
+    }
+    true
+}

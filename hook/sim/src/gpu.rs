@@ -1,0 +1,228 @@
+//! One GPU in virtual time: processes have streams, streams have kernels and events, and processes that have
+//! work take turns, a time slice each.
+
+use std::collections::VecDeque;
+
+/// What a stream does.
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Kernel { left_ns: u64, width: u32, order: u64 },
+    Event(usize),
+}
+
+/// The width of a kernel that fills the GPU.
+pub const WHOLE: u32 = 1000;
+
+#[derive(Default)]
+struct Stream {
+    queue: VecDeque<Work>,
+    kernels: usize,
+    runs: bool,
+}
+
+#[derive(Default)]
+struct Process {
+    streams: Vec<Stream>,
+    /// When each event was reached; `None` while it is to be.
+    events: Vec<Option<u64>>,
+    width: u32,
+    running: Vec<usize>,
+    used_ns: u64,
+}
+
+/// How the GPU switches between processes.
+#[derive(Clone, Copy, Debug)]
+pub struct Slices {
+    /// How long a process runs while others wait.
+    pub slice_ns: u64,
+    /// Cost of a switch.
+    pub switch_ns: u64,
+}
+
+/// The device.
+pub struct Gpu {
+    now_ns: u64,
+    slices: Slices,
+    processes: Vec<Process>,
+    current: usize,
+    slice_left_ns: u64,
+    switch_left_ns: u64,
+    launches: u64,
+}
+
+impl Gpu {
+    /// An idle GPU.
+    pub fn new(slices: Slices, processes: usize, streams: usize, events: usize) -> Self {
+        let process = || Process {
+            streams: (0..streams).map(|_| Stream::default()).collect(),
+            events: vec![None; events],
+            ..Process::default()
+        };
+        Self {
+            now_ns: 1_000_000_000,
+            slices,
+            processes: (0..processes).map(|_| process()).collect(),
+            current: 0,
+            slice_left_ns: 0,
+            switch_left_ns: 0,
+            launches: 0,
+        }
+    }
+
+    /// The clock.
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// GPU time of a process: in which it was switched in and a kernel of it was resident.
+    pub fn used_ns(&self, process: usize) -> u64 {
+        self.processes.get(process).map_or(0, |p| p.used_ns)
+    }
+
+    /// Kernels that a stream has been given and not ended.
+    pub fn depth(&self, process: usize, stream: usize) -> usize {
+        self.processes.get(process).and_then(|p| p.streams.get(stream)).map_or(0, |s| s.kernels)
+    }
+
+    /// When an event was reached.
+    pub fn event(&self, process: usize, event: usize) -> Option<u64> {
+        self.processes.get(process)?.events.get(event).copied().flatten()
+    }
+
+    /// Gives a stream a kernel.
+    pub fn launch(&mut self, process: usize, stream: usize, cost_ns: u64, width: u32) {
+        self.launches += 1;
+        let work =
+            Work::Kernel { left_ns: cost_ns.max(1), width: width.clamp(1, WHOLE), order: self.launches };
+        if let Some(s) = self.processes.get_mut(process).and_then(|p| p.streams.get_mut(stream)) {
+            s.queue.push_back(work);
+            s.kernels += 1;
+        }
+        self.start(process);
+    }
+
+    /// Records an event on a stream.
+    pub fn record(&mut self, process: usize, stream: usize, event: usize) {
+        if let Some(p) = self.processes.get_mut(process) {
+            if let Some(cell) = p.events.get_mut(event) {
+                *cell = None;
+            }
+            if let Some(s) = p.streams.get_mut(stream) {
+                s.queue.push_back(Work::Event(event));
+            }
+        }
+        self.start(process);
+    }
+
+    /// Reaches events and starts kernels that stand first in their streams and have room.
+    fn start(&mut self, process: usize) {
+        let now = self.now_ns;
+        let Some(p) = self.processes.get_mut(process) else { return };
+        for stream in &mut p.streams {
+            while let Some(Work::Event(event)) = stream.queue.front().copied() {
+                if let Some(cell) = p.events.get_mut(event) {
+                    *cell = Some(now);
+                }
+                stream.queue.pop_front();
+            }
+        }
+        // First come, first served.
+        while p.width < WHOLE {
+            let waiting = p.streams.iter().enumerate().filter(|(_, stream)| !stream.runs);
+            let first = waiting
+                .filter_map(|(index, stream)| match stream.queue.front()? {
+                    Work::Kernel { width, order, .. } => Some((*order, index, *width)),
+                    Work::Event(_) => None,
+                })
+                .min();
+            let Some((_, index, width)) = first.filter(|(_, _, width)| p.width + width <= WHOLE) else {
+                break;
+            };
+            if let Some(stream) = p.streams.get_mut(index) {
+                stream.runs = true;
+            }
+            p.width += width;
+            p.running.push(index);
+        }
+    }
+
+    fn has_work(&self, process: usize) -> bool {
+        self.processes.get(process).is_some_and(|p| !p.running.is_empty())
+    }
+
+    /// Makes a process with work current, if there is one; whether others wait for it.
+    fn pick(&mut self) -> Option<bool> {
+        let count = self.processes.len();
+        let waiting = (0..count).filter(|at| self.has_work(*at)).count();
+        if waiting == 0 {
+            return None;
+        }
+        if !self.has_work(self.current) || self.slice_left_ns == 0 {
+            let next = (1..=count).map(|by| (self.current + by) % count).find(|at| self.has_work(*at))?;
+            if next != self.current {
+                self.switch_left_ns = self.slices.switch_ns;
+                self.current = next;
+            }
+            self.slice_left_ns = self.slices.slice_ns;
+        }
+        Some(waiting > 1)
+    }
+
+    fn shortest(&self) -> u64 {
+        let Some(p) = self.processes.get(self.current) else { return u64::MAX };
+        let left = p.running.iter().filter_map(|at| match p.streams.get(*at)?.queue.front()? {
+            Work::Kernel { left_ns, .. } => Some(*left_ns),
+            Work::Event(_) => None,
+        });
+        left.min().unwrap_or(u64::MAX)
+    }
+
+    /// Lets time pass until `until_ns`, or until a kernel ends if that comes first.
+    pub fn advance(&mut self, until_ns: u64) {
+        while self.now_ns < until_ns {
+            let Some(others) = self.pick() else {
+                self.now_ns = until_ns;
+                return;
+            };
+            let left = until_ns - self.now_ns;
+            if self.switch_left_ns > 0 {
+                let by = self.switch_left_ns.min(left);
+                self.switch_left_ns -= by;
+                self.now_ns += by;
+                continue;
+            }
+            let slice = if others { self.slice_left_ns } else { u64::MAX };
+            let by = self.shortest().min(slice).min(left);
+            self.now_ns += by;
+            self.slice_left_ns = self.slice_left_ns.saturating_sub(by);
+            if self.run(by) {
+                let current = self.current;
+                self.start(current);
+                return;
+            }
+        }
+    }
+
+    /// Runs the current process's kernels; whether one ended.
+    fn run(&mut self, by: u64) -> bool {
+        let Some(p) = self.processes.get_mut(self.current) else { return false };
+        p.used_ns += by;
+        let (streams, width, mut ended) = (&mut p.streams, &mut p.width, 0);
+        p.running.retain(|at| {
+            let Some(stream) = streams.get_mut(*at) else { return false };
+            if let Some(Work::Kernel { left_ns, width: w, .. }) = stream.queue.front_mut() {
+                *left_ns = left_ns.saturating_sub(by);
+                if *left_ns > 0 {
+                    return true;
+                }
+                *width -= *w;
+            }
+            stream.queue.pop_front();
+            stream.kernels -= 1;
+            stream.runs = false;
+            ended += 1;
+            false
+        });
+        ended > 0
+    }
+}

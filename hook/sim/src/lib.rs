@@ -1,0 +1,9 @@
+//! The limiter's gate and learner, as shipped, against a simulated GPU in virtual time: hours of GPU time in
+//! seconds, with nothing injected but clock, wait and device.
+//!
+//! Start reading at [`world::run`]. What the figures mean is in [`figures`].
+
+pub mod figures;
+pub mod gpu;
+pub mod others;
+pub mod world;

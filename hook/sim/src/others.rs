@@ -1,0 +1,1 @@
+//! Two controllers of others' making.
