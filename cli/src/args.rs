@@ -18,6 +18,8 @@ pub(crate) enum Command {
     Demo(DemoArgs),
     /// Take Aliquot out of a cluster while workloads run: afterwards nothing of ours blocks a pod or a claim.
     Uninstall(UninstallArgs),
+    /// Free devices that claims keep without a pod (bound before their first, or retained after their last).
+    Release(ReleaseArgs),
     /// Put the limiter's files and the OCI hook on a node (the node agent's init container runs this).
     InstallNodeFiles(InstallArgs),
     /// Become a container of the demo.
@@ -64,6 +66,22 @@ pub(crate) struct UninstallArgs {
     /// Do it; without this flag the command only says what it would do.
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ReleaseArgs {
+    /// The claim.
+    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    pub(crate) name: Option<String>,
+    /// Every claim, of all namespaces unless one is named.
+    #[arg(long)]
+    pub(crate) all: bool,
+    /// Namespace. Default for one claim: that of the kubeconfig's context.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

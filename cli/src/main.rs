@@ -1,16 +1,18 @@
 //! `aliquot`: the operator's command.
 //!
 //! `demo` runs the whole product on one machine without GPU, cluster or root; `uninstall` takes it out
-//! of a cluster; `install-node-files` is what the node agent's init container runs. Installed as
+//! of a cluster; `release` frees devices that claims keep without a pod; `install-node-files` is what the node agent's init container runs. Installed as
 //! `kubectl-aliquot` it is a kubectl plugin.
 //!
 //! Start reading at [`demo::run`].
 #![forbid(unsafe_code)]
 
 mod args;
+mod client;
 mod container;
 mod demo;
 mod install;
+mod release;
 mod uninstall;
 
 use args::{Args, Command};
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
         Command::Container(container) => return container::run(&container),
         Command::InstallNodeFiles(install) => install::run(&install),
         Command::Demo(demo) => in_runtime(demo::run(demo)),
+        Command::Release(release) => in_runtime(release::run(release)),
         Command::Uninstall(uninstall) => in_runtime(uninstall::run(uninstall)),
     };
     match result {

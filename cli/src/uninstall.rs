@@ -8,6 +8,8 @@
 mod farewell;
 
 use crate::args::UninstallArgs;
+use crate::client::connect;
+use crate::release::is_hold;
 use aliquot_model::names::{CLAIM_FINALIZER, SCHEDULING_GATE};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
@@ -20,6 +22,7 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use serde_json::json;
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
@@ -56,7 +59,7 @@ struct Uninstall {
 /// # Errors
 /// The first step that failed; the command can be run again, every step is idempotent.
 pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
-    let client = client(&args).await.context("cannot connect to the cluster")?;
+    let client = connect(args.kubeconfig.as_deref()).await?;
     let uninstall = Uninstall { client, args };
     uninstall.webhook().await.context("cannot remove the webhook")?;
     uninstall.controller().await.context("cannot stop the controller")?;
@@ -71,14 +74,6 @@ pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
         println!("nothing was changed; add --yes to do it");
     }
     Ok(())
-}
-
-async fn client(args: &UninstallArgs) -> Result<Client> {
-    let Some(path) = &args.kubeconfig else { return Ok(Client::try_default().await?) };
-    let config = kube::config::Kubeconfig::read_from(path)?;
-    let config =
-        kube::Config::from_custom_kubeconfig(config, &kube::config::KubeConfigOptions::default()).await?;
-    Ok(Client::try_from(config)?)
 }
 
 impl Uninstall {
@@ -167,7 +162,7 @@ impl Uninstall {
             }
             // The test keeps a gate that moved meanwhile from being taken for ours.
             let path = format!("/spec/schedulingGates/{position}");
-            let patch = serde_json::from_value(serde_json::json!([
+            let patch = serde_json::from_value(json!([
                 {"op": "test", "path": path, "value": {"name": SCHEDULING_GATE}},
                 {"op": "remove", "path": path},
             ]))?;
@@ -188,31 +183,40 @@ impl Uninstall {
         Ok(())
     }
 
-    /// Claims with our devices that no pod has reserved: nobody else would ever release them.
+    /// Claims with our devices that no pod uses: nobody else would ever release them. Where a pod uses a
+    /// claim that we keep, our entry goes, so that kube-controller-manager releases it after the last.
     async fn allocations(&self) -> Result<()> {
         for claim in self.all::<ResourceClaim>().list(&ListParams::default()).await? {
             let status = claim.status.clone().unwrap_or_default();
             let results =
                 status.allocation.and_then(|a| a.devices).and_then(|d| d.results).unwrap_or_default();
+            let consumers = status.reserved_for.unwrap_or_default();
+            let pods: Vec<_> = consumers.iter().filter(|consumer| !is_hold(consumer)).collect();
             let ours = results.iter().any(|r| r.driver == self.args.driver_name);
-            if !ours || status.reserved_for.is_some_and(|r| !r.is_empty()) {
+            if !ours || (!pods.is_empty() && pods.len() == consumers.len()) {
                 continue;
             }
             let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
-            if !self.act(&format!("release claim {namespace}/{name}, which nobody uses")) {
+            let (what, after) = if pods.is_empty() {
+                ("which nobody uses", json!({"allocation": null, "reservedFor": null}))
+            } else {
+                ("which is retained, once its pods have ended", json!({"reservedFor": pods}))
+            };
+            if !self.act(&format!("release claim {namespace}/{name}, {what}")) {
                 continue;
             }
             let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);
-            let version = claim.resource_version();
-            let clear =
-                serde_json::json!({"metadata": {"resourceVersion": version}, "status": {"allocation": null}});
-            let cleared = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(clear)).await;
-            let cleared = match cleared {
+            let patch = json!({"metadata": {"resourceVersion": claim.resource_version()}, "status": after});
+            let written = match api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => continue,
                 other => other.with_context(|| format!("claim {namespace}/{name}"))?,
             };
-            let kept: Vec<&String> = cleared.finalizers().iter().filter(|f| *f != CLAIM_FINALIZER).collect();
-            let patch = serde_json::json!({"metadata": {"resourceVersion": cleared.resource_version(), "finalizers": kept}});
+            if !pods.is_empty() {
+                continue;
+            }
+            let kept: Vec<&String> = written.finalizers().iter().filter(|f| *f != CLAIM_FINALIZER).collect();
+            let patch =
+                json!({"metadata": {"resourceVersion": written.resource_version(), "finalizers": kept}});
             let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
             ignore_absent(patched.map(drop)).with_context(|| format!("claim {namespace}/{name}"))?;
         }

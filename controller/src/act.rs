@@ -10,6 +10,7 @@ pub use room::{Eviction, Fate};
 use crate::decide::Plan;
 use crate::fence::Fence;
 use crate::govern::{GpuQuota, GpuQuotaStatus};
+use crate::hold::Hold;
 use crate::index::{ObjectKey, Uid};
 use crate::lease::{Leadership, NotLeader};
 use crate::metrics::Metrics;
@@ -38,6 +39,17 @@ pub enum Job {
         claims: Vec<ResourceClaim>,
         /// The pod's gates, if ours is among them.
         gates: Option<Gates>,
+    },
+    /// Devices for a claim without a pod.
+    Bind {
+        /// The decision, for the claim in place of a pod.
+        plan: Box<Plan>,
+        /// Its draft with time and share ids.
+        allocations: Vec<AllocationResult>,
+        /// The claim as it was seen.
+        claims: Vec<ResourceClaim>,
+        /// Until when it is kept.
+        until: i64,
     },
     /// Nothing to allocate (any more): reservations, then the gate.
     Lift {
@@ -71,6 +83,15 @@ pub enum Job {
         mark: Arc<str>,
         /// Which consumers may lose it.
         consumers: Consumers,
+    },
+    /// Change our entry among a claim's consumers.
+    Hold {
+        /// The claim.
+        claim: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// The entry; none takes it away.
+        hold: Option<Hold>,
     },
     /// Answer a hand-over.
     Acknowledge {
@@ -107,6 +128,8 @@ pub struct Gates {
 pub enum Consumers {
     /// None: it is taken back only if nobody uses it.
     Nobody,
+    /// We ourselves, who keep it without a pod.
+    Holds,
     /// This pod alone.
     Only(Uid),
     /// Whoever is there: the devices are somebody else's as well.
@@ -227,6 +250,10 @@ impl Writer {
             Job::Allocate { plan, allocations, claims, gates } => {
                 self.allocate(&plan, &allocations, claims, gates, &mut outcome).await
             }
+            Job::Bind { plan, allocations, claims, until } => {
+                self.bind(&plan, &allocations, claims, until, &mut outcome).await
+            }
+            Job::Hold { claim, uid, hold } => self.hold(&claim, &uid, hold, &mut outcome).await,
             Job::Lift { pod, uid, reserve, gates } => {
                 self.settle(&pod, &uid, &reserve, gates, &mut outcome).await
             }

@@ -104,6 +104,13 @@ pub struct Args {
     /// Whether GpuQuotas are kept, where they are defined.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub quotas: bool,
+    /// How long devices are kept for a claim without a pod that asks for it, unless it says how long.
+    #[arg(long, default_value = "1h", value_parser = parse_duration)]
+    pub hold_for: Duration,
+
+    /// The longest that any claim can ask for; 0s: no claim is bound before its pods, none is kept after.
+    #[arg(long, default_value = "24h", value_parser = parse_duration)]
+    pub hold_at_most: Duration,
 
     /// Lift our gate from every pod and end: for a controller that is switched off.
     #[arg(long)]
@@ -160,7 +167,7 @@ impl From<StrategyArg> for Strategy {
 }
 
 /// A number with `ms`, `s`, `m` or `h`.
-fn parse_duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);
     let number: u64 = number.parse().map_err(|_| format!("{text:?} is not a duration, for example 15s"))?;

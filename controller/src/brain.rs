@@ -4,6 +4,7 @@
 //! race can be played through in a test.
 
 mod duties;
+mod holds;
 mod outcomes;
 mod preemption;
 mod quotas;
@@ -83,6 +84,8 @@ pub struct Settings {
     pub preemption: bool,
     /// How long a pod is spared whose eviction was refused.
     pub spared: Duration,
+    /// How long claims may keep devices without a pod.
+    pub holds: crate::hold::Limits,
     /// Whether DeviceTaintRules are watched, so that deciding waits for them.
     pub taint_rules: bool,
     /// Whether GpuQuotas are watched and kept.
@@ -99,6 +102,7 @@ impl Default for Settings {
             left_out: Duration::from_secs(10),
             preemption: true,
             spared: Duration::from_secs(10),
+            holds: crate::hold::Limits::default(),
             taint_rules: false,
             quotas: false,
         }
@@ -137,6 +141,7 @@ pub struct Core {
     given_back: HashMap<(Uid, Arc<str>), GivenBack>,
     stranded: stranded::Stranded,
     preemptions: preemption::Preemptions,
+    holds: holds::Holds,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
     quotas: quotas::Quotas,
@@ -153,6 +158,7 @@ impl Core {
             index: Index::new(driver),
             matcher: Matcher::new(),
             queue: Queue::new(settings.backoff.0, settings.backoff.1),
+            holds: holds::Holds::new(settings.backoff),
             settings,
             metrics,
             synced: HashSet::new(),
@@ -187,7 +193,7 @@ impl Core {
 
     /// Writes that have not returned.
     pub fn writes_under_way(&self) -> usize {
-        self.in_flight.len() + self.deallocating.len()
+        self.in_flight.len() + self.deallocating.len() + self.holds.writes_under_way()
     }
 
     /// Whether everything that decisions depend on was listed once.
@@ -214,6 +220,7 @@ impl Core {
                     }
                 };
                 self.publish_classes(now);
+                self.review_holds();
                 change
             }
             Input::Claim(seen) => self.claims(seen, now),
@@ -354,6 +361,7 @@ impl Core {
         if room {
             self.offer_nominated(now);
             self.queue.wake(now);
+            self.holds.wake(now);
         }
     }
 
@@ -393,7 +401,7 @@ impl Core {
 
     /// Whether a pod is ready to be decided.
     pub fn has_work(&mut self, now: Instant) -> bool {
-        self.is_synced() && self.queue.has_ready(now)
+        self.is_synced() && (self.queue.has_ready(now) || self.holds.has_ready(now))
     }
 
     /// Decides for the next pod.
@@ -402,7 +410,8 @@ impl Core {
             return;
         }
         self.nominate_again(now, wall);
-        let Some(key) = self.queue.pop(now) else { return };
+        // Pods come first: somebody waits for them.
+        let Some(key) = self.queue.pop(now) else { return self.bind_next(now, wall) };
         let Some(pod) = self.index.pod(&key).cloned() else {
             self.queue.remove(&key);
             return;

@@ -87,6 +87,7 @@ impl Leader {
                 ticked = now;
                 core.tick(now);
             }
+            core.keep_holds(now, Timestamp::now());
             for effect in core.take_effects() {
                 self.start(effect, &mut writes, &permits);
             }

@@ -17,6 +17,7 @@ pub mod decide;
 pub mod events;
 pub mod fence;
 pub mod govern;
+pub mod hold;
 pub mod http;
 pub mod index;
 pub mod lead;

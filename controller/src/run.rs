@@ -6,6 +6,7 @@ use crate::brain::Settings;
 use crate::decide::Options;
 use crate::events::Reporter;
 use crate::fence::Fence;
+use crate::hold;
 use crate::http::{self, Health};
 use crate::lead::Leader;
 use crate::lease::{self, Leadership, LeaseConfig};
@@ -83,6 +84,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             idle: args.idle_timeout,
             quotas: args.quotas,
             preemption: args.preemption,
+            holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
             ..Settings::default()
         },
         metrics: metrics.clone(),

@@ -71,6 +71,11 @@ impl Cluster {
         self.env.get(name).map(String::as_str).with_context(|| format!("cluster.env has no {name}"))
     }
 
+    /// A program that was built with the tests.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.build.join(name)
+    }
+
     /// The minor version, such as 37.
     ///
     /// # Errors

@@ -45,6 +45,14 @@ pub fn claim(namespace: &str, name: &str, requests: &[Value]) -> Value {
     })
 }
 
+/// The same claim, with devices before any pod.
+pub fn immediate(mut claim: Value) -> Value {
+    if let Some(metadata) = claim.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+        metadata.insert("annotations".to_owned(), json!({"aliquot.dev/binding": "Immediate"}));
+    }
+    claim
+}
+
 /// A claim template.
 pub fn template(namespace: &str, name: &str, requests: &[Value]) -> Value {
     json!({

@@ -12,6 +12,19 @@ pub const SCHEDULING_GATE: &str = "aliquot.dev/allocation";
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Kubernetes' annotation on a claim made from a template: the name in `pod.spec.resourceClaims`.
 pub const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+/// Annotation of a claim or a class: when the claim gets its devices, `Immediate` or
+/// `WaitForFirstConsumer` (the default).
+pub const BINDING: &str = "aliquot.dev/binding";
+/// Annotation of a claim or a class: what becomes of the devices after the last pod, `Delete` (the
+/// default) or `Retain`.
+pub const RECLAIM: &str = "aliquot.dev/reclaim";
+/// Annotation of a claim or a class: how long devices are kept without a pod, for example `30m`.
+pub const HOLD_FOR: &str = "aliquot.dev/hold-for";
+/// `apiGroup` of the entry in a claim's `reservedFor` by which we keep its devices.
+/// kube-controller-manager leaves entries alone whose kind it does not know.
+pub const HOLD_GROUP: &str = "aliquot.dev";
+/// `resource` of that entry.
+pub const HOLD_RESOURCE: &str = "holds";
 /// Value of the controller taint while neither allocator may use the pool.
 pub const HAND_OVER: &str = "hand-over";
 /// Standard attribute: PCI address, `dddd:bb:dd.f` (k8s.io/dynamic-resource-allocation).

@@ -2,6 +2,7 @@
 
 use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::decide::Plan;
+use crate::hold::{Hold, is_hold};
 use crate::index::{FINGERPRINT, ObjectKey, fingerprint_of};
 use aliquot_model::names::CLAIM_FINALIZER;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
@@ -70,11 +71,38 @@ impl Writer {
         gates: Option<Gates>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
+        let consumer = consumer(&plan.pod, &plan.pod_uid);
+        self.write_drafts(plan, allocations, claims, &consumer, outcome).await?;
+        self.settle(&plan.pod, &plan.pod_uid, &plan.reserve, gates, outcome).await
+    }
+
+    /// Allocates a claim without a pod; an entry of ours keeps it.
+    pub(super) async fn bind(
+        &self,
+        plan: &Plan,
+        allocations: &[AllocationResult],
+        claims: Vec<ResourceClaim>,
+        until: i64,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        let consumer = Hold::Until(until).consumer(&plan.pod_uid);
+        self.write_drafts(plan, allocations, claims, &consumer, outcome).await
+    }
+
+    /// Writes every claim of a plan, all at once; the first error counts.
+    async fn write_drafts(
+        &self,
+        plan: &Plan,
+        allocations: &[AllocationResult],
+        claims: Vec<ResourceClaim>,
+        consumer: &ResourceClaimConsumerReference,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
         let drafts = plan.drafts.iter().zip(allocations).zip(claims);
         let writes = drafts.map(|((draft, allocation), claim)| async move {
             let result = self
                 .until_done(&draft.claim, &draft.uid, Some(claim), |claim| {
-                    Box::pin(self.try_allocate(claim, &draft.claim, allocation, plan))
+                    Box::pin(self.try_allocate(claim, &draft.claim, allocation, consumer))
                 })
                 .await;
             (draft, result)
@@ -91,10 +119,53 @@ impl Writer {
                 }
             }
         }
-        match first_error {
-            Some(error) => Err(error),
-            None => self.settle(&plan.pod, &plan.pod_uid, &plan.reserve, gates, outcome).await,
+        first_error.map_or(Ok(()), Err)
+    }
+
+    /// Puts our entry among the consumers of an allocated claim, or takes it away.
+    pub(super) async fn hold(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        hold: Option<Hold>,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        let result =
+            self.until_done(key, uid, None, |claim| Box::pin(self.try_hold(claim, key.clone(), hold))).await;
+        match result {
+            Ok(claim) => {
+                outcome.claims.push(*claim);
+                Ok(())
+            }
+            Err(WriteError::Gone(_)) => {
+                outcome.gone.push((key.clone(), uid.into()));
+                Ok(())
+            }
+            Err(error) => Err(error),
         }
+    }
+
+    async fn try_hold(
+        &self,
+        claim: ResourceClaim,
+        key: ObjectKey,
+        hold: Option<Hold>,
+    ) -> Result<Step, WriteError> {
+        let before = reserved_for(&claim);
+        let uid = claim.metadata.uid.clone().unwrap_or_default();
+        let others = before.iter().filter(|consumer| !is_hold(consumer)).cloned();
+        let after: Vec<_> = others.chain(hold.map(|hold| hold.consumer(&uid))).collect();
+        // kube-controller-manager may have cleared it in between; nothing may be added while it is deleted.
+        let pointless =
+            hold.is_some() && (allocation(&claim).is_none() || claim.metadata.deletion_timestamp.is_some());
+        if after == before || pointless {
+            return Ok(Step::Done(Box::new(claim)));
+        }
+        let patch = json!({"metadata": precondition(&claim), "status": {"reservedFor": after}});
+        Ok(match self.patch_claim(&key, true, patch).await? {
+            Ok(claim) => Step::Done(Box::new(claim)),
+            Err(step) => step,
+        })
     }
 
     /// Tries with the claim as it was seen, then reads it and tries again, until it is done, impossible,
@@ -161,7 +232,7 @@ impl Writer {
         claim: ResourceClaim,
         key: &ObjectKey,
         wanted: &AllocationResult,
-        plan: &Plan,
+        user: &ResourceClaimConsumerReference,
     ) -> Result<Step, WriteError> {
         let mark = mark_of(&claim, wanted);
         let marked = |claim: &ResourceClaim| {
@@ -196,8 +267,8 @@ impl Writer {
             };
         }
         let mut consumers = reserved_for(&claim);
-        if !consumers.iter().any(|consumer| consumer.uid == *plan.pod_uid) {
-            consumers.push(consumer(&plan.pod, &plan.pod_uid));
+        if !consumers.iter().any(|consumer| consumer.uid == user.uid) {
+            consumers.push(user.clone());
         }
         let patch = json!({
             "metadata": precondition(&claim),
@@ -295,7 +366,10 @@ impl Writer {
             let consumers = reserved_for(&claim);
             let fine = match &allowed {
                 Consumers::Nobody => consumers.is_empty(),
-                Consumers::Only(pod) => consumers.iter().all(|consumer| consumer.uid == **pod),
+                Consumers::Holds => consumers.iter().all(is_hold),
+                Consumers::Only(pod) => {
+                    consumers.iter().all(|consumer| consumer.uid == **pod || is_hold(consumer))
+                }
                 Consumers::Anybody => true,
             };
             if !fine {

@@ -50,6 +50,7 @@ impl Core {
 
     /// Notes since when a claim of ours has no consumer.
     pub(super) fn watch_claim(&mut self, key: &ObjectKey, now: Instant) {
+        self.holds.note(key);
         let Some(claim) = self.index.claim(key) else { return };
         let idle = claim.reserved_for.is_empty()
             && claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us);
@@ -64,6 +65,7 @@ impl Core {
     /// Drops what is kept for a claim.
     pub(super) fn claim_gone(&mut self, uid: &str) {
         self.idle.remove(uid);
+        self.hold_gone(uid);
         self.claim_gone_foreign(uid);
     }
 
@@ -210,7 +212,7 @@ impl Core {
             .min();
         let classes = self.classes_failed.map(|at| at + CLASSES_RETRY);
         let stranded = self.stranded.next(self.settings.idle);
-        [idle, classes, stranded, self.queue.next()].into_iter().flatten().min()
+        [idle, classes, stranded, self.queue.next(), self.holds.next()].into_iter().flatten().min()
     }
 
     /// Takes back what was given out twice, and says so.

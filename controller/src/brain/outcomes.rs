@@ -25,6 +25,11 @@ impl Core {
         }
         match job {
             Job::Allocate { plan, .. } => self.allocated(&plan, error, now),
+            Job::Bind { plan, until, .. } => self.bound(&plan, until, error, now),
+            Job::Hold { claim, uid, .. } => {
+                self.hold_written(&claim, &uid, error, now);
+                Change::Nothing
+            }
             Job::Lift { pod, .. } => {
                 self.in_flight.remove(&pod);
                 if let Some(error) = error {

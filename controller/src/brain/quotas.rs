@@ -34,14 +34,16 @@ impl Core {
         Change::Room
     }
 
+    /// Says which quota of a namespace a decision would exceed, if there is one.
+    pub(super) fn quota_in_the_way(&mut self, namespace: &str, plan: &Plan) -> Option<String> {
+        let drafts = plan.drafts.iter().map(crate::decide::Draft::allocation);
+        self.quotas.ledger.excess(&self.index, namespace, drafts).map(|excess| excess.to_string())
+    }
+
     /// Parks a pod whose devices would exceed a quota; false if there is none that they do.
     pub(super) fn waits_for_quota(&mut self, pod: &Pod, plan: &Plan, now: Instant) -> bool {
-        let drafts = plan.drafts.iter().map(crate::decide::Draft::allocation);
-        let Some(excess) = self.quotas.ledger.excess(&self.index, &pod.key.namespace, drafts) else {
-            return false;
-        };
+        let Some(note) = self.quota_in_the_way(&pod.key.namespace, plan) else { return false };
         self.queue.park(&pod.key);
-        let note = excess.to_string();
         if self.tell_pod(pod, reasons::QUOTA, &note, now) {
             for draft in &plan.drafts {
                 self.tell(Report {

@@ -36,6 +36,12 @@ pub mod reasons {
     pub const WRITE_FAILED: &str = "AllocationWriteFailed";
     /// A claim of ours that nobody uses was taken back.
     pub const IDLE: &str = "UnusedAllocationReleased";
+    /// A claim keeps its devices without a pod.
+    pub const HELD_WITHOUT_POD: &str = "DevicesRetained";
+    /// It keeps them no longer.
+    pub const HOLD_ENDED: &str = "RetainedDevicesReleased";
+    /// An annotation of ours is not understood.
+    pub const ANNOTATION: &str = "AnnotationNotUnderstood";
     /// Devices were given out twice.
     pub const OVERLAP: &str = "OverlappingAllocation";
     /// Hardware was given out that is held for a claim that is gone.

@@ -71,7 +71,7 @@ impl Core {
             let own: Vec<_> = pod
                 .claim_keys()
                 .filter_map(|claim| self.index.claim(&claim))
-                .filter(|claim| claim.reserved_for.iter().all(|consumer| consumer.uid == *pod.uid))
+                .filter(|claim| claim.is_only_for(&pod.uid))
                 .filter_map(|claim| {
                     let allocation = claim.allocation.as_ref().filter(|allocation| allocation.by_us)?;
                     Some((claim.key.clone(), claim.uid.clone(), allocation.node.clone()?))

@@ -12,6 +12,8 @@ use std::sync::Arc;
 
 /// Extended resources that DeviceClasses stand for under their own name.
 const IMPLICIT_EXTENDED: &str = "deviceclass.resource.kubernetes.io/";
+/// Beginning of taints that Kubernetes sets, as nodes become unreachable or full.
+const STATE_OF_NODE: &str = "node.kubernetes.io/";
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
 
 /// Why a pod cannot be on a node.
@@ -47,7 +49,8 @@ pub fn fits(index: &Index, name: &str, node: &Node, pod: &Pod) -> Result<(), Not
     if node.unschedulable && !tolerates(&needs.tolerations, UNSCHEDULABLE, "", "NoSchedule") {
         return Err(NotOnNode::Unschedulable);
     }
-    if let Some(taint) = node.taints.iter().find(|taint| repels(taint, &needs.tolerations)) {
+    let matters = |taint: &&Taint| !needs.unknown || taint.key.starts_with(STATE_OF_NODE);
+    if let Some(taint) = node.taints.iter().filter(matters).find(|t| repels(t, &needs.tolerations)) {
         let value = taint.value.as_deref().unwrap_or("");
         return Err(NotOnNode::Taint(format!("{}={}:{}", taint.key, value, taint.effect)));
     }

@@ -1,6 +1,7 @@
 //! ResourceClaims, their allocations, and decisions that are not in the API yet.
 
 use super::{Change, Holder, Index, ObjectKey, Sym, Uid, convert};
+use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
@@ -37,6 +38,8 @@ pub struct Claim {
     pub owner_pod: Option<Uid>,
     /// What the API says it was given.
     pub allocation: Option<Allocation>,
+    /// What it says about devices without a pod.
+    pub hold: Wish,
     /// Who may use it.
     pub reserved_for: Vec<ResourceClaimConsumerReference>,
 }
@@ -66,9 +69,9 @@ impl Claim {
         }
     }
 
-    /// Whether nobody but the pod may use it.
+    /// Whether nobody but the pod uses it. That we keep it without a pod is no use.
     pub fn is_only_for(&self, pod: &str) -> bool {
-        self.reserved_for.iter().all(|consumer| consumer.uid == pod)
+        self.reserved_for.iter().all(|consumer| consumer.uid == pod || is_hold(consumer))
     }
 }
 
@@ -344,6 +347,7 @@ impl Index {
             spec: Arc::new(claim.spec.clone()),
             owner_pod,
             allocation,
+            hold: Wish::read(claim.metadata.annotations.as_ref()),
             reserved_for: status.and_then(|status| status.reserved_for.clone()).unwrap_or_default(),
         })
     }

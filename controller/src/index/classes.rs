@@ -1,6 +1,7 @@
 //! DeviceClasses.
 
 use super::{Change, Index};
+use crate::hold::Wish;
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceSelector};
 use std::sync::Arc;
 
@@ -15,6 +16,8 @@ pub struct Class {
     pub config: Vec<DeviceClassConfiguration>,
     /// The extended resource that it stands for.
     pub extended_resource: Option<String>,
+    /// What it says about devices without a pod.
+    pub hold: Wish,
 }
 
 impl Class {
@@ -25,6 +28,7 @@ impl Class {
             selectors: selectors(class.spec.selectors.as_deref()),
             config: class.spec.config.clone().unwrap_or_default(),
             extended_resource: class.spec.extended_resource_name.clone(),
+            hold: Wish::read(class.metadata.annotations.as_ref()),
         })
     }
 }

@@ -1,7 +1,7 @@
 //! Pods: those that have claims, and those that take room on a node.
 
 use super::claims::key_of;
-use super::{Change, Index, ObjectKey, Uid, node};
+use super::{Change, Claim, Index, ObjectKey, Uid, node};
 use crate::quantity::Quantity;
 use aliquot_model::names::SCHEDULING_GATE;
 use k8s_openapi::api::core::v1::{
@@ -92,6 +92,8 @@ pub struct PodNeeds {
     pub affinity: Option<NodeSelector>,
     /// Tolerations of node taints.
     pub tolerations: Vec<Toleration>,
+    /// It stands for pods that nobody knows yet: they will tolerate what an administrator put on nodes.
+    pub unknown: bool,
 }
 
 impl Pod {
@@ -113,6 +115,33 @@ impl Pod {
             }
             Resolution::NotNeeded | Resolution::NotMade => None,
         })
+    }
+
+    /// A pod that needs nothing but one claim, to decide for the claim alone.
+    pub fn in_place_of(claim: &Claim) -> Self {
+        Self {
+            key: claim.key.clone(),
+            uid: claim.uid.clone(),
+            version: String::new(),
+            created: claim.created,
+            priority: 0,
+            never_preempts: true,
+            ends_by: None,
+            node: None,
+            nominated: None,
+            unschedulable: false,
+            terminal: false,
+            started: false,
+            deleting: false,
+            gated: false,
+            gates: Vec::new(),
+            claims: vec![PodClaim {
+                name: claim.key.name.clone(),
+                source: ClaimSource::Named(claim.key.name.clone()),
+                resolution: Resolution::Claim(claim.key.name.clone()),
+            }],
+            needs: Arc::new(PodNeeds { unknown: true, ..PodNeeds::default() }),
+        }
     }
 
     /// Whether nothing that a decision looks at is different.
@@ -232,6 +261,7 @@ fn needs(spec: &PodSpec) -> PodNeeds {
     }
     add(&mut total, &read(spec.overhead.as_ref()));
     PodNeeds {
+        unknown: false,
         requests: total,
         node_selector: spec.node_selector.clone().unwrap_or_default(),
         affinity: spec

@@ -92,6 +92,7 @@ mod tests {
             selectors: vec![Some(Arc::from(expression))],
             config: Vec::new(),
             extended_resource: None,
+            hold: crate::hold::Wish::default(),
         })
     }
 

@@ -6,6 +6,7 @@ mod allocation;
 mod controllers;
 mod examples;
 mod governance;
+mod hold;
 mod kubelet;
 mod modes;
 mod policies;

@@ -35,7 +35,14 @@ async fn leave(cluster: &Cluster) -> Result<()> {
         PodManifest::of_template(&namespace, "share", "share").build(),
         PodManifest::of_template(&namespace, "part", "part").build(),
         PodManifest::of_template(&namespace, "whole", "whole").build(),
+        objects::immediate(objects::claim(&namespace, "kept", &[objects::gpu_of("gpu", "H100")])),
     ])?;
+    cluster
+        .wait_for("a claim that has devices without a pod", || async {
+            let claim = cluster.claim(&namespace, "kept").await?.context("no claim")?;
+            Ok(claim.status.and_then(|status| status.allocation).map(drop))
+        })
+        .await?;
     let mut before = Vec::new();
     for pod in ["share", "part", "whole"] {
         before.push(cluster.running(&namespace, pod).await?);
@@ -53,6 +60,11 @@ async fn leave(cluster: &Cluster) -> Result<()> {
     ensure!(left.is_empty(), "left in the cluster: {left:?}");
     let waiting = cluster.pod(&namespace, "waiting").await?.context("no pod")?;
     ensure!(!gated(&waiting), "no gate of ours is left");
+    let kept = cluster.claim(&namespace, "kept").await?.context("no claim")?;
+    ensure!(
+        kept.status.is_none_or(|status| status.allocation.is_none() && status.reserved_for.is_none()),
+        "nobody keeps it any more"
+    );
     for pod in before {
         let name = pod.metadata.name.clone().context("no name")?;
         let now = cluster.running(&namespace, &name).await?;

@@ -1,0 +1,93 @@
+//! `aliquot release`: devices that a claim keeps without a pod become free.
+//!
+//! The command only says so in the claim; the controller, which alone writes allocations, does it.
+
+use crate::args::ReleaseArgs;
+use crate::client::connect;
+use aliquot_model::names::{BINDING, HOLD_GROUP, HOLD_RESOURCE, RECLAIM};
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
+use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+use std::time::{Duration, Instant};
+
+/// How long the controller may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Runs it.
+///
+/// # Errors
+/// If a claim does not exist or may not be changed, or the controller does not answer in time.
+pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
+    let client = connect(args.kubeconfig.as_deref()).await?;
+    let claims: Vec<ResourceClaim> = match &args.name {
+        Some(name) => {
+            let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+            let api = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
+            let claim = api.get_opt(name).await.context("cannot read claims")?;
+            vec![claim.with_context(|| format!("there is no claim {namespace}/{name}"))?]
+        }
+        None => {
+            let api = match &args.namespace {
+                Some(namespace) => Api::<ResourceClaim>::namespaced(client.clone(), namespace),
+                None => Api::all(client.clone()),
+            };
+            let all = api.list(&ListParams::default()).await.context("cannot list claims")?;
+            all.items.into_iter().filter(is_held).collect()
+        }
+    };
+    if claims.is_empty() {
+        println!("no claim keeps devices without a pod");
+    }
+    for claim in claims {
+        release(&client, &claim).await?;
+    }
+    Ok(())
+}
+
+/// Whether a consumer of a claim is an entry of ours.
+pub(crate) fn is_hold(consumer: &ResourceClaimConsumerReference) -> bool {
+    consumer.api_group.as_deref() == Some(HOLD_GROUP) && consumer.resource == HOLD_RESOURCE
+}
+
+fn is_held(claim: &ResourceClaim) -> bool {
+    let consumers = claim.status.as_ref().and_then(|status| status.reserved_for.as_deref());
+    consumers.unwrap_or_default().iter().any(is_hold)
+}
+
+async fn release(client: &Client, claim: &ResourceClaim) -> Result<()> {
+    let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
+    let what = format!("claim {namespace}/{name}");
+    let api = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
+    // The claim's own word counts before that of its class.
+    let wish = json!({"metadata": {"annotations": {BINDING: "WaitForFirstConsumer", RECLAIM: "Delete"}}});
+    api.patch(&name, &PatchParams::default(), &Patch::Merge(&wish))
+        .await
+        .with_context(|| format!("{what} cannot be changed"))?;
+    let started = Instant::now();
+    loop {
+        let Some(now) = api.get_opt(&name).await.with_context(|| format!("cannot read {what}"))? else {
+            println!("{what} is gone");
+            return Ok(());
+        };
+        if !is_held(&now) {
+            let status = now.status.unwrap_or_default();
+            match status.reserved_for.unwrap_or_default().len() {
+                0 => println!("{what}: its devices are free"),
+                pods => {
+                    println!("{what} is used by {pods} pod(s); its devices are free when the last has ended")
+                }
+            }
+            return Ok(());
+        }
+        if started.elapsed() > PATIENCE {
+            bail!(
+                "{what} still keeps its devices after {} s: is the controller running? It releases them as soon as \
+                 it is",
+                PATIENCE.as_secs()
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(250)).await;
+    }
+}

@@ -1,0 +1,311 @@
+//! Claims that have devices without a pod: what [`crate::hold`] decides, done.
+
+use super::{Core, Effect, Regarding, Report, reasons};
+use crate::act::{Consumers, Job, WriteError};
+use crate::decide::{self, Decision, Plan};
+use crate::hold::{self, ByUs, Ended, Hold, Policy, Step, Wish};
+use crate::index::{Change, Claim, ObjectKey, Pod, Uid};
+use crate::queue::{Queue, Rank};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::{HashMap, HashSet};
+use std::time::{Duration, Instant};
+
+/// After a failed write.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What is kept about them.
+#[derive(Debug)]
+pub(super) struct Holds {
+    /// Claims to look at.
+    changed: HashSet<ObjectKey>,
+    /// When to look at a claim by itself.
+    due: HashMap<ObjectKey, Instant>,
+    /// Claims that want devices before a pod.
+    unbound: Queue,
+    /// Claims of which something is being written.
+    writing: HashSet<Uid>,
+    /// What was said about a claim last.
+    told: HashMap<Uid, String>,
+}
+
+impl Holds {
+    pub(super) fn new(backoff: (Duration, Duration)) -> Self {
+        Self {
+            changed: HashSet::new(),
+            due: HashMap::new(),
+            unbound: Queue::new(backoff.0, backoff.1),
+            writing: HashSet::new(),
+            told: HashMap::new(),
+        }
+    }
+
+    pub(super) fn note(&mut self, key: &ObjectKey) {
+        self.changed.insert(key.clone());
+    }
+
+    pub(super) fn wake(&mut self, now: Instant) {
+        self.unbound.wake(now);
+    }
+
+    pub(super) fn writes_under_way(&self) -> usize {
+        self.writing.len()
+    }
+
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.values().min().copied().into_iter().chain(self.unbound.next()).min()
+    }
+
+    pub(super) fn has_ready(&mut self, now: Instant) -> bool {
+        self.unbound.has_ready(now)
+    }
+
+    fn forget(&mut self, key: &ObjectKey) {
+        self.due.remove(key);
+        self.unbound.remove(key);
+    }
+}
+
+impl Core {
+    /// Sees to the claims that changed or are due. `wall` is what ends of holds are written in.
+    pub fn keep_holds(&mut self, now: Instant, wall: Timestamp) {
+        if !self.is_synced() {
+            return;
+        }
+        let mut keys = std::mem::take(&mut self.holds.changed);
+        keys.extend(self.holds.due.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()));
+        for key in keys {
+            self.keep_hold(&key, now, wall.as_second());
+        }
+    }
+
+    /// Every claim, as a class may say something else now.
+    pub(super) fn review_holds(&mut self) {
+        self.holds.changed.extend(self.index.claims().map(|claim| claim.key.clone()));
+    }
+
+    fn keep_hold(&mut self, key: &ObjectKey, now: Instant, wall: i64) {
+        self.holds.due.remove(key);
+        let Some(claim) = self.index.claim(key).cloned() else {
+            self.holds.forget(key);
+            return;
+        };
+        // What is being written is looked at again when it is.
+        if self.holds.writing.contains(&claim.uid)
+            || self.deallocating.contains_key(&claim.uid)
+            || self.index.is_assumed(&claim.uid)
+        {
+            return;
+        }
+        let step = hold::step(self.hold_policy(&claim), facts(&claim), wall);
+        if !matches!(step, Step::Bind(_)) {
+            self.holds.unbound.remove(key);
+        }
+        match step {
+            Step::Wait(until) => {
+                if let Some(until) = until {
+                    let left = u64::try_from(until.saturating_sub(wall)).unwrap_or(0);
+                    self.holds.due.insert(key.clone(), now + Duration::from_secs(left));
+                }
+            }
+            Step::Bind(_) => self.holds.unbound.offer(Rank::new(key.clone(), 0, claim.created)),
+            Step::Set(hold) => self.set_hold(&claim, Some(hold)),
+            Step::Unset => self.set_hold(&claim, None),
+            Step::Release(ended) => {
+                self.tell_claim(&claim, false, reasons::HOLD_ENDED, &ended_note(ended));
+                self.deallocate(key, Consumers::Holds, "hold");
+            }
+        }
+    }
+
+    fn hold_policy(&self, claim: &Claim) -> Policy {
+        let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+        let classes = requests.flat_map(|request| {
+            let exact = request.exactly.iter().map(|exact| &exact.device_class_name);
+            exact.chain(request.first_available.iter().flatten().map(|sub| &sub.device_class_name))
+        });
+        let of_classes: Vec<&Wish> =
+            classes.filter_map(|class| self.index.class(class)).map(|class| &class.hold).collect();
+        Policy::of(self.settings.holds, std::iter::once(&claim.hold).chain(of_classes))
+    }
+
+    fn set_hold(&mut self, claim: &Claim, hold: Option<Hold>) {
+        self.holds.writing.insert(claim.uid.clone());
+        if let Some(Hold::Until(second)) = hold {
+            let note = format!(
+                "no pod uses this claim; it keeps its devices until {}. `aliquot release {} -n {}` frees them now",
+                clock(second),
+                claim.key.name,
+                claim.key.namespace
+            );
+            self.tell_claim(claim, false, reasons::HELD_WITHOUT_POD, &note);
+        }
+        self.effects.push(Effect::Do(Job::Hold { claim: claim.key.clone(), uid: claim.uid.clone(), hold }));
+    }
+
+    /// Decides for the next claim that wants devices before a pod.
+    pub(super) fn bind_next(&mut self, now: Instant, wall: Timestamp) {
+        let Some(key) = self.holds.unbound.pop(now) else { return };
+        let Some(claim) = self.index.claim(&key).cloned() else {
+            self.holds.forget(&key);
+            return;
+        };
+        if self.index.effective_allocation(&key).is_some() {
+            self.holds.unbound.remove(&key);
+            return;
+        }
+        let Step::Bind(until) = hold::step(self.hold_policy(&claim), facts(&claim), wall.as_second()) else {
+            self.holds.unbound.remove(&key);
+            return;
+        };
+        for mistake in claim.hold.mistakes.clone() {
+            self.tell_claim(&claim, true, reasons::ANNOTATION, &mistake);
+        }
+        let pod = Pod::in_place_of(&claim);
+        let started = Instant::now();
+        let deadline = started + self.settings.deadline;
+        let situation = self.situation(&pod, now);
+        let decision = decide::decide_in(
+            &self.index,
+            &mut self.matcher,
+            &pod,
+            &situation,
+            self.settings.options,
+            &mut || Instant::now() >= deadline,
+        );
+        self.metrics.decision(super::name_of(&decision), started.elapsed());
+        let waiting = match decision {
+            Decision::Placed(plan) => match self.quota_in_the_way(&key.namespace, &plan) {
+                None => return self.write_binding(&claim, plan, until, wall),
+                Some(excess) => excess,
+            },
+            Decision::Waiting(wait) => wait.to_string(),
+            Decision::Rejected(rejection) => rejection.to_string(),
+            Decision::NoFit(reason) | Decision::Undo { reason, .. } => reason.to_string(),
+            Decision::OutOfTime(reason) => format!("the search did not end in time; so far: {reason}"),
+            Decision::LeaveToScheduler { .. } => {
+                "only nodes in scheduler mode could serve it, and kube-scheduler allocates for pods alone"
+                    .to_owned()
+            }
+            Decision::NotOurs | Decision::Settled { .. } => {
+                self.holds.unbound.remove(&key);
+                return;
+            }
+        };
+        self.holds.unbound.park(&key);
+        let note = format!("it is to be bound before its first pod, but: {waiting}");
+        self.tell_claim(&claim, true, reasons::DOES_NOT_FIT, &note);
+    }
+
+    fn write_binding(&mut self, claim: &Claim, plan: Box<Plan>, until: i64, wall: Timestamp) {
+        let mut allocations = Vec::new();
+        for draft in &plan.drafts {
+            let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
+            let mut assumed = self.index.read_allocation(&draft.uid, None, &allocation);
+            assumed.by_us = true;
+            self.index.assume(&draft.claim, assumed);
+            allocations.push(allocation);
+        }
+        tracing::info!(claim = %claim.key, node = %plan.node, score = ?plan.score, "binding before any pod");
+        self.holds.writing.insert(claim.uid.clone());
+        let claims = vec![claim.stub()];
+        self.effects.push(Effect::Do(Job::Bind { plan, allocations, claims, until }));
+    }
+
+    /// Takes the answer to a binding in.
+    pub(super) fn bound(
+        &mut self,
+        plan: &Plan,
+        until: i64,
+        error: Option<WriteError>,
+        now: Instant,
+    ) -> Change {
+        let (key, uid) = (&plan.pod, &plan.pod_uid);
+        self.holds.writing.remove(uid);
+        self.holds.note(key);
+        let mut change = Change::Nothing;
+        // Still assumed: the API does not show it, so it was not written.
+        if self.index.is_assumed(uid) {
+            self.dirty_pools
+                .extend(self.index.effective_allocation(key).map(|held| held.pools()).into_iter().flatten());
+            self.index.forget(key, uid);
+            change = Change::Room;
+        }
+        let Some(claim) = self.index.claim(key).cloned() else { return change };
+        match error {
+            None => {
+                let note = format!(
+                    "bound to devices on node {} before any pod; without one it keeps them until {}",
+                    plan.node,
+                    clock(until)
+                );
+                self.tell_claim(&claim, false, reasons::ALLOCATED, &note);
+            }
+            Some(error) => {
+                tracing::warn!(claim = %key, %error, "could not bind a claim");
+                self.holds.unbound.delay(key, now);
+            }
+        }
+        change
+    }
+
+    /// Takes the answer to a change of our entry in.
+    pub(super) fn hold_written(
+        &mut self,
+        key: &ObjectKey,
+        uid: &Uid,
+        error: Option<WriteError>,
+        now: Instant,
+    ) {
+        self.holds.writing.remove(uid);
+        match error {
+            None => self.holds.note(key),
+            Some(error) => {
+                tracing::warn!(claim = %key, %error, "could not change the hold on a claim");
+                self.holds.due.insert(key.clone(), now + RETRY);
+            }
+        }
+    }
+
+    /// Drops what is kept for a claim that is gone.
+    pub(super) fn hold_gone(&mut self, uid: &str) {
+        self.holds.writing.remove(uid);
+        self.holds.told.remove(uid);
+    }
+
+    /// Says something about a claim, unless it was the last that was said.
+    fn tell_claim(&mut self, claim: &Claim, warning: bool, reason: &'static str, note: &str) {
+        if self.holds.told.insert(claim.uid.clone(), note.to_owned()).as_deref() == Some(note) {
+            return;
+        }
+        self.tell(Report {
+            regarding: Regarding::Claim(claim.key.clone(), claim.uid.clone()),
+            warning,
+            reason,
+            note: note.to_owned(),
+        });
+    }
+}
+
+fn facts(claim: &Claim) -> hold::Claim {
+    hold::Claim {
+        created: claim.created,
+        deleting: claim.deleting,
+        generated: claim.owner_pod.is_some(),
+        allocated: claim.allocation.as_ref().map(|allocation| ByUs(allocation.by_us)),
+        hold: claim.reserved_for.iter().find_map(Hold::read),
+        consumers: claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer)).count(),
+    }
+}
+
+fn clock(second: i64) -> String {
+    Timestamp::from_second(second).map_or_else(|_| format!("second {second}"), |time| time.to_string())
+}
+
+fn ended_note(ended: Ended) -> String {
+    let why = match ended {
+        Ended::Expired => "its time without a pod is over",
+        Ended::Withdrawn => "it does not ask to keep them any more",
+        Ended::Deleted => "it is being deleted",
+    };
+    format!("no pod uses this claim and {why}, so its devices are free again")
+}

@@ -1,0 +1,81 @@
+//! Claims that have devices without a pod.
+
+use crate::support::on_cluster;
+use aliquot_e2e::cluster::{Cluster, SYSTEM};
+use aliquot_e2e::command;
+use aliquot_e2e::look::device_names;
+use aliquot_e2e::objects;
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+
+const NAMESPACE: &str = "retain";
+const CLAIM: &str = "notebook";
+
+fn manifest(cluster: &Cluster, kinds: &[&str]) -> Result<String> {
+    let path = cluster.repo().join("examples/11-retain/11-retain.yaml");
+    let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let wanted = |part: &&str| kinds.iter().any(|kind| part.contains(&format!("\nkind: {kind}\n")));
+    Ok(text.split("---\n").filter(wanted).collect::<Vec<_>>().join("---\n"))
+}
+
+/// Names of the claim's consumers that are not pods.
+fn holds(claim: &ResourceClaim) -> Vec<String> {
+    let status = claim.status.clone().unwrap_or_default();
+    let consumers = status.reserved_for.unwrap_or_default();
+    consumers.into_iter().filter(|c| c.resource != "pods").map(|c| c.name).collect()
+}
+
+async fn kept(cluster: &Cluster, namespace: &str) -> Result<Vec<String>> {
+    cluster
+        .wait_for("a claim that is kept without a pod", || async {
+            let Some(claim) = cluster.claim(namespace, CLAIM).await? else { return Ok(None) };
+            let kept = holds(&claim).iter().any(|name| name.starts_with("until-"));
+            let allocation = claim.status.and_then(|status| status.allocation);
+            Ok(allocation.filter(|_| kept).map(|allocation| device_names(&allocation)))
+        })
+        .await
+}
+
+#[test]
+fn a_claim_has_its_gpu_before_its_first_pod_and_after_its_last_until_it_is_released() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        cluster.apply(&manifest(cluster, &["Namespace", "ResourceClaim"])?)?;
+        let early = kept(cluster, NAMESPACE).await.context("before any pod")?;
+        cluster.apply(&manifest(cluster, &["Pod"])?)?;
+        cluster.report(NAMESPACE, "notebook", "main").await?;
+        cluster.kubectl(&["-n", NAMESPACE, "delete", "pod", "notebook"])?;
+        let late = kept(cluster, NAMESPACE).await.context("after the last pod")?;
+        ensure!(early == late, "the same GPU: {early:?}, {late:?}");
+        // Nobody watches for a while; kube-controller-manager must leave it alone.
+        cluster.kubectl(&["-n", SYSTEM, "rollout", "restart", "deployment/aliquot-controller"])?;
+        cluster.ready().await?;
+        ensure!(kept(cluster, NAMESPACE).await? == late, "over a restart");
+        let kubeconfig = cluster.setting("KUBECONFIG")?;
+        let said = command::run(
+            cluster.program("aliquot"),
+            &["release", CLAIM, "-n", NAMESPACE, "--kubeconfig", kubeconfig],
+        )?;
+        ensure!(said == "claim retain/notebook: its devices are free\n", "{said}");
+        let claim = cluster.claim(NAMESPACE, CLAIM).await?.context("no claim")?;
+        ensure!(holds(&claim).is_empty());
+        cluster
+            .wait_for("a claim without devices", || async {
+                let claim = cluster.claim(NAMESPACE, CLAIM).await?.context("no claim")?;
+                Ok(claim.status.and_then(|s| s.allocation).is_none().then_some(()))
+            })
+            .await?;
+        cluster.delete_namespace(NAMESPACE).await
+    })
+}
+
+#[test]
+fn a_retained_claim_that_is_deleted_goes_at_once() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("retained").await?;
+        let claim = objects::claim(&namespace, CLAIM, &[objects::request("gpu", "gpu.aliquot.dev")]);
+        cluster.create(&[objects::immediate(claim)])?;
+        kept(cluster, &namespace).await?;
+        cluster.kubectl(&["-n", &namespace, "delete", "resourceclaim", CLAIM, "--timeout=30s"])?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
