@@ -31,13 +31,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 6] = [
+const POLICIES: [&str; 8] = [
     "aliquot-node-slices",
     "aliquot-fenced-writes",
     "aliquot-tolerations",
     "aliquot-blanket-tolerations",
     "aliquot-finalizer",
     "aliquot-shares",
+    "aliquot-node-usage",
+    "aliquot-budget-status",
 ];
 const CLASSES: [&str; 6] = [
     "gpu.aliquot.dev",

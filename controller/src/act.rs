@@ -1,11 +1,14 @@
 //! The one writer. Everything that we change in the API is changed here: with the version that was
 //! seen, within a time limit, and only while the lease is ours.
 
+mod budgets;
 mod claims;
 mod pods;
 mod room;
 
 pub use room::{Eviction, Fate};
+
+pub use budgets::Kept;
 
 use crate::decide::Plan;
 use crate::fence::Fence;

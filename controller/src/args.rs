@@ -112,6 +112,11 @@ pub struct Args {
     #[arg(long, default_value = "24h", value_parser = parse_duration)]
     pub hold_at_most: Duration,
 
+    /// Keep GpuBudgets: count what claims use, and limit namespaces whose budget is used up. Needs the
+    /// kinds GpuBudget and NodeUsage, and node agents with --report-usage.
+    #[arg(long, env = "BUDGETS", default_value_t = false, action = clap::ArgAction::Set)]
+    pub budgets: bool,
+
     /// Lift our gate from every pod and end: for a controller that is switched off.
     #[arg(long)]
     pub lift_gates: bool,

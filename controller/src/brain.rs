@@ -3,6 +3,7 @@
 //! Time comes in as a parameter. Nothing here waits and nothing here talks to the API, so every
 //! race can be played through in a test.
 
+mod budgets;
 mod duties;
 mod holds;
 mod outcomes;
@@ -13,7 +14,8 @@ mod stranded;
 
 pub use reports::{Regarding, Report, reasons};
 
-use crate::act::{Consumers, Gates, Job, Outcome};
+use crate::act::{Consumers, Gates, Job, Kept, Outcome};
+use crate::budget::{Action, Book};
 use crate::decide::{self, Decision, LeftOut, Matcher, Options, Wait};
 use crate::govern::GpuQuota;
 use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
@@ -22,6 +24,7 @@ use crate::queue::{Queue, Rank};
 use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -54,8 +57,14 @@ pub enum Input {
     TaintRule(Seen<(String, Option<TaintRule>)>),
     /// GpuQuotas.
     Quota(Seen<GpuQuota>),
+    /// GpuBudgets.
+    Budget(Seen<DynamicObject>),
+    /// NodeUsages.
+    NodeUsage(Seen<DynamicObject>),
     /// A job was done, or could not be.
     Done(Box<Outcome>),
+    /// Something was done for the budgets, or could not be.
+    Kept(Box<Kept>),
 }
 
 /// What the brain wants done.
@@ -63,6 +72,8 @@ pub enum Input {
 pub enum Effect {
     /// Write.
     Do(Job),
+    /// Write for the budgets.
+    Keep(Action),
     /// Tell.
     Tell(Report),
 }
@@ -90,6 +101,8 @@ pub struct Settings {
     pub taint_rules: bool,
     /// Whether GpuQuotas are watched and kept.
     pub quotas: bool,
+    /// Whether budgets are watched and kept.
+    pub budgets: bool,
 }
 
 impl Default for Settings {
@@ -105,6 +118,7 @@ impl Default for Settings {
             holds: crate::hold::Limits::default(),
             taint_rules: false,
             quotas: false,
+            budgets: false,
         }
     }
 }
@@ -149,6 +163,12 @@ pub struct Core {
     classes_written: Option<Vec<String>>,
     classes_failed: Option<Instant>,
     dirty_pools: HashSet<Sym>,
+    book: Book,
+    /// Pods that a budget keeps waiting.
+    refused: HashSet<ObjectKey>,
+    budgets_looked: Option<Instant>,
+    /// Seconds since the epoch, as of the last look at budgets.
+    wall: i64,
 }
 
 impl Core {
@@ -178,6 +198,10 @@ impl Core {
             classes_written: None,
             classes_failed: None,
             dirty_pools: HashSet::new(),
+            book: Book::default(),
+            refused: HashSet::new(),
+            budgets_looked: None,
+            wall: 0,
         }
     }
 
@@ -198,7 +222,12 @@ impl Core {
 
     /// Whether everything that decisions depend on was listed once.
     pub fn is_synced(&self) -> bool {
-        let optional = [("taintrules", self.settings.taint_rules), ("quotas", self.settings.quotas)];
+        let optional = [
+            ("taintrules", self.settings.taint_rules),
+            ("quotas", self.settings.quotas),
+            ("budgets", self.settings.budgets),
+            ("nodeusages", self.settings.budgets),
+        ];
         let needed = ["slices", "classes", "claims", "pods", "nodes"];
         let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
         needed.into_iter().chain(optional).all(|kind| self.synced.contains(kind))
@@ -248,7 +277,10 @@ impl Core {
                 }
             },
             Input::Quota(seen) => self.quota(seen),
+            Input::Budget(seen) => self.budget(seen),
+            Input::NodeUsage(seen) => self.node_usage(seen),
             Input::Done(outcome) => self.done(*outcome, now),
+            Input::Kept(kept) => self.kept(*kept),
         };
         self.changed(change, now);
         if !self.announced && self.is_synced() {
@@ -372,6 +404,7 @@ impl Core {
             self.told.forget_pod(key);
             self.first_seen.remove(key);
             self.end_nomination(key, now);
+            self.refused.remove(key);
             return;
         };
         if !self.wants_decision(pod) {
@@ -453,6 +486,10 @@ impl Core {
         match decision {
             Decision::NotOurs => self.settle(pod, Vec::new()),
             Decision::Settled { reserve } => self.settle(pod, reserve),
+            Decision::Placed(_) | Decision::LeaveToScheduler { .. } if self.is_refused(pod, now) => {
+                self.queue.park(&pod.key);
+                self.end_nomination(&pod.key, now);
+            }
             Decision::Placed(plan) => {
                 if self.waits_for_quota(pod, &plan, now) {
                     self.end_nomination(&pod.key, now);

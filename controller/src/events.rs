@@ -60,9 +60,12 @@ fn event(report: &Report, instance: &str) -> Event {
             ("ResourceClaim", "resource.k8s.io/v1", Some(key), Some(uid.to_string()))
         }
         Regarding::Node(_) => ("Node", "v1", None, None),
+        Regarding::Budget(key, uid) => {
+            ("GpuBudget", aliquot_model::names::API_VERSION, Some(key), Some(uid.to_string()))
+        }
     };
     let name = match &report.regarding {
-        Regarding::Pod(key, _) | Regarding::Claim(key, _) => key.name.to_string(),
+        Regarding::Pod(key, _) | Regarding::Claim(key, _) | Regarding::Budget(key, _) => key.name.to_string(),
         Regarding::Node(name) => name.to_string(),
     };
     // Events of nodes are kept in the namespace default.

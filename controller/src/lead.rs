@@ -5,6 +5,7 @@
 
 use crate::act::Writer;
 use crate::brain::{Core, Effect, Input, Settings};
+use crate::budget::kinds;
 use crate::events::Reporter;
 use crate::metrics::Metrics;
 use crate::watch;
@@ -45,14 +46,18 @@ pub struct Leader {
 impl Leader {
     /// Leads until `stop`. Writes that were sent are waited for.
     pub async fn run(self, stop: CancellationToken) {
-        let (taint_rules, quotas) = tokio::select! {
+        let (taint_rules, quotas, budgets) = tokio::select! {
             found = self.find_what_is_served() => found,
             () = stop.cancelled() => return,
         };
-        let settings = Settings { taint_rules: taint_rules.is_some(), quotas, ..self.settings.clone() };
+        let settings =
+            Settings { taint_rules: taint_rules.is_some(), quotas, budgets, ..self.settings.clone() };
         let mut core = Core::new(&self.driver, settings, self.metrics.clone());
         let (sender, mut inputs) = mpsc::channel(INPUTS);
-        let watches = watch::start(&self.client, &self.driver, taint_rules, quotas, &sender);
+        let mut watches = watch::start(&self.client, &self.driver, taint_rules, quotas, &sender);
+        if budgets {
+            watch::start_budgets(&self.client, &sender, &mut watches);
+        }
         let mut writes: JoinSet<Input> = JoinSet::new();
         let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
         let mut ticked = Instant::now();
@@ -88,6 +93,7 @@ impl Leader {
                 core.tick(now);
             }
             core.keep_holds(now, Timestamp::now());
+            core.keep_budgets(now, Timestamp::now());
             for effect in core.take_effects() {
                 self.start(effect, &mut writes, &permits);
             }
@@ -101,20 +107,28 @@ impl Leader {
         }
     }
 
-    /// DeviceTaintRules, and whether there are GpuQuotas and they are to be kept.
-    async fn find_what_is_served(&self) -> (Option<kube::api::ApiResource>, bool) {
+    /// DeviceTaintRules, and whether GpuQuotas and GpuBudgets are there and to be kept.
+    async fn find_what_is_served(&self) -> (Option<kube::api::ApiResource>, bool, bool) {
         let look = async || {
             let rules = watch::find_taint_rules(&self.client).await?;
             let quotas = self.settings.quotas && watch::is_served(&self.client, "gpuquotas").await?;
-            Ok::<_, kube::Error>((rules, quotas))
+            let budgets = self.settings.budgets
+                && watch::is_served(&self.client, kinds::BUDGETS).await?
+                && watch::is_served(&self.client, aliquot_model::usage::PLURAL).await?;
+            Ok::<_, kube::Error>((rules, quotas, budgets))
         };
         loop {
             match look().await {
-                Ok((rules, quotas)) => {
+                Ok((rules, quotas, budgets)) => {
                     if self.settings.quotas && !quotas {
                         tracing::warn!("GpuQuota is not defined in this cluster: no quota is kept");
                     }
-                    return (rules, quotas);
+                    if self.settings.budgets && !budgets {
+                        tracing::warn!(
+                            "GpuBudget and NodeUsage are not defined in this cluster: no budget is kept"
+                        );
+                    }
+                    return (rules, quotas, budgets);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot ask the API server what it serves");
@@ -132,6 +146,13 @@ impl Leader {
                     // Closed never, so this only waits.
                     let _permit = permits.acquire_owned().await;
                     Input::Done(Box::new(writer.run(job).await))
+                });
+            }
+            Effect::Keep(action) => {
+                let (writer, permits) = (self.writer.clone(), permits.clone());
+                writes.spawn(async move {
+                    let _permit = permits.acquire_owned().await;
+                    Input::Kept(Box::new(writer.keep(action).await))
                 });
             }
             Effect::Tell(report) => self.reporter.tell(report),

@@ -13,6 +13,7 @@
 pub mod act;
 pub mod args;
 pub mod brain;
+pub mod budget;
 pub mod decide;
 pub mod events;
 pub mod fence;

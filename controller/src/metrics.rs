@@ -1,5 +1,6 @@
 //! Metrics in the Prometheus text format.
 
+use crate::budget::metrics::BudgetMetrics;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
@@ -54,6 +55,8 @@ pub struct Metrics {
     pub allocated: Counter,
     /// CEL expressions that ran on a device.
     pub selector_evaluations: Gauge,
+    /// Budgets.
+    pub budgets: BudgetMetrics,
 }
 
 impl Default for Metrics {
@@ -85,6 +88,7 @@ impl Metrics {
             refused: Counter::default(),
             allocated: Counter::default(),
             selector_evaluations: Gauge::default(),
+            budgets: BudgetMetrics::register(&mut registry),
         };
         registry.register("writes", "Requests to the API server", metrics.writes.clone());
         registry.register("decisions", "Decisions by outcome", metrics.decisions.clone());

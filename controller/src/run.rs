@@ -85,6 +85,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             quotas: args.quotas,
             preemption: args.preemption,
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
+            budgets: args.budgets,
             ..Settings::default()
         },
         metrics: metrics.clone(),

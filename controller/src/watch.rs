@@ -1,6 +1,7 @@
 //! Watches: each kind's objects as inputs, lists as resets.
 
 use crate::brain::{Input, Seen};
+use crate::budget::kinds;
 use crate::govern::GpuQuota;
 use crate::index::TaintRule;
 use futures::{StreamExt, TryStreamExt};
@@ -103,6 +104,15 @@ pub async fn find_taint_rules(client: &Client) -> Result<Option<ApiResource>, ku
         }
     }
     Ok(None)
+}
+
+/// Starts the watches of budgets and of what nodes say.
+pub fn start_budgets(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
+    let budgets = Api::<DynamicObject>::all_with(client.clone(), &kinds::budgets());
+    let usages = Api::<DynamicObject>::all_with(client.clone(), &kinds::node_usages());
+    let all = watcher::Config::default;
+    tasks.spawn(follow(budgets, all(), to.clone(), Input::Budget));
+    tasks.spawn(follow(usages, all(), to.clone(), Input::NodeUsage));
 }
 
 /// One kind's watch, for ever: what breaks is started anew, with growing pauses.

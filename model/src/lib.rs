@@ -15,6 +15,7 @@ pub mod names;
 pub mod placement;
 pub mod profile;
 pub mod quantity;
+pub mod usage;
 pub mod version;
 
 pub use device::{DeviceKind, DeviceName};

@@ -50,6 +50,14 @@ pub mod reasons {
     pub const FOREIGN: &str = "ForeignAllocation";
     /// A claim tolerates the taint that keeps kube-scheduler off.
     pub const TOLERATES: &str = "ClaimToleratesControllerTaint";
+    /// A budget is used up.
+    pub const BUDGET_USED_UP: &str = "BudgetUsedUp";
+    /// A budget has something left again.
+    pub const BUDGET_BACK: &str = "BudgetAvailable";
+    /// A pod gets its devices although the budget is used up.
+    pub const BUDGET_EXCEEDED: &str = "BudgetExceeded";
+    /// A pod waits for its budget.
+    pub const BUDGET_REFUSED: &str = "BudgetRefused";
 }
 
 /// The object that an event is about.
@@ -61,6 +69,8 @@ pub enum Regarding {
     Claim(ObjectKey, Uid),
     /// A node.
     Node(Arc<str>),
+    /// A budget.
+    Budget(ObjectKey, Uid),
 }
 
 /// An event.

@@ -44,6 +44,7 @@ impl World {
         for effect in self.core.take_effects() {
             match effect {
                 Effect::Do(job) => self.jobs.push(job),
+                Effect::Keep(_) => {}
                 Effect::Tell(report) => self.reports.push(report),
             }
         }

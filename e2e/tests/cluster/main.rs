@@ -3,6 +3,7 @@
 
 mod agent;
 mod allocation;
+mod budget;
 mod controllers;
 mod examples;
 mod governance;

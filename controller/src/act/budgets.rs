@@ -1,0 +1,69 @@
+//! Budgets: their status, and what nodes are told. Nothing is retried here; the book asks again.
+
+use super::{Verdict, WriteError, Writer, params};
+use crate::budget::{Action, kinds};
+use kube::Api;
+use kube::api::{DeleteParams, DynamicObject, Patch};
+use serde_json::json;
+
+/// What became of an [`Action`].
+#[derive(Debug)]
+pub struct Kept {
+    /// What was to be done.
+    pub action: Action,
+    /// `resourceVersion` of the object afterwards, or why it was not done.
+    pub result: Result<String, WriteError>,
+}
+
+impl Writer {
+    /// Does one thing for the book of budgets.
+    pub async fn keep(&self, action: Action) -> Kept {
+        let result = self.try_keep(&action).await;
+        Kept { action, result }
+    }
+
+    async fn try_keep(&self, action: &Action) -> Result<String, WriteError> {
+        let answer = match action {
+            Action::Store { key, uid, version, status, .. } => {
+                let api: Api<DynamicObject> =
+                    Api::namespaced_with(self.client.clone(), &key.namespace, &kinds::budgets());
+                // With the version that it is based on: what another leader stored is never lost.
+                let patch = json!({
+                    "metadata": {"uid": &**uid, "resourceVersion": version}, "status": status,
+                });
+                let (what, params, patch) = (format!("budget {key}"), params(), Patch::Merge(patch));
+                let request = api.patch_status(&key.name, &params, &patch);
+                self.send("patch_status", request).await?.map_err(|verdict| (what, verdict))
+            }
+            Action::Acknowledge { node, ledger, number } => {
+                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &kinds::node_usages());
+                let patch = json!({"status": {"ledger": ledger, "acknowledged": number}});
+                let (what, params) = (format!("usage of node {node}"), params());
+                let patch = Patch::Merge(patch);
+                let request = api.patch_status(node, &params, &patch);
+                self.send("patch_status", request).await?.map_err(|verdict| (what, verdict))
+            }
+            Action::Forget { node } => {
+                let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &kinds::node_usages());
+                let (what, params) = (format!("usage of node {node}"), DeleteParams::default());
+                let request = api.delete(node, &params);
+                return match self.send("delete", request).await? {
+                    Ok(_) | Err(Verdict::NotFound) => Ok(String::new()),
+                    Err(verdict) => Err(error(what, verdict)),
+                };
+            }
+            Action::Tell { .. } => return Ok(String::new()),
+        };
+        answer
+            .map(|object| object.metadata.resource_version.unwrap_or_default())
+            .map_err(|(what, verdict)| error(what, verdict))
+    }
+}
+
+fn error(what: String, verdict: Verdict) -> WriteError {
+    match verdict {
+        Verdict::Never(message) => WriteError::Refused { what, message },
+        Verdict::Again(last) => WriteError::Exhausted { what, attempts: 1, last },
+        Verdict::NotFound => WriteError::Refused { what, message: "it is gone".to_owned() },
+    }
+}

@@ -1,0 +1,443 @@
+//! All budgets, what nodes say, and what has to be written: synchronous, time comes in as a parameter.
+//!
+//! Order of writes: an account that counts a release is stored in the budget's status first; only then
+//! is the release acknowledged to its node, which forgets it. A kill in between repeats the release, and
+//! an account that has it already does not count it again.
+
+use super::account::{Account, AllocatedClaim, Observed, Stored};
+use super::kinds::{Budget, Enforcement, NodeUsage};
+use super::status::{self, Standing};
+use super::{amount, window};
+use crate::index::{ObjectKey, Uid};
+use aliquot_model::usage::{HeldClaim, Release};
+use serde_json::{Value, json};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+/// Accounts are stored at least so often, in seconds, while something is charged: what was seen before
+/// an outage is known up to so long before it.
+pub const HEARTBEAT: i64 = 15;
+/// Failed writes are repeated after so many seconds.
+const RETRY: i64 = 2;
+
+/// What the rest of the controller says at one moment.
+#[derive(Debug, Default)]
+pub struct Around {
+    /// Claims of our driver that are allocated, by namespace.
+    pub claims: HashMap<Arc<str>, Vec<AllocatedClaim>>,
+    /// Nodes that are there and can be reached: only what they hold counts.
+    pub nodes: HashSet<Arc<str>>,
+}
+
+/// Something to do.
+#[derive(Debug, Clone)]
+pub enum Action {
+    /// Write a budget's status.
+    Store {
+        /// The budget.
+        key: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// The version that this is based on.
+        version: String,
+        /// The status.
+        status: Value,
+        /// To be handed back.
+        revision: u64,
+    },
+    /// Tell a node that its releases up to a number are counted.
+    Acknowledge {
+        /// The node.
+        node: Arc<str>,
+        /// Its ledger.
+        ledger: String,
+        /// The number.
+        number: u64,
+    },
+    /// The node is gone and everything that it said is counted.
+    Forget {
+        /// The node.
+        node: Arc<str>,
+    },
+    /// A budget was used up, or has something left again.
+    Tell {
+        /// The budget.
+        key: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// Whether it was used up.
+        over: bool,
+        /// For people.
+        note: String,
+    },
+}
+
+/// A used-up budget, as a pod of its namespace meets it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// The budget.
+    pub budget: ObjectKey,
+    /// What follows.
+    pub enforcement: Enforcement,
+    /// For [`Enforcement::LowerPriority`].
+    pub lower_class: Option<Arc<str>>,
+    /// Budget, used, limit, when it frees up: for events of pods.
+    pub note: String,
+}
+
+#[derive(Debug)]
+struct Entry {
+    budget: Budget,
+    account: Account,
+    standing: Option<Standing>,
+    /// First revision with a change that is not stored.
+    dirty: Option<u64>,
+    /// Last revision with a change.
+    changed: u64,
+    writing: Option<u64>,
+    /// What we stored, and what is being stored.
+    ours: Vec<Stored>,
+    stored_at: i64,
+    retry_at: i64,
+    shown: Value,
+    over: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Counted {
+    ledger: String,
+    number: u64,
+    revision: u64,
+}
+
+/// The book.
+#[derive(Debug, Default)]
+pub struct Book {
+    budgets: HashMap<ObjectKey, Entry>,
+    of_namespace: HashMap<Arc<str>, BTreeSet<ObjectKey>>,
+    usages: HashMap<Arc<str>, NodeUsage>,
+    counted: HashMap<Arc<str>, Counted>,
+    answering: HashMap<Arc<str>, i64>,
+    revision: u64,
+    synced: (bool, bool),
+}
+
+impl Book {
+    /// Whether budgets and usages were listed once.
+    pub const fn is_synced(&self) -> bool {
+        self.synced.0 && self.synced.1
+    }
+
+    /// Whether there is any budget.
+    pub fn is_empty(&self) -> bool {
+        self.budgets.is_empty()
+    }
+
+    /// A budget as the API has it.
+    pub fn apply_budget(&mut self, budget: Budget, now: i64) {
+        self.of_namespace.entry(budget.key.namespace.clone()).or_default().insert(budget.key.clone());
+        match self.budgets.get_mut(&budget.key) {
+            Some(entry) if entry.budget.uid == budget.uid => {
+                if is_older(&budget.version, &entry.budget.version) {
+                    return;
+                }
+                let foreign = budget.stored.as_ref().is_none_or(|stored| !entry.ours.contains(stored));
+                if foreign && entry.budget.version != budget.version && !entry.ours.is_empty() {
+                    tracing::warn!(budget = %budget.key, "its account was written by somebody else, which is taken over");
+                    entry.account = account_of(&budget, now);
+                    entry.ours.clear();
+                }
+                entry.budget = budget;
+            }
+            _ => {
+                let entry = Entry {
+                    account: account_of(&budget, now),
+                    standing: None,
+                    // So that a budget is stored once before anything is acknowledged.
+                    dirty: Some(0),
+                    changed: 0,
+                    writing: None,
+                    ours: Vec::new(),
+                    stored_at: i64::MIN,
+                    retry_at: i64::MIN,
+                    shown: Value::Null,
+                    over: budget.is_over(),
+                    budget,
+                };
+                self.budgets.insert(entry.budget.key.clone(), entry);
+            }
+        }
+    }
+
+    /// A budget is gone.
+    pub fn delete_budget(&mut self, key: &ObjectKey) {
+        self.budgets.remove(key);
+        if let Some(keys) = self.of_namespace.get_mut(&key.namespace) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.of_namespace.remove(&key.namespace);
+            }
+        }
+    }
+
+    /// All budgets that there are.
+    pub fn reset_budgets(&mut self, budgets: Vec<Budget>, now: i64) {
+        self.synced.0 = true;
+        let kept: HashSet<&ObjectKey> = budgets.iter().map(|budget| &budget.key).collect();
+        let gone: Vec<ObjectKey> = self.budgets.keys().filter(|key| !kept.contains(key)).cloned().collect();
+        for key in gone {
+            self.delete_budget(&key);
+        }
+        for budget in budgets {
+            self.apply_budget(budget, now);
+        }
+    }
+
+    /// What a node says now.
+    pub fn apply_usage(&mut self, usage: NodeUsage) {
+        self.usages.insert(usage.node.clone(), usage);
+    }
+
+    /// A node says nothing any more.
+    pub fn delete_usage(&mut self, node: &str) {
+        self.usages.remove(node);
+        self.counted.remove(node);
+    }
+
+    /// What all nodes say.
+    pub fn reset_usages(&mut self, usages: Vec<NodeUsage>) {
+        self.synced.1 = true;
+        self.usages = usages.into_iter().map(|usage| (usage.node.clone(), usage)).collect();
+        let usages = &self.usages;
+        self.counted.retain(|node, _| usages.contains_key(node));
+    }
+
+    /// Counts what there is now, and says what has to be done.
+    pub fn step(&mut self, around: &Around, now: i64) -> Vec<Action> {
+        if !self.is_synced() {
+            return Vec::new();
+        }
+        self.revision = self.revision.saturating_add(1);
+        let mut actions = Vec::new();
+        let mut held: HashMap<&str, Vec<&HeldClaim>> = HashMap::new();
+        let mut released: HashMap<&str, Vec<&Release>> = HashMap::new();
+        let mut listed: HashMap<&str, HashSet<&str>> = HashMap::new();
+        for usage in self.usages.values() {
+            if around.nodes.contains(&usage.node) {
+                for claim in &usage.spec.held {
+                    held.entry(&claim.namespace).or_default().push(claim);
+                }
+            }
+            for release in &usage.spec.released {
+                let namespace = release.claim.namespace.as_str();
+                listed.entry(namespace).or_default().insert(&release.claim.uid);
+                if release.number > usage.acknowledged() {
+                    released.entry(namespace).or_default().push(release);
+                }
+            }
+        }
+        for entry in self.budgets.values_mut() {
+            let namespace = &*entry.budget.key.namespace;
+            let keep = match &entry.budget.terms {
+                Ok(terms) => terms.window.bounds(now).0,
+                Err(_) => now.saturating_sub(window::LONGEST),
+            };
+            let observed = Observed {
+                claims: around.claims.get(namespace).map(Vec::as_slice).unwrap_or_default(),
+                held: held.get(namespace).map(Vec::as_slice).unwrap_or_default(),
+                released: released.get(namespace).map(Vec::as_slice).unwrap_or_default(),
+                listed: listed.get(namespace),
+            };
+            if entry.account.observe(&observed, keep, now) {
+                entry.changed = self.revision;
+                entry.dirty.get_or_insert(self.revision);
+            }
+            entry.judge(now, &mut actions);
+            entry.store(self.revision, now, &mut actions);
+        }
+        self.acknowledge(around, now, &mut actions);
+        actions
+    }
+
+    fn acknowledge(&mut self, around: &Around, now: i64, actions: &mut Vec<Action>) {
+        for usage in self.usages.values() {
+            let node = &usage.node;
+            let Some(last) = usage.spec.released.last().map(|release| release.number) else {
+                if !around.nodes.contains(node) && usage.spec.held.is_empty() {
+                    self.answering.entry(node.clone()).or_insert_with(|| {
+                        actions.push(Action::Forget { node: node.clone() });
+                        now.saturating_add(RETRY)
+                    });
+                }
+                continue;
+            };
+            let known = self.counted.get(node);
+            if known.is_none_or(|known| known.ledger != usage.spec.ledger || known.number < last) {
+                let counted =
+                    Counted { ledger: usage.spec.ledger.clone(), number: last, revision: self.revision };
+                self.counted.insert(node.clone(), counted);
+            }
+            let Some(counted) =
+                self.counted.get(node).filter(|counted| counted.number > usage.acknowledged())
+            else {
+                continue;
+            };
+            let stored = usage.spec.released.iter().all(|release| {
+                let keys = self.of_namespace.get(release.claim.namespace.as_str());
+                keys.into_iter()
+                    .flatten()
+                    .filter_map(|key| self.budgets.get(key))
+                    .all(|entry| entry.dirty.is_none_or(|dirty| dirty > counted.revision))
+            });
+            if stored && !self.answering.contains_key(node) {
+                self.answering.insert(node.clone(), now.saturating_add(RETRY));
+                actions.push(Action::Acknowledge {
+                    node: node.clone(),
+                    ledger: counted.ledger.clone(),
+                    number: counted.number,
+                });
+            }
+        }
+        self.answering.retain(|_, until| *until > now);
+    }
+
+    /// A status was written, or not. `version` is the object's after it.
+    pub fn stored(&mut self, key: &ObjectKey, uid: &str, revision: u64, version: Option<String>, now: i64) {
+        let Some(entry) = self.budgets.get_mut(key).filter(|entry| *entry.budget.uid == *uid) else { return };
+        entry.writing = None;
+        let Some(version) = version else {
+            entry.retry_at = now.saturating_add(RETRY);
+            return;
+        };
+        if !is_older(&version, &entry.budget.version) {
+            entry.budget.version = version;
+        }
+        // The one before is not of interest any more; one whose answer was lost may be.
+        if entry.ours.len() > 2 {
+            entry.ours.remove(0);
+        }
+        entry.dirty = (entry.changed > revision).then_some(revision.saturating_add(1));
+    }
+
+    /// The strictest used-up budget of a namespace.
+    pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
+        let keys = self.of_namespace.get(namespace)?;
+        let over = keys.iter().filter_map(|key| self.budgets.get(key)).filter_map(|entry| {
+            let terms = entry.budget.terms.as_ref().ok()?;
+            let standing = entry.standing.as_ref().filter(|standing| standing.is_over())?;
+            Some((entry, terms, standing))
+        });
+        let (entry, terms, standing) = over.max_by_key(|(_, terms, _)| terms.enforcement)?;
+        let free = match standing.frees_at {
+            Some(at) => format!("; it frees up at {} at the earliest", window::time(at)),
+            None => "; it does not free up by itself".to_owned(),
+        };
+        Some(Verdict {
+            budget: entry.budget.key.clone(),
+            enforcement: terms.enforcement,
+            lower_class: terms.lower_class.clone(),
+            note: format!(
+                "budget {} is used up: {} of {} GPU-hours ({}){free}",
+                entry.budget.key,
+                amount::hours(standing.used),
+                amount::short(standing.limit),
+                terms.window
+            ),
+        })
+    }
+
+    /// Whether a namespace has a budget.
+    pub fn has_budget(&self, namespace: &str) -> bool {
+        self.of_namespace.contains_key(namespace)
+    }
+
+    /// Nodes that say something.
+    pub fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.usages.keys()
+    }
+
+    /// Every budget with its standing, for metrics.
+    pub fn standings(&self) -> impl Iterator<Item = (&ObjectKey, &Standing)> {
+        self.budgets.iter().filter_map(|(key, entry)| Some((key, entry.standing.as_ref()?)))
+    }
+
+    /// Releases that nodes list and that are not acknowledged, for metrics.
+    pub fn pending_releases(&self) -> usize {
+        let pending = |usage: &NodeUsage| {
+            let acknowledged = usage.acknowledged();
+            usage.spec.released.iter().filter(|release| release.number > acknowledged).count()
+        };
+        self.usages.values().map(pending).sum()
+    }
+}
+
+/// What the watch shows may be from before what a write returned.
+fn is_older(version: &str, than: &str) -> bool {
+    matches!((version.parse::<u64>(), than.parse::<u64>()), (Ok(version), Ok(than)) if version < than)
+}
+
+fn account_of(budget: &Budget, now: i64) -> Account {
+    match &budget.stored {
+        None => Account::new(now),
+        Some(stored) => Account::restore(stored).unwrap_or_else(|| {
+            tracing::error!(budget = %budget.key, "its account cannot be read: it begins anew");
+            Account::new(now)
+        }),
+    }
+}
+
+impl Entry {
+    fn judge(&mut self, now: i64, actions: &mut Vec<Action>) {
+        let Ok(terms) = &self.budget.terms else {
+            self.standing = None;
+            return;
+        };
+        let standing = Standing::of(terms, &self.account, now);
+        let over = standing.is_over();
+        if over != self.over {
+            self.over = over;
+            actions.push(Action::Tell {
+                key: self.budget.key.clone(),
+                uid: self.budget.uid.clone(),
+                over,
+                note: status::sentence(terms, &standing),
+            });
+        }
+        self.standing = Some(standing);
+    }
+
+    fn store(&mut self, revision: u64, now: i64, actions: &mut Vec<Action>) {
+        if self.writing.is_some() || now < self.retry_at {
+            return;
+        }
+        let mut status = status::status(&self.budget, self.standing.as_ref(), now);
+        let state = |status: &Value| {
+            let field = |name: &str| status.get(name).cloned();
+            (field("state"), field("observedGeneration"), field("claims"))
+        };
+        let news = self.dirty.is_some() || state(&status) != state(&self.shown);
+        let due = now.saturating_sub(self.stored_at) >= HEARTBEAT;
+        if !(news || due && (self.account.running().0 > 0 || status != self.shown)) {
+            return;
+        }
+        self.shown = status.clone();
+        let stored = self.account.store();
+        if let Some(fields) = status.as_object_mut() {
+            fields.insert("account".to_owned(), json!(stored));
+        }
+        self.ours.push(stored);
+        self.writing = Some(revision);
+        self.stored_at = now;
+        actions.push(Action::Store {
+            key: self.budget.key.clone(),
+            uid: self.budget.uid.clone(),
+            version: self.budget.version.clone(),
+            status,
+            revision,
+        });
+    }
+}
+
+#[cfg(test)]
+#[path = "book/tests.rs"]
+mod tests;

@@ -1,0 +1,299 @@
+//! What is written in which order, and what comes of it when things go wrong.
+
+use super::*;
+use aliquot_model::usage::{MicroGpus, NodeUsageSpec, NodeUsageStatus};
+use kube::api::DynamicObject;
+use serde_json::json;
+
+/// A book, and the API server that it writes to.
+struct World {
+    book: Book,
+    budget: DynamicObject,
+    usage: NodeUsage,
+    version: u64,
+    claims: Vec<AllocatedClaim>,
+    nodes: HashSet<Arc<str>>,
+    told: Vec<(bool, String)>,
+    /// Writes that fail, by kind.
+    broken: &'static str,
+}
+
+fn object(value: Value) -> DynamicObject {
+    serde_json::from_value(value).unwrap()
+}
+
+impl World {
+    fn new(spec: Value) -> Self {
+        let budget = object(json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
+            "metadata": {"namespace": "team", "name": "gpu", "uid": "b", "resourceVersion": "1", "generation": 1},
+            "spec": spec,
+        }));
+        let spec = NodeUsageSpec { ledger: "l1".to_owned(), ..NodeUsageSpec::default() };
+        let usage = NodeUsage { node: "n1".into(), spec, status: NodeUsageStatus::default() };
+        let mut world = Self {
+            book: Book::default(),
+            budget,
+            usage,
+            version: 1,
+            claims: Vec::new(),
+            nodes: HashSet::from(["n1".into()]),
+            told: Vec::new(),
+            broken: "",
+        };
+        world.restart(0);
+        world
+    }
+
+    /// Another controller, which knows what is stored.
+    fn restart(&mut self, now: i64) {
+        self.book = Book::default();
+        self.book.reset_budgets(vec![Budget::read(&self.budget).unwrap()], now);
+        self.book.reset_usages(vec![self.usage.clone()]);
+    }
+
+    fn around(&self) -> Around {
+        Around { claims: HashMap::from([("team".into(), self.claims.clone())]), nodes: self.nodes.clone() }
+    }
+
+    /// One step; every write is done at once and seen by the watch. The kinds of the writes.
+    fn step(&mut self, now: i64) -> Vec<&'static str> {
+        let mut kinds = Vec::new();
+        for action in self.book.step(&self.around(), now) {
+            match action {
+                Action::Store { key, uid, version, status, revision } => {
+                    kinds.push("store");
+                    let current = self.budget.metadata.resource_version.clone().unwrap();
+                    if self.broken == "store" || version != current {
+                        self.book.stored(&key, &uid, revision, None, now);
+                        continue;
+                    }
+                    self.version += 1;
+                    self.budget.data["status"] = status;
+                    self.budget.metadata.resource_version = Some(self.version.to_string());
+                    self.book.stored(&key, &uid, revision, Some(self.version.to_string()), now);
+                    self.book.apply_budget(Budget::read(&self.budget).unwrap(), now);
+                }
+                Action::Acknowledge { ledger, number, .. } => {
+                    kinds.push("acknowledge");
+                    if self.broken != "acknowledge" {
+                        self.usage.status = NodeUsageStatus { ledger, acknowledged: number };
+                        self.book.apply_usage(self.usage.clone());
+                    }
+                }
+                Action::Forget { .. } => kinds.push("forget"),
+                Action::Tell { over, note, .. } => self.told.push((over, note)),
+            }
+        }
+        kinds
+    }
+
+    fn claim(&mut self, uid: &str, since: i64) {
+        let part = Some(MicroGpus::WHOLE);
+        self.claims.push(AllocatedClaim { uid: uid.into(), name: uid.into(), since: Some(since), part });
+    }
+
+    fn release(&mut self, number: u64, uid: &str, since: i64, until: i64) {
+        let claim = HeldClaim {
+            namespace: "team".to_owned(),
+            name: uid.to_owned(),
+            uid: uid.to_owned(),
+            micro_gpus: MicroGpus::WHOLE,
+            since,
+        };
+        self.usage.spec.released.push(Release { number, claim, until });
+        self.book.apply_usage(self.usage.clone());
+    }
+
+    fn status(&self, field: &str) -> String {
+        self.budget.data["status"][field].as_str().unwrap_or_default().to_owned()
+    }
+}
+
+fn terms(hours: &str) -> Value {
+    json!({"gpuHours": hours, "window": {"rolling": "24h"}, "enforcement": "Refuse"})
+}
+
+#[test]
+fn a_release_is_acknowledged_only_after_its_account_is_stored() {
+    let mut world = World::new(terms("10"));
+    assert_eq!(world.step(10), ["store"], "once, so that it says something");
+    world.release(1, "a", 0, 3600);
+    world.broken = "store";
+    for now in 4000..4010 {
+        assert!(!world.step(now).contains(&"acknowledge"));
+    }
+    world.broken = "";
+    let mut writes = Vec::new();
+    for now in 4010..4020 {
+        writes.extend(world.step(now));
+    }
+    assert_eq!(writes, ["store", "acknowledge"]);
+    assert_eq!(world.status("used"), "1.000");
+}
+
+#[test]
+fn a_controller_that_dies_before_it_acknowledges_does_not_count_twice() {
+    let mut world = World::new(terms("10"));
+    world.release(1, "a", 0, 3600);
+    world.broken = "acknowledge";
+    for now in 4000..4020 {
+        world.step(now);
+        world.restart(now);
+    }
+    world.broken = "";
+    for now in 4020..4060 {
+        world.step(now);
+    }
+    assert_eq!(world.status("used"), "1.000");
+    assert_eq!(world.usage.status.acknowledged, 1);
+    // The node forgets it, and the account keeps it.
+    world.usage.spec.released.clear();
+    world.restart(4060);
+    for now in 4060..4100 {
+        world.step(now);
+    }
+    assert_eq!(world.status("used"), "1.000");
+    assert_eq!(world.book.pending_releases(), 0);
+}
+
+#[test]
+fn a_node_that_lost_its_ledger_begins_a_new_count() {
+    let mut world = World::new(terms("10"));
+    world.release(1, "a", 0, 3600);
+    for now in 4000..4010 {
+        world.step(now);
+    }
+    assert_eq!(world.usage.status.acknowledged, 1);
+    world.usage.spec = NodeUsageSpec { ledger: "l2".to_owned(), ..NodeUsageSpec::default() };
+    world.release(1, "b", 4000, 7600);
+    for now in 8000..8040 {
+        world.step(now);
+    }
+    assert_eq!((world.usage.status.ledger.as_str(), world.usage.status.acknowledged), ("l2", 1));
+    assert_eq!(world.status("used"), "2.000");
+}
+
+#[test]
+fn used_grows_while_a_claim_runs_and_stops_when_it_ends() {
+    let mut world = World::new(terms("10"));
+    world.claim("a", 0);
+    let mut stores = 0;
+    for now in 1..=3600 {
+        stores += world.step(now).iter().filter(|kind| **kind == "store").count();
+    }
+    assert!(
+        (3600 / HEARTBEAT - 5..=3600 / HEARTBEAT + 5).contains(&i64::try_from(stores).unwrap()),
+        "{stores}"
+    );
+    assert!(
+        ["0.999", "1.000", "0.997", "0.996", "0.998"].contains(&world.status("used").as_str()),
+        "{}",
+        world.status("used")
+    );
+    world.claims.clear();
+    let mut stores = 0;
+    for now in 3601..=7200 {
+        stores += world.step(now).len();
+    }
+    assert!(stores <= 3, "nothing changes, nothing is written: {stores}");
+    assert_eq!(world.status("used"), "1.000");
+}
+
+#[test]
+fn a_used_up_budget_is_told_once_also_by_the_next_controller_and_again_when_it_is_back() {
+    let mut world =
+        World::new(json!({"gpuHours": "1", "window": {"rolling": "2h"}, "enforcement": "Refuse"}));
+    world.claim("a", 0);
+    for now in 1..=3700 {
+        world.step(now);
+    }
+    assert_eq!(world.told.len(), 1);
+    assert!(world.told[0].0 && world.told[0].1.contains("new pods wait"), "{:?}", world.told);
+    let verdict = world.book.verdict("team").unwrap();
+    assert!(verdict.note.contains("team/gpu") && verdict.note.contains("of 1 GPU-hours"), "{}", verdict.note);
+    assert!(world.book.verdict("other").is_none(), "a namespace without a budget is not limited");
+    world.restart(3700);
+    world.step(3701);
+    assert_eq!(world.told.len(), 1);
+    world.claims.clear();
+    for now in 3702..=11_000 {
+        world.step(now);
+    }
+    assert_eq!(world.told.iter().map(|told| told.0).collect::<Vec<_>>(), [true, false]);
+    assert!(world.book.verdict("team").is_none());
+    assert_eq!(world.status("state"), "Within");
+}
+
+#[test]
+fn a_stored_account_that_somebody_else_wrote_is_taken_over() {
+    let mut world = World::new(terms("10"));
+    for now in 1..30 {
+        world.step(now);
+    }
+    // Another controller led for a while.
+    let mut other = Account::new(0);
+    let claims =
+        [AllocatedClaim { uid: "x".into(), name: "x".into(), since: Some(0), part: Some(MicroGpus::WHOLE) }];
+    other.observe(&Observed { claims: &claims, ..Observed::default() }, -100_000, 7200);
+    other.observe(&Observed::default(), -100_000, 7200);
+    world.budget.data["status"]["account"] = json!(other.store());
+    world.version += 1;
+    world.budget.metadata.resource_version = Some(world.version.to_string());
+    world.book.apply_budget(Budget::read(&world.budget).unwrap(), 7200);
+    for now in 7200..7240 {
+        world.step(now);
+    }
+    assert_eq!(world.status("used"), "2.000");
+}
+
+#[test]
+fn a_lost_conflict_is_tried_again_with_what_is_there() {
+    let mut world = World::new(terms("10"));
+    world.step(1);
+    // Somebody changes the spec; the watch has not shown it yet.
+    world.version += 1;
+    world.budget.metadata.resource_version = Some(world.version.to_string());
+    world.claim("a", 0);
+    assert_eq!(world.step(20), ["store"]);
+    world.book.apply_budget(Budget::read(&world.budget).unwrap(), 20);
+    for now in 21..30 {
+        world.step(now);
+    }
+    assert_eq!(world.budget.data["status"]["claims"], 1);
+}
+
+#[test]
+fn a_budget_that_cannot_be_understood_says_so_and_limits_nothing() {
+    let mut world =
+        World::new(json!({"gpuHours": "many", "window": {"rolling": "24h"}, "enforcement": "Refuse"}));
+    world.step(1);
+    assert_eq!(world.status("state"), "Invalid");
+    assert!(world.budget.data["status"]["conditions"][0]["message"].as_str().unwrap().contains("gpuHours"));
+    assert!(world.book.verdict("team").is_none());
+}
+
+#[test]
+fn what_a_node_said_is_dropped_when_the_node_is_gone_and_everything_is_counted() {
+    let mut world = World::new(terms("10"));
+    world.release(1, "a", 0, 3600);
+    world.nodes.clear();
+    let mut writes = Vec::new();
+    for now in 4000..4010 {
+        writes.extend(world.step(now));
+    }
+    assert!(!writes.contains(&"forget"), "{writes:?}");
+    world.usage.spec.released.clear();
+    world.book.apply_usage(world.usage.clone());
+    assert!(world.step(4010).contains(&"forget"));
+}
+
+#[test]
+fn releases_of_namespaces_without_a_budget_are_acknowledged_at_once() {
+    let mut world = World::new(terms("10"));
+    world.step(1);
+    world.release(1, "a", 0, 10);
+    world.usage.spec.released[0].claim.namespace = "other".to_owned();
+    world.book.apply_usage(world.usage.clone());
+    assert_eq!(world.step(20), ["acknowledge"]);
+}

@@ -1,0 +1,225 @@
+//! `GpuBudget` as it is in the API: read leniently, so that one object that cannot be understood is told
+//! so in its status and disturbs no other.
+
+use super::account::Stored;
+use super::profile::Spent;
+use super::window::Window;
+use super::{amount, window};
+use crate::index::{ObjectKey, Uid};
+use aliquot_model::usage::{self, NodeUsageSpec, NodeUsageStatus};
+use kube::api::{ApiResource, DynamicObject};
+use kube::core::GroupVersionKind;
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::Arc;
+
+/// API group of our kinds.
+pub const GROUP: &str = "aliquot.dev";
+/// Version.
+pub const VERSION: &str = "v1alpha1";
+/// Kind of a budget.
+pub const BUDGET: &str = "GpuBudget";
+/// Its plural.
+pub const BUDGETS: &str = "gpubudgets";
+
+/// How to reach budgets.
+pub fn budgets() -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, BUDGET), BUDGETS)
+}
+
+/// How to reach what nodes say.
+pub fn node_usages() -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, usage::KIND), usage::PLURAL)
+}
+
+/// What happens when a budget is used up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub enum Enforcement {
+    /// Events say so.
+    Warn,
+    /// New pods get the budget's priority class; running ones are the first victims.
+    LowerPriority,
+    /// New pods wait.
+    Refuse,
+}
+
+impl Enforcement {
+    /// As in the API.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Warn => "Warn",
+            Self::LowerPriority => "LowerPriority",
+            Self::Refuse => "Refuse",
+        }
+    }
+}
+
+/// What a budget asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Terms {
+    /// How much may be spent in a window.
+    pub limit: Spent,
+    /// The window.
+    pub window: Window,
+    /// What happens beyond that.
+    pub enforcement: Enforcement,
+    /// For [`Enforcement::LowerPriority`].
+    pub lower_class: Option<Arc<str>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct RawSpec {
+    gpu_hours: Value,
+    window: RawWindow,
+    #[serde(default)]
+    enforcement: Option<Enforcement>,
+    #[serde(default)]
+    lower_priority_class_name: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RawWindow {
+    #[serde(default)]
+    rolling: Option<String>,
+    #[serde(default)]
+    calendar: Option<String>,
+}
+
+impl Terms {
+    /// Reads `spec`.
+    ///
+    /// # Errors
+    /// A sentence that names the field. The schema refuses most of it before.
+    pub fn read(spec: &Value) -> Result<Self, String> {
+        let raw: RawSpec = serde_json::from_value(spec.clone()).map_err(|error| format!("spec: {error}"))?;
+        let hours = match &raw.gpu_hours {
+            Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let window = match (&raw.window.rolling, &raw.window.calendar) {
+            (Some(text), None) => Window::rolling(text)?,
+            (None, Some(text)) => Window::calendar(text)?,
+            _ => return Err("spec.window must have either rolling or calendar".to_owned()),
+        };
+        let enforcement = raw.enforcement.unwrap_or(Enforcement::Warn);
+        let lower_class = raw.lower_priority_class_name.filter(|name| !name.is_empty());
+        if enforcement == Enforcement::LowerPriority && lower_class.is_none() {
+            return Err(
+                "spec.lowerPriorityClassName must be set with spec.enforcement LowerPriority".to_owned()
+            );
+        }
+        Ok(Self {
+            limit: amount::read(&hours)?,
+            window,
+            enforcement,
+            lower_class: lower_class.map(Into::into),
+        })
+    }
+}
+
+/// A budget.
+#[derive(Debug, Clone)]
+pub struct Budget {
+    /// Where it is.
+    pub key: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// `resourceVersion`
+    pub version: String,
+    /// `generation`
+    pub generation: i64,
+    /// When it was made, in seconds.
+    pub created: i64,
+    /// What it asks for, or what is wrong with it.
+    pub terms: Result<Terms, String>,
+    /// `status.account`
+    pub stored: Option<Stored>,
+    /// `status`
+    pub status: Value,
+}
+
+impl Budget {
+    /// Reads an object; `None` if it has no name.
+    pub fn read(object: &DynamicObject) -> Option<Self> {
+        let meta = &object.metadata;
+        let status = object.data.get("status").cloned().unwrap_or_default();
+        Some(Self {
+            key: ObjectKey::new(meta.namespace.as_deref()?, meta.name.as_deref()?),
+            uid: meta.uid.as_deref()?.into(),
+            version: meta.resource_version.clone().unwrap_or_default(),
+            generation: meta.generation.unwrap_or_default(),
+            created: meta.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
+            terms: Terms::read(object.data.get("spec").unwrap_or(&Value::Null)),
+            stored: status
+                .get("account")
+                .filter(|account| !account.is_null())
+                .and_then(|account| serde_json::from_value(account.clone()).ok()),
+            status,
+        })
+    }
+
+    /// Whether the status says that it is used up.
+    pub fn is_over(&self) -> bool {
+        self.status.get("state").and_then(Value::as_str) == Some("Over")
+    }
+
+    /// A time in the status.
+    pub fn status_time(&self, field: &str) -> Option<i64> {
+        window::second(self.status.get(field)?.as_str()?)
+    }
+}
+
+/// What a node says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeUsage {
+    /// The node.
+    pub node: Arc<str>,
+    /// What its agent says.
+    pub spec: NodeUsageSpec,
+    /// What was answered.
+    pub status: NodeUsageStatus,
+}
+
+impl NodeUsage {
+    /// Reads an object; `None` if it is not one.
+    pub fn read(object: &DynamicObject) -> Option<Self> {
+        let part = |name: &str| object.data.get(name).cloned();
+        Some(Self {
+            node: object.metadata.name.as_deref()?.into(),
+            spec: serde_json::from_value(part("spec")?).ok()?,
+            status: part("status").and_then(|status| serde_json::from_value(status).ok()).unwrap_or_default(),
+        })
+    }
+
+    /// Releases up to this number are counted for good.
+    pub fn acknowledged(&self) -> u64 {
+        self.status.acknowledged_of(&self.spec.ledger)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    #[rstest]
+    #[case::rolling(json!({"gpuHours": "100", "window": {"rolling": "24h"}}), "")]
+    #[case::number(json!({"gpuHours": 100, "window": {"calendar": "Month"}, "enforcement": "Refuse"}), "")]
+    #[case::no_hours(json!({"window": {"rolling": "24h"}}), "gpuHours")]
+    #[case::negative(json!({"gpuHours": -1, "window": {"rolling": "24h"}}), "gpuHours")]
+    #[case::no_window(json!({"gpuHours": 1, "window": {}}), "spec.window")]
+    #[case::two_windows(json!({"gpuHours": 1, "window": {"rolling": "1h", "calendar": "Day"}}), "spec.window")]
+    #[case::bad_window(json!({"gpuHours": 1, "window": {"rolling": "1y"}}), "spec.window.rolling")]
+    #[case::year(json!({"gpuHours": 1, "window": {"calendar": "Year"}}), "spec.window.calendar")]
+    #[case::no_class(json!({"gpuHours": 1, "window": {"calendar": "Day"}, "enforcement": "LowerPriority"}),
+        "spec.lowerPriorityClassName")]
+    #[case::enforcement(json!({"gpuHours": 1, "window": {"calendar": "Day"}, "enforcement": "Ask"}), "Ask")]
+    fn what_is_wrong_names_the_field(#[case] spec: Value, #[case] field: &str) {
+        match Terms::read(&spec) {
+            Ok(_) => assert_eq!(field, ""),
+            Err(error) => assert!(!field.is_empty() && error.contains(field), "{error}"),
+        }
+    }
+}

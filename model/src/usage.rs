@@ -1,0 +1,176 @@
+//! What claims are charged for, and how a node says which claims hold its GPUs and since when they no
+//! longer do: the kind `NodeUsage` of our API group, one cluster-wide object a node.
+//!
+//! The agent writes `spec` and nobody else may (policy `aliquot-node-usage`); the controller writes
+//! `status`. A release is numbered by the node and listed until the controller has acknowledged its
+//! number, so it is neither lost nor counted twice, whoever is killed when.
+
+use crate::{DeviceKind, GpuInfo, MigProfile};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Kind of the object.
+pub const KIND: &str = "NodeUsage";
+/// Its plural.
+pub const PLURAL: &str = "nodeusages";
+
+/// A part of a GPU, or several GPUs, in millionths of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MicroGpus(pub u64);
+
+impl MicroGpus {
+    /// A whole GPU.
+    pub const WHOLE: Self = Self(1_000_000);
+
+    /// The larger of two fractions of a GPU, each a part and its whole; rounded up, never more than the
+    /// whole. A whole of 0 is not known and counts for nothing.
+    pub fn larger(memory: (u64, u64), compute: (u64, u64)) -> Self {
+        let of = |(part, whole): (u64, u64)| {
+            let scaled = u128::from(part).saturating_mul(u128::from(Self::WHOLE.0));
+            if whole == 0 { 0 } else { scaled.div_ceil(u128::from(whole)) }
+        };
+        let larger = of(memory).max(of(compute)).min(u128::from(Self::WHOLE.0));
+        Self(u64::try_from(larger).unwrap_or(Self::WHOLE.0))
+    }
+
+    /// What a partition of a GPU is charged for.
+    pub fn of_partition(profile: &MigProfile, gpu: &GpuInfo) -> Self {
+        Self::larger(
+            (profile.memory_bytes, gpu.memory_bytes),
+            (profile.multiprocessors.into(), gpu.multiprocessors.into()),
+        )
+    }
+
+    /// What a shareable device is charged for, by the bytes and the percent of compute that were consumed.
+    pub fn of_share(memory_bytes: u64, cores_percent: u64, gpu: &GpuInfo) -> Self {
+        // As published: rounded down to MiB.
+        let whole = gpu.memory_bytes >> 20 << 20;
+        Self::larger((memory_bytes, whole), (cores_percent, 100))
+    }
+
+    /// What a device of this kind is charged for if neither partition nor share.
+    pub const fn of_kind(kind: DeviceKind) -> Self {
+        match kind {
+            DeviceKind::Admin => Self(0),
+            _ => Self::WHOLE,
+        }
+    }
+
+    /// Both.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
+impl fmt::Display for MicroGpus {
+    /// GPUs with as many decimals as are needed, at most six.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (whole, rest) = (self.0 / 1_000_000, self.0 % 1_000_000);
+        if rest == 0 {
+            return write!(f, "{whole}");
+        }
+        let decimals = format!("{rest:06}");
+        write!(f, "{whole}.{}", decimals.trim_end_matches('0'))
+    }
+}
+
+/// A claim that holds, or held, devices of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldClaim {
+    /// Namespace.
+    pub namespace: String,
+    /// Name.
+    pub name: String,
+    /// Identity.
+    pub uid: String,
+    /// Its part of GPUs.
+    pub micro_gpus: MicroGpus,
+    /// When it was allocated, in seconds since the epoch; when it was prepared, if nobody said.
+    pub since: i64,
+}
+
+/// A claim whose devices are free again.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Release {
+    /// Which of the node's releases it is, from 1 without gaps.
+    pub number: u64,
+    /// The claim.
+    #[serde(flatten)]
+    pub claim: HeldClaim,
+    /// When the kubelet gave the devices back, in seconds since the epoch.
+    pub until: i64,
+}
+
+/// What the agent says.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeUsageSpec {
+    /// Which ledger the numbers belong to: a node that lost its ledger begins another.
+    pub ledger: String,
+    /// What is held now, ascending by UID.
+    #[serde(default)]
+    pub held: Vec<HeldClaim>,
+    /// What was released and is not acknowledged, ascending by number.
+    #[serde(default)]
+    pub released: Vec<Release>,
+}
+
+/// What the controller answers.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeUsageStatus {
+    /// The ledger whose releases are acknowledged.
+    #[serde(default)]
+    pub ledger: String,
+    /// Releases up to this number are counted for good.
+    #[serde(default)]
+    pub acknowledged: u64,
+}
+
+impl NodeUsageStatus {
+    /// The number up to which releases of a ledger are acknowledged.
+    pub fn acknowledged_of(&self, ledger: &str) -> u64 {
+        if self.ledger == ledger { self.acknowledged } else { 0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn a_part_is_charged_by_its_larger_fraction() {
+        assert_eq!(MicroGpus::larger((20 * GIB, 80 * GIB), (16, 132)), MicroGpus(250_000));
+        assert_eq!(MicroGpus::larger((10 * GIB, 80 * GIB), (66, 132)), MicroGpus(500_000));
+        assert_eq!(MicroGpus::larger((GIB, 3 * GIB), (0, 100)), MicroGpus(333_334));
+        assert_eq!(MicroGpus::larger((5, 0), (25, 100)), MicroGpus(250_000));
+    }
+
+    #[test]
+    fn gpus_are_printed_as_people_write_them() {
+        for (micro, text) in
+            [(0, "0"), (1_000_000, "1"), (2_500_000, "2.5"), (333_334, "0.333334"), (10, "0.00001")]
+        {
+            assert_eq!(MicroGpus(micro).to_string(), text);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_part_is_more_than_its_gpu_or_less_than_either_fraction(
+            memory in 0u64..=80 * GIB, compute in 0u64..=132,
+        ) {
+            let charged = MicroGpus::larger((memory, 80 * GIB), (compute, 132));
+            prop_assert!(charged <= MicroGpus::WHOLE);
+            prop_assert!(u128::from(charged.0) * u128::from(80 * GIB) >= u128::from(memory) * 1_000_000);
+            prop_assert!(charged.0 * 132 >= compute * 1_000_000);
+        }
+    }
+}
