@@ -126,6 +126,10 @@ pub struct Args {
     #[arg(long, default_value = "5m", value_parser = parse_duration)]
     pub orphan_grace: Duration,
 
+    /// Say which claims hold GPUs and when they were released, in the node's NodeUsage, for budgets.
+    #[arg(long, env = "REPORT_USAGE", default_value_t = false, action = clap::ArgAction::Set)]
+    pub report_usage: bool,
+
     /// Destroy GPU instances that nobody knows: not in our ledger, not named by an allocated claim,
     /// and without a process. With `false` they are only reported and kept out of allocation.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]

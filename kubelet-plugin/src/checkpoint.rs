@@ -126,6 +126,8 @@ mod tests {
                 since: 7,
                 devices: Vec::new(),
                 indexed_env: false,
+                charge: None,
+                ended: None,
                 confirmed: false,
                 steps: vec![Step::SwitchMig { gpu: gpu(), on: true }, Step::WriteSpec],
                 extra: Default::default(),

@@ -111,6 +111,8 @@ pub struct Request {
     pub devices: Vec<Allocated>,
     /// When it was allocated, if the allocator said so.
     pub allocated_at: Option<Timestamp>,
+    /// Since when it is charged, in seconds: its allocation, as far as anything says so.
+    pub charged_since: Option<i64>,
 }
 
 /// Why a claim cannot be prepared as it is.
@@ -237,7 +239,23 @@ pub fn decode(
         claim: claim.clone(),
         devices,
         allocated_at: allocation.allocation_timestamp.as_ref().map(|time| time.0),
+        charged_since: charged_since(object),
     })
+}
+
+/// When the claim was allocated, in seconds: `allocationTimestamp`, or what our controller wrote into its
+/// annotation, as servers of 1.34 drop the former. Anybody who may change the claim may change the
+/// annotation, so it decides nothing but what that very claim is charged for, and only where the
+/// controller did not see the allocation.
+fn charged_since(object: &ResourceClaim) -> Option<i64> {
+    let allocation = object.status.as_ref()?.allocation.as_ref()?;
+    let stamped = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
+    let written = || {
+        let annotation = object.metadata.annotations.as_ref()?.get(aliquot_model::names::ALLOCATION)?;
+        annotation.split_once('.')?.0.parse::<i64>().ok().filter(|seconds| *seconds > 0)
+    };
+    let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+    stamped.or_else(written).map(|since| since.max(created))
 }
 
 /// Whether the allocation in the API still holds exactly the devices of `results` for us. `results` are

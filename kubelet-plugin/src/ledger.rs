@@ -5,6 +5,7 @@
 
 use crate::claim::{ClaimRef, Consumed, ResultKey};
 use crate::plan::Step;
+use crate::releases::{Charge, Releases};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid, LiveMig, MigUuid, Placement, ProfileName};
@@ -190,6 +191,12 @@ pub struct Record {
     /// Whether HAMi's indexed variables are written (the claim is its containers' only one).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub indexed_env: bool,
+    /// What it is charged for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub charge: Option<Charge>,
+    /// When the kubelet asked first to give it back, in seconds since the epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<i64>,
     /// Whether the kubelet was ever told that it is prepared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
@@ -228,6 +235,9 @@ pub struct Ledger {
     /// By minor number.
     #[serde(default)]
     pub bindings: BTreeMap<u32, Binding>,
+    /// What was released and is not acknowledged.
+    #[serde(default, skip_serializing_if = "Releases::is_unused")]
+    pub releases: Releases,
     /// What a newer release wrote beside it.
     #[serde(flatten)]
     pub extra: BTreeMap<String, Value>,

@@ -33,6 +33,8 @@ pub mod prepare;
 pub mod publish;
 pub mod reasons;
 pub mod registration;
+pub mod releases;
+pub mod report;
 pub mod resourceslice;
 pub mod run;
 pub mod share;

@@ -110,6 +110,8 @@ pub struct Metrics {
     pub share_used: Family<ShareLabels, Gauge>,
     /// Allocations that the limiter refused.
     pub share_refused: Family<ShareLabels, Gauge>,
+    /// Releases that the controller has not acknowledged.
+    pub pending_releases: Gauge,
 }
 
 impl Default for Metrics {
@@ -138,6 +140,7 @@ impl Default for Metrics {
             share_quota: Family::default(),
             share_used: Family::default(),
             share_refused: Family::default(),
+            pending_releases: Gauge::default(),
         };
         let m = &metrics;
         registry.register("claim_operations", "Claims by operation and outcome", m.claims.clone());
@@ -182,6 +185,11 @@ impl Default for Metrics {
             "share_refused_allocations",
             "Allocations that the limiter refused a share",
             m.share_refused.clone(),
+        );
+        registry.register(
+            "pending_releases",
+            "Released claims that the controller has not counted",
+            m.pending_releases.clone(),
         );
         metrics.registry = Arc::new(registry);
         metrics

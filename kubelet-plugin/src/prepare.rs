@@ -26,9 +26,11 @@ use crate::execute::{Machine, StepError};
 use crate::ledger::{Ledger, Record, State};
 use crate::partitioning::{self, Partitioning};
 use crate::plan::{self, Plan, PlanError, Snapshot, Step};
+use crate::releases::{self, Charge};
 use crate::share;
 use crate::store::{Locked, Store, StoreError};
 use aliquot_model::LiveMig;
+use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
 use aliquot_nvml::{GpuError, Inventory};
 use jiff::Timestamp;
 use std::collections::BTreeSet;
@@ -76,6 +78,8 @@ pub struct Node {
     pub slots: u32,
     /// How long to wait for the lock.
     pub lock_timeout: Duration,
+    /// Whether releases are recorded for the controller.
+    pub report_usage: bool,
     /// Who makes partitions; set by the publisher.
     pub partitioning: partitioning::Shared,
 }
@@ -129,6 +133,10 @@ impl Node {
         let inventory = self.machine.gpus.inventory()?;
         bind(&mut ledger, &inventory, now);
         let plan = self.decide(&inventory, &ledger, request, prior.as_ref())?;
+        let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
+            let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
+            self.report_usage.then(|| Charge::of(&plan.devices, &inventory, since))
+        });
         let record = Record {
             claim: request.claim.clone(),
             state: State::Started,
@@ -136,6 +144,8 @@ impl Node {
             since: now.as_second(),
             devices: plan.devices,
             indexed_env,
+            charge,
+            ended: None,
             confirmed: prior.is_some(),
             steps: plan.steps,
             extra: prior.map(|record| record.extra).unwrap_or_default(),
@@ -157,6 +167,21 @@ impl Node {
             }
             _ => Ok(None),
         }
+    }
+
+    /// What the controller is to know of this node, after forgetting what it acknowledged.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn usage(&self, acknowledged: &NodeUsageStatus) -> Result<NodeUsageSpec, StoreError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if ledger.releases.prepare(acknowledged) {
+            self.machine.probe.at("before forgetting");
+            locked.save(&ledger)?;
+            self.machine.probe.at("after forgetting");
+        }
+        Ok(releases::spec(&ledger))
     }
 
     /// A claim's record.
@@ -348,10 +373,20 @@ impl Node {
     /// # Errors
     /// [`UnprepareError`]; the claim keeps its place in the ledger and can be unprepared again.
     pub fn unprepare(&self, uid: &str) -> Result<bool, UnprepareError> {
+        self.unprepare_at(uid, Timestamp::now())
+    }
+
+    /// The same with a clock.
+    ///
+    /// # Errors
+    /// [`UnprepareError`].
+    pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         let Some(mut record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        // What keeps it from being released now is not the claim's fault: the first time counts.
+        record.ended.get_or_insert(now.as_second());
         self.release(&mut locked, &mut ledger, &mut record, &boot_id)?;
         Ok(true)
     }
@@ -372,6 +407,7 @@ impl Node {
         self.undo_all(record, ledger, boot_id)
             .map_err(|(undo, source)| UnprepareError::Undo { undo, source })?;
         ledger.claims.remove(&uid);
+        ledger.releases.count(record);
         self.machine.probe.at("before completion");
         locked.save(ledger)?;
         self.machine.probe.at("after completion");
@@ -525,6 +561,7 @@ fn forget_attempt(ledger: &mut Ledger, mut record: Record) {
         ledger.claims.insert(uid, record);
     } else {
         ledger.claims.remove(&uid);
+        ledger.releases.count(&record);
     }
 }
 

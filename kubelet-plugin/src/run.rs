@@ -19,6 +19,7 @@ use crate::mode::Waits;
 use crate::prepare::{Node, Overview, Recovery};
 use crate::publish::{Publisher, Settings};
 use crate::registration::{Registered, Registrar};
+use crate::report::Reporter;
 use crate::socket::{self, Socket};
 use crate::status::StatusWriter;
 use crate::store::Store;
@@ -232,6 +233,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
         },
         slots: args.slots,
         lock_timeout: args.lock_timeout,
+        report_usage: args.report_usage,
         partitioning: partitioning::Shared::default(),
     }
 }
@@ -356,6 +358,17 @@ impl Parts {
         };
         if !args.farewell {
             tasks.spawn(collector.run(loops.clone()));
+        }
+        let reporter = Reporter {
+            node: Arc::clone(&self.node),
+            client: self.client.clone(),
+            node_name: args.node_name.clone(),
+            metrics: self.metrics.clone(),
+            overview: overview_rx.clone(),
+            interval: args.claim_check_interval,
+        };
+        if args.report_usage && !args.farewell {
+            tasks.spawn(reporter.run(loops.clone()));
         }
         let publisher = Publisher::new(
             self.settings(),

@@ -90,5 +90,6 @@ pub(crate) fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         claim: claim(uid),
         devices: devices.iter().map(|(request, device)| allocated(request, device)).collect(),
         allocated_at: None,
+        charged_since: None,
     }
 }

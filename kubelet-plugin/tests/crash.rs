@@ -14,9 +14,11 @@ use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::ledger::State;
 use aliquot_kubelet_plugin::prepare::{Node, Prepared};
+use aliquot_model::usage::NodeUsageStatus;
 use aliquot_nvml::NvmlCode;
 use aliquot_nvml::fake::{FUNCTIONS, FakeGpus, FaultKind, Killed, a100_40, h100_80};
 use common::{World, now, request};
+use jiff::Timestamp;
 use rstest::rstest;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -135,6 +137,100 @@ fn a_kill_at_any_point_of_unprepare_converges() {
         world.assert_clean();
     }
     assert_eq!(points, 14);
+}
+
+/// What the controller would be told.
+fn released(world: &World) -> Vec<(u64, String, i64)> {
+    let spec = world.node().usage(&NodeUsageStatus::default()).unwrap();
+    assert!(spec.held.is_empty(), "{spec:?}");
+    spec.released.into_iter().map(|r| (r.number, r.claim.uid, r.until)).collect()
+}
+
+#[test]
+fn a_kill_at_any_point_of_unprepare_records_the_release_once_with_its_first_time() {
+    let later = |seconds: i64| Timestamp::from_second(now().as_second() + seconds).unwrap();
+    let mut with_first_time = 0;
+    for at in 1.. {
+        let world = world();
+        world.node().prepare(&wanted(), false, now()).unwrap();
+        let (probe, _) = killer(at);
+        let node = world.node_with(probe);
+        let done = until_killed(|| node.unprepare_at("c-1", later(10))).is_some();
+        // A restart long after, and a kubelet that asks again later still.
+        let node = world.node();
+        node.recover(later(5000)).unwrap();
+        node.unprepare_at("c-1", later(6000)).unwrap();
+        let found = released(&world);
+        let until = found.first().map(|(_, _, until)| *until);
+        assert_eq!(found.len(), 1, "killed at {at}: {found:?}");
+        assert_eq!((found[0].0, found[0].1.as_str()), (1, "c-1"), "killed at {at}");
+        // Before the first write-ahead nothing is known of the first time.
+        let first = until == Some(later(10).as_second());
+        assert!(first || (at == 1 && until == Some(later(6000).as_second())), "killed at {at}: {found:?}");
+        with_first_time += u32::from(first);
+        if done {
+            break;
+        }
+    }
+    assert!(with_first_time > 5, "{with_first_time}");
+}
+
+#[test]
+fn a_kill_at_any_point_of_prepare_records_no_release_until_the_claim_is_given_back() {
+    for at in 1.. {
+        let world = world();
+        let (probe, _) = killer(at);
+        let node = world.node_with(probe);
+        let done = until_killed(|| node.prepare(&wanted(), false, now())).is_some();
+        let node = world.node();
+        node.recover(now()).unwrap();
+        node.prepare(&wanted(), false, now()).unwrap();
+        let spec = node.usage(&NodeUsageStatus::default()).unwrap();
+        assert!(spec.released.is_empty(), "killed at {at}: {spec:?}");
+        assert_eq!(spec.held.iter().map(|held| held.uid.as_str()).collect::<Vec<_>>(), ["c-1"]);
+        node.unprepare("c-1").unwrap();
+        assert_eq!(released(&world).len(), 1, "killed at {at}");
+        if done {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_kill_while_forgetting_what_was_acknowledged_neither_loses_nor_renumbers_anything() {
+    for at in 1.. {
+        let world = world();
+        let node = world.node();
+        for uid in ["c-1", "c-2", "c-3"] {
+            node.prepare(&request(uid, &[("a", "gpu-2")]), false, now()).unwrap();
+            node.unprepare(uid).unwrap();
+        }
+        let ledger = node.usage(&NodeUsageStatus::default()).unwrap().ledger;
+        let answer = NodeUsageStatus { ledger, acknowledged: 2 };
+        let (probe, _) = killer(at);
+        let node = world.node_with(probe);
+        let done = until_killed(|| node.usage(&answer)).is_some();
+        let spec = world.node().usage(&answer).unwrap();
+        assert_eq!(spec.released.iter().map(|r| r.number).collect::<Vec<_>>(), [3], "killed at {at}");
+        assert_eq!(spec.ledger, answer.ledger);
+        if done {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_reboot_does_not_change_since_when_a_claim_is_charged() {
+    let world = world();
+    let wanted = Request { charged_since: Some(now().as_second() - 500), ..wanted() };
+    world.node().prepare(&wanted, false, now()).unwrap();
+    world.reboot("boot-2");
+    let node = world.node();
+    node.recover(now()).unwrap();
+    let later = Timestamp::from_second(now().as_second() + 900).unwrap();
+    node.prepare(&Request { charged_since: None, ..wanted }, false, later).unwrap();
+    let spec = node.usage(&NodeUsageStatus::default()).unwrap();
+    assert_eq!(spec.held[0].since, now().as_second() - 500);
 }
 
 #[test]

@@ -8,6 +8,9 @@ pub const API_VERSION: &str = "aliquot.dev/v1alpha1";
 pub const NVIDIA_API_VERSION: &str = "resource.nvidia.com/v1beta1";
 /// Scheduling gate that the webhook sets and the controller lifts (Pod `spec.schedulingGates`).
 pub const SCHEDULING_GATE: &str = "aliquot.dev/allocation";
+/// Annotation by which the controller knows an allocation of its own again; begins with its time in
+/// seconds and a dot.
+pub const ALLOCATION: &str = "aliquot.dev/allocation";
 /// Kubernetes' finalizer on an allocated claim.
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Kubernetes' annotation on a claim made from a template: the name in `pod.spec.resourceClaims`.

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 /// Annotation by which an allocation of ours is known again: written before the allocation, it
 /// names exactly the devices that follow, so an allocation by anybody else does not match it.
-pub const FINGERPRINT: &str = "aliquot.dev/allocation";
+pub const FINGERPRINT: &str = aliquot_model::names::ALLOCATION;
 
 /// A ResourceClaim.
 #[derive(Debug, Clone)]

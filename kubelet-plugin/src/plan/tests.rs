@@ -43,6 +43,8 @@ impl World {
             since: 0,
             devices: plan.devices,
             indexed_env: false,
+            charge: None,
+            ended: None,
             confirmed: true,
             steps: plan.steps,
             extra: Default::default(),

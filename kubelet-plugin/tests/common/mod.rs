@@ -145,6 +145,7 @@ impl World {
             },
             slots: 10,
             lock_timeout: Duration::from_millis(500),
+            report_usage: true,
             partitioning: Shared::new(Partitioning::OnDemand),
         }
     }
@@ -234,5 +235,6 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         claim: ClaimRef { namespace: "ns".into(), name: format!("claim-{uid}"), uid: uid.into() },
         devices: devices.collect(),
         allocated_at: None,
+        charged_since: None,
     }
 }

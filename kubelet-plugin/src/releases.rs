@@ -1,0 +1,210 @@
+//! What claims are charged for, and numbered records of those that gave their hardware back: the data that
+//! the ledger keeps for the controller's budgets, and the rules over it. Pure but for the ledger's name.
+//!
+//! A record comes into the ledger with the same write that takes the claim out of it, so a kill can
+//! neither lose nor repeat one, and goes when the controller has acknowledged its number.
+
+use crate::ledger::{Device, Ledger, Record, State};
+use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus, Release};
+use aliquot_nvml::Inventory;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// Records that are listed in the API at a time; the others follow when these are acknowledged.
+const MOST_LISTED: usize = 500;
+/// Records that are kept without a controller that acknowledges them.
+const MOST_KEPT: usize = 10_000;
+
+/// What a claim is charged for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Charge {
+    /// Its part of GPUs.
+    pub micro_gpus: MicroGpus,
+    /// Since when, in seconds since the epoch.
+    pub since: i64,
+}
+
+impl Charge {
+    /// Of a claim with these devices.
+    pub fn of(devices: &[Device], inventory: &Inventory, since: i64) -> Self {
+        let parts = devices.iter().map(|device| part(device, inventory));
+        Self { micro_gpus: parts.fold(MicroGpus(0), MicroGpus::plus), since }
+    }
+}
+
+/// A device's part of its GPU; nothing with admin access.
+fn part(device: &Device, inventory: &Inventory) -> MicroGpus {
+    if device.held.is_none() {
+        return MicroGpus(0);
+    }
+    let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == device.gpu);
+    let Some(gpu) = gpu else { return MicroGpus::WHOLE };
+    match (&device.partition, &device.consumed) {
+        (Some(partition), _) => gpu
+            .profile(partition.profile_id)
+            .map_or(MicroGpus::WHOLE, |profile| MicroGpus::of_partition(profile, gpu)),
+        (None, Some(consumed)) => {
+            MicroGpus::of_share(consumed.memory_bytes, consumed.cores_percent.into(), gpu)
+        }
+        (None, None) => MicroGpus::WHOLE,
+    }
+}
+
+/// Records that are not acknowledged.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Releases {
+    /// Names the ledger, so that numbers of a lost one mean nothing.
+    #[serde(default)]
+    ledger: String,
+    /// Number of the last record.
+    #[serde(default)]
+    last: u64,
+    /// Ascending by number.
+    #[serde(default)]
+    list: Vec<Release>,
+    /// What a newer release wrote beside it.
+    #[serde(flatten)]
+    extra: BTreeMap<String, Value>,
+}
+
+impl Releases {
+    /// Whether nothing was ever recorded.
+    pub fn is_unused(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Records that a claim gave its hardware back, if the kubelet asked for it and the claim is charged.
+    pub(crate) fn count(&mut self, record: &Record) {
+        let (Some(charge), Some(until)) = (record.charge, record.ended) else { return };
+        self.last = self.last.saturating_add(1);
+        self.list.push(Release { number: self.last, claim: held(record, charge), until });
+        let surplus = self.list.len().saturating_sub(MOST_KEPT);
+        if surplus > 0 {
+            tracing::error!(surplus, "nobody acknowledges releases: the oldest are dropped and not charged");
+            self.list.drain(..surplus);
+        }
+    }
+
+    /// Gives the ledger a name and forgets what is acknowledged. Returns whether anything changed.
+    pub(crate) fn prepare(&mut self, acknowledged: &NodeUsageStatus) -> bool {
+        let before = (self.ledger.is_empty(), self.list.len());
+        if self.ledger.is_empty() {
+            self.ledger = Uuid::new_v4().to_string();
+        }
+        let number = acknowledged.acknowledged_of(&self.ledger);
+        self.list.retain(|release| release.number > number);
+        before != (false, self.list.len())
+    }
+}
+
+fn held(record: &Record, charge: Charge) -> HeldClaim {
+    HeldClaim {
+        namespace: record.claim.namespace.clone(),
+        name: record.claim.name.clone(),
+        uid: record.claim.uid.clone(),
+        micro_gpus: charge.micro_gpus,
+        since: charge.since,
+    }
+}
+
+/// What the controller is to know.
+pub(crate) fn spec(ledger: &Ledger) -> NodeUsageSpec {
+    let holds = |record: &&Record| record.confirmed && record.state != State::Unpreparing;
+    let records = ledger.claims.values().filter(holds);
+    NodeUsageSpec {
+        ledger: ledger.releases.ledger.clone(),
+        held: records.filter_map(|record| Some(held(record, record.charge?))).collect(),
+        released: ledger.releases.list.iter().take(MOST_LISTED).cloned().collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    fn record(uid: &str, ended: Option<i64>) -> Record {
+        Record {
+            claim: testing::claim(uid),
+            state: State::Completed,
+            boot_id: "boot".into(),
+            since: 10,
+            devices: Vec::new(),
+            indexed_env: false,
+            charge: Some(Charge { micro_gpus: MicroGpus::WHOLE, since: 5 }),
+            ended,
+            confirmed: true,
+            steps: Vec::new(),
+            extra: BTreeMap::new(),
+        }
+    }
+
+    fn numbers(releases: &Releases) -> Vec<u64> {
+        releases.list.iter().map(|release| release.number).collect()
+    }
+
+    #[test]
+    fn records_are_numbered_without_gaps_and_go_when_they_are_acknowledged() {
+        let mut releases = Releases::default();
+        for uid in ["a", "b", "c"] {
+            releases.count(&record(uid, Some(20)));
+        }
+        assert!(releases.prepare(&NodeUsageStatus::default()), "it got a name");
+        assert!(!releases.prepare(&NodeUsageStatus::default()));
+        let answer = NodeUsageStatus { ledger: releases.ledger.clone(), acknowledged: 2 };
+        assert!(releases.prepare(&answer));
+        assert_eq!(numbers(&releases), [3]);
+        releases.count(&record("d", Some(30)));
+        assert_eq!(numbers(&releases), [3, 4]);
+        // An answer to another ledger means nothing here.
+        let other = NodeUsageStatus { ledger: "other".to_owned(), acknowledged: 9 };
+        assert!(!releases.prepare(&other));
+        assert_eq!(numbers(&releases), [3, 4]);
+    }
+
+    #[test]
+    fn only_what_the_kubelet_gave_back_is_recorded() {
+        let mut releases = Releases::default();
+        releases.count(&record("a", None));
+        releases.count(&Record { charge: None, ..record("b", Some(20)) });
+        assert!(releases.is_unused());
+    }
+
+    #[test]
+    fn what_is_held_is_what_the_kubelet_was_told_and_did_not_give_back() {
+        let mut ledger = Ledger::default();
+        for (uid, state, confirmed) in [
+            ("a", State::Completed, true),
+            ("b", State::Lost, true),
+            ("c", State::Unpreparing, true),
+            ("d", State::Started, false),
+        ] {
+            ledger.claims.insert(uid.to_owned(), Record { state, confirmed, ..record(uid, None) });
+        }
+        let uids: Vec<String> = spec(&ledger).held.into_iter().map(|claim| claim.uid).collect();
+        assert_eq!(uids, [testing::claim("a").uid, testing::claim("b").uid]);
+    }
+
+    #[test]
+    fn nobody_who_acknowledges_does_not_fill_the_disk() {
+        let mut releases = Releases::default();
+        for _ in 0..MOST_KEPT + 3 {
+            releases.count(&record("a", Some(20)));
+        }
+        assert_eq!((releases.len(), releases.list.first().map(|first| first.number)), (MOST_KEPT, Some(4)));
+    }
+}

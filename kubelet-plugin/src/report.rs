@@ -1,0 +1,132 @@
+//! Tells the controller what this node holds and released: the node's own `NodeUsage`.
+//!
+//! The ledger is the truth; the object is a copy of it that is written whenever it differs. Records go
+//! from the ledger only when the object's status acknowledges them, which is looked for as long as there
+//! are any.
+
+use crate::metrics::Metrics;
+use crate::prepare::{Node, Overview};
+use crate::status::FIELD_MANAGER;
+use aliquot_model::names::API_VERSION;
+use aliquot_model::usage::{KIND, NodeUsageSpec, NodeUsageStatus, PLURAL};
+use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
+use kube::core::GroupVersionKind;
+use kube::{Api, Client};
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+const API_TIMEOUT: Duration = Duration::from_secs(10);
+/// The object is compared with the ledger at least so often: somebody may have deleted it.
+const COMPARE: Duration = Duration::from_secs(60);
+/// A server that does not know the kind is asked again after this.
+const UNKNOWN: Duration = Duration::from_secs(60);
+
+/// The task.
+pub struct Reporter {
+    /// The node.
+    pub node: Arc<Node>,
+    /// The API.
+    pub client: Client,
+    /// Node name.
+    pub node_name: String,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Changes with the ledger.
+    pub overview: watch::Receiver<Arc<Overview>>,
+    /// How often an acknowledgement is looked for.
+    pub interval: Duration,
+}
+
+impl std::fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reporter").field("node_name", &self.node_name).finish_non_exhaustive()
+    }
+}
+
+/// What the API has, as far as we know.
+#[derive(Debug, Default)]
+struct Published {
+    spec: Option<NodeUsageSpec>,
+    status: NodeUsageStatus,
+    looked: Option<Instant>,
+}
+
+/// How to reach it.
+fn resource() -> ApiResource {
+    let (group, version) = API_VERSION.split_once('/').unwrap_or((API_VERSION, "v1alpha1"));
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, KIND), PLURAL)
+}
+
+impl Reporter {
+    /// Runs until cancelled.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let mut published = Published::default();
+        loop {
+            self.overview.mark_unchanged();
+            let wait = match self.step(&mut published).await {
+                Ok(()) => self.interval,
+                Err(kube::Error::Api(status)) if status.code == 404 => {
+                    tracing::warn!("the API server does not know the kind {KIND}: no usage is reported");
+                    UNKNOWN
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "cannot report usage, trying again");
+                    published = Published::default();
+                    self.interval
+                }
+            };
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                changed = self.overview.changed() => if changed.is_err() { return },
+                () = tokio::time::sleep(wait) => {}
+            }
+        }
+    }
+
+    async fn step(&self, published: &mut Published) -> Result<(), kube::Error> {
+        let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &resource());
+        let pending = published.spec.as_ref().is_none_or(|spec| !spec.released.is_empty());
+        if pending || published.looked.is_none_or(|at| at.elapsed() >= COMPARE) {
+            let found = in_time(api.get_opt(&self.node_name)).await?;
+            let part = |name: &str| found.as_ref().and_then(|object| object.data.get(name).cloned());
+            published.spec = part("spec").and_then(|spec| serde_json::from_value(spec).ok());
+            published.status =
+                part("status").and_then(|status| serde_json::from_value(status).ok()).unwrap_or_default();
+            published.looked = Some(Instant::now());
+        }
+        let (node, status) = (Arc::clone(&self.node), published.status.clone());
+        let spec = match tokio::task::spawn_blocking(move || node.usage(&status)).await {
+            Ok(Ok(spec)) => spec,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot read the ledger, trying again");
+                return Ok(());
+            }
+            Err(error) => {
+                tracing::error!(%error, "reading the ledger ended abnormally");
+                return Ok(());
+            }
+        };
+        self.metrics.pending_releases.set(i64::try_from(spec.released.len()).unwrap_or(i64::MAX));
+        if published.spec.as_ref() != Some(&spec) {
+            let object = json!({
+                "apiVersion": API_VERSION, "kind": KIND,
+                "metadata": {"name": self.node_name}, "spec": spec,
+            });
+            let params = PatchParams::apply(FIELD_MANAGER).force();
+            in_time(api.patch(&self.node_name, &params, &Patch::Apply(&object))).await?;
+            published.spec = Some(spec);
+        }
+        Ok(())
+    }
+}
+
+async fn in_time<T>(request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, kube::Error> {
+    match timeout(API_TIMEOUT, request).await {
+        Ok(answer) => answer,
+        Err(late) => Err(kube::Error::Service(Box::new(late))),
+    }
+}
