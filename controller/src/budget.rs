@@ -11,6 +11,7 @@
 //! the strictest counts; a new budget counts what runs from its allocation, and nothing that had ended.
 
 pub mod account;
+pub mod admission;
 pub mod amount;
 pub mod book;
 pub mod kinds;

@@ -18,6 +18,7 @@ pub use admission::{Verdict, needs_gate};
 pub use certificate::{Certificate, CertificateError};
 
 use crate::args::Args;
+use crate::budget::admission::Watched;
 use crate::govern::Rules;
 use crate::http::Health;
 use crate::metrics::Metrics;
@@ -47,6 +48,8 @@ pub struct Config {
     pub governance: bool,
     /// What is refused then.
     pub rules: Rules,
+    /// Whether pods of used-up budgets get a lower priority class.
+    pub budgets: bool,
     /// How often certificate and configuration are looked after.
     pub interval: Duration,
 }
@@ -70,6 +73,7 @@ impl Config {
             names,
             governance: args.governance,
             rules: Rules { unknown: args.unknown_devices },
+            budgets: args.budgets,
             interval: Duration::from_secs(60),
         }
     }
@@ -101,8 +105,9 @@ pub async fn serve_on(
     let current = keeper.current();
     let keeping = tokio::spawn(keeper.run(health, stop.clone()));
     let governance = config.governance;
+    let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));
     let knowledge = knowledge::Knowledge::start(client, &config.driver, config.rules, stop.clone());
-    server::serve(listener, current, review::App { knowledge, metrics, governance }, stop).await;
+    server::serve(listener, current, review::App { knowledge, metrics, governance, budgets }, stop).await;
     if let Err(error) = keeping.await {
         tracing::error!(%error, "looking after the certificate ended in a panic");
     }

@@ -75,8 +75,9 @@ fn now() -> i64 {
 }
 
 /// What the agent of node n1 says: releases of half an hour of a whole GPU each, from a number on.
-async fn say(cluster: &Cluster, numbers: std::ops::RangeInclusive<u64>, until: i64) {
+async fn say(cluster: &Cluster, numbers: &[u64], until: i64) {
     let released: Vec<Value> = numbers
+        .iter()
         .map(|number| {
             json!({
                 "number": number, "namespace": "default", "name": format!("c{number}"),
@@ -136,7 +137,7 @@ async fn a_release_is_charged_once_whenever_the_controller_is_killed(
     let rule = FaultRule::always(Matcher::new("patch", resource).subresource("status").by("c1"), fault);
     cluster.handle.faults().add(rule);
     let until = now() - 1;
-    say(&cluster, 1..=2, until).await;
+    say(&cluster, &[1, 2], until).await;
     eventually("the first controller is in its write", async || {
         cluster.handle.faults().rules().iter().any(|state| state.hits > 0).then_some(())
     })
@@ -146,10 +147,10 @@ async fn a_release_is_charged_once_whenever_the_controller_is_killed(
     acknowledged(&cluster, 2).await;
     status_is(&cluster, "used", json!("1.000")).await;
     // The agent forgets what is acknowledged, and releases another one.
-    say(&cluster, 3..=3, until).await;
+    say(&cluster, &[3], until).await;
     acknowledged(&cluster, 3).await;
     second.kill();
-    say(&cluster, 4..=3, until).await;
+    say(&cluster, &[], until).await;
     let third = controller(&cluster, "c3").await;
     status_is(&cluster, "used", json!("1.500")).await;
     // It has looked at everything more than once.
@@ -182,7 +183,7 @@ async fn beyond_a_refusing_budget_pods_wait_for_it_and_others_do_not() {
     let said = eventually("the pod is told", async || {
         let events = cluster.handle.objects("", "events", "default");
         let found = events.iter().find(|event| event["reason"] == "BudgetRefused")?;
-        Some(found["message"].as_str().or(found["note"].as_str())?.to_owned())
+        Some(found["message"].as_str().or_else(|| found["note"].as_str())?.to_owned())
     })
     .await;
     assert!(said.contains("default/gpu") && said.contains("of 0 GPU-hours"), "{said}");

@@ -44,6 +44,7 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         names: vec!["aliquot-webhook.default.svc".to_owned(), "127.0.0.1".to_owned()],
         governance: true,
         rules: Rules::default(),
+        budgets: false,
         interval: Duration::from_millis(50),
     };
     let metrics = Arc::new(Metrics::new());

@@ -80,8 +80,11 @@ async fn a_claim_is_held_then_released_then_forgotten_when_it_is_acknowledged() 
     let created: jiff::Timestamp =
         created["metadata"]["creationTimestamp"].as_str().unwrap().parse().unwrap();
     assert_eq!(held.since, created.as_second().max(1_767_323_045));
-    // Half of one GPU, a quarter of the other.
-    assert_eq!(held.micro_gpus, MicroGpus(750_000));
+    let gpu = h100_80(0);
+    let half = MicroGpus::of_partition(gpu.profile(9).unwrap(), &gpu);
+    assert!((490_000..=500_000).contains(&half.0), "{half}");
+    // And a quarter of the other GPU's compute.
+    assert_eq!(held.micro_gpus, half.plus(MicroGpus(250_000)));
     cluster.unprepare("one", &uid).await.unwrap();
     let spec = said(&cluster, "it is released", |spec| spec.released.len() == 1).await;
     assert!(spec.held.is_empty());

@@ -163,10 +163,4 @@ impl Core {
     pub fn may_allocate(&self, namespace: &str) -> bool {
         self.refusal(namespace).is_none()
     }
-
-    /// Whether pods of a namespace are the first victims of pods whose namespace is within its budget,
-    /// whatever their priority: their budget is used up and says `LowerPriority`.
-    pub fn is_first_victim(&self, namespace: &str) -> bool {
-        self.book.verdict(namespace).is_some_and(|v| v.enforcement == Enforcement::LowerPriority)
-    }
 }

@@ -47,17 +47,18 @@ impl Preemptions {
     }
 }
 
-/// The order of pods: see [`Terms::standing`].
-const fn standing(pod: &Pod) -> i32 {
-    pod.priority
-}
-
 impl Core {
+    /// The order of pods: see [`Terms::standing`]. Those of a used-up budget may stand below their priority.
+    pub(super) fn standing(&self, pod: &Pod) -> i32 {
+        self.book.standing(&pod.key.namespace, pod.priority)
+    }
+
     /// What a pod is decided in: without nodes that were given back, and with what is kept for others.
     pub(super) fn situation(&self, pod: &Pod, now: Instant) -> Situation {
         let mut situation = Situation { left_out: self.left_out(pod, now), ..Situation::default() };
+        let own = self.standing(pod);
         for (key, nomination) in &self.preemptions.nominations {
-            if *key == pod.key || nomination.standing < standing(pod) {
+            if *key == pod.key || nomination.standing < own {
                 continue;
             }
             let stages = &mut situation.stages;
@@ -112,12 +113,16 @@ impl Core {
             && pod.gated
             && pod.node.is_none()
             && !pod.never_preempts
-            && self.index.lowest_priority().is_some_and(|lowest| lowest < pod.priority)
+            && self.may_allocate(&pod.key.namespace)
+            && (self.book.has_first_victims()
+                || self.index.lowest_priority().is_some_and(|lowest| lowest < pod.priority))
     }
 
     fn choose(&mut self, pod: &Pod, only: Option<Arc<str>>, now: Instant, wall: Timestamp) -> Choice {
         let situation = Situation { only, ..self.situation(pod, now) };
         let spared: HashSet<Uid> = self.preemptions.spared.keys().cloned().collect();
+        let book = &self.book;
+        let standing = |pod: &Pod| book.standing(&pod.key.namespace, pod.priority);
         let terms = Terms {
             standing: &standing,
             wall: wall.as_second(),
@@ -184,7 +189,7 @@ impl Core {
         }
         let nomination = Nomination {
             uid: pod.uid.clone(),
-            standing: standing(pod),
+            standing: self.standing(pod),
             node: plan.node.clone(),
             held,
             needs: pod.needs.clone(),
@@ -242,7 +247,7 @@ impl Core {
             .filter(|pod| pod.nominated.is_some() && self.wants_decision(pod) && self.may_preempt(pod))
             .cloned()
             .collect();
-        pods.sort_by_key(|pod| (std::cmp::Reverse(standing(pod)), pod.created, pod.key.clone()));
+        pods.sort_by_key(|pod| (std::cmp::Reverse(self.standing(pod)), pod.created, pod.key.clone()));
         for pod in pods {
             let situation = Situation { only: pod.nominated.clone(), ..self.situation(&pod, now) };
             let (options, matcher) = (self.settings.options, &mut self.matcher);
@@ -281,7 +286,7 @@ impl Core {
                     if let Some(nomination) = self.preemptions.nominations.get_mut(pod) {
                         nomination.earned = true;
                     }
-                    let note = victim_note(&victim, known.as_ref(), node.as_deref(), self.index.pod(&victim));
+                    let note = self.victim_note(&victim, known.as_ref(), node.as_deref());
                     tracing::info!(pod = %victim, for_pod = %pod, "evicted");
                     let regarding = Regarding::Pod(victim, victim_uid);
                     self.tell(Report { regarding, warning: true, reason: reasons::PREEMPTED, note });
@@ -308,6 +313,26 @@ impl Core {
             self.queue.delay(pod, now);
         }
         Change::Nothing
+    }
+
+    fn victim_note(&self, victim: &ObjectKey, pod: Option<&Pod>, node: Option<&str>) -> String {
+        let node = node.unwrap_or_default();
+        let Some(pod) = pod else { return format!("evicted for a pod of higher priority on node {node}") };
+        let name = if victim.namespace == pod.key.namespace {
+            format!("pod {}", pod.key.name)
+        } else {
+            format!("pod {} of another namespace", pod.uid)
+        };
+        let known = self.index.pod(victim);
+        let own = known.map(|known| format!(", this one's is {}", known.priority)).unwrap_or_default();
+        let budget = match self.book.first_victim_of(&victim.namespace) {
+            Some(budget) => format!(", and budget {budget} is used up"),
+            None => String::new(),
+        };
+        format!(
+            "evicted so that {name} gets its devices on node {node}: its priority is {}{own}{budget}",
+            pod.priority
+        )
     }
 
     /// Drops what is over.
@@ -341,18 +366,6 @@ fn seen_from(pod: &ObjectKey, other: &Pod) -> String {
     } else {
         "a pod of another namespace".to_owned()
     }
-}
-
-fn victim_note(victim: &ObjectKey, pod: Option<&Pod>, node: Option<&str>, known: Option<&Pod>) -> String {
-    let node = node.unwrap_or_default();
-    let Some(pod) = pod else { return format!("evicted for a pod of higher priority on node {node}") };
-    let name = if victim.namespace == pod.key.namespace {
-        format!("pod {}", pod.key.name)
-    } else {
-        format!("pod {} of another namespace", pod.uid)
-    };
-    let own = known.map(|known| format!(", this one's is {}", standing(known))).unwrap_or_default();
-    format!("evicted so that {name} gets its devices on node {node}: its priority is {}{own}", standing(pod))
 }
 
 fn devices_of(plan: &Plan) -> String {

@@ -5,7 +5,7 @@
 //! an account that has it already does not count it again.
 
 use super::account::{Account, AllocatedClaim, Observed, Stored};
-use super::kinds::{Budget, Enforcement, NodeUsage};
+use super::kinds::{Budget, Enforcement, NodeUsage, Terms};
 use super::status::{self, Standing};
 use super::{amount, window};
 use crate::index::{ObjectKey, Uid};
@@ -17,6 +17,8 @@ use std::sync::Arc;
 /// Accounts are stored at least so often, in seconds, while something is charged: what was seen before
 /// an outage is known up to so long before it.
 pub const HEARTBEAT: i64 = 15;
+/// Priorities from here on are Kubernetes' own (`system-cluster-critical`).
+pub const SYSTEM: i32 = 2_000_000_000;
 /// Failed writes are repeated after so many seconds.
 const RETRY: i64 = 2;
 
@@ -79,8 +81,6 @@ pub struct Verdict {
     pub budget: ObjectKey,
     /// What follows.
     pub enforcement: Enforcement,
-    /// For [`Enforcement::LowerPriority`].
-    pub lower_class: Option<Arc<str>>,
     /// Budget, used, limit, when it frees up: for events of pods.
     pub note: String,
 }
@@ -320,14 +320,19 @@ impl Book {
     }
 
     /// The strictest used-up budget of a namespace.
-    pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
+    fn strictest(&self, namespace: &str) -> Option<(&Entry, &Terms, &Standing)> {
         let keys = self.of_namespace.get(namespace)?;
         let over = keys.iter().filter_map(|key| self.budgets.get(key)).filter_map(|entry| {
             let terms = entry.budget.terms.as_ref().ok()?;
             let standing = entry.standing.as_ref().filter(|standing| standing.is_over())?;
             Some((entry, terms, standing))
         });
-        let (entry, terms, standing) = over.max_by_key(|(_, terms, _)| terms.enforcement)?;
+        over.max_by_key(|(_, terms, _)| terms.enforcement)
+    }
+
+    /// What the strictest used-up budget of a namespace means for its pods.
+    pub fn verdict(&self, namespace: &str) -> Option<Verdict> {
+        let (entry, terms, standing) = self.strictest(namespace)?;
         let free = match standing.frees_at {
             Some(at) => format!("; it frees up at {} at the earliest", window::time(at)),
             None => "; it does not free up by itself".to_owned(),
@@ -335,7 +340,6 @@ impl Book {
         Some(Verdict {
             budget: entry.budget.key.clone(),
             enforcement: terms.enforcement,
-            lower_class: terms.lower_class.clone(),
             note: format!(
                 "budget {} is used up: {} of {} GPU-hours ({}){free}",
                 entry.budget.key,
@@ -344,6 +348,28 @@ impl Book {
                 terms.window
             ),
         })
+    }
+
+    /// The used-up budget with `LowerPriority` that makes pods of a namespace the first victims.
+    pub fn first_victim_of(&self, namespace: &str) -> Option<&ObjectKey> {
+        let (entry, terms, _) = self.strictest(namespace)?;
+        (terms.enforcement == Enforcement::LowerPriority).then_some(&entry.budget.key)
+    }
+
+    /// Whether any namespace has such a budget.
+    pub fn has_first_victims(&self) -> bool {
+        self.of_namespace.keys().any(|namespace| self.first_victim_of(namespace).is_some())
+    }
+
+    /// Where a pod stands when somebody has to go for another one: its priority, but below every pod that
+    /// is within its budget, in the order of their priorities, if its namespace is over a budget with
+    /// `LowerPriority`. What keeps the cluster itself running stands where it stood.
+    pub fn standing(&self, namespace: &str, priority: i32) -> i32 {
+        if priority >= SYSTEM || self.first_victim_of(namespace).is_none() {
+            return priority;
+        }
+        let above_least = i64::from(priority).saturating_sub(i64::from(i32::MIN)) / 4;
+        i32::try_from(i64::from(i32::MIN).saturating_add(above_least)).unwrap_or(i32::MIN)
     }
 
     /// Whether a namespace has a budget.

@@ -2,6 +2,7 @@
 
 use super::admission::{self, Verdict};
 use super::knowledge::Knowledge;
+use crate::budget::admission::{Lowered, Watched};
 use crate::govern::Judgement;
 use crate::metrics::Metrics;
 use axum::Json;
@@ -21,6 +22,7 @@ pub(super) struct App {
     pub(super) knowledge: Knowledge,
     pub(super) metrics: Arc<Metrics>,
     pub(super) governance: bool,
+    pub(super) budgets: Option<Watched>,
 }
 
 /// `AdmissionResponse`.
@@ -62,13 +64,21 @@ impl Response {
 /// Whatever cannot be understood is let through as it is: the API server has checked its form.
 pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
     let mut patch = None;
+    let mut warnings = Vec::new();
     if let Some(pod) = object::<Pod>(&review)
         && app.knowledge.judge_pod(namespace(&review), &pod).await == Verdict::Gate
     {
         app.metrics.gated.inc();
-        patch = Some(admission::patch(&pod));
+        let lowered = app.budgets.as_ref().map(|budgets| budgets.lower(namespace(&review), &pod));
+        let Lowered { patch: more, warning } = lowered.unwrap_or_default();
+        warnings.extend(warning);
+        let mut operations = admission::patch(&pod);
+        if let Some(operations) = operations.as_array_mut() {
+            operations.extend(more);
+        }
+        patch = Some(operations);
     }
-    Response::allow(patch.as_ref()).to(&review)
+    Response { warnings, ..Response::allow(patch.as_ref()) }.to(&review)
 }
 
 /// Claims, templates and classes.

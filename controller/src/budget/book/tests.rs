@@ -297,3 +297,29 @@ fn releases_of_namespaces_without_a_budget_are_acknowledged_at_once() {
     world.book.apply_usage(world.usage.clone());
     assert_eq!(world.step(20), ["acknowledge"]);
 }
+
+#[test]
+fn pods_of_a_used_up_budget_stand_below_all_others_in_their_own_order() {
+    let terms = json!({
+        "gpuHours": 0, "window": {"rolling": "24h"}, "enforcement": "LowerPriority", "lowerPriorityClassName": "low",
+    });
+    let mut world = World::new(terms);
+    world.step(1);
+    let book = &world.book;
+    assert!(book.has_first_victims());
+    let stand = |priority| book.standing("team", priority);
+    assert!(stand(1_000_000_000) < book.standing("other", -1_000_000_000));
+    assert!(stand(-5) < stand(0) && stand(0) < stand(1000));
+    assert_eq!(stand(2_000_001_000), 2_000_001_000, "what keeps the cluster running stays");
+    assert_eq!(book.standing("other", 7), 7);
+    let mut world = World::new(terms_of("10", "LowerPriority"));
+    world.step(1);
+    assert!(!world.book.has_first_victims());
+    assert_eq!(world.book.standing("team", 7), 7, "within its budget nothing is different");
+}
+
+fn terms_of(hours: &str, enforcement: &str) -> Value {
+    json!({
+        "gpuHours": hours, "window": {"rolling": "24h"}, "enforcement": enforcement, "lowerPriorityClassName": "low",
+    })
+}

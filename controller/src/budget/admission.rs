@@ -1,0 +1,212 @@
+//! At admission: pods of a namespace whose budget is used up get its lower priority class. Only at
+//! creation, as Kubernetes lets nobody change the priority of a pod; those that are there already change
+//! their place in the order of victims instead, see [`super::book::Book::standing`].
+
+use super::kinds::{self, Budget, Enforcement};
+use crate::watch::{self, Pauses};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::api::DynamicObject;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// Annotation: the priority class that a pod would have within its budget.
+pub const OWN_CLASS: &str = "aliquot.dev/priority-class";
+/// Its place in a JSON patch.
+const OWN_CLASS_PATH: &str = "/metadata/annotations/aliquot.dev~1priority-class";
+/// How often it is asked whether budgets are defined, while they are not.
+const DEFINED: Duration = Duration::from_secs(30);
+
+/// What is done about a pod.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Lowered {
+    /// JSON patch operations.
+    pub patch: Vec<Value>,
+    /// What the creator of the pod is told.
+    pub warning: Option<String>,
+}
+
+/// What a pod of a namespace with these budgets gets. `value` knows priority classes.
+pub fn lower(pod: &Pod, budgets: &[Budget], value: impl Fn(&str) -> Option<i32>) -> Lowered {
+    let over = budgets.iter().filter(|budget| budget.is_over()).filter_map(|budget| {
+        let terms = budget.terms.as_ref().ok()?;
+        let class =
+            terms.lower_class.as_deref().filter(|_| terms.enforcement == Enforcement::LowerPriority)?;
+        Some((budget, class))
+    });
+    let spec = pod.spec.clone().unwrap_or_default();
+    let own = spec.priority.unwrap_or(0);
+    let mut missing = None;
+    let lowest = over
+        .filter_map(|(budget, class)| match value(class) {
+            Some(priority) => Some((priority, budget, class)),
+            None => {
+                missing = Some(format!(
+                    "budget {} is used up, but its priority class {class} does not exist: the pod keeps its own",
+                    budget.key
+                ));
+                None
+            }
+        })
+        .min_by_key(|(priority, _, _)| *priority);
+    let Some((priority, budget, class)) = lowest else {
+        return Lowered { patch: Vec::new(), warning: missing };
+    };
+    // Nobody is raised, and what keeps the cluster itself running stays.
+    if own <= priority || own >= super::book::SYSTEM || spec.priority_class_name.as_deref() == Some(class) {
+        return Lowered { patch: Vec::new(), warning: missing };
+    }
+    let mut patch = vec![json!({"op": "add", "path": "/spec/priorityClassName", "value": class})];
+    // The API server computes them anew from the class, and refuses a pod whose own differ.
+    if spec.priority.is_some() {
+        patch.push(json!({"op": "remove", "path": "/spec/priority"}));
+    }
+    if spec.preemption_policy.is_some() {
+        patch.push(json!({"op": "remove", "path": "/spec/preemptionPolicy"}));
+    }
+    if pod.metadata.annotations.is_none() {
+        patch.push(json!({"op": "add", "path": "/metadata/annotations", "value": {}}));
+    }
+    let class_before = spec.priority_class_name.unwrap_or_default();
+    patch.push(json!({"op": "add", "path": OWN_CLASS_PATH, "value": class_before}));
+    let warning = format!("budget {} is used up: the pod gets the priority class {class}", budget.key);
+    Lowered { patch, warning: Some(warning) }
+}
+
+/// What the webhook knows of budgets, kept by watches in every replica.
+#[derive(Clone)]
+pub struct Watched {
+    budgets: Store<DynamicObject>,
+    classes: Store<PriorityClass>,
+}
+
+impl Watched {
+    /// Watches until `stop`.
+    pub fn start(client: Client, stop: CancellationToken) -> Self {
+        let writer = reflector::store::Writer::new(kinds::budgets());
+        let budgets = writer.as_reader();
+        let (classes, class_writer) = reflector::store();
+        tokio::spawn(async move {
+            let watching = async {
+                while !matches!(watch::is_served(&client, kinds::BUDGETS).await, Ok(true)) {
+                    tokio::time::sleep(DEFINED).await;
+                }
+                let all = watcher::Config::default;
+                let api = Api::<DynamicObject>::all_with(client.clone(), &kinds::budgets());
+                let budgets = watcher(api, all()).backoff(Pauses::default()).reflect(writer);
+                let classes = watcher(Api::all(client.clone()), all()).backoff(Pauses::default());
+                let classes = classes.reflect(class_writer);
+                let (budgets, classes) = (budgets.for_each(|_| async {}), classes.for_each(|_| async {}));
+                futures::future::join(budgets, classes).await;
+            };
+            tokio::select! {
+                () = watching => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Self { budgets, classes }
+    }
+
+    /// What a pod that is being created gets.
+    pub fn lower(&self, namespace: &str, pod: &Pod) -> Lowered {
+        let budgets = self.budgets.state();
+        let budgets: Vec<Budget> = budgets
+            .iter()
+            .filter(|object| object.metadata.namespace.as_deref() == Some(namespace))
+            .filter_map(|object| Budget::read(object))
+            .collect();
+        lower(pod, &budgets, |class| self.classes.get(&ObjectRef::new(class)).map(|class| class.value))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    fn budget(enforcement: &str, class: &str, state: &str) -> Budget {
+        let object: DynamicObject = serde_json::from_value(json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
+            "metadata": {"namespace": "team", "name": class, "uid": "u"},
+            "spec": {"gpuHours": 1, "window": {"calendar": "Day"}, "enforcement": enforcement,
+                     "lowerPriorityClassName": class},
+            "status": {"state": state},
+        }))
+        .expect("a budget");
+        Budget::read(&object).expect("readable")
+    }
+
+    fn value(class: &str) -> Option<i32> {
+        match class {
+            "low" => Some(10),
+            "lower" => Some(5),
+            _ => None,
+        }
+    }
+
+    fn pod(spec: Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {}, "spec": spec})).expect("a pod")
+    }
+
+    fn class_of(lowered: &Lowered) -> Option<&str> {
+        lowered.patch.iter().find(|op| op["path"] == "/spec/priorityClassName")?["value"].as_str()
+    }
+
+    #[rstest]
+    #[case::over(&[("LowerPriority", "low", "Over")], Some("low"))]
+    #[case::within(&[("LowerPriority", "low", "Within")], None)]
+    #[case::warns(&[("Warn", "low", "Over")], None)]
+    #[case::refuses(&[("Refuse", "low", "Over")], None)]
+    #[case::lowest_of_two(&[("LowerPriority", "low", "Over"), ("LowerPriority", "lower", "Over")], Some("lower"))]
+    #[case::one_within(&[("LowerPriority", "low", "Over"), ("LowerPriority", "lower", "Within")], Some("low"))]
+    #[case::none(&[], None)]
+    fn only_used_up_budgets_that_say_so_lower_a_pod(
+        #[case] budgets: &[(&str, &str, &str)],
+        #[case] class: Option<&str>,
+    ) {
+        let budgets: Vec<Budget> = budgets.iter().map(|(e, c, s)| budget(e, c, s)).collect();
+        let lowered = lower(&pod(json!({"containers": [], "priority": 1000})), &budgets, value);
+        assert_eq!(class_of(&lowered), class);
+        assert_eq!(lowered.warning.is_some(), class.is_some());
+    }
+
+    #[test]
+    fn what_the_server_computed_from_the_own_class_is_removed_and_the_own_class_noted() {
+        let spec = json!({"containers": [], "priority": 1000, "preemptionPolicy": "Never", "priorityClassName": "high"});
+        let lowered = lower(&pod(spec), &[budget("LowerPriority", "low", "Over")], value);
+        let paths: Vec<&str> = lowered.patch.iter().filter_map(|op| op["path"].as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "/spec/priorityClassName",
+                "/spec/priority",
+                "/spec/preemptionPolicy",
+                "/metadata/annotations",
+                OWN_CLASS_PATH
+            ]
+        );
+        assert_eq!(lowered.patch.last().map(|op| &op["value"]), Some(&json!("high")));
+    }
+
+    #[rstest]
+    #[case::lower_already(json!({"containers": [], "priority": 3}))]
+    #[case::asked_again(json!({"containers": [], "priority": 1000, "priorityClassName": "low"}))]
+    #[case::of_the_cluster(json!({"containers": [], "priority": 2_000_001_000}))]
+    fn nobody_is_raised_lowered_twice_or_taken_from_the_cluster(#[case] spec: Value) {
+        let lowered = lower(&pod(spec), &[budget("LowerPriority", "low", "Over")], value);
+        assert!(lowered.patch.is_empty());
+    }
+
+    #[test]
+    fn a_class_that_does_not_exist_is_told_and_changes_nothing() {
+        let budgets = [budget("LowerPriority", "absent", "Over")];
+        let lowered = lower(&pod(json!({"containers": [], "priority": 1000})), &budgets, value);
+        assert!(lowered.patch.is_empty());
+        assert!(lowered.warning.is_some_and(|warning| warning.contains("absent does not exist")));
+    }
+}
