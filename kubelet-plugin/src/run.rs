@@ -24,6 +24,7 @@ use crate::socket::{self, Socket};
 use crate::status::StatusWriter;
 use crate::store::Store;
 use crate::{dra, partitioning, reasons};
+use aliquot_arbiter::files::{Keeper, now_ns};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
 use aliquot_nvml::{Gpus, NvmlGpus, Options};
@@ -33,7 +34,7 @@ use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServ
 use anyhow::Context;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -117,6 +118,35 @@ fn no_api() -> kube::Client {
         Err::<axum::http::Response<kube::client::Body>, _>(std::io::Error::other("a farewell asks no API"))
     });
     kube::Client::new(nobody, "default")
+}
+
+/// Tells shares every few hundredths of a second what they may borrow of each other's idle GPU time.
+async fn arbitrate(shares: PathBuf, cancel: CancellationToken) {
+    let mut keeper = Keeper::new(&shares);
+    loop {
+        let now = match now_ns() {
+            Ok(now) => now,
+            Err(error) => {
+                tracing::error!(%error, "there is no monotonic clock: soft shares keep to their quota");
+                cancel.cancelled().await;
+                return;
+            }
+        };
+        // Small reads and writes of files in memory.
+        let Ok((next, pause)) = tokio::task::spawn_blocking(move || {
+            let pause = keeper.tick(now);
+            (keeper, pause)
+        })
+        .await
+        else {
+            return;
+        };
+        keeper = next;
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
 }
 
 /// Ends the agent when no claim holds anything on the node any more.
@@ -385,6 +415,8 @@ impl Parts {
         if !args.farewell {
             tasks.spawn(publisher.run(loops.clone()));
         }
+
+        tasks.spawn(arbitrate(args.data_dir().join("shares"), loops.clone()));
 
         // A loop that ends by itself has panicked; better to start anew than to go on without it.
         let failed = tokio::select! {

@@ -1,7 +1,8 @@
 //! A share's directories: the quota that the limiter reads and the region in which it keeps account.
 //!
 //! `<shares>/<result id>/quota/quota` is mounted read-only as a directory, because a file replaced by
-//! rename over a file mount stays the old one inside. `<shares>/<result id>/region/region` is mounted
+//! rename over a file mount stays the old one inside; beside it lies the grant, overwritten by the arbiter of
+//! GPU time. `<shares>/<result id>/region/region` is mounted
 //! writable for this claim's containers only, whatever user they run as.
 
 use crate::ledger::{Device, Ledger, Share, State};
@@ -70,6 +71,7 @@ pub fn make(shares: &Path, device: &Device, share: &Share) -> Result<(), ShareEr
     let path = quota_dir.join("quota");
     replace(&path, &quota, 0o644)?;
     fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
+    aliquot_arbiter::files::make_grant(&quota_dir).map_err(io_error("make the grant in", &quota_dir))?;
     make_region(&region_dir.join("region"))?;
     sync_dir(&region_dir)?;
     Ok(())

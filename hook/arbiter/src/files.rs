@@ -1,1 +1,199 @@
 //! Reads shares' regions and writes their grants.
+//!
+//! Regions are read, never mapped: a tenant can truncate its own, which would kill a process that has it mapped.
+
+use crate::{Arbiter, Share, Stretch, TICK_NS};
+use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, SURE};
+use aliquot_quota::region::{Region, RegionView, Slot};
+use aliquot_quota::{ComputePolicy, QuotaFile};
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How often the folder is listed and processes are looked for.
+const LIST_NS: u64 = 500_000_000;
+
+/// Name of the grant beside the quota.
+pub const GRANT: &str = "grant";
+
+/// The monotonic clock, which containers have in common with the node.
+///
+/// # Errors
+/// If the kernel has none.
+pub fn now_ns() -> io::Result<u64> {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
+    let part = |value: i64| u64::try_from(value).unwrap_or(0);
+    Ok(part(time.tv_sec()).saturating_mul(1_000_000_000).saturating_add(part(time.tv_nsec())))
+}
+
+/// Makes a share's grant, empty: the limiter takes it for none.
+///
+/// # Errors
+/// If it cannot be written.
+pub fn make_grant(quota_dir: &Path) -> io::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let path = quota_dir.join(GRANT);
+    fs::write(&path, [])?;
+    // Containers run as any user; the umask must not decide.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644))
+}
+
+/// Keeps the grants of all shares in a folder (`<folder>/<share>/{quota/quota,quota/grant,region/region}`).
+#[derive(Debug)]
+pub struct Keeper {
+    folder: PathBuf,
+    shares: BTreeMap<String, Kept>,
+    /// By the GPU's UUID.
+    arbiters: BTreeMap<String, Arbiter>,
+    listed_ns: u64,
+}
+
+#[derive(Debug)]
+struct Kept {
+    quota: QuotaFile,
+    region: File,
+    grant: File,
+    /// Entries of the log that have been read.
+    logged: u64,
+    /// Slots in use.
+    slots: Vec<u64>,
+}
+
+impl Keeper {
+    /// Knows no share yet.
+    pub fn new(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), shares: BTreeMap::new(), arbiters: BTreeMap::new(), listed_ns: 0 }
+    }
+
+    /// Looks at all shares once. Returns how long nothing has to be done then.
+    pub fn tick(&mut self, now_ns: u64) -> Duration {
+        if self.listed_ns == 0 || now_ns.saturating_sub(self.listed_ns) >= LIST_NS {
+            self.listed_ns = now_ns;
+            self.list();
+        }
+        let mut gpus: BTreeMap<String, Vec<(&str, &mut Kept)>> = BTreeMap::new();
+        for (id, kept) in &mut self.shares {
+            gpus.entry(kept.quota.gpu_uuid.as_str().to_owned()).or_default().push((id.as_str(), kept));
+        }
+        let mut is_needed = false;
+        for (gpu, mut shares) in gpus {
+            // A single share that may not borrow needs no grant: nobody else is there.
+            let is_soft = |kept: &Kept| kept.quota.compute_policy == ComputePolicy::Soft;
+            if shares.len() < 2 && !shares.iter().any(|(_, kept)| is_soft(kept)) {
+                continue;
+            }
+            is_needed = true;
+            let seen: Vec<Share> = shares.iter_mut().map(|(id, kept)| kept.look(id)).collect();
+            let arbiter = self.arbiters.entry(gpu).or_default();
+            for ((_, kept), grant) in shares.iter().zip(arbiter.tick(now_ns, &seen)) {
+                // A grant that cannot be written runs out.
+                let _ = kept.grant.write_all_at(&grant.encode(), 0);
+            }
+        }
+        Duration::from_nanos(if is_needed { TICK_NS } else { LIST_NS })
+    }
+
+    fn list(&mut self) {
+        let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        self.shares.retain(|id, _| names.contains(id));
+        for id in names {
+            let folder = self.folder.join(&id);
+            match self.shares.get_mut(&id) {
+                Some(known) => {
+                    if let Some(quota) = read_quota(&folder) {
+                        known.quota = quota;
+                    }
+                    known.look_for_processes();
+                }
+                None => {
+                    if let Some(kept) = Kept::open(&folder) {
+                        self.shares.insert(id, kept);
+                    }
+                }
+            }
+        }
+        let in_use = |gpu: &String| self.shares.values().any(|kept| kept.quota.gpu_uuid.as_str() == gpu);
+        self.arbiters.retain(|gpu, _| in_use(gpu));
+    }
+}
+
+fn read_quota(folder: &Path) -> Option<QuotaFile> {
+    QuotaFile::decode(&fs::read(folder.join("quota/quota")).ok()?).ok()
+}
+
+impl Kept {
+    fn open(folder: &Path) -> Option<Self> {
+        let quota = read_quota(folder)?;
+        let region = File::open(folder.join("region/region")).ok()?;
+        let grant = OpenOptions::new().write(true).open(folder.join("quota").join(GRANT)).ok()?;
+        let mut kept = Self { quota, region, grant, logged: 0, slots: Vec::new() };
+        kept.logged = kept.word(offset_of!(Compute, logged));
+        kept.look_for_processes();
+        Some(kept)
+    }
+
+    fn look_for_processes(&mut self) {
+        let mut bytes = vec![0; aliquot_quota::REGION_FILE_SIZE];
+        if self.region.read_exact_at(&mut bytes, 0).is_ok()
+            && let Ok(view) = RegionView::parse(&bytes)
+        {
+            let live = view.processes().filter(|process| !process.dead);
+            self.slots = live.filter_map(|process| u64::try_from(process.slot).ok()).collect();
+        }
+    }
+
+    fn read<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        let at = u64::try_from(at).unwrap_or(u64::MAX);
+        if self.region.read_exact_at(&mut bytes, at).is_ok() { bytes } else { [0; N] }
+    }
+
+    /// A word of the compute side.
+    fn word(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.read(offset_of!(Region, compute) + at))
+    }
+
+    fn look(&mut self, id: &str) -> Share {
+        let logged = self.word(offset_of!(Compute, logged));
+        let behind = logged.wrapping_sub(self.logged).min(LOG_LENGTH as u64);
+        let first = logged.wrapping_sub(behind);
+        self.logged = logged;
+        let stretches = (0..behind).filter_map(|at| self.entry(first.wrapping_add(at))).collect();
+        let is_pending = |slot: &u64| {
+            let at = usize::try_from(*slot).unwrap_or(0) * size_of::<Slot>() + offset_of!(Slot, pending);
+            u64::from_le_bytes(self.read(offset_of!(Region, slots) + at)) != 0
+        };
+        Share {
+            id: id.to_owned(),
+            percent: self.quota.cores_percent,
+            is_soft: self.quota.compute_policy == ComputePolicy::Soft,
+            priority: self.quota.priority,
+            charged_ns: self.word(offset_of!(Compute, charged_ns)),
+            borrowed_ns: self.word(offset_of!(Compute, borrowed_ns)),
+            leased_ns: self.word(offset_of!(Compute, leased_ns)),
+            delayed: self.word(offset_of!(Compute, delayed)),
+            stretches,
+            pending: self.slots.iter().copied().filter(is_pending).collect(),
+        }
+    }
+
+    fn entry(&self, number: u64) -> Option<Stretch> {
+        let place = usize::try_from(number).ok()? % LOG_LENGTH;
+        let at = offset_of!(Compute, log) + place * size_of::<Entry>();
+        let bytes: [u8; size_of::<Entry>()] = self.read(offset_of!(Region, compute) + at);
+        let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
+        let slot = word(offset_of!(Entry, slot))?;
+        Some(Stretch {
+            slot: slot & !SURE,
+            start_ns: word(offset_of!(Entry, start_ns))?,
+            end_ns: word(offset_of!(Entry, end_ns))?,
+            taken_ns: word(offset_of!(Entry, taken_ns))?,
+            is_sure: slot & SURE != 0,
+        })
+    }
+}

@@ -34,7 +34,7 @@ pub const EVENTS: usize = 2 * PLACES + 2 * STREAMS * WINDOWS + 1;
 const WINDOW: u32 = 32;
 const WINDOW_NS: u64 = 200_000;
 /// Windows in a row that must be long before costs are believed to have risen, where others have slices.
-const BELIEVED: u32 = 16;
+const BELIEVED: u32 = 64;
 /// GPU time between windows: at first, and once costs are known. Few launches cost many nanoseconds each.
 const SOON_NS: u64 = 250_000;
 const LATER_NS: u64 = 10_000_000;
@@ -62,6 +62,8 @@ struct Cost {
     estimate_ns: u64,
     /// Low measurements: falls fast and rises slowly.
     low_ns: u64,
+    /// A measurement far below those; 0 = none.
+    dip_ns: u64,
     /// Measurements so far, up to the inverse of the learning rate.
     count: u32,
     /// How many of the measurements were about as long as the low ones, of [`CLEAN_ALL`].
@@ -70,7 +72,7 @@ struct Cost {
     rest: u32,
 }
 
-const NO_COST: Cost = Cost { key: 0, estimate_ns: 0, low_ns: 0, count: 0, clean: 0, rest: 0 };
+const NO_COST: Cost = Cost { key: 0, estimate_ns: 0, low_ns: 0, dip_ns: 0, count: 0, clean: 0, rest: 0 };
 
 impl Cost {
     /// Whether it is timed in windows. A launch that shares its time with other streams can be cheap and long.
@@ -229,6 +231,9 @@ pub struct Meter {
     due_ns: u64,
     /// Launches to time one by one because windows showed nothing.
     sparse: u32,
+    /// How long launches take the host, rather too little.
+    call_ns: u64,
+    calls: u32,
     /// Windows in a row that took much longer than charged, and the shortest of them, in thousandths of that.
     long: u32,
     least_permille: u64,
@@ -256,6 +261,8 @@ impl Meter {
             since_ns: 0,
             due_ns: 0,
             sparse: 0,
+            call_ns: 0,
+            calls: 0,
             long: 0,
             least_permille: u64::MAX,
         }
@@ -514,6 +521,19 @@ impl Meter {
         }
     }
 
+    /// How long a launch took the host, from how long this one seems to have taken.
+    pub fn call(&mut self, took_ns: u64) -> u64 {
+        /// Launches that do work that later ones do not, such as loading code.
+        const FIRST: u32 = 8;
+        if took_ns < self.call_ns || self.calls < FIRST {
+            self.call_ns = if self.calls == 0 { took_ns } else { took_ns.min(self.call_ns) };
+        } else {
+            self.call_ns += (took_ns - self.call_ns).min(self.call_ns) / 32;
+        }
+        self.calls = self.calls.saturating_add(1);
+        if self.calls <= FIRST { 0 } else { took_ns.min(self.call_ns.saturating_mul(2)) }
+    }
+
     /// For how long something has been under way, the longest that its events can be apart.
     pub fn age(&self, pending: Pending, now_ns: u64) -> u64 {
         let first = match pending {
@@ -696,13 +716,26 @@ impl Meter {
                 .unwrap_or(home % KEYS);
             if let Some(cost) = self.costs.get_mut(free) {
                 let estimate_ns = fresh_ns.max(LEAST_NS);
-                *cost = Cost { key, estimate_ns, low_ns: length_ns, count: 1, clean: CLEAN_FIRST, rest: 0 };
+                *cost = Cost {
+                    key,
+                    estimate_ns,
+                    low_ns: length_ns,
+                    dip_ns: 0,
+                    count: 1,
+                    clean: CLEAN_FIRST,
+                    rest: 0,
+                };
             }
             return (fresh_ns, false);
         };
-        if length_ns < cost.low_ns / 4 * 3 {
-            // What was learned before lay in slices of others.
-            *cost = Cost { estimate_ns: length_ns, low_ns: length_ns, count: 1, clean: CLEAN_FIRST, ..*cost };
+        let dips = length_ns < cost.low_ns / 4 * 3;
+        if dips && cost.dip_ns == 0 {
+            // It may be a mistake.
+            cost.dip_ns = length_ns.max(1);
+        } else if dips {
+            // Twice: what was learned before lay in slices of others.
+            let low_ns = length_ns.max(cost.dip_ns);
+            *cost = Cost { estimate_ns: low_ns, low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*cost };
         } else if length_ns < cost.low_ns {
             cost.low_ns -= (cost.low_ns - length_ns).div_ceil(2);
         } else {
@@ -751,6 +784,8 @@ impl Meter {
             self.long += 1;
             self.least_permille = self.least_permille.min(fresh_ns.saturating_mul(1000) / charged);
             if self.long < BELIEVED {
+                // Soon known better.
+                self.due_ns = SOON_NS / 2;
                 return 0;
             }
             own = permille(charged, u32::try_from(self.least_permille).unwrap_or(u32::MAX));

@@ -102,6 +102,8 @@ pub struct Ticket {
     plan: Plan,
     /// When the GPU was seen to have nothing before the launch.
     idle_since_ns: Option<u64>,
+    /// When the driver was called.
+    called_ns: u64,
 }
 
 /// Asks for a launch. `may_time`: no capture is active, so events can be recorded.
@@ -144,17 +146,18 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
             plan
         });
     }
-    let mut idle_since_ns = None;
+    let (mut idle_since_ns, mut called_ns) = (None, 0);
     if let Some(event) = plan.before {
         if !host.record(event, launch.stream) {
             close(host, &plan, false, 0);
             plan = Plan::default();
         } else if plan.single.is_some() {
-            let now = host.now_ns();
-            idle_since_ns = (host.reached(event) == Reached::Yes).then_some(now);
+            let since = host.now_ns();
+            idle_since_ns = (host.reached(event) == Reached::Yes).then_some(since);
+            called_ns = host.now_ns();
         }
     }
-    Step::Go(Ticket { account, charged_ns, plan, idle_since_ns })
+    Step::Go(Ticket { account, charged_ns, plan, idle_since_ns, called_ns })
 }
 
 /// Pays a short launch out of the cells: the thread's own, or all together where much lies in them.
@@ -185,7 +188,13 @@ pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool)
     let mut is_good = is_made;
     let mut lead_ns = 0;
     if let Some(place) = plan.single {
-        lead_ns = ticket.idle_since_ns.map_or(0, |since| host.now_ns().saturating_sub(since));
+        let now = host.now_ns();
+        // A thread that is stopped after its launch must not make the kernel look shorter, so no launch is
+        // taken to last much longer than others.
+        let call = host.meter(|meter| meter.call(now.saturating_sub(ticket.called_ns)));
+        lead_ns = ticket
+            .idle_since_ns
+            .map_or(0, |since| ticket.called_ns.saturating_sub(since).saturating_add(call));
         let end = host.meter(|meter| meter.end_of(place));
         is_good &= end.is_some_and(|end| host.record(end, launch.stream));
     }

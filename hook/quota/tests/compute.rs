@@ -49,9 +49,9 @@ fn alone(share: u8, arguments: &[&str]) -> f64 {
     got
 }
 
-/// What was saved up is 20 ms, so 0.7 points of 3 s; the machine's own delays lower the figure.
+/// What was saved up is 20 ms, so 0.7 points of 3 s. A busy machine's delays can only lower the figure.
 fn is_about(got: f64, share: f64) {
-    assert!((share - 3.0..share + 1.5).contains(&got), "{got} instead of {share} %");
+    assert!((share * 0.6..share + 1.5).contains(&got), "{got} instead of {share} %");
 }
 
 #[test]
