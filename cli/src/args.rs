@@ -1,5 +1,6 @@
 //! The command line.
 
+use aliquot_controller::args::StrategyArg;
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 
@@ -16,6 +17,8 @@ pub(crate) enum Command {
     /// Run the whole product on this machine: simulated GPUs, an embedded control plane, the real
     /// controller and node agents, and real processes that meet their limits.
     Demo(DemoArgs),
+    /// Say why a claim, or a pod's claims, got these devices on this node, or none.
+    Explain(ExplainArgs),
     /// Take Aliquot out of a cluster while workloads run: afterwards nothing of ours blocks a pod or a claim.
     Uninstall(UninstallArgs),
     /// Free devices that claims keep without a pod (bound before their first, or retained after their last).
@@ -50,6 +53,37 @@ pub(crate) struct DemoArgs {
     /// Where the limiter's two files lie. Default: `../hook` beside this program.
     #[arg(long, value_name = "DIR")]
     pub(crate) limiter_build_dir: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ExplainArgs {
+    /// What to explain.
+    #[arg(value_enum)]
+    pub(crate) kind: ExplainKind,
+    /// Its name.
+    pub(crate) name: String,
+    /// Its namespace. Default: the kubeconfig's.
+    #[arg(short, long)]
+    pub(crate) namespace: Option<String>,
+    /// Driver name that Aliquot was installed with.
+    #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub(crate) driver_name: String,
+    /// The controller's strategy.
+    #[arg(long, value_enum, default_value_t = StrategyArg::BinPack)]
+    pub(crate) strategy: StrategyArg,
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+/// What can be explained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ExplainKind {
+    /// A ResourceClaim.
+    #[value(alias = "resourceclaim")]
+    Claim,
+    /// A pod, with all its claims.
+    Pod,
 }
 
 #[derive(Debug, clap::Args)]

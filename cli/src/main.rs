@@ -1,7 +1,8 @@
 //! `aliquot`: the operator's command.
 //!
-//! `demo` runs the whole product on one machine without GPU, cluster or root; `uninstall` takes it out
-//! of a cluster; `release` frees devices that claims keep without a pod; `install-node-files` is what the node agent's init container runs. Installed as
+//! `demo` runs the whole product on one machine without GPU, cluster or root; `explain` says why a claim
+//! has what it has, or nothing; `release` frees devices that claims keep without a pod; `uninstall` takes
+//! the product out of a cluster; `install-node-files` is what the node agent's init container runs. Installed as
 //! `kubectl-aliquot` it is a kubectl plugin.
 //!
 //! Start reading at [`demo::run`].
@@ -11,6 +12,7 @@ mod args;
 mod client;
 mod container;
 mod demo;
+mod explain;
 mod install;
 mod release;
 mod uninstall;
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         Command::InstallNodeFiles(install) => install::run(&install),
         Command::Demo(demo) => in_runtime(demo::run(demo)),
         Command::Release(release) => in_runtime(release::run(release)),
+        Command::Explain(explain) => in_runtime(explain::run(explain)),
         Command::Uninstall(uninstall) => in_runtime(uninstall::run(uninstall)),
     };
     match result {

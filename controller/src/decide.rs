@@ -19,14 +19,13 @@ mod stage;
 
 pub use matcher::Matcher;
 pub use policy::Strategy;
-pub use reason::{NoFit, Rejection, Wait};
+pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Wait};
 pub use result::Draft;
 pub use stage::{Situation, Stage};
 
 use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Pool, Resolution, Uid};
 use ask::Ask;
 use policy::Score;
-use reason::NodeReason;
 use search::{Failure, Solution};
 use shortlist::{Shortage, Shortlist};
 use std::collections::{BTreeSet, HashMap};

@@ -16,6 +16,7 @@ pub mod brain;
 pub mod budget;
 pub mod decide;
 pub mod events;
+pub mod explain;
 pub mod fence;
 pub mod govern;
 pub mod hold;

@@ -214,6 +214,17 @@ impl Cluster {
         command::run(self.setting("HELM")?, &["uninstall", "aliquot", "-n", SYSTEM, "--timeout=120s", &flag])
     }
 
+    /// Runs `aliquot explain` on the cluster.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn explain(&self, args: &[&str]) -> Result<String> {
+        let program = self.build.join("aliquot");
+        let flag = self.kubeconfig_flag()?;
+        let all: Vec<&str> = ["explain"].iter().chain(args).copied().chain([flag.as_str()]).collect();
+        command::run(program, &all)
+    }
+
     /// Sets or removes the label of the node that says who allocates, and waits until it is so.
     ///
     /// # Errors

@@ -47,7 +47,26 @@ pub struct GpuView {
     pub free: i64,
 }
 
+/// What a score says, whatever the strategy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Facts {
+    /// GPUs that were free and are not any more.
+    pub opened: i64,
+    /// What larger requests could have had before and cannot have now, in thousandths of a GPU.
+    pub lost: i64,
+    /// What is left of the node, in thousandths of a GPU.
+    pub left: i64,
+}
+
 impl Strategy {
+    /// What a score of this strategy says.
+    pub const fn facts(self, score: Score) -> Facts {
+        match self {
+            Self::BinPack => Facts { opened: score.opened, lost: score.lost, left: score.left },
+            Self::Spread => Facts { opened: -score.opened, lost: score.left, left: -score.lost },
+        }
+    }
+
     /// The rank of a device.
     pub fn rank(self, gpu: GpuView) -> Rank {
         let lost = gpu.value_before - gpu.value_after;

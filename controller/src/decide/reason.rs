@@ -211,6 +211,17 @@ pub enum DeviceReason {
     Together,
 }
 
+impl NodeReason {
+    /// Whether the node's devices are simply of another kind, or nobody's to give.
+    pub const fn is_lack_of_kind(&self) -> bool {
+        matches!(
+            self,
+            Self::NoSuchNode
+                | Self::Devices(DeviceReason::NoMatch { .. } | DeviceReason::NotInControllerMode)
+        )
+    }
+}
+
 impl fmt::Display for NodeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -282,6 +293,11 @@ impl NoFit {
     pub fn add_many(&mut self, node: &Arc<str>, count: usize, reason: NodeReason) {
         self.nodes += count;
         self.reasons.entry(reason).or_insert_with(|| (0, node.clone())).0 += count;
+    }
+
+    /// Each reason, with how many nodes and one of them.
+    pub fn each(&self) -> impl Iterator<Item = (&NodeReason, usize, &Arc<str>)> {
+        self.reasons.iter().map(|(reason, (count, node))| (reason, *count, node))
     }
 
     /// Nodes that were looked at.

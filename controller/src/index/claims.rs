@@ -274,6 +274,16 @@ impl Index {
         self.claim_changed(key, room)
     }
 
+    /// Takes off what a claim has: for a snapshot that asks what would be without it.
+    pub fn withdraw(&mut self, key: &ObjectKey) {
+        let before = self.effective_allocation(key).cloned();
+        let Some(claim) = self.claims.get_mut(key) else { return };
+        claim.allocation = None;
+        let uid = claim.uid.clone();
+        self.assumed.remove(&uid);
+        self.exchange(&uid, before.as_ref(), None);
+    }
+
     /// Drops every decision that the API does not show: for a controller that lost its lease.
     pub fn forget_all(&mut self) {
         let assumed: Vec<(ObjectKey, Uid)> =

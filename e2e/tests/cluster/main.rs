@@ -6,6 +6,7 @@ mod allocation;
 mod budget;
 mod controllers;
 mod examples;
+mod explain;
 mod governance;
 mod hold;
 mod kubelet;

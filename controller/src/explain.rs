@@ -1,0 +1,341 @@
+//! Why a pod has the devices that it has, or none: the decision itself, made again on a snapshot.
+//!
+//! What is explained is the cluster as it is now: the controller may have decided on another.
+
+use crate::decide::{
+    Decision, Matcher, NoFit, NodeReason, Options, Plan, Situation, decide, decide_in, policy::Score,
+};
+use crate::index::{Index, ObjectKey, Pod, Uid};
+use crate::preempt::{self, Choice, Room, Terms};
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::Arc;
+
+/// Nodes that are named, at most.
+const NAMED: usize = 5;
+
+/// What a claim was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    /// The claim.
+    pub claim: ObjectKey,
+    /// Where it can be used.
+    pub node: Option<Arc<str>>,
+    /// Request and device.
+    pub devices: Vec<(Arc<str>, String)>,
+    /// Whether our controller wrote it.
+    pub by_us: bool,
+}
+
+/// Nodes on which the pod would fit, best first, and why it would not on the others.
+#[derive(Debug, Clone)]
+pub struct Ranking {
+    options: Options,
+    fits: Vec<(Score, Arc<str>)>,
+    others: NoFit,
+}
+
+/// How near the pod is to fitting.
+#[derive(Debug, Clone)]
+pub enum Nearest {
+    /// It would fit if these ended; so many of them stand lower, so that they could be evicted.
+    IfEnded(Box<Room>, usize),
+    /// Something on this node is in the way that no pod's end changes.
+    Obstacle(Arc<str>, NodeReason),
+    /// No device anywhere is what is asked for.
+    Nowhere,
+}
+
+/// An explanation.
+#[derive(Debug, Clone)]
+pub enum Explanation {
+    /// It has its devices.
+    Has {
+        /// What its claims were given.
+        given: Vec<Given>,
+        /// How the nodes compare without it, where we gave it.
+        ranking: Option<Ranking>,
+    },
+    /// It fits; the controller has not written it yet.
+    Fits {
+        /// What it would get.
+        plan: Box<Plan>,
+        /// How the nodes compare.
+        ranking: Ranking,
+    },
+    /// It does not fit.
+    None {
+        /// Why, by nodes.
+        reasons: Box<NoFit>,
+        /// How near it is.
+        nearest: Nearest,
+    },
+    /// Something else, in words.
+    Other(String),
+}
+
+/// Explains a pod. The snapshot is changed: what the pod has is taken off it to see how the nodes
+/// compare without.
+pub fn explain(
+    index: &mut Index,
+    matcher: &mut Matcher,
+    pod: &Pod,
+    options: Options,
+    wall: i64,
+    expired: &mut dyn FnMut() -> bool,
+) -> Explanation {
+    match decide(index, matcher, pod, &Default::default(), options, expired) {
+        Decision::Settled { .. } => {
+            let given = given(index, pod);
+            let ours = given.iter().all(|given| given.by_us);
+            for claim in &given {
+                index.withdraw(&claim.claim);
+            }
+            // Wherever it is by now, the question is where it could be.
+            let free = Pod { node: None, nominated: None, ..pod.clone() };
+            let ranking = ours.then(|| rank(index, matcher, &free, options, expired));
+            Explanation::Has { given, ranking }
+        }
+        Decision::Placed(plan) => {
+            Explanation::Fits { plan, ranking: rank(index, matcher, pod, options, expired) }
+        }
+        Decision::NoFit(reasons) | Decision::Undo { reason: reasons, .. } => {
+            let nearest = nearest(index, matcher, pod, &reasons, options, wall, expired);
+            Explanation::None { reasons, nearest }
+        }
+        Decision::NotOurs => Explanation::Other(
+            "none of its claims asks for devices of this driver, or all are allocated by others".to_owned(),
+        ),
+        Decision::Waiting(wait) => Explanation::Other(wait.to_string()),
+        Decision::Rejected(rejection) => Explanation::Other(format!("this can never be: {rejection}")),
+        Decision::OutOfTime(reasons) => {
+            Explanation::Other(format!("the search did not end in time; so far: {reasons}"))
+        }
+        Decision::LeaveToScheduler { node } => Explanation::Other(format!(
+            "it fits nowhere in controller mode; node {node} is in scheduler mode and could serve it, which is \
+             kube-scheduler's to do"
+        )),
+    }
+}
+
+fn given(index: &Index, pod: &Pod) -> Vec<Given> {
+    let of = |key: ObjectKey| {
+        let allocation = index.effective_allocation(&key)?;
+        let devices = allocation.held.iter();
+        let devices =
+            devices.map(|held| (held.request.clone(), index.name(held.device).to_owned())).collect();
+        Some(Given { claim: key, node: allocation.node.clone(), devices, by_us: allocation.by_us })
+    };
+    pod.claim_keys().filter_map(of).collect()
+}
+
+fn rank(
+    index: &Index,
+    matcher: &mut Matcher,
+    pod: &Pod,
+    options: Options,
+    expired: &mut dyn FnMut() -> bool,
+) -> Ranking {
+    let mut ranking = Ranking { options, fits: Vec::new(), others: NoFit::default() };
+    let mut nodes: Vec<Arc<str>> = index.nodes_with_pools().cloned().collect();
+    nodes.sort();
+    for node in nodes {
+        let situation = Situation { only: Some(node.clone()), ..Situation::default() };
+        match decide_in(index, matcher, pod, &situation, options, expired) {
+            Decision::Placed(plan) => ranking.fits.push((plan.score, node)),
+            Decision::NoFit(reasons) | Decision::Undo { reason: reasons, .. } => {
+                reasons
+                    .each()
+                    .for_each(|(reason, count, node)| ranking.others.add_many(node, count, reason.clone()));
+            }
+            _ => ranking.others.add(&node, NodeReason::OutOfTime),
+        }
+    }
+    ranking.fits.sort();
+    ranking
+}
+
+/// What would have to end for the pod to fit, whoever it is.
+fn nearest(
+    index: &Index,
+    matcher: &mut Matcher,
+    pod: &Pod,
+    reasons: &NoFit,
+    options: Options,
+    wall: i64,
+    expired: &mut dyn FnMut() -> bool,
+) -> Nearest {
+    let nobody: HashSet<Uid> = HashSet::new();
+    let key = &pod.key;
+    let standing = |other: &Pod| i32::from(other.key == *key);
+    let terms = Terms { standing: &standing, wall, evicted: &nobody, spared: &nobody };
+    if let Choice::Room(room) =
+        preempt::choose(index, matcher, pod, &Situation::default(), &terms, options, expired)
+    {
+        let lower = |victim: &&preempt::Victim| {
+            index.pod(&victim.pod).is_some_and(|victim| victim.priority < pod.priority)
+        };
+        let lower = room.victims.iter().filter(lower).count();
+        return Nearest::IfEnded(room, lower);
+    }
+    let obstacle = reasons
+        .each()
+        .filter(|(reason, _, _)| !reason.is_lack_of_kind())
+        .min_by_key(|(reason, _, _)| *reason);
+    match obstacle {
+        Some((reason, _, node)) => Nearest::Obstacle(node.clone(), reason.clone()),
+        None => Nearest::Nowhere,
+    }
+}
+
+/// Thousandths in words.
+struct Gpus(i64);
+
+impl fmt::Display for Gpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sign = if self.0 < 0 { "-" } else { "" };
+        let whole = self.0.unsigned_abs();
+        write!(f, "{sign}{}.{:03}", whole / 1000, whole % 1000)
+    }
+}
+
+impl Ranking {
+    /// Where a node stands, from 1 on.
+    fn place(&self, node: &str) -> Option<usize> {
+        self.fits.iter().position(|(_, other)| **other == *node).map(|at| at + 1)
+    }
+}
+
+impl fmt::Display for Ranking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = self.fits.len() + self.others.nodes();
+        writeln!(f, "it fits on {} of {all} node(s) with devices, best first:", self.fits.len())?;
+        for (place, (score, node)) in self.fits.iter().enumerate().take(NAMED) {
+            let facts = self.options.strategy.facts(*score);
+            write!(f, "  {}. {node}: ", place + 1)?;
+            if score.alternatives > 0 {
+                write!(f, "by a later alternative; ")?;
+            }
+            writeln!(
+                f,
+                "opens {} untouched GPU(s), takes {} GPU from what larger requests could have had, leaves {} GPU free",
+                facts.opened,
+                Gpus(facts.lost),
+                Gpus(facts.left)
+            )?;
+        }
+        if self.fits.len() > NAMED {
+            writeln!(f, "  and {} more", self.fits.len() - NAMED)?;
+        }
+        if self.others.nodes() > 0 {
+            writeln!(f, "the others:")?;
+            write_reasons(f, &self.others)?;
+        }
+        Ok(())
+    }
+}
+
+fn write_reasons(f: &mut fmt::Formatter<'_>, reasons: &NoFit) -> fmt::Result {
+    let mut all: Vec<_> = reasons.each().collect();
+    all.sort_by_key(|(_, count, _)| std::cmp::Reverse(*count));
+    for (reason, count, node) in all {
+        match count {
+            1 => writeln!(f, "  1 ({node}) {reason}")?,
+            _ => writeln!(f, "  {count} (such as {node}) {reason}")?,
+        }
+    }
+    Ok(())
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Other(words) => writeln!(f, "{words}"),
+            Self::Has { given, ranking } => {
+                for Given { claim, node, devices, by_us } in given {
+                    let writer = if *by_us { "the controller" } else { "somebody else" };
+                    let node = node.as_deref().unwrap_or("several nodes");
+                    writeln!(f, "claim {claim} has devices on node {node}, given by {writer}:")?;
+                    for (request, device) in devices {
+                        writeln!(f, "  {request}: {device}")?;
+                    }
+                }
+                let Some(ranking) = ranking else { return Ok(()) };
+                let node = given.iter().find_map(|given| given.node.as_deref()).unwrap_or_default();
+                match ranking.place(node) {
+                    Some(1) => {
+                        writeln!(f, "without them {node} would be chosen again; as the cluster is now")?
+                    }
+                    Some(place) => writeln!(
+                        f,
+                        "without them {node} would be number {place}: the cluster has changed since; as it is now"
+                    )?,
+                    None => {
+                        writeln!(f, "without them it would not be given {node} again; as the cluster is now")?
+                    }
+                }
+                ranking.fmt(f)
+            }
+            Self::Fits { plan, ranking } => {
+                let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
+                let names: Vec<&str> = results
+                    .flat_map(|d| d.results.iter().flatten())
+                    .map(|result| result.device.as_str())
+                    .collect();
+                writeln!(
+                    f,
+                    "nothing is allocated yet, but {} on node {} would do",
+                    names.join(", "),
+                    plan.node
+                )?;
+                ranking.fmt(f)
+            }
+            Self::None { reasons, nearest } => {
+                writeln!(f, "it fits on none of {} node(s) with devices:", reasons.nodes())?;
+                write_reasons(f, reasons)?;
+                nearest.fmt(f)
+            }
+        }
+    }
+}
+
+impl fmt::Display for Nearest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::IfEnded(room, lower) => {
+                let results = room.plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
+                let names: Vec<&str> = results
+                    .flat_map(|d| d.results.iter().flatten())
+                    .map(|result| result.device.as_str())
+                    .collect();
+                let node = &room.plan.node;
+                let devices = names.join(", ");
+                if room.victims.is_empty() {
+                    return writeln!(f, "nearest: {devices} on node {node}, once what ends there has ended");
+                }
+                let pods: Vec<String> = room.victims.iter().map(|victim| victim.pod.to_string()).collect();
+                writeln!(
+                    f,
+                    "nearest: {devices} on node {node}, if {} pod(s) ended: {}; {lower} of them have a lower priority",
+                    pods.len(),
+                    pods.join(", ")
+                )
+            }
+            Self::Obstacle(node, reason) => {
+                writeln!(
+                    f,
+                    "nearest: node {node}, one of those that {reason}; no pod's end would change that"
+                )
+            }
+            Self::Nowhere => {
+                writeln!(
+                    f,
+                    "nearest: nothing, no published device is what it asks for; check class and selectors"
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
