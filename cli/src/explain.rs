@@ -10,9 +10,8 @@ use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use kube::api::{Api, DynamicObject, ListParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::fmt::Debug;
@@ -31,9 +30,8 @@ const STAND_IN: &str = "aliquot-explain";
 /// # Errors
 /// If the API does not answer, or the object does not exist.
 pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
-    let config = config(&args).await.context("cannot find out how to reach the cluster")?;
-    let namespace = args.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).context("cannot make a client")?;
+    let client = crate::client::connect(args.kubeconfig.as_deref()).await?;
+    let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
     let mut index = gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
     let key = ObjectKey::new(&namespace, &args.name);
     let pod = match args.kind {
@@ -61,16 +59,6 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
         events.iter().for_each(|line| println!("  {line}"));
     }
     Ok(())
-}
-
-async fn config(args: &ExplainArgs) -> Result<Config> {
-    Ok(match &args.kubeconfig {
-        Some(path) => {
-            Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default())
-                .await?
-        }
-        None => Config::infer().await?,
-    })
 }
 
 /// Everything that a decision depends on.

@@ -150,7 +150,9 @@ impl<'a> Builder<'a, '_> {
         for (claim, allocation) in claims {
             let consumers: Vec<Consumer<'a>> =
                 claim.reserved_for.iter().map(|consumer| self.consumer(claim, consumer)).collect();
-            if consumers.iter().any(|consumer| matches!(consumer, Consumer::Fixed)) {
+            // Without a consumer it is kept on purpose, or taken back by the controller itself.
+            let fixed = consumers.iter().any(|consumer| matches!(consumer, Consumer::Fixed));
+            if fixed || consumers.is_empty() {
                 continue;
             }
             let mut users = HashSet::new();

@@ -248,6 +248,18 @@ fn what_ends_already_is_waited_for_and_not_for_ever() {
 }
 
 #[test]
+fn a_claim_that_is_kept_without_a_consumer_is_not_counted_on() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.claim("kept", &[gpu(1)]);
+    let first = world.pod("first", &["kept"], 0);
+    let Decision::Placed(plan) = world.decide(&first) else { panic!("fits") };
+    world.show(&plan, NOW, &[]);
+    world.remove("first");
+    let pod = world.wants("high", &[gpu(1)], 3);
+    assert_eq!(world.choose(&pod), Choice::None);
+}
+
+#[test]
 fn room_on_the_node_counts_as_well() {
     let mut world = World::new(&[("n1", 2)]);
     world.claim("hog", &[gpu(1)]);
