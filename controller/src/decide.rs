@@ -121,7 +121,7 @@ pub fn decide_in(
     let mut ours = false;
     let mut reserve = Vec::new();
     for claim in &claims {
-        if let Some(allocation) = index.effective_allocation(&claim.key) {
+        if let Some(allocation) = given(index, situation, claim) {
             ours |= !allocation.held.is_empty();
             if index.is_assumed(&claim.uid) {
                 return Decision::Waiting(Wait::InFlight { claim: claim.key.clone() });
@@ -145,7 +145,7 @@ pub fn decide_in(
     if asks.is_empty() {
         return if ours { Decision::Settled { reserve } } else { Decision::NotOurs };
     }
-    let pinned = match pinned(index, pod, &claims) {
+    let pinned = match pinned(index, pod, &claims, situation) {
         Ok(pinned) => pinned,
         Err(rejection) => return Decision::Rejected(rejection),
     };
@@ -201,6 +201,11 @@ fn gather<'a>(index: &'a Index, pod: &Pod) -> Result<Vec<&'a Claim>, Wait> {
     Ok(claims)
 }
 
+/// What a claim has, unless it is decided anew.
+fn given<'a>(index: &'a Index, situation: &Situation, claim: &Claim) -> Option<&'a Allocation> {
+    index.effective_allocation(&claim.key).filter(|_| !situation.anew.contains(&claim.uid))
+}
+
 /// Where the pod has to be because of what it has.
 #[derive(Debug, Default)]
 struct Pinned<'a> {
@@ -208,10 +213,15 @@ struct Pinned<'a> {
     selectors: Vec<&'a Allocation>,
 }
 
-fn pinned<'a>(index: &'a Index, pod: &Pod, claims: &[&'a Claim]) -> Result<Pinned<'a>, Box<Rejection>> {
+fn pinned<'a>(
+    index: &'a Index,
+    pod: &Pod,
+    claims: &[&'a Claim],
+    situation: &Situation,
+) -> Result<Pinned<'a>, Box<Rejection>> {
     let mut pinned = Pinned { node: pod.node.clone(), selectors: Vec::new() };
     for claim in claims {
-        let Some(allocation) = index.effective_allocation(&claim.key) else { continue };
+        let Some(allocation) = given(index, situation, claim) else { continue };
         match (&allocation.node, &pinned.node) {
             (Some(node), Some(other)) if node != other => {
                 return Err(Box::new(Rejection::Apart {

@@ -164,6 +164,11 @@ impl Index {
         self.names.find(name)
     }
 
+    /// A string's symbol, new if nothing is called so yet.
+    pub fn intern(&mut self, name: &str) -> Sym {
+        self.names.intern(name)
+    }
+
     /// What devices have in common.
     pub fn shape(&self, device: &Device) -> &Shape {
         self.shapes.get(device.shape)

@@ -130,7 +130,12 @@ fn trial(index: &Index, situation: &Situation, field: &Field<'_>) -> Situation {
         stage.leave(index, &field.node, pod);
     }
     let stages = [(field.node.clone(), stage)].into_iter().collect();
-    Situation { left_out: situation.left_out.clone(), stages, only: Some(field.node.clone()) }
+    Situation {
+        left_out: situation.left_out.clone(),
+        stages,
+        only: Some(field.node.clone()),
+        ..Situation::default()
+    }
 }
 
 /// One node on which room could be made.
@@ -227,4 +232,4 @@ impl Cost {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -15,6 +15,8 @@ pub const ALLOCATION: &str = "aliquot.dev/allocation";
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Kubernetes' annotation on a claim made from a template: the name in `pod.spec.resourceClaims`.
 pub const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
+/// Annotation of a pod that may be evicted so that gaps on GPUs can be filled: `Allow`.
+pub const COMPACTION: &str = "aliquot.dev/compaction";
 /// Annotation of a claim or a class: when the claim gets its devices, `Immediate` or
 /// `WaitForFirstConsumer` (the default).
 pub const BINDING: &str = "aliquot.dev/binding";

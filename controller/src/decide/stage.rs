@@ -15,6 +15,8 @@ pub struct Situation {
     pub stages: HashMap<Arc<str>, Stage>,
     /// The one node to look at, if it is not all.
     pub only: Option<Arc<str>>,
+    /// Claims that are decided as if they had no devices.
+    pub anew: HashSet<Uid>,
 }
 
 impl Situation {
@@ -46,7 +48,7 @@ impl Stage {
     }
 
     /// Its pools.
-    pub(super) fn pools(&self) -> impl Iterator<Item = &Pool> {
+    pub(crate) fn pools(&self) -> impl Iterator<Item = &Pool> {
         self.pools.iter()
     }
 

@@ -284,6 +284,18 @@ impl Index {
         self.exchange(&uid, before.as_ref(), None);
     }
 
+    /// Who uses a claim, in a test.
+    #[cfg(test)]
+    pub(crate) fn replace_consumers(
+        &mut self,
+        key: &ObjectKey,
+        consumers: Vec<ResourceClaimConsumerReference>,
+    ) {
+        if let Some(claim) = self.claims.get_mut(key) {
+            claim.reserved_for = consumers;
+        }
+    }
+
     /// Drops every decision that the API does not show: for a controller that lost its lease.
     pub fn forget_all(&mut self) {
         let assumed: Vec<(ObjectKey, Uid)> =

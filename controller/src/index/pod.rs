@@ -3,7 +3,7 @@
 use super::claims::key_of;
 use super::{Change, Claim, Index, ObjectKey, Uid, node};
 use crate::quantity::Quantity;
-use aliquot_model::names::SCHEDULING_GATE;
+use aliquot_model::names::{COMPACTION, SCHEDULING_GATE};
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, NodeSelector, Pod as ApiPod, PodSpec, Toleration,
 };
@@ -44,6 +44,8 @@ pub struct Pod {
     pub gated: bool,
     /// Names of all its gates.
     pub gates: Vec<String>,
+    /// Whether it may be moved to fill up gaps: its owner said so, and makes it anew.
+    pub movable: bool,
     /// Its claims.
     pub claims: Vec<PodClaim>,
     /// What it needs of a node.
@@ -127,6 +129,7 @@ impl Pod {
             priority: 0,
             never_preempts: true,
             ends_by: None,
+            movable: false,
             node: None,
             nominated: None,
             unschedulable: false,
@@ -186,6 +189,7 @@ impl Pod {
             terminal: matches!(phase, "Succeeded" | "Failed"),
             started,
             deleting: pod.metadata.deletion_timestamp.is_some(),
+            movable: is_movable(pod),
             ends_by: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0.as_second()),
             never_preempts: spec.preemption_policy.as_deref() == Some("Never"),
             gated: gates.iter().any(|gate| gate == SCHEDULING_GATE),
@@ -195,6 +199,12 @@ impl Pod {
             key,
         })
     }
+}
+
+fn is_movable(pod: &ApiPod) -> bool {
+    let said = pod.metadata.annotations.as_ref().and_then(|all| all.get(COMPACTION));
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    said.is_some_and(|value| value == "Allow") && owners.any(|owner| owner.controller == Some(true))
 }
 
 fn claims(pod: &ApiPod, spec: &PodSpec) -> Vec<PodClaim> {

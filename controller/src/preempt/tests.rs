@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 const NOW: i64 = 100_000;
 
 /// A cluster to play through.
-struct World {
-    index: Index,
-    matcher: Matcher,
+pub(crate) struct World {
+    pub(crate) index: Index,
+    pub(crate) matcher: Matcher,
     version: u64,
     evicted: HashSet<Uid>,
     spared: HashSet<Uid>,
@@ -23,7 +23,7 @@ struct World {
 }
 
 impl World {
-    fn new(nodes: &[(&str, u32)]) -> Self {
+    pub(crate) fn new(nodes: &[(&str, u32)]) -> Self {
         let mut index = Index::new(DRIVER);
         index.reset_classes(&fixtures::classes());
         for (name, gpus) in nodes {
@@ -41,14 +41,14 @@ impl World {
         self.version.to_string()
     }
 
-    fn claim(&mut self, name: &str, requests: &[Value]) {
+    pub(crate) fn claim(&mut self, name: &str, requests: &[Value]) {
         let mut claim = fixtures::claim(name, &fixtures::spec(requests));
         claim.metadata.uid = Some(format!("uid-{name}"));
         claim.metadata.resource_version = Some(self.stamp());
         self.index.apply_claim(&claim);
     }
 
-    fn pod_with(
+    pub(crate) fn pod_with(
         &mut self,
         name: &str,
         claims: &[&str],
@@ -95,7 +95,7 @@ impl World {
     }
 
     /// A pod with a claim of its own that is allocated and runs, if it fits.
-    fn run(&mut self, name: &str, requests: &[Value], priority: i32, since: i64) -> bool {
+    pub(crate) fn run(&mut self, name: &str, requests: &[Value], priority: i32, since: i64) -> bool {
         self.claim(name, requests);
         let pod = self.pod(name, &[name], priority);
         let Decision::Placed(plan) = self.decide(&pod) else {
@@ -108,7 +108,7 @@ impl World {
         true
     }
 
-    fn bind(&mut self, name: &str, claims: &[&str], priority: i32, node: &str) {
+    pub(crate) fn bind(&mut self, name: &str, claims: &[&str], priority: i32, node: &str) {
         self.pod_with(name, claims, priority, |pod| {
             let spec = pod.spec.as_mut().expect("a spec");
             spec.node_name = Some(node.to_owned());
@@ -116,7 +116,7 @@ impl World {
         });
     }
 
-    fn remove(&mut self, pod: &str) {
+    pub(crate) fn remove(&mut self, pod: &str) {
         self.index.delete_pod(&ObjectKey::new("default", pod));
     }
 

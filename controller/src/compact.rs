@@ -1,0 +1,190 @@
+//! Which pods to move so that GPUs that are partly held become free: a pure function.
+//!
+//! A GPU is emptied when every claim on it belongs to a pod that may be moved, and all of them find
+//! room on GPUs that are partly held already: by the real decision, made in the situation that the
+//! moves before have left. GPUs with the fewest pods come first, as they cost least.
+
+mod gaps;
+
+use crate::decide::{Decision, Matcher, Options, Plan, Situation, Stage, Strategy, decide_in};
+use crate::index::{Holder, Index, ObjectKey, Pod, Sym, Uid};
+use gaps::{GpuId, Occupied};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+pub use gaps::{Gaps, measure};
+
+/// How far to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Most pods that are moved to empty one GPU: what is gained must be worth it.
+    pub per_gpu: usize,
+    /// Most pods that are moved in all.
+    pub in_all: usize,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { per_gpu: 4, in_all: 64 }
+    }
+}
+
+/// A pod on its way.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Move {
+    /// The pod.
+    pub pod: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// Its devices on the GPU that is emptied.
+    pub from: Vec<String>,
+    /// The node that it would go to.
+    pub to_node: Arc<str>,
+    /// What it would be given there.
+    pub to: Vec<String>,
+}
+
+/// A GPU that can be emptied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// Its node.
+    pub node: Arc<str>,
+    /// Its pool.
+    pub pool: Sym,
+    /// Its number in device names.
+    pub gpu: u32,
+    /// Who moves.
+    pub moves: Vec<Move>,
+}
+
+/// What there is to gain, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outline {
+    /// Gaps now.
+    pub before: Gaps,
+    /// Gaps when it is done.
+    pub after: Gaps,
+    /// In this order; each is worth its moves without those after it.
+    pub steps: Vec<Step>,
+}
+
+/// Finds moves. Under another strategy than bin-pack there are none: what they gained would be lost
+/// with the next pods. `expired` is asked now and then whether time is up; what was found is good.
+pub fn outline(
+    index: &mut Index,
+    matcher: &mut Matcher,
+    options: Options,
+    terms: Terms,
+    expired: &mut dyn FnMut() -> bool,
+) -> Outline {
+    let before = measure(index, &HashMap::new());
+    let mut work = Work { index, matcher, options, stages: HashMap::new(), moved: HashSet::new() };
+    let mut steps: Vec<Step> = Vec::new();
+    if options.strategy == Strategy::BinPack {
+        let mut left = terms.in_all;
+        for gpu in gaps::occupied(work.index) {
+            if expired() {
+                break;
+            }
+            // Who has moved once stays where it is; what came by a move is not moved on.
+            let settled = gpu.pods.iter().any(|pod| work.moved.contains(pod)) || work.is_filled(&gpu);
+            if settled || gpu.pods.len() > terms.per_gpu.min(left) {
+                continue;
+            }
+            if let Some(step) = work.empty(&gpu, expired) {
+                left = left.saturating_sub(step.moves.len());
+                steps.push(step);
+            }
+        }
+    }
+    let after = measure(work.index, &work.stages);
+    Outline { before, after, steps }
+}
+
+struct Work<'a> {
+    index: &'a mut Index,
+    matcher: &'a mut Matcher,
+    options: Options,
+    /// Nodes as the moves so far would leave them.
+    stages: HashMap<Arc<str>, Stage>,
+    moved: HashSet<ObjectKey>,
+}
+
+impl Work<'_> {
+    /// Whether a move has brought something to the GPU.
+    fn is_filled(&self, gpu: &Occupied) -> bool {
+        self.stages
+            .get(&gpu.node)
+            .is_some_and(|stage| gaps::holders(self.index, stage, gpu.id) != gpu.holders)
+    }
+
+    /// Moves everybody off a GPU, or nobody.
+    fn empty(&mut self, gpu: &Occupied, expired: &mut dyn FnMut() -> bool) -> Option<Step> {
+        let mut stages = self.stages.clone();
+        let here = stages.entry(gpu.node.clone()).or_insert_with(|| Stage::new(self.index, &gpu.node));
+        here.release(self.index, &gpu.claims);
+        let closed = closed(self.index, gpu.id);
+        here.hold(self.index, &closed);
+        let mut moves = Vec::new();
+        for key in &gpu.pods {
+            let pod = self.index.pod(key)?.clone();
+            let anew = Pod { node: None, nominated: None, ..pod.clone() };
+            let situation =
+                Situation { stages: stages.clone(), anew: gpu.claims.clone(), ..Situation::default() };
+            let decision = decide_in(self.index, self.matcher, &anew, &situation, self.options, expired);
+            let Decision::Placed(plan) = decision else { return None };
+            if plan.score.opened > 0 {
+                return None;
+            }
+            let held = held_by(self.index, &plan);
+            let stage = stages.entry(plan.node.clone()).or_insert_with(|| Stage::new(self.index, &plan.node));
+            stage.hold(self.index, &held);
+            if plan.node != gpu.node {
+                stage.join(&pod.needs);
+            }
+            moves.push(Move {
+                pod: key.clone(),
+                uid: pod.uid.clone(),
+                from: gpu.devices_of(self.index, key),
+                to_node: plan.node.clone(),
+                to: devices_of(&plan),
+            });
+        }
+        // Nobody decides on the empty GPU but those who come after.
+        if let Some(here) = stages.get_mut(&gpu.node) {
+            here.release(self.index, &closed.iter().map(|(_, holder)| holder.claim.clone()).collect());
+        }
+        self.stages = stages;
+        self.moved.extend(gpu.pods.iter().cloned());
+        Some(Step { node: gpu.node.clone(), pool: gpu.id.0, gpu: gpu.id.1, moves })
+    }
+}
+
+/// What keeps everybody off a GPU while a situation lasts: a device that it does not have is held.
+fn closed(index: &mut Index, (pool, gpu): GpuId) -> Vec<(Sym, Holder)> {
+    let device = index.intern(&format!("gpu-{gpu}-mig-compaction-0-0"));
+    let claim = Uid::from("compaction");
+    vec![(pool, Holder { claim, device, admin: false, share: None, consumed: Box::default() })]
+}
+
+fn held_by(index: &mut Index, plan: &Plan) -> Vec<(Sym, Holder)> {
+    let mut held = Vec::new();
+    for draft in &plan.drafts {
+        let allocation = draft.finish(Timestamp::UNIX_EPOCH, || uuid::Uuid::new_v4().to_string());
+        let read = index.read_allocation(&draft.uid, None, &allocation);
+        held.extend(read.held.into_iter().map(|held| {
+            let (device, admin, share, consumed) = (held.device, held.admin, held.share, held.consumed);
+            (held.pool, Holder { claim: draft.uid.clone(), device, admin, share, consumed })
+        }));
+    }
+    held
+}
+
+fn devices_of(plan: &Plan) -> Vec<String> {
+    let devices = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
+    devices.flat_map(|devices| devices.results.iter().flatten()).map(|result| result.device.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests;
