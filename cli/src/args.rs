@@ -21,6 +21,8 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Take Aliquot out of a cluster while workloads run: afterwards nothing of ours blocks a pod or a claim.
     Uninstall(UninstallArgs),
+    /// Say what the controller would do on a larger scale.
+    Plan(PlanArgs),
     /// Free devices that claims keep without a pod (bound before their first, or retained after their last).
     Release(ReleaseArgs),
     /// Put the limiter's files and the OCI hook on a node (the node agent's init container runs this).
@@ -100,6 +102,25 @@ pub(crate) struct UninstallArgs {
     /// Do it; without this flag the command only says what it would do.
     #[arg(long)]
     pub(crate) yes: bool,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct PlanArgs {
+    /// Which pods to move so that GPUs that are partly held become free.
+    #[arg(long, required = true)]
+    pub(crate) compact: bool,
+    /// Most pods that are moved to empty one GPU.
+    #[arg(long, default_value_t = 4)]
+    pub(crate) moves_per_gpu: usize,
+    /// Print the plan as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Driver name that Aliquot was installed with.
+    #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub(crate) driver_name: String,
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -1,20 +1,16 @@
 //! `aliquot explain`: reads what the controller reads, decides again, and says why. Nothing is written.
 
 use crate::args::{ExplainArgs, ExplainKind};
+use crate::snapshot;
 use aliquot_controller::decide::{Matcher, Options};
 use aliquot_controller::explain;
-use aliquot_controller::index::{Index, ObjectKey, Pod, TaintRule};
-use aliquot_controller::watch::find_taint_rules;
+use aliquot_controller::index::{Index, ObjectKey, Pod};
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use kube::api::{Api, DynamicObject, ListParams};
-use serde::de::DeserializeOwned;
+use kube::api::{Api, ListParams};
 use serde_json::json;
-use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 /// Longest search.
@@ -32,7 +28,7 @@ const STAND_IN: &str = "aliquot-explain";
 pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
     let client = crate::client::connect(args.kubeconfig.as_deref()).await?;
     let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
-    let mut index = gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
+    let mut index = snapshot::gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
     let key = ObjectKey::new(&namespace, &args.name);
     let pod = match args.kind {
         ExplainKind::Pod => match index.pod(&key) {
@@ -59,35 +55,6 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
         events.iter().for_each(|line| println!("  {line}"));
     }
     Ok(())
-}
-
-/// Everything that a decision depends on.
-async fn gather(client: &Client, driver: &str) -> Result<Index> {
-    let mut index = Index::new(driver);
-    let own = ListParams::default().fields(&format!("spec.driver={driver}"));
-    index.reset_classes(&all::<DeviceClass>(client).await?);
-    let slices = Api::<ResourceSlice>::all(client.clone()).list(&own).await.context("ResourceSlices")?;
-    index.reset_slices(&slices.items);
-    index.reset_nodes(&all::<Node>(client).await?);
-    index.reset_claims(&all::<ResourceClaim>(client).await?);
-    index.reset_pods(&all::<ApiPod>(client).await?);
-    if let Some(resource) = find_taint_rules(client).await? {
-        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
-        let rules = api.list(&ListParams::default()).await.context("DeviceTaintRules")?.items;
-        let read = |rule: &DynamicObject| {
-            TaintRule::read(rule.metadata.name.as_deref().unwrap_or_default(), rule.data.get("spec")?)
-        };
-        index.reset_taint_rules(rules.iter().filter_map(read).collect());
-    }
-    Ok(index)
-}
-
-async fn all<K>(client: &Client) -> Result<Vec<K>>
-where
-    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
-{
-    let api = Api::<K>::all(client.clone());
-    Ok(api.list(&ListParams::default()).await.with_context(|| K::plural(&()).into_owned())?.items)
 }
 
 /// A pod that uses the claim: the one that it is reserved for, any other, or a stand-in.

@@ -14,7 +14,9 @@ mod container;
 mod demo;
 mod explain;
 mod install;
+mod plan;
 mod release;
+mod snapshot;
 mod uninstall;
 
 use args::{Args, Command};
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
         Command::Container(container) => return container::run(&container),
         Command::InstallNodeFiles(install) => install::run(&install),
         Command::Demo(demo) => in_runtime(demo::run(demo)),
+        Command::Plan(plan) => in_runtime(plan::run(plan)),
         Command::Release(release) => in_runtime(release::run(release)),
         Command::Explain(explain) => in_runtime(explain::run(explain)),
         Command::Uninstall(uninstall) => in_runtime(uninstall::run(uninstall)),

@@ -1,0 +1,43 @@
+//! The cluster as the controller sees it, read once.
+
+use aliquot_controller::index::{Index, TaintRule};
+use aliquot_controller::watch::find_taint_rules;
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::Client;
+use kube::api::{Api, DynamicObject, ListParams};
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
+
+/// Everything that a decision depends on.
+///
+/// # Errors
+/// If the API does not answer.
+pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Index> {
+    let mut index = Index::new(driver);
+    let own = ListParams::default().fields(&format!("spec.driver={driver}"));
+    index.reset_classes(&all::<DeviceClass>(client).await?);
+    let slices = Api::<ResourceSlice>::all(client.clone()).list(&own).await.context("ResourceSlices")?;
+    index.reset_slices(&slices.items);
+    index.reset_nodes(&all::<Node>(client).await?);
+    index.reset_claims(&all::<ResourceClaim>(client).await?);
+    index.reset_pods(&all::<Pod>(client).await?);
+    if let Some(resource) = find_taint_rules(client).await? {
+        let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+        let rules = api.list(&ListParams::default()).await.context("DeviceTaintRules")?.items;
+        let read = |rule: &DynamicObject| {
+            TaintRule::read(rule.metadata.name.as_deref().unwrap_or_default(), rule.data.get("spec")?)
+        };
+        index.reset_taint_rules(rules.iter().filter_map(read).collect());
+    }
+    Ok(index)
+}
+
+async fn all<K>(client: &Client) -> Result<Vec<K>>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let api = Api::<K>::all(client.clone());
+    Ok(api.list(&ListParams::default()).await.with_context(|| K::plural(&()).into_owned())?.items)
+}
