@@ -4,16 +4,20 @@
 use crate::support::on_cluster;
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::objects::{self, PodManifest};
+use aliquot_e2e::process;
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 fn kind(kind: &str, plural: &str) -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("aliquot.dev", "v1alpha1", kind), plural)
 }
 
-fn budgets(client: &kube::Client, namespace: &str) -> Api<DynamicObject> {
+fn budgets(client: &Client, namespace: &str) -> Api<DynamicObject> {
     Api::namespaced_with(client.clone(), namespace, &kind("GpuBudget", "gpubudgets"))
 }
 
@@ -132,7 +136,7 @@ fn used_grows_while_a_pod_runs_and_stops_when_it_ends() -> Result<()> {
             .await?;
         let last = used(cluster, &namespace).await?;
         cluster
-            .holds_for(std::time::Duration::from_secs(20), || async {
+            .holds_for(Duration::from_secs(20), || async {
                 ensure!((used(cluster, &namespace).await? - last).abs() < 0.0015, "used goes on");
                 Ok(())
             })
@@ -141,34 +145,227 @@ fn used_grows_while_a_pod_runs_and_stops_when_it_ends() -> Result<()> {
     })
 }
 
+fn example(cluster: &Cluster, file: &str) -> Result<()> {
+    let path = cluster.repo().join("examples/08-budget").join(file);
+    cluster.apply(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)
+}
+
 #[test]
 fn beyond_a_refusing_budget_pods_wait_with_the_reason_and_run_when_there_is_more() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
-        let namespace = cluster.namespace("budget-refuse").await?;
-        // Nine seconds of a whole GPU.
-        let terms = json!({"gpuHours": "0.0025", "window": {"rolling": "10m"}, "enforcement": "Refuse"});
-        cluster.create(&[
-            budget(&namespace, terms),
-            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", "L40S")]),
-            objects::template(&namespace, "share", &[objects::share("gpu", "1Gi", 5)]),
-            PodManifest::of_template(&namespace, "first", "gpu").build(),
-        ])?;
-        cluster.running(&namespace, "first").await?;
-        state(cluster, &namespace, "Over").await?;
-        cluster.event(&namespace, "BudgetUsedUp").await?;
-        cluster.create(&[PodManifest::of_template(&namespace, "second", "share").build()])?;
-        let said = cluster.event(&namespace, "BudgetRefused").await?;
-        for part in [format!("{namespace}/gpu"), "of 0.0025 GPU-hours".to_owned(), "frees up at".to_owned()] {
-            ensure!(said.contains(&part), "{part} is missing: {said}");
+        let namespace = "budget";
+        example(cluster, "08-budget.yaml")?;
+        cluster.running(namespace, "training").await?;
+        state(cluster, namespace, "Over").await?;
+        cluster.event(namespace, "BudgetUsedUp").await?;
+        example(cluster, "later.yaml")?;
+        let said = cluster.event(namespace, "BudgetRefused").await?;
+        for part in ["budget/gpu", "of 0.01 GPU-hours", "frees up at"] {
+            ensure!(said.contains(part), "{part} is missing: {said}");
         }
         // What runs goes on.
-        cluster.shell(&namespace, "first", "main", "cuda-probe")?;
+        cluster.shell(namespace, "training", "main", "cuda-probe")?;
         let more = json!({"spec": {"gpuHours": 5}});
-        budgets(&cluster.client, &namespace)
+        budgets(&cluster.client, namespace)
             .patch("gpu", &PatchParams::default(), &Patch::Merge(&more))
             .await?;
-        state(cluster, &namespace, "Within").await?;
-        cluster.running(&namespace, "second").await?;
+        state(cluster, namespace, "Within").await?;
+        cluster.running(namespace, "notebook").await?;
+        cluster.delete_namespace(namespace).await
+    })
+}
+
+#[test]
+fn what_controllers_and_agents_are_killed_over_is_charged_once() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("budget-kill").await?;
+        cluster.create(&[
+            budget(&namespace, json!({"gpuHours": 10, "window": {"rolling": "24h"}})),
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            PodManifest::of_template(&namespace, "user", "gpu").build(),
+        ])?;
+        let began = Instant::now();
+        cluster.running(&namespace, "user").await?;
+        let claim = cluster.claim_of(&namespace, "user").await?;
+        let allocation = cluster.allocation(&namespace, &claim).await?;
+        let since = allocation.allocation_timestamp.context("no time of allocation")?.0;
+        cluster
+            .wait_for("the GPU to be charged", || async {
+                Ok((status(cluster, &namespace, "gpus").await? == json!("1")).then_some(()))
+            })
+            .await?;
+        let uid = cluster.claim(&namespace, &claim).await?.and_then(|c| c.metadata.uid).context("no uid")?;
+        held(cluster, &uid, true).await?;
+        // Nobody leads, nobody reports: the pod ends in the meantime.
+        for pod in cluster.system_pods("controller").await? {
+            process::controller(&pod)?.kill()?;
+        }
+        cluster.delete_pod(&namespace, "user").await?;
+        cluster.pod_gone(&namespace, "user").await?;
+        let ended = k8s_openapi::jiff::Timestamp::now();
+        process::agent()?.kill()?;
+        cluster.ready().await?;
+        cluster
+            .wait_for("nothing to be charged any more", || async {
+                Ok((status(cluster, &namespace, "claims").await? == json!(0)).then_some(()))
+            })
+            .await?;
+        held(cluster, &uid, false).await?;
+        acknowledged(cluster).await?;
+        let first = used(cluster, &namespace).await? * 3600.0;
+        let truth = ended.duration_since(since).as_secs_f64();
+        ensure!(
+            (first - truth).abs() < 15.0,
+            "{first} s are charged, it was {truth} s (of {:?})",
+            began.elapsed()
+        );
+        // Everything is seen anew by the next controllers.
+        for pod in cluster.system_pods("controller").await? {
+            process::controller(&pod)?.kill()?;
+        }
+        cluster.ready().await?;
+        cluster
+            .holds_for(Duration::from_secs(25), || async {
+                let again = used(cluster, &namespace).await? * 3600.0;
+                ensure!((again - first).abs() < 4.0, "{first} s were charged, now {again} s");
+                Ok(())
+            })
+            .await?;
+        cluster.renew_agent().await?;
         cluster.delete_namespace(&namespace).await
     })
+}
+
+/// What the node says.
+async fn usage(cluster: &Cluster) -> Result<Value> {
+    let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kind("NodeUsage", "nodeusages"));
+    Ok(api.get(cluster.setting("NODE_NAME")?).await?.data)
+}
+
+/// Waits until the node says that it holds a claim, or does not.
+async fn held(cluster: &Cluster, uid: &str, wanted: bool) -> Result<()> {
+    cluster
+        .wait_for(&format!("the node to say whether it holds the claim: {wanted}"), || async {
+            let usage = usage(cluster).await?;
+            let held = usage.pointer("/spec/held").and_then(Value::as_array).cloned().unwrap_or_default();
+            Ok((held.iter().any(|claim| claim["uid"] == uid) == wanted).then_some(()))
+        })
+        .await
+}
+
+/// Waits until every release is acknowledged and forgotten.
+async fn acknowledged(cluster: &Cluster) -> Result<()> {
+    cluster
+        .wait_for("the releases to be acknowledged", || async {
+            let usage = usage(cluster).await?;
+            let listed = usage.pointer("/spec/released").and_then(Value::as_array).map_or(0, Vec::len);
+            let number = usage.pointer("/status/acknowledged").and_then(Value::as_u64).unwrap_or(0);
+            Ok((listed == 0 && number > 0).then_some(()))
+        })
+        .await
+}
+
+#[test]
+fn beyond_a_lowering_budget_new_pods_get_its_class_and_running_ones_go_first() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let (over, within) =
+            (cluster.namespace("budget-over").await?, cluster.namespace("budget-within").await?);
+        let class = format!("{over}-low");
+        let terms = json!({
+            "gpuHours": "0.001", "window": {"calendar": "Month"},
+            "enforcement": "LowerPriority", "lowerPriorityClassName": class,
+        });
+        let lower = json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+            "metadata": {"name": class}, "value": -10, "globalDefault": false,
+        });
+        cluster.create(&[
+            lower,
+            budget(&over, terms),
+            objects::template(&over, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            objects::template(&over, "share", &[objects::share("gpu", "1Gi", 5)]),
+            objects::template(&within, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            PodManifest::of_template(&over, "first", "gpu").build(),
+        ])?;
+        let outcome = async {
+            let first = cluster.running(&over, "first").await?;
+            ensure!(priority(&first) == 0, "within its budget it has its own class: {}", priority(&first));
+            state(cluster, &over, "Over").await?;
+            cluster.create(&[PodManifest::of_template(&over, "second", "share").build()])?;
+            let second = cluster.running(&over, "second").await?;
+            ensure!(priority(&second) == -10, "it got {}", priority(&second));
+            // Of the same priority, so only the budget makes the difference.
+            cluster.create(&[PodManifest::of_template(&within, "other", "gpu").build()])?;
+            cluster.running(&within, "other").await?;
+            let said = cluster.event(&over, "Preempted").await?;
+            ensure!(said.contains(&format!("budget {over}/gpu is used up")), "{said}");
+            // Back within its budget, new pods get their own class again.
+            let more = json!({"spec": {"gpuHours": 5}});
+            budgets(&cluster.client, &over)
+                .patch("gpu", &PatchParams::default(), &Patch::Merge(&more))
+                .await?;
+            state(cluster, &over, "Within").await?;
+            cluster.create(&[PodManifest::of_template(&over, "third", "share").build()])?;
+            let third = cluster.running(&over, "third").await?;
+            ensure!(priority(&third) == 0, "it got {}", priority(&third));
+            anyhow::Ok(())
+        }
+        .await;
+        cluster.kubectl(&["delete", "priorityclass", &class])?;
+        outcome?;
+        cluster.delete_namespace(&over).await?;
+        cluster.delete_namespace(&within).await
+    })
+}
+
+fn priority(pod: &Pod) -> i32 {
+    pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or(0)
+}
+
+#[test]
+fn only_the_agent_of_a_node_says_what_it_used_and_only_the_controller_what_a_budget_did() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("budget-forge").await?;
+        cluster.create(&[budget(&namespace, json!({"gpuHours": 1, "window": {"calendar": "Day"}}))])?;
+        state(cluster, &namespace, "Within").await?;
+        let node = cluster.setting("NODE_NAME")?;
+        let agents = cluster.system_pods("kubelet-plugin").await?;
+        let agent =
+            cluster.client_of_pod("aliquot-kubelet-plugin", agents.first().context("no agent")?).await?;
+        let unbound = cluster.client_of_account("aliquot-kubelet-plugin").await?;
+        let say = async |client: &Client, node: &str| -> Result<Option<String>> {
+            let api: Api<DynamicObject> = Api::all_with(client.clone(), &kind("NodeUsage", "nodeusages"));
+            let object = json!({
+                "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeUsage", "metadata": {"name": node},
+                "spec": {"ledger": "forged", "held": [], "released": []},
+            });
+            let params = PatchParams { dry_run: true, ..PatchParams::apply("e2e").force() };
+            message(api.patch(node, &params, &Patch::Apply(&object)).await)
+        };
+        ensure!(say(&agent, node).await?.is_none(), "its own node");
+        let words = "only the agent of node";
+        for (who, client, node) in [
+            ("the agent for another node", &agent, "elsewhere"),
+            ("a token without a node", &unbound, node),
+            ("an administrator", &cluster.client, node),
+        ] {
+            let said = say(client, node).await?.with_context(|| format!("{who} was let"))?;
+            ensure!(said.contains(words), "{who}: {said}");
+        }
+        let forged = json!({"status": {"used": "0.000", "account": null}});
+        let dry = PatchParams { dry_run: true, ..PatchParams::default() };
+        let api = budgets(&cluster.client, &namespace);
+        let said = message(api.patch_status("gpu", &dry, &Patch::Merge(&forged)).await)?;
+        ensure!(said.as_deref().is_some_and(|said| said.contains("only the controller")), "{said:?}");
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// What the API server said against it.
+fn message<T>(answer: kube::Result<T>) -> Result<Option<String>> {
+    match answer {
+        Ok(_) => Ok(None),
+        Err(kube::Error::Api(status)) => Ok(Some(status.message.clone())),
+        Err(error) => Err(error.into()),
+    }
 }
