@@ -90,6 +90,8 @@ struct Entry {
     budget: Budget,
     account: Account,
     standing: Option<Standing>,
+    /// When what lies ahead was looked for.
+    looked_at: i64,
     /// First revision with a change that is not stored.
     dirty: Option<u64>,
     /// Last revision with a change.
@@ -147,12 +149,14 @@ impl Book {
                     entry.account = account_of(&budget, now);
                     entry.ours.clear();
                 }
+                entry.looked_at = i64::MIN;
                 entry.budget = budget;
             }
             _ => {
                 let entry = Entry {
                     account: account_of(&budget, now),
                     standing: None,
+                    looked_at: i64::MIN,
                     // So that a budget is stored once before anything is acknowledged.
                     dirty: Some(0),
                     changed: 0,
@@ -248,11 +252,12 @@ impl Book {
                 released: released.get(namespace).map(Vec::as_slice).unwrap_or_default(),
                 listed: listed.get(namespace),
             };
-            if entry.account.observe(&observed, keep, now) {
+            let changed = entry.account.observe(&observed, keep, now);
+            if changed {
                 entry.changed = self.revision;
                 entry.dirty.get_or_insert(self.revision);
             }
-            entry.judge(now, &mut actions);
+            entry.judge(changed, now, &mut actions);
             entry.store(self.revision, now, &mut actions);
         }
         self.acknowledge(around, now, &mut actions);
@@ -413,12 +418,21 @@ fn account_of(budget: &Budget, now: i64) -> Account {
 }
 
 impl Entry {
-    fn judge(&mut self, now: i64, actions: &mut Vec<Action>) {
+    fn judge(&mut self, changed: bool, now: i64, actions: &mut Vec<Action>) {
         let Ok(terms) = &self.budget.terms else {
             self.standing = None;
             return;
         };
-        let standing = Standing::of(terms, &self.account, now);
+        // What lies ahead is looked for when something changed, and now and then.
+        let fresh = !changed && now.saturating_sub(self.looked_at) < HEARTBEAT;
+        let before = self.standing.as_ref().filter(|_| fresh);
+        let standing = match before.and_then(|before| before.later(terms, &self.account, now)) {
+            Some(standing) => standing,
+            None => {
+                self.looked_at = now;
+                Standing::of(terms, &self.account, now)
+            }
+        };
         let over = standing.is_over();
         if over != self.over {
             self.over = over;

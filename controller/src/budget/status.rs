@@ -33,6 +33,14 @@ pub struct Standing {
 }
 
 impl Standing {
+    /// The same a little later: what lies ahead is not looked for anew. `None` if it has to be.
+    pub fn later(&self, terms: &Terms, account: &Account, now: i64) -> Option<Self> {
+        let (start, end) = terms.window.bounds(now);
+        let used = account.spent(start, now);
+        let same = terms.limit == self.limit && (used >= terms.limit) == self.is_over();
+        same.then(|| Self { used, start, end, ..self.clone() })
+    }
+
     /// Looks at an account.
     pub fn of(terms: &Terms, account: &Account, now: i64) -> Self {
         let (start, end) = terms.window.bounds(now);
