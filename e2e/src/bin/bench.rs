@@ -4,16 +4,16 @@
 
 use aliquot_quota::{QuotaFile, region};
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 struct Figure {
-    name: &'static str,
+    name: String,
     value: f64,
-    unit: &'static str,
+    unit: String,
     baseline: f64,
     ratio: f64,
     command: String,
@@ -32,27 +32,32 @@ fn main() -> Result<()> {
     spec.nvml_library = Some(build.join("libnvidia_ml.so"));
     let hardware = aliquot_sim_node::create(&node, &spec)?;
     let uuid = hardware.gpus().first().context("no GPU")?.uuid.clone();
-    let share = share(dir.path(), &uuid)?;
+    let share = share(&dir.path().join("plain"), &uuid, 0)?;
 
-    let figures = vec![malloc_pair(&build, &node, &share, &stub)?, exec(&stub)?];
+    let null = Null::new(dir.path(), &build)?;
+    let mut figures = vec![malloc_pair(&build, &node, &share, &stub)?, exec(&stub)?];
+    figures.push(null.launch("limiter.launch.idle_ns", 0, 1, &stub)?);
+    figures.push(null.launch("limiter.launch.limited_ns", 10, 1, &stub)?);
+    figures.extend(null.scaling(&stub)?);
+    figures.extend(simulation(&build)?);
     let out = build.join("../bench");
     std::fs::create_dir_all(&out)?;
     std::fs::write(out.join("limiter.json"), serde_json::to_vec_pretty(&figures)?)?;
-    println!("{:<26} {:>12} {:>12} {:>8}  unit", "name", "value", "baseline", "ratio");
+    println!("{:<36} {:>12} {:>12} {:>8}  unit", "name", "value", "baseline", "ratio");
     for f in &figures {
-        println!("{:<26} {:>12.1} {:>12.1} {:>8.3}  {}", f.name, f.value, f.baseline, f.ratio, f.unit);
+        println!("{:<36} {:>12.3} {:>12.3} {:>8.3}  {}", f.name, f.value, f.baseline, f.ratio, f.unit);
     }
     Ok(())
 }
 
-/// A share of 40 GiB as the node agent lays it out.
-fn share(dir: &Path, uuid: &str) -> Result<PathBuf> {
+/// A share of 40 GiB and so many percent as the node agent lays it out.
+fn share(dir: &Path, uuid: &str, percent: u8) -> Result<PathBuf> {
     let root = dir.join("aliquot");
     let (quota, region_dir) = (root.join("quota/bench"), root.join("region/bench"));
     std::fs::create_dir_all(&quota)?;
     std::fs::create_dir_all(&region_dir)?;
     let gpu = aliquot_quota::GpuUuid::new(uuid).map_err(|e| anyhow::anyhow!("{e}"))?;
-    let file = QuotaFile { memory_bytes: 40 << 30, ..QuotaFile::new(gpu) };
+    let file = QuotaFile { memory_bytes: 40 << 30, cores_percent: percent, ..QuotaFile::new(gpu) };
     std::fs::write(quota.join("quota"), file.encode())?;
     let mut bytes = vec![0u8; aliquot_quota::REGION_FILE_SIZE];
     let header = region::initial_header();
@@ -86,13 +91,98 @@ fn malloc_pair(build: &Path, node: &Path, share: &Path, stub: &Path) -> Result<F
         with = with.min(run(true)?);
     }
     Ok(Figure {
-        name: "limiter.malloc_pair_ns",
+        name: "limiter.malloc_pair_ns".to_owned(),
         value: with - without,
-        unit: "ns added",
+        unit: "ns added".to_owned(),
         baseline: without,
         ratio: with / without,
         command: "cuda-bench with and without LD_PRELOAD, simulated driver".to_owned(),
     })
+}
+
+/// A driver that does nothing, under the name that programs open.
+struct Null {
+    folder: PathBuf,
+    program: PathBuf,
+}
+
+impl Null {
+    fn new(dir: &Path, build: &Path) -> Result<Self> {
+        let folder = dir.join("null");
+        std::fs::create_dir_all(&folder)?;
+        let library = build.join("libnullcuda.so").canonicalize().context("libnullcuda.so is not built")?;
+        std::os::unix::fs::symlink(library, folder.join("libcuda.so.1"))?;
+        Ok(Self { folder, program: build.join("cuda-bench") })
+    }
+
+    /// Nanoseconds of a launch.
+    fn run(&self, share: Option<&Path>, threads: usize, stub: &Path) -> Result<f64> {
+        let mut command = Command::new(&self.program);
+        command.args(["launch", &threads.to_string()]).env("LD_LIBRARY_PATH", &self.folder);
+        if let Some(share) = share {
+            command.env("LD_PRELOAD", stub).env("ALIQUOT_ROOT", share);
+        }
+        let output = command.output().with_context(|| self.program.display().to_string())?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let value: serde_json::Value =
+            serde_json::from_slice(&output.stdout).with_context(|| said.clone())?;
+        value.get("launch_ns").and_then(serde_json::Value::as_f64).context(said)
+    }
+
+    /// With and without a share of so many percent, the better of some runs.
+    fn pair(&self, percent: u8, threads: usize, stub: &Path) -> Result<(f64, f64)> {
+        let uuid = "GPU-00000000-0000-0000-0000-000000000000";
+        let (mut with, mut without) = (f64::INFINITY, f64::INFINITY);
+        for _ in 0..3 {
+            let share = share(&self.folder.join(format!("{percent}-{threads}")), uuid, percent)?;
+            without = without.min(self.run(None, threads, stub)?);
+            with = with.min(self.run(Some(&share), threads, stub)?);
+        }
+        Ok((with, without))
+    }
+
+    /// Added time of a launch in a share of so many percent of the GPU's time (0: without a limit).
+    fn launch(&self, name: &str, percent: u8, threads: usize, stub: &Path) -> Result<Figure> {
+        let (with, without) = self.pair(percent, threads, stub)?;
+        Ok(Figure {
+            name: name.to_owned(),
+            value: with - without,
+            unit: "ns added".to_owned(),
+            baseline: without,
+            ratio: with / without,
+            command: format!(
+                "cuda-bench launch {threads}, share of {percent} % (0: no limit of time), with and without \
+                 LD_PRELOAD, driver that does nothing; assumed: kernels of 5 us, 1 us for each call about events"
+            ),
+        })
+    }
+
+    /// A launch in a limited share at 1, 2, … threads: how much more than at one.
+    fn scaling(&self, stub: &Path) -> Result<Vec<Figure>> {
+        let processors = std::thread::available_parallelism()?.get();
+        let most = processors.min(16);
+        let (one, _) = self.pair(10, 1, stub)?;
+        let counts = std::iter::successors(Some(2_usize), |n| Some(n * 2)).take_while(|n| *n <= most);
+        let figure = |threads: usize| -> Result<Figure> {
+            let (with, _) = self.pair(10, threads, stub)?;
+            Ok(Figure {
+                name: format!("limiter.launch.scaling_{threads}_threads"),
+                value: with / one,
+                unit: format!("times one thread, of {processors} processors"),
+                baseline: one,
+                ratio: with / one,
+                command: format!("cuda-bench launch {threads}, share of 10 %, driver that does nothing"),
+            })
+        };
+        counts.map(figure).collect()
+    }
+}
+
+/// The figures of the simulation in virtual time.
+fn simulation(build: &Path) -> Result<Vec<Figure>> {
+    let output = Command::new(build.join("limiter-sim")).arg("--json").output().context("limiter-sim")?;
+    anyhow::ensure!(output.status.success(), "limiter-sim: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("limiter-sim prints no figures")
 }
 
 /// Added time of starting a program that never touches CUDA.
@@ -114,9 +204,9 @@ fn exec(stub: &Path) -> Result<Figure> {
         with = with.min(run(true)?);
     }
     Ok(Figure {
-        name: "limiter.exec_us",
+        name: "limiter.exec_us".to_owned(),
         value: with - without,
-        unit: "us added",
+        unit: "us added".to_owned(),
         baseline: without,
         ratio: with / without,
         command: "/bin/true with and without LD_PRELOAD".to_owned(),

@@ -3,6 +3,7 @@
 
 use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::Cluster;
+use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
 
 async fn apply(cluster: &Cluster, example: &str) -> Result<()> {
@@ -74,6 +75,42 @@ fn a_partition_by_size_is_the_smallest_that_suffices() -> Result<()> {
     })
 }
 
+/// How much of the GPU's time a `cuda-probe --busy` says it got.
+fn gpu_percent(output: &str) -> Result<f64> {
+    output
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .find_map(|report| report.get("gpu_percent")?.as_f64())
+        .with_context(|| format!("no gpu_percent in {output}"))
+}
+
+/// Of a GPU's time: half for a hard share, all of it for a soft one that is alone.
+#[test]
+fn a_share_gets_its_part_of_the_time_and_a_soft_one_what_is_idle() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("gpu-time").await?;
+        let soft = serde_json::json!([{"opaque": {"driver": "gpu.aliquot.dev", "parameters": {
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "computePolicy": "Soft"}}}]);
+        let mut elastic = objects::claim(&namespace, "elastic", &[objects::share("gpu", "2Gi", 20)]);
+        if let Some(devices) = elastic.pointer_mut("/spec/devices") {
+            devices["config"] = soft;
+        }
+        cluster.create(&[
+            objects::claim(&namespace, "half", &[objects::share("gpu", "2Gi", 50)]),
+            elastic,
+            PodManifest::of_claim(&namespace, "half", "half").build(),
+            PodManifest::of_claim(&namespace, "elastic", "elastic").build(),
+        ])?;
+        cluster.running(&namespace, "half").await?;
+        cluster.running(&namespace, "elastic").await?;
+        let busy = |pod| gpu_percent(&cluster.shell(&namespace, pod, "main", "cuda-probe --busy 5")?);
+        let (half, elastic) = (busy("half")?, busy("elastic")?);
+        ensure!((25.0..52.0).contains(&half), "{half} percent of the GPU's time instead of 50");
+        ensure!((30.0..101.0).contains(&elastic), "{elastic} percent instead of more than its 20");
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
 #[test]
 fn a_share_ends_at_its_limit_and_shows_its_quota_and_limiter() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
@@ -109,6 +146,10 @@ fn a_share_ends_at_its_limit_and_shows_its_quota_and_limiter() -> Result<()> {
             matches!(bytes.as_slice(), [raised, lowered] if *raised <= 10 * GIB && *lowered <= GIB && *lowered > 0),
             "the environment lowers a limit and never raises it: {raised}"
         );
+        // A shell of the pod is in its share: it has 30 % of the GPU's time, counted in kernels of a millisecond.
+        // A busy machine can only lower the figure; what is saved up is less than a point in five seconds.
+        let busy = gpu_percent(&cluster.shell("share", "chatbot", "main", "cuda-probe --busy 5")?)?;
+        ensure!((10.0..32.0).contains(&busy), "{busy} percent of the GPU's time instead of 30");
         let write = cluster.shell("share", "chatbot", "main", "echo x > $(echo /run/aliquot/quota/*/quota)");
         ensure!(write.is_err(), "a tenant cannot write its quota");
         cluster.delete_namespace("share").await

@@ -27,7 +27,7 @@ pub(crate) const PER_THREAD: u64 = 2;
 
 /// How often the processes on a GPU are counted.
 const COUNT_AGE_MS: u64 = 1000;
-/// Launches without a limit between two looks at the quota.
+/// Launches of a thread without a limit between two looks at the quota.
 const UNLIMITED_LAUNCHES: u32 = 256;
 
 /// The explicit name of a stream, whose 0 is `default`.
@@ -47,9 +47,6 @@ static LOOKING: AtomicBool = AtomicBool::new(false);
 
 /// Captures that have begun and not ended; no fewer than there are.
 static CAPTURES: AtomicU32 = AtomicU32::new(0);
-
-/// Counts launches on devices without a limit.
-static UNLIMITED: AtomicU32 = AtomicU32::new(0);
 
 /// A mode of captures in which driver calls of ours do not spoil those of other threads; the thread's own one.
 fn exchange_mode(mut mode: i32) -> Option<i32> {
@@ -255,6 +252,10 @@ pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn()
         Mode::Limited => {}
     }
     let cell = Till::cell(sys::thread_pointer());
+    // Quotas change, but looking at the clock costs more than most launches.
+    if !IS_LIMITING.load(Relaxed) && !till(0).is_turn(cell, UNLIMITED_LAUNCHES) {
+        return driver();
+    }
     if CAPTURES.load(Relaxed) == 0
         && let Some(device) = device::only()
         && till(device).pays(cell, key)
@@ -266,10 +267,6 @@ pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn()
 
 #[cold]
 fn slow(key: u64, stream: u64, is_delicate: bool, cell: usize, driver: &dyn Fn() -> i32) -> i32 {
-    // Quotas change, but looking at the clock costs more than most launches.
-    if !IS_LIMITING.load(Relaxed) && !UNLIMITED.fetch_add(1, Relaxed).is_multiple_of(UNLIMITED_LAUNCHES) {
-        return driver();
-    }
     let limits = config::shares().iter().any(|share| share.percent() > 0);
     IS_LIMITING.store(limits, Relaxed);
     if !limits {

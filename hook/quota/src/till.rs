@@ -16,7 +16,7 @@ const KEYS: usize = 1024;
 const REACH: usize = 4;
 
 #[repr(align(128))]
-struct Cell(AtomicI64);
+struct Cell(AtomicI64, AtomicU32);
 
 struct Known {
     key: AtomicU64,
@@ -45,7 +45,7 @@ impl Till {
     /// Empty.
     pub const fn new() -> Self {
         Self {
-            cells: [const { Cell(AtomicI64::new(0)) }; CELLS],
+            cells: [const { Cell(AtomicI64::new(0), AtomicU32::new(0)) }; CELLS],
             known: [const { Known { key: AtomicU64::new(0), cost_ns: AtomicU64::new(0) } }; KEYS],
             watched: AtomicBool::new(false),
             used: AtomicBool::new(false),
@@ -77,10 +77,20 @@ impl Till {
         }
     }
 
+    /// Whether it is time to do what one launch in `of` does. Threads of one cell may miss each other's count.
+    #[inline]
+    pub fn is_turn(&self, cell: usize, of: u32) -> bool {
+        self.cells.get(cell).is_none_or(|Cell(_, count)| {
+            let before = count.load(Relaxed);
+            count.store(before.wrapping_add(1), Relaxed);
+            before.is_multiple_of(of)
+        })
+    }
+
     /// Takes `cost_ns` out of a cell, all or nothing.
     #[inline]
     pub fn spend(&self, cell: usize, cost_ns: u64) -> bool {
-        let (Some(Cell(left)), Ok(cost)) = (self.cells.get(cell), i64::try_from(cost_ns)) else {
+        let (Some(Cell(left, _)), Ok(cost)) = (self.cells.get(cell), i64::try_from(cost_ns)) else {
             return false;
         };
         if left.load(Relaxed) < cost {
@@ -96,7 +106,7 @@ impl Till {
 
     /// Puts a lease into a cell.
     pub fn put(&self, cell: usize, lease_ns: u64, account: u32) {
-        if let (Some(Cell(left)), Ok(lease)) = (self.cells.get(cell), i64::try_from(lease_ns)) {
+        if let (Some(Cell(left, _)), Ok(lease)) = (self.cells.get(cell), i64::try_from(lease_ns)) {
             left.fetch_add(lease, Relaxed);
             self.account.store(account, Relaxed);
             self.used.store(true, Relaxed);

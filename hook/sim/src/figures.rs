@@ -1,23 +1,235 @@
-//! The figures.
+//! The figures: each is the worst over the device variants.
 
-use crate::world::{Load, Tenant, Variant, run};
+use crate::world::{Load, Tenant, VARIANTS, Variant, run};
 
-/// Runs one scenario; the errors in percentage points.
-pub fn errors(variant: Variant, tenants: &[Tenant], seed: u64) -> Vec<f64> {
-    let window = tenants
-        .iter()
-        .map(|tenant| tenant.load.longest_ns().saturating_mul(10_000) / u64::from(tenant.percent.max(1)))
-        .max()
-        .unwrap_or(0)
-        .max(10_000_000_000);
-    let outcome = run(variant, tenants, window, 3, seed);
-    let of = |shares: &Vec<f64>| -> Vec<f64> {
-        shares.iter().zip(tenants).map(|(share, tenant)| share * 100.0 - f64::from(tenant.percent)).collect()
-    };
-    outcome.windows.iter().flat_map(of).collect()
+/// One figure for `limiter.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Figure {
+    /// Its name.
+    pub name: String,
+    /// What came out.
+    pub value: f64,
+    /// In which unit.
+    pub unit: &'static str,
+    /// What it is to be compared with: the goal, or the ideal.
+    pub baseline: f64,
 }
+
+/// Seeds that every scenario runs with.
+const SEEDS: [u64; 2] = [1, 2];
+
+/// Kernels of every scenario.
+pub const KERNELS_NS: [u64; 7] = [5_000, 50_000, 500_000, 5_000_000, 50_000_000, 500_000_000, 2_000_000_000];
+
+/// Percentages of the tenants of every scenario, one to four of them.
+pub const PERCENTS: [&[u8]; 12] = [
+    &[10],
+    &[30],
+    &[50],
+    &[70],
+    &[90],
+    &[30, 70],
+    &[10, 90],
+    &[50, 50],
+    &[30, 50],
+    &[10, 30, 50],
+    &[10, 10, 30, 50],
+    &[10, 30, 30, 30],
+];
 
 /// Tenants of these percentages with the same load.
 pub fn tenants(percents: &[u8], load: Load) -> Vec<Tenant> {
     percents.iter().map(|percent| Tenant { percent: *percent, load, is_soft: false, priority: 0 }).collect()
+}
+
+/// A window in which a percentage can show: ten seconds, or a hundred kernels at the smallest share.
+fn window(tenants: &[Tenant]) -> u64 {
+    let of =
+        |tenant: &Tenant| tenant.load.longest_ns().saturating_mul(10_000) / u64::from(tenant.percent.max(1));
+    tenants.iter().map(of).max().unwrap_or(0).max(10_000_000_000)
+}
+
+/// Errors of all tenants in the first window, in percentage points.
+pub fn errors(variant: Variant, tenants: &[Tenant], seed: u64) -> Vec<f64> {
+    let outcome = run(variant, tenants, window(tenants), 1, seed);
+    let of = |(share, tenant): (&f64, &Tenant)| share * 100.0 - f64::from(tenant.percent);
+    outcome.windows.iter().flat_map(|shares| shares.iter().zip(tenants).map(of)).collect()
+}
+
+/// The loads beside plain kernels: bursts with pauses are no busy tenants, so they are left out here.
+fn loads() -> Vec<Load> {
+    let mut loads: Vec<Load> = KERNELS_NS.iter().map(|kernel| Load::of(*kernel)).collect();
+    // A graph is one launch of many kernels: to the limiter a launch of unsteady length.
+    loads.push(Load { jitter_percent: 40, ..Load::of(8_000_000) });
+    loads.push(Load { kernels_ns: [20_000, 200_000, 2_000_000], ..Load::of(1) });
+    loads.push(Load { streams: 8, width: crate::gpu::WHOLE / 8, ..Load::of(5_000_000) });
+    loads
+}
+
+/// Absolute errors of all scenarios on a device, in order.
+fn all_errors(variant: Variant) -> Vec<f64> {
+    let mut all: Vec<f64> = Vec::new();
+    for load in loads() {
+        for percents in PERCENTS {
+            for seed in SEEDS {
+                all.extend(errors(variant, &tenants(percents, load), seed).iter().map(|e| e.abs()));
+            }
+        }
+    }
+    all.sort_by(f64::total_cmp);
+    all
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn worst(of: impl Fn(Variant) -> f64) -> f64 {
+    VARIANTS.into_iter().map(of).fold(f64::NEG_INFINITY, f64::max)
+}
+
+/// What tenants of 30 and 70 % get of each other, by device and load.
+fn two_tenants_each() -> Vec<Figure> {
+    let streams = Load { streams: 8, width: crate::gpu::WHOLE / 8, ..Load::of(5_000_000) };
+    let loads = [
+        ("0.5 ms", Load::of(500_000)),
+        ("5 ms", Load::of(5_000_000)),
+        ("50 ms", Load::of(50_000_000)),
+        ("8 streams of 5 ms", streams),
+    ];
+    let mut all = Vec::new();
+    for variant in VARIANTS {
+        for (name, load) in &loads {
+            let tenants = tenants(&[30, 70], *load);
+            let outcome = run(variant, &tenants, window(&tenants), 1, 1);
+            let ratio = outcome.windows.first().and_then(|w| Some(w.first()? / w.get(1)?));
+            all.push(Figure {
+                name: format!("limiter.sim.two_tenants.ratio: {name}, {}", variant.name),
+                value: ratio.unwrap_or(f64::NAN),
+                unit: "30 % to 70 %",
+                baseline: 3.0 / 7.0,
+            });
+        }
+    }
+    all
+}
+
+/// Of all of them, the furthest from 3/7.
+fn two_tenants() -> f64 {
+    let far = |ratio: &f64| (ratio - 3.0 / 7.0).abs();
+    let all = two_tenants_each().into_iter().map(|figure| figure.value);
+    all.max_by(|a, b| far(a).total_cmp(&far(b))).unwrap_or(f64::NAN)
+}
+
+/// Jain's index of what each of eight tenants got of its quota.
+fn jain(variant: Variant) -> f64 {
+    let tenants = tenants(&[5, 5, 10, 10, 10, 20, 20, 20], Load::of(5_000_000));
+    let outcome = run(variant, &tenants, window(&tenants), 1, 1);
+    let of = |shares: &Vec<f64>| {
+        let got: Vec<f64> = shares.iter().zip(&tenants).map(|(s, t)| s / f64::from(t.percent)).collect();
+        let squares: f64 = got.iter().map(|g| g * g).sum();
+        got.iter().sum::<f64>().powi(2) / (got.len() as f64 * squares)
+    };
+    outcome.windows.iter().map(of).fold(f64::INFINITY, f64::min)
+}
+
+/// Milliseconds from an owner's first launch until it has its quota: until the first 100 ms begin in which it has at
+/// least nine tenths of it, in steps of 10 ms.
+fn reclaim_ms(variant: Variant, kernel_ns: u64) -> f64 {
+    const STEP_NS: u64 = 10_000_000;
+    const START: usize = 200;
+    let mut borrower = Tenant { percent: 20, load: Load::of(kernel_ns), is_soft: true, priority: 0 };
+    borrower.load.jitter_percent = 5;
+    let mut owner = Tenant { percent: 70, load: Load::of(2_000_000), is_soft: false, priority: 0 };
+    owner.load.start_ns = START as u64 * STEP_NS;
+    let outcome = run(variant, &[borrower, owner], STEP_NS, START + 100, 1);
+    let got: Vec<f64> = outcome.windows.iter().skip(START).filter_map(|w| w.get(1).copied()).collect();
+    let first = got.windows(10).position(|span| mean(span) >= 0.63);
+    first.map_or(10.0 * got.len() as f64, |at| at as f64 * 10.0)
+}
+
+/// All figures.
+pub fn all() -> Vec<Figure> {
+    let errors: Vec<Vec<f64>> = VARIANTS.into_iter().map(all_errors).collect();
+    let p95 = |all: &Vec<f64>| all.get(all.len() * 95 / 100).copied().unwrap_or(f64::NAN);
+    let highest = |values: Vec<f64>| values.into_iter().fold(f64::NEG_INFINITY, f64::max);
+    let figure = |name: &str, value, unit, baseline| Figure { name: name.to_owned(), value, unit, baseline };
+    let mut figures = vec![
+        figure(
+            "limiter.sim.sm_error.mean_pp",
+            highest(errors.iter().map(|all| mean(all)).collect()),
+            "percentage points, worst device",
+            1.0,
+        ),
+        figure(
+            "limiter.sim.sm_error.p95_pp",
+            highest(errors.iter().map(p95).collect()),
+            "percentage points, worst device",
+            3.0,
+        ),
+        figure("limiter.sim.two_tenants.ratio", two_tenants(), "30 % to 70 %, furthest of all", 3.0 / 7.0),
+        figure("limiter.sim.fairness.jain", -worst(|v| -jain(v)), "8 tenants, worst device", 0.99),
+        figure(
+            "limiter.sim.soft.reclaim_ms",
+            worst(|v| {
+                [500_000, 5_000_000, 50_000_000].map(|k| reclaim_ms(v, k)).into_iter().fold(0.0, f64::max)
+            }),
+            "ms, kernels up to 50 ms, worst device",
+            200.0,
+        ),
+    ];
+    figures.extend(two_tenants_each());
+    figures
+}
+
+/// As JSON for `limiter.json`.
+pub fn json(figures: &[Figure]) -> String {
+    let one = |f: &Figure| {
+        format!(
+            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; device parameters are assumed, the baseline is the goal\"}}",
+            f.name,
+            f.value,
+            f.unit,
+            f.baseline,
+            if f.baseline == 0.0 { 0.0 } else { f.value / f.baseline }
+        )
+    };
+    format!("[{}]", figures.iter().map(one).collect::<Vec<_>>().join(",\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_get_their_percentages_whatever_their_neighbours_do() {
+        for variant in VARIANTS {
+            for percents in [&[30][..], &[30, 50], &[10, 30, 50]] {
+                for kernel in [5_000_000, 50_000_000] {
+                    let got = errors(variant, &tenants(percents, Load::of(kernel)), 3);
+                    assert!(
+                        got.iter().all(|e| e.abs() < 2.0),
+                        "{} {percents:?} {kernel}: {got:?}",
+                        variant.name
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_share_without_neighbours_gets_its_percentage_with_kernels_of_any_length() {
+        for kernel in [50_000, 500_000, 500_000_000] {
+            let got = errors(VARIANTS[0], &tenants(&[30], Load::of(kernel)), 3);
+            assert!(got.iter().all(|e| e.abs() < 1.0), "{kernel}: {got:?}");
+        }
+    }
+
+    #[test]
+    fn an_owner_has_its_quota_back_soon() {
+        for variant in VARIANTS {
+            let reclaim = reclaim_ms(variant, 5_000_000);
+            assert!(reclaim <= 400.0, "{}: {reclaim} ms", variant.name);
+        }
+    }
 }

@@ -3,7 +3,8 @@
 //!
 //! Start reading at [`world::run`]. What the figures mean is in [`figures`].
 
+#![cfg_attr(test, allow(clippy::indexing_slicing, reason = "tests"))]
+
 pub mod figures;
 pub mod gpu;
-pub mod others;
 pub mod world;

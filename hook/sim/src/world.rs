@@ -74,6 +74,8 @@ pub struct Load {
     pub pause_ns: u64,
     /// Waits for each kernel before the next launch.
     pub waits: bool,
+    /// When the first launch comes, from the start of the run.
+    pub start_ns: u64,
 }
 
 impl Load {
@@ -87,6 +89,7 @@ impl Load {
             burst: 0,
             pause_ns: 0,
             waits: false,
+            start_ns: 0,
         }
     }
 
@@ -294,7 +297,8 @@ pub fn run(variant: Variant, tenants: &[Tenant], window_ns: u64, windows: usize,
     let start = world.gpu.borrow().now_ns();
     // Who acts next, in order of time.
     let mut agenda: BinaryHeap<Reverse<(u64, usize)>> =
-        (0..tenants.len()).chain([AGENT]).map(|at| Reverse((start, at))).collect();
+        tenants.iter().enumerate().map(|(at, t)| Reverse((start + t.load.start_ns, at))).collect();
+    agenda.push(Reverse((start, AGENT)));
     let mut outcome = Outcome { windows: Vec::new() };
     let mut before = vec![0; tenants.len()];
     for window in 1..=windows as u64 {
@@ -361,8 +365,8 @@ impl World {
             is_delicate: false,
         };
         process.spent_ns.set(0);
-        let view = View { world: self, at, process };
         let cell = Till::cell(1);
+        let view = View { world: self, at, process };
         let ticket = if process.till.pays(cell, launch.key) {
             None
         } else {

@@ -2,12 +2,46 @@
 #![allow(unsafe_code, reason = "calls a C library")]
 
 use libloading::os::unix::Library;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
 
 type Call<A> = unsafe extern "C" fn(A) -> c_int;
 type Call2<A, B> = unsafe extern "C" fn(A, B) -> c_int;
 type Call3<A, B, C> = unsafe extern "C" fn(A, B, C) -> c_int;
+
+/// `cuLaunchKernel`
+type Launch = unsafe extern "C" fn(
+    *mut c_void,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    *mut c_void,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> c_int;
+
+/// A kernel that keeps a multiprocessor for a millisecond of the GPU's clock.
+const SPIN: &CStr = c"
+.version 6.0
+.target sm_50
+.address_size 64
+.visible .entry spin_us_1000()
+{
+  .reg .u64 %t<4>;
+  .reg .pred %p;
+  mov.u64 %t1, %globaltimer;
+again:
+  mov.u64 %t2, %globaltimer;
+  sub.u64 %t3, %t2, %t1;
+  setp.lt.u64 %p, %t3, 1000000;
+  @%p bra again;
+  ret;
+}
+";
 
 /// The driver, initialised.
 pub(crate) struct Cuda {
@@ -21,6 +55,10 @@ pub(crate) struct Cuda {
     mem_get_info: Call2<*mut usize, *mut usize>,
     mem_alloc: Call2<*mut u64, usize>,
     mem_free: Call<u64>,
+    module_load_data: Call2<*mut *mut c_void, *const c_char>,
+    module_get_function: Call3<*mut *mut c_void, *mut c_void, *const c_char>,
+    launch_kernel: Launch,
+    ctx_synchronize: unsafe extern "C" fn() -> c_int,
     /// Last, so that it outlives the pointers above.
     _library: Library,
 }
@@ -82,6 +120,10 @@ impl Cuda {
             mem_get_info: symbol!("cuMemGetInfo_v2"),
             mem_alloc: symbol!("cuMemAlloc_v2"),
             mem_free: symbol!("cuMemFree_v2"),
+            module_load_data: symbol!("cuModuleLoadData"),
+            module_get_function: symbol!("cuModuleGetFunction"),
+            launch_kernel: symbol!("cuLaunchKernel"),
+            ctx_synchronize: symbol!("cuCtxSynchronize"),
             _library: library,
         })
     }
@@ -152,4 +194,50 @@ impl Cuda {
         // SAFETY: the pointer came from cuMemAlloc and is freed once.
         check("cuMemFree_v2", unsafe { (self.mem_free)(pointer) })
     }
+
+    /// Loads the kernel that spins for a millisecond into the current context.
+    pub(crate) fn spinner(&self) -> Result<Kernel, CudaError> {
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: writes one handle; the image is terminated text.
+        check("cuModuleLoadData", unsafe { (self.module_load_data)(&mut module, SPIN.as_ptr()) })?;
+        let name = c"spin_us_1000";
+        // SAFETY: writes one handle; the module was just given.
+        let code = unsafe { (self.module_get_function)(&mut function, module, name.as_ptr()) };
+        check("cuModuleGetFunction", code)?;
+        Ok(Kernel(function))
+    }
+
+    /// Launches a kernel of one block.
+    pub(crate) fn launch(&self, kernel: &Kernel) -> Result<(), CudaError> {
+        let none = std::ptr::null_mut();
+        // SAFETY: a function of the current context that takes no parameters, on the default stream.
+        let code = unsafe {
+            (self.launch_kernel)(
+                kernel.0,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                none,
+                std::ptr::null_mut(),
+                std::ptr::null_mut(),
+            )
+        };
+        check("cuLaunchKernel", code)
+    }
+
+    /// Waits for everything that was launched.
+    pub(crate) fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: takes nothing.
+        check("cuCtxSynchronize", unsafe { (self.ctx_synchronize)() })
+    }
 }
+
+/// A function on the device.
+pub(crate) struct Kernel(*mut c_void);
+
+// SAFETY: a handle, which any thread may launch.
+unsafe impl Sync for Kernel {}

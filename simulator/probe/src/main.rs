@@ -7,7 +7,9 @@
 //!
 //! `--hold` keeps the process (with its CUDA contexts) after the report, until SIGTERM or SIGINT, as a
 //! service would stay;
-//! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile.
+//! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile;
+//! `--busy SECONDS` then launches kernels of a millisecond on the first device, as fast as it is let, and prints a
+//! second line that says how much of the GPU's time they got.
 
 mod cuda;
 
@@ -16,6 +18,7 @@ use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
 use std::io::Write;
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 /// Largest single allocation tried.
 const FIRST_CHUNK: u64 = 1 << 30;
@@ -47,13 +50,29 @@ struct DeviceReport {
     refused_with: Option<i32>,
 }
 
+/// What `--busy` found.
+#[derive(Debug, Serialize)]
+struct BusyReport {
+    /// Kernels of a millisecond that ended.
+    kernels: u64,
+    /// From the first launch to the last end.
+    seconds: f64,
+    /// Part of that time in which a kernel ran.
+    gpu_percent: f64,
+}
+
 fn main() -> ExitCode {
     let mut hold = false;
     let mut occupy = None;
+    let mut busy = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match (arg.as_str(), arg.strip_prefix("--occupy=")) {
             ("--hold", _) => hold = true,
+            ("--busy", _) => match args.next().and_then(|v| v.parse().ok()) {
+                Some(seconds) => busy = Some(Duration::from_secs(seconds)),
+                None => return usage("--busy wants a number of seconds"),
+            },
             ("--occupy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(bytes) => occupy = Some(bytes),
                 None => return usage("--occupy wants a number of bytes"),
@@ -88,6 +107,18 @@ fn main() -> ExitCode {
     if failed {
         return ExitCode::FAILURE;
     }
+    if let (Some(span), Some(cuda)) = (busy, &cuda) {
+        let line = match keep_busy(cuda, span) {
+            Ok(report) => serde_json::to_string(&report).unwrap_or_default(),
+            Err(error) => {
+                eprintln!("cuda-probe: {error}");
+                return ExitCode::FAILURE;
+            }
+        };
+        if writeln!(out, "{line}").and_then(|()| out.flush()).is_err() {
+            return ExitCode::FAILURE;
+        }
+    }
     if hold {
         while ends.wait().is_err() {}
     }
@@ -96,8 +127,26 @@ fn main() -> ExitCode {
 }
 
 fn usage(reason: &str) -> ExitCode {
-    eprintln!("cuda-probe: {reason}\nusage: cuda-probe [--hold] [--occupy BYTES]");
+    eprintln!("cuda-probe: {reason}\nusage: cuda-probe [--hold] [--occupy BYTES] [--busy SECONDS]");
     ExitCode::from(2)
+}
+
+fn keep_busy(cuda: &Cuda, span: Duration) -> Result<BusyReport, CudaError> {
+    /// Launches that may be ahead of the GPU.
+    const AHEAD: u64 = 8;
+    cuda.make_current(cuda.device(0)?)?;
+    let kernel = cuda.spinner()?;
+    let (start, mut kernels) = (Instant::now(), 0_u64);
+    while start.elapsed() < span {
+        cuda.launch(&kernel)?;
+        kernels += 1;
+        if kernels.is_multiple_of(AHEAD) {
+            cuda.wait()?;
+        }
+    }
+    cuda.wait()?;
+    let seconds = start.elapsed().as_secs_f64();
+    Ok(BusyReport { kernels, seconds, gpu_percent: kernels as f64 / 10.0 / seconds })
 }
 
 fn probe(cuda: &Cuda, occupy: Option<u64>) -> Report {

@@ -1,22 +1,37 @@
 //! `cuda-bench`: how long driver calls take in this process, as one line of JSON. Run once plainly and
 //! once under the limiter, the difference is what the limiter costs.
+//!
+//! `cuda-bench` times pairs of cuMemAlloc and cuMemFree; `cuda-bench launch THREADS` launches, in bursts with pauses
+//! between them, so that a share with a part of the GPU's time never has to wait.
 
 #[path = "../cuda.rs"]
 #[allow(dead_code, reason = "the probe needs more of it")]
 mod cuda;
 
-use cuda::{Cuda, CudaError};
+use cuda::{Cuda, CudaError, Kernel};
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const PAIRS: u32 = 20_000;
 const BATCHES: u32 = 20;
 const BYTES: u64 = 2 << 20;
 
+/// Launches of a burst: with kernels of 5 us, the pause behind it pays for it at a tenth of the GPU.
+const BURST: u32 = 400;
+const PAUSE: Duration = Duration::from_millis(22);
+/// Bursts that are not counted: costs are learned in them.
+const COLD: u32 = 40;
+const BURSTS: u32 = 100;
+
 fn main() -> ExitCode {
-    match measure() {
-        Ok(nanos) => {
-            println!("{{\"malloc_pair_ns\":{nanos:.1}}}");
+    let mut args = std::env::args().skip(1);
+    let measured = match (args.next().as_deref(), args.next().and_then(|n| n.parse::<u32>().ok())) {
+        (Some("launch"), Some(threads)) => launches(threads).map(|nanos| ("launch_ns", nanos)),
+        _ => malloc_pairs().map(|nanos| ("malloc_pair_ns", nanos)),
+    };
+    match measured {
+        Ok((name, nanos)) => {
+            println!("{{\"{name}\":{nanos:.2}}}");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -27,7 +42,7 @@ fn main() -> ExitCode {
 }
 
 /// The fastest batch: what is slower was disturbed by others on this machine.
-fn measure() -> Result<f64, CudaError> {
+fn malloc_pairs() -> Result<f64, CudaError> {
     let cuda = Cuda::load()?;
     let device = cuda.device(0)?;
     cuda.make_current(device)?;
@@ -41,4 +56,39 @@ fn measure() -> Result<f64, CudaError> {
         best = best.min(start.elapsed().as_secs_f64() * 1e9 / f64::from(PAIRS / BATCHES));
     }
     Ok(best)
+}
+
+/// Nanoseconds of a launch, all that belongs to it included, as each thread sees it: the mean over all bursts, less
+/// the tenth that was slowest, which others on this machine disturbed.
+fn launches(threads: u32) -> Result<f64, CudaError> {
+    let cuda = Cuda::load()?;
+    cuda.make_current(cuda.device(0)?)?;
+    let kernel = cuda.spinner()?;
+    let one = || -> Result<f64, CudaError> {
+        cuda.make_current(cuda.device(0)?)?;
+        let mut bursts = Vec::new();
+        for round in 0..COLD + BURSTS {
+            let nanos = burst(&cuda, &kernel)?;
+            if round >= COLD {
+                bursts.push(nanos);
+            }
+            std::thread::sleep(PAUSE * threads);
+        }
+        bursts.sort_by(f64::total_cmp);
+        bursts.truncate(bursts.len() * 9 / 10);
+        Ok(bursts.iter().sum::<f64>() / bursts.len() as f64)
+    };
+    let sum: Result<f64, CudaError> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+        running.into_iter().map(|thread| thread.join().unwrap_or(Err(CudaError::Call("a thread", -1)))).sum()
+    });
+    Ok(sum? / f64::from(threads.max(1)))
+}
+
+fn burst(cuda: &Cuda, kernel: &Kernel) -> Result<f64, CudaError> {
+    let start = Instant::now();
+    for _ in 0..BURST {
+        cuda.launch(kernel)?;
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e9 / f64::from(BURST))
 }

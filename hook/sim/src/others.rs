@@ -1,1 +1,0 @@
-//! Two controllers of others' making.
