@@ -103,6 +103,22 @@ pub enum Job {
         /// The pool generation that is answered.
         generation: i64,
     },
+    /// Note on a node which place is held for whom, then evict the pod that goes back to it.
+    GoBack {
+        /// The pod.
+        pod: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// The node.
+        node: Arc<str>,
+        /// The note.
+        place: String,
+    },
+    /// No place is held on the node any more.
+    PlaceFree {
+        /// The node.
+        node: Arc<str>,
+    },
     /// What the claims under a quota hold.
     QuotaStatus {
         /// The quota.
@@ -267,6 +283,10 @@ impl Writer {
                 self.deallocate(&claim, &uid, &mark, &consumers, &mut outcome).await
             }
             Job::Acknowledge { node, generation } => self.acknowledge(&node, generation).await,
+            Job::GoBack { pod, uid, node, place } => {
+                self.go_back(&pod, &uid, &node, &place, &mut outcome).await
+            }
+            Job::PlaceFree { node } => self.note_place(&node, None).await,
             Job::QuotaStatus { quota, status } => self.quota_status(&quota, &status).await,
             Job::Classes { names } => self.classes(&names).await,
         };

@@ -101,6 +101,19 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Unknown::Refuse)]
     pub unknown_devices: Unknown,
 
+    /// Whether requests for a MIG profile are expanded to larger ones, where an allocation policy says so.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub substitution: bool,
+
+    /// Whether pods that were given a larger profile go back to the one that they asked for when it becomes
+    /// free, where their allocation policy says so.
+    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
+    pub go_back: bool,
+
+    /// How long the asked profile has to be free before a pod goes back.
+    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    pub go_back_after: Duration,
+
     /// Whether GpuQuotas are kept, where they are defined.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub quotas: bool,

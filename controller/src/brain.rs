@@ -11,6 +11,7 @@ mod preemption;
 mod quotas;
 mod reports;
 mod stranded;
+mod substitutes;
 
 pub use reports::{Regarding, Report, reasons};
 
@@ -97,6 +98,12 @@ pub struct Settings {
     pub spared: Duration,
     /// How long claims may keep devices without a pod.
     pub holds: crate::hold::Limits,
+    /// Whether pods go back to the profile that they asked for, where their policy says so.
+    pub go_back: bool,
+    /// How long the asked profile has to be free before.
+    pub settled: Duration,
+    /// How long its place is held for the pod that is made anew.
+    pub place_held: Duration,
     /// Whether DeviceTaintRules are watched, so that deciding waits for them.
     pub taint_rules: bool,
     /// Whether GpuQuotas are watched and kept.
@@ -116,6 +123,9 @@ impl Default for Settings {
             preemption: true,
             spared: Duration::from_secs(10),
             holds: crate::hold::Limits::default(),
+            go_back: true,
+            settled: Duration::from_secs(10),
+            place_held: Duration::from_secs(120),
             taint_rules: false,
             quotas: false,
             budgets: false,
@@ -159,6 +169,7 @@ pub struct Core {
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
     quotas: quotas::Quotas,
+    returns: substitutes::Returns,
     acknowledging: HashMap<Arc<str>, i64>,
     classes_written: Option<Vec<String>>,
     classes_failed: Option<Instant>,
@@ -194,6 +205,7 @@ impl Core {
             first_seen: HashMap::new(),
             told: reports::Told::default(),
             quotas: quotas::Quotas::default(),
+            returns: substitutes::Returns::default(),
             acknowledging: HashMap::new(),
             classes_written: None,
             classes_failed: None,
@@ -387,6 +399,7 @@ impl Core {
             Change::Room => (Vec::new(), true),
             Change::PodsAndRoom(pods) => (pods, true),
         };
+        self.returns.look_again();
         for key in pods {
             self.offer(&key, now);
         }
@@ -443,6 +456,7 @@ impl Core {
             return;
         }
         self.nominate_again(now, wall);
+        self.hold_again(now);
         // Pods come first: somebody waits for them.
         let Some(key) = self.queue.pop(now) else { return self.bind_next(now, wall) };
         let Some(pod) = self.index.pod(&key).cloned() else {
@@ -582,6 +596,7 @@ impl Core {
             score = ?plan.score,
             "allocating"
         );
+        self.arrived(pod);
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), InFlight { pools, claims });
         self.effects.push(Effect::Do(Job::Allocate {

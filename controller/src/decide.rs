@@ -179,6 +179,41 @@ pub fn decide_in(
     }
 }
 
+/// Where a pod that runs would be given what it asked for before the webhook expanded its requests,
+/// beside what it has; all of its claims are decided anew.
+pub fn place_as_asked(
+    index: &Index,
+    matcher: &mut Matcher,
+    pod: &Pod,
+    situation: &Situation,
+    options: Options,
+    expired: &mut dyn FnMut() -> bool,
+) -> Option<Plan> {
+    let mut asks = Vec::new();
+    for claim in gather(index, pod).ok()? {
+        let mut ask = ask::resolve(index, matcher, claim).ok()??;
+        let asked = claim.substitution.iter().flat_map(|record| record.asked.keys());
+        for name in asked {
+            let expanded = ask.requests.iter_mut().filter(|request| *request.name == **name);
+            expanded.for_each(|request| request.alternatives.truncate(1));
+        }
+        asks.push(ask);
+    }
+    let free = Pod { node: None, nominated: None, ..pod.clone() };
+    let pinned = Pinned::default();
+    let owner = Owner::Controller;
+    let inputs = Inputs { index, pod: &free, asks: &asks, pinned: &pinned, situation, options, owner };
+    let Choice::Node(best) = choose(&inputs, matcher, expired) else { return None };
+    Some(Plan {
+        pod: pod.key.clone(),
+        pod_uid: pod.uid.clone(),
+        node: best.node,
+        drafts: best.drafts,
+        reserve: Vec::new(),
+        score: best.score,
+    })
+}
+
 /// The pod's claims, all of which must exist.
 fn gather<'a>(index: &'a Index, pod: &Pod) -> Result<Vec<&'a Claim>, Wait> {
     let mut claims = Vec::new();

@@ -22,7 +22,7 @@ pub use classes::Class;
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
 pub use fleet::{Board, Fleet, GpuState, Make, Place, Row};
 pub use intern::{Interner, Pooled, Sym, Table};
-pub use node::{ACKNOWLEDGED, Node, resources_of};
+pub use node::{ACKNOWLEDGED, GOING_BACK, Node, resources_of};
 pub use pod::{ClaimSource, Pod, PodClaim, PodNeeds, Resolution};
 pub use pool::{Column, CounterSet, Fixed, Gpu, Layout, Owners, Pool, PoolState};
 pub use taints::{TaintRule, tolerated};

@@ -31,6 +31,7 @@ pub mod quantity;
 pub mod queue;
 pub mod run;
 pub mod selector;
+pub mod substitute;
 pub mod watch;
 pub mod webhook;
 

@@ -49,6 +49,8 @@ pub struct Metrics {
     pub leading: Gauge,
     /// Pods that the webhook set the gate on.
     pub gated: Counter,
+    /// Requests that were given a larger profile than asked.
+    pub substituted: Counter,
     /// Objects that the webhook refused.
     pub refused: Counter,
     /// Pods that were given a device.
@@ -85,6 +87,7 @@ impl Metrics {
             stopped_pools: Gauge::default(),
             leading: Gauge::default(),
             gated: Counter::default(),
+            substituted: Counter::default(),
             refused: Counter::default(),
             allocated: Counter::default(),
             selector_evaluations: Gauge::default(),
@@ -119,6 +122,11 @@ impl Metrics {
             metrics.stopped_pools.clone(),
         );
         registry.register("leading", "1 if this replica leads", metrics.leading.clone());
+        registry.register(
+            "substituted_requests",
+            "Requests that were given a larger profile than asked",
+            metrics.substituted.clone(),
+        );
         registry.register(
             "refused_objects",
             "Claims, templates and classes that the webhook refused",

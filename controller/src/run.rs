@@ -83,6 +83,8 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             deadline: args.decision_deadline,
             idle: args.idle_timeout,
             quotas: args.quotas,
+            go_back: args.go_back,
+            settled: args.go_back_after,
             preemption: args.preemption,
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
             budgets: args.budgets,

@@ -1,5 +1,5 @@
-//! The admission webhook: sets the scheduling gate on pods that wait for our devices, and refuses claims,
-//! templates and classes that can never be right.
+//! The admission webhook: sets the scheduling gate on pods that wait for our devices, expands requests for
+//! a MIG profile where a policy says so, and refuses claims, templates and classes that can never be right.
 //!
 //! Served by every replica, leader or not. Correctness does not depend on it, so its failure policy is
 //! Ignore. Without the gate kube-scheduler searches every node, again and again, for a pod that waits for
@@ -44,6 +44,8 @@ pub struct Config {
     pub configuration: String,
     /// Names and addresses that the certificate is for.
     pub names: Vec<String>,
+    /// Whether requests for a profile are expanded to larger ones.
+    pub substitution: bool,
     /// Whether claims, templates and classes are checked.
     pub governance: bool,
     /// What is refused then.
@@ -71,6 +73,7 @@ impl Config {
             secret: args.webhook_secret.clone(),
             configuration: args.webhook_configuration.clone(),
             names,
+            substitution: args.substitution,
             governance: args.governance,
             rules: Rules { unknown: args.unknown_devices },
             budgets: args.budgets,
@@ -104,10 +107,11 @@ pub async fn serve_on(
     let keeper = keeper::Keeper::new(client.clone(), config.clone());
     let current = keeper.current();
     let keeping = tokio::spawn(keeper.run(health, stop.clone()));
-    let governance = config.governance;
+    let (governance, substitution) = (config.governance, config.substitution);
     let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));
     let knowledge = knowledge::Knowledge::start(client, &config.driver, config.rules, stop.clone());
-    server::serve(listener, current, review::App { knowledge, metrics, governance, budgets }, stop).await;
+    let app = review::App { knowledge, metrics, governance, budgets, substitution };
+    server::serve(listener, current, app, stop).await;
     if let Err(error) = keeping.await {
         tracing::error!(%error, "looking after the certificate ended in a panic");
     }

@@ -7,16 +7,17 @@ use aliquot_control_plane::Controllers;
 use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
 use aliquot_controller::metrics::Metrics;
+use aliquot_controller::substitute::{ANNOTATION, POLICY};
 use aliquot_controller::webhook::{self, Config};
 use aliquot_model::layout::AllocatorMode;
 use common::{Cluster, client, eventually, fixtures};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
-use k8s_openapi::api::core::v1::{Pod, Secret};
+use k8s_openapi::api::core::v1::{Namespace, Pod, Secret};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use kube::Api;
-use kube::api::{DeleteParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         secret: "aliquot-webhook-tls".to_owned(),
         configuration: "aliquot".to_owned(),
         names: vec!["aliquot-webhook.default.svc".to_owned(), "127.0.0.1".to_owned()],
+        substitution: true,
         governance: true,
         rules: Rules::default(),
         budgets: false,
@@ -251,4 +253,69 @@ async fn with_failure_policy_fail_nothing_passes_while_nobody_answers() {
     hook.task.await.expect("no panic").expect("served");
     let said = words(ask(&cluster, "later", fixtures::partition("r", "2g.20gb")).await);
     assert!(said.contains("failed calling webhook \"claims.aliquot.dev\""), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_are_expanded_where_the_namespace_says_so_and_only_while_somebody_answers() {
+    let cluster = Cluster::start_with(Controllers::ALL).await;
+    cluster.add_node_in("n1", 1, AllocatorMode::Scheduler).await;
+    let hook = start(&cluster, "r1").await;
+    let configuration: MutatingWebhookConfiguration = fixtures::object(json!({
+        "metadata": {"name": "aliquot"},
+        "webhooks": [{
+            "name": "substitution.aliquot.dev",
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Ignore",
+            "clientConfig": {"url": format!("https://{}/mutate-claims", hook.addr)},
+            "rules": [{
+                "apiGroups": ["resource.k8s.io"], "apiVersions": ["v1"], "operations": ["CREATE"],
+                "resources": ["resourceclaims"],
+            }],
+        }],
+    }));
+    cluster.create_global(&configuration).await;
+    let part = || fixtures::partition("r", "1g.10gb");
+    let as_asked = ask(&cluster, "as-asked", part()).await.expect("accepted");
+    assert!(as_asked.spec.devices.expect("devices").requests.expect("requests")[0].exactly.is_some());
+    let namespaces: Api<Namespace> = Api::all(cluster.client.clone());
+    let policy =
+        json!({"metadata": {"annotations": {POLICY: r#"{"substitution": "Larger", "goBack": true}"#}}});
+    namespaces.patch("default", &PatchParams::default(), &Patch::Merge(&policy)).await.expect("annotated");
+    // Generated claims pass the same way.
+    let template: ResourceClaimTemplate = fixtures::object(json!({
+        "metadata": {"name": "t", "namespace": "default"}, "spec": {"spec": fixtures::spec(&[part()])},
+    }));
+    cluster.create(&template).await;
+    let mut number = 0;
+    let claim = eventually("a generated claim is expanded", async || {
+        number += 1;
+        let mut pod = ungated(&format!("p{number}"), &[]);
+        pod.spec.as_mut().expect("a spec").resource_claims =
+            Some(vec![fixtures::object(json!({"name": "gpu", "resourceClaimTemplateName": "t"}))]);
+        cluster.create(&pod).await;
+        let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), "default");
+        let made = eventually("the claim is made", async || {
+            let claims = claims.list(&ListParams::default()).await.expect("a list");
+            let prefix = format!("p{number}-gpu-");
+            claims
+                .items
+                .into_iter()
+                .find(|c| c.metadata.name.as_deref().is_some_and(|n| n.starts_with(&prefix)))
+        })
+        .await;
+        made.metadata.annotations.as_ref().is_some_and(|a| a.contains_key(ANNOTATION)).then_some(made)
+    })
+    .await;
+    let record = claim.metadata.annotations.as_ref().and_then(|a| a.get(ANNOTATION)).cloned();
+    assert_eq!(record.as_deref(), Some(r#"{"asked":{"r":"1g.10gb"},"goBack":true}"#));
+    let request = claim.spec.devices.expect("devices").requests.expect("requests").remove(0);
+    assert!(request.exactly.is_none());
+    let names: Vec<String> =
+        request.first_available.expect("a list").into_iter().map(|sub| sub.name).collect();
+    assert_eq!(names, ["1g10gb", "1g20gb", "2g20gb"]);
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
+    let alone = ask(&cluster, "alone", part()).await.expect("accepted");
+    assert!(alone.spec.devices.expect("devices").requests.expect("requests")[0].exactly.is_some());
 }

@@ -17,6 +17,14 @@ impl Cluster {
     /// # Errors
     /// If the stand-in libraries are not built or the directory cannot be written.
     pub fn create_hardware(&self) -> Result<()> {
+        self.create_hardware_with(&[])
+    }
+
+    /// The same with more boards.
+    ///
+    /// # Errors
+    /// If the stand-in libraries are not built or the directory cannot be written.
+    pub fn create_hardware_with(&self, more: &[GpuSpec]) -> Result<()> {
         if Path::new(SIM).exists() {
             std::fs::remove_dir_all(SIM).context("cannot remove the old simulated node")?;
         }
@@ -28,6 +36,7 @@ impl Cluster {
             GpuSpec::new("A100-80").with_mig(),
             GpuSpec::new("L40S"),
         ];
+        spec.gpus.extend_from_slice(more);
         spec.nvml_library = Some(self.build.join("libnvidia_ml.so"));
         spec.cuda_library = Some(self.build.join("libcuda.so"));
         aliquot_sim_node::create(Path::new(SIM), &spec).context("cannot create the simulated node")?;

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 /// Waits that tests cannot afford at their defaults.
 const SHORT: &[&str] = &[
     "controller.extraArgs={--lease-duration=8s,--idle-timeout=10s}",
+    "substitution.goBackAfter=2s",
     "kubeletPlugin.extraArgs={--scheduler-timeouts=4s,--claim-check-interval=1s,--orphan-grace=20s,--absent-controller-grace=3s}",
 ];
 
@@ -187,6 +188,19 @@ impl Cluster {
             Ok(published.then_some(()))
         })
         .await
+    }
+
+    /// Another node of simulated GPUs in the place of the one that is there, under a node agent of its own.
+    /// Nothing may be running on it.
+    ///
+    /// # Errors
+    /// If it does not become ready.
+    pub async fn exchange_hardware(&self, more: &[aliquot_sim_node::GpuSpec]) -> Result<()> {
+        self.create_hardware_with(more)?;
+        for name in self.system_pods("kubelet-plugin").await? {
+            self.kubectl(&["-n", SYSTEM, "delete", "pod", &name])?;
+        }
+        self.ready().await
     }
 
     /// A node agent that has not been killed yet: the kubelet waits longer before each restart of a

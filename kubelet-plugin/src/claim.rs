@@ -465,7 +465,8 @@ fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Set
     let mut class_fails_open = false;
     for entry in entries {
         let reach = entry.reach(request);
-        if reach == Reach::None {
+        // How devices are chosen is decided by now.
+        if reach == Reach::None || matches!(entry.config, Config::Policy(_)) {
             continue;
         }
         if !applies(&entry.config, kind) {
@@ -486,6 +487,7 @@ fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Set
             Config::Gpu(config) => Settings::Gpu(Some(config.clone())),
             Config::Mig(_) => Settings::Mig,
             Config::Mps(config) => Settings::Mps(config.clone()),
+            Config::Policy(_) => continue,
             Config::Share(config) => {
                 let open = config.fail_mode == FailMode::Open;
                 if entry.from_class {

@@ -89,6 +89,36 @@ pub struct MpsConfig {
     pub pinned_device_memory_limit: Option<Quantity>,
 }
 
+/// What may be given in place of a MIG profile that is free nowhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Substitution {
+    /// Nothing.
+    #[default]
+    Never,
+    /// A profile with at least as much of everything.
+    Larger,
+}
+
+/// How devices are chosen. Nothing for the node: allocation and admission read it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct AllocationPolicy {
+    /// What may be given in place of a profile that is free nowhere.
+    pub substitution: Substitution,
+    /// How much more memory or multiprocessors a substitute may have, in percent of what was asked: 100 is
+    /// twice as much, 0 to 10000.
+    pub max_growth_percent: u32,
+    /// Whether the pod may be evicted, within its disruption budgets, when it can have what it asked for.
+    pub go_back: bool,
+}
+
+impl Default for AllocationPolicy {
+    fn default() -> Self {
+        // The next larger profile has about twice as much, in NVML's figures up to 106 % more.
+        Self { substitution: Substitution::Never, max_growth_percent: 150, go_back: false }
+    }
+}
+
 fn quantity_from_text<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Quantity>, D::Error> {
     let text = String::deserialize(from)?;
     text.parse().map(Some).map_err(serde::de::Error::custom)
@@ -109,6 +139,8 @@ pub enum Config {
     Share(ShareConfig),
     /// MPS.
     Mps(MpsConfig),
+    /// Choice of devices.
+    Policy(AllocationPolicy),
 }
 
 impl Config {
@@ -119,6 +151,7 @@ impl Config {
             Self::Mig(_) => "MigConfig",
             Self::Share(_) => "ShareConfig",
             Self::Mps(_) => "MpsConfig",
+            Self::Policy(_) => "AllocationPolicy",
         }
     }
 
@@ -129,6 +162,7 @@ impl Config {
             Self::Mig(config) => serde_json::to_value(config),
             Self::Share(config) => serde_json::to_value(config),
             Self::Mps(config) => serde_json::to_value(config),
+            Self::Policy(config) => serde_json::to_value(config),
         };
         let mut object = match body {
             Ok(Value::Object(object)) => object,
@@ -148,7 +182,7 @@ pub enum ConfigError {
     NotAnObject,
     /// `apiVersion` or `kind` is absent or not known.
     #[error(
-        "unknown kind {kind:?} of apiVersion {api_version:?}; known are GpuConfig, MigConfig, ShareConfig, MpsConfig of {API_VERSION} and GpuConfig, MigDeviceConfig of {NVIDIA_API_VERSION}"
+        "unknown kind {kind:?} of apiVersion {api_version:?}; known are GpuConfig, MigConfig, ShareConfig, MpsConfig, AllocationPolicy of {API_VERSION} and GpuConfig, MigDeviceConfig of {NVIDIA_API_VERSION}"
     )]
     UnknownKind {
         /// As written.
@@ -223,6 +257,7 @@ fn decode(parameters: &Value) -> Result<Config, ConfigError> {
         (API_VERSION, "MigConfig") => read(&kind, body).map(Config::Mig),
         (API_VERSION, "ShareConfig") => read(&kind, body).map(Config::Share),
         (API_VERSION, "MpsConfig") => read(&kind, body).map(Config::Mps),
+        (API_VERSION, "AllocationPolicy") => read(&kind, body).map(Config::Policy),
         (NVIDIA_API_VERSION, "GpuConfig") => read::<nvidia::Gpu>(&kind, body).and_then(|c| c.config(&kind)),
         (NVIDIA_API_VERSION, "MigDeviceConfig") => {
             read::<nvidia::Mig>(&kind, body).and_then(|c| c.config(&kind))
@@ -246,6 +281,9 @@ fn validate(config: &Config) -> Result<(), ConfigError> {
     match config {
         Config::Share(share) if !(-100..=100).contains(&share.priority) => {
             refuse("priority", "must be from -100 to 100")
+        }
+        Config::Policy(policy) if policy.max_growth_percent > 10_000 => {
+            refuse("maxGrowthPercent", "must be from 0 to 10000")
         }
         Config::Mps(mps) if mps.active_thread_percentage.is_some_and(|p| !(1..=100).contains(&p)) => {
             refuse("activeThreadPercentage", "must be from 1 to 100")

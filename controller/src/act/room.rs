@@ -2,8 +2,8 @@
 //! way are evicted, so that disruption budgets hold.
 
 use super::{Outcome, Verdict, WriteError, Writer, params};
-use crate::index::{ObjectKey, Uid};
-use k8s_openapi::api::core::v1::Pod;
+use crate::index::{GOING_BACK, ObjectKey, Uid};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::Eviction as ApiEviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::Api;
@@ -69,6 +69,32 @@ impl Writer {
             }
         }
         Ok(())
+    }
+
+    /// Notes the place on its node, so that another controller holds it too, and evicts the pod.
+    pub(super) async fn go_back(
+        &self,
+        pod: &ObjectKey,
+        uid: &Uid,
+        node: &str,
+        place: &str,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        self.note_place(node, Some(place)).await?;
+        let fate = self.evict(pod, uid, false).await?;
+        outcome.evictions.push(Eviction { pod: pod.clone(), uid: uid.clone(), fate });
+        Ok(())
+    }
+
+    /// Writes or removes the note of a place that is held.
+    pub(super) async fn note_place(&self, node: &str, place: Option<&str>) -> Result<(), WriteError> {
+        let api: Api<Node> = Api::all(self.client.clone());
+        let patch = json!({"metadata": {"annotations": {GOING_BACK: place}}});
+        self.patch_until_done(&format!("node {node}"), || {
+            let (api, patch) = (api.clone(), patch.clone());
+            async move { api.patch(node, &params(), &Patch::Merge(&patch)).await.map(drop) }
+        })
+        .await
     }
 
     /// Writes `status.nominatedNodeName`.

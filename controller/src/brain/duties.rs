@@ -34,6 +34,9 @@ impl Core {
             {
                 self.judge_foreign(&known, allocation);
             }
+            if let (true, Some(allocation)) = (appeared, &known.allocation) {
+                self.tell_substituted(&known, allocation);
+            }
             if after.is_none() {
                 self.claim_gone_foreign(&known.uid);
             }
@@ -191,6 +194,7 @@ impl Core {
         }
         self.release_stranded(now);
         self.write_quotas(now);
+        self.look_back(now);
         self.tidy_preemptions(now);
         self.given_back.retain(|_, given| now < given.until + GIVEN_BACK_MEMORY);
         if self.classes_failed.is_some_and(|at| now.saturating_duration_since(at) >= CLASSES_RETRY) {

@@ -66,6 +66,13 @@ impl Core {
                 }
                 Change::Nothing
             }
+            Job::GoBack { pod, uid, .. } => self.went_back(&pod, &uid, evictions, error, now),
+            Job::PlaceFree { node } => {
+                if let Some(error) = error {
+                    tracing::warn!(%node, %error, "could not note that no place is held any more");
+                }
+                Change::Nothing
+            }
             Job::QuotaStatus { quota, .. } => {
                 if let Some(error) = error {
                     tracing::warn!(%quota, %error, "could not write what a GpuQuota's claims hold");

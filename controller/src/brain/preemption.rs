@@ -68,6 +68,7 @@ impl Core {
             stage.hold(&self.index, &nomination.held);
             stage.join(&nomination.needs);
         }
+        self.keep_place(pod, &mut situation);
         situation
     }
 

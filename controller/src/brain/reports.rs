@@ -10,6 +10,10 @@ use std::time::{Duration, Instant};
 pub mod reasons {
     /// A pod's claims got their devices.
     pub const ALLOCATED: &str = "DevicesAllocated";
+    /// A larger profile was given than the one that was asked for.
+    pub const SUBSTITUTED: &str = "ProfileSubstituted";
+    /// A pod is evicted because what it asked for is free, or is not because of its budget.
+    pub const GOING_BACK: &str = "GoingBackToAskedProfile";
     /// A pod's devices would exceed a GpuQuota of its namespace.
     pub const QUOTA: &str = "GpuQuotaExceeded";
     /// A pod fits nowhere at the moment.

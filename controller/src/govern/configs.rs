@@ -13,6 +13,8 @@ const fn kinds(config: &Config) -> &'static [DeviceKind] {
         Config::Mig(_) => &[DeviceKind::Mig],
         Config::Share(_) => &[DeviceKind::Share],
         Config::Mps(_) => &[DeviceKind::Mps],
+        // Whatever it says nothing about it leaves alone.
+        Config::Policy(_) => &DeviceKind::ALL,
     }
 }
 

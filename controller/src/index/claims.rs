@@ -3,6 +3,7 @@
 use super::{Change, Holder, Index, ObjectKey, Sym, Uid, convert};
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
+use crate::substitute::{ANNOTATION, Record};
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
@@ -34,6 +35,8 @@ pub struct Claim {
     pub finalizers: Vec<String>,
     /// What it asks for; never changes.
     pub spec: Arc<ResourceClaimSpec>,
+    /// What it asked for before the webhook expanded it.
+    pub substitution: Option<Record>,
     /// UID of the pod that it was generated for.
     pub owner_pod: Option<Uid>,
     /// What the API says it was given.
@@ -367,6 +370,7 @@ impl Index {
             deleting: claim.metadata.deletion_timestamp.is_some(),
             finalizers: claim.metadata.finalizers.clone().unwrap_or_default(),
             spec: Arc::new(claim.spec.clone()),
+            substitution: Record::read(claim.metadata.annotations.as_ref().and_then(|a| a.get(ANNOTATION))),
             owner_pod,
             allocation,
             hold: Wish::read(claim.metadata.annotations.as_ref()),

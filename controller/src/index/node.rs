@@ -16,6 +16,8 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// Annotations of ours.
     pub acknowledged: Option<String>,
+    /// A place that is held on it for a pod that goes back to what it asked for.
+    pub going_back: Option<String>,
     /// Taints.
     pub taints: Vec<Taint>,
     /// Cordoned.
@@ -56,6 +58,8 @@ pub(crate) struct Accounted {
     needs: Arc<PodNeeds>,
 }
 
+/// Annotation with the place that is held for a pod that goes back to the profile it asked for.
+pub const GOING_BACK: &str = "aliquot.dev/going-back";
 /// Annotation by which we answer a hand-over: see design, "Who allocates", rule 1.
 pub const ACKNOWLEDGED: &str = "aliquot.dev/hand-over-acknowledged";
 
@@ -76,8 +80,10 @@ impl Index {
         let before = entry.clone();
         entry.known = true;
         entry.labels = node.metadata.labels.clone().unwrap_or_default();
-        entry.acknowledged =
-            node.metadata.annotations.as_ref().and_then(|all| all.get(ACKNOWLEDGED)).cloned();
+        let annotation =
+            |name: &str| node.metadata.annotations.as_ref().and_then(|all| all.get(name)).cloned();
+        entry.acknowledged = annotation(ACKNOWLEDGED);
+        entry.going_back = annotation(GOING_BACK);
         let spec = node.spec.as_ref();
         entry.taints = spec.and_then(|spec| spec.taints.clone()).unwrap_or_default();
         entry.unschedulable = spec.and_then(|spec| spec.unschedulable).unwrap_or(false);

@@ -46,6 +46,8 @@ pub struct Pod {
     pub gates: Vec<String>,
     /// Whether it may be moved to fill up gaps: its owner said so, and makes it anew.
     pub movable: bool,
+    /// UID of its controller, which makes another one when it goes.
+    pub maker: Option<Uid>,
     /// Its claims.
     pub claims: Vec<PodClaim>,
     /// What it needs of a node.
@@ -138,6 +140,7 @@ impl Pod {
             deleting: false,
             gated: false,
             gates: Vec::new(),
+            maker: None,
             claims: vec![PodClaim {
                 name: claim.key.name.clone(),
                 source: ClaimSource::Named(claim.key.name.clone()),
@@ -194,6 +197,13 @@ impl Pod {
             never_preempts: spec.preemption_policy.as_deref() == Some("Never"),
             gated: gates.iter().any(|gate| gate == SCHEDULING_GATE),
             gates,
+            maker: pod
+                .metadata
+                .owner_references
+                .iter()
+                .flatten()
+                .find(|owner| owner.controller == Some(true))
+                .map(|owner| owner.uid.as_str().into()),
             claims: claims(pod, spec),
             needs: Arc::new(needs(spec)),
             key,

@@ -6,9 +6,11 @@ use crate::decide::Matcher;
 use crate::govern::check::Scene;
 use crate::govern::{GpuQuota, Judgement, Rules, check};
 use crate::index::{Index, ObjectKey};
+use crate::substitute::{self, Expansion};
 use crate::watch::{self, Pauses};
+use aliquot_model::config::AllocationPolicy;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
+use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceClassSpec, ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate, ResourceSlice,
 };
@@ -16,6 +18,7 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use parking_lot::Mutex;
+use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -42,6 +45,7 @@ pub(super) struct Knowledge {
     cluster: Arc<Mutex<Cluster>>,
     templates: Store<ResourceClaimTemplate>,
     quotas: Store<GpuQuota>,
+    namespaces: Store<Namespace>,
     rules: Rules,
 }
 
@@ -51,15 +55,21 @@ impl Knowledge {
         let cluster = Arc::new(Mutex::new(Cluster { index: Index::new(driver), matcher: Matcher::new() }));
         let (templates, template_writer) = reflector::store();
         let (quotas, quota_writer) = reflector::store();
-        let knowledge = Self { driver: driver.into(), client, cluster, templates, quotas, rules };
+        let (namespaces, namespace_writer) = reflector::store();
+        let knowledge = Self { driver: driver.into(), client, cluster, templates, quotas, namespaces, rules };
         let (watched, follower) = (knowledge.clone(), knowledge.clone());
         let template_watch = watcher(Api::all(watched.client.clone()), watcher::Config::default())
             .backoff(Pauses::default())
             .reflect(template_writer)
             .for_each(|_| async {});
+        let namespace_watch = watcher(Api::all(watched.client.clone()), watcher::Config::default())
+            .backoff(Pauses::default())
+            .reflect(namespace_writer)
+            .for_each(|_| async {});
         tokio::spawn(async move {
             tokio::select! {
                 () = template_watch => {}
+                () = namespace_watch => {}
                 () = follower.follow_cluster() => {}
                 () = watched.follow_quotas(quota_writer) => {}
                 () = stop.cancelled() => {}
@@ -147,8 +157,25 @@ impl Knowledge {
             (found == namespace).then(|| (ObjectKey::new(found, name), GpuQuota::clone(quota)))
         });
         let quotas = quotas.collect();
+        let wrong = self.policy(namespace).and_then(Result::err);
         let Cluster { index, matcher } = &mut *self.cluster.lock();
-        check::claim(&mut Scene { index, matcher, rules: self.rules, quotas }, spec, prefix)
+        let mut judgement =
+            check::claim(&mut Scene { index, matcher, rules: self.rules, quotas }, spec, prefix);
+        judgement.warnings.extend(wrong);
+        judgement
+    }
+
+    /// The claim's requests that a larger profile may satisfy.
+    pub(super) fn expand(&self, namespace: &str, claim: &Value) -> Expansion {
+        let policy = self.policy(namespace).and_then(Result::ok);
+        let Cluster { index, matcher } = &mut *self.cluster.lock();
+        substitute::expand(index, matcher, claim, policy.as_ref())
+    }
+
+    /// The namespace's allocation policy, if it has one; what is wrong with it, if it cannot be read.
+    fn policy(&self, namespace: &str) -> Option<Result<AllocationPolicy, String>> {
+        let namespace = self.namespaces.get(&ObjectRef::new(namespace))?;
+        substitute::namespace_policy(namespace.metadata.annotations.as_ref()?.get(substitute::POLICY)?)
     }
 
     /// What is wrong with a class.

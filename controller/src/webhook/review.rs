@@ -23,6 +23,7 @@ pub(super) struct App {
     pub(super) metrics: Arc<Metrics>,
     pub(super) governance: bool,
     pub(super) budgets: Option<Watched>,
+    pub(super) substitution: bool,
 }
 
 /// `AdmissionResponse`.
@@ -79,6 +80,14 @@ pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value
         patch = Some(operations);
     }
     Response { warnings, ..Response::allow(patch.as_ref()) }.to(&review)
+}
+
+/// Claims whose requests a larger profile may satisfy.
+pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+    let claim = review.pointer("/request/object").filter(|_| app.substitution);
+    let expansion = claim.map(|claim| app.knowledge.expand(namespace(&review), claim)).unwrap_or_default();
+    let patch = claim.and_then(|claim| expansion.patch(claim));
+    Response::allow(patch.as_ref()).to(&review)
 }
 
 /// Claims, templates and classes.

@@ -39,6 +39,7 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, sto
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let router = Router::new()
         .route("/mutate-pods", post(review::mutate_pods))
+        .route("/mutate-claims", post(review::mutate_claims))
         .route("/validate", post(review::validate))
         .with_state(app);
     loop {

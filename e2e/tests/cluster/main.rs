@@ -13,6 +13,7 @@ mod kubelet;
 mod modes;
 mod policies;
 mod preemption;
+mod substitution;
 mod support;
 mod uninstall;
 mod vanishing;

@@ -205,3 +205,11 @@ fn a_reallocated_claim_is_told_from_the_prepared_one() {
     assert!(!still_allocated(&object, DRIVER, &[key("gpu-1")]));
     assert!(!still_allocated(&object, DRIVER, &[]));
 }
+
+#[test]
+fn how_devices_are_chosen_is_no_business_of_the_node() {
+    let policy = config("AllocationPolicy", json!({"substitution": "Larger"}));
+    let config = json!([entry("FromClaim", json!(["main"]), policy)]);
+    let request = decoded(json!([result("main", "gpu-0-share")]), config).unwrap();
+    assert_eq!(request.devices[0].settings, Settings::Share(ShareConfig::default()));
+}

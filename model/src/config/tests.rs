@@ -8,6 +8,8 @@ use serde_json::json;
     Config::Share(ShareConfig { compute_policy: ComputePolicy::Soft, priority: 5, fail_mode: FailMode::Closed }))]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "pinnedDeviceMemoryLimit": "2Gi"}),
     Config::Mps(MpsConfig { active_thread_percentage: None, pinned_device_memory_limit: Some(Quantity::from_u64(2 << 30)) }))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "substitution": "Larger", "goBack": true}),
+    Config::Policy(AllocationPolicy { substitution: Substitution::Larger, max_growth_percent: 150, go_back: true }))]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
     "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}),
     Config::Gpu(GpuConfig { time_slice: TimeSliceInterval::Long }))]
@@ -36,6 +38,10 @@ fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     "MpsConfig.pinnedDeviceMemoryLimit: \"2GiB\" is not a quantity")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "activeThreadPercentage": 0}),
     "MpsConfig.activeThreadPercentage: must be from 1 to 100")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "substitution": "larger"}),
+    "AllocationPolicy.substitution: unknown variant `larger`, expected `Never` or `Larger`")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "maxGrowthPercent": 10001}),
+    "AllocationPolicy.maxGrowthPercent: must be from 0 to 10000")]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
     "sharing": {"strategy": "TimeSlicing", "mpsConfig": {}}}), "GpuConfig.sharing.mpsConfig: must be absent")]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",

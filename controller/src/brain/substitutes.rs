@@ -1,0 +1,257 @@
+//! Larger profiles in place of asked ones: who is told, and who goes back.
+//!
+//! One pod at a time goes back, and only while nobody waits. The place of what it asked for is held from
+//! before the eviction until the pod that is made anew has it, or for so long at most; the note on the node
+//! lets another controller hold it on.
+
+use super::{Core, Effect, Regarding, Report, reasons};
+use crate::act::{Eviction, Fate, Job, WriteError};
+use crate::decide::{self, Situation, Stage};
+use crate::index::{Allocation, Change, Claim, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
+use crate::substitute::back::{self, Heir, Place};
+use crate::substitute::substituted;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A pod whose eviction was refused is left alone for this long.
+const SPARED: Duration = Duration::from_secs(60);
+/// Pods that are looked at in one go.
+const LOOKED_AT: usize = 16;
+/// Holds what is held for nobody that exists yet.
+const HOLDER: &str = "going-back";
+
+/// What is going on.
+#[derive(Debug, Default)]
+pub(super) struct Returns {
+    hold: Option<Hold>,
+    /// Since when pods could have what they asked for.
+    possible: HashMap<Uid, Instant>,
+    /// Pods that are left alone for a while.
+    spared: HashMap<Uid, Instant>,
+    /// Whether nothing that could help has happened since nobody could go back.
+    quiet: bool,
+    /// Whether the place that an earlier controller held was taken up.
+    resumed: bool,
+}
+
+/// A place that is held.
+#[derive(Debug)]
+struct Hold {
+    heir: Heir,
+    node: Arc<str>,
+    held: Vec<(Sym, Holder)>,
+    /// What the pod needs of the node, unless it is there already.
+    needs: Option<Arc<PodNeeds>>,
+    until: Instant,
+}
+
+impl Returns {
+    /// Something may have become free.
+    pub(super) const fn look_again(&mut self) {
+        self.quiet = false;
+    }
+}
+
+fn holder(device: Sym) -> Holder {
+    Holder { claim: HOLDER.into(), device, admin: false, share: None, consumed: Box::default() }
+}
+
+impl Core {
+    /// Tells a claim's pods that it was given a larger profile than asked, whoever allocated it.
+    pub(super) fn tell_substituted(&mut self, claim: &Claim, allocation: &Allocation) {
+        for given in substituted(claim, allocation) {
+            let go_back = claim.substitution.as_ref().is_some_and(|record| record.go_back);
+            let later = if go_back {
+                "the pod goes back when that is free, within its disruption budgets"
+            } else {
+                "the pod keeps it until it ends"
+            };
+            let note = format!(
+                "claim {}, request {}: {} was free nowhere, so the larger {} is given, as the allocation policy \
+                 says; {later}",
+                claim.key.name, given.request, given.asked, given.given
+            );
+            tracing::info!(claim = %claim.key, request = given.request, asked = given.asked, given = given.given, "substituted");
+            self.metrics.substituted.inc();
+            let pods: Vec<_> = self
+                .index
+                .pods_of_claim(&claim.key)
+                .map(|pod| Regarding::Pod(pod.key.clone(), pod.uid.clone()))
+                .collect();
+            let own = Regarding::Claim(claim.key.clone(), claim.uid.clone());
+            for regarding in pods.into_iter().chain(std::iter::once(own)) {
+                let note = note.clone();
+                self.tell(Report { regarding, warning: false, reason: reasons::SUBSTITUTED, note });
+            }
+        }
+    }
+
+    /// The place that is held is not free for others.
+    pub(super) fn keep_place(&self, pod: &Pod, situation: &mut Situation) {
+        let Some(hold) = self.returns.hold.as_ref().filter(|hold| !hold.heir.is(pod)) else { return };
+        let stages = &mut situation.stages;
+        let stage = stages.entry(hold.node.clone()).or_insert_with(|| Stage::new(&self.index, &hold.node));
+        stage.hold(&self.index, &hold.held);
+        if let Some(needs) = &hold.needs {
+            stage.join(needs);
+        }
+    }
+
+    /// A pod is given its devices: if the place was held for it, it is not any more.
+    pub(super) fn arrived(&mut self, pod: &Pod) {
+        if self.returns.hold.as_ref().is_some_and(|hold| hold.heir.is(pod)) {
+            tracing::info!(pod = %pod.key, "back");
+            self.end_hold();
+        }
+    }
+
+    fn end_hold(&mut self) {
+        if let Some(hold) = self.returns.hold.take() {
+            self.effects.push(Effect::Do(Job::PlaceFree { node: hold.node }));
+        }
+    }
+
+    /// Takes up, once, the place that an earlier controller held.
+    pub(super) fn hold_again(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.returns.resumed, true) {
+            return;
+        }
+        let noted = self.index.nodes_with_pools().find_map(|name| {
+            let place: Place = serde_json::from_str(self.index.node(name)?.going_back.as_deref()?).ok()?;
+            Some((name.clone(), place))
+        });
+        let Some((node, place)) = noted else { return };
+        let held = place
+            .devices
+            .iter()
+            .filter_map(|(pool, device)| Some((self.index.sym(pool)?, holder(self.index.sym(device)?))));
+        let held = held.collect();
+        tracing::info!(%node, namespace = %place.heir.namespace, "a place is held on");
+        let until = now + self.settings.place_held;
+        self.returns.hold = Some(Hold { heir: place.heir, node, held, needs: None, until });
+    }
+
+    /// Looks for a pod that can have what it asked for.
+    pub(super) fn look_back(&mut self, now: Instant) {
+        if let Some(hold) = &self.returns.hold {
+            if now >= hold.until {
+                tracing::info!(node = %hold.node, "nobody came for the place that was held");
+                self.end_hold();
+                self.queue.wake(now);
+            }
+            return;
+        }
+        let (ready, delayed, _) = self.queue.lengths();
+        if !self.settings.go_back || self.returns.quiet || ready + delayed > 0 || !self.in_flight.is_empty() {
+            return;
+        }
+        self.returns.spared.retain(|_, until| *until > now);
+        let mut possible = HashMap::new();
+        let mut chosen = None;
+        for key in back::candidates(&self.index).into_iter().take(LOOKED_AT) {
+            let Some(pod) = self.index.pod(&key).cloned() else { continue };
+            if self.returns.spared.contains_key(&pod.uid) {
+                continue;
+            }
+            let situation = self.situation(&pod, now);
+            let until = Instant::now() + self.settings.deadline;
+            let plan = decide::place_as_asked(
+                &self.index,
+                &mut self.matcher,
+                &pod,
+                &situation,
+                self.settings.options,
+                &mut || Instant::now() >= until,
+            );
+            let Some(plan) = plan else { continue };
+            let since = self.returns.possible.get(&pod.uid).copied().unwrap_or(now);
+            possible.insert(pod.uid.clone(), since);
+            if now.saturating_duration_since(since) >= self.settings.settled {
+                chosen = Some((pod, plan));
+                break;
+            }
+        }
+        // Until something becomes free there is nothing to look for.
+        self.returns.quiet = possible.is_empty() && self.returns.spared.is_empty();
+        self.returns.possible = possible;
+        if let Some((pod, plan)) = chosen {
+            self.send_back(&pod, &plan, now);
+        }
+    }
+
+    fn send_back(&mut self, pod: &Pod, plan: &decide::Plan, now: Instant) {
+        let Some(heir) = Heir::of(pod) else { return };
+        let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
+        let results = results.flat_map(|devices| devices.results.iter().flatten());
+        let mut held = Vec::new();
+        let mut devices = Vec::new();
+        for result in
+            results.filter(|result| result.driver == self.index.driver() && result.share_id.is_none())
+        {
+            if let (Some(pool), Some(device)) = (self.index.sym(&result.pool), self.index.sym(&result.device))
+            {
+                held.push((pool, holder(device)));
+                devices.push((result.pool.clone(), result.device.clone()));
+            }
+        }
+        let names: Vec<&str> = devices.iter().map(|(_, device): &(String, String)| device.as_str()).collect();
+        let note = format!(
+            "what this pod asked for is free: {} on node {}. It is evicted, and the place is held for the pod that \
+             is made in its stead",
+            names.join(", "),
+            plan.node
+        );
+        let place = Place { heir: heir.clone(), devices: devices.clone() };
+        let Ok(place) = serde_json::to_string(&place) else { return };
+        tracing::info!(pod = %pod.key, node = %plan.node, "going back");
+        let here = self.index.accounted_node(&pod.uid) == Some(&plan.node);
+        let needs = (!here).then(|| pod.needs.clone());
+        let until = now + self.settings.place_held;
+        self.returns.hold = Some(Hold { heir, node: plan.node.clone(), held, needs, until });
+        self.returns.possible.remove(&pod.uid);
+        let (key, uid) = (pod.key.clone(), pod.uid.clone());
+        self.tell(Report {
+            regarding: Regarding::Pod(key.clone(), uid.clone()),
+            warning: false,
+            reason: reasons::GOING_BACK,
+            note,
+        });
+        self.effects.push(Effect::Do(Job::GoBack { pod: key, uid, node: plan.node.clone(), place }));
+    }
+
+    /// Takes the answer to an eviction in.
+    pub(super) fn went_back(
+        &mut self,
+        pod: &ObjectKey,
+        uid: &Uid,
+        evictions: Vec<Eviction>,
+        error: Option<WriteError>,
+        now: Instant,
+    ) -> Change {
+        let mut refused = error.map(|error| error.to_string());
+        for eviction in evictions {
+            match eviction.fate {
+                Fate::Evicted => self.metrics.eviction("evicted"),
+                Fate::Gone => self.metrics.eviction("gone"),
+                Fate::Refused(message) => {
+                    self.metrics.eviction("refused");
+                    refused = Some(message);
+                }
+            }
+        }
+        let Some(message) = refused else { return Change::Nothing };
+        tracing::info!(%pod, message, "not sent back");
+        self.returns.spared.insert(uid.clone(), now + SPARED);
+        self.tell(Report {
+            regarding: Regarding::Pod(pod.clone(), uid.clone()),
+            warning: false,
+            reason: reasons::GOING_BACK,
+            note: format!(
+                "not evicted: {message}. The pod keeps what it has; it is asked again in {SPARED:?}"
+            ),
+        });
+        self.end_hold();
+        Change::Room
+    }
+}

@@ -1,0 +1,117 @@
+//! A larger MIG profile where the asked one is free nowhere.
+//!
+//! [`expand`] turns a request for one profile into a prioritised list when the claim is made: the asked
+//! profile first, then larger ones, least waste first. Whoever allocates after that, our controller or
+//! kube-scheduler, satisfies the claim as it stands, so nothing has to be bent later. [`back`] finds pods
+//! that have a larger profile and can have the asked one now.
+//!
+//! Everything here is a pure function of what is passed in.
+
+pub mod back;
+pub mod expand;
+mod offers;
+mod replace;
+
+pub use expand::{Expansion, expand};
+
+use crate::index::{Allocation, Claim};
+use aliquot_model::config::{self, AllocationPolicy, Config};
+use aliquot_model::names::API_VERSION;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::BTreeMap;
+
+/// Annotation of a claim whose requests were expanded: see [`Record`].
+pub const ANNOTATION: &str = "aliquot.dev/substitution";
+/// Annotation of a namespace with an AllocationPolicy for its claims, as JSON.
+pub const POLICY: &str = "aliquot.dev/allocation-policy";
+
+/// What was asked for before a claim's requests were expanded. It grants nothing: the claim's spec says
+/// what may be given.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Record {
+    /// The asked profile by request.
+    pub asked: BTreeMap<String, String>,
+    /// Whether the pod may be evicted when it can have what it asked for.
+    pub go_back: bool,
+}
+
+impl Record {
+    /// From the annotation; what cannot be read is none.
+    pub fn read(annotation: Option<&String>) -> Option<Self> {
+        let record: Self = serde_json::from_str(annotation?).ok()?;
+        (!record.asked.is_empty()).then_some(record)
+    }
+}
+
+/// A namespace's policy, as its annotation has it: the fields of an AllocationPolicy.
+pub fn namespace_policy(annotation: &str) -> Option<Result<AllocationPolicy, String>> {
+    let wrong = |error: String| format!("the namespace's annotation {POLICY} is ignored: {error}");
+    let mut fields: Map<String, Value> = match serde_json::from_str(annotation) {
+        Ok(fields) => fields,
+        Err(error) => return Some(Err(wrong(error.to_string()))),
+    };
+    fields.insert("apiVersion".to_owned(), API_VERSION.into());
+    fields.insert("kind".to_owned(), "AllocationPolicy".into());
+    match config::decode_strict(&Value::Object(fields)) {
+        Ok(Config::Policy(policy)) => Some(Ok(policy)),
+        Ok(_) => None,
+        Err(error) => Some(Err(wrong(error.to_string()))),
+    }
+}
+
+/// A request that was given another profile than asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Substituted {
+    /// The request.
+    pub request: String,
+    /// The profile that was asked for.
+    pub asked: String,
+    /// The alternative that was given, named after its profile.
+    pub given: String,
+}
+
+/// The requests of a claim that were given another profile than asked.
+pub fn substituted(claim: &Claim, allocation: &Allocation) -> Vec<Substituted> {
+    let Some(record) = &claim.substitution else { return Vec::new() };
+    let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+    requests
+        .filter_map(|request| {
+            let asked = record.asked.get(&request.name)?;
+            let first = request.first_available.as_ref()?.first()?;
+            let mut given = allocation.held.iter().filter_map(|held| held.request.split_once('/'));
+            let (_, given) = given.find(|(name, _)| *name == request.name)?;
+            (given != first.name).then(|| Substituted {
+                request: request.name.clone(),
+                asked: asked.clone(),
+                given: given.to_owned(),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::on(r#"{"substitution": "Larger", "goBack": true}"#, Ok(true))]
+    #[case::nothing("{}", Ok(false))]
+    #[case::not_json(
+        "Larger",
+        Err("the namespace's annotation aliquot.dev/allocation-policy is ignored: expected value")
+    )]
+    #[case::unknown_field(
+        r#"{"substitute": true}"#,
+        Err("is ignored: AllocationPolicy.substitute: unknown field")
+    )]
+    fn a_namespace_says_its_policy_in_an_annotation(#[case] text: &str, #[case] want: Result<bool, &str>) {
+        match (namespace_policy(text).expect("a policy"), want) {
+            (Ok(policy), Ok(go_back)) => assert_eq!(policy.go_back, go_back),
+            (Err(said), Err(words)) => assert!(said.contains(words), "{said}"),
+            (got, want) => panic!("{got:?}, expected {want:?}"),
+        }
+    }
+}

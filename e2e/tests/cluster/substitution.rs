@@ -1,0 +1,219 @@
+//! A larger profile where the asked one is free nowhere, on a node with boards of two kinds: 1g.5gb is a
+//! profile of the A100 with 40 GB alone.
+
+use crate::support::{GIB, on_cluster};
+use aliquot_e2e::cluster::Cluster;
+use aliquot_e2e::look::allocated_by;
+use aliquot_e2e::objects::{self, PodManifest};
+use aliquot_sim_node::GpuSpec;
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+/// Runs a test on a node that has an A100 with 40 GB too.
+fn with_small_board(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let more = [GpuSpec::new("A100-40").with_mig()];
+        let outcome = match cluster.exchange_hardware(&more).await {
+            Ok(()) => test(cluster).await,
+            failed => failed,
+        };
+        let outcome = match outcome {
+            Ok(()) => cluster.clean().await,
+            failed => failed,
+        };
+        let restored = cluster.exchange_hardware(&[]).await;
+        outcome.and(restored)
+    })
+}
+
+fn small(name: &str, count: u32) -> Value {
+    let expression = r#"device.attributes["gpu.aliquot.dev"].profile == "1g.5gb""#;
+    let selectors = json!([{"cel": {"expression": expression}}]);
+    json!({"name": name, "exactly": {"deviceClassName": "mig.aliquot.dev", "selectors": selectors, "count": count}})
+}
+
+/// A namespace whose claims may be given more than they ask for.
+async fn lenient(cluster: &Cluster, name: &str, policy: &str) -> Result<String> {
+    let namespace = cluster.namespace(name).await?;
+    let annotation = format!("aliquot.dev/allocation-policy={policy}");
+    cluster.kubectl(&["annotate", "namespace", &namespace, &annotation])?;
+    // Every controller has to have seen it.
+    cluster
+        .wait_for("claims to be expanded", || async {
+            cluster.create(&[objects::claim(&namespace, "probe", &[small("gpu", 1)])])?;
+            let claim = cluster.claim(&namespace, "probe").await?.context("no claim")?;
+            cluster.kubectl(&["-n", &namespace, "delete", "resourceclaim", "probe"])?;
+            let requests = claim.spec.devices.and_then(|d| d.requests).unwrap_or_default();
+            Ok(requests.iter().any(|r| r.first_available.is_some()).then_some(()))
+        })
+        .await?;
+    Ok(namespace)
+}
+
+/// Takes all seven partitions of the small board, in a namespace of their own.
+async fn fill(cluster: &Cluster) -> Result<String> {
+    let namespace = cluster.namespace("fill").await?;
+    cluster.create(&[
+        objects::claim(&namespace, "all", &[small("gpu", 7)]),
+        PodManifest::of_claim(&namespace, "filler", "all").build(),
+    ])?;
+    cluster.running(&namespace, "filler").await?;
+    Ok(namespace)
+}
+
+/// The only allocation result's request, as the API has it.
+async fn result(cluster: &Cluster, namespace: &str, pod: &str) -> Result<(String, Vec<String>)> {
+    let name = cluster.claim_of(namespace, pod).await?;
+    cluster.allocation(namespace, &name).await?;
+    let claim = cluster.claim(namespace, &name).await?.context("no claim")?;
+    let writers = allocated_by(&claim).into_iter().collect();
+    let allocation = claim.status.and_then(|s| s.allocation).context("no allocation")?;
+    let results = allocation.devices.and_then(|d| d.results).unwrap_or_default();
+    let result = results.first().context("no result")?;
+    Ok((result.request.clone(), writers))
+}
+
+#[test]
+fn a_larger_profile_is_given_where_the_asked_one_is_free_nowhere_and_the_pod_is_told() -> Result<()> {
+    with_small_board(async |cluster: &Cluster| {
+        let namespace = lenient(cluster, "substitute", r#"{"substitution":"Larger"}"#).await?;
+        cluster.create(&[
+            objects::template(&namespace, "small", &[small("gpu", 1)]),
+            PodManifest::of_template(&namespace, "before", "small").build(),
+        ])?;
+        // Free: as asked.
+        cluster.running(&namespace, "before").await?;
+        ensure!(result(cluster, &namespace, "before").await?.0 == "gpu/1g5gb");
+        cluster.delete_pod(&namespace, "before").await?;
+        cluster.pod_gone(&namespace, "before").await?;
+        let filler = fill(cluster).await?;
+        cluster.create(&[PodManifest::of_template(&namespace, "user", "small").build()])?;
+        let got = cluster.report(&namespace, "user", "main").await?;
+        ensure!(got.names.iter().all(|n| n.contains("1g.10gb")), "{got:?}");
+        ensure!(got.allocated.iter().all(|b| *b > 8 * GIB && *b < 10 * GIB), "{got:?}");
+        ensure!(result(cluster, &namespace, "user").await?.0 == "gpu/1g10gb");
+        cluster
+            .event(&namespace, "request gpu: 1g.5gb was free nowhere, so the larger 1g10gb is given, as the allocation policy says; the pod keeps it until it ends")
+            .await?;
+        cluster.delete_namespace(&filler).await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn kube_scheduler_gives_the_larger_profile_too() -> Result<()> {
+    with_small_board(async |cluster: &Cluster| {
+        let namespace = lenient(cluster, "native", r#"{"substitution":"Larger"}"#).await?;
+        cluster.allocator(Some("scheduler")).await?;
+        let outcome = async {
+            let filler = fill(cluster).await?;
+            cluster.create(&[
+                objects::template(&namespace, "small", &[small("gpu", 1)]),
+                PodManifest::of_template(&namespace, "user", "small").build(),
+            ])?;
+            let got = cluster.report(&namespace, "user", "main").await?;
+            ensure!(got.names.iter().all(|n| n.contains("1g.10gb")), "{got:?}");
+            let (request, writers) = result(cluster, &namespace, "user").await?;
+            ensure!(
+                request == "gpu/1g10gb" && writers.iter().all(|w| w == "kube-scheduler"),
+                "{request} {writers:?}"
+            );
+            cluster.event(&namespace, "1g.5gb was free nowhere, so the larger 1g10gb is given").await?;
+            cluster.delete_namespace(&filler).await?;
+            cluster.delete_namespace(&namespace).await
+        }
+        .await;
+        let back = cluster.allocator(None).await;
+        outcome.and(back)
+    })
+}
+
+/// What the running pods of a namespace were given.
+async fn given(cluster: &Cluster, namespace: &str) -> Result<Vec<String>> {
+    let claims = cluster.kubectl(&[
+        "-n",
+        namespace,
+        "get",
+        "resourceclaims",
+        "-o",
+        "jsonpath={range .items[*]}{.status.allocation.devices.results[0].request} {.metadata.deletionTimestamp}{\"\\n\"}{end}",
+    ])?;
+    Ok(claims.lines().map(|line| line.trim().to_owned()).collect())
+}
+
+#[test]
+fn pods_go_back_one_by_one_when_what_they_asked_for_becomes_free() -> Result<()> {
+    with_small_board(async |cluster: &Cluster| {
+        let namespace = lenient(cluster, "back", r#"{"substitution":"Larger","goBack":true}"#).await?;
+        let filler = fill(cluster).await?;
+        let labels = json!({"app": "user"});
+        let pod = PodManifest::of_template(&namespace, "user", "small").build();
+        let mut spec = pod.get("spec").cloned().context("no spec")?;
+        spec.as_object_mut().context("no object")?.remove("restartPolicy");
+        cluster.create(&[
+            objects::template(&namespace, "small", &[small("gpu", 1)]),
+            json!({
+                "apiVersion": "apps/v1", "kind": "Deployment",
+                "metadata": {"name": "user", "namespace": namespace},
+                "spec": {
+                    "replicas": 2, "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": spec},
+                },
+            }),
+            json!({
+                "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+                "metadata": {"name": "user", "namespace": namespace},
+                "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}},
+            }),
+        ])?;
+        cluster.kubectl(&["-n", &namespace, "rollout", "status", "--timeout=120s", "deployment/user"])?;
+        let before = given(cluster, &namespace).await?;
+        ensure!(before == ["gpu/1g10gb", "gpu/1g10gb"], "{before:?}");
+        let told = "1g.5gb was free nowhere, so the larger 1g10gb is given, as the allocation policy says; the pod goes back when that is free";
+        cluster.event(&namespace, told).await?;
+        cluster.delete_namespace(&filler).await?;
+        cluster
+            .wait_for("both pods to be back", || async {
+                let available = cluster.kubectl(&[
+                    "-n",
+                    &namespace,
+                    "get",
+                    "deployment",
+                    "user",
+                    "-o",
+                    "jsonpath={.status.availableReplicas}",
+                ])?;
+                ensure!(matches!(available.as_str(), "1" | "2"), "the budget was broken: {available:?}");
+                let now = given(cluster, &namespace).await?;
+                Ok((now == ["gpu/1g5gb", "gpu/1g5gb"] && available == "2").then_some(()))
+            })
+            .await?;
+        cluster.event(&namespace, "what this pod asked for is free").await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn the_example_is_given_more_while_its_neighbour_has_what_it_asked_for() -> Result<()> {
+    with_small_board(async |cluster: &Cluster| {
+        let folder = cluster.repo().join("examples/09-substitution");
+        let apply = |file: &str| {
+            let path = folder.join(file);
+            cluster.apply(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)
+        };
+        apply("neighbour.yaml")?;
+        cluster.running("neighbour", "sweep").await?;
+        apply("09-substitution.yaml")?;
+        let rollout = ["-n", "substitution", "rollout", "status", "--timeout=120s", "deployment/inference"];
+        cluster.kubectl(&rollout)?;
+        ensure!(given(cluster, "substitution").await? == ["gpu/1g10gb", "gpu/1g10gb"]);
+        cluster.delete_namespace("neighbour").await?;
+        cluster
+            .wait_for("both pods to be back", || async {
+                Ok((given(cluster, "substitution").await? == ["gpu/1g5gb", "gpu/1g5gb"]).then_some(()))
+            })
+            .await?;
+        cluster.kubectl(&rollout)?;
+        cluster.delete_namespace("substitution").await
+    })
+}
