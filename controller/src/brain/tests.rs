@@ -6,6 +6,7 @@ use aliquot_model::layout::{AllocatorMode, GpuState, Holding};
 use k8s_openapi::api::resource::v1::AllocationResult;
 use serde_json::{Value, json};
 
+mod budgets;
 mod preemption;
 
 /// A brain with a cluster in front of it, and a clock.

@@ -12,8 +12,8 @@ pub fn of_allocation(index: &Index, allocation: &Allocation) -> Option<MicroGpus
 }
 
 /// When a claim was allocated: its `allocationTimestamp`, else what we wrote into its annotation, as
-/// servers of 1.34 drop the former. A tenant can change the annotation, so only where the name of the
-/// allocation that begins with it is ours.
+/// servers of 1.34 drop the former. Whoever may change the claim may change the annotation; what is in
+/// the account already does not follow it, so that helps only where no controller saw the allocation.
 pub fn allocated_at(claim: &Claim) -> Option<i64> {
     let allocation = claim.allocation.as_ref()?;
     let written = || {
@@ -140,5 +140,38 @@ mod tests {
             let results = json!([share("gpu-0-share", &format!("{memory}Gi"), &cores.to_string())]);
             assert_eq!(part(results), Some(MicroGpus::of_share(memory << 30, cores, &gpu)));
         }
+    }
+
+    /// A claim with this time in its status, if any, and this annotation, if any; made at second 50.
+    fn claim(stamped: Option<&str>, annotation: Option<&str>) -> Option<i64> {
+        let mut index = Index::new(DRIVER);
+        let mut status = json!({"allocation": {"devices": {"results": [result("gpu-0")]}}});
+        if let Some(stamped) = stamped {
+            status["allocation"]["allocationTimestamp"] = json!(stamped);
+        }
+        let mut metadata = json!({
+            "name": "c", "namespace": "ns", "uid": "uid", "creationTimestamp": "1970-01-01T00:00:50Z",
+        });
+        if let Some(annotation) = annotation {
+            metadata["annotations"] = json!({crate::index::FINGERPRINT: annotation});
+        }
+        let claim = fixtures::object(json!({"metadata": metadata, "spec": {}, "status": status}));
+        index.apply_claim(&claim);
+        allocated_at(index.claim(&crate::index::ObjectKey::new("ns", "c")).expect("a claim"))
+    }
+
+    #[test]
+    fn a_server_that_drops_the_time_of_allocation_leaves_it_to_our_annotation() {
+        let results: Vec<_> = vec![fixtures::object(result("gpu-0"))];
+        let ours = crate::index::fingerprint("uid", 100, &results);
+        assert_eq!(claim(Some("1970-01-01T00:01:40Z"), None), Some(100));
+        assert_eq!(claim(None, Some(&ours)), Some(100));
+        assert_eq!(claim(None, None), None);
+        // Whatever a tenant writes there is not the name of this allocation.
+        for forged in ["900.00000000-0000-0000-0000-000000000000", "900", "", &ours.replace("100.", "900.")] {
+            assert_eq!(claim(None, Some(forged)), None, "{forged}");
+        }
+        let early = crate::index::fingerprint("uid", 7, &results);
+        assert_eq!(claim(None, Some(&early)), Some(50), "not before the claim was made");
     }
 }

@@ -213,3 +213,27 @@ fn how_devices_are_chosen_is_no_business_of_the_node() {
     let request = decoded(json!([result("main", "gpu-0-share")]), config).unwrap();
     assert_eq!(request.devices[0].settings, Settings::Share(ShareConfig::default()));
 }
+
+#[test]
+fn a_claim_is_charged_from_its_allocation_or_what_the_controller_wrote_down() {
+    let mut object = claim(json!([result("gpu", "gpu-3")]), json!([]));
+    let since = |object: &ResourceClaim| decode(&reference(), object, DRIVER, POOL).unwrap().charged_since;
+    // 2026-01-02T03:04:05Z
+    assert_eq!(since(&object), Some(1_767_323_045));
+    // A server of 1.34 drops the time.
+    object.status.as_mut().unwrap().allocation.as_mut().unwrap().allocation_timestamp = None;
+    assert_eq!(since(&object), None);
+    let mut written = |text: &str| {
+        object.metadata.annotations =
+            Some([(aliquot_model::names::ALLOCATION.to_owned(), text.to_owned())].into());
+        since(&object)
+    };
+    assert_eq!(written("1767323000.0d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f00"), Some(1_767_323_000));
+    for nonsense in ["", "x.y", "1767323000", "-5.x", "0.x"] {
+        assert_eq!(written(nonsense), None, "{nonsense}");
+    }
+    object.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-02T03:04:00Z")).unwrap();
+    object.metadata.annotations =
+        Some([(aliquot_model::names::ALLOCATION.to_owned(), "7.x".to_owned())].into());
+    assert_eq!(since(&object), Some(1_767_323_040), "not before the claim was made");
+}

@@ -1,0 +1,140 @@
+use super::*;
+
+/// A budget of the namespace, used up or not by its limit.
+fn budget(spec: Value) -> DynamicObject {
+    object(json!({
+        "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
+        "metadata": {"namespace": "default", "name": "gpu", "uid": "b", "resourceVersion": "1"}, "spec": spec,
+    }))
+}
+
+fn world(spec: Value) -> World {
+    let mut world = World::new(&[("n1", 2)]);
+    world.core.settings.budgets = true;
+    world.handle(Input::NodeUsage(Seen::Reset(Vec::new())));
+    world.handle(Input::Budget(Seen::Reset(vec![budget(spec)])));
+    world.look(1_000);
+    world
+}
+
+impl World {
+    /// A look at budgets at a second.
+    fn look(&mut self, second: i64) {
+        self.now += Duration::from_secs(1);
+        self.core.keep_budgets(self.now, Timestamp::from_second(second).expect("a time"));
+        self.collect();
+    }
+
+    fn said(&self, reason: &str) -> Vec<&str> {
+        self.reports
+            .iter()
+            .filter(|report| report.reason == reason)
+            .map(|report| report.note.as_str())
+            .collect()
+    }
+}
+
+fn terms(hours: &str, enforcement: &str) -> Value {
+    json!({
+        "gpuHours": hours, "window": {"rolling": "24h"}, "enforcement": enforcement,
+        "lowerPriorityClassName": "low",
+    })
+}
+
+#[test]
+fn nothing_is_decided_before_budgets_were_listed() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.core.settings.budgets = true;
+    world.one("a", &gpu());
+    assert!(world.take_jobs().is_empty());
+    world.handle(Input::Budget(Seen::Reset(Vec::new())));
+    world.handle(Input::NodeUsage(Seen::Reset(Vec::new())));
+    world.work();
+    assert_eq!(world.take_jobs().len(), 1, "a namespace without a budget is not limited");
+}
+
+#[test]
+fn a_refused_pod_waits_and_is_decided_when_the_budget_is_raised_or_deleted() {
+    for raised in [true, false] {
+        let mut world = world(terms("0", "Refuse"));
+        world.one("a", &gpu());
+        assert!(world.take_jobs().is_empty());
+        assert_eq!(world.said(reasons::BUDGET_REFUSED).len(), 1);
+        for second in 1_001..1_010 {
+            world.look(second);
+            world.work();
+        }
+        assert!(world.take_jobs().is_empty());
+        let mut other = budget(terms("5", "Refuse"));
+        other.metadata.resource_version = Some("2".to_owned());
+        let seen = if raised { Seen::Apply(Box::new(other)) } else { Seen::Delete(Box::new(other)) };
+        world.handle(Input::Budget(seen));
+        world.look(1_010);
+        world.work();
+        assert_eq!(
+            world.take_jobs().iter().flat_map(devices).collect::<Vec<_>>(),
+            ["gpu-0"],
+            "raised: {raised}"
+        );
+    }
+}
+
+#[test]
+fn a_pod_with_devices_keeps_them_when_its_budget_is_used_up() {
+    let mut world = world(terms("5", "Refuse"));
+    world.one("a", &gpu());
+    world.succeed("a", &gpu());
+    world.jobs.clear();
+    let mut less = budget(terms("0", "Refuse"));
+    less.metadata.resource_version = Some("2".to_owned());
+    world.handle(Input::Budget(Seen::Apply(Box::new(less))));
+    world.look(1_001);
+    world.later(5);
+    assert!(world.take_jobs().iter().all(|job| matches!(job, Job::Lift { .. })));
+    assert_eq!(world.said(reasons::BUDGET_USED_UP).len(), 1);
+}
+
+#[test]
+fn a_warning_budget_says_so_and_gives() {
+    for enforcement in ["Warn", "LowerPriority"] {
+        let mut world = world(terms("0", enforcement));
+        world.one("a", &gpu());
+        assert_eq!(world.take_jobs().len(), 1, "{enforcement}");
+        assert!(world.said(reasons::BUDGET_EXCEEDED)[0].contains("default/gpu"));
+    }
+}
+
+#[test]
+fn nobody_is_evicted_for_a_pod_that_a_budget_holds_back() {
+    let mut world = world(terms("0", "Refuse"));
+    // They were there before the budget was.
+    world.handle(Input::Budget(Seen::Reset(Vec::new())));
+    for name in ["a", "b"] {
+        world.one(name, &gpu());
+        world.jobs.retain(|job| matches!(job, Job::Allocate { .. }));
+        world.succeed(name, &gpu());
+        world.pod(name, &[name], |pod| {
+            let spec = pod.spec.as_mut().expect("a spec");
+            (spec.scheduling_gates, spec.node_name) = (None, Some("n1".to_owned()));
+        });
+    }
+    world.handle(Input::Budget(Seen::Reset(vec![budget(terms("0", "Refuse"))])));
+    world.look(1_001);
+    world.jobs.clear();
+    world.claim("urgent", &gpu());
+    let urgent = |pod: &mut ApiPod| pod.spec.as_mut().expect("a spec").priority = Some(1000);
+    world.pod("urgent", &["urgent"], urgent);
+    world.work();
+    let makes_room = |jobs: Vec<Job>| jobs.iter().any(|job| matches!(job, Job::MakeRoom { .. }));
+    assert!(!makes_room(world.take_jobs()));
+    // Without the budget somebody would have to go.
+    world.handle(Input::Budget(Seen::Reset(Vec::new())));
+    world.look(1_002);
+    world.pod("urgent", &["urgent"], |pod| {
+        urgent(pod);
+        pod.metadata.labels = Some([("seen".to_owned(), "again".to_owned())].into());
+        pod.spec.as_mut().expect("a spec").priority = Some(1001);
+    });
+    world.work();
+    assert!(makes_room(world.take_jobs()));
+}
