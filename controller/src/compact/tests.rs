@@ -78,7 +78,8 @@ fn a_gpu_is_emptied_when_everybody_on_it_fits_into_the_gaps_of_others() {
     assert!(only.to.iter().all(|device| device.starts_with("gpu-0-mig-3g40gb")), "{only:?}");
     assert_eq!(outline.before.whole, 0);
     assert_eq!(outline.after.whole, 1000);
-    assert_eq!(outline.after.fragmentation(), 0, "{:?}", outline.after);
+    let (before, after) = (outline.before.fragmentation(), outline.after.fragmentation());
+    assert!(before == 1000 && after < 200, "two halves leave little of a GPU: {outline:?}");
 }
 
 #[test]
