@@ -87,6 +87,13 @@ pub enum Job {
         /// Which consumers may lose it.
         consumers: Consumers,
     },
+    /// Have a pod go elsewhere, so that a GPU becomes free.
+    Move {
+        /// The pod.
+        pod: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+    },
     /// Change our entry among a claim's consumers.
     Hold {
         /// The claim.
@@ -272,6 +279,7 @@ impl Writer {
             Job::Bind { plan, allocations, claims, until } => {
                 self.bind(&plan, &allocations, claims, until, &mut outcome).await
             }
+            Job::Move { pod, uid } => self.move_away(&pod, &uid, &mut outcome).await,
             Job::Hold { claim, uid, hold } => self.hold(&claim, &uid, hold, &mut outcome).await,
             Job::Lift { pod, uid, reserve, gates } => {
                 self.settle(&pod, &uid, &reserve, gates, &mut outcome).await

@@ -117,6 +117,18 @@ pub struct Args {
     /// Whether GpuQuotas are kept, where they are defined.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub quotas: bool,
+    /// Whether pods that may be moved (annotation aliquot.dev/compaction: Allow) are evicted to fill gaps.
+    #[arg(long, default_value_t = false, action = clap::ArgAction::Set)]
+    pub compaction: bool,
+
+    /// From which fragmentation on: the part of what is free that lies on partly held GPUs, in percent.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u8).range(0..=100))]
+    pub compaction_threshold: u8,
+
+    /// Most pods that are moved to empty one GPU.
+    #[arg(long, default_value_t = 4)]
+    pub compaction_moves: usize,
+
     /// How long devices are kept for a claim without a pod that asks for it, unless it says how long.
     #[arg(long, default_value = "1h", value_parser = parse_duration)]
     pub hold_for: Duration,

@@ -4,6 +4,7 @@
 //! race can be played through in a test.
 
 mod budgets;
+mod compaction;
 mod duties;
 mod holds;
 mod outcomes;
@@ -13,6 +14,7 @@ mod reports;
 mod stranded;
 mod substitutes;
 
+pub use compaction::Compacting;
 pub use reports::{Regarding, Report, reasons};
 
 use crate::act::{Consumers, Gates, Job, Kept, Outcome};
@@ -96,6 +98,8 @@ pub struct Settings {
     pub preemption: bool,
     /// How long a pod is spared whose eviction was refused.
     pub spared: Duration,
+    /// Whether, and from when on, pods are moved to fill gaps.
+    pub compaction: Option<Compacting>,
     /// How long claims may keep devices without a pod.
     pub holds: crate::hold::Limits,
     /// Whether pods go back to the profile that they asked for, where their policy says so.
@@ -122,6 +126,7 @@ impl Default for Settings {
             left_out: Duration::from_secs(10),
             preemption: true,
             spared: Duration::from_secs(10),
+            compaction: None,
             holds: crate::hold::Limits::default(),
             go_back: true,
             settled: Duration::from_secs(10),
@@ -166,6 +171,7 @@ pub struct Core {
     stranded: stranded::Stranded,
     preemptions: preemption::Preemptions,
     holds: holds::Holds,
+    compaction: compaction::Compaction,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
     quotas: quotas::Quotas,
@@ -190,6 +196,7 @@ impl Core {
             matcher: Matcher::new(),
             queue: Queue::new(settings.backoff.0, settings.backoff.1),
             holds: holds::Holds::new(settings.backoff),
+            compaction: compaction::Compaction::default(),
             settings,
             metrics,
             synced: HashSet::new(),
@@ -484,6 +491,18 @@ impl Core {
             &mut || Instant::now() >= until,
         );
         self.metrics.decision(name_of(&decision), started.elapsed());
+        // Nobody waits for a gap to be filled.
+        let short = matches!(
+            decision,
+            Decision::NoFit(_)
+                | Decision::OutOfTime(_)
+                | Decision::Undo { .. }
+                | Decision::LeaveToScheduler { .. }
+        );
+        if short && self.end_compaction("a pod needs the room", now) {
+            self.offer(&key, now);
+            return;
+        }
         tracing::debug!(pod = %key, outcome = name_of(&decision), "decided");
         self.follow(&pod, decision, now, wall);
     }

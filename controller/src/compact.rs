@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+pub(crate) use gaps::pods_on;
 pub use gaps::{Gaps, measure};
 
 /// How far to go.
@@ -162,7 +163,7 @@ impl Work<'_> {
 }
 
 /// What keeps everybody off a GPU while a situation lasts: a device that it does not have is held.
-fn closed(index: &mut Index, (pool, gpu): GpuId) -> Vec<(Sym, Holder)> {
+pub(crate) fn closed(index: &mut Index, (pool, gpu): GpuId) -> Vec<(Sym, Holder)> {
     let device = index.intern(&format!("gpu-{gpu}-mig-compaction-0-0"));
     let claim = Uid::from("compaction");
     vec![(pool, Holder { claim, device, admin: false, share: None, consumed: Box::default() })]

@@ -38,6 +38,7 @@ pub struct Metrics {
     objects: Family<KindLabel, Gauge>,
     deallocated: Family<OutcomeLabel, Counter>,
     evictions: Family<OutcomeLabel, Counter>,
+    compactions: Family<OutcomeLabel, Counter>,
     preemption_seconds: Histogram,
     /// Pods that devices are kept for.
     pub nominated: Gauge,
@@ -81,6 +82,7 @@ impl Metrics {
             objects: Family::default(),
             deallocated: Family::default(),
             evictions: Family::default(),
+            compactions: Family::default(),
             preemption_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 20)),
             nominated: Gauge::default(),
             overlaps: Counter::default(),
@@ -106,8 +108,13 @@ impl Metrics {
         registry.register("deallocations", "Allocations taken back, by reason", metrics.deallocated.clone());
         registry.register(
             "evictions",
-            "Evictions for pods of higher priority, by outcome",
+            "Evictions for pods of higher priority and to fill gaps, by outcome",
             metrics.evictions.clone(),
+        );
+        registry.register(
+            "compactions",
+            "GPUs that were to be emptied to fill gaps, by outcome",
+            metrics.compactions.clone(),
         );
         registry.register(
             "preemption_seconds",
@@ -172,6 +179,11 @@ impl Metrics {
     /// An eviction.
     pub fn eviction(&self, outcome: &'static str) {
         self.evictions.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// A GPU was emptied to fill gaps, or not.
+    pub fn compaction(&self, outcome: &'static str) {
+        self.compactions.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// How often evictions ended so.

@@ -2,7 +2,8 @@
 
 use crate::act::Writer;
 use crate::args::{Args, WebhookAddr};
-use crate::brain::Settings;
+use crate::brain::{Compacting, Settings};
+use crate::compact::Terms;
 use crate::decide::Options;
 use crate::events::Reporter;
 use crate::fence::Fence;
@@ -86,6 +87,11 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             go_back: args.go_back,
             settled: args.go_back_after,
             preemption: args.preemption,
+            compaction: args.compaction.then(|| Compacting {
+                threshold: i64::from(args.compaction_threshold) * 10,
+                terms: Terms { per_gpu: args.compaction_moves, ..Terms::default() },
+                ..Compacting::default()
+            }),
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
             budgets: args.budgets,
             ..Settings::default()

@@ -81,6 +81,16 @@ impl Writer {
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         self.note_place(node, Some(place)).await?;
+        self.move_away(pod, uid, outcome).await
+    }
+
+    /// Evicts one pod, whose owner makes it anew.
+    pub(super) async fn move_away(
+        &self,
+        pod: &ObjectKey,
+        uid: &Uid,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
         let fate = self.evict(pod, uid, false).await?;
         outcome.evictions.push(Eviction { pod: pod.clone(), uid: uid.clone(), fate });
         Ok(())

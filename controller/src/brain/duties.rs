@@ -196,6 +196,7 @@ impl Core {
         self.write_quotas(now);
         self.look_back(now);
         self.tidy_preemptions(now);
+        self.compact(now);
         self.given_back.retain(|_, given| now < given.until + GIVEN_BACK_MEMORY);
         if self.classes_failed.is_some_and(|at| now.saturating_duration_since(at) >= CLASSES_RETRY) {
             self.publish_classes(now);

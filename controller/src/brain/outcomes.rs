@@ -26,6 +26,10 @@ impl Core {
         match job {
             Job::Allocate { plan, .. } => self.allocated(&plan, error, now),
             Job::Bind { plan, until, .. } => self.bound(&plan, until, error, now),
+            Job::Move { pod, uid } => {
+                self.moved_away(&pod, &uid, evictions, error, now);
+                Change::Nothing
+            }
             Job::Hold { claim, uid, .. } => {
                 self.hold_written(&claim, &uid, error, now);
                 Change::Nothing

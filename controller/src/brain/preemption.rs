@@ -69,6 +69,7 @@ impl Core {
             stage.join(&nomination.needs);
         }
         self.keep_place(pod, &mut situation);
+        self.close_compacted(&mut situation);
         situation
     }
 

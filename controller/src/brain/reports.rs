@@ -46,6 +46,10 @@ pub mod reasons {
     pub const HOLD_ENDED: &str = "RetainedDevicesReleased";
     /// An annotation of ours is not understood.
     pub const ANNOTATION: &str = "AnnotationNotUnderstood";
+    /// A pod goes elsewhere, so that a GPU becomes free.
+    pub const MOVED: &str = "MovedToFillGaps";
+    /// A GPU is being emptied, or was.
+    pub const COMPACTION: &str = "GpuCompaction";
     /// Devices were given out twice.
     pub const OVERLAP: &str = "OverlappingAllocation";
     /// Hardware was given out that is held for a claim that is gone.

@@ -7,6 +7,7 @@ use k8s_openapi::api::resource::v1::AllocationResult;
 use serde_json::{Value, json};
 
 mod budgets;
+mod compaction;
 mod preemption;
 
 /// A brain with a cluster in front of it, and a clock.

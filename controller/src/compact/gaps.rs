@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// A GPU: its pool and number.
-pub(super) type GpuId = (Sym, u32);
+pub(crate) type GpuId = (Sym, u32);
 
 /// What is free in a cluster, in thousandths of GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -129,6 +129,14 @@ fn gpu_of(index: &Index, pool: &Pool, holder: &Holder) -> Option<u32> {
     let layout = pool.layout.as_ref()?;
     let device = layout.position(holder.device).and_then(|at| layout.devices.get(at as usize));
     device.map(|device| device.gpu).or_else(|| crate::index::gpu_of_name(index.name(holder.device)))
+}
+
+/// The pods on a GPU, if each of them may be moved; none if nothing of it is held.
+pub(crate) fn pods_on(index: &Index, (pool, gpu): GpuId) -> Option<BTreeSet<ObjectKey>> {
+    let by_uid: HashMap<&Uid, &Claim> = index.claims().map(|claim| (&claim.uid, claim)).collect();
+    let pool = index.pool(pool)?;
+    let held = pool.holders.iter().filter(|holder| gpu_of(index, pool, holder) == Some(gpu));
+    movers(index, &by_uid, &held.collect::<Vec<_>>())
 }
 
 /// Partly held GPUs on which everybody may be moved, those with the fewest pods and the least held first.

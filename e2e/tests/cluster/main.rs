@@ -4,6 +4,7 @@
 mod agent;
 mod allocation;
 mod budget;
+mod compaction;
 mod controllers;
 mod examples;
 mod explain;

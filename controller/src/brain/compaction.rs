@@ -1,0 +1,218 @@
+//! Gaps are filled: what [`crate::compact`] finds is done, one GPU after the other and one pod after
+//! the other, and given up as soon as anything is otherwise than it was planned.
+//!
+//! While a GPU is being emptied nobody is put on it, so that who was moved away does not come back;
+//! that ends at once when a pod finds no other place.
+
+use super::{Core, Effect, Regarding, Report, reasons};
+use crate::act::{Eviction, Fate, Job, WriteError};
+use crate::compact::{self, Move, Step, Terms};
+use crate::decide::{Situation, Stage};
+use crate::index::{Holder, ObjectKey, Sym, Uid};
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// What the administrator chose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compacting {
+    /// From which fragmentation on, in thousandths.
+    pub threshold: i64,
+    /// How far to go.
+    pub terms: Terms,
+    /// Between two looks at the whole cluster.
+    pub every: Duration,
+    /// After which a GPU that is still not empty is given up.
+    pub patience: Duration,
+}
+
+impl Default for Compacting {
+    fn default() -> Self {
+        Self {
+            threshold: 300,
+            terms: Terms::default(),
+            every: Duration::from_secs(30),
+            patience: Duration::from_secs(600),
+        }
+    }
+}
+
+/// What is going on.
+#[derive(Debug, Default)]
+pub(super) struct Compaction {
+    current: Option<Current>,
+    /// When to look at the cluster next.
+    next: Option<Instant>,
+}
+
+/// A GPU that is being emptied.
+#[derive(Debug)]
+struct Current {
+    step: Step,
+    since: Instant,
+    left: VecDeque<Move>,
+    /// The pod whose eviction was asked for, until it is gone.
+    leaving: Option<(ObjectKey, Uid)>,
+    closed: Vec<(Sym, Holder)>,
+}
+
+impl Core {
+    /// Does what is due.
+    pub(super) fn compact(&mut self, now: Instant) {
+        let Some(settings) = self.settings.compaction else { return };
+        if self.compaction.current.is_some() {
+            self.go_on(settings, now);
+        } else if self.compaction.next.is_none_or(|next| next <= now) {
+            self.compaction.next = Some(now + settings.every);
+            self.begin(settings, now);
+        }
+    }
+
+    /// Chooses a GPU. Who waits for devices comes first, so not while anybody does.
+    fn begin(&mut self, settings: Compacting, now: Instant) {
+        let (ready, delayed, _) = self.queue.lengths();
+        if ready + delayed + self.writes_under_way() > 0 {
+            return;
+        }
+        let gaps = compact::measure(&self.index, &std::collections::HashMap::new());
+        if gaps.fragmentation() <= settings.threshold {
+            return;
+        }
+        let until = Instant::now() + self.settings.deadline;
+        let mut expired = || Instant::now() >= until;
+        let (index, matcher) = (&mut self.index, &mut self.matcher);
+        let outline = compact::outline(index, matcher, self.settings.options, settings.terms, &mut expired);
+        let Some(step) = outline.steps.into_iter().next() else { return };
+        let closed = compact::closed(&mut self.index, (step.pool, step.gpu));
+        let names: Vec<String> = step.moves.iter().map(|one| one.pod.to_string()).collect();
+        tracing::info!(node = %step.node, gpu = step.gpu, pods = names.join(", "), "emptying a GPU");
+        self.tell_node(
+            &step,
+            format!(
+                "{} % of what is free lies in gaps: emptying gpu-{} by moving {} pod(s) into the gaps of other GPUs",
+                gaps.fragmentation() / 10,
+                step.gpu,
+                names.len()
+            ),
+        );
+        let left = step.moves.iter().cloned().collect();
+        self.compaction.current = Some(Current { step, since: now, left, leaving: None, closed });
+        self.go_on(settings, now);
+    }
+
+    fn go_on(&mut self, settings: Compacting, now: Instant) {
+        let Some(current) = &self.compaction.current else { return };
+        if now.saturating_duration_since(current.since) >= settings.patience {
+            self.end_compaction("it took too long", now);
+            return;
+        }
+        let leaves = current.leaving.as_ref();
+        if leaves.is_some_and(|(key, uid)| self.index.pod(key).is_some_and(|pod| pod.uid == *uid)) {
+            return;
+        }
+        // Whoever comes in its place is placed before the next one goes.
+        let (ready, delayed, parked) = self.queue.lengths();
+        if ready + delayed + parked + self.writes_under_way() > 0 {
+            return;
+        }
+        let id = (current.step.pool, current.step.gpu);
+        let Some(pods) = compact::pods_on(&self.index, id) else {
+            self.end_compaction("somebody on it may not be moved", now);
+            return;
+        };
+        let Some(one) = current.left.front().cloned() else {
+            if pods.is_empty() {
+                self.finish(now);
+            }
+            return;
+        };
+        let planned = current.left.iter().map(|one| &one.pod);
+        let as_planned = planned.eq(pods.iter());
+        let same = self.index.pod(&one.pod).is_some_and(|pod| pod.uid == one.uid && !pod.deleting);
+        if !as_planned || !same {
+            self.end_compaction("it is not as it was planned", now);
+            return;
+        }
+        if let Some(current) = &mut self.compaction.current {
+            current.left.pop_front();
+            current.leaving = Some((one.pod.clone(), one.uid.clone()));
+        }
+        let gpu = id.1;
+        let note = format!(
+            "evicted so that gpu-{gpu} becomes free as a whole: node {} has room for it ({}), and its owner makes it \
+             anew; it allows this by the annotation {}: Allow",
+            one.to_node,
+            one.to.join(", "),
+            aliquot_model::names::COMPACTION
+        );
+        let regarding = Regarding::Pod(one.pod.clone(), one.uid.clone());
+        self.tell(Report { regarding, warning: false, reason: reasons::MOVED, note });
+        self.effects.push(Effect::Do(Job::Move { pod: one.pod, uid: one.uid }));
+    }
+
+    fn finish(&mut self, now: Instant) {
+        let Some(current) = self.compaction.current.take() else { return };
+        // There may be more.
+        self.compaction.next = Some(now);
+        self.metrics.compaction("emptied");
+        let note =
+            format!("gpu-{} is free as a whole: {} pod(s) moved", current.step.gpu, current.step.moves.len());
+        self.tell_node(&current.step, note);
+        self.queue.wake(now);
+    }
+
+    /// Gives up; false if there is nothing to give up.
+    pub(super) fn end_compaction(&mut self, why: &str, now: Instant) -> bool {
+        let Some(current) = self.compaction.current.take() else { return false };
+        tracing::info!(node = %current.step.node, gpu = current.step.gpu, why, "a GPU is not emptied");
+        self.metrics.compaction("given_up");
+        self.tell_node(&current.step, format!("gpu-{} is not emptied: {why}", current.step.gpu));
+        let every = self.settings.compaction.map_or(Duration::ZERO, |settings| settings.every);
+        self.compaction.next = Some(now + every);
+        self.queue.wake(now);
+        true
+    }
+
+    /// Keeps everybody off the GPU that is being emptied.
+    pub(super) fn close_compacted(&self, situation: &mut Situation) {
+        let Some(current) = &self.compaction.current else { return };
+        let node = &current.step.node;
+        let stage = situation.stages.entry(node.clone()).or_insert_with(|| Stage::new(&self.index, node));
+        stage.hold(&self.index, &current.closed);
+    }
+
+    /// Takes the answer to an eviction in.
+    pub(super) fn moved_away(
+        &mut self,
+        pod: &ObjectKey,
+        uid: &Uid,
+        evictions: Vec<Eviction>,
+        error: Option<WriteError>,
+        now: Instant,
+    ) {
+        let asked = self.compaction.current.as_ref().and_then(|current| current.leaving.as_ref());
+        let ours = asked.is_some_and(|(key, of)| key == pod && of == uid);
+        for eviction in evictions {
+            match eviction.fate {
+                Fate::Evicted => self.metrics.eviction("evicted"),
+                Fate::Gone => self.metrics.eviction("gone"),
+                Fate::Refused(message) => {
+                    self.metrics.eviction("refused");
+                    if ours {
+                        self.end_compaction(&format!("pod {pod} may not be evicted: {message}"), now);
+                    }
+                }
+            }
+        }
+        if let Some(error) = error {
+            tracing::warn!(%pod, %error, "could not evict a pod");
+            if ours {
+                self.end_compaction(&error.to_string(), now);
+            }
+        }
+    }
+
+    fn tell_node(&mut self, step: &Step, note: String) {
+        let regarding = Regarding::Node(step.node.clone());
+        self.tell(Report { regarding, warning: false, reason: reasons::COMPACTION, note });
+    }
+}
