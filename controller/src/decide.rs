@@ -27,7 +27,7 @@ use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Pool, Resolu
 use ask::Ask;
 use policy::Score;
 use search::{Failure, Solution};
-use shortlist::{Shortage, Shortlist};
+use shortlist::Shortlist;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -357,7 +357,7 @@ fn choose(inputs: &Inputs<'_>, matcher: &mut Matcher, expired: &mut dyn FnMut() 
 }
 
 /// Nodes of a shortlist on which a pod of several requests is tried, once it fits.
-const TRIED: usize = 8;
+const TRIED: usize = 4;
 
 /// Chooses without a look at each node, where what fits can be told from the states of GPUs.
 fn choose_of_shortlist(
@@ -418,22 +418,19 @@ fn refuse(
     if reasons.is_doubtful() {
         return None;
     }
-    let mut known: HashMap<Shortage, NodeReason> = HashMap::new();
-    for (node, count, kind) in list.short() {
-        if let Some(reason) = known.get(&kind) {
-            reasons.add_many(node, count, reason.clone());
-            continue;
-        }
-        match consider(inputs, matcher, node, &mut None, STEPS_AT_FIRST, expired) {
-            Verdict::No(reason) => {
-                if matches!(reason, NodeReason::Devices(_)) {
-                    known.insert(kind, reason.clone());
+    for nodes in list.short() {
+        let mut nodes = nodes.into_iter();
+        while let Some(node) = nodes.next() {
+            match consider(inputs, matcher, node, &mut None, STEPS_AT_FIRST, expired) {
+                // What is true of the devices of one is true of all.
+                Verdict::No(reason @ NodeReason::Devices(_)) => {
+                    reasons.add_many(node, 1 + nodes.by_ref().count(), reason);
                 }
-                reasons.add_many(node, count, reason);
+                Verdict::No(reason) => reasons.add(node, reason),
+                // It was said to be impossible: look at everything.
+                Verdict::Fits(_) | Verdict::OutOfTime => return None,
+                Verdict::Rejected(rejection) => return Some(Choice::Rejected(rejection)),
             }
-            // It was said to be impossible: look at everything.
-            Verdict::Fits(_) | Verdict::OutOfTime => return None,
-            Verdict::Rejected(rejection) => return Some(Choice::Rejected(rejection)),
         }
     }
     Some(Choice::None(reasons))

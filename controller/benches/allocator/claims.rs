@@ -47,6 +47,18 @@ pub(crate) fn by_profile(profile: usize) -> Value {
     crate::fixtures::partition("r", PROFILES[profile].name)
 }
 
+/// Memory slices of a device, by its name; a share of the mix counts as one.
+pub(crate) fn slices_of(device: &str) -> u32 {
+    let profile = PROFILES
+        .iter()
+        .find(|profile| device.contains(&format!("-{}-{}-", profile.name.replace('.', ""), profile.id)));
+    match profile {
+        Some(profile) => profile.size,
+        None if device.ends_with("-share") => 1,
+        None => SLICES,
+    }
+}
+
 /// An allocation of one partition.
 pub(crate) fn partition_at(node: usize, gpu: u32, profile: &Profile, start: u32) -> AllocationResult {
     let node = node_name(node);
@@ -62,10 +74,35 @@ pub(crate) fn partition_at(node: usize, gpu: u32, profile: &Profile, start: u32)
     }))
 }
 
-/// One of 200 selectors: a profile, and something of the make of a node.
-fn selector(number: usize, profile: usize) -> String {
+/// Distinct selectors.
+const SELECTORS: usize = 200;
+
+/// The profile of a selector: over all of them as often as the mix has it.
+fn profile_of(number: usize) -> usize {
+    let mut at = number % 20 * 5;
+    for (profile, of) in PROFILES.iter().enumerate() {
+        if at < of.percent {
+            return profile;
+        }
+        at -= of.percent;
+    }
+    0
+}
+
+/// A selector whose profile is one of the first so many.
+fn any_of(random: &mut Random, profiles: usize) -> usize {
+    loop {
+        let number = random.below(SELECTORS);
+        if profile_of(number) < profiles {
+            return number;
+        }
+    }
+}
+
+/// One of the selectors: a profile, and something of the make of a node.
+fn selector(number: usize) -> String {
     let attribute = format!(r#"device.attributes["{DRIVER}"]"#);
-    let profile = format!(r#"{attribute}.profile == "{}""#, PROFILES[profile].name);
+    let profile = format!(r#"{attribute}.profile == "{}""#, PROFILES[profile_of(number)].name);
     let more = match number % 5 {
         0 => format!("{attribute}.minor >= 0 && {attribute}.minor < {}", 8 + number),
         1 => format!(r#"{attribute}.productName != "{} {number}""#, PRODUCTS[number % PRODUCTS.len()]),
@@ -88,19 +125,16 @@ fn with(mut request: Value, selector: &str) -> Value {
 /// A claim's spec by the mix: a tenth asks for several devices, a tenth has constraints, a tenth
 /// fits nowhere; of the rest one in ten is a share of a GPU.
 pub(crate) fn any_spec(random: &mut Random) -> (Value, bool) {
-    let number = random.below(200);
-    let profile = number % PROFILES.len();
-    let profile = if PROFILES[profile].percent < 10 { any_profile(random) } else { profile };
-    let one =
-        |name: &str, profile: usize| with(request(name, "mig.aliquot.dev", 1), &selector(number, profile));
+    let number = random.below(SELECTORS);
+    let one = |name: &str, number: usize| with(request(name, "mig.aliquot.dev", 1), &selector(number));
     match random.below(100) {
         0..10 => match random.below(3) {
             0 => {
                 let count = 2 + u32::try_from(random.below(3)).expect("small");
                 let request = request("r", "mig.aliquot.dev", count);
-                (spec(&[with(request, &selector(number, random.below(3)))]), true)
+                (spec(&[with(request, &selector(any_of(random, 3)))]), true)
             }
-            1 => (spec(&[one("a", profile), one("b", random.below(3))]), true),
+            1 => (spec(&[one("a", number), one("b", any_of(random, 3))]), true),
             _ => (spec(&[request("r", "gpu.aliquot.dev", 2)]), true),
         },
         10..20 => {
@@ -109,7 +143,7 @@ pub(crate) fn any_spec(random: &mut Random) -> (Value, bool) {
                 1 => format!("{DRIVER}/parentUUID"),
                 _ => format!("{DRIVER}/minor"),
             };
-            let mut spec = spec(&[one("a", random.below(3)), one("b", random.below(3))]);
+            let mut spec = spec(&[one("a", any_of(random, 3)), one("b", any_of(random, 3))]);
             let kind = if random.below(4) == 0 { "distinctAttribute" } else { "matchAttribute" };
             spec["devices"]["constraints"] = json!([{"requests": ["a", "b"], kind: attribute}]);
             (spec, true)
@@ -129,6 +163,6 @@ pub(crate) fn any_spec(random: &mut Random) -> (Value, bool) {
             }
         },
         30..37 => (spec(&[share("r", "10Gi", "10")]), true),
-        _ => (spec(&[one("r", profile)]), true),
+        _ => (spec(&[one("r", number)]), true),
     }
 }

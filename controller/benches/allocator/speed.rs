@@ -5,7 +5,7 @@ use crate::cluster::{Cluster, DRIVERS, GPUS, PRODUCTS, Shape};
 use crate::fixtures::spec;
 use crate::random::Random;
 use crate::{Args, Figure};
-use aliquot_controller::decide::{Decision, Options};
+use aliquot_controller::decide::{Decision, Options, Plan};
 use std::time::{Duration, Instant};
 
 /// Part of the memory slices that is in use when decisions are timed.
@@ -21,13 +21,12 @@ pub(crate) fn measure(args: &Args, command: &str) -> Vec<Figure> {
     let start = Instant::now();
     let mut live = fill(&mut cluster, args.nodes, &mut random);
     println!(
-        "{} claims hold {:.0} % of the memory: {:.1} s, seed {}",
+        "{} claims hold partitions: {:.1} s, seed {}",
         live.len(),
-        OCCUPANCY * 100.0,
         start.elapsed().as_secs_f64(),
         args.seed
     );
-    let mut timings = run(&mut cluster, args.decisions, &mut random, &mut live);
+    let mut timings = run(&mut cluster, args.nodes, args.decisions, &mut random, &mut live);
     let memory = memory_mib() - before;
     timings.report();
     let mut figures = vec![
@@ -45,6 +44,17 @@ const fn number(value: usize) -> f64 {
     value as f64
 }
 
+#[expect(clippy::cast_precision_loss, reason = "small")]
+const fn share(used: u64, all: f64) -> f64 {
+    used as f64 / all
+}
+
+/// Names of the devices that a plan gives.
+fn devices(plan: &Plan) -> impl Iterator<Item = String> {
+    let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
+    results.flat_map(|devices| devices.results.iter().flatten()).map(|result| result.device.clone())
+}
+
 /// Resident memory of this process.
 fn memory_mib() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
@@ -53,13 +63,24 @@ fn memory_mib() -> f64 {
     kib / 1024.0
 }
 
+/// A claim, and the memory slices that it holds.
+type Live = Vec<(String, u32)>;
+
+/// Of a hundred GPUs so many stay empty at first, so that whole ones are to be had.
+const EMPTY: usize = 8;
+/// The part of the others that is filled.
+const FILLED: f64 = 0.93;
+
 /// Partitions at random places until so much is in use: more states of a GPU than any policy leaves.
-fn fill(cluster: &mut Cluster, nodes: usize, random: &mut Random) -> Vec<String> {
+fn fill(cluster: &mut Cluster, nodes: usize, random: &mut Random) -> Live {
     let mut live = Vec::new();
     for node in 0..nodes {
         for gpu in 0..GPUS {
+            if random.below(100) < EMPTY {
+                continue;
+            }
             let (mut used, mut taken, mut failures) = (0u32, 0u32, 0);
-            while f64::from(used) < OCCUPANCY * f64::from(SLICES) && failures < 4 {
+            while f64::from(used) < FILLED * f64::from(SLICES) && failures < 6 {
                 let number = claims::any_profile(random);
                 let profile = &PROFILES[number];
                 let mask = |start: u32| ((1u32 << profile.size) - 1) << start;
@@ -75,7 +96,7 @@ fn fill(cluster: &mut Cluster, nodes: usize, random: &mut Random) -> Vec<String>
                 let name = format!("f{node}-{gpu}-{start}");
                 let allocation = claims::partition_at(node, gpu, profile, start);
                 cluster.hold(&name, &spec(&[claims::by_profile(number)]), &allocation);
-                live.push(name);
+                live.push((name, profile.size));
             }
         }
     }
@@ -86,15 +107,19 @@ fn fill(cluster: &mut Cluster, nodes: usize, random: &mut Random) -> Vec<String>
 #[derive(Default)]
 struct Timings {
     all: Times,
-    placed: Times,
+    one: Times,
+    several: Times,
     refused: Times,
 }
 
 impl Timings {
     fn report(&mut self) {
-        for (name, times) in
-            [("all", &mut self.all), ("placed", &mut self.placed), ("refused", &mut self.refused)]
-        {
+        for (name, times) in [
+            ("all", &mut self.all),
+            ("placed, one device", &mut self.one),
+            ("placed, several", &mut self.several),
+            ("refused", &mut self.refused),
+        ] {
             println!(
                 "decisions, {name}: {} of them, p50 {:.0} us, p99 {:.0} us, most {:.0} us",
                 times.0.len(),
@@ -119,11 +144,18 @@ impl Times {
 }
 
 /// Claims come, are decided, and make others leave.
-fn run(cluster: &mut Cluster, decisions: usize, random: &mut Random, live: &mut Vec<String>) -> Timings {
+fn run(
+    cluster: &mut Cluster,
+    nodes: usize,
+    decisions: usize,
+    random: &mut Random,
+    live: &mut Live,
+) -> Timings {
     let mut timings = Timings::default();
-    let limit = live.len();
-    for number in 0..decisions {
-        let name = format!("c{number}");
+    let all = number(nodes) * f64::from(GPUS * SLICES);
+    let mut used: u64 = live.iter().map(|(_, slices)| u64::from(*slices)).sum();
+    for count in 0..decisions {
+        let name = format!("c{count}");
         let (spec, possible) = claims::any_spec(random);
         let pod = cluster.ask(&name, &spec);
         let start = Instant::now();
@@ -132,17 +164,22 @@ fn run(cluster: &mut Cluster, decisions: usize, random: &mut Random, live: &mut 
         timings.all.0.push(taken);
         if let Decision::Placed(plan) = decision {
             assert!(possible, "{name} cannot fit anywhere");
-            timings.placed.0.push(taken);
+            let times = if devices(&plan).count() == 1 { &mut timings.one } else { &mut timings.several };
+            times.0.push(taken);
+            let slices = devices(&plan).map(|device| claims::slices_of(&device)).sum();
             cluster.show(&plan);
-            live.push(name);
+            live.push((name, slices));
+            used += u64::from(slices);
         } else {
             timings.refused.0.push(taken);
             cluster.end(&name);
         }
-        while live.len() > limit {
-            let gone = live.swap_remove(random.below(live.len()));
+        while share(used, all) > OCCUPANCY {
+            let (gone, slices) = live.swap_remove(random.below(live.len()));
             cluster.end(&gone);
+            used -= u64::from(slices);
         }
     }
+    println!("at the end {:.1} % of the memory is in use", share(used, all) * 100.0);
     timings
 }

@@ -70,8 +70,8 @@ pub struct GpuState {
     key: Key,
     /// What larger requests lose when a place is taken, by place.
     lost: Vec<i64>,
-    /// By make and position of the GPU: room on the node, and its pool.
-    members: BTreeMap<(u32, usize), BTreeSet<(i64, Sym)>>,
+    /// Room on the node, its pool, position of the GPU: of all nodes with such a GPU.
+    members: BTreeSet<(i64, Sym, usize)>,
 }
 
 impl GpuState {
@@ -90,9 +90,22 @@ impl GpuState {
         self.key.untouched
     }
 
-    /// What is consumed of a place that is shared by now.
-    pub fn shared(&self, place: usize) -> Option<&[Quantity]> {
-        self.key.shared.iter().find(|(at, _)| *at == place).map(|(_, consumed)| &**consumed)
+    /// Places that are shared by now, with what is consumed of them.
+    pub fn shared(&self) -> impl Iterator<Item = (usize, &[Quantity])> {
+        self.key.shared.iter().map(|(at, consumed)| (*at, &**consumed))
+    }
+
+    /// Whether two places could be taken together.
+    pub fn fit_together(&self, board: &Board, one: usize, other: usize) -> bool {
+        let (Some(one), Some(other)) = (board.places.get(one), board.places.get(other)) else { return false };
+        let left = |at: usize, amount: Quantity| {
+            let free = self.key.free.get(at).copied().unwrap_or_default();
+            free - amount
+        };
+        other.draws.iter().all(|(at, amount)| {
+            let before = one.draws.iter().find(|(other, _)| other == at).map(|(_, amount)| *amount);
+            *amount <= left(*at, before.unwrap_or_default())
+        })
     }
 
     /// See the field.
@@ -100,8 +113,8 @@ impl GpuState {
         self.lost.get(place).copied().unwrap_or_default()
     }
 
-    /// Nodes with such a GPU, by make and position of the GPU.
-    pub fn members(&self) -> impl Iterator<Item = (&(u32, usize), &BTreeSet<(i64, Sym)>)> {
+    /// Nodes with such a GPU, fullest first: room, pool, position of the GPU.
+    pub fn members(&self) -> impl DoubleEndedIterator<Item = &(i64, Sym, usize)> {
         self.members.iter()
     }
 }
@@ -165,6 +178,16 @@ impl Fleet {
         self.states.iter().filter(|state| !state.members.is_empty())
     }
 
+    /// Numbers of states are below this.
+    pub const fn most_states(&self) -> usize {
+        self.states.len()
+    }
+
+    /// All nodes that are not odd, in no order.
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.values()
+    }
+
     /// A state by number.
     pub fn state(&self, state: usize) -> Option<&GpuState> {
         self.states.get(state)
@@ -191,13 +214,7 @@ impl Fleet {
         self.pool_of_node.remove(&row.node);
         for (gpu, at) in row.states.iter().enumerate() {
             let Some(state) = self.states.get_mut(*at) else { continue };
-            let key = (row.make, gpu);
-            if let Some(members) = state.members.get_mut(&key) {
-                members.remove(&(row.room, pool));
-                if members.is_empty() {
-                    state.members.remove(&key);
-                }
-            }
+            state.members.remove(&(row.room, pool, gpu));
             if state.members.is_empty() && self.known.remove(&state.key).is_some() {
                 self.vacant.push(*at);
             }
@@ -228,7 +245,7 @@ impl Fleet {
             }
             before - board.value(shapes, &free)
         });
-        let state = GpuState { lost: lost.collect(), key: key.clone(), members: BTreeMap::new() };
+        let state = GpuState { lost: lost.collect(), key: key.clone(), members: BTreeSet::new() };
         let at = self.vacant.pop().unwrap_or(self.states.len());
         match self.states.get_mut(at) {
             Some(slot) => *slot = state,
@@ -305,7 +322,7 @@ impl Index {
         let states: Box<[usize]> = keys.into_iter().map(|key| self.fleet.intern(&self.shapes, key)).collect();
         for (gpu, at) in states.iter().enumerate() {
             if let Some(state) = self.fleet.states.get_mut(*at) {
-                state.members.entry((make, gpu)).or_default().insert((room, name));
+                state.members.insert((room, name, gpu));
             }
         }
         let entry = self.fleet.makes.entry(make);

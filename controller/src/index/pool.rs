@@ -94,6 +94,13 @@ pub struct Column {
 /// In place of a value where a device does not have the attribute.
 const NO_VALUE: u32 = u32::MAX;
 
+impl Column {
+    /// A device's value, if it has one.
+    pub fn value(&self, position: u32) -> Option<u32> {
+        self.values.get(position as usize).copied().filter(|value| *value != NO_VALUE)
+    }
+}
+
 impl PartialEq for Column {
     fn eq(&self, other: &Self) -> bool {
         self.values == other.values
@@ -128,8 +135,7 @@ impl Layout {
 
     /// A device's attribute, by its name with domain.
     pub fn attribute(&self, position: u32, name: Sym) -> Option<u32> {
-        let value = self.column(name)?.values.get(position as usize)?;
-        (*value != NO_VALUE).then_some(*value)
+        self.column(name)?.value(position)
     }
 
     /// The values of an attribute that some device has.

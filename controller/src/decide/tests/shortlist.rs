@@ -8,15 +8,30 @@ fn step(seed: &mut u64) -> usize {
     usize::try_from(*seed >> 40).expect("24 bits")
 }
 
+/// Requests, and for some that are two a constraint.
+fn wanted_spec(seed: &mut u64) -> Value {
+    let requests = wanted(seed);
+    let mut spec = fixtures::spec(&requests);
+    if requests.len() == 2 && !step(seed).is_multiple_of(3) {
+        let attributes = ["resource.kubernetes.io/pcieRoot".to_owned()]
+            .into_iter()
+            .chain(["parentUUID", "minor", "profile"].map(|name| format!("{DRIVER}/{name}")));
+        let attribute = attributes.into_iter().nth(step(seed) % 4).expect("one of four");
+        let kind = if step(seed).is_multiple_of(3) { "distinctAttribute" } else { "matchAttribute" };
+        spec["devices"]["constraints"] = json!([{"requests": ["a", "b"], kind: attribute}]);
+    }
+    spec
+}
+
 fn wanted(seed: &mut u64) -> Vec<Value> {
     let profiles = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", "9g.90gb"];
     let any = |seed: &mut u64, name: &str| partition(name, profiles[step(seed) % profiles.len()]);
-    match step(seed) % 10 {
+    match step(seed) % 12 {
         0 => vec![request("r", "gpu.aliquot.dev", 1)],
         1 => vec![request("r", "gpu.aliquot.dev", 3)],
         2 => vec![share("r", "30Gi", "20")],
         3 => vec![request("r", "mig.aliquot.dev", 2)],
-        4 => vec![any(seed, "a"), any(seed, "b")],
+        4 | 10 | 11 => vec![any(seed, "a"), any(seed, "b")],
         5 => vec![share("a", "50Gi", "20"), any(seed, "b")],
         _ => vec![any(seed, "r")],
     }
@@ -32,14 +47,14 @@ fn a_shortlist_decides_as_a_look_at_each_node_does(#[case] strategy: Strategy) {
     );
     assert!(elsewhere.is_some(), "the rule must be one");
     let options = Options { strategy };
-    for first in 0..6 {
+    for first in 0..8 {
         let mut seed = first;
         let mut world = World::with_nodes(&[("n1", 2), ("n2", 1), ("n3", 2), ("n4", 1)]);
         let mut live: Vec<String> = Vec::new();
         for number in 0..60 {
             let name = format!("c{number}");
-            let requests = wanted(&mut seed);
-            world.requests(&name, &requests);
+            let spec = wanted_spec(&mut seed);
+            world.claim(&name, &spec);
             let pod = world.pod(&name, &[&name]);
             let short = world.decide_with(&pod, options);
             world.index.apply_taint_rule("elsewhere", elsewhere.clone());
@@ -48,7 +63,7 @@ fn a_shortlist_decides_as_a_look_at_each_node_does(#[case] strategy: Strategy) {
             match (short, full) {
                 (Decision::Placed(short), Decision::Placed(full)) => {
                     let of = |plan: &Plan| (plan.score.alternatives, plan.score.opened);
-                    assert_eq!(of(&short), of(&full), "seed {first}, claim {number}, {requests:?}");
+                    assert_eq!(of(&short), of(&full), "seed {first}, claim {number}, {spec}");
                     if strategy == Strategy::BinPack {
                         assert_eq!(short.score.lost, full.score.lost, "seed {first}, claim {number}");
                     }
