@@ -26,16 +26,8 @@ fn main() -> Result<()> {
     let stub =
         hook.join("libaliquot_preload.so").canonicalize().context("libaliquot_preload.so is not built")?;
     let dir = tempfile::tempdir()?;
-    let node = dir.path().join("node");
-    let mut spec = aliquot_sim_node::NodeSpec::new(["H100-80"]);
-    spec.cuda_library = Some(build.join("libcuda.so"));
-    spec.nvml_library = Some(build.join("libnvidia_ml.so"));
-    let hardware = aliquot_sim_node::create(&node, &spec)?;
-    let uuid = hardware.gpus().first().context("no GPU")?.uuid.clone();
-    let share = share(&dir.path().join("plain"), &uuid, 0)?;
-
     let null = Null::new(dir.path(), &build)?;
-    let mut figures = vec![malloc_pair(&build, &node, &share, &stub)?, exec(&stub)?];
+    let mut figures = vec![null.malloc_pair(&stub)?, exec(&stub)?];
     figures.push(null.launch("limiter.launch.idle_ns", 0, 1, &stub)?);
     figures.push(null.launch("limiter.launch.limited_ns", 10, 1, &stub)?);
     figures.extend(null.scaling(&stub)?);
@@ -66,40 +58,6 @@ fn share(dir: &Path, uuid: &str, percent: u8) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Added time of a pair of cuMemAlloc and cuMemFree.
-fn malloc_pair(build: &Path, node: &Path, share: &Path, stub: &Path) -> Result<Figure> {
-    let program = build.join("cuda-bench");
-    let run = |limited: bool| -> Result<f64> {
-        let mut command = Command::new(&program);
-        command
-            .env("ALIQUOT_SIM_NODE", node)
-            .env("ALIQUOT_SIM_ROOT", node.join("root"))
-            .env("LD_LIBRARY_PATH", node.join("root/usr/lib/x86_64-linux-gnu"));
-        if limited {
-            command.env("LD_PRELOAD", stub).env("ALIQUOT_ROOT", share);
-        }
-        let output = command.output().with_context(|| program.display().to_string())?;
-        let said =
-            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        let value: serde_json::Value =
-            serde_json::from_slice(&output.stdout).with_context(|| said.clone())?;
-        value.get("malloc_pair_ns").and_then(serde_json::Value::as_f64).context(said)
-    };
-    let (mut with, mut without) = (f64::INFINITY, f64::INFINITY);
-    for _ in 0..5 {
-        without = without.min(run(false)?);
-        with = with.min(run(true)?);
-    }
-    Ok(Figure {
-        name: "limiter.malloc_pair_ns".to_owned(),
-        value: with - without,
-        unit: "ns added".to_owned(),
-        baseline: without,
-        ratio: with / without,
-        command: "cuda-bench with and without LD_PRELOAD, simulated driver".to_owned(),
-    })
-}
-
 /// A driver that does nothing, under the name that programs open.
 struct Null {
     folder: PathBuf,
@@ -115,10 +73,10 @@ impl Null {
         Ok(Self { folder, program: build.join("cuda-bench") })
     }
 
-    /// Nanoseconds of a launch.
-    fn run(&self, share: Option<&Path>, threads: usize, stub: &Path) -> Result<f64> {
+    /// Nanoseconds of a launch, or of what the arguments say.
+    fn run(&self, share: Option<&Path>, arguments: &[&str], stub: &Path) -> Result<f64> {
         let mut command = Command::new(&self.program);
-        command.args(["launch", &threads.to_string()]).env("LD_LIBRARY_PATH", &self.folder);
+        command.args(arguments).env("LD_LIBRARY_PATH", &self.folder);
         if let Some(share) = share {
             command.env("LD_PRELOAD", stub).env("ALIQUOT_ROOT", share);
         }
@@ -126,24 +84,39 @@ impl Null {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let value: serde_json::Value =
             serde_json::from_slice(&output.stdout).with_context(|| said.clone())?;
-        value.get("launch_ns").and_then(serde_json::Value::as_f64).context(said)
+        let nanos = value.get("launch_ns").or_else(|| value.get("malloc_pair_ns"));
+        nanos.and_then(serde_json::Value::as_f64).context(said)
     }
 
     /// With and without a share of so many percent, the better of some runs.
-    fn pair(&self, percent: u8, threads: usize, stub: &Path) -> Result<(f64, f64)> {
+    fn pair(&self, percent: u8, arguments: &[&str], stub: &Path) -> Result<(f64, f64)> {
         let uuid = "GPU-00000000-0000-0000-0000-000000000000";
         let (mut with, mut without) = (f64::INFINITY, f64::INFINITY);
         for _ in 0..3 {
-            let share = share(&self.folder.join(format!("{percent}-{threads}")), uuid, percent)?;
-            without = without.min(self.run(None, threads, stub)?);
-            with = with.min(self.run(Some(&share), threads, stub)?);
+            let share =
+                share(&self.folder.join(format!("{percent}-{}", arguments.join("-"))), uuid, percent)?;
+            without = without.min(self.run(None, arguments, stub)?);
+            with = with.min(self.run(Some(&share), arguments, stub)?);
         }
         Ok((with, without))
     }
 
+    /// Added time of a pair of cuMemAlloc and cuMemFree.
+    fn malloc_pair(&self, stub: &Path) -> Result<Figure> {
+        let (with, without) = self.pair(0, &[], stub)?;
+        Ok(Figure {
+            name: "limiter.malloc_pair_ns".to_owned(),
+            value: with - without,
+            unit: "ns added".to_owned(),
+            baseline: without,
+            ratio: with / without,
+            command: "cuda-bench with and without LD_PRELOAD, driver that does nothing".to_owned(),
+        })
+    }
+
     /// Added time of a launch in a share of so many percent of the GPU's time (0: without a limit).
     fn launch(&self, name: &str, percent: u8, threads: usize, stub: &Path) -> Result<Figure> {
-        let (with, without) = self.pair(percent, threads, stub)?;
+        let (with, without) = self.pair(percent, &["launch", &threads.to_string()], stub)?;
         Ok(Figure {
             name: name.to_owned(),
             value: with - without,
@@ -161,10 +134,10 @@ impl Null {
     fn scaling(&self, stub: &Path) -> Result<Vec<Figure>> {
         let processors = std::thread::available_parallelism()?.get();
         let most = processors.min(16);
-        let (one, _) = self.pair(10, 1, stub)?;
+        let (one, _) = self.pair(10, &["launch", "1"], stub)?;
         let counts = std::iter::successors(Some(2_usize), |n| Some(n * 2)).take_while(|n| *n <= most);
         let figure = |threads: usize| -> Result<Figure> {
-            let (with, _) = self.pair(10, threads, stub)?;
+            let (with, _) = self.pair(10, &["launch", &threads.to_string()], stub)?;
             Ok(Figure {
                 name: format!("limiter.launch.scaling_{threads}_threads"),
                 value: with / one,

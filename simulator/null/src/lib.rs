@@ -21,7 +21,7 @@ static LAUNCHED: [Count; 64] = [const { Count(AtomicU64::new(0)) }; 64];
 /// What the count was when an event was recorded; handles are places plus one.
 static RECORDED: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
 static MADE: AtomicU64 = AtomicU64::new(0);
-static ALLOCATED: AtomicU64 = AtomicU64::new(1 << 32);
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
 
 #[repr(align(128))]
 struct Count(AtomicU64);
@@ -83,7 +83,11 @@ driver! {
     cuCtxGetCurrent(context: *mut u64) { put(context, CONTEXT) }
     cuCtxGetDevice(device: *mut i32) { put(device, 0) }
     cuCtxSynchronize() { 0 }
-    cuMemAlloc_v2(pointer: *mut u64, _bytes: usize) { put(pointer, ALLOCATED.fetch_add(4096, Relaxed)) }
+    cuMemAlloc_v2(pointer: *mut u64, bytes: usize) {
+        // The same addresses over and over, as a driver would give.
+        let size = bytes.next_multiple_of(2 << 20) as u64;
+        put(pointer, (1 << 32) + ALLOCATED.fetch_add(size, Relaxed) % (1 << 30))
+    }
     cuMemFree_v2(_pointer: u64) { 0 }
     cuModuleLoadData(module: *mut u64, _image: *const c_void) { put(module, 1) }
     cuModuleGetFunction(function: *mut u64, _module: u64, _name: *const c_void) { put(function, 0x7000) }
