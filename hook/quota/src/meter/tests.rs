@@ -1,4 +1,5 @@
 use super::*;
+use crate::spans::Span;
 
 const MS: u64 = 1_000_000;
 const SOME: Others = Others { own_permille: Some(500), slice_ns: 2 * MS };

@@ -1,0 +1,226 @@
+//! What measurements come to: what is charged for them, and what launches of their keys will cost.
+
+use super::{
+    BELIEVED, CLEAN_ALL, CLEAN_ENOUGH, CLEAN_FIRST, Cost, Finding, KEYS, LEAST_NS, LEAST_WEIGHT, Meter,
+    Others, Pending, REACH, SOON_NS, SPARSE, Seen, Window,
+};
+use crate::spans::{Span, Spans};
+
+impl Meter {
+    /// Takes what the events showed: one span for each pair, relative to the reference (to the first event
+    /// where there is none). `covered_from` is where a launch begins that still runs. `publish` is told the keys that cost something else now, and what they
+    /// cost where they are routine.
+    pub fn finish(
+        &mut self,
+        pending: Pending,
+        spans: &[Span],
+        covered_from: Option<i64>,
+        others: Others,
+        now_ns: u64,
+        publish: &mut dyn FnMut(u64, u64),
+    ) -> Finding {
+        let (pairs, count) = self.pairs(pending);
+        let pairs = pairs.get(..count.min(spans.len())).unwrap_or_default();
+        match pending {
+            Pending::Single(place) => {
+                let Some(single) = self.singles.get_mut(place).and_then(Option::take) else {
+                    return Finding::default();
+                };
+                let lead = i64::try_from(single.lead_ns).unwrap_or(0);
+                let span = spans.first().copied().unwrap_or_default();
+                let span = Span { start: span.start.saturating_add(lead).min(span.end), end: span.end };
+                let fresh = self.count(single.context, pairs, &[span], None, now_ns);
+                let length = span.end.saturating_sub(span.start).unsigned_abs();
+                let (taken, is_sure) = self.learn(single.key, fresh, length, others);
+                publish(single.key, self.routine(single.key));
+                let delta_ns =
+                    i64::try_from(taken).unwrap_or(i64::MAX).saturating_sub_unsigned(single.charged_ns);
+                // The reference may have become the end of this very span.
+                let moved = if self.latest > 0 { self.latest } else { 0 };
+                let wall = |at: i64| {
+                    u64::try_from(self.zero_ns.saturating_add(at.saturating_sub(moved))).unwrap_or(0)
+                };
+                let seen = Some(Seen {
+                    start_ns: wall(span.start),
+                    end_ns: wall(span.end),
+                    taken_ns: taken,
+                    is_sure,
+                });
+                Finding { account: single.account, delta_ns, seen }
+            }
+            Pending::Window(at) => {
+                let Some(window) = self.windows.get_mut(at).and_then(Option::take) else {
+                    return Finding::default();
+                };
+                let mut union = Spans::new();
+                let length: u64 = spans.iter().map(|span| union.add(*span)).sum();
+                let host = window.last_ns.saturating_sub(window.first_ns);
+                let fresh = self.count(window.context, pairs, spans, covered_from, now_ns);
+                if length / 5 * 4 <= host || window.charged_ns == 0 {
+                    // The GPU waited for the host.
+                    self.sparse = SPARSE;
+                    return Finding { account: window.account, ..Finding::default() };
+                }
+                let delta_ns = self.scale(&window, fresh, others, publish);
+                Finding { account: window.account, delta_ns, seen: None }
+            }
+        }
+    }
+
+    /// Counts what of the spans is not charged yet, frees the events, and makes the latest end the reference.
+    fn count(
+        &mut self,
+        context: u64,
+        pairs: &[(usize, usize)],
+        spans: &[Span],
+        covered_from: Option<i64>,
+        now_ns: u64,
+    ) -> u64 {
+        let before = self.reference.take();
+        let is_same = before.is_some_and(|(_, of)| of == context);
+        if !is_same {
+            self.spans = Spans::new();
+            self.zero_ns = i64::MAX;
+        }
+        let mut fresh = 0_u64;
+        let mut latest = before.filter(|_| is_same).map(|(event, _)| (event, 0));
+        for ((_, end), span) in pairs.iter().zip(spans) {
+            let seen = covered_from.map_or(span.end, |from| span.end.min(from.max(span.start)));
+            fresh = fresh.saturating_add(self.spans.add(Span { start: span.start, end: seen }));
+            if latest.is_none_or(|(_, at)| span.end > at) {
+                latest = Some((*end, span.end));
+            }
+        }
+        for (start, end) in pairs {
+            self.free_event(*start);
+            self.free_event(*end);
+        }
+        if let Some((event, _)) = before {
+            self.free_event(event);
+        }
+        self.latest = latest.map_or(0, |(_, at)| at);
+        if let Some((event, at)) = latest {
+            self.spans.rebase(at);
+            // The clocks may drift apart by a little, so what is known of theirs is let go slowly.
+            let moved = self.zero_ns.saturating_add(at).saturating_add(at.max(0) / 50_000);
+            self.zero_ns = moved.min(i64::try_from(now_ns).unwrap_or(i64::MAX));
+            self.reference = Some((event, context));
+            if let Some(taken) = self.events.get_mut(event) {
+                *taken = true;
+            }
+        }
+        fresh
+    }
+
+    /// Learns from one launch, `fresh_ns` of whose `length_ns` were not charged to another. What it is charged,
+    /// and whether that is sure: not divided by supposition.
+    fn learn(&mut self, key: u64, fresh_ns: u64, length_ns: u64, others: Others) -> (u64, bool) {
+        let Some(cost) = self.find(key) else {
+            let home = Self::home(key);
+            let free = (home..home + REACH)
+                .map(|at| at % KEYS)
+                .find(|at| self.costs.get(*at).is_some_and(|cost| cost.count == 0))
+                .unwrap_or(home % KEYS);
+            if let Some(cost) = self.costs.get_mut(free) {
+                let estimate_ns = fresh_ns.max(LEAST_NS);
+                *cost = Cost {
+                    key,
+                    estimate_ns,
+                    low_ns: length_ns,
+                    dip_ns: 0,
+                    count: 1,
+                    clean: CLEAN_FIRST,
+                    rest: 0,
+                };
+            }
+            return (fresh_ns, false);
+        };
+        let dips = length_ns < cost.low_ns / 4 * 3;
+        if dips && cost.dip_ns == 0 {
+            // It may be a mistake.
+            cost.dip_ns = length_ns.max(1);
+        } else if dips {
+            // Twice: what was learned before lay in slices of others.
+            let low_ns = length_ns.max(cost.dip_ns);
+            *cost = Cost { estimate_ns: low_ns, low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*cost };
+        } else if length_ns < cost.low_ns {
+            cost.low_ns -= (cost.low_ns - length_ns).div_ceil(2);
+        } else {
+            cost.low_ns += (length_ns - cost.low_ns).min(cost.low_ns) / 64;
+        }
+        // A launch that is short against a slice has all of its time, or somebody's slices in between.
+        let is_clean = length_ns / 5 * 4 <= cost.low_ns;
+        cost.clean = cost.clean - cost.clean / 16 + if is_clean { CLEAN_ALL / 16 } else { 0 };
+        let part = |of: u64| {
+            u64::try_from(u128::from(fresh_ns) * u128::from(of) / u128::from(length_ns.max(1)))
+                .unwrap_or(fresh_ns)
+        };
+        let fits_slice = cost.low_ns <= others.slice_ns / 4 * 3;
+        let is_sure = fits_slice && cost.clean >= CLEAN_ENOUGH;
+        let own = match others.own_permille {
+            Some(1000) => fresh_ns,
+            _ if is_sure && is_clean => fresh_ns,
+            // Charged as those that were alone.
+            _ if is_sure => return (part(cost.estimate_ns.min(length_ns)), true),
+            Some(own) => permille(fresh_ns, own),
+            // No less than its part of two equal slices.
+            None => part(cost.low_ns.clamp(length_ns / 2, length_ns.max(1))),
+        };
+        cost.count = (cost.count + 1).min(LEAST_WEIGHT);
+        let weight = u64::from(cost.count);
+        cost.estimate_ns =
+            (cost.estimate_ns.saturating_mul(weight - 1).saturating_add(own) / weight).max(LEAST_NS);
+        (own, is_sure)
+    }
+
+    /// Corrects the costs of a window's keys by what it took together.
+    fn scale(
+        &mut self,
+        window: &Window,
+        fresh_ns: u64,
+        others: Others,
+        publish: &mut dyn FnMut(u64, u64),
+    ) -> i64 {
+        let charged = window.charged_ns.max(1);
+        let mut own = fresh_ns;
+        if others.own_permille != Some(1000) && fresh_ns / 4 * 3 > charged {
+            // Most likely a slice of another process lies in it.
+            if self.long == 0 {
+                self.least_permille = u64::MAX;
+            }
+            self.long += 1;
+            self.least_permille = self.least_permille.min(fresh_ns.saturating_mul(1000) / charged);
+            if self.long < BELIEVED {
+                // Soon known better.
+                self.due_ns = SOON_NS / 2;
+                return 0;
+            }
+            own = permille(charged, u32::try_from(self.least_permille).unwrap_or(u32::MAX));
+        } else {
+            self.long = 0;
+        }
+        let own = own.clamp(charged / 8, charged.saturating_mul(8));
+        for (key, _) in window.keys.iter().filter(|(_, count)| *count > 0) {
+            let believes = others.own_permille == Some(1000) || self.long >= BELIEVED;
+            if let Some(cost) = self.find(*key) {
+                // Part of another's slice may lie in what is longer than expected.
+                let is_doubtful = own > charged && !believes;
+                let weight = if cost.count < 4 { 2 } else { 4 } * if is_doubtful { 8 } else { 1 };
+                cost.count = (cost.count + 1).min(LEAST_WEIGHT);
+                let wanted = u128::from(cost.estimate_ns) * u128::from(own) / u128::from(charged);
+                let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+                cost.estimate_ns = (cost.estimate_ns.saturating_mul(weight - 1).saturating_add(wanted)
+                    / weight)
+                    .max(LEAST_NS);
+                let routine = self.routine(*key);
+                publish(*key, routine);
+            }
+        }
+        self.long %= BELIEVED;
+        i64::try_from(own).unwrap_or(i64::MAX).saturating_sub_unsigned(charged)
+    }
+}
+
+fn permille(ns: u64, part: u32) -> u64 {
+    u64::try_from(u128::from(ns) * u128::from(part) / 1000).unwrap_or(u64::MAX)
+}
