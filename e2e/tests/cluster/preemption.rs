@@ -5,6 +5,7 @@ use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::look::device_names;
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -39,6 +40,12 @@ fn pod(namespace: &str, name: &str, level: &str) -> PodManifest {
         .with("priorityClassName", json!(format!("{namespace}-{level}")))
 }
 
+/// Whether a pod is gone, or has ended and will be.
+fn ended(pod: Option<&Pod>) -> bool {
+    let phase = pod.and_then(|pod| pod.status.as_ref()?.phase.as_deref());
+    pod.is_none() || matches!(phase, Some("Succeeded" | "Failed"))
+}
+
 async fn device_of(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<String>> {
     let claim = cluster.claim_of(namespace, pod).await?;
     Ok(device_names(&cluster.allocation(namespace, &claim).await?))
@@ -70,16 +77,16 @@ fn a_pod_of_higher_priority_gets_the_device_once_its_victim_has_ended() -> Resul
         let nominated =
             cluster.pod(&namespace, "high").await?.and_then(|pod| pod.status?.nominated_node_name);
         ensure!(nominated.as_deref() == Some(cluster.setting("NODE_NAME")?), "{nominated:?}");
-        // While the victim ends, the devices are its own: the claim of the other has none.
-        let low = cluster.pod(&namespace, "low").await?;
-        if low.is_some() {
-            let claim = cluster.claim_of(&namespace, "high").await?;
-            let claim = cluster.claim(&namespace, &claim).await?.context("no claim")?;
+        // While the victim ends, the devices are its own: the claim of the other has none. The claim is
+        // read first: what it was then counts, if the victim is there even after that.
+        let claim = cluster.claim_of(&namespace, "high").await?;
+        let claim = cluster.claim(&namespace, &claim).await?.context("no claim")?;
+        if !ended(cluster.pod(&namespace, "low").await?.as_ref()) {
             ensure!(claim.status.and_then(|s| s.allocation).is_none(), "not before the victim has ended");
         }
         cluster.running(&namespace, "high").await?;
         ensure!(device_of(cluster, &namespace, "high").await? == device, "the same device");
-        ensure!(cluster.pod(&namespace, "low").await?.is_none(), "it has ended");
+        ensure!(ended(cluster.pod(&namespace, "low").await?.as_ref()), "it has ended");
         forget_priorities(cluster, &namespace)?;
         cluster.delete_namespace(&namespace).await
     })
