@@ -3,38 +3,43 @@
 use crate::support::on_cluster;
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::command;
+use aliquot_e2e::look::{device_names, phase};
 use anyhow::{Context, Result, ensure};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 const NAMESPACE: &str = "compaction";
 
-/// The GPUs on which the pods of a Deployment have something, once so many of them run.
-async fn gpus_of(cluster: &Cluster, app: &str, pods: usize) -> Result<BTreeSet<String>> {
-    let selector = format!("app={app}");
-    let listed = cluster
-        .wait_for(&format!("{pods} running pods of {app}"), || async {
-            let query = r#"{range .items[?(@.status.phase=="Running")]}{.metadata.name}{"\n"}{end}"#;
-            let names = cluster.kubectl(&[
-                "-n",
-                NAMESPACE,
-                "get",
-                "pods",
-                "-l",
-                &selector,
-                "-o",
-                &format!("jsonpath={query}"),
-            ])?;
-            let names: Vec<String> = names.lines().map(str::to_owned).collect();
-            Ok((names.len() == pods).then_some(names))
-        })
-        .await?;
-    let mut gpus = BTreeSet::new();
-    for pod in listed {
-        for device in cluster.devices_of(NAMESPACE, &pod).await? {
-            gpus.insert(device.split('-').take(2).collect::<Vec<_>>().join("-"));
+/// The GPU of each pod of a Deployment, by the pods that claims with devices are reserved for.
+async fn gpus_by_pod(cluster: &Cluster, app: &str) -> Result<BTreeMap<String, String>> {
+    let mut gpus = BTreeMap::new();
+    for claim in cluster.claims().await? {
+        if claim.metadata.namespace.as_deref() != Some(NAMESPACE) {
+            continue;
+        }
+        let Some(status) = claim.status else { continue };
+        let user = status.reserved_for.and_then(|users| Some(users.into_iter().next()?.name));
+        let device = status.allocation.as_ref().and_then(|given| device_names(given).into_iter().next());
+        if let (Some(user), Some(device)) = (user, device)
+            && user.starts_with(&format!("{app}-"))
+        {
+            gpus.insert(user, device.split('-').take(2).collect::<Vec<_>>().join("-"));
         }
     }
     Ok(gpus)
+}
+
+/// The GPUs of a Deployment, once so many pods of it have something of one, and all of them run.
+async fn gpus_of(cluster: &Cluster, app: &str, pods: usize) -> Result<BTreeSet<String>> {
+    cluster
+        .wait_for(&format!("{pods} pods of {app} with devices"), || async {
+            let gpus = gpus_by_pod(cluster, app).await?;
+            for pod in gpus.keys() {
+                let pod = cluster.pod(NAMESPACE, pod).await?.context("it is gone")?;
+                ensure!(phase(&pod) == "Running", "it does not run");
+            }
+            Ok((gpus.len() == pods).then(|| gpus.into_values().collect()))
+        })
+        .await
 }
 
 fn scale(cluster: &Cluster, app: &str, replicas: usize) -> Result<()> {
@@ -52,7 +57,9 @@ fn a_pod_that_allows_it_is_moved_beside_another_and_a_gpu_becomes_free() -> Resu
         gpus_of(cluster, "moves", 1).await?;
         // Of the three the one stays that is not beside the pod that may be moved.
         let beside = gpus_of(cluster, "moves", 1).await?;
-        let kept = pod_elsewhere(cluster, &beside).await?.context("a pod on the other GPU")?;
+        let mut elsewhere =
+            gpus_by_pod(cluster, "stays").await?.into_iter().filter(|(_, gpu)| !beside.contains(gpu));
+        let (kept, _) = elsewhere.next().context("a pod on the other GPU")?;
         let cost = "controller.kubernetes.io/pod-deletion-cost=1000";
         cluster.kubectl(&["-n", NAMESPACE, "annotate", "pod", &kept, cost])?;
         scale(cluster, "stays", 1)?;
@@ -72,7 +79,8 @@ fn a_pod_that_allows_it_is_moved_beside_another_and_a_gpu_becomes_free() -> Resu
         let outcome = async {
             cluster
                 .wait_for("both on one GPU", || async {
-                    Ok((gpus_of(cluster, "moves", 1).await? == stays).then_some(()))
+                    let gpus: BTreeSet<String> = gpus_by_pod(cluster, "moves").await?.into_values().collect();
+                    Ok((gpus == stays).then_some(()))
                 })
                 .await?;
             ensure!(gpus_of(cluster, "stays", 1).await? == stays, "who did not allow it stayed");
@@ -83,27 +91,4 @@ fn a_pod_that_allows_it_is_moved_beside_another_and_a_gpu_becomes_free() -> Resu
         cluster.configure(&[]).await?;
         outcome.map(drop)
     })
-}
-
-/// A pod of `stays` on a GPU on which none of `moves` is.
-async fn pod_elsewhere(cluster: &Cluster, beside: &BTreeSet<String>) -> Result<Option<String>> {
-    let names = cluster.kubectl(&[
-        "-n",
-        NAMESPACE,
-        "get",
-        "pods",
-        "-l",
-        "app=stays",
-        "-o",
-        r#"jsonpath={range .items[*]}{.metadata.name}{"\n"}{end}"#,
-    ])?;
-    for pod in names.lines() {
-        let devices = cluster.devices_of(NAMESPACE, pod).await?;
-        let elsewhere =
-            |device: &String| !beside.contains(&device.split('-').take(2).collect::<Vec<_>>().join("-"));
-        if devices.iter().any(elsewhere) {
-            return Ok(Some(pod.to_owned()));
-        }
-    }
-    Ok(None)
 }
