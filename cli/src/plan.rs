@@ -24,7 +24,8 @@ pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     let terms = Terms { per_gpu: args.moves_per_gpu, ..Terms::default() };
     let until = Instant::now() + PATIENCE;
     let options = Options::default();
-    let outline = outline(&mut index, &mut Matcher::new(), options, terms, &mut || Instant::now() >= until);
+    let outline =
+        outline(&mut index, &mut Matcher::new(), options, terms, &|_| true, &mut || Instant::now() >= until);
     if args.json {
         println!("{}", serde_json::to_string_pretty(&as_json(&outline))?);
     } else {

@@ -4,9 +4,10 @@
 
 use crate::args::ReleaseArgs;
 use crate::client::connect;
-use aliquot_model::names::{BINDING, HOLD_GROUP, HOLD_RESOURCE, RECLAIM};
+use aliquot_controller::hold::is_hold;
+use aliquot_model::names::{BINDING, RECLAIM};
 use anyhow::{Context, Result, bail};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimConsumerReference};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Api, ListParams, Patch, PatchParams};
 use kube::{Client, ResourceExt};
 use serde_json::json;
@@ -44,11 +45,6 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
         release(&client, &claim).await?;
     }
     Ok(())
-}
-
-/// Whether a consumer of a claim is an entry of ours.
-pub(crate) fn is_hold(consumer: &ResourceClaimConsumerReference) -> bool {
-    consumer.api_group.as_deref() == Some(HOLD_GROUP) && consumer.resource == HOLD_RESOURCE
 }
 
 fn is_held(claim: &ResourceClaim) -> bool {

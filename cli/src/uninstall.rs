@@ -9,7 +9,7 @@ mod farewell;
 
 use crate::args::UninstallArgs;
 use crate::client::connect;
-use crate::release::is_hold;
+use aliquot_controller::hold::is_hold;
 use aliquot_model::names::{CLAIM_FINALIZER, SCHEDULING_GATE};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{

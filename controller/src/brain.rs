@@ -5,6 +5,7 @@
 
 mod budgets;
 mod compaction;
+mod deciding;
 mod duties;
 mod holds;
 mod outcomes;
@@ -17,16 +18,15 @@ mod substitutes;
 pub use compaction::Compacting;
 pub use reports::{Regarding, Report, reasons};
 
-use crate::act::{Consumers, Gates, Job, Kept, Outcome};
+use crate::act::{Job, Kept, Outcome};
 use crate::budget::{Action, Book};
-use crate::decide::{self, Decision, LeftOut, Matcher, Options, Wait};
+use crate::decide::{Matcher, Options};
 use crate::govern::GpuQuota;
 use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
 use crate::metrics::Metrics;
 use crate::queue::{Queue, Rank};
 use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
-use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -450,211 +450,6 @@ impl Core {
             Some(_) => unallocated && !pod.claims.is_empty() && !pod.started,
             None => pod.gated || (unallocated && !pod.claims.is_empty()),
         }
-    }
-
-    /// Whether a pod is ready to be decided.
-    pub fn has_work(&mut self, now: Instant) -> bool {
-        self.is_synced() && (self.queue.has_ready(now) || self.holds.has_ready(now))
-    }
-
-    /// Decides for the next pod.
-    pub fn work(&mut self, now: Instant, wall: Timestamp) {
-        if !self.is_synced() {
-            return;
-        }
-        self.nominate_again(now, wall);
-        self.hold_again(now);
-        // Pods come first: somebody waits for them.
-        let Some(key) = self.queue.pop(now) else { return self.bind_next(now, wall) };
-        let Some(pod) = self.index.pod(&key).cloned() else {
-            self.queue.remove(&key);
-            return;
-        };
-        if !self.wants_decision(&pod) {
-            self.queue.remove(&key);
-            return;
-        }
-        // Another gate means: not yet.
-        if pod.is_held_by_others() {
-            self.queue.park(&key);
-            return;
-        }
-        let started = Instant::now();
-        let until = started + self.settings.deadline;
-        let situation = self.situation(&pod, now);
-        let decision = decide::decide_in(
-            &self.index,
-            &mut self.matcher,
-            &pod,
-            &situation,
-            self.settings.options,
-            &mut || Instant::now() >= until,
-        );
-        self.metrics.decision(name_of(&decision), started.elapsed());
-        // Nobody waits for a gap to be filled.
-        let short = matches!(
-            decision,
-            Decision::NoFit(_)
-                | Decision::OutOfTime(_)
-                | Decision::Undo { .. }
-                | Decision::LeaveToScheduler { .. }
-        );
-        if short && self.end_compaction("a pod needs the room", now) {
-            self.offer(&key, now);
-            return;
-        }
-        tracing::debug!(pod = %key, outcome = name_of(&decision), "decided");
-        self.follow(&pod, decision, now, wall);
-    }
-
-    fn left_out(&self, pod: &Pod, now: Instant) -> LeftOut {
-        self.given_back
-            .iter()
-            .filter(|((uid, _), given)| *uid == pod.uid && given.times > 1 && given.until > now)
-            .map(|((_, node), given)| (node.clone(), format!("{} times", given.times)))
-            .collect()
-    }
-
-    fn follow(&mut self, pod: &Pod, decision: Decision, now: Instant, wall: Timestamp) {
-        match decision {
-            Decision::NotOurs => self.settle(pod, Vec::new()),
-            Decision::Settled { reserve } => self.settle(pod, reserve),
-            Decision::Placed(_) | Decision::LeaveToScheduler { .. } if self.is_refused(pod, now) => {
-                self.queue.park(&pod.key);
-                self.end_nomination(&pod.key, now);
-            }
-            Decision::Placed(plan) => {
-                if self.waits_for_quota(pod, &plan, now) {
-                    self.end_nomination(&pod.key, now);
-                } else {
-                    self.write_plan(pod, plan, wall);
-                }
-            }
-            Decision::Waiting(wait) => {
-                self.queue.park(&pod.key);
-                // What comes by itself in a moment is not worth a word.
-                if matches!(wait, Wait::OfAnotherPod { .. }) {
-                    self.tell_pod(pod, reasons::WAITING, &wait.to_string(), now);
-                }
-            }
-            Decision::Rejected(rejection) => {
-                self.queue.park(&pod.key);
-                self.tell_pod(pod, reasons::CLAIM_REJECTED, &rejection.to_string(), now);
-            }
-            Decision::NoFit(reason) => self.make_room(pod, &reason, now, wall),
-            Decision::OutOfTime(reason) => {
-                self.queue.delay(&pod.key, now);
-                let note = format!(
-                    "the search for devices did not end within {:?}; it goes on later. So far: {reason}",
-                    self.settings.deadline
-                );
-                self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
-            }
-            Decision::LeaveToScheduler { node } => {
-                self.queue.park(&pod.key);
-                if pod.gated {
-                    tracing::info!(pod = %pod.key, %node, "left to kube-scheduler");
-                    self.lift(pod, Vec::new());
-                }
-            }
-            Decision::Undo { claims, reason } => {
-                self.queue.park(&pod.key);
-                let note = format!(
-                    "taking {} claim(s) back, because with them the rest does not fit: {reason}",
-                    claims.len()
-                );
-                self.tell_pod(pod, reasons::UNDONE, &note, now);
-                for key in claims {
-                    self.deallocate(&key, Consumers::Only(pod.uid.clone()), "undo");
-                }
-            }
-        }
-    }
-
-    /// Nothing to allocate: the pod waits for nothing of ours. Without our gate kube-scheduler has
-    /// it and reserves what is allocated.
-    fn settle(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
-        if pod.gated && pod.node.is_none() {
-            self.queue.park(&pod.key);
-            self.lift(pod, reserve);
-        } else {
-            self.queue.remove(&pod.key);
-        }
-    }
-
-    fn lift(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
-        self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
-        let gates = gates_of(pod);
-        self.effects.push(Effect::Do(Job::Lift {
-            pod: pod.key.clone(),
-            uid: pod.uid.clone(),
-            reserve,
-            gates,
-        }));
-    }
-
-    fn write_plan(&mut self, pod: &Pod, plan: Box<decide::Plan>, wall: Timestamp) {
-        let mut pools = HashSet::new();
-        let mut claims = Vec::new();
-        let mut allocations = Vec::new();
-        let mut seen = Vec::new();
-        for draft in &plan.drafts {
-            let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
-            let mut assumed = self.index.read_allocation(&draft.uid, None, &allocation);
-            assumed.by_us = true;
-            pools.extend(assumed.pools());
-            claims.push((draft.claim.clone(), draft.uid.clone()));
-            seen.extend(self.index.claim(&draft.claim).map(crate::index::Claim::stub));
-            self.index.assume(&draft.claim, assumed);
-            allocations.push(allocation);
-        }
-        tracing::info!(
-            pod = %pod.key,
-            node = %plan.node,
-            claims = claims.len(),
-            score = ?plan.score,
-            "allocating"
-        );
-        self.arrived(pod);
-        self.queue.remove(&pod.key);
-        self.in_flight.insert(pod.key.clone(), InFlight { pools, claims });
-        self.effects.push(Effect::Do(Job::Allocate {
-            plan,
-            allocations,
-            claims: seen,
-            gates: gates_of(pod),
-        }));
-    }
-
-    fn deallocate(&mut self, key: &ObjectKey, consumers: Consumers, reason: &'static str) {
-        let Some(claim) = self.index.claim(key) else { return };
-        let Some(mark) = claim.allocation.as_ref().map(|allocation| allocation.mark.clone()) else { return };
-        let uid = claim.uid.clone();
-        if self.deallocating.contains_key(&uid) || self.index.is_assumed(&uid) {
-            return;
-        }
-        tracing::info!(claim = %key, reason, "taking an allocation back");
-        self.deallocating.insert(uid.clone(), reason);
-        self.effects.push(Effect::Do(Job::Deallocate { claim: key.clone(), uid, mark, consumers }));
-    }
-}
-
-/// What the writer has to know to take our gate off, if it is on.
-fn gates_of(pod: &Pod) -> Option<Gates> {
-    pod.gated.then(|| Gates { version: pod.version.clone(), names: pod.gates.clone() })
-}
-
-fn name_of(decision: &Decision) -> &'static str {
-    match decision {
-        Decision::NotOurs => "not_ours",
-        Decision::Settled { .. } => "settled",
-        Decision::Placed(_) => "placed",
-        Decision::Waiting(_) => "waiting",
-        Decision::Rejected(_) => "rejected",
-        Decision::NoFit(_) => "no_fit",
-        Decision::OutOfTime(_) => "out_of_time",
-        Decision::LeaveToScheduler { .. } => "left_to_scheduler",
-        Decision::Undo { .. } => "undo",
     }
 }
 

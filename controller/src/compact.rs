@@ -6,10 +6,9 @@
 
 mod gaps;
 
-use crate::decide::{Decision, Matcher, Options, Plan, Situation, Stage, Strategy, decide_in};
+use crate::decide::{Decision, Matcher, Options, Situation, Stage, Strategy, decide_in};
 use crate::index::{Holder, Index, ObjectKey, Pod, Sym, Uid};
 use gaps::{GpuId, Occupied};
-use k8s_openapi::jiff::Timestamp;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -23,11 +22,13 @@ pub struct Terms {
     pub per_gpu: usize,
     /// Most pods that are moved in all.
     pub in_all: usize,
+    /// Most GPUs that are emptied.
+    pub gpus: usize,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { per_gpu: 4, in_all: 64 }
+        Self { per_gpu: 4, in_all: 64, gpus: usize::MAX }
     }
 }
 
@@ -71,12 +72,14 @@ pub struct Outline {
 }
 
 /// Finds moves. Under another strategy than bin-pack there are none: what they gained would be lost
-/// with the next pods. `expired` is asked now and then whether time is up; what was found is good.
+/// with the next pods. Of the pods that allow it only those move for which `may_move` holds. `expired` is
+/// asked now and then whether time is up; what was found is good.
 pub fn outline(
     index: &mut Index,
     matcher: &mut Matcher,
     options: Options,
     terms: Terms,
+    may_move: &dyn Fn(&Pod) -> bool,
     expired: &mut dyn FnMut() -> bool,
 ) -> Outline {
     let before = measure(index, &HashMap::new());
@@ -85,12 +88,13 @@ pub fn outline(
     if options.strategy == Strategy::BinPack {
         let mut left = terms.in_all;
         for gpu in gaps::occupied(work.index) {
-            if expired() {
+            if steps.len() >= terms.gpus || expired() {
                 break;
             }
             // Who has moved once stays where it is; what came by a move is not moved on.
+            let may_move = gpu.pods.iter().filter_map(|pod| work.index.pod(pod)).all(may_move);
             let settled = gpu.pods.iter().any(|pod| work.moved.contains(pod)) || work.is_filled(&gpu);
-            if settled || gpu.pods.len() > terms.per_gpu.min(left) {
+            if !may_move || settled || gpu.pods.len() > terms.per_gpu.min(left) {
                 continue;
             }
             if let Some(step) = work.empty(&gpu, expired) {
@@ -138,7 +142,7 @@ impl Work<'_> {
             if plan.score.opened > 0 {
                 return None;
             }
-            let held = held_by(self.index, &plan);
+            let held = plan.holders(self.index);
             let stage = stages.entry(plan.node.clone()).or_insert_with(|| Stage::new(self.index, &plan.node));
             stage.hold(self.index, &held);
             if plan.node != gpu.node {
@@ -149,7 +153,7 @@ impl Work<'_> {
                 uid: pod.uid.clone(),
                 from: gpu.devices_of(self.index, key),
                 to_node: plan.node.clone(),
-                to: devices_of(&plan),
+                to: plan.devices(),
             });
         }
         // Nobody decides on the empty GPU but those who come after.
@@ -167,24 +171,6 @@ pub(crate) fn closed(index: &mut Index, (pool, gpu): GpuId) -> Vec<(Sym, Holder)
     let device = index.intern(&format!("gpu-{gpu}-mig-compaction-0-0"));
     let claim = Uid::from("compaction");
     vec![(pool, Holder { claim, device, admin: false, share: None, consumed: Box::default() })]
-}
-
-fn held_by(index: &mut Index, plan: &Plan) -> Vec<(Sym, Holder)> {
-    let mut held = Vec::new();
-    for draft in &plan.drafts {
-        let allocation = draft.finish(Timestamp::UNIX_EPOCH, || uuid::Uuid::new_v4().to_string());
-        let read = index.read_allocation(&draft.uid, None, &allocation);
-        held.extend(read.held.into_iter().map(|held| {
-            let (device, admin, share, consumed) = (held.device, held.admin, held.share, held.consumed);
-            (held.pool, Holder { claim: draft.uid.clone(), device, admin, share, consumed })
-        }));
-    }
-    held
-}
-
-fn devices_of(plan: &Plan) -> Vec<String> {
-    let devices = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
-    devices.flat_map(|devices| devices.results.iter().flatten()).map(|result| result.device.clone()).collect()
 }
 
 #[cfg(test)]

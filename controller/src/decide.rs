@@ -10,6 +10,7 @@ pub mod capacity;
 pub mod fit;
 pub mod matcher;
 pub mod overlap;
+mod plan;
 pub mod policy;
 pub mod reason;
 pub mod result;
@@ -18,12 +19,13 @@ mod shortlist;
 mod stage;
 
 pub use matcher::Matcher;
+pub use plan::Plan;
 pub use policy::Strategy;
 pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Wait};
 pub use result::Draft;
 pub use stage::{Situation, Stage};
 
-use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Pool, Resolution, Uid};
+use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Pool, Resolution};
 use ask::Ask;
 use policy::Score;
 use search::{Failure, Solution};
@@ -70,23 +72,6 @@ pub enum Decision {
         /// Why the rest does not fit.
         reason: Box<NoFit>,
     },
-}
-
-/// An allocation for each claim, on one node.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
-    /// The pod.
-    pub pod: ObjectKey,
-    /// Its identity.
-    pub pod_uid: Uid,
-    /// The node.
-    pub node: Arc<str>,
-    /// Claims to allocate, in the pod's order.
-    pub drafts: Vec<Draft>,
-    /// Claims that are allocated already and lack the pod.
-    pub reserve: Vec<ObjectKey>,
-    /// How good it is.
-    pub score: Score,
 }
 
 /// Nodes that are left out for a pod for a while, because kube-scheduler gave them back.

@@ -51,6 +51,21 @@ fn mark_of(claim: &ResourceClaim, allocation: &AllocationResult) -> String {
     fingerprint_of(uid, annotation.map(String::as_str), allocation)
 }
 
+/// Notes what became of a claim that was to lose something: gone is as good.
+fn note(
+    result: Result<Box<ResourceClaim>, WriteError>,
+    key: &ObjectKey,
+    uid: &str,
+    outcome: &mut Outcome,
+) -> Result<(), WriteError> {
+    match result {
+        Ok(claim) => outcome.claims.push(*claim),
+        Err(WriteError::Gone(_)) => outcome.gone.push((key.clone(), uid.into())),
+        Err(error) => return Err(error),
+    }
+    Ok(())
+}
+
 /// What an attempt came to.
 enum Step {
     Done(Box<ResourceClaim>),
@@ -132,17 +147,7 @@ impl Writer {
     ) -> Result<(), WriteError> {
         let result =
             self.until_done(key, uid, None, |claim| Box::pin(self.try_hold(claim, key.clone(), hold))).await;
-        match result {
-            Ok(claim) => {
-                outcome.claims.push(*claim);
-                Ok(())
-            }
-            Err(WriteError::Gone(_)) => {
-                outcome.gone.push((key.clone(), uid.into()));
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        note(result, key, uid, outcome)
     }
 
     async fn try_hold(
@@ -338,17 +343,7 @@ impl Writer {
                 Box::pin(self.try_deallocate(claim, key.clone(), mark.clone(), allowed.clone()))
             })
             .await;
-        match result {
-            Ok(claim) => {
-                outcome.claims.push(*claim);
-                Ok(())
-            }
-            Err(WriteError::Gone(_)) => {
-                outcome.gone.push((key.clone(), uid.into()));
-                Ok(())
-            }
-            Err(error) => Err(error),
-        }
+        note(result, key, uid, outcome)
     }
 
     async fn try_deallocate(

@@ -109,6 +109,7 @@ impl Core {
         if back {
             self.queue.wake(now);
         }
+        self.bind_within_budget(now);
     }
 
     fn around(&self) -> Around {
@@ -132,7 +133,8 @@ impl Core {
         Around { claims, nodes: nodes.cloned().collect() }
     }
 
-    fn refusal(&self, namespace: &str) -> Option<Verdict> {
+    /// The used-up budget that holds a namespace back, if one does.
+    pub(super) fn refusal(&self, namespace: &str) -> Option<Verdict> {
         self.book.verdict(namespace).filter(|verdict| verdict.enforcement == Enforcement::Refuse)
     }
 

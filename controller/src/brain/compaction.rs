@@ -8,8 +8,9 @@ use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Eviction, Fate, Job, WriteError};
 use crate::compact::{self, Move, Step, Terms};
 use crate::decide::{Situation, Stage};
-use crate::index::{Holder, ObjectKey, Sym, Uid};
-use std::collections::VecDeque;
+use crate::index::{Holder, ObjectKey, Pod, Sym, Uid};
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What the administrator chose.
@@ -42,6 +43,8 @@ pub(super) struct Compaction {
     current: Option<Current>,
     /// When to look at the cluster next.
     next: Option<Instant>,
+    /// How often in a row it was given up: each time it waits longer, so that nobody is moved to and fro.
+    given_up: u32,
 }
 
 /// A GPU that is being emptied.
@@ -50,8 +53,8 @@ struct Current {
     step: Step,
     since: Instant,
     left: VecDeque<Move>,
-    /// The pod whose eviction was asked for, until it is gone.
-    leaving: Option<(ObjectKey, Uid)>,
+    /// Whose eviction was asked for, until it is gone.
+    leaving: Option<Move>,
     closed: Vec<(Sym, Holder)>,
 }
 
@@ -73,14 +76,22 @@ impl Core {
         if ready + delayed + self.writes_under_way() > 0 {
             return;
         }
-        let gaps = compact::measure(&self.index, &std::collections::HashMap::new());
+        let gaps = compact::measure(&self.index, &HashMap::new());
         if gaps.fragmentation() <= settings.threshold {
             return;
         }
+        let stay = self.namespaces_that_stay();
         let until = Instant::now() + self.settings.deadline;
         let mut expired = || Instant::now() >= until;
-        let (index, matcher) = (&mut self.index, &mut self.matcher);
-        let outline = compact::outline(index, matcher, self.settings.options, settings.terms, &mut expired);
+        let terms = Terms { gpus: 1, ..settings.terms };
+        let outline = compact::outline(
+            &mut self.index,
+            &mut self.matcher,
+            self.settings.options,
+            terms,
+            &|pod| !stay.contains(&pod.key.namespace),
+            &mut expired,
+        );
         let Some(step) = outline.steps.into_iter().next() else { return };
         let closed = compact::closed(&mut self.index, (step.pool, step.gpu));
         let names: Vec<String> = step.moves.iter().map(|one| one.pod.to_string()).collect();
@@ -99,6 +110,13 @@ impl Core {
         self.go_on(settings, now);
     }
 
+    /// Namespaces whose pods would not get back what they have: those of used-up budgets and quotas.
+    fn namespaces_that_stay(&mut self) -> HashSet<Arc<str>> {
+        let movable = self.index.pods().filter(|pod| pod.movable);
+        let namespaces: HashSet<Arc<str>> = movable.map(|pod| pod.key.namespace.clone()).collect();
+        namespaces.into_iter().filter(|namespace| !self.gets_it_back(namespace)).collect()
+    }
+
     fn go_on(&mut self, settings: Compacting, now: Instant) {
         let Some(current) = &self.compaction.current else { return };
         if now.saturating_duration_since(current.since) >= settings.patience {
@@ -106,12 +124,13 @@ impl Core {
             return;
         }
         let leaves = current.leaving.as_ref();
-        if leaves.is_some_and(|(key, uid)| self.index.pod(key).is_some_and(|pod| pod.uid == *uid)) {
+        if leaves.is_some_and(|one| self.index.pod(&one.pod).is_some_and(|pod| pod.uid == one.uid)) {
             return;
         }
-        // Whoever comes in its place is placed before the next one goes.
-        let (ready, delayed, parked) = self.queue.lengths();
-        if ready + delayed + parked + self.writes_under_way() > 0 {
+        // Whoever comes in its place is placed before the next one goes. Who does not fit anyway waits on:
+        // it may be for the GPU that is being emptied.
+        let (ready, delayed, _) = self.queue.lengths();
+        if ready + delayed + self.writes_under_way() > 0 {
             return;
         }
         let id = (current.step.pool, current.step.gpu);
@@ -134,18 +153,8 @@ impl Core {
         }
         if let Some(current) = &mut self.compaction.current {
             current.left.pop_front();
-            current.leaving = Some((one.pod.clone(), one.uid.clone()));
+            current.leaving = Some(one.clone());
         }
-        let gpu = id.1;
-        let note = format!(
-            "evicted so that gpu-{gpu} becomes free as a whole: node {} has room for it ({}), and its owner makes it \
-             anew; it allows this by the annotation {}: Allow",
-            one.to_node,
-            one.to.join(", "),
-            aliquot_model::names::COMPACTION
-        );
-        let regarding = Regarding::Pod(one.pod.clone(), one.uid.clone());
-        self.tell(Report { regarding, warning: false, reason: reasons::MOVED, note });
         self.effects.push(Effect::Do(Job::Move { pod: one.pod, uid: one.uid }));
     }
 
@@ -153,6 +162,7 @@ impl Core {
         let Some(current) = self.compaction.current.take() else { return };
         // There may be more.
         self.compaction.next = Some(now);
+        self.compaction.given_up = 0;
         self.metrics.compaction("emptied");
         let note =
             format!("gpu-{} is free as a whole: {} pod(s) moved", current.step.gpu, current.step.moves.len());
@@ -167,9 +177,16 @@ impl Core {
         self.metrics.compaction("given_up");
         self.tell_node(&current.step, format!("gpu-{} is not emptied: {why}", current.step.gpu));
         let every = self.settings.compaction.map_or(Duration::ZERO, |settings| settings.every);
-        self.compaction.next = Some(now + every);
+        let times = 1u32.checked_shl(self.compaction.given_up.min(7)).unwrap_or(1);
+        self.compaction.given_up = self.compaction.given_up.saturating_add(1);
+        self.compaction.next = Some(now + every.saturating_mul(times));
         self.queue.wake(now);
         true
+    }
+
+    /// What a pod would be decided in if no GPU was being emptied; none if none is.
+    pub(super) fn without_compaction(&self, pod: &Pod, now: Instant) -> Option<Situation> {
+        self.compaction.current.as_ref().map(|_| self.beside_compaction(pod, now))
     }
 
     /// Keeps everybody off the GPU that is being emptied.
@@ -189,25 +206,24 @@ impl Core {
         error: Option<WriteError>,
         now: Instant,
     ) {
-        let asked = self.compaction.current.as_ref().and_then(|current| current.leaving.as_ref());
-        let ours = asked.is_some_and(|(key, of)| key == pod && of == uid);
-        for eviction in evictions {
-            match eviction.fate {
-                Fate::Evicted => self.metrics.eviction("evicted"),
-                Fate::Gone => self.metrics.eviction("gone"),
-                Fate::Refused(message) => {
-                    self.metrics.eviction("refused");
-                    if ours {
-                        self.end_compaction(&format!("pod {pod} may not be evicted: {message}"), now);
-                    }
-                }
-            }
+        let current = self.compaction.current.as_ref();
+        let asked = current.and_then(|current| Some((current.step.gpu, current.leaving.clone()?)));
+        let asked = asked.filter(|(_, one)| one.pod == *pod && one.uid == *uid);
+        let evicted = evictions.iter().any(|eviction| eviction.fate == Fate::Evicted);
+        let refused = self.count_evictions(evictions).or_else(|| error.map(|error| error.to_string()));
+        if let (true, Some((gpu, one))) = (evicted, &asked) {
+            let note = format!(
+                "evicted so that gpu-{gpu} becomes free as a whole: node {} has room for it ({}), and its owner \
+                 makes it anew; it allows this by the annotation {}: Allow",
+                one.to_node,
+                one.to.join(", "),
+                aliquot_model::names::COMPACTION
+            );
+            let regarding = Regarding::Pod(pod.clone(), uid.clone());
+            self.tell(Report { regarding, warning: false, reason: reasons::MOVED, note });
         }
-        if let Some(error) = error {
-            tracing::warn!(%pod, %error, "could not evict a pod");
-            if ours {
-                self.end_compaction(&error.to_string(), now);
-            }
+        if let (Some(message), Some(_)) = (refused, asked) {
+            self.end_compaction(&format!("pod {pod} was not evicted: {message}"), now);
         }
     }
 

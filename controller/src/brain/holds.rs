@@ -1,13 +1,15 @@
 //! Claims that have devices without a pod: what [`crate::hold`] decides, done.
 
+use super::deciding::Assumed;
 use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Consumers, Job, WriteError};
-use crate::decide::{self, Decision, Plan};
+use crate::decide::{Decision, Plan};
 use crate::hold::{self, ByUs, Ended, Hold, Policy, Step, Wish};
 use crate::index::{Change, Claim, ObjectKey, Pod, Uid};
 use crate::queue::{Queue, Rank};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// After a failed write.
@@ -26,6 +28,8 @@ pub(super) struct Holds {
     writing: HashSet<Uid>,
     /// What was said about a claim last.
     told: HashMap<Uid, String>,
+    /// Namespaces of claims that a used-up budget kept from being bound.
+    refused: HashSet<Arc<str>>,
 }
 
 impl Holds {
@@ -36,6 +40,7 @@ impl Holds {
             unbound: Queue::new(backoff.0, backoff.1),
             writing: HashSet::new(),
             told: HashMap::new(),
+            refused: HashSet::new(),
         }
     }
 
@@ -161,27 +166,20 @@ impl Core {
             self.tell_claim(&claim, true, reasons::ANNOTATION, &mistake);
         }
         let pod = Pod::in_place_of(&claim);
-        let started = Instant::now();
-        let deadline = started + self.settings.deadline;
         let situation = self.situation(&pod, now);
-        let decision = decide::decide_in(
-            &self.index,
-            &mut self.matcher,
-            &pod,
-            &situation,
-            self.settings.options,
-            &mut || Instant::now() >= deadline,
-        );
-        self.metrics.decision(super::name_of(&decision), started.elapsed());
-        let waiting = match decision {
-            Decision::Placed(plan) => match self.quota_in_the_way(&key.namespace, &plan) {
+        let mut late = false;
+        let waiting = match self.decide(&pod, &situation) {
+            Decision::Placed(plan) => match self.in_the_way(&key.namespace, &plan) {
                 None => return self.write_binding(&claim, plan, until, wall),
-                Some(excess) => excess,
+                Some(reason) => reason,
             },
             Decision::Waiting(wait) => wait.to_string(),
             Decision::Rejected(rejection) => rejection.to_string(),
             Decision::NoFit(reason) | Decision::Undo { reason, .. } => reason.to_string(),
-            Decision::OutOfTime(reason) => format!("the search did not end in time; so far: {reason}"),
+            Decision::OutOfTime(reason) => {
+                late = true;
+                format!("the search did not end in time; so far: {reason}")
+            }
             Decision::LeaveToScheduler { .. } => {
                 "only nodes in scheduler mode could serve it, and kube-scheduler allocates for pods alone"
                     .to_owned()
@@ -191,23 +189,39 @@ impl Core {
                 return;
             }
         };
-        self.holds.unbound.park(&key);
+        if late {
+            self.holds.unbound.delay(&key, now);
+        } else {
+            self.holds.unbound.park(&key);
+        }
         let note = format!("it is to be bound before its first pod, but: {waiting}");
         self.tell_claim(&claim, true, reasons::DOES_NOT_FIT, &note);
     }
 
-    fn write_binding(&mut self, claim: &Claim, plan: Box<Plan>, until: i64, wall: Timestamp) {
-        let mut allocations = Vec::new();
-        for draft in &plan.drafts {
-            let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
-            let mut assumed = self.index.read_allocation(&draft.uid, None, &allocation);
-            assumed.by_us = true;
-            self.index.assume(&draft.claim, assumed);
-            allocations.push(allocation);
+    /// A used-up budget or a quota of the namespace that keeps a claim from what was found for it.
+    fn in_the_way(&mut self, namespace: &Arc<str>, plan: &Plan) -> Option<String> {
+        if let Some(verdict) = self.refusal(namespace) {
+            self.holds.refused.insert(namespace.clone());
+            return Some(verdict.note);
         }
+        self.quota_in_the_way(namespace, plan)
+    }
+
+    /// Looks at claims to bind again once no budget keeps them back any more.
+    pub(super) fn bind_within_budget(&mut self, now: Instant) {
+        let before = self.holds.refused.len();
+        let refused = std::mem::take(&mut self.holds.refused);
+        let still = refused.into_iter().filter(|namespace| self.refusal(namespace).is_some()).collect();
+        self.holds.refused = still;
+        if self.holds.refused.len() < before {
+            self.holds.wake(now);
+        }
+    }
+
+    fn write_binding(&mut self, claim: &Claim, plan: Box<Plan>, until: i64, wall: Timestamp) {
+        let Assumed { allocations, claims, .. } = self.assume(&plan, wall);
         tracing::info!(claim = %claim.key, node = %plan.node, score = ?plan.score, "binding before any pod");
         self.holds.writing.insert(claim.uid.clone());
-        let claims = vec![claim.stub()];
         self.effects.push(Effect::Do(Job::Bind { plan, allocations, claims, until }));
     }
 

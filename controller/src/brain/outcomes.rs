@@ -116,18 +116,11 @@ impl Core {
                 self.metrics.placed(waited.unwrap_or_default());
                 self.told.forget_pod(pod);
                 room |= self.preemptions.forget(pod);
-                let devices: Vec<String> = plan
-                    .drafts
-                    .iter()
-                    .flat_map(|draft| draft.allocation().devices.iter())
-                    .flat_map(|devices| devices.results.iter().flatten())
-                    .map(|result| result.device.clone())
-                    .collect();
                 self.tell(Report {
                     regarding: Regarding::Pod(pod.clone(), plan.pod_uid.clone()),
                     warning: false,
                     reason: reasons::ALLOCATED,
-                    note: format!("allocated {} on node {}", devices.join(", "), plan.node),
+                    note: format!("allocated {} on node {}", plan.devices().join(", "), plan.node),
                 });
             }
             Some(error) => {

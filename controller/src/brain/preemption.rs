@@ -55,6 +55,13 @@ impl Core {
 
     /// What a pod is decided in: without nodes that were given back, and with what is kept for others.
     pub(super) fn situation(&self, pod: &Pod, now: Instant) -> Situation {
+        let mut situation = self.beside_compaction(pod, now);
+        self.close_compacted(&mut situation);
+        situation
+    }
+
+    /// The same, as if no GPU was being emptied.
+    pub(super) fn beside_compaction(&self, pod: &Pod, now: Instant) -> Situation {
         let mut situation = Situation { left_out: self.left_out(pod, now), ..Situation::default() };
         let own = self.standing(pod);
         for (key, nomination) in &self.preemptions.nominations {
@@ -69,7 +76,6 @@ impl Core {
             stage.join(&nomination.needs);
         }
         self.keep_place(pod, &mut situation);
-        self.close_compacted(&mut situation);
         situation
     }
 
@@ -81,7 +87,7 @@ impl Core {
             Choice::Room(room) if self.waits_for_quota(pod, &room.plan, now) => {
                 self.end_nomination(&pod.key, now);
             }
-            Choice::Room(room) => self.nominate(pod, &room, now, wall),
+            Choice::Room(room) => self.nominate(pod, &room, now),
             Choice::OutOfTime => {
                 self.queue.delay(&pod.key, now);
                 self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
@@ -141,10 +147,10 @@ impl Core {
         choice
     }
 
-    fn nominate(&mut self, pod: &Pod, room: &Room, now: Instant, wall: Timestamp) {
-        self.keep(pod, &room.plan, room.victims.is_empty(), now, wall);
+    fn nominate(&mut self, pod: &Pod, room: &Room, now: Instant) {
+        self.keep(pod, &room.plan, room.victims.is_empty(), now);
         let node = room.plan.node.clone();
-        let devices = devices_of(&room.plan);
+        let devices = room.plan.devices().join(", ");
         if room.victims.is_empty() {
             // Looked at now and then, as those who end may not end.
             self.queue.delay(&pod.key, now);
@@ -179,16 +185,8 @@ impl Core {
     }
 
     /// Keeps what a plan gives a pod from others.
-    fn keep(&mut self, pod: &Pod, plan: &Plan, earned: bool, now: Instant, wall: Timestamp) {
-        let mut held = Vec::new();
-        for draft in &plan.drafts {
-            let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
-            let read = self.index.read_allocation(&draft.uid, None, &allocation);
-            held.extend(read.held.into_iter().map(|held| {
-                let (device, admin, share, consumed) = (held.device, held.admin, held.share, held.consumed);
-                (held.pool, Holder { claim: draft.uid.clone(), device, admin, share, consumed })
-            }));
-        }
+    fn keep(&mut self, pod: &Pod, plan: &Plan, earned: bool, now: Instant) {
+        let held = plan.holders(&mut self.index);
         let nomination = Nomination {
             uid: pod.uid.clone(),
             standing: self.standing(pod),
@@ -263,7 +261,7 @@ impl Core {
             };
             if let Some(plan) = plan {
                 tracing::info!(pod = %pod.key, node = %plan.node, "its devices are kept on");
-                self.keep(&pod, &plan, true, now, wall);
+                self.keep(&pod, &plan, true, now);
             }
         }
     }
@@ -368,11 +366,4 @@ fn seen_from(pod: &ObjectKey, other: &Pod) -> String {
     } else {
         "a pod of another namespace".to_owned()
     }
-}
-
-fn devices_of(plan: &Plan) -> String {
-    let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
-    let names =
-        results.flat_map(|devices| devices.results.iter().flatten()).map(|result| result.device.clone());
-    names.collect::<Vec<_>>().join(", ")
 }

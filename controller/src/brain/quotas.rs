@@ -40,6 +40,12 @@ impl Core {
         self.quotas.ledger.excess(&self.index, namespace, drafts).map(|excess| excess.to_string())
     }
 
+    /// Whether a pod that is made anew would be given as much as it has now, with its priority: not where a
+    /// budget is used up, and not where a quota is exceeded already, because it was lowered.
+    pub(super) fn gets_it_back(&mut self, namespace: &str) -> bool {
+        self.book.verdict(namespace).is_none() && !self.quotas.ledger.is_exceeded(&self.index, namespace)
+    }
+
     /// Parks a pod whose devices would exceed a quota; false if there is none that they do.
     pub(super) fn waits_for_quota(&mut self, pod: &Pod, plan: &Plan, now: Instant) -> bool {
         let Some(note) = self.quota_in_the_way(&pod.key.namespace, plan) else { return false };

@@ -5,7 +5,7 @@
 //! lets another controller hold it on.
 
 use super::{Core, Effect, Regarding, Report, reasons};
-use crate::act::{Eviction, Fate, Job, WriteError};
+use crate::act::{Eviction, Job, WriteError};
 use crate::decide::{self, Situation, Stage};
 use crate::index::{Allocation, Change, Claim, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
 use crate::substitute::back::{self, Heir, Place};
@@ -151,7 +151,7 @@ impl Core {
         let mut chosen = None;
         for key in back::candidates(&self.index).into_iter().take(LOOKED_AT) {
             let Some(pod) = self.index.pod(&key).cloned() else { continue };
-            if self.returns.spared.contains_key(&pod.uid) {
+            if self.returns.spared.contains_key(&pod.uid) || !self.gets_it_back(&pod.key.namespace) {
                 continue;
             }
             let situation = self.situation(&pod, now);
@@ -229,17 +229,7 @@ impl Core {
         error: Option<WriteError>,
         now: Instant,
     ) -> Change {
-        let mut refused = error.map(|error| error.to_string());
-        for eviction in evictions {
-            match eviction.fate {
-                Fate::Evicted => self.metrics.eviction("evicted"),
-                Fate::Gone => self.metrics.eviction("gone"),
-                Fate::Refused(message) => {
-                    self.metrics.eviction("refused");
-                    refused = Some(message);
-                }
-            }
-        }
+        let refused = self.count_evictions(evictions).or_else(|| error.map(|error| error.to_string()));
         let Some(message) = refused else { return Change::Nothing };
         tracing::info!(%pod, message, "not sent back");
         self.returns.spared.insert(uid.clone(), now + SPARED);

@@ -1,9 +1,10 @@
 use super::*;
-use crate::act::WriteError;
+use crate::act::{Consumers, WriteError};
 use crate::fixtures::{self, DRIVER, object, partition, request};
 use crate::lease::NotLeader;
 use aliquot_model::layout::{AllocatorMode, GpuState, Holding};
 use k8s_openapi::api::resource::v1::AllocationResult;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 mod budgets;

@@ -44,7 +44,7 @@ fn end(world: &mut World, name: &str) {
 }
 
 fn outlined(world: &mut World, terms: Terms) -> Outline {
-    outline(&mut world.index, &mut world.matcher, Options::default(), terms, &mut || false)
+    outline(&mut world.index, &mut world.matcher, Options::default(), terms, &|_| true, &mut || false)
 }
 
 fn moved(outline: &Outline) -> Vec<String> {
@@ -137,7 +137,8 @@ fn shares_move_to_shares_with_room() {
 fn under_spread_nothing_moves() {
     let mut world = halves([true, true]);
     let options = Options { strategy: Strategy::Spread };
-    let outline = outline(&mut world.index, &mut world.matcher, options, Terms::default(), &mut || false);
+    let outline =
+        outline(&mut world.index, &mut world.matcher, options, Terms::default(), &|_| true, &mut || false);
     assert!(outline.steps.is_empty());
 }
 

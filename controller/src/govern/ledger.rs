@@ -216,6 +216,21 @@ impl Ledger {
         quotas.into_iter().find_map(|(key, quota)| exceeded(key, quota, used, &claims))
     }
 
+    /// Whether more is held in a namespace than a quota of it allows.
+    pub fn is_exceeded(&mut self, index: &Index, namespace: &str) -> bool {
+        if self.of_namespace(namespace).is_empty() {
+            return false;
+        }
+        let (used, _) = self.used(index, namespace);
+        self.of_namespace(namespace).into_iter().any(|(_, quota)| {
+            quota
+                .spec
+                .limits()
+                .into_iter()
+                .any(|(limit, hard)| hard.is_some_and(|hard| limit.of(&used) > hard))
+        })
+    }
+
     /// Quotas whose status is not what is held now.
     pub fn stale(&mut self, index: &Index) -> Vec<(ObjectKey, GpuQuotaStatus)> {
         let mut namespaces: HashMap<std::sync::Arc<str>, GpuQuotaStatus> = HashMap::new();

@@ -2,8 +2,9 @@
 
 use super::Terms;
 use super::cheapest::{combinations, next};
-use crate::decide::policy::thousandths;
+use crate::budget::part;
 use crate::index::{Allocation, Claim, Held, Index, ObjectKey, Pod, Sym, Uid, gpu_of_name};
+use aliquot_model::usage::MicroGpus;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -222,37 +223,11 @@ impl<'a> Builder<'a, '_> {
         Some((held.pool, device.map(|device| device.gpu).or_else(named).unwrap_or(u32::MAX)))
     }
 
-    /// The GPU time of a claim up to now, in seconds of a whole GPU.
+    /// The GPU time of a claim up to now, in seconds of a whole GPU: as budgets charge it.
     fn lost(&self, claim: &Claim, allocation: &Allocation) -> i64 {
-        let since = allocation.timestamp.unwrap_or(claim.created);
-        let parts: i64 = allocation.held.iter().filter(|held| !held.admin).map(|held| self.part(held)).sum();
-        self.terms.wall.saturating_sub(since).max(0).saturating_mul(parts) / 1000
-    }
-
-    /// The part of its GPU that a device is, in thousandths: the larger of what it takes of counters
-    /// and, for a share, of capacities.
-    fn part(&self, held: &Held) -> i64 {
-        let of = || {
-            let layout = self.index.pool(held.pool)?.layout.as_ref()?;
-            let device = layout.devices.get(layout.position(held.device)? as usize)?;
-            let shape = self.index.shape(device);
-            if held.share.is_some() {
-                let amounts =
-                    held.consumed.iter().filter(|(name, _)| !self.index.name(*name).ends_with("/slots"));
-                let consumed = amounts.filter_map(|(name, amount)| {
-                    let at = shape.capacities.binary_search_by_key(name, |(name, _)| *name).ok()?;
-                    Some(thousandths(*amount, shape.capacities.get(at)?.1.value))
-                });
-                return consumed.max();
-            }
-            let draws = self.index.draws(device).flat_map(|(set, amounts)| {
-                let totals = layout.sets.get(usize::from(set)).map(|set| &set.counters);
-                amounts.iter().filter_map(move |(counter, amount)| {
-                    Some(thousandths(*amount, totals?.get(usize::from(*counter))?.1))
-                })
-            });
-            draws.max()
-        };
-        of().unwrap_or(1000)
+        let since = part::allocated_at(claim).unwrap_or(claim.created);
+        let part = part::of_allocation(self.index, allocation).unwrap_or(MicroGpus::WHOLE);
+        let seconds = u64::try_from(self.terms.wall.saturating_sub(since)).unwrap_or(0);
+        i64::try_from(seconds.saturating_mul(part.0) / MicroGpus::WHOLE.0).unwrap_or(i64::MAX)
     }
 }

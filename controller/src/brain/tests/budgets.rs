@@ -1,7 +1,7 @@
 use super::*;
 
 /// A budget of the namespace, used up or not by its limit.
-fn budget(spec: Value) -> DynamicObject {
+pub(super) fn budget(spec: Value) -> DynamicObject {
     object(json!({
         "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
         "metadata": {"namespace": "default", "name": "gpu", "uid": "b", "resourceVersion": "1"}, "spec": spec,
@@ -19,10 +19,16 @@ fn world(spec: Value) -> World {
 
 impl World {
     /// A look at budgets at a second.
-    fn look(&mut self, second: i64) {
+    pub(super) fn look(&mut self, second: i64) {
         self.now += Duration::from_secs(1);
         self.core.keep_budgets(self.now, Timestamp::from_second(second).expect("a time"));
         self.collect();
+    }
+
+    /// A look at claims that have, or want, devices without a pod.
+    fn hold(&mut self, second: i64) {
+        self.core.keep_holds(self.now, Timestamp::from_second(second).expect("a time"));
+        self.work();
     }
 
     fn said(&self, reason: &str) -> Vec<&str> {
@@ -34,7 +40,7 @@ impl World {
     }
 }
 
-fn terms(hours: &str, enforcement: &str) -> Value {
+pub(super) fn terms(hours: &str, enforcement: &str) -> Value {
     json!({
         "gpuHours": hours, "window": {"rolling": "24h"}, "enforcement": enforcement,
         "lowerPriorityClassName": "low",
@@ -137,4 +143,19 @@ fn nobody_is_evicted_for_a_pod_that_a_budget_holds_back() {
     });
     world.work();
     assert!(makes_room(world.take_jobs()));
+}
+
+#[test]
+fn a_claim_that_wants_devices_before_a_pod_waits_for_the_budget_too() {
+    let mut world = world(terms("0", "Refuse"));
+    let wish = json!({aliquot_model::names::BINDING: "Immediate"});
+    let claim = world.claim_with("a", &gpu(), json!({}), wish);
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    world.hold(1_002);
+    assert!(world.take_jobs().is_empty());
+    assert!(world.said(reasons::DOES_NOT_FIT)[0].contains("default/gpu"));
+    world.handle(Input::Budget(Seen::Reset(Vec::new())));
+    world.look(1_003);
+    world.hold(1_004);
+    assert!(matches!(world.take_job(), Job::Bind { .. }));
 }

@@ -98,7 +98,7 @@ fn a_disruption_budget_ends_it_and_it_is_tried_again_later() {
     let job = world.moving();
     world.moved(job, Fate::Refused("budget".to_owned()));
     let notes = world.notes(reasons::COMPACTION);
-    let why = format!("{gpu} is not emptied: pod default/moves may not be evicted: budget");
+    let why = format!("{gpu} is not emptied: pod default/moves was not evicted: budget");
     assert_eq!(notes.last(), Some(&why));
     world.later(1);
     assert_eq!(world.take_jobs().len(), 0, "not at once");
@@ -126,4 +126,48 @@ fn nothing_is_moved_while_somebody_waits_or_where_it_is_switched_off() {
     world.core.settings.compaction = Some(Compacting { threshold: 1000, ..Compacting::default() });
     world.later(31);
     assert_eq!(world.take_jobs().len(), 0, "all that is free is in gaps, which is not more than allowed");
+}
+
+#[test]
+fn who_waits_for_a_whole_gpu_gets_the_one_that_is_emptied() {
+    let (mut world, gpu) = World::halves();
+    world.claim("whole", &[request("r", "gpu.aliquot.dev", 1)]);
+    world.pod("whole", &["whole"], |_| {});
+    world.work();
+    assert_eq!(world.take_jobs().len(), 0, "it does not fit");
+    let job = world.moving();
+    world.moved(job, Fate::Evicted);
+    world.compaction_ended("moves");
+    let job = world.take_job();
+    let Job::Allocate { plan, .. } = &job else { panic!("an allocation: {job:?}") };
+    assert_eq!((&*plan.pod.name, plan.devices()), ("whole", vec![gpu.clone()]));
+    assert!(!world.half("again", true).starts_with(&format!("{gpu}-")), "the gap was kept for it");
+}
+
+#[test]
+fn each_time_that_it_is_given_up_it_waits_longer() {
+    let (mut world, _) = World::halves();
+    let mut job = world.moving();
+    for wait in [30, 60, 120] {
+        world.moved(job, Fate::Refused("budget".to_owned()));
+        world.later(wait - 1);
+        assert_eq!(world.take_jobs().len(), 0, "not before {wait} s");
+        world.later(1);
+        job = world.take_job();
+    }
+}
+
+#[test]
+fn who_would_not_get_devices_back_is_not_moved() {
+    let (mut world, _) = World::halves();
+    world.core.settings.budgets = true;
+    world.handle(Input::NodeUsage(Seen::Reset(Vec::new())));
+    let used_up = budgets::budget(budgets::terms("0", "Refuse"));
+    world.handle(Input::Budget(Seen::Reset(vec![used_up])));
+    world.look(1_000);
+    world.later(31);
+    assert_eq!(world.take_jobs().len(), 0, "its namespace has used up its budget");
+    world.handle(Input::Budget(Seen::Reset(Vec::new())));
+    world.look(1_001);
+    world.moving();
 }

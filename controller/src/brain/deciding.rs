@@ -1,0 +1,252 @@
+//! Decisions and what follows from them.
+
+use super::{Core, Effect, InFlight, reasons};
+use crate::act::{Consumers, Eviction, Fate, Gates, Job};
+use crate::decide::{self, Decision, LeftOut, Situation, Wait};
+use crate::index::{ObjectKey, Pod};
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::HashSet;
+use std::time::Instant;
+
+/// A plan that counts as made.
+pub(super) struct Assumed {
+    pub(super) in_flight: InFlight,
+    /// Its drafts with time and share ids, in their order.
+    pub(super) allocations: Vec<AllocationResult>,
+    /// The claims as they were seen, in the same order.
+    pub(super) claims: Vec<ResourceClaim>,
+}
+
+impl Core {
+    /// Whether a pod is ready to be decided.
+    pub fn has_work(&mut self, now: Instant) -> bool {
+        self.is_synced() && (self.queue.has_ready(now) || self.holds.has_ready(now))
+    }
+
+    /// Decides for the next pod.
+    pub fn work(&mut self, now: Instant, wall: Timestamp) {
+        if !self.is_synced() {
+            return;
+        }
+        self.nominate_again(now, wall);
+        self.hold_again(now);
+        // Pods come first: somebody waits for them.
+        let Some(key) = self.queue.pop(now) else { return self.bind_next(now, wall) };
+        let Some(pod) = self.index.pod(&key).cloned() else {
+            self.queue.remove(&key);
+            return;
+        };
+        if !self.wants_decision(&pod) {
+            self.queue.remove(&key);
+            return;
+        }
+        // Another gate means: not yet.
+        if pod.is_held_by_others() {
+            self.queue.park(&key);
+            return;
+        }
+        let situation = self.situation(&pod, now);
+        let mut decision = self.decide(&pod, &situation);
+        // Nobody waits for a gap to be filled, if it is that which keeps it waiting.
+        if is_short(&decision)
+            && let Some(open) = self.without_compaction(&pod, now)
+        {
+            let with_all = self.decide(&pod, &open);
+            if !is_short(&with_all) {
+                self.end_compaction("a pod needs the room", now);
+                decision = with_all;
+            }
+        }
+        tracing::debug!(pod = %key, outcome = name_of(&decision), "decided");
+        self.follow(&pod, decision, now, wall);
+    }
+
+    /// Decides for a pod, or what stands for one, within the time that there is.
+    pub(super) fn decide(&mut self, pod: &Pod, situation: &Situation) -> Decision {
+        let started = Instant::now();
+        let until = started + self.settings.deadline;
+        let (options, mut expired) = (self.settings.options, || Instant::now() >= until);
+        let decision =
+            decide::decide_in(&self.index, &mut self.matcher, pod, situation, options, &mut expired);
+        self.metrics.decision(name_of(&decision), started.elapsed());
+        decision
+    }
+
+    pub(super) fn left_out(&self, pod: &Pod, now: Instant) -> LeftOut {
+        self.given_back
+            .iter()
+            .filter(|((uid, _), given)| *uid == pod.uid && given.times > 1 && given.until > now)
+            .map(|((_, node), given)| (node.clone(), format!("{} times", given.times)))
+            .collect()
+    }
+
+    fn follow(&mut self, pod: &Pod, decision: Decision, now: Instant, wall: Timestamp) {
+        match decision {
+            Decision::NotOurs => self.settle(pod, Vec::new()),
+            Decision::Settled { reserve } => self.settle(pod, reserve),
+            Decision::Placed(_) | Decision::LeaveToScheduler { .. } if self.is_refused(pod, now) => {
+                self.queue.park(&pod.key);
+                self.end_nomination(&pod.key, now);
+            }
+            Decision::Placed(plan) => {
+                if self.waits_for_quota(pod, &plan, now) {
+                    self.end_nomination(&pod.key, now);
+                } else {
+                    self.write_plan(pod, plan, wall);
+                }
+            }
+            Decision::Waiting(wait) => {
+                self.queue.park(&pod.key);
+                // What comes by itself in a moment is not worth a word.
+                if matches!(wait, Wait::OfAnotherPod { .. }) {
+                    self.tell_pod(pod, reasons::WAITING, &wait.to_string(), now);
+                }
+            }
+            Decision::Rejected(rejection) => {
+                self.queue.park(&pod.key);
+                self.tell_pod(pod, reasons::CLAIM_REJECTED, &rejection.to_string(), now);
+            }
+            Decision::NoFit(reason) => self.make_room(pod, &reason, now, wall),
+            Decision::OutOfTime(reason) => {
+                self.queue.delay(&pod.key, now);
+                let note = format!(
+                    "the search for devices did not end within {:?}; it goes on later. So far: {reason}",
+                    self.settings.deadline
+                );
+                self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
+            }
+            Decision::LeaveToScheduler { node } => {
+                self.queue.park(&pod.key);
+                if pod.gated {
+                    tracing::info!(pod = %pod.key, %node, "left to kube-scheduler");
+                    self.lift(pod, Vec::new());
+                }
+            }
+            Decision::Undo { claims, reason } => {
+                self.queue.park(&pod.key);
+                let note = format!(
+                    "taking {} claim(s) back, because with them the rest does not fit: {reason}",
+                    claims.len()
+                );
+                self.tell_pod(pod, reasons::UNDONE, &note, now);
+                for key in claims {
+                    self.deallocate(&key, Consumers::Only(pod.uid.clone()), "undo");
+                }
+            }
+        }
+    }
+
+    /// Nothing to allocate: the pod waits for nothing of ours. Without our gate kube-scheduler has
+    /// it and reserves what is allocated.
+    pub(super) fn settle(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
+        if pod.gated && pod.node.is_none() {
+            self.queue.park(&pod.key);
+            self.lift(pod, reserve);
+        } else {
+            self.queue.remove(&pod.key);
+        }
+    }
+
+    pub(super) fn lift(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
+        self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
+        let gates = gates_of(pod);
+        self.effects.push(Effect::Do(Job::Lift {
+            pod: pod.key.clone(),
+            uid: pod.uid.clone(),
+            reserve,
+            gates,
+        }));
+    }
+
+    fn write_plan(&mut self, pod: &Pod, plan: Box<decide::Plan>, wall: Timestamp) {
+        let Assumed { in_flight, allocations, claims } = self.assume(&plan, wall);
+        tracing::info!(
+            pod = %pod.key,
+            node = %plan.node,
+            claims = claims.len(),
+            score = ?plan.score,
+            "allocating"
+        );
+        self.arrived(pod);
+        self.queue.remove(&pod.key);
+        self.in_flight.insert(pod.key.clone(), in_flight);
+        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, claims, gates: gates_of(pod) }));
+    }
+
+    /// Counts a plan as made, before the API shows it.
+    pub(super) fn assume(&mut self, plan: &decide::Plan, wall: Timestamp) -> Assumed {
+        let mut in_flight = InFlight { pools: HashSet::new(), claims: Vec::new() };
+        let mut allocations = Vec::new();
+        let mut claims = Vec::new();
+        for draft in &plan.drafts {
+            let allocation = draft.finish(wall, || uuid::Uuid::new_v4().to_string());
+            let mut assumed = self.index.read_allocation(&draft.uid, None, &allocation);
+            assumed.by_us = true;
+            in_flight.pools.extend(assumed.pools());
+            in_flight.claims.push((draft.claim.clone(), draft.uid.clone()));
+            claims.extend(self.index.claim(&draft.claim).map(crate::index::Claim::stub));
+            self.index.assume(&draft.claim, assumed);
+            allocations.push(allocation);
+        }
+        Assumed { in_flight, allocations, claims }
+    }
+
+    /// Counts evictions; the last refusal, if one was refused.
+    pub(super) fn count_evictions(&self, evictions: Vec<Eviction>) -> Option<String> {
+        let mut refused = None;
+        for eviction in evictions {
+            match eviction.fate {
+                Fate::Evicted => self.metrics.eviction("evicted"),
+                Fate::Gone => self.metrics.eviction("gone"),
+                Fate::Refused(message) => {
+                    self.metrics.eviction("refused");
+                    refused = Some(message);
+                }
+            }
+        }
+        refused
+    }
+
+    pub(super) fn deallocate(&mut self, key: &ObjectKey, consumers: Consumers, reason: &'static str) {
+        let Some(claim) = self.index.claim(key) else { return };
+        let Some(mark) = claim.allocation.as_ref().map(|allocation| allocation.mark.clone()) else { return };
+        let uid = claim.uid.clone();
+        if self.deallocating.contains_key(&uid) || self.index.is_assumed(&uid) {
+            return;
+        }
+        tracing::info!(claim = %key, reason, "taking an allocation back");
+        self.deallocating.insert(uid.clone(), reason);
+        self.effects.push(Effect::Do(Job::Deallocate { claim: key.clone(), uid, mark, consumers }));
+    }
+}
+
+/// What the writer has to know to take our gate off, if it is on.
+fn gates_of(pod: &Pod) -> Option<Gates> {
+    pod.gated.then(|| Gates { version: pod.version.clone(), names: pod.gates.clone() })
+}
+
+fn name_of(decision: &Decision) -> &'static str {
+    match decision {
+        Decision::NotOurs => "not_ours",
+        Decision::Settled { .. } => "settled",
+        Decision::Placed(_) => "placed",
+        Decision::Waiting(_) => "waiting",
+        Decision::Rejected(_) => "rejected",
+        Decision::NoFit(_) => "no_fit",
+        Decision::OutOfTime(_) => "out_of_time",
+        Decision::LeaveToScheduler { .. } => "left_to_scheduler",
+        Decision::Undo { .. } => "undo",
+    }
+}
+
+/// Whether there was no room.
+const fn is_short(decision: &Decision) -> bool {
+    matches!(
+        decision,
+        Decision::NoFit(_)
+            | Decision::OutOfTime(_)
+            | Decision::Undo { .. }
+            | Decision::LeaveToScheduler { .. }
+    )
+}
