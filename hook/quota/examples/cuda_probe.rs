@@ -441,6 +441,14 @@ fn main() {
                 let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
                 (!found.is_null()).to_string()
             }
+            ["libc"] => {
+                unsafe extern "C" {
+                    fn gnu_get_libc_version() -> *const c_char;
+                }
+                // SAFETY: libc's function; the text is a constant.
+                let version = unsafe { std::ffi::CStr::from_ptr(gnu_get_libc_version()) };
+                version.to_string_lossy().into_owned()
+            }
             ["call", symbol] => driver.call(symbol, &[]).to_string(),
             ref other => panic!("no command {other:?}"),
         };

@@ -13,7 +13,8 @@ use std::path::Path;
 /// The parts of an ELF file that matter to the loader.
 struct Elf {
     size: usize,
-    bytes: Vec<u8>,
+    machine: u16,
+    needed: Vec<String>,
     /// (tag, value) of the dynamic section.
     dynamic: Vec<(u64, u64)>,
     /// Kinds of program headers.
@@ -87,20 +88,12 @@ impl Elf {
             .filter(|symbol| !symbol.name.is_empty())
             .collect();
         let segments = headers.iter().map(|(kind, ..)| *kind).collect();
-        Self { size: bytes.len(), dynamic, segments, symbols, bytes }
+        let needed = dynamic.iter().filter(|(tag, _)| *tag == DT_NEEDED).map(|(_, at)| text(*at)).collect();
+        Self { size: bytes.len(), machine: u16_at(18), needed, dynamic, segments, symbols }
     }
 
     fn has(&self, tag: u64) -> bool {
         self.dynamic.iter().any(|(found, _)| *found == tag)
-    }
-
-    fn needed(&self) -> Vec<String> {
-        let text = String::from_utf8_lossy(&self.bytes).into_owned();
-        ["libdl.so.2", "libc.so.6", "libgcc_s.so.1", "libpthread.so.0", "libm.so.6", "librt.so.1", "ld-linux"]
-            .into_iter()
-            .filter(|name| text.contains(name))
-            .map(str::to_owned)
-            .collect()
     }
 
     fn exported(&self) -> BTreeSet<&str> {
@@ -148,43 +141,75 @@ fn nothing_runs_and_nothing_is_thread_local(elf: &Elf) {
     assert!(!elf.segments.contains(&PT_TLS), "TLS");
 }
 
-#[test]
-fn the_stub_can_be_loaded_into_anything() {
-    let elf = Elf::read(&support::built().limiter.join("libaliquot_preload.so"));
-    assert!(elf.size <= 64 << 10, "{} bytes", elf.size);
-    assert_eq!(elf.needed(), ["libdl.so.2", "libc.so.6"]);
-    assert_eq!(elf.dynamic.iter().filter(|(tag, _)| *tag == DT_NEEDED).count(), 2);
-    nothing_runs_and_nothing_is_thread_local(&elf);
-    let newest = if cfg!(target_arch = "aarch64") { vec![2, 17] } else { vec![2, 2, 5] };
-    assert!(elf.newest_glibc() <= newest, "{:?}", elf.newest_glibc());
-    // Lazily bound: a missing symbol would matter only when it is called.
-    assert!(!elf.has(DT_BIND_NOW));
-    let flags = elf.dynamic.iter().find(|(tag, _)| *tag == DT_FLAGS).map_or(0, |(_, flags)| *flags);
-    assert_eq!(flags & 8, 0, "no BIND_NOW flag");
+/// Stub and core as built for a machine, and the oldest glibc that it has.
+struct Files {
+    stub: Elf,
+    core: Elf,
+    oldest_glibc: Vec<u32>,
+}
+
+const EM_X86_64: u16 = 62;
+const EM_AARCH64: u16 = 183;
+
+/// The files for every machine that they can be built for here.
+fn all() -> Vec<Files> {
+    let read = |folder: &Path| {
+        let read = |file| Elf::read(&folder.join(file));
+        let (stub, core) = (read("libaliquot_preload.so"), read("libaliquot_core.so"));
+        assert_eq!(stub.machine, core.machine);
+        let oldest_glibc = match stub.machine {
+            EM_X86_64 => vec![2, 2, 5],
+            EM_AARCH64 => vec![2, 17],
+            other => panic!("built for machine {other}"),
+        };
+        Files { stub, core, oldest_glibc }
+    };
+    let here = read(&support::built().limiter);
+    let arm = support::arm::limiter().map(|folder| read(&folder));
+    assert!(arm.iter().all(|files| files.stub.machine == EM_AARCH64));
+    std::iter::once(here).chain(arm).collect()
 }
 
 #[test]
-fn the_stub_imports_nothing_that_it_exports() {
-    let elf = Elf::read(&support::built().limiter.join("libaliquot_preload.so"));
-    let both: Vec<_> = elf.exported().intersection(&elf.imported()).copied().collect();
-    assert!(both.is_empty(), "{both:?}");
+fn the_stub_can_be_loaded_into_anything() {
+    for Files { stub, oldest_glibc, .. } in all() {
+        assert!(stub.size <= 64 << 10, "{} bytes", stub.size);
+        assert_eq!(stub.needed, ["libdl.so.2", "libc.so.6"]);
+        nothing_runs_and_nothing_is_thread_local(&stub);
+        assert!(stub.newest_glibc() <= oldest_glibc, "{:?}", stub.newest_glibc());
+        // Lazily bound: a missing symbol would matter only when it is called.
+        assert!(!stub.has(DT_BIND_NOW));
+        let flags = stub.dynamic.iter().find(|(tag, _)| *tag == DT_FLAGS).map_or(0, |(_, flags)| *flags);
+        assert_eq!(flags & 8, 0, "no BIND_NOW flag");
+    }
+}
+
+#[test]
+fn neither_file_imports_what_it_or_the_stub_exports() {
+    for Files { stub, core, .. } in all() {
+        for imported in [stub.imported(), core.imported()] {
+            let both: Vec<_> = stub.exported().intersection(&imported).copied().collect();
+            assert!(both.is_empty(), "{both:?}");
+        }
+    }
 }
 
 #[test]
 fn the_stub_exports_the_hook_table_and_nothing_else() {
-    let elf = Elf::read(&support::built().limiter.join("libaliquot_preload.so"));
     let mut expected: BTreeSet<&str> = table::ROWS.iter().map(|row| row.symbol).collect();
     assert_eq!(expected.len(), table::COUNT, "no row is there twice");
     expected.extend(["dlsym", "dlvsym", "dlopen"]);
-    assert_eq!(elf.exported(), expected);
+    for Files { stub, .. } in all() {
+        assert_eq!(stub.exported(), expected);
+    }
 }
 
 #[test]
 fn the_core_can_be_loaded_beside_an_old_libc() {
-    let elf = Elf::read(&support::built().limiter.join("libaliquot_core.so"));
-    assert_eq!(elf.needed(), ["libc.so.6"]);
-    assert_eq!(elf.dynamic.iter().filter(|(tag, _)| *tag == DT_NEEDED).count(), 1);
-    nothing_runs_and_nothing_is_thread_local(&elf);
-    assert!(elf.newest_glibc() <= vec![2, 17], "{:?}", elf.newest_glibc());
-    assert_eq!(elf.exported(), BTreeSet::from(["aliquot_core_start"]));
+    for Files { core, .. } in all() {
+        assert_eq!(core.needed, ["libc.so.6"]);
+        nothing_runs_and_nothing_is_thread_local(&core);
+        assert!(core.newest_glibc() <= vec![2, 17], "{:?}", core.newest_glibc());
+        assert_eq!(core.exported(), BTreeSet::from(["aliquot_core_start"]));
+    }
 }

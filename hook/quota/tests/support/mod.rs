@@ -9,6 +9,9 @@
     reason = "test support"
 )]
 
+pub(crate) mod arm;
+pub(crate) mod old;
+
 use aliquot_quota::region::{RegionView, initial_header};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
 use aliquot_sim_node::{Node, NodeSpec};
@@ -23,6 +26,7 @@ pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
 
 /// The files under test and the simulated driver's libraries.
+#[derive(Clone)]
 pub(crate) struct Built {
     /// Folder of `libaliquot_preload.so` and `libaliquot_core.so`.
     pub(crate) limiter: PathBuf,
@@ -32,22 +36,44 @@ pub(crate) struct Built {
     pub(crate) probe: PathBuf,
 }
 
+/// Cargo's folder of built files.
+fn target() -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target folder").to_owned()
+}
+
+fn cargo(arguments: &[&str]) {
+    cargo_with(&[], arguments);
+}
+
+fn cargo_with(environment: &[(&str, &str)], arguments: &[&str]) {
+    let status = Command::new(env!("CARGO"))
+        .envs(environment.iter().copied())
+        .args(arguments)
+        .arg("--target-dir")
+        .arg(target())
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap())
+        .env_remove("LD_PRELOAD")
+        .status();
+    assert!(status.expect("cargo runs").success(), "cargo {arguments:?}");
+}
+
+/// A folder of the driver's libraries under the names that programs open.
+fn installed(from: &Path, name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&folder).unwrap();
+    for (built, installed) in [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")] {
+        let _ = std::os::unix::fs::symlink(from.join(built), folder.join(installed));
+        assert!(folder.join(installed).exists(), "cargo has built {built}");
+    }
+    folder
+}
+
 /// Builds them once per test process. `ALIQUOT_HOOK_DIR` and `ALIQUOT_DRIVER_DIR` name folders of files that
 /// are built already.
 pub(crate) fn built() -> &'static Built {
     static BUILT: OnceLock<Built> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().expect("a target folder").to_owned();
-        let cargo = |arguments: &[&str]| {
-            let status = Command::new(env!("CARGO"))
-                .args(arguments)
-                .arg("--target-dir")
-                .arg(&target)
-                .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap())
-                .env_remove("LD_PRELOAD")
-                .status();
-            assert!(status.expect("cargo runs").success(), "cargo {arguments:?}");
-        };
+        let target = target();
         let limiter = std::env::var_os("ALIQUOT_HOOK_DIR").map(PathBuf::from).unwrap_or_else(|| {
             cargo(&["build", "--quiet", "--profile", "hook", "-p", "aliquot-preload", "-p", "aliquot-core"]);
             target.join("hook")
@@ -55,15 +81,7 @@ pub(crate) fn built() -> &'static Built {
         let driver = std::env::var_os("ALIQUOT_DRIVER_DIR").map(PathBuf::from).unwrap_or_else(|| {
             cargo(&["build", "--quiet", "-p", "aliquot-sim-cuda", "-p", "aliquot-sim-nvml"]);
             // Under the names that programs open.
-            let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("limiter-driver");
-            std::fs::create_dir_all(&folder).unwrap();
-            for (built, installed) in
-                [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")]
-            {
-                let _ = std::os::unix::fs::symlink(target.join("debug").join(built), folder.join(installed));
-                assert!(folder.join(installed).exists(), "cargo has built {built}");
-            }
-            folder
+            installed(&target.join("debug"), "limiter-driver")
         });
         cargo(&["build", "--quiet", "-p", "aliquot-quota", "--examples"]);
         let probe = target.join("debug/examples/cuda_probe");
