@@ -243,13 +243,6 @@ mod loader {
 
 #[cfg(target_arch = "x86_64")]
 core::arch::global_asm!(
-    // What the compiler may call, bound to versions that the oldest glibc has.
-    ".symver memcpy, memcpy@GLIBC_2.2.5",
-    ".symver memmove, memmove@GLIBC_2.2.5",
-    ".symver memset, memset@GLIBC_2.2.5",
-    ".symver memcmp, memcmp@GLIBC_2.2.5",
-    ".symver bcmp, bcmp@GLIBC_2.2.5",
-    ".symver strlen, strlen@GLIBC_2.2.5",
     ".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.2.5",
     ".symver dladdr, dladdr@GLIBC_2.2.5",
 );

@@ -15,6 +15,8 @@
 #![allow(unsafe_code, reason = "a library of C entry points; every block says why it is sound")]
 
 mod exports;
+mod links;
+mod mem;
 mod names;
 mod refuse;
 mod scope;

@@ -2,7 +2,9 @@
 //!
 //! The real functions are found in the symbol tables of libc and libdl, because any reference of ours to
 //! these names would be satisfied by our own exports.
+//! Finding them calls nothing; the rest is asked only about names of the vendor's libraries.
 
+use crate::links;
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
@@ -78,6 +80,11 @@ fn each_object<F: FnMut(&Object) -> bool>(visit: &mut F) -> bool {
     unsafe { dl_iterate_phdr(step::<F>, core::ptr::from_mut(visit).cast()) != 0 }
 }
 
+/// Last part of a path.
+fn file_name(path: &[u8]) -> &[u8] {
+    path.rsplit(|b| *b == b'/').next().unwrap_or_default()
+}
+
 /// A loaded object, valid during the visit.
 struct Object<'a> {
     info: &'a Info,
@@ -93,7 +100,7 @@ impl Object<'_> {
     }
 
     fn file_name(&self) -> &[u8] {
-        self.path().rsplit(|b| *b == b'/').next().unwrap_or_default()
+        file_name(self.path())
     }
 
     fn headers(&self) -> &[Header] {
@@ -111,17 +118,30 @@ impl Object<'_> {
         })
     }
 
-    /// An entry of the dynamic section that is an address.
-    fn dynamic(&self, tag: u64) -> Option<usize> {
+    fn tables(&self) -> Option<Tables> {
         let header = self.headers().iter().find(|h| h.kind == PT_DYNAMIC)?;
-        let mut entry = self.info.base.wrapping_add(header.address as usize) as *const [u64; 2];
+        let base = self.info.base;
+        Some(Tables { base, dynamic: base.wrapping_add(header.address as usize) as *const [u64; 2] })
+    }
+}
+
+/// The tables of a loaded object.
+struct Tables {
+    base: usize,
+    dynamic: *const [u64; 2],
+}
+
+impl Tables {
+    /// An entry of the dynamic section that is an address.
+    fn address(&self, tag: u64) -> Option<usize> {
+        let mut entry = self.dynamic;
         loop {
             // SAFETY: the dynamic section is mapped and ends with an entry of tag 0.
             let [found, value] = unsafe { *entry };
             if found == tag {
                 // glibc stores addresses relocated, except where the section is read-only.
                 let value = value as usize;
-                return Some(if value < self.info.base { self.info.base.wrapping_add(value) } else { value });
+                return Some(if value < self.base { self.base.wrapping_add(value) } else { value });
             }
             if found == 0 {
                 return None;
@@ -133,8 +153,8 @@ impl Object<'_> {
 
     /// Address of a function that the object defines.
     fn function(&self, name: &CStr) -> Option<*mut c_void> {
-        let symbols = self.dynamic(DT_SYMTAB)? as *const Symbol;
-        let strings = self.dynamic(DT_STRTAB)? as *const c_char;
+        let symbols = self.address(DT_SYMTAB)? as *const Symbol;
+        let strings = self.address(DT_STRTAB)? as *const c_char;
         let matches = |index: u32| {
             // SAFETY: the index comes from the object's hash table; its names are offsets into the strings.
             let (symbol, text) = unsafe {
@@ -142,13 +162,13 @@ impl Object<'_> {
                 (symbol, CStr::from_ptr(strings.add(symbol.name as usize)))
             };
             (symbol.section != 0 && symbol.info & 15 == STT_FUNC && text == name)
-                .then(|| self.info.base.wrapping_add(symbol.value as usize) as *mut c_void)
+                .then(|| self.base.wrapping_add(symbol.value as usize) as *mut c_void)
         };
-        if let Some(table) = self.dynamic(DT_GNU_HASH) {
+        if let Some(table) = self.address(DT_GNU_HASH) {
             // SAFETY: a GNU hash table of an object that the loader has accepted.
             return unsafe { gnu_lookup(table as *const u32, name, matches) };
         }
-        let table = self.dynamic(DT_HASH)? as *const u32;
+        let table = self.address(DT_HASH)? as *const u32;
         // SAFETY: a System V hash table: its second word counts the symbols.
         let count = unsafe { *table.add(1) };
         (0..count).find_map(matches)
@@ -216,16 +236,20 @@ pub(crate) fn real(function: Loader) -> *mut c_void {
         return known;
     }
     let mut found = core::ptr::null_mut();
-    each_object(&mut |object| {
-        let file = object.file_name();
+    let mut look = |path: &[u8], tables: Option<Tables>| {
         let loader = [b"libc.so".as_slice(), b"libc-2", b"libdl.so", b"libdl-2"];
-        if loader.iter().any(|l| file.starts_with(l))
-            && let Some(function) = object.function(name)
+        if loader.iter().any(|l| file_name(path).starts_with(l))
+            && let Some(function) = tables.and_then(|tables| tables.function(name))
         {
             found = function;
+            return true;
         }
-        !found.is_null()
-    });
+        false
+    };
+    let tables = |link: &links::Link| Tables { base: link.base, dynamic: link.dynamic };
+    if !links::each(&mut |link| look(link.path(), Some(tables(link)))) {
+        each_object(&mut |object| look(object.path(), object.tables()));
+    }
     cell.store(found, Relaxed);
     found
 }

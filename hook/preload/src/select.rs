@@ -144,7 +144,9 @@ fn exported(row: Option<usize>) -> *mut c_void {
 /// The answer for a symbol that the vendor's library has at `found`.
 fn answer(row: Option<usize>, name: *const c_char, found: *mut c_void) -> *mut c_void {
     match (start::started(), row) {
-        (State::Loading, _) => found,
+        // Our export of the row asks again when it is called.
+        (State::Loading, Some(row)) => exports::address(row).cast_mut(),
+        (State::Loading, None) => found,
         // SAFETY: functions of the loaded core, called with a row of its table or a terminated string.
         (State::Ready(core), Some(row)) => unsafe { (core.row)(row as u32, found) },
         // SAFETY: as above.

@@ -25,6 +25,7 @@ struct Elf {
 struct Symbol {
     name: String,
     defined: bool,
+    is_weak: bool,
     version: Option<String>,
 }
 
@@ -83,6 +84,7 @@ impl Elf {
             .map(|(i, at)| Symbol {
                 name: text(u64::from(u32_at(at))),
                 defined: u16_at(at + 6) != 0,
+                is_weak: bytes[at + 4] >> 4 == 2,
                 version: version_table.and_then(|v| versions.get(&u16_at(v + (i + 1) * 2)).cloned()),
             })
             .filter(|symbol| !symbol.name.is_empty())
@@ -109,7 +111,8 @@ impl Elf {
         let number = |version: &str| -> Vec<u32> {
             version.strip_prefix("GLIBC_").unwrap().split('.').map(|part| part.parse().unwrap()).collect()
         };
-        let versions = self.symbols.iter().filter(|symbol| !symbol.defined).map(|symbol| {
+        let strong = |symbol: &&Symbol| !symbol.defined && !symbol.is_weak;
+        let versions = self.symbols.iter().filter(strong).map(|symbol| {
             symbol.version.as_deref().unwrap_or_else(|| panic!("{} has no version", symbol.name))
         });
         versions.map(number).max().unwrap()
@@ -181,6 +184,15 @@ fn the_stub_can_be_loaded_into_anything() {
         assert!(!stub.has(DT_BIND_NOW));
         let flags = stub.dynamic.iter().find(|(tag, _)| *tag == DT_FLAGS).map_or(0, |(_, flags)| *flags);
         assert_eq!(flags & 8, 0, "no BIND_NOW flag");
+    }
+}
+
+#[test]
+fn the_stub_calls_nothing_that_a_program_may_replace_before_the_first_vendor_name() {
+    for Files { stub, .. } in all() {
+        // The functions are for names of the vendor's; the loader's record is only read.
+        assert_eq!(stub.imported(), BTreeSet::from(["_r_debug", "dl_iterate_phdr", "dladdr"]));
+        assert!(stub.symbols.iter().all(|symbol| symbol.is_weak == (symbol.name == "_r_debug")));
     }
 }
 

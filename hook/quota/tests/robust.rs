@@ -9,6 +9,7 @@ use aliquot_quota::{FailMode, REGION_FILE_SIZE};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
+use support::namespace::{apart, unshare};
 use support::{Bench, GIB, Holder, MIB, answers, built, values};
 
 fn signal(pid: i32, signal: i32) {
@@ -154,84 +155,6 @@ fn small_stacks_are_enough() {
     let bench = bench(GIB);
     let answers = bench.run(&["init", "retain", "alloc:linear:1M", "stack:16"]);
     assert_eq!(answers[3], "0");
-}
-
-#[test]
-fn programs_without_cuda_notice_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let plain = Command::new("/bin/sh").args(["-c", "echo out; echo err >&2; exit 3"]).output().unwrap();
-    let mut limited = Command::new("/bin/sh");
-    limited.args(["-c", "echo out; echo err >&2; exit 3"]).current_dir(folder.path());
-    // No quota, no region, no driver: it does not matter.
-    limited.env("LD_PRELOAD", built().limiter.join("libaliquot_preload.so")).env("ALIQUOT_ROOT", "/nowhere");
-    assert_eq!(limited.output().unwrap(), plain);
-}
-
-#[test]
-fn names_are_not_found_where_no_driver_is_loaded() {
-    // A program that looks whether CUDA is there, without loading it.
-    let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("look.c");
-    let program = folder.path().join("look");
-    std::fs::write(
-        &source,
-        r#"
-        #define _GNU_SOURCE
-        #include <dlfcn.h>
-        #include <stdio.h>
-        int main(void) {
-            void *self = dlopen(0, RTLD_NOW);
-            void *found[] = { dlsym(RTLD_DEFAULT, "cuInit"), dlsym(RTLD_NEXT, "cuInit"), dlsym(self, "cuInit"),
-                dlsym(RTLD_DEFAULT, "nvmlDeviceGetMemoryInfo"), dlvsym(RTLD_DEFAULT, "cuMemAlloc_v2", "GLIBC_2.2.5") };
-            const char *error = dlerror();
-            printf("%d %d %d %d %d %d\n", !!found[0], !!found[1], !!found[2], !!found[3], !!found[4], !!error);
-            printf("%d\n", dlsym(RTLD_DEFAULT, "printf") == (void *)printf);
-            return 0;
-        }"#,
-    )
-    .unwrap();
-    compile(&source, &program, &["-ldl"]);
-    let mut command = Command::new(&program);
-    command.env("LD_PRELOAD", built().limiter.join("libaliquot_preload.so"));
-    let output = command.output().unwrap();
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "0 0 0 0 0 1\n1\n");
-    assert!(output.stderr.is_empty(), "{output:?}");
-}
-
-fn compile(source: &Path, program: &Path, arguments: &[&str]) {
-    let status = Command::new("cc").arg("-o").arg(program).arg(source).args(arguments).status();
-    assert!(status.expect("a C compiler, which rustc links with as well").success());
-}
-
-#[test]
-fn a_program_linked_against_the_driver_is_limited() {
-    let bench = bench(GIB);
-    let folder = tempfile::tempdir().unwrap();
-    let (source, program) = (folder.path().join("linked.c"), folder.path().join("linked"));
-    std::fs::write(
-        &source,
-        r#"
-        #include <stddef.h>
-        #include <stdio.h>
-        typedef unsigned long long ptr;
-        int cuInit(unsigned), cuDevicePrimaryCtxRetain(void **, int), cuCtxSetCurrent(void *);
-        int cuMemAlloc_v2(ptr *, size_t), cuMemFree_v2(ptr), cuMemGetInfo_v2(size_t *, size_t *);
-        int main(void) {
-            void *context; ptr p = 0; size_t free = 0, total = 0;
-            int a = cuInit(0), b = cuDevicePrimaryCtxRetain(&context, 0), c = cuCtxSetCurrent(context);
-            int d = cuMemAlloc_v2(&p, (1ul << 30) + 1), e = cuMemAlloc_v2(&p, 1ul << 30);
-            cuMemGetInfo_v2(&free, &total);
-            printf("%d %d %d %d %d %zu %zu %d\n", a, b, c, d, e, free, total, cuMemFree_v2(p));
-            return 0;
-        }"#,
-    )
-    .unwrap();
-    let library = built().driver.join("libcuda.so.1");
-    for binding in ["-Wl,-z,lazy", "-Wl,-z,now"] {
-        compile(&source, &program, &[library.to_str().unwrap(), binding]);
-        let output = bench.command(&program).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), format!("0 0 0 2 0 0 {GIB} 0\n"), "{output:?}");
-    }
 }
 
 fn nothing(program: &mut Command) -> &mut Command {
@@ -386,85 +309,6 @@ fn a_program_that_becomes_another_leaves_its_bytes() {
 }
 
 #[test]
-fn a_second_copy_of_the_driver_is_refused() {
-    let bench = bench(GIB);
-    assert_eq!(bench.run(&["init", "retain", "second:2G", "alloc:linear:1G"])[2..], ["802", "0"]);
-}
-
-#[test]
-fn deep_binding_is_noted_for_the_node_agent() {
-    let deepbind = aliquot_quota::region::audit::DEEPBIND;
-    for script in [["deepbind:libm.so.6", "init", "retain"], ["init", "retain", "deepbind:libm.so.6"]] {
-        let bench = bench(GIB);
-        assert_eq!(bench.run(&script), ["0"; 3]);
-        assert_eq!(bench.audit("a") & deepbind, deepbind, "{script:?}");
-    }
-}
-
-#[test]
-fn constructors_and_allocators_may_look_things_up() {
-    // A library that is preloaded beside the stub, replaces malloc, and looks it up in its first call; and
-    // asks for CUDA before main.
-    let bench = bench(GIB);
-    let folder = tempfile::tempdir().unwrap();
-    let (source, library) = (folder.path().join("shim.c"), folder.path().join("libshim.so"));
-    std::fs::write(
-        &source,
-        r#"
-        #define _GNU_SOURCE
-        #include <dlfcn.h>
-        #include <stddef.h>
-        #include <unistd.h>
-        static void *(*real)(size_t);
-        static char early[65536];
-        static size_t used;
-        void *malloc(size_t n) {
-            static int inside;
-            if (!real) {
-                if (inside) { void *p = early + used; used += (n + 63) & ~63ul; return used < sizeof early ? p : NULL; }
-                inside = 1;
-                real = dlsym(RTLD_NEXT, "malloc");
-                inside = 0;
-            }
-            return real(n);
-        }
-        __attribute__((constructor)) static void start(void) {
-            if (dlsym(RTLD_DEFAULT, "cuInit") || dlvsym(RTLD_NEXT, "nvmlInit_v2", "X")) _exit(9);
-        }"#,
-    )
-    .unwrap();
-    compile(&source, &library, &["-shared", "-fPIC", "-ldl"]);
-    let stub = built().limiter.join("libaliquot_preload.so");
-    for order in [[&library, &stub], [&stub, &library]] {
-        let mut program = bench.probe(&["init", "retain", "alloc:linear:2G", "alloc:linear:1G"]);
-        program.env("LD_PRELOAD", order.map(|path| path.to_str().unwrap()).join(":")).env("LD_BIND_NOW", "1");
-        assert_eq!(answers(program), ["0", "0", "2", "0"], "{order:?}");
-    }
-}
-
-/// Options of `unshare` that work here, with `-r` where we are not root.
-fn unshare(options: &[&str]) -> Option<Vec<String>> {
-    [vec![], vec!["-r"]].into_iter().map(|first| [first, options.to_vec()].concat()).find_map(|options| {
-        let works =
-            Command::new("unshare").args(&options).arg("true").output().is_ok_and(|out| out.status.success());
-        works.then(|| options.into_iter().map(str::to_owned).collect())
-    })
-}
-
-/// The test program in namespaces of its own.
-fn apart(bench: &Bench, options: &[String], before: &str, arguments: &[&str]) -> Command {
-    let mut command = Command::new("unshare");
-    command.args(options).args(["sh", "-c", &format!("{before} exec \"$0\" \"$@\"")]);
-    command.arg(&built().probe).args(arguments);
-    let like = bench.probe(&[]);
-    command
-        .env_clear()
-        .envs(like.get_envs().filter_map(|(name, value)| Some((name, value?))))
-        .env("PATH", "/bin:/usr/bin");
-    command
-}
-
-#[test]
 fn two_pid_namespaces_share_one_region() {
     let Some(options) = unshare(&["-p", "-f", "--kill-child", "-m", "--mount-proc"]) else {
         eprintln!("skipped: no pid namespace can be made");
@@ -497,41 +341,4 @@ fn proc_is_not_needed() {
     let script = ["init", "retain", "alloc:linear:4G", "alloc:linear:3G", "free"];
     let program = apart(&bench, &options, "mount -t tmpfs none /proc &&", &script);
     assert_eq!(answers(program), ["0", "0", "2", "0", "0"]);
-}
-
-#[test]
-fn whatever_stands_in_the_region_no_limit_is_lifted_and_nobody_crashes() {
-    use std::os::unix::fs::FileExt;
-    let bench = bench(64 * MIB);
-    let path = bench.region_path("a");
-    let sound = std::fs::read(&path).unwrap();
-    let mut seed = 0x1234_5678_9abc_def1_u64;
-    let mut random = move || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed
-    };
-    for round in 0..60 {
-        let mut bytes = sound.clone();
-        // Words of the ledger and of the first slots, behind the constants that are checked at the start.
-        for _ in 0..1 + random() % 6 {
-            let at =
-                if random() % 3 == 0 { 64 + random() % 128 } else { 4096 + random() % 1024 } as usize & !7;
-            let value =
-                [random(), random() % 100, u64::MAX, 1 << 63, ((random() % 5) << 48) | (random() % 4)]
-                    [(random() % 5) as usize];
-            bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
-        }
-        // In place, as a tenant could do it under running programs.
-        std::fs::OpenOptions::new().write(true).open(&path).unwrap().write_all_at(&bytes, 0).unwrap();
-        let mut program = bench.probe(&["init", "retain", "fill:linear:6M", "info", "freeall", "churn:50"]);
-        let output = program.output().unwrap();
-        assert!(output.status.success(), "round {round}: {output:?}");
-        let answers = values(&output);
-        if answers[0] != "802" {
-            let count: u64 = answers[2].split(' ').next().unwrap().parse().unwrap();
-            assert!(count * 6 <= 64, "round {round}: {answers:?}");
-        }
-    }
 }

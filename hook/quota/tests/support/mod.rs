@@ -10,6 +10,8 @@
 )]
 
 pub(crate) mod arm;
+pub(crate) mod c;
+pub(crate) mod namespace;
 pub(crate) mod old;
 
 use aliquot_quota::region::{RegionView, initial_header};
