@@ -8,6 +8,7 @@
 //! out of its owner's reach: a hold always ends, also over restarts of ours.
 
 use crate::args::parse_duration;
+pub use aliquot_model::hold::Hold;
 use aliquot_model::names::{BINDING, HOLD_FOR, HOLD_GROUP, HOLD_RESOURCE, RECLAIM};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use std::collections::BTreeMap;
@@ -99,45 +100,24 @@ impl Policy {
     }
 }
 
-/// Our entry in a claim's `reservedFor`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
-    /// A pod uses the claim: the time begins when the last one is gone.
-    InUse,
-    /// Without a pod until this second of Unix time.
-    Until(i64),
+/// Our entry as it stands in the claim of that uid.
+pub fn consumer(hold: Hold, claim_uid: &str) -> ResourceClaimConsumerReference {
+    ResourceClaimConsumerReference {
+        api_group: Some(HOLD_GROUP.to_owned()),
+        resource: HOLD_RESOURCE.to_owned(),
+        name: hold.name(),
+        uid: claim_uid.to_owned(),
+    }
 }
 
-const IN_USE: &str = "in-use";
-const UNTIL: &str = "until-";
-
-impl Hold {
-    /// The entry as it stands in the claim of that uid.
-    pub fn consumer(self, claim_uid: &str) -> ResourceClaimConsumerReference {
-        let name = match self {
-            Self::InUse => IN_USE.to_owned(),
-            Self::Until(second) => format!("{UNTIL}{second}"),
-        };
-        ResourceClaimConsumerReference {
-            api_group: Some(HOLD_GROUP.to_owned()),
-            resource: HOLD_RESOURCE.to_owned(),
-            name,
-            uid: claim_uid.to_owned(),
-        }
-    }
-
-    /// Reads an entry. One of ours that cannot be read has ended.
-    pub fn read(consumer: &ResourceClaimConsumerReference) -> Option<Self> {
-        is_hold(consumer).then(|| match consumer.name.as_str() {
-            IN_USE => Self::InUse,
-            name => Self::Until(name.strip_prefix(UNTIL).and_then(|s| s.parse().ok()).unwrap_or(0)),
-        })
-    }
+/// Reads a consumer of a claim, if it is an entry of ours.
+pub fn read(consumer: &ResourceClaimConsumerReference) -> Option<Hold> {
+    Hold::read(consumer.api_group.as_deref(), &consumer.resource, &consumer.name)
 }
 
 /// Whether a consumer of a claim is an entry of ours.
 pub fn is_hold(consumer: &ResourceClaimConsumerReference) -> bool {
-    consumer.api_group.as_deref() == Some(HOLD_GROUP) && consumer.resource == HOLD_RESOURCE
+    read(consumer).is_some()
 }
 
 /// A claim, as far as holding goes.

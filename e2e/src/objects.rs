@@ -53,6 +53,14 @@ pub fn immediate(mut claim: Value) -> Value {
     claim
 }
 
+/// The same claim, which keeps its devices for its next pod.
+pub fn retained(mut claim: Value) -> Value {
+    if let Some(metadata) = claim.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+        metadata.insert("annotations".to_owned(), json!({"aliquot.dev/reclaim": "Retain"}));
+    }
+    claim
+}
+
 /// A claim template.
 pub fn template(namespace: &str, name: &str, requests: &[Value]) -> Value {
     json!({

@@ -2,10 +2,11 @@
 //! lock, hands it to [`crate::prepare`] on a blocking thread, and tells metrics, events and the claim's
 //! status what came of it.
 
-use crate::claim::{self, ClaimRef};
+use crate::claim::{self, ClaimRef, Request};
 use crate::events::Events;
 use crate::metrics::Metrics;
-use crate::prepare::{Node, Prepared};
+use crate::parked;
+use crate::prepare::{Node, PrepareError, Prepared};
 use crate::reasons;
 use crate::status::StatusWriter;
 use jiff::Timestamp;
@@ -105,8 +106,12 @@ impl Agent {
             }
         };
         let indexed = self.is_only_claim(&object).await;
-        let (node, wanted) = (Arc::clone(&self.node), request.clone());
-        let prepared = blocking(move || node.prepare(&wanted, indexed, Timestamp::now())).await;
+        let mut prepared = self.call_prepare(&request, indexed).await;
+        if matches!(&prepared, Ok(Err(error)) if error.is_conflict())
+            && parked::end_in_the_way(&self.node, &self.client, &self.driver, &request).await
+        {
+            prepared = self.call_prepare(&request, indexed).await;
+        }
         match prepared {
             Err(panic) => ("failed", Err(panic)),
             Ok(Ok(prepared)) => {
@@ -125,6 +130,15 @@ impl Agent {
                 (outcome, Err(note))
             }
         }
+    }
+
+    async fn call_prepare(
+        &self,
+        request: &Request,
+        indexed: bool,
+    ) -> Result<Result<Vec<Prepared>, PrepareError>, String> {
+        let (node, wanted) = (Arc::clone(&self.node), request.clone());
+        blocking(move || node.prepare(&wanted, indexed, Timestamp::now())).await
     }
 
     /// The API does not answer: what the kubelet was told before still holds.

@@ -130,6 +130,11 @@ pub struct Args {
     #[arg(long, env = "REPORT_USAGE", default_value_t = false, action = clap::ArgAction::Set)]
     pub report_usage: bool,
 
+    /// How long GPU instances of a claim that is kept without a pod stay at most after its last pod,
+    /// whatever the API says of it; as the controller's own option of that name. `0s`: not at all.
+    #[arg(long, env = "HOLD_AT_MOST", default_value = "24h", value_parser = parse_duration)]
+    pub hold_at_most: Duration,
+
     /// Destroy GPU instances that nobody knows: not in our ledger, not named by an allocated claim,
     /// and without a process. With `false` they are only reported and kept out of allocation.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]

@@ -128,6 +128,7 @@ mod tests {
                 indexed_env: false,
                 charge: None,
                 ended: None,
+                retention: None,
                 confirmed: false,
                 steps: vec![Step::SwitchMig { gpu: gpu(), on: true }, Step::WriteSpec],
                 extra: Default::default(),

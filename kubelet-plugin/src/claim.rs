@@ -5,6 +5,7 @@
 //! from `consumedCapacity`, never from the request.
 
 use aliquot_model::config::{self, Config, ConfigError, FailMode, GpuConfig, MpsConfig, ShareConfig};
+use aliquot_model::hold::Hold;
 use aliquot_model::{DeviceKind, DeviceName, Quantity};
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{
@@ -113,6 +114,8 @@ pub struct Request {
     pub allocated_at: Option<Timestamp>,
     /// Since when it is charged, in seconds: its allocation, as far as anything says so.
     pub charged_since: Option<i64>,
+    /// Our entry among its consumers: its GPU instances stay when it is given back.
+    pub hold: Option<Hold>,
 }
 
 /// Why a claim cannot be prepared as it is.
@@ -240,7 +243,15 @@ pub fn decode(
         devices,
         allocated_at: allocation.allocation_timestamp.as_ref().map(|time| time.0),
         charged_since: charged_since(object),
+        hold: hold(object),
     })
+}
+
+/// The controller's entry that keeps a claim without a pod. `reservedFor` is part of the status, which a
+/// tenant has no right to write.
+pub fn hold(object: &ResourceClaim) -> Option<Hold> {
+    let consumers = object.status.as_ref()?.reserved_for.as_deref()?;
+    consumers.iter().find_map(|c| Hold::read(c.api_group.as_deref(), &c.resource, &c.name))
 }
 
 /// When the claim was allocated, in seconds: `allocationTimestamp`, or what our controller wrote into its

@@ -7,13 +7,15 @@
 //!
 //! GPU instances that no claim has are destroyed here too, if nothing can depend on them.
 
-use crate::claim::{ClaimRef, still_allocated};
+use crate::claim::{self, ClaimRef, still_allocated};
 use crate::events::Events;
-use crate::ledger::{Record, State};
+use crate::ledger::{Record, Retention, State};
 use crate::metrics::Metrics;
+use crate::parked;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use aliquot_model::{DeviceName, LiveMig};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{GetParams, ListParams};
@@ -66,8 +68,11 @@ impl std::fmt::Debug for Collector {
 /// What the API says of a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Standing {
-    /// As it was prepared.
-    Allocated,
+    /// As it was prepared, and whether the controller keeps it for its next pod.
+    Allocated {
+        /// See [`claim::hold`].
+        kept: bool,
+    },
     /// Gone, another claim, or allocated otherwise.
     Vanished,
     /// It could not be asked.
@@ -91,14 +96,24 @@ impl Collector {
     }
 
     async fn check_claims(&self, overview: &Overview, since: &mut BTreeMap<String, Instant>) {
-        let settled: Vec<&Record> =
-            overview.ledger.claims.values().filter(|record| record.state != State::Started).collect();
+        let (parked, settled): (Vec<&Record>, Vec<&Record>) = overview
+            .ledger
+            .claims
+            .values()
+            .filter(|record| record.state != State::Started)
+            .partition(|record| record.parked_until().is_some());
+        for record in parked {
+            if parked::review(&self.node, &self.client, &self.driver, record, Timestamp::now()).await {
+                self.changed.notify_one();
+            }
+        }
         for record in &settled {
             let uid = &record.claim.uid;
             match self.standing(record).await {
                 Standing::Unknown => {}
-                Standing::Allocated => {
+                Standing::Allocated { kept } => {
                     since.remove(uid);
+                    self.note_retention(record, kept).await;
                 }
                 Standing::Vanished => {
                     if !since.contains_key(uid) {
@@ -123,6 +138,21 @@ impl Collector {
             if due && self.is_unused(record).await {
                 self.release(&record.claim).await;
             }
+        }
+    }
+
+    /// The controller may have written its entry after the claim was prepared, or taken it back.
+    async fn note_retention(&self, record: &Record, kept: bool) {
+        if kept == (record.retention == Some(Retention::Keep)) {
+            return;
+        }
+        let (node, uid) = (Arc::clone(&self.node), record.claim.uid.clone());
+        match tokio::task::spawn_blocking(move || node.note_retention(&uid, kept)).await {
+            Ok(Ok(())) => self.changed.notify_one(),
+            Ok(Err(error)) => {
+                tracing::warn!(claim.uid = %record.claim.uid, %error, "cannot note whether a claim is kept")
+            }
+            Err(error) => tracing::error!(claim.uid = %record.claim.uid, %error, "noting ended abnormally"),
         }
     }
 
@@ -153,7 +183,7 @@ impl Collector {
             Ok(Ok(object)) => {
                 let same = object.metadata.uid.as_deref() == Some(&record.claim.uid);
                 if same && still_allocated(&object, &self.driver, &record.keys()) {
-                    Standing::Allocated
+                    Standing::Allocated { kept: claim::hold(&object).is_some() }
                 } else {
                     Standing::Vanished
                 }
@@ -188,7 +218,7 @@ impl Collector {
 
     async fn release(&self, claim: &ClaimRef) {
         let (node, uid) = (Arc::clone(&self.node), claim.uid.clone());
-        match tokio::task::spawn_blocking(move || node.unprepare(&uid)).await {
+        match tokio::task::spawn_blocking(move || node.give_up(&uid, Timestamp::now())).await {
             Ok(Ok(_)) => {
                 self.metrics.collected_claims.inc();
                 self.events.node_normal(

@@ -113,7 +113,11 @@ impl Watcher {
             self.metrics.unreadable_gpus.set(count(inventory.unreadable.len()));
         }
         self.metrics.foreign_instances.set(count(overview.foreign.len()));
-        self.metrics.prepared_claims.set(count(overview.ledger.claims.len()));
+        self.metrics
+            .prepared_claims
+            .set(count(overview.ledger.claims.values().filter(|record| !record.is_parked()).count()));
+        let parked = overview.ledger.claims.values().filter(|record| record.is_parked()).count();
+        self.metrics.parked_claims.set(count(parked));
         for kind in DeviceKind::ALL {
             let devices = overview.ledger.claims.values().flat_map(|record| &record.devices);
             let of_kind = devices.filter(|device| device.kind() == Some(kind)).count();

@@ -40,6 +40,20 @@ impl State {
     }
 }
 
+/// What the controller wrote of keeping a claim's devices without a pod. A claim that it says nothing of
+/// gives everything back when the kubelet asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Retention {
+    /// When the kubelet gives the claim back, its GPU instances stay.
+    Keep,
+    /// The kubelet gave it back; only its GPU instances are left.
+    Parked {
+        /// Second of Unix time at which they go, whatever the API says.
+        until: i64,
+    },
+}
+
 /// What a device holds of its GPU, in the checkpoint's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -197,6 +211,9 @@ pub struct Record {
     /// When the kubelet asked first to give it back, in seconds since the epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<i64>,
+    /// Whether it is kept without a pod. An older release takes a parked claim for a prepared one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Retention>,
     /// Whether the kubelet was ever told that it is prepared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
@@ -211,6 +228,30 @@ impl Record {
     /// What identifies its results.
     pub fn keys(&self) -> Vec<ResultKey> {
         self.devices.iter().map(Device::key).collect()
+    }
+
+    /// Until when its GPU instances stay, if only they are left: for its next pod, or because they could
+    /// not be removed yet.
+    pub const fn parked_until(&self) -> Option<i64> {
+        match self.retention {
+            Some(Retention::Parked { until }) => Some(until),
+            _ => None,
+        }
+    }
+
+    /// Whether only its GPU instances are left, for its next pod.
+    pub const fn is_parked(&self) -> bool {
+        self.parked_until().is_some() && matches!(self.state, State::Completed)
+    }
+
+    /// Whether it has GPU instances that were made for it.
+    pub fn has_instances(&self) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::CreatePartition { .. }))
+    }
+
+    /// How far it is, for messages.
+    pub const fn standing(&self) -> &'static str {
+        if self.is_parked() { "kept for its next pod" } else { self.state.as_str() }
     }
 }
 

@@ -27,6 +27,7 @@ pub mod inventory;
 pub mod ledger;
 pub mod metrics;
 pub mod mode;
+pub mod parked;
 pub mod partitioning;
 pub mod plan;
 pub mod prepare;

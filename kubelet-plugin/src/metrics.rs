@@ -78,6 +78,8 @@ pub struct Metrics {
     pub claim_duration: Family<Name, Histogram>,
     /// Claims in the ledger.
     pub prepared_claims: Gauge,
+    /// Claims of which only the GPU instances are left, for their next pod.
+    pub parked_claims: Gauge,
     /// Devices in the ledger by kind.
     pub prepared_devices: Family<Kind, Gauge>,
     /// Claims in the ledger that the API does not know any more.
@@ -124,6 +126,7 @@ impl Default for Metrics {
             claims: Family::default(),
             claim_duration,
             prepared_claims: Gauge::default(),
+            parked_claims: Gauge::default(),
             prepared_devices: Family::default(),
             vanished_claims: Gauge::default(),
             collected_claims: Counter::default(),
@@ -150,6 +153,11 @@ impl Default for Metrics {
             m.claim_duration.clone(),
         );
         registry.register("prepared_claims", "Claims in the ledger", m.prepared_claims.clone());
+        registry.register(
+            "parked_claims",
+            "Claims of which only the GPU instances are left, for their next pod",
+            m.parked_claims.clone(),
+        );
         registry.register("prepared_devices", "Devices in the ledger", m.prepared_devices.clone());
         registry.register(
             "vanished_claims",

@@ -11,11 +11,13 @@
 //! | `Unpreparing` | undone and forgotten; the kubelet's next unprepare succeeds |
 //! | `Completed`, this boot | kept; the same answer is given again |
 //! | `Completed`, earlier boot | kept; the hardware is made again when the kubelet asks |
+//! | `Completed`, parked ([`retain`]) | its instances are kept, everything else is undone again |
 //!
 //! Everything here blocks; callers are on a blocking thread.
 
 mod error;
 mod overview;
+mod retain;
 
 pub use error::{PrepareError, UnprepareError};
 pub use overview::Overview;
@@ -23,7 +25,7 @@ pub use overview::Overview;
 use crate::claim::{ClaimRef, Request, ResultKey};
 use crate::edits;
 use crate::execute::{Machine, StepError};
-use crate::ledger::{Ledger, Record, State};
+use crate::ledger::{Ledger, Record, Retention, State};
 use crate::partitioning::{self, Partitioning};
 use crate::plan::{self, Plan, PlanError, Snapshot, Step};
 use crate::releases::{self, Charge};
@@ -80,6 +82,8 @@ pub struct Node {
     pub lock_timeout: Duration,
     /// Whether releases are recorded for the controller.
     pub report_usage: bool,
+    /// How long GPU instances of a claim that is kept without a pod stay at most; zero: not at all.
+    pub hold_at_most: Duration,
     /// Who makes partitions; set by the publisher.
     pub partitioning: partitioning::Shared,
 }
@@ -113,7 +117,15 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         let boot_id = self.boot_id()?;
         let uid = &request.claim.uid;
-        let prior = ledger.claims.get(uid).cloned();
+        let mut prior = ledger.claims.get(uid).cloned();
+        if let Some(record) = prior.take_if(|record| record.is_parked()) {
+            if record.boot_id == boot_id && same_results(&record.keys(), request) {
+                return self.take_up(&mut locked, &mut ledger, record, request, now);
+            }
+            // Of another boot or allocation: nothing of it is of use.
+            let mut record = record;
+            self.release(&mut locked, &mut ledger, &mut record, &boot_id).map_err(PrepareError::Parked)?;
+        }
         if let Some(record) = &prior {
             let finished = matches!(record.state, State::Completed | State::Lost);
             if finished && !same_results(&record.keys(), request) {
@@ -146,6 +158,7 @@ impl Node {
             indexed_env,
             charge,
             ended: None,
+            retention: request.hold.map(|_| Retention::Keep),
             confirmed: prior.is_some(),
             steps: plan.steps,
             extra: prior.map(|record| record.extra).unwrap_or_default(),
@@ -162,7 +175,10 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         let boot_id = self.boot_id()?;
         match ledger.claims.get(uid).cloned() {
-            Some(record) if record.state == State::Completed && record.boot_id == boot_id => {
+            // For a parked claim the kubelet must ask anew, and the API must say that it is allocated.
+            Some(record)
+                if record.state == State::Completed && record.boot_id == boot_id && !record.is_parked() =>
+            {
                 self.prepare_again(&mut locked, &mut ledger, record).map(Some)
             }
             _ => Ok(None),
@@ -265,7 +281,7 @@ impl Node {
         ledger: &mut Ledger,
         mut record: Record,
     ) -> Result<Vec<Prepared>, PrepareError> {
-        let before = record.clone();
+        let before = ledger.claims.get(&record.claim.uid).cloned();
         for step in record.steps.clone() {
             if self.holds(&record, &step)? {
                 continue;
@@ -276,7 +292,7 @@ impl Node {
                 .map_err(|source| PrepareError::Step { step: step.to_string(), source })?;
         }
         let prepared = self.answer(&record);
-        if record != before {
+        if before.as_ref() != Some(&record) {
             ledger.claims.insert(record.claim.uid.clone(), record);
             locked.save(ledger)?;
         }
@@ -367,8 +383,8 @@ impl Node {
         first.map_or(Ok(()), Err)
     }
 
-    /// Releases a claim from local state alone; the claim object may be gone. Returns whether there was
-    /// anything to release.
+    /// Gives a claim back from local state alone; the claim object may be gone. One that the controller
+    /// keeps for its next pod keeps its GPU instances. Returns whether there was anything to give back.
     ///
     /// # Errors
     /// [`UnprepareError`]; the claim keeps its place in the ledger and can be unprepared again.
@@ -383,12 +399,42 @@ impl Node {
     pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        let Some(mut record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
+        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        if record.is_parked() {
+            self.tidy_parked(&record, &ledger, &boot_id)?;
+        } else if self.keeps(&record, &boot_id) {
+            self.park(&mut locked, &mut ledger, record, &boot_id, now)?;
+        } else {
+            self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
+        }
+        Ok(true)
+    }
+
+    /// Gives a claim back with everything that it has, also what it would keep.
+    ///
+    /// # Errors
+    /// [`UnprepareError`], as [`Self::unprepare`].
+    pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
+        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
+        Ok(true)
+    }
+
+    fn release_at(
+        &self,
+        locked: &mut Locked,
+        ledger: &mut Ledger,
+        mut record: Record,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<(), UnprepareError> {
         // What keeps it from being released now is not the claim's fault: the first time counts.
         record.ended.get_or_insert(now.as_second());
-        self.release(&mut locked, &mut ledger, &mut record, &boot_id)?;
-        Ok(true)
+        self.release(locked, ledger, &mut record, boot_id)
     }
 
     fn release(
@@ -445,6 +491,7 @@ impl Node {
             .filter(|record| matches!(record.state, State::Started | State::Unpreparing))
             .cloned()
             .collect();
+        let parked = self.recover_parked(&mut ledger, &boot_id, &mut recovery);
         for record in half_done {
             let claim = record.claim.clone();
             match self.undo_all(&record, &ledger, &boot_id) {
@@ -455,7 +502,7 @@ impl Node {
                 Err((undo, error)) => recovery.failed.push((claim, format!("cannot {undo}: {error}"))),
             }
         }
-        if !recovery.undone.is_empty() || !recovery.damaged.is_empty() {
+        if parked || !recovery.undone.is_empty() || !recovery.damaged.is_empty() {
             locked.save(&ledger)?;
         }
         if let Err(error) = self.rebalance(&ledger) {

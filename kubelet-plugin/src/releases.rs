@@ -123,7 +123,9 @@ fn held(record: &Record, charge: Charge) -> HeldClaim {
 
 /// What the controller is to know.
 pub(crate) fn spec(ledger: &Ledger) -> NodeUsageSpec {
-    let holds = |record: &&Record| record.confirmed && record.state != State::Unpreparing;
+    // A parked claim is charged by what the API says of it.
+    let holds =
+        |record: &&Record| record.confirmed && record.state != State::Unpreparing && !record.is_parked();
     let records = ledger.claims.values().filter(holds);
     NodeUsageSpec {
         ledger: ledger.releases.ledger.clone(),
@@ -147,6 +149,7 @@ mod tests {
             indexed_env: false,
             charge: Some(Charge { micro_gpus: MicroGpus::WHOLE, since: 5 }),
             ended,
+            retention: None,
             confirmed: true,
             steps: Vec::new(),
             extra: BTreeMap::new(),

@@ -16,7 +16,7 @@ use crate::http::{self, Readiness};
 use crate::inventory::Watcher;
 use crate::metrics::Metrics;
 use crate::mode::Waits;
-use crate::prepare::{Node, Overview, Recovery};
+use crate::prepare::{Node, Overview, Recovery, UnprepareError};
 use crate::publish::{Publisher, Settings};
 use crate::registration::{Registered, Registrar};
 use crate::report::Reporter;
@@ -153,14 +153,19 @@ async fn arbitrate(shares: PathBuf, cancel: CancellationToken) {
 async fn say_farewell(node: Arc<Node>, cancel: CancellationToken) {
     loop {
         let worker = Arc::clone(&node);
-        match tokio::task::spawn_blocking(move || worker.is_idle()).await {
+        let look = move || {
+            worker.release_all_parked()?;
+            worker.is_idle().map_err(Into::into)
+        };
+        let looked: Result<Result<bool, UnprepareError>, _> = tokio::task::spawn_blocking(look).await;
+        match looked {
             Ok(Ok(true)) => {
                 tracing::info!("the last claim is gone");
                 cancel.cancel();
                 return;
             }
             Ok(Ok(false)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "cannot read the ledger, trying again"),
+            Ok(Err(error)) => tracing::warn!(%error, "not over yet, trying again"),
             Err(error) => tracing::warn!(%error, "reading the ledger ended abnormally, trying again"),
         }
         tokio::select! {
@@ -264,6 +269,8 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
         slots: args.slots,
         lock_timeout: args.lock_timeout,
         report_usage: args.report_usage,
+        // What is left at a farewell is for nobody.
+        hold_at_most: if args.farewell { Duration::ZERO } else { args.hold_at_most },
         partitioning: partitioning::Shared::default(),
     }
 }

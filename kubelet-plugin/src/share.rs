@@ -110,7 +110,8 @@ fn leftover(promised: u64) -> u8 {
 /// If a file cannot be replaced.
 pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
     let all = || {
-        let prepared = ledger.claims.values().filter(|record| record.state == State::Completed);
+        let prepared =
+            ledger.claims.values().filter(|record| record.state == State::Completed && !record.is_parked());
         prepared
             .flat_map(|record| &record.devices)
             .filter_map(|device| Some((device, device.share.as_ref()?)))

@@ -12,7 +12,7 @@ pub fn measure(metrics: &Metrics, shares: &Path, ledger: &Ledger) {
     metrics.share_quota.clear();
     metrics.share_used.clear();
     metrics.share_refused.clear();
-    for record in ledger.claims.values() {
+    for record in ledger.claims.values().filter(|record| !record.is_parked()) {
         for (device, share) in record.devices.iter().filter_map(|d| Some((d, d.share.as_ref()?))) {
             let labels = ShareLabels {
                 namespace: record.claim.namespace.clone(),

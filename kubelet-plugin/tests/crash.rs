@@ -11,18 +11,15 @@
 mod common;
 
 use aliquot_kubelet_plugin::claim::Request;
-use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::ledger::State;
 use aliquot_kubelet_plugin::prepare::{Node, Prepared};
 use aliquot_model::usage::NodeUsageStatus;
 use aliquot_nvml::NvmlCode;
-use aliquot_nvml::fake::{FUNCTIONS, FakeGpus, FaultKind, Killed, a100_40, h100_80};
+use aliquot_nvml::fake::{FUNCTIONS, FakeGpus, FaultKind, a100_40, h100_80};
+use common::kill::{killer, until_killed};
 use common::{World, now, request};
 use jiff::Timestamp;
 use rstest::rstest;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
 
 /// A claim of every kind of step: mode, two partitions, a share, a whole GPU.
 fn wanted() -> Request {
@@ -39,36 +36,6 @@ fn wanted() -> Request {
 
 fn world() -> World {
     World::new(FakeGpus::new([h100_80(0), h100_80(1), h100_80(2)]))
-}
-
-/// Panics at the n-th point it passes, as a kill would end the process there.
-fn killer(at: usize) -> (Probe, Arc<AtomicUsize>) {
-    let passed = Arc::new(AtomicUsize::new(0));
-    let counter = Arc::clone(&passed);
-    let probe = Probe::new(move |_| {
-        if counter.fetch_add(1, Ordering::SeqCst) + 1 == at {
-            std::panic::panic_any(Killed);
-        }
-    });
-    (probe, passed)
-}
-
-/// Runs until killed; `None` when it was. Only simulated deaths are quiet.
-fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let loud = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !info.payload().is::<Killed>() {
-                loud(info);
-            }
-        }));
-    });
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(value) => Some(value),
-        Err(death) if death.is::<Killed>() => None,
-        Err(other) => std::panic::resume_unwind(other),
-    }
 }
 
 fn ids(prepared: &[Prepared]) -> Vec<Vec<String>> {

@@ -10,6 +10,7 @@
 pub mod config;
 pub mod device;
 pub mod gpu;
+pub mod hold;
 pub mod layout;
 pub mod names;
 pub mod placement;

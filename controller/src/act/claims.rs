@@ -2,7 +2,7 @@
 
 use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::decide::Plan;
-use crate::hold::{Hold, is_hold};
+use crate::hold::{self, Hold, is_hold};
 use crate::index::{FINGERPRINT, ObjectKey, fingerprint_of};
 use aliquot_model::names::CLAIM_FINALIZER;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
@@ -100,7 +100,7 @@ impl Writer {
         until: i64,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let consumer = Hold::Until(until).consumer(&plan.pod_uid);
+        let consumer = hold::consumer(Hold::Until(until), &plan.pod_uid);
         self.write_drafts(plan, allocations, claims, &consumer, outcome).await
     }
 
@@ -159,7 +159,7 @@ impl Writer {
         let before = reserved_for(&claim);
         let uid = claim.metadata.uid.clone().unwrap_or_default();
         let others = before.iter().filter(|consumer| !is_hold(consumer)).cloned();
-        let after: Vec<_> = others.chain(hold.map(|hold| hold.consumer(&uid))).collect();
+        let after: Vec<_> = others.chain(hold.map(|hold| hold::consumer(hold, &uid))).collect();
         // kube-controller-manager may have cleared it in between; nothing may be added while it is deleted.
         let pointless =
             hold.is_some() && (allocation(&claim).is_none() || claim.metadata.deletion_timestamp.is_some());

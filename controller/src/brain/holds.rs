@@ -306,7 +306,7 @@ fn facts(claim: &Claim) -> hold::Claim {
         deleting: claim.deleting,
         generated: claim.owner_pod.is_some(),
         allocated: claim.allocation.as_ref().map(|allocation| ByUs(allocation.by_us)),
-        hold: claim.reserved_for.iter().find_map(Hold::read),
+        hold: claim.reserved_for.iter().find_map(hold::read),
         consumers: claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer)).count(),
     }
 }

@@ -147,7 +147,7 @@ fn a_pod_that_uses_a_claim_with_others_stays() {
     let mut world = halves([false, true]);
     let key = ObjectKey::new("default", "d");
     let mut reserved = world.index.claim(&key).expect("a claim").reserved_for.clone();
-    reserved.push(crate::hold::Hold::InUse.consumer("uid-d"));
+    reserved.push(crate::hold::consumer(crate::hold::Hold::InUse, "uid-d"));
     world.index.replace_consumers(&key, reserved);
     assert!(outlined(&mut world, Terms::default()).steps.is_empty());
 }

@@ -91,18 +91,18 @@ fn what_is_not_understood_is_named_and_counts_as_not_said() {
 #[test]
 fn entries_are_read_as_they_were_written_and_pods_are_none() {
     for hold in [Hold::InUse, Hold::Until(1_763_740_000)] {
-        assert_eq!(Hold::read(&hold.consumer("u")), Some(hold));
+        assert_eq!(read(&consumer(hold, "u")), Some(hold));
     }
-    let mut broken = Hold::InUse.consumer("u");
+    let mut broken = consumer(Hold::InUse, "u");
     broken.name = "until-tomorrow".to_owned();
-    assert_eq!(Hold::read(&broken), Some(Hold::Until(0)));
+    assert_eq!(read(&broken), Some(Hold::Until(0)));
     let pod = ResourceClaimConsumerReference {
         api_group: None,
         resource: "pods".into(),
         name: "in-use".into(),
         uid: "u".into(),
     };
-    assert_eq!(Hold::read(&pod), None);
+    assert_eq!(read(&pod), None);
 }
 
 proptest! {

@@ -9,7 +9,7 @@ use anyhow::{Result, ensure};
 use std::time::Duration;
 
 /// Kills the agent and waits until its container runs again.
-async fn kill(cluster: &Cluster) -> Result<()> {
+pub(crate) async fn kill(cluster: &Cluster) -> Result<()> {
     let old = process::agent()?;
     old.kill()?;
     cluster

@@ -4,9 +4,10 @@ use crate::support::on_cluster;
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::command;
 use aliquot_e2e::look::device_names;
-use aliquot_e2e::objects;
+use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use std::time::Duration;
 
 const NAMESPACE: &str = "retain";
 const CLAIM: &str = "notebook";
@@ -76,6 +77,50 @@ fn a_retained_claim_that_is_deleted_goes_at_once() -> Result<()> {
         cluster.create(&[objects::immediate(claim)])?;
         kept(cluster, &namespace).await?;
         cluster.kubectl(&["-n", &namespace, "delete", "resourceclaim", CLAIM, "--timeout=30s"])?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_retained_claims_gpu_instance_waits_for_its_next_pod_over_a_kill_of_the_agent() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("instance").await?;
+        let request = objects::partition_of("gpu", "3g.40gb", "H100");
+        let claim = objects::claim(&namespace, CLAIM, std::slice::from_ref(&request));
+        let pod = |name: &str| PodManifest::of_claim(&namespace, name, CLAIM).build();
+        cluster.create(&[objects::retained(claim), pod("first")])?;
+        let first = cluster.report(&namespace, "first", "main").await?.uuids;
+        let instances = cluster.gpu_instances()?;
+        ensure!(first.len() == 1 && instances.len() == 1, "{first:?} {instances:?}");
+        cluster.delete_pod(&namespace, "first").await?;
+        cluster.pod_gone(&namespace, "first").await?;
+        kept(cluster, &namespace).await?;
+        ensure!(cluster.cdi_specs()?.is_empty(), "nothing but the instance is left");
+        // The agent's next process finds it, knows whose it is, and leaves it.
+        crate::agent::kill(cluster).await?;
+        cluster
+            .holds_for(Duration::from_secs(12), || async {
+                let left = cluster.gpu_instances()?;
+                ensure!(left == instances, "it went or was made anew: {left:?}");
+                Ok(())
+            })
+            .await?;
+        cluster.create(&[pod("second")])?;
+        let second = cluster.report(&namespace, "second", "main").await?.uuids;
+        ensure!(second == first, "the same MIG device: {first:?}, {second:?}");
+        ensure!(cluster.gpu_instances()? == instances);
+        cluster.delete_pod(&namespace, "second").await?;
+        cluster.pod_gone(&namespace, "second").await?;
+        let kubeconfig = cluster.setting("KUBECONFIG")?;
+        command::run(
+            cluster.program("aliquot"),
+            &["release", CLAIM, "-n", &namespace, "--kubeconfig", kubeconfig],
+        )?;
+        cluster
+            .wait_for("the instance to go", || async {
+                Ok(cluster.gpu_instances()?.is_empty().then_some(()))
+            })
+            .await?;
         cluster.delete_namespace(&namespace).await
     })
 }

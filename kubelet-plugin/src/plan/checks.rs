@@ -26,7 +26,7 @@ pub(super) fn refuse_conflicts(
             gpu: device.gpu.clone(),
             other: Box::new(record.claim.clone()),
             other_device: other.device.clone(),
-            state: record.state.as_str(),
+            state: record.standing(),
         }),
     }
 }

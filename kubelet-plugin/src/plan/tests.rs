@@ -45,6 +45,7 @@ impl World {
             indexed_env: false,
             charge: None,
             ended: None,
+            retention: None,
             confirmed: true,
             steps: plan.steps,
             extra: Default::default(),

@@ -51,6 +51,9 @@ pub enum PrepareError {
         /// Devices that are prepared.
         prepared: String,
     },
+    /// What the claim kept of an earlier allocation or boot cannot be removed.
+    #[error("cannot clean up what the claim kept without a pod: {0}")]
+    Parked(UnprepareError),
     /// The boot cannot be told.
     #[error("cannot read {}: {source}", path.display())]
     BootId {

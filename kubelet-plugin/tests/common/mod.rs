@@ -9,6 +9,7 @@
 )]
 
 pub mod cluster;
+pub mod kill;
 
 use aliquot_cdi::SpecDir;
 use aliquot_kubelet_plugin::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
@@ -146,6 +147,7 @@ impl World {
             slots: 10,
             lock_timeout: Duration::from_millis(500),
             report_usage: true,
+            hold_at_most: Duration::from_secs(3600),
             partitioning: Shared::new(Partitioning::OnDemand),
         }
     }
@@ -236,5 +238,6 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         devices: devices.collect(),
         allocated_at: None,
         charged_since: None,
+        hold: None,
     }
 }
