@@ -3,8 +3,9 @@
 use aliquot_controller::index::{Index, TaintRule};
 use aliquot_controller::watch::find_taint_rules;
 use anyhow::{Context, Result};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::Client;
 use kube::api::{Api, DynamicObject, ListParams};
 use serde::de::DeserializeOwned;
@@ -23,6 +24,10 @@ pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Index> {
     index.reset_nodes(&all::<Node>(client).await?);
     index.reset_claims(&all::<ResourceClaim>(client).await?);
     index.reset_pods(&all::<Pod>(client).await?);
+    index.reset_namespaces(&all::<Namespace>(client).await?);
+    index.reset_volume_claims(&all::<PersistentVolumeClaim>(client).await?);
+    index.reset_volumes(&all::<PersistentVolume>(client).await?);
+    index.reset_storage_classes(&all::<StorageClass>(client).await?);
     if let Some(resource) = find_taint_rules(client).await? {
         let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
         let rules = api.list(&ListParams::default()).await.context("DeviceTaintRules")?.items;

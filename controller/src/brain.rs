@@ -14,9 +14,11 @@ mod quotas;
 mod reports;
 mod stranded;
 mod substitutes;
+mod surroundings;
 
 pub use compaction::Compacting;
 pub use reports::{Regarding, Report, reasons};
+pub use surroundings::Surrounding;
 
 use crate::act::{Job, Kept, Outcome};
 use crate::budget::{Action, Book};
@@ -56,6 +58,8 @@ pub enum Input {
     Pod(Seen<ApiPod>),
     /// Nodes.
     Node(Seen<Node>),
+    /// Namespaces and volumes.
+    Around(Surrounding),
     /// DeviceTaintRules: name and rule, `None` for one that selects by what we do not know.
     TaintRule(Seen<(String, Option<TaintRule>)>),
     /// GpuQuotas.
@@ -110,6 +114,8 @@ pub struct Settings {
     pub place_held: Duration,
     /// Whether DeviceTaintRules are watched, so that deciding waits for them.
     pub taint_rules: bool,
+    /// Whether namespaces and volumes are watched.
+    pub surroundings: bool,
     /// Whether GpuQuotas are watched and kept.
     pub quotas: bool,
     /// Whether budgets are watched and kept.
@@ -132,6 +138,7 @@ impl Default for Settings {
             settled: Duration::from_secs(10),
             place_held: Duration::from_secs(120),
             taint_rules: false,
+            surroundings: false,
             quotas: false,
             budgets: false,
         }
@@ -249,7 +256,8 @@ impl Core {
         ];
         let needed = ["slices", "classes", "claims", "pods", "nodes"];
         let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
-        needed.into_iter().chain(optional).all(|kind| self.synced.contains(kind))
+        let around = surroundings::KINDS.into_iter().filter(|_| self.settings.surroundings);
+        needed.into_iter().chain(optional).chain(around).all(|kind| self.synced.contains(kind))
     }
 
     /// Takes something in that happened.
@@ -287,6 +295,7 @@ impl Core {
                 self.acknowledge_hand_overs();
                 change
             }
+            Input::Around(seen) => self.surrounding(seen),
             Input::TaintRule(seen) => match seen {
                 Seen::Apply(rule) => self.index.apply_taint_rule(&rule.0, rule.1),
                 Seen::Delete(rule) => self.index.delete_taint_rule(&rule.0),

@@ -2,11 +2,12 @@
 //!
 //! All claims of a pod are decided jointly: a node and, on it, devices. The order of reading:
 //! [`ask`] turns claims into requests with their classes looked up, [`fit`] says whether the pod
-//! itself can be on a node, [`search`] finds devices on one node, [`policy`] ranks, [`result`]
+//! itself can be on a node, `company` and `volumes` whether the pods around and its volumes let it be there, [`search`] finds devices on one node, [`policy`] ranks, [`result`]
 //! writes the allocation down as the API wants it.
 
 pub mod ask;
 pub mod capacity;
+mod company;
 pub mod fit;
 pub mod matcher;
 pub mod overlap;
@@ -17,6 +18,7 @@ pub mod result;
 pub mod search;
 mod shortlist;
 mod stage;
+mod volumes;
 
 pub use matcher::Matcher;
 pub use plan::Plan;
@@ -27,11 +29,13 @@ pub use stage::{Situation, Stage};
 
 use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Pool, Resolution};
 use ask::Ask;
+use company::Around;
 use policy::Score;
 use search::{Failure, Solution};
 use shortlist::Shortlist;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use volumes::Volumes;
 
 /// What the administrator chose.
 #[derive(Debug, Clone, Copy, Default)]
@@ -134,8 +138,10 @@ pub fn decide_in(
         Ok(pinned) => pinned,
         Err(rejection) => return Decision::Rejected(rejection),
     };
-    let inputs =
-        Inputs { index, pod, asks: &asks, pinned: &pinned, situation, options, owner: Owner::Controller };
+    let (asks, pinned) = (&asks, &pinned);
+    let (around, volumes) = (Around::new(index, pod, situation), Volumes::new(index, pod));
+    let owner = Owner::Controller;
+    let inputs = Inputs { index, pod, asks, pinned, situation, options, owner, around, volumes };
     match choose(&inputs, matcher, expired) {
         Choice::Node(best) => Decision::Placed(Box::new(Plan {
             pod: pod.key.clone(),
@@ -185,9 +191,10 @@ pub fn place_as_asked(
         asks.push(ask);
     }
     let free = Pod { node: None, nominated: None, ..pod.clone() };
-    let pinned = Pinned::default();
+    let (asks, pinned, pod) = (&asks, &Pinned::default(), &free);
+    let (around, volumes) = (Around::new(index, pod, situation), Volumes::new(index, pod));
     let owner = Owner::Controller;
-    let inputs = Inputs { index, pod: &free, asks: &asks, pinned: &pinned, situation, options, owner };
+    let inputs = Inputs { index, pod, asks, pinned, situation, options, owner, around, volumes };
     let Choice::Node(best) = choose(&inputs, matcher, expired) else { return None };
     Some(Plan {
         pod: pod.key.clone(),
@@ -270,9 +277,18 @@ fn undoable(pod: &Pod, claims: &[&Claim]) -> Vec<ObjectKey> {
 
 struct Best {
     node: Arc<str>,
+    /// See [`fit::dislike`].
+    dislike: i64,
     score: Score,
     /// `None` when an equal node was searched in its place.
     solution: Option<Solution>,
+}
+
+impl Best {
+    /// Smaller is better: what the user likes of devices, then of nodes, then what the policy says.
+    fn rank(&self) -> (usize, i64, Score, &Arc<str>) {
+        (self.score.alternatives, self.dislike, self.score, &self.node)
+    }
 }
 
 enum Choice {
@@ -298,6 +314,9 @@ struct Inputs<'a> {
     situation: &'a Situation,
     options: Options,
     owner: Owner,
+    /// The pods around, where they matter.
+    around: Option<Around<'a>>,
+    volumes: Option<Volumes<'a>>,
 }
 
 /// Steps after which a node is put aside until the others were looked at: one hard node must not
@@ -354,20 +373,29 @@ fn choose_of_shortlist(
     let mut known = Some(Known::new());
     let mut best: Option<Best> = None;
     let mut found = 0;
-    let wanted = if list.is_exact() { 1 } else { TRIED };
-    let ranked: Vec<&Arc<str>> = if list.is_exact() {
+    // Which node a pod likes is not told from GPUs: it sees them all.
+    let picky = !inputs.pod.needs.preferred.is_empty();
+    let exact = list.is_exact() && !picky;
+    let wanted = if picky {
+        usize::MAX
+    } else if exact {
+        1
+    } else {
+        TRIED
+    };
+    let ranked: Vec<&Arc<str>> = if exact {
         list.ranked().into_iter().filter_map(|pool| list.node(pool)).collect()
     } else {
         Vec::new()
     };
     let odd: BTreeSet<&Arc<str>> = inputs.index.fleet().odd().iter().chain(list.staged()).collect();
-    let rest = list.possible().filter(|_| !list.is_exact());
+    let rest = list.possible().filter(|_| !exact);
     let ranked = ranked.into_iter().filter(|node| !odd.contains(node));
     for node in odd.iter().copied().chain(ranked).chain(rest) {
         match consider(inputs, matcher, node, &mut known, STEPS_AT_FIRST, expired) {
             Verdict::Fits(new) => {
                 found += usize::from(!odd.contains(node));
-                if best.as_ref().is_none_or(|best| (&new.score, &new.node) < (&best.score, &best.node)) {
+                if best.as_ref().is_none_or(|best| new.rank() < best.rank()) {
                     best = Some(new);
                 }
                 if found >= wanted {
@@ -432,8 +460,7 @@ fn choose_among<'n>(
     let mut best: Option<Best> = None;
     let mut hard = Vec::new();
     let mut improve = |found: Best| {
-        let better = best.as_ref().is_none_or(|best| (&found.score, &found.node) < (&best.score, &best.node));
-        if better {
+        if best.as_ref().is_none_or(|best| found.rank() < best.rank()) {
             best = Some(found);
         }
     };
@@ -521,6 +548,7 @@ fn consider(
     expired: &mut dyn FnMut() -> bool,
 ) -> Verdict {
     let Inputs { index, pod, pinned, situation, .. } = *inputs;
+    let mut dislike = 0;
     if let Some(reason) = situation.left_out.get(name) {
         return Verdict::No(NodeReason::LeftOut(reason.clone()));
     }
@@ -534,6 +562,12 @@ fn consider(
         if let Err(reason) = fit::fits(index, name, node, pod) {
             return Verdict::No(NodeReason::Pod(reason));
         }
+        let around = inputs.around.as_ref().map_or(Ok(()), |around| around.check(node));
+        let volumes = || inputs.volumes.as_ref().map_or(Ok(()), |volumes| volumes.check(name, node));
+        if let Err(reason) = around.and_then(|()| volumes()) {
+            return Verdict::No(NodeReason::Pod(reason));
+        }
+        dislike = fit::dislike(&pod.needs, name, node);
         let selected = pinned.selectors.iter().all(|allocation| {
             allocation.selector.as_ref().is_none_or(|s| fit::selector_matches(s, name, &node.labels))
         });
@@ -547,19 +581,23 @@ fn consider(
     if let (Some(known), Some(kind)) = (&known, kind)
         && let Some(outcome) = known.get(&kind)
     {
-        return verdict(name, outcome.clone().map(|score| (score, None)));
+        return verdict(name, dislike, outcome.clone().map(|score| (score, None)));
     }
     let outcome = search_on(inputs, matcher, name, steps, expired);
     if let (Some(known), Some(kind)) = (known, kind) {
         let outcome = outcome.as_ref().map(|solution| solution.score).map_err(Clone::clone);
         known.insert(kind, outcome);
     }
-    verdict(name, outcome.map(|solution| (solution.score, Some(solution))))
+    verdict(name, dislike, outcome.map(|solution| (solution.score, Some(solution))))
 }
 
-fn verdict(node: &Arc<str>, outcome: Result<(Score, Option<Solution>), Failure>) -> Verdict {
+fn verdict(
+    node: &Arc<str>,
+    dislike: i64,
+    outcome: Result<(Score, Option<Solution>), Failure>,
+) -> Verdict {
     match outcome {
-        Ok((score, solution)) => Verdict::Fits(Best { node: node.clone(), score, solution }),
+        Ok((score, solution)) => Verdict::Fits(Best { node: node.clone(), dislike, score, solution }),
         Err(Failure::Devices(reason)) => Verdict::No(NodeReason::Devices(reason)),
         Err(Failure::OutOfTime) => Verdict::OutOfTime,
         Err(Failure::Rejected(rejection)) => Verdict::Rejected(rejection),

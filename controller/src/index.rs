@@ -6,25 +6,31 @@
 
 mod claims;
 mod classes;
+mod company;
 mod convert;
 mod device;
 mod fleet;
 mod intern;
+mod labels;
 mod node;
 mod pod;
 mod pool;
+mod storage;
 mod taints;
 mod usage;
 
 pub(crate) use claims::key_of;
 pub use claims::{Allocation, Assumption, Claim, FINGERPRINT, Held, fingerprint, fingerprint_of};
 pub use classes::Class;
+pub use company::{Company, Spread, Term};
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
 pub use fleet::{Board, Fleet, GpuState, Make, Place, Row};
 pub use intern::{Interner, Pooled, Sym, Table};
-pub use node::{ACKNOWLEDGED, GOING_BACK, Node, resources_of};
+pub use labels::{Labels, Selector};
+pub use node::{ACKNOWLEDGED, GOING_BACK, HostPort, Node, resources_of};
 pub use pod::{ClaimSource, Pod, PodClaim, PodNeeds, Resolution};
 pub use pool::{Column, CounterSet, Fixed, Gpu, Layout, Owners, Pool, PoolState};
+pub use storage::{PodVolume, StorageClass, Volume, VolumeClaim};
 pub use taints::{TaintRule, tolerated};
 pub(crate) use usage::gpu_of_name;
 pub use usage::{Conflict, Holder, Usage};
@@ -110,6 +116,8 @@ pub struct Index {
     accounted: HashMap<Uid, node::Accounted>,
     nodes: HashMap<Arc<str>, Node>,
     taint_rules: HashMap<Arc<str>, TaintRule>,
+    companies: company::Companies,
+    storage: storage::Storage,
     fleet: Fleet,
 }
 
@@ -140,6 +148,8 @@ impl Index {
             accounted: HashMap::new(),
             nodes: HashMap::new(),
             taint_rules: HashMap::new(),
+            companies: company::Companies::default(),
+            storage: storage::Storage::default(),
             fleet: Fleet::default(),
         }
     }
@@ -210,6 +220,11 @@ impl Index {
     /// A node.
     pub fn node(&self, name: &str) -> Option<&Node> {
         self.nodes.get(name)
+    }
+
+    /// Nodes that are in the cluster.
+    pub fn nodes(&self) -> impl Iterator<Item = (&Arc<str>, &Node)> {
+        self.nodes.iter().filter(|(_, node)| node.known)
     }
 
     /// A DeviceClass.

@@ -1,12 +1,13 @@
 //! Watches: each kind's objects as inputs, lists as resets.
 
-use crate::brain::{Input, Seen};
+use crate::brain::{Input, Seen, Surrounding};
 use crate::budget::kinds;
 use crate::govern::GpuQuota;
 use crate::index::TaintRule;
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::GroupVersionKind;
 use kube::runtime::utils::Backoff;
@@ -64,6 +65,14 @@ pub fn start(
     tasks.spawn(follow(Api::<ResourceClaim>::all(client.clone()), all(), to.clone(), Input::Claim));
     tasks.spawn(follow(Api::<Pod>::all(client.clone()), all(), to.clone(), Input::Pod));
     tasks.spawn(follow(Api::<Node>::all(client.clone()), all(), to.clone(), Input::Node));
+    let namespaces = Api::<Namespace>::all(client.clone());
+    tasks.spawn(follow(namespaces, all(), to.clone(), |seen| Input::Around(Surrounding::Namespace(seen))));
+    let claims = Api::<PersistentVolumeClaim>::all(client.clone());
+    tasks.spawn(follow(claims, all(), to.clone(), |seen| Input::Around(Surrounding::VolumeClaim(seen))));
+    let volumes = Api::<PersistentVolume>::all(client.clone());
+    tasks.spawn(follow(volumes, all(), to.clone(), |seen| Input::Around(Surrounding::Volume(seen))));
+    let classes = Api::<StorageClass>::all(client.clone());
+    tasks.spawn(follow(classes, all(), to.clone(), |seen| Input::Around(Surrounding::StorageClass(seen))));
     if quotas {
         tasks.spawn(follow(Api::<GpuQuota>::all(client.clone()), all(), to.clone(), Input::Quota));
     }

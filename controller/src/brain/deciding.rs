@@ -74,10 +74,14 @@ impl Core {
     }
 
     pub(super) fn left_out(&self, pod: &Pod, now: Instant) -> LeftOut {
+        let because = match &pod.unschedulable_because {
+            Some(said) => format!(", the last time: {said}"),
+            None => String::new(),
+        };
         self.given_back
             .iter()
             .filter(|((uid, _), given)| *uid == pod.uid && given.times > 1 && given.until > now)
-            .map(|((_, node), given)| (node.clone(), format!("{} times", given.times)))
+            .map(|((_, node), given)| (node.clone(), format!("{} times{because}", given.times)))
             .collect()
     }
 

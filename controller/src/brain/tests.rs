@@ -319,6 +319,25 @@ fn a_node_that_is_given_back_again_and_again_is_left_out() {
         world.handle(Input::Claim(Seen::Apply(Box::new(back))));
     }
     assert_eq!(nodes, ["n1", "n1", "n2"]);
+    // With nowhere else to go, the reason that kube-scheduler gave is told.
+    world.claim("rest", &gpu());
+    world.pod("rest", &["rest"], |_| {});
+    let said = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                       "message": "0/2 nodes are available: 2 node(s) had a feeling."}]);
+    world.pod("a", &["a"], |pod| {
+        pod.spec.as_mut().expect("a spec").scheduling_gates = None;
+        pod.spec.as_mut().expect("a spec").node_selector =
+            Some([("kubernetes.io/hostname".to_owned(), "n1".to_owned())].into());
+        pod.status.get_or_insert_default().conditions = serde_json::from_value(said).ok();
+    });
+    world.now += Duration::from_secs(5);
+    world.work();
+    let told = world.reports.iter().filter(|report| report.reason == reasons::DOES_NOT_FIT);
+    let notes: Vec<&str> = told.map(|report| report.note.as_str()).collect();
+    assert!(
+        notes.iter().any(|note| note.contains("were given back by kube-scheduler (2 times, the last time: 0/2 nodes")),
+        "{notes:?}"
+    );
 }
 
 #[test]

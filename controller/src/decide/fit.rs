@@ -1,7 +1,7 @@
 //! Whether the pod itself can be on a node: what kube-scheduler will check after us. An allocation
 //! on a node that it refuses would be thrown away.
 
-use crate::index::{Index, Node, Pod, PodNeeds};
+use crate::index::{HostPort, Index, Node, ObjectKey, Pod, PodNeeds};
 use crate::quantity::Quantity;
 use k8s_openapi::api::core::v1::{
     NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Taint, Toleration,
@@ -29,6 +29,66 @@ pub enum NotOnNode {
     Insufficient(Arc<str>),
     /// As many pods as it takes.
     TooManyPods,
+    /// A port of the node that another pod has.
+    Port(i32),
+    /// Without the label that affinity, anti-affinity or spread are about.
+    NoLabel(Arc<str>),
+    /// Without the pods that its affinity asks for.
+    NotNear,
+    /// With pods that its anti-affinity is about.
+    TooNear,
+    /// With pods whose anti-affinity is about it.
+    KeptAway,
+    /// More pods in the place than a spread constraint lets be; the constraint's label.
+    Spread(Arc<str>),
+    /// A volume.
+    Volume(NoVolume),
+}
+
+/// Why a pod's volumes cannot be on a node.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoVolume {
+    /// No such PersistentVolumeClaim.
+    NoClaim(ObjectKey),
+    /// It is being deleted.
+    Deleting(ObjectKey),
+    /// It was not made for this pod.
+    OfAnother(ObjectKey),
+    /// It is bound before anybody looks where the pod will be, and is not yet.
+    NotBound(ObjectKey),
+    /// It is bound to a volume that does not exist.
+    NoVolume(ObjectKey),
+    /// Its volume is elsewhere.
+    Elsewhere(ObjectKey),
+    /// No volume can be bound or made for it there.
+    NoneToBind(ObjectKey),
+}
+
+impl fmt::Display for NoVolume {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoClaim(claim) => {
+                write!(f, "cannot be judged: PersistentVolumeClaim {claim} does not exist; create it")
+            }
+            Self::Deleting(claim) => {
+                write!(f, "cannot be used: PersistentVolumeClaim {claim} is being deleted; make it anew")
+            }
+            Self::OfAnother(claim) => write!(
+                f,
+                "cannot be used: PersistentVolumeClaim {claim} was not made for this pod; rename the pod or the claim"
+            ),
+            Self::NotBound(claim) => {
+                write!(f, "have to wait until PersistentVolumeClaim {claim} is bound")
+            }
+            Self::NoVolume(claim) => {
+                write!(f, "cannot be judged: the volume of PersistentVolumeClaim {claim} does not exist")
+            }
+            Self::Elsewhere(claim) => write!(f, "do not reach the volume of PersistentVolumeClaim {claim}"),
+            Self::NoneToBind(claim) => {
+                write!(f, "have no volume for PersistentVolumeClaim {claim}, and none can be made there")
+            }
+        }
+    }
 }
 
 impl fmt::Display for NotOnNode {
@@ -39,6 +99,15 @@ impl fmt::Display for NotOnNode {
             Self::Selector => f.write_str("do not match the pod's node selector or affinity"),
             Self::Insufficient(resource) => write!(f, "have too little {resource}"),
             Self::TooManyPods => f.write_str("have as many pods as they take"),
+            Self::Port(port) => write!(f, "have a pod on host port {port}"),
+            Self::NoLabel(label) => {
+                write!(f, "lack the label {label} of the pod's affinity or spread constraints")
+            }
+            Self::NotNear => f.write_str("do not match the pod's affinity to other pods"),
+            Self::TooNear => f.write_str("do not match the pod's anti-affinity to other pods"),
+            Self::KeptAway => f.write_str("have pods whose anti-affinity keeps this one away"),
+            Self::Spread(label) => write!(f, "would break the pod's spread over {label}"),
+            Self::Volume(reason) => reason.fmt(f),
         }
     }
 }
@@ -49,8 +118,7 @@ pub fn fits(index: &Index, name: &str, node: &Node, pod: &Pod) -> Result<(), Not
     if node.unschedulable && !tolerates(&needs.tolerations, UNSCHEDULABLE, "", "NoSchedule") {
         return Err(NotOnNode::Unschedulable);
     }
-    let matters = |taint: &&Taint| !needs.unknown || taint.key.starts_with(STATE_OF_NODE);
-    if let Some(taint) = node.taints.iter().filter(matters).find(|t| repels(t, &needs.tolerations)) {
+    if let Some(taint) = untolerated(node, needs) {
         let value = taint.value.as_deref().unwrap_or("");
         return Err(NotOnNode::Taint(format!("{}={}:{}", taint.key, value, taint.effect)));
     }
@@ -63,6 +131,12 @@ pub fn fits(index: &Index, name: &str, node: &Node, pod: &Pod) -> Result<(), Not
         && Quantity::from_u64(node.pods.saturating_sub(own_pod).saturating_add(1)) > *most
     {
         return Err(NotOnNode::TooManyPods);
+    }
+    for port in needs.ports.iter().filter(|_| !node.ports.is_empty()) {
+        let own = |other: &HostPort| counted_here && needs.ports.contains(other);
+        if node.ports.iter().any(|(other, count)| other.excludes(port) && (*count > 1 || !own(other))) {
+            return Err(NotOnNode::Port(port.port));
+        }
     }
     for (resource, wanted) in &needs.requests {
         if *wanted == Quantity::ZERO || is_claimed(index, resource) {
@@ -83,6 +157,19 @@ fn is_claimed(index: &Index, resource: &str) -> bool {
     resource.starts_with(IMPLICIT_EXTENDED)
         || (resource.contains('/')
             && index.classes().any(|class| class.extended_resource.as_deref() == Some(resource)))
+}
+
+/// A taint that keeps the pod away.
+pub(super) fn untolerated<'n>(node: &'n Node, needs: &PodNeeds) -> Option<&'n Taint> {
+    let matters = |taint: &&Taint| !needs.unknown || taint.key.starts_with(STATE_OF_NODE);
+    node.taints.iter().filter(matters).find(|taint| repels(taint, &needs.tolerations))
+}
+
+/// How much less the pod likes a node than it could like one: the weights of its preferred node
+/// affinity that do not hold there.
+pub fn dislike(needs: &PodNeeds, name: &str, node: &Node) -> i64 {
+    let missed = needs.preferred.iter().filter(|term| !term_matches(&term.preference, name, &node.labels));
+    missed.map(|term| i64::from(term.weight)).sum()
 }
 
 fn repels(taint: &Taint, tolerations: &[Toleration]) -> bool {
@@ -113,7 +200,8 @@ fn compares(operator: &str, value: &str, than: &str) -> bool {
     }
 }
 
-fn selected(needs: &PodNeeds, name: &str, node: &Node) -> bool {
+/// Whether node selector and required affinity select a node.
+pub(super) fn selected(needs: &PodNeeds, name: &str, node: &Node) -> bool {
     needs.node_selector.iter().all(|(key, value)| node.labels.get(key) == Some(value))
         && needs.affinity.as_ref().is_none_or(|affinity| selector_matches(affinity, name, &node.labels))
 }

@@ -31,6 +31,8 @@ impl Situation {
 pub struct Stage {
     node: Option<Node>,
     pools: Vec<Pool>,
+    /// Pods that are there no more.
+    left: HashSet<Uid>,
 }
 
 impl Stage {
@@ -39,6 +41,7 @@ impl Stage {
         Self {
             node: index.node(name).cloned(),
             pools: index.pools_of_node(name).map(Pool::without_slices).collect(),
+            left: HashSet::new(),
         }
     }
 
@@ -87,7 +90,13 @@ impl Stage {
             && let Some(node) = &mut self.node
         {
             node.subtract(&pod.needs);
+            self.left.insert(pod.uid.clone());
         }
+    }
+
+    /// Whether a pod has left the node.
+    pub(super) fn has_left(&self, pod: &Uid) -> bool {
+        self.left.contains(pod)
     }
 
     /// A pod with these needs comes to the node.

@@ -8,6 +8,7 @@ use k8s_openapi::jiff::Timestamp;
 use rstest::rstest;
 use serde_json::{Value, json};
 
+mod around;
 mod properties;
 mod shortlist;
 

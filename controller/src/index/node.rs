@@ -28,6 +28,40 @@ pub struct Node {
     pub used: BTreeMap<Arc<str>, Quantity>,
     /// How many there are.
     pub pods: u64,
+    /// Ports of the node that they have, each so many times.
+    pub ports: BTreeMap<HostPort, u32>,
+}
+
+/// A port of a node that a pod wants.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct HostPort {
+    /// `TCP`, `UDP` or `SCTP`.
+    pub protocol: Arc<str>,
+    /// Number.
+    pub port: i32,
+    /// Address of the node; `0.0.0.0` for all.
+    pub address: Arc<str>,
+}
+
+impl HostPort {
+    const ALL: &str = "0.0.0.0";
+
+    /// As a container has it.
+    pub fn new(protocol: Option<&str>, port: i32, address: Option<&str>) -> Self {
+        let or = |value: Option<&str>, otherwise: &str| match value {
+            None | Some("") => otherwise.into(),
+            Some(value) => value.into(),
+        };
+        Self { protocol: or(protocol, "TCP"), port, address: or(address, Self::ALL) }
+    }
+
+    /// Whether only one of two can be had.
+    pub fn excludes(&self, other: &Self) -> bool {
+        let addresses = &*self.address == Self::ALL
+            || &*other.address == Self::ALL
+            || self.address == other.address;
+        addresses && self.port == other.port && self.protocol == other.protocol
+    }
 }
 
 impl Node {
@@ -38,6 +72,9 @@ impl Node {
             let used = self.used.entry(name.clone()).or_default();
             *used = *used + *amount;
         }
+        for port in &needs.ports {
+            *self.ports.entry(port.clone()).or_default() += 1;
+        }
     }
 
     /// Counts a pod out.
@@ -46,6 +83,14 @@ impl Node {
         for (name, amount) in &needs.requests {
             if let Some(used) = self.used.get_mut(name) {
                 *used = *used - *amount;
+            }
+        }
+        for port in &needs.ports {
+            if let Some(count) = self.ports.get_mut(port) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    self.ports.remove(port);
+                }
             }
         }
     }
@@ -100,7 +145,12 @@ impl Index {
     /// Removes a node.
     pub fn delete_node(&mut self, name: &str) -> Change {
         if let Some(entry) = self.nodes.get_mut(name) {
-            *entry = Node { used: std::mem::take(&mut entry.used), pods: entry.pods, ..Node::default() };
+            *entry = Node {
+                used: std::mem::take(&mut entry.used),
+                pods: entry.pods,
+                ports: std::mem::take(&mut entry.ports),
+                ..Node::default()
+            };
             if entry.pods == 0 {
                 self.nodes.remove(name);
             }
@@ -126,7 +176,7 @@ impl Index {
         Change::Room
     }
 
-    /// Counts a pod on the node where it is or will be; true when room became free elsewhere.
+    /// Counts a pod on the node where it is or will be; true when there may be room for another.
     pub(crate) fn account(&mut self, key: &ObjectKey) -> bool {
         let Some(pod) = self.pods.get(key) else { return false };
         let target = match (&pod.node, pod.terminal) {
@@ -146,6 +196,8 @@ impl Index {
         if let Some(node) = target {
             self.nodes.entry(node.clone()).or_default().add(&needs);
             self.accounted.insert(uid, Accounted { node, needs });
+            // Somebody may wait for company.
+            return freed || !self.companies.waiting.is_empty();
         }
         freed
     }

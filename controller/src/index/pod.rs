@@ -1,11 +1,13 @@
 //! Pods: those that have claims, and those that take room on a node.
 
 use super::claims::key_of;
-use super::{Change, Claim, Index, ObjectKey, Uid, node};
+use super::{
+    Change, Claim, Company, HostPort, Index, Labels, ObjectKey, PodVolume, Uid, company, node, storage,
+};
 use crate::quantity::Quantity;
 use aliquot_model::names::{COMPACTION, SCHEDULING_GATE};
 use k8s_openapi::api::core::v1::{
-    Container, ContainerStatus, NodeSelector, Pod as ApiPod, PodSpec, Toleration,
+    Container, ContainerStatus, NodeSelector, Pod as ApiPod, PodSpec, PreferredSchedulingTerm, Toleration,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use std::collections::{BTreeMap, HashSet};
@@ -30,6 +32,8 @@ pub struct Pod {
     pub nominated: Option<Arc<str>>,
     /// Whether kube-scheduler has tried and found no node that it fits.
     pub unschedulable: bool,
+    /// What kube-scheduler said of it then.
+    pub unschedulable_because: Option<Arc<str>>,
     /// Whether it has ended.
     pub terminal: bool,
     /// Whether a container of it was made: its claims are prepared.
@@ -48,6 +52,12 @@ pub struct Pod {
     pub movable: bool,
     /// UID of its controller, which makes another one when it goes.
     pub maker: Option<Uid>,
+    /// Labels.
+    pub labels: Labels,
+    /// What it demands of the pods around it, if it demands something.
+    pub company: Option<Arc<Company>>,
+    /// Its volumes, as far as they say where it can be.
+    pub volumes: Vec<PodVolume>,
     /// Its claims.
     pub claims: Vec<PodClaim>,
     /// What it needs of a node.
@@ -94,6 +104,10 @@ pub struct PodNeeds {
     pub node_selector: BTreeMap<String, String>,
     /// Required node affinity.
     pub affinity: Option<NodeSelector>,
+    /// Preferred node affinity.
+    pub preferred: Vec<PreferredSchedulingTerm>,
+    /// Ports of the node.
+    pub ports: Vec<HostPort>,
     /// Tolerations of node taints.
     pub tolerations: Vec<Toleration>,
     /// It stands for pods that nobody knows yet: they will tolerate what an administrator put on nodes.
@@ -135,12 +149,16 @@ impl Pod {
             node: None,
             nominated: None,
             unschedulable: false,
+            unschedulable_because: None,
             terminal: false,
             started: false,
             deleting: false,
             gated: false,
             gates: Vec::new(),
             maker: None,
+            labels: Labels::new(),
+            company: None,
+            volumes: Vec::new(),
             claims: vec![PodClaim {
                 name: claim.key.name.clone(),
                 source: ClaimSource::Named(claim.key.name.clone()),
@@ -152,7 +170,8 @@ impl Pod {
 
     /// Whether nothing that a decision looks at is different.
     fn is_same(&self, other: &Self) -> bool {
-        Self { version: other.version.clone(), ..self.clone() } == *other
+        let unschedulable_because = other.unschedulable_because.clone();
+        Self { version: other.version.clone(), unschedulable_because, ..self.clone() } == *other
     }
 
     fn read(pod: &ApiPod) -> Option<Self> {
@@ -170,6 +189,13 @@ impl Pod {
             || status.is_some_and(|s| {
                 made(s.container_statuses.as_ref()) || made(s.init_container_statuses.as_ref())
             });
+        let conditions = status.and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+        let unschedulable = conditions.iter().find(|condition| {
+            condition.type_ == "PodScheduled"
+                && condition.status == "False"
+                && condition.reason.as_deref() == Some("Unschedulable")
+        });
+        let labels = pod.metadata.labels.clone().unwrap_or_default();
         let gates: Vec<String> =
             spec.scheduling_gates.iter().flatten().map(|gate| gate.name.clone()).collect();
         Some(Self {
@@ -182,13 +208,10 @@ impl Pod {
                 .and_then(|status| status.nominated_node_name.as_deref())
                 .filter(|node| !node.is_empty())
                 .map(Into::into),
-            unschedulable: status.and_then(|status| status.conditions.as_ref()).is_some_and(|conditions| {
-                conditions.iter().any(|condition| {
-                    condition.type_ == "PodScheduled"
-                        && condition.status == "False"
-                        && condition.reason.as_deref() == Some("Unschedulable")
-                })
-            }),
+            unschedulable: unschedulable.is_some(),
+            unschedulable_because: unschedulable
+                .and_then(|condition| condition.message.as_deref())
+                .map(Into::into),
             terminal: matches!(phase, "Succeeded" | "Failed"),
             started,
             deleting: pod.metadata.deletion_timestamp.is_some(),
@@ -206,6 +229,9 @@ impl Pod {
                 .map(|owner| owner.uid.as_str().into()),
             claims: claims(pod, spec),
             needs: Arc::new(needs(spec)),
+            company: company::read(&key.namespace, &labels, spec),
+            volumes: storage::of_pod(&key.namespace, &key.name, spec),
+            labels,
             key,
         })
     }
@@ -280,17 +306,34 @@ fn needs(spec: &PodSpec) -> PodNeeds {
         total.insert(name, amount);
     }
     add(&mut total, &read(spec.overhead.as_ref()));
+    let node_affinity = spec.affinity.as_ref().and_then(|affinity| affinity.node_affinity.as_ref());
     PodNeeds {
         unknown: false,
         requests: total,
         node_selector: spec.node_selector.clone().unwrap_or_default(),
-        affinity: spec
-            .affinity
-            .as_ref()
-            .and_then(|affinity| affinity.node_affinity.as_ref())
+        affinity: node_affinity
             .and_then(|affinity| affinity.required_during_scheduling_ignored_during_execution.clone()),
+        preferred: node_affinity
+            .and_then(|affinity| affinity.preferred_during_scheduling_ignored_during_execution.clone())
+            .unwrap_or_default(),
+        ports: ports(spec),
         tolerations: spec.tolerations.clone().unwrap_or_default(),
     }
+}
+
+/// Ports of the node that containers and sidecars want.
+fn ports(spec: &PodSpec) -> Vec<HostPort> {
+    let sidecars = spec.init_containers.iter().flatten();
+    let sidecars = sidecars.filter(|container| container.restart_policy.as_deref() == Some("Always"));
+    spec.containers
+        .iter()
+        .chain(sidecars)
+        .flat_map(|container| container.ports.iter().flatten())
+        .filter_map(|port| {
+            let number = port.host_port.filter(|number| *number > 0)?;
+            Some(HostPort::new(port.protocol.as_deref(), number, port.host_ip.as_deref()))
+        })
+        .collect()
 }
 
 fn read(requests: Option<&BTreeMap<String, ApiQuantity>>) -> Requests {
@@ -343,6 +386,9 @@ impl Index {
             *self.priorities.entry(read.priority).or_default() += 1;
         }
         let interesting = !same && (read.gated || !read.claims.is_empty());
+        room |= before.is_some_and(|before| before.labels != read.labels)
+            && !self.companies.waiting.is_empty();
+        self.companies.add(&read);
         self.pods.insert(key.clone(), read);
         room |= self.account(&key);
         Change::of(if interesting { vec![key] } else { Vec::new() }, room)
@@ -375,6 +421,7 @@ impl Index {
     }
 
     fn unlink(&mut self, pod: &Pod) {
+        self.companies.remove(&pod.key);
         if !pod.claims.is_empty()
             && let Some(count) = self.priorities.get_mut(&pod.priority)
         {

@@ -1,0 +1,64 @@
+//! What decides where a pod can be besides nodes and devices: namespaces and volumes.
+
+use super::{Core, Seen, key_of};
+use crate::index::Change;
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
+
+/// A change of one of these kinds.
+#[derive(Debug)]
+pub enum Surrounding {
+    /// Namespaces: affinity terms select them by their labels.
+    Namespace(Seen<Namespace>),
+    /// PersistentVolumeClaims.
+    VolumeClaim(Seen<PersistentVolumeClaim>),
+    /// PersistentVolumes.
+    Volume(Seen<PersistentVolume>),
+    /// StorageClasses.
+    StorageClass(Seen<StorageClass>),
+}
+
+/// The kinds, as what has to be listed before decisions are made.
+pub(super) const KINDS: [&str; 4] = ["namespaces", "volumeclaims", "volumes", "storageclasses"];
+
+impl Core {
+    pub(super) fn surrounding(&mut self, seen: Surrounding) -> Change {
+        let index = &mut self.index;
+        let [namespaces, claims, volumes, classes] = KINDS;
+        match seen {
+            Surrounding::Namespace(Seen::Apply(namespace)) => index.apply_namespace(&namespace),
+            Surrounding::Namespace(Seen::Delete(namespace)) => {
+                index.delete_namespace(namespace.metadata.name.as_deref().unwrap_or_default())
+            }
+            Surrounding::Namespace(Seen::Reset(all)) => {
+                self.synced.insert(namespaces);
+                index.reset_namespaces(&all)
+            }
+            Surrounding::VolumeClaim(Seen::Apply(claim)) => index.apply_volume_claim(&claim),
+            Surrounding::VolumeClaim(Seen::Delete(claim)) => match key_of(&claim.metadata) {
+                Some(key) => index.delete_volume_claim(&key),
+                None => Change::Nothing,
+            },
+            Surrounding::VolumeClaim(Seen::Reset(all)) => {
+                self.synced.insert(claims);
+                index.reset_volume_claims(&all)
+            }
+            Surrounding::Volume(Seen::Apply(volume)) => index.apply_volume(&volume),
+            Surrounding::Volume(Seen::Delete(volume)) => {
+                index.delete_volume(volume.metadata.name.as_deref().unwrap_or_default())
+            }
+            Surrounding::Volume(Seen::Reset(all)) => {
+                self.synced.insert(volumes);
+                index.reset_volumes(&all)
+            }
+            Surrounding::StorageClass(Seen::Apply(class)) => index.apply_storage_class(&class),
+            Surrounding::StorageClass(Seen::Delete(class)) => {
+                index.delete_storage_class(class.metadata.name.as_deref().unwrap_or_default())
+            }
+            Surrounding::StorageClass(Seen::Reset(all)) => {
+                self.synced.insert(classes);
+                index.reset_storage_classes(&all)
+            }
+        }
+    }
+}
