@@ -49,6 +49,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
         Instant::now() >= until
     });
     print!("{explanation}");
+    explain::kept(&index, &pod).iter().for_each(|line| println!("{line}"));
     let events = events(&client, &pod, &args).await.context("cannot read events")?;
     if !events.is_empty() {
         println!("the controller said:");

@@ -89,6 +89,22 @@ pub struct Args {
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub preemption: bool,
 
+    /// Keep devices for pods that have waited long for room, so that smaller ones do not starve them.
+    #[arg(long, default_value_t = false, action = ArgAction::Set)]
+    pub reservation: bool,
+
+    /// How long a pod has to wait for room before.
+    #[arg(long, default_value = "5m", value_parser = parse_duration)]
+    pub reservation_after: Duration,
+
+    /// How long devices are kept for it.
+    #[arg(long, default_value = "1h", value_parser = parse_duration)]
+    pub reservation_at_most: Duration,
+
+    /// Most GPUs that are kept so at a time, in percent of all.
+    #[arg(long, default_value_t = 25, value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub reservation_percent: u8,
+
     /// How long a claim of ours may be without a consumer before it is taken back.
     #[arg(long, default_value = "30s", value_parser = parse_duration)]
     pub idle_timeout: Duration,

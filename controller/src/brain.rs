@@ -12,12 +12,14 @@ mod outcomes;
 mod preemption;
 mod quotas;
 mod reports;
+mod reservations;
 mod stranded;
 mod substitutes;
 mod surroundings;
 
 pub use compaction::Compacting;
 pub use reports::{Regarding, Report, reasons};
+pub use reservations::Reserving;
 pub use surroundings::Surrounding;
 
 use crate::act::{Job, Kept, Outcome};
@@ -102,6 +104,8 @@ pub struct Settings {
     pub preemption: bool,
     /// How long a pod is spared whose eviction was refused.
     pub spared: Duration,
+    /// Whether, and on what terms, devices are kept for pods that wait long for room.
+    pub reserving: Option<Reserving>,
     /// Whether, and from when on, pods are moved to fill gaps.
     pub compaction: Option<Compacting>,
     /// How long claims may keep devices without a pod.
@@ -132,6 +136,7 @@ impl Default for Settings {
             left_out: Duration::from_secs(10),
             preemption: true,
             spared: Duration::from_secs(10),
+            reserving: None,
             compaction: None,
             holds: crate::hold::Limits::default(),
             go_back: true,
@@ -177,6 +182,7 @@ pub struct Core {
     given_back: HashMap<(Uid, Arc<str>), GivenBack>,
     stranded: stranded::Stranded,
     preemptions: preemption::Preemptions,
+    reservations: reservations::Reservations,
     holds: holds::Holds,
     compaction: compaction::Compaction,
     first_seen: HashMap<ObjectKey, Instant>,
@@ -216,6 +222,7 @@ impl Core {
             given_back: HashMap::new(),
             stranded: stranded::Stranded::default(),
             preemptions: preemption::Preemptions::default(),
+            reservations: reservations::Reservations::default(),
             first_seen: HashMap::new(),
             told: reports::Told::default(),
             quotas: quotas::Quotas::default(),

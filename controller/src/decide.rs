@@ -591,11 +591,7 @@ fn consider(
     verdict(name, dislike, outcome.map(|solution| (solution.score, Some(solution))))
 }
 
-fn verdict(
-    node: &Arc<str>,
-    dislike: i64,
-    outcome: Result<(Score, Option<Solution>), Failure>,
-) -> Verdict {
+fn verdict(node: &Arc<str>, dislike: i64, outcome: Result<(Score, Option<Solution>), Failure>) -> Verdict {
     match outcome {
         Ok((score, solution)) => Verdict::Fits(Best { node: node.clone(), dislike, score, solution }),
         Err(Failure::Devices(reason)) => Verdict::No(NodeReason::Devices(reason)),

@@ -3,7 +3,8 @@
 //! What is explained is the cluster as it is now: the controller may have decided on another.
 
 use crate::decide::{
-    Decision, Matcher, NoFit, NodeReason, Options, Plan, Situation, decide, decide_in, policy::Score,
+    Decision, Matcher, NoFit, NodeReason, Options, Plan, Situation, decide, decide_in, fit::dislike,
+    policy::Score,
 };
 use crate::index::{Index, ObjectKey, Pod, Uid};
 use crate::preempt::{self, Choice, Room, Terms};
@@ -151,8 +152,33 @@ fn rank(
             _ => ranking.others.add(&node, NodeReason::OutOfTime),
         }
     }
-    ranking.fits.sort();
+    // As a decision has it: what the pod likes of nodes comes before what the policy says.
+    ranking.fits.sort_by_key(|(score, node)| {
+        let dislike = index.node(node).map(|known| dislike(&pod.needs, node, known));
+        (score.alternatives, dislike, *score, node.clone())
+    });
     ranking
+}
+
+/// What is kept for this pod, and for others where it could be: in words, a line each.
+pub fn kept(index: &Index, pod: &Pod) -> Vec<String> {
+    if !pod.is_pending() {
+        return Vec::new();
+    }
+    if let Some(node) = &pod.nominated {
+        return vec![format!("devices on node {node} are kept for it; its events say which, and why")];
+    }
+    let mut others: Vec<&Pod> = index
+        .pods()
+        .filter(|other| other.is_pending() && other.key != pod.key && other.priority >= pod.priority)
+        .filter(|other| other.nominated.is_some() && !other.claims.is_empty())
+        .collect();
+    others.sort_by_key(|other| other.key.clone());
+    let line = |other: &Pod| {
+        let node = other.nominated.as_deref().unwrap_or_default();
+        format!("devices on node {node} are kept for pod {}; what it can have there may be less", other.key)
+    };
+    others.into_iter().take(NAMED).map(line).collect()
 }
 
 /// What would have to end for the pod to fit, whoever it is.

@@ -93,6 +93,7 @@ impl Leader {
                 core.tick(now);
             }
             core.keep_holds(now, Timestamp::now());
+            core.keep_reservations(now, Timestamp::now());
             core.keep_budgets(now, Timestamp::now());
             for effect in core.take_effects() {
                 self.start(effect, &mut writes, &permits);

@@ -39,7 +39,10 @@ pub struct Metrics {
     deallocated: Family<OutcomeLabel, Counter>,
     evictions: Family<OutcomeLabel, Counter>,
     compactions: Family<OutcomeLabel, Counter>,
+    reservations: Family<OutcomeLabel, Counter>,
     preemption_seconds: Histogram,
+    /// Pods for which devices are reserved.
+    pub reserved: Gauge,
     /// Pods that devices are kept for.
     pub nominated: Gauge,
     /// Devices that were found given out twice.
@@ -83,6 +86,8 @@ impl Metrics {
             deallocated: Family::default(),
             evictions: Family::default(),
             compactions: Family::default(),
+            reservations: Family::default(),
+            reserved: Gauge::default(),
             preemption_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 20)),
             nominated: Gauge::default(),
             overlaps: Counter::default(),
@@ -120,6 +125,16 @@ impl Metrics {
             "preemption_seconds",
             "Time to choose whom to evict for a pod",
             metrics.preemption_seconds.clone(),
+        );
+        registry.register(
+            "reservations",
+            "Reservations of devices for pods that waited long for room, by outcome",
+            metrics.reservations.clone(),
+        );
+        registry.register(
+            "reserved_pods",
+            "Pods that waited long for room and that devices are kept for",
+            metrics.reserved.clone(),
         );
         registry.register("nominated_pods", "Pods that devices are kept for", metrics.nominated.clone());
         registry.register("overlaps", "Devices found given out twice", metrics.overlaps.clone());
@@ -184,6 +199,16 @@ impl Metrics {
     /// A GPU was emptied to fill gaps, or not.
     pub fn compaction(&self, outcome: &'static str) {
         self.compactions.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// Devices were reserved for a pod, or something came of it.
+    pub fn reservation(&self, outcome: &'static str) {
+        self.reservations.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// How often reservations ended so.
+    pub fn reservations(&self, outcome: &'static str) -> u64 {
+        self.reservations.get_or_create(&OutcomeLabel { outcome }).get()
     }
 
     /// How often evictions ended so.

@@ -2,7 +2,7 @@
 
 use crate::act::Writer;
 use crate::args::{Args, WebhookAddr};
-use crate::brain::{Compacting, Settings};
+use crate::brain::{Compacting, Reserving, Settings};
 use crate::compact::Terms;
 use crate::decide::Options;
 use crate::events::Reporter;
@@ -87,6 +87,11 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             go_back: args.go_back,
             settled: args.go_back_after,
             preemption: args.preemption,
+            reserving: args.reservation.then(|| Reserving {
+                after: args.reservation_after,
+                at_most: args.reservation_at_most,
+                percent: args.reservation_percent.into(),
+            }),
             compaction: args.compaction.then(|| Compacting {
                 threshold: i64::from(args.compaction_threshold) * 10,
                 terms: Terms { per_gpu: args.compaction_moves, ..Terms::default() },

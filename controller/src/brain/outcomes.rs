@@ -115,6 +115,9 @@ impl Core {
             None => {
                 self.metrics.placed(waited.unwrap_or_default());
                 self.told.forget_pod(pod);
+                if self.preemptions.is_reserved_for(pod) {
+                    self.metrics.reservation("met");
+                }
                 room |= self.preemptions.forget(pod);
                 self.tell(Report {
                     regarding: Regarding::Pod(pod.clone(), plan.pod_uid.clone()),

@@ -9,7 +9,7 @@ use super::{Core, Effect, InFlight, Regarding, Report, reasons};
 use crate::act::{Eviction, Fate, Job, WriteError};
 use crate::decide::{self, Decision, NoFit, Plan, Situation, Stage};
 use crate::index::{Change, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
-use crate::preempt::{self, Choice, Room, Terms};
+use crate::preempt::{self, Choice, Room};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -21,7 +21,7 @@ use std::time::Instant;
 pub(super) struct Preemptions {
     pub(super) nominations: HashMap<ObjectKey, Nomination>,
     /// Pods whose eviction was accepted.
-    evicted: HashSet<Uid>,
+    pub(super) evicted: HashSet<Uid>,
     /// Pods that are spared for a while, because their eviction was refused.
     spared: HashMap<Uid, Instant>,
     /// Whether the nominations of an earlier controller were taken up.
@@ -32,18 +32,38 @@ pub(super) struct Preemptions {
 #[derive(Debug)]
 pub(super) struct Nomination {
     uid: Uid,
-    standing: i32,
-    node: Arc<str>,
+    pub(super) standing: i32,
+    pub(super) node: Arc<str>,
     held: Vec<(Sym, Holder)>,
     needs: Arc<PodNeeds>,
     /// Whether somebody has gone, or is going, for it.
     earned: bool,
+    /// If it is a reservation: until when.
+    pub(super) until: Option<Instant>,
+    /// GPUs that are reserved.
+    pub(super) gpus: HashSet<(Sym, u32)>,
+}
+
+/// On what terms devices are kept.
+#[derive(Debug, Default)]
+pub(super) struct Terms {
+    /// See [`Nomination`].
+    pub(super) earned: bool,
+    /// See [`Nomination`].
+    pub(super) until: Option<Instant>,
+    /// See [`Nomination`].
+    pub(super) gpus: HashSet<(Sym, u32)>,
 }
 
 impl Preemptions {
     /// Nothing is kept for the pod any more; true if something was.
     pub(super) fn forget(&mut self, pod: &ObjectKey) -> bool {
         self.nominations.remove(pod).is_some()
+    }
+
+    /// Whether devices are reserved for the pod.
+    pub(super) fn is_reserved_for(&self, pod: &ObjectKey) -> bool {
+        self.nominations.get(pod).is_some_and(|nomination| nomination.until.is_some())
     }
 }
 
@@ -62,10 +82,22 @@ impl Core {
 
     /// The same, as if no GPU was being emptied.
     pub(super) fn beside_compaction(&self, pod: &Pod, now: Instant) -> Situation {
+        self.beside(pod, now, true)
+    }
+
+    /// The situation of a pod, as if nothing was reserved.
+    pub(super) fn beside_reservations(&self, pod: &Pod, now: Instant) -> Situation {
+        let mut situation = self.beside(pod, now, false);
+        self.close_compacted(&mut situation);
+        situation
+    }
+
+    fn beside(&self, pod: &Pod, now: Instant, reservations: bool) -> Situation {
         let mut situation = Situation { left_out: self.left_out(pod, now), ..Situation::default() };
         let own = self.standing(pod);
         for (key, nomination) in &self.preemptions.nominations {
-            if *key == pod.key || nomination.standing < own {
+            let counts = reservations || nomination.until.is_none();
+            if *key == pod.key || nomination.standing < own || !counts {
                 continue;
             }
             let stages = &mut situation.stages;
@@ -96,7 +128,8 @@ impl Core {
             Choice::None if self.may_preempt(pod) && !self.preemptions.spared.is_empty() => {
                 self.queue.delay(&pod.key, now);
                 self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
-                if self.preemptions.nominations.get(&pod.key).is_some_and(|nomination| !nomination.earned) {
+                let unearned = |nomination: &Nomination| !nomination.earned && nomination.until.is_none();
+                if self.preemptions.nominations.get(&pod.key).is_some_and(unearned) {
                     self.end_nomination(&pod.key, now);
                 }
             }
@@ -107,7 +140,16 @@ impl Core {
                 } else {
                     self.queue.park(&pod.key);
                 }
-                self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
+                self.note_short(pod, now);
+                // What is reserved stays until its time is over, and its pod was told.
+                if self.preemptions.is_reserved_for(&pod.key) {
+                    return;
+                }
+                let note = match self.kept_from(pod, now) {
+                    Some(kept) => format!("{kept}. {reason}"),
+                    None => reason.to_string(),
+                };
+                self.tell_pod(pod, reasons::DOES_NOT_FIT, &note, now);
                 if self.end_nomination(&pod.key, now) && pod.nominated.is_some() {
                     self.note_room(pod, None, Vec::new());
                 }
@@ -131,7 +173,7 @@ impl Core {
         let spared: HashSet<Uid> = self.preemptions.spared.keys().cloned().collect();
         let book = &self.book;
         let standing = |pod: &Pod| book.standing(&pod.key.namespace, pod.priority);
-        let terms = Terms {
+        let terms = preempt::Terms {
             standing: &standing,
             wall: wall.as_second(),
             evicted: &self.preemptions.evicted,
@@ -148,7 +190,8 @@ impl Core {
     }
 
     fn nominate(&mut self, pod: &Pod, room: &Room, now: Instant) {
-        self.keep(pod, &room.plan, room.victims.is_empty(), now);
+        let terms = Terms { earned: room.victims.is_empty(), ..Terms::default() };
+        self.keep(pod, &room.plan, terms, now);
         let node = room.plan.node.clone();
         let devices = room.plan.devices().join(", ");
         if room.victims.is_empty() {
@@ -177,7 +220,7 @@ impl Core {
         self.note_room(pod, Some(node), victims);
     }
 
-    fn note_room(&mut self, pod: &Pod, node: Option<Arc<str>>, victims: Vec<(ObjectKey, Uid)>) {
+    pub(super) fn note_room(&mut self, pod: &Pod, node: Option<Arc<str>>, victims: Vec<(ObjectKey, Uid)>) {
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
         let (key, uid) = (pod.key.clone(), pod.uid.clone());
@@ -185,8 +228,9 @@ impl Core {
     }
 
     /// Keeps what a plan gives a pod from others.
-    fn keep(&mut self, pod: &Pod, plan: &Plan, earned: bool, now: Instant) {
+    pub(super) fn keep(&mut self, pod: &Pod, plan: &Plan, terms: Terms, now: Instant) {
         let held = plan.holders(&mut self.index);
+        let Terms { earned, until, gpus } = terms;
         let nomination = Nomination {
             uid: pod.uid.clone(),
             standing: self.standing(pod),
@@ -194,6 +238,8 @@ impl Core {
             held,
             needs: pod.needs.clone(),
             earned,
+            until,
+            gpus,
         };
         let entry = self.preemptions.nominations.entry(pod.key.clone());
         match entry {
@@ -244,7 +290,8 @@ impl Core {
         let mut pods: Vec<Pod> = self
             .index
             .pods()
-            .filter(|pod| pod.nominated.is_some() && self.wants_decision(pod) && self.may_preempt(pod))
+            .filter(|pod| pod.nominated.is_some() && self.wants_decision(pod))
+            .filter(|pod| self.may_preempt(pod) || (self.settings.reserving.is_some() && pod.gated))
             .cloned()
             .collect();
         pods.sort_by_key(|pod| (std::cmp::Reverse(self.standing(pod)), pod.created, pod.key.clone()));
@@ -254,14 +301,17 @@ impl Core {
             let decision = decide::decide_in(&self.index, matcher, &pod, &situation, options, &mut || false);
             let plan = match decision {
                 Decision::Placed(plan) => Some(*plan),
-                _ => match self.choose(&pod, pod.nominated.clone(), now, wall) {
+                _ if self.may_preempt(&pod) => match self.choose(&pod, pod.nominated.clone(), now, wall) {
                     Choice::Room(room) => Some(room.plan),
                     Choice::None | Choice::OutOfTime => None,
                 },
+                _ => None,
             };
             if let Some(plan) = plan {
                 tracing::info!(pod = %pod.key, node = %plan.node, "its devices are kept on");
-                self.keep(&pod, &plan, true, now);
+                self.keep(&pod, &plan, Terms { earned: true, ..Terms::default() }, now);
+            } else {
+                self.reserve_again(&pod, now, wall);
             }
         }
     }
@@ -360,7 +410,7 @@ impl Core {
 }
 
 /// A pod as another pod's events name it: other namespaces are none of its business.
-fn seen_from(pod: &ObjectKey, other: &Pod) -> String {
+pub(super) fn seen_from(pod: &ObjectKey, other: &Pod) -> String {
     if pod.namespace == other.key.namespace {
         pod.name.to_string()
     } else {

@@ -36,6 +36,10 @@ pub mod reasons {
     pub const NOMINATED: &str = "WaitingForNominatedDevices";
     /// Pods could not be evicted for a pod.
     pub const PREEMPTION_REFUSED: &str = "PreemptionRefused";
+    /// Devices are kept for a pod that has waited long for room.
+    pub const RESERVED: &str = "DevicesReserved";
+    /// They are kept no longer, or cannot be.
+    pub const RESERVATION_ENDED: &str = "ReservationEnded";
     /// A write failed.
     pub const WRITE_FAILED: &str = "AllocationWriteFailed";
     /// A claim of ours that nobody uses was taken back.

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 mod budgets;
 mod compaction;
 mod preemption;
+mod reservations;
 
 /// A brain with a cluster in front of it, and a clock.
 struct World {

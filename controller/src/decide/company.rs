@@ -65,7 +65,8 @@ impl<'a> Around<'a> {
         }
         let Some(company) = company else { return Some(around) };
         let together = |other: &Pod| company.near.iter().all(|term| term.matches(index, other));
-        around.spreads = company.spread.iter().map(|spread| Counted::new(index, pod, company, spread)).collect();
+        around.spreads =
+            company.spread.iter().map(|spread| Counted::new(index, pod, company, spread)).collect();
         for other in index.pods() {
             let Some((name, node)) = node_of(other) else { continue };
             if !company.near.is_empty() && together(other) {

@@ -57,9 +57,8 @@ impl HostPort {
 
     /// Whether only one of two can be had.
     pub fn excludes(&self, other: &Self) -> bool {
-        let addresses = &*self.address == Self::ALL
-            || &*other.address == Self::ALL
-            || self.address == other.address;
+        let addresses =
+            &*self.address == Self::ALL || &*other.address == Self::ALL || self.address == other.address;
         addresses && self.port == other.port && self.protocol == other.protocol
     }
 }

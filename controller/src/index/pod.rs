@@ -386,8 +386,8 @@ impl Index {
             *self.priorities.entry(read.priority).or_default() += 1;
         }
         let interesting = !same && (read.gated || !read.claims.is_empty());
-        room |= before.is_some_and(|before| before.labels != read.labels)
-            && !self.companies.waiting.is_empty();
+        room |=
+            before.is_some_and(|before| before.labels != read.labels) && !self.companies.waiting.is_empty();
         self.companies.add(&read);
         self.pods.insert(key.clone(), read);
         room |= self.account(&key);

@@ -128,7 +128,9 @@ impl VolumeClaim {
             selected_node: annotation(SELECTED_NODE),
             deleting: claim.metadata.deletion_timestamp.is_some(),
             owner_pod: owners.find(|owner| owner.kind == "Pod").map(|owner| owner.uid.as_str().into()),
-            class: annotation(CLASS_ANNOTATION).or_else(|| spec.storage_class_name.clone()).unwrap_or_default(),
+            class: annotation(CLASS_ANNOTATION)
+                .or_else(|| spec.storage_class_name.clone())
+                .unwrap_or_default(),
             size: storage(spec.resources.as_ref().and_then(|resources| resources.requests.as_ref())),
             modes: spec.access_modes.clone().unwrap_or_default(),
             selector: spec.selector.as_ref().map(|selector| Selector::read(Some(selector))),
@@ -146,7 +148,9 @@ impl Volume {
         Some(Self {
             affinity: spec.node_affinity.as_ref().and_then(|affinity| affinity.required.clone()),
             labels: volume.metadata.labels.clone().unwrap_or_default(),
-            class: annotation(CLASS_ANNOTATION).or_else(|| spec.storage_class_name.clone()).unwrap_or_default(),
+            class: annotation(CLASS_ANNOTATION)
+                .or_else(|| spec.storage_class_name.clone())
+                .unwrap_or_default(),
             size: storage(spec.capacity.as_ref()),
             modes: spec.access_modes.clone().unwrap_or_default(),
             volume_mode: spec.volume_mode.clone().unwrap_or_else(|| "Filesystem".to_owned()),
@@ -200,7 +204,8 @@ impl Index {
         let (Some(name), Some(read)) = (volume.metadata.name.as_deref(), Volume::read(volume)) else {
             return Change::Nothing;
         };
-        let same = self.storage.volumes.insert(name.into(), read.clone()).is_some_and(|before| before == read);
+        let same =
+            self.storage.volumes.insert(name.into(), read.clone()).is_some_and(|before| before == read);
         self.storage_changed(!same)
     }
 

@@ -16,5 +16,6 @@ mod policies;
 mod preemption;
 mod substitution;
 mod support;
+mod surroundings;
 mod uninstall;
 mod vanishing;

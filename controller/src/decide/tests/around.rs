@@ -44,7 +44,8 @@ fn pod(world: &mut World, spec: &Value) -> Pod {
         let mut all = serde_json::to_value(&pod.spec).expect("a spec");
         merge(&mut all, spec);
         pod.spec = Some(object(all));
-        pod.metadata.labels = Some([("app".to_owned(), "me".to_owned()), ("v".to_owned(), "2".to_owned())].into());
+        pod.metadata.labels =
+            Some([("app".to_owned(), "me".to_owned()), ("v".to_owned(), "2".to_owned())].into());
     })
 }
 
@@ -268,8 +269,11 @@ fn pods_are_spread_as_kube_scheduler_wants_it(#[case] mine: Value, #[case] expec
     add(&mut world, &json!({"name": "x", "node": "n1", "labels": {"app": "x"}}));
     add(&mut world, &json!({"name": "far", "node": "n3", "labels": {"app": "x"}}));
     add(&mut world, &json!({"name": "foreign", "node": "n3", "namespace": "team", "labels": {"app": "me"}}));
-    add(&mut world, &json!({"name": "ends", "node": "n3", "labels": {"app": "me"},
-                            "deletionTimestamp": "2026-01-01T00:00:00Z"}));
+    add(
+        &mut world,
+        &json!({"name": "ends", "node": "n3", "labels": {"app": "me"},
+                            "deletionTimestamp": "2026-01-01T00:00:00Z"}),
+    );
     let pod = pod(&mut world, &mine);
     assert_eq!(nodes_for(&mut world, &pod), expected);
 }
@@ -282,7 +286,8 @@ fn tainted_places_count_unless_taints_are_honored(#[case] policy: &str, #[case] 
     for name in ["n3", "n4"] {
         let mut node: Node = fixtures::node(name);
         node.metadata.labels.get_or_insert_default().insert("zone".to_owned(), "b".to_owned());
-        node.spec.get_or_insert_default().taints = Some(vec![object(json!({"key": "k", "effect": "NoSchedule"}))]);
+        node.spec.get_or_insert_default().taints =
+            Some(vec![object(json!({"key": "k", "effect": "NoSchedule"}))]);
         world.index.apply_node(&node);
     }
     add(&mut world, &json!({"name": "same", "node": "n1", "labels": {"app": "me"}}));
@@ -433,7 +438,8 @@ fn two_claims_are_not_bound_to_one_volume() {
         object(volume("w", "n3", json!({}))),
         object(volume("x", "n3", small)),
     ]);
-    let claims = ["data", "small"].map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    let claims =
+        ["data", "small"].map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
     let pod = pod(&mut world, &json!({"volumes": claims}));
     assert_eq!(nodes_for(&mut world, &pod), "n3");
 }
@@ -462,8 +468,10 @@ fn reasons_name_what_is_in_the_way() {
         (near(&[term("rack", json!({}))]), "lack the label rack"),
         (near(&[term("zone", json!({}))]), "do not match the pod's affinity to other pods"),
         (far(&[term("zone", json!({}))]), "anti-affinity to other pods"),
-        (json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]}),
-         "PersistentVolumeClaim default/data does not exist; create it"),
+        (
+            json!({"volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]}),
+            "PersistentVolumeClaim default/data does not exist; create it",
+        ),
     ] {
         let mut spec = spec;
         // A reason for the rest.
