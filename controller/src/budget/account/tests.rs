@@ -126,8 +126,18 @@ fn play(lives: &[Life], controller: &Away, agent: &Away, end: i64, width: i64) -
 }
 
 fn away(most: usize, until: i64) -> impl Strategy<Value = Away> {
-    prop::collection::vec((0..until, 1i64..400), 0..=most)
-        .prop_map(|list| list.into_iter().map(|(from, length)| (from, from + length)).collect())
+    prop::collection::vec((0..until, 1i64..400), 0..=most).prop_map(|mut list| {
+        list.sort_unstable();
+        let mut merged = Away::new();
+        for (from, length) in list {
+            // What overlaps or touches is one absence: nobody was there in between.
+            match merged.last_mut() {
+                Some((_, to)) if from <= *to => *to = (*to).max(from + length),
+                _ => merged.push((from, from + length)),
+            }
+        }
+        merged
+    })
 }
 
 fn lives() -> impl Strategy<Value = Vec<Life>> {
