@@ -243,10 +243,10 @@ pub(crate) fn exists(path: &CStr) -> bool {
     unsafe { call(number::FACCESSAT, [AT_FDCWD, path.as_ptr() as usize, 0, 0, 0, 0]) }.is_ok()
 }
 
-/// The process's id.
+/// The process's id; never 0, also where it cannot be asked.
 pub(crate) fn process_id() -> u32 {
     // SAFETY: no arguments.
-    unsafe { call(number::GETPID, [0; 6]) }.unwrap_or_default() as u32
+    unsafe { call(number::GETPID, [0; 6]) }.map_or(u32::MAX, |pid| pid as u32)
 }
 
 /// Writes to standard error; whatever becomes of it is not our concern.

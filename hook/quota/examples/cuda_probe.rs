@@ -441,6 +441,12 @@ fn main() {
                 let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
                 (!found.is_null()).to_string()
             }
+            // Forbids the limiter's core, and nobody else, a system call.
+            ["deny", number] => {
+                driver.find("cuInit");
+                deny(number.parse().unwrap());
+                "0".to_owned()
+            }
             ["libc"] => {
                 unsafe extern "C" {
                     fn gnu_get_libc_version() -> *const c_char;
@@ -455,6 +461,46 @@ fn main() {
         println!("{argument} = {answer}");
         std::io::stdout().flush().unwrap();
     }
+}
+
+/// Has the kernel answer EPERM to a system call that is made from the limiter's core.
+fn deny(number: u32) {
+    // Whoever waits for ever is ended.
+    // SAFETY: sets a timer.
+    unsafe { libc::alarm(100) };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let core = maps.lines().filter(|line| line.contains("libaliquot_core.so") && line.contains("r-xp"));
+    let mut found = false;
+    for line in core {
+        found = true;
+        let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+        let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+        assert_eq!(start >> 32, (end - 1) >> 32, "the filter compares the lower halves");
+        let step = |code: u32, k: u32, jt: u8, jf: u8| libc::sock_filter { code: code as u16, jt, jf, k };
+        let (load, same, below) = (
+            libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+            libc::BPF_JMP | libc::BPF_JEQ,
+            libc::BPF_JMP | libc::BPF_JGE,
+        );
+        let program = [
+            step(load, 0, 0, 0),
+            step(same, number, 0, 6),
+            step(load, 12, 0, 0),
+            step(same, (start >> 32) as u32, 0, 4),
+            step(load, 8, 0, 0),
+            step(below, start as u32, 0, 2),
+            step(below, (end - 1) as u32, 1, 0),
+            step(libc::BPF_RET, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
+            step(libc::BPF_RET, libc::SECCOMP_RET_ALLOW, 0, 0),
+        ];
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+        // SAFETY: the filter outlives the call, which copies it.
+        unsafe {
+            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter), 0);
+        }
+    }
+    assert!(found, "the core is loaded");
 }
 
 /// Calls `cuInit`, and allocates and frees 1 MiB in a context that is current already, on a small stack.

@@ -91,6 +91,15 @@ pub(crate) fn built() -> &'static Built {
     })
 }
 
+/// Folder of a driver that does nothing, for what must not depend on what a simulated one needs.
+pub(crate) fn null_driver() -> PathBuf {
+    cargo(&["build", "--quiet", "-p", "aliquot-null-cuda"]);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("limiter-driver-null");
+    std::fs::create_dir_all(&folder).unwrap();
+    let _ = std::os::unix::fs::symlink(target().join("debug/libnullcuda.so"), folder.join("libcuda.so.1"));
+    folder
+}
+
 /// A node with shares, and the folder that a process sees as `/run/aliquot`.
 pub(crate) struct Bench {
     pub(crate) folder: TempDir,

@@ -1,0 +1,105 @@
+/* CUDA from threads with small stacks, children of many threads, and vfork. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+typedef int (*fn)();
+typedef unsigned long long ptr;
+static void *cuda, *nvml, *context;
+static volatile int stop;
+
+/* Everything from the first look-up on. */
+static void *small(void *unused) {
+    fn init = (fn)dlsym(cuda, "cuInit"), retain = (fn)dlsym(cuda, "cuDevicePrimaryCtxRetain");
+    fn set = (fn)dlsym(cuda, "cuCtxSetCurrent"), alloc = (fn)dlsym(cuda, "cuMemAlloc_v2");
+    fn release = (fn)dlsym(cuda, "cuMemFree_v2"), info = (fn)dlsym(cuda, "cuMemGetInfo_v2");
+    fn launch = (fn)dlsym(cuda, "cuLaunchKernel"), load = (fn)dlsym(cuda, "cuModuleLoadData");
+    fn get = (fn)dlsym(cuda, "cuModuleGetFunction");
+    ptr at = 0, free = 0, total = 0;
+    void *module = 0, *kernel = 0;
+    int codes = init(0) | retain(&context, 0) | set(context);
+    int much = alloc(&at, 1ul << 43);
+    codes |= alloc(&at, 1ul << 20) | info(&free, &total) | release(at);
+    codes |= load(&module, "") | get(&kernel, module, "k");
+    for (int i = 0; i < 50; i++) codes |= launch(kernel, 1, 1, 1, 1, 1, 1, 0, (void *)0, (void **)0, (void **)0);
+    printf("codes = %d\nmuch = %d\n", codes, much);
+    return 0;
+}
+
+static void *hammer(void *unused) {
+    fn set = (fn)dlsym(cuda, "cuCtxSetCurrent"), alloc = (fn)dlsym(cuda, "cuMemAlloc_v2");
+    fn release = (fn)dlsym(cuda, "cuMemFree_v2");
+    set(context);
+    while (!stop) {
+        ptr at = 0;
+        if (alloc(&at, 4ul << 20) == 0) release(at);
+        if (!dlsym(cuda, "cuMemAllocManaged")) abort();
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    cuda = dlopen("libcuda.so.1", RTLD_NOW);
+    if (!strcmp(argv[1], "small")) {
+        pthread_attr_t attributes;
+        pthread_t thread;
+        pthread_attr_init(&attributes);
+        if (pthread_attr_setstacksize(&attributes, 16384)) return 8;
+        pthread_create(&thread, &attributes, small, 0);
+        pthread_join(thread, 0);
+        return 0;
+    }
+    fn init = (fn)dlsym(cuda, "cuInit"), retain = (fn)dlsym(cuda, "cuDevicePrimaryCtxRetain");
+    fn set = (fn)dlsym(cuda, "cuCtxSetCurrent"), alloc = (fn)dlsym(cuda, "cuMemAlloc_v2");
+    fn release = (fn)dlsym(cuda, "cuMemFree_v2"), info = (fn)dlsym(cuda, "cuMemGetInfo_v2");
+    ptr at = 0, free = 0, total = 0;
+    printf("ready = %d\n", init(0) | retain(&context, 0) | set(context));
+    if (!strcmp(argv[1], "forks")) {
+        pthread_t threads[4];
+        int bad = 0;
+        nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
+        for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, hammer, 0);
+        for (int i = 0; i < 60; i++) {
+            int status = 0;
+            pid_t child = fork();
+            if (!child) {
+                /* A child that waits for a lock which nobody holds any more is ended, and counted. */
+                alarm(60);
+                ptr mine = 0;
+                int refused = alloc(&mine, 1ul << 20);
+                int found = dlsym(cuda, "cuMemAllocPitch_v2") && dlsym(nvml, "nvmlDeviceGetMemoryInfo");
+                ((fn)dlsym(nvml, "nvmlInit_v2"))();
+                _exit(refused && found ? 0 : 1);
+            }
+            waitpid(child, &status, 0);
+            bad += status != 0;
+        }
+        stop = 1;
+        for (int i = 0; i < 4; i++) pthread_join(threads[i], 0);
+        printf("bad = %d\n", bad);
+    } else {
+        /* vfork: the child runs in our memory until it becomes the other program. */
+        int code = alloc(&at, 600ul << 20);
+        fflush(stdout);
+        for (int i = 0; i < 5; i++) {
+            int status = 0;
+            pid_t child = vfork();
+            if (!child) {
+                execv(argv[2], &argv[2]);
+                _exit(9);
+            }
+            waitpid(child, &status, 0);
+            code |= status;
+        }
+        printf("code = %d\n", code);
+    }
+    int code = info(&free, &total);
+    printf("info = %d %llu %llu\n", code, free, total);
+    printf("free = %d\n", at ? release(at) : 0);
+    return 0;
+}
