@@ -25,6 +25,11 @@ pub(crate) fn shares_on(device: Device) -> impl DoubleEndedIterator<Item = &'sta
         .map(|(_, share)| share)
 }
 
+fn first_two(device: Device) -> [Option<&'static Share>; 2] {
+    let mut shares = shares_on(device);
+    [shares.next(), shares.next()]
+}
+
 /// Whether any share is on the device; others are not limited.
 #[inline]
 pub(crate) fn is_limited(device: Device) -> bool {
@@ -39,6 +44,13 @@ pub(crate) fn try_charge(device: Device, bytes: u64) -> Result<(), Refusal> {
 
 /// The same for memory of either kind.
 pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), Refusal> {
+    // What is refused must not be charged in part meanwhile: others would be refused what is free.
+    if let [Some(share), None] = first_two(device) {
+        return share.charge(bytes, kind);
+    }
+    if shares_on(device).fold(0, |sum: u64, share| sum.saturating_add(share.room(kind))) < bytes {
+        return Err(Refusal::Quota);
+    }
     let mut left = bytes;
     let mut refusal = Refusal::Quota;
     for share in shares_on(device) {

@@ -320,15 +320,37 @@ impl Share {
         Ok(())
     }
 
+    /// Charges all of `bytes` or nothing.
+    pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<(), Refusal> {
+        self.change(kind, |region, slot, limit| ledger::charge(region, slot, bytes, limit).map(|_| bytes))
+            .map(drop)
+    }
+
     /// Charges up to `bytes`; returns how many.
     pub(crate) fn charge_up_to(&self, bytes: u64, kind: Kind) -> Result<u64, Refusal> {
-        let limit = match kind {
+        self.change(kind, |region, slot, limit| ledger::charge_up_to(region, slot, bytes, limit))
+    }
+
+    /// Bytes that could be charged now.
+    pub(crate) fn room(&self, kind: Kind) -> u64 {
+        self.limit_of(kind).saturating_sub(self.total())
+    }
+
+    fn limit_of(&self, kind: Kind) -> u64 {
+        match kind {
             Kind::Device => self.limit(),
             Kind::Managed => self.limit().saturating_add(self.oversubscription.load(Relaxed)),
-        };
+        }
+    }
+
+    fn change(
+        &self,
+        kind: Kind,
+        make: impl FnOnce(&Region, usize, u64) -> Result<u64, LedgerError>,
+    ) -> Result<u64, Refusal> {
+        let limit = self.limit_of(kind);
         let (mut seat, region, slot) = self.seated()?;
-        let charged =
-            ledger::charge_up_to(region, slot, bytes, limit).map_err(|error| refuse(region, error))?;
+        let charged = make(region, slot, limit).map_err(|error| refuse(region, error))?;
         seat.held += charged;
         let total = ledger::total(region);
         if total > region.header.peak_bytes.load(Relaxed) {
