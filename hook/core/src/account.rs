@@ -44,6 +44,9 @@ pub(crate) fn try_charge(device: Device, bytes: u64) -> Result<(), Refusal> {
 
 /// The same for memory of either kind.
 pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), Refusal> {
+    if bytes == 0 {
+        return Ok(());
+    }
     // What is refused must not be charged in part meanwhile: others would be refused what is free.
     if let [Some(share), None] = first_two(device) {
         return share.charge(bytes, kind);
