@@ -187,6 +187,8 @@ pub struct Core {
     compaction: compaction::Compaction,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
+    /// Pods that did not fit when they were decided.
+    unmet: HashSet<ObjectKey>,
     quotas: quotas::Quotas,
     returns: substitutes::Returns,
     acknowledging: HashMap<Arc<str>, i64>,
@@ -225,6 +227,7 @@ impl Core {
             reservations: reservations::Reservations::default(),
             first_seen: HashMap::new(),
             told: reports::Told::default(),
+            unmet: HashSet::new(),
             quotas: quotas::Quotas::default(),
             returns: substitutes::Returns::default(),
             acknowledging: HashMap::new(),
@@ -438,6 +441,7 @@ impl Core {
         let Some(pod) = self.index.pod(key) else {
             self.queue.remove(key);
             self.told.forget_pod(key);
+            self.unmet.remove(key);
             self.first_seen.remove(key);
             self.end_nomination(key, now);
             self.refused.remove(key);

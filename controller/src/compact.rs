@@ -139,7 +139,7 @@ impl Work<'_> {
                 Situation { stages: stages.clone(), anew: gpu.claims.clone(), ..Situation::default() };
             let decision = decide_in(self.index, self.matcher, &anew, &situation, self.options, expired);
             let Decision::Placed(plan) = decision else { return None };
-            if plan.score.opened > 0 {
+            if self.options.strategy.facts(plan.score).opened > 0 {
                 return None;
             }
             let held = plan.holders(self.index);

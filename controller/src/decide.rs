@@ -446,6 +446,7 @@ fn refuse(
             }
         }
     }
+    reasons.set_wanted(list.wanted());
     Some(Choice::None(reasons))
 }
 

@@ -244,9 +244,11 @@ impl fmt::Display for Ranking {
             }
             writeln!(
                 f,
-                "opens {} untouched GPU(s), takes {} GPU from what larger requests could have had, leaves {} GPU free",
+                "opens {} untouched GPU(s), makes {} GPU useless, takes {} GPU from what larger requests could have \
+                 had, leaves {} GPU free",
                 facts.opened,
-                Gpus(facts.lost),
+                Gpus(facts.cost.stranded),
+                Gpus(facts.cost.lost),
                 Gpus(facts.left)
             )?;
         }

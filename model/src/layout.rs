@@ -9,6 +9,7 @@ mod counters;
 mod slices;
 
 pub use attributes::{Capacity, CapacityPolicy};
+pub use counters::MEMORY_SLICE;
 
 use crate::{DeviceKind, DeviceName, GpuInfo, LiveMig, MigCapability, MigProfile, Placement};
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! A cluster in an index: nodes as the node agent publishes them, claims that come and go.
 
 use crate::fixtures::{self, DRIVER, object};
-use aliquot_controller::decide::{Decision, LeftOut, Matcher, Options, Plan, decide};
+use aliquot_controller::decide::{Decision, LeftOut, Matcher, NoFit, Options, Plan, decide};
 use aliquot_controller::index::{FINGERPRINT, Index, ObjectKey, Pod, fingerprint};
 use aliquot_model::layout::{AllocatorMode, GpuState};
 use aliquot_model::names;
@@ -116,6 +116,13 @@ impl Cluster {
     /// Decides.
     pub(crate) fn decide(&mut self, pod: &Pod) -> Decision {
         decide(&self.index, &mut self.matcher, pod, &LeftOut::new(), self.options, &mut || false)
+    }
+
+    /// Lets the index learn of a refusal, as the controller does.
+    pub(crate) fn refused(&mut self, reason: &NoFit) {
+        for (board, place) in reason.wanted() {
+            self.index.note_asked(*board, *place);
+        }
     }
 
     /// Lets the API show a decision.

@@ -297,7 +297,8 @@ impl Placer for Shipped {
                 self.0.show(&plan);
                 true
             }
-            Decision::NoFit(_) => {
+            Decision::NoFit(reason) => {
+                self.0.refused(&reason);
                 self.0.end(&name);
                 false
             }

@@ -113,6 +113,12 @@ impl Core {
 
     /// For a pod that does not fit: looks for pods whose devices would make room, and has them evicted.
     pub(super) fn make_room(&mut self, pod: &Pod, reason: &NoFit, now: Instant, wall: Timestamp) {
+        // Asked once, however often it is decided.
+        if self.unmet.insert(pod.key.clone()) {
+            for (board, place) in reason.wanted() {
+                self.index.note_asked(*board, *place);
+            }
+        }
         let choice = if self.may_preempt(pod) { self.choose(pod, None, now, wall) } else { Choice::None };
         match choice {
             // Nobody goes for what a quota would hold back.

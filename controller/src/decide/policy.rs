@@ -13,36 +13,64 @@ pub enum Strategy {
     Spread,
 }
 
+/// What could still be taken of a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Worth {
+    /// Free memory slices that no devices can use together with the others, in thousandths of the GPU.
+    pub stranded: i64,
+    /// Each device that fits, weighted by its part of the GPU in thousandths: losing a large one hurts
+    /// more than losing a small one.
+    pub open: i64,
+}
+
+impl Worth {
+    /// What it costs to come from here to another state.
+    pub const fn until(self, after: Self) -> Cost {
+        Cost { stranded: after.stranded - self.stranded, lost: self.open - after.open }
+    }
+}
+
+/// What taking a device costs those who come later: smaller is better, fields in order of weight.
+/// Slices that nobody can use any more come first: simulations with a mix of profiles lost most by
+/// them (`make bench`, packing).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Cost {
+    /// Memory slices that nobody can use from now on, in thousandths of a GPU.
+    pub stranded: i64,
+    /// What larger requests could have had before and cannot have now, in thousandths of a GPU.
+    pub lost: i64,
+}
+
+impl Cost {
+    /// Both together.
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            stranded: self.stranded.saturating_add(other.stranded),
+            lost: self.lost.saturating_add(other.lost),
+        }
+    }
+}
+
 /// How good a solution on a node is: smaller is better, fields in order of weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Score {
     /// Sum of the positions of the chosen alternatives: what the user likes best goes first.
     pub alternatives: usize,
-    /// GPUs that were free and are not any more (bin-pack), or the other way round.
-    pub opened: i64,
-    /// What larger requests could have had before and cannot have now, in thousandths of a GPU.
-    pub lost: i64,
-    /// What is left of the node, in thousandths of a GPU; negative when more is better.
-    pub left: i64,
+    /// What the strategy looks at next, its most important fact first.
+    by: [i64; 4],
 }
 
 /// How a device ranks among those that can satisfy a request; smaller is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub struct Rank {
-    opened: i64,
-    lost: i64,
-    left: i64,
-}
+pub struct Rank([i64; 4]);
 
 /// What the policy is told of a GPU when one of its devices would be taken.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GpuView {
     /// Whether nothing of it is held.
     pub untouched: bool,
-    /// Value of what could be taken of it before, and would be after, in thousandths of a GPU.
-    pub value_before: i64,
-    /// See `value_before`.
-    pub value_after: i64,
+    /// What taking the device would cost.
+    pub cost: Cost,
     /// What is free of it before, in thousandths of it.
     pub free: i64,
 }
@@ -52,36 +80,43 @@ pub struct GpuView {
 pub struct Facts {
     /// GPUs that were free and are not any more.
     pub opened: i64,
-    /// What larger requests could have had before and cannot have now, in thousandths of a GPU.
-    pub lost: i64,
+    /// What those who come later lose.
+    pub cost: Cost,
     /// What is left of the node, in thousandths of a GPU.
     pub left: i64,
 }
 
 impl Strategy {
+    /// Facts in order of weight, each so that smaller is better.
+    const fn order(self, facts: Facts) -> [i64; 4] {
+        let Facts { opened, cost, left } = facts;
+        match self {
+            Self::BinPack => [opened, cost.stranded, cost.lost, left],
+            Self::Spread => [-opened, -left, cost.stranded, cost.lost],
+        }
+    }
+
     /// What a score of this strategy says.
     pub const fn facts(self, score: Score) -> Facts {
-        match self {
-            Self::BinPack => Facts { opened: score.opened, lost: score.lost, left: score.left },
-            Self::Spread => Facts { opened: -score.opened, lost: score.left, left: -score.lost },
+        match (self, score.by) {
+            (Self::BinPack, [opened, stranded, lost, left]) => {
+                Facts { opened, cost: Cost { stranded, lost }, left }
+            }
+            (Self::Spread, [opened, left, stranded, lost]) => {
+                Facts { opened: -opened, cost: Cost { stranded, lost }, left: -left }
+            }
         }
     }
 
     /// The rank of a device.
     pub fn rank(self, gpu: GpuView) -> Rank {
-        let lost = gpu.value_before - gpu.value_after;
-        match self {
-            Self::BinPack => Rank { opened: i64::from(gpu.untouched), lost, left: gpu.free },
-            Self::Spread => Rank { opened: -i64::from(gpu.untouched), lost: -gpu.free, left: lost },
-        }
+        let facts = Facts { opened: i64::from(gpu.untouched), cost: gpu.cost, left: gpu.free };
+        Rank(self.order(facts))
     }
 
     /// The score of a solution.
-    pub fn score(self, alternatives: usize, opened: i64, lost: i64, left: i64) -> Score {
-        match self {
-            Self::BinPack => Score { alternatives, opened, lost, left },
-            Self::Spread => Score { alternatives, opened: -opened, lost: -left, left: lost },
-        }
+    pub const fn score(self, alternatives: usize, opened: i64, cost: Cost, left: i64) -> Score {
+        Score { alternatives, by: self.order(Facts { opened, cost, left }) }
     }
 }
 

@@ -271,9 +271,21 @@ pub struct NoFit {
     reasons: BTreeMap<NodeReason, (usize, Arc<str>)>,
     nodes: usize,
     doubtful: bool,
+    wanted: Vec<(u32, usize)>,
 }
 
 impl NoFit {
+    /// The smallest places that would have done, one for each request and board that has some: what the
+    /// cluster was asked for, to be noted by [`crate::index::Index::note_asked`]. Empty where nodes were
+    /// looked at one by one.
+    pub fn wanted(&self) -> &[(u32, usize)] {
+        &self.wanted
+    }
+
+    pub(super) fn set_wanted(&mut self, wanted: Vec<(u32, usize)>) {
+        self.wanted = wanted;
+    }
+
     /// A search contradicted what was known of an equal node.
     pub(super) fn doubtful() -> Self {
         Self { doubtful: true, ..Self::default() }

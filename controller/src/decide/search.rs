@@ -6,7 +6,7 @@ mod state;
 use super::ask::{Alternative, Ask, Count, MOST_RESULTS};
 use super::capacity;
 use super::matcher::Answers;
-use super::policy::{Rank, Score, Strategy};
+use super::policy::{Cost, Rank, Score, Strategy};
 use super::reason::DeviceReason;
 use super::{Matcher, Rejection};
 use crate::index::{Index, Layout, Owner, Pool, PoolState, Shape, Sym};
@@ -165,7 +165,7 @@ pub fn search(
         steps: 0,
         limits: Limits { steps: limits.steps, expired: &mut *limits.expired },
         too_many: None,
-        lost: 0,
+        cost: Cost::default(),
         opened: HashSet::new(),
     };
     match search.request(0, 0) {
@@ -379,7 +379,7 @@ struct Search<'a, 's> {
     steps: u64,
     limits: Limits<'s>,
     too_many: Option<String>,
-    lost: i64,
+    cost: Cost,
     opened: HashSet<(usize, u32)>,
 }
 
@@ -539,9 +539,9 @@ impl Search<'_, '_> {
             };
             let Some(device) = view.layout.devices.get(pick.position as usize) else { continue };
             if self.opened.insert((position, device.gpu)) {
-                let before = self.state.value_at_start(position, device.gpu);
-                let after = self.state.value_now(position, device.gpu);
-                self.lost = self.lost.saturating_add(before.saturating_sub(after));
+                let before = self.state.worth_at_start(position, device.gpu);
+                let cost = before.until(self.state.worth_now(position, device.gpu));
+                self.cost = self.cost.plus(cost);
             }
         }
         let opened =
@@ -549,7 +549,7 @@ impl Search<'_, '_> {
         let left = self.state.left();
         let alternatives = self.chosen.iter().flatten().sum();
         let opened = i64::try_from(opened).unwrap_or(i64::MAX);
-        let score = self.strategy.score(alternatives, opened, self.lost, left);
+        let score = self.strategy.score(alternatives, opened, self.cost, left);
         Solution { picks: self.picks, chosen: self.chosen, score }
     }
 

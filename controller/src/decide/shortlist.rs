@@ -4,7 +4,7 @@
 //! What is left out cannot fit; what is listed may still not, and is searched before it is chosen.
 
 use super::ask::{Alternative, Ask, ConstraintKind, Count};
-use super::policy::Strategy;
+use super::policy::{Cost, Strategy};
 use super::{Inputs, Matcher, Stage, search};
 use crate::index::{Board, Fleet, GpuState, Index, Layout, Make, Owner, Row, Sym, tolerated};
 use crate::quantity::Quantity;
@@ -178,14 +178,27 @@ impl<'a> Shortlist<'a> {
         found
     }
 
+    /// By part and board: the smallest place that would do.
+    pub(super) fn wanted(&self) -> Vec<(u32, usize)> {
+        let mut wanted = Vec::new();
+        for part in 0..self.parts.len() {
+            let boards: BTreeMap<u32, u64> =
+                self.masks_of_part(part).into_iter().map(|(mask, board)| (board, mask)).collect();
+            for (board, mask) in boards {
+                wanted.extend(bits(mask).min_by_key(|at| self.fleet.size(board, *at)).map(|at| (board, at)));
+            }
+        }
+        wanted
+    }
+
     /// How good the best place of a mask is; smaller is better.
-    fn rank(&self, state: &GpuState, part: &Part<'_>, mask: u64) -> Option<(i64, i64)> {
+    fn rank(&self, state: &GpuState, part: &Part<'_>, mask: u64) -> Option<(i64, Cost)> {
         let open = self.open(state, part, mask);
         let opened = i64::from(state.untouched());
-        let lost = bits(open).map(|place| state.lost(place)).min()?;
+        let cost = bits(open).map(|place| state.cost(place)).min()?;
         Some(match self.strategy {
-            Strategy::BinPack => (opened, lost),
-            Strategy::Spread => (-opened, 0),
+            Strategy::BinPack => (opened, cost),
+            Strategy::Spread => (-opened, Cost::default()),
         })
     }
 

@@ -4,7 +4,10 @@
 //! places; two of them are in one state when the same places are free on them. A node that this
 //! cannot say of (several pools, a pool that cannot be given from) is odd: it is looked at by itself.
 
-use super::{Index, Layout, Pool, PoolState, Quantity, Shape, Sym, Table};
+use super::outlook::MOST_SLICES;
+use super::{CounterSet, Device, Index, Layout, Outlook, Pool, PoolState, Quantity, Shape, Sym, Table};
+use crate::decide::policy::{Cost, Worth};
+use aliquot_model::layout::MEMORY_SLICE;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -18,7 +21,9 @@ const IDENTITIES: [&str; 2] = ["uuid", "parentUUID"];
 pub struct Board {
     /// The devices, in layout order.
     pub places: Vec<Place>,
-    totals: Vec<Quantity>,
+    pub(crate) totals: Vec<Quantity>,
+    /// Counters of memory slices.
+    pub(crate) slices: Vec<usize>,
 }
 
 /// A device of a board.
@@ -29,28 +34,13 @@ pub struct Place {
     /// Who may give it out.
     pub owner: super::Owner,
     /// Counters, sets one after the other, and how much of them.
-    draws: Vec<(usize, Quantity)>,
+    pub(crate) draws: Vec<(usize, Quantity)>,
 }
 
-impl Board {
-    fn suffices(free: &[Quantity], place: &Place) -> bool {
-        place.draws.iter().all(|(at, amount)| free.get(*at).is_some_and(|free| amount <= free))
-    }
-
-    /// What could be taken, in thousandths of the GPU: shares need all of it, as the whole GPU does,
-    /// and count once, with the latter.
-    fn value(&self, shapes: &Table<Shape>, free: &[Quantity]) -> i64 {
-        let open = self.places.iter().filter(|place| {
-            !place.draws.is_empty() && !shapes.get(place.shape).shareable && Self::suffices(free, place)
-        });
-        open.map(|place| {
-            let parts = place.draws.iter().map(|(at, amount)| {
-                let total = self.totals.get(*at).copied().unwrap_or_default();
-                crate::decide::policy::thousandths(*amount, total)
-            });
-            parts.max().unwrap_or_default()
-        })
-        .sum()
+impl Place {
+    /// Whether so much suffices for it.
+    pub(crate) fn fits(&self, free: &[Quantity]) -> bool {
+        self.draws.iter().all(|(at, amount)| free.get(*at).is_some_and(|free| amount <= free))
     }
 }
 
@@ -68,8 +58,8 @@ struct Key {
 #[derive(Debug)]
 pub struct GpuState {
     key: Key,
-    /// What larger requests lose when a place is taken, by place.
-    lost: Vec<i64>,
+    /// What taking a place costs, by place.
+    costs: Vec<Cost>,
     /// Room on the node, its pool, position of the GPU: of all nodes with such a GPU.
     members: BTreeSet<(i64, Sym, usize)>,
 }
@@ -108,9 +98,9 @@ impl GpuState {
         })
     }
 
-    /// See the field.
-    pub fn lost(&self, place: usize) -> i64 {
-        self.lost.get(place).copied().unwrap_or_default()
+    /// What taking a place costs.
+    pub fn cost(&self, place: usize) -> Cost {
+        self.costs.get(place).copied().unwrap_or_default()
     }
 
     /// Nodes with such a GPU, fullest first: room, pool, position of the GPU.
@@ -146,6 +136,8 @@ pub struct Row {
 #[derive(Debug, Default)]
 pub struct Fleet {
     boards: Table<Board>,
+    /// By board.
+    outlooks: Vec<Outlook>,
     make_ids: Table<(u64, Vec<u64>)>,
     makes: BTreeMap<u32, Make>,
     known: HashMap<Key, usize>,
@@ -227,15 +219,48 @@ impl Fleet {
         }
     }
 
-    fn intern(&mut self, shapes: &Table<Shape>, key: Key) -> usize {
-        if let Some(known) = self.known.get(&key) {
-            return *known;
+    /// What a GPU is good for, given what is free of each counter, sets one after the other.
+    pub fn worth(&self, board: u32, free: &[Quantity]) -> Worth {
+        let outlook = self.outlooks.get(board as usize);
+        outlook.map(|outlook| outlook.worth(self.boards.get(board), free)).unwrap_or_default()
+    }
+
+    /// The size of a place, in thousandths of the GPU; 0 for shares.
+    pub fn size(&self, board: u32, place: usize) -> i64 {
+        self.outlooks.get(board as usize).map(|outlook| outlook.size(place)).unwrap_or_default()
+    }
+
+    fn intern_board(&mut self, board: Board, shareable: impl Fn(u32) -> bool) -> u32 {
+        let number = self.boards.intern(board);
+        if self.outlooks.len() <= number as usize {
+            self.outlooks.push(Outlook::new(self.boards.get(number), shareable));
         }
-        let board = self.boards.get(key.board);
-        let before = board.value(shapes, &key.free);
-        let lost = board.places.iter().enumerate().map(|(at, place)| {
+        number
+    }
+
+    fn ask(&mut self, board: u32, place: usize) {
+        let Some(outlook) = self.outlooks.get_mut(board as usize) else { return };
+        if !outlook.ask(self.boards.get(board), place) {
+            return;
+        }
+        for at in 0..self.states.len() {
+            let Some(key) = self.states.get(at).map(|state| &state.key) else { continue };
+            if key.board == board {
+                let costs = self.costs(key);
+                if let Some(state) = self.states.get_mut(at) {
+                    state.costs = costs;
+                }
+            }
+        }
+    }
+
+    /// What taking each place of a GPU costs.
+    fn costs(&self, key: &Key) -> Vec<Cost> {
+        let before = self.worth(key.board, &key.free);
+        let places = self.boards.get(key.board).places.iter().enumerate();
+        let cost = |(at, place): (usize, &Place)| {
             if key.fits >> at & 1 == 0 {
-                return 0;
+                return Cost::default();
             }
             let mut free = key.free.clone();
             for (at, amount) in &place.draws {
@@ -243,9 +268,16 @@ impl Fleet {
                     *free = *free - *amount;
                 }
             }
-            before - board.value(shapes, &free)
-        });
-        let state = GpuState { lost: lost.collect(), key: key.clone(), members: BTreeSet::new() };
+            before.until(self.worth(key.board, &free))
+        };
+        places.map(cost).collect()
+    }
+
+    fn intern(&mut self, key: Key) -> usize {
+        if let Some(known) = self.known.get(&key) {
+            return *known;
+        }
+        let state = GpuState { costs: self.costs(&key), key: key.clone(), members: BTreeSet::new() };
         let at = self.vacant.pop().unwrap_or(self.states.len());
         match self.states.get_mut(at) {
             Some(slot) => *slot = state,
@@ -303,8 +335,7 @@ impl Index {
             .filter(|(name, _)| !identities.contains(&Some(*name)))
             .map(|(_, column)| column.id)
             .collect();
-        let boards: Vec<Board> = (0..layout.gpus.len()).map(|gpu| self.board_of(&layout, gpu)).collect();
-        let boards: Vec<u32> = boards.into_iter().map(|board| self.fleet.boards.intern(board)).collect();
+        let boards: Vec<u32> = layout.gpus.iter().map(|gpu| gpu.board).collect();
         let make = self.fleet.make_ids.intern((layout.id, columns));
         let mut room = 0;
         let mut keys = Vec::new();
@@ -319,7 +350,7 @@ impl Index {
             room += sum / i64::max(count, 1);
             keys.push(key);
         }
-        let states: Box<[usize]> = keys.into_iter().map(|key| self.fleet.intern(&self.shapes, key)).collect();
+        let states: Box<[usize]> = keys.into_iter().map(|key| self.fleet.intern(key)).collect();
         for (gpu, at) in states.iter().enumerate() {
             if let Some(state) = self.fleet.states.get_mut(*at) {
                 state.members.insert((room, name, gpu));
@@ -333,16 +364,30 @@ impl Index {
         true
     }
 
-    fn board_of(&self, layout: &Layout, gpu: usize) -> Board {
-        let mut board = Board { places: Vec::new(), totals: Vec::new() };
-        let Some(gpu) = layout.gpus.get(gpu) else { return board };
+    /// The board of a GPU with these of the devices, drawing on these of the sets.
+    pub(super) fn board_of(
+        &mut self,
+        devices: &[Device],
+        sets: &[CounterSet],
+        positions: &[u32],
+        used: &BTreeSet<u16>,
+    ) -> u32 {
+        let mut board = Board { places: Vec::new(), totals: Vec::new(), slices: Vec::new() };
         let mut begins = BTreeMap::new();
-        for at in &gpu.sets {
-            let Some(set) = layout.sets.get(usize::from(*at)) else { continue };
+        for at in used {
+            let Some(set) = sets.get(usize::from(*at)) else { continue };
             begins.insert(*at, board.totals.len());
-            board.totals.extend(set.counters.iter().map(|(_, total)| *total));
+            for (name, total) in set.counters.iter() {
+                if self.names.get(*name).starts_with(MEMORY_SLICE) {
+                    board.slices.push(board.totals.len());
+                }
+                board.totals.push(*total);
+            }
         }
-        for device in gpu.devices.iter().filter_map(|at| layout.devices.get(*at as usize)) {
+        if board.slices.len() > MOST_SLICES {
+            board.slices.clear();
+        }
+        for device in positions.iter().filter_map(|at| devices.get(*at as usize)) {
             let mut draws = Vec::new();
             for (set, amounts) in self.draws(device) {
                 let begin = begins.get(&set).copied().unwrap_or_default();
@@ -351,7 +396,22 @@ impl Index {
             let (shape, taints, owner) = (device.shape, device.taints, device.owner);
             board.places.push(Place { shape, taints, owner, draws });
         }
-        board
+        self.fleet.intern_board(board, |shape| self.shapes.get(shape).shareable)
+    }
+
+    /// Notes that somebody asked for what such a place of a board is; see [`Outlook`].
+    pub fn note_asked(&mut self, board: u32, place: usize) {
+        self.fleet.ask(board, place);
+    }
+
+    /// Notes that somebody has a device.
+    pub(super) fn note_given(&mut self, layout: &Layout, device: Sym) {
+        let Some(position) = layout.position(device) else { return };
+        let Some(number) = layout.devices.get(position as usize).map(|device| device.gpu) else { return };
+        let Some(gpu) = layout.gpus.iter().find(|gpu| gpu.number == number) else { return };
+        if let Ok(place) = gpu.devices.binary_search(&position) {
+            self.fleet.ask(gpu.board, place);
+        }
     }
 
     fn key_of(&self, pool: &Pool, layout: &Layout, gpu: usize, board: u32) -> Key {
@@ -364,7 +424,7 @@ impl Index {
         let places = &self.fleet.board(board).places;
         for (at, (position, place)) in gpu.devices.iter().zip(places).enumerate() {
             match pool.usage.devices.get(position) {
-                None => key.fits |= u64::from(!closed && Board::suffices(&key.free, place)) << at,
+                None => key.fits |= u64::from(!closed && place.fits(&key.free)) << at,
                 Some(used) => {
                     key.untouched = false;
                     if used.exclusive == 0 && !closed {

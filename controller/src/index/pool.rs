@@ -81,6 +81,8 @@ pub struct Gpu {
     pub sets: Box<[u16]>,
     /// Whether no other GPU draws on these sets.
     pub alone: bool,
+    /// Its board: what it has in common with GPUs of other nodes.
+    pub board: u32,
 }
 
 /// The values of one attribute, a device each.
@@ -435,11 +437,12 @@ impl Index {
         }
         let gpus = gpus
             .into_iter()
-            .map(|(number, devices, sets)| Gpu {
+            .map(|(number, positions, used)| Gpu {
                 number,
-                devices: devices.into(),
-                alone: sets.iter().all(|set| users.get(set) == Some(&1)),
-                sets: sets.into_iter().collect(),
+                alone: used.iter().all(|set| users.get(set) == Some(&1)),
+                board: self.board_of(&devices, &sets, &positions, &used),
+                devices: positions.into(),
+                sets: used.into_iter().collect(),
             })
             .collect();
         let id = self.next_id();

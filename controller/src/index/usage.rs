@@ -163,12 +163,17 @@ impl Index {
     pub(crate) fn hold(&mut self, pool: Sym, holder: Holder) {
         let names = Names { names: &self.names, shapes: &self.shapes, draws: &self.draws };
         let entry = self.pools.entry(pool).or_insert_with(|| Pool::new(pool));
-        if let Some(layout) = entry.layout.clone() {
-            entry.usage.count(&names, &layout, &holder, 1);
+        let layout = entry.layout.clone();
+        if let Some(layout) = &layout {
+            entry.usage.count(&names, layout, &holder, 1);
         }
+        let given = (!holder.admin).then_some(holder.device);
         entry.holders.push(holder);
         entry.touch();
         let node = entry.node.clone();
+        if let (Some(layout), Some(device)) = (layout, given) {
+            self.note_given(&layout, device);
+        }
         self.refresh_fleet(node.as_ref());
     }
 

@@ -4,9 +4,11 @@ use super::{CounterSet, Holding};
 use crate::{GpuInfo, MigProfile};
 use std::collections::BTreeMap;
 
-/// Name of a memory slice's counter; its value is 1.
+/// How names of memory slices' counters begin, as in NVIDIA's driver; their values are 1.
+pub const MEMORY_SLICE: &str = "memory-slice-";
+
 fn slice_name(slice: u32) -> String {
-    format!("memory-slice-{slice}")
+    format!("{MEMORY_SLICE}{slice}")
 }
 
 /// The counters of a GPU. Boards without MIG have one slice, so that their modes exclude each other too.

@@ -1,7 +1,7 @@
 //! What is taken while the search goes on, over what the index says is taken already.
 
 use super::super::ask::{Alternative, Ask, ConstraintKind};
-use super::super::policy::{GpuView, Rank, Strategy, thousandths};
+use super::super::policy::{GpuView, Rank, Strategy, Worth, thousandths};
 use super::{Candidate, Pick, View};
 use crate::index::{Device, Gpu, Index};
 use crate::quantity::Quantity;
@@ -43,7 +43,7 @@ pub(super) struct State<'a, 's> {
     /// What a GPU is, as far as any request can tell: see [`State::equivalence`].
     kinds: HashMap<(usize, u32), u64>,
     marks: Vec<Vec<u64>>,
-    values: HashMap<(u64, u32, u64), i64>,
+    worths: HashMap<(u64, u32, u64), Worth>,
 }
 
 impl<'a, 's> State<'a, 's> {
@@ -63,7 +63,7 @@ impl<'a, 's> State<'a, 's> {
             results: vec![0; asks.len()],
             kinds: HashMap::new(),
             marks,
-            values: HashMap::new(),
+            worths: HashMap::new(),
         }
     }
 
@@ -338,19 +338,18 @@ impl<'a, 's> State<'a, 's> {
             return Some((Rank::default(), device.gpu));
         }
         let shared = self.is_shared(view, candidate.position);
-        let before = self.value_now(view, device.gpu);
+        let before = self.worth_now(view, device.gpu);
         let after = if shared {
             before
         } else {
             self.draw(view, device, false);
-            let after = self.value_now(view, device.gpu);
+            let after = self.worth_now(view, device.gpu);
             self.draw(view, device, true);
             after
         };
         let seen = GpuView {
             untouched: self.untouched_now(view, device.gpu),
-            value_before: before,
-            value_after: after,
+            cost: before.until(after),
             free: if shared {
                 self.share_left(view, candidate)
             } else {
@@ -396,49 +395,34 @@ impl<'a, 's> State<'a, 's> {
         of.devices.iter().all(|position| !in_view.pool.usage.devices.contains_key(position))
     }
 
-    /// The value of what could still be taken of a GPU: each device that fits, weighted by its
-    /// part of the GPU. Losing a large one hurts more than losing a small one.
-    pub(super) fn value_now(&mut self, view: usize, gpu: u32) -> i64 {
-        self.value(view, gpu, false)
+    /// What a GPU is good for as the search goes on.
+    pub(super) fn worth_now(&mut self, view: usize, gpu: u32) -> Worth {
+        self.worth(view, gpu, false)
     }
 
-    pub(super) fn value_at_start(&mut self, view: usize, gpu: u32) -> i64 {
-        self.value(view, gpu, true)
+    /// What it was good for before.
+    pub(super) fn worth_at_start(&mut self, view: usize, gpu: u32) -> Worth {
+        self.worth(view, gpu, true)
     }
 
-    fn value(&mut self, view: usize, number: u32, at_start: bool) -> i64 {
-        let (Some(in_view), Some(gpu)) = (self.views.get(view), self.gpu(view, number)) else { return 0 };
+    fn worth(&mut self, view: usize, number: u32, at_start: bool) -> Worth {
+        let (Some(in_view), Some(gpu)) = (self.views.get(view), self.gpu(view, number)) else {
+            return Worth::default();
+        };
         let free = if at_start { Some(&in_view.pool.usage.free) } else { self.free.get(view) };
-        let Some(free) = free else { return 0 };
+        let Some(free) = free else { return Worth::default() };
+        let sets = gpu.sets.iter().filter_map(|set| in_view.layout.sets.get(usize::from(*set)));
+        let counters = sets.flat_map(|set| free.get(set.offset..set.offset + set.counters.len()));
+        let free: Vec<Quantity> = counters.flatten().copied().collect();
         let mut hasher = DefaultHasher::new();
-        for set in gpu.sets.iter().filter_map(|set| in_view.layout.sets.get(usize::from(*set))) {
-            free.get(set.offset..set.offset + set.counters.len()).hash(&mut hasher);
-        }
+        free.hash(&mut hasher);
         let key = (in_view.layout.id, number, hasher.finish());
-        if let Some(known) = self.values.get(&key) {
+        if let Some(known) = self.worths.get(&key) {
             return *known;
         }
-        let mut value = 0i64;
-        for device in gpu.devices.iter().filter_map(|position| in_view.layout.devices.get(*position as usize))
-        {
-            let mut part = 0i64;
-            let mut fits = device.draws.iter().flatten().next().is_some();
-            for (set, amounts) in self.index.draws(device) {
-                let Some(set) = in_view.layout.sets.get(usize::from(set)) else { continue };
-                for (counter, amount) in amounts {
-                    let at = usize::from(*counter);
-                    fits &= free.get(set.offset + at).is_some_and(|free| amount <= free);
-                    let total = set.counters.get(at).map(|(_, total)| *total).unwrap_or_default();
-                    part = part.max(thousandths(*amount, total));
-                }
-            }
-            // Shares of a GPU need all of it, as the whole GPU does: counted once, with the latter.
-            if fits && !self.index.shape(device).shareable {
-                value = value.saturating_add(part);
-            }
-        }
-        self.values.insert(key, value);
-        value
+        let worth = self.index.fleet().worth(gpu.board, &free);
+        self.worths.insert(key, worth);
+        worth
     }
 
     /// What is left of a GPU's counters on the whole, in thousandths.

@@ -62,10 +62,11 @@ fn a_shortlist_decides_as_a_look_at_each_node_does(#[case] strategy: Strategy) {
             world.index.delete_taint_rule("elsewhere");
             match (short, full) {
                 (Decision::Placed(short), Decision::Placed(full)) => {
-                    let of = |plan: &Plan| (plan.score.alternatives, plan.score.opened);
+                    let facts = |plan: &Plan| strategy.facts(plan.score);
+                    let of = |plan: &Plan| (plan.score.alternatives, facts(plan).opened);
                     assert_eq!(of(&short), of(&full), "seed {first}, claim {number}, {spec}");
                     if strategy == Strategy::BinPack {
-                        assert_eq!(short.score.lost, full.score.lost, "seed {first}, claim {number}");
+                        assert_eq!(facts(&short).cost, facts(&full).cost, "seed {first}, claim {number}");
                     }
                     world.show(&short, &pod);
                     live.push(name);
