@@ -135,6 +135,43 @@ pub struct Args {
     #[arg(long, env = "HOLD_AT_MOST", default_value = "24h", value_parser = parse_duration)]
     pub hold_at_most: Duration,
 
+    /// Compare what NVML counts for the processes of each share with its quota. Needs the host's pids.
+    #[arg(long, env = "AUDIT", default_value_t = true, action = clap::ArgAction::Set)]
+    pub audit: bool,
+
+    /// How often; NVML tells the GPU time of about the last second.
+    #[arg(long, default_value = "2s", value_parser = parse_duration)]
+    pub audit_interval: Duration,
+
+    /// Looks in a row after which a share that exceeds its quota is reported.
+    #[arg(long, default_value_t = 15)]
+    pub audit_looks: u32,
+
+    /// Percent of a share's memory that is forgiven, and memory for each of its processes besides: code
+    /// that is loaded late and local memory are asked for by no call that the limiter sees.
+    #[arg(long, default_value_t = 5)]
+    pub audit_memory_percent: u8,
+
+    /// See `--audit-memory-percent`.
+    #[arg(long, default_value = "256Mi", value_parser = parse_bytes)]
+    pub audit_memory_per_process: u64,
+
+    /// Percent of the GPU's time that is forgiven.
+    #[arg(long, default_value_t = 10)]
+    pub audit_time_points: u8,
+
+    /// GPU time beyond that which may come at once: a long kernel cannot be split.
+    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    pub audit_time_burst: Duration,
+
+    /// Evict pods that go on using more memory or time than their share.
+    #[arg(long, env = "AUDIT_EVICT", default_value_t = false, action = clap::ArgAction::Set)]
+    pub audit_evict: bool,
+
+    /// `/proc` with the host's processes, for the audit.
+    #[arg(long, env = "HOST_PROC", default_value = "/proc")]
+    pub host_proc: PathBuf,
+
     /// Destroy GPU instances that nobody knows: not in our ledger, not named by an allocated claim,
     /// and without a process. With `false` they are only reported and kept out of allocation.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
@@ -198,6 +235,11 @@ impl Args {
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let span: jiff::SignedDuration = text.parse().map_err(|e| format!("{e} (examples: 10s, 5m, 250ms)"))?;
     Duration::try_from(span).map_err(|_| "a duration must not be negative".to_owned())
+}
+
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let quantity: aliquot_model::Quantity = text.parse().map_err(|e| format!("{e}"))?;
+    quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
 }
 
 fn parse_mount(text: &str) -> Result<ExtraMount, String> {

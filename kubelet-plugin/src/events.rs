@@ -53,6 +53,20 @@ impl Events {
         self.publish(EventType::Warning, reason, note, reference);
     }
 
+    /// Something about a pod that somebody should look at.
+    pub fn pod_warning(&self, namespace: &str, name: &str, uid: &str, reason: &str, note: String) {
+        tracing::warn!(pod.namespace = namespace, pod.name = name, reason, "{note}");
+        let reference = ObjectReference {
+            api_version: Some("v1".into()),
+            kind: Some("Pod".into()),
+            namespace: Some(namespace.to_owned()),
+            name: Some(name.to_owned()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        self.publish(EventType::Warning, reason, note, reference);
+    }
+
     fn publish(&self, type_: EventType, reason: &str, mut note: String, about: ObjectReference) {
         // The API refuses notes above 1 KiB.
         while note.len() > 1000 {

@@ -13,6 +13,7 @@
 
 pub mod agent;
 pub mod args;
+pub mod audit;
 pub mod checkpoint;
 pub mod claim;
 pub mod collect;

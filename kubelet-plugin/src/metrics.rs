@@ -1,5 +1,6 @@
 //! What is counted. One registry, made at start and handed on; no globals.
 
+use crate::ledger::{Device, Record};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -68,6 +69,40 @@ pub struct ShareLabels {
     pub result: String,
 }
 
+impl ShareLabels {
+    /// Of a device of a claim.
+    pub fn of(record: &Record, device: &Device) -> Self {
+        Self {
+            namespace: record.claim.namespace.clone(),
+            claim: record.claim.name.clone(),
+            gpu: device.gpu.to_string(),
+            result: device.result_id.clone(),
+        }
+    }
+}
+
+/// A share that uses more than it may.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Breached {
+    /// Claim's namespace.
+    pub namespace: String,
+    /// Claim's name.
+    pub claim: String,
+    /// GPU.
+    pub gpu: String,
+    /// Result id.
+    pub result: String,
+    /// `memory`, `time` or `region`.
+    pub kind: &'static str,
+}
+
+/// How something ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Outcome {
+    /// `evicted` or `refused`.
+    pub outcome: &'static str,
+}
+
 /// All metrics of the agent.
 #[derive(Debug, Clone)]
 pub struct Metrics {
@@ -112,6 +147,18 @@ pub struct Metrics {
     pub share_used: Family<ShareLabels, Gauge>,
     /// Allocations that the limiter refused.
     pub share_refused: Family<ShareLabels, Gauge>,
+    /// Bytes that the driver counts for the processes of shares.
+    pub share_measured: Family<ShareLabels, Gauge>,
+    /// Percent of the GPU's time that the driver counts for the processes of shares.
+    pub share_time: Family<ShareLabels, Gauge>,
+    /// 1 while a share uses more than it may.
+    pub share_over: Family<Breached, Gauge>,
+    /// How often a share was found to use more than it may.
+    pub share_breaches: Family<Breached, Counter>,
+    /// Processes on shared GPUs that belong to no share.
+    pub unattributed_processes: Gauge,
+    /// Evictions of pods that use more than their share.
+    pub audit_evictions: Family<Outcome, Counter>,
     /// Releases that the controller has not acknowledged.
     pub pending_releases: Gauge,
 }
@@ -143,6 +190,12 @@ impl Default for Metrics {
             share_quota: Family::default(),
             share_used: Family::default(),
             share_refused: Family::default(),
+            share_measured: Family::default(),
+            share_time: Family::default(),
+            share_over: Family::default(),
+            share_breaches: Family::default(),
+            unattributed_processes: Gauge::default(),
+            audit_evictions: Family::default(),
             pending_releases: Gauge::default(),
         };
         let m = &metrics;
@@ -193,6 +246,32 @@ impl Default for Metrics {
             "share_refused_allocations",
             "Allocations that the limiter refused a share",
             m.share_refused.clone(),
+        );
+        registry.register(
+            "share_measured_bytes",
+            "Memory that NVML counts for the processes of a share",
+            m.share_measured.clone(),
+        );
+        registry.register(
+            "share_measured_time_percent",
+            "Percent of the GPU's time that NVML counts for the processes of a share",
+            m.share_time.clone(),
+        );
+        registry.register("share_over_quota", "1 while a share uses more than it may", m.share_over.clone());
+        registry.register(
+            "share_breaches",
+            "Times that a share was found to use more than it may",
+            m.share_breaches.clone(),
+        );
+        registry.register(
+            "unattributed_processes",
+            "Processes on shared GPUs that belong to no share as far as the agent can tell",
+            m.unattributed_processes.clone(),
+        );
+        registry.register(
+            "audit_evictions",
+            "Evictions of pods that use more than their share, by outcome",
+            m.audit_evictions.clone(),
         );
         registry.register(
             "pending_releases",

@@ -34,5 +34,15 @@ pub const CONFLICT: &str = "DeviceConflict";
 pub const PREPARED: &str = "Prepared";
 /// A claim could not be unprepared.
 pub const UNPREPARE_FAILED: &str = "UnprepareFailed";
+/// Processes of a share use more memory than it may.
+pub const OVER_MEMORY: &str = "ShareOverMemory";
+/// Processes of a share take more GPU time than it may.
+pub const OVER_TIME: &str = "ShareOverTime";
+/// A share's account was damaged from inside a container.
+pub const REGION_DAMAGED: &str = "ShareAccountDamaged";
+/// A pod was evicted because it uses more than its share.
+pub const AUDIT_EVICTED: &str = "EvictedOverShare";
+/// A pod that uses more than its share could not be evicted.
+pub const AUDIT_EVICTION_REFUSED: &str = "EvictionOverShareRefused";
 /// The kubelet refused to register the plugin.
 pub const REGISTRATION_REFUSED: &str = "RegistrationRefused";

@@ -6,6 +6,7 @@
 
 use crate::agent::Agent;
 use crate::args::{Args, LogFormat};
+use crate::audit::task::Audit;
 use crate::collect::Collector;
 use crate::driver::{DriverFiles, find_library};
 use crate::edits::Site;
@@ -23,7 +24,7 @@ use crate::report::Reporter;
 use crate::socket::{self, Socket};
 use crate::status::StatusWriter;
 use crate::store::Store;
-use crate::{dra, partitioning, reasons};
+use crate::{audit, dra, partitioning, reasons};
 use aliquot_arbiter::files::{Keeper, now_ns};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
@@ -406,6 +407,27 @@ impl Parts {
         };
         if args.report_usage && !args.farewell {
             tasks.spawn(reporter.run(loops.clone()));
+        }
+        let audit = Audit {
+            node: Arc::clone(&self.node),
+            client: self.client.clone(),
+            node_name: args.node_name.clone(),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+            overview: overview_rx.clone(),
+            settings: audit::Settings {
+                memory_percent: args.audit_memory_percent,
+                memory_per_process: args.audit_memory_per_process,
+                time_points: args.audit_time_points,
+                time_burst: args.audit_time_burst,
+                looks: args.audit_looks,
+            },
+            interval: args.audit_interval,
+            evict: args.audit_evict,
+            proc: args.host_proc.clone(),
+        };
+        if args.audit && !args.farewell {
+            tasks.spawn(audit.run(loops.clone()));
         }
         let publisher = Publisher::new(
             self.settings(),

@@ -2,7 +2,7 @@
 
 use crate::ledger::Ledger;
 use crate::metrics::{Metrics, ShareLabels};
-use crate::share::region_path;
+use crate::share::read_region;
 use aliquot_quota::region::RegionView;
 use std::path::Path;
 
@@ -14,15 +14,10 @@ pub fn measure(metrics: &Metrics, shares: &Path, ledger: &Ledger) {
     metrics.share_refused.clear();
     for record in ledger.claims.values().filter(|record| !record.is_parked()) {
         for (device, share) in record.devices.iter().filter_map(|d| Some((d, d.share.as_ref()?))) {
-            let labels = ShareLabels {
-                namespace: record.claim.namespace.clone(),
-                claim: record.claim.name.clone(),
-                gpu: device.gpu.to_string(),
-                result: device.result_id.clone(),
-            };
+            let labels = ShareLabels::of(record, device);
             let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
             metrics.share_quota.get_or_create(&labels).set(gauge(share.consumed.memory_bytes));
-            let Ok(bytes) = std::fs::read(region_path(shares, &device.result_id)) else { continue };
+            let Ok((_, bytes)) = read_region(shares, &device.result_id) else { continue };
             if let Ok(region) = RegionView::parse(&bytes) {
                 metrics.share_used.get_or_create(&labels).set(gauge(region.total_bytes()));
                 metrics.share_refused.get_or_create(&labels).set(gauge(region.refused()));

@@ -11,9 +11,13 @@
 mod common;
 
 use aliquot_proto::dra::v1;
-use aliquot_sim_node::{NVML_LIBRARY, Node, NodeSpec, built_library};
+use aliquot_sim_node::{NVML_LIBRARY, Node, NodeSpec, Pool, built_library};
 use common::cluster::{Cluster, claim, devices, dial, eventually};
 use common::{DRIVER, World};
+use k8s_openapi::api::core::v1::Pod as KubePod;
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
+use kube::api::{ListParams, PostParams};
 use serde_json::json;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -222,4 +226,117 @@ async fn a_farewell_answers_for_what_is_prepared_and_ends_with_the_last_claim() 
     .await;
     assert!(ended.success());
     sim.assert_clean();
+}
+
+impl Sim {
+    /// A pod of the claim `c`, bound to the node, in whose container this process seems to be: its UID.
+    async fn pod_of_this_process(&self) -> String {
+        let api: Api<KubePod> = Api::namespaced(self.cluster.client.clone(), "ns");
+        let pod = json!({
+            "metadata": {"name": "tenant", "namespace": "ns"},
+            "spec": {
+                "nodeName": "n1",
+                "containers": [{"name": "main", "image": "i", "resources": {"claims": [{"name": "gpu"}]}}],
+                "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}],
+            },
+        });
+        let pod = api.create(&PostParams::default(), &serde_json::from_value(pod).unwrap()).await.unwrap();
+        let uid = pod.metadata.uid.unwrap();
+        let folder = self.cluster.world.dir.path().join("host-proc").join(std::process::id().to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        let id = "ab".repeat(32);
+        std::fs::write(folder.join("cgroup"), format!("0::/kubepods/besteffort/pod{uid}/{id}\n")).unwrap();
+        uid
+    }
+
+    /// An agent that audits often.
+    fn start_auditing(&self, evict: bool) -> Process {
+        let proc = format!("--host-proc={}", self.cluster.world.dir.path().join("host-proc").display());
+        let evict = format!("--audit-evict={evict}");
+        self.start(&["--audit-interval=50ms", "--audit-looks=4", &proc, &evict])
+    }
+
+    /// Reasons of the events on the pod.
+    async fn events_on_pod(&self) -> Vec<(String, String)> {
+        let api: Api<Event> = Api::namespaced(self.cluster.client.clone(), "ns");
+        let events = api.list(&ListParams::default()).await.unwrap().items;
+        let on_pod = events.into_iter().filter(|e| {
+            e.regarding
+                .as_ref()
+                .is_some_and(|o| (o.kind.as_deref(), o.name.as_deref()) == (Some("Pod"), Some("tenant")))
+        });
+        on_pod.map(|e| (e.reason.unwrap_or_default(), e.note.unwrap_or_default())).collect()
+    }
+
+    async fn event_on_pod(&self, reason: &str) -> String {
+        eventually(reason, || async {
+            let events = self.events_on_pod().await;
+            events
+                .iter()
+                .find(|(r, _)| r == reason)
+                .map(|(_, note)| note.clone())
+                .ok_or_else(|| format!("{events:?}"))
+        })
+        .await
+    }
+
+    /// Whether a process is counted with so much memory.
+    fn counts(&self, bytes: u64) -> bool {
+        self.node.processes(0).unwrap().iter().any(|process| process.bytes == bytes)
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_share_that_takes_more_than_its_quota_past_the_limiter_is_reported_and_evicted() {
+    let sim = Sim::new(&["H100-80"]).await;
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0-share")], json!([])).await;
+    let mut agent = sim.start_auditing(false);
+    sim.prepared("c", &uid).await;
+    let pod = sim.pod_of_this_process().await;
+    // Within its 4 GiB it is never reported: the next event is the one that is due.
+    let pool = Pool::whole(0);
+    sim.node.context_opened(pool, None).unwrap();
+    sim.node.charge(pool, 4 << 30).unwrap();
+    assert!(sim.counts(4 << 30));
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(sim.events_on_pod().await, []);
+    sim.node.charge(pool, 4 << 30).unwrap();
+    let note = sim.event_on_pod("ShareOverMemory").await;
+    let pid = std::process::id();
+    assert!(note.starts_with(&format!("processes {pid}")), "{note}");
+    assert!(note.contains("use 8.00 GiB") && note.contains("claim ns/c grants 4.00 GiB"), "{note}");
+    let pods: Api<KubePod> = Api::namespaced(sim.cluster.client.clone(), "ns");
+    let there = pods.get("tenant").await.unwrap();
+    assert!(there.metadata.deletion_timestamp.is_none(), "nobody is evicted unless it is asked for");
+    agent.kill();
+    let _agent = sim.start_auditing(true);
+    eventually("eviction", || async {
+        match pods.get_opt("tenant").await.unwrap() {
+            Some(pod) if pod.metadata.deletion_timestamp.is_none() => Err("still there".to_owned()),
+            other => {
+                assert!(other.is_none_or(|other| other.metadata.uid.as_ref() == Some(&pod)));
+                Ok(())
+            }
+        }
+    })
+    .await;
+    sim.event_on_pod("EvictedOverShare").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_account_that_a_tenant_truncated_is_reported_and_nobody_is_evicted_for_it() {
+    let sim = Sim::new(&["H100-80"]).await;
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0-share")], json!([])).await;
+    let _agent = sim.start_auditing(true);
+    sim.prepared("c", &uid).await;
+    sim.pod_of_this_process().await;
+    sim.node.context_opened(Pool::whole(0), None).unwrap();
+    let shares = sim.cluster.world.data().join("shares");
+    let share = std::fs::read_dir(&shares).unwrap().next().unwrap().unwrap().path();
+    std::fs::OpenOptions::new().write(true).open(share.join("region/region")).unwrap().set_len(9).unwrap();
+    let note = sim.event_on_pod("ShareAccountDamaged").await;
+    assert!(note.contains("claim ns/c") && note.contains("9 bytes"), "{note}");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let pods: Api<KubePod> = Api::namespaced(sim.cluster.client.clone(), "ns");
+    assert!(pods.get("tenant").await.unwrap().metadata.deletion_timestamp.is_none());
 }

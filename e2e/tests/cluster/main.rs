@@ -3,6 +3,7 @@
 
 mod agent;
 mod allocation;
+mod audit;
 mod budget;
 mod compaction;
 mod controllers;

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -129,7 +129,10 @@ fn read_quota(folder: &Path) -> Option<QuotaFile> {
 impl Kept {
     fn open(folder: &Path) -> Option<Self> {
         let quota = read_quota(folder)?;
-        let region = File::open(folder.join("region/region")).ok()?;
+        // A tenant can put a link or a pipe there: neither is followed or waited for.
+        let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
+        let region =
+            OpenOptions::new().read(true).custom_flags(flags).open(folder.join("region/region")).ok()?;
         let grant = OpenOptions::new().write(true).open(folder.join("quota").join(GRANT)).ok()?;
         let mut kept = Self { quota, region, grant, logged: 0, slots: Vec::new() };
         kept.logged = kept.word(offset_of!(Compute, logged));

@@ -376,6 +376,8 @@ fn processes_memory_and_compute_mode_can_be_read(node: &dyn TestNode) {
     let after = node.gpus().memory(&info.uuid).unwrap();
     assert_eq!((after.total, after.used), (before.total, before.used + taken));
     assert_eq!(after.free, before.free - taken);
+    // It has run nothing.
+    assert_eq!(node.gpus().utilization(&info.uuid, 0), Ok(vec![]));
     node.stop_process(&info, None, pid);
     assert_eq!(node.gpus().memory(&info.uuid), Ok(before));
 

@@ -8,7 +8,7 @@
 
 use crate::{
     Cause, ComputeMode, Destroyed, DriverInfo, EventKind, EventSource, GpuError, GpuEvent, GpuProcess, Gpus,
-    Inventory, MemoryUse, MigMode, ModeChange, NvmlCode, Operation, TimeSlice, Unreadable,
+    Inventory, MemoryUse, MigMode, ModeChange, NvmlCode, Operation, ProcessTime, TimeSlice, Unreadable,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, MigCapability, MigUuid, Placement};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -36,7 +36,7 @@ pub enum FaultKind {
 pub struct Killed;
 
 /// The NVML functions that faults can name; those by which the real library does the same.
-pub const FUNCTIONS: [&str; 12] = [
+pub const FUNCTIONS: [&str; 13] = [
     "nvmlDeviceGetCount_v2",
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetMigMode",
@@ -46,6 +46,7 @@ pub const FUNCTIONS: [&str; 12] = [
     "nvmlComputeInstanceDestroy",
     "nvmlGpuInstanceDestroy",
     "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetProcessUtilization",
     "nvmlDeviceSetComputeMode",
     "nvmlDeviceRegisterEvents",
     "nvmlEventSetWait_v2",
@@ -62,6 +63,7 @@ struct Board {
     info: GpuInfo,
     instances: Vec<LiveMig>,
     processes: Vec<GpuProcess>,
+    times: Vec<ProcessTime>,
     compute_mode: ComputeMode,
     time_slice: TimeSlice,
     lost: bool,
@@ -88,6 +90,7 @@ impl FakeGpus {
             info: GpuInfo { index: u32::try_from(index).unwrap_or(u32::MAX), ..info },
             instances: Vec::new(),
             processes: Vec::new(),
+            times: Vec::new(),
             compute_mode: ComputeMode::Default,
             time_slice: TimeSlice::Default,
             lost: false,
@@ -130,6 +133,7 @@ impl FakeGpus {
         for board in &mut state.boards {
             board.instances.clear();
             board.processes.clear();
+            board.times.clear();
             board.compute_mode = ComputeMode::Default;
             board.time_slice = TimeSlice::Default;
             board.lost = false;
@@ -160,9 +164,18 @@ impl FakeGpus {
         self.with_board(gpu, |board| board.processes.push(process));
     }
 
+    /// Sets what a process had of a GPU's time in the last sample period.
+    pub fn set_time(&self, gpu: &GpuUuid, time: ProcessTime) {
+        self.with_board(gpu, |board| {
+            board.times.retain(|known| known.pid != time.pid);
+            board.times.push(time);
+        });
+    }
+
     /// Takes all processes of that id off all GPUs.
     pub fn stop_process(&self, pid: u32) {
         for board in &mut self.state().boards {
+            board.times.retain(|time| time.pid != pid);
             board.processes.retain(|process| process.pid != pid);
         }
     }
@@ -418,6 +431,13 @@ impl Gpus for FakeGpus {
             let mut processes = board.processes.clone();
             processes.sort_by_key(|process| (process.pid, process.kind, process.gpu_instance));
             Ok(processes)
+        })
+    }
+
+    fn utilization(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<ProcessTime>, GpuError> {
+        let operation = Operation::Read("GPU time of processes");
+        self.on(gpu, &operation, "nvmlDeviceGetProcessUtilization", |board| {
+            Ok(board.times.iter().filter(|time| time.at_us > since_us).copied().collect())
         })
     }
 

@@ -34,7 +34,7 @@ mod real;
 pub use error::{Cause, GpuError, GpuErrorDetail, NvmlCode, Operation};
 pub use observed::{
     ComputeMode, Destroyed, DriverInfo, EventKind, GpuEvent, GpuProcess, Inventory, MemoryUse, MigMode,
-    ModeChange, ProcessKind, TimeSlice, Unreadable,
+    ModeChange, ProcessKind, ProcessTime, TimeSlice, Unreadable,
 };
 pub use real::{NvmlGpus, Options};
 
@@ -75,6 +75,11 @@ pub trait Gpus: Send + Sync {
 
     /// Who uses the GPU, its instances included. Empty where the driver hides processes.
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError>;
+
+    /// How much of the GPU's time each process had in the driver's last sample period (about a second), as far as
+    /// that ended after `since_us` (microseconds of the wall clock). Processes that had none are left out, as are
+    /// all where the driver does not count (MIG mode, old boards).
+    fn utilization(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<ProcessTime>, GpuError>;
 
     /// How much of the GPU's memory is in use.
     fn memory(&self, gpu: &GpuUuid) -> Result<MemoryUse, GpuError>;

@@ -109,6 +109,17 @@ impl std::fmt::Display for GpuProcess {
     }
 }
 
+/// What a process had of a GPU's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProcessTime {
+    /// Process id, as the driver sees it: on the host.
+    pub pid: u32,
+    /// When it was measured, in microseconds of the wall clock.
+    pub at_us: u64,
+    /// Percent of the time in which its kernels ran.
+    pub percent: u32,
+}
+
 /// What a process does on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ProcessKind {

@@ -7,7 +7,7 @@
 //! meanwhile and answers with an error. All calls are thread-safe by NVML's documentation.
 #![allow(unsafe_code, reason = "the one place of the node agent that calls C")]
 
-use crate::NvmlCode;
+use crate::{NvmlCode, ProcessTime};
 use aliquot_model::Placement;
 use nvml_wrapper::{Device, Nvml};
 use nvml_wrapper_sys::bindings as sys;
@@ -328,6 +328,50 @@ impl<'lib> DeviceHandle<'lib> {
                     memory_bytes: (info.usedGpuMemory != NONE_64).then_some(info.usedGpuMemory),
                     gpu_instance: known(info.gpuInstanceId),
                     compute_instance: known(info.computeInstanceId),
+                })
+                .collect());
+        }
+    }
+
+    /// GPU time of processes, as far as it was sampled after `since_us`.
+    pub(crate) fn utilization(self, since_us: u64) -> Result<Vec<ProcessTime>> {
+        // The list can grow between the call that counts and the one that fills.
+        let mut room: u32 = 64;
+        loop {
+            let mut count = room;
+            let empty = sys::nvmlProcessUtilizationSample_t {
+                pid: 0,
+                timeStamp: 0,
+                smUtil: 0,
+                memUtil: 0,
+                encUtil: 0,
+                decUtil: 0,
+            };
+            let mut buffer = vec![empty; room as usize];
+            let samples = buffer.as_mut_ptr();
+            // SAFETY: a handle of this library; the buffer has room for `count` entries, and NVML
+            // writes no more than that.
+            let result = unsafe {
+                call!(self.lib, nvmlDeviceGetProcessUtilization(self.handle, samples, &mut count, since_us))
+            };
+            match result {
+                Err(NvmlCode::INSUFFICIENT_SIZE) if room < 1 << 20 => {
+                    room = count.max(room).saturating_mul(2);
+                    continue;
+                }
+                // No process had any time.
+                Err(NvmlCode::NOT_FOUND) => return Ok(Vec::new()),
+                result => result?,
+            }
+            buffer.truncate(count as usize);
+            // Entries that the driver left empty say so by their time.
+            return Ok(buffer
+                .into_iter()
+                .filter(|sample| sample.timeStamp > since_us)
+                .map(|sample| ProcessTime {
+                    pid: sample.pid,
+                    at_us: sample.timeStamp,
+                    percent: sample.smUtil.min(100),
                 })
                 .collect());
         }

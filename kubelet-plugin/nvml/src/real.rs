@@ -4,7 +4,7 @@ use crate::events::NvmlEvents;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
     Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuProcess, Gpus, Inventory, MemoryUse,
-    MigMode, ModeChange, NvmlCode, Operation, ProcessKind, TimeSlice, Unreadable, facts, mig,
+    MigMode, ModeChange, NvmlCode, Operation, ProcessKind, ProcessTime, TimeSlice, Unreadable, facts, mig,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use nvml_wrapper::bitmasks::InitFlags;
@@ -223,6 +223,14 @@ impl Gpus for NvmlGpus {
         }
         found.sort_by_key(|process| (process.pid, process.kind, process.gpu_instance));
         Ok(found)
+    }
+
+    fn utilization(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<ProcessTime>, GpuError> {
+        let device = self.device(gpu)?;
+        match self.handle(&device).utilization(since_us) {
+            Err(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND) => Ok(Vec::new()),
+            other => other.map_err(|code| GpuError::on(gpu, Operation::Read("GPU time of processes"), code)),
+        }
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<MemoryUse, GpuError> {

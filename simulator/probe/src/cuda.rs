@@ -1,6 +1,7 @@
 //! The few driver entry points that the probe calls, loaded as CUDA programs load them.
 #![allow(unsafe_code, reason = "calls a C library")]
 
+use crate::table::Table;
 use libloading::os::unix::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -70,13 +71,15 @@ pub(crate) enum CudaError {
     Load(libloading::Error),
     /// A call failed.
     Call(&'static str, c_int),
+    /// The loaded library's table of symbols does not read.
+    Table(String),
 }
 
 impl CudaError {
     /// The `CUresult`, −1 if there was no call.
     pub(crate) fn code(&self) -> c_int {
         match self {
-            Self::Load(_) => -1,
+            Self::Load(_) | Self::Table(_) => -1,
             Self::Call(_, code) => *code,
         }
     }
@@ -86,6 +89,7 @@ impl fmt::Display for CudaError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Load(error) => write!(f, "cannot load the CUDA driver: {error}"),
+            Self::Table(what) => write!(f, "cannot read the CUDA driver's symbols: {what}"),
             Self::Call(name, code) => write!(f, "{name} failed with CUDA error {code}"),
         }
     }
@@ -96,14 +100,26 @@ fn check(name: &'static str, code: c_int) -> Result<(), CudaError> {
 }
 
 impl Cuda {
-    /// Loads `libcuda.so.1` and calls `cuInit`.
-    pub(crate) fn load() -> Result<Self, CudaError> {
+    /// Loads `libcuda.so.1` and calls `cuInit`; `direct` takes the functions from the library's own table of
+    /// symbols, past every library that stands between it and programs.
+    pub(crate) fn load(direct: bool) -> Result<Self, CudaError> {
         // SAFETY: loading the driver runs its constructors, which every CUDA program does.
         let library = unsafe { Library::open(Some("libcuda.so.1"), 2) }.map_err(CudaError::Load)?;
+        let table = if direct { Some(Table::of_loaded("libcuda.so")?) } else { None };
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: the name and the signature at its use below are those of cuda.h.
-                *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(CudaError::Load)?
+                match &table {
+                    Some(table) => {
+                        let address = table.address($name)?;
+                        // SAFETY: the address of the function, with the signature that cuda.h gives this name.
+                        unsafe { std::mem::transmute_copy(&address) }
+                    }
+                    None => {
+                        // SAFETY: the name and the signature at its use below are those of cuda.h.
+                        let found = unsafe { library.get(concat!($name, "\0").as_bytes()) };
+                        *found.map_err(CudaError::Load)?
+                    }
+                }
             };
         }
         let init: Call<c_uint> = symbol!("cuInit");

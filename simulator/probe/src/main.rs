@@ -8,10 +8,13 @@
 //! `--hold` keeps the process (with its CUDA contexts) after the report, until SIGTERM or SIGINT, as a
 //! service would stay;
 //! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile;
+//! `--direct` calls the driver past every library that stands in between, as a program does that sets out to evade
+//! a limiter;
 //! `--busy SECONDS` then launches kernels of a millisecond on the first device, as fast as it is let, and prints a
 //! second line that says how much of the GPU's time they got.
 
 mod cuda;
+mod table;
 
 use cuda::{Cuda, CudaError};
 use nix::sys::signal::{SigSet, Signal};
@@ -62,13 +65,14 @@ struct BusyReport {
 }
 
 fn main() -> ExitCode {
-    let mut hold = false;
+    let (mut hold, mut direct) = (false, false);
     let mut occupy = None;
     let mut busy = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         match (arg.as_str(), arg.strip_prefix("--occupy=")) {
             ("--hold", _) => hold = true,
+            ("--direct", _) => direct = true,
             ("--busy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(seconds) => busy = Some(Duration::from_secs(seconds)),
                 None => return usage("--busy wants a number of seconds"),
@@ -76,6 +80,10 @@ fn main() -> ExitCode {
             ("--occupy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(bytes) => occupy = Some(bytes),
                 None => return usage("--occupy wants a number of bytes"),
+            },
+            (flag, _) if flag.starts_with("--busy=") => match flag.trim_start_matches("--busy=").parse() {
+                Ok(seconds) => busy = Some(Duration::from_secs(seconds)),
+                Err(_) => return usage("--busy wants a number of seconds"),
             },
             (_, Some(value)) => match value.parse() {
                 Ok(bytes) => occupy = Some(bytes),
@@ -91,7 +99,7 @@ fn main() -> ExitCode {
         eprintln!("cuda-probe: cannot wait for signals: {error}");
         return ExitCode::FAILURE;
     }
-    let (cuda, report) = match Cuda::load() {
+    let (cuda, report) = match Cuda::load(direct) {
         Ok(cuda) => {
             let report = probe(&cuda, occupy);
             (Some(cuda), report)
@@ -127,7 +135,9 @@ fn main() -> ExitCode {
 }
 
 fn usage(reason: &str) -> ExitCode {
-    eprintln!("cuda-probe: {reason}\nusage: cuda-probe [--hold] [--occupy BYTES] [--busy SECONDS]");
+    eprintln!(
+        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--hold] [--occupy BYTES] [--busy SECONDS]"
+    );
     ExitCode::from(2)
 }
 

@@ -7,6 +7,9 @@
 #[path = "../cuda.rs"]
 #[allow(dead_code, reason = "the probe needs more of it")]
 mod cuda;
+#[path = "../table.rs"]
+#[allow(dead_code, reason = "the probe needs more of it")]
+mod table;
 
 use cuda::{Cuda, CudaError, Kernel};
 use std::process::ExitCode;
@@ -43,7 +46,7 @@ fn main() -> ExitCode {
 
 /// The fastest batch: what is slower was disturbed by others on this machine.
 fn malloc_pairs() -> Result<f64, CudaError> {
-    let cuda = Cuda::load()?;
+    let cuda = Cuda::load(false)?;
     let device = cuda.device(0)?;
     cuda.make_current(device)?;
     let mut best = f64::INFINITY;
@@ -61,7 +64,7 @@ fn malloc_pairs() -> Result<f64, CudaError> {
 /// Nanoseconds of a launch, all that belongs to it included, as each thread sees it: the mean over all bursts, less
 /// the tenth that was slowest, which others on this machine disturbed.
 fn launches(threads: u32) -> Result<f64, CudaError> {
-    let cuda = Cuda::load()?;
+    let cuda = Cuda::load(false)?;
     cuda.make_current(cuda.device(0)?)?;
     let kernel = cuda.spinner()?;
     let one = || -> Result<f64, CudaError> {
