@@ -1,0 +1,82 @@
+//! What is written down.
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+/// How a case ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Outcome {
+    /// What is promised held.
+    Passed,
+    /// What is promised did not hold, or the case did not run to its end.
+    Failed,
+    /// Figures without a verdict, or with a goal beside them.
+    Measured,
+    /// This machine lacks something.
+    Skipped,
+}
+
+/// A case in a mode.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Case {
+    /// What.
+    pub(crate) name: String,
+    /// How its programs ran.
+    pub(crate) mode: &'static str,
+    /// How it ended.
+    pub(crate) outcome: Outcome,
+    /// Why, where it failed or was skipped.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) reason: String,
+    /// What was measured.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub(crate) figures: Value,
+    /// How long it took.
+    pub(crate) seconds: f64,
+}
+
+/// Everything.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    /// When it began.
+    pub(crate) date: String,
+    /// Version of Aliquot.
+    pub(crate) aliquot: &'static str,
+    /// Whether the driver was the simulated one: such figures say nothing about hardware.
+    pub(crate) simulated: bool,
+    /// The GPU and its driver.
+    pub(crate) device: Value,
+    /// Kernel, C library, and what else there is.
+    pub(crate) machine: Value,
+    /// What the simulator takes for parameters.
+    pub(crate) facts: Map<String, Value>,
+    /// The cases.
+    pub(crate) cases: Vec<Case>,
+}
+
+/// What a case comes to.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) outcome: Outcome,
+    pub(crate) reason: String,
+    pub(crate) figures: Value,
+}
+
+impl Found {
+    /// With the verdict of a promise.
+    pub(crate) fn promised(held: bool, reason: &str, figures: Value) -> Self {
+        let outcome = if held { Outcome::Passed } else { Outcome::Failed };
+        Self { outcome, reason: if held { String::new() } else { reason.to_owned() }, figures }
+    }
+
+    /// Figures alone.
+    pub(crate) fn measured(figures: Value) -> Self {
+        Self { outcome: Outcome::Measured, reason: String::new(), figures }
+    }
+
+    /// Not on this machine.
+    pub(crate) fn skipped(reason: impl Into<String>) -> Self {
+        Self { outcome: Outcome::Skipped, reason: reason.into(), figures: Value::Null }
+    }
+}

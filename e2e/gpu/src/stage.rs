@@ -1,0 +1,284 @@
+//! How a case's programs run: shares as the node agent lays them out, and programs in them, plainly or in
+//! namespaces of their own.
+
+use crate::driver::now_ns;
+use aliquot_arbiter::files::{Keeper, make_grant};
+use aliquot_quota::region::{RegionView, initial_header};
+use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// How a program runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Without the limiter.
+    Bare,
+    /// With `LD_PRELOAD`.
+    Preloaded,
+    /// In pid and mount namespaces of its own with a bind-mounted `/etc/ld.so.preload`, as in a container.
+    Unshared,
+}
+
+impl Mode {
+    /// As in results.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Bare => "bare",
+            Self::Preloaded => "LD_PRELOAD",
+            Self::Unshared => "unshare -pm, /etc/ld.so.preload",
+        }
+    }
+}
+
+/// Makes `/etc/ld.so.preload` name the limiter for what follows: `$1` is that file, the rest a program. A file that
+/// is not there cannot be mounted over, so then `/etc` becomes a copy that has one.
+const ENTER: &str = r#"set -e
+list=$1; shift
+if [ ! -e /etc/ld.so.preload ]; then
+  cp -a /etc "$(dirname "$list")/etc" 2>/dev/null || true
+  : > "$(dirname "$list")/etc/ld.so.preload"
+  mount --bind "$(dirname "$list")/etc" /etc
+fi
+mount --bind "$list" /etc/ld.so.preload
+exec "$@"
+"#;
+
+/// What everything runs with.
+#[derive(Debug)]
+pub(crate) struct Stage {
+    folder: tempfile::TempDir,
+    stub: PathBuf,
+    gpu: String,
+    /// Variables of every program.
+    pub(crate) env: Vec<(String, String)>,
+}
+
+/// A share that programs run in.
+#[derive(Debug, Clone)]
+pub(crate) struct Share {
+    /// `$ALIQUOT_ROOT`.
+    root: PathBuf,
+    region: PathBuf,
+}
+
+impl Share {
+    /// Bytes charged to it.
+    pub(crate) fn charged(&self) -> Result<u64> {
+        let bytes = std::fs::read(&self.region)?;
+        let view = RegionView::parse(&bytes).map_err(|e| anyhow::anyhow!("{e}"))?;
+        Ok(view.total_bytes())
+    }
+}
+
+impl Stage {
+    /// With the limiter's files in `hook`, on the GPU of this UUID.
+    pub(crate) fn new(hook: &Path, gpu: &str) -> Result<Self> {
+        let stub = hook.join("libaliquot_preload.so").canonicalize();
+        let stub =
+            stub.with_context(|| format!("{}/libaliquot_preload.so: build the limiter", hook.display()))?;
+        ensure!(
+            stub.with_file_name("libaliquot_core.so").is_file(),
+            "libaliquot_core.so is not beside {stub:?}"
+        );
+        let folder = tempfile::tempdir()?;
+        let list = folder.path().join("ld.so.preload");
+        std::fs::write(&list, format!("{}\n", stub.display()))?;
+        Ok(Self { folder, stub, gpu: gpu.to_owned(), env: Vec::new() })
+    }
+
+    /// Lays a new share out.
+    pub(crate) fn share(&self, id: &str, memory_bytes: u64, cores_percent: u8) -> Result<Share> {
+        let of_agent = self.folder.path().join("shares").join(id);
+        let root = self.folder.path().join(format!("root-{id}"));
+        for old in [&of_agent, &root] {
+            if old.exists() {
+                std::fs::remove_dir_all(old)?;
+            }
+        }
+        let (quota_dir, region_dir) = (of_agent.join("quota"), of_agent.join("region"));
+        for folder in [&quota_dir, &region_dir, &root.join("quota"), &root.join("region")] {
+            std::fs::create_dir_all(folder)?;
+        }
+        let uuid = GpuUuid::new(&self.gpu).map_err(|e| anyhow::anyhow!("{}: {e}", self.gpu))?;
+        let quota = QuotaFile { memory_bytes, cores_percent, ..QuotaFile::new(uuid) };
+        std::fs::write(quota_dir.join("quota"), quota.encode())?;
+        make_grant(&quota_dir)?;
+        let mut bytes = vec![0; REGION_FILE_SIZE];
+        let header = initial_header();
+        bytes.get_mut(..header.len()).context("a region is larger than its header")?.copy_from_slice(&header);
+        let region = region_dir.join("region");
+        std::fs::write(&region, bytes)?;
+        std::fs::set_permissions(&region, PermissionsExt::from_mode(0o666))?;
+        symlink(&quota_dir, root.join("quota").join(id))?;
+        symlink(&region_dir, root.join("region").join(id))?;
+        Ok(Share { root, region })
+    }
+
+    /// A program in a share.
+    pub(crate) fn command(&self, mode: Mode, share: Option<&Share>, program: &[String]) -> Result<Command> {
+        let (name, arguments) = program.split_first().context("no program")?;
+        let mut command = match mode {
+            Mode::Bare | Mode::Preloaded => {
+                let mut command = Command::new(name);
+                command.args(arguments);
+                command
+            }
+            Mode::Unshared => {
+                let mut command = Command::new("unshare");
+                command.args([
+                    "-p",
+                    "-m",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                    "/bin/sh",
+                    "-c",
+                    ENTER,
+                    "sh",
+                ]);
+                let list = self.folder.path().join(if share.is_some() { "ld.so.preload" } else { "empty" });
+                if share.is_none() {
+                    std::fs::write(&list, "")?;
+                }
+                command.arg(list).arg(name).args(arguments);
+                command
+            }
+        };
+        if mode == Mode::Preloaded {
+            command.env("LD_PRELOAD", &self.stub);
+        }
+        if let Some(share) = share {
+            command.env("ALIQUOT_ROOT", &share.root);
+        }
+        for (name, value) in &self.env {
+            command.env(name, value);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ok(command)
+    }
+
+    /// Starts one of our own roles.
+    pub(crate) fn tenant(&self, mode: Mode, share: Option<&Share>, role: &[&str]) -> Result<Running> {
+        let own = std::env::current_exe()?.display().to_string();
+        let words: Vec<String> =
+            [own.as_str(), "tenant"].iter().chain(role).map(|word| (*word).to_owned()).collect();
+        Running::start(self.command(mode, share, &words)?)
+    }
+
+    /// Runs a role to its end; what it said last.
+    pub(crate) fn run(&self, mode: Mode, share: Option<&Share>, role: &[&str]) -> Result<Value> {
+        self.tenant(mode, share, role)?.finish()
+    }
+
+    /// Does something while the node agent's arbiter looks at all shares.
+    pub(crate) fn with_arbiter<T>(&self, part: impl FnOnce() -> T) -> T {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (mut keeper, stop) = (Keeper::new(&self.folder.path().join("shares")), Arc::clone(&is_over));
+        let agent = std::thread::spawn(move || {
+            while !stop.load(Relaxed) {
+                let pause = keeper.tick(now_ns());
+                std::thread::sleep(pause.min(Duration::from_millis(20)));
+            }
+        });
+        let result = part();
+        is_over.store(true, Relaxed);
+        // It only sleeps and reads files.
+        let _ = agent.join();
+        result
+    }
+
+    /// Forgets shares, so that the arbiter of the next case does not see them.
+    pub(crate) fn clear(&self) -> Result<()> {
+        let shares = self.folder.path().join("shares");
+        if shares.exists() {
+            std::fs::remove_dir_all(shares)?;
+        }
+        Ok(())
+    }
+}
+
+/// Longest life of a program: a driver that hangs must not use up the machine's time.
+const LONGEST: Duration = Duration::from_secs(90);
+
+/// A program that was started.
+pub(crate) struct Running {
+    child: Child,
+    is_over: Arc<AtomicBool>,
+    stdin: Option<ChildStdin>,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn start(mut command: Command) -> Result<Self> {
+        let mut child = command.spawn().with_context(|| format!("{:?}", command.get_program()))?;
+        let stdin = child.stdin.take();
+        let stdout = BufReader::new(child.stdout.take().context("no output")?);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (seen, pid, start) = (Arc::clone(&is_over), child.id(), Instant::now());
+        std::thread::spawn(move || {
+            while !seen.load(Relaxed) {
+                if start.elapsed() > LONGEST {
+                    return crate::driver::kill(pid);
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        Ok(Self { child, is_over, stdin, stdout })
+    }
+
+    /// The next line that it says.
+    pub(crate) fn says(&mut self) -> Result<Value> {
+        let mut line = String::new();
+        if self.stdout.read_line(&mut line)? == 0 {
+            let mut said = String::new();
+            if let Some(mut errors) = self.child.stderr.take() {
+                use std::io::Read;
+                let _ = errors.read_to_string(&mut said);
+            }
+            anyhow::bail!("the program ended ({}): {}", self.child.wait()?, said.trim());
+        }
+        serde_json::from_str(&line).with_context(|| line.trim().to_owned())
+    }
+
+    /// Lets it go on.
+    pub(crate) fn go_on(&mut self) -> Result<()> {
+        if let Some(stdin) = &mut self.stdin {
+            stdin.write_all(b"\n")?;
+            stdin.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Lets it go on to its end; what it said last.
+    pub(crate) fn finish(mut self) -> Result<Value> {
+        drop(self.stdin.take());
+        let mut last = self.says()?;
+        while let Ok(next) = self.says() {
+            last = next;
+        }
+        Ok(last)
+    }
+
+    /// SIGKILL, to it and nothing else.
+    pub(crate) fn kill(mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        // Whoever is still there was left behind by an error.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
