@@ -68,6 +68,8 @@ pub struct Share {
 pub struct Arbiter {
     uses: BTreeMap<String, Use>,
     settlement: Settlement,
+    /// Percent that each share may borrow.
+    lent: BTreeMap<String, u8>,
     slice_us: u32,
 }
 
@@ -82,6 +84,13 @@ impl Arbiter {
         Self { slice_us, ..Self::default() }
     }
 
+    /// Part of the GPU that a share may have.
+    fn entitled(&self, share: &Share) -> f64 {
+        let lent = self.lent.get(&share.id).copied().unwrap_or(0);
+        let percent = if share.percent == 0 { 100 } else { share.percent };
+        f64::from(percent.saturating_add(lent).min(100)) / 100.0
+    }
+
     /// Looks at all shares of the GPU; the grant of each.
     pub fn tick(&mut self, now_ns: u64, shares: &[Share]) -> Vec<Grant> {
         self.uses.retain(|id, _| shares.iter().any(|share| share.id == *id));
@@ -90,8 +99,13 @@ impl Arbiter {
         }
         let rates: Vec<f32> =
             shares.iter().map(|share| self.uses.get(&share.id).map_or(0.0, Use::rate)).collect();
-        self.settlement.tick(now_ns, shares, &rates);
+        let entitled: Vec<f64> = shares.iter().map(|share| self.entitled(share)).collect();
+        // What a share says of itself beyond what it may have had is not believed.
+        let limits = entitled.iter().map(|part| *part as f32);
+        let rates: Vec<f32> = rates.iter().zip(limits).map(|(rate, most)| rate.min(most)).collect();
+        self.settlement.tick(now_ns, shares, &rates, &entitled);
         let lent = lend::lend(shares, &self.uses);
+        self.lent = shares.iter().zip(&lent).map(|(share, lent)| (share.id.clone(), *lent)).collect();
         let grant = |(share, borrow_percent): (&Share, u8)| {
             let account = self.settlement.account(&share.id);
             Grant {

@@ -4,6 +4,11 @@
 //! processes have one, the GPU serves each of them for one of `n` parts. Once the stretches of all processes up
 //! to some instant are known, what each was charged for them is compared with what it had, and the
 //! difference is charged or refunded.
+//!
+//! A tenant can write whatever it likes into its own log. What it claims to have had is always charged to itself; to
+//! its neighbours it counts only as far as its quota and what it was lent allow, with [`CREDIT_NS`] in advance. So a
+//! share that claims to be there all the time cannot have its neighbours refunded more than what it may take from
+//! them anyway. (A share that hides its kernels is one that evades the limiter; NVML tells of it.)
 
 use crate::slices::own_parts;
 use crate::{Share, Stretch};
@@ -13,6 +18,10 @@ use std::collections::BTreeMap;
 const PATIENCE_NS: u64 = 30_000_000_000;
 /// Stretches are told at most this much later than they end by a process that has nothing pending.
 const MARGIN_NS: u64 = 20_000_000;
+/// GPU time that a share may claim beyond its quota: as much as the longest kernels take at once.
+const CREDIT_NS: f64 = 1e10;
+/// Stretches of a share that are kept until they can be settled.
+const MOST_KEPT: usize = 8192;
 /// Over which time a share's part of its kernels' wall time is averaged.
 const MEMORY_NS: f64 = 3e9;
 /// Wall time of kernels that tells enough.
@@ -29,6 +38,10 @@ pub(crate) struct Account {
     leased_ns: Option<u64>,
     short: f64,
     at_ns: u64,
+    /// Part of the GPU that it may have.
+    entitled: f64,
+    /// GPU time claimed beside others beyond that; the older the less, never below zero.
+    overdrawn: f64,
 }
 
 /// Share and slot.
@@ -39,6 +52,8 @@ pub(crate) struct Settlement {
     accounts: BTreeMap<String, Account>,
     stretches: BTreeMap<Process, Vec<Stretch>>,
     settled_ns: u64,
+    /// Who holds the settlement up, and since when.
+    holding: BTreeMap<Process, u64>,
 }
 
 impl Settlement {
@@ -46,17 +61,31 @@ impl Settlement {
         self.accounts.get(share).copied()
     }
 
-    pub(crate) fn tick(&mut self, now_ns: u64, shares: &[Share], rates: &[f32]) {
+    /// `entitled` is the part of the GPU that each share may have.
+    pub(crate) fn tick(&mut self, now_ns: u64, shares: &[Share], rates: &[f32], entitled: &[f64]) {
         self.accounts.retain(|id, _| shares.iter().any(|share| share.id == *id));
         self.stretches.retain(|(id, _), _| shares.iter().any(|share| share.id == *id));
         let mut settled = now_ns.saturating_sub(MARGIN_NS);
-        for share in shares {
+        self.holding.retain(|(id, slot), _| {
+            shares.iter().any(|share| share.id == *id && share.pending.contains(slot))
+        });
+        for (share, entitled) in shares.iter().zip(entitled) {
             let account = self.accounts.entry(share.id.clone()).or_default();
+            account.entitled = *entitled;
             account.note_short(now_ns, share.leased_ns);
-            for stretch in share.stretches.iter().filter(|stretch| is_sound(stretch, now_ns)) {
-                self.stretches.entry((share.id.clone(), stretch.slot)).or_default().push(*stretch);
+            let kept = self.stretches.iter().filter(|(process, _)| process.0 == share.id);
+            let room = MOST_KEPT.saturating_sub(kept.map(|(_, stretches)| stretches.len()).sum());
+            for stretch in share.stretches.iter().filter(|stretch| is_sound(stretch, now_ns)).take(room) {
+                let process = (share.id.clone(), stretch.slot);
+                self.holding.remove(&process);
+                self.stretches.entry(process).or_default().push(*stretch);
             }
             for slot in &share.pending {
+                let since = *self.holding.entry((share.id.clone(), *slot)).or_insert(now_ns);
+                if now_ns.saturating_sub(since) > PATIENCE_NS {
+                    // It has had its time to tell; nobody waits for it until it does.
+                    continue;
+                }
                 let last = self.stretches.get(&(share.id.clone(), *slot)).and_then(|all| all.last());
                 settled = settled.min(last.map_or(self.settled_ns, |last| last.end_ns));
             }
@@ -102,8 +131,13 @@ impl Settlement {
         corners.sort_by_key(|(at, begins, ..)| (*at, *begins));
         let mut open: BTreeMap<&Process, u32> = BTreeMap::new();
         let mut sure: BTreeMap<&Process, f64> = BTreeMap::new();
+        // The same by share.
+        let mut there: BTreeMap<&str, u32> = BTreeMap::new();
+        let mut served: BTreeMap<&str, f64> = BTreeMap::new();
         let mut own: BTreeMap<&str, f64> = BTreeMap::new();
         let mut wall: BTreeMap<&str, f64> = BTreeMap::new();
+        // What each share had while another was there as well, by both.
+        let mut beside: BTreeMap<(&str, &str), f64> = BTreeMap::new();
         let mut before = from;
         for (at, begins, process, rate) in corners {
             let length = (at - before) as f64;
@@ -112,39 +146,71 @@ impl Settlement {
                 let count = open.len() as f64;
                 // Others are served in between at known rates: sure ones, and short launches of shares that
                 // have no stretch here.
-                let here = |id: &str| open.keys().chain(sure.keys()).any(|process| process.0 == id);
+                let here =
+                    |id: &str| there.contains_key(id) || served.get(id).is_some_and(|rate| *rate > 1e-6);
                 let short = self.accounts.iter().filter(|(id, a)| !here(id) && a.short > 0.0);
-                let short = short.map(|(_, account)| account.short.min(1.0));
+                let short = short.map(|(_, account)| account.short.min(account.entitled));
                 let rates: Vec<f64> = sure.values().copied().map(|rate| rate.min(1.0)).chain(short).collect();
                 let equal = 1.0 / (count + rates.len() as f64);
                 let others = rates.iter().sum::<f64>().min(1.0 - equal * count);
                 let each = length * (1.0 - others) / count;
-                for process in open.keys() {
-                    *own.entry(process.0.as_str()).or_default() += each;
-                    *wall.entry(process.0.as_str()).or_default() += length;
+                // By share: a tenant may claim any number of processes.
+                for (id, processes) in &there {
+                    *own.entry(id).or_default() += each * f64::from(*processes);
+                    *wall.entry(id).or_default() += length * f64::from(*processes);
+                }
+                let served = served.iter().map(|(id, rate)| (*id, length * rate.clamp(0.0, 1.0)));
+                let had =
+                    there.iter().map(|(id, processes)| (*id, each * f64::from(*processes))).chain(served);
+                for (id, had) in had {
+                    let others = there.iter().filter(|(other, _)| **other != id);
+                    let count: u32 = others.clone().map(|(_, processes)| processes).sum();
+                    for (other, processes) in others {
+                        *beside.entry((id, other)).or_default() +=
+                            had * f64::from(*processes) / f64::from(count);
+                    }
                 }
             }
             match rate {
                 Some(rate) => {
-                    let served = sure.entry(process).or_default();
-                    *served += if begins { rate } else { -rate };
-                    if *served < 1e-6 {
+                    let change = if begins { rate } else { -rate };
+                    *served.entry(process.0.as_str()).or_default() += change;
+                    let now = sure.entry(process).or_default();
+                    *now += change;
+                    if *now < 1e-6 {
                         sure.remove(process);
                     }
                 }
                 None => {
                     let count = open.entry(process).or_default();
+                    let was = *count > 0;
                     *count = if begins { *count + 1 } else { count.saturating_sub(1) };
-                    if *count == 0 {
+                    let is = *count > 0;
+                    if was != is {
+                        let processes = there.entry(process.0.as_str()).or_default();
+                        *processes = if is { *processes + 1 } else { processes.saturating_sub(1) };
+                    }
+                    if !is {
                         open.remove(process);
+                        there.retain(|_, processes| *processes > 0);
                     }
                 }
+            }
+        }
+        for (id, account) in &mut self.accounts {
+            let claims = |of: &&(&str, &str)| of.0 == id;
+            let claimed: f64 = beside.iter().filter(|(pair, _)| claims(pair)).map(|(_, had)| had).sum();
+            let refused = account.claim(claimed, (to - from) as f64);
+            // What it cannot have had, those beside it have had.
+            for ((_, other), had) in beside.iter().filter(|(pair, _)| claims(pair)) {
+                *own.entry(other).or_default() += had * refused / claimed.max(1.0);
             }
         }
         let fade = (1.0 - (to - from) as f64 / MEMORY_NS).max(0.0);
         for (id, account) in &mut self.accounts {
             let (own, wall) = (own.get(id.as_str()).copied(), wall.get(id.as_str()).copied());
-            let (own, wall) = (own.unwrap_or(0.0), wall.unwrap_or(0.0));
+            let wall = wall.unwrap_or(0.0);
+            let own = own.unwrap_or(0.0).min(wall);
             account.own = account.own * fade + own;
             account.wall = account.wall * fade + wall;
             let missed = own - taken.get(id.as_str()).copied().unwrap_or(0.0);
@@ -158,6 +224,14 @@ impl Settlement {
 }
 
 impl Account {
+    /// Claims GPU time beside others in a span; returns what of it goes beyond what the share may have.
+    fn claim(&mut self, claimed: f64, span: f64) -> f64 {
+        self.overdrawn = (self.overdrawn + claimed - self.entitled * span).max(0.0);
+        let refused = (self.overdrawn - CREDIT_NS).clamp(0.0, claimed);
+        self.overdrawn -= refused;
+        refused
+    }
+
     /// Short launches are not logged one by one; they are served at a rate.
     fn note_short(&mut self, now_ns: u64, leased_ns: u64) {
         let new = self.leased_ns.map_or(0, |before| leased_ns.wrapping_sub(before));
@@ -201,8 +275,8 @@ mod tests {
     /// Missing milliseconds of each share.
     fn settled(shares: &[Share]) -> Vec<i64> {
         let mut settlement = Settlement::default();
-        settlement.tick(40 * MS, &[], &[]);
-        settlement.tick(1000 * MS, shares, &[0.0; 4]);
+        settlement.tick(40 * MS, &[], &[], &[]);
+        settlement.tick(1000 * MS, shares, &[0.0; 4], &[0.5; 4]);
         shares.iter().map(|s| settlement.account(&s.id).unwrap().true_up_ns / MS as i64).collect()
     }
 
@@ -228,5 +302,59 @@ mod tests {
     #[test]
     fn stretches_that_cannot_be_are_left_out() {
         assert_eq!(settled(&[share("a", &[(300, 200, 9), (900, 5000, 9)])]), [0]);
+    }
+
+    /// Ticks of two minutes in which `a` always has a kernel, and `b` logs what `lie` says, by so many processes.
+    /// Returns the seconds that `a` is refunded.
+    fn refunded(lie: impl Fn(u64, u64) -> Vec<Stretch>) -> f64 {
+        let mut settlement = Settlement::default();
+        let mut now = 1000 * MS;
+        settlement.tick(now, &[], &[], &[]);
+        while now < 121_000 * MS {
+            let before = now;
+            now += 20 * MS;
+            let honest =
+                Stretch { slot: 0, start_ns: before, end_ns: now, taken_ns: 20 * MS, is_sure: false };
+            let a = Share { stretches: vec![honest], ..share("a", &[]) };
+            let b = Share { stretches: lie(before, now), ..share("b", &[]) };
+            settlement.tick(now, &[a, b], &[0.7, 0.1], &[0.7, 0.1]);
+        }
+        -settlement.account("a").unwrap().true_up_ns as f64 / 1e9
+    }
+
+    #[test]
+    fn a_lie_refunds_its_neighbours_no_more_than_the_liars_own_quota() {
+        let most = 0.1 * 120.0 + CREDIT_NS / 1e9 + 0.1;
+        let claim =
+            |slot, is_sure| move |start_ns, end_ns| Stretch { slot, start_ns, end_ns, taken_ns: 0, is_sure };
+        // Always there, as one process or as a hundred, for all time at once, or as sure of it.
+        let one = refunded(|from, to| vec![claim(0, false)(from, to)]);
+        let many = refunded(|from, to| (0..100).map(|slot| claim(slot, false)(from, to)).collect());
+        let sure = refunded(|from, to| vec![Stretch { taken_ns: u64::MAX, ..claim(0, true)(from, to) }]);
+        for (got, what) in [(one, "one"), (many, "many"), (sure, "sure")] {
+            assert!((5.0..most).contains(&got), "{what}: {got} of at most {most}");
+        }
+        // A neighbour that keeps to its quota counts in full.
+        let honest = refunded(|from, to| match from / MS % 200 {
+            0 => vec![claim(0, false)(from, to)],
+            _ => vec![],
+        });
+        assert!((5.9..6.1).contains(&honest), "{honest}");
+    }
+
+    #[test]
+    fn a_neighbour_that_is_always_about_to_tell_holds_the_settlement_up_once() {
+        let mut settlement = Settlement::default();
+        let mut now = 1000 * MS;
+        settlement.tick(now, &[], &[], &[]);
+        let mut late = Vec::new();
+        while now < 100_000 * MS {
+            now += 20 * MS;
+            let b = Share { pending: vec![7], ..share("b", &[]) };
+            settlement.tick(now, &[share("a", &[]), b], &[0.0; 2], &[0.5; 2]);
+            late.push((now - settlement.settled_ns) / MS);
+        }
+        assert!(late.iter().all(|late| *late <= PATIENCE_NS / MS + 20), "{:?}", late.iter().max());
+        assert!(late.iter().rev().take(1000).all(|late| *late <= MARGIN_NS / MS), "{:?}", late.last());
     }
 }
