@@ -109,6 +109,48 @@ mod tests {
     }
 
     #[test]
+    fn any_text_is_the_number_that_it_says_or_none() {
+        let mut seed = 0x0123_4567_89ab_cdef_u64;
+        let mut random = |below: u64| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed % below
+        };
+        let letters = b"0123456789abcdefxXgGmMkK-+. _\xff";
+        let mut numbers = 0;
+        for _ in 0..500_000 {
+            let mut text = Vec::new();
+            for _ in 0..random(24) {
+                let from = if random(4) == 0 { letters.len() as u64 } else { 10 };
+                text.push(letters[random(from) as usize]);
+            }
+            if random(2) == 0 {
+                text.push(letters[16 + random(8) as usize]);
+            }
+            let Some(found) = parse_bytes(&text) else { continue };
+            numbers += 1;
+            // By arithmetic that cannot overflow.
+            let text = std::str::from_utf8(&text).unwrap().to_ascii_lowercase();
+            let (digits, unit) = match text.trim_end_matches(['g', 'm', 'k']) {
+                digits if digits.len() + 1 == text.len() => {
+                    let unit = text.chars().last().unwrap();
+                    (digits.to_owned(), 1_u128 << (10 * ("kmg".find(unit).unwrap() + 1)))
+                }
+                _ => (text.clone(), 1),
+            };
+            let value = match digits.strip_prefix("0x") {
+                Some(hex) => hex
+                    .bytes()
+                    .fold(0_u128, |sum, b| sum * 16 + u128::from(char::from(b).to_digit(16).unwrap())),
+                None => digits.bytes().fold(0_u128, |sum, b| sum * 10 + u128::from(b - b'0')),
+            };
+            assert_eq!(u128::from(found), value * unit, "{text}");
+        }
+        assert!(numbers > 10_000, "{numbers} of the texts were numbers");
+    }
+
+    #[test]
     fn variables_are_found_by_whole_name() {
         assert_eq!(get(b"PAT"), None);
         assert!(get(b"PATH").is_some());

@@ -348,6 +348,35 @@ mod tests {
         assert_eq!(at(AT_UUID + 95, b'x'), Err(QuotaError::Uuid));
     }
 
+    /// Numbers without a pattern, the same in every run.
+    fn random(seed: &mut u64) -> u64 {
+        *seed ^= *seed << 13;
+        *seed ^= *seed >> 7;
+        *seed ^= *seed << 17;
+        *seed
+    }
+
+    #[test]
+    fn a_million_mutations_decode_to_what_they_say_or_not_at_all() {
+        let mut seed = 0x0123_4567_89ab_cdef;
+        let mut decoded = 0_u32;
+        for _ in 0..1_000_000 {
+            let mut bytes = sample().encode();
+            for _ in 0..=random(&mut seed) % 6 {
+                let at = (random(&mut seed) % AT_CHECKSUM as u64) as usize;
+                bytes[at] = [0, 1, 0xff, random(&mut seed) as u8][(random(&mut seed) % 4) as usize];
+            }
+            // As a writer that is wrong and not unlucky would leave it: only values can tell.
+            let bytes = with_sum(bytes);
+            if let Ok(quota) = QuotaFile::decode(&bytes) {
+                decoded += 1;
+                assert_eq!(quota.encode(), bytes, "nothing was passed over");
+                assert!(quota.cores_percent <= 100);
+            }
+        }
+        assert!(decoded > 10_000, "{decoded} of the mutations were quotas");
+    }
+
     #[test]
     fn the_layout_of_version_1_is_frozen() {
         let mut quota = sample();

@@ -21,6 +21,8 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 const SEQ_BITS: u32 = 48;
 const SEQ_MASK: u64 = (1 << SEQ_BITS) - 1;
+/// No slot has made so many operations: a million a second would take nine years.
+const SEQ_MOST: u64 = SEQ_MASK - 16;
 
 /// A word of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,7 +108,8 @@ fn read_charged(cells: &impl Cells, slot: usize) -> Result<(u64, u64)> {
         if cells.load(Word::Recorded(slot)) != recorded {
             continue;
         }
-        return if seq == recorded { Ok((bytes, recorded)) } else { Err(LedgerError::Corrupt) };
+        let is_sound = seq == recorded && recorded <= SEQ_MOST;
+        return if is_sound { Ok((bytes, recorded)) } else { Err(LedgerError::Corrupt) };
     }
 }
 
