@@ -28,8 +28,8 @@ impl Random {
     /// A word as a tenant would write it: nothing, little, everything, something like what belongs there.
     fn word(&mut self) -> u64 {
         let any = self.next();
-        let like = ((any >> 8) % 6) << 48 | any % 8;
-        [0, any % 200, u64::MAX, 1 << 63, any, like, any % 3 | like << 8][self.below(7)]
+        let like = (((any >> 8) % 6) << 48) | (any % 8);
+        [0, any % 200, u64::MAX, 1 << 63, any, like, (any % 3) | (like << 8)][self.below(7)]
     }
 }
 
