@@ -19,10 +19,18 @@ mod cluster;
 mod fixtures;
 #[path = "allocator/packing.rs"]
 mod packing;
+#[path = "allocator/placers.rs"]
+mod placers;
+#[path = "allocator/plot.rs"]
+mod plot;
 #[path = "allocator/random.rs"]
 mod random;
+#[path = "allocator/rules.rs"]
+mod rules;
 #[path = "allocator/speed.rs"]
 mod speed;
+#[path = "allocator/trace.rs"]
+mod trace;
 
 use clap::Parser;
 use serde::Serialize;
@@ -42,9 +50,15 @@ struct Args {
     /// Seeds of each packing case; 0 leaves packing out.
     #[arg(long, default_value_t = 3)]
     seeds: u64,
+    /// Seeds of the production trace; 0 leaves it out.
+    #[arg(long, default_value_t = 2)]
+    trace_seeds: u64,
     /// Packing only.
     #[arg(long)]
     packing_only: bool,
+    /// Draws occupancy against fragmentation into this file and measures nothing.
+    #[arg(long)]
+    plot: Option<std::path::PathBuf>,
     /// What `cargo bench` passes on.
     #[arg(long, hide = true)]
     bench: bool,
@@ -74,6 +88,12 @@ impl Figure {
 
 fn main() {
     let args = Args::parse();
+    if let Some(path) = &args.plot {
+        for (name, curve) in plot::draw(path, args.seed) {
+            println!("{name}: {curve:.1?}");
+        }
+        return;
+    }
     let command = format!(
         "cargo bench -p aliquot-controller --bench allocator -- --nodes {} --decisions {} --seed {} --seeds {}",
         args.nodes, args.decisions, args.seed, args.seeds
@@ -84,6 +104,9 @@ fn main() {
     }
     if args.seeds > 0 {
         figures.extend(packing::measure(&args, &command));
+    }
+    if args.trace_seeds > 0 {
+        figures.extend(trace::measure(&args, &command));
     }
     println!("{:<44} {:>12} {:>12} {:>8}  unit", "name", "value", "baseline", "ratio");
     for f in &figures {

@@ -10,36 +10,46 @@ use serde_json::{Value, json};
 /// Memory slices of a GPU.
 pub(crate) const SLICES: u32 = 8;
 
-/// A profile of an H100, and how often it is asked for.
+/// A profile of an H100.
 #[derive(Debug)]
 pub(crate) struct Profile {
     pub(crate) name: &'static str,
     pub(crate) id: u32,
     pub(crate) size: u32,
     pub(crate) starts: &'static [u32],
-    pub(crate) percent: usize,
 }
 
-/// `cluster.md`'s mix; a partition of all slices stands for the whole GPU.
+/// What is asked for; a partition of all slices stands for the whole GPU.
 pub(crate) const PROFILES: [Profile; 6] = [
-    Profile { name: "1g.10gb", id: 19, size: 1, starts: &[0, 1, 2, 3, 4, 5, 6], percent: 40 },
-    Profile { name: "1g.20gb", id: 15, size: 2, starts: &[0, 2, 4, 6], percent: 10 },
-    Profile { name: "2g.20gb", id: 14, size: 2, starts: &[0, 2, 4], percent: 25 },
-    Profile { name: "3g.40gb", id: 9, size: 4, starts: &[0, 4], percent: 15 },
-    Profile { name: "4g.40gb", id: 5, size: 4, starts: &[0], percent: 5 },
-    Profile { name: "7g.80gb", id: 0, size: 8, starts: &[0], percent: 5 },
+    Profile { name: "1g.10gb", id: 19, size: 1, starts: &[0, 1, 2, 3, 4, 5, 6] },
+    Profile { name: "1g.20gb", id: 15, size: 2, starts: &[0, 2, 4, 6] },
+    Profile { name: "2g.20gb", id: 14, size: 2, starts: &[0, 2, 4] },
+    Profile { name: "3g.40gb", id: 9, size: 4, starts: &[0, 4] },
+    Profile { name: "4g.40gb", id: 5, size: 4, starts: &[0] },
+    Profile { name: "7g.80gb", id: 0, size: 8, starts: &[0] },
 ];
 
-/// A profile by the mix.
-pub(crate) fn any_profile(random: &mut Random) -> usize {
-    let mut at = random.below(100);
-    for (number, profile) in PROFILES.iter().enumerate() {
-        if at < profile.percent {
-            return number;
+/// How often each profile is asked for, in percent.
+pub(crate) type Mix = [u32; PROFILES.len()];
+
+/// The mix of [`PROFILES`].
+pub(crate) const USUAL: Mix = [40, 10, 25, 15, 5, 5];
+
+/// A profile by a mix.
+pub(crate) fn any_of_mix(mix: &Mix, random: &mut Random) -> usize {
+    let mut at = u32::try_from(random.below(100)).expect("small");
+    for (number, percent) in mix.iter().enumerate() {
+        match at.checked_sub(*percent) {
+            None => return number,
+            Some(rest) => at = rest,
         }
-        at -= profile.percent;
     }
     0
+}
+
+/// A profile by the usual mix.
+pub(crate) fn any_profile(random: &mut Random) -> usize {
+    any_of_mix(&USUAL, random)
 }
 
 /// A request for a partition, by profile alone.
@@ -80,11 +90,12 @@ const SELECTORS: usize = 200;
 /// The profile of a selector: over all of them as often as the mix has it.
 fn profile_of(number: usize) -> usize {
     let mut at = number % 20 * 5;
-    for (profile, of) in PROFILES.iter().enumerate() {
-        if at < of.percent {
+    for (profile, percent) in USUAL.iter().enumerate() {
+        let percent = usize::try_from(*percent).expect("small");
+        if at < percent {
             return profile;
         }
-        at -= of.percent;
+        at -= percent;
     }
     0
 }

@@ -4,11 +4,12 @@ use crate::fixtures::{self, DRIVER, object};
 use aliquot_controller::decide::{Decision, LeftOut, Matcher, NoFit, Options, Plan, decide};
 use aliquot_controller::index::{FINGERPRINT, Index, ObjectKey, Pod, fingerprint};
 use aliquot_model::layout::{AllocatorMode, GpuState};
-use aliquot_model::names;
+use aliquot_model::{GpuInfo, names};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// GPUs of a node.
@@ -24,11 +25,18 @@ pub(crate) struct Shape(Vec<ResourceSlice>);
 impl Shape {
     /// The make of this number.
     pub(crate) fn new(number: usize) -> Self {
-        let gpus: Vec<GpuState> = (0..GPUS)
+        Self::with(usize::try_from(GPUS).expect("few"), |info| {
+            info.product_name = PRODUCTS[number % PRODUCTS.len()].to_owned();
+            info.driver_version = DRIVERS[number / PRODUCTS.len() % DRIVERS.len()].to_owned();
+        })
+    }
+
+    /// A node with so many H100, changed.
+    pub(crate) fn with(gpus: usize, change: impl Fn(&mut GpuInfo)) -> Self {
+        let gpus: Vec<GpuState> = (0..u32::try_from(gpus).expect("few"))
             .map(|minor| {
                 let mut info = fixtures::h100("shape", minor);
-                info.product_name = PRODUCTS[number % PRODUCTS.len()].to_owned();
-                info.driver_version = DRIVERS[number / PRODUCTS.len() % DRIVERS.len()].to_owned();
+                change(&mut info);
                 GpuState { info, live: Vec::new(), held: Vec::new() }
             })
             .collect();
@@ -75,14 +83,25 @@ impl Cluster {
 
     /// Adds nodes; the time that the index took for it.
     pub(crate) fn add_nodes(&mut self, nodes: usize, shapes: &[Shape]) -> Duration {
+        let resources = [("cpu", "2048"), ("memory", "16Ti"), ("pods", "1000")];
+        self.add(0..nodes, shapes, &resources.map(|(name, amount)| (name, amount.to_owned())))
+    }
+
+    /// Adds nodes of these numbers with these resources.
+    pub(crate) fn add(
+        &mut self,
+        numbers: Range<usize>,
+        shapes: &[Shape],
+        resources: &[(&str, String)],
+    ) -> Duration {
         let mut taken = Duration::ZERO;
-        for number in 0..nodes {
+        for number in numbers {
             let name = node_name(number);
             let slices = shapes[number % shapes.len()].slices(&name, number);
             let mut node = fixtures::node(&name);
             let allocatable = node.status.as_mut().expect("set").allocatable.as_mut().expect("set");
-            for (resource, amount) in [("cpu", "2048"), ("memory", "16Ti"), ("pods", "1000")] {
-                allocatable.insert(resource.to_owned(), object(json!(amount)));
+            for (resource, amount) in resources {
+                allocatable.insert((*resource).to_owned(), object(json!(amount)));
             }
             let start = Instant::now();
             self.index.apply_node(&node);
@@ -110,6 +129,32 @@ impl Cluster {
         pod.metadata.uid = Some(format!("pod-{name}"));
         self.index.apply_pod(&pod);
         self.specs.insert(name.to_owned(), spec.clone());
+        self.index.pod(&ObjectKey::new("default", name)).expect("kept").clone()
+    }
+
+    /// A claim, and a pod for it that asks for such resources too.
+    pub(crate) fn ask_for(&mut self, name: &str, spec: &Value, requests: &[(&str, String)]) -> Pod {
+        self.ask(name, spec);
+        self.put_pod(name, None, requests)
+    }
+
+    /// Shows that a pod is on a node.
+    pub(crate) fn bind(&mut self, name: &str, node: &str, requests: &[(&str, String)]) {
+        self.put_pod(name, Some(node), requests);
+    }
+
+    fn put_pod(&mut self, name: &str, node: Option<&str>, requests: &[(&str, String)]) -> Pod {
+        let mut pod = fixtures::pod(name, &[name]);
+        pod.metadata.uid = Some(format!("pod-{name}"));
+        let spec = pod.spec.as_mut().expect("set");
+        spec.node_name = node.map(ToOwned::to_owned);
+        if node.is_some() {
+            spec.scheduling_gates = None;
+        }
+        let resources = spec.containers[0].resources.as_mut().expect("set");
+        let requests = requests.iter().map(|(name, amount)| ((*name).to_owned(), object(json!(amount))));
+        resources.requests = Some(requests.collect());
+        self.index.apply_pod(&pod);
         self.index.pod(&ObjectKey::new("default", name)).expect("kept").clone()
     }
 
