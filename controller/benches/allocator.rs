@@ -31,6 +31,8 @@ mod rules;
 mod speed;
 #[path = "allocator/trace.rs"]
 mod trace;
+#[path = "allocator/upstream.rs"]
+mod upstream;
 
 use clap::Parser;
 use serde::Serialize;
@@ -101,6 +103,7 @@ fn main() {
     let mut figures = Vec::new();
     if !args.packing_only {
         figures.extend(speed::measure(&args, &command));
+        figures.extend(upstream::measure(&args, &command));
     }
     if args.seeds > 0 {
         figures.extend(packing::measure(&args, &command));

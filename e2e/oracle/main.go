@@ -72,9 +72,14 @@ type Selection struct {
 func main() {
 	limit := flag.Duration("limit", 2*time.Second, "how long a search on one node may take")
 	workers := flag.Int("workers", runtime.NumCPU(), "how many scenes are worked on at once")
+	speed := flag.Bool("speed", false, "measure how long claims take instead of answering")
 	flag.Parse()
 	structured.EnableAllocators("incubating")
-	if err := serve(*limit, *workers); err != nil {
+	run := func() error { return serve(*limit, *workers) }
+	if *speed {
+		run = measure
+	}
+	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "oracle:", err)
 		os.Exit(1)
 	}

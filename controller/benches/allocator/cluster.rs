@@ -5,6 +5,7 @@ use aliquot_controller::decide::{Decision, LeftOut, Matcher, NoFit, Options, Pla
 use aliquot_controller::index::{FINGERPRINT, Index, ObjectKey, Pod, fingerprint};
 use aliquot_model::layout::{AllocatorMode, GpuState};
 use aliquot_model::{GpuInfo, names};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceSlice};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -65,8 +66,18 @@ impl Shape {
     }
 }
 
+/// Objects as the API has them.
+#[derive(Debug, Default)]
+pub(crate) struct Published {
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) slices: Vec<ResourceSlice>,
+    pub(crate) allocated: Vec<ResourceClaim>,
+}
+
 /// A cluster.
 pub(crate) struct Cluster {
+    /// What was added, for others to decide on: nodes, slices; claims with devices.
+    pub(crate) published: Option<Published>,
     pub(crate) index: Index,
     pub(crate) matcher: Matcher,
     pub(crate) options: Options,
@@ -78,7 +89,7 @@ impl Cluster {
     pub(crate) fn new(options: Options) -> Self {
         let mut index = Index::new(DRIVER);
         index.reset_classes(&fixtures::classes());
-        Self { index, matcher: Matcher::new(), options, version: 0, specs: HashMap::new() }
+        Self { published: None, index, matcher: Matcher::new(), options, version: 0, specs: HashMap::new() }
     }
 
     /// Adds nodes; the time that the index took for it.
@@ -109,6 +120,10 @@ impl Cluster {
                 self.index.apply_slice(slice);
             }
             taken += start.elapsed();
+            if let Some(published) = &mut self.published {
+                published.nodes.push(node);
+                published.slices.extend(slices);
+            }
         }
         taken
     }
@@ -196,6 +211,9 @@ impl Cluster {
             "reservedFor": [{"resource": "pods", "name": name, "uid": format!("pod-{name}")}],
         })));
         self.index.apply_claim(&claim);
+        if let Some(published) = &mut self.published {
+            published.allocated.push(claim);
+        }
     }
 
     /// Ends a claim and its pod.

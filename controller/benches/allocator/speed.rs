@@ -64,7 +64,7 @@ fn memory_mib() -> f64 {
 }
 
 /// A claim, and the memory slices that it holds.
-type Live = Vec<(String, u32)>;
+pub(crate) type Live = Vec<(String, u32)>;
 
 /// Of a hundred GPUs so many stay empty at first, so that whole ones are to be had.
 const EMPTY: usize = 8;
@@ -72,7 +72,7 @@ const EMPTY: usize = 8;
 const FILLED: f64 = 0.93;
 
 /// Partitions at random places until so much is in use: more states of a GPU than any policy leaves.
-fn fill(cluster: &mut Cluster, nodes: usize, random: &mut Random) -> Live {
+pub(crate) fn fill(cluster: &mut Cluster, nodes: usize, random: &mut Random) -> Live {
     let mut live = Vec::new();
     for node in 0..nodes {
         for gpu in 0..GPUS {
@@ -132,11 +132,11 @@ impl Timings {
 }
 
 #[derive(Default)]
-struct Times(Vec<Duration>);
+pub(crate) struct Times(pub(crate) Vec<Duration>);
 
 impl Times {
     /// A percentile in microseconds.
-    fn at(&mut self, percent: usize) -> f64 {
+    pub(crate) fn at(&mut self, percent: usize) -> f64 {
         self.0.sort_unstable();
         let at = (self.0.len() * percent / 100).min(self.0.len().saturating_sub(1));
         self.0.get(at).map_or(0.0, |time| time.as_secs_f64() * 1e6)
