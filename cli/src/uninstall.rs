@@ -10,7 +10,7 @@ mod farewell;
 use crate::args::UninstallArgs;
 use crate::client::connect;
 use aliquot_controller::hold::is_hold;
-use aliquot_model::names::{CLAIM_FINALIZER, SCHEDULING_GATE};
+use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, SCHEDULING_GATE};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 8] = [
+const POLICIES: [&str; 11] = [
     "aliquot-node-slices",
     "aliquot-fenced-writes",
     "aliquot-tolerations",
@@ -39,6 +39,9 @@ const POLICIES: [&str; 8] = [
     "aliquot-finalizer",
     "aliquot-shares",
     "aliquot-node-usage",
+    "aliquot-node-limits",
+    "aliquot-node-limits-status",
+    "aliquot-companions",
     "aliquot-budget-status",
 ];
 const CLASSES: [&str; 6] = [
@@ -189,6 +192,10 @@ impl Uninstall {
     /// claim that we keep, our entry goes, so that kube-controller-manager releases it after the last.
     async fn allocations(&self) -> Result<()> {
         for claim in self.all::<ResourceClaim>().list(&ListParams::default()).await? {
+            if claim.annotations().contains_key(COMPANION_OF) {
+                self.companion(&claim).await?;
+                continue;
+            }
             let status = claim.status.clone().unwrap_or_default();
             let results =
                 status.allocation.and_then(|a| a.devices).and_then(|d| d.results).unwrap_or_default();
@@ -223,6 +230,26 @@ impl Uninstall {
             ignore_absent(patched.map(drop)).with_context(|| format!("claim {namespace}/{name}"))?;
         }
         Ok(())
+    }
+
+    /// A claim that holds what a share grew by: nobody else would ever delete it. What the node grants the
+    /// share stays, as long as its pod runs.
+    async fn companion(&self, claim: &ResourceClaim) -> Result<()> {
+        let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
+        if !self.act(&format!("delete claim {namespace}/{name}, which holds what a share grew by")) {
+            return Ok(());
+        }
+        let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);
+        let patch = json!({
+            "metadata": {"uid": claim.metadata.uid}, "status": {"allocation": null, "reservedFor": null}});
+        let patched = api.patch_status(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        ignore_absent(patched.map(drop)).with_context(|| format!("claim {namespace}/{name}"))?;
+        let kept: Vec<&String> = claim.finalizers().iter().filter(|f| *f != CLAIM_FINALIZER).collect();
+        let patch = json!({"metadata": {"uid": claim.metadata.uid, "finalizers": kept}});
+        let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+        ignore_absent(patched.map(drop)).with_context(|| format!("claim {namespace}/{name}"))?;
+        let deleted = api.delete(&name, &DeleteParams::default()).await;
+        ignore_absent(deleted.map(drop)).with_context(|| format!("claim {namespace}/{name}"))
     }
 
     async fn policies(&self) -> Result<()> {

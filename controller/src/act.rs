@@ -3,6 +3,7 @@
 
 mod budgets;
 mod claims;
+mod elastic;
 mod pods;
 mod room;
 
@@ -14,12 +15,13 @@ use crate::decide::Plan;
 use crate::fence::Fence;
 use crate::govern::{GpuQuota, GpuQuotaStatus};
 use crate::hold::Hold;
-use crate::index::{ObjectKey, Uid};
+use crate::index::{CompanionOf, ObjectKey, Uid};
 use crate::lease::{Leadership, NotLeader};
 use crate::metrics::Metrics;
+use aliquot_model::limits::NodeLimitsSpec;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
+use kube::api::{DynamicObject, Patch, PatchParams};
 use kube::{Api, Client};
 use serde_json::json;
 use std::future::Future;
@@ -110,6 +112,59 @@ pub enum Job {
         /// The pool generation that is answered.
         generation: i64,
     },
+    /// Make a claim that holds what a share grew by.
+    MakeCompanion {
+        /// Whose.
+        of: CompanionOf,
+        /// The claim.
+        claim: Box<ResourceClaim>,
+    },
+    /// Delete one that holds nothing.
+    DeleteCompanion {
+        /// Whose.
+        of: CompanionOf,
+        /// The claim.
+        companion: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+    },
+    /// Give one its devices.
+    Grow {
+        /// Whose.
+        of: CompanionOf,
+        /// The claim.
+        companion: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// Its devices.
+        allocation: Box<AllocationResult>,
+        /// Who uses them.
+        consumers: Vec<ResourceClaimConsumerReference>,
+    },
+    /// Have a companion be reserved for those who use the share.
+    Share {
+        /// Whose.
+        of: CompanionOf,
+        /// The claim.
+        companion: ObjectKey,
+        /// Its identity.
+        uid: Uid,
+        /// Who uses the share.
+        consumers: Vec<ResourceClaimConsumerReference>,
+    },
+    /// Say to a node what its shares may use.
+    Limits {
+        /// The node.
+        node: Arc<str>,
+        /// The claim whose shares it is about.
+        about: Uid,
+        /// What its owner is told.
+        note: Option<String>,
+        /// `resourceVersion` of the object that this replaces; `None` if there is none.
+        version: Option<String>,
+        /// What is said.
+        spec: NodeLimitsSpec,
+    },
     /// Note on a node which place is held for whom, then evict the pod that goes back to it.
     GoBack {
         /// The pod.
@@ -175,6 +230,8 @@ pub struct Outcome {
     pub pod: Option<Pod>,
     /// What became of evictions.
     pub evictions: Vec<Eviction>,
+    /// What nodes are told, as the API returned it.
+    pub limits: Option<Box<DynamicObject>>,
     /// The first thing that went wrong.
     pub error: Option<WriteError>,
 }
@@ -182,7 +239,15 @@ pub struct Outcome {
 impl Outcome {
     /// Nothing done yet.
     pub const fn of(job: Job) -> Self {
-        Self { job, claims: Vec::new(), gone: Vec::new(), pod: None, evictions: Vec::new(), error: None }
+        Self {
+            job,
+            claims: Vec::new(),
+            gone: Vec::new(),
+            pod: None,
+            evictions: Vec::new(),
+            limits: None,
+            error: None,
+        }
     }
 }
 
@@ -289,6 +354,19 @@ impl Writer {
             }
             Job::Deallocate { claim, uid, mark, consumers } => {
                 self.deallocate(&claim, &uid, &mark, &consumers, &mut outcome).await
+            }
+            Job::MakeCompanion { claim, .. } => self.make_companion(*claim, &mut outcome).await,
+            Job::DeleteCompanion { companion, uid, .. } => {
+                self.delete_companion(&companion, &uid, &mut outcome).await
+            }
+            Job::Grow { companion, uid, allocation, consumers, .. } => {
+                self.grow(&companion, &uid, &allocation, &consumers, &mut outcome).await
+            }
+            Job::Share { companion, uid, consumers, .. } => {
+                self.share(&companion, &uid, &consumers, &mut outcome).await
+            }
+            Job::Limits { node, version, spec, .. } => {
+                self.limits(&node, version.as_deref(), &spec, &mut outcome).await
             }
             Job::Acknowledge { node, generation } => self.acknowledge(&node, generation).await,
             Job::GoBack { pod, uid, node, place } => {

@@ -153,6 +153,11 @@ pub struct Args {
     #[arg(long, default_value = "24h", value_parser = parse_duration)]
     pub hold_at_most: Duration,
 
+    /// Raise and lower limits of shares while they run, where their claims ask for it (annotation
+    /// aliquot.dev/limits). Needs the kind NodeLimits, and node agents with --elastic-shares.
+    #[arg(long, env = "ELASTIC_SHARES", default_value_t = false, action = clap::ArgAction::Set)]
+    pub elastic_shares: bool,
+
     /// Keep GpuBudgets: count what claims use, and limit namespaces whose budget is used up. Needs the
     /// kinds GpuBudget and NodeUsage, and node agents with --report-usage.
     #[arg(long, env = "BUDGETS", default_value_t = false, action = clap::ArgAction::Set)]

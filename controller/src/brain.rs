@@ -7,6 +7,7 @@ mod budgets;
 mod compaction;
 mod deciding;
 mod duties;
+mod elastic;
 mod holds;
 mod outcomes;
 mod preemption;
@@ -70,6 +71,8 @@ pub enum Input {
     Budget(Seen<DynamicObject>),
     /// NodeUsages.
     NodeUsage(Seen<DynamicObject>),
+    /// NodeLimits.
+    NodeLimits(Seen<DynamicObject>),
     /// A job was done, or could not be.
     Done(Box<Outcome>),
     /// Something was done for the budgets, or could not be.
@@ -124,6 +127,8 @@ pub struct Settings {
     pub quotas: bool,
     /// Whether budgets are watched and kept.
     pub budgets: bool,
+    /// Whether limits of shares are raised and lowered while they run.
+    pub elastic: bool,
 }
 
 impl Default for Settings {
@@ -146,6 +151,7 @@ impl Default for Settings {
             surroundings: false,
             quotas: false,
             budgets: false,
+            elastic: false,
         }
     }
 }
@@ -191,6 +197,7 @@ pub struct Core {
     unmet: HashSet<ObjectKey>,
     quotas: quotas::Quotas,
     returns: substitutes::Returns,
+    elastic: elastic::Elastic,
     acknowledging: HashMap<Arc<str>, i64>,
     classes_written: Option<Vec<String>>,
     classes_failed: Option<Instant>,
@@ -230,6 +237,7 @@ impl Core {
             unmet: HashSet::new(),
             quotas: quotas::Quotas::default(),
             returns: substitutes::Returns::default(),
+            elastic: elastic::Elastic::default(),
             acknowledging: HashMap::new(),
             classes_written: None,
             classes_failed: None,
@@ -253,7 +261,10 @@ impl Core {
 
     /// Writes that have not returned.
     pub fn writes_under_way(&self) -> usize {
-        self.in_flight.len() + self.deallocating.len() + self.holds.writes_under_way()
+        self.in_flight.len()
+            + self.deallocating.len()
+            + self.holds.writes_under_way()
+            + self.elastic.writes_under_way()
     }
 
     /// Whether everything that decisions depend on was listed once.
@@ -263,6 +274,7 @@ impl Core {
             ("quotas", self.settings.quotas),
             ("budgets", self.settings.budgets),
             ("nodeusages", self.settings.budgets),
+            ("nodelimits", self.settings.elastic),
         ];
         let needed = ["slices", "classes", "claims", "pods", "nodes"];
         let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
@@ -317,6 +329,7 @@ impl Core {
             Input::Quota(seen) => self.quota(seen),
             Input::Budget(seen) => self.budget(seen),
             Input::NodeUsage(seen) => self.node_usage(seen),
+            Input::NodeLimits(seen) => self.node_limits(seen),
             Input::Done(outcome) => self.done(*outcome, now),
             Input::Kept(kept) => self.kept(*kept),
         };
@@ -433,6 +446,7 @@ impl Core {
             self.offer_nominated(now);
             self.queue.wake(now);
             self.holds.wake(now);
+            self.elastic.look_again();
         }
     }
 

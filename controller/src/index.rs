@@ -21,7 +21,9 @@ mod taints;
 mod usage;
 
 pub(crate) use claims::key_of;
-pub use claims::{Allocation, Assumption, Claim, FINGERPRINT, Held, fingerprint, fingerprint_of};
+pub use claims::{
+    Allocation, Assumption, Claim, CompanionOf, FINGERPRINT, Held, fingerprint, fingerprint_of,
+};
 pub use classes::Class;
 pub use company::{Company, Spread, Term};
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
@@ -264,8 +266,10 @@ impl Index {
         self.priorities.keys().next().copied()
     }
 
-    /// Pods that refer to a claim.
+    /// Pods that refer to a claim; a companion is referred to by those of the claim that grew.
     pub fn pods_of_claim(&self, claim: &ObjectKey) -> impl Iterator<Item = &Pod> {
+        let companion = self.claims.get(claim).and_then(|known| known.companion.as_ref());
+        let claim = companion.map_or(claim, |of| &of.claim);
         self.pods_of_claim.get(claim).into_iter().flatten().filter_map(|pod| self.pods.get(pod))
     }
 

@@ -46,17 +46,25 @@ pub struct Leader {
 impl Leader {
     /// Leads until `stop`. Writes that were sent are waited for.
     pub async fn run(self, stop: CancellationToken) {
-        let (taint_rules, quotas, budgets) = tokio::select! {
+        let (taint_rules, quotas, budgets, elastic) = tokio::select! {
             found = self.find_what_is_served() => found,
             () = stop.cancelled() => return,
         };
-        let settings =
-            Settings { taint_rules: taint_rules.is_some(), quotas, budgets, ..self.settings.clone() };
+        let settings = Settings {
+            taint_rules: taint_rules.is_some(),
+            quotas,
+            budgets,
+            elastic,
+            ..self.settings.clone()
+        };
         let mut core = Core::new(&self.driver, settings, self.metrics.clone());
         let (sender, mut inputs) = mpsc::channel(INPUTS);
         let mut watches = watch::start(&self.client, &self.driver, taint_rules, quotas, &sender);
         if budgets {
             watch::start_budgets(&self.client, &sender, &mut watches);
+        }
+        if elastic {
+            watch::start_limits(&self.client, &sender, &mut watches);
         }
         let mut writes: JoinSet<Input> = JoinSet::new();
         let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
@@ -84,6 +92,8 @@ impl Leader {
                 core.handle(input, Instant::now());
             }
             let now = Instant::now();
+            // Before pods: what a share gives back for a smaller part must not go to somebody else.
+            core.keep_elastic(now, Timestamp::now());
             if core.has_work(now) {
                 core.work(now, Timestamp::now());
             }
@@ -108,19 +118,21 @@ impl Leader {
         }
     }
 
-    /// DeviceTaintRules, and whether GpuQuotas and GpuBudgets are there and to be kept.
-    async fn find_what_is_served(&self) -> (Option<kube::api::ApiResource>, bool, bool) {
+    /// DeviceTaintRules, and whether GpuQuotas, GpuBudgets and NodeLimits are there and to be kept.
+    async fn find_what_is_served(&self) -> (Option<kube::api::ApiResource>, bool, bool, bool) {
         let look = async || {
             let rules = watch::find_taint_rules(&self.client).await?;
             let quotas = self.settings.quotas && watch::is_served(&self.client, "gpuquotas").await?;
             let budgets = self.settings.budgets
                 && watch::is_served(&self.client, kinds::BUDGETS).await?
                 && watch::is_served(&self.client, aliquot_model::usage::PLURAL).await?;
-            Ok::<_, kube::Error>((rules, quotas, budgets))
+            let elastic = self.settings.elastic
+                && watch::is_served(&self.client, aliquot_model::limits::PLURAL).await?;
+            Ok::<_, kube::Error>((rules, quotas, budgets, elastic))
         };
         loop {
             match look().await {
-                Ok((rules, quotas, budgets)) => {
+                Ok((rules, quotas, budgets, elastic)) => {
                     if self.settings.quotas && !quotas {
                         tracing::warn!("GpuQuota is not defined in this cluster: no quota is kept");
                     }
@@ -129,7 +141,10 @@ impl Leader {
                             "GpuBudget and NodeUsage are not defined in this cluster: no budget is kept"
                         );
                     }
-                    return (rules, quotas, budgets);
+                    if self.settings.elastic && !elastic {
+                        tracing::warn!("NodeLimits is not defined in this cluster: limits of shares stay");
+                    }
+                    return (rules, quotas, budgets, elastic);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot ask the API server what it serves");

@@ -16,6 +16,7 @@ pub mod brain;
 pub mod budget;
 pub mod compact;
 pub mod decide;
+pub mod elastic;
 pub mod events;
 pub mod explain;
 pub mod fence;

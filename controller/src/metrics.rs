@@ -40,6 +40,7 @@ pub struct Metrics {
     evictions: Family<OutcomeLabel, Counter>,
     compactions: Family<OutcomeLabel, Counter>,
     reservations: Family<OutcomeLabel, Counter>,
+    limits: Family<OutcomeLabel, Counter>,
     preemption_seconds: Histogram,
     /// Pods for which devices are reserved.
     pub reserved: Gauge,
@@ -88,6 +89,7 @@ impl Metrics {
             compactions: Family::default(),
             reservations: Family::default(),
             reserved: Gauge::default(),
+            limits: Family::default(),
             preemption_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 20)),
             nominated: Gauge::default(),
             overlaps: Counter::default(),
@@ -120,6 +122,11 @@ impl Metrics {
             "compactions",
             "GPUs that were to be emptied to fill gaps, by outcome",
             metrics.compactions.clone(),
+        );
+        registry.register(
+            "share_limits",
+            "Steps towards other limits of shares, by kind",
+            metrics.limits.clone(),
         );
         registry.register(
             "preemption_seconds",
@@ -209,6 +216,11 @@ impl Metrics {
     /// How often reservations ended so.
     pub fn reservations(&self, outcome: &'static str) -> u64 {
         self.reservations.get_or_create(&OutcomeLabel { outcome }).get()
+    }
+
+    /// A step towards another limit of a share.
+    pub fn share_limit(&self, step: &'static str) {
+        self.limits.get_or_create(&OutcomeLabel { outcome: step }).inc();
     }
 
     /// How often evictions ended so.

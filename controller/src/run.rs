@@ -100,6 +100,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
             budgets: args.budgets,
             surroundings: true,
+            elastic: args.elastic_shares,
             ..Settings::default()
         },
         metrics: metrics.clone(),

@@ -124,6 +124,12 @@ pub fn start_budgets(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut Join
     tasks.spawn(follow(usages, all(), to.clone(), Input::NodeUsage));
 }
 
+/// Starts the watch of what nodes are told about limits of shares.
+pub fn start_limits(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
+    let limits = Api::<DynamicObject>::all_with(client.clone(), &kinds::node_limits());
+    tasks.spawn(follow(limits, watcher::Config::default(), to.clone(), Input::NodeLimits));
+}
+
 /// One kind's watch, for ever: what breaks is started anew, with growing pauses.
 pub(crate) async fn follow<K>(
     api: Api<K>,

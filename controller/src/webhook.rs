@@ -46,6 +46,8 @@ pub struct Config {
     pub names: Vec<String>,
     /// Whether requests for a profile are expanded to larger ones.
     pub substitution: bool,
+    /// Whether what claims want their shares to have is checked.
+    pub elastic: bool,
     /// Whether claims, templates and classes are checked.
     pub governance: bool,
     /// What is refused then.
@@ -74,6 +76,7 @@ impl Config {
             configuration: args.webhook_configuration.clone(),
             names,
             substitution: args.substitution,
+            elastic: args.elastic_shares,
             governance: args.governance,
             rules: Rules { unknown: args.unknown_devices },
             budgets: args.budgets,
@@ -107,10 +110,10 @@ pub async fn serve_on(
     let keeper = keeper::Keeper::new(client.clone(), config.clone());
     let current = keeper.current();
     let keeping = tokio::spawn(keeper.run(health, stop.clone()));
-    let (governance, substitution) = (config.governance, config.substitution);
+    let (governance, substitution, elastic) = (config.governance, config.substitution, config.elastic);
     let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));
     let knowledge = knowledge::Knowledge::start(client, &config.driver, config.rules, stop.clone());
-    let app = review::App { knowledge, metrics, governance, budgets, substitution };
+    let app = review::App { knowledge, metrics, governance, budgets, substitution, elastic };
     server::serve(listener, current, app, stop).await;
     if let Err(error) = keeping.await {
         tracing::error!(%error, "looking after the certificate ended in a panic");

@@ -44,6 +44,7 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         configuration: "aliquot".to_owned(),
         names: vec!["aliquot-webhook.default.svc".to_owned(), "127.0.0.1".to_owned()],
         substitution: true,
+        elastic: true,
         governance: true,
         rules: Rules::default(),
         budgets: false,

@@ -172,6 +172,10 @@ pub struct Args {
     #[arg(long, env = "HOST_PROC", default_value = "/proc")]
     pub host_proc: PathBuf,
 
+    /// Follow the node's NodeLimits: limits of shares that the controller raised or lowered while they run.
+    #[arg(long, env = "ELASTIC_SHARES", default_value_t = false, action = clap::ArgAction::Set)]
+    pub elastic_shares: bool,
+
     /// Destroy GPU instances that nobody knows: not in our ledger, not named by an allocated claim,
     /// and without a process. With `false` they are only reported and kept out of allocation.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]

@@ -435,6 +435,16 @@ fn consumed(result: &DeviceRequestAllocationResult, driver: &str) -> Result<Cons
             reason: "comes without a shareID".to_owned(),
         });
     }
+    let slots = amount("slots", u64::from(u32::MAX))?;
+    if slots == 0 {
+        // What no allocator gives a pod: the controller's companion of a share that grew.
+        return Err(ClaimError::Capacity {
+            request: result.request.clone(),
+            device: result.device.clone(),
+            capacity: "slots",
+            reason: "is 0: the claim holds what another claim's share grew by and is not for pods".to_owned(),
+        });
+    }
     let cores = amount("cores", 100)?;
     let memory_bytes = amount("memory", u64::MAX)?;
     if memory_bytes == 0 {
@@ -446,11 +456,7 @@ fn consumed(result: &DeviceRequestAllocationResult, driver: &str) -> Result<Cons
             reason: "is 0; a share needs memory".to_owned(),
         });
     }
-    Ok(Consumed {
-        memory_bytes,
-        cores_percent: u8::try_from(cores).unwrap_or(100),
-        slots: amount("slots", u64::from(u32::MAX))?,
-    })
+    Ok(Consumed { memory_bytes, cores_percent: u8::try_from(cores).unwrap_or(100), slots })
 }
 
 /// Whether a config kind says something about a device kind.

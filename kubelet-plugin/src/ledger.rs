@@ -113,12 +113,25 @@ pub struct Partition {
     pub uuid: Option<MigUuid>,
 }
 
+/// What a share may use at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Limit {
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// Percent of compute; 0 is best effort.
+    pub cores_percent: u8,
+}
+
 /// Quota of a share.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Share {
-    /// What it may use.
+    /// What it was allocated.
     pub consumed: Consumed,
+    /// What the controller granted instead; absent if that is what it was allocated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub granted: Option<Limit>,
     /// Hard or soft.
     pub compute_policy: ComputePolicy,
     /// Order of borrowers.
@@ -127,6 +140,18 @@ pub struct Share {
     pub fail_mode: FailMode,
     /// Position among the claim's devices, for indexed variables.
     pub order: u16,
+}
+
+impl Share {
+    /// What it may use at the moment.
+    pub const fn limit(&self) -> Limit {
+        match self.granted {
+            Some(limit) => limit,
+            None => {
+                Limit { memory_bytes: self.consumed.memory_bytes, cores_percent: self.consumed.cores_percent }
+            }
+        }
+    }
 }
 
 /// One allocation result of a claim as this node holds it.
@@ -175,6 +200,17 @@ impl Device {
     /// What it is.
     pub fn kind(&self) -> Option<DeviceKind> {
         self.name().map(|name| name.kind())
+    }
+
+    /// What no other claim may have of a shareable device: what it was allocated, and more if it was
+    /// granted more.
+    pub fn reserved(&self) -> Option<Consumed> {
+        let mut reserved = self.consumed?;
+        if let Some(granted) = self.share.as_ref().and_then(|share| share.granted) {
+            reserved.memory_bytes = reserved.memory_bytes.max(granted.memory_bytes);
+            reserved.cores_percent = reserved.cores_percent.max(granted.cores_percent);
+        }
+        Some(reserved)
     }
 
     /// What identifies the result in the claim.

@@ -26,6 +26,7 @@ pub mod health;
 pub mod http;
 pub mod inventory;
 pub mod ledger;
+pub mod limits;
 pub mod metrics;
 pub mod mode;
 pub mod parked;

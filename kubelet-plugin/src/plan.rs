@@ -350,6 +350,7 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
     let share = match (&allocated.settings, allocated.consumed) {
         (Settings::Share(config), Some(consumed)) => Some(Share {
             consumed,
+            granted: None,
             compute_policy: config.compute_policy,
             priority: config.priority,
             fail_mode: config.fail_mode,

@@ -16,10 +16,12 @@
 //! Everything here blocks; callers are on a blocking thread.
 
 mod error;
+mod limit;
 mod overview;
 mod retain;
 
 pub use error::{PrepareError, UnprepareError};
+pub use limit::Limited;
 pub use overview::Overview;
 
 use crate::claim::{ClaimRef, Request, ResultKey};

@@ -30,6 +30,8 @@ pub const HAND_OVER_DONE: &str = "HandOverDone";
 pub const PREPARE_FAILED: &str = "PrepareFailed";
 /// A claim could not be prepared because another one holds the hardware.
 pub const CONFLICT: &str = "DeviceConflict";
+/// A limit that the controller granted does not fit beside what the node holds.
+pub const LIMIT_REFUSED: &str = "ShareLimitRefused";
 /// A claim is prepared.
 pub const PREPARED: &str = "Prepared";
 /// A claim could not be unprepared.

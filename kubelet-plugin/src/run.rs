@@ -15,6 +15,7 @@ use crate::execute::{Machine, Probe};
 use crate::health::{self, Faults};
 use crate::http::{self, Readiness};
 use crate::inventory::Watcher;
+use crate::limits::Follower;
 use crate::metrics::Metrics;
 use crate::mode::Waits;
 use crate::prepare::{Node, Overview, Recovery, UnprepareError};
@@ -428,6 +429,16 @@ impl Parts {
         };
         if args.audit && !args.farewell {
             tasks.spawn(audit.run(loops.clone()));
+        }
+        let follower = Follower {
+            node: Arc::clone(&self.node),
+            client: self.client.clone(),
+            node_name: args.node_name.clone(),
+            events: self.events.clone(),
+            overview: overview_rx.clone(),
+        };
+        if args.elastic_shares && !args.farewell {
+            tasks.spawn(follower.run(loops.clone()));
         }
         let publisher = Publisher::new(
             self.settings(),

@@ -8,10 +8,10 @@
 use crate::ledger::{Device, Ledger, Share, State};
 use crate::store::{StoreError, io_error, replace, sync_dir};
 use aliquot_model::config::{ComputePolicy, FailMode};
-use aliquot_quota::region::initial_header;
+use aliquot_quota::region::{LOCK_BASE, RegionView, initial_header};
 use aliquot_quota::{QuotaError, QuotaFile, REGION_FILE_SIZE};
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -38,8 +38,9 @@ pub enum ShareError {
 pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFile, QuotaError> {
     let mut quota = QuotaFile::new(aliquot_quota::GpuUuid::new(device.gpu.as_str())?);
     quota.generation = generation;
-    quota.memory_bytes = share.consumed.memory_bytes;
-    quota.cores_percent = share.consumed.cores_percent;
+    let limit = share.limit();
+    quota.memory_bytes = limit.memory_bytes;
+    quota.cores_percent = limit.cores_percent;
     quota.compute_policy = match share.compute_policy {
         ComputePolicy::Hard => aliquot_quota::ComputePolicy::Hard,
         ComputePolicy::Soft => aliquot_quota::ComputePolicy::Soft,
@@ -103,8 +104,8 @@ fn leftover(promised: u64) -> u8 {
     }
 }
 
-/// Caps best-effort shares (`cores` 0) at what no share of their GPU was promised, by rewriting the quota
-/// files that say otherwise. The limiter reads them anew.
+/// Makes the quota files say what the ledger says, and caps best-effort shares (`cores` 0) at what no share
+/// of their GPU was promised. Only files that say something else are written. The limiter reads them anew.
 ///
 /// # Errors
 /// If a file cannot be replaced.
@@ -116,23 +117,23 @@ pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
             .flat_map(|record| &record.devices)
             .filter_map(|device| Some((device, device.share.as_ref()?)))
     };
-    for (device, share) in all().filter(|(_, share)| share.consumed.cores_percent == 0) {
-        let promised = all()
-            .filter(|(other, _)| other.gpu == device.gpu)
-            .map(|(_, other)| u64::from(other.consumed.cores_percent))
-            .sum();
+    for (device, share) in all() {
         let path = shares.join(&device.result_id).join("quota/quota");
         // A file that is not there or not readable is made anew by the next prepare.
         let Some(present) = fs::read(&path).ok().and_then(|bytes| QuotaFile::decode(&bytes).ok()) else {
             continue;
         };
-        let cores = leftover(promised);
-        if present.cores_percent == cores {
+        let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
+        let mut wanted = quota(device, share, present.generation).map_err(fail)?;
+        if wanted.cores_percent == 0 {
+            let others = all().filter(|(other, _)| other.gpu == device.gpu);
+            wanted.cores_percent =
+                leftover(others.map(|(_, other)| u64::from(other.limit().cores_percent)).sum());
+        }
+        if wanted == present {
             continue;
         }
-        let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
-        let mut wanted = quota(device, share, present.generation.saturating_add(1)).map_err(fail)?;
-        wanted.cores_percent = cores;
+        wanted.generation = present.generation.saturating_add(1);
         replace(&path, &wanted.encode(), 0o644)?;
         fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
     }
@@ -164,6 +165,31 @@ pub fn list(shares: &Path) -> Result<Vec<String>, StoreError> {
     }
 }
 
+/// Bytes that the processes of a share have charged, without those of processes that are gone: nobody takes
+/// their account back before another one comes. `None` for a region that does not read.
+pub fn used(shares: &Path, result_id: &str) -> Option<u64> {
+    let (file, _, bytes) = open_region(shares, result_id).ok()?;
+    let view = RegionView::parse(&bytes).ok()?;
+    let live = view.processes().filter(|process| {
+        let at = LOCK_BASE.saturating_add(u64::try_from(process.slot).unwrap_or(u64::MAX));
+        is_locked(&file, at).unwrap_or(true)
+    });
+    Some(live.fold(0, |sum, process| sum.saturating_add(process.charged_bytes)))
+}
+
+/// Whether somebody holds a lock on a byte of a file: the owner of a slot that lives.
+fn is_locked(file: &File, at: u64) -> nix::Result<bool> {
+    let mut lock = nix::libc::flock {
+        l_type: i16::try_from(nix::libc::F_WRLCK).unwrap_or_default(),
+        l_whence: i16::try_from(nix::libc::SEEK_SET).unwrap_or_default(),
+        l_start: i64::try_from(at).unwrap_or(i64::MAX),
+        l_len: 1,
+        l_pid: 0,
+    };
+    nix::fcntl::fcntl(file, nix::fcntl::FcntlArg::F_OFD_GETLK(&mut lock))?;
+    Ok(i32::from(lock.l_type) != nix::libc::F_UNLCK)
+}
+
 /// Path of a share's region file on this host.
 pub fn region_path(shares: &Path, result_id: &str) -> PathBuf {
     shares.join(result_id).join("region/region")
@@ -175,7 +201,10 @@ pub fn region_path(shares: &Path, result_id: &str) -> PathBuf {
 /// # Errors
 /// If it is no file, or cannot be read.
 pub fn read_region(shares: &Path, result_id: &str) -> std::io::Result<((u64, u64), Vec<u8>)> {
-    use std::io::Read;
+    open_region(shares, result_id).map(|(_, inode, bytes)| (inode, bytes))
+}
+
+fn open_region(shares: &Path, result_id: &str) -> std::io::Result<(File, (u64, u64), Vec<u8>)> {
     use std::os::unix::fs::MetadataExt;
     let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
     let path = region_path(shares, result_id);
@@ -185,6 +214,6 @@ pub fn read_region(shares: &Path, result_id: &str) -> std::io::Result<((u64, u64
         return Err(std::io::Error::other("it is no file"));
     }
     let mut bytes = Vec::new();
-    file.take(REGION_FILE_SIZE as u64 + 1).read_to_end(&mut bytes)?;
-    Ok(((meta.dev(), meta.ino()), bytes))
+    (&file).take(REGION_FILE_SIZE as u64 + 1).read_to_end(&mut bytes)?;
+    Ok((file, (meta.dev(), meta.ino()), bytes))
 }

@@ -16,7 +16,7 @@ pub fn measure(metrics: &Metrics, shares: &Path, ledger: &Ledger) {
         for (device, share) in record.devices.iter().filter_map(|d| Some((d, d.share.as_ref()?))) {
             let labels = ShareLabels::of(record, device);
             let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
-            metrics.share_quota.get_or_create(&labels).set(gauge(share.consumed.memory_bytes));
+            metrics.share_quota.get_or_create(&labels).set(gauge(share.limit().memory_bytes));
             let Ok((_, bytes)) = read_region(shares, &device.result_id) else { continue };
             if let Ok(region) = RegionView::parse(&bytes) {
                 metrics.share_used.get_or_create(&labels).set(gauge(region.total_bytes()));

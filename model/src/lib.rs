@@ -12,6 +12,7 @@ pub mod device;
 pub mod gpu;
 pub mod hold;
 pub mod layout;
+pub mod limits;
 pub mod names;
 pub mod placement;
 pub mod profile;

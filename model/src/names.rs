@@ -30,6 +30,12 @@ pub const HOLD_FOR: &str = "aliquot.dev/hold-for";
 pub const HOLD_GROUP: &str = "aliquot.dev";
 /// `resource` of that entry.
 pub const HOLD_RESOURCE: &str = "holds";
+/// Annotation of a claim: what its shares may use from now on, for example `memory=20Gi,cores=40`. A wish:
+/// the controller grants it, or says why not.
+pub const LIMITS: &str = "aliquot.dev/limits";
+/// Annotation of a claim that the controller made for another one whose share grew:
+/// `<name>/<uid>/<share id>` of that one. Nobody else may set it (policy `aliquot-companions`).
+pub const COMPANION_OF: &str = "aliquot.dev/companion-of";
 /// Value of the controller taint while neither allocator may use the pool.
 pub const HAND_OVER: &str = "hand-over";
 /// Standard attribute: PCI address, `dddd:bb:dd.f` (k8s.io/dynamic-resource-allocation).

@@ -22,7 +22,7 @@ fn consumer(pod: &ObjectKey, uid: &str) -> ResourceClaimConsumerReference {
 }
 
 /// The part of a patch that makes it apply to the very object that was seen, or not at all.
-fn precondition(claim: &ResourceClaim) -> Value {
+pub(super) fn precondition(claim: &ResourceClaim) -> Value {
     json!({"resourceVersion": claim.metadata.resource_version, "uid": claim.metadata.uid})
 }
 
@@ -30,11 +30,11 @@ fn has_finalizer(claim: &ResourceClaim) -> bool {
     claim.metadata.finalizers.iter().flatten().any(|finalizer| finalizer == CLAIM_FINALIZER)
 }
 
-fn reserved_for(claim: &ResourceClaim) -> Vec<ResourceClaimConsumerReference> {
+pub(super) fn reserved_for(claim: &ResourceClaim) -> Vec<ResourceClaimConsumerReference> {
     claim.status.as_ref().and_then(|status| status.reserved_for.clone()).unwrap_or_default()
 }
 
-fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
+pub(super) fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
     claim.status.as_ref()?.allocation.as_ref()
 }
 
@@ -52,7 +52,7 @@ fn mark_of(claim: &ResourceClaim, allocation: &AllocationResult) -> String {
 }
 
 /// Notes what became of a claim that was to lose something: gone is as good.
-fn note(
+pub(super) fn note(
     result: Result<Box<ResourceClaim>, WriteError>,
     key: &ObjectKey,
     uid: &str,
@@ -67,14 +67,14 @@ fn note(
 }
 
 /// What an attempt came to.
-enum Step {
+pub(super) enum Step {
     Done(Box<ResourceClaim>),
     Again(String),
     Failed(WriteError),
 }
 
 impl Writer {
-    fn claims(&self, key: &ObjectKey) -> Api<ResourceClaim> {
+    pub(super) fn claims(&self, key: &ObjectKey) -> Api<ResourceClaim> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
@@ -117,7 +117,12 @@ impl Writer {
         let writes = drafts.map(|((draft, allocation), claim)| async move {
             let result = self
                 .until_done(&draft.claim, &draft.uid, Some(claim), |claim| {
-                    Box::pin(self.try_allocate(claim, &draft.claim, allocation, consumer))
+                    Box::pin(self.try_allocate(
+                        claim,
+                        &draft.claim,
+                        allocation,
+                        std::slice::from_ref(consumer),
+                    ))
                 })
                 .await;
             (draft, result)
@@ -175,7 +180,7 @@ impl Writer {
 
     /// Tries with the claim as it was seen, then reads it and tries again, until it is done, impossible,
     /// or no longer ours to do.
-    async fn until_done<'w, F>(
+    pub(super) async fn until_done<'w, F>(
         &'w self,
         key: &ObjectKey,
         uid: &str,
@@ -209,7 +214,7 @@ impl Writer {
         Err(WriteError::Exhausted { what: format!("claim {key}"), attempts: Self::ATTEMPTS, last })
     }
 
-    async fn patch_claim(
+    pub(super) async fn patch_claim(
         &self,
         key: &ObjectKey,
         status: bool,
@@ -232,12 +237,12 @@ impl Writer {
         }))
     }
 
-    async fn try_allocate(
+    pub(super) async fn try_allocate(
         &self,
         claim: ResourceClaim,
         key: &ObjectKey,
         wanted: &AllocationResult,
-        user: &ResourceClaimConsumerReference,
+        users: &[ResourceClaimConsumerReference],
     ) -> Result<Step, WriteError> {
         let mark = mark_of(&claim, wanted);
         let marked = |claim: &ResourceClaim| {
@@ -272,8 +277,10 @@ impl Writer {
             };
         }
         let mut consumers = reserved_for(&claim);
-        if !consumers.iter().any(|consumer| consumer.uid == user.uid) {
-            consumers.push(user.clone());
+        for user in users {
+            if !consumers.iter().any(|consumer| consumer.uid == user.uid) {
+                consumers.push(user.clone());
+            }
         }
         let patch = json!({
             "metadata": precondition(&claim),

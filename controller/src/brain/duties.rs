@@ -54,8 +54,10 @@ impl Core {
     /// Notes since when a claim of ours has no consumer.
     pub(super) fn watch_claim(&mut self, key: &ObjectKey, now: Instant) {
         self.holds.note(key);
+        self.note_elastic(key);
         let Some(claim) = self.index.claim(key) else { return };
         let idle = claim.reserved_for.is_empty()
+            && claim.companion.is_none()
             && claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us);
         let uid = claim.uid.clone();
         if idle {
@@ -68,6 +70,7 @@ impl Core {
     /// Drops what is kept for a claim.
     pub(super) fn claim_gone(&mut self, uid: &str) {
         self.idle.remove(uid);
+        self.elastic.gone(uid);
         self.hold_gone(uid);
         self.claim_gone_foreign(uid);
     }

@@ -90,6 +90,9 @@ impl Core {
 
     fn keep_hold(&mut self, key: &ObjectKey, now: Instant, wall: i64) {
         self.holds.due.remove(key);
+        if self.index.claim(key).is_some_and(|claim| claim.companion.is_some()) {
+            return;
+        }
         let Some(claim) = self.index.claim(key).cloned() else {
             self.holds.forget(key);
             return;
@@ -287,7 +290,7 @@ impl Core {
     }
 
     /// Says something about a claim, unless it was the last that was said.
-    fn tell_claim(&mut self, claim: &Claim, warning: bool, reason: &'static str, note: &str) {
+    pub(super) fn tell_claim(&mut self, claim: &Claim, warning: bool, reason: &'static str, note: &str) {
         if self.holds.told.insert(claim.uid.clone(), note.to_owned()).as_deref() == Some(note) {
             return;
         }

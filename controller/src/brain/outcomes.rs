@@ -9,7 +9,7 @@ use std::time::Instant;
 impl Core {
     /// Takes the answer to a job in. What the API returned counts as seen.
     pub(super) fn done(&mut self, outcome: Outcome, now: Instant) -> Change {
-        let Outcome { job, claims, gone, pod, evictions, error } = outcome;
+        let Outcome { job, claims, gone, pod, evictions, limits, error } = outcome;
         for claim in &claims {
             let change = self.claim(claim, now);
             self.changed(change, now);
@@ -69,6 +69,13 @@ impl Core {
                     self.acknowledging.remove(&node);
                 }
                 Change::Nothing
+            }
+            Job::MakeCompanion { of, .. } => self.elastic_written(&of.uid, "a companion claim", error, now),
+            Job::DeleteCompanion { of, .. } => self.elastic_written(&of.uid, "a companion claim", error, now),
+            Job::Share { of, .. } => self.elastic_written(&of.uid, "a companion's consumers", error, now),
+            Job::Grow { of, companion, uid, .. } => self.grown(&of, &companion, &uid, error, now),
+            Job::Limits { node, about, note, .. } => {
+                self.limits_written(&node, &about, note, limits, error, now)
             }
             Job::GoBack { pod, uid, .. } => self.went_back(&pod, &uid, evictions, error, now),
             Job::PlaceFree { node } => {

@@ -3,8 +3,10 @@
 use super::{Core, Effect, Regarding, Report, Seen, reasons};
 use crate::act::Job;
 use crate::decide::Plan;
+use crate::elastic::Size;
 use crate::govern::{GpuQuota, GpuQuotaStatus, Ledger};
 use crate::index::{Change, ObjectKey, Pod};
+use k8s_openapi::api::resource::v1::AllocationResult;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -38,6 +40,17 @@ impl Core {
     pub(super) fn quota_in_the_way(&mut self, namespace: &str, plan: &Plan) -> Option<String> {
         let drafts = plan.drafts.iter().map(crate::decide::Draft::allocation);
         self.quotas.ledger.excess(&self.index, namespace, drafts).map(|excess| excess.to_string())
+    }
+
+    /// Says which quota of a namespace an allocation would exceed by which a claim has so much on the whole.
+    pub(super) fn quota_on_allocation(
+        &mut self,
+        namespace: &str,
+        allocation: &AllocationResult,
+        whole: Size,
+    ) -> Option<String> {
+        let excess = self.quotas.ledger.excess(&self.index, namespace, std::iter::once(allocation));
+        excess.or_else(|| self.quotas.ledger.excess_of_one(namespace, whole)).map(|excess| excess.to_string())
     }
 
     /// Whether a pod that is made anew would be given as much as it has now, with its priority: not where a

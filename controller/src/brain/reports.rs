@@ -48,6 +48,10 @@ pub mod reasons {
     pub const HELD_WITHOUT_POD: &str = "DevicesRetained";
     /// It keeps them no longer.
     pub const HOLD_ENDED: &str = "RetainedDevicesReleased";
+    /// The limit of a share is another one.
+    pub const LIMIT_CHANGED: &str = "ShareLimitChanged";
+    /// A share cannot have the limit that its claim asks for, not now.
+    pub const LIMIT_WAITS: &str = "ShareLimitWaiting";
     /// An annotation of ours is not understood.
     pub const ANNOTATION: &str = "AnnotationNotUnderstood";
     /// A pod goes elsewhere, so that a GPU becomes free.

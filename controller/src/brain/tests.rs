@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 mod budgets;
 mod compaction;
+mod elastic;
 mod preemption;
 mod reservations;
 

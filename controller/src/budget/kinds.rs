@@ -6,6 +6,7 @@ use super::profile::Spent;
 use super::window::Window;
 use super::{amount, window};
 use crate::index::{ObjectKey, Uid};
+use aliquot_model::limits;
 use aliquot_model::usage::{self, NodeUsageSpec, NodeUsageStatus};
 use kube::api::{ApiResource, DynamicObject};
 use kube::core::GroupVersionKind;
@@ -30,6 +31,11 @@ pub fn budgets() -> ApiResource {
 /// How to reach what nodes say.
 pub fn node_usages() -> ApiResource {
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, usage::KIND), usage::PLURAL)
+}
+
+/// How to reach what nodes are told about limits.
+pub fn node_limits() -> ApiResource {
+    ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(GROUP, VERSION, limits::KIND), limits::PLURAL)
 }
 
 /// What happens when a budget is used up.

@@ -180,6 +180,10 @@ fn movers(index: &Index, claims: &HashMap<&Uid, &Claim>, held: &[&Holder]) -> Op
     let mut pods = BTreeSet::new();
     for holder in held {
         let claim = claims.get(&holder.claim)?;
+        if claim.companion.is_some() {
+            // What a share grew by cannot be promised to it elsewhere.
+            return None;
+        }
         let user = claim.reserved_for.iter().find(|consumer| consumer.resource == "pods")?;
         let key = ObjectKey { namespace: claim.key.namespace.clone(), name: user.name.as_str().into() };
         let pod = index.pod(&key).filter(|pod| *pod.uid == *user.uid)?;

@@ -4,6 +4,7 @@
 //! the second one meets what the first was given.
 
 use super::{Amount, GpuQuota, GpuQuotaStatus};
+use crate::elastic::Size;
 use crate::govern::amount::Bytes;
 use crate::index::{Allocation, Held, Index, Layout, ObjectKey, Sym};
 use crate::quantity::Quantity;
@@ -214,6 +215,21 @@ impl Ledger {
         let (used, _) = self.used(index, namespace);
         let quotas = self.of_namespace(namespace);
         quotas.into_iter().find_map(|(key, quota)| exceeded(key, quota, used, &claims))
+    }
+
+    /// The first quota of a namespace that one claim would exceed that has so much.
+    pub fn excess_of_one(&self, namespace: &str, whole: Size) -> Option<Excess> {
+        self.of_namespace(namespace).into_iter().find_map(|(key, quota)| {
+            let per_claim = &quota.spec.per_claim;
+            let figures = [
+                (Limit::Memory, per_claim.memory, whole.memory),
+                (Limit::Cores, per_claim.cores, whole.cores),
+            ];
+            figures.into_iter().find_map(|(limit, most, asked)| {
+                let hard = most?.0;
+                (asked > hard).then(|| Excess { quota: key.clone(), limit, hard, used: None, asked })
+            })
+        })
     }
 
     /// Whether more is held in a namespace than a quota of it allows.

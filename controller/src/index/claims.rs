@@ -4,6 +4,7 @@ use super::{Change, Holder, Index, ObjectKey, Sym, Uid, convert};
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
 use crate::substitute::{ANNOTATION, Record};
+use aliquot_model::names::{COMPANION_OF, LIMITS};
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
@@ -43,8 +44,42 @@ pub struct Claim {
     pub allocation: Option<Allocation>,
     /// What it says about devices without a pod.
     pub hold: Wish,
+    /// What its annotation asks its shares to have; not looked at yet.
+    pub limits: Option<Arc<str>>,
+    /// For which share it holds what that grew by.
+    pub companion: Option<CompanionOf>,
     /// Who may use it.
     pub reserved_for: Vec<ResourceClaimConsumerReference>,
+}
+
+/// The share that a companion belongs to: see [`crate::elastic`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CompanionOf {
+    /// The claim.
+    pub claim: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// `shareID` of the result.
+    pub share: Uid,
+}
+
+impl CompanionOf {
+    /// From the annotation of a claim in a namespace.
+    fn read(namespace: &Arc<str>, text: &str) -> Option<Self> {
+        let mut parts = text.split('/');
+        let (Some(name), Some(uid), Some(share), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return None;
+        };
+        let claim = ObjectKey { namespace: namespace.clone(), name: name.into() };
+        Some(Self { claim, uid: uid.into(), share: share.into() })
+    }
+
+    /// The annotation's text.
+    pub fn text(&self) -> String {
+        format!("{}/{}/{}", self.claim.name, self.uid, self.share)
+    }
 }
 
 impl Claim {
@@ -355,6 +390,9 @@ impl Index {
         let allocation = status
             .and_then(|status| status.allocation.as_ref())
             .map(|allocation| self.read_allocation(&uid, fingerprint.map(String::as_str), allocation));
+        let said = |name: &str| claim.metadata.annotations.as_ref().and_then(|all| all.get(name));
+        let companion = said(COMPANION_OF).and_then(|text| CompanionOf::read(&key.namespace, text));
+        let limits = said(LIMITS).map(|text| text.as_str().into());
         let owner_pod = claim
             .metadata
             .owner_references
@@ -374,6 +412,8 @@ impl Index {
             owner_pod,
             allocation,
             hold: Wish::read(claim.metadata.annotations.as_ref()),
+            limits,
+            companion,
             reserved_for: status.and_then(|status| status.reserved_for.clone()).unwrap_or_default(),
         })
     }

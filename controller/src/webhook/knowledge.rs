@@ -3,6 +3,7 @@
 use super::admission::{self, KnownClaim, Verdict};
 use crate::brain::{Input, Seen};
 use crate::decide::Matcher;
+use crate::elastic;
 use crate::govern::check::Scene;
 use crate::govern::{GpuQuota, Judgement, Rules, check};
 use crate::index::{Index, ObjectKey};
@@ -163,6 +164,11 @@ impl Knowledge {
             check::claim(&mut Scene { index, matcher, rules: self.rules, quotas }, spec, prefix);
         judgement.warnings.extend(wrong);
         judgement
+    }
+
+    /// What is wrong with what a claim's shares are to have.
+    pub(super) fn judge_limits(&self, claim: &ResourceClaim) -> Vec<String> {
+        elastic::check::claim(&self.cluster.lock().index, claim)
     }
 
     /// The claim's requests that a larger profile may satisfy.

@@ -24,6 +24,7 @@ pub(super) struct App {
     pub(super) governance: bool,
     pub(super) budgets: Option<Watched>,
     pub(super) substitution: bool,
+    pub(super) elastic: bool,
 }
 
 /// `AdmissionResponse`.
@@ -88,6 +89,16 @@ pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Val
     let expansion = claim.map(|claim| app.knowledge.expand(namespace(&review), claim)).unwrap_or_default();
     let patch = claim.and_then(|claim| expansion.patch(claim));
     Response::allow(patch.as_ref()).to(&review)
+}
+
+/// Wishes of claims for more or less of their shares.
+pub(super) async fn validate_limits(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+    let claim = object::<ResourceClaim>(&review).filter(|_| app.elastic);
+    let errors = claim.map(|claim| app.knowledge.judge_limits(&claim)).unwrap_or_default();
+    if !errors.is_empty() {
+        app.metrics.refused.inc();
+    }
+    Response::of(Judgement { errors, warnings: Vec::new() }).to(&review)
 }
 
 /// Claims, templates and classes.

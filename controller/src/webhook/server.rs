@@ -41,6 +41,7 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, sto
         .route("/mutate-pods", post(review::mutate_pods))
         .route("/mutate-claims", post(review::mutate_claims))
         .route("/validate", post(review::validate))
+        .route("/validate-limits", post(review::validate_limits))
         .with_state(app);
     loop {
         let accepted = tokio::select! {

@@ -7,6 +7,7 @@ mod audit;
 mod budget;
 mod compaction;
 mod controllers;
+mod elastic;
 mod examples;
 mod explain;
 mod governance;

@@ -134,7 +134,7 @@ fn lower_by_environment() -> Result<(), Reason> {
         for (share, indexed) in shares().iter().zip(&mut indexed) {
             if index == Some(u64::from(share.order())) {
                 found = true;
-                if bytes != 0 {
+                if bytes != 0 && !is_from_node(share, bytes) {
                     *indexed = true;
                     share.lower(bytes);
                 }
@@ -150,6 +150,21 @@ fn lower_by_environment() -> Result<(), Reason> {
         }
     }
     failure
+}
+
+/// Whether a limit is only what the node wrote into the environment when the container started: the share may
+/// have grown since. The node says what it wrote in `ALIQUOT_SHARE_<end of the id>`; both are the tenant's to
+/// change, and neither can raise a limit.
+fn is_from_node(share: &Share, bytes: u64) -> bool {
+    let path = share.quota_path();
+    let Some(id) = path.as_bytes().strip_suffix(b"/quota") else { return false };
+    let tail = id.rsplit(|b| matches!(*b, b'-' | b'/')).next().unwrap_or_default();
+    let mut name: Text<64> = Text::of(format_args!("ALIQUOT_SHARE_"));
+    name.push(tail);
+    let written = env::get(name.as_bytes()).unwrap_or_default();
+    let fields = written.split(|b| *b == b',').find_map(|field| field.strip_prefix(b"memory="));
+    // The variable is in whole MiB.
+    fields.and_then(env::parse_number).is_some_and(|written| written >> 20 == bytes >> 20)
 }
 
 fn text(bytes: &[u8]) -> Text<64> {

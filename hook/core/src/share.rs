@@ -149,6 +149,11 @@ impl Share {
         *self.uuid.lock()
     }
 
+    /// Where its quota is.
+    pub(crate) fn quota_path(&self) -> Path {
+        *self.quota_path.lock()
+    }
+
     /// Position among the claim's devices.
     pub(crate) fn order(&self) -> u32 {
         self.order.load(Relaxed)

@@ -47,6 +47,7 @@ fn share(tail: &str, order: u16) -> Device {
         held: Some(Held::Share),
         consumed: Some(consumed),
         share: Some(Share {
+            granted: None,
             consumed,
             compute_policy: ComputePolicy::Hard,
             priority: 0,

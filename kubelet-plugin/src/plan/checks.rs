@@ -68,7 +68,7 @@ pub(super) fn refuse_oversubscription(
         .collect();
     let own = earlier.iter().filter(|device| device.gpu == gpu.uuid && device.kind() == Some(kind));
     let all: Vec<_> =
-        others.iter().map(|(_, device)| *device).chain(own).filter_map(|device| device.consumed).collect();
+        others.iter().map(|(_, device)| *device).chain(own).filter_map(Device::reserved).collect();
     let sum = |of: fn(&Consumed) -> u64| all.iter().map(of).fold(of(&consumed), u64::saturating_add);
     let checks = [
         ("memory", sum(|c| c.memory_bytes), gpu.memory_bytes),

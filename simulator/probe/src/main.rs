@@ -7,6 +7,7 @@
 //!
 //! `--hold` keeps the process (with its CUDA contexts) after the report, until SIGTERM or SIGINT, as a
 //! service would stay;
+//! `--watch` keeps it too, and prints a line with the memory of the first device whenever that is another;
 //! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile;
 //! `--direct` calls the driver past every library that stands in between, as a program does that sets out to evade
 //! a limiter;
@@ -27,6 +28,16 @@ use std::time::{Duration, Instant};
 const FIRST_CHUNK: u64 = 1 << 30;
 /// Smallest: the granularity at which drivers hand out memory.
 const LAST_CHUNK: u64 = 2 << 20;
+
+/// How often `--watch` looks.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What `--watch` sees.
+#[derive(Debug, Serialize, PartialEq, Eq)]
+struct Memory {
+    /// `cuDeviceTotalMem`.
+    total_bytes: u64,
+}
 
 /// What the program found.
 #[derive(Debug, Serialize)]
@@ -65,7 +76,7 @@ struct BusyReport {
 }
 
 fn main() -> ExitCode {
-    let (mut hold, mut direct) = (false, false);
+    let (mut hold, mut watch, mut direct) = (false, false, false);
     let mut occupy = None;
     let mut busy = None;
     let mut args = std::env::args().skip(1);
@@ -73,6 +84,7 @@ fn main() -> ExitCode {
         match (arg.as_str(), arg.strip_prefix("--occupy=")) {
             ("--hold", _) => hold = true,
             ("--direct", _) => direct = true,
+            ("--watch", _) => (hold, watch) = (true, true),
             ("--busy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(seconds) => busy = Some(Duration::from_secs(seconds)),
                 None => return usage("--busy wants a number of seconds"),
@@ -99,7 +111,7 @@ fn main() -> ExitCode {
         eprintln!("cuda-probe: cannot wait for signals: {error}");
         return ExitCode::FAILURE;
     }
-    let (cuda, report) = match Cuda::load(direct) {
+    let (mut cuda, report) = match Cuda::load(direct) {
         Ok(cuda) => {
             let report = probe(&cuda, occupy);
             (Some(cuda), report)
@@ -127,6 +139,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     }
+    if let (true, Some(cuda)) = (watch, cuda.take()) {
+        let watching = std::thread::Builder::new().spawn(move || watch_memory(&cuda));
+        if let Err(error) = watching {
+            eprintln!("cuda-probe: cannot watch: {error}");
+            return ExitCode::FAILURE;
+        }
+    }
     if hold {
         while ends.wait().is_err() {}
     }
@@ -134,9 +153,26 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Prints the memory of the first device whenever it is another, for as long as the process runs.
+fn watch_memory(cuda: &Cuda) {
+    let mut last = None;
+    loop {
+        let now = cuda.device(0).and_then(|device| cuda.total_memory(device));
+        match now.map(|total_bytes| Memory { total_bytes }) {
+            Ok(now) if last.as_ref() != Some(&now) => {
+                println!("{}", serde_json::to_string(&now).unwrap_or_default());
+                last = Some(now);
+            }
+            Ok(_) => {}
+            Err(error) => eprintln!("cuda-probe: {error}"),
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
 fn usage(reason: &str) -> ExitCode {
     eprintln!(
-        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--hold] [--occupy BYTES] [--busy SECONDS]"
+        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--hold] [--watch] [--occupy BYTES] [--busy SECONDS]"
     );
     ExitCode::from(2)
 }

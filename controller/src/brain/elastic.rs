@@ -1,0 +1,449 @@
+//! Elastic shares: what [`crate::elastic`] decides, done one step at a time for each claim.
+//!
+//! What is known here is what the API showed: claims with a wish, companions, and what nodes are told. A
+//! claim of which something is being written is looked at again when that has returned.
+
+mod writes;
+
+use super::{Core, Seen, reasons};
+use crate::act::{Consumers, Job};
+use crate::decide::Situation;
+use crate::elastic::{self, Companion, Share, Size, Step, Wish};
+use crate::hold::is_hold;
+use crate::index::{
+    Allocation, Change, Claim, CompanionOf, Held, Holder, Index, ObjectKey, Owner, Pod, Pool, Uid,
+};
+use crate::quantity::Quantity;
+use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus, ShareName};
+use aliquot_model::{DeviceKind, DeviceName};
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// After a write that failed, and where a budget or quota is in the way.
+const RETRY: Duration = Duration::from_secs(5);
+
+/// What is kept about them.
+#[derive(Debug, Default)]
+pub(super) struct Elastic {
+    /// Claims with a wish, or that had one.
+    parents: HashMap<Uid, ObjectKey>,
+    /// Companions by the claim that they belong to.
+    companions: HashMap<Uid, HashMap<Uid, CompanionOf>>,
+    /// Where they are.
+    keys: HashMap<Uid, ObjectKey>,
+    /// What nodes are told.
+    nodes: HashMap<Arc<str>, Told>,
+    /// Claims to look at.
+    look: HashSet<Uid>,
+    /// Claims that wait for room.
+    waiting: HashSet<Uid>,
+    /// Claims to look at by themselves.
+    due: HashMap<Uid, Instant>,
+    /// Claims of which something is being written.
+    writing: HashSet<Uid>,
+    /// Nodes whose object is being written.
+    busy: HashSet<Arc<str>>,
+    /// Companions that were to lose their devices, and when.
+    released: HashMap<Uid, Instant>,
+}
+
+/// What a node is told, as it was seen last.
+#[derive(Debug, Clone)]
+struct Told {
+    version: String,
+    generation: i64,
+    spec: NodeLimitsSpec,
+    status: NodeLimitsStatus,
+}
+
+impl Told {
+    fn read(object: &DynamicObject) -> Option<(Arc<str>, Self)> {
+        let part = |name: &str| object.data.get(name).cloned().unwrap_or_default();
+        let told = Self {
+            version: object.metadata.resource_version.clone().unwrap_or_default(),
+            generation: object.metadata.generation.unwrap_or_default(),
+            spec: serde_json::from_value(part("spec")).unwrap_or_default(),
+            status: serde_json::from_value(part("status")).unwrap_or_default(),
+        };
+        Some((object.metadata.name.as_deref()?.into(), told))
+    }
+
+    fn is_older(&self, than: &Self) -> bool {
+        let number = |told: &Self| told.version.parse::<u64>().ok();
+        number(self).zip(number(than)).is_some_and(|(own, other)| own < other)
+    }
+}
+
+impl Elastic {
+    pub(super) fn writes_under_way(&self) -> usize {
+        self.writing.len()
+    }
+
+    /// Something may have become free.
+    pub(super) fn look_again(&mut self) {
+        self.look.extend(self.waiting.drain());
+    }
+
+    /// Drops what is kept for a claim that is gone.
+    pub(super) fn gone(&mut self, uid: &str) {
+        self.keys.remove(uid);
+        self.released.remove(uid);
+        let parents: Vec<Uid> = self
+            .companions
+            .iter()
+            .filter(|(parent, companions)| ***parent == *uid || companions.contains_key(uid))
+            .map(|(parent, _)| parent.clone())
+            .collect();
+        for parent in parents {
+            if let Some(companions) = self.companions.get_mut(&parent) {
+                companions.remove(uid);
+            }
+            self.look.insert(parent);
+        }
+        if self.parents.contains_key(uid) {
+            self.look.insert(uid.into());
+        }
+    }
+
+    fn take_told(&mut self, name: Arc<str>, told: Option<Told>) {
+        let before = match &told {
+            Some(told) if self.nodes.get(&name).is_some_and(|known| told.is_older(known)) => return,
+            Some(told) => self.nodes.insert(name, told.clone()),
+            None => self.nodes.remove(&name),
+        };
+        let named = before.iter().chain(&told).flat_map(|told| &told.spec.shares);
+        self.look.extend(named.map(|limit| Uid::from(limit.share.uid.as_str())));
+        self.look.extend(self.companions.keys().cloned());
+    }
+
+    /// Nodes that are told something about a claim.
+    fn nodes_about(&self, uid: &str) -> Option<Arc<str>> {
+        let names = |told: &Told| told.spec.shares.iter().any(|limit| limit.share.uid == *uid);
+        self.nodes.iter().find(|(_, told)| names(told)).map(|(node, _)| node.clone())
+    }
+
+    fn again(&mut self, uid: &Uid, at: Instant) {
+        self.due.insert(uid.clone(), at);
+    }
+}
+
+impl Core {
+    /// What nodes are told changed, or what they answer.
+    pub(super) fn node_limits(&mut self, seen: Seen<DynamicObject>) -> Change {
+        match seen {
+            Seen::Apply(object) => {
+                if let Some((node, told)) = Told::read(&object) {
+                    self.elastic.take_told(node, Some(told));
+                }
+            }
+            Seen::Delete(object) => {
+                let node = object.metadata.name.as_deref().unwrap_or_default();
+                self.elastic.take_told(node.into(), None);
+            }
+            Seen::Reset(objects) => {
+                self.synced.insert("nodelimits");
+                let read: HashMap<Arc<str>, Told> = objects.iter().filter_map(Told::read).collect();
+                let gone: Vec<Arc<str>> =
+                    self.elastic.nodes.keys().filter(|node| !read.contains_key(*node)).cloned().collect();
+                for node in gone {
+                    self.elastic.take_told(node, None);
+                }
+                for (node, told) in read {
+                    self.elastic.take_told(node, Some(told));
+                }
+            }
+        }
+        Change::Nothing
+    }
+
+    /// Notes a claim that changed, if it has to do with this.
+    pub(super) fn note_elastic(&mut self, key: &ObjectKey) {
+        let Some(claim) = self.index.claim(key) else { return };
+        let elastic = &mut self.elastic;
+        if let Some(of) = &claim.companion {
+            elastic.keys.insert(claim.uid.clone(), key.clone());
+            elastic.companions.entry(of.uid.clone()).or_default().insert(claim.uid.clone(), of.clone());
+            elastic.look.insert(of.uid.clone());
+        } else if claim.limits.is_some()
+            || elastic.parents.contains_key(&claim.uid)
+            || elastic.companions.contains_key(&claim.uid)
+        {
+            elastic.parents.insert(claim.uid.clone(), key.clone());
+            elastic.look.insert(claim.uid.clone());
+        }
+    }
+
+    /// Does the next step for every claim that changed or is due.
+    pub fn keep_elastic(&mut self, now: Instant, wall: Timestamp) {
+        if !self.is_synced() {
+            return;
+        }
+        let due: Vec<Uid> =
+            self.elastic.due.iter().filter(|(_, at)| **at <= now).map(|(uid, _)| uid.clone()).collect();
+        for uid in due {
+            self.elastic.due.remove(&uid);
+            self.elastic.look.insert(uid);
+        }
+        let mut look: Vec<Uid> = std::mem::take(&mut self.elastic.look).into_iter().collect();
+        look.sort_unstable();
+        for uid in look {
+            // What is being written is looked at again when it is.
+            if !self.elastic.writing.contains(&uid) {
+                self.look_at(&uid, now, wall);
+            }
+        }
+    }
+
+    fn look_at(&mut self, uid: &Uid, now: Instant, wall: Timestamp) {
+        let companions: Vec<Claim> = self.companions_of(uid);
+        let busy =
+            |claim: &Claim| self.deallocating.contains_key(&claim.uid) || self.index.is_assumed(&claim.uid);
+        if companions.iter().any(busy) {
+            return;
+        }
+        let of = companions.iter().find_map(|claim| claim.companion.as_ref());
+        let key = self.elastic.parents.get(uid).or_else(|| of.map(|of| &of.claim));
+        let parent = key.and_then(|key| self.index.claim(key)).filter(|claim| claim.uid == *uid).cloned();
+        let Some(parent) = parent else { return self.end_elastic(uid, &companions, now) };
+        let Some(allocation) = parent.allocation.clone().filter(|allocation| allocation.by_us) else {
+            self.end_elastic(uid, &companions, now);
+            if parent.limits.is_none() && companions.is_empty() {
+                self.elastic.parents.remove(uid);
+            }
+            return;
+        };
+        let users: Vec<_> =
+            parent.reserved_for.iter().filter(|consumer| !is_hold(consumer)).cloned().collect();
+        let unshared = companions.iter().find(|c| c.allocation.is_some() && c.reserved_for != users);
+        if let Some((companion, of)) = unshared.and_then(|c| Some((c, c.companion.clone()?)))
+            && !companion.deleting
+        {
+            return self.share_companion(of, companion, users);
+        }
+        if !self.settings.elastic {
+            return;
+        }
+        self.step_shares(&parent, &allocation, &users, &companions, now, wall);
+    }
+
+    fn companions_of(&self, uid: &Uid) -> Vec<Claim> {
+        let mut keys: Vec<&ObjectKey> = self
+            .elastic
+            .companions
+            .get(uid)
+            .into_iter()
+            .flat_map(HashMap::keys)
+            .filter_map(|uid| self.elastic.keys.get(uid))
+            .collect();
+        keys.sort_unstable();
+        let claims = keys.into_iter().filter_map(|key| self.index.claim(key));
+        claims.filter(|claim| claim.companion.as_ref().is_some_and(|of| of.uid == *uid)).cloned().collect()
+    }
+
+    /// The claim has nothing any more: nodes are told nothing about it, and its companions go.
+    fn end_elastic(&mut self, uid: &Uid, companions: &[Claim], now: Instant) {
+        if let Some(node) = self.elastic.nodes_about(uid) {
+            return self
+                .say(&node, uid, None, now, |spec| spec.shares.retain(|limit| limit.share.uid != **uid));
+        }
+        if let Some(held) = companions.iter().find(|companion| companion.allocation.is_some()) {
+            return self.release_companion(uid, &held.key.clone(), &held.uid.clone(), now);
+        }
+        if let Some(made) = companions.iter().find(|companion| !companion.deleting) {
+            if let Some(of) = made.companion.clone() {
+                self.delete_companion(of, made);
+            }
+            return;
+        }
+        if self.elastic.parents.get(uid).is_none_or(|key| self.index.claim(key).is_none_or(|c| c.uid != *uid))
+        {
+            self.elastic.parents.remove(uid);
+            self.elastic.companions.remove(uid);
+        }
+    }
+
+    fn step_shares(
+        &mut self,
+        parent: &Claim,
+        allocation: &Allocation,
+        users: &[ResourceClaimConsumerReference],
+        companions: &[Claim],
+        now: Instant,
+        wall: Timestamp,
+    ) {
+        let Some(node) =
+            allocation.node.clone().filter(|node| self.index.node(node).is_some_and(|n| n.known))
+        else {
+            return;
+        };
+        let wish = match parent.limits.as_deref().filter(|_| !users.is_empty()).map(Wish::parse) {
+            None => Some(Wish::default()),
+            Some(Ok(wish)) => Some(wish),
+            Some(Err(mistake)) => {
+                let note = format!("{mistake}. Its shares keep the limits that they have");
+                self.tell_claim(parent, true, reasons::ANNOTATION, &note);
+                None
+            }
+        };
+        let mut rests = true;
+        let shares: Vec<&Held> = allocation.held.iter().filter(|held| is_share(&self.index, held)).collect();
+        for held in shares {
+            let Some(share_id) = held.share.clone() else { continue };
+            let given = size_of(&self.index, held);
+            let name = ShareName { uid: parent.uid.to_string(), share_id: share_id.to_string() };
+            let told = self.elastic.nodes.get(&node);
+            let said = told.and_then(|told| told.spec.shares.iter().find(|limit| limit.share == name));
+            let limit = said.map_or(given, |said| Size {
+                memory: said.memory_bytes,
+                cores: u64::from(said.cores_percent),
+            });
+            let confirmed = told.is_some_and(|told| told.status.confirms(told.generation, &name));
+            let own: Vec<&Claim> = companions
+                .iter()
+                .filter(|claim| claim.companion.as_ref().is_some_and(|of| of.share == share_id))
+                .collect();
+            let facts: Vec<Companion> =
+                own.iter().filter_map(|claim| companion_of(&self.index, claim, held)).collect();
+            let pool = self.pool_of(parent, &node, held, now);
+            let wish = wish.as_ref().map_or(limit, |wish| wish.of(&held.request, given));
+            let step = {
+                let (index, pool) = (&self.index, pool.as_ref());
+                elastic::step(&Share {
+                    given,
+                    wish,
+                    limit,
+                    confirmed,
+                    companions: &facts,
+                    fits: &|size| pool.is_some_and(|pool| fits(index, pool, held, size)),
+                })
+            };
+            tracing::debug!(claim = %parent.key, share = %share_id, ?step, "elastic");
+            let of = CompanionOf { claim: parent.key.clone(), uid: parent.uid.clone(), share: share_id };
+            match step {
+                Step::Rest => continue,
+                Step::AwaitNode => {
+                    rests = false;
+                    // A node that is told nothing cannot confirm anything.
+                    if told.is_none() {
+                        return self.say(&node, &parent.uid, None, now, |_| {});
+                    }
+                }
+                Step::AwaitRoom(wanted) => {
+                    rests = false;
+                    self.elastic.waiting.insert(parent.uid.clone());
+                    let note = format!(
+                        "its share on {} is to have {wish}, but the GPU does not have {} and {} percent of compute \
+                         left; it has {limit} until there is room. Delete other claims on that GPU, or ask for less",
+                        self.index.name(held.device),
+                        crate::govern::amount::Bytes(wanted.memory),
+                        wanted.cores,
+                    );
+                    self.tell_claim(parent, true, reasons::LIMIT_WAITS, &note);
+                }
+                Step::Limit(size) => return self.say_limit(parent, held, &node, name, (given, size), now),
+                // Nothing new for a claim that goes.
+                Step::Make(_) | Step::Allocate(_) if parent.deleting => continue,
+                Step::Make(size) => return self.make_companion(of, parent, held, size, now, wall),
+                Step::Allocate(uid) => {
+                    if let Some(claim) = own.iter().find(|claim| claim.uid == uid) {
+                        self.grow(of, claim, allocation, held, users, (now, wall));
+                    }
+                    return;
+                }
+                Step::Release(uid) => {
+                    if let Some(key) =
+                        own.iter().find(|claim| claim.uid == uid).map(|claim| claim.key.clone())
+                    {
+                        self.release_companion(&parent.uid, &key, &uid, now);
+                    }
+                    return;
+                }
+                Step::Delete(uid) => {
+                    if let Some(claim) = own.iter().find(|claim| claim.uid == uid && !claim.deleting) {
+                        self.delete_companion(of, claim);
+                    }
+                    return;
+                }
+            }
+        }
+        if rests && parent.limits.is_none() && companions.is_empty() {
+            self.elastic.parents.remove(&parent.uid);
+        }
+    }
+
+    /// The pool of a share as a decision for its pods would see it, if the controller may give of it.
+    fn pool_of(&self, parent: &Claim, node: &Arc<str>, held: &Held, now: Instant) -> Option<Pool> {
+        let entry = self.index.pool(held.pool).filter(|pool| pool.stopped.is_none())?;
+        let layout = entry.layout.as_ref()?;
+        let device = layout.devices.get(layout.position(held.device)? as usize)?;
+        let held_taint = aliquot_model::names::held_taint(self.index.driver());
+        let tainted = self.index.taints(device).iter().any(|taint| *taint.key == *held_taint);
+        if device.owner != Owner::Controller || tainted {
+            return None;
+        }
+        let user = self.index.pods_of_claim(&parent.key).next().cloned();
+        let pod = user.unwrap_or_else(|| Pod::in_place_of(parent));
+        let Situation { stages, .. } = self.situation(&pod, now);
+        let staged = stages.get(node).and_then(|stage| stage.pools().find(|pool| pool.name == held.pool));
+        Some(staged.unwrap_or(entry).without_slices())
+    }
+}
+
+/// Whether a device is a share that somebody has for work.
+fn is_share(index: &Index, held: &Held) -> bool {
+    !held.admin
+        && held.share.is_some()
+        && DeviceName::parse(index.name(held.device)).is_some_and(|name| name.kind() == DeviceKind::Share)
+}
+
+/// What an allocation result takes.
+fn size_of(index: &Index, held: &Held) -> Size {
+    let of = |name: &str| {
+        let name = index.find_qualified(name)?;
+        held.consumed.iter().find(|(known, _)| *known == name)?.1.to_u64()
+    };
+    Size { memory: of("memory").unwrap_or_default(), cores: of("cores").unwrap_or_default() }
+}
+
+/// A companion as a decision sees it. One that is being deleted, or holds something else, holds nothing for
+/// the share.
+fn companion_of(index: &Index, claim: &Claim, share: &Held) -> Option<Companion> {
+    let (size, held) = match &claim.allocation {
+        Some(allocation) => {
+            let same = |held: &&Held| held.pool == share.pool && held.device == share.device;
+            let size = match allocation.held.as_slice() {
+                [held] if same(&held) && !claim.deleting => size_of(index, held),
+                _ => Size::ZERO,
+            };
+            (size, true)
+        }
+        // It goes by itself.
+        None if claim.deleting => return None,
+        None => (writes::asked(claim), false),
+    };
+    Some(Companion { uid: claim.uid.clone(), size, held })
+}
+
+/// Whether a device has so much left.
+fn fits(index: &Index, pool: &Pool, share: &Held, size: Size) -> bool {
+    let amounts = [("memory", size.memory), ("cores", size.cores)];
+    let mut consumed: Vec<_> = amounts
+        .into_iter()
+        .filter_map(|(name, amount)| Some((index.find_qualified(name)?, Quantity::from_u64(amount))))
+        .collect();
+    consumed.sort_unstable_by_key(|(name, _)| *name);
+    let holder = Holder {
+        claim: "".into(),
+        device: share.device,
+        admin: false,
+        share: Some("".into()),
+        consumed: consumed.into(),
+    };
+    let mut copy = pool.without_slices();
+    index.count_in(&mut copy, &holder);
+    !index.is_given_twice_in(&copy)
+}

@@ -1,0 +1,351 @@
+use super::*;
+use crate::elastic::Size;
+use crate::index::Claim;
+use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
+use aliquot_model::names::{COMPANION_OF, LIMITS};
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
+
+const GIB: u64 = 1 << 30;
+
+/// The API as far as this goes: it takes every write.
+#[derive(Default)]
+struct Api {
+    generation: i64,
+    spec: Option<NodeLimitsSpec>,
+    status: NodeLimitsStatus,
+}
+
+fn base() -> Vec<Value> {
+    vec![fixtures::share("r", "10Gi", "30")]
+}
+
+impl World {
+    /// A pod that runs on a share of 10 GiB and 30 percent.
+    fn elastic() -> (Self, Api) {
+        let mut world = Self::new(&[("n1", 1)]);
+        world.core.settings.elastic = true;
+        world.handle(Input::NodeLimits(Seen::Reset(Vec::new())));
+        world.one("a", &base());
+        world.succeed("a", &base());
+        world.runs("a");
+        (world, Api::default())
+    }
+
+    fn runs(&mut self, name: &str) {
+        self.pod(name, &[name], |pod| {
+            let spec = pod.spec.as_mut().expect("a spec");
+            (spec.node_name, spec.scheduling_gates) = (Some("n1".to_owned()), None);
+        });
+        self.work();
+        self.jobs.clear();
+    }
+
+    fn share(&self, name: &str) -> Claim {
+        self.core.index.claim(&ObjectKey::new("default", name)).expect("known").clone()
+    }
+
+    /// The claim's annotation is this from now on.
+    fn wish(&mut self, text: Option<&str>) {
+        let known = self.share("a");
+        let mut claim = self.again(&known);
+        let annotations = claim.metadata.annotations.get_or_insert_default();
+        annotations.remove(LIMITS);
+        if let Some(text) = text {
+            annotations.insert(LIMITS.to_owned(), text.to_owned());
+        }
+        self.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    }
+
+    /// A claim that is known, as an object.
+    fn again(&mut self, known: &Claim) -> ResourceClaim {
+        let index = &self.core.index;
+        let results: Vec<Value> = known
+            .allocation
+            .iter()
+            .flat_map(|allocation| &allocation.held)
+            .map(|held| {
+                let consumed: serde_json::Map<String, Value> = held
+                    .consumed
+                    .iter()
+                    .map(|(name, amount)| (index.name(*name).to_owned(), json!(amount.to_string())))
+                    .collect();
+                json!({"request": &*held.request, "driver": DRIVER, "pool": index.name(held.pool),
+                       "device": index.name(held.device), "shareID": held.share.as_deref(),
+                       "consumedCapacity": consumed})
+            })
+            .collect();
+        let mut annotations = serde_json::Map::new();
+        let mut status = json!({"reservedFor": known.reserved_for});
+        if let Some(allocation) = &known.allocation {
+            annotations.insert(crate::index::FINGERPRINT.to_owned(), json!(&*allocation.mark));
+            status["allocation"] = json!({
+                "allocationTimestamp": Timestamp::from_second(allocation.timestamp.unwrap_or_default()).expect("a time").to_string(),
+                "devices": {"results": results},
+                "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [
+                    {"key": "metadata.name", "operator": "In", "values": ["n1"]}]}]},
+            });
+        }
+        if let Some(of) = &known.companion {
+            annotations.insert(COMPANION_OF.to_owned(), json!(of.text()));
+        }
+        if let Some(limits) = &known.limits {
+            annotations.insert(LIMITS.to_owned(), json!(&**limits));
+        }
+        let version = self.stamp();
+        object(json!({
+            "metadata": {"name": &*known.key.name, "namespace": "default", "uid": &*known.uid,
+                         "resourceVersion": version, "annotations": annotations},
+            "spec": &*known.spec, "status": status,
+        }))
+    }
+
+    /// The node does what it is told.
+    fn node_confirms(&mut self, api: &mut Api) {
+        api.status.observed_generation = api.generation;
+        let object = self.limits_object(api);
+        self.handle(Input::NodeLimits(Seen::Apply(Box::new(object))));
+    }
+
+    fn limits_object(&mut self, api: &Api) -> DynamicObject {
+        let version = self.stamp();
+        object(json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeLimits",
+            "metadata": {"name": "n1", "resourceVersion": version, "generation": api.generation},
+            "spec": api.spec, "status": api.status,
+        }))
+    }
+
+    /// Does one job as the API would; its name.
+    fn serve(&mut self, api: &mut Api) -> Option<&'static str> {
+        self.core.keep_elastic(self.now, Timestamp::from_second(2_000).expect("a time"));
+        self.collect();
+        let jobs = self.take_jobs();
+        assert!(jobs.len() < 2, "one step at a time: {jobs:?}");
+        let job = jobs.into_iter().next()?;
+        let mut outcome = Outcome::of(job.clone());
+        let name = match &job {
+            Job::Limits { spec, .. } => {
+                api.generation += 1;
+                api.spec = Some(spec.clone());
+                outcome.limits = Some(Box::new(self.limits_object(api)));
+                "limit"
+            }
+            Job::MakeCompanion { claim, .. } => {
+                let mut claim = (**claim).clone();
+                claim.metadata.uid = claim.metadata.name.as_ref().map(|name| format!("uid-{name}"));
+                claim.metadata.resource_version = Some(self.stamp());
+                outcome.claims.push(claim);
+                "make"
+            }
+            Job::Grow { companion, allocation, consumers, .. } => {
+                let known = self.share(&companion.name);
+                let mut claim = self.again(&known);
+                let seconds = allocation.allocation_timestamp.as_ref().expect("stamped").0.as_second();
+                let results = allocation.devices.clone().and_then(|d| d.results).unwrap_or_default();
+                let mark = crate::index::fingerprint(&known.uid, seconds, &results);
+                let annotations = claim.metadata.annotations.get_or_insert_default();
+                annotations.insert(crate::index::FINGERPRINT.to_owned(), mark);
+                let status = claim.status.get_or_insert_default();
+                status.allocation = Some((**allocation).clone());
+                status.reserved_for = Some(consumers.clone());
+                outcome.claims.push(claim);
+                "grow"
+            }
+            Job::Deallocate { claim, .. } => {
+                let mut known = self.share(&claim.name);
+                (known.allocation, known.reserved_for) = (None, Vec::new());
+                let claim = self.again(&known);
+                outcome.claims.push(claim);
+                "release"
+            }
+            Job::DeleteCompanion { companion, uid, .. } => {
+                outcome.gone.push((companion.clone(), uid.clone()));
+                "delete"
+            }
+            Job::Share { companion, consumers, .. } => {
+                let mut known = self.share(&companion.name);
+                known.reserved_for = consumers.clone();
+                let claim = self.again(&known);
+                outcome.claims.push(claim);
+                "share"
+            }
+            other => panic!("unexpected {other:?}"),
+        };
+        self.handle(Input::Done(Box::new(outcome)));
+        Some(name)
+    }
+
+    /// Steps until there are none; the node confirms whenever it is waited for.
+    fn settle(&mut self, api: &mut Api) -> Vec<&'static str> {
+        let mut steps = Vec::new();
+        loop {
+            match self.serve(api) {
+                Some(step) => steps.push(step),
+                None if api.spec.is_some() && api.status.observed_generation != api.generation => {
+                    self.node_confirms(api);
+                }
+                None => return steps,
+            }
+            assert!(steps.len() < 50, "{steps:?}");
+        }
+    }
+
+    /// What the node is told, and what is reserved on the GPU.
+    fn standing(&self, api: &Api) -> (Option<Size>, Size) {
+        let told = api.spec.iter().flat_map(|spec| &spec.shares).next();
+        let told = told.map(|limit| Size { memory: limit.memory_bytes, cores: limit.cores_percent.into() });
+        let index = &self.core.index;
+        let of = |held: &crate::index::Held, name: &str| {
+            let name = index.find_qualified(name).expect("published");
+            held.consumed
+                .iter()
+                .find(|(known, _)| *known == name)
+                .and_then(|(_, a)| a.to_u64())
+                .expect("units")
+        };
+        let held = index.claims().filter_map(|claim| claim.allocation.as_ref()).flat_map(|a| &a.held);
+        let sum = held.fold(Size::ZERO, |sum, held| {
+            sum.plus(Size { memory: of(held, "memory"), cores: of(held, "cores") })
+        });
+        (told, sum)
+    }
+}
+
+fn size(gib: u64, cores: u64) -> Size {
+    Size { memory: gib * GIB, cores }
+}
+
+#[test]
+fn a_share_grows_by_a_claim_of_its_own_and_shrinks_back() {
+    let (mut world, mut api) = World::elastic();
+    assert_eq!(world.settle(&mut api), Vec::<&str>::new());
+    world.wish(Some("memory=20Gi,cores=50"));
+    assert_eq!(world.settle(&mut api), ["make", "grow", "limit"]);
+    assert_eq!(world.standing(&api), (Some(size(20, 50)), size(20, 50)));
+    let companion = world.core.index.claims().find(|claim| claim.companion.is_some()).expect("one").clone();
+    let held = &companion.allocation.as_ref().expect("allocated").held[0];
+    let slots = world.core.index.find_qualified("slots").expect("published");
+    assert!(held.consumed.iter().any(|(name, amount)| *name == slots && amount.to_u64() == Some(0)));
+    assert_eq!(companion.reserved_for, world.share("a").reserved_for);
+    let note = &world.reports.last().expect("told").note;
+    assert_eq!(
+        note,
+        "its share on gpu-0-share may use 20Gi of memory and 50 percent of compute from now on; it was allocated 10Gi of memory and 30 percent of compute"
+    );
+    world.wish(None);
+    assert_eq!(world.settle(&mut api), ["limit", "release", "delete"]);
+    assert_eq!(world.standing(&api), (None, size(10, 30)));
+    assert_eq!(world.settle(&mut api), Vec::<&str>::new());
+}
+
+#[test]
+fn nothing_is_given_back_that_is_still_in_use() {
+    let (mut world, mut api) = World::elastic();
+    world.wish(Some("memory=20Gi"));
+    world.settle(&mut api);
+    world.wish(Some("memory=4Gi"));
+    assert_eq!(world.serve(&mut api), Some("limit"));
+    let share = api.spec.as_ref().expect("told").shares[0].share.clone();
+    api.status.beyond = vec![aliquot_model::limits::Beyond { share, used_bytes: 15 * GIB }];
+    world.node_confirms(&mut api);
+    assert_eq!(world.serve(&mut api), None);
+    assert_eq!(world.standing(&api), (Some(size(4, 30)), size(20, 30)));
+    api.status.beyond.clear();
+    world.node_confirms(&mut api);
+    assert_eq!(world.settle(&mut api), ["release", "delete"]);
+    assert_eq!(world.standing(&api), (Some(size(4, 30)), size(10, 30)));
+}
+
+#[test]
+fn what_does_not_fit_is_told_and_granted_when_there_is_room() {
+    let (mut world, mut api) = World::elastic();
+    let other = vec![fixtures::share("r", "60Gi", "10")];
+    world.one("b", &other);
+    world.succeed("b", &other);
+    world.runs("b");
+    world.wish(Some("memory=30Gi"));
+    assert_eq!(world.settle(&mut api), Vec::<&str>::new());
+    let told = world.reports.last().expect("told").clone();
+    assert_eq!(told.reason, reasons::LIMIT_WAITS);
+    assert!(told.note.contains("does not have 20Gi and 0 percent"), "{}", told.note);
+    let gone = world.claim_with("b", &other, json!({}), json!({}));
+    world.handle(Input::Claim(Seen::Delete(Box::new(gone))));
+    world.jobs.clear();
+    assert_eq!(world.settle(&mut api), ["make", "grow", "limit"]);
+}
+
+#[test]
+fn a_mistake_is_told_and_changes_nothing() {
+    let (mut world, mut api) = World::elastic();
+    world.wish(Some("memory=20Gi"));
+    world.settle(&mut api);
+    world.wish(Some("memory=lots"));
+    assert_eq!(world.settle(&mut api), Vec::<&str>::new());
+    let told = world.reports.last().expect("told");
+    assert_eq!((told.reason, told.warning), (reasons::ANNOTATION, true));
+    assert_eq!(world.standing(&api), (Some(size(20, 30)), size(20, 30)));
+}
+
+#[test]
+fn the_companion_is_for_those_who_use_the_share_and_goes_with_the_last() {
+    let (mut world, mut api) = World::elastic();
+    world.wish(Some("memory=20Gi"));
+    world.settle(&mut api);
+    let mut known = world.share("a");
+    known.reserved_for.push(ResourceClaimConsumerReference {
+        resource: "pods".to_owned(),
+        name: "second".to_owned(),
+        uid: "uid-second".to_owned(),
+        api_group: None,
+    });
+    let claim = world.again(&known);
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    assert_eq!(world.settle(&mut api), ["share"]);
+    // Nobody takes it for idle, however long.
+    world.later(120);
+    assert_eq!(world.take_jobs().len(), 0);
+    (known.allocation, known.reserved_for) = (None, Vec::new());
+    let claim = world.again(&known);
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    assert_eq!(world.settle(&mut api), ["limit", "release", "delete"]);
+    assert_eq!(world.standing(&api), (None, Size::ZERO));
+}
+
+#[test]
+fn a_controller_that_comes_later_ends_what_another_began() {
+    for done in 0..4 {
+        let (mut world, mut api) = World::elastic();
+        world.wish(Some("memory=20Gi"));
+        for _ in 0..done {
+            world.serve(&mut api);
+        }
+        let all: Vec<Claim> = world.core.index.claims().cloned().collect();
+        let objects: Vec<ResourceClaim> = all.iter().map(|claim| world.again(claim)).collect();
+        let mut next = World::new(&[("n1", 1)]);
+        next.version = world.version;
+        next.core.settings.elastic = true;
+        next.handle(Input::Claim(Seen::Reset(objects)));
+        let told = if api.spec.is_some() { vec![next.limits_object(&api)] } else { Vec::new() };
+        next.handle(Input::NodeLimits(Seen::Reset(told)));
+        next.jobs.clear();
+        let steps = next.settle(&mut api);
+        assert_eq!(steps, ["make", "grow", "limit"][done.min(3)..], "after {done} steps");
+        assert_eq!(next.standing(&api), (Some(size(20, 30)), size(20, 30)));
+    }
+}
+
+#[test]
+fn a_failed_write_is_tried_again_and_holds_nothing() {
+    let (mut world, mut api) = World::elastic();
+    world.wish(Some("memory=20Gi"));
+    assert_eq!(world.serve(&mut api), Some("make"));
+    world.core.keep_elastic(world.now, Timestamp::from_second(2_000).expect("a time"));
+    world.collect();
+    let job = world.take_job();
+    assert!(matches!(job, Job::Grow { .. }), "{job:?}");
+    world.done(job, Vec::new(), Some(WriteError::NotLeader(NotLeader)));
+    assert_eq!(world.standing(&api).1, size(10, 30));
+    assert_eq!(world.serve(&mut api), None);
+    world.now += Duration::from_secs(5);
+    assert_eq!(world.settle(&mut api), ["grow", "limit"]);
+}

@@ -1,0 +1,144 @@
+//! Limits of shares that change while the shares run: what the ledger can hold of what the controller says.
+//! Pure.
+//!
+//! What is granted beyond an allocation is reserved by other claims on the same device, which are never
+//! prepared, so the sum over the ledger still is what the GPU gives out. A limit that would make it more
+//! is refused, and the share keeps the one that it has.
+
+mod follow;
+
+pub use follow::Follower;
+
+use crate::ledger::{Device, Ledger, Limit, State};
+use aliquot_model::limits::{Refused, ShareLimit, ShareName};
+use aliquot_model::{DeviceKind, GpuInfo};
+
+/// What became of what the controller said.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Verdict {
+    /// Whether the ledger is another one now.
+    pub changed: bool,
+    /// Whether the memory of a share was lowered.
+    pub lowered: bool,
+    /// What cannot be held.
+    pub refused: Vec<Refused>,
+}
+
+/// A share in the ledger.
+type Place = (String, usize);
+
+/// Takes in what shares may use; shares that are not named may use what they were allocated.
+pub fn apply(ledger: &mut Ledger, wanted: &[ShareLimit], gpus: &[GpuInfo]) -> Verdict {
+    let mut verdict = Verdict::default();
+    let mut raises = Vec::new();
+    for (place, name) in shares(ledger) {
+        let said = wanted.iter().find(|limit| limit.share == name);
+        let granted =
+            said.map(|limit| Limit { memory_bytes: limit.memory_bytes, cores_percent: limit.cores_percent });
+        let Some(share) = share_at(ledger, &place) else { continue };
+        if share.granted == granted {
+            continue;
+        }
+        if let Some(reason) = granted.and_then(impossible) {
+            verdict.refused.push(Refused { share: name, reason });
+            continue;
+        }
+        let (before, own) = (share.limit(), share.consumed);
+        let after =
+            granted.unwrap_or(Limit { memory_bytes: own.memory_bytes, cores_percent: own.cores_percent });
+        // What was allocated is held already, whatever the limit is.
+        let least = |before: u64, own: u64| before.max(own);
+        let more = after.memory_bytes > least(before.memory_bytes, own.memory_bytes)
+            || u64::from(after.cores_percent)
+                > least(u64::from(before.cores_percent), u64::from(own.cores_percent));
+        if more {
+            raises.push((place, name, granted));
+        } else {
+            verdict.lowered |= after.memory_bytes < before.memory_bytes;
+            share.granted = granted;
+            verdict.changed = true;
+        }
+    }
+    // Only now, as what was lowered makes room.
+    for (place, name, granted) in raises {
+        match refusal(ledger, &place, granted, gpus) {
+            Some(reason) => verdict.refused.push(Refused { share: name, reason }),
+            None => {
+                let Some(share) = share_at(ledger, &place) else { continue };
+                let before = share.limit().memory_bytes;
+                share.granted = granted;
+                verdict.lowered |= share.limit().memory_bytes < before;
+                verdict.changed = true;
+            }
+        }
+    }
+    verdict
+}
+
+/// What identifies a share in the API.
+pub fn name_of(claim_uid: &str, device: &Device) -> Option<ShareName> {
+    device.share.as_ref()?;
+    Some(ShareName { uid: claim_uid.to_owned(), share_id: device.share_id.clone()? })
+}
+
+/// Shares of claims that are prepared, or keep their place.
+fn shares(ledger: &Ledger) -> Vec<(Place, ShareName)> {
+    let records = ledger.claims.iter();
+    let held = records.filter(|(_, record)| matches!(record.state, State::Completed | State::Lost));
+    held.flat_map(|(uid, record)| {
+        let devices = record.devices.iter().enumerate();
+        devices.filter_map(|(at, device)| Some(((uid.clone(), at), name_of(uid, device)?)))
+    })
+    .collect()
+}
+
+fn share_at<'a>(ledger: &'a mut Ledger, (uid, at): &Place) -> Option<&'a mut crate::ledger::Share> {
+    ledger.claims.get_mut(uid)?.devices.get_mut(*at)?.share.as_mut()
+}
+
+/// What no share can have.
+fn impossible(limit: Limit) -> Option<String> {
+    if limit.memory_bytes < 1 << 20 {
+        // In a quota file 0 means no limit.
+        Some(format!("{} bytes of memory are less than the 1 MiB that a share needs", limit.memory_bytes))
+    } else if limit.cores_percent > 100 {
+        Some(format!("{} percent are more than a GPU has", limit.cores_percent))
+    } else {
+        None
+    }
+}
+
+/// Why a share cannot be granted so much beside the others of its GPU.
+fn refusal(ledger: &Ledger, place: &Place, granted: Option<Limit>, gpus: &[GpuInfo]) -> Option<String> {
+    let device = ledger.claims.get(&place.0)?.devices.get(place.1)?;
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == device.gpu) else {
+        return Some(format!("GPU {} cannot be read", device.gpu));
+    };
+    let mut wanted = device.clone();
+    wanted.share.as_mut()?.granted = granted;
+    let others = ledger.claims.iter().flat_map(|(uid, record)| {
+        record.devices.iter().enumerate().map(move |(at, device)| (uid, at, device))
+    });
+    let others = others.filter(|(uid, at, other)| {
+        other.gpu == device.gpu
+            && other.kind() == Some(DeviceKind::Share)
+            && (uid.as_str(), *at) != (place.0.as_str(), place.1)
+    });
+    let all = others.map(|(_, _, other)| other).chain([&wanted]).filter_map(Device::reserved);
+    let (memory, cores) = all.fold((0u64, 0u64), |(memory, cores), reserved| {
+        (
+            memory.saturating_add(reserved.memory_bytes),
+            cores.saturating_add(u64::from(reserved.cores_percent)),
+        )
+    });
+    if memory > gpu.memory_bytes {
+        Some(format!("the shares of GPU {} would hold {memory} bytes of its {}", gpu.uuid, gpu.memory_bytes))
+    } else if cores > 100 {
+        Some(format!("the shares of GPU {} would hold {cores} percent of its compute", gpu.uuid))
+    } else {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests;
