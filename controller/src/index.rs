@@ -123,6 +123,8 @@ pub struct Index {
     companies: company::Companies,
     storage: storage::Storage,
     fleet: Fleet,
+    /// Devices as they were read before, by name.
+    templates: HashMap<Sym, Vec<convert::Template>>,
 }
 
 impl Index {
@@ -155,6 +157,7 @@ impl Index {
             companies: company::Companies::default(),
             storage: storage::Storage::default(),
             fleet: Fleet::default(),
+            templates: HashMap::new(),
         }
     }
 

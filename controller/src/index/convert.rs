@@ -66,8 +66,74 @@ pub(crate) fn slice(index: &mut Index, slice: &ResourceSlice) -> SliceRecord {
     }
 }
 
+/// A device as it was read before. Devices of one name differ between nodes in little but UUIDs, so
+/// most of a fleet is compared with a few of these instead of being read.
+#[derive(Debug)]
+pub(crate) struct Template {
+    device: ApiDevice,
+    raw: RawDevice,
+    /// By attribute, in the order in which they are published: where its value is, if it has one that
+    /// we can read.
+    places: Box<[Option<usize>]>,
+}
+
+/// Most templates of one name.
+const MOST_TEMPLATES: usize = 8;
+
+impl Template {
+    /// Whether a device differs in nothing but values of attributes.
+    fn suits(&self, device: &ApiDevice) -> bool {
+        let own = &self.device;
+        let names = own.attributes.iter().flatten().map(|(name, _)| name);
+        names.eq(device.attributes.iter().flatten().map(|(name, _)| name))
+            && own.capacity == device.capacity
+            && own.consumes_counters == device.consumes_counters
+            && own.taints == device.taints
+            && own.allow_multiple_allocations == device.allow_multiple_allocations
+            && own.binding_conditions == device.binding_conditions
+            && own.binding_failure_conditions == device.binding_failure_conditions
+    }
+}
+
 fn raw_device(index: &mut Index, device: &ApiDevice, position: u32) -> Result<RawDevice, String> {
     let name = index.names.intern(&device.name);
+    if let Some(known) = like_before(index, name, device, position) {
+        return Ok(known);
+    }
+    let raw = read_device(index, name, device, position)?;
+    let published: Vec<Sym> =
+        device.attributes.iter().flatten().map(|(attribute, _)| index.qualify(attribute)).collect();
+    let names = &index.shapes.get(raw.shape).attributes;
+    let places = published.iter().map(|name| names.binary_search(name).ok()).collect();
+    let templates = index.templates.entry(name).or_default();
+    if templates.len() < MOST_TEMPLATES {
+        templates.push(Template { device: device.clone(), raw: raw.clone(), places });
+    }
+    Ok(raw)
+}
+
+/// Reads what differs from a template.
+fn like_before(index: &mut Index, name: Sym, device: &ApiDevice, position: u32) -> Option<RawDevice> {
+    let Index { templates, values: known_values, .. } = index;
+    let template = templates.get(&name)?.iter().find(|template| template.suits(device))?;
+    let mut values = template.raw.values.to_vec();
+    let before = template.device.attributes.iter().flatten();
+    let now = device.attributes.iter().flatten();
+    for (((_, before), (_, now)), place) in before.zip(now).zip(&template.places) {
+        if before == now {
+            continue;
+        }
+        match (place, attribute_value(now)) {
+            (Some(place), Some(value)) => *values.get_mut(*place)? = known_values.intern(value),
+            (None, None) => {}
+            // It is of another type: another shape.
+            _ => return None,
+        }
+    }
+    Some(RawDevice { position, values: values.into(), ..template.raw.clone() })
+}
+
+fn read_device(index: &mut Index, name: Sym, device: &ApiDevice, position: u32) -> Result<RawDevice, String> {
     let mut attributes = Vec::new();
     for (attribute, value) in device.attributes.iter().flatten() {
         let qualified = index.qualify(attribute);
@@ -199,5 +265,86 @@ impl Index {
         } else {
             self.names.find(&format!("{}/{name}", self.driver()))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{DRIVER, object, slices};
+    use aliquot_model::layout::AllocatorMode;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    /// What selectors see of all devices of a node, and what else is kept of them.
+    fn seen(index: &Index, node: &str) -> Vec<String> {
+        let pool = index.pools_of_node(node).next().expect("a pool");
+        let layout = pool.layout.as_ref().expect("complete");
+        let describe = |(device, position): (&super::super::Device, u32)| {
+            let facts = index.facts(layout, position).map(|facts| {
+                // Symbols are others in another index, and with them the order.
+                let attributes: BTreeMap<_, _> =
+                    facts.attributes.into_iter().map(|(name, value)| (name, format!("{value:?}"))).collect();
+                let capacities: BTreeMap<_, _> =
+                    facts.capacities.into_iter().map(|(name, value)| (name, format!("{value:?}"))).collect();
+                (attributes, capacities, facts.shareable)
+            });
+            let taints = index.taint_lists.get(device.taints);
+            let draws: Vec<_> = index.draws(device).collect();
+            format!("{} {facts:?} {taints:?} {:?} {draws:?}", index.name(device.name), device.owner)
+        };
+        layout.devices.iter().zip(0..).map(describe).collect()
+    }
+
+    fn with(change: &Value) -> Vec<ResourceSlice> {
+        let slices = slices("n2", 1, AllocatorMode::Controller, 1);
+        let changed = slices.into_iter().map(|slice| {
+            let mut json = serde_json::to_value(slice).expect("JSON");
+            for device in json["spec"]["devices"].as_array_mut().into_iter().flatten() {
+                for (field, value) in change.as_object().into_iter().flatten() {
+                    match value.as_object() {
+                        Some(entries) => {
+                            for (key, value) in entries {
+                                if value.is_null() {
+                                    device[field].as_object_mut().expect("a map").remove(key);
+                                } else {
+                                    device[field][key] = value.clone();
+                                }
+                            }
+                        }
+                        None => device[field] = value.clone(),
+                    }
+                }
+            }
+            object(json)
+        });
+        changed.collect()
+    }
+
+    #[rstest]
+    #[case::the_same(json!({}))]
+    #[case::another_value(json!({"attributes": {"productName": {"string": "another"}}}))]
+    #[case::another_type(json!({"attributes": {"productName": {"int": 3}}}))]
+    #[case::a_type_that_we_do_not_know(json!({"attributes": {"productName": {}}}))]
+    #[case::one_attribute_less(json!({"attributes": {"productName": null}}))]
+    #[case::one_attribute_more(json!({"attributes": {"colour": {"string": "green"}}}))]
+    #[case::another_capacity(json!({"capacity": {"memory": {"value": "3Gi"}}}))]
+    #[case::other_taints(json!({"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]}))]
+    #[case::shared(json!({"allowMultipleAllocations": true}))]
+    #[case::conditions(json!({"bindingConditions": ["ready"], "bindingFailureConditions": ["broken"]}))]
+    fn a_device_is_read_alike_whatever_was_read_before(#[case] change: Value) {
+        let (mut alone, mut after) = (Index::new(DRIVER), Index::new(DRIVER));
+        for node in ["n0", "n1"] {
+            slices(node, 1, AllocatorMode::Controller, 1).iter().for_each(|slice| {
+                after.apply_slice(slice);
+            });
+        }
+        for slice in &with(&change) {
+            alone.apply_slice(slice);
+            after.apply_slice(slice);
+        }
+        let (alone, after) = (seen(&alone, "n2"), seen(&after, "n2"));
+        assert!(!alone.is_empty());
+        assert_eq!(alone, after);
     }
 }
