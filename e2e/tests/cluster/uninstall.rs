@@ -4,8 +4,10 @@ use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::look::{containers, gated, phase};
 use aliquot_e2e::objects::{self, PodManifest};
+use aliquot_model::names::{COMPANION_OF, LIMITS};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 
 #[test]
@@ -47,6 +49,21 @@ async fn leave(cluster: &Cluster) -> Result<()> {
     for pod in ["share", "part", "whole"] {
         before.push(cluster.running(&namespace, pod).await?);
     }
+    let claim = cluster.claim_of(&namespace, "share").await?;
+    cluster.kubectl(&[
+        "-n",
+        &namespace,
+        "annotate",
+        "resourceclaim",
+        &claim,
+        &format!("{LIMITS}=memory=6Gi"),
+    ])?;
+    cluster
+        .wait_for("a share that grew", || async {
+            let out = cluster.shell(&namespace, "share", "main", "cuda-probe --occupy 1")?;
+            Ok(out.contains(&format!("\"total_bytes\":{}", 6 * GIB)).then_some(()))
+        })
+        .await?;
     cluster.create(&[PodManifest::of_template(&namespace, "waiting", "whole").build()])?;
     cluster
         .wait_for("a gated pod", || async {
@@ -65,6 +82,9 @@ async fn leave(cluster: &Cluster) -> Result<()> {
         kept.status.is_none_or(|status| status.allocation.is_none() && status.reserved_for.is_none()),
         "nobody keeps it any more"
     );
+    let companions = cluster.claims().await?;
+    let companions = companions.iter().filter(|claim| claim.annotations().contains_key(COMPANION_OF)).count();
+    ensure!(companions == 0, "{companions} claims are left that hold what a share grew by");
     for pod in before {
         let name = pod.metadata.name.clone().context("no name")?;
         let now = cluster.running(&namespace, &name).await?;
@@ -73,7 +93,7 @@ async fn leave(cluster: &Cluster) -> Result<()> {
     let got = cluster.shell(&namespace, "share", "main", "cuda-probe")?;
     let got: serde_json::Value = serde_json::from_str(got.trim())?;
     let bytes = got.pointer("/devices/0/allocated_bytes").and_then(serde_json::Value::as_u64);
-    ensure!(bytes.is_some_and(|b| b <= 2 * GIB && b > GIB), "the limit holds without us: {got}");
+    ensure!(bytes.is_some_and(|b| b <= 6 * GIB && b > 5 * GIB), "the limit holds without us: {got}");
 
     // Pods end, with nobody of ours but the farewell pod.
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), SYSTEM);
