@@ -7,7 +7,7 @@
 //! another process; hold a lock across a driver call that can block.
 //!
 //! Reading order: [`table`] (what is taken over), [`entries`] (the functions that stand in), [`account`] and
-//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family charges),
+//! [`share`] (the account), [`linear`], [`pools`], [`vmm`], [`graphs`], [`contexts`] (what each family charges), [`shared`] (exports),
 //! [`compute`] (launches),
 //! [`resolver`] (`cuGetProcAddress`), [`state`] (fork, failing closed).
 
@@ -35,6 +35,7 @@ mod pools;
 mod real;
 mod resolver;
 mod share;
+mod shared;
 mod state;
 mod sys;
 mod table;

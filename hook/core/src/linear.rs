@@ -8,6 +8,7 @@ use crate::pages::Pages;
 use crate::pools;
 use crate::real::{self, call};
 use crate::share::Kind;
+use crate::shared::{self, Side};
 use crate::state::{self, Mode, REFUSED};
 use aliquot_quota::region::audit;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -182,6 +183,7 @@ pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) 
         let _ = BOOK.lock().known.insert(address, origin);
         return code;
     }
+    shared::forget(Side::Exported, address);
     match origin {
         Origin::Linear { device, bytes, .. } => {
             if let Some(stream) = stream {
@@ -238,8 +240,65 @@ pub(crate) fn allocate_array(
     0
 }
 
+/// Gives another process the right to open memory; the driver gives whole slabs.
+pub(crate) fn export(address: u64, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    let code = driver();
+    if code == 0 {
+        let mut found = None;
+        let book = BOOK.lock();
+        let inside = |start: u64, origin: &Origin| matches!(origin, Origin::Linear { bytes, .. } if address >= start && address - start < *bytes);
+        if let Some(start) = book.known.find_key(inside)
+            && let Some(Origin::Linear { device, bytes, context }) = book.known.get(start)
+        {
+            found = Some((start, device, bytes, context));
+        }
+        drop(book);
+        if let Some((start, device, bytes, context)) = found {
+            let bytes = Pages::most(bytes).unwrap_or(bytes);
+            shared::note(Side::Exported, start, usize::from(device), bytes, context);
+        }
+    }
+    code
+}
+
+/// Opens another process's memory.
+pub(crate) fn open_shared(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
+    let (device, context) = match gate() {
+        Gate::Pass => return driver(),
+        Gate::Refuse(code) => return code,
+        Gate::Limit(device, context) => (device, context),
+    };
+    let code = driver();
+    if code == 0 {
+        let (address, mut base, mut bytes) = (made(), 0_u64, 0_usize);
+        // SAFETY: the results outlive the call.
+        let told = unsafe { real::cuMemGetAddressRange_v2(&mut base, &mut bytes, address) };
+        if told == Some(0) {
+            let bytes = Pages::most(bytes as u64).unwrap_or(bytes as u64);
+            shared::note(Side::Imported, address, device, bytes, context);
+        }
+    }
+    code
+}
+
+/// Closes another process's memory.
+pub(crate) fn close_shared(address: u64, driver: impl Fn() -> i32) -> i32 {
+    if state::mode() == Mode::Failed {
+        return REFUSED;
+    }
+    let code = driver();
+    if code == 0 {
+        shared::forget(Side::Imported, address);
+    }
+    code
+}
+
 /// Releases everything that died with a context.
 pub(crate) fn context_gone(context: u64) {
+    shared::context_gone(context);
     loop {
         let mut book = BOOK.lock();
         let dead = book.known.find_key(|_, origin| match origin {

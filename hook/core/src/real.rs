@@ -167,6 +167,8 @@ driver! {
     Cuda cuGraphNodeGetType(node: u64, kind: *mut i32);
     Cuda cuGraphChildGraphNodeGetGraph(node: u64, graph: *mut u64);
     Cuda cuGraphMemAllocNodeGetParams(node: u64, params: *mut u64);
+    Cuda cuMemGetAddressRange_v2(base: *mut u64, bytes: *mut usize, address: u64);
+    Cuda cuMemGetAllocationPropertiesFromHandle(properties: *mut [i32; 8], handle: u64);
     Cuda cuStreamGetCtx(stream: u64, context: *mut u64);
     Cuda cuStreamSynchronize(stream: u64);
     Cuda cuStreamCreate(stream: *mut u64, flags: u32);

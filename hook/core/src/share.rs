@@ -7,17 +7,20 @@
 //! lock. So a slot's byte is free exactly when its owner's memory is gone: the process has ended, whatever
 //! its pid namespace, or became another program.
 
+mod dead;
+mod files;
+
 use crate::lock::{Guard, Mutex};
 use crate::log::Text;
-use crate::nvml::{self, List};
 use crate::sys::{self, File};
-use aliquot_quota::grant::{GRANT_SIZE, Grant};
+use aliquot_quota::grant::Grant;
 use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
-use aliquot_quota::region::{self, LOCK_BASE, REGION_LAYOUT_VERSION, Region, SLOT_COUNT, SlotState};
-use aliquot_quota::{ComputePolicy, FailMode, GpuUuid, QUOTA_FILE_SIZE, QuotaFile, REGION_FILE_SIZE};
+use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, SlotState};
+use aliquot_quota::{ComputePolicy, FailMode, GpuUuid, QuotaFile, REGION_FILE_SIZE};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
+use files::{map_region, open_region, pid_namespace, read_grant, read_quota, start_time};
 
 /// What is noted for every share, kept for those that are not mapped yet.
 static NOTES: AtomicU64 = AtomicU64::new(0);
@@ -38,9 +41,6 @@ const GRANT_AGE_MS: u64 = 10;
 
 /// How often the quota file is read again.
 const QUOTA_AGE_MS: u64 = 500;
-
-/// How long the driver may need to free a dead process's memory.
-const DEATH_MS: u64 = 2000;
 
 /// Where bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,8 @@ pub(crate) struct Share {
     grant_checked_ms: AtomicU64,
     /// The slot plus one.
     seated: AtomicU32,
+    /// Bytes of this process that others may have imported, and those that it has imported.
+    shared: [AtomicU64; 2],
     order: AtomicU32,
     fail_open: AtomicU32,
     region: AtomicPtr<Region>,
@@ -113,6 +115,7 @@ impl Share {
             granted: [const { AtomicU64::new(0) }; 3],
             grant_checked_ms: AtomicU64::new(0),
             seated: AtomicU32::new(0),
+            shared: [const { AtomicU64::new(0) }; 2],
             order: AtomicU32::new(0),
             fail_open: AtomicU32::new(0),
             region: AtomicPtr::new(null_mut()),
@@ -268,6 +271,7 @@ impl Share {
                 mine.start_time.store(start_time(), Relaxed);
                 mine.pid_namespace.store(pid_namespace(), Relaxed);
                 mine.overhead_bytes.store(0, Relaxed);
+                self.tell_shared(mine);
             }
             match ledger::attach(region, slot) {
                 Some(state) => Some((slot, state)),
@@ -400,6 +404,24 @@ impl Share {
         }
     }
 
+    /// Publishes how many bytes this process has exported and imported.
+    pub(crate) fn show_shared(&self, exported: u64, imported: u64) {
+        let [mine, others] = &self.shared;
+        mine.store(exported, Relaxed);
+        others.store(imported, Relaxed);
+        if let Ok((_seat, region, slot)) = self.seated()
+            && let Some(slot) = region.slots.get(slot)
+        {
+            self.tell_shared(slot);
+        }
+    }
+
+    fn tell_shared(&self, slot: &region::Slot) {
+        let [mine, others] = &self.shared;
+        slot.exported_bytes.store(mine.load(Relaxed), Relaxed);
+        slot.imported_bytes.store(others.load(Relaxed), Relaxed);
+    }
+
     /// Counts a refused allocation.
     pub(crate) fn count_refusal(&self) {
         if let Some(region) = self.region() {
@@ -437,63 +459,6 @@ impl Share {
         })
     }
 
-    /// Looks for dead processes and takes their bytes back once the driver has had time to free them. Tells
-    /// whether bytes came back, and after how many milliseconds more will.
-    pub(crate) fn reap(&self) -> (bool, Option<u64>) {
-        match self.region() {
-            Some(region) => {
-                let own = self.seat.lock().slot;
-                self.reap_in(region, own)
-            }
-            None => (false, None),
-        }
-    }
-
-    fn reap_in(&self, region: &Region, own: Option<usize>) -> (bool, Option<u64>) {
-        let path = *self.region_path.lock();
-        let (mut file, mut list, mut came_back, mut wait) = (None, None, false, None);
-        let (now, here) = (sys::now_ms(), pid_namespace());
-        for slot in (0..SLOT_COUNT).filter(|slot| Some(*slot) != own) {
-            let state = region.load(Word::State(slot));
-            match SlotState::of(state) {
-                Some(SlotState::Live) => {
-                    if file.is_none() {
-                        file = File::read_write(path.as_c()).ok();
-                    }
-                    let Some(file) = &file else { return (came_back, wait) };
-                    if file.is_locked(LOCK_BASE + slot as u64) || !ledger::mark_dead(region, slot, state, now)
-                    {
-                        continue;
-                    }
-                }
-                Some(SlotState::Dead) => {}
-                _ => continue,
-            }
-            let age = now.saturating_sub(ledger::dead_since(region, slot, now));
-            let held = ledger::charged(region, slot) > 0;
-            let has_freed = |list: &mut Option<Option<List>>| {
-                let owner = region.slots.get(slot).filter(|owner| owner.pid_namespace.load(Relaxed) == here);
-                let list = list.get_or_insert_with(|| nvml::computing(&self.uuid()?)).as_ref();
-                owner.zip(list).is_some_and(|(owner, list)| list.lacks(owner.pid.load(Relaxed)))
-            };
-            if held && age < DEATH_MS && !has_freed(&mut list) {
-                wait = Some(wait.unwrap_or(u64::MAX).min(DEATH_MS - age));
-                continue;
-            }
-            match ledger::reap(region, slot) {
-                Ok(0) => {}
-                Ok(_) => {
-                    region.header.reaped.fetch_add(1, Relaxed);
-                    came_back = true;
-                }
-                Err(_) => {
-                    region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
-                }
-            }
-        }
-        (came_back, wait)
-    }
-
     /// In a forked child: the parent's slot and mapping are not ours.
     pub(crate) fn renew_after_fork(&self) {
         self.seat.renew_after_fork();
@@ -502,6 +467,7 @@ impl Share {
         self.region_path.renew_after_fork();
         self.grant_path.renew_after_fork();
         self.seated.store(0, Relaxed);
+        self.shared.iter().for_each(|bytes| bytes.store(0, Relaxed));
         *self.seat.lock() = Seat { slot: None, state: 0, held: 0 };
         self.region.store(null_mut(), Release);
     }
@@ -515,70 +481,4 @@ fn refuse(region: &Region, error: LedgerError) -> Refusal {
             Refusal::Broken
         }
     }
-}
-
-fn read_quota(path: &Path) -> Result<QuotaFile, Text<400>> {
-    let file = File::read_only(path.as_c())
-        .map_err(|errno| Text::of(format_args!("quota {path} cannot be opened (error {errno})")))?;
-    let mut bytes = [0; QUOTA_FILE_SIZE + 1];
-    let read = file
-        .read_at(&mut bytes, 0)
-        .map_err(|errno| Text::of(format_args!("quota {path} cannot be read (error {errno})")))?;
-    QuotaFile::decode(bytes.get(..read).unwrap_or_default())
-        .map_err(|error| Text::of(format_args!("quota {path} is not valid: {error}")))
-}
-
-fn read_grant(path: &Path) -> Option<Grant> {
-    let file = File::read_only(path.as_c()).ok()?;
-    let mut bytes = [0; GRANT_SIZE + 1];
-    let read = file.read_at(&mut bytes, 0).ok()?;
-    Grant::decode(bytes.get(..read)?)
-}
-
-fn open_region(path: &Path) -> Result<File, Text<400>> {
-    let file = File::read_write(path.as_c())
-        .map_err(|errno| Text::of(format_args!("region {path} cannot be opened (error {errno})")))?;
-    let mut head = [0; region::INITIAL_HEADER_SIZE];
-    let size = file.size().unwrap_or_default();
-    let read = file.read_at(&mut head, 0).unwrap_or_default();
-    region::check(size, head.get(..read).unwrap_or_default()).map_err(|error| {
-        Text::of(format_args!("region {path} is not valid: {error} (layout {REGION_LAYOUT_VERSION})"))
-    })?;
-    Ok(file)
-}
-
-fn map_region(file: &File, path: &Path) -> Result<*mut Region, Text<400>> {
-    let mapped = file
-        .map_shared(REGION_FILE_SIZE)
-        .map_err(|errno| Text::of(format_args!("region {path} cannot be mapped (error {errno})")))?;
-    sys::keep_from_children(mapped, REGION_FILE_SIZE);
-    Ok(mapped.cast())
-}
-
-/// Start time of this process in clock ticks since boot, 0 where `/proc` does not tell.
-fn start_time() -> u64 {
-    let Ok(file) = File::read_only(c"/proc/self/stat") else { return 0 };
-    let mut bytes = [0; 512];
-    let read = file.read_at(&mut bytes, 0).unwrap_or_default();
-    let text = bytes.get(..read).unwrap_or_default();
-    // The command's name may hold anything; fields are counted behind its closing bracket.
-    let Some(end) = text.iter().rposition(|b| *b == b')') else { return 0 };
-    let fields = text.get(end + 1..).unwrap_or_default();
-    fields
-        .split(|b| *b == b' ')
-        .filter(|field| !field.is_empty())
-        .nth(19)
-        .and_then(crate::env::parse_number)
-        .unwrap_or_default()
-}
-
-/// Inode of this process's pid namespace, 0 where `/proc` does not tell.
-fn pid_namespace() -> u64 {
-    let mut bytes = [0; 64];
-    let target = sys::link_target(c"/proc/self/ns/pid", &mut bytes).unwrap_or_default();
-    target
-        .strip_prefix(b"pid:[")
-        .and_then(|rest| rest.strip_suffix(b"]"))
-        .and_then(crate::env::parse_number)
-        .unwrap_or_default()
 }

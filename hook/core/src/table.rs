@@ -43,6 +43,11 @@ macro_rules! hook_table {
             cuMemMap, "cuMemMap", 10020, legacy;
             cuMemUnmap, "cuMemUnmap", 10020, legacy;
             cuMemImportFromShareableHandle, "cuMemImportFromShareableHandle", 10020, legacy;
+            cuMemExportToShareableHandle, "cuMemExportToShareableHandle", 10020, legacy;
+            cuIpcGetMemHandle, "cuIpcGetMemHandle", 4010, legacy;
+            cuIpcOpenMemHandle, "cuIpcOpenMemHandle", 4010, legacy;
+            cuIpcOpenMemHandle_v2, "cuIpcOpenMemHandle", 11000, legacy;
+            cuIpcCloseMemHandle, "cuIpcCloseMemHandle", 4010, legacy;
             cuArrayCreate, "cuArrayCreate", 2000, legacy;
             cuArrayCreate_v2, "cuArrayCreate", 3020, legacy;
             cuArray3DCreate, "cuArray3DCreate", 2000, legacy;

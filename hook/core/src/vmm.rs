@@ -5,12 +5,16 @@ use crate::account::{self, OUT_OF_MEMORY};
 use crate::device::Device;
 use crate::lock::Mutex;
 use crate::map::Map;
+use crate::real;
+use crate::shared::{self, Side};
 use crate::state::{self, Mode, REFUSED};
 
 #[derive(Clone, Copy)]
 struct Memory {
     /// Device plus one; 0 = not charged here.
     device: u16,
+    /// For what another process has exported: its device plus one.
+    imported_from: u16,
     bytes: u64,
     references: u32,
     mappings: u32,
@@ -43,26 +47,64 @@ impl Book {
     fn add(&mut self, handle: u64, device: Option<Device>, bytes: u64) -> bool {
         self.last += 1;
         let device = device.map_or(0, |device| device as u16 + 1);
-        let memory = Memory { device, bytes, references: 1, mappings: 0 };
+        let memory = Memory { device, imported_from: 0, bytes, references: 1, mappings: 0 };
         self.memories.insert(self.last, memory).is_ok()
             && self.handles.insert(handle, Handle { memory: self.last, references: 1 }).is_ok()
     }
 
     /// Drops a memory that nothing refers to; tells what to release.
-    fn drop_if_unused(&mut self, memory: u64) -> Option<(Device, u64)> {
+    fn drop_if_unused(&mut self, memory: u64) -> Option<(u64, Memory)> {
         let found = self.memories.get(memory)?;
         if found.references > 0 || found.mappings > 0 {
             return None;
         }
         self.memories.remove(memory);
-        Some((usize::from(found.device.checked_sub(1)?), found.bytes))
+        Some((memory, found))
     }
 }
 
-fn release(what: Option<(Device, u64)>) {
-    if let Some((device, bytes)) = what {
-        account::release(device, bytes);
+fn release(what: Option<(u64, Memory)>) {
+    let Some((memory, found)) = what else { return };
+    if found.imported_from != 0 {
+        shared::forget(Side::Imported, shared_key(memory));
+    } else if let Some(device) = found.device.checked_sub(1) {
+        shared::forget(Side::Exported, shared_key(memory));
+        account::release(usize::from(device), found.bytes);
     }
+}
+
+/// No address has its lowest bit set.
+fn shared_key(memory: u64) -> u64 {
+    memory << 1 | 1
+}
+
+/// Device of memory that was imported.
+fn device_of(handle: u64) -> Option<Device> {
+    /// `CU_MEM_LOCATION_TYPE_DEVICE`
+    const ON_DEVICE: i32 = 1;
+    let mut properties = [0; 8];
+    // SAFETY: the record has the size of CUmemAllocationProp and outlives the call.
+    let told = unsafe { real::cuMemGetAllocationPropertiesFromHandle(&mut properties, handle) };
+    let [_, _, place, id, ..] = properties;
+    let device = usize::try_from(id).ok().filter(|_| told == Some(0) && place == ON_DEVICE)?;
+    account::is_limited(device).then_some(device)
+}
+
+/// Gives another process a handle of this memory.
+pub(crate) fn export(handle: u64, driver: impl Fn() -> i32) -> i32 {
+    if let Err(code) = pass(driver) {
+        return code;
+    }
+    let book = BOOK.lock();
+    let found =
+        book.handles.get(handle).and_then(|known| Some((known.memory, book.memories.get(known.memory)?)));
+    drop(book);
+    if let Some((memory, found)) = found
+        && let Some(device) = found.device.checked_sub(1)
+    {
+        shared::note(Side::Exported, shared_key(memory), usize::from(device), found.bytes, 0);
+    }
+    0
 }
 
 /// Makes physical memory on `device`, or none that is charged.
@@ -115,8 +157,9 @@ fn pass(driver: impl Fn() -> i32) -> Result<(), i32> {
 pub(crate) fn import(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
     match pass(driver) {
         Ok(()) => {
-            let mut book = BOOK.lock();
             let handle = made();
+            let device = device_of(handle);
+            let mut book = BOOK.lock();
             match book.handles.get_mut(handle) {
                 Some(known) => {
                     known.references += 1;
@@ -127,6 +170,11 @@ pub(crate) fn import(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
                 }
                 None => {
                     book.add(handle, None, 0);
+                    let last = book.last;
+                    if let Some(memory) = book.memories.get_mut(last) {
+                        // How much it is will be seen when it is mapped.
+                        memory.imported_from = device.map_or(0, |device| device as u16 + 1);
+                    }
                 }
             }
             0
@@ -197,16 +245,25 @@ pub(crate) fn release_handle(handle: u64, driver: impl Fn() -> i32) -> i32 {
 }
 
 /// Maps memory.
-pub(crate) fn map(address: u64, bytes: u64, handle: u64, driver: impl Fn() -> i32) -> i32 {
+pub(crate) fn map(address: u64, bytes: u64, offset: u64, handle: u64, driver: impl Fn() -> i32) -> i32 {
     if let Err(code) = pass(driver) {
         return code;
     }
     let mut book = BOOK.lock();
     let Some(Handle { memory, .. }) = book.handles.get(handle) else { return 0 };
+    let mut imported = None;
     if book.mappings.insert(address, Mapping { memory, bytes }).is_ok()
-        && let Some(memory) = book.memories.get_mut(memory)
+        && let Some(found) = book.memories.get_mut(memory)
     {
-        memory.mappings += 1;
+        found.mappings += 1;
+        if let Some(device) = found.imported_from.checked_sub(1) {
+            found.bytes = found.bytes.max(offset.saturating_add(bytes));
+            imported = Some((device, found.bytes));
+        }
+    }
+    drop(book);
+    if let Some((device, bytes)) = imported {
+        shared::note(Side::Imported, shared_key(memory), usize::from(device), bytes, 0);
     }
     0
 }

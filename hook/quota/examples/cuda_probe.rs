@@ -186,6 +186,7 @@ fn main() {
     let driver = Driver::open();
     let memory = RefCell::new(Memory { driver: &driver, device: 0 });
     let (mut held, mut contexts, mut execs): (Vec<Held>, Vec<u64>, Vec<u64>) = Default::default();
+    let mut opened = 0_u64;
     for argument in std::env::args().skip(1) {
         let parts: Vec<&str> = argument.split(':').collect();
         let memory = &memory;
@@ -440,6 +441,51 @@ fn main() {
                 // SAFETY: a terminated name.
                 let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
                 (!found.is_null()).to_string()
+            }
+            // Lets another process open what was allocated last.
+            ["ipcexport"] => {
+                let Some(Held::Plain(address)) = held.last() else { panic!("nothing to export") };
+                let mut handle = [0_u8; 64];
+                let code = driver.call("cuIpcGetMemHandle", &[at(&mut handle), *address]);
+                assert_eq!(code, 0, "cuIpcGetMemHandle");
+                handle.iter().map(|byte| format!("{byte:02x}")).collect()
+            }
+            ["ipcopen", handle] => {
+                #[repr(C)]
+                struct Handle([u8; 64]);
+                let byte = |i: usize| u8::from_str_radix(&handle[i * 2..i * 2 + 2], 16).unwrap();
+                type Open = unsafe extern "C" fn(*mut u64, Handle, u32) -> i32;
+                // SAFETY: cuIpcOpenMemHandle's type and arguments.
+                let code = unsafe {
+                    let open = std::mem::transmute::<*mut c_void, Open>(driver.find("cuIpcOpenMemHandle_v2"));
+                    open(&mut opened, Handle(std::array::from_fn(byte)), 1)
+                };
+                code.to_string()
+            }
+            ["ipcclose"] => driver.call("cuIpcCloseMemHandle", &[opened]).to_string(),
+            // Makes physical memory that another process can open by a path.
+            ["fdexport", bytes] => {
+                let mut properties = [0_u32; 8];
+                (properties[0], properties[1], properties[2]) = (1, 1, 1);
+                let (mut handle, mut fd) = (0_u64, 0_i32);
+                let properties = properties.as_ptr() as u64;
+                assert_eq!(driver.call("cuMemCreate", &[at(&mut handle), size(bytes), properties, 0]), 0);
+                assert_eq!(driver.call("cuMemExportToShareableHandle", &[at(&mut fd), handle, 1, 0]), 0);
+                held.push(Held::Handle(handle));
+                format!("/proc/{}/fd/{fd}", std::process::id())
+            }
+            ["fdimport", path, bytes] => {
+                use std::os::fd::AsRawFd;
+                let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+                let (mut handle, mut address) = (0_u64, 0_u64);
+                let fd = file.as_raw_fd() as u64;
+                assert_eq!(driver.call("cuMemImportFromShareableHandle", &[at(&mut handle), fd, 1]), 0);
+                let bytes = size(bytes);
+                assert_eq!(driver.call("cuMemAddressReserve", &[at(&mut address), bytes, 0, 0, 0]), 0);
+                let code = driver.call("cuMemMap", &[address, bytes, 0, handle, 0]);
+                assert_eq!(driver.call("cuMemRelease", &[handle]), 0);
+                held.push(Held::Mapped { address, bytes });
+                code.to_string()
             }
             // Tells a tracer how far we are.
             ["mark"] => {

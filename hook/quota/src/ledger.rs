@@ -259,6 +259,11 @@ pub fn dead_since(cells: &impl Cells, slot: usize, now_ms: u64) -> u64 {
 /// Takes back the bytes of a dead slot and frees it. Any number of processes may do it at once. Returns the
 /// bytes that this call took back.
 pub fn reap(cells: &impl Cells, slot: usize) -> Result<u64> {
+    reap_to(cells, slot, 0)
+}
+
+/// The same but for `keep` bytes, which others still use: as long as there are any, the slot stays dead and charged.
+pub fn reap_to(cells: &impl Cells, slot: usize, keep: u64) -> Result<u64> {
     let state = cells.load(Word::State(slot));
     if SlotState::of(state) != Some(SlotState::Dead) {
         return Ok(0);
@@ -275,15 +280,19 @@ pub fn reap(cells: &impl Cells, slot: usize) -> Result<u64> {
         }
         if charged.0 == 0 {
             cells.swap(Word::State(slot), state, SlotState::Free.word(generation(state)));
+        }
+        if charged.0 <= keep {
             return Ok(taken);
         }
         if spare.1 < seq {
-            cells.swap_pair(PairOf::Entry(slot, parity(seq)), spare, (0, seq));
+            cells.swap_pair(PairOf::Entry(slot, parity(seq)), spare, (keep, seq));
             continue;
         }
-        let total = found.0.checked_sub(charged.0).ok_or(LedgerError::Corrupt)?;
+        // Another one may have had another opinion of what to keep: this operation is the one announced.
+        let part = charged.0.checked_sub(spare.0).ok_or(LedgerError::Corrupt)?;
+        let total = found.0.checked_sub(part).ok_or(LedgerError::Corrupt)?;
         if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, seq))) {
-            taken += charged.0;
+            taken += part;
             record(cells, slot, seq)?;
         }
     }

@@ -101,7 +101,11 @@ pub struct Slot {
     pub dead_since_ms: AtomicU64,
     /// 1 while launches of the owner are timed whose end it has not seen yet.
     pub pending: AtomicU64,
-    reserved0: [AtomicU64; 4],
+    /// Part of the charge that other processes may have imported.
+    pub exported_bytes: AtomicU64,
+    /// Bytes of other processes that the owner has imported; they are on the account of whoever exported them.
+    pub imported_bytes: AtomicU64,
+    reserved0: [AtomicU64; 2],
     reserved1: [AtomicU64; 16],
 }
 
@@ -168,6 +172,8 @@ const _: () = {
     assert!(offset_of!(Slot, overhead_bytes) == 72);
     assert!(offset_of!(Slot, dead_since_ms) == 80);
     assert!(offset_of!(Slot, pending) == 88);
+    assert!(offset_of!(Slot, exported_bytes) == 96);
+    assert!(offset_of!(Slot, imported_bytes) == 104);
     assert!(offset_of!(Region, slots) == 4096);
     assert!(offset_of!(Region, compute) == 4096 + 256 * SLOT_COUNT);
     assert!(offset_of!(Compute, charged_ns) == 8);

@@ -124,6 +124,8 @@ enum Step {
     Release(u64),
     /// Takes back what another slot holds, which is dead.
     Reap(usize),
+    /// The same but for so many bytes.
+    ReapTo(usize, u64),
     /// Moves into its slot, which is free.
     Attach,
 }
@@ -171,6 +173,10 @@ impl Process {
                 ledger::reap(&view, other).unwrap();
                 0
             }
+            Step::ReapTo(other, keep) => {
+                ledger::reap_to(&view, other, keep).unwrap();
+                0
+            }
         }));
         *memory = view.memory.into_inner();
         match run {
@@ -198,7 +204,7 @@ impl Process {
             Some(Step::Charge(bytes)) => vec![self.held + bytes],
             Some(Step::ChargeUpTo(bytes)) => (1..=*bytes).map(|part| self.held + part).collect(),
             Some(Step::Release(bytes)) => vec![self.held.saturating_sub(*bytes)],
-            Some(Step::Reap(_) | Step::Attach) | None => vec![],
+            Some(Step::Reap(_) | Step::ReapTo(..) | Step::Attach) | None => vec![],
         };
         [vec![self.held], after].concat()
     }
@@ -360,6 +366,13 @@ fn two_processes_take_the_same_dead_slot_back() {
         let states = explore(with_a_dead_slot(two, happened), 0);
         assert!(states > 500, "{states} states");
     }
+}
+
+#[test]
+fn processes_that_would_keep_different_parts_of_a_dead_slot_agree() {
+    let two = state(vec![Process::new(0, &[Step::ReapTo(2, 10)]), Process::new(1, &[Step::ReapTo(2, 25)])]);
+    let states = explore(with_a_dead_slot(two, true), 0);
+    assert!(states > 300, "{states} states");
 }
 
 #[test]

@@ -157,3 +157,30 @@ pub(super) unsafe extern "C" fn cuMipmappedArrayDestroy(array: u64) -> i32 {
     // SAFETY: the caller's own argument.
     linear::free(array, None, || unsafe { call!(cuMipmappedArrayDestroy(array)) })
 }
+
+/// `CUipcMemHandle`, which is passed by value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct IpcHandle([u8; 64]);
+
+pub(super) unsafe extern "C" fn cuIpcGetMemHandle(out: *mut IpcHandle, address: u64) -> i32 {
+    // SAFETY: as above.
+    linear::export(address, || unsafe { call!(cuIpcGetMemHandle(out, address)) })
+}
+
+macro_rules! ipc_opens {
+    ($($symbol:ident)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(out: *mut u64, handle: IpcHandle, flags: u32) -> i32 {
+                // SAFETY: as above.
+                unsafe { linear::open_shared(|| call!($symbol(out, handle, flags)), || *out) }
+            }
+        )*
+    };
+}
+ipc_opens!(cuIpcOpenMemHandle cuIpcOpenMemHandle_v2);
+
+pub(super) unsafe extern "C" fn cuIpcCloseMemHandle(address: u64) -> i32 {
+    // SAFETY: as above.
+    linear::close_shared(address, || unsafe { call!(cuIpcCloseMemHandle(address)) })
+}

@@ -54,7 +54,7 @@ pub(super) unsafe extern "C" fn cuMemMap(
     flags: u64,
 ) -> i32 {
     // SAFETY: as above.
-    vmm::map(address, bytes as u64, handle, || unsafe {
+    vmm::map(address, bytes as u64, offset as u64, handle, || unsafe {
         call!(cuMemMap(address, bytes, offset, handle, flags))
     })
 }
@@ -71,6 +71,16 @@ pub(super) unsafe extern "C" fn cuMemImportFromShareableHandle(
 ) -> i32 {
     // SAFETY: as above.
     unsafe { vmm::import(|| call!(cuMemImportFromShareableHandle(out, handle, kind)), || *out) }
+}
+
+pub(super) unsafe extern "C" fn cuMemExportToShareableHandle(
+    out: *mut c_void,
+    handle: u64,
+    kind: i32,
+    flags: u64,
+) -> i32 {
+    // SAFETY: as above.
+    vmm::export(handle, || unsafe { call!(cuMemExportToShareableHandle(out, handle, kind, flags)) })
 }
 
 macro_rules! array_maps {

@@ -284,6 +284,16 @@ impl Holder {
         after
     }
 
+    /// Lets it go on to its next `hold`.
+    pub(crate) fn step(&mut self) {
+        self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+        let mut line = String::new();
+        while line != "hold\n" {
+            line.clear();
+            assert!(self.stdout.read_line(&mut line).unwrap() > 0, "the program ended before it held");
+        }
+    }
+
     pub(crate) fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -1,0 +1,119 @@
+//! Memory that several processes have: exported by one, imported by others.
+//!
+//! Who exported it pays for it. When it dies, its slot of the region stays charged with as much of it as the living
+//! have imported (see `Share::reap`), so that the quota holds until the last of them gives it back. Nothing tells
+//! which import belongs to which export, so both are sums.
+
+use crate::account;
+use crate::device::{self, Device};
+use crate::lock::Mutex;
+use crate::map::Map;
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// What a process has to do with shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// It has given it to others.
+    Exported,
+    /// It has got it from another.
+    Imported,
+}
+
+#[derive(Clone, Copy)]
+struct Part {
+    device: u16,
+    bytes: u64,
+    /// Context that it goes with; 0 = none.
+    context: u64,
+}
+
+/// Parts by a key of whoever made them: addresses, and numbers of physical memory with the lowest bit set.
+struct Book {
+    exported: Map<Part>,
+    imported: Map<Part>,
+    /// Exported and imported bytes.
+    sums: [[u64; 2]; device::MOST],
+}
+
+static BOOK: Mutex<Book> =
+    Mutex::new(Book { exported: Map::new(), imported: Map::new(), sums: [[0; 2]; device::MOST] });
+
+/// Whether anything was ever noted: most programs share nothing.
+static IS_USED: AtomicBool = AtomicBool::new(false);
+
+impl Book {
+    fn side(&mut self, side: Side) -> &mut Map<Part> {
+        match side {
+            Side::Exported => &mut self.exported,
+            Side::Imported => &mut self.imported,
+        }
+    }
+
+    fn count(&mut self, side: Side, device: u16, change: impl Fn(u64) -> u64) -> Option<(Device, [u64; 2])> {
+        let sums = self.sums.get_mut(usize::from(device))?;
+        let [exported, imported] = sums;
+        let sum = if side == Side::Exported { exported } else { imported };
+        *sum = change(*sum);
+        Some((usize::from(device), *sums))
+    }
+
+    fn forget(&mut self, side: Side, key: u64) -> Option<(Device, [u64; 2])> {
+        let part = self.side(side).remove(key)?;
+        self.count(side, part.device, |sum| sum.saturating_sub(part.bytes))
+    }
+}
+
+fn publish(changed: Option<(Device, [u64; 2])>) {
+    if let Some((device, [exported, imported])) = changed
+        && let Some(share) = account::shares_on(device).next()
+    {
+        share.show_shared(exported, imported);
+    }
+}
+
+/// Notes memory under a key, or that it is of another size than was known.
+pub(crate) fn note(side: Side, key: u64, device: Device, bytes: u64, context: u64) {
+    IS_USED.store(true, Relaxed);
+    let mut book = BOOK.lock();
+    let before = book.side(side).get(key);
+    if before.is_some_and(|part| part.bytes == bytes) {
+        return;
+    }
+    let _ = book.forget(side, key);
+    let part = Part { device: device as u16, bytes, context };
+    let is_noted = book.side(side).insert(key, part).is_ok();
+    let changed = book.count(side, part.device, |sum| sum.saturating_add(if is_noted { bytes } else { 0 }));
+    drop(book);
+    publish(changed);
+}
+
+/// Forgets memory that is no longer there or no longer imported.
+pub(crate) fn forget(side: Side, key: u64) {
+    if !IS_USED.load(Relaxed) {
+        return;
+    }
+    let changed = BOOK.lock().forget(side, key);
+    publish(changed);
+}
+
+/// Forgets what went with a context.
+pub(crate) fn context_gone(context: u64) {
+    for side in [Side::Exported, Side::Imported] {
+        loop {
+            let mut book = BOOK.lock();
+            let Some(key) = book.side(side).find_key(|_, part| part.context == context) else { break };
+            let changed = book.forget(side, key);
+            drop(book);
+            publish(changed);
+        }
+    }
+}
+
+/// In a forked child: nothing is known.
+pub(crate) fn renew_after_fork() {
+    BOOK.renew_after_fork();
+    let mut book = BOOK.lock();
+    book.exported.clear();
+    book.imported.clear();
+    book.sums = [[0; 2]; device::MOST];
+}
