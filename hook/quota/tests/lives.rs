@@ -62,6 +62,36 @@ fn children_of_a_process_with_many_threads_wait_for_none_of_them() {
 }
 
 #[test]
+fn storms_of_killed_processes_with_many_threads_leave_nothing_and_never_exceed_the_quota() {
+    const QUOTA: u64 = 48 * MIB;
+    let bench = bench(QUOTA);
+    let (_folder, program) = made("threads", &["-ldl", "-lpthread"]);
+    let mut children = Vec::new();
+    for round in 0..30_u64 {
+        while children.len() < 5 {
+            let mut storm = bench.command(&program);
+            storm.arg("storm").stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+            children.push(storm.spawn().unwrap());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10 + round * 7 % 40));
+        let used = bench.used(0);
+        assert!(used <= QUOTA, "{used} bytes used");
+        let mut victim = children.swap_remove((round * 3 % 5) as usize);
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+    }
+    for mut child in children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert_eq!(
+        bench.run(&["init", "retain", "alloc:linear:48M", "free", "info"])[2..],
+        ["0", "0", &format!("0 {QUOTA} {QUOTA}")]
+    );
+    assert_eq!((bench.charged("a"), bench.audit("a")), ((0, 0), 0));
+}
+
+#[test]
 fn a_child_by_vfork_becomes_another_program_and_its_parent_keeps_its_bytes() {
     let bench = bench(GIB);
     let (_folder, program) = made("threads", &["-ldl", "-lpthread"]);

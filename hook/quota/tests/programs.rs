@@ -160,6 +160,26 @@ fn other_preloaded_libraries_work_beside_it() {
 }
 
 #[test]
+fn a_weak_reference_is_found_and_answers_that_there_is_no_driver() {
+    // The other known exception: the loader binds weak references to the stub's exports.
+    let bench = bench(GIB);
+    let folder = tempfile::tempdir().unwrap();
+    let (text, program) = (folder.path().join("weak.c"), folder.path().join("weak"));
+    let weak = r#"
+        #include <stdio.h>
+        extern int cuInit(unsigned) __attribute__((weak));
+        int main(void) {
+            printf("found = %d\n", cuInit != 0);
+            printf("code = %d\n", cuInit ? cuInit(0) : -1);
+            return 0;
+        }"#;
+    std::fs::write(&text, weak).unwrap();
+    compile(&text, &program, &[]);
+    assert_eq!(answers(bench.unlimited(&program)), ["0", "-1"]);
+    assert_eq!(answers(bench.command(&program)), ["1", "34"]);
+}
+
+#[test]
 fn two_copies_of_the_limiter_limit_once() {
     let bench = bench(GIB);
     let folder = tempfile::tempdir().unwrap();

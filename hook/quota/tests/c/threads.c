@@ -59,6 +59,12 @@ int main(int argc, char **argv) {
     fn release = (fn)dlsym(cuda, "cuMemFree_v2"), info = (fn)dlsym(cuda, "cuMemGetInfo_v2");
     ptr at = 0, free = 0, total = 0;
     printf("ready = %d\n", init(0) | retain(&context, 0) | set(context));
+    if (!strcmp(argv[1], "storm")) {
+        /* Until it is killed. */
+        pthread_t thread;
+        for (int i = 0; i < 4; i++) pthread_create(&thread, 0, hammer, 0);
+        for (;;) pause();
+    }
     if (!strcmp(argv[1], "forks")) {
         pthread_t threads[4];
         int bad = 0;
