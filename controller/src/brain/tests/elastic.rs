@@ -349,3 +349,19 @@ fn a_failed_write_is_tried_again_and_holds_nothing() {
     world.now += Duration::from_secs(5);
     assert_eq!(world.settle(&mut api), ["grow", "limit"]);
 }
+
+#[test]
+fn what_a_share_grew_by_counts_in_quotas_of_the_namespace_and_of_one_claim() {
+    for limits in [json!({"hard": {"memory": "15Gi"}}), json!({"hard": {}, "perClaim": {"memory": "15Gi"}})] {
+        let (mut world, mut api) = World::elastic();
+        world.handle(Input::Quota(Seen::Reset(vec![quota(limits)])));
+        world.wish(Some("memory=20Gi"));
+        assert_eq!(world.settle(&mut api), Vec::<&str>::new());
+        let told = world.reports.last().expect("told");
+        assert!(told.reason == reasons::LIMIT_WAITS && told.note.contains("GpuQuota"), "{told:?}");
+        // It is looked at again without a change of the claim.
+        world.handle(Input::Quota(Seen::Apply(Box::new(quota(json!({"hard": {"memory": "25Gi"}}))))));
+        world.now += Duration::from_secs(5);
+        assert_eq!(world.settle(&mut api), ["make", "grow", "limit"]);
+    }
+}
