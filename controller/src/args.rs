@@ -89,6 +89,10 @@ pub struct Args {
     #[arg(long, default_value_t = true, action = ArgAction::Set)]
     pub preemption: bool,
 
+    /// How long pods that belong together may have some of their devices and not all.
+    #[arg(long, default_value = "30s", value_parser = parse_duration)]
+    pub gang_timeout: Duration,
+
     /// Keep devices for pods that have waited long for room, so that smaller ones do not starve them.
     #[arg(long, default_value_t = false, action = ArgAction::Set)]
     pub reservation: bool,

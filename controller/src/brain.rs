@@ -8,6 +8,7 @@ mod compaction;
 mod deciding;
 mod duties;
 mod elastic;
+mod gangs;
 mod holds;
 mod outcomes;
 mod preemption;
@@ -61,6 +62,8 @@ pub enum Input {
     Pod(Seen<ApiPod>),
     /// Nodes.
     Node(Seen<Node>),
+    /// PodGroups, with their API group.
+    PodGroup(&'static str, Seen<DynamicObject>),
     /// Namespaces and volumes.
     Around(Surrounding),
     /// DeviceTaintRules: name and rule, `None` for one that selects by what we do not know.
@@ -107,6 +110,10 @@ pub struct Settings {
     pub preemption: bool,
     /// How long a pod is spared whose eviction was refused.
     pub spared: Duration,
+    /// How long a gang may have some of its devices and not all, before they are taken back.
+    pub gang_timeout: Duration,
+    /// API groups whose PodGroups are watched.
+    pub pod_groups: Vec<&'static str>,
     /// Whether, and on what terms, devices are kept for pods that wait long for room.
     pub reserving: Option<Reserving>,
     /// Whether, and from when on, pods are moved to fill gaps.
@@ -141,6 +148,8 @@ impl Default for Settings {
             left_out: Duration::from_secs(10),
             preemption: true,
             spared: Duration::from_secs(10),
+            gang_timeout: Duration::from_secs(30),
+            pod_groups: Vec::new(),
             reserving: None,
             compaction: None,
             holds: crate::hold::Limits::default(),
@@ -189,6 +198,7 @@ pub struct Core {
     stranded: stranded::Stranded,
     preemptions: preemption::Preemptions,
     reservations: reservations::Reservations,
+    gangs: gangs::Gangs,
     holds: holds::Holds,
     compaction: compaction::Compaction,
     first_seen: HashMap<ObjectKey, Instant>,
@@ -232,6 +242,7 @@ impl Core {
             stranded: stranded::Stranded::default(),
             preemptions: preemption::Preemptions::default(),
             reservations: reservations::Reservations::default(),
+            gangs: gangs::Gangs::default(),
             first_seen: HashMap::new(),
             told: reports::Told::default(),
             unmet: HashSet::new(),
@@ -279,7 +290,8 @@ impl Core {
         let needed = ["slices", "classes", "claims", "pods", "nodes"];
         let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
         let around = surroundings::KINDS.into_iter().filter(|_| self.settings.surroundings);
-        needed.into_iter().chain(optional).chain(around).all(|kind| self.synced.contains(kind))
+        let groups = self.settings.pod_groups.iter().copied();
+        needed.into_iter().chain(optional).chain(around).chain(groups).all(|kind| self.synced.contains(kind))
     }
 
     /// Takes something in that happened.
@@ -317,6 +329,7 @@ impl Core {
                 self.acknowledge_hand_overs();
                 change
             }
+            Input::PodGroup(api, seen) => self.pod_groups(api, seen),
             Input::Around(seen) => self.surrounding(seen),
             Input::TaintRule(seen) => match seen {
                 Seen::Apply(rule) => self.index.apply_taint_rule(&rule.0, rule.1),

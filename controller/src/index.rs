@@ -10,6 +10,7 @@ mod company;
 mod convert;
 mod device;
 mod fleet;
+mod gang;
 mod intern;
 mod labels;
 mod node;
@@ -28,6 +29,7 @@ pub use classes::Class;
 pub use company::{Company, Spread, Term};
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
 pub use fleet::{Board, Fleet, GpuState, Make, Place, Row};
+pub use gang::{Gang, POD_GROUP_APIS};
 pub use intern::{Interner, Pooled, Sym, Table};
 pub use labels::{Labels, Selector};
 pub use node::{ACKNOWLEDGED, GOING_BACK, HostPort, Node, resources_of};
@@ -121,6 +123,7 @@ pub struct Index {
     nodes: HashMap<Arc<str>, Node>,
     taint_rules: HashMap<Arc<str>, TaintRule>,
     companies: company::Companies,
+    gangs: gang::Gangs,
     storage: storage::Storage,
     fleet: Fleet,
     /// Devices as they were read before, by name.
@@ -155,6 +158,7 @@ impl Index {
             nodes: HashMap::new(),
             taint_rules: HashMap::new(),
             companies: company::Companies::default(),
+            gangs: gang::Gangs::default(),
             storage: storage::Storage::default(),
             fleet: Fleet::default(),
             templates: HashMap::new(),

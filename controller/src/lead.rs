@@ -11,6 +11,7 @@ use crate::metrics::Metrics;
 use crate::watch;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use kube::api::ApiResource;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, mpsc};
@@ -46,12 +47,13 @@ pub struct Leader {
 impl Leader {
     /// Leads until `stop`. Writes that were sent are waited for.
     pub async fn run(self, stop: CancellationToken) {
-        let (taint_rules, quotas, budgets, elastic) = tokio::select! {
+        let (taint_rules, pod_groups, quotas, budgets, elastic) = tokio::select! {
             found = self.find_what_is_served() => found,
             () = stop.cancelled() => return,
         };
         let settings = Settings {
             taint_rules: taint_rules.is_some(),
+            pod_groups: pod_groups.iter().map(|(api, _)| *api).collect(),
             quotas,
             budgets,
             elastic,
@@ -60,6 +62,7 @@ impl Leader {
         let mut core = Core::new(&self.driver, settings, self.metrics.clone());
         let (sender, mut inputs) = mpsc::channel(INPUTS);
         let mut watches = watch::start(&self.client, &self.driver, taint_rules, quotas, &sender);
+        watch::start_pod_groups(&self.client, &pod_groups, &sender, &mut watches);
         if budgets {
             watch::start_budgets(&self.client, &sender, &mut watches);
         }
@@ -118,21 +121,24 @@ impl Leader {
         }
     }
 
-    /// DeviceTaintRules, and whether GpuQuotas, GpuBudgets and NodeLimits are there and to be kept.
-    async fn find_what_is_served(&self) -> (Option<kube::api::ApiResource>, bool, bool, bool) {
+    /// DeviceTaintRules, PodGroups, and whether GpuQuotas, GpuBudgets and NodeLimits are there and to be kept.
+    async fn find_what_is_served(
+        &self,
+    ) -> (Option<ApiResource>, Vec<(&'static str, ApiResource)>, bool, bool, bool) {
         let look = async || {
             let rules = watch::find_taint_rules(&self.client).await?;
+            let groups = watch::find_pod_groups(&self.client).await?;
             let quotas = self.settings.quotas && watch::is_served(&self.client, "gpuquotas").await?;
             let budgets = self.settings.budgets
                 && watch::is_served(&self.client, kinds::BUDGETS).await?
                 && watch::is_served(&self.client, aliquot_model::usage::PLURAL).await?;
             let elastic = self.settings.elastic
                 && watch::is_served(&self.client, aliquot_model::limits::PLURAL).await?;
-            Ok::<_, kube::Error>((rules, quotas, budgets, elastic))
+            Ok::<_, kube::Error>((rules, groups, quotas, budgets, elastic))
         };
         loop {
             match look().await {
-                Ok((rules, quotas, budgets, elastic)) => {
+                Ok((rules, groups, quotas, budgets, elastic)) => {
                     if self.settings.quotas && !quotas {
                         tracing::warn!("GpuQuota is not defined in this cluster: no quota is kept");
                     }
@@ -144,7 +150,7 @@ impl Leader {
                     if self.settings.elastic && !elastic {
                         tracing::warn!("NodeLimits is not defined in this cluster: limits of shares stay");
                     }
-                    return (rules, quotas, budgets, elastic);
+                    return (rules, groups, quotas, budgets, elastic);
                 }
                 Err(error) => {
                     tracing::warn!(%error, "cannot ask the API server what it serves");

@@ -101,6 +101,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             budgets: args.budgets,
             surroundings: true,
             elastic: args.elastic_shares,
+            gang_timeout: args.gang_timeout,
             ..Settings::default()
         },
         metrics: metrics.clone(),

@@ -3,7 +3,7 @@
 use crate::brain::{Input, Seen, Surrounding};
 use crate::budget::kinds;
 use crate::govern::GpuQuota;
-use crate::index::TaintRule;
+use crate::index::{POD_GROUP_APIS, TaintRule};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
@@ -113,6 +113,40 @@ pub async fn find_taint_rules(client: &Client) -> Result<Option<ApiResource>, ku
         }
     }
     Ok(None)
+}
+
+/// The PodGroups that are served, each with its API group.
+pub async fn find_pod_groups(client: &Client) -> Result<Vec<(&'static str, ApiResource)>, kube::Error> {
+    let groups = client.list_api_groups().await?.groups;
+    let mut found = Vec::new();
+    for (api, versions) in POD_GROUP_APIS {
+        let served = groups.iter().filter(|group| group.name == api).flat_map(|group| &group.versions);
+        let served: Vec<&str> = served.map(|version| version.version.as_str()).collect();
+        for version in versions.iter().filter(|version| served.contains(version)) {
+            let resources = client.list_api_group_resources(&format!("{api}/{version}")).await?;
+            if resources.resources.iter().any(|resource| resource.name == "podgroups") {
+                let kind = GroupVersionKind::gvk(api, version, "PodGroup");
+                found.push((api, ApiResource::from_gvk_with_plural(&kind, "podgroups")));
+                break;
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Starts the watches of PodGroups.
+pub fn start_pod_groups(
+    client: &Client,
+    groups: &[(&'static str, ApiResource)],
+    to: &mpsc::Sender<Input>,
+    tasks: &mut JoinSet<()>,
+) {
+    for (api, resource) in groups {
+        let api = *api;
+        let objects = Api::<DynamicObject>::all_with(client.clone(), resource);
+        let all = watcher::Config::default();
+        tasks.spawn(follow(objects, all, to.clone(), move |seen| Input::PodGroup(api, seen)));
+    }
 }
 
 /// Starts the watches of budgets and of what nodes say.

@@ -17,6 +17,14 @@ pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 pub const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 /// Annotation of a pod that may be evicted so that gaps on GPUs can be filled: `Allow`.
 pub const COMPACTION: &str = "aliquot.dev/compaction";
+/// Label of pods that get all their devices or none: the name of their group.
+pub const GANG: &str = "aliquot.dev/gang";
+/// Annotation of such a pod: how many pods its group needs.
+pub const GANG_SIZE: &str = "aliquot.dev/gang-size";
+/// Annotation with the PodGroup of a pod whose `spec.schedulingGroup` names one: the webhook writes it.
+pub const POD_GROUP: &str = "aliquot.dev/pod-group";
+/// Labels of others that say the same, newest first; the size is in a PodGroup or in [`GANG_SIZE`].
+pub const POD_GROUP_LABELS: [&str; 2] = ["scheduling.x-k8s.io/pod-group", "pod-group.scheduling.sigs.k8s.io"];
 /// Annotation of a claim or a class: when the claim gets its devices, `Immediate` or
 /// `WaitForFirstConsumer` (the default).
 pub const BINDING: &str = "aliquot.dev/binding";

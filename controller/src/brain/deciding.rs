@@ -1,5 +1,6 @@
 //! Decisions and what follows from them.
 
+use super::gangs::Turn;
 use super::{Core, Effect, InFlight, reasons};
 use crate::act::{Consumers, Eviction, Fate, Gates, Job};
 use crate::decide::{self, Decision, LeftOut, Situation, Wait};
@@ -44,6 +45,9 @@ impl Core {
         // Another gate means: not yet.
         if pod.is_held_by_others() {
             self.queue.park(&key);
+            return;
+        }
+        if let Turn::Done = self.work_gang(&pod, now, wall) {
             return;
         }
         let situation = self.situation(&pod, now);

@@ -4,6 +4,7 @@ use super::{Core, Seen, key_of};
 use crate::index::Change;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::api::DynamicObject;
 
 /// A change of one of these kinds.
 #[derive(Debug)]
@@ -22,6 +23,20 @@ pub enum Surrounding {
 pub(super) const KINDS: [&str; 4] = ["namespaces", "volumeclaims", "volumes", "storageclasses"];
 
 impl Core {
+    pub(super) fn pod_groups(&mut self, api: &'static str, seen: Seen<DynamicObject>) -> Change {
+        match seen {
+            Seen::Apply(group) => self.index.apply_pod_group(api, &group),
+            Seen::Delete(group) => match key_of(&group.metadata) {
+                Some(key) => self.index.delete_pod_group(api, &key),
+                None => Change::Nothing,
+            },
+            Seen::Reset(all) => {
+                self.synced.insert(api);
+                self.index.reset_pod_groups(api, &all)
+            }
+        }
+    }
+
     pub(super) fn surrounding(&mut self, seen: Surrounding) -> Change {
         let index = &mut self.index;
         let [namespaces, claims, volumes, classes] = KINDS;

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 mod budgets;
 mod compaction;
 mod elastic;
+mod gangs;
 mod preemption;
 mod reservations;
 

@@ -2,7 +2,7 @@
 
 use super::claims::key_of;
 use super::{
-    Change, Claim, Company, HostPort, Index, Labels, ObjectKey, PodVolume, Uid, company, node, storage,
+    Change, Claim, Company, Gang, HostPort, Index, Labels, ObjectKey, PodVolume, Uid, company, node, storage,
 };
 use crate::quantity::Quantity;
 use aliquot_model::names::{COMPACTION, SCHEDULING_GATE};
@@ -54,6 +54,8 @@ pub struct Pod {
     pub maker: Option<Uid>,
     /// Labels.
     pub labels: Labels,
+    /// The group that it gets its devices with, or not at all.
+    pub gang: Option<Gang>,
     /// What it demands of the pods around it, if it demands something.
     pub company: Option<Arc<Company>>,
     /// Its volumes, as far as they say where it can be.
@@ -157,6 +159,7 @@ impl Pod {
             gates: Vec::new(),
             maker: None,
             labels: Labels::new(),
+            gang: None,
             company: None,
             volumes: Vec::new(),
             claims: vec![PodClaim {
@@ -229,6 +232,7 @@ impl Pod {
                 .map(|owner| owner.uid.as_str().into()),
             claims: claims(pod, spec),
             needs: Arc::new(needs(spec)),
+            gang: Gang::read(&key.namespace, &pod.metadata),
             company: company::read(&key.namespace, &labels, spec),
             volumes: storage::of_pod(&key.namespace, &key.name, spec),
             labels,
@@ -389,6 +393,7 @@ impl Index {
         room |=
             before.is_some_and(|before| before.labels != read.labels) && !self.companies.waiting.is_empty();
         self.companies.add(&read);
+        self.gangs.add(&read);
         self.pods.insert(key.clone(), read);
         room |= self.account(&key);
         Change::of(if interesting { vec![key] } else { Vec::new() }, room)
@@ -422,6 +427,7 @@ impl Index {
 
     fn unlink(&mut self, pod: &Pod) {
         self.companies.remove(&pod.key);
+        self.gangs.remove(pod);
         if !pod.claims.is_empty()
             && let Some(count) = self.priorities.get_mut(&pod.priority)
         {

@@ -2,7 +2,7 @@
 
 use crate::decide::Matcher;
 use crate::index::Class;
-use aliquot_model::names::SCHEDULING_GATE;
+use aliquot_model::names::{POD_GROUP, SCHEDULING_GATE};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimSpec;
 use serde_json::{Value, json};
@@ -60,6 +60,20 @@ pub fn needs_gate(
         }
     });
     if wanted { Verdict::Gate } else { Verdict::Leave }
+}
+
+/// Operations that note the PodGroup that a pod's spec names: the controller reads annotations only.
+pub(super) fn note_group(pod: &Value) -> Vec<Value> {
+    let Some(group) = pod.pointer("/spec/schedulingGroup/podGroupName").and_then(Value::as_str) else {
+        return Vec::new();
+    };
+    let mut operations = Vec::new();
+    if !pod.pointer("/metadata/annotations").is_some_and(Value::is_object) {
+        operations.push(json!({"op": "add", "path": "/metadata/annotations", "value": {}}));
+    }
+    let path = format!("/metadata/annotations/{}", POD_GROUP.replace('/', "~1"));
+    operations.push(json!({"op": "add", "path": path, "value": group}));
+    operations
 }
 
 /// The JSON patch that sets the gate.
@@ -124,6 +138,17 @@ mod tests {
     fn bound_and_gated_pods_are_left_alone(#[case] spec: Value) {
         let claims = [KnownClaim::Unknown];
         assert_eq!(needs_gate(&pod(spec), &claims, DRIVER, class, &mut Matcher::new()), Verdict::Leave);
+    }
+
+    #[rstest]
+    #[case::none(json!({"spec": {}}), json!([]))]
+    #[case::named(json!({"spec": {"schedulingGroup": {"podGroupName": "g"}}}), json!([
+        {"op": "add", "path": "/metadata/annotations", "value": {}},
+        {"op": "add", "path": "/metadata/annotations/aliquot.dev~1pod-group", "value": "g"}]))]
+    #[case::annotated(json!({"metadata": {"annotations": {"a": "b"}}, "spec": {"schedulingGroup": {"podGroupName": "g"}}}),
+        json!([{"op": "add", "path": "/metadata/annotations/aliquot.dev~1pod-group", "value": "g"}]))]
+    fn the_pod_group_of_the_spec_is_noted(#[case] pod: Value, #[case] expected: Value) {
+        assert_eq!(Value::from(note_group(&pod)), expected);
     }
 
     #[rstest]

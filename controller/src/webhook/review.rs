@@ -77,6 +77,8 @@ pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value
         let mut operations = admission::patch(&pod);
         if let Some(operations) = operations.as_array_mut() {
             operations.extend(more);
+            let written = review.pointer("/request/object").map(admission::note_group);
+            operations.extend(written.into_iter().flatten());
         }
         patch = Some(operations);
     }

@@ -10,6 +10,7 @@ mod controllers;
 mod elastic;
 mod examples;
 mod explain;
+mod gang;
 mod governance;
 mod hold;
 mod kubelet;

@@ -29,7 +29,8 @@ impl Life {
     fn end(&self, controller: &Away) -> i64 {
         match self.prepared {
             Some((_, unprepared)) => unprepared.max(self.deallocated),
-            None => is_away(controller, self.deallocated).map_or(self.deallocated, |(from, _)| from),
+            // What ends in the second in which the controller is back was not seen to the end either.
+            None => is_away(controller, self.deallocated - 1).map_or(self.deallocated, |(from, _)| from),
         }
     }
 

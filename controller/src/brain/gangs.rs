@@ -1,0 +1,251 @@
+//! Pods that belong together get all their devices or none.
+//!
+//! All of a gang is decided at once and counts as given before anything is written, so two gangs never
+//! hold parts that the other waits for. Gates are lifted when the API shows every claim allocated. What
+//! a failed write or a crash leaves half done is completed; where that does not go, it is undone after a
+//! time-out, while every gate is still on. Once a gate is off, the rest of the gang follows, and pods
+//! that come later are decided by themselves.
+
+use super::deciding::Assumed;
+use super::{Core, Effect, reasons};
+use crate::act::{Consumers, Job};
+use crate::decide::{Decision, Plan, Wait};
+use crate::index::{Gang, ObjectKey, Pod};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::HashMap;
+use std::time::Instant;
+
+/// Gangs that have some of their devices.
+#[derive(Debug, Default)]
+pub(super) struct Gangs {
+    partial: HashMap<ObjectKey, Instant>,
+}
+
+/// What is to be done with a gang's pod.
+pub(super) enum Turn {
+    /// The gang's pods were dealt with.
+    Done,
+    /// It is decided by itself.
+    Alone,
+}
+
+/// A plan that counts as made, and its pod.
+struct Given {
+    pod: Pod,
+    plan: Box<Plan>,
+    assumed: Assumed,
+}
+
+impl Core {
+    /// Deals with the whole gang of a pod whose turn it is.
+    pub(super) fn work_gang(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> Turn {
+        let Some(gang) = &pod.gang else { return Turn::Alone };
+        let group = &gang.group;
+        let members: Vec<Pod> =
+            self.index.members_of(group).filter(|pod| !pod.terminal && !pod.deleting).cloned().collect();
+        // Once it has begun the rest follows, each by itself.
+        if !pod.gated || members.iter().any(|member| !member.gated && !member.claims.is_empty()) {
+            self.gangs.partial.remove(group);
+            return Turn::Alone;
+        }
+        let Some(size) = self.index.gang_size(group) else { return self.without_size(pod, gang, now) };
+        if members.iter().any(|member| self.in_flight.contains_key(&member.key)) {
+            self.queue.delay(&pod.key, now);
+            return Turn::Done;
+        }
+        let (mut waiting, there): (Vec<Pod>, Vec<Pod>) =
+            members.into_iter().partition(|member| member.gated && !member.is_held_by_others());
+        // Those that have something first, so that what is half done is completed.
+        waiting.sort_by_key(|member| (!self.has_some(member), member.created, member.key.clone()));
+        let wanted = size.saturating_sub(there.iter().filter(|pod| !pod.gated).count());
+        if waiting.len() < wanted {
+            let note = format!(
+                "its group {} is not complete: {} of {size} pods are there; nobody of it gets devices before",
+                group.name,
+                size - wanted + waiting.len()
+            );
+            return self.put_off(pod, waiting, reasons::WAITING, &note, now);
+        }
+        // Who comes on top of that follows once the gang has begun.
+        for late in waiting.split_off(wanted) {
+            self.queue.delay(&late.key, now);
+        }
+        match self.give_all(&waiting, now, wall) {
+            Ok(given) if given.is_empty() => {
+                self.gangs.partial.remove(group);
+                tracing::info!(%group, pods = waiting.len(), "the gang is complete");
+                for member in waiting {
+                    self.lift_member(&member, now);
+                }
+            }
+            Ok(given) => {
+                tracing::info!(%group, pods = waiting.len(), "allocating for a gang");
+                // Until all of it is seen to be written.
+                self.gangs.partial.entry(group.clone()).or_insert(now);
+                for Given { pod, plan, assumed } in given {
+                    self.write_member(&pod, plan, assumed);
+                }
+            }
+            Err(reason) => {
+                let note = format!(
+                    "its group {} needs devices for {} pods at once, or nobody of it gets any: {reason}",
+                    group.name,
+                    waiting.len()
+                );
+                return self.put_off(pod, waiting, reasons::DOES_NOT_FIT, &note, now);
+            }
+        }
+        Turn::Done
+    }
+
+    /// Others use such labels too, so only our own waits for a size.
+    fn without_size(&mut self, pod: &Pod, gang: &Gang, now: Instant) -> Turn {
+        if !gang.ours {
+            return Turn::Alone;
+        }
+        self.queue.park(&pod.key);
+        let note = format!(
+            "its group {} does not say how many pods it needs; set the annotation {} on its pods",
+            gang.group.name,
+            aliquot_model::names::GANG_SIZE
+        );
+        self.tell_pod(pod, reasons::WAITING, &note, now);
+        Turn::Done
+    }
+
+    fn has_some(&self, pod: &Pod) -> bool {
+        pod.claim_keys().any(|claim| self.index.effective_allocation(&claim).is_some())
+    }
+
+    /// Decides for all, each beside what the others are given. What is given counts as made; with an
+    /// error nothing does.
+    fn give_all(&mut self, members: &[Pod], now: Instant, wall: Timestamp) -> Result<Vec<Given>, String> {
+        let mut given = Vec::new();
+        for member in members {
+            match self.give_one(member, &given, now) {
+                Ok(Some(plan)) => {
+                    let assumed = self.assume(&plan, wall);
+                    given.push(Given { pod: member.clone(), plan, assumed });
+                }
+                Ok(None) => {}
+                Err(reason) => {
+                    for (claim, uid) in given.iter().flat_map(|given| &given.assumed.in_flight.claims) {
+                        self.index.forget(claim, uid);
+                    }
+                    let name = &member.key.name;
+                    return Err(format!(
+                        "{} of {} would fit, then pod {name}: {reason}",
+                        given.len(),
+                        members.len()
+                    ));
+                }
+            }
+        }
+        Ok(given)
+    }
+
+    /// What a member still has to be given, if anything.
+    fn give_one(&mut self, member: &Pod, given: &[Given], now: Instant) -> Result<Option<Box<Plan>>, String> {
+        let situation = self.situation(member, now);
+        match self.decide(member, &situation) {
+            Decision::Placed(plan) => {
+                if self.is_refused(member, now) {
+                    return Err("its namespace's budget is used up".to_owned());
+                }
+                match self.quota_in_the_way(&member.key.namespace, &plan) {
+                    Some(note) => Err(note),
+                    None => Ok(Some(plan)),
+                }
+            }
+            Decision::Settled { .. } | Decision::NotOurs => Ok(None),
+            // It shares a claim with one before it: it is looked at again once that is written.
+            Decision::Waiting(Wait::InFlight { claim })
+                if given
+                    .iter()
+                    .any(|given| given.assumed.in_flight.claims.iter().any(|(c, _)| *c == claim)) =>
+            {
+                Ok(None)
+            }
+            Decision::Waiting(wait) => Err(wait.to_string()),
+            Decision::Rejected(rejection) => Err(rejection.to_string()),
+            Decision::NoFit(reason) | Decision::Undo { reason, .. } => Err(reason.to_string()),
+            Decision::OutOfTime(reason) => Err(format!("the search did not end in time; so far: {reason}")),
+            Decision::LeaveToScheduler { node } => Err(format!(
+                "only node {node} could serve it, which is in scheduler mode; a gang needs the controller"
+            )),
+        }
+    }
+
+    /// Nobody gets anything now. What some have already is taken back once that has lasted too long.
+    fn put_off(
+        &mut self,
+        pod: &Pod,
+        members: Vec<Pod>,
+        reason: &'static str,
+        note: &str,
+        now: Instant,
+    ) -> Turn {
+        let group = pod.gang.as_ref().map(|gang| gang.group.clone()).unwrap_or_else(|| pod.key.clone());
+        self.tell_pod(pod, reason, note, now);
+        let partial = members.iter().any(|member| !self.own_claims(member).is_empty());
+        if !partial {
+            self.gangs.partial.remove(&group);
+            // One look at the gang is a look at all of them.
+            members.iter().for_each(|member| self.queue.park(&member.key));
+            self.queue.park(&pod.key);
+            return Turn::Done;
+        }
+        let since = *self.gangs.partial.entry(group.clone()).or_insert(now);
+        members.iter().for_each(|member| self.queue.delay(&member.key, now));
+        self.queue.delay(&pod.key, now);
+        if now.saturating_duration_since(since) < self.settings.gang_timeout {
+            return Turn::Done;
+        }
+        self.gangs.partial.remove(&group);
+        tracing::info!(%group, "the gang is not completed: taking back what it has");
+        for member in &members {
+            let own = self.own_claims(member);
+            if own.is_empty() {
+                continue;
+            }
+            let note = format!(
+                "its group {} could not be completed within {:?}, so its devices are free again: {note}",
+                group.name, self.settings.gang_timeout
+            );
+            self.tell_pod(member, reasons::UNDONE, &note, now);
+            for claim in own {
+                self.deallocate(&claim, Consumers::Only(member.uid.clone()), "gang");
+            }
+        }
+        Turn::Done
+    }
+
+    /// Claims that a pod alone has, and that we allocated.
+    fn own_claims(&self, pod: &Pod) -> Vec<ObjectKey> {
+        let claims = pod.claim_keys().filter_map(|claim| self.index.claim(&claim));
+        claims
+            .filter(|claim| claim.is_only_for(&pod.uid))
+            .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
+            .map(|claim| claim.key.clone())
+            .collect()
+    }
+
+    fn write_member(&mut self, pod: &Pod, plan: Box<Plan>, assumed: Assumed) {
+        let Assumed { in_flight, allocations, claims } = assumed;
+        self.arrived(pod);
+        self.queue.remove(&pod.key);
+        self.in_flight.insert(pod.key.clone(), in_flight);
+        // The gate stays on until all are there.
+        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, claims, gates: None }));
+    }
+
+    fn lift_member(&mut self, pod: &Pod, now: Instant) {
+        let situation = self.situation(pod, now);
+        let reserve = match self.decide(pod, &situation) {
+            Decision::Settled { reserve } => reserve,
+            _ => Vec::new(),
+        };
+        self.queue.park(&pod.key);
+        self.lift(pod, reserve);
+    }
+}
