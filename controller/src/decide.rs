@@ -128,6 +128,15 @@ pub fn decide_in(
         match ask::resolve(index, matcher, claim) {
             Ok(Some(ask)) => asks.push(ask),
             Ok(None) => {}
+            // Only kube-scheduler knows what of the other driver is free: it can have the whole claim, on
+            // nodes that are in its mode. What we give out is tainted, so it never gives that.
+            Err(rejection)
+                if matches!(*rejection, Rejection::MixedDrivers { .. })
+                    && has_scheduler_mode(index)
+                    && undoable(pod, &claims).is_empty() =>
+            {
+                return Decision::NotOurs;
+            }
             Err(rejection) => return Decision::Rejected(rejection),
         }
     }
@@ -154,8 +163,7 @@ pub fn decide_in(
         Choice::Rejected(rejection) => Decision::Rejected(rejection),
         Choice::OutOfTime(reasons) => Decision::OutOfTime(Box::new(reasons)),
         Choice::None(reasons) => {
-            let native = situation.only.is_none()
-                && index.pools().any(|pool| pool.layout.as_ref().is_some_and(|l| l.owners.scheduler));
+            let native = situation.only.is_none() && has_scheduler_mode(index);
             let inputs = Inputs { owner: Owner::Scheduler, ..inputs };
             if native && let Choice::Node(best) = choose(&inputs, matcher, expired) {
                 return Decision::LeaveToScheduler { node: best.node };
@@ -168,6 +176,11 @@ pub fn decide_in(
             }
         }
     }
+}
+
+/// Whether kube-scheduler gives out devices of ours somewhere.
+fn has_scheduler_mode(index: &Index) -> bool {
+    index.pools().any(|pool| pool.layout.as_ref().is_some_and(|layout| layout.owners.scheduler))
 }
 
 /// Where a pod that runs would be given what it asked for before the webhook expanded its requests,

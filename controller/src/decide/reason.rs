@@ -124,7 +124,8 @@ pub enum Rejection {
     /// A claim that we could satisfy only in part.
     #[error(
         "claim {claim}: request {request} (DeviceClass {class}) is for another driver's devices, the others are for \
-         ours; one claim is allocated by one allocator: put them in two claims"
+         ours; one claim is allocated by one allocator: put them in two claims, or let nodes be in scheduler mode \
+         (label aliquot.dev/allocator-mode: scheduler), where kube-scheduler allocates such claims"
     )]
     MixedDrivers {
         /// The claim.

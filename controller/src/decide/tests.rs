@@ -542,6 +542,23 @@ fn what_can_never_be_is_told_by_name(#[case] requests: Value, #[case] expected: 
     assert!(text.contains(expected), "{text}");
 }
 
+/// What both allocators could give out is never given: ours leaves such claims to kube-scheduler, which
+/// gives only what is not tainted.
+#[test]
+fn a_claim_for_two_drivers_is_kube_schedulers_where_it_has_nodes_and_nobodys_where_it_has_none() {
+    let requests = [request("r", "gpu.aliquot.dev", 1), request("nic", "nic.example.com", 1)];
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    world.requests("c", &requests);
+    let pod = world.pod("p", &["c"]);
+    assert!(matches!(world.decide(&pod), Decision::Rejected(_)));
+    world.node("native", 1, AllocatorMode::Scheduler);
+    assert_eq!(world.decide(&pod), Decision::NotOurs, "n1 is free, and not given");
+    // With a claim of ours beside it too: on that node kube-scheduler gives both.
+    world.requests("d", &[request("r", "gpu.aliquot.dev", 1)]);
+    let both = world.pod("q", &["d", "c"]);
+    assert_eq!(world.decide(&both), Decision::NotOurs);
+}
+
 #[test]
 fn a_broken_claim_does_not_stop_others() {
     let mut world = World::with_nodes(&[("n1", 1)]);

@@ -10,12 +10,19 @@ use serde_json::{Value, json};
 pub struct Wanted {
     pub pod: Value,
     pub claims: Vec<Value>,
+    /// Claims of the pod for devices of another driver alone: not ours to allocate.
+    pub others: Vec<Value>,
     /// What the case is about.
     pub features: Features,
 }
 
 /// A pod. `held` is a claim that is allocated already and that the pod may share.
-pub fn wanted(random: &mut Random, number: usize, boards: bool, held: Option<&str>) -> Wanted {
+pub fn wanted(
+    random: &mut Random,
+    number: usize,
+    (boards, nics): (bool, bool),
+    held: Option<&str>,
+) -> Wanted {
     let mut features = Features::new();
     let count = if random.percent(25) { 2 } else { 1 };
     if count > 1 {
@@ -27,15 +34,24 @@ pub fn wanted(random: &mut Random, number: usize, boards: bool, held: Option<&st
         let mut spec = spec(random, boards, &mut features);
         if claim == 0 {
             spoil(&mut spec, broken, random, &mut features);
+            if nics && random.percent(16) {
+                beside(&mut spec, random, &mut features);
+            }
         }
-        let mut object: Value =
-            serde_json::to_value(fixtures::claim(&format!("c{number}-{claim}"), &spec)).expect("a claim");
-        object["metadata"]["uid"] = json!(format!("uid-c{number}-{claim}"));
-        object["metadata"]["resourceVersion"] = json!("1");
-        claims.push(object);
+        claims.push(claim_of(&format!("c{number}-{claim}"), &spec));
     }
-    let mut names: Vec<String> =
-        claims.iter().map(|claim| claim["metadata"]["name"].as_str().expect("named").to_owned()).collect();
+    let mut others = Vec::new();
+    if nics && random.percent(20) {
+        features.insert("claim for another driver");
+        let exactly = json!({"deviceClassName": "nic", "allocationMode": "ExactCount", "count": 1});
+        let spec = json!({"devices": {"requests": [{"name": "nic", "exactly": exactly}]}});
+        others.push(claim_of(&format!("c{number}-nic"), &spec));
+    }
+    let mut names: Vec<String> = claims
+        .iter()
+        .chain(&others)
+        .map(|c| c["metadata"]["name"].as_str().expect("named").to_owned())
+        .collect();
     if let Some(held) = held {
         features.insert("claim that is allocated already");
         names.push(held.to_owned());
@@ -49,7 +65,34 @@ pub fn wanted(random: &mut Random, number: usize, boards: bool, held: Option<&st
         features.insert("node selector");
         pod["spec"]["nodeSelector"] = json!({"zone": *random.of(&["a", "b"])});
     }
-    Wanted { pod, claims, features }
+    Wanted { pod, claims, others, features }
+}
+
+fn claim_of(name: &str, spec: &Value) -> Value {
+    let mut object: Value = serde_json::to_value(fixtures::claim(name, spec)).expect("a claim");
+    object["metadata"]["uid"] = json!(format!("uid-{name}"));
+    object["metadata"]["resourceVersion"] = json!("1");
+    object
+}
+
+/// A request for a device of another driver in the same claim, mostly at the same PCIe root.
+pub const MIXED: &str = "device of another driver in the same claim";
+
+fn beside(spec: &mut Value, random: &mut Random, features: &mut Features) {
+    features.insert(MIXED);
+    let devices = &mut spec["devices"];
+    let first = devices["requests"][0]["name"].clone();
+    let exactly = json!({"deviceClassName": "nic", "allocationMode": "ExactCount", "count": 1});
+    devices["requests"].as_array_mut().expect("a list").push(json!({"name": "nic", "exactly": exactly}));
+    if random.percent(70) {
+        features.insert("aligned with another driver's device");
+        let aligned =
+            json!({"matchAttribute": "resource.kubernetes.io/pcieRoot", "requests": [first, "nic"]});
+        if devices.get("constraints").is_none() {
+            devices["constraints"] = json!([]);
+        }
+        devices["constraints"].as_array_mut().expect("a list").push(aligned);
+    }
 }
 
 /// What makes a claim wrong or too large.

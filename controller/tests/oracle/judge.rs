@@ -1,6 +1,7 @@
 //! Compares what we decided with what kube-scheduler's allocator says, and counts.
 
 use super::checker::{self, Selected};
+use super::claims::MIXED;
 use super::ours::{Case, Outcome, Planted, Played, play};
 use super::scene::Cluster;
 use super::upstream;
@@ -24,6 +25,8 @@ pub struct Report {
     pub out_of_time: BTreeMap<&'static str, usize>,
     /// Cases in which a selector fails somewhere: we say so, kube-scheduler found devices first.
     pub failing_selector: usize,
+    /// Cases with a claim for devices of two drivers: kube-scheduler may fit them, we never do.
+    pub mixed: usize,
     /// Disagreements that are upstream's, by their entry in the list.
     pub known: BTreeMap<&'static str, usize>,
     /// How often each feature occurred.
@@ -125,7 +128,15 @@ fn judge(
     } else {
         report.feasible += 1;
     }
+    let mixed = case.features.contains(MIXED);
     match &case.outcome {
+        // What another allocator gives out as well is given by one of the two: see ARCHITECTURE.md.
+        Outcome::Mixed if mixed => report.mixed += 1,
+        Outcome::Mixed => report.problems.push(format!("{place}: only one driver, but not for us")),
+        Outcome::Fits { .. } | Outcome::No(_) | Outcome::OutOfTime if mixed => {
+            report.problems.push(format!("{place}: a claim for two drivers, and we say {:?}", case.outcome));
+        }
+        Outcome::Rejected(_) | Outcome::Selector(_) if mixed => {}
         Outcome::Fits { node, allocations } => {
             let allocations: Vec<Value> =
                 allocations.iter().map(|a| serde_json::to_value(a).expect("JSON")).collect();

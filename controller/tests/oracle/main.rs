@@ -33,18 +33,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const SCENES: u64 = 600;
 
 /// Every kind of input that the issue of the allocator lists.
-const FEATURES: [&str; 29] = [
+const FEATURES: [&str; 34] = [
     "All",
+    "DeviceTaintRules",
     "admin access",
+    "aligned with another driver's device",
     "boards",
     "capacity requests",
     "cel.bind",
+    "claim for another driver",
     "claim selectors",
     "claim that is allocated already",
     "class selectors",
     "config",
     "counters",
+    "device of another driver in the same claim",
     "device taints",
+    "devices of another driver",
     "distinctAttribute",
     "firstAvailable",
     "incomplete pool",
@@ -87,13 +92,14 @@ fn we_give_what_kube_scheduler_gives_and_nothing_that_is_not_allowed() {
     let report = compare(&program, seed, scenes, None);
     println!(
         "{} cases: {} fit, {} do not, {:?} out of time; {} allocations of ours checked; {} with a selector that \
-         fails only for us; upstream's errors: {:?}",
+         fails only for us; {} claims for two drivers refused; upstream's errors: {:?}",
         report.cases,
         report.feasible,
         report.infeasible,
         report.out_of_time,
         report.checked,
         report.failing_selector,
+        report.mixed,
         report.known,
     );
     println!("{:?}", report.features);
@@ -138,6 +144,11 @@ fn capacity_that_is_not_rounded_is_caught() {
 #[test]
 fn taints_that_are_not_seen_are_caught() {
     is_caught(Planted::NoTaints);
+}
+
+#[test]
+fn taint_rules_that_are_not_seen_are_caught() {
+    is_caught(Planted::NoRules);
 }
 
 #[test]

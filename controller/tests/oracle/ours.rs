@@ -4,9 +4,9 @@
 use super::claims::{Wanted, wanted};
 use super::fixtures::{DRIVER, object};
 use super::random::Random;
-use super::scene::{Cluster, Features, cluster};
+use super::scene::{Cluster, Features, OTHER_DRIVER, cluster};
 use aliquot_controller::decide::{Decision, LeftOut, Matcher, Options, Rejection, Strategy, decide};
-use aliquot_controller::index::{Index, ObjectKey};
+use aliquot_controller::index::{Index, ObjectKey, TaintRule};
 use k8s_openapi::api::resource::v1::AllocationResult;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -26,6 +26,8 @@ pub enum Planted {
     NoRounding,
     /// Taints of devices are not seen.
     NoTaints,
+    /// DeviceTaintRules are not seen.
+    NoRules,
     /// Every share has the same id.
     OneShareId,
     /// What earlier claims hold is not seen.
@@ -45,6 +47,8 @@ pub enum Outcome {
     Selector(String),
     /// A claim is at fault otherwise.
     Rejected(String),
+    /// A claim asks for devices of two drivers.
+    Mixed,
     /// It is not known.
     OutOfTime,
 }
@@ -119,9 +123,16 @@ pub fn play(seed: u64, planted: Option<Planted>) -> Played {
     for node in &cluster.nodes {
         index.apply_node(&object(node.clone()));
     }
-    for slice in &cluster.slices {
+    // The watch shows the controller the slices of its own driver.
+    let own = cluster.published.iter().filter(|slice| slice["spec"]["driver"] != json!(OTHER_DRIVER));
+    for slice in own {
         index.apply_slice(&object(with_our_taint(slice, planted)));
     }
+    for rule in cluster.rules.iter().filter(|_| planted != Some(Planted::NoRules)) {
+        let name = rule["metadata"]["name"].as_str().expect("named");
+        index.apply_taint_rule(name, TaintRule::read(name, &rule["spec"]));
+    }
+    let nics = cluster.features.contains("devices of another driver");
     let strategy = if random.percent(50) { Strategy::Spread } else { Strategy::BinPack };
     let mut world =
         World { index, matcher: Matcher::new(), options: Options { strategy }, planted, shares: 0 };
@@ -138,7 +149,7 @@ pub fn play(seed: u64, planted: Option<Planted>) -> Played {
             Vec::new()
         };
         let held_name = held.first().and_then(|claim| claim["metadata"]["name"].as_str());
-        let wanted = wanted(&mut random, number, cluster.boards, held_name);
+        let wanted = wanted(&mut random, number, (cluster.boards, nics), held_name);
         let outcome = world.decide(&wanted);
         let mut features = cluster.features.clone();
         features.extend(&wanted.features);
@@ -176,7 +187,7 @@ impl World {
         if self.planted == Some(Planted::GivesUp) && wanted.claims.len() > 1 {
             return Outcome::No("planted".to_owned());
         }
-        for claim in &wanted.claims {
+        for claim in wanted.claims.iter().chain(&wanted.others) {
             self.index.apply_claim(&object(claim_for_us(claim, self.planted)));
         }
         let pod: k8s_openapi::api::core::v1::Pod = object(wanted.pod.clone());
@@ -202,6 +213,7 @@ impl World {
             Decision::OutOfTime(_) => Outcome::OutOfTime,
             Decision::Rejected(why) => match *why {
                 Rejection::Selector { .. } => Outcome::Selector(why.to_string()),
+                Rejection::MixedDrivers { .. } => Outcome::Mixed,
                 _ => Outcome::Rejected(why.to_string()),
             },
             Decision::NoFit(why) => Outcome::No(why.to_string()),

@@ -10,11 +10,19 @@ use std::collections::BTreeSet;
 /// Names of what a case is about, for counting how often it occurs.
 pub type Features = BTreeSet<&'static str>;
 
-/// A cluster without pods. Slices are as kube-scheduler would get them: without our taint.
+/// A driver of other devices, beside which ours are.
+pub const OTHER_DRIVER: &str = "nic.example.com";
+
+/// A cluster without pods. Slices are as kube-scheduler's allocator gets them: without our taint, and
+/// with what DeviceTaintRules add.
 #[derive(Debug, Clone)]
 pub struct Cluster {
     pub nodes: Vec<Value>,
     pub slices: Vec<Value>,
+    /// Slices as they are published.
+    pub published: Vec<Value>,
+    /// DeviceTaintRules.
+    pub rules: Vec<Value>,
     pub classes: Vec<Value>,
     /// Whether devices are those of boards.
     pub boards: bool,
@@ -27,6 +35,8 @@ pub fn cluster(random: &mut Random) -> Cluster {
     let mut cluster = Cluster {
         nodes: Vec::new(),
         slices: Vec::new(),
+        published: Vec::new(),
+        rules: Vec::new(),
         classes: classes(),
         boards,
         features: Features::new(),
@@ -48,7 +58,84 @@ pub fn cluster(random: &mut Random) -> Cluster {
             publish_synthetic(&mut cluster, &mut of_node, &name);
         }
     }
+    if random.percent(60) {
+        publish_others(&mut cluster, random);
+    }
+    cluster.published = cluster.slices.clone();
+    if random.percent(25) {
+        cluster.features.insert("DeviceTaintRules");
+        for number in 0..random.count(1, 2) {
+            let rule = rule(random, &cluster, number);
+            cluster.slices.iter_mut().for_each(|slice| apply(&rule, slice));
+            cluster.rules.push(rule);
+        }
+    }
     cluster
+}
+
+/// Network cards of another driver, beside GPUs or not.
+fn publish_others(cluster: &mut Cluster, random: &mut Random) {
+    cluster.features.insert("devices of another driver");
+    let roots: &[&str] = if cluster.boards { &["pci0000:00", "pci0000:01"] } else { &["pci0", "pci1"] };
+    for node in &cluster.nodes {
+        let name = node["metadata"]["name"].as_str().expect("named");
+        let devices: Vec<Value> = (0..random.count(1, 2))
+            .map(|number| {
+                json!({"name": format!("nic-{number}"), "attributes":
+                    {"resource.kubernetes.io/pcieRoot": {"string": *random.of(roots)}, "good": {"bool": true}}})
+            })
+            .collect();
+        cluster.slices.push(json!({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
+            "metadata": {"name": format!("0-nic-{name}")},
+            "spec": {"driver": OTHER_DRIVER, "nodeName": name, "devices": devices,
+                "pool": {"name": name, "generation": 1, "resourceSliceCount": 1}}}));
+    }
+}
+
+/// A rule about some of the devices that there are, or about none.
+fn rule(random: &mut Random, cluster: &Cluster, number: usize) -> Value {
+    let slice = &random.of(&cluster.slices)["spec"];
+    let mut selector = json!({});
+    if random.percent(40) {
+        selector["driver"] = json!(*random.of(&[DRIVER, DRIVER, OTHER_DRIVER]));
+    }
+    if random.percent(50) {
+        selector["pool"] = slice["pool"]["name"].clone();
+    }
+    if random.percent(40) {
+        let devices = slice["devices"].as_array().filter(|devices| !devices.is_empty());
+        selector["device"] = devices.map_or(json!("nothing"), |devices| random.of(devices)["name"].clone());
+    }
+    let effect = *random.of(&["NoSchedule", "NoSchedule", "NoExecute", "None"]);
+    let mut taint = json!({"key": *random.of(&["sick", "lost", "ruled"]), "effect": effect});
+    if random.percent(30) {
+        taint["value"] = json!("yes");
+    }
+    let mut spec = json!({"taint": taint});
+    // Without a selector a rule is about nothing.
+    if random.percent(95) {
+        spec["deviceSelector"] = selector;
+    }
+    json!({"metadata": {"name": format!("rule-{number}")}, "spec": spec})
+}
+
+/// What kube-scheduler makes of a rule before its allocator sees the slices.
+fn apply(rule: &Value, slice: &mut Value) {
+    let Some(selector) = rule["spec"].get("deviceSelector") else { return };
+    let spec = &mut slice["spec"];
+    let is = |name: &str, value: &Value| selector.get(name).is_none_or(|wanted| wanted == value);
+    if !is("driver", &spec["driver"]) || !is("pool", &spec["pool"]["name"]) {
+        return;
+    }
+    for device in spec["devices"].as_array_mut().into_iter().flatten() {
+        if !is("device", &device["name"]) {
+            continue;
+        }
+        if device.get("taints").is_none() {
+            device["taints"] = json!([]);
+        }
+        device["taints"].as_array_mut().expect("a list").push(rule["spec"]["taint"].clone());
+    }
 }
 
 fn classes() -> Vec<Value> {
@@ -64,6 +151,7 @@ fn classes() -> Vec<Value> {
         class("any", &[&own]),
         class("kind-a", &[&kind]),
         class("shared", &[&own, "device.allowMultipleAllocations"]),
+        class("nic", &[&format!(r#"device.driver == "{OTHER_DRIVER}""#)]),
     ];
     all[1]["spec"]["config"] = json!([config("kind-a"), config("kind-a-again")]);
     all[2]["spec"]["config"] = json!([config("shared")]);
