@@ -81,6 +81,14 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = StrategyArg::BinPack)]
     pub strategy: StrategyArg,
 
+    /// How to choose among nodes, if it is not as --strategy says. DeviceClasses can say otherwise.
+    #[arg(long, value_enum)]
+    pub node_strategy: Option<StrategyArg>,
+
+    /// How to choose among the GPUs of a node, if it is not as --strategy says.
+    #[arg(long, value_enum)]
+    pub gpu_strategy: Option<StrategyArg>,
+
     /// Longest search for one pod. Running into it is reported, and tried again.
     #[arg(long, default_value = "500ms", value_parser = parse_duration)]
     pub decision_deadline: Duration,
@@ -210,6 +218,15 @@ pub enum StrategyArg {
     BinPack,
     /// Use what is least in use.
     Spread,
+}
+
+impl Args {
+    /// How to choose on both levels.
+    pub fn strategy(&self) -> Strategy {
+        let all = Strategy::from(self.strategy);
+        let level = |arg: Option<StrategyArg>| arg.map(|arg| Strategy::from(arg).node());
+        all.unless(level(self.node_strategy), level(self.gpu_strategy))
+    }
 }
 
 impl From<StrategyArg> for Strategy {

@@ -22,7 +22,7 @@ mod volumes;
 
 pub use matcher::Matcher;
 pub use plan::Plan;
-pub use policy::Strategy;
+pub use policy::{Placing, Strategy};
 pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Wait};
 pub use result::Draft;
 pub use stage::{Situation, Stage};
@@ -147,6 +147,7 @@ pub fn decide_in(
         Ok(pinned) => pinned,
         Err(rejection) => return Decision::Rejected(rejection),
     };
+    let options = as_classes_say(&asks, options);
     let (asks, pinned) = (&asks, &pinned);
     let (around, volumes) = (Around::new(index, pod, situation), Volumes::new(index, pod));
     let owner = Owner::Controller;
@@ -178,6 +179,17 @@ pub fn decide_in(
     }
 }
 
+/// A pod has one node, so the first request whose class says how to choose one decides.
+fn as_classes_say(asks: &[Ask<'_>], options: Options) -> Options {
+    let classes = || {
+        let requests = asks.iter().flat_map(|ask| &ask.requests);
+        requests.flat_map(|request| &request.alternatives).map(|alternative| alternative.class)
+    };
+    let node = classes().find_map(|class| class.node_strategy);
+    let gpu = classes().find_map(|class| class.gpu_strategy);
+    Options { strategy: options.strategy.unless(node, gpu) }
+}
+
 /// Whether kube-scheduler gives out devices of ours somewhere.
 fn has_scheduler_mode(index: &Index) -> bool {
     index.pools().any(|pool| pool.layout.as_ref().is_some_and(|layout| layout.owners.scheduler))
@@ -204,6 +216,7 @@ pub fn place_as_asked(
         asks.push(ask);
     }
     let free = Pod { node: None, nominated: None, ..pod.clone() };
+    let options = as_classes_say(&asks, options);
     let (asks, pinned, pod) = (&asks, &Pinned::default(), &free);
     let (around, volumes) = (Around::new(index, pod, situation), Volumes::new(index, pod));
     let owner = Owner::Controller;

@@ -80,7 +80,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
         reporter: Reporter::start(client.clone(), &args.identity),
         driver: args.driver_name.clone(),
         settings: Settings {
-            options: Options { strategy: args.strategy.into() },
+            options: Options { strategy: args.strategy() },
             deadline: args.decision_deadline,
             idle: args.idle_timeout,
             quotas: args.quotas,

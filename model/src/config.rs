@@ -99,7 +99,16 @@ pub enum Substitution {
     Larger,
 }
 
-/// How devices are chosen. Nothing for the node: allocation and admission read it.
+/// How to choose among what fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Placing {
+    /// Fill what is in use already.
+    BinPack,
+    /// Use what is least in use.
+    Spread,
+}
+
+/// How devices are chosen. Nothing for the node agent: allocation and admission read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AllocationPolicy {
@@ -110,12 +119,31 @@ pub struct AllocationPolicy {
     pub max_growth_percent: u32,
     /// Whether the pod may be evicted, within its disruption budgets, when it can have what it asked for.
     pub go_back: bool,
+    /// Which node is chosen. Only in a DeviceClass: how full nodes become is the administrator's matter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_strategy: Option<Placing>,
+    /// Which GPU of a node is chosen. Only in a DeviceClass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_strategy: Option<Placing>,
+}
+
+impl AllocationPolicy {
+    /// Whether it says something that only a DeviceClass may say.
+    pub const fn has_strategy(&self) -> bool {
+        self.node_strategy.is_some() || self.gpu_strategy.is_some()
+    }
 }
 
 impl Default for AllocationPolicy {
     fn default() -> Self {
         // The next larger profile has about twice as much, in NVML's figures up to 106 % more.
-        Self { substitution: Substitution::Never, max_growth_percent: 150, go_back: false }
+        Self {
+            substitution: Substitution::Never,
+            max_growth_percent: 150,
+            go_back: false,
+            node_strategy: None,
+            gpu_strategy: None,
+        }
     }
 }
 

@@ -2,15 +2,53 @@
 //! for an order of nodes; both are here, so that a policy is one thing.
 
 use crate::quantity::Quantity;
+pub use aliquot_model::config::Placing;
 
-/// How to choose among what fits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+/// How to choose among what fits, on two levels: which node, and which GPU of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Strategy {
     /// Fill what is in use already, at node and GPU level.
     #[default]
     BinPack,
     /// Use what is least in use.
     Spread,
+    /// The emptiest node, and on it the GPUs that are in use already.
+    SpreadNodes,
+    /// The fullest node, and on it the GPUs that are least in use.
+    SpreadGpus,
+}
+
+impl Strategy {
+    /// From the ways of both levels.
+    pub const fn of(node: Placing, gpu: Placing) -> Self {
+        match (node, gpu) {
+            (Placing::BinPack, Placing::BinPack) => Self::BinPack,
+            (Placing::Spread, Placing::Spread) => Self::Spread,
+            (Placing::Spread, Placing::BinPack) => Self::SpreadNodes,
+            (Placing::BinPack, Placing::Spread) => Self::SpreadGpus,
+        }
+    }
+
+    /// Which node is chosen.
+    pub const fn node(self) -> Placing {
+        match self {
+            Self::BinPack | Self::SpreadGpus => Placing::BinPack,
+            Self::Spread | Self::SpreadNodes => Placing::Spread,
+        }
+    }
+
+    /// Which GPU of it is chosen.
+    pub const fn gpu(self) -> Placing {
+        match self {
+            Self::BinPack | Self::SpreadNodes => Placing::BinPack,
+            Self::Spread | Self::SpreadGpus => Placing::Spread,
+        }
+    }
+
+    /// With what a DeviceClass says in place of what it does not leave open.
+    pub fn unless(self, node: Option<Placing>, gpu: Option<Placing>) -> Self {
+        Self::of(node.unwrap_or(self.node()), gpu.unwrap_or(self.gpu()))
+    }
 }
 
 /// What could still be taken of a GPU.
@@ -58,6 +96,8 @@ pub struct Score {
     pub alternatives: usize,
     /// What the strategy looks at next, its most important fact first.
     by: [i64; 4],
+    /// The strategy: classes may have their own.
+    strategy: Strategy,
 }
 
 /// How a device ranks among those that can satisfy a request; smaller is better.
@@ -93,30 +133,38 @@ impl Strategy {
         match self {
             Self::BinPack => [opened, cost.stranded, cost.lost, left],
             Self::Spread => [-opened, -left, cost.stranded, cost.lost],
+            Self::SpreadNodes => [-left, opened, cost.stranded, cost.lost],
+            Self::SpreadGpus => [left, -opened, cost.stranded, cost.lost],
         }
     }
 
-    /// What a score of this strategy says.
+    /// What a score says: that of the strategy that it was made by.
     pub const fn facts(self, score: Score) -> Facts {
-        match (self, score.by) {
+        match (score.strategy, score.by) {
             (Self::BinPack, [opened, stranded, lost, left]) => {
                 Facts { opened, cost: Cost { stranded, lost }, left }
             }
             (Self::Spread, [opened, left, stranded, lost]) => {
                 Facts { opened: -opened, cost: Cost { stranded, lost }, left: -left }
             }
+            (Self::SpreadNodes, [left, opened, stranded, lost]) => {
+                Facts { opened, cost: Cost { stranded, lost }, left: -left }
+            }
+            (Self::SpreadGpus, [left, opened, stranded, lost]) => {
+                Facts { opened: -opened, cost: Cost { stranded, lost }, left }
+            }
         }
     }
 
-    /// The rank of a device.
+    /// The rank of a device: among those of one node only the way of choosing GPUs counts.
     pub fn rank(self, gpu: GpuView) -> Rank {
         let facts = Facts { opened: i64::from(gpu.untouched), cost: gpu.cost, left: gpu.free };
-        Rank(self.order(facts))
+        Rank(Self::of(self.gpu(), self.gpu()).order(facts))
     }
 
     /// The score of a solution.
     pub const fn score(self, alternatives: usize, opened: i64, cost: Cost, left: i64) -> Score {
-        Score { alternatives, by: self.order(Facts { opened, cost, left }) }
+        Score { alternatives, by: self.order(Facts { opened, cost, left }), strategy: self }
     }
 }
 

@@ -436,6 +436,7 @@ impl Search<'_, '_> {
     /// Candidates, best first. Equal ranks keep GPUs together, in layout order.
     fn order(&mut self, alternative: &Alternative<'_>, found: &Candidates) -> Vec<(usize, Candidate)> {
         let mut order: Vec<(Rank, usize, u32, Candidate)> = Vec::new();
+        let strategy = self.strategy.unless(None, alternative.class.gpu_strategy);
         for (view, devices) in found.devices.iter().enumerate() {
             for candidate in devices {
                 let all = alternative.count == Count::All;
@@ -444,8 +445,7 @@ impl Search<'_, '_> {
                 }
                 if all {
                     order.push((Rank::default(), view, 0, candidate.clone()));
-                } else if let Some((rank, gpu)) = self.state.rank(view, candidate, alternative, self.strategy)
-                {
+                } else if let Some((rank, gpu)) = self.state.rank(view, candidate, alternative, strategy) {
                     order.push((rank, view, gpu, candidate.clone()));
                 }
             }

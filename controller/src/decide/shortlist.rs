@@ -4,7 +4,7 @@
 //! What is left out cannot fit; what is listed may still not, and is searched before it is chosen.
 
 use super::ask::{Alternative, Ask, ConstraintKind, Count};
-use super::policy::{Cost, Strategy};
+use super::policy::{Cost, Placing, Strategy};
 use super::{Inputs, Matcher, Stage, search};
 use crate::index::{Board, Fleet, GpuState, Index, Layout, Make, Owner, Row, Sym, tolerated};
 use crate::quantity::Quantity;
@@ -98,7 +98,9 @@ impl<'a> Shortlist<'a> {
 
     /// Whether one device is all that is asked for, so that states alone tell what is best.
     pub(super) fn is_exact(&self) -> bool {
-        self.requests == 1
+        // Where nodes and GPUs are chosen in different ways the nodes' order comes first.
+        self.strategy.node() == self.strategy.gpu()
+            && self.requests == 1
             && self
                 .parts
                 .iter()
@@ -145,12 +147,12 @@ impl<'a> Shortlist<'a> {
                     make.is_some_and(|make| self.mask(make, gpu, *number) == *mask)
                 };
                 // The rest of a group matters only where pods do not fit for other reasons.
-                match self.strategy {
-                    Strategy::BinPack => {
+                match self.strategy.node() {
+                    Placing::BinPack => {
                         let fitting = state.members().filter(|(_, pool, gpu)| takes(*pool, *gpu));
                         of_rank.extend(fitting.take(FIRST).map(|(room, pool, _)| (*room, *pool)));
                     }
-                    Strategy::Spread => {
+                    Placing::Spread => {
                         let fitting = state.members().rev().filter(|(_, pool, gpu)| takes(*pool, *gpu));
                         of_rank.extend(fitting.take(FIRST).map(|(room, pool, _)| (-*room, *pool)));
                     }
@@ -196,9 +198,9 @@ impl<'a> Shortlist<'a> {
         let open = self.open(state, part, mask);
         let opened = i64::from(state.untouched());
         let cost = bits(open).map(|place| state.cost(place)).min()?;
-        Some(match self.strategy {
-            Strategy::BinPack => (opened, cost),
-            Strategy::Spread => (-opened, Cost::default()),
+        Some(match self.strategy.gpu() {
+            Placing::BinPack => (opened, cost),
+            Placing::Spread => (-opened, Cost::default()),
         })
     }
 
@@ -234,9 +236,9 @@ impl<'a> Shortlist<'a> {
         if fleet.makes().keys().all(|make| self.is_barren(*make)) {
             return Box::new(std::iter::empty());
         }
-        let rows: Box<dyn Iterator<Item = &'a Row>> = match strategy {
-            Strategy::BinPack => Box::new(fleet.by_room()),
-            Strategy::Spread => Box::new(fleet.by_room().rev()),
+        let rows: Box<dyn Iterator<Item = &'a Row>> = match strategy.node() {
+            Placing::BinPack => Box::new(fleet.by_room()),
+            Placing::Spread => Box::new(fleet.by_room().rev()),
         };
         Box::new(rows.filter(|row| !self.is_barren(row.make)))
     }
@@ -271,10 +273,11 @@ impl<'a> Shortlist<'a> {
             }
         }
         let mut known = Known::new(self.fleet.most_states());
+        let mut bound = HashMap::new();
         if barren.len() < looks.len() {
             for row in self.fleet.rows().filter(|row| !barren.contains(&row.make)) {
                 let met = self.suffices(row, &mut known);
-                if met != self.all()
+                if (met != self.all() || !self.can_agree(row, &mut known, &mut bound))
                     && !self.stages.contains_key(&row.node)
                     && let Some(look) = looks.get(&row.make)
                 {

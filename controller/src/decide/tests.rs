@@ -9,6 +9,7 @@ use rstest::rstest;
 use serde_json::{Value, json};
 
 mod around;
+mod levels;
 mod properties;
 mod shortlist;
 
@@ -548,6 +549,7 @@ fn what_can_never_be_is_told_by_name(#[case] requests: Value, #[case] expected: 
 fn a_claim_for_two_drivers_is_kube_schedulers_where_it_has_nodes_and_nobodys_where_it_has_none() {
     let requests = [request("r", "gpu.aliquot.dev", 1), request("nic", "nic.example.com", 1)];
     let mut world = World::with_nodes(&[("n1", 1)]);
+    world.index.apply_class(&fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#));
     world.requests("c", &requests);
     let pod = world.pod("p", &["c"]);
     assert!(matches!(world.decide(&pod), Decision::Rejected(_)));

@@ -79,6 +79,12 @@ pub(super) fn of_claim(
                 "{path}.opaque.parameters: ShareConfig.failMode: Open may only be set in a DeviceClass; remove it"
             ));
         }
+        if matches!(&config, Config::Policy(policy) if policy.has_strategy()) {
+            errors.push(format!(
+                "{path}.opaque.parameters: AllocationPolicy.nodeStrategy and gpuStrategy may only be set in a DeviceClass; \
+                 remove them"
+            ));
+        }
     }
     errors
 }

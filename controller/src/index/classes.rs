@@ -2,6 +2,7 @@
 
 use super::{Change, Index};
 use crate::hold::Wish;
+use aliquot_model::config::{self, AllocationPolicy, Config, Placing};
 use k8s_openapi::api::resource::v1::{DeviceClass, DeviceClassConfiguration, DeviceSelector};
 use std::sync::Arc;
 
@@ -18,12 +19,26 @@ pub struct Class {
     pub extended_resource: Option<String>,
     /// What it says about devices without a pod.
     pub hold: Wish,
+    /// How nodes are chosen for it, if it says so.
+    pub node_strategy: Option<Placing>,
+    /// How GPUs are chosen for it, if it says so.
+    pub gpu_strategy: Option<Placing>,
 }
 
 impl Class {
     /// From the API's object.
     pub fn read(class: &DeviceClass) -> Option<Self> {
+        // Later entries override earlier ones. The kind is ours, whatever the driver is called.
+        let opaque = class.spec.config.iter().flatten().filter_map(|entry| entry.opaque.as_ref());
+        let policies: Vec<AllocationPolicy> = opaque
+            .filter_map(|opaque| match config::decode_lenient(&opaque.parameters.0) {
+                Ok(Config::Policy(policy)) => Some(policy),
+                _ => None,
+            })
+            .collect();
         Some(Self {
+            node_strategy: policies.iter().rev().find_map(|policy| policy.node_strategy),
+            gpu_strategy: policies.iter().rev().find_map(|policy| policy.gpu_strategy),
             name: class.metadata.name.as_deref()?.into(),
             selectors: selectors(class.spec.selectors.as_deref()),
             config: class.spec.config.clone().unwrap_or_default(),

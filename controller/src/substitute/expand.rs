@@ -96,7 +96,11 @@ fn policy(
     let of = |opaque: Option<&OpaqueDeviceConfiguration>| {
         let opaque = opaque.filter(|opaque| opaque.driver == driver)?;
         match config::decode_strict(&opaque.parameters.0) {
-            Ok(Config::Policy(policy)) => Some(policy),
+            // What says only how to choose among nodes and GPUs says nothing about substitution.
+            Ok(Config::Policy(policy)) => {
+                let silent = policy.has_strategy() && opaque.parameters.0.get("substitution").is_none();
+                (!silent).then_some(policy)
+            }
             _ => None,
         }
     };

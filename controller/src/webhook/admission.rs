@@ -107,6 +107,8 @@ mod tests {
             config: Vec::new(),
             extended_resource: None,
             hold: crate::hold::Wish::default(),
+            node_strategy: None,
+            gpu_strategy: None,
         })
     }
 

@@ -133,7 +133,8 @@ pub fn play(seed: u64, planted: Option<Planted>) -> Played {
         index.apply_taint_rule(name, TaintRule::read(name, &rule["spec"]));
     }
     let nics = cluster.features.contains("devices of another driver");
-    let strategy = if random.percent(50) { Strategy::Spread } else { Strategy::BinPack };
+    let all = [Strategy::BinPack, Strategy::Spread, Strategy::SpreadNodes, Strategy::SpreadGpus];
+    let strategy = *random.of(&all);
     let mut world =
         World { index, matcher: Matcher::new(), options: Options { strategy }, planted, shares: 0 };
     let mut allocated: Vec<Value> = Vec::new();

@@ -9,7 +9,9 @@ use serde_json::json;
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "pinnedDeviceMemoryLimit": "2Gi"}),
     Config::Mps(MpsConfig { active_thread_percentage: None, pinned_device_memory_limit: Some(Quantity::from_u64(2 << 30)) }))]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "substitution": "Larger", "goBack": true}),
-    Config::Policy(AllocationPolicy { substitution: Substitution::Larger, max_growth_percent: 150, go_back: true }))]
+    Config::Policy(AllocationPolicy { substitution: Substitution::Larger, go_back: true, ..AllocationPolicy::default() }))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "nodeStrategy": "Spread", "gpuStrategy": "BinPack"}),
+    Config::Policy(AllocationPolicy { node_strategy: Some(Placing::Spread), gpu_strategy: Some(Placing::BinPack), ..AllocationPolicy::default() }))]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
     "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}),
     Config::Gpu(GpuConfig { time_slice: TimeSliceInterval::Long }))]
@@ -40,6 +42,8 @@ fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     "MpsConfig.activeThreadPercentage: must be from 1 to 100")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "substitution": "larger"}),
     "AllocationPolicy.substitution: unknown variant `larger`, expected `Never` or `Larger`")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "nodeStrategy": "Pack"}),
+    "AllocationPolicy.nodeStrategy: unknown variant `Pack`, expected `BinPack` or `Spread`")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "maxGrowthPercent": 10001}),
     "AllocationPolicy.maxGrowthPercent: must be from 0 to 10000")]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",

@@ -40,6 +40,8 @@ fn wanted(seed: &mut u64) -> Vec<Value> {
 #[rstest]
 #[case::bin_pack(Strategy::BinPack)]
 #[case::spread(Strategy::Spread)]
+#[case::spread_nodes(Strategy::SpreadNodes)]
+#[case::spread_gpus(Strategy::SpreadGpus)]
 fn a_shortlist_decides_as_a_look_at_each_node_does(#[case] strategy: Strategy) {
     let elsewhere = TaintRule::read(
         "elsewhere",

@@ -104,6 +104,10 @@ const LEGAL: &str =
     with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "failMode": "Open"})),
     "spec.devices.config[0].opaque.parameters: ShareConfig.failMode: Open may only be set in a DeviceClass"
 )]
+#[case::strategy_from_a_tenant(
+    with_config(&[partition("r", "2g.20gb")], &[], json!({"kind": "AllocationPolicy", "nodeStrategy": "Spread"})),
+    "spec.devices.config[0].opaque.parameters: AllocationPolicy.nodeStrategy and gpuStrategy may only be set in a DeviceClass"
+)]
 #[case::admin_without_access(
     fixtures::spec(&[request("r", "admin.aliquot.dev", 1)]),
     "spec.devices.requests[0].exactly: devices of class admin.aliquot.dev are for monitoring and need adminAccess: true"

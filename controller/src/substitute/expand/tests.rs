@@ -6,8 +6,13 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use proptest::prelude::*;
 use rstest::rstest;
 
-const LARGER: AllocationPolicy =
-    AllocationPolicy { substitution: Substitution::Larger, max_growth_percent: 100, go_back: false };
+const LARGER: AllocationPolicy = AllocationPolicy {
+    substitution: Substitution::Larger,
+    max_growth_percent: 100,
+    go_back: false,
+    node_strategy: None,
+    gpu_strategy: None,
+};
 
 fn index_of(gpus: &[GpuInfo]) -> Index {
     let states: Vec<GpuState> =
@@ -151,6 +156,25 @@ fn who_is_nearest_to_the_request_decides(
     let namespace: Option<AllocationPolicy> =
         namespace.map(|s| serde_json::from_value(json!({"substitution": s})).expect("a policy"));
     assert_eq!(!of(&index, &claim, namespace.as_ref()).requests.is_empty(), want);
+}
+
+#[test]
+fn a_class_that_says_only_how_to_choose_leaves_substitution_to_the_namespace() {
+    let mut index = index();
+    let mut class = fixtures::classes()
+        .into_iter()
+        .find(|class| class.metadata.name.as_deref() == Some("mig.aliquot.dev"))
+        .expect("a class");
+    for (policy, substituted) in [
+        (json!({"nodeStrategy": "Spread"}), true),
+        (json!({"nodeStrategy": "Spread", "substitution": "Never"}), false),
+    ] {
+        class.spec.config =
+            Some(serde_json::from_value(json!([{"opaque": opaque(policy)}])).expect("config"));
+        index.apply_class(&class);
+        let expansion = of(&index, &claim(&[partition("r", "1g.10gb")]), Some(&LARGER));
+        assert_eq!(!expansion.requests.is_empty(), substituted);
+    }
 }
 
 #[test]
