@@ -13,7 +13,10 @@ use crate::decide::{Decision, Plan, Wait};
 use crate::index::{Gang, ObjectKey, Pod};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// How long a pod waits for the rest of its group before it is told.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Gangs that have some of their devices.
 #[derive(Debug, Default)]
@@ -27,6 +30,14 @@ pub(super) enum Turn {
     Done,
     /// It is decided by itself.
     Alone,
+}
+
+/// Why a gang is not given anything.
+enum Not {
+    /// Something comes by itself in a moment.
+    Yet,
+    /// This is in the way.
+    Because(String),
 }
 
 /// A plan that counts as made, and its pod.
@@ -64,7 +75,10 @@ impl Core {
                 group.name,
                 size - wanted + waiting.len()
             );
-            return self.put_off(pod, waiting, reasons::WAITING, &note, now);
+            // Pods of a group come one after the other.
+            let since = self.first_seen.get(&pod.key).copied().unwrap_or(now);
+            let news = now.saturating_duration_since(since) >= PATIENCE;
+            return self.put_off(pod, &waiting, news.then_some((reasons::WAITING, note)), now);
         }
         // Who comes on top of that follows once the gang has begun.
         for late in waiting.split_off(wanted) {
@@ -86,13 +100,14 @@ impl Core {
                     self.write_member(&pod, plan, assumed);
                 }
             }
-            Err(reason) => {
+            Err(Not::Yet) => return self.put_off(pod, &waiting, None, now),
+            Err(Not::Because(reason)) => {
                 let note = format!(
                     "its group {} needs devices for {} pods at once, or nobody of it gets any: {reason}",
                     group.name,
                     waiting.len()
                 );
-                return self.put_off(pod, waiting, reasons::DOES_NOT_FIT, &note, now);
+                return self.put_off(pod, &waiting, Some((reasons::DOES_NOT_FIT, note)), now);
             }
         }
         Turn::Done
@@ -119,7 +134,7 @@ impl Core {
 
     /// Decides for all, each beside what the others are given. What is given counts as made; with an
     /// error nothing does.
-    fn give_all(&mut self, members: &[Pod], now: Instant, wall: Timestamp) -> Result<Vec<Given>, String> {
+    fn give_all(&mut self, members: &[Pod], now: Instant, wall: Timestamp) -> Result<Vec<Given>, Not> {
         let mut given = Vec::new();
         for member in members {
             match self.give_one(member, &given, now) {
@@ -128,16 +143,16 @@ impl Core {
                     given.push(Given { pod: member.clone(), plan, assumed });
                 }
                 Ok(None) => {}
-                Err(reason) => {
+                Err(not) => {
                     for (claim, uid) in given.iter().flat_map(|given| &given.assumed.in_flight.claims) {
                         self.index.forget(claim, uid);
                     }
+                    let Not::Because(reason) = not else { return Err(not) };
                     let name = &member.key.name;
-                    return Err(format!(
-                        "{} of {} would fit, then pod {name}: {reason}",
-                        given.len(),
-                        members.len()
-                    ));
+                    let (fitting, all) = (given.len(), members.len());
+                    return Err(Not::Because(format!(
+                        "{fitting} of {all} would fit, then pod {name}: {reason}"
+                    )));
                 }
             }
         }
@@ -145,15 +160,16 @@ impl Core {
     }
 
     /// What a member still has to be given, if anything.
-    fn give_one(&mut self, member: &Pod, given: &[Given], now: Instant) -> Result<Option<Box<Plan>>, String> {
+    fn give_one(&mut self, member: &Pod, given: &[Given], now: Instant) -> Result<Option<Box<Plan>>, Not> {
         let situation = self.situation(member, now);
+        let because = |reason: String| Err(Not::Because(reason));
         match self.decide(member, &situation) {
             Decision::Placed(plan) => {
                 if self.is_refused(member, now) {
-                    return Err("its namespace's budget is used up".to_owned());
+                    return because("its namespace's budget is used up".to_owned());
                 }
                 match self.quota_in_the_way(&member.key.namespace, &plan) {
-                    Some(note) => Err(note),
+                    Some(note) => because(note),
                     None => Ok(Some(plan)),
                 }
             }
@@ -166,11 +182,16 @@ impl Core {
             {
                 Ok(None)
             }
-            Decision::Waiting(wait) => Err(wait.to_string()),
-            Decision::Rejected(rejection) => Err(rejection.to_string()),
-            Decision::NoFit(reason) | Decision::Undo { reason, .. } => Err(reason.to_string()),
-            Decision::OutOfTime(reason) => Err(format!("the search did not end in time; so far: {reason}")),
-            Decision::LeaveToScheduler { node } => Err(format!(
+            Decision::Waiting(Wait::OfAnotherPod { claim }) => {
+                because(Wait::OfAnotherPod { claim }.to_string())
+            }
+            Decision::Waiting(_) => Err(Not::Yet),
+            Decision::Rejected(rejection) => because(rejection.to_string()),
+            Decision::NoFit(reason) | Decision::Undo { reason, .. } => because(reason.to_string()),
+            Decision::OutOfTime(reason) => {
+                because(format!("the search did not end in time; so far: {reason}"))
+            }
+            Decision::LeaveToScheduler { node } => because(format!(
                 "only node {node} could serve it, which is in scheduler mode; a gang needs the controller"
             )),
         }
@@ -180,16 +201,21 @@ impl Core {
     fn put_off(
         &mut self,
         pod: &Pod,
-        members: Vec<Pod>,
-        reason: &'static str,
-        note: &str,
+        members: &[Pod],
+        news: Option<(&'static str, String)>,
         now: Instant,
     ) -> Turn {
         let group = pod.gang.as_ref().map(|gang| gang.group.clone()).unwrap_or_else(|| pod.key.clone());
-        self.tell_pod(pod, reason, note, now);
+        if let Some((reason, note)) = &news {
+            self.tell_pod(pod, reason, note, now);
+        }
         let partial = members.iter().any(|member| !self.own_claims(member).is_empty());
         if !partial {
             self.gangs.partial.remove(&group);
+            if news.is_none() {
+                self.queue.delay(&pod.key, now);
+                return Turn::Done;
+            }
             // One look at the gang is a look at all of them.
             members.iter().for_each(|member| self.queue.park(&member.key));
             self.queue.park(&pod.key);
@@ -203,13 +229,14 @@ impl Core {
         }
         self.gangs.partial.remove(&group);
         tracing::info!(%group, "the gang is not completed: taking back what it has");
-        for member in &members {
+        let why = news.map(|(_, note)| format!(": {note}")).unwrap_or_default();
+        for member in members {
             let own = self.own_claims(member);
             if own.is_empty() {
                 continue;
             }
             let note = format!(
-                "its group {} could not be completed within {:?}, so its devices are free again: {note}",
+                "its group {} could not be completed within {:?}, so its devices are free again{why}",
                 group.name, self.settings.gang_timeout
             );
             self.tell_pod(member, reasons::UNDONE, &note, now);

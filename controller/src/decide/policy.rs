@@ -47,7 +47,7 @@ impl Strategy {
 
     /// With what a DeviceClass says in place of what it does not leave open.
     pub fn unless(self, node: Option<Placing>, gpu: Option<Placing>) -> Self {
-        Self::of(node.unwrap_or(self.node()), gpu.unwrap_or(self.gpu()))
+        Self::of(node.unwrap_or_else(|| self.node()), gpu.unwrap_or_else(|| self.gpu()))
     }
 }
 

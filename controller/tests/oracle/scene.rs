@@ -104,7 +104,8 @@ fn rule(random: &mut Random, cluster: &Cluster, number: usize) -> Value {
     }
     if random.percent(40) {
         let devices = slice["devices"].as_array().filter(|devices| !devices.is_empty());
-        selector["device"] = devices.map_or(json!("nothing"), |devices| random.of(devices)["name"].clone());
+        selector["device"] =
+            devices.map_or_else(|| json!("nothing"), |devices| random.of(devices)["name"].clone());
     }
     let effect = *random.of(&["NoSchedule", "NoSchedule", "NoExecute", "None"]);
     let mut taint = json!({"key": *random.of(&["sick", "lost", "ruled"]), "effect": effect});

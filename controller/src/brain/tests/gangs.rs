@@ -222,6 +222,8 @@ fn nobody_of_a_gang_gets_anything_before_all_are_there_and_fit() {
     }
     scene.settle();
     assert!(scene.given().is_empty());
+    assert!(!scene.told("not complete"), "pods come one after the other");
+    scene.pass(10);
     assert!(scene.told("its group a is not complete: 2 of 3 pods are there"), "{:?}", scene.world.reports);
     scene.add("a-2", "a", Some(3), 1);
     scene.settle();
@@ -348,6 +350,7 @@ fn the_size_can_come_from_a_pod_group(#[case] api: &'static str, #[case] spec: V
     scene.world.handle(Input::PodGroup(api, Seen::Reset(vec![group.clone()])));
     scene.add_labelled("a-0", THEIRS, None, 1);
     scene.settle();
+    scene.pass(10);
     assert!(scene.told("1 of 2 pods are there"), "{:?}", scene.world.reports);
     assert!(scene.given().is_empty());
     // Without the PodGroup nobody says that they belong together.
