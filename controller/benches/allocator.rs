@@ -15,6 +15,8 @@
 mod claims;
 #[path = "allocator/cluster.rs"]
 mod cluster;
+#[path = "allocator/exact.rs"]
+mod exact;
 #[path = "../tests/common/fixtures.rs"]
 mod fixtures;
 #[path = "allocator/packing.rs"]
@@ -107,6 +109,7 @@ fn main() {
     }
     if args.seeds > 0 {
         figures.extend(packing::measure(&args, &command));
+        figures.extend(exact::measure(&args, &command));
     }
     if args.trace_seeds > 0 {
         figures.extend(trace::measure(&args, &command));

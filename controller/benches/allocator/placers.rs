@@ -42,8 +42,12 @@ pub(crate) struct Simple {
 
 impl Simple {
     pub(crate) fn new(nodes: usize, rule: Rule, seed: u64) -> Self {
-        let gpus = vec![0; nodes * usize::try_from(GPUS).expect("few")];
-        Self { rule, random: Random::new(seed), gpus, places: BTreeMap::new() }
+        Self::on(nodes * usize::try_from(GPUS).expect("few"), rule, seed)
+    }
+
+    /// On so many GPUs.
+    pub(crate) fn on(gpus: usize, rule: Rule, seed: u64) -> Self {
+        Self { rule, random: Random::new(seed), gpus: vec![0; gpus], places: BTreeMap::new() }
     }
 }
 
@@ -103,7 +107,12 @@ pub(crate) struct Fgd {
 
 impl Fgd {
     pub(crate) fn new(nodes: usize, mix: Mix) -> Self {
-        Self { mix, gpus: vec![0; nodes * usize::try_from(GPUS).expect("few")], places: BTreeMap::new() }
+        Self::on(nodes * usize::try_from(GPUS).expect("few"), mix)
+    }
+
+    /// On so many GPUs.
+    pub(crate) fn on(gpus: usize, mix: Mix) -> Self {
+        Self { mix, gpus: vec![0; gpus], places: BTreeMap::new() }
     }
 }
 
@@ -196,8 +205,13 @@ pub(crate) struct Shipped {
 
 impl Shipped {
     pub(crate) fn new(nodes: usize, strategy: Strategy) -> Self {
+        Self::on(nodes, usize::try_from(GPUS).expect("few"), strategy)
+    }
+
+    /// On nodes with so many GPUs, eight at most.
+    pub(crate) fn on(nodes: usize, gpus: usize, strategy: Strategy) -> Self {
         let mut cluster = Cluster::new(Options { strategy });
-        cluster.add_nodes(nodes, &[Shape::new(0)]);
+        cluster.add_nodes(nodes, &[Shape::with(gpus, |_| {})]);
         let gpus = vec![0; nodes * usize::try_from(GPUS).expect("few")];
         Self { cluster, gpus, places: BTreeMap::new() }
     }
