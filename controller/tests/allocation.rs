@@ -46,10 +46,10 @@ async fn a_gated_pod_gets_its_partition_and_is_bound() {
     let status = claim.status.expect("a status");
     let allocation = status.allocation.expect("an allocation");
     assert!(allocation.allocation_timestamp.is_some());
-    assert_eq!(cluster.devices("small").await, ["n1/gpu-0-mig-1g10gb-19-6"]);
+    assert_eq!(cluster.devices("small").await, ["n1/gpu-0-mig-1g10gb-19-5"]);
     assert_eq!(status.reserved_for.expect("reserved").len(), 1);
     assert_eq!(claim.metadata.finalizers.expect("finalizers"), ["resource.kubernetes.io/delete-protection"]);
-    assert_eq!(event(&cluster, "p", "DevicesAllocated").await, "allocated gpu-0-mig-1g10gb-19-6 on node n1");
+    assert_eq!(event(&cluster, "p", "DevicesAllocated").await, "allocated gpu-0-mig-1g10gb-19-5 on node n1");
     controller.terminate().await;
 }
 
@@ -263,7 +263,7 @@ async fn the_younger_of_two_overlapping_allocations_is_decided_anew() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", 2).await;
     for (name, device, time) in
-        [("old", "gpu-0", "2026-01-01T00:00:00Z"), ("young", "gpu-0-mig-1g10gb-19-6", "2026-01-01T00:00:09Z")]
+        [("old", "gpu-0", "2026-01-01T00:00:00Z"), ("young", "gpu-0-mig-1g10gb-19-5", "2026-01-01T00:00:09Z")]
     {
         cluster.claim(name, &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
         allocate_by_hand(&cluster, name, device, Some(time)).await;
