@@ -5,7 +5,7 @@
 use crate::args::ReleaseArgs;
 use crate::client::connect;
 use aliquot_controller::hold::is_hold;
-use aliquot_model::names::{BINDING, RECLAIM};
+use aliquot_model::names::{BINDING, HOLD_OF, RECLAIM};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Api, ListParams, Patch, PatchParams};
@@ -49,7 +49,12 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
 
 fn is_held(claim: &ResourceClaim) -> bool {
     let consumers = claim.status.as_ref().and_then(|status| status.reserved_for.as_deref());
-    consumers.unwrap_or_default().iter().any(is_hold)
+    consumers.unwrap_or_default().iter().any(is_hold) || is_hold_claim(claim)
+}
+
+/// Whether the controller made it, to keep the devices of a pod that has ended. It deletes it itself.
+fn is_hold_claim(claim: &ResourceClaim) -> bool {
+    claim.annotations().contains_key(HOLD_OF)
 }
 
 async fn release(client: &Client, claim: &ResourceClaim) -> Result<()> {

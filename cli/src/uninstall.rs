@@ -10,7 +10,7 @@ mod farewell;
 use crate::args::UninstallArgs;
 use crate::client::connect;
 use aliquot_controller::hold::is_hold;
-use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, SCHEDULING_GATE};
+use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, SCHEDULING_GATE};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
@@ -31,12 +31,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 11] = [
+const POLICIES: [&str; 12] = [
     "aliquot-node-slices",
     "aliquot-fenced-writes",
     "aliquot-tolerations",
     "aliquot-blanket-tolerations",
     "aliquot-finalizer",
+    "aliquot-hold-claims",
     "aliquot-shares",
     "aliquot-node-usage",
     "aliquot-node-limits",
@@ -228,6 +229,18 @@ impl Uninstall {
                 json!({"metadata": {"resourceVersion": written.resource_version(), "finalizers": kept}});
             let patched = api.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
             ignore_absent(patched.map(drop)).with_context(|| format!("claim {namespace}/{name}"))?;
+        }
+        self.hold_claims().await
+    }
+
+    /// Claims that the controller made, to keep devices of pods that have ended.
+    async fn hold_claims(&self) -> Result<()> {
+        for claim in self.all::<ResourceClaim>().list(&ListParams::default()).await? {
+            if claim.annotations().contains_key(HOLD_OF) {
+                let namespace = claim.namespace().unwrap_or_default();
+                let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);
+                self.delete(&api, &claim.name_any()).await?;
+            }
         }
         Ok(())
     }

@@ -4,6 +4,7 @@
 mod budgets;
 mod claims;
 mod elastic;
+mod holds;
 mod pods;
 mod room;
 
@@ -11,6 +12,7 @@ pub use room::{Eviction, Fate};
 
 pub use budgets::Kept;
 
+use crate::brain::GivesWay;
 use crate::decide::Plan;
 use crate::fence::Fence;
 use crate::govern::{GpuQuota, GpuQuotaStatus};
@@ -44,6 +46,22 @@ pub enum Job {
         claims: Vec<ResourceClaim>,
         /// The pod's gates, if ours is among them.
         gates: Option<Gates>,
+        /// Hold claims that give their devices back before.
+        gives: Vec<GivesWay>,
+    },
+    /// Make a hold claim.
+    MakeHold {
+        /// The claim.
+        claim: Box<ResourceClaim>,
+        /// Identity of the claim whose devices it is to keep.
+        source: Uid,
+    },
+    /// Delete a hold claim.
+    DropHold {
+        /// The claim.
+        claim: ObjectKey,
+        /// Its identity.
+        uid: Uid,
     },
     /// Devices for a claim without a pod.
     Bind {
@@ -338,9 +356,14 @@ impl Writer {
     pub async fn run(&self, job: Job) -> Outcome {
         let mut outcome = Outcome::of(job.clone());
         let result = match job {
-            Job::Allocate { plan, allocations, claims, gates } => {
-                self.allocate(&plan, &allocations, claims, gates, &mut outcome).await
+            Job::Allocate { plan, allocations, claims, gates, gives } => {
+                match self.give_way(&gives, &mut outcome).await {
+                    Ok(()) => self.allocate(&plan, &allocations, claims, gates, &mut outcome).await,
+                    Err(error) => Err(error),
+                }
             }
+            Job::MakeHold { claim, source: _ } => self.make_hold(&claim, &mut outcome).await,
+            Job::DropHold { claim, uid } => self.drop_hold(&claim, &uid).await,
             Job::Bind { plan, allocations, claims, until } => {
                 self.bind(&plan, &allocations, claims, until, &mut outcome).await
             }

@@ -9,17 +9,20 @@ mod deciding;
 mod duties;
 mod elastic;
 mod gangs;
+mod heirs;
 mod holds;
 mod outcomes;
 mod preemption;
 mod quotas;
 mod reports;
 mod reservations;
+mod spare;
 mod stranded;
 mod substitutes;
 mod surroundings;
 
 pub use compaction::Compacting;
+pub use heirs::GivesWay;
 pub use reports::{Regarding, Report, reasons};
 pub use reservations::Reserving;
 pub use surroundings::Surrounding;
@@ -359,12 +362,21 @@ impl Core {
                 let change = self.index.apply_pod(&pod);
                 if let Some(key) = key_of(&pod.metadata) {
                     self.stranded.note(&key, self.index.pod(&key), now);
+                    let ends = self.index.pod(&key).filter(|pod| pod.deleting || pod.terminal).cloned();
+                    if let Some(pod) = ends {
+                        self.note_ending(&pod, now);
+                    }
                 }
                 change
             }
             Seen::Delete(pod) => {
                 let Some(key) = key_of(&pod.metadata) else { return Change::Nothing };
                 self.stranded.note(&key, None, now);
+                // As it was last, which may not have been seen.
+                self.index.apply_pod(&pod);
+                if let Some(pod) = self.index.pod(&key).cloned() {
+                    self.note_ending(&pod, now);
+                }
                 self.index.delete_pod(&key)
             }
             Seen::Reset(pods) => {
@@ -403,6 +415,11 @@ impl Core {
             Seen::Apply(claim) => self.claim(&claim, now),
             Seen::Delete(claim) => {
                 let Some(key) = key_of(&claim.metadata) else { return Change::Nothing };
+                if let Some(known) = self.index.claim(&key).cloned()
+                    && let Some(taken) = &known.allocation
+                {
+                    self.note_lost(&known, taken);
+                }
                 let change = self.index.delete_claim(&key, claim.metadata.uid.as_deref());
                 if let Some(uid) = &claim.metadata.uid {
                     self.claim_gone(uid);
@@ -431,6 +448,11 @@ impl Core {
                     .map(|claim| (claim.key.clone(), claim.uid.clone()))
                     .collect();
                 for (key, uid) in gone {
+                    if let Some(known) = self.index.claim(&key).cloned()
+                        && let Some(taken) = &known.allocation
+                    {
+                        self.note_lost(&known, taken);
+                    }
                     let change = self.index.delete_claim(&key, Some(&uid));
                     self.claim_gone(&uid);
                     self.changed(change, now);

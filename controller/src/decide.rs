@@ -25,7 +25,7 @@ pub use plan::Plan;
 pub use policy::{Placing, Strategy};
 pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Wait};
 pub use result::Draft;
-pub use stage::{Situation, Stage};
+pub use stage::{Devices, Situation, Stage};
 
 use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Pool, Resolution};
 use ask::Ask;
@@ -126,7 +126,10 @@ pub fn decide_in(
             continue;
         }
         match ask::resolve(index, matcher, claim) {
-            Ok(Some(ask)) => asks.push(ask),
+            Ok(Some(ask)) => {
+                let among = situation.exactly.get(&claim.uid).cloned();
+                asks.push(Ask { among, ..ask });
+            }
             Ok(None) => {}
             // Only kube-scheduler knows what of the other driver is free: it can have the whole claim, on
             // nodes that are in its mode. What we give out is tainted, so it never gives that.

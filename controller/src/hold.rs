@@ -7,9 +7,11 @@
 //! know, so the devices stay. The name of the entry says until when, as nothing else in the claim is
 //! out of its owner's reach: a hold always ends, also over restarts of ours.
 
+pub mod heir;
+
 use crate::args::parse_duration;
 pub use aliquot_model::hold::Hold;
-use aliquot_model::names::{BINDING, HOLD_FOR, HOLD_GROUP, HOLD_RESOURCE, RECLAIM};
+use aliquot_model::names::{BINDING, HOLD_FOR, HOLD_GROUP, HOLD_PRIORITY, HOLD_RESOURCE, RECLAIM};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,6 +25,8 @@ pub struct Wish {
     pub retain: Option<bool>,
     /// For how long.
     pub hold_for: Option<Duration>,
+    /// Where it stands meanwhile; at most 0.
+    pub priority: Option<i32>,
     /// What could not be understood, in words.
     pub mistakes: Vec<String>,
 }
@@ -52,6 +56,13 @@ impl Wish {
             None => {}
             Some(Ok(duration)) => wish.hold_for = Some(duration),
             Some(Err(reason)) => wish.mistakes.push(format!("annotation {HOLD_FOR}: {reason}")),
+        }
+        match text(HOLD_PRIORITY).map(str::parse::<i32>) {
+            None => {}
+            Some(Ok(priority)) if priority <= 0 => wish.priority = Some(priority),
+            Some(_) => wish.mistakes.push(format!(
+                "annotation {HOLD_PRIORITY} must be a number of at most 0, where pods without a priority class stand"
+            )),
         }
         wish
     }
@@ -86,6 +97,8 @@ pub struct Policy {
     pub retain: bool,
     /// For so many seconds without a pod.
     pub seconds: i64,
+    /// Where it stands without a pod.
+    pub priority: i32,
 }
 
 impl Policy {
@@ -96,7 +109,8 @@ impl Policy {
         let retain = wishes.clone().find_map(|wish| wish.retain).unwrap_or(false);
         let asked = wishes.clone().find_map(|wish| wish.hold_for).unwrap_or(limits.usual);
         let seconds = i64::try_from(asked.min(limits.most).as_secs()).unwrap_or(i64::MAX);
-        Self { immediate: immediate && allowed, retain: retain && allowed, seconds }
+        let priority = wishes.clone().find_map(|wish| wish.priority).unwrap_or(0);
+        Self { immediate: immediate && allowed, retain: retain && allowed, seconds, priority }
     }
 }
 

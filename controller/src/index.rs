@@ -114,6 +114,8 @@ pub struct Index {
     pool_of_slice: HashMap<Arc<str>, Sym>,
     classes: HashMap<Arc<str>, Class>,
     claims: HashMap<ObjectKey, Claim>,
+    /// Hold claims of ours.
+    bequests: BTreeSet<ObjectKey>,
     claims_gone: claims::Tombstones,
     assumed: HashMap<Uid, Assumption>,
     pods: HashMap<ObjectKey, Pod>,
@@ -149,6 +151,7 @@ impl Index {
             pool_of_slice: HashMap::new(),
             classes: HashMap::new(),
             claims: HashMap::new(),
+            bequests: BTreeSet::new(),
             claims_gone: claims::Tombstones::default(),
             assumed: HashMap::new(),
             pods: HashMap::new(),

@@ -3,9 +3,10 @@
 
 mod common;
 
-use aliquot_model::names::{BINDING, HOLD_FOR, RECLAIM};
-use common::{Cluster, eventually, fixtures};
+use aliquot_model::names::{BINDING, HOLD_FOR, HOLD_PRIORITY, RECLAIM};
+use common::{Cluster, auditor, eventually, fixtures};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
@@ -171,4 +172,65 @@ async fn a_class_says_it_for_all_its_claims_and_the_administrator_can_forbid_it(
     let strict = cluster.controller("c2", &["--hold-at-most", "0s"]).await;
     is_allocated(&cluster, "a", false).await;
     strict.terminate().await;
+}
+
+/// A pod of that priority that uses a claim of its own for one GPU.
+async fn with_priority(cluster: &Cluster, name: &str, priority: i32) {
+    cluster.claim(name, &[fixtures::request("gpu", "gpu.aliquot.dev", 1)]).await;
+    let mut pod = fixtures::pod(name, &[name]);
+    if priority != 0 {
+        let class = format!("class-{name}");
+        let object = json!({"metadata": {"name": class}, "value": priority});
+        cluster.create_global::<PriorityClass>(&fixtures::object(object)).await;
+        if let Some(spec) = &mut pod.spec {
+            spec.priority_class_name = Some(class);
+        }
+    }
+    cluster.create(&pod).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_pod_uses_is_taken_for_a_pod_of_higher_priority_before_anybody_is_evicted() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 3).await;
+    let controller = cluster.controller("c1", &[]).await;
+    with_priority(&cluster, "low", -10).await;
+    cluster.bound("low").await;
+    claim(&cluster, "kept", json!({BINDING: "Immediate"})).await;
+    is_allocated(&cluster, "kept", true).await;
+    claim(&cluster, "lower", json!({BINDING: "Immediate", HOLD_PRIORITY: "-20"})).await;
+    is_allocated(&cluster, "lower", true).await;
+    // A pod of the same standing as a hold waits; one hold says that it stands lower.
+    with_priority(&cluster, "same", 0).await;
+    cluster.bound("same").await;
+    is_allocated(&cluster, "lower", false).await;
+    with_priority(&cluster, "again", 0).await;
+    with_priority(&cluster, "high", 5).await;
+    cluster.bound("high").await;
+    is_allocated(&cluster, "kept", false).await;
+    auditor::check(&cluster.handle);
+    let evicted = cluster.handle.audit(0).iter().any(|entry| entry.origin.subresource == "eviction");
+    let low = cluster.get_pod("low").await;
+    assert!(!evicted || low.is_none(), "only who stands below is evicted, and after what nobody uses");
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_as_much_is_taken_as_is_needed() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 3).await;
+    let controller = cluster.controller("c1", &[]).await;
+    for name in ["a", "b", "c"] {
+        claim(&cluster, name, json!({BINDING: "Immediate"})).await;
+        is_allocated(&cluster, name, true).await;
+    }
+    with_priority(&cluster, "high", 1).await;
+    cluster.bound("high").await;
+    let mut left = 0;
+    for name in ["a", "b", "c"] {
+        left += usize::from(!cluster.devices(name).await.is_empty());
+    }
+    assert_eq!(left, 2);
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
 }

@@ -33,6 +33,12 @@ pub const BINDING: &str = "aliquot.dev/binding";
 pub const RECLAIM: &str = "aliquot.dev/reclaim";
 /// Annotation of a claim or a class: how long devices are kept without a pod, for example `30m`.
 pub const HOLD_FOR: &str = "aliquot.dev/hold-for";
+/// Annotation of a claim or a class: where the claim stands while it keeps devices without a pod, a number
+/// of at most 0 (the default). Pods of higher priority may be given its devices.
+pub const HOLD_PRIORITY: &str = "aliquot.dev/hold-priority";
+/// Annotation of a hold claim of the controller's: which devices it keeps, and for whom. A policy lets
+/// nobody else write it.
+pub const HOLD_OF: &str = "aliquot.dev/hold-of";
 /// `apiGroup` of the entry in a claim's `reservedFor` by which we keep its devices.
 /// kube-controller-manager leaves entries alone whose kind it does not know.
 pub const HOLD_GROUP: &str = "aliquot.dev";

@@ -1,7 +1,7 @@
 //! Decisions and what follows from them.
 
 use super::gangs::Turn;
-use super::{Core, Effect, InFlight, reasons};
+use super::{Core, Effect, GivesWay, InFlight, reasons};
 use crate::act::{Consumers, Eviction, Fate, Gates, Job};
 use crate::decide::{self, Decision, LeftOut, Situation, Wait};
 use crate::index::{ObjectKey, Pod};
@@ -30,6 +30,7 @@ impl Core {
         if !self.is_synced() {
             return;
         }
+        self.holds.wall = wall.as_second();
         self.nominate_again(now, wall);
         self.hold_again(now);
         // Pods come first: somebody waits for them.
@@ -48,6 +49,9 @@ impl Core {
             return;
         }
         if let Turn::Done = self.work_gang(&pod, now, wall) {
+            return;
+        }
+        if self.inherit(&pod, now, wall) {
             return;
         }
         let situation = self.situation(&pod, now);
@@ -115,7 +119,11 @@ impl Core {
                 self.queue.park(&pod.key);
                 self.tell_pod(pod, reasons::CLAIM_REJECTED, &rejection.to_string(), now);
             }
-            Decision::NoFit(reason) => self.make_room(pod, &reason, now, wall),
+            Decision::NoFit(reason) => {
+                if !self.take_spare(pod, now, wall) {
+                    self.make_room(pod, &reason, now, wall);
+                }
+            }
             Decision::OutOfTime(reason) => {
                 self.queue.delay(&pod.key, now);
                 let note = format!(
@@ -168,6 +176,17 @@ impl Core {
     }
 
     fn write_plan(&mut self, pod: &Pod, plan: Box<decide::Plan>, wall: Timestamp) {
+        self.write_plan_after(pod, plan, Vec::new(), wall);
+    }
+
+    /// The same, after hold claims gave their devices back.
+    pub(super) fn write_plan_after(
+        &mut self,
+        pod: &Pod,
+        plan: Box<decide::Plan>,
+        gives: Vec<GivesWay>,
+        wall: Timestamp,
+    ) {
         let Assumed { in_flight, allocations, claims } = self.assume(&plan, wall);
         tracing::info!(
             pod = %pod.key,
@@ -179,7 +198,8 @@ impl Core {
         self.arrived(pod);
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), in_flight);
-        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, claims, gates: gates_of(pod) }));
+        let gates = gates_of(pod);
+        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, claims, gates, gives }));
     }
 
     /// Counts a plan as made, before the API shows it.

@@ -42,6 +42,7 @@ impl Core {
             }
             if let (Some(true), Some(taken), None) = (observed_before, &before, &after) {
                 self.note_given_back(&known, taken, now);
+                self.note_lost(&known, taken);
             }
         }
         for allocation in before.iter().chain(&after) {
@@ -195,6 +196,7 @@ impl Core {
                 self.deallocate(&key, Consumers::Nobody, "idle");
             }
         }
+        self.tidy_lost(now);
         self.release_stranded(now);
         self.write_quotas(now);
         self.look_back(now);
@@ -365,6 +367,10 @@ impl Core {
         tracing::info!(sizes = ?self.index.sizes(), "in the picture");
         self.publish_classes(now);
         self.acknowledge_hand_overs();
+        let ended: Vec<_> = self.index.pods().filter(|pod| pod.deleting || pod.terminal).cloned().collect();
+        for pod in ended {
+            self.note_ending(&pod, now);
+        }
         self.dirty_pools.extend(self.index.pools().map(|pool| pool.name).collect::<Vec<_>>());
         let ours = Taint {
             key: self.index.controller_taint().into(),

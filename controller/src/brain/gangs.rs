@@ -263,7 +263,13 @@ impl Core {
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), in_flight);
         // The gate stays on until all are there.
-        self.effects.push(Effect::Do(Job::Allocate { plan, allocations, claims, gates: None }));
+        self.effects.push(Effect::Do(Job::Allocate {
+            plan,
+            allocations,
+            claims,
+            gates: None,
+            gives: Vec::new(),
+        }));
     }
 
     fn lift_member(&mut self, pod: &Pod, now: Instant) {

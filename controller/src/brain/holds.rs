@@ -1,6 +1,7 @@
 //! Claims that have devices without a pod: what [`crate::hold`] decides, done.
 
 use super::deciding::Assumed;
+use super::heirs::{Ending, Lost};
 use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Consumers, Job, WriteError};
 use crate::decide::{Decision, Plan};
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// After a failed write.
-const RETRY: Duration = Duration::from_secs(5);
+pub(super) const RETRY: Duration = Duration::from_secs(5);
 
 /// What is kept about them.
 #[derive(Debug)]
@@ -21,11 +22,19 @@ pub(super) struct Holds {
     /// Claims to look at.
     changed: HashSet<ObjectKey>,
     /// When to look at a claim by itself.
-    due: HashMap<ObjectKey, Instant>,
+    pub(super) due: HashMap<ObjectKey, Instant>,
     /// Claims that want devices before a pod.
-    unbound: Queue,
+    pub(super) unbound: Queue,
     /// Claims of which something is being written.
-    writing: HashSet<Uid>,
+    pub(super) writing: HashSet<Uid>,
+    /// Hold claims that are not in the API yet, by the claims that end.
+    pub(super) endings: HashMap<Uid, Ending>,
+    /// Claims that lost their devices before their pod was seen to end, by the pod.
+    pub(super) lost: HashMap<Uid, Vec<Lost>>,
+    /// Those that were seen.
+    pub(super) endings_seen: HashSet<Uid>,
+    /// Seconds of Unix time, as of the last look.
+    pub(super) wall: i64,
     /// What was said about a claim last.
     told: HashMap<Uid, String>,
     /// Namespaces of claims that a used-up budget kept from being bound.
@@ -39,6 +48,10 @@ impl Holds {
             due: HashMap::new(),
             unbound: Queue::new(backoff.0, backoff.1),
             writing: HashSet::new(),
+            endings: HashMap::new(),
+            lost: HashMap::new(),
+            endings_seen: HashSet::new(),
+            wall: 0,
             told: HashMap::new(),
             refused: HashSet::new(),
         }
@@ -64,6 +77,11 @@ impl Holds {
         self.unbound.has_ready(now)
     }
 
+    /// A claim wants devices.
+    pub(super) fn offer(&mut self, claim: &Claim) {
+        self.unbound.offer(Rank::new(claim.key.clone(), 0, claim.created));
+    }
+
     fn forget(&mut self, key: &ObjectKey) {
         self.due.remove(key);
         self.unbound.remove(key);
@@ -76,6 +94,8 @@ impl Core {
         if !self.is_synced() {
             return;
         }
+        self.holds.wall = wall.as_second();
+        self.bequeath(wall.as_second());
         let mut keys = std::mem::take(&mut self.holds.changed);
         keys.extend(self.holds.due.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()));
         for key in keys {
@@ -104,6 +124,9 @@ impl Core {
         {
             return;
         }
+        if let Some(bequest) = claim.bequest.clone() {
+            return self.keep_bequest(&claim, &bequest, now, wall);
+        }
         let step = hold::step(self.hold_policy(&claim), facts(&claim), wall);
         if !matches!(step, Step::Bind(_)) {
             self.holds.unbound.remove(key);
@@ -115,7 +138,7 @@ impl Core {
                     self.holds.due.insert(key.clone(), now + Duration::from_secs(left));
                 }
             }
-            Step::Bind(_) => self.holds.unbound.offer(Rank::new(key.clone(), 0, claim.created)),
+            Step::Bind(_) => self.holds.offer(&claim),
             Step::Set(hold) => self.set_hold(&claim, Some(hold)),
             Step::Unset => self.set_hold(&claim, None),
             Step::Release(ended) => {
@@ -125,7 +148,7 @@ impl Core {
         }
     }
 
-    fn hold_policy(&self, claim: &Claim) -> Policy {
+    pub(super) fn hold_policy(&self, claim: &Claim) -> Policy {
         let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
         let classes = requests.flat_map(|request| {
             let exact = request.exactly.iter().map(|exact| &exact.device_class_name);
@@ -160,6 +183,12 @@ impl Core {
         if self.index.effective_allocation(&key).is_some() {
             self.holds.unbound.remove(&key);
             return;
+        }
+        if let Some(bequest) = claim.bequest.clone() {
+            return match self.plan_of_bequest(&claim, &bequest, now) {
+                Some(plan) => self.write_binding(&claim, plan, bequest.until, wall),
+                None => self.give_bequest_up(&claim),
+            };
         }
         let Step::Bind(until) = hold::step(self.hold_policy(&claim), facts(&claim), wall.as_second()) else {
             self.holds.unbound.remove(&key);
@@ -249,6 +278,12 @@ impl Core {
         }
         let Some(claim) = self.index.claim(key).cloned() else { return change };
         match error {
+            None if claim.bequest.is_some() => {
+                if let Some(bequest) = claim.bequest.clone() {
+                    self.tell_kept(&claim, &bequest, &clock(until));
+                    self.queue.wake(now);
+                }
+            }
             None => {
                 let note = format!(
                     "bound to devices on node {} before any pod; without one it keeps them until {}",
@@ -275,7 +310,11 @@ impl Core {
     ) {
         self.holds.writing.remove(uid);
         match error {
-            None => self.holds.note(key),
+            None => {
+                self.holds.note(key);
+                // Pods of higher priority may have it now.
+                self.queue.wake(now);
+            }
             Some(error) => {
                 tracing::warn!(claim = %key, %error, "could not change the hold on a claim");
                 self.holds.due.insert(key.clone(), now + RETRY);
@@ -287,6 +326,7 @@ impl Core {
     pub(super) fn hold_gone(&mut self, uid: &str) {
         self.holds.writing.remove(uid);
         self.holds.told.remove(uid);
+        self.holds.endings_seen.remove(uid);
     }
 
     /// Says something about a claim, unless it was the last that was said.
@@ -318,7 +358,7 @@ fn clock(second: i64) -> String {
     Timestamp::from_second(second).map_or_else(|_| format!("second {second}"), |time| time.to_string())
 }
 
-fn ended_note(ended: Ended) -> String {
+pub(super) fn ended_note(ended: Ended) -> String {
     let why = match ended {
         Ended::Expired => "its time without a pod is over",
         Ended::Withdrawn => "it does not ask to keep them any more",

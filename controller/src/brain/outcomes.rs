@@ -24,7 +24,19 @@ impl Core {
             self.changed(change, now);
         }
         match job {
-            Job::Allocate { plan, .. } => self.allocated(&plan, error, now),
+            Job::Allocate { plan, gives, .. } => {
+                let given = self.gave_way(gives, error.is_none(), now);
+                self.changed(given, now);
+                self.allocated(&plan, error, now)
+            }
+            Job::MakeHold { source, .. } => {
+                self.hold_made(&source, error);
+                Change::Nothing
+            }
+            Job::DropHold { claim, uid } => {
+                self.hold_dropped(&claim, &uid, error, now);
+                Change::Nothing
+            }
             Job::Bind { plan, until, .. } => self.bound(&plan, until, error, now),
             Job::Move { pod, uid } => {
                 self.moved_away(&pod, &uid, evictions, error, now);

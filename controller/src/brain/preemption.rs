@@ -56,6 +56,11 @@ pub(super) struct Terms {
 }
 
 impl Preemptions {
+    /// Whether the pod's eviction was accepted.
+    pub(super) fn evicted(&self, pod: &Uid) -> bool {
+        self.evicted.contains(pod)
+    }
+
     /// Nothing is kept for the pod any more; true if something was.
     pub(super) fn forget(&mut self, pod: &ObjectKey) -> bool {
         self.nominations.remove(pod).is_some()
@@ -108,6 +113,7 @@ impl Core {
             stage.join(&nomination.needs);
         }
         self.keep_place(pod, &mut situation);
+        self.keep_bequests(pod, &mut situation);
         situation
     }
 

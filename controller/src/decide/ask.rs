@@ -27,6 +27,8 @@ pub struct Ask<'a> {
     pub spec: Arc<ResourceClaimSpec>,
     /// Its requests.
     pub requests: Vec<Request<'a>>,
+    /// The only devices that it may be given, if not all.
+    pub among: Option<super::Devices>,
     /// What binds them together.
     pub constraints: Vec<Constraint>,
 }
@@ -153,6 +155,7 @@ pub fn resolve<'a>(
         version: claim.version.clone(),
         spec: claim.spec.clone(),
         requests,
+        among: None,
         constraints,
     }))
 }

@@ -262,6 +262,9 @@ fn eligible(
             .collect();
         let mut of_pool = Vec::new();
         for (device, position) in view.layout.devices.iter().zip(0u32..) {
+            if ask.among.as_ref().is_some_and(|among| !among.contains(&(view.pool.name, device.name))) {
+                continue;
+            }
             match selected(&answers, position) {
                 Ok(true) => {}
                 Ok(false) => continue,

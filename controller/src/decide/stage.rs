@@ -3,8 +3,11 @@
 
 use super::LeftOut;
 use crate::index::{Holder, Index, Node, Pod, PodNeeds, Pool, Sym, Uid};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
+
+/// Devices, by pool.
+pub type Devices = Arc<BTreeSet<(Sym, Sym)>>;
 
 /// What a decision is made for besides the pod.
 #[derive(Debug, Clone, Default)]
@@ -17,6 +20,8 @@ pub struct Situation {
     pub only: Option<Arc<str>>,
     /// Claims that are decided as if they had no devices.
     pub anew: HashSet<Uid>,
+    /// Claims that are given nothing but these devices, by pool.
+    pub exactly: HashMap<Uid, Devices>,
 }
 
 impl Situation {

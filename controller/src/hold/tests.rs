@@ -2,10 +2,10 @@ use super::*;
 use proptest::prelude::*;
 
 const HOUR: i64 = 3600;
-const IMMEDIATE: Policy = Policy { immediate: true, retain: false, seconds: HOUR };
-const RETAIN: Policy = Policy { immediate: false, retain: true, seconds: HOUR };
-const BOTH: Policy = Policy { immediate: true, retain: true, seconds: HOUR };
-const NEITHER: Policy = Policy { immediate: false, retain: false, seconds: HOUR };
+const IMMEDIATE: Policy = Policy { immediate: true, retain: false, seconds: HOUR, priority: 0 };
+const RETAIN: Policy = Policy { immediate: false, retain: true, seconds: HOUR, priority: 0 };
+const BOTH: Policy = Policy { immediate: true, retain: true, seconds: HOUR, priority: 0 };
+const NEITHER: Policy = Policy { immediate: false, retain: false, seconds: HOUR, priority: 0 };
 
 fn claim(allocated: bool, hold: Option<Hold>, consumers: usize) -> Claim {
     let allocated = allocated.then_some(ByUs(true));
@@ -68,7 +68,7 @@ fn the_claims_word_counts_before_its_classes_and_the_administrator_bounds_it() {
     let class = Wish::read(Some(&annotations(&[(RECLAIM, "Retain"), (BINDING, "Immediate")])));
     let limits = Limits::default();
     let policy = Policy::of(limits, [&own, &class].into_iter());
-    assert_eq!(policy, Policy { immediate: true, retain: false, seconds: 24 * HOUR });
+    assert_eq!(policy, Policy { immediate: true, retain: false, seconds: 24 * HOUR, priority: 0 });
     let off = Policy::of(Limits { most: Duration::ZERO, ..limits }, [&own, &class].into_iter());
     assert!(!off.immediate && !off.retain);
 }
@@ -114,7 +114,7 @@ proptest! {
             Just(None), Just(Some(Hold::InUse)), (0i64..100_000).prop_map(|s| Some(Hold::Until(s)))
         ],
     ) {
-        let policy = Policy { immediate, retain, seconds };
+        let policy = Policy { immediate, retain, seconds, priority: 0 };
         let mut claim = Claim { created: 1000, ..claim(true, hold, 0) };
         let mut now = start;
         for _ in 0..10 {
@@ -139,4 +139,16 @@ proptest! {
             prop_assert_eq!(step(policy, claim, now.max(1000 + seconds)), Step::Wait(None), "not bound again");
         }
     }
+}
+
+#[test]
+fn a_hold_never_stands_above_a_pod_without_a_priority_class() {
+    let wish = |text: &str| Wish::read(Some(&annotations(&[(HOLD_PRIORITY, text)])));
+    assert_eq!(wish("-5").priority, Some(-5));
+    for wrong in ["1", "1000000", "low"] {
+        assert_eq!((wish(wrong).priority, wish(wrong).mistakes.len()), (None, 1), "{wrong}");
+    }
+    let policy = Policy::of(Limits::default(), [&wish("7"), &wish("-3")].into_iter());
+    assert_eq!(policy.priority, -3, "what is not understood is not said");
+    assert_eq!(Policy::of(Limits::default(), [&wish("7")].into_iter()).priority, 0);
 }

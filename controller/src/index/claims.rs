@@ -1,6 +1,7 @@
 //! ResourceClaims, their allocations, and decisions that are not in the API yet.
 
 use super::{Change, Holder, Index, ObjectKey, Sym, Uid, convert};
+use crate::hold::heir::Bequest;
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
 use crate::substitute::{ANNOTATION, Record};
@@ -48,6 +49,8 @@ pub struct Claim {
     pub limits: Option<Arc<str>>,
     /// For which share it holds what that grew by.
     pub companion: Option<CompanionOf>,
+    /// What it keeps and for whom, if it is a hold claim of ours.
+    pub bequest: Option<Arc<Bequest>>,
     /// Who may use it.
     pub reserved_for: Vec<ResourceClaimConsumerReference>,
 }
@@ -86,6 +89,11 @@ impl Claim {
     /// Whether the pod may use it.
     pub fn is_reserved_for(&self, pod: &str) -> bool {
         self.reserved_for.iter().any(|consumer| consumer.uid == pod)
+    }
+
+    /// Whether it has Kubernetes' finalizer.
+    pub fn has_finalizer(&self) -> bool {
+        self.finalizers.iter().any(|finalizer| finalizer == aliquot_model::names::CLAIM_FINALIZER)
     }
 
     /// As much of the API's object as a write needs, so that it need not be read first.
@@ -232,6 +240,11 @@ impl Index {
             self.assumed.remove(&read.uid);
         }
         let uid = read.uid.clone();
+        if read.bequest.is_some() {
+            self.bequests.insert(key.clone());
+        } else {
+            self.bequests.remove(&key);
+        }
         self.claims.insert(key.clone(), read);
         let after = self.effective_allocation(&key).cloned();
         room |= self.exchange(&uid, before.as_ref(), after.as_ref());
@@ -275,6 +288,11 @@ impl Index {
             merge(self.apply_claim(claim));
         }
         Change::of(pods, true)
+    }
+
+    /// Hold claims of ours.
+    pub fn bequests(&self) -> impl Iterator<Item = &Claim> {
+        self.bequests.iter().filter_map(|key| self.claims.get(key))
     }
 
     /// What a claim was given, or will be when the write that is under way returns.
@@ -346,6 +364,7 @@ impl Index {
     fn remove_claim(&mut self, key: &ObjectKey) -> bool {
         let before = self.effective_allocation(key).cloned();
         let Some(claim) = self.claims.remove(key) else { return false };
+        self.bequests.remove(key);
         self.assumed.remove(&claim.uid);
         self.claims_gone.add(claim.uid.clone());
         self.exchange(&claim.uid, before.as_ref(), None)
@@ -414,6 +433,13 @@ impl Index {
             hold: Wish::read(claim.metadata.annotations.as_ref()),
             limits,
             companion,
+            bequest: claim
+                .metadata
+                .annotations
+                .as_ref()
+                .and_then(|all| all.get(aliquot_model::names::HOLD_OF))
+                .and_then(|text| serde_json::from_str(text).ok())
+                .map(Arc::new),
             reserved_for: status.and_then(|status| status.reserved_for.clone()).unwrap_or_default(),
         })
     }

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, NodeSelector, Pod as ApiPod, PodSpec, PreferredSchedulingTerm, Toleration,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
@@ -60,6 +61,10 @@ pub struct Pod {
     pub company: Option<Arc<Company>>,
     /// Its volumes, as far as they say where it can be.
     pub volumes: Vec<PodVolume>,
+    /// The controller itself, as the pod refers to it.
+    pub made_by: Option<Arc<OwnerReference>>,
+    /// Whether it was evicted: by whomever, it makes room for somebody else.
+    pub disrupted: bool,
     /// Its claims.
     pub claims: Vec<PodClaim>,
     /// What it needs of a node.
@@ -162,6 +167,8 @@ impl Pod {
             gang: None,
             company: None,
             volumes: Vec::new(),
+            made_by: None,
+            disrupted: false,
             claims: vec![PodClaim {
                 name: claim.key.name.clone(),
                 source: ClaimSource::Named(claim.key.name.clone()),
@@ -230,6 +237,18 @@ impl Pod {
                 .flatten()
                 .find(|owner| owner.controller == Some(true))
                 .map(|owner| owner.uid.as_str().into()),
+            made_by: pod
+                .metadata
+                .owner_references
+                .iter()
+                .flatten()
+                .find(|owner| owner.controller == Some(true))
+                .map(|owner| Arc::new(owner.clone())),
+            disrupted: status.and_then(|status| status.conditions.as_ref()).is_some_and(|conditions| {
+                conditions
+                    .iter()
+                    .any(|condition| condition.type_ == "DisruptionTarget" && condition.status == "True")
+            }),
             claims: claims(pod, spec),
             needs: Arc::new(needs(spec)),
             gang: Gang::read(&key.namespace, &pod.metadata),

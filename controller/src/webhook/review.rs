@@ -5,6 +5,7 @@ use super::knowledge::Knowledge;
 use crate::budget::admission::{Lowered, Watched};
 use crate::govern::Judgement;
 use crate::metrics::Metrics;
+use aliquot_model::names::HOLD_OF;
 use axum::Json;
 use axum::extract::State;
 use base64::Engine;
@@ -87,7 +88,10 @@ pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value
 
 /// Claims whose requests a larger profile may satisfy.
 pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
-    let claim = review.pointer("/request/object").filter(|_| app.substitution);
+    // A hold claim asks for what was given already.
+    let is_hold =
+        |claim: &&Value| claim.pointer("/metadata/annotations").is_some_and(|all| all.get(HOLD_OF).is_some());
+    let claim = review.pointer("/request/object").filter(|claim| app.substitution && !is_hold(claim));
     let expansion = claim.map(|claim| app.knowledge.expand(namespace(&review), claim)).unwrap_or_default();
     let patch = claim.and_then(|claim| expansion.patch(claim));
     Response::allow(patch.as_ref()).to(&review)

@@ -5,8 +5,10 @@ use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::command;
 use aliquot_e2e::look::device_names;
 use aliquot_e2e::objects::{self, PodManifest};
+use aliquot_model::names::HOLD_OF;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use serde_json::json;
 use std::time::Duration;
 
 const NAMESPACE: &str = "retain";
@@ -123,4 +125,80 @@ fn a_retained_claims_gpu_instance_waits_for_its_next_pod_over_a_kill_of_the_agen
             .await?;
         cluster.delete_namespace(&namespace).await
     })
+}
+
+#[test]
+fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("heirs").await?;
+        let request = objects::partition_of("gpu", "2g.20gb", "H100");
+        let mut template = objects::template(&namespace, "slice", std::slice::from_ref(&request));
+        template["spec"]["metadata"] = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
+        let mut pod = PodManifest::of_template(&namespace, "x", "slice").build();
+        pod["spec"].as_object_mut().context("a spec")?.remove("restartPolicy");
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(0);
+        let set = json!({
+            "apiVersion": "apps/v1", "kind": "StatefulSet",
+            "metadata": {"name": "web", "namespace": namespace},
+            "spec": {
+                "replicas": 2, "serviceName": "web", "podManagementPolicy": "Parallel",
+                "selector": {"matchLabels": {"app": "web"}},
+                "template": {"metadata": {"labels": {"app": "web"}}, "spec": pod["spec"]},
+            },
+        });
+        cluster.create(&[template, set])?;
+        cluster.running(&namespace, "web-0").await?;
+        cluster.running(&namespace, "web-1").await?;
+        let before = cluster.devices_of(&namespace, "web-1").await?;
+        let uid = cluster.pod(&namespace, "web-1").await?.and_then(|pod| pod.metadata.uid);
+        cluster.delete_pod(&namespace, "web-1").await?;
+        cluster
+            .wait_for("another web-1", || async {
+                let pod = cluster.pod(&namespace, "web-1").await?;
+                Ok(pod.filter(|pod| pod.metadata.uid != uid).map(drop))
+            })
+            .await?;
+        cluster.running(&namespace, "web-1").await?;
+        ensure!(cluster.devices_of(&namespace, "web-1").await? == before, "{before:?}");
+        hold_claims(cluster, &namespace, 0).await?;
+        // Nobody comes back: the devices are kept, until somebody says that they need not be.
+        cluster.kubectl(&["-n", &namespace, "scale", "statefulset", "web", "--replicas=1"])?;
+        let kept = hold_claims(cluster, &namespace, 1).await?;
+        cluster.event(&namespace, "keeps the devices of pod web-1, which has ended").await?;
+        let forged = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+            "metadata": {"name": "forged", "namespace": namespace, "annotations": {"aliquot.dev/hold-of": "{}"}},
+            "spec": {"devices": {"requests": [request]}},
+        });
+        let refused = cluster.create(&[forged]).err().context("a forged hold claim")?;
+        ensure!(format!("{refused:#}").contains("only the controller may write"), "{refused:#}");
+        let kubeconfig = cluster.setting("KUBECONFIG")?;
+        let name = kept.first().context("a hold claim")?;
+        command::run(
+            cluster.program("aliquot"),
+            &["release", name, "-n", &namespace, "--kubeconfig", kubeconfig],
+        )?;
+        hold_claims(cluster, &namespace, 0).await?;
+        // A hold claim whose pods' controller goes is no reason for a namespace to stay.
+        cluster.kubectl(&["-n", &namespace, "scale", "statefulset", "web", "--replicas=0"])?;
+        hold_claims(cluster, &namespace, 1).await?;
+        cluster.kubectl(&["-n", &namespace, "delete", "statefulset", "web"])?;
+        hold_claims(cluster, &namespace, 0).await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// Waits until so many hold claims are there, all with devices; their names.
+async fn hold_claims(cluster: &Cluster, namespace: &str, wanted: usize) -> Result<Vec<String>> {
+    cluster
+        .wait_for(&format!("{wanted} hold claims"), || async {
+            let all = cluster.claims().await?.into_iter();
+            let ours = all.filter(|claim| claim.metadata.namespace.as_deref() == Some(namespace));
+            let ours: Vec<_> =
+                ours.filter(|c| c.metadata.annotations.iter().flatten().any(|(k, _)| k == HOLD_OF)).collect();
+            let ready = ours.iter().all(|c| c.status.as_ref().is_some_and(|s| s.allocation.is_some()));
+            let names = || ours.iter().filter_map(|c| c.metadata.name.clone()).collect();
+            Ok((ready && ours.len() == wanted).then(names))
+        })
+        .await
 }

@@ -1,0 +1,72 @@
+//! Hold claims: made and deleted.
+
+use super::{Consumers, FIELD_MANAGER, Outcome, Verdict, WriteError, Writer};
+use crate::brain::GivesWay;
+use crate::index::{ObjectKey, Uid};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+
+impl Writer {
+    /// Makes a hold claim; one that is there already is it, as its name says what it is for.
+    pub(super) async fn make_hold(
+        &self,
+        claim: &ResourceClaim,
+        outcome: &mut Outcome,
+    ) -> Result<(), WriteError> {
+        let namespace = claim.metadata.namespace.clone().unwrap_or_default();
+        let name = claim.metadata.name.clone().unwrap_or_default();
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
+        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+        let what = format!("claim {namespace}/{name}");
+        let mut last = String::new();
+        for attempt in 0..Self::ATTEMPTS {
+            let created = async {
+                match api.create(&params, claim).await {
+                    Err(kube::Error::Api(status)) if status.code == 409 => api.get(&name).await,
+                    other => other,
+                }
+            };
+            match self.send("create", created).await? {
+                Ok(claim) => {
+                    outcome.claims.push(claim);
+                    return Ok(());
+                }
+                Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
+                // The namespace is gone, or the claim between the two requests.
+                Err(Verdict::NotFound) => return Err(WriteError::Gone(ObjectKey::new(&namespace, &name))),
+                Err(Verdict::Again(message)) => last = message,
+            }
+            Self::pause(attempt).await;
+        }
+        Err(WriteError::Exhausted { what, attempts: Self::ATTEMPTS, last })
+    }
+
+    /// Hold claims give their devices back, before anybody else gets them.
+    pub(super) async fn give_way(&self, gives: &[GivesWay], outcome: &mut Outcome) -> Result<(), WriteError> {
+        for give in gives {
+            if let Some(mark) = &give.mark {
+                self.deallocate(&give.claim, &give.uid, mark, &Consumers::Holds, outcome).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes a hold claim. What it has it keeps until it is cleared.
+    pub(super) async fn drop_hold(&self, key: &ObjectKey, uid: &Uid) -> Result<(), WriteError> {
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        let preconditions = Preconditions { uid: Some(uid.to_string()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
+        self.patch_until_done(&format!("claim {key}"), || {
+            let (api, params) = (api.clone(), params.clone());
+            async move {
+                match api.delete(&key.name, &params).await {
+                    // Another claim of that name.
+                    Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                    other => other.map(drop),
+                }
+            }
+        })
+        .await
+    }
+}

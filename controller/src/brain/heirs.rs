@@ -1,0 +1,537 @@
+//! Devices of claims that die with their pod, kept for the next: what [`crate::hold::heir`] decides, done.
+
+use super::holds::RETRY;
+use super::{Core, Effect, Regarding, Report, reasons};
+use crate::act::{Job, WriteError};
+use crate::decide::{Decision, Plan, Situation, Stage};
+use crate::hold::heir::{self, Bequest, Step};
+use crate::hold::{self, ByUs, Policy};
+use crate::index::{
+    Allocation, Change, Claim, ClaimSource, Holder, ObjectKey, Pod, PodClaim, Resolution, Sym, Uid,
+};
+use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// An ended pod that is not gone yet is looked at this often.
+const LOOK: Duration = Duration::from_millis(500);
+/// A pod waits for one that ends at most so long after the hold claim was made, in seconds.
+const PATIENCE: i64 = 60;
+
+/// The end of a pod is waited for so long, in seconds, once its claim has lost its devices.
+const LOST_FOR: i64 = 5;
+
+/// A claim that lost its devices before its pod was seen to end.
+#[derive(Debug)]
+pub(super) struct Lost {
+    claim: Claim,
+    allocation: Allocation,
+    since: i64,
+}
+
+/// A hold claim that is not in the API yet.
+#[derive(Debug)]
+pub(super) struct Ending {
+    /// As it will be made, but for the end of its time.
+    claim: ResourceClaim,
+    bequest: Bequest,
+    /// For how many seconds.
+    seconds: i64,
+    /// Whether it is being written.
+    sent: bool,
+}
+
+/// A hold claim that gives way to a claim in the same job.
+#[derive(Debug, Clone)]
+pub struct GivesWay {
+    /// The hold claim.
+    pub claim: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// Name of its allocation, if it has one.
+    pub mark: Option<Arc<str>>,
+}
+
+/// The claim of a pod, the hold claim for it, and what that says.
+type Kept<'a> = (Uid, &'a Claim, &'a Bequest);
+
+/// What is kept for a pod.
+enum Inheritance {
+    /// Nothing.
+    None,
+    /// The pod whose devices it gets is not gone yet.
+    Later,
+    /// Its claims, and the hold claims that have their devices.
+    Of(Vec<(Uid, ObjectKey)>),
+}
+
+/// Name of the hold claim for a claim: the same whenever it is computed.
+fn name_of(claim_uid: &str) -> String {
+    format!("aliquot-hold-{claim_uid}")
+}
+
+impl Core {
+    /// A pod ends or has ended: what its claims had may be wanted by the next one.
+    pub(super) fn note_ending(&mut self, pod: &Pod, now: Instant) {
+        if let Some(lost) = self.holds.lost.remove(&pod.uid) {
+            for Lost { claim, allocation, .. } in lost {
+                self.note_ended_claim(claim, allocation, pod);
+            }
+            self.queue.wake(now);
+        }
+        let keys: Vec<ObjectKey> = pod.claim_keys().collect();
+        for key in keys {
+            let Some(claim) = self.index.claim(&key) else { continue };
+            if let Some(allocation) = claim.allocation.clone() {
+                self.note_ended_claim(claim.clone(), allocation, pod);
+            }
+        }
+    }
+
+    /// A claim lost its devices, and not by us: Kubernetes saw the end of its pod before we do. Until we do,
+    /// they are given to nobody: only the pod says whether it was evicted.
+    pub(super) fn note_lost(&mut self, claim: &Claim, taken: &Allocation) {
+        let Some(owner) = claim.owner_pod.clone() else { return };
+        if self.deallocating.contains_key(&claim.uid) || !taken.by_us || !self.hold_policy(claim).retain {
+            return;
+        }
+        // Whoever sees to its devices already.
+        let kept = self.index.bequests().filter_map(|hold| hold.bequest.as_ref());
+        if self.holds.endings_seen.contains(&claim.uid)
+            || kept.into_iter().any(|bequest| *bequest.claim_uid == *claim.uid)
+        {
+            return;
+        }
+        let ended = |pod: &&Pod| pod.uid == owner && (pod.deleting || pod.terminal);
+        let pod = self.index.pods_of_claim(&claim.key).find(ended).cloned();
+        if let Some(pod) = pod {
+            self.note_ended_claim(claim.clone(), taken.clone(), &pod);
+        } else {
+            let lost = Lost { claim: claim.clone(), allocation: taken.clone(), since: self.holds.wall };
+            self.holds.lost.entry(owner).or_default().push(lost);
+        }
+    }
+
+    /// Gives up waiting for the ends of pods that do not come.
+    pub(super) fn tidy_lost(&mut self, now: Instant) {
+        let (before, wall) = (self.holds.lost.len(), self.holds.wall);
+        self.holds.lost.retain(|_, lost| lost.iter().any(|lost| wall - lost.since <= LOST_FOR));
+        if self.holds.lost.len() < before {
+            self.queue.wake(now);
+        }
+    }
+
+    fn note_ended_claim(&mut self, claim: Claim, allocation: Allocation, pod: &Pod) {
+        let made_for_it = claim.owner_pod.as_ref() == Some(&pod.uid);
+        // Whoever is evicted makes room for somebody else.
+        let leaves = pod.node.is_some() && !pod.disrupted && !self.preemptions.evicted(&pod.uid);
+        if made_for_it
+            && leaves
+            && pod.maker.is_some()
+            && allocation.by_us
+            && !allocation.others
+            && !self.holds.endings_seen.contains(&claim.uid)
+            && let Some(ending) = self.ending(&claim, &allocation, pod)
+        {
+            tracing::info!(claim = %claim.key, pod = %pod.key, "its devices are kept for the next");
+            self.holds.endings_seen.insert(claim.uid.clone());
+            self.holds.endings.insert(claim.uid, ending);
+        }
+    }
+
+    /// Makes hold claims for the claims that end.
+    pub(super) fn bequeath(&mut self, wall: i64) {
+        for (source, ending) in &mut self.holds.endings {
+            if std::mem::replace(&mut ending.sent, true) {
+                continue;
+            }
+            ending.bequest.until = wall.saturating_add(ending.seconds);
+            let Ok(text) = serde_json::to_string(&ending.bequest) else { continue };
+            let mut claim = ending.claim.clone();
+            claim.metadata.annotations.get_or_insert_default().insert(HOLD_OF.to_owned(), text);
+            self.effects.push(Effect::Do(Job::MakeHold { claim: Box::new(claim), source: source.clone() }));
+        }
+    }
+
+    fn ending(&self, claim: &Claim, allocation: &Allocation, pod: &Pod) -> Option<Ending> {
+        let policy: Policy = self.hold_policy(claim);
+        if !policy.retain || policy.seconds == 0 || self.refusal(&claim.key.namespace).is_some() {
+            return None;
+        }
+        let owner = pod.made_by.as_deref()?;
+        let of_claim = |entry: &&PodClaim| matches!(&entry.resolution, Resolution::Claim(name) if *name == claim.key.name);
+        let entry = pod.claims.iter().find(of_claim)?;
+        let ClaimSource::Template(template) = &entry.source else { return None };
+        let devices: Vec<(String, String)> = allocation
+            .held
+            .iter()
+            .map(|held| (self.index.name(held.pool).to_owned(), self.index.name(held.device).to_owned()))
+            .collect();
+        if devices.is_empty() || allocation.held.iter().any(|held| held.admin) {
+            return None;
+        }
+        let bequest = Bequest {
+            maker: owner.uid.clone(),
+            template: template.to_string(),
+            entry: entry.name.to_string(),
+            pod: pod.key.name.to_string(),
+            claim: claim.key.name.to_string(),
+            claim_uid: claim.uid.to_string(),
+            node: allocation.node.as_deref()?.to_owned(),
+            devices,
+            until: 0,
+        };
+        let annotations = BTreeMap::from([
+            (RECLAIM.to_owned(), "Retain".to_owned()),
+            (HOLD_FOR.to_owned(), format!("{}s", policy.seconds)),
+        ]);
+        // It goes with whoever would make the next pod.
+        let owner = OwnerReference { controller: None, block_owner_deletion: None, ..owner.clone() };
+        let claim = ResourceClaim {
+            metadata: ObjectMeta {
+                name: Some(name_of(&claim.uid)),
+                namespace: Some(claim.key.namespace.to_string()),
+                annotations: Some(annotations),
+                owner_references: Some(vec![owner]),
+                ..ObjectMeta::default()
+            },
+            spec: (*claim.spec).clone(),
+            status: None,
+        };
+        Some(Ending { claim, bequest, seconds: policy.seconds, sent: false })
+    }
+
+    /// Takes the answer to the making of a hold claim in.
+    pub(super) fn hold_made(&mut self, source: &Uid, error: Option<WriteError>) {
+        self.holds.endings.remove(source);
+        if let Some(error) = error {
+            tracing::warn!(claim = %source, %error, "its devices are not kept for the next");
+        }
+    }
+
+    /// Sees to a hold claim.
+    pub(super) fn keep_bequest(&mut self, claim: &Claim, bequest: &Bequest, now: Instant, wall: i64) {
+        let key = &claim.key;
+        let step = self.bequest_step(claim, bequest, wall);
+        if !matches!(step, Step::Bind(_)) {
+            self.holds.unbound.remove(key);
+        }
+        match step {
+            Step::Wait(None) => {}
+            Step::Wait(Some(until)) => {
+                let left = u64::try_from(until.saturating_sub(wall)).unwrap_or(0);
+                self.holds.due.insert(key.clone(), now + Duration::from_secs(left));
+            }
+            Step::Look => {
+                self.holds.due.insert(key.clone(), now + LOOK);
+            }
+            Step::Bind(_) => self.holds.offer(claim),
+            Step::Drop(ended) => {
+                self.tell_claim(claim, false, reasons::HOLD_ENDED, &super::holds::ended_note(ended));
+                self.drop_hold(claim);
+            }
+            Step::Clear => {
+                let mark = claim.allocation.as_ref().map_or_else(|| "".into(), |a| a.mark.clone());
+                self.deallocating.insert(claim.uid.clone(), "hold");
+                self.effects.push(Effect::Do(Job::Deallocate {
+                    claim: key.clone(),
+                    uid: claim.uid.clone(),
+                    mark,
+                    consumers: crate::act::Consumers::Holds,
+                }));
+            }
+        }
+    }
+
+    fn bequest_step(&self, claim: &Claim, bequest: &Bequest, wall: i64) -> Step {
+        let most = i64::try_from(self.settings.holds.most.as_secs()).unwrap_or(i64::MAX);
+        let facts = heir::Facts {
+            deleting: claim.deleting,
+            finalizer: claim.has_finalizer(),
+            allocated: claim.allocation.as_ref().map(|allocation| ByUs(allocation.by_us)),
+            hold: claim.reserved_for.iter().find_map(hold::read),
+            consumers: claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer)).count(),
+            source: self.source_holds(claim, bequest),
+            wanted: self.hold_policy(claim).retain,
+            until: bequest.until.min(claim.created.saturating_add(most)),
+        };
+        heir::step(facts, wall)
+    }
+
+    /// Whether the ended pod's claim still has its devices.
+    fn source_holds(&self, claim: &Claim, bequest: &Bequest) -> bool {
+        let key = ObjectKey::new(&claim.key.namespace, &bequest.claim);
+        self.index.claim(&key).is_some_and(|source| *source.uid == *bequest.claim_uid)
+            && self.index.effective_allocation(&key).is_some()
+    }
+
+    fn drop_hold(&mut self, claim: &Claim) {
+        self.holds.writing.insert(claim.uid.clone());
+        self.effects.push(Effect::Do(Job::DropHold { claim: claim.key.clone(), uid: claim.uid.clone() }));
+    }
+
+    /// Takes the answer to a deletion in.
+    pub(super) fn hold_dropped(
+        &mut self,
+        key: &ObjectKey,
+        uid: &Uid,
+        error: Option<WriteError>,
+        now: Instant,
+    ) {
+        self.holds.writing.remove(uid);
+        if let Some(error) = error {
+            tracing::warn!(claim = %key, %error, "could not delete a hold claim");
+        }
+        self.holds.due.insert(key.clone(), now + RETRY);
+    }
+
+    /// Decides for a hold claim that is to get its devices. `None`: they are not to be had any more.
+    pub(super) fn plan_of_bequest(
+        &mut self,
+        claim: &Claim,
+        bequest: &Bequest,
+        now: Instant,
+    ) -> Option<Box<Plan>> {
+        let pod = Pod::in_place_of(claim);
+        let mut situation = self.situation(&pod, now);
+        self.narrow(&mut situation, &claim.uid, bequest);
+        match self.decide(&pod, &situation) {
+            Decision::Placed(plan) if self.refusal(&claim.key.namespace).is_none() => Some(plan),
+            _ => None,
+        }
+    }
+
+    /// A hold claim whose devices somebody else has by now, or that are gone, is of no use.
+    pub(super) fn give_bequest_up(&mut self, claim: &Claim) {
+        self.holds.unbound.remove(&claim.key);
+        self.tell_claim(
+            claim,
+            false,
+            reasons::HOLD_ENDED,
+            "the devices that it was to keep are not free, or its namespace's budget is used up",
+        );
+        self.drop_hold(claim);
+    }
+
+    /// Exactly these devices for that claim.
+    fn narrow(&self, situation: &mut Situation, claim: &Uid, bequest: &Bequest) {
+        let known = bequest
+            .devices
+            .iter()
+            .filter_map(|(pool, device)| Some((self.index.sym(pool)?, self.index.sym(device)?)));
+        let devices: BTreeSet<_> = known.collect();
+        situation.only = Some(bequest.node.as_str().into());
+        situation.exactly.insert(claim.clone(), Arc::new(devices));
+    }
+
+    /// Hold claims that have no devices although nobody else has them: they are not free for others.
+    pub(super) fn keep_bequests(&self, pod: &Pod, situation: &mut Situation) {
+        for ending in self.holds.endings.values() {
+            if self.heir_of_ending(pod, ending).is_none() {
+                self.keep_devices(&ending.bequest, situation);
+            }
+        }
+        for lost in self.holds.lost.values().flatten() {
+            if let Some(node) = &lost.allocation.node {
+                let held = lost.allocation.held.iter().filter(|held| !held.admin);
+                self.keep_held(node, &lost.claim.uid, held.map(|held| (held.pool, held.device)), situation);
+            }
+        }
+        for claim in self.index.bequests() {
+            let Some(bequest) = &claim.bequest else { continue };
+            let own = claim.uid == pod.uid || self.heir_of(pod, claim, bequest).is_some();
+            if !own && self.reserves(claim, bequest) {
+                self.keep_devices(bequest, situation);
+            }
+        }
+    }
+
+    fn keep_devices(&self, bequest: &Bequest, situation: &mut Situation) {
+        let known = bequest
+            .devices
+            .iter()
+            .filter_map(|(pool, device)| Some((self.index.sym(pool)?, self.index.sym(device)?)));
+        self.keep_held(&bequest.node.as_str().into(), &bequest.claim_uid.as_str().into(), known, situation);
+    }
+
+    fn keep_held(
+        &self,
+        node: &Arc<str>,
+        claim: &Uid,
+        devices: impl Iterator<Item = (Sym, Sym)>,
+        situation: &mut Situation,
+    ) {
+        let held: Vec<_> = devices
+            .map(|(pool, device)| {
+                let claim = claim.clone();
+                (pool, Holder { claim, device, admin: false, share: None, consumed: Box::default() })
+            })
+            .collect();
+        let stages = &mut situation.stages;
+        let stage = stages.entry(node.clone()).or_insert_with(|| Stage::new(&self.index, node));
+        stage.hold(&self.index, &held);
+    }
+
+    /// Whether its word alone keeps the devices.
+    fn reserves(&self, claim: &Claim, bequest: &Bequest) -> bool {
+        self.index.effective_allocation(&claim.key).is_none()
+            && matches!(self.bequest_step(claim, bequest, self.holds.wall), Step::Bind(_))
+    }
+
+    /// The pod's claim that a hold claim keeps devices for, if it has none yet.
+    fn heir_of(&self, pod: &Pod, claim: &Claim, bequest: &Bequest) -> Option<&Claim> {
+        self.heir(pod, &claim.key.namespace, &claim.spec, bequest)
+    }
+
+    fn heir_of_ending(&self, pod: &Pod, ending: &Ending) -> Option<&Claim> {
+        let namespace = ending.claim.metadata.namespace.as_deref()?;
+        self.heir(pod, namespace, &ending.claim.spec, &ending.bequest)
+    }
+
+    fn heir(
+        &self,
+        pod: &Pod,
+        namespace: &str,
+        spec: &ResourceClaimSpec,
+        bequest: &Bequest,
+    ) -> Option<&Claim> {
+        if pod.maker.as_deref() != Some(&*bequest.maker) || *pod.key.namespace != *namespace {
+            return None;
+        }
+        let entry = pod.claims.iter().find(|entry| {
+            *entry.name == *bequest.entry
+                && matches!(&entry.source, ClaimSource::Template(template) if **template == *bequest.template)
+        })?;
+        let Resolution::Claim(name) = &entry.resolution else { return None };
+        let key = ObjectKey { namespace: pod.key.namespace.clone(), name: name.clone() };
+        let heir = self.index.claim(&key)?;
+        let wants = *heir.uid != *bequest.claim_uid
+            && heir.spec.devices == spec.devices
+            && self.index.effective_allocation(&key).is_none();
+        wants.then_some(heir)
+    }
+
+    /// What is kept for a pod: of one ended pod, the one of its own name first, then whose time ends first.
+    fn inheritance(&self, pod: &Pod) -> Inheritance {
+        if pod.maker.is_none() || pod.claims.is_empty() {
+            return Inheritance::None;
+        }
+        let mut groups: BTreeMap<(bool, i64, &str), Vec<Kept<'_>>> = BTreeMap::new();
+        for claim in self.index.bequests() {
+            let Some(bequest) = claim.bequest.as_deref() else { continue };
+            let taken = claim.deleting || self.deallocating.contains_key(&claim.uid);
+            if taken || bequest.until <= self.holds.wall {
+                continue;
+            }
+            if let Some(heir) = self.heir_of(pod, claim, bequest) {
+                let key = (*bequest.pod != *pod.key.name, bequest.until, &*bequest.pod);
+                groups.entry(key).or_default().push((heir.uid.clone(), claim, bequest));
+            }
+        }
+        let coming = self.holds.endings.values().filter(|ending| self.heir_of_ending(pod, ending).is_some());
+        let of_its_name = groups.keys().next().is_some_and(|(other_name, _, _)| !other_name);
+        if coming.into_iter().any(|ending| !of_its_name || *ending.bequest.pod == *pod.key.name) {
+            return Inheritance::Later;
+        }
+        let Some(group) = groups.into_values().next() else { return Inheritance::None };
+        let late = |claim: &Claim| self.holds.wall > claim.created.saturating_add(PATIENCE);
+        let busy = |claim: &Claim, bequest: &Bequest| {
+            self.source_holds(claim, bequest)
+                || self.holds.writing.contains(&claim.uid)
+                || self.index.is_assumed(&claim.uid)
+        };
+        if group.iter().any(|(_, claim, bequest)| busy(claim, bequest)) {
+            let all_late = group.iter().all(|(_, claim, _)| late(claim));
+            return if all_late { Inheritance::None } else { Inheritance::Later };
+        }
+        let mut seen = HashSet::new();
+        let firsts = group.into_iter().filter(|(heir, _, _)| seen.insert(heir.clone()));
+        Inheritance::Of(firsts.map(|(heir, claim, _)| (heir, claim.key.clone())).collect())
+    }
+
+    /// Gives a pod what is kept for it. False if there is nothing, or it cannot be had with the rest that
+    /// the pod needs.
+    pub(super) fn inherit(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> bool {
+        if pod.node.is_some() || self.refusal(&pod.key.namespace).is_some() {
+            return false;
+        }
+        let list = match self.inheritance(pod) {
+            Inheritance::None => return false,
+            Inheritance::Later => {
+                self.queue.delay(&pod.key, now);
+                let note =
+                    "the devices of an ended pod are kept for this one, which waits until that is gone";
+                self.tell_pod(pod, reasons::WAITING, note, now);
+                return true;
+            }
+            Inheritance::Of(list) => list,
+        };
+        let mut situation = self.situation(pod, now);
+        let mut gives = Vec::new();
+        let mut released = HashSet::new();
+        for (heir, key) in &list {
+            let Some(claim) = self.index.claim(key).cloned() else { return false };
+            let Some(bequest) = claim.bequest.clone() else { return false };
+            self.narrow(&mut situation, heir, &bequest);
+            released.insert(claim.uid.clone());
+            let mark = claim.allocation.as_ref().map(|allocation| allocation.mark.clone());
+            gives.push(GivesWay { claim: key.clone(), uid: claim.uid, mark });
+        }
+        if let Some(node) = situation.only.clone() {
+            let stages = &mut situation.stages;
+            let stage = stages.entry(node.clone()).or_insert_with(|| Stage::new(&self.index, &node));
+            stage.release(&self.index, &released);
+        }
+        let Decision::Placed(plan) = self.decide(pod, &situation) else { return false };
+        // What is inherited is charged already.
+        let heirs: HashSet<&Uid> = list.iter().map(|(heir, _)| heir).collect();
+        let mut more = (*plan).clone();
+        more.drafts.retain(|draft| !heirs.contains(&draft.uid));
+        if !more.drafts.is_empty() && self.waits_for_quota(pod, &more, now) {
+            return true;
+        }
+        for give in &gives {
+            self.holds.unbound.remove(&give.claim);
+            self.deallocating.insert(give.uid.clone(), "heir");
+        }
+        tracing::info!(pod = %pod.key, node = %plan.node, holds = gives.len(), "gets what was kept for it");
+        self.write_plan_after(pod, plan, gives, wall);
+        true
+    }
+
+    /// Takes the answer to an allocation in for the hold claims that gave way.
+    pub(super) fn gave_way(&mut self, gives: Vec<GivesWay>, written: bool, now: Instant) -> Change {
+        for give in &gives {
+            self.deallocating.remove(&give.uid);
+            self.holds.note(&give.claim);
+            let ours = |c: &&Claim| written && c.uid == give.uid && c.bequest.is_some();
+            if let Some(claim) = self.index.claim(&give.claim).filter(ours).cloned() {
+                self.drop_hold(&claim);
+            }
+        }
+        if gives.is_empty() || written {
+            return Change::Nothing;
+        }
+        self.queue.wake(now);
+        Change::Room
+    }
+
+    /// Whether a claim's report is about a claim of this pod's maker: for messages.
+    pub(super) fn tell_kept(&mut self, claim: &Claim, bequest: &Bequest, until: &str) {
+        let note = format!(
+            "keeps the devices of pod {}, which has ended, on node {} for the next pod of its controller until {until}. \
+             `aliquot release {} -n {}` frees them now",
+            bequest.pod, bequest.node, claim.key.name, claim.key.namespace
+        );
+        self.tell(Report {
+            regarding: Regarding::Claim(claim.key.clone(), claim.uid.clone()),
+            warning: false,
+            reason: reasons::HELD_WITHOUT_POD,
+            note,
+        });
+    }
+}

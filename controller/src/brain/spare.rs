@@ -1,0 +1,125 @@
+//! Devices that claims keep without a pod, given to pods of higher priority that fit nowhere else. Nobody
+//! works on them, so they are taken before any pod is evicted.
+
+use super::{Core, GivesWay, Regarding, Report, reasons};
+use crate::decide::{Decision, Plan, Stage};
+use crate::hold;
+use crate::index::{Claim, Pod, Uid};
+use k8s_openapi::jiff::Timestamp;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A claim that keeps devices without a pod, and where.
+struct Spare {
+    claim: Claim,
+    node: Arc<str>,
+}
+
+impl Core {
+    /// Where a claim stands while it keeps devices without a pod: at most where pods without a priority
+    /// class stand, and lower with a used-up budget.
+    fn hold_standing(&self, claim: &Claim) -> i32 {
+        self.book.standing(&claim.key.namespace, self.hold_policy(claim).priority.min(0))
+    }
+
+    /// Gives a pod that fits nowhere devices that are kept without a pod, if that is enough.
+    pub(super) fn take_spare(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> bool {
+        let may = self.settings.preemption
+            && pod.gated
+            && pod.node.is_none()
+            && !pod.never_preempts
+            && self.may_allocate(&pod.key.namespace);
+        if !may {
+            return false;
+        }
+        let standing = self.standing(pod);
+        let spares = self.spares(standing);
+        if spares.is_empty() {
+            return false;
+        }
+        let mut situation = self.situation(pod, now);
+        let nodes: HashSet<Arc<str>> = spares.iter().map(|spare| spare.node.clone()).collect();
+        for node in nodes {
+            let stage =
+                situation.stages.entry(node.clone()).or_insert_with(|| Stage::new(&self.index, &node));
+            stage.release(&self.index, &uids(spares.iter().filter(|spare| spare.node == node)));
+        }
+        let Decision::Placed(plan) = self.decide(pod, &situation) else { return false };
+        let taken = self.needed(&plan, spares);
+        if self.waits_for_quota(pod, &plan, now) {
+            self.end_nomination(&pod.key, now);
+            return true;
+        }
+        let mut gives = Vec::new();
+        for Spare { claim, .. } in taken {
+            self.tell_taken(&claim, pod, standing);
+            self.deallocating.insert(claim.uid.clone(), "preempted");
+            let mark = claim.allocation.map(|allocation| allocation.mark);
+            gives.push(GivesWay { claim: claim.key, uid: claim.uid, mark });
+        }
+        tracing::info!(pod = %pod.key, node = %plan.node, holds = gives.len(), "takes what is kept without a pod");
+        self.write_plan_after(pod, plan, gives, wall);
+        true
+    }
+
+    /// Claims without a pod that stand below.
+    fn spares(&self, standing: i32) -> Vec<Spare> {
+        let kept = self.index.claims().filter(|claim| {
+            claim.companion.is_none()
+                && !claim.reserved_for.is_empty()
+                && claim.reserved_for.iter().all(hold::is_hold)
+                && !claim.deleting
+                && !self.deallocating.contains_key(&claim.uid)
+                && !self.holds.writing.contains(&claim.uid)
+                && self.hold_standing(claim) < standing
+        });
+        let spare = |claim: &Claim| {
+            let allocation = claim.allocation.as_ref().filter(|a| a.by_us && !a.others)?;
+            Some(Spare { claim: claim.clone(), node: allocation.node.clone()? })
+        };
+        kept.filter_map(spare).collect()
+    }
+
+    /// Those of them without which the plan does not work.
+    fn needed(&mut self, plan: &Plan, spares: Vec<Spare>) -> Vec<Spare> {
+        let holders = plan.holders(&mut self.index);
+        let mut needed: Vec<Spare> = spares.into_iter().filter(|spare| spare.node == plan.node).collect();
+        // Those that stand highest are left alone first.
+        needed.sort_by_key(|spare| (self.hold_standing(&spare.claim), spare.claim.created));
+        let mut at = needed.len();
+        while at > 0 {
+            at -= 1;
+            let spare = needed.remove(at);
+            let mut stage = Stage::new(&self.index, &plan.node);
+            stage.release(&self.index, &uids(needed.iter()));
+            stage.hold(&self.index, &holders);
+            if !stage.is_consistent(&self.index) {
+                needed.insert(at, spare);
+            }
+        }
+        needed
+    }
+
+    fn tell_taken(&mut self, claim: &Claim, pod: &Pod, standing: i32) {
+        let whose = if claim.key.namespace == pod.key.namespace {
+            format!("pod {}", pod.key.name)
+        } else {
+            format!("pod {} of another namespace", pod.uid)
+        };
+        let note = format!(
+            "its devices, which no pod uses, are given to {whose} of priority {standing}; it stands at {} itself",
+            self.hold_standing(claim)
+        );
+        self.tell(Report {
+            regarding: Regarding::Claim(claim.key.clone(), claim.uid.clone()),
+            warning: true,
+            reason: reasons::PREEMPTED,
+            note,
+        });
+    }
+}
+
+fn uids<'s>(spares: impl Iterator<Item = &'s Spare>) -> HashSet<Uid> {
+    spares.map(|spare| spare.claim.uid.clone()).collect()
+}
