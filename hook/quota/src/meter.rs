@@ -12,8 +12,11 @@
 //! Driver calls are the caller's: events are known here by number.
 
 mod learn;
+mod types;
 
 use crate::spans::Spans;
+pub use types::{ASSUMED_SLICE_NS, Finding, Launch, Others, Pending, Plan, Prediction, Seen};
+use types::{Cost, Lane, NO_COST, Single, Window};
 
 /// GPU time that a launch of an unknown key is charged, in nanoseconds.
 pub const PRIOR_NS: u64 = 2_000_000;
@@ -56,163 +59,6 @@ const CLEAN_ENOUGH: u32 = CLEAN_ALL / 5;
 const CLEAN_FIRST: u32 = CLEAN_ALL / 2;
 /// No launch costs less than this many nanoseconds.
 const LEAST_NS: u64 = 200;
-
-#[derive(Clone, Copy)]
-struct Cost {
-    key: u64,
-    /// What the next launch is charged.
-    estimate_ns: u64,
-    /// Low measurements: falls fast and rises slowly.
-    low_ns: u64,
-    /// A measurement far below those; 0 = none.
-    dip_ns: u64,
-    /// Measurements so far, up to the inverse of the learning rate.
-    count: u32,
-    /// How many of the measurements were about as long as the low ones, of [`CLEAN_ALL`].
-    clean: u32,
-    /// Launches until a delicate one is timed.
-    rest: u32,
-}
-
-const NO_COST: Cost = Cost { key: 0, estimate_ns: 0, low_ns: 0, dip_ns: 0, count: 0, clean: 0, rest: 0 };
-
-impl Cost {
-    /// Whether it is timed in windows. A launch that shares its time with other streams can be cheap and long.
-    fn is_short(&self) -> bool {
-        self.estimate_ns < LONG_NS && self.low_ns < LONG_NS
-    }
-}
-
-/// A launch as the learner sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Launch {
-    /// Function and grid, or graph, and context.
-    pub key: u64,
-    /// The context that events would be of.
-    pub context: u64,
-    /// The stream's handle.
-    pub stream: u64,
-    /// The calling thread.
-    pub thread: u64,
-    /// Whether the handle means another stream in another thread.
-    pub is_thread_stream: bool,
-    /// Whether events would take away what the launch was made for.
-    pub is_delicate: bool,
-}
-
-#[derive(Clone, Copy)]
-struct Single {
-    key: u64,
-    context: u64,
-    account: u32,
-    first_ns: u64,
-    charged_ns: u64,
-    order: u64,
-    start: usize,
-    end: usize,
-    lead_ns: u64,
-    is_ready: bool,
-}
-
-#[derive(Clone, Copy, Default)]
-struct Lane {
-    stream: u64,
-    start: usize,
-    end: usize,
-}
-
-#[derive(Clone, Copy)]
-struct Window {
-    context: u64,
-    account: u32,
-    thread: u64,
-    first_ns: u64,
-    last_ns: u64,
-    launches: u32,
-    charged_ns: u64,
-    keys: [(u64, u32); MIXED],
-    lanes: [Lane; STREAMS],
-    lane_count: usize,
-    has_thread_stream: bool,
-    is_closed: bool,
-    is_ready: bool,
-    is_spoilt: bool,
-}
-
-/// What the caller records around a launch, and hands back with [`Meter::launched`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Plan {
-    /// Event to record on the launch's stream before it.
-    pub before: Option<usize>,
-    /// Place of the launch if it is timed by itself, whose second event is recorded after it.
-    pub single: Option<usize>,
-    /// Window that it closes: the second events of all its streams are recorded after it.
-    pub closes: Option<usize>,
-    /// Window that it is the first or a further launch of.
-    pub window: Option<usize>,
-}
-
-/// What is known of other processes on the GPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Others {
-    /// How much of the wall time of kernels was this process's own lately, in thousandths: 1000 where nobody
-    /// else has work, `None` where others may have and it is not known.
-    pub own_permille: Option<u32>,
-    /// How long a process has the GPU while others wait.
-    pub slice_ns: u64,
-}
-
-impl Others {
-    /// There are none.
-    pub const NONE: Self = Self { own_permille: Some(1000), slice_ns: ASSUMED_SLICE_NS };
-}
-
-/// A time slice, where nothing else is known.
-pub const ASSUMED_SLICE_NS: u64 = 2_000_000;
-
-/// A prediction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prediction {
-    /// GPU time to charge.
-    pub cost_ns: u64,
-    /// Whether it has been measured.
-    pub is_known: bool,
-    /// Whether it is timed in windows only.
-    pub is_short: bool,
-}
-
-/// What a measurement comes to.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Finding {
-    /// Who was charged.
-    pub account: u32,
-    /// What is charged on top, or refunded.
-    pub delta_ns: i64,
-    /// A launch that was timed by itself.
-    pub seen: Option<Seen>,
-}
-
-/// Where a launch was on the host's clock, and what it was charged.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
-    /// Where it began.
-    pub start_ns: u64,
-    /// Where it ended.
-    pub end_ns: u64,
-    /// What it was charged.
-    pub taken_ns: u64,
-    /// Whether that is what it had, and not its part by supposition.
-    pub is_sure: bool,
-}
-
-/// Something whose events may have been reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pending {
-    /// A launch by its place.
-    Single(usize),
-    /// A window.
-    Window(usize),
-}
 
 /// The learner of one process.
 pub struct Meter {

@@ -1,8 +1,9 @@
 //! What measurements come to: what is charged for them, and what launches of their keys will cost.
 
+use super::types::{Cost, Finding, Others, Pending, Seen, Window};
 use super::{
-    BELIEVED, CLEAN_ALL, CLEAN_ENOUGH, CLEAN_FIRST, Cost, Finding, KEYS, LEAST_NS, LEAST_WEIGHT, Meter,
-    Others, Pending, REACH, SOON_NS, SPARSE, Seen, Window,
+    BELIEVED, CLEAN_ALL, CLEAN_ENOUGH, CLEAN_FIRST, KEYS, LEAST_NS, LEAST_WEIGHT, Meter, REACH, SOON_NS,
+    SPARSE,
 };
 use crate::spans::{Span, Spans};
 
