@@ -38,6 +38,11 @@ pub struct Place {
 }
 
 impl Place {
+    /// Whether more is drawn of its counters than there is: somebody else has what it needs.
+    fn is_overdrawn(&self, free: &[Quantity]) -> bool {
+        self.draws.iter().any(|(at, _)| free.get(*at).is_none_or(|free| *free < Quantity::ZERO))
+    }
+
     /// Whether so much suffices for it.
     pub(crate) fn fits(&self, free: &[Quantity]) -> bool {
         self.draws.iter().all(|(at, amount)| free.get(*at).is_some_and(|free| amount <= free))
@@ -427,7 +432,7 @@ impl Index {
                 None => key.fits |= u64::from(!closed && place.fits(&key.free)) << at,
                 Some(used) => {
                     key.untouched = false;
-                    if used.exclusive == 0 && !closed {
+                    if used.exclusive == 0 && !closed && !place.is_overdrawn(&key.free) {
                         key.shared.push((at, used.consumed.clone()));
                     }
                 }

@@ -10,6 +10,33 @@ fn priority(priority: i32) -> impl FnOnce(&mut ApiPod) {
     move |pod| pod.spec.as_mut().expect("a spec").priority = Some(priority)
 }
 
+/// A share that is kept for somebody, whose GPU another claim holds until its pod is gone, is no share
+/// that others could join.
+#[test]
+fn nobody_joins_a_share_whose_gpu_a_victim_still_holds() {
+    let mut world = World::new(&[("n1", 1)]);
+    let partition = [partition("r", "1g.10gb")];
+    world.claim("victim", &partition);
+    world.pod("victim", &["victim"], priority(-10));
+    world.work();
+    world.succeed("victim", &partition);
+    world.pod("victim", &["victim"], |pod| {
+        let spec = pod.spec.as_mut().expect("a spec");
+        (spec.scheduling_gates, spec.node_name, spec.priority) = (None, Some("n1".to_owned()), Some(-10));
+    });
+    world.jobs.clear();
+    let share = [fixtures::share("r", "8Gi", "5")];
+    world.claim("urgent", &share);
+    world.pod("urgent", &["urgent"], priority(10));
+    world.work();
+    assert!(matches!(world.take_job(), Job::MakeRoom { .. }));
+    world.claim("other", &share);
+    world.pod("other", &["other"], priority(0));
+    world.work();
+    let jobs = world.take_jobs();
+    assert!(!jobs.iter().any(|job| matches!(job, Job::Allocate { .. })), "{jobs:?}");
+}
+
 impl World {
     /// A pod of that priority that runs with a claim of its own.
     fn placed(&mut self, name: &str, of: i32) {

@@ -147,12 +147,25 @@ impl<'a, 's> State<'a, 's> {
                     }
                 }
                 if self.is_shared(view, position) {
-                    // Its counters are drawn already.
-                    return true;
+                    // Its counters are drawn already; but not for good where a share is kept for somebody
+                    // until others have gone.
+                    return !self.is_overdrawn(view, device);
                 }
             }
         }
         self.counters_suffice(view, device)
+    }
+
+    /// Whether more is drawn of a device's counters than there is.
+    fn is_overdrawn(&self, view: usize, device: &Device) -> bool {
+        let (Some(in_view), Some(free)) = (self.views.get(view), self.free.get(view)) else { return true };
+        self.index.draws(device).any(|(set, amounts)| {
+            let set = in_view.layout.sets.get(usize::from(set));
+            amounts.iter().any(|(counter, _)| {
+                let free = set.and_then(|set| free.get(set.offset + usize::from(*counter)));
+                free.is_none_or(|free| *free < Quantity::ZERO)
+            })
+        })
     }
 
     fn counters_suffice(&self, view: usize, device: &Device) -> bool {
