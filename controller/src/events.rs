@@ -2,6 +2,7 @@
 
 use crate::act::FIELD_MANAGER;
 use crate::brain::{Regarding, Report};
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -16,6 +17,10 @@ const LONGEST_NOTE: usize = 1024;
 /// Events that wait to be sent; beyond that they are dropped, with a word in the log.
 const WAITING: usize = 1024;
 
+/// Events that are sent at a time: one after the other they would come minutes late where many pods are
+/// decided, and be lost with a controller that ends.
+const AT_A_TIME: usize = 16;
+
 /// Sends events in the background. Losing one is not an error.
 #[derive(Debug, Clone)]
 pub struct Reporter {
@@ -25,22 +30,13 @@ pub struct Reporter {
 impl Reporter {
     /// Starts the task that sends; it ends when every clone is gone.
     pub fn start(client: Client, instance: &str) -> Self {
-        let (queue, mut reports) = mpsc::channel::<Report>(WAITING);
+        let (queue, reports) = mpsc::channel::<Report>(WAITING);
         let instance = instance.to_owned();
         tokio::spawn(async move {
-            while let Some(report) = reports.recv().await {
-                let event = event(&report, &instance);
-                let namespace = event.metadata.namespace.clone().unwrap_or_default();
-                let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-                let params =
-                    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-                let sent = tokio::time::timeout(Duration::from_secs(5), api.create(&params, &event)).await;
-                match sent {
-                    Ok(Ok(_)) => {}
-                    Ok(Err(error)) => tracing::debug!(%error, reason = report.reason, "event not written"),
-                    Err(_) => tracing::debug!(reason = report.reason, "event not written in time"),
-                }
-            }
+            let reports = futures::stream::unfold(reports, async |mut reports| {
+                reports.recv().await.map(|report| (report, reports))
+            });
+            reports.for_each_concurrent(AT_A_TIME, |report| send(&client, &instance, report)).await;
         });
         Self { queue }
     }
@@ -50,6 +46,18 @@ impl Reporter {
         if self.queue.try_send(report).is_err() {
             tracing::debug!("too many events at once: one is dropped");
         }
+    }
+}
+
+async fn send(client: &Client, instance: &str, report: Report) {
+    let event = event(&report, instance);
+    let namespace = event.metadata.namespace.clone().unwrap_or_default();
+    let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+    let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
+    match tokio::time::timeout(Duration::from_secs(5), api.create(&params, &event)).await {
+        Ok(Ok(_)) => {}
+        Ok(Err(error)) => tracing::debug!(%error, reason = report.reason, "event not written"),
+        Err(_) => tracing::debug!(reason = report.reason, "event not written in time"),
     }
 }
 
