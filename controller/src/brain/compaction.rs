@@ -45,6 +45,9 @@ pub(super) struct Compaction {
     next: Option<Instant>,
     /// How often in a row it was given up: each time it waits longer, so that nobody is moved to and fro.
     given_up: u32,
+    /// What those are told whose eviction was asked for, once it is accepted: also when the compaction was
+    /// given up meanwhile.
+    notes: HashMap<Uid, String>,
 }
 
 /// A GPU that is being emptied.
@@ -155,6 +158,15 @@ impl Core {
             current.left.pop_front();
             current.leaving = Some(one.clone());
         }
+        let note = format!(
+            "evicted so that gpu-{} becomes free as a whole: node {} has room for it ({}), and its owner makes it \
+             anew; it allows this by the annotation {}: Allow",
+            id.1,
+            one.to_node,
+            one.to.join(", "),
+            aliquot_model::names::COMPACTION
+        );
+        self.compaction.notes.insert(one.uid.clone(), note);
         self.effects.push(Effect::Do(Job::Move { pod: one.pod, uid: one.uid }));
     }
 
@@ -206,23 +218,15 @@ impl Core {
         error: Option<WriteError>,
         now: Instant,
     ) {
-        let current = self.compaction.current.as_ref();
-        let asked = current.and_then(|current| Some((current.step.gpu, current.leaving.clone()?)));
-        let asked = asked.filter(|(_, one)| one.pod == *pod && one.uid == *uid);
+        let leaving = self.compaction.current.as_ref().and_then(|current| current.leaving.as_ref());
+        let asked = leaving.is_some_and(|one| one.pod == *pod && one.uid == *uid);
         let evicted = evictions.iter().any(|eviction| eviction.fate == Fate::Evicted);
         let refused = self.count_evictions(evictions).or_else(|| error.map(|error| error.to_string()));
-        if let (true, Some((gpu, one))) = (evicted, &asked) {
-            let note = format!(
-                "evicted so that gpu-{gpu} becomes free as a whole: node {} has room for it ({}), and its owner \
-                 makes it anew; it allows this by the annotation {}: Allow",
-                one.to_node,
-                one.to.join(", "),
-                aliquot_model::names::COMPACTION
-            );
+        if let (Some(note), true) = (self.compaction.notes.remove(uid), evicted) {
             let regarding = Regarding::Pod(pod.clone(), uid.clone());
             self.tell(Report { regarding, warning: false, reason: reasons::MOVED, note });
         }
-        if let (Some(message), Some(_)) = (refused, asked) {
+        if let (Some(message), true) = (refused, asked) {
             self.end_compaction(&format!("pod {pod} was not evicted: {message}"), now);
         }
     }

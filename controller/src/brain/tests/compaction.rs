@@ -129,6 +129,17 @@ fn nothing_is_moved_while_somebody_waits_or_where_it_is_switched_off() {
 }
 
 #[test]
+fn who_is_evicted_is_told_why_also_when_the_compaction_was_given_up_meanwhile() {
+    let (mut world, _) = World::halves();
+    let job = world.moving();
+    world.half("first", false);
+    world.half("second", false);
+    assert!(world.notes(reasons::COMPACTION).last().is_some_and(|note| note.contains("needs the room")));
+    world.moved(job, Fate::Evicted);
+    assert_eq!(world.notes(reasons::MOVED).len(), 1);
+}
+
+#[test]
 fn who_waits_for_a_whole_gpu_gets_the_one_that_is_emptied() {
     let (mut world, gpu) = World::halves();
     world.claim("whole", &[request("r", "gpu.aliquot.dev", 1)]);
