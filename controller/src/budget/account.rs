@@ -273,7 +273,8 @@ impl Account {
         let found = found.or_else(|| self.uses.iter().position(|u| own(u) && u.since < until));
         let last = found.and_then(|at| self.uses.get_mut(at));
         if let Some(last) = last
-            && (last.open || claim.since <= last.end())
+            // What was allocated after a release is another use, whether or not the claim still counts as there.
+            && ((last.open && last.released.is_none()) || claim.since <= last.end())
         {
             let mut changed = false;
             if last.released.is_none_or(|released| released < until) {
@@ -289,8 +290,11 @@ impl Account {
         if until <= self.begun || until <= claim.since {
             return false;
         }
-        let since = self.uses.iter().filter(|u| u.uid == claim.uid).map(Use::end).max();
-        let since = since.map_or(claim.since, |end| claim.since.max(end));
+        // Between the uses before it and those after it: it may be told of when the next has begun.
+        let (before, after): (Vec<&Use>, Vec<&Use>) =
+            self.uses.iter().filter(|u| own(u)).partition(|u| u.since <= claim.since);
+        let since = before.iter().map(|u| u.end()).max().map_or(claim.since, |end| claim.since.max(end));
+        let until = after.iter().map(|u| u.since).min().map_or(until, |next| until.min(next));
         self.insert(Use {
             uid: claim.uid.clone(),
             claim: claim.name.clone(),

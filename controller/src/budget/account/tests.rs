@@ -293,3 +293,19 @@ fn a_part_that_becomes_known_later_is_charged_from_the_beginning() {
     look(&mut account, &[claim("a", 100)], 300);
     assert_eq!(seconds(&account, 300), 200);
 }
+
+#[test]
+fn two_releases_of_a_claim_that_was_allocated_twice_in_an_absence_are_two_uses() {
+    let life = |allocated, prepared, deallocated| Life {
+        uid: "a".into(),
+        part: PART.0,
+        allocated,
+        prepared: Some(prepared),
+        deallocated,
+    };
+    let lives = [life(282, (334, 495), 495), life(616, (668, 829), 829)];
+    for away in [(465, 828), (465, 829), (465, 845), (53, 616)] {
+        let account = play(&lives, &vec![away], &Away::new(), 1000, 999);
+        assert_eq!(seconds(&account, 1000), 495 - 282 + 829 - 616, "away {away:?}");
+    }
+}
