@@ -86,7 +86,8 @@ impl Core {
         let keys: Vec<ObjectKey> = pod.claim_keys().collect();
         for key in keys {
             let Some(claim) = self.index.claim(&key) else { continue };
-            if let Some(allocation) = claim.allocation.clone() {
+            // Also what was just written: the end of a short pod can be seen before the answer to the write.
+            if let Some(allocation) = self.index.effective_allocation(&key).cloned() {
                 self.note_ended_claim(claim.clone(), allocation, pod);
             }
         }
