@@ -43,6 +43,11 @@ impl Core {
             self.queue.remove(&key);
             return;
         }
+        // Kubernetes took its devices back, as it does when a pod ends: what it had is for the next.
+        if self.holds.awaits_end_of(&pod.uid) {
+            self.queue.park(&key);
+            return;
+        }
         // Another gate means: not yet.
         if pod.is_held_by_others() {
             self.queue.park(&key);

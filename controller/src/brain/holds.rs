@@ -82,6 +82,11 @@ impl Holds {
         self.unbound.offer(Rank::new(claim.key.clone(), 0, claim.created));
     }
 
+    /// Whether a claim of the pod lost its devices, so that the pod is about to be seen to end.
+    pub(super) fn awaits_end_of(&self, pod: &Uid) -> bool {
+        self.lost.contains_key(pod)
+    }
+
     fn forget(&mut self, key: &ObjectKey) {
         self.due.remove(key);
         self.unbound.remove(key);

@@ -11,6 +11,7 @@ mod budgets;
 mod compaction;
 mod elastic;
 mod gangs;
+mod heirs;
 mod preemption;
 mod reservations;
 

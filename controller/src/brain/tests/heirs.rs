@@ -1,0 +1,90 @@
+//! Devices of claims that die with their pod.
+
+use super::*;
+use aliquot_model::names::{HOLD_FOR, RECLAIM};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+
+fn owner(kind: &str, name: &str) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: kind.to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-{name}"),
+        controller: Some(true),
+        ..OwnerReference::default()
+    }
+}
+
+/// The claim `a` as made for the pod `a` from a template that keeps devices.
+fn of_template(mut claim: ResourceClaim) -> ResourceClaim {
+    let wish = [(RECLAIM.to_owned(), "Retain".to_owned()), (HOLD_FOR.to_owned(), "1h".to_owned())];
+    claim.metadata.annotations.get_or_insert_default().extend(wish);
+    claim.metadata.owner_references = Some(vec![owner("Pod", "a")]);
+    claim
+}
+
+/// The pod `a` of a controller, its claim made.
+fn made(pod: &mut ApiPod) {
+    pod.metadata.owner_references = Some(vec![owner("ReplicaSet", "maker")]);
+    let claims = json!([{"name": "gpu", "resourceClaimTemplateName": "t"}]);
+    pod.spec.get_or_insert_default().resource_claims = Some(serde_json::from_value(claims).expect("claims"));
+    let made = json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "a"}]});
+    pod.status = Some(serde_json::from_value(made).expect("a status"));
+}
+
+/// The same on its node, not seen to run yet.
+fn bound(pod: &mut ApiPod) {
+    made(pod);
+    if let Some(spec) = &mut pod.spec {
+        spec.scheduling_gates = None;
+        spec.node_name = Some("n1".to_owned());
+    }
+}
+
+/// The pod `a` has its devices, is bound, and Kubernetes takes the devices back.
+fn robbed() -> World {
+    let mut world = World::new(&[("n1", 2)]);
+    let claim = of_template(world.claim_with("a", &gpu(), json!({}), json!({})));
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    world.pod("a", &["a"], made);
+    world.work();
+    let job = world.take_job();
+    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
+    let claim = of_template(world.written("a", &gpu(), &allocations[0].clone(), "a"));
+    world.done(job, vec![claim], None);
+    world.pod("a", &["a"], bound);
+    world.work();
+    world.take_jobs();
+    let cleared = of_template(world.claim_with("a", &gpu(), json!({}), json!({})));
+    world.handle(Input::Claim(Seen::Apply(Box::new(cleared))));
+    world.work();
+    world
+}
+
+fn allocates(jobs: &[Job]) -> usize {
+    jobs.iter().filter(|job| matches!(job, Job::Allocate { .. })).count()
+}
+
+#[test]
+fn a_pod_whose_devices_kubernetes_took_as_it_ended_is_not_given_others_and_leaves_them() {
+    let mut world = robbed();
+    assert_eq!(allocates(&world.take_jobs()), 0);
+    world.pod("a", &["a"], |pod| {
+        bound(pod);
+        pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+    });
+    world.core.keep_holds(world.now, Timestamp::from_second(1_001).expect("a time"));
+    world.collect();
+    let jobs = world.take_jobs();
+    assert!(jobs.iter().any(|job| matches!(job, Job::MakeHold { .. })), "{jobs:?}");
+}
+
+#[test]
+fn a_pod_that_lost_its_devices_and_does_not_end_gets_others_after_a_while() {
+    let mut world = robbed();
+    world.take_jobs();
+    world.core.keep_holds(world.now, Timestamp::from_second(1_010).expect("a time"));
+    world.later(10);
+    world.work();
+    assert_eq!(allocates(&world.take_jobs()), 1);
+}
