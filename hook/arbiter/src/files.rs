@@ -3,7 +3,7 @@
 //! Regions are read, never mapped: a tenant can truncate its own, which would kill a process that has it mapped.
 
 use crate::{Arbiter, Share, Stretch, TICK_NS};
-use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, SURE};
+use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, Mark};
 use aliquot_quota::region::{Region, RegionView, Slot};
 use aliquot_quota::{ComputePolicy, QuotaFile};
 use std::collections::BTreeMap;
@@ -190,13 +190,14 @@ impl Kept {
         let at = offset_of!(Compute, log) + place * size_of::<Entry>();
         let bytes: [u8; size_of::<Entry>()] = self.read(offset_of!(Region, compute) + at);
         let word = |at: usize| bytes.get(at..at + 8)?.try_into().ok().map(u64::from_le_bytes);
-        let slot = word(offset_of!(Entry, slot))?;
+        let mark = Mark::of(word(offset_of!(Entry, mark))?);
         Some(Stretch {
-            slot: slot & !SURE,
+            slot: mark.slot.into(),
+            key: mark.key,
             start_ns: word(offset_of!(Entry, start_ns))?,
             end_ns: word(offset_of!(Entry, end_ns))?,
             taken_ns: word(offset_of!(Entry, taken_ns))?,
-            is_sure: slot & SURE != 0,
+            is_sure: mark.is_sure,
         })
     }
 }

@@ -7,7 +7,9 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests"))]
 
+mod divide;
 pub mod files;
+mod habits;
 mod lend;
 mod settle;
 mod slices;
@@ -28,6 +30,8 @@ pub const VALID_NS: u64 = 80_000_000;
 pub struct Stretch {
     /// Process by its slot.
     pub slot: u64,
+    /// Tells the process's kernels apart.
+    pub key: u32,
     /// Nanoseconds of the monotonic clock.
     pub start_ns: u64,
     /// The same.
@@ -36,6 +40,13 @@ pub struct Stretch {
     pub taken_ns: u64,
     /// Whether that is what it had.
     pub is_sure: bool,
+}
+
+impl Stretch {
+    /// Nanoseconds on the clock; 1 where they cannot be.
+    fn length(&self) -> f64 {
+        self.end_ns.saturating_sub(self.start_ns).max(1) as f64
+    }
 }
 
 /// A share as its quota and region show it.

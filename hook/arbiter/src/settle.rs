@@ -1,15 +1,16 @@
 //! Whose the wall time of kernels was.
 //!
-//! Processes log stretches in which a kernel of theirs was on the GPU or waited for its slice. While `n`
-//! processes have one, the GPU serves each of them for one of `n` parts. Once the stretches of all processes up
-//! to some instant are known, what each was charged for them is compared with what it had, and the
-//! difference is charged or refunded.
+//! Processes log stretches in which a kernel of theirs was on the GPU or waited for its slice. Once the stretches of all
+//! processes up to some instant are known, the time is divided between them ([`crate::divide`]), what each was charged
+//! is compared with what it had, and the difference is charged or refunded.
 //!
 //! A tenant can write whatever it likes into its own log. What it claims to have had is always charged to itself; to
 //! its neighbours it counts only as far as its quota and what it was lent allow, with [`CREDIT_NS`] in advance. So a
 //! share that claims to be there all the time cannot have its neighbours refunded more than what it may take from
 //! them anyway. (A share that hides its kernels is one that evades the limiter; NVML tells of it.)
 
+use crate::divide::{Kept, Outcome, Piece, Process, divide};
+use crate::habits::Habits;
 use crate::slices::own_parts;
 use crate::{Share, Stretch};
 use std::collections::BTreeMap;
@@ -44,13 +45,11 @@ pub(crate) struct Account {
     overdrawn: f64,
 }
 
-/// Share and slot.
-type Process = (String, u64);
-
 #[derive(Debug, Default)]
 pub(crate) struct Settlement {
     accounts: BTreeMap<String, Account>,
-    stretches: BTreeMap<Process, Vec<Stretch>>,
+    stretches: BTreeMap<Process, Vec<Kept>>,
+    habits: Habits,
     settled_ns: u64,
     /// Who holds the settlement up, and since when.
     holding: BTreeMap<Process, u64>,
@@ -64,7 +63,9 @@ impl Settlement {
     /// `entitled` is the part of the GPU that each share may have.
     pub(crate) fn tick(&mut self, now_ns: u64, shares: &[Share], rates: &[f32], entitled: &[f64]) {
         self.accounts.retain(|id, _| shares.iter().any(|share| share.id == *id));
-        self.stretches.retain(|(id, _), _| shares.iter().any(|share| share.id == *id));
+        let is_there = |id: &str| shares.iter().any(|share| share.id == id);
+        self.stretches.retain(|(id, _), _| is_there(id));
+        self.habits.retain(is_there);
         let mut settled = now_ns.saturating_sub(MARGIN_NS);
         self.holding.retain(|(id, slot), _| {
             shares.iter().any(|share| share.id == *id && share.pending.contains(slot))
@@ -78,7 +79,7 @@ impl Settlement {
             for stretch in share.stretches.iter().filter(|stretch| is_sound(stretch, now_ns)).take(room) {
                 let process = (share.id.clone(), stretch.slot);
                 self.holding.remove(&process);
-                self.stretches.entry(process).or_default().push(*stretch);
+                self.stretches.entry(process).or_default().push(Kept { stretch: *stretch, given: 0.0 });
             }
             for slot in &share.pending {
                 let since = *self.holding.entry((share.id.clone(), *slot)).or_insert(now_ns);
@@ -87,7 +88,7 @@ impl Settlement {
                     continue;
                 }
                 let last = self.stretches.get(&(share.id.clone(), *slot)).and_then(|all| all.last());
-                settled = settled.min(last.map_or(self.settled_ns, |last| last.end_ns));
+                settled = settled.min(last.map_or(self.settled_ns, |last| last.stretch.end_ns));
             }
         }
         let settled = settled.max(now_ns.saturating_sub(PATIENCE_NS));
@@ -110,116 +111,48 @@ impl Settlement {
 
     /// Divides the time between two instants.
     fn settle(&mut self, from: u64, to: u64) {
-        // Where stretches begin and end, by process, with the rate at which sure ones are served.
-        let mut corners: Vec<(u64, bool, &Process, Option<f64>)> = Vec::new();
-        let mut taken: BTreeMap<&str, f64> = BTreeMap::new();
-        for (process, stretches) in &self.stretches {
-            for stretch in stretches {
-                let (start, end) = (stretch.start_ns.max(from), stretch.end_ns.min(to));
-                if start < end {
-                    let length = (stretch.end_ns - stretch.start_ns) as f64;
-                    let rate = stretch.is_sure.then_some((stretch.taken_ns as f64 / length).min(1.0));
-                    corners.push((start, true, process, rate));
-                    corners.push((end, false, process, rate));
-                    if rate.is_none() {
-                        let part = (end - start) as f64 / length;
-                        *taken.entry(process.0.as_str()).or_default() += part * stretch.taken_ns as f64;
-                    }
-                }
-            }
-        }
-        corners.sort_by_key(|(at, begins, ..)| (*at, *begins));
-        let mut open: BTreeMap<&Process, u32> = BTreeMap::new();
-        let mut sure: BTreeMap<&Process, f64> = BTreeMap::new();
-        // The same by share.
-        let mut there: BTreeMap<&str, u32> = BTreeMap::new();
-        let mut served: BTreeMap<&str, f64> = BTreeMap::new();
-        let mut own: BTreeMap<&str, f64> = BTreeMap::new();
-        let mut wall: BTreeMap<&str, f64> = BTreeMap::new();
-        // What each share had while another was there as well, by both.
-        let mut beside: BTreeMap<(&str, &str), f64> = BTreeMap::new();
-        let mut before = from;
-        for (at, begins, process, rate) in corners {
-            let length = (at - before) as f64;
-            before = at;
-            if length > 0.0 && !open.is_empty() {
-                let count = open.len() as f64;
-                // Others are served in between at known rates: sure ones, and short launches of shares that
-                // have no stretch here.
-                let here =
-                    |id: &str| there.contains_key(id) || served.get(id).is_some_and(|rate| *rate > 1e-6);
-                let short = self.accounts.iter().filter(|(id, a)| !here(id) && a.short > 0.0);
-                let short = short.map(|(_, account)| account.short.min(account.entitled));
-                let rates: Vec<f64> = sure.values().copied().map(|rate| rate.min(1.0)).chain(short).collect();
-                let equal = 1.0 / (count + rates.len() as f64);
-                let others = rates.iter().sum::<f64>().min(1.0 - equal * count);
-                let each = length * (1.0 - others) / count;
-                // By share: a tenant may claim any number of processes.
-                for (id, processes) in &there {
-                    *own.entry(id).or_default() += each * f64::from(*processes);
-                    *wall.entry(id).or_default() += length * f64::from(*processes);
-                }
-                let served = served.iter().map(|(id, rate)| (*id, length * rate.clamp(0.0, 1.0)));
-                let had =
-                    there.iter().map(|(id, processes)| (*id, each * f64::from(*processes))).chain(served);
-                for (id, had) in had {
-                    let others = there.iter().filter(|(other, _)| **other != id);
-                    let count: u32 = others.clone().map(|(_, processes)| processes).sum();
-                    for (other, processes) in others {
-                        *beside.entry((id, other)).or_default() +=
-                            had * f64::from(*processes) / f64::from(count);
-                    }
-                }
-            }
-            match rate {
-                Some(rate) => {
-                    let change = if begins { rate } else { -rate };
-                    *served.entry(process.0.as_str()).or_default() += change;
-                    let now = sure.entry(process).or_default();
-                    *now += change;
-                    if *now < 1e-6 {
-                        sure.remove(process);
-                    }
-                }
-                None => {
-                    let count = open.entry(process).or_default();
-                    let was = *count > 0;
-                    *count = if begins { *count + 1 } else { count.saturating_sub(1) };
-                    let is = *count > 0;
-                    if was != is {
-                        let processes = there.entry(process.0.as_str()).or_default();
-                        *processes = if is { *processes + 1 } else { processes.saturating_sub(1) };
-                    }
-                    if !is {
-                        open.remove(process);
-                        there.retain(|_, processes| *processes > 0);
-                    }
-                }
-            }
-        }
+        let short: BTreeMap<&str, f64> = self
+            .accounts
+            .iter()
+            .filter(|(_, account)| account.short > 0.0)
+            .map(|(id, account)| (id.as_str(), account.short.min(account.entitled)))
+            .collect();
+        let all =
+            self.stretches.iter().flat_map(|(process, all)| all.iter().map(move |kept| (process, kept)));
+        let mut pieces: Vec<Piece<'_>> =
+            all.filter_map(|(process, kept)| Piece::of(process, kept, from, to)).collect();
+        let mut parts = divide(&mut pieces, &short, &self.habits, from);
+        let outcomes: Vec<Outcome> = pieces.iter().map(Piece::outcome).collect();
         for (id, account) in &mut self.accounts {
             let claims = |of: &&(&str, &str)| of.0 == id;
-            let claimed: f64 = beside.iter().filter(|(pair, _)| claims(pair)).map(|(_, had)| had).sum();
+            let claimed: f64 = parts.beside.iter().filter(|(pair, _)| claims(pair)).map(|(_, had)| had).sum();
             let refused = account.claim(claimed, (to - from) as f64);
             // What it cannot have had, those beside it have had.
-            for ((_, other), had) in beside.iter().filter(|(pair, _)| claims(pair)) {
-                *own.entry(other).or_default() += had * refused / claimed.max(1.0);
+            for ((_, other), had) in parts.beside.iter().filter(|(pair, _)| claims(pair)) {
+                parts.shares.entry(other).or_default().own += had * refused / claimed.max(1.0);
             }
         }
         let fade = (1.0 - (to - from) as f64 / MEMORY_NS).max(0.0);
         for (id, account) in &mut self.accounts {
-            let (own, wall) = (own.get(id.as_str()).copied(), wall.get(id.as_str()).copied());
-            let wall = wall.unwrap_or(0.0);
-            let own = own.unwrap_or(0.0).min(wall);
+            let part = parts.shares.get(id.as_str()).copied().unwrap_or_default();
+            let own = part.own.min(part.wall);
             account.own = account.own * fade + own;
-            account.wall = account.wall * fade + wall;
-            let missed = own - taken.get(id.as_str()).copied().unwrap_or(0.0);
-            account.true_up_ns = account.true_up_ns.saturating_add(missed as i64);
+            account.wall = account.wall * fade + part.wall;
+            account.true_up_ns = account.true_up_ns.saturating_add((own - part.taken) as i64);
         }
-        for stretches in self.stretches.values_mut() {
-            stretches.retain(|stretch| stretch.end_ns > to);
+        let mut outcomes = outcomes.into_iter();
+        for (process, all) in &mut self.stretches {
+            for (kept, outcome) in all.iter_mut().filter(|kept| kept.is_in(from, to)).zip(&mut outcomes) {
+                kept.given += outcome.given;
+                if let Some(is_alone) = outcome.is_alone {
+                    self.habits.note(&process.0, &kept.stretch, is_alone);
+                }
+            }
         }
-        self.stretches.retain(|_, stretches| !stretches.is_empty());
+        for kept in self.stretches.values_mut() {
+            kept.retain(|kept| kept.stretch.end_ns > to);
+        }
+        self.stretches.retain(|_, kept| !kept.is_empty());
     }
 }
 
@@ -259,6 +192,7 @@ mod tests {
     fn share(id: &str, stretches: &[(u64, u64, u64)]) -> Share {
         let stretch = |(start, end, taken): &(u64, u64, u64)| Stretch {
             slot: 0,
+            key: 0,
             start_ns: start * MS,
             end_ns: end * MS,
             taken_ns: taken * MS,
@@ -313,8 +247,10 @@ mod tests {
         while now < 121_000 * MS {
             let before = now;
             now += 20 * MS;
+            // Never the same kernel, so that how long it takes alone tells nothing.
+            let key = (now / MS) as u32;
             let honest =
-                Stretch { slot: 0, start_ns: before, end_ns: now, taken_ns: 20 * MS, is_sure: false };
+                Stretch { slot: 0, key, start_ns: before, end_ns: now, taken_ns: 20 * MS, is_sure: false };
             let a = Share { stretches: vec![honest], ..share("a", &[]) };
             let b = Share { stretches: lie(before, now), ..share("b", &[]) };
             settlement.tick(now, &[a, b], &[0.7, 0.1], &[0.7, 0.1]);
@@ -325,8 +261,9 @@ mod tests {
     #[test]
     fn a_lie_refunds_its_neighbours_no_more_than_the_liars_own_quota() {
         let most = 0.1 * 120.0 + CREDIT_NS / 1e9 + 0.1;
-        let claim =
-            |slot, is_sure| move |start_ns, end_ns| Stretch { slot, start_ns, end_ns, taken_ns: 0, is_sure };
+        let claim = |slot, is_sure| {
+            move |start_ns, end_ns| Stretch { slot, key: 0, start_ns, end_ns, taken_ns: 0, is_sure }
+        };
         // Always there, as one process or as a hundred, for all time at once, or as sure of it.
         let one = refunded(|from, to| vec![claim(0, false)(from, to)]);
         let many = refunded(|from, to| (0..100).map(|slot| claim(slot, false)(from, to)).collect());

@@ -145,7 +145,7 @@ impl Host for Here {
         if let Some((share, region)) = payer(account)
             && let Some(slot) = share.slot()
         {
-            gate::log(&region.compute, slot as u64, seen);
+            gate::log(&region.compute, slot as u16, seen);
         }
     }
 

@@ -26,8 +26,32 @@ pub const LONGEST_BORROWED_NS: u64 = 100_000_000;
 /// Measurements that the log holds.
 pub const LOG_LENGTH: usize = 1024;
 
-/// Marks an entry's slot: what was charged is what the process had, and not its part by supposition.
-pub const SURE: u64 = 1 << 32;
+/// What an entry says of a measurement beside its times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// The process's slot.
+    pub slot: u16,
+    /// Whether what was charged is what the process had, and not its part by supposition.
+    pub is_sure: bool,
+    /// Tells the process's kernels apart: 24 bits.
+    pub key: u32,
+}
+
+const SURE: u64 = 1 << 32;
+const KEY_SHIFT: u32 = 40;
+
+impl Mark {
+    /// As one word of an entry.
+    pub fn word(self) -> u64 {
+        let sure = if self.is_sure { SURE } else { 0 };
+        u64::from(self.slot) | sure | u64::from(self.key) << KEY_SHIFT
+    }
+
+    /// From one; bits that have no meaning yet are left out.
+    pub fn of(word: u64) -> Self {
+        Self { slot: word as u16, is_sure: word & SURE != 0, key: (word >> KEY_SHIFT) as u32 }
+    }
+}
 
 /// One measured stretch of GPU work, for the node agent: it sees all processes of the GPU and knows better how
 /// much of a stretch was the process's own.
@@ -39,8 +63,8 @@ pub struct Entry {
     pub end_ns: AtomicU64,
     /// What was charged for it.
     pub taken_ns: AtomicU64,
-    /// The process's slot, with [`SURE`] where what was charged is what it had.
-    pub slot: AtomicU64,
+    /// A [`Mark`].
+    pub mark: AtomicU64,
 }
 
 /// The compute side of a region; zeros are a share that has never launched.
@@ -92,7 +116,7 @@ impl Compute {
                     start_ns: AtomicU64::new(0),
                     end_ns: AtomicU64::new(0),
                     taken_ns: AtomicU64::new(0),
-                    slot: AtomicU64::new(0),
+                    mark: AtomicU64::new(0),
                 }
             }; LOG_LENGTH],
             reserved1: [const { AtomicU64::new(0) }; 16384 - 8 - 4 * LOG_LENGTH],
@@ -212,13 +236,14 @@ pub fn true_up(compute: &Compute, now_ns: u64, found_ns: i64, percent: u8) {
 }
 
 /// Writes a measurement to the log.
-pub fn log(compute: &Compute, slot: u64, seen: &Seen) {
+pub fn log(compute: &Compute, slot: u16, seen: &Seen) {
+    let mark = Mark { slot, is_sure: seen.is_sure, key: seen.key };
     let number = compute.logged.fetch_add(1, AcqRel);
     if let Some(entry) = compute.log.get(number as usize % LOG_LENGTH) {
         entry.end_ns.store(0, Release);
         entry.start_ns.store(seen.start_ns, Relaxed);
         entry.taken_ns.store(seen.taken_ns, Relaxed);
-        entry.slot.store(slot | if seen.is_sure { SURE } else { 0 }, Relaxed);
+        entry.mark.store(mark.word(), Relaxed);
         entry.end_ns.store(seen.end_ns, Release);
     }
 }
@@ -304,6 +329,18 @@ mod tests {
         let _ = used(&compute, 1000 * MS, 1000 * MS, MS, 10);
         let got = used(&compute, 60_000 * MS, 1, MS, 10);
         assert_eq!(got, BURST_NS + MS);
+    }
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written() {
+        for slot in [0, 7, u16::MAX] {
+            for key in [0, 1, 0xff_ffff] {
+                for is_sure in [false, true] {
+                    let mark = Mark { slot, is_sure, key };
+                    assert_eq!(Mark::of(mark.word()), mark);
+                }
+            }
+        }
     }
 
     #[test]

@@ -120,6 +120,11 @@ impl Meter {
         (key.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as usize
     }
 
+    /// What the log knows a key by.
+    fn short_key(key: u64) -> u32 {
+        Self::home(key) as u32 & 0xff_ffff
+    }
+
     fn find(&mut self, key: u64) -> Option<&mut Cost> {
         let home = Self::home(key);
         let at = (home..home + REACH)

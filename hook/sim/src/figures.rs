@@ -226,6 +226,13 @@ mod tests {
     }
 
     #[test]
+    fn thirty_to_seventy_holds_on_a_full_gpu_whatever_its_slices_are() {
+        for figure in two_tenants_each() {
+            assert!((0.41..=0.45).contains(&figure.value), "{}: {}", figure.name, figure.value);
+        }
+    }
+
+    #[test]
     fn an_owner_has_its_quota_back_soon() {
         for variant in VARIANTS {
             let reclaim = reclaim_ms(variant, 5_000_000);

@@ -2,7 +2,7 @@
 
 use crate::gpu::{Gpu, Slices};
 use aliquot_arbiter::{Arbiter, Share, Stretch, TICK_NS};
-use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, SURE, Terms};
+use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, Mark, Terms};
 use aliquot_quota::grant::Grant;
 use aliquot_quota::meter::{EVENTS, Launch, Meter, Others, Seen};
 use aliquot_quota::pacer::{self, Answer, Ask, Host, LEASE_NS, Reached, Step};
@@ -135,9 +135,11 @@ impl Process {
         let logged = compute.logged.load(Relaxed);
         let stretch = |number: u64| {
             let entry = compute.log.get(number as usize % LOG_LENGTH)?;
+            let mark = Mark::of(entry.mark.load(Relaxed));
             Some(Stretch {
-                slot: entry.slot.load(Relaxed) & !SURE,
-                is_sure: entry.slot.load(Relaxed) & SURE != 0,
+                slot: mark.slot.into(),
+                key: mark.key,
+                is_sure: mark.is_sure,
                 start_ns: entry.start_ns.load(Relaxed),
                 end_ns: entry.end_ns.load(Relaxed),
                 taken_ns: entry.taken_ns.load(Relaxed),

@@ -46,6 +46,7 @@ impl Meter {
                     end_ns: wall(span.end),
                     taken_ns: taken,
                     is_sure,
+                    key: Self::short_key(single.key),
                 });
                 Finding { account: single.account, delta_ns, seen }
             }

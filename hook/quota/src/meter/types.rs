@@ -149,6 +149,8 @@ pub struct Seen {
     pub taken_ns: u64,
     /// Whether that is what it had, and not its part by supposition.
     pub is_sure: bool,
+    /// Which launch it was: of its key, 24 bits.
+    pub key: u32,
 }
 
 /// Something whose events may have been reached.
