@@ -56,8 +56,12 @@ pub(crate) struct Outcome {
 pub(crate) struct Part {
     /// GPU time.
     pub(crate) own: f64,
-    /// What it was charged for the same.
+    /// What of it was borrowed.
+    pub(crate) lent: f64,
+    /// What its quota was charged for the same.
     pub(crate) taken: f64,
+    /// What was charged as borrowed.
+    pub(crate) lent_taken: f64,
     /// Wall time of its kernels.
     pub(crate) wall: f64,
 }
@@ -121,40 +125,57 @@ impl<'a> Piece<'a> {
     }
 }
 
+/// Stretches of one kind: how many, and the sum of what they were charged, as parts of their time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    count: u32,
+    taken: f64,
+    /// The same of those that borrowed.
+    lent: u32,
+    lent_taken: f64,
+}
+
+impl Tally {
+    fn count(&mut self, piece: &Piece<'_>, begins: bool) {
+        let (sign, part) = if begins { (1, piece.taken()) } else { (-1, -piece.taken()) };
+        self.count = self.count.saturating_add_signed(sign);
+        self.taken += part;
+        if piece.kept.stretch.is_borrowed {
+            self.lent = self.lent.saturating_add_signed(sign);
+            self.lent_taken += part;
+        }
+    }
+}
+
 /// One process at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Now {
-    /// Stretches of unknown parts, and what they were charged.
-    unsure: u32,
-    unsure_taken: f64,
-    /// Sure ones, and their rate.
-    sure: u32,
-    sure_rate: f64,
-    /// Rate of the only one, if it is known, and what it was charged.
-    known: Option<(f64, f64)>,
+    unsure: Tally,
+    sure: Tally,
+    /// Its only stretch, if its rate is known.
+    known: Option<(f64, Tally)>,
 }
 
 impl Now {
     /// A piece begins or ends.
     fn count(&mut self, piece: &Piece<'_>, begins: bool) {
-        let (sign, part) = if begins { (1, piece.taken()) } else { (-1, -piece.taken()) };
         if let Some(rate) = piece.rate() {
-            self.known = begins.then_some((rate, part));
+            let mut tally = Tally::default();
+            tally.count(piece, true);
+            self.known = begins.then_some((rate, tally));
         } else if piece.kept.stretch.is_sure {
-            self.sure = self.sure.saturating_add_signed(sign);
-            self.sure_rate += part;
+            self.sure.count(piece, begins);
         } else {
-            self.unsure = self.unsure.saturating_add_signed(sign);
-            self.unsure_taken += part;
+            self.unsure.count(piece, begins);
         }
     }
 
     fn is_idle(&self) -> bool {
-        self.unsure + self.sure == 0 && self.known.is_none()
+        self.unsure.count + self.sure.count == 0 && self.known.is_none()
     }
 }
 
-/// The processes of one share at one moment.
+/// The processes of one share at one moment, and what of them borrowed.
 #[derive(Clone, Copy, Debug, Default)]
 struct Crowd {
     unsure: u32,
@@ -162,7 +183,13 @@ struct Crowd {
     known: u32,
     sure_rate: f64,
     known_rate: f64,
+    /// What all but the sure were charged.
     taken: f64,
+    lent_unsure: f64,
+    lent_sure_rate: f64,
+    lent_known: u32,
+    lent_known_rate: f64,
+    lent_taken: f64,
 }
 
 impl Crowd {
@@ -170,19 +197,30 @@ impl Crowd {
     fn count(&mut self, now: &Now, sign: i8) {
         let sign_f = f64::from(sign);
         let step = |count: &mut u32| *count = count.saturating_add_signed(i32::from(sign));
-        if let Some((rate, taken)) = now.known {
+        let mut charge = |tally: &Tally| {
+            self.taken += sign_f * tally.taken;
+            self.lent_taken += sign_f * tally.lent_taken;
+        };
+        if let Some((rate, tally)) = now.known {
+            charge(&tally);
             step(&mut self.known);
             self.known_rate += sign_f * rate;
-            self.taken += sign_f * taken;
+            if tally.lent > 0 {
+                step(&mut self.lent_known);
+                self.lent_known_rate += sign_f * rate;
+            }
             return;
         }
-        if now.unsure > 0 {
+        if now.unsure.count > 0 {
+            charge(&now.unsure);
             step(&mut self.unsure);
-            self.taken += sign_f * now.unsure_taken;
+            self.lent_unsure += sign_f * f64::from(now.unsure.lent) / f64::from(now.unsure.count);
         }
-        if now.sure > 0 {
+        if now.sure.count > 0 {
             step(&mut self.sure);
-            self.sure_rate += sign_f * now.sure_rate.min(1.0);
+            let scale = 1.0 / now.sure.taken.max(1.0);
+            self.sure_rate += sign_f * now.sure.taken * scale;
+            self.lent_sure_rate += sign_f * now.sure.lent_taken * scale;
         }
     }
 
@@ -308,14 +346,20 @@ fn share_out<'a>(
     let scale = if flexes { (1.0 - known_rate - strange_rate).max(0.0) / sure_rate } else { 1.0 };
     let alone = (1.0 - strange_rate).clamp(0.0, 1.0);
     for (id, crowd) in crowds {
-        let known = if is_alone { alone * f64::from(crowd.known) } else { crowd.known_rate };
+        let alone = |count: u32, rate: f64| if is_alone { alone * f64::from(count) } else { rate };
+        let known = alone(crowd.known, crowd.known_rate);
+        let lent_known = alone(crowd.lent_known, crowd.lent_known_rate);
         let part = parts.shares.entry(id).or_default();
         part.own += length * (known + each * f64::from(crowd.unsure));
-        part.taken += length * crowd.taken;
+        part.lent += length * (lent_known + each * crowd.lent_unsure);
+        part.taken += length * (crowd.taken - crowd.lent_taken);
+        part.lent_taken += length * crowd.lent_taken;
         part.wall += length * f64::from(crowd.known + crowd.unsure);
         if flexes {
             part.own += length * crowd.sure_rate * scale;
-            part.taken += length * crowd.sure_rate;
+            part.lent += length * crowd.lent_sure_rate * scale;
+            part.taken += length * (crowd.sure_rate - crowd.lent_sure_rate);
+            part.lent_taken += length * crowd.lent_sure_rate;
             part.wall += length * f64::from(crowd.sure);
         }
         let had = length * (known + each * f64::from(crowd.unsure) + crowd.sure_rate.clamp(0.0, 1.0));
@@ -351,6 +395,7 @@ mod tests {
                 end_ns: *end_ns,
                 taken_ns: (end_ns - start_ns) / 100,
                 is_sure: sure,
+                is_borrowed: false,
             },
             given: 0.0,
         };
@@ -366,7 +411,15 @@ mod tests {
     /// Kernels of `b` take this long.
     fn known(length: u64) -> Habits {
         let mut habits = Habits::default();
-        let stretch = Stretch { slot: 0, key: 7, start_ns: 0, end_ns: length, taken_ns: 0, is_sure: false };
+        let stretch = Stretch {
+            slot: 0,
+            key: 7,
+            start_ns: 0,
+            end_ns: length,
+            taken_ns: 0,
+            is_sure: false,
+            is_borrowed: false,
+        };
         (0..20).for_each(|_| habits.note("b", &stretch, true));
         habits
     }
@@ -411,7 +464,15 @@ mod tests {
         let given: Vec<f64> = outcomes.iter().map(|outcome| outcome.given).collect();
         assert_eq!(given, [100.0, 100.0], "remembered for the rest");
         let rest = Kept {
-            stretch: Stretch { slot: 0, key: 7, start_ns: 0, end_ns: 800, taken_ns: 0, is_sure: false },
+            stretch: Stretch {
+                slot: 0,
+                key: 7,
+                start_ns: 0,
+                end_ns: 800,
+                taken_ns: 0,
+                is_sure: false,
+                is_borrowed: false,
+            },
             given: 100.0,
         };
         let processes = NAMES.map(|name| (name.to_owned(), 0));

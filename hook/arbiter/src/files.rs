@@ -198,6 +198,7 @@ impl Kept {
             end_ns: word(offset_of!(Entry, end_ns))?,
             taken_ns: word(offset_of!(Entry, taken_ns))?,
             is_sure: mark.is_sure,
+            is_borrowed: mark.is_borrowed,
         })
     }
 }

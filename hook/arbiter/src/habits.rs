@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     fn stretch(key: u32, length: u64) -> Stretch {
-        Stretch { slot: 0, key, start_ns: 0, end_ns: length, taken_ns: 0, is_sure: false }
+        Stretch { slot: 0, key, start_ns: 0, end_ns: length, taken_ns: 0, is_sure: false, is_borrowed: false }
     }
 
     /// What is known of kernel 7 after stretches of these lengths, alone or not.

@@ -55,13 +55,20 @@ impl Use {
         self.sum(|tick| tick.1.saturating_add(tick.2))
     }
 
+    /// GPU time on the share's own quota in the last two ticks: who comes back has its time back at once.
+    fn newest(&self) -> f32 {
+        let newest = || self.recent.iter().rev().take(2);
+        let span: u64 = newest().map(|tick| tick.0).sum();
+        newest().map(|tick| tick.1).sum::<i64>().max(0) as f32 / span.max(1) as f32
+    }
+
     fn waits(&self) -> bool {
         self.recent.iter().any(|tick| tick.3 > 0)
     }
 
     /// Percent of the GPU that the share may claim at any moment.
     fn reserved(&self, quota: f32) -> f32 {
-        let own = 100.0 * self.sum(|tick| tick.1);
+        let own = 100.0 * self.sum(|tick| tick.1).max(self.newest());
         if self.waits() || own >= WANTS_ALL * quota {
             quota
         } else if self.recent.iter().any(|tick| tick.1 != 0) {
@@ -136,6 +143,27 @@ mod tests {
     #[test]
     fn a_share_that_uses_little_keeps_some_room() {
         assert_eq!(lent(&[(30, 0, true, 300, 1), (60, 0, false, 100, 0)]), [50, 0]);
+    }
+
+    #[test]
+    fn who_comes_back_has_its_quota_back_at_once() {
+        let mut shares = [
+            Share { id: "a".to_owned(), percent: 20, is_soft: true, ..Share::default() },
+            Share { id: "b".to_owned(), percent: 70, ..Share::default() },
+        ];
+        let mut uses = BTreeMap::new();
+        let mut tick = |owner_ns: u64, tick: u64| {
+            shares[0].delayed += 1;
+            shares[0].charged_ns += TICK_NS / 5;
+            shares[1].charged_ns += owner_ns;
+            for share in &shares {
+                uses.entry(share.id.clone()).or_insert_with(|| Use::of(share)).note(tick * TICK_NS, share);
+            }
+            lend(&shares, &uses)[0]
+        };
+        assert_eq!((0..20).map(|at| tick(0, at)).last(), Some(80));
+        // Two ticks of ten at its quota.
+        assert_eq!((20..22).map(|at| tick(TICK_NS / 100 * 70, at)).last(), Some(10));
     }
 
     #[test]

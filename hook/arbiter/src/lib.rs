@@ -40,6 +40,8 @@ pub struct Stretch {
     pub taken_ns: u64,
     /// Whether that is what it had.
     pub is_sure: bool,
+    /// Whether it was charged as borrowed.
+    pub is_borrowed: bool,
 }
 
 impl Stretch {
@@ -125,6 +127,7 @@ impl Arbiter {
                 slice_us: self.slice_us,
                 own_permille: account.map_or(0, |account| account.own_permille),
                 true_up_ns: account.map_or(0, |account| account.true_up_ns),
+                borrowed_true_up_ns: account.map_or(0, |account| account.borrowed_true_up_ns),
             }
         };
         shares.iter().zip(lent).map(grant).collect()

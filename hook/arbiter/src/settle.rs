@@ -33,6 +33,7 @@ const ENOUGH_NS: f64 = 5e7;
 pub(crate) struct Account {
     pub(crate) own_permille: u16,
     pub(crate) true_up_ns: i64,
+    pub(crate) borrowed_true_up_ns: i64,
     /// The share's own time and all wall time of its kernels, the older the less.
     own: f64,
     wall: f64,
@@ -138,7 +139,9 @@ impl Settlement {
             let own = part.own.min(part.wall);
             account.own = account.own * fade + own;
             account.wall = account.wall * fade + part.wall;
-            account.true_up_ns = account.true_up_ns.saturating_add((own - part.taken) as i64);
+            let (missed, lent) = (own - part.lent - part.taken, part.lent - part.lent_taken);
+            account.true_up_ns = account.true_up_ns.saturating_add(missed as i64);
+            account.borrowed_true_up_ns = account.borrowed_true_up_ns.saturating_add(lent as i64);
         }
         let mut outcomes = outcomes.into_iter();
         for (process, all) in &mut self.stretches {
@@ -197,6 +200,7 @@ mod tests {
             end_ns: end * MS,
             taken_ns: taken * MS,
             is_sure: false,
+            is_borrowed: false,
         };
         Share {
             id: id.to_owned(),
@@ -226,6 +230,20 @@ mod tests {
     }
 
     #[test]
+    fn what_was_borrowed_is_put_right_there_and_not_on_the_quota() {
+        let mut a = share("a", &[(100, 200, 100), (300, 400, 90)]);
+        a.stretches[0].is_borrowed = true;
+        let mut settlement = Settlement::default();
+        settlement.tick(40 * MS, &[], &[], &[]);
+        settlement.tick(1000 * MS, &[a, share("b", &[(150, 250, 50)])], &[0.0; 2], &[0.5; 2]);
+        let got = |id| {
+            let account = settlement.account(id).unwrap();
+            [account.true_up_ns, account.borrowed_true_up_ns].map(|ns| ns / MS as i64)
+        };
+        assert_eq!((got("a"), got("b")), ([10, -25], [25, 0]));
+    }
+
+    #[test]
     fn nothing_is_settled_while_a_process_may_still_have_been_there() {
         let mut b = share("b", &[]);
         b.pending = vec![0];
@@ -249,8 +267,15 @@ mod tests {
             now += 20 * MS;
             // Never the same kernel, so that how long it takes alone tells nothing.
             let key = (now / MS) as u32;
-            let honest =
-                Stretch { slot: 0, key, start_ns: before, end_ns: now, taken_ns: 20 * MS, is_sure: false };
+            let honest = Stretch {
+                slot: 0,
+                key,
+                start_ns: before,
+                end_ns: now,
+                taken_ns: 20 * MS,
+                is_sure: false,
+                is_borrowed: false,
+            };
             let a = Share { stretches: vec![honest], ..share("a", &[]) };
             let b = Share { stretches: lie(before, now), ..share("b", &[]) };
             settlement.tick(now, &[a, b], &[0.7, 0.1], &[0.7, 0.1]);
@@ -262,7 +287,15 @@ mod tests {
     fn a_lie_refunds_its_neighbours_no_more_than_the_liars_own_quota() {
         let most = 0.1 * 120.0 + CREDIT_NS / 1e9 + 0.1;
         let claim = |slot, is_sure| {
-            move |start_ns, end_ns| Stretch { slot, key: 0, start_ns, end_ns, taken_ns: 0, is_sure }
+            move |start_ns, end_ns| Stretch {
+                slot,
+                key: 0,
+                start_ns,
+                end_ns,
+                taken_ns: 0,
+                is_sure,
+                is_borrowed: false,
+            }
         };
         // Always there, as one process or as a hundred, for all time at once, or as sure of it.
         let one = refunded(|from, to| vec![claim(0, false)(from, to)]);

@@ -119,9 +119,9 @@ impl Host for Here {
         for (index, share, percent) in limiting(self.device) {
             let Some(region) = share.region() else { continue };
             let (compute, grant) = (&region.compute, share.grant(now_ns));
-            gate::true_up(compute, now_ns, grant.true_up_ns, percent);
+            gate::true_up(compute, now_ns, &grant, percent);
             let terms = Terms { percent, borrow_percent: grant.borrow_percent };
-            match gate::enter(compute, now_ns, ask.amount_ns, ask.cost_ns, ask.is_known, terms) {
+            match gate::enter(compute, now_ns, ask, terms) {
                 Entrance::Own => return Answer::Go(index as u32),
                 Entrance::Borrowed => return Answer::Go(index as u32 | BORROWED),
                 Entrance::Wait(until) => earliest = earliest.min(until),
@@ -145,7 +145,7 @@ impl Host for Here {
         if let Some((share, region)) = payer(account)
             && let Some(slot) = share.slot()
         {
-            gate::log(&region.compute, slot as u16, seen);
+            gate::log(&region.compute, slot as u16, account & BORROWED != 0, seen);
         }
     }
 

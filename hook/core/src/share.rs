@@ -86,7 +86,7 @@ pub(crate) struct Share {
     checked_ms: AtomicU64,
     grant_path: Mutex<Path>,
     /// The grant as last read: until when, borrowed percent and own part and slice, corrections, and when.
-    granted: [AtomicU64; 3],
+    granted: [AtomicU64; 4],
     grant_checked_ms: AtomicU64,
     /// The slot plus one.
     seated: AtomicU32,
@@ -112,7 +112,7 @@ impl Share {
             is_soft: AtomicU32::new(0),
             checked_ms: AtomicU64::new(0),
             grant_path: Mutex::new(Path::new()),
-            granted: [const { AtomicU64::new(0) }; 3],
+            granted: [const { AtomicU64::new(0) }; 4],
             grant_checked_ms: AtomicU64::new(0),
             seated: AtomicU32::new(0),
             shared: [const { AtomicU64::new(0) }; 2],
@@ -187,7 +187,7 @@ impl Share {
     /// What the node agent grants now; nothing where there is none, or where it has run out.
     pub(crate) fn grant(&self, now_ns: u64) -> Grant {
         let (now_ms, checked) = (now_ns / 1_000_000, self.grant_checked_ms.load(Relaxed));
-        let [until, terms, up] = &self.granted;
+        let [until, terms, up, borrowed_up] = &self.granted;
         let age = if until.load(Relaxed) == 0 { QUOTA_AGE_MS } else { GRANT_AGE_MS };
         if checked == 0 || now_ms.wrapping_sub(checked) >= age {
             self.grant_checked_ms.store(now_ms, Relaxed);
@@ -197,17 +197,18 @@ impl Share {
                 let own = u64::from(read.own_permille) << 16;
                 terms.store(u64::from(read.slice_us) << 32 | own | u64::from(read.borrow_percent), Relaxed);
                 up.store(read.true_up_ns as u64, Relaxed);
+                borrowed_up.store(read.borrowed_true_up_ns as u64, Relaxed);
             }
         }
-        let (valid_until_ns, terms, true_up_ns) =
-            (until.load(Relaxed), terms.load(Relaxed), up.load(Relaxed) as i64);
+        let (valid_until_ns, terms) = (until.load(Relaxed), terms.load(Relaxed));
+        let (true_up_ns, borrowed_true_up_ns) = (up.load(Relaxed) as i64, borrowed_up.load(Relaxed) as i64);
         if valid_until_ns <= now_ns {
             // What was found to be charged wrongly stays so.
-            return Grant { true_up_ns, ..Grant::default() };
+            return Grant { true_up_ns, borrowed_true_up_ns, ..Grant::default() };
         }
         let borrow_percent = if self.is_soft.load(Relaxed) == 0 { 0 } else { terms as u8 };
         let (own_permille, slice_us) = ((terms >> 16) as u16, (terms >> 32) as u32);
-        Grant { valid_until_ns, borrow_percent, own_permille, slice_us, true_up_ns }
+        Grant { valid_until_ns, borrow_percent, own_permille, slice_us, true_up_ns, borrowed_true_up_ns }
     }
 
     /// This process's slot.

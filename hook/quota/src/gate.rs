@@ -8,6 +8,7 @@
 //! One word cannot be half written: a process that is killed at any time leaves at most the charge of launches
 //! that the GPU has or will have run, and time pays for that. Nobody holds anything, so nobody waits for anyone.
 
+use crate::grant::Grant;
 use crate::meter::Seen;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -23,6 +24,14 @@ pub const LONGEST_DEBT_NS: u64 = 600_000_000_000;
 /// Longest launch that may borrow: borrowed work is to end soon after its owner comes back.
 pub const LONGEST_BORROWED_NS: u64 = 100_000_000;
 
+/// GPU time that a launch may have before its end when it borrows, those that were launched before it included; one
+/// that is longer goes alone.
+pub const MOST_AHEAD_NS: u64 = 60_000_000;
+
+/// No launch borrows more than is lent in so many nanoseconds: where little is lent, a long launch would hold up
+/// those whose time it is.
+pub const LONGEST_LOAN_NS: u64 = 400_000_000;
+
 /// Measurements that the log holds.
 pub const LOG_LENGTH: usize = 1024;
 
@@ -33,23 +42,32 @@ pub struct Mark {
     pub slot: u16,
     /// Whether what was charged is what the process had, and not its part by supposition.
     pub is_sure: bool,
+    /// Whether it was charged as borrowed.
+    pub is_borrowed: bool,
     /// Tells the process's kernels apart: 24 bits.
     pub key: u32,
 }
 
 const SURE: u64 = 1 << 32;
+const BORROWED: u64 = 1 << 33;
 const KEY_SHIFT: u32 = 40;
 
 impl Mark {
     /// As one word of an entry.
     pub fn word(self) -> u64 {
         let sure = if self.is_sure { SURE } else { 0 };
-        u64::from(self.slot) | sure | u64::from(self.key) << KEY_SHIFT
+        let borrowed = if self.is_borrowed { BORROWED } else { 0 };
+        u64::from(self.slot) | sure | borrowed | u64::from(self.key) << KEY_SHIFT
     }
 
     /// From one; bits that have no meaning yet are left out.
     pub fn of(word: u64) -> Self {
-        Self { slot: word as u16, is_sure: word & SURE != 0, key: (word >> KEY_SHIFT) as u32 }
+        Self {
+            slot: word as u16,
+            is_sure: word & SURE != 0,
+            is_borrowed: word & BORROWED != 0,
+            key: (word >> KEY_SHIFT) as u32,
+        }
     }
 }
 
@@ -88,7 +106,9 @@ pub struct Compute {
     pub leased_ns: AtomicU64,
     /// The newest measurements: entry `n` is at `n % LOG_LENGTH`.
     pub log: [Entry; LOG_LENGTH],
-    reserved1: [AtomicU64; 16384 - 8 - 4 * LOG_LENGTH],
+    /// How much of the agent's corrections of borrowed time has been charged; wraps.
+    pub trued_borrowed_ns: AtomicU64,
+    reserved1: [AtomicU64; 16384 - 9 - 4 * LOG_LENGTH],
 }
 
 const _: () = assert!(size_of::<Compute>() == 131_072);
@@ -119,7 +139,8 @@ impl Compute {
                     mark: AtomicU64::new(0),
                 }
             }; LOG_LENGTH],
-            reserved1: [const { AtomicU64::new(0) }; 16384 - 8 - 4 * LOG_LENGTH],
+            trued_borrowed_ns: AtomicU64::new(0),
+            reserved1: [const { AtomicU64::new(0) }; 16384 - 9 - 4 * LOG_LENGTH],
         }
     }
 }
@@ -165,22 +186,38 @@ pub enum Entrance {
     Wait(u64),
 }
 
-/// Asks for a launch: on the share's own quota first, then on borrowed time. `amount_ns` is what is charged,
-/// with the lease that the launch takes; only launches whose cost is known may borrow.
-pub fn enter(
-    compute: &Compute,
-    now_ns: u64,
-    amount_ns: u64,
-    cost_ns: u64,
-    is_known: bool,
-    terms: Terms,
-) -> Entrance {
+/// What a launch asks the gate for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// Nanoseconds to charge, a lease included.
+    pub amount_ns: u64,
+    /// The launch's own part.
+    pub cost_ns: u64,
+    /// Whether that has been measured: only such launches may borrow.
+    pub is_known: bool,
+    /// GPU time of the process's launches that have not ended.
+    pub ahead_ns: u64,
+}
+
+impl Ask {
+    /// How much of what lies ahead has to end first.
+    fn excess_ns(&self) -> u64 {
+        self.ahead_ns.saturating_sub(MOST_AHEAD_NS.saturating_sub(self.cost_ns))
+    }
+}
+
+/// Asks for a launch: on the share's own quota first, then on borrowed time.
+pub fn enter(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
+    let Ask { amount_ns, cost_ns, .. } = ask;
     let entrance = match admit(compute, now_ns, amount_ns, terms.percent) {
         Admission::Go => Entrance::Own,
-        Admission::Wait(until) if terms.borrow_percent == 0 || !is_known => Entrance::Wait(until),
-        Admission::Wait(until) => match borrow(compute, now_ns, amount_ns, terms.borrow_percent) {
-            Admission::Go => Entrance::Borrowed,
-            Admission::Wait(other) => Entrance::Wait(until.min(other)),
+        Admission::Wait(until) if terms.borrow_percent == 0 || !ask.is_known => Entrance::Wait(until),
+        Admission::Wait(until) => match ask.excess_ns() {
+            0 => match borrow(compute, now_ns, amount_ns, terms.borrow_percent) {
+                Admission::Go => Entrance::Borrowed,
+                Admission::Wait(other) => Entrance::Wait(until.min(other)),
+            },
+            excess => Entrance::Wait(until.min(now_ns.saturating_add(excess))),
         },
     };
     if amount_ns > cost_ns && !matches!(entrance, Entrance::Wait(_)) {
@@ -192,7 +229,7 @@ pub fn enter(
 /// Asks for a launch that borrows at the rate of `percent` (1 to 100), and charges it if it may go. Nothing is
 /// saved up for borrowing, and a launch must not be longer than [`LONGEST_BORROWED_NS`].
 pub fn borrow(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admission {
-    if cost_ns > LONGEST_BORROWED_NS || percent == 0 {
+    if cost_ns > LONGEST_BORROWED_NS || percent == 0 || price(cost_ns, percent) > LONGEST_LOAN_NS {
         return Admission::Wait(u64::MAX);
     }
     let mut found = compute.borrowed_until_ns.load(Acquire);
@@ -215,7 +252,8 @@ pub fn borrow(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admi
 
 /// Charges what borrowing launches took beyond their estimate, or refunds what they did not take.
 pub fn correct_borrowed(compute: &Compute, now_ns: u64, delta_ns: i64, percent: u8) {
-    let amount = price(delta_ns.unsigned_abs(), percent.max(1));
+    // A refund is worth no more than it was charged, and more may have been lent then.
+    let amount = price(delta_ns.unsigned_abs(), if delta_ns > 0 { percent.max(1) } else { 100 });
     let change = |found: u64| {
         if delta_ns > 0 { found.max(now_ns).saturating_add(amount) } else { found.saturating_sub(amount) }
     };
@@ -224,20 +262,31 @@ pub fn correct_borrowed(compute: &Compute, now_ns: u64, delta_ns: i64, percent: 
     compute.borrowed_ns.fetch_add(delta_ns as u64, Relaxed);
 }
 
-/// Applies what the agent found to be charged wrongly up to now, once for all processes of the share. At most
-/// ten seconds of GPU time are applied at a time.
-pub fn true_up(compute: &Compute, now_ns: u64, found_ns: i64, percent: u8) {
-    const MOST: i64 = 10_000_000_000;
-    let before = compute.trued_ns.load(Acquire);
-    let delta = (found_ns as u64).wrapping_sub(before) as i64;
-    if delta != 0 && compute.trued_ns.compare_exchange(before, found_ns as u64, AcqRel, Acquire).is_ok() {
-        correct(compute, now_ns, delta.clamp(-MOST, MOST), percent);
+/// Applies what the agent found to be charged wrongly up to now, once for all processes of the share. What was
+/// borrowed is put right as soon as the share borrows again. At most ten seconds of GPU time are applied at a time.
+pub fn true_up(compute: &Compute, now_ns: u64, grant: &Grant, percent: u8) {
+    if let Some(delta) = untrued(&compute.trued_ns, grant.true_up_ns) {
+        correct(compute, now_ns, delta, percent);
+    }
+    if grant.borrow_percent > 0
+        && let Some(delta) = untrued(&compute.trued_borrowed_ns, grant.borrowed_true_up_ns)
+    {
+        correct_borrowed(compute, now_ns, delta, grant.borrow_percent);
     }
 }
 
+/// What of the agent's corrections has not been charged; for one caller only.
+fn untrued(trued_ns: &AtomicU64, found_ns: i64) -> Option<i64> {
+    const MOST: i64 = 10_000_000_000;
+    let before = trued_ns.load(Acquire);
+    let delta = (found_ns as u64).wrapping_sub(before) as i64;
+    let is_mine = || trued_ns.compare_exchange(before, found_ns as u64, AcqRel, Acquire).is_ok();
+    (delta != 0 && is_mine()).then_some(delta.clamp(-MOST, MOST))
+}
+
 /// Writes a measurement to the log.
-pub fn log(compute: &Compute, slot: u16, seen: &Seen) {
-    let mark = Mark { slot, is_sure: seen.is_sure, key: seen.key };
+pub fn log(compute: &Compute, slot: u16, is_borrowed: bool, seen: &Seen) {
+    let mark = Mark { slot, is_sure: seen.is_sure, is_borrowed, key: seen.key };
     let number = compute.logged.fetch_add(1, AcqRel);
     if let Some(entry) = compute.log.get(number as usize % LOG_LENGTH) {
         entry.end_ns.store(0, Release);
@@ -332,11 +381,54 @@ mod tests {
     }
 
     #[test]
+    fn launches_that_are_long_against_what_is_lent_do_not_borrow() {
+        let borrows = |cost, percent| borrow(&fresh(), 1_000_000 * MS, cost, percent) == Admission::Go;
+        assert!(borrows(100 * MS, 80) && borrows(40 * MS, 10) && borrows(MS, 1));
+        assert!(!borrows(101 * MS, 80) && !borrows(41 * MS, 10) && !borrows(MS, 0));
+    }
+
+    #[test]
+    fn who_has_much_queued_borrows_when_so_much_of_it_has_ended() {
+        let now = 1_000_000 * MS;
+        let terms = Terms { percent: 10, borrow_percent: 80 };
+        let asked = |cost_ns, ahead_ns| {
+            let compute = fresh();
+            compute.paid_until_ns.store(now + 1000 * MS, Relaxed);
+            enter(&compute, now, Ask { amount_ns: cost_ns, cost_ns, is_known: true, ahead_ns }, terms)
+        };
+        assert_eq!(asked(20 * MS, 40 * MS), Entrance::Borrowed);
+        assert_eq!(asked(20 * MS, 45 * MS), Entrance::Wait(now + 5 * MS));
+        assert_eq!(asked(90 * MS, 0), Entrance::Borrowed, "alone");
+        assert_eq!(asked(90 * MS, 7 * MS), Entrance::Wait(now + 7 * MS));
+        assert_eq!(asked(20 * MS, u64::MAX), Entrance::Wait(now + 1000 * MS), "others have slices");
+    }
+
+    #[test]
+    fn what_was_borrowed_is_put_right_once_and_on_borrowed_time() {
+        let (compute, now) = (fresh(), 1_000_000 * MS);
+        let grant = |borrow_percent, borrowed| Grant {
+            borrow_percent,
+            borrowed_true_up_ns: borrowed,
+            ..Grant::default()
+        };
+        true_up(&compute, now, &grant(0, 8 * MS as i64), 50);
+        assert_eq!(compute.borrowed_until_ns.load(Relaxed), 0, "nothing is lent now");
+        for _ in 0..2 {
+            true_up(&compute, now, &grant(80, 8 * MS as i64), 50);
+            assert_eq!(compute.borrowed_until_ns.load(Relaxed), now + 10 * MS);
+        }
+        // Lent less since: a refund is worth its GPU time all the same.
+        true_up(&compute, now, &grant(10, 0), 50);
+        assert_eq!(compute.borrowed_until_ns.load(Relaxed), now + 2 * MS);
+        assert_eq!((compute.borrowed_ns.load(Relaxed), compute.paid_until_ns.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
     fn a_mark_is_read_as_it_was_written() {
         for slot in [0, 7, u16::MAX] {
             for key in [0, 1, 0xff_ffff] {
-                for is_sure in [false, true] {
-                    let mark = Mark { slot, is_sure, key };
+                for (is_sure, is_borrowed) in [(false, false), (true, false), (false, true), (true, true)] {
+                    let mark = Mark { slot, is_sure, is_borrowed, key };
                     assert_eq!(Mark::of(mark.word()), mark);
                 }
             }

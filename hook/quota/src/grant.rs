@@ -22,6 +22,8 @@ pub struct Grant {
     pub slice_us: u32,
     /// GPU time that was charged too little since the share began, in nanoseconds; negative = too much.
     pub true_up_ns: i64,
+    /// The same of what it borrowed.
+    pub borrowed_true_up_ns: i64,
 }
 
 impl Grant {
@@ -35,6 +37,7 @@ impl Grant {
             self.valid_until_ns.to_le_bytes(),
             [self.borrow_percent, 0, own0, own1, slice0, slice1, slice2, slice3],
             self.true_up_ns.to_le_bytes(),
+            self.borrowed_true_up_ns.to_le_bytes(),
         ];
         for (to, word) in out.chunks_exact_mut(8).zip(&words) {
             to.copy_from_slice(word);
@@ -61,6 +64,7 @@ impl Grant {
             own_permille: u16::from_le_bytes([own0, own1]).min(1000),
             slice_us: u32::from_le_bytes([slice0, slice1, slice2, slice3]),
             true_up_ns: i64::from_le_bytes(word(3)?),
+            borrowed_true_up_ns: i64::from_le_bytes(word(4)?),
         })
     }
 }
@@ -72,9 +76,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_encode_is_identity(until: u64, borrow in 0..=100_u8, own in 0..=1000_u16, slice: u32, up: i64) {
-            let grant =
-                Grant { valid_until_ns: until, borrow_percent: borrow, own_permille: own, slice_us: slice, true_up_ns: up };
+        fn decode_of_encode_is_identity(until: u64, borrow in 0..=100_u8, own in 0..=1000_u16, slice: u32, up: i64, borrowed: i64) {
+            let grant = Grant {
+                valid_until_ns: until,
+                borrow_percent: borrow,
+                own_permille: own,
+                slice_us: slice,
+                true_up_ns: up,
+                borrowed_true_up_ns: borrowed,
+            };
             prop_assert_eq!(Grant::decode(&grant.encode()), Some(grant));
         }
 

@@ -51,6 +51,8 @@ const SPARSE: u32 = 16;
 const KEYS: usize = 1024;
 /// Places of the table in which a key can be.
 const REACH: usize = 8;
+/// How late the end of a launch may be seen.
+const LATE_NS: u64 = 6_000_000;
 /// Inverse of the weight that a measurement has in the end.
 const LEAST_WEIGHT: u32 = 16;
 /// All measurements, and how many of them have to be without others' slices for those to count alone.
@@ -394,6 +396,21 @@ impl Meter {
             Pending::Window(at) => self.windows.get(at).copied().flatten().map(|w| w.first_ns),
         };
         first.map_or(0, |first| now_ns.saturating_sub(first))
+    }
+
+    /// GPU time of the launches timed by themselves that may still run, as far as it is to come; `u64::MAX` where
+    /// the one that runs should have ended, so that others have slices.
+    pub fn backlog(&self, now_ns: u64) -> u64 {
+        let all = || self.singles.iter().flatten();
+        let Some(oldest) = all().min_by_key(|single| single.order) else { return 0 };
+        let sum = all().fold(0_u64, |sum, single| sum.saturating_add(single.charged_ns));
+        // It began when the one before it ended, or was launched later.
+        let before = if self.zero_ns == i64::MAX { 0 } else { u64::try_from(self.zero_ns).unwrap_or(0) };
+        let runs = now_ns.saturating_sub(oldest.first_ns.max(before));
+        if runs > oldest.charged_ns / 4 * 5 + LATE_NS {
+            return u64::MAX;
+        }
+        sum.saturating_sub(runs.min(oldest.charged_ns))
     }
 
     /// Whether a launch that is timed by itself may still run.

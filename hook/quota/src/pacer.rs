@@ -3,6 +3,7 @@
 //! Clock, driver and lock are the caller's ([`Host`]): the limiter's core gives the real ones, the simulation
 //! virtual ones. Nothing here waits; who is told to come again sleeps until then.
 
+pub use crate::gate::Ask;
 use crate::meter::{Launch, Meter, Others, Pending, Plan, STREAMS, Seen};
 use crate::spans::Span;
 use crate::till::Till;
@@ -17,17 +18,6 @@ const SHORT_NAP_NS: u64 = 200_000;
 const SLACK_NS: u64 = 1_000_000;
 /// Measurements taken at one look.
 const TAKEN: usize = 8;
-
-/// What a launch asks the gate for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ask {
-    /// Nanoseconds to charge, a lease included.
-    pub amount_ns: u64,
-    /// The launch's own part.
-    pub cost_ns: u64,
-    /// Whether that has been measured.
-    pub is_known: bool,
-}
 
 /// The gate's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,7 +100,7 @@ pub struct Ticket {
 pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -> Step {
     look(host, launch.context);
     let now = host.now_ns();
-    let prediction = host.meter(|meter| meter.predict(launch.key, now));
+    let (prediction, ahead_ns) = host.meter(|meter| (meter.predict(launch.key, now), meter.backlog(now)));
     let charged_ns = prediction.cost_ns;
     let is_short = prediction.is_short;
     let account = match is_short.then(|| spend(host, cell, charged_ns)).flatten() {
@@ -118,7 +108,8 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
         None => {
             let lease = if is_short { host.lease_ns() } else { 0 };
             let amount_ns = charged_ns.saturating_add(lease);
-            match host.admit(now, Ask { amount_ns, cost_ns: charged_ns, is_known: prediction.is_known }) {
+            let ask = Ask { amount_ns, cost_ns: charged_ns, is_known: prediction.is_known, ahead_ns };
+            match host.admit(now, ask) {
                 Answer::Go(account) => {
                     if lease > 0 {
                         host.till().put(cell, lease, account);

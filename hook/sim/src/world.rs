@@ -140,6 +140,7 @@ impl Process {
                 slot: mark.slot.into(),
                 key: mark.key,
                 is_sure: mark.is_sure,
+                is_borrowed: mark.is_borrowed,
                 start_ns: entry.start_ns.load(Relaxed),
                 end_ns: entry.end_ns.load(Relaxed),
                 taken_ns: entry.taken_ns.load(Relaxed),
@@ -205,8 +206,9 @@ impl Host for View<'_> {
             percent: self.process.tenant.percent,
             borrow_percent: if grant.valid_until_ns > now_ns { grant.borrow_percent } else { 0 },
         };
-        gate::true_up(&self.process.compute, now_ns, grant.true_up_ns, terms.percent);
-        match gate::enter(&self.process.compute, now_ns, ask.amount_ns, ask.cost_ns, ask.is_known, terms) {
+        let grant = Grant { borrow_percent: terms.borrow_percent, ..*grant };
+        gate::true_up(&self.process.compute, now_ns, &grant, terms.percent);
+        match gate::enter(&self.process.compute, now_ns, ask, terms) {
             Entrance::Own => Answer::Go(0),
             Entrance::Borrowed => Answer::Go(1),
             Entrance::Wait(until) => Answer::Wait(until),
@@ -222,8 +224,8 @@ impl Host for View<'_> {
         }
     }
 
-    fn log(&self, _: u32, seen: &Seen) {
-        gate::log(&self.process.compute, 0, seen);
+    fn log(&self, account: u32, seen: &Seen) {
+        gate::log(&self.process.compute, 0, account == 1, seen);
     }
 
     fn is_pending(&self, pending: bool) {

@@ -49,6 +49,26 @@ fn an_unknown_launch_is_charged_more_while_the_first_one_runs() {
 }
 
 #[test]
+fn the_backlog_is_what_is_to_come_of_what_was_launched() {
+    let mut meter = Meter::new();
+    assert_eq!(meter.backlog(MS), 0);
+    run(&mut meter, 7, 1000 * MS, 20 * MS, Others::NONE);
+    let launch = |meter: &mut Meter, now| {
+        let plan = meter.launch(&launch_of(7, 0), 0, 20 * MS, now);
+        meter.launched(&plan, true, 0);
+        plan.single.unwrap()
+    };
+    let first = launch(&mut meter, 1100 * MS);
+    launch(&mut meter, 1101 * MS);
+    assert_eq!(meter.backlog(1100 * MS), 40 * MS);
+    assert_eq!(meter.backlog(1115 * MS), 25 * MS);
+    assert_eq!(meter.backlog(1125 * MS), 20 * MS, "its end is seen a little late");
+    assert_eq!(meter.backlog(1140 * MS), u64::MAX, "others have slices");
+    end(&mut meter, first, 1100 * MS, 1120 * MS, Others::NONE);
+    assert_eq!(meter.backlog(1130 * MS), 10 * MS);
+}
+
+#[test]
 fn overlapping_launches_are_charged_once() {
     let mut meter = Meter::new();
     let places: Vec<_> = (0..8).map(|stream| start(&mut meter, 7, stream).unwrap()).collect();
