@@ -3,7 +3,7 @@
 use super::holds::RETRY;
 use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Job, WriteError};
-use crate::decide::{Decision, Plan, Situation, Stage};
+use crate::decide::{Decision, Situation, Stage};
 use crate::hold::heir::{self, Bequest, Step};
 use crate::hold::{self, ByUs, Policy};
 use crate::index::{
@@ -290,24 +290,23 @@ impl Core {
         self.holds.due.insert(key.clone(), now + RETRY);
     }
 
-    /// Decides for a hold claim that is to get its devices. `None`: they are not to be had any more.
-    pub(super) fn plan_of_bequest(
-        &mut self,
-        claim: &Claim,
-        bequest: &Bequest,
-        now: Instant,
-    ) -> Option<Box<Plan>> {
+    /// Decides for a hold claim that is to get its devices.
+    pub(super) fn bind_bequest(&mut self, claim: &Claim, bequest: &Bequest, now: Instant, wall: Timestamp) {
         let pod = Pod::in_place_of(claim);
         let mut situation = self.situation(&pod, now);
         self.narrow(&mut situation, &claim.uid, bequest);
         match self.decide(&pod, &situation) {
-            Decision::Placed(plan) if self.refusal(&claim.key.namespace).is_none() => Some(plan),
-            _ => None,
+            Decision::Placed(plan) if self.refusal(&claim.key.namespace).is_none() => {
+                self.write_binding(claim, plan, bequest.until, wall);
+            }
+            Decision::OutOfTime(_) => self.holds.unbound.delay(&claim.key, now),
+            // They are not to be had any more.
+            _ => self.give_bequest_up(claim),
         }
     }
 
     /// A hold claim whose devices somebody else has by now, or that are gone, is of no use.
-    pub(super) fn give_bequest_up(&mut self, claim: &Claim) {
+    fn give_bequest_up(&mut self, claim: &Claim) {
         self.holds.unbound.remove(&claim.key);
         self.tell_claim(
             claim,
@@ -331,7 +330,7 @@ impl Core {
 
     /// Hold claims that have no devices although nobody else has them: they are not free for others.
     pub(super) fn keep_bequests(&self, pod: &Pod, situation: &mut Situation) {
-        for ending in self.holds.endings.values() {
+        for ending in self.endings_unmade() {
             if self.heir_of_ending(pod, ending).is_none() {
                 self.keep_devices(&ending.bequest, situation);
             }
@@ -349,6 +348,21 @@ impl Core {
                 self.keep_devices(bequest, situation);
             }
         }
+    }
+
+    /// Hold claims that are still to be made. Once one is seen it speaks for itself, also before the answer
+    /// to the write that made it.
+    fn endings_unmade(&self) -> impl Iterator<Item = &Ending> {
+        let made: HashSet<&str> = self
+            .index
+            .bequests()
+            .filter_map(|claim| claim.bequest.as_ref().map(|bequest| &*bequest.claim_uid))
+            .collect();
+        self.holds
+            .endings
+            .iter()
+            .filter(move |(source, _)| !made.contains(&***source))
+            .map(|(_, ending)| ending)
     }
 
     fn keep_devices(&self, bequest: &Bequest, situation: &mut Situation) {
@@ -433,7 +447,7 @@ impl Core {
                 groups.entry(key).or_default().push((heir.uid.clone(), claim, bequest));
             }
         }
-        let coming = self.holds.endings.values().filter(|ending| self.heir_of_ending(pod, ending).is_some());
+        let coming = self.endings_unmade().filter(|ending| self.heir_of_ending(pod, ending).is_some());
         let of_its_name = groups.keys().next().is_some_and(|(other_name, _, _)| !other_name);
         if coming.into_iter().any(|ending| !of_its_name || *ending.bequest.pod == *pod.key.name) {
             return Inheritance::Later;

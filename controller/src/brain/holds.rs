@@ -190,10 +190,7 @@ impl Core {
             return;
         }
         if let Some(bequest) = claim.bequest.clone() {
-            return match self.plan_of_bequest(&claim, &bequest, now) {
-                Some(plan) => self.write_binding(&claim, plan, bequest.until, wall),
-                None => self.give_bequest_up(&claim),
-            };
+            return self.bind_bequest(&claim, &bequest, now, wall);
         }
         let Step::Bind(until) = hold::step(self.hold_policy(&claim), facts(&claim), wall.as_second()) else {
             self.holds.unbound.remove(&key);
@@ -255,7 +252,7 @@ impl Core {
         }
     }
 
-    fn write_binding(&mut self, claim: &Claim, plan: Box<Plan>, until: i64, wall: Timestamp) {
+    pub(super) fn write_binding(&mut self, claim: &Claim, plan: Box<Plan>, until: i64, wall: Timestamp) {
         let Assumed { allocations, claims, .. } = self.assume(&plan, wall);
         tracing::info!(claim = %claim.key, node = %plan.node, score = ?plan.score, "binding before any pod");
         self.holds.writing.insert(claim.uid.clone());

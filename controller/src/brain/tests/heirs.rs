@@ -88,3 +88,29 @@ fn a_pod_that_lost_its_devices_and_does_not_end_gets_others_after_a_while() {
     world.work();
     assert_eq!(allocates(&world.take_jobs()), 1);
 }
+
+#[test]
+fn a_hold_claim_that_is_seen_before_the_answer_to_its_making_is_not_in_its_own_way() {
+    let mut world = robbed();
+    world.take_jobs();
+    world.pod("a", &["a"], |pod| {
+        bound(pod);
+        pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+    });
+    let keep = |world: &mut World| {
+        world.core.keep_holds(world.now, Timestamp::from_second(1_001).expect("a time"));
+        world.work();
+        world.take_jobs()
+    };
+    let jobs = keep(&mut world);
+    let [Job::MakeHold { claim, .. }] = jobs.as_slice() else { panic!("a hold claim, not {jobs:?}") };
+    let mut claim = claim.clone();
+    claim.metadata.uid = Some("uid-hold".to_owned());
+    claim.metadata.resource_version = Some(world.stamp());
+    claim.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        Timestamp::from_second(1_001).expect("a time"),
+    ));
+    world.handle(Input::Claim(Seen::Apply(claim)));
+    let jobs = keep(&mut world);
+    assert!(matches!(jobs.as_slice(), [Job::Bind { .. }]), "{jobs:?}");
+}
