@@ -17,6 +17,7 @@ pub use expand::{Expansion, expand};
 use crate::index::{Allocation, Claim};
 use aliquot_model::config::{self, AllocationPolicy, Config};
 use aliquot_model::names::API_VERSION;
+use k8s_openapi::api::resource::v1::DeviceSubRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -89,6 +90,40 @@ pub fn substituted(claim: &Claim, allocation: &Allocation) -> Vec<Substituted> {
             })
         })
         .collect()
+}
+
+/// The profile that was asked for in place of what an allocation's result is for (`request/alternative`).
+///
+/// The annotation can be written by whoever may change the claim, so its word alone is nothing: the given
+/// alternative must be the first one with another profile and nothing else, as [`expand`] makes it. Whoever
+/// writes such a list himself gets no more by it than a policy in the claim would have given him.
+pub fn asked_instead(driver: &str, claim: &Claim, result: &str) -> Option<String> {
+    let (request, given) = result.split_once('/')?;
+    let asked = claim.substitution.as_ref()?.asked.get(request)?;
+    let mut requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+    let alternatives = requests.find(|known| known.name == request)?.first_available.as_ref()?;
+    let first = alternatives.first().filter(|first| first.name != given)?;
+    let given = alternatives.iter().find(|alternative| alternative.name == given)?;
+    let bare = |alternative: &DeviceSubRequest| DeviceSubRequest {
+        name: String::new(),
+        selectors: None,
+        ..alternative.clone()
+    };
+    let (before, after) = (expressions(first)?, expressions(given)?);
+    if bare(first) != bare(given) || before.len() != after.len() {
+        return None;
+    }
+    let mut changed = before.into_iter().zip(after).filter(|(before, after)| before != after);
+    let ((before, after), None) = (changed.next()?, changed.next()) else { return None };
+    let other = replace::profile(after, driver)?;
+    let same = replace::profile(before, driver).as_ref() == Some(asked)
+        && replace::replace(before, driver, &other).as_deref() == Some(after);
+    same.then(|| asked.clone())
+}
+
+fn expressions(alternative: &DeviceSubRequest) -> Option<Vec<&str>> {
+    let selectors = alternative.selectors.iter().flatten();
+    selectors.map(|selector| Some(selector.cel.as_ref()?.expression.as_str())).collect()
 }
 
 #[cfg(test)]

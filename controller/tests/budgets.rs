@@ -11,6 +11,7 @@ mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
 use aliquot_controller::budget::kinds;
+use aliquot_controller::substitute::ANNOTATION;
 use common::{Cluster, Running, eventually, fixtures};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
@@ -34,10 +35,15 @@ fn definition(kind: &str, plural: &str, scope: &str) -> CustomResourceDefinition
 }
 
 async fn start(terms: Value) -> Cluster {
+    start_with(2, terms).await
+}
+
+/// A cluster with a node of so many GPUs and a budget.
+async fn start_with(gpus: u32, terms: Value) -> Cluster {
     let cluster = Cluster::start().await;
     cluster.create_global(&definition("GpuBudget", "gpubudgets", "Namespaced")).await;
     cluster.create_global(&definition("NodeUsage", "nodeusages", "Cluster")).await;
-    cluster.add_node("n1", 2).await;
+    cluster.add_node("n1", gpus).await;
     let budget = fixtures::object(json!({
         "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
         "metadata": {"name": "gpu", "namespace": "default"}, "spec": terms,
@@ -114,6 +120,44 @@ async fn a_claim_is_charged_from_its_allocation_until_it_is_taken_back() {
     status_is(&cluster, "claims", json!(0)).await;
     assert_eq!(status(&cluster, "state").await, "Within");
     controller.terminate().await;
+}
+
+/// `filler` has the one 1g.10gb+me of the GPU, an eighth of it; `user` asks for another one and gets a
+/// quarter, the larger 1g.20gb.
+#[rstest]
+#[case::what_was_given_by_default(json!({}), "0.375")]
+#[case::what_was_asked_for(json!({"chargeSubstitutesAs": "Asked"}), "0.25")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_substitute_is_charged_as_the_budget_says(#[case] more: Value, #[case] gpus: &str) {
+    let mut terms = json!({"gpuHours": 10, "window": {"rolling": "24h"}});
+    terms.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let cluster = start_with(1, terms).await;
+    let first = controller(&cluster, "c1").await;
+    cluster.claim("filler", &[fixtures::partition("r", "1g.10gb+me")]).await;
+    cluster.pod("filler", &["filler"]).await;
+    cluster.bound("filler").await;
+    let alternative = |name: &str, profile: &str| {
+        let expression = format!(r#"device.attributes["{}"].profile == "{profile}""#, fixtures::DRIVER);
+        json!({"name": name, "deviceClassName": "mig.aliquot.dev",
+               "selectors": [{"cel": {"expression": expression}}]})
+    };
+    let alternatives = [alternative("asked", "1g.10gb+me"), alternative("larger", "1g.20gb")];
+    let spec = fixtures::spec(&[json!({"name": "r", "firstAvailable": alternatives})]);
+    let mut claim = fixtures::claim("user", &spec);
+    let record = json!({"asked": {"r": "1g.10gb+me"}, "goBack": false}).to_string();
+    claim.metadata.annotations = Some([(ANNOTATION.to_owned(), record)].into());
+    cluster.create(&claim).await;
+    cluster.pod("user", &["user"]).await;
+    cluster.bound("user").await;
+    status_is(&cluster, "gpus", json!(gpus)).await;
+    // Whoever leads next comes to the same.
+    first.kill();
+    let second = controller(&cluster, "c2").await;
+    cluster.delete_pod("filler").await;
+    status_is(&cluster, "claims", json!(1)).await;
+    let left = if more == json!({}) { "0.25" } else { "0.125" };
+    status_is(&cluster, "gpus", json!(left)).await;
+    second.terminate().await;
 }
 
 /// The first controller is killed in the middle of a write: before the server has it, or before the

@@ -114,11 +114,15 @@ impl Core {
 
     fn around(&self) -> Around {
         let mut claims: HashMap<Arc<str>, Vec<AllocatedClaim>> = HashMap::new();
+        let mut asked = HashMap::new();
         if !self.book.is_empty() {
             for claim in self.index.claims().filter(|claim| self.book.has_budget(&claim.key.namespace)) {
                 let Some(allocation) = claim.allocation.as_ref().filter(|a| !a.held.is_empty()) else {
                     continue;
                 };
+                if let Some(part) = part::of_asked(&self.index, claim, allocation) {
+                    asked.insert(claim.uid.clone(), part);
+                }
                 claims.entry(claim.key.namespace.clone()).or_default().push(AllocatedClaim {
                     uid: claim.uid.clone(),
                     name: claim.key.name.clone(),
@@ -130,7 +134,7 @@ impl Core {
         let heard =
             |node: &Node| node.known && !node.taints.iter().any(|taint| SILENT.contains(&taint.key.as_str()));
         let nodes = self.book.nodes().filter(|name| self.index.node(name).is_some_and(heard));
-        Around { claims, nodes: nodes.cloned().collect() }
+        Around { claims, nodes: nodes.cloned().collect(), asked }
     }
 
     /// The used-up budget that holds a namespace back, if one does.

@@ -5,12 +5,13 @@
 //! an account that has it already does not count it again.
 
 use super::account::{Account, AllocatedClaim, Observed, Stored};
-use super::kinds::{Budget, Enforcement, NodeUsage, Terms};
+use super::kinds::{Budget, Enforcement, NodeUsage, Substitutes, Terms};
 use super::status::{self, Standing};
 use super::{amount, window};
 use crate::index::{ObjectKey, Uid};
-use aliquot_model::usage::{HeldClaim, Release};
+use aliquot_model::usage::{HeldClaim, MicroGpus, Release};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -29,6 +30,23 @@ pub struct Around {
     pub claims: HashMap<Arc<str>, Vec<AllocatedClaim>>,
     /// Nodes that are there and can be reached: only what they hold counts.
     pub nodes: HashSet<Arc<str>>,
+    /// What claims with a larger profile than they asked for asked for, by UID.
+    pub asked: HashMap<Arc<str>, MicroGpus>,
+}
+
+impl Around {
+    /// The claims of a namespace with the parts that they are charged for.
+    fn claims_of(&self, namespace: &str, substitutes: Substitutes) -> Cow<'_, [AllocatedClaim]> {
+        let claims = self.claims.get(namespace).map(Vec::as_slice).unwrap_or_default();
+        if substitutes == Substitutes::Given || self.asked.is_empty() {
+            return Cow::Borrowed(claims);
+        }
+        let charged = |claim: &AllocatedClaim| AllocatedClaim {
+            part: self.asked.get(&claim.uid).copied().or(claim.part),
+            ..claim.clone()
+        };
+        Cow::Owned(claims.iter().map(charged).collect())
+    }
 }
 
 /// Something to do.
@@ -242,12 +260,13 @@ impl Book {
         }
         for entry in self.budgets.values_mut() {
             let namespace = &*entry.budget.key.namespace;
-            let keep = match &entry.budget.terms {
-                Ok(terms) => terms.window.bounds(now).0,
-                Err(_) => now.saturating_sub(window::LONGEST),
+            let (keep, substitutes) = match &entry.budget.terms {
+                Ok(terms) => (terms.window.bounds(now).0, terms.substitutes),
+                Err(_) => (now.saturating_sub(window::LONGEST), Substitutes::default()),
             };
+            let claims = around.claims_of(namespace, substitutes);
             let observed = Observed {
-                claims: around.claims.get(namespace).map(Vec::as_slice).unwrap_or_default(),
+                claims: &claims,
                 held: held.get(namespace).map(Vec::as_slice).unwrap_or_default(),
                 released: released.get(namespace).map(Vec::as_slice).unwrap_or_default(),
                 listed: listed.get(namespace),

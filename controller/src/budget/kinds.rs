@@ -60,6 +60,16 @@ impl Enforcement {
     }
 }
 
+/// What a claim is charged for that was given a larger profile than it asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+pub enum Substitutes {
+    /// For what it has: nobody else can have it.
+    #[default]
+    Given,
+    /// For what it asked for.
+    Asked,
+}
+
 /// What a budget asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Terms {
@@ -71,6 +81,8 @@ pub struct Terms {
     pub enforcement: Enforcement,
     /// For [`Enforcement::LowerPriority`].
     pub lower_class: Option<Arc<str>>,
+    /// What substitutes are charged for.
+    pub substitutes: Substitutes,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,6 +94,8 @@ struct RawSpec {
     enforcement: Option<Enforcement>,
     #[serde(default)]
     lower_priority_class_name: Option<String>,
+    #[serde(default)]
+    charge_substitutes_as: Option<Substitutes>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -120,6 +134,7 @@ impl Terms {
             window,
             enforcement,
             lower_class: lower_class.map(Into::into),
+            substitutes: raw.charge_substitutes_as.unwrap_or_default(),
         })
     }
 }
@@ -222,6 +237,8 @@ mod tests {
     #[case::no_class(json!({"gpuHours": 1, "window": {"calendar": "Day"}, "enforcement": "LowerPriority"}),
         "spec.lowerPriorityClassName")]
     #[case::enforcement(json!({"gpuHours": 1, "window": {"calendar": "Day"}, "enforcement": "Ask"}), "Ask")]
+    #[case::asked(json!({"gpuHours": 1, "window": {"calendar": "Day"}, "chargeSubstitutesAs": "Asked"}), "")]
+    #[case::free(json!({"gpuHours": 1, "window": {"calendar": "Day"}, "chargeSubstitutesAs": "Free"}), "Free")]
     fn what_is_wrong_names_the_field(#[case] spec: Value, #[case] field: &str) {
         match Terms::read(&spec) {
             Ok(_) => assert_eq!(field, ""),

@@ -1,14 +1,30 @@
 //! The part of GPUs that an allocation is charged for, from what nodes publish.
 
-use crate::index::{Allocation, Claim, Held, Index};
+use crate::index::{Allocation, Claim, Held, Index, Sym};
 use crate::quantity::Quantity;
+use crate::substitute::asked_instead;
 use aliquot_model::usage::MicroGpus;
-use aliquot_model::{DeviceKind, DeviceName};
+use aliquot_model::{DeviceKind, DeviceName, ProfileName};
 
 /// All devices of an allocation together; `None` while one of them is not published.
 pub fn of_allocation(index: &Index, allocation: &Allocation) -> Option<MicroGpus> {
     let parts = allocation.held.iter().filter(|held| !held.admin).map(|held| of_device(index, held));
     parts.sum::<Option<Sum>>().map(|sum| sum.0)
+}
+
+/// The same as if every request had been given the profile that it asked for; `None` if every one was, or
+/// if that cannot be said. It is never more than what was given.
+pub fn of_asked(index: &Index, claim: &Claim, allocation: &Allocation) -> Option<MicroGpus> {
+    let mut substituted = false;
+    let mut parts = Vec::new();
+    for held in allocation.held.iter().filter(|held| !held.admin) {
+        let given = of_device(index, held)?;
+        let asked = asked_instead(index.driver(), claim, &held.request)
+            .and_then(|profile| of_profile(index, held, &ProfileName::new(&profile).slug()));
+        substituted |= asked.is_some();
+        parts.push(Sum(asked.map_or(given.0, |asked| asked.0.min(given.0))));
+    }
+    substituted.then(|| parts.into_iter().sum::<Sum>().0)
 }
 
 /// When a claim was allocated: its `allocationTimestamp`, else what we wrote into its annotation, as
@@ -24,6 +40,7 @@ pub fn allocated_at(claim: &Claim) -> Option<i64> {
     allocation.timestamp.or_else(written).map(|at| at.max(claim.created))
 }
 
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Sum(MicroGpus);
 
 impl std::iter::Sum for Sum {
@@ -36,18 +53,7 @@ fn of_device(index: &Index, held: &Held) -> Option<Sum> {
     let name = DeviceName::parse(index.name(held.device))?;
     let part = match name.kind() {
         DeviceKind::Admin | DeviceKind::Gpu => MicroGpus::of_kind(name.kind()),
-        DeviceKind::Mig => {
-            let of = |device: &str, what: &str| capacity(index, held, device, what);
-            let own = index.name(held.device).to_owned();
-            // The whole GPU is not published while the board is in MIG mode; the one for administrators is.
-            let whole = format!("gpu-{}", name.minor());
-            let admin = format!("{whole}-admin");
-            let total = |what: &str| of(&whole, what).or_else(|| of(&admin, what));
-            MicroGpus::larger(
-                (of(&own, "memory")?, total("memory")?),
-                (of(&own, "multiprocessors").unwrap_or(0), total("multiprocessors").unwrap_or(0)),
-            )
-        }
+        DeviceKind::Mig => return of_partition(index, held.pool, held.device, name.minor()),
         DeviceKind::Share | DeviceKind::TimeSlice | DeviceKind::Mps => {
             let own = index.name(held.device);
             let consumed = |what: &str| {
@@ -55,7 +61,7 @@ fn of_device(index: &Index, held: &Held) -> Option<Sum> {
                 amount.to_u64()
             };
             MicroGpus::larger(
-                (consumed("memory").unwrap_or(0), capacity(index, held, own, "memory")?),
+                (consumed("memory").unwrap_or(0), capacity(index, held.pool, own, "memory")?),
                 (consumed("cores").unwrap_or(0), 100),
             )
         }
@@ -63,9 +69,46 @@ fn of_device(index: &Index, held: &Held) -> Option<Sum> {
     Some(Sum(part))
 }
 
-/// A capacity of a device of the same pool, by its name without domain.
-fn capacity(index: &Index, held: &Held, device: &str, what: &str) -> Option<u64> {
-    let layout = index.pool(held.pool)?.layout.as_ref()?;
+fn of_partition(index: &Index, pool: Sym, device: Sym, minor: u32) -> Option<Sum> {
+    let of = |device: &str, what: &str| capacity(index, pool, device, what);
+    let own = index.name(device);
+    // The whole GPU is not published while the board is in MIG mode; the one for administrators is.
+    let whole = format!("gpu-{minor}");
+    let admin = format!("{whole}-admin");
+    let total = |what: &str| of(&whole, what).or_else(|| of(&admin, what));
+    Some(Sum(MicroGpus::larger(
+        (of(own, "memory")?, total("memory")?),
+        (of(own, "multiprocessors").unwrap_or(0), total("multiprocessors").unwrap_or(0)),
+    )))
+}
+
+/// A partition of a profile: on the GPU of a device, or, where that has none, on the one where it is most.
+fn of_profile(index: &Index, held: &Held, slug: &str) -> Option<Sum> {
+    let minor = DeviceName::parse(index.name(held.device))?.minor();
+    let here = of_profile_in(index, held.pool, slug, Some(minor));
+    here.or_else(|| {
+        let pools = index.pools().map(|pool| pool.name);
+        pools.filter_map(|pool| of_profile_in(index, pool, slug, None)).max()
+    })
+}
+
+fn of_profile_in(index: &Index, pool: Sym, slug: &str, minor: Option<u32>) -> Option<Sum> {
+    let layout = index.pool(pool)?.layout.as_ref()?;
+    let parts =
+        layout.devices.iter().filter_map(|device| match DeviceName::parse(index.name(device.name))? {
+            DeviceName::Mig { minor: on, slug: own, .. }
+                if own == slug && minor.is_none_or(|minor| minor == on) =>
+            {
+                of_partition(index, pool, device.name, on)
+            }
+            _ => None,
+        });
+    parts.max()
+}
+
+/// A capacity of a device of a pool, by its name without domain.
+fn capacity(index: &Index, pool: Sym, device: &str, what: &str) -> Option<u64> {
+    let layout = index.pool(pool)?.layout.as_ref()?;
     let position = layout.position(index.sym(device)?)?;
     let shape = index.shape(layout.devices.get(position as usize)?);
     let found = shape.capacities.iter().find(|(name, _)| is_called(index, *name, what));
@@ -140,6 +183,64 @@ mod tests {
             let results = json!([share("gpu-0-share", &format!("{memory}Gi"), &cores.to_string())]);
             assert_eq!(part(results), Some(MicroGpus::of_share(memory << 30, cores, &gpu)));
         }
+    }
+
+    /// A claim whose request asked for 1g.10gb and was given `given`, with these alternatives.
+    fn asked(alternatives: Value, given: &str, device: &str) -> Option<u64> {
+        let mut index = Index::new(DRIVER);
+        index.reset_slices(&fixtures::slices("n1", 2, AllocatorMode::Controller, 1));
+        let mut held = result(device);
+        held["request"] = json!(format!("r/{given}"));
+        let record = r#"{"asked": {"r": "1g.10gb"}, "goBack": true}"#;
+        let claim = fixtures::object(json!({
+            "metadata": {
+                "name": "c", "namespace": "ns", "uid": "uid",
+                "annotations": {crate::substitute::ANNOTATION: record},
+            },
+            "spec": fixtures::spec(&[json!({"name": "r", "firstAvailable": alternatives})]),
+            "status": {"allocation": {"devices": {"results": [held]}}},
+        }));
+        index.apply_claim(&claim);
+        let claim = index.claim(&crate::index::ObjectKey::new("ns", "c")).expect("a claim");
+        of_asked(&index, claim, claim.allocation.as_ref().expect("an allocation")).map(|part| part.0)
+    }
+
+    fn alternative(name: &str, expression: &str) -> Value {
+        json!({"name": name, "deviceClassName": "mig.aliquot.dev", "selectors": [{"cel": {"expression": expression}}]})
+    }
+
+    fn profile(name: &str, profile: &str) -> Value {
+        alternative(name, &format!(r#"device.attributes["{DRIVER}"].profile == "{profile}""#))
+    }
+
+    #[test]
+    fn a_substitute_can_be_charged_as_what_was_asked() {
+        let alternatives = || json!([profile("a", "1g.10gb"), profile("b", "3g.40gb")]);
+        assert_eq!(
+            asked(alternatives(), "b", "gpu-0-mig-3g40gb-9-0"),
+            part(json!([result("gpu-1-mig-1g10gb-19-2")])).map(|part| part.0)
+        );
+        assert_eq!(asked(alternatives(), "a", "gpu-0-mig-1g10gb-19-0"), None, "it has what it asked for");
+    }
+
+    #[rstest]
+    #[case::another_class({
+        let mut other = profile("b", "3g.40gb");
+        other["deviceClassName"] = json!("gpu.aliquot.dev");
+        json!([profile("a", "1g.10gb"), other])
+    })]
+    #[case::another_condition(json!([
+        alternative("a", &format!(r#"device.attributes["{DRIVER}"].profile == "1g.10gb" && false"#)),
+        profile("b", "3g.40gb"),
+    ]))]
+    #[case::another_count({
+        let mut other = profile("b", "3g.40gb");
+        other["count"] = json!(2);
+        json!([profile("a", "1g.10gb"), other])
+    })]
+    #[case::not_what_is_noted(json!([profile("a", "2g.20gb"), profile("b", "3g.40gb")]))]
+    fn a_list_that_substitution_does_not_make_is_charged_as_given(#[case] alternatives: Value) {
+        assert_eq!(asked(alternatives, "b", "gpu-0-mig-3g40gb-9-0"), None);
     }
 
     /// A claim with this time in its status, if any, and this annotation, if any; made at second 50.

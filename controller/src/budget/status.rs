@@ -155,7 +155,13 @@ mod tests {
 
     fn terms(hours: &str, window: Window) -> Terms {
         let limit = amount::read(hours).unwrap();
-        Terms { limit, window, enforcement: Enforcement::Refuse, lower_class: None }
+        Terms {
+            limit,
+            window,
+            enforcement: Enforcement::Refuse,
+            lower_class: None,
+            substitutes: Default::default(),
+        }
     }
 
     /// One claim with half a GPU, allocated so many hours ago.

@@ -1,8 +1,9 @@
 //! What is written in which order, and what comes of it when things go wrong.
 
 use super::*;
-use aliquot_model::usage::{MicroGpus, NodeUsageSpec, NodeUsageStatus};
+use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
 use kube::api::DynamicObject;
+use rstest::rstest;
 use serde_json::json;
 
 /// A book, and the API server that it writes to.
@@ -13,6 +14,7 @@ struct World {
     version: u64,
     claims: Vec<AllocatedClaim>,
     nodes: HashSet<Arc<str>>,
+    asked: HashMap<Arc<str>, MicroGpus>,
     told: Vec<(bool, String)>,
     /// Writes that fail, by kind.
     broken: &'static str,
@@ -38,6 +40,7 @@ impl World {
             version: 1,
             claims: Vec::new(),
             nodes: HashSet::from(["n1".into()]),
+            asked: HashMap::new(),
             told: Vec::new(),
             broken: "",
         };
@@ -53,7 +56,11 @@ impl World {
     }
 
     fn around(&self) -> Around {
-        Around { claims: HashMap::from([("team".into(), self.claims.clone())]), nodes: self.nodes.clone() }
+        Around {
+            claims: HashMap::from([("team".into(), self.claims.clone())]),
+            nodes: self.nodes.clone(),
+            asked: self.asked.clone(),
+        }
     }
 
     /// One step; every write is done at once and seen by the watch. The kinds of the writes.
@@ -322,4 +329,25 @@ fn terms_of(hours: &str, enforcement: &str) -> Value {
     json!({
         "gpuHours": hours, "window": {"rolling": "24h"}, "enforcement": enforcement, "lowerPriorityClassName": "low",
     })
+}
+
+/// A claim of a whole GPU that asked for a quarter, from second 0 to 7200, charged as a budget says; its
+/// release says what it had.
+#[rstest]
+#[case::by_default(json!({}), "2.000")]
+#[case::given(json!({"chargeSubstitutesAs": "Given"}), "2.000")]
+#[case::asked(json!({"chargeSubstitutesAs": "Asked"}), "0.500")]
+fn a_substitute_is_charged_as_the_budget_says(#[case] more: Value, #[case] used: &str) {
+    let mut spec = terms("10");
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut world = World::new(spec);
+    world.asked.insert("x".into(), MicroGpus(250_000));
+    world.claim("x", 0);
+    world.step(10);
+    world.restart(3600);
+    world.step(3600);
+    world.claims.clear();
+    world.release(1, "x", 0, 7200);
+    world.step(7200);
+    assert_eq!(world.status("used"), used);
 }
