@@ -195,7 +195,10 @@ fn as_classes_say(asks: &[Ask<'_>], options: Options) -> Options {
 
 /// Whether kube-scheduler gives out devices of ours somewhere.
 fn has_scheduler_mode(index: &Index) -> bool {
-    index.pools().any(|pool| pool.layout.as_ref().is_some_and(|layout| layout.owners.scheduler))
+    let fleet = index.fleet();
+    let mut odd = fleet.odd().iter().flat_map(|node| index.pools_of_node(node));
+    fleet.makes().values().any(|make| make.layout.owners.scheduler)
+        || odd.any(|pool| pool.layout.as_ref().is_some_and(|layout| layout.owners.scheduler))
 }
 
 /// Where a pod that runs would be given what it asked for before the webhook expanded its requests,
@@ -401,7 +404,7 @@ fn choose_of_shortlist(
     let list = Shortlist::new(inputs, matcher)?;
     let mut known = Some(Known::new());
     let mut best: Option<Best> = None;
-    let mut found = 0;
+    let (mut reasons, mut late, mut found) = (NoFit::default(), false, 0);
     // Which node a pod likes is not told from GPUs: it sees them all.
     let picky = !inputs.pod.needs.preferred.is_empty();
     let exact = list.is_exact() && !picky;
@@ -412,15 +415,16 @@ fn choose_of_shortlist(
     } else {
         TRIED
     };
-    let ranked: Vec<&Arc<str>> = if exact {
-        list.ranked().into_iter().filter_map(|pool| list.node(pool)).collect()
-    } else {
-        Vec::new()
-    };
     let odd: BTreeSet<&Arc<str>> = inputs.index.fleet().odd().iter().chain(list.staged()).collect();
-    let rest = list.possible().filter(|_| !exact);
-    let ranked = ranked.into_iter().filter(|node| !odd.contains(node));
-    for node in odd.iter().copied().chain(ranked).chain(rest) {
+    let mut nodes = odd.iter().copied().chain(list.possible());
+    while let Some(node) = nodes.next() {
+        if expired() {
+            if best.is_some() {
+                break;
+            }
+            reasons.add_many(node, 1 + nodes.count(), NodeReason::OutOfTime);
+            return Some(Choice::OutOfTime(reasons));
+        }
         match consider(inputs, matcher, node, &mut known, STEPS_AT_FIRST, expired) {
             Verdict::Fits(new) => {
                 found += usize::from(!odd.contains(node));
@@ -431,14 +435,23 @@ fn choose_of_shortlist(
                     break;
                 }
             }
-            Verdict::No(_) | Verdict::OutOfTime => {}
+            Verdict::No(reason) => reasons.add(node, reason),
+            Verdict::OutOfTime => late = true,
             Verdict::Rejected(rejection) => return Some(Choice::Rejected(rejection)),
         }
     }
-    let Some(best) = best else { return refuse(inputs, matcher, &list, expired) };
+    let Some(best) = best else {
+        let looked = if late {
+            let nodes = odd.into_iter().chain(list.possible());
+            choose_among(inputs, matcher, nodes, &mut Some(Known::new()), expired)
+        } else {
+            Choice::None(reasons)
+        };
+        return refuse(inputs, matcher, &list, looked, expired);
+    };
     let solution = match best.solution {
         Some(solution) => solution,
-        None => search_on(inputs, matcher, &best.node, u64::MAX, expired).ok()?,
+        None => search_as_its_equal(inputs, matcher, &best.node).ok()?,
     };
     Some(Choice::Node(Placement {
         drafts: result::drafts(inputs.index, inputs.asks, &solution, &best.node),
@@ -447,26 +460,25 @@ fn choose_of_shortlist(
     }))
 }
 
-/// Searches every node on which the pod could fit, and says of the others why it does not.
+/// Says of the nodes that are not on the list too why the pod does not fit, after none of the others would do.
 fn refuse(
     inputs: &Inputs<'_>,
     matcher: &mut Matcher,
     list: &Shortlist<'_>,
+    looked: Choice,
     expired: &mut dyn FnMut() -> bool,
 ) -> Option<Choice> {
-    let odd = inputs.index.fleet().odd().iter().chain(list.staged());
-    let choice = choose_among(inputs, matcher, odd.chain(list.possible()), &mut Some(Known::new()), expired);
-    let Choice::None(mut reasons) = choice else { return Some(choice) };
+    let Choice::None(mut reasons) = looked else { return Some(looked) };
     if reasons.is_doubtful() {
         return None;
     }
-    for nodes in list.short() {
-        let mut nodes = nodes.into_iter();
-        while let Some(node) = nodes.next() {
+    for short in list.short() {
+        for (before, node) in short.nodes().enumerate() {
             match consider(inputs, matcher, node, &mut None, STEPS_AT_FIRST, expired) {
                 // What is true of the devices of one is true of all.
                 Verdict::No(reason @ NodeReason::Devices(_)) => {
-                    reasons.add_many(node, 1 + nodes.by_ref().count(), reason);
+                    reasons.add_many(node, short.len() - before, reason);
+                    break;
                 }
                 Verdict::No(reason) => reasons.add(node, reason),
                 // It was said to be impossible: look at everything.
@@ -494,7 +506,14 @@ fn choose_among<'n>(
             best = Some(found);
         }
     };
-    for node in nodes {
+    let (mut nodes, mut out_of_time) = (nodes, false);
+    while let Some(node) = nodes.next() {
+        if expired() {
+            // Those that were hard are not searched to the end either.
+            reasons.add_many(node, 1 + nodes.count(), NodeReason::OutOfTime);
+            out_of_time = true;
+            break;
+        }
         match consider(inputs, matcher, node, known, STEPS_AT_FIRST, expired) {
             Verdict::Fits(found) => improve(found),
             Verdict::No(reason) => reasons.add(node, reason),
@@ -502,7 +521,6 @@ fn choose_among<'n>(
             Verdict::OutOfTime => hard.push(node),
         }
     }
-    let mut out_of_time = false;
     if best.is_none() {
         for node in hard {
             // What was put aside is known as such; now it is searched to the end.
@@ -530,7 +548,7 @@ fn choose_among<'n>(
     };
     let solution = match best.solution {
         Some(solution) => Ok(solution),
-        None => search_on(inputs, matcher, &best.node, u64::MAX, expired),
+        None => search_as_its_equal(inputs, matcher, &best.node),
     };
     match solution {
         Ok(solution) => Choice::Node(Placement {
@@ -567,6 +585,11 @@ fn search_on(
         None => inputs.index.pools_of_node(node).collect(),
     };
     search::search(inputs.index, matcher, pools, inputs.asks, inputs.owner, inputs.options.strategy, limits)
+}
+
+/// Searches a node whose equal was searched: it takes as many steps, however late it is.
+fn search_as_its_equal(inputs: &Inputs<'_>, matcher: &mut Matcher, node: &str) -> Result<Solution, Failure> {
+    search_on(inputs, matcher, node, STEPS_AT_FIRST, &mut || false)
 }
 
 fn consider(

@@ -47,13 +47,18 @@ pub struct DeviceFacts<'a> {
     pub capacities: Vec<(&'a str, Quantity)>,
 }
 
-/// Which attributes a selector can look at.
+/// What of a device a selector can look at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reads {
     /// It cannot be told: the expression handles the map of attributes as a whole.
     Everything,
-    /// These names, with their domain.
-    Names(BTreeSet<String>),
+    /// No more than this.
+    Names {
+        /// Attributes, with their domain.
+        names: BTreeSet<String>,
+        /// Whether it reads of the device's shape: capacities, and whether it can be shared.
+        shape: bool,
+    },
 }
 
 /// Why a selector gives no answer. It is the claim's or the class' error, not the device's.
@@ -104,7 +109,9 @@ impl Selector {
             Ok(Err(errors)) => Err(one_line(&errors.to_string())),
             Err(_) => Err("the parser gave up".to_owned()),
         };
-        let reads = program.as_ref().map_or_else(|_| Reads::Names(BTreeSet::new()), rewrite::reads);
+        let reads = program
+            .as_ref()
+            .map_or_else(|_| Reads::Names { names: BTreeSet::new(), shape: false }, rewrite::reads);
         Self { source: source.into(), program, reads }
     }
 
@@ -113,7 +120,7 @@ impl Selector {
         &self.source
     }
 
-    /// What the answer depends on, besides the device's shape.
+    /// What the answer depends on.
     pub const fn reads(&self) -> &Reads {
         &self.reads
     }

@@ -16,7 +16,6 @@ use aliquot_nvml::fake::{FakeGpus, Killed, h100_80};
 use aliquot_quota::QuotaFile;
 use common::cluster::{Cluster, eventually};
 use common::{World, now, request};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
@@ -138,20 +137,7 @@ fn a_share_that_grew_leaves_less_for_others_and_is_made_so_after_a_reboot() {
 
 async fn cluster() -> Cluster {
     let cluster = Cluster::new(world()).await;
-    let definition: CustomResourceDefinition = serde_json::from_value(json!({
-        "metadata": {"name": "nodelimits.aliquot.dev"},
-        "spec": {
-            "group": "aliquot.dev", "scope": "Cluster",
-            "names": {"kind": "NodeLimits", "plural": "nodelimits", "singular": "nodelimits"},
-            "versions": [{
-                "name": "v1alpha1", "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-            }],
-        },
-    }))
-    .unwrap();
-    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    definitions.create(&PostParams::default(), &definition).await.unwrap();
+    cluster.define("NodeLimits", "nodelimits", "nodelimits").await;
     cluster
 }
 

@@ -14,7 +14,6 @@ use aliquot_model::usage::{MicroGpus, NodeUsageSpec, NodeUsageStatus};
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use common::World;
 use common::cluster::{Agent, Cluster, eventually, of_agent};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
@@ -23,20 +22,7 @@ use serde_json::json;
 
 async fn cluster() -> Cluster {
     let cluster = Cluster::new(World::new(FakeGpus::new([h100_80(0), h100_80(1)]))).await;
-    let definition: CustomResourceDefinition = serde_json::from_value(json!({
-        "metadata": {"name": "nodeusages.aliquot.dev"},
-        "spec": {
-            "group": "aliquot.dev", "scope": "Cluster",
-            "names": {"kind": "NodeUsage", "plural": "nodeusages", "singular": "nodeusage"},
-            "versions": [{
-                "name": "v1alpha1", "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-            }],
-        },
-    }))
-    .unwrap();
-    let definitions: Api<CustomResourceDefinition> = Api::all(cluster.client.clone());
-    definitions.create(&PostParams::default(), &definition).await.unwrap();
+    cluster.define("NodeUsage", "nodeusages", "nodeusage").await;
     cluster
 }
 

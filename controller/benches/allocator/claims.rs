@@ -177,3 +177,32 @@ pub(crate) fn any_spec(random: &mut Random) -> (Value, bool) {
         _ => (spec(&[one("r", number)]), true),
     }
 }
+
+/// Specs that leave a search the most to try.
+pub(crate) fn hardest() -> Vec<(&'static str, Value)> {
+    let ours = |name: &str| format!("{DRIVER}/{name}");
+    let matching = |requests: &[Value], attributes: [String; 4]| {
+        let mut spec = spec(requests);
+        let constraint = |attribute: &String| json!({"requests": [], "matchAttribute": attribute});
+        spec["devices"]["constraints"] = attributes.iter().map(constraint).collect();
+        spec
+    };
+    let root = "resource.kubernetes.io/pcieRoot".to_owned();
+    let make = [ours("productName"), ours("driverVersion"), ours("architecture")];
+    let [product, version, architecture] = make;
+    let of_one_root = [root, product.clone(), version.clone(), architecture.clone()];
+    let of_one_gpu = [ours("parentUUID"), product.clone(), version.clone(), architecture.clone()];
+    let of_one_profile = [ours("profile"), product, version, architecture];
+    let apart: Vec<Value> = (0..8).map(|n| request(&format!("r{n}"), "gpu.aliquot.dev", 1)).collect();
+    let mixed: Vec<Value> = (0..4)
+        .map(|n| request(&format!("r{n}"), "mig.aliquot.dev", 6))
+        .chain([request("last", "gpu.aliquot.dev", 8)])
+        .collect();
+    vec![
+        ("8 GPUs on one PCIe root", matching(&[request("r", "gpu.aliquot.dev", 8)], of_one_root.clone())),
+        ("8 requests for a GPU on one PCIe root", matching(&apart, of_one_root)),
+        ("8 partitions of one GPU", matching(&[request("r", "mig.aliquot.dev", 8)], of_one_gpu)),
+        ("8 partitions of one profile", matching(&[request("r", "mig.aliquot.dev", 8)], of_one_profile)),
+        ("24 partitions and all 8 GPUs beside them", spec(&mixed)),
+    ]
+}

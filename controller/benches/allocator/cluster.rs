@@ -175,7 +175,12 @@ impl Cluster {
 
     /// Decides.
     pub(crate) fn decide(&mut self, pod: &Pod) -> Decision {
-        decide(&self.index, &mut self.matcher, pod, &LeftOut::new(), self.options, &mut || false)
+        self.decide_within(pod, &mut || false)
+    }
+
+    /// Decides unless time runs out.
+    pub(crate) fn decide_within(&mut self, pod: &Pod, expired: &mut dyn FnMut() -> bool) -> Decision {
+        decide(&self.index, &mut self.matcher, pod, &LeftOut::new(), self.options, expired)
     }
 
     /// Lets the index learn of a refusal, as the controller does.

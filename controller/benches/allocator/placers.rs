@@ -22,6 +22,28 @@ pub(crate) fn mask(profile: usize, start: u32) -> u32 {
     ((1 << PROFILES[profile].size) - 1) << start
 }
 
+/// What is taken of GPUs, and by whom.
+struct Taken {
+    used: Vec<u32>,
+    places: BTreeMap<usize, (usize, u32)>,
+}
+
+impl Taken {
+    fn nothing(gpus: usize) -> Self {
+        Self { used: vec![0; gpus], places: BTreeMap::new() }
+    }
+
+    fn take(&mut self, claim: usize, gpu: usize, mask: u32) {
+        self.used[gpu] |= mask;
+        self.places.insert(claim, (gpu, mask));
+    }
+
+    fn end(&mut self, claim: usize) {
+        let (gpu, mask) = self.places.remove(&claim).expect("placed");
+        self.used[gpu] &= !mask;
+    }
+}
+
 /// A rule that others have.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule {
@@ -36,8 +58,7 @@ pub(crate) enum Rule {
 pub(crate) struct Simple {
     rule: Rule,
     random: Random,
-    gpus: Vec<u32>,
-    places: BTreeMap<usize, (usize, u32)>,
+    gpus: Taken,
 }
 
 impl Simple {
@@ -47,7 +68,7 @@ impl Simple {
 
     /// On so many GPUs.
     pub(crate) fn on(gpus: usize, rule: Rule, seed: u64) -> Self {
-        Self { rule, random: Random::new(seed), gpus: vec![0; gpus], places: BTreeMap::new() }
+        Self { rule, random: Random::new(seed), gpus: Taken::nothing(gpus) }
     }
 }
 
@@ -62,7 +83,7 @@ impl Placer for Simple {
             })
         };
         let mut best = None;
-        for (node, gpus) in self.gpus.chunks(per_node).enumerate() {
+        for (node, gpus) in self.gpus.used.chunks(per_node).enumerate() {
             let Some((gpu, start)) = place(gpus) else { continue };
             let used: i64 = gpus.iter().map(|gpu| i64::from(gpu.count_ones())).sum();
             let rank = match self.rule {
@@ -75,18 +96,16 @@ impl Placer for Simple {
             }
         }
         let Some((_, gpu, mask)) = best else { return false };
-        self.gpus[gpu] |= mask;
-        self.places.insert(claim, (gpu, mask));
+        self.gpus.take(claim, gpu, mask);
         true
     }
 
     fn end(&mut self, claim: usize) {
-        let (gpu, mask) = self.places.remove(&claim).expect("placed");
-        self.gpus[gpu] &= !mask;
+        self.gpus.end(claim);
     }
 
     fn gpus(&self) -> Vec<u32> {
-        self.gpus.clone()
+        self.gpus.used.clone()
     }
 }
 
@@ -101,8 +120,7 @@ pub(crate) fn fragmentation(gpu: u32, mix: &Mix) -> f64 {
 /// FGD, told the mix beforehand: where fragmentation grows least.
 pub(crate) struct Fgd {
     mix: Mix,
-    gpus: Vec<u32>,
-    places: BTreeMap<usize, (usize, u32)>,
+    gpus: Taken,
 }
 
 impl Fgd {
@@ -112,14 +130,14 @@ impl Fgd {
 
     /// On so many GPUs.
     pub(crate) fn on(gpus: usize, mix: Mix) -> Self {
-        Self { mix, gpus: vec![0; gpus], places: BTreeMap::new() }
+        Self { mix, gpus: Taken::nothing(gpus) }
     }
 }
 
 impl Placer for Fgd {
     fn place(&mut self, claim: usize, profile: usize) -> bool {
         let mut best: Option<(f64, usize, u32)> = None;
-        for (gpu, used) in self.gpus.iter().enumerate() {
+        for (gpu, used) in self.gpus.used.iter().enumerate() {
             for start in PROFILES[profile].starts {
                 let mask = mask(profile, *start);
                 if used & mask == 0 {
@@ -131,18 +149,16 @@ impl Placer for Fgd {
             }
         }
         let Some((_, gpu, mask)) = best else { return false };
-        self.gpus[gpu] |= mask;
-        self.places.insert(claim, (gpu, mask));
+        self.gpus.take(claim, gpu, mask);
         true
     }
 
     fn end(&mut self, claim: usize) {
-        let (gpu, mask) = self.places.remove(&claim).expect("placed");
-        self.gpus[gpu] &= !mask;
+        self.gpus.end(claim);
     }
 
     fn gpus(&self) -> Vec<u32> {
-        self.gpus.clone()
+        self.gpus.used.clone()
     }
 }
 

@@ -5,6 +5,7 @@ use crate::cluster::{Cluster, DRIVERS, GPUS, PRODUCTS, Shape};
 use crate::fixtures::spec;
 use crate::random::Random;
 use crate::{Args, Figure};
+use aliquot_controller::brain::Settings;
 use aliquot_controller::decide::{Decision, Options, Plan};
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,7 @@ pub(crate) fn measure(args: &Args, command: &str) -> Vec<Figure> {
         Figure::new("allocator.decision.p99_us", timings.all.at(99), "us", command),
         Figure::new("allocator.memory_mib", memory, "MiB", command),
     ];
+    figures.push(worst(&mut cluster, command));
     figures.push(Figure::new("allocator.nodes", number(args.nodes), "nodes", command));
     figures
 }
@@ -101,6 +103,31 @@ pub(crate) fn fill(cluster: &mut Cluster, nodes: usize, random: &mut Random) -> 
         }
     }
     live
+}
+
+/// Claims that are hard to refuse: eight devices of which four attributes must be equal, and more devices
+/// than the attributes leave together. Each ends by itself or says that time ran out.
+fn worst(cluster: &mut Cluster, command: &str) -> Figure {
+    let deadline = Settings::default().deadline;
+    let mut longest = Duration::ZERO;
+    for (number, (what, spec)) in claims::hardest().into_iter().enumerate() {
+        let name = format!("worst-{number}");
+        let pod = cluster.ask(&name, &spec);
+        let start = Instant::now();
+        let decision = cluster.decide_within(&pod, &mut || start.elapsed() >= deadline);
+        let taken = start.elapsed();
+        let outcome = match decision {
+            Decision::Placed(_) => "placed",
+            Decision::NoFit(_) => "does not fit",
+            Decision::OutOfTime(_) => "out of time, and says so",
+            other => panic!("{what}: {other:?}"),
+        };
+        println!("hardest, {what}: {outcome} after {:.1} ms", taken.as_secs_f64() * 1e3);
+        longest = longest.max(taken);
+        cluster.end(&name);
+    }
+    Figure::new("allocator.decision.worst_ms", longest.as_secs_f64() * 1e3, "ms", command)
+        .against(deadline.as_secs_f64() * 1e3)
 }
 
 /// Times by outcome.

@@ -1,5 +1,5 @@
-//! Selectors on layouts: each expression runs once for each distinct combination of a device's
-//! shape and what the expression reads of it; equal nodes share the answer for a whole layout.
+//! Selectors on layouts: each expression runs once for each distinct combination of what it reads of a
+//! device; equal nodes share the answer for a whole layout.
 
 use crate::index::{Class, Index, Layout};
 use crate::selector::{Environment, Reads, Selector, SelectorError};
@@ -20,8 +20,8 @@ pub struct Matcher {
 
 /// Selector, fixed part of a layout, columns that the selector reads.
 type LayoutKey = (u32, u64, Box<[u64]>);
-/// Selector, shape, values that the selector reads.
-type DeviceKey = (u32, u32, Box<[Option<u32>]>);
+/// Selector, shape if the selector reads of it, values that the selector reads.
+type DeviceKey = (u32, Option<u32>, Box<[Option<u32>]>);
 
 #[derive(Debug)]
 struct Compiled {
@@ -120,19 +120,19 @@ impl Matcher {
     pub fn reads_any(&mut self, driver: &str, expression: &Arc<str>, names: &[String]) -> bool {
         match self.compiled(driver, expression).selector.reads() {
             Reads::Everything => true,
-            Reads::Names(read) => names.iter().any(|name| read.contains(name)),
+            Reads::Names { names: read, .. } => names.iter().any(|name| read.contains(name)),
         }
     }
 
     /// What an expression answers for every device of a layout.
     pub fn answers(&mut self, index: &Index, layout: &Layout, expression: &Arc<str>) -> Arc<Answers> {
         let compiled = self.compiled(index.driver(), expression);
-        let (reads, columns): (Option<Vec<_>>, Box<[u64]>) = match compiled.selector.reads() {
-            Reads::Everything => (None, layout.columns().map(|column| column.id).collect()),
-            Reads::Names(names) => {
+        let (reads, shaped, columns): (Option<Vec<_>>, bool, Box<[u64]>) = match compiled.selector.reads() {
+            Reads::Everything => (None, true, layout.columns().map(|column| column.id).collect()),
+            Reads::Names { names, shape } => {
                 let syms: Vec<_> = names.iter().filter_map(|name| index.sym(name)).collect();
                 let ids = syms.iter().map(|sym| layout.column(*sym).map_or(0, |column| column.id)).collect();
-                (Some(syms), ids)
+                (Some(syms), *shape, ids)
             }
         };
         let key = (compiled.id, layout.id, columns);
@@ -149,7 +149,7 @@ impl Matcher {
                         names.map(|name| layout.attribute(position, *name)).collect()
                     }
                 };
-                self.answer(index, layout, position, device.shape, &compiled, read)
+                self.answer(index, layout, position, shaped.then_some(device.shape), &compiled, read)
             })
             .collect();
         if self.answers.len() >= Self::MOST {
@@ -166,7 +166,7 @@ impl Matcher {
         index: &Index,
         layout: &Layout,
         position: u32,
-        shape: u32,
+        shape: Option<u32>,
         compiled: &Compiled,
         read: Box<[Option<u32>]>,
     ) -> Answer {

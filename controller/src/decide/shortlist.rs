@@ -3,33 +3,24 @@
 //!
 //! What is left out cannot fit; what is listed may still not, and is searched before it is chosen.
 
-use super::ask::{Alternative, Ask, ConstraintKind, Count};
+mod agree;
+mod merge;
+mod places;
+
+use super::ask::Count;
 use super::policy::{Cost, Placing, Strategy};
-use super::{Inputs, Matcher, Stage, search};
-use crate::index::{Board, Fleet, GpuState, Index, Layout, Make, Owner, Row, Sym, tolerated};
-use crate::quantity::Quantity;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use super::{Inputs, Matcher, Stage};
+use crate::index::{Fleet, GpuState, Index, Make, Owner, Row, Sym};
+use agree::{Binding, Bound};
+use merge::Merge;
+use places::{Looks, MOST_PARTS, Opens, Part};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Attributes that tell devices of one make apart.
-const IDENTITIES: [&str; 2] = ["uuid", "parentUUID"];
-
-/// What a place gives to a request: all of itself, or so much of so much.
-struct Supply {
-    amounts: Option<Arc<[Quantity]>>,
-    totals: Vec<Quantity>,
-}
-
-/// An alternative of a request.
-struct Part<'a> {
-    request: usize,
-    alternative: &'a Alternative<'a>,
-    /// By board: what each place gives.
-    supplies: BTreeMap<u32, Vec<Option<Supply>>>,
-}
-
-/// By make: for each GPU, the places that each part can use.
-type Masks = BTreeMap<u32, Vec<Vec<u64>>>;
+const IDENTITIES: [&str; 2] = ["uuid", PARENT];
+/// The one that partitions of one GPU have in common.
+const PARENT: &str = "parentUUID";
 
 /// Nodes on which a decision could end.
 pub(super) struct Shortlist<'a> {
@@ -37,12 +28,26 @@ pub(super) struct Shortlist<'a> {
     fleet: &'a Fleet,
     parts: Vec<Part<'a>>,
     requests: usize,
-    /// By make: for each GPU, the places that each part can use.
-    masks: Masks,
+    looks: Looks,
+    /// Makes of which no node could serve the pod, even an empty one.
+    barren: BTreeSet<u32>,
     bindings: Vec<Binding>,
     strategy: Strategy,
     /// Nodes that are taken to be otherwise than their states say.
     stages: &'a HashMap<Arc<str>, Stage>,
+}
+
+/// How good the best place of a GPU is for a part; smaller is better.
+type Rank = (usize, i64, Cost);
+
+/// GPUs in one state, with the places on them that a part can use.
+struct Group<'s> {
+    rank: Rank,
+    part: usize,
+    mask: u64,
+    /// The places of them that it can have now.
+    open: u64,
+    state: &'s GpuState,
 }
 
 impl<'a> Shortlist<'a> {
@@ -58,7 +63,10 @@ impl<'a> Shortlist<'a> {
             return None;
         }
         let fleet = index.fleet();
-        let (mut parts, requests) = parts(inputs.asks);
+        let (mut parts, requests) = places::parts(inputs.asks);
+        if parts.len() > MOST_PARTS {
+            return None;
+        }
         let identities = IDENTITIES.map(|name| format!("{}/{name}", index.driver()));
         for part in &mut parts {
             for expression in &part.alternative.selectors {
@@ -67,36 +75,40 @@ impl<'a> Shortlist<'a> {
                 }
             }
             for board in fleet.makes().values().flat_map(|make| &make.boards) {
-                let supplies = || supplies(inputs, fleet.board(*board), part.alternative);
+                let supplies = || places::supplies(inputs, fleet.board(*board), part.alternative);
                 part.supplies.entry(*board).or_insert_with(supplies);
             }
         }
-        if parts.len() > MOST_PARTS {
-            return None;
-        }
-        let mut masks = Masks::new();
-        for (number, make) in fleet.makes() {
-            masks.insert(*number, masks_of(inputs, matcher, make, &parts)?);
-        }
-        let bindings = bindings(inputs, fleet, &parts, &masks);
-        Some(Self {
+        let looks = Looks::new(inputs, matcher, fleet, &parts)?;
+        let bindings = agree::bindings(inputs, fleet, &parts, &looks);
+        let (strategy, stages) = (inputs.options.strategy, &inputs.situation.stages);
+        let mut list = Self {
             index,
-            bindings,
             fleet,
             parts,
             requests,
-            masks,
-            strategy: inputs.options.strategy,
-            stages: &inputs.situation.stages,
-        })
+            looks,
+            barren: BTreeSet::new(),
+            bindings,
+            strategy,
+            stages,
+        };
+        list.barren = fleet.makes().keys().copied().filter(|make| list.lacks_places(*make)).collect();
+        Some(list)
     }
 
-    fn mask(&self, make: u32, gpu: usize, part: usize) -> u64 {
-        let of = || self.masks.get(&make)?.get(gpu)?.get(part).copied();
-        of().unwrap_or_default()
+    /// Whether even an empty node of a make could not serve the pod.
+    fn lacks_places(&self, make: u32) -> bool {
+        let mut found = vec![0u32; self.parts.len()];
+        for look in self.looks.of_make(make) {
+            for (found, mask) in found.iter_mut().zip(self.looks.masks(*look)) {
+                *found += mask.count_ones();
+            }
+        }
+        places::met(&self.parts, &found) != self.all()
     }
 
-    /// Whether one device is all that is asked for, so that states alone tell what is best.
+    /// Whether one device is all that is asked for, so that the first node is the best.
     pub(super) fn is_exact(&self) -> bool {
         // Where nodes and GPUs are chosen in different ways the nodes' order comes first.
         self.strategy.node() == self.strategy.gpu()
@@ -107,73 +119,138 @@ impl<'a> Shortlist<'a> {
                 .all(|part| part.alternative.count == Count::Exactly(1) && !part.alternative.admin)
     }
 
-    /// The places of a mask that a part can have now.
-    fn open(&self, state: &GpuState, part: &Part<'_>, mask: u64) -> u64 {
-        if part.alternative.admin {
-            return mask;
-        }
-        let mut open = mask & state.fits();
-        let Some(supplies) = part.supplies.get(&state.board()) else { return 0 };
-        for (place, used) in state.shared().filter(|(place, _)| mask >> place & 1 == 1) {
-            let Some(Some(Supply { amounts: Some(amounts), totals })) = supplies.get(place) else { continue };
-            let mut sums = totals.iter().zip(used).zip(amounts.iter());
-            if sums.all(|((total, used), wanted)| *used + *wanted <= *total) {
-                open |= 1 << place;
-            }
-        }
-        open
+    /// All nodes on which each request has enough devices, each once; the most promising first.
+    pub(super) fn possible(&self) -> impl Iterator<Item = &'a Arc<str>> {
+        let mut opens = Opens::new(self.fleet, &self.parts, &self.looks);
+        let mut bound = Bound::new();
+        let rows = self.rows().filter(|row| !self.stages.contains_key(&row.node));
+        rows.filter(move |row| self.could_serve(row, &mut opens, &mut bound)).map(|row| &row.node)
     }
 
-    /// Nodes for one device, those where taking it is best first. One node can be listed twice.
-    pub(super) fn ranked(&self) -> Vec<Sym> {
+    fn could_serve(&self, row: &Row, opens: &mut Opens<'_>, bound: &mut Bound) -> bool {
+        opens.met_on(row, 0..row.states.len()) == self.all()
+            && self.bindings.iter().all(|b| b.can_agree(self.index, &self.looks, row, opens, bound))
+    }
+
+    /// Nodes to be told apart further, in the order of the strategy.
+    fn rows(&self) -> Box<dyn Iterator<Item = &'a Row> + '_> {
+        let fleet = self.fleet;
+        if self.barren.len() == fleet.makes().len() {
+            return Box::new(std::iter::empty());
+        }
+        let rows: Box<dyn Iterator<Item = &'a Row>> = match (self.strategy.node(), self.strategy.gpu()) {
+            (Placing::BinPack, Placing::Spread) => Box::new(fleet.by_room()),
+            (Placing::Spread, Placing::BinPack) => Box::new(fleet.by_room().rev()),
+            _ => Box::new(self.by_rarest().filter_map(|pool| fleet.row(pool))),
+        };
+        Box::new(rows.filter(|row| !self.barren.contains(&row.make)))
+    }
+
+    /// Nodes that have something for the request for which there is least, those first where taking it is
+    /// best: no other can serve the pod.
+    fn by_rarest(&self) -> impl Iterator<Item = Sym> + use<'a, '_> {
+        let of_requests = (0..self.requests).map(|request| (self.least_of(request), self.groups(request)));
+        let gpus = |(_, groups): &(u32, Vec<Group<'_>>)| {
+            groups.iter().map(|group| group.state.count()).sum::<usize>()
+        };
+        let (wanted, mut groups) = of_requests.min_by_key(gpus).unwrap_or_default();
+        groups.sort_by_key(|group| group.rank);
+        let mut groups = groups.into_iter().peekable();
+        let of_rank = std::iter::from_fn(move || {
+            let rank = groups.peek()?.rank;
+            let mut same = Vec::new();
+            while let Some(group) = groups.next_if(|group| group.rank == rank) {
+                let gives = group.open.count_ones();
+                same.push((self.members(group), gives));
+            }
+            Some(Merge::new(same))
+        });
+        // Who has all of it in the best state comes before who needs others beside.
+        let (mut seen, mut later) = (HashSet::new(), Vec::new());
+        let mut nodes = of_rank.flatten();
+        let mut rest = None;
+        std::iter::from_fn(move || {
+            for (pool, gives) in nodes.by_ref() {
+                if gives < wanted {
+                    later.push(pool);
+                } else if seen.insert(pool) {
+                    return Some(pool);
+                }
+            }
+            let rest = rest.get_or_insert_with(|| std::mem::take(&mut later).into_iter());
+            rest.find(|pool| seen.insert(*pool))
+        })
+    }
+
+    /// How many devices a request takes at the least.
+    fn least_of(&self, request: usize) -> u32 {
+        let of = self.parts.iter().filter(|part| part.request == request);
+        let counts = of.map(|part| match part.alternative.count {
+            Count::Exactly(count) => u32::try_from(count).unwrap_or(u32::MAX),
+            Count::All => 1,
+        });
+        counts.min().unwrap_or(1)
+    }
+
+    /// The states in which a GPU has something for a request.
+    fn groups(&self, request: usize) -> Vec<Group<'a>> {
         let mut groups = Vec::new();
-        for number in 0..self.parts.len() {
+        for (number, part) in self.parts.iter().enumerate().filter(|(_, part)| part.request == request) {
+            let beside: Vec<usize> = self.bindings.iter().filter_map(|b| b.beside(number)).collect();
             for (mask, board) in self.masks_of_part(number) {
+                let others: Vec<BTreeSet<u64>> =
+                    beside.iter().map(|other| self.masks_beside((number, mask), *other, board)).collect();
                 for state in self.fleet.states().filter(|state| state.board() == board) {
-                    let Some(part) = self.parts.get(number) else { continue };
-                    if let Some(rank) = self.rank(state, part, mask) {
-                        groups.push(((number, rank), mask, state));
+                    let open = part.open(state, mask);
+                    let Some((opened, cost)) = self.rank(state, open) else { continue };
+                    let with = |(other, masks): (&usize, &BTreeSet<u64>)| {
+                        let part = self.parts.get(*other);
+                        let opens = masks.iter().filter_map(|mask| Some(part?.open(state, *mask)));
+                        opens.into_iter().any(|other| agree::fit_beside(self.fleet, state, open, other))
+                    };
+                    if beside.iter().zip(&others).all(with) {
+                        groups.push(Group { rank: (number, opened, cost), part: number, mask, open, state });
                     }
                 }
             }
         }
-        groups.sort_by_key(|(rank, _, _)| *rank);
-        let mut nodes = Vec::new();
-        for same in groups.chunk_by(|(a, _, _), (b, _, _)| a == b) {
-            let mut of_rank: Vec<(i64, Sym)> = Vec::new();
-            for ((number, _), mask, state) in same {
-                let takes = |pool: Sym, gpu: usize| {
-                    let make = self.fleet.row(pool).map(|row| row.make);
-                    make.is_some_and(|make| self.mask(make, gpu, *number) == *mask)
-                };
-                // The rest of a group matters only where pods do not fit for other reasons.
-                match self.strategy.node() {
-                    Placing::BinPack => {
-                        let fitting = state.members().filter(|(_, pool, gpu)| takes(*pool, *gpu));
-                        of_rank.extend(fitting.take(FIRST).map(|(room, pool, _)| (*room, *pool)));
-                    }
-                    Placing::Spread => {
-                        let fitting = state.members().rev().filter(|(_, pool, gpu)| takes(*pool, *gpu));
-                        of_rank.extend(fitting.take(FIRST).map(|(room, pool, _)| (-*room, *pool)));
-                    }
+        groups
+    }
+
+    /// The masks that a part has on GPUs where another part has a given one.
+    fn masks_beside(&self, (part, mask): (usize, u64), other: usize, board: u32) -> BTreeSet<u64> {
+        let mut found = BTreeSet::new();
+        for (number, make) in self.fleet.makes() {
+            for (look, on) in self.looks.of_make(*number).iter().zip(&make.boards) {
+                let masks = self.looks.masks(*look);
+                if *on == board && masks.get(part) == Some(&mask) {
+                    found.extend(masks.get(other));
                 }
             }
-            of_rank.sort_unstable();
-            of_rank.dedup();
-            nodes.extend(of_rank.into_iter().map(|(_, pool)| pool));
-            if nodes.len() >= ENOUGH {
-                break;
-            }
         }
-        nodes
+        found
+    }
+
+    /// Nodes with a GPU of a group, in the order of the strategy, with what they are ordered by.
+    fn members<'s>(&'s self, group: Group<'s>) -> Box<dyn Iterator<Item = (i64, Sym)> + 's> {
+        let Group { part, mask, state, .. } = group;
+        let takes = move |&(_, pool, gpu): &(i64, Sym, usize)| {
+            let make = self.fleet.row(pool).map(|row| row.make);
+            make.is_some_and(|make| self.looks.mask(make, gpu, part) == mask)
+        };
+        let members = state.members().copied();
+        match self.strategy.node() {
+            Placing::BinPack => Box::new(members.filter(takes).map(|(room, pool, _)| (room, pool))),
+            Placing::Spread => Box::new(members.rev().filter(takes).map(|(room, pool, _)| (-room, pool))),
+        }
     }
 
     /// The masks that GPUs have for a part, with their boards.
     fn masks_of_part(&self, part: usize) -> BTreeSet<(u64, u32)> {
         let mut found = BTreeSet::new();
         for (number, make) in self.fleet.makes() {
-            for (gpu, board) in make.boards.iter().enumerate() {
-                found.insert((self.mask(*number, gpu, part), *board));
+            for (look, board) in self.looks.of_make(*number).iter().zip(&make.boards) {
+                found.extend(self.looks.masks(*look).get(part).map(|mask| (*mask, *board)));
             }
         }
         found.retain(|(mask, _)| *mask != 0);
@@ -193,26 +270,13 @@ impl<'a> Shortlist<'a> {
         wanted
     }
 
-    /// How good the best place of a mask is; smaller is better.
-    fn rank(&self, state: &GpuState, part: &Part<'_>, mask: u64) -> Option<(i64, Cost)> {
-        let open = self.open(state, part, mask);
+    fn rank(&self, state: &GpuState, open: u64) -> Option<(i64, Cost)> {
         let opened = i64::from(state.untouched());
         let cost = bits(open).map(|place| state.cost(place)).min()?;
         Some(match self.strategy.gpu() {
             Placing::BinPack => (opened, cost),
             Placing::Spread => (-opened, Cost::default()),
         })
-    }
-
-    /// All nodes on which each request has enough devices, fullest first, or emptiest.
-    pub(super) fn possible(&self) -> impl Iterator<Item = &'a Arc<str>> {
-        let rows = self.rows().filter(|row| !self.stages.contains_key(&row.node));
-        let mut known = Known::new(self.fleet.most_states());
-        let mut bound = HashMap::new();
-        rows.filter(move |row| {
-            self.suffices(row, &mut known) == self.all() && self.can_agree(row, &mut known, &mut bound)
-        })
-        .map(|row| &row.node)
     }
 
     /// Every request met.
@@ -222,223 +286,65 @@ impl<'a> Shortlist<'a> {
 
     /// Nodes to be looked at one by one, although they are not odd: their makes have what is asked for.
     pub(super) fn staged(&self) -> impl Iterator<Item = &'a Arc<str>> {
-        let rows = self.stages.keys().flat_map(|node| self.row_of(node));
-        rows.filter(|row| !self.is_barren(row.make)).map(|row| &row.node)
-    }
-
-    fn row_of(&self, node: &str) -> Option<&'a Row> {
-        self.fleet.row_of_node(node)
-    }
-
-    /// Nodes of makes that have what is asked for.
-    fn rows(&self) -> Box<dyn Iterator<Item = &'a Row> + '_> {
-        let (fleet, strategy) = (self.fleet, self.strategy);
-        if fleet.makes().keys().all(|make| self.is_barren(*make)) {
-            return Box::new(std::iter::empty());
-        }
-        let rows: Box<dyn Iterator<Item = &'a Row>> = match strategy.node() {
-            Placing::BinPack => Box::new(fleet.by_room()),
-            Placing::Spread => Box::new(fleet.by_room().rev()),
-        };
-        Box::new(rows.filter(|row| !self.is_barren(row.make)))
-    }
-
-    /// Whether no node of a make could serve the pod, even an empty one.
-    fn is_barren(&self, make: u32) -> bool {
-        let gpus = self.masks.get(&make).map(Vec::as_slice).unwrap_or_default();
-        let mut found = vec![0u32; self.parts.len()];
-        for (sum, mask) in gpus.iter().flat_map(|masks| found_of(masks)) {
-            if let Some(found) = found.get_mut(sum) {
-                *found += mask;
-            }
-        }
-        self.met(&found) != self.all()
+        let rows = self.stages.keys().flat_map(|node| self.fleet.row_of_node(node));
+        rows.filter(|row| !self.barren.contains(&row.make)).map(|row| &row.node)
     }
 
     /// Nodes on which devices are short, those together of which one reason is true.
-    pub(super) fn short(&self) -> Vec<Vec<&'a Arc<str>>> {
-        let mut groups: BTreeMap<Shortage<'_>, Vec<&'a Arc<str>>> = BTreeMap::new();
-        let mut barren = BTreeSet::new();
-        let mut looks = BTreeMap::new();
-        for (number, make) in self.fleet.makes() {
-            let look =
-                (make.boards.as_slice(), self.masks.get(number).map(Vec::as_slice).unwrap_or_default());
-            looks.insert(*number, look);
-            if self.is_barren(*number) {
-                barren.insert(*number);
-                groups
-                    .entry((look, None))
-                    .or_default()
-                    .extend(make.pools.iter().filter_map(|p| self.node(*p)));
-            }
+    pub(super) fn short(&self) -> Vec<Short<'a>> {
+        let mut groups: BTreeMap<Shortage<'_>, Short<'a>> = BTreeMap::new();
+        for (number, make) in self.fleet.makes().iter().filter(|(number, _)| self.barren.contains(number)) {
+            let look = (make.boards.as_slice(), self.looks.of_make(*number));
+            groups.entry((look, None)).or_default().makes.push(make);
         }
-        let mut known = Known::new(self.fleet.most_states());
-        let mut bound = HashMap::new();
-        if barren.len() < looks.len() {
-            for row in self.fleet.rows().filter(|row| !barren.contains(&row.make)) {
-                let met = self.suffices(row, &mut known);
-                if (met != self.all() || !self.can_agree(row, &mut known, &mut bound))
-                    && !self.stages.contains_key(&row.node)
-                    && let Some(look) = looks.get(&row.make)
-                {
-                    groups.entry((*look, Some(met))).or_default().push(&row.node);
+        if self.barren.len() < self.fleet.makes().len() {
+            let mut opens = Opens::new(self.fleet, &self.parts, &self.looks);
+            let mut bound = Bound::new();
+            for row in self.fleet.rows().filter(|row| !self.barren.contains(&row.make)) {
+                let Some(make) = self.fleet.makes().get(&row.make) else { continue };
+                let met = opens.met_on(row, 0..row.states.len());
+                if !self.could_serve(row, &mut opens, &mut bound) && !self.stages.contains_key(&row.node) {
+                    let look = (make.boards.as_slice(), self.looks.of_make(row.make));
+                    groups.entry((look, Some(met))).or_default().nodes.push(&row.node);
                 }
             }
         }
         let mut groups: Vec<_> = groups.into_values().collect();
-        for nodes in &mut groups {
+        for short in &mut groups {
             // The one that is named is always the same.
-            let first = nodes.iter().enumerate().min_by_key(|(_, node)| **node).map(|(at, _)| at);
-            nodes.swap(0, first.unwrap_or_default());
+            short.makes.sort_by_key(|make| make.nodes.first());
+            let first = short.nodes.iter().enumerate().min_by_key(|(_, node)| **node).map(|(at, _)| at);
+            if let Some(first) = first {
+                short.nodes.swap(0, first);
+            }
         }
         groups
     }
-
-    fn suffices(&self, row: &Row, known: &mut Known) -> u64 {
-        let mut found = [0u32; MOST_PARTS];
-        for (gpu, at) in row.states.iter().enumerate() {
-            let opens = self.opens(row, gpu, *at, known);
-            for (sum, open) in found.iter_mut().zip(opens) {
-                *sum += open.count_ones();
-            }
-        }
-        self.met(found.get(..self.parts.len()).unwrap_or_default())
-    }
-
-    /// By part, the places of a GPU that it could have now.
-    fn opens<'k>(&self, row: &Row, gpu: usize, state: usize, known: &'k mut Known) -> &'k [u64] {
-        let masks =
-            self.masks.get(&row.make).and_then(|gpus| gpus.get(gpu)).map(Vec::as_slice).unwrap_or_default();
-        known.get(masks, state, || {
-            let Some(state) = self.fleet.state(state) else { return vec![0; masks.len()] };
-            self.parts.iter().zip(masks).map(|(part, mask)| self.open(state, part, *mask)).collect()
-        })
-    }
-
-    /// Which requests have enough devices, when each part has so many.
-    fn met(&self, found: &[u32]) -> u64 {
-        let mut met = 0;
-        for (part, found) in self.parts.iter().zip(found) {
-            let enough = match part.alternative.count {
-                Count::Exactly(count) => usize::try_from(*found).unwrap_or(usize::MAX) >= count,
-                Count::All => *found > 0,
-            };
-            met |= u64::from(enough) << part.request;
-        }
-        met
-    }
-
-    /// Whether every constraint that demands one value could be met: some value has enough devices for
-    /// each request that it is about, and where a value is that of one GPU, two requests for one device
-    /// each find places beside each other.
-    fn can_agree(&self, row: &Row, known: &mut Known, bound: &mut Bound) -> bool {
-        (0..self.bindings.len()).all(|number| self.can_agree_on(number, row, known, bound))
-    }
-
-    fn can_agree_on(&self, number: usize, row: &Row, known: &mut Known, bound: &mut Bound) -> bool {
-        let Some(binding) = self.bindings.get(number) else { return true };
-        let own = || {
-            let layout = self.index.pools_of_node(&row.node).next()?.layout.as_ref()?;
-            let masks = self.masks.get(&row.make)?;
-            values_of(layout, binding.attribute, masks, &binding.parts)
-        };
-        // What tells nodes of one make apart has to be read of the node itself.
-        let read = binding.identity.then(own).flatten();
-        let of_make = binding.values.get(&row.make).and_then(Option::as_ref);
-        let Some(values) = read.as_ref().or(of_make) else { return true };
-        let mut distinct: Vec<u64> = values.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        distinct.into_iter().any(|value| {
-            let gpus: Vec<usize> =
-                values.iter().enumerate().filter(|(_, v)| **v == value).map(|(gpu, _)| gpu).collect();
-            let mut found = [0u32; MOST_PARTS];
-            for gpu in &gpus {
-                let Some(at) = row.states.get(*gpu) else { continue };
-                for (sum, open) in found.iter_mut().zip(self.opens(row, *gpu, *at, known)) {
-                    *sum += open.count_ones();
-                }
-            }
-            let met = self.met(found.get(..self.parts.len()).unwrap_or_default());
-            if met & binding.requests != binding.requests {
-                return false;
-            }
-            let (Some((one, other)), [gpu]) = (binding.pair, gpus.as_slice()) else { return true };
-            let Some(at) = row.states.get(*gpu) else { return false };
-            let opens = self.opens(row, *gpu, *at, known);
-            let open = |part: usize| opens.get(part).copied().unwrap_or_default();
-            let (one, other) = (open(one), open(other));
-            *bound.entry((*at, one, other)).or_insert_with(|| {
-                let Some(state) = self.fleet.state(*at) else { return false };
-                let board = self.fleet.board(state.board());
-                bits(one).any(|a| bits(other).any(|b| a != b && state.fit_together(board, a, b)))
-            })
-        })
-    }
-
-    /// The node of a pool.
-    pub(super) fn node(&self, pool: Sym) -> Option<&'a Arc<str>> {
-        self.fleet.row(pool).map(|row| &row.node)
-    }
 }
 
-/// Nodes that are taken of a group of equal ones at first.
-const FIRST: usize = 8;
-/// Nodes after which no worse ones are listed.
-const ENOUGH: usize = 16;
-/// Parts of a pod beyond which every node is looked at.
-const MOST_PARTS: usize = 16;
+/// Nodes that are short of devices in the same way.
+#[derive(Default)]
+pub(super) struct Short<'a> {
+    /// All nodes of these makes.
+    makes: Vec<&'a Make>,
+    nodes: Vec<&'a Arc<str>>,
+}
+
+impl<'a> Short<'a> {
+    /// How many they are.
+    pub(super) fn len(&self) -> usize {
+        self.makes.iter().map(|make| make.nodes.len()).sum::<usize>() + self.nodes.len()
+    }
+
+    /// The nodes; the first is always the same.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &'a Arc<str>> {
+        self.makes.iter().flat_map(|make| &make.nodes).chain(self.nodes.iter().copied())
+    }
+}
 
 /// What is alike of a make as far as the pod can tell, and which requests have enough devices; `None`
 /// where even an empty node has not enough.
-type Shortage<'m> = ((&'m [u32], &'m [Vec<u64>]), Option<u64>);
-/// By state, and what two requests could have of it: whether they can have it together.
-type Bound = HashMap<(usize, u64, u64), bool>;
-
-/// What each part could have of GPUs, by their masks and state.
-struct Known {
-    states: usize,
-    numbers: HashMap<Vec<u64>, usize>,
-    opens: Vec<Option<Vec<u64>>>,
-}
-
-impl Known {
-    fn new(states: usize) -> Self {
-        Self { states, numbers: HashMap::new(), opens: Vec::new() }
-    }
-
-    fn get(&mut self, masks: &[u64], state: usize, find: impl FnOnce() -> Vec<u64>) -> &[u64] {
-        let number = match self.numbers.get(masks) {
-            Some(number) => *number,
-            None => {
-                let number = self.numbers.len();
-                self.numbers.insert(masks.to_vec(), number);
-                self.opens.resize(self.numbers.len() * self.states, None);
-                number
-            }
-        };
-        match self.opens.get_mut(number * self.states + state) {
-            Some(slot) => slot.get_or_insert_with(find),
-            None => &[],
-        }
-    }
-}
-
-/// A constraint that demands one value of several requests.
-struct Binding {
-    /// Requests that it is about, whichever alternative they take.
-    requests: u64,
-    /// Their parts, if it is about two requests for one unshared device each and nothing else.
-    pair: Option<(usize, usize)>,
-    /// The attribute.
-    attribute: Sym,
-    /// Whether it tells nodes of one make apart.
-    identity: bool,
-    /// Parts of these requests.
-    parts: Vec<usize>,
-    /// By make: the value of each GPU, if each has one.
-    values: BTreeMap<u32, Option<Vec<u64>>>,
-}
+type Shortage<'m> = ((&'m [u32], &'m [usize]), Option<u64>);
 
 /// The places of a mask.
 fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
@@ -447,138 +353,4 @@ fn bits(mut mask: u64) -> impl Iterator<Item = usize> {
         mask &= mask.checked_sub(1)?;
         usize::try_from(place).ok()
     })
-}
-
-/// The constraints of a pod's claims that demand one value.
-fn bindings(inputs: &Inputs<'_>, fleet: &Fleet, parts: &[Part<'_>], masks: &Masks) -> Vec<Binding> {
-    let index = inputs.index;
-    let identities = IDENTITIES.map(|name| format!("{}/{name}", index.driver()));
-    let mut first = 0;
-    let mut found = Vec::new();
-    for ask in inputs.asks {
-        for constraint in ask.constraints.iter().filter(|constraint| constraint.kind == ConstraintKind::Match)
-        {
-            let Some(attribute) = constraint.attribute else { continue };
-            let concerned = |(_, request): &(usize, &super::ask::Request<'_>)| {
-                let mut alternatives = request.alternatives.iter();
-                alternatives.all(|a| constraint.concerns(&request.name, a.subrequest.as_deref()))
-            };
-            let numbers: Vec<usize> =
-                ask.requests.iter().enumerate().filter(concerned).map(|(at, _)| first + at).collect();
-            let own: Vec<usize> = (0..parts.len())
-                .filter(|at| parts.get(*at).is_some_and(|p| numbers.contains(&p.request)))
-                .collect();
-            let alone = |at: &usize| {
-                parts.get(*at).is_some_and(|part| {
-                    let mut supplies = part.supplies.values().flatten().flatten();
-                    part.alternative.count == Count::Exactly(1)
-                        && !part.alternative.admin
-                        && supplies.all(|supply| supply.amounts.is_none())
-                })
-            };
-            let pair = match (own.as_slice(), numbers.len()) {
-                ([one, other], 2) if alone(one) && alone(other) => Some((*one, *other)),
-                _ => None,
-            };
-            let identity = identities.iter().any(|name| name == index.name(attribute));
-            let mut values = BTreeMap::new();
-            for (number, make) in fleet.makes().iter().filter(|_| !identity) {
-                let of = masks.get(number).map(Vec::as_slice).unwrap_or_default();
-                values.insert(*number, values_of(&make.layout, attribute, of, &own));
-            }
-            let requests = numbers.iter().fold(0, |all, number| all | 1u64 << number);
-            found.push(Binding { requests, pair, attribute, identity, parts: own, values });
-        }
-        first += ask.requests.len();
-    }
-    found
-}
-
-/// The value of an attribute on each GPU, as far as these parts can use the GPU's places; `None` if
-/// some GPU has several, or none on some place.
-fn values_of(layout: &Layout, attribute: Sym, masks: &[Vec<u64>], parts: &[usize]) -> Option<Vec<u64>> {
-    let column = layout.column(attribute)?;
-    layout
-        .gpus
-        .iter()
-        .zip(masks)
-        .zip(1u64 << 40..)
-        .map(|((gpu, masks), own)| {
-            let mask = parts.iter().filter_map(|part| masks.get(*part)).fold(0, |all, mask| all | mask);
-            let mut values =
-                bits(mask).map(|place| gpu.devices.get(place).and_then(|position| column.value(*position)));
-            // A GPU that nothing can be had of is by itself.
-            let Some(first) = values.next() else { return Some(own) };
-            let first = first?;
-            values.all(|value| value == Some(first)).then_some(u64::from(first))
-        })
-        .collect()
-}
-
-/// How many places of a GPU each part could use.
-fn found_of(masks: &[u64]) -> impl Iterator<Item = (usize, u32)> {
-    masks.iter().map(|mask| mask.count_ones()).enumerate()
-}
-
-fn parts<'a>(asks: &'a [Ask<'a>]) -> (Vec<Part<'a>>, usize) {
-    let mut parts = Vec::new();
-    let requests = asks.iter().flat_map(|ask| &ask.requests);
-    let mut count = 0;
-    for (request, of) in requests.enumerate() {
-        count += 1;
-        parts.extend(of.alternatives.iter().map(|alternative| Part {
-            request,
-            alternative,
-            supplies: BTreeMap::new(),
-        }));
-    }
-    (parts, count)
-}
-
-fn supplies(inputs: &Inputs<'_>, board: &Board, alternative: &Alternative<'_>) -> Vec<Option<Supply>> {
-    let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
-    let of = |place: &crate::index::Place| {
-        let taints = inputs.index.taints_of(place);
-        if place.owner != inputs.owner || taints.iter().any(|t| t.repels() && !tolerated(t, tolerations)) {
-            return None;
-        }
-        let shape = inputs.index.shape_of(place);
-        let amounts = search::consumption(shape, alternative)?;
-        Some(Supply {
-            amounts,
-            totals: shape.capacities.iter().map(|(_, capacity)| capacity.value).collect(),
-        })
-    };
-    board.places.iter().map(of).collect()
-}
-
-/// By GPU and part: the places that are selected and give something. `None` where a selector fails.
-fn masks_of(
-    inputs: &Inputs<'_>,
-    matcher: &mut Matcher,
-    make: &Make,
-    parts: &[Part<'_>],
-) -> Option<Vec<Vec<u64>>> {
-    let mut masks = vec![Vec::new(); make.layout.gpus.len()];
-    for part in parts {
-        let selectors = part.alternative.selectors.iter();
-        let answers: Vec<_> = selectors.map(|e| matcher.answers(inputs.index, &make.layout, e)).collect();
-        for ((gpu, board), masks) in make.layout.gpus.iter().zip(&make.boards).zip(&mut masks) {
-            let first = gpu.devices.first().copied().unwrap_or_default();
-            let mut mask = u64::MAX;
-            for answer in &answers {
-                let (accepted, failed) = answer.of(first, gpu.devices.len());
-                if mask & failed != 0 {
-                    return None;
-                }
-                mask &= accepted;
-            }
-            let supplies = part.supplies.get(board)?;
-            let gives = |mask: u64, (place, supply): (usize, &Option<Supply>)| {
-                mask | u64::from(supply.is_some()) << place
-            };
-            masks.push(mask & supplies.iter().enumerate().fold(0, gives));
-        }
-    }
-    Some(masks)
 }

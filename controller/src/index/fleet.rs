@@ -108,6 +108,11 @@ impl GpuState {
         self.costs.get(place).copied().unwrap_or_default()
     }
 
+    /// How many GPUs are in it.
+    pub fn count(&self) -> usize {
+        self.members.len()
+    }
+
     /// Nodes with such a GPU, fullest first: room, pool, position of the GPU.
     pub fn members(&self) -> impl DoubleEndedIterator<Item = &(i64, Sym, usize)> {
         self.members.iter()
@@ -119,8 +124,8 @@ impl GpuState {
 pub struct Make {
     /// One of their layouts.
     pub layout: Arc<Layout>,
-    /// Their pools.
-    pub pools: BTreeSet<Sym>,
+    /// The nodes.
+    pub nodes: BTreeSet<Arc<str>>,
     /// The boards of their GPUs.
     pub boards: Vec<u32>,
 }
@@ -217,8 +222,8 @@ impl Fleet {
             }
         }
         if let Some(make) = self.makes.get_mut(&row.make) {
-            make.pools.remove(&pool);
-            if make.pools.is_empty() {
+            make.nodes.remove(&row.node);
+            if make.nodes.is_empty() {
                 self.makes.remove(&row.make);
             }
         }
@@ -362,7 +367,7 @@ impl Index {
             }
         }
         let entry = self.fleet.makes.entry(make);
-        entry.or_insert_with(|| Make { layout, pools: BTreeSet::new(), boards }).pools.insert(name);
+        entry.or_insert_with(|| Make { layout, nodes: BTreeSet::new(), boards }).nodes.insert(node.clone());
         self.fleet.by_room.insert((room, name));
         self.fleet.pool_of_node.insert(node.clone(), name);
         self.fleet.rows.insert(name, Row { node: node.clone(), make, states, room });

@@ -369,21 +369,27 @@ pub(super) fn children(expression: &IdedExpr) -> Vec<&IdedExpr> {
 
 pub(super) fn reads(expression: &IdedExpr) -> Reads {
     let mut names = BTreeSet::new();
-    if collect(expression, &mut names) { Reads::Names(names) } else { Reads::Everything }
+    let mut shape = false;
+    if collect(expression, &mut names, &mut shape) {
+        Reads::Names { names, shape }
+    } else {
+        Reads::Everything
+    }
 }
 
 /// False when the expression reads attributes that cannot be named.
-fn collect(expression: &IdedExpr, names: &mut BTreeSet<String>) -> bool {
-    let field_of = |operand: &IdedExpr, field: &str, names: &mut BTreeSet<String>| {
-        if let Some(("attributes", domain)) = device_domain(operand) {
+fn collect(expression: &IdedExpr, names: &mut BTreeSet<String>, shape: &mut bool) -> bool {
+    let mut field_of = |operand: &IdedExpr, field: &str| match device_domain(operand) {
+        Some(("attributes", domain)) => {
             names.insert(format!("{domain}/{field}"));
         }
+        _ => *shape = true,
     };
     match operation(expression) {
         Some((operators::INDEX | operators::OPT_INDEX, [operand, field]))
             if device_domain(operand).is_some() && literal_text(field).is_some() =>
         {
-            field_of(operand, literal_text(field).unwrap_or_default(), names);
+            field_of(operand, literal_text(field).unwrap_or_default());
             return true;
         }
         _ => {}
@@ -391,15 +397,20 @@ fn collect(expression: &IdedExpr, names: &mut BTreeSet<String>) -> bool {
     if let Expr::Select(select) = &expression.expr
         && device_domain(&select.operand).is_some()
     {
-        field_of(&select.operand, &select.field, names);
+        field_of(&select.operand, &select.field);
         return true;
     }
     match device_field(expression) {
-        // The driver, the capacities and whether the device is shareable belong to its shape.
         Some("attributes") => return false,
-        Some(_) => return true,
+        // The same for all of our devices.
+        Some("driver") => return true,
+        // The capacities and whether the device is shareable belong to its shape.
+        Some(_) => {
+            *shape = true;
+            return true;
+        }
         None if is_device(expression) => return false,
         None => {}
     }
-    children(expression).into_iter().all(|child| collect(child, names))
+    children(expression).into_iter().all(|child| collect(child, names, shape))
 }

@@ -127,13 +127,17 @@ fn what_does_not_compile_says_so_for_every_device(#[case] expression: &str) {
 }
 
 #[rstest]
-#[case(r#"device.driver == "x" && device.attributes["d.com"].a == 1"#, &["d.com/a"])]
-#[case(r#"cel.bind(d, device.attributes["d.com"], d.a == d.?b.orValue(1) && has(d.c))"#, &["d.com/a", "d.com/b", "d.com/c"])]
-#[case(r#"device.capacity["d.com"].memory.isGreaterThan(quantity("1"))"#, &[])]
-#[case(r#"device.attributes["d.com"]["a"] == 1"#, &["d.com/a"])]
-fn only_what_is_read_is_listed(#[case] expression: &str, #[case] names: &[&str]) {
+#[case(r#"device.driver == "x" && device.attributes["d.com"].a == 1"#, &["d.com/a"], false)]
+#[case(r#"cel.bind(d, device.attributes["d.com"], d.a == d.?b.orValue(1) && has(d.c))"#, &["d.com/a", "d.com/b", "d.com/c"], false)]
+#[case(r#"device.capacity["d.com"].memory.isGreaterThan(quantity("1"))"#, &[], true)]
+#[case(r#"cel.bind(c, device.capacity, "d.com" in c && device.attributes["d.com"].a == 1)"#, &["d.com/a"], true)]
+#[case(r#"cel.bind(c, device.capacity["d.com"], c.?memory.hasValue())"#, &[], true)]
+#[case(r#"device.capacity["d.com"]["memory"].isGreaterThan(quantity("1"))"#, &[], true)]
+#[case(r#"device.allowMultipleAllocations"#, &[], true)]
+#[case(r#"device.attributes["d.com"]["a"] == 1"#, &["d.com/a"], false)]
+fn only_what_is_read_is_listed(#[case] expression: &str, #[case] names: &[&str], #[case] shape: bool) {
     let names = names.iter().map(|name| (*name).to_owned()).collect();
-    assert_eq!(Selector::compile(expression).reads(), &Reads::Names(names));
+    assert_eq!(Selector::compile(expression).reads(), &Reads::Names { names, shape });
 }
 
 #[rstest]

@@ -10,6 +10,7 @@ use clap::Parser;
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -96,6 +97,24 @@ impl Cluster {
         let node = serde_json::from_value(json!({"metadata": {"name": "n1"}})).unwrap();
         nodes.create(&PostParams::default(), &node).await.unwrap();
         Self { world, plane, client }
+    }
+
+    /// A kind of ours, for the whole cluster, with anything in it.
+    pub async fn define(&self, kind: &str, plural: &str, singular: &str) {
+        let definition: CustomResourceDefinition = serde_json::from_value(json!({
+            "metadata": {"name": format!("{plural}.aliquot.dev")},
+            "spec": {
+                "group": "aliquot.dev", "scope": "Cluster",
+                "names": {"kind": kind, "plural": plural, "singular": singular},
+                "versions": [{
+                    "name": "v1alpha1", "served": true, "storage": true, "subresources": {"status": {}},
+                    "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
+                }],
+            },
+        }))
+        .unwrap();
+        let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        definitions.create(&PostParams::default(), &definition).await.unwrap();
     }
 
     fn args(&self, extra: &[&str]) -> Args {

@@ -175,14 +175,20 @@ fn what_fits_beside_a_reservation_is_given_and_higher_priority_passes_it() {
     assert!(world.has_devices("urgent"));
 }
 
-#[test]
-fn a_reservation_ends_after_its_time_and_what_was_kept_is_for_others() {
+/// A node of two GPUs, held by `a` and `b` and reserved for `large`, which wants both.
+fn large_behind_two() -> World {
     let mut world = World::reserving(&[("n1", 2)], 100);
     world.asks("a", 1, 1, 0);
     world.asks("b", 1, 2, 0);
     world.asks("large", 2, 3, 0);
     world.pass(AFTER + 2);
     assert_eq!(world.reserved(), ["large"]);
+    world
+}
+
+#[test]
+fn a_reservation_ends_after_its_time_and_what_was_kept_is_for_others() {
+    let mut world = large_behind_two();
     world.ends("a", 1);
     world.asks("small", 1, 4, 0);
     world.pass(300);
@@ -211,12 +217,7 @@ fn no_more_than_the_stated_part_of_the_gpus_is_reserved_and_in_order() {
 
 #[test]
 fn the_next_controller_takes_a_reservation_up() {
-    let mut world = World::reserving(&[("n1", 2)], 100);
-    world.asks("a", 1, 1, 0);
-    world.asks("b", 1, 2, 0);
-    world.asks("large", 2, 3, 0);
-    world.pass(AFTER + 2);
-    assert_eq!(world.reserved(), ["large"]);
+    let mut world = large_behind_two();
     // It knows what the API shows: the node is noted on the pod.
     world.core.preemptions = Default::default();
     world.core.reservations = Default::default();

@@ -1,0 +1,234 @@
+//! What each part of a pod could have: by make whatever its nodes hold, by state of a GPU as it is now.
+
+use super::super::ask::{Alternative, Ask, Count};
+use super::super::{Inputs, Matcher, search};
+use crate::index::{Board, Fleet, GpuState, Make, Row, tolerated};
+use crate::quantity::Quantity;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+/// Parts of a pod beyond which every node is looked at.
+pub(super) const MOST_PARTS: usize = 16;
+
+/// What a place gives to a request: all of itself, or so much of so much.
+pub(super) struct Supply {
+    pub(super) amounts: Option<Arc<[Quantity]>>,
+    totals: Vec<Quantity>,
+}
+
+/// An alternative of a request.
+pub(super) struct Part<'a> {
+    pub(super) request: usize,
+    pub(super) alternative: &'a Alternative<'a>,
+    /// By board: what each place gives.
+    pub(super) supplies: BTreeMap<u32, Vec<Option<Supply>>>,
+}
+
+impl Part<'_> {
+    /// The places of a mask that it can have now.
+    pub(super) fn open(&self, state: &GpuState, mask: u64) -> u64 {
+        if self.alternative.admin {
+            return mask;
+        }
+        let mut open = mask & state.fits();
+        for (place, used) in state.shared().filter(|(place, _)| mask >> place & 1 == 1) {
+            let supply = self.supplies.get(&state.board()).and_then(|supplies| supplies.get(place));
+            let Some(Some(Supply { amounts: Some(amounts), totals })) = supply else { continue };
+            let mut sums = totals.iter().zip(used).zip(amounts.iter());
+            if sums.all(|((total, used), wanted)| *used + *wanted <= *total) {
+                open |= 1 << place;
+            }
+        }
+        open
+    }
+}
+
+/// The parts of what is asked for, and the number of requests.
+pub(super) fn parts<'a>(asks: &'a [Ask<'a>]) -> (Vec<Part<'a>>, usize) {
+    let mut parts = Vec::new();
+    let requests = asks.iter().flat_map(|ask| &ask.requests);
+    let mut count = 0;
+    for (request, of) in requests.enumerate() {
+        count += 1;
+        parts.extend(of.alternatives.iter().map(|alternative| Part {
+            request,
+            alternative,
+            supplies: BTreeMap::new(),
+        }));
+    }
+    (parts, count)
+}
+
+/// What the places of a board give to an alternative.
+pub(super) fn supplies(
+    inputs: &Inputs<'_>,
+    board: &Board,
+    alternative: &Alternative<'_>,
+) -> Vec<Option<Supply>> {
+    let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
+    let of = |place: &crate::index::Place| {
+        let taints = inputs.index.taints_of(place);
+        if place.owner != inputs.owner || taints.iter().any(|t| t.repels() && !tolerated(t, tolerations)) {
+            return None;
+        }
+        let shape = inputs.index.shape_of(place);
+        let amounts = search::consumption(shape, alternative)?;
+        Some(Supply {
+            amounts,
+            totals: shape.capacities.iter().map(|(_, capacity)| capacity.value).collect(),
+        })
+    };
+    board.places.iter().map(of).collect()
+}
+
+/// For each part, the places of a GPU that it can use whatever is taken of it.
+pub(super) type Masks = Box<[u64]>;
+
+/// By make, the masks of each GPU, each combination of masks kept once.
+#[derive(Default)]
+pub(super) struct Looks {
+    distinct: Vec<Masks>,
+    numbers: HashMap<Masks, usize>,
+    by_make: BTreeMap<u32, Vec<usize>>,
+}
+
+impl Looks {
+    /// `None` where a selector fails.
+    pub(super) fn new(
+        inputs: &Inputs<'_>,
+        matcher: &mut Matcher,
+        fleet: &Fleet,
+        parts: &[Part<'_>],
+    ) -> Option<Self> {
+        let mut looks = Self::default();
+        for (number, make) in fleet.makes() {
+            let gpus = masks_of(inputs, matcher, make, parts)?;
+            let gpus = gpus.into_iter().map(|masks| looks.intern(masks.into())).collect();
+            looks.by_make.insert(*number, gpus);
+        }
+        Some(looks)
+    }
+
+    fn intern(&mut self, masks: Masks) -> usize {
+        if let Some(known) = self.numbers.get(&masks) {
+            return *known;
+        }
+        let number = self.distinct.len();
+        self.distinct.push(masks.clone());
+        self.numbers.insert(masks, number);
+        number
+    }
+
+    /// How many combinations there are.
+    pub(super) fn len(&self) -> usize {
+        self.distinct.len()
+    }
+
+    /// The combination of each GPU of a make.
+    pub(super) fn of_make(&self, make: u32) -> &[usize] {
+        self.by_make.get(&make).map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The masks of a combination.
+    pub(super) fn masks(&self, look: usize) -> &[u64] {
+        self.distinct.get(look).map(|masks| &**masks).unwrap_or_default()
+    }
+
+    /// The mask of a part on a GPU of a make.
+    pub(super) fn mask(&self, make: u32, gpu: usize, part: usize) -> u64 {
+        let look = self.of_make(make).get(gpu);
+        look.and_then(|look| self.masks(*look).get(part)).copied().unwrap_or_default()
+    }
+}
+
+/// By GPU and part: the places that are selected and give something. `None` where a selector fails.
+fn masks_of(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    make: &Make,
+    parts: &[Part<'_>],
+) -> Option<Vec<Vec<u64>>> {
+    let mut masks = vec![Vec::with_capacity(parts.len()); make.layout.gpus.len()];
+    for part in parts {
+        let selectors = part.alternative.selectors.iter();
+        let answers: Vec<_> = selectors.map(|e| matcher.answers(inputs.index, &make.layout, e)).collect();
+        for ((gpu, board), masks) in make.layout.gpus.iter().zip(&make.boards).zip(&mut masks) {
+            let first = gpu.devices.first().copied().unwrap_or_default();
+            let mut mask = u64::MAX;
+            for answer in &answers {
+                let (accepted, failed) = answer.of(first, gpu.devices.len());
+                if mask & failed != 0 {
+                    return None;
+                }
+                mask &= accepted;
+            }
+            let supplies = part.supplies.get(board)?;
+            let gives = |mask: u64, (place, supply): (usize, &Option<Supply>)| {
+                mask | u64::from(supply.is_some()) << place
+            };
+            masks.push(mask & supplies.iter().enumerate().fold(0, gives));
+        }
+    }
+    Some(masks)
+}
+
+/// Which requests have enough devices, when each part has so many.
+pub(super) fn met(parts: &[Part<'_>], found: &[u32]) -> u64 {
+    let mut met = 0;
+    for (part, found) in parts.iter().zip(found) {
+        let enough = match part.alternative.count {
+            Count::Exactly(count) => usize::try_from(*found).unwrap_or(usize::MAX) >= count,
+            Count::All => *found > 0,
+        };
+        met |= u64::from(enough) << part.request;
+    }
+    met
+}
+
+/// What each part could have of GPUs now, by their look and state; found out when it is first asked for.
+pub(super) struct Opens<'s> {
+    fleet: &'s Fleet,
+    parts: &'s [Part<'s>],
+    looks: &'s Looks,
+    states: usize,
+    /// By look and state: one more than where its places begin; 0 for what was not asked for.
+    begins: Vec<u32>,
+    places: Vec<u64>,
+}
+
+impl<'s> Opens<'s> {
+    pub(super) fn new(fleet: &'s Fleet, parts: &'s [Part<'s>], looks: &'s Looks) -> Self {
+        let states = fleet.most_states();
+        Self { fleet, parts, looks, states, begins: vec![0; states * looks.len()], places: Vec::new() }
+    }
+
+    /// By part, the places that it could have.
+    pub(super) fn get(&mut self, look: usize, state: usize) -> &[u64] {
+        let Some(slot) = self.begins.get_mut(look * self.states + state) else { return &[] };
+        let begin = if let Some(begin) = slot.checked_sub(1) {
+            begin as usize
+        } else {
+            let begin = self.places.len();
+            *slot = u32::try_from(begin + 1).unwrap_or_default();
+            let masks = self.looks.masks(look);
+            let state = self.fleet.state(state);
+            let open = |(part, mask): (&Part<'_>, &u64)| state.map_or(0, |state| part.open(state, *mask));
+            self.places.extend(self.parts.iter().zip(masks).map(open));
+            begin
+        };
+        self.places.get(begin..begin + self.parts.len()).unwrap_or_default()
+    }
+
+    /// Which requests have enough devices on these GPUs of a node.
+    pub(super) fn met_on(&mut self, row: &Row, gpus: impl Iterator<Item = usize>) -> u64 {
+        let (looks, parts) = (self.looks.of_make(row.make), self.parts);
+        let mut found = [0u32; MOST_PARTS];
+        for gpu in gpus {
+            let (Some(look), Some(state)) = (looks.get(gpu), row.states.get(gpu)) else { continue };
+            for (sum, open) in found.iter_mut().zip(self.get(*look, *state)) {
+                *sum += open.count_ones();
+            }
+        }
+        met(parts, found.get(..parts.len()).unwrap_or_default())
+    }
+}
