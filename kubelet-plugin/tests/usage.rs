@@ -15,7 +15,7 @@ use aliquot_nvml::fake::{FakeGpus, h100_80};
 use common::World;
 use common::cluster::{Agent, Cluster, eventually, of_agent};
 use kube::Api;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use rstest::rstest;
 use serde_json::json;

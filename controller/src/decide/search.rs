@@ -106,10 +106,13 @@ struct Candidates {
     devices: Vec<Vec<Candidate>>,
 }
 
+/// What is taken of each capacity of a device, if the device is shared.
+pub(super) type Consumed = Option<Arc<[Quantity]>>;
+
 #[derive(Clone)]
 pub(super) struct Candidate {
     pub(super) position: u32,
-    pub(super) consumed: Option<Arc<[Quantity]>>,
+    pub(super) consumed: Consumed,
     /// Devices that match but that we may not give: enough for `All` to fail.
     pub(super) usable: bool,
 }
@@ -254,6 +257,8 @@ fn eligible(
     owner: Owner,
 ) -> Result<Candidates, Failure> {
     let mut devices = Vec::new();
+    // Of few shapes: by number what is taken of one.
+    let mut known: Vec<(u32, Option<Consumed>)> = Vec::new();
     for view in views {
         let answers: Vec<Arc<Answers>> = alternative
             .selectors
@@ -278,7 +283,15 @@ fn eligible(
                     })));
                 }
             }
-            let Some(consumed) = consumption(index.shape(device), alternative) else { continue };
+            let consumed = match known.iter().find(|(shape, _)| *shape == device.shape) {
+                Some((_, consumed)) => consumed.clone(),
+                None => {
+                    let consumed = consumption(index.shape(device), alternative);
+                    known.push((device.shape, consumed.clone()));
+                    consumed
+                }
+            };
+            let Some(consumed) = consumed else { continue };
             of_pool.push(Candidate { position, consumed, usable: device.owner == owner });
         }
         devices.push(of_pool);
@@ -300,8 +313,7 @@ fn selected(answers: &[Arc<Answers>], position: u32) -> super::matcher::Answer {
 /// What an alternative takes of a device's capacities, `Some(None)` if the device is not shared;
 /// `None` if it asks for more than there is, for an amount that is not allowed, or for a capacity
 /// that the device lacks.
-#[expect(clippy::option_option, reason = "not eligible, eligible alone, eligible with a consumption")]
-pub(super) fn consumption(shape: &Shape, alternative: &Alternative<'_>) -> Option<Option<Arc<[Quantity]>>> {
+pub(super) fn consumption(shape: &Shape, alternative: &Alternative<'_>) -> Option<Consumed> {
     let known = |name: &Option<Sym>| {
         name.is_some_and(|name| shape.capacities.binary_search_by_key(&name, |(n, _)| *n).is_ok())
     };
@@ -330,19 +342,18 @@ fn enough(
     found: &Candidates,
 ) -> Result<(), DeviceReason> {
     let request = alternative.result_name(request);
-    let all: Vec<(&View<'_>, &Candidate)> = views
-        .iter()
-        .zip(&found.devices)
-        .flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
-        .collect();
-    let usable: Vec<_> = all.iter().filter(|(_, candidate)| candidate.usable).collect();
-    if usable.is_empty() {
+    let all = || {
+        let of_views = views.iter().zip(&found.devices);
+        of_views.flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
+    };
+    let usable = || all().filter(|(_, candidate)| candidate.usable);
+    if usable().next().is_none() {
         return Err(DeviceReason::NoMatch { request });
     }
     let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
     let mut taint = None;
     let mut clean = 0usize;
-    for (view, candidate) in &usable {
+    for (view, candidate) in usable() {
         let Some(device) = view.layout.devices.get(candidate.position as usize) else { continue };
         match index.repelling_taint(view.pool, device, tolerations) {
             Some(found) => taint = taint.or(Some(found)),
@@ -351,7 +362,7 @@ fn enough(
     }
     let wanted = match alternative.count {
         Count::Exactly(count) => count,
-        Count::All => all.len(),
+        Count::All => all().count(),
     };
     match (taint, clean < wanted) {
         (Some(taint), true) => Err(DeviceReason::Tainted {
@@ -412,7 +423,7 @@ impl Search<'_, '_> {
         };
         for (position, (alternative, found)) in wanted.alternatives.iter().zip(found).enumerate() {
             let Some(found) = found else { continue };
-            let order = self.order(alternative, found);
+            let order = self.order(claim, &wanted.name, alternative, found);
             let count = match alternative.count {
                 Count::Exactly(count) => count,
                 Count::All => order.len(),
@@ -437,7 +448,13 @@ impl Search<'_, '_> {
     }
 
     /// Candidates, best first. Equal ranks keep GPUs together, in layout order.
-    fn order(&mut self, alternative: &Alternative<'_>, found: &Candidates) -> Vec<(usize, Candidate)> {
+    fn order(
+        &mut self,
+        claim: usize,
+        request: &str,
+        alternative: &Alternative<'_>,
+        found: &Candidates,
+    ) -> Vec<(usize, Candidate)> {
         let mut order: Vec<(Rank, usize, u32, Candidate)> = Vec::new();
         let strategy = self.strategy.unless(None, alternative.class.gpu_strategy);
         for (view, devices) in found.devices.iter().enumerate() {
@@ -448,7 +465,12 @@ impl Search<'_, '_> {
                 }
                 if all {
                     order.push((Rank::default(), view, 0, candidate.clone()));
-                } else if let Some((rank, gpu)) = self.state.rank(view, candidate, alternative, strategy) {
+                    continue;
+                }
+                if !self.state.agrees(claim, request, alternative, view, candidate.position) {
+                    continue;
+                }
+                if let Some((rank, gpu)) = self.state.rank(view, candidate, alternative, strategy) {
                     order.push((rank, view, gpu, candidate.clone()));
                 }
             }

@@ -11,7 +11,7 @@ use super::ask::Count;
 use super::policy::{Cost, Placing, Strategy};
 use super::{Inputs, Matcher, Stage};
 use crate::index::{Fleet, GpuState, Index, Make, Owner, Row, Sym};
-use agree::{Binding, Bound};
+use agree::{Binding, Together};
 use merge::Merge;
 use places::{Looks, MOST_PARTS, Opens, Part};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -32,6 +32,7 @@ pub(super) struct Shortlist<'a> {
     /// Makes of which no node could serve the pod, even an empty one.
     barren: BTreeSet<u32>,
     bindings: Vec<Binding>,
+    pairs: Vec<(usize, usize)>,
     strategy: Strategy,
     /// Nodes that are taken to be otherwise than their states say.
     stages: &'a HashMap<Arc<str>, Stage>,
@@ -81,6 +82,7 @@ impl<'a> Shortlist<'a> {
         }
         let looks = Looks::new(inputs, matcher, fleet, &parts)?;
         let bindings = agree::bindings(inputs, fleet, &parts, &looks);
+        let pairs = agree::pairs(fleet, &parts, &looks);
         let (strategy, stages) = (inputs.options.strategy, &inputs.situation.stages);
         let mut list = Self {
             index,
@@ -90,6 +92,7 @@ impl<'a> Shortlist<'a> {
             looks,
             barren: BTreeSet::new(),
             bindings,
+            pairs,
             strategy,
             stages,
         };
@@ -122,14 +125,17 @@ impl<'a> Shortlist<'a> {
     /// All nodes on which each request has enough devices, each once; the most promising first.
     pub(super) fn possible(&self) -> impl Iterator<Item = &'a Arc<str>> {
         let mut opens = Opens::new(self.fleet, &self.parts, &self.looks);
-        let mut bound = Bound::new();
+        let mut together = self.together();
         let rows = self.rows().filter(|row| !self.stages.contains_key(&row.node));
-        rows.filter(move |row| self.could_serve(row, &mut opens, &mut bound)).map(|row| &row.node)
+        rows.filter(move |row| self.could_serve(row, &mut opens, &mut together)).map(|row| &row.node)
     }
 
-    fn could_serve(&self, row: &Row, opens: &mut Opens<'_>, bound: &mut Bound) -> bool {
-        opens.met_on(row, 0..row.states.len()) == self.all()
-            && self.bindings.iter().all(|b| b.can_agree(self.index, &self.looks, row, opens, bound))
+    fn together(&self) -> Together<'_> {
+        Together::new(self.index, &self.looks, &self.bindings, &self.pairs)
+    }
+
+    fn could_serve(&self, row: &Row, opens: &mut Opens<'_>, together: &mut Together<'_>) -> bool {
+        opens.met_on(row, 0..row.states.len()) == self.all() && together.can_be(row, opens)
     }
 
     /// Nodes to be told apart further, in the order of the strategy.
@@ -299,11 +305,11 @@ impl<'a> Shortlist<'a> {
         }
         if self.barren.len() < self.fleet.makes().len() {
             let mut opens = Opens::new(self.fleet, &self.parts, &self.looks);
-            let mut bound = Bound::new();
+            let mut together = self.together();
             for row in self.fleet.rows().filter(|row| !self.barren.contains(&row.make)) {
                 let Some(make) = self.fleet.makes().get(&row.make) else { continue };
                 let met = opens.met_on(row, 0..row.states.len());
-                if !self.could_serve(row, &mut opens, &mut bound) && !self.stages.contains_key(&row.node) {
+                if !self.could_serve(row, &mut opens, &mut together) && !self.stages.contains_key(&row.node) {
                     let look = (make.boards.as_slice(), self.looks.of_make(row.make));
                     groups.entry((look, Some(met))).or_default().nodes.push(&row.node);
                 }

@@ -32,6 +32,15 @@ struct Seen {
     values: Vec<u32>,
 }
 
+impl Seen {
+    fn admits(&self, kind: ConstraintKind, value: u32) -> bool {
+        match kind {
+            ConstraintKind::Match => self.values.first().is_none_or(|first| *first == value),
+            ConstraintKind::Distinct => !self.values.contains(&value),
+        }
+    }
+}
+
 pub(super) struct State<'a, 's> {
     index: &'a Index,
     views: &'s [View<'a>],
@@ -287,11 +296,7 @@ impl<'a, 's> State<'a, 's> {
                 continue;
             }
             let value = constraint.attribute.and_then(|name| in_view.layout.attribute(position, name));
-            let agrees = value.is_some_and(|value| match constraint.kind {
-                ConstraintKind::Match => seen.values.first().is_none_or(|first| *first == value),
-                ConstraintKind::Distinct => !seen.values.contains(&value),
-            });
-            match value.filter(|_| agrees) {
+            match value.filter(|value| seen.admits(constraint.kind, *value)) {
                 Some(value) => {
                     seen.values.push(value);
                     added += 1;
@@ -333,6 +338,27 @@ impl<'a, 's> State<'a, 's> {
             .flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
             .filter(|(view, candidate)| candidate.usable && self.is_free(None, alternative, *view, candidate))
             .count()
+    }
+
+    /// Whether a device agrees with what was taken for the other requests of its claim. What does not will
+    /// not as long as these are kept.
+    pub(super) fn agrees(
+        &self,
+        claim: usize,
+        request: &str,
+        alternative: &Alternative<'_>,
+        view: usize,
+        position: u32,
+    ) -> bool {
+        let (Some(ask), Some(in_view)) = (self.asks.get(claim), self.views.get(view)) else { return false };
+        let seen = self.seen.get(claim).map(Vec::as_slice).unwrap_or_default();
+        ask.constraints.iter().zip(seen).all(|(constraint, seen)| {
+            !constraint.concerns(request, alternative.subrequest.as_deref())
+                || constraint
+                    .attribute
+                    .and_then(|name| in_view.layout.attribute(position, name))
+                    .is_some_and(|value| seen.admits(constraint.kind, value))
+        })
     }
 
     /// The rank of a device that could be taken now, and the position of its GPU for a stable order.

@@ -1,4 +1,5 @@
-//! Constraints that demand one value of several requests, as far as states of GPUs tell.
+//! Requests that have to be met together, as far as states of GPUs tell: beside each other on a GPU, and
+//! with values that agree.
 
 use super::super::Inputs;
 use super::super::ask::{ConstraintKind, Count, Request};
@@ -7,8 +8,9 @@ use super::{IDENTITIES, PARENT, bits};
 use crate::index::{Fleet, GpuState, Index, Layout, Row, Sym};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// A constraint that demands one value of several requests.
+/// A constraint on several requests.
 pub(super) struct Binding {
+    kind: ConstraintKind,
     /// Requests that it is about, whichever alternative they take.
     requests: u64,
     /// Their parts, if it is about two requests for one unshared device each and nothing else.
@@ -26,53 +28,90 @@ pub(super) struct Binding {
 }
 
 /// By state, and what two requests could have of it: whether they can have it together.
-pub(super) type Bound = HashMap<(usize, u64, u64), bool>;
+type Beside = HashMap<(usize, u64, u64), bool>;
 
-impl Binding {
-    /// The part that has to be on the same GPU as this one.
-    pub(super) fn beside(&self, part: usize) -> Option<usize> {
-        let (one, other) = self.pair?;
-        let distinct = |values: &Vec<u64>| values.iter().collect::<HashSet<_>>().len() == values.len();
-        let apart = || self.values.values().all(|values| values.as_ref().is_some_and(distinct));
-        match part {
-            part if part == one && (self.of_one_gpu || apart()) => Some(other),
-            part if part == other && (self.of_one_gpu || apart()) => Some(one),
-            _ => None,
+/// Looks at nodes, one after the other.
+pub(super) struct Together<'s> {
+    index: &'s Index,
+    looks: &'s Looks,
+    bindings: &'s [Binding],
+    /// Parts of which both are wanted.
+    pairs: &'s [(usize, usize)],
+    beside: Beside,
+}
+
+impl<'s> Together<'s> {
+    pub(super) fn new(
+        index: &'s Index,
+        looks: &'s Looks,
+        bindings: &'s [Binding],
+        pairs: &'s [(usize, usize)],
+    ) -> Self {
+        Self { index, looks, bindings, pairs, beside: Beside::new() }
+    }
+
+    /// Whether a node, which has enough for each request alone, could serve them together.
+    pub(super) fn can_be(&mut self, row: &Row, opens: &mut Opens<'_>) -> bool {
+        let (bindings, pairs) = (self.bindings, self.pairs);
+        pairs.iter().all(|pair| self.pair_fits(*pair, row, opens, |_, _| true))
+            && bindings.iter().all(|binding| self.can_agree(binding, row, opens))
+    }
+
+    fn can_agree(&mut self, binding: &Binding, row: &Row, opens: &mut Opens<'_>) -> bool {
+        let own = || {
+            let layout = self.index.pools_of_node(&row.node).next()?.layout.as_ref()?;
+            values_of(layout, binding.attribute, self.looks, row.make, &binding.parts)
+        };
+        // What tells nodes of one make apart has to be read of the node itself.
+        let read = binding.identity.then(own).flatten();
+        let of_make = binding.values.get(&row.make).and_then(Option::as_ref);
+        let Some(values) = read.as_ref().or(of_make) else { return true };
+        match (binding.pair, binding.kind) {
+            (Some(pair), kind) => self.pair_fits(pair, row, opens, |one, other| {
+                (values.get(one) == values.get(other)) == (kind == ConstraintKind::Match)
+            }),
+            (None, ConstraintKind::Distinct) => true,
+            (None, ConstraintKind::Match) => {
+                let distinct: HashSet<u64> = values.iter().copied().collect();
+                distinct.into_iter().any(|value| {
+                    let gpus = values.iter().enumerate().filter(|(_, v)| **v == value).map(|(gpu, _)| gpu);
+                    opens.met_on(row, gpus) & binding.requests == binding.requests
+                })
+            }
         }
     }
 
-    /// Whether some value has enough devices on a node for each request that it is about, and where a value
-    /// is that of one GPU, two requests for one device each find places beside each other.
-    pub(super) fn can_agree(
-        &self,
-        index: &Index,
-        looks: &Looks,
+    /// Whether two parts find places on GPUs that are accepted for them, or beside each other on one.
+    fn pair_fits(
+        &mut self,
+        (one, other): (usize, usize),
         row: &Row,
         opens: &mut Opens<'_>,
-        bound: &mut Bound,
+        accepted: impl Fn(usize, usize) -> bool,
     ) -> bool {
-        let own = || {
-            let layout = index.pools_of_node(&row.node).next()?.layout.as_ref()?;
-            values_of(layout, self.attribute, looks, row.make, &self.parts)
-        };
-        // What tells nodes of one make apart has to be read of the node itself.
-        let read = self.identity.then(own).flatten();
-        let of_make = self.values.get(&row.make).and_then(Option::as_ref);
-        let Some(values) = read.as_ref().or(of_make) else { return true };
-        let mut distinct: Vec<u64> = values.clone();
-        distinct.sort_unstable();
-        distinct.dedup();
-        distinct.into_iter().any(|value| {
-            let gpus = || values.iter().enumerate().filter(|(_, v)| **v == value).map(|(gpu, _)| gpu);
-            if opens.met_on(row, gpus()) & self.requests != self.requests {
-                return false;
-            }
-            let mut gpus = gpus();
-            match (self.pair, gpus.next(), gpus.next()) {
-                (Some(pair), Some(gpu), None) => beside(index.fleet(), looks, pair, row, gpu, opens, bound),
-                _ => true,
-            }
+        let looks = self.looks.of_make(row.make);
+        let open: Vec<(usize, u64, u64)> = row
+            .states
+            .iter()
+            .zip(looks)
+            .map(|(state, look)| {
+                let open = opens.get(*look, *state);
+                let of = |part: usize| open.get(part).copied().unwrap_or_default();
+                (*state, of(one), of(other))
+            })
+            .collect();
+        open.iter().enumerate().filter(|(_, (_, ones, _))| *ones != 0).any(|(x, (state, ones, beside))| {
+            let elsewhere =
+                |(y, (_, _, others)): (usize, &(usize, u64, u64))| x != y && *others != 0 && accepted(x, y);
+            (*beside != 0 && accepted(x, x) && self.fit_beside(*state, *ones, *beside))
+                || open.iter().enumerate().any(elsewhere)
         })
+    }
+
+    fn fit_beside(&mut self, state: usize, one: u64, other: u64) -> bool {
+        let fleet = self.index.fleet();
+        let find = || fleet.state(state).is_some_and(|state| fit_beside(fleet, state, one, other));
+        *self.beside.entry((state, one, other)).or_insert_with(find)
     }
 }
 
@@ -82,28 +121,47 @@ pub(super) fn fit_beside(fleet: &Fleet, state: &GpuState, one: u64, other: u64) 
     bits(one).any(|a| bits(other).any(|b| a != b && state.fit_together(board, a, b)))
 }
 
-/// Whether a GPU has places for two parts beside each other.
-fn beside(
-    fleet: &Fleet,
-    looks: &Looks,
-    (one, other): (usize, usize),
-    row: &Row,
-    gpu: usize,
-    opens: &mut Opens<'_>,
-    bound: &mut Bound,
-) -> bool {
-    let (Some(at), Some(look)) = (row.states.get(gpu), looks.of_make(row.make).get(gpu)) else {
-        return false;
-    };
-    let open = opens.get(*look, *at);
-    let of = |part: usize| open.get(part).copied().unwrap_or_default();
-    let (one, other) = (of(one), of(other));
-    *bound
-        .entry((*at, one, other))
-        .or_insert_with(|| fleet.state(*at).is_some_and(|state| fit_beside(fleet, state, one, other)))
+impl Binding {
+    /// The part that has to be on the same GPU as this one.
+    pub(super) fn beside(&self, part: usize) -> Option<usize> {
+        let (one, other) = self.pair.filter(|_| self.kind == ConstraintKind::Match)?;
+        let distinct = |values: &Vec<u64>| values.iter().collect::<HashSet<_>>().len() == values.len();
+        let apart = || self.values.values().all(|values| values.as_ref().is_some_and(distinct));
+        match part {
+            part if part == one && (self.of_one_gpu || apart()) => Some(other),
+            part if part == other && (self.of_one_gpu || apart()) => Some(one),
+            _ => None,
+        }
+    }
 }
 
-/// The constraints of a pod's claims that demand one value.
+/// Whether a part is one device that nobody shares.
+fn is_alone(fleet: &Fleet, looks: &Looks, number: usize, part: &Part<'_>) -> bool {
+    let unshared = |board: &u32, mask: u64| {
+        let supplies = part.supplies.get(board).map(Vec::as_slice).unwrap_or_default();
+        bits(mask).all(|at| matches!(supplies.get(at), Some(Some(supply)) if supply.amounts.is_none()))
+    };
+    part.alternative.count == Count::Exactly(1)
+        && !part.alternative.admin
+        && fleet.makes().iter().all(|(make, of)| {
+            let masks = looks.of_make(*make).iter().map(|look| looks.masks(*look).get(number).copied());
+            of.boards.iter().zip(masks).all(|(board, mask)| unshared(board, mask.unwrap_or_default()))
+        })
+}
+
+/// Two requests each, for one unshared device each, without a choice.
+pub(super) fn pairs(fleet: &Fleet, parts: &[Part<'_>], looks: &Looks) -> Vec<(usize, usize)> {
+    let only = |part: &Part<'_>| parts.iter().filter(|other| other.request == part.request).count() == 1;
+    let alone: Vec<usize> = parts
+        .iter()
+        .enumerate()
+        .filter(|(number, part)| only(part) && is_alone(fleet, looks, *number, part))
+        .map(|(number, _)| number)
+        .collect();
+    alone.iter().zip(alone.iter().skip(1)).map(|(one, other)| (*one, *other)).collect()
+}
+
+/// The constraints of a pod's claims.
 pub(super) fn bindings(
     inputs: &Inputs<'_>,
     fleet: &Fleet,
@@ -115,8 +173,7 @@ pub(super) fn bindings(
     let mut first = 0;
     let mut found = Vec::new();
     for ask in inputs.asks {
-        for constraint in ask.constraints.iter().filter(|constraint| constraint.kind == ConstraintKind::Match)
-        {
+        for constraint in &ask.constraints {
             let Some(attribute) = constraint.attribute else { continue };
             let concerned = |(_, request): &(usize, &Request<'_>)| {
                 let mut alternatives = request.alternatives.iter();
@@ -127,14 +184,7 @@ pub(super) fn bindings(
             let own: Vec<usize> = (0..parts.len())
                 .filter(|at| parts.get(*at).is_some_and(|p| numbers.contains(&p.request)))
                 .collect();
-            let alone = |at: &usize| {
-                parts.get(*at).is_some_and(|part| {
-                    let mut supplies = part.supplies.values().flatten().flatten();
-                    part.alternative.count == Count::Exactly(1)
-                        && !part.alternative.admin
-                        && supplies.all(|supply| supply.amounts.is_none())
-                })
-            };
+            let alone = |at: &usize| parts.get(*at).is_some_and(|part| is_alone(fleet, looks, *at, part));
             let pair = match (own.as_slice(), numbers.len()) {
                 ([one, other], 2) if alone(one) && alone(other) => Some((*one, *other)),
                 _ => None,
@@ -146,7 +196,8 @@ pub(super) fn bindings(
                 values.insert(*number, values_of(&make.layout, attribute, looks, *number, &own));
             }
             let requests = numbers.iter().fold(0, |all, number| all | 1u64 << number);
-            found.push(Binding { requests, pair, attribute, identity, of_one_gpu, parts: own, values });
+            let kind = constraint.kind;
+            found.push(Binding { kind, requests, pair, attribute, identity, of_one_gpu, parts: own, values });
         }
         first += ask.requests.len();
     }
