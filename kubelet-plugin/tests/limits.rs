@@ -17,7 +17,7 @@ use aliquot_quota::QuotaFile;
 use common::cluster::{Cluster, eventually};
 use common::{World, now, request};
 use kube::Api;
-use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use serde_json::json;
 use std::panic::{AssertUnwindSafe, catch_unwind};
