@@ -6,7 +6,10 @@
 mod support;
 
 use aliquot_arbiter::files::{Keeper, make_grant, now_ns};
+use aliquot_quota::gate::Compute;
+use aliquot_quota::region::Region;
 use aliquot_quota::{ComputePolicy, QuotaFile};
+use std::mem::offset_of;
 use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -64,6 +67,13 @@ impl Shared {
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
+    /// GPU time that a share was charged.
+    fn charged_ns(&self, share: usize) -> f64 {
+        let region = std::fs::read(self.bench.root().join("region").join(Self::id(share)).join("region"));
+        let at = offset_of!(Region, compute) + offset_of!(Compute, charged_ns);
+        u64::from_le_bytes(region.unwrap()[at..at + 8].try_into().unwrap()) as f64
+    }
+
     /// Does something while the agent looks at the shares.
     fn with_agent<T>(&self, part: impl FnOnce() -> T) -> T {
         let is_over = Arc::new(AtomicBool::new(false));
@@ -82,13 +92,29 @@ impl Shared {
     }
 }
 
-/// Percent of the GPU that a run got from its first launch to its last end.
+/// What a run got from its first launch to its last end.
+struct Run {
+    span_ns: f64,
+    used_ns: f64,
+}
+
+impl Run {
+    fn of(child: Child) -> Self {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let values = support::values(&output);
+        let numbers: Vec<f64> = values[0].split(' ').map(|n| n.parse().unwrap()).collect();
+        Self { span_ns: numbers[1] - numbers[0], used_ns: numbers[2] }
+    }
+
+    fn percent(&self) -> f64 {
+        100.0 * self.used_ns / self.span_ns
+    }
+}
+
+/// Percent of the GPU that a run got.
 fn percent(child: Child) -> f64 {
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let values = support::values(&output);
-    let numbers: Vec<f64> = values[0].split(' ').map(|n| n.parse().unwrap()).collect();
-    100.0 * numbers[2] / (numbers[1] - numbers[0])
+    Run::of(child).percent()
 }
 
 const HARD: ComputePolicy = ComputePolicy::Hard;
@@ -146,19 +172,23 @@ fn the_higher_priority_borrows_first() {
     assert!(high > low && low > 2.0, "{high} {low}");
 }
 
+/// A share that is slowed down by a busy machine gets less than its quota, so what it got is compared with what it was
+/// charged: where that is its quota, it was the limiter that held it back.
 #[test]
 fn neighbours_slices_are_not_charged() {
+    const QUOTAS: [u8; 2] = [30, 60];
     for micros in ["500", "20000"] {
-        let node = Shared::new(&[(30, HARD, 0), (60, HARD, 0)]);
-        let (small, large) = node.with_agent(|| {
-            let children = [
-                node.start(0, &["cuLaunchKernel", micros, "8000"]),
-                node.start(1, &["cuLaunchKernel", micros, "8000"]),
-            ];
-            let [small, large] = children.map(percent);
-            (small, large)
+        let node = Shared::new(&QUOTAS.map(|percent| (percent, HARD, 0)));
+        let runs = node.with_agent(|| {
+            [0, 1].map(|share| node.start(share, &["cuLaunchKernel", micros, "8000"])).map(Run::of)
         });
-        println!("{micros} us: {small:.2} % and {large:.2} %");
-        assert!((4.0..34.0).contains(&small) && (8.0..66.0).contains(&large), "{small} {large}");
+        for (share, (run, quota)) in runs.iter().zip(QUOTAS).enumerate() {
+            let (got, quota) = (run.percent(), f64::from(quota));
+            let charged = 100.0 * node.charged_ns(share) / run.span_ns;
+            println!("{micros} us at {quota} %: {got:.2} %, charged {charged:.2} %");
+            // What is promised for any span: 100 ms and a kernel beyond the quota, in eight seconds.
+            assert!(got < quota + 2.0, "{got}");
+            assert!(got > 0.75 * charged || charged < 0.9 * quota, "{got} of {charged}");
+        }
     }
 }

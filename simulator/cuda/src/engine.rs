@@ -425,7 +425,8 @@ fn observe(driver: &Driver, state: &mut State, now: u64, publish: bool) {
         }
         compute.reap(domain, now);
         domain.advance(now);
-        lane.track.update(tenant, now);
+        // Another process may have brought it further, if this one was stopped after it had read the clock.
+        lane.track.update(tenant, domain.advanced_ns());
         if publish {
             let served = lane.track.served();
             tenant.set_demand(lane.plan.end().max(served));

@@ -576,6 +576,17 @@ mod tests {
     }
 
     #[test]
+    fn who_looks_with_an_old_clock_sees_what_was_and_when_that_was() {
+        let words = area();
+        let gpu = gpu(&words, 0);
+        let a = gpu.enter(1, 0, 0).unwrap();
+        gpu.tenant(a).set_demand(100 * MS);
+        gpu.advance(10 * MS);
+        gpu.advance(5 * MS);
+        assert_eq!((gpu.advanced_ns(), gpu.tenant(a).served_ns()), (10 * MS, 10 * MS));
+    }
+
+    #[test]
     fn a_tenant_that_leaves_makes_room_and_stops_being_served() {
         let words = area();
         let gpu = gpu(&words, 0);

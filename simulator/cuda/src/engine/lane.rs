@@ -42,7 +42,7 @@ pub(crate) fn open_lane(driver: &Driver, state: &mut State, context: u64, device
     domain.advance(now);
     domain.set_slices(slices);
     let tenant = compute.enter(domain, 100).ok_or(Code::OUT_OF_MEMORY)?;
-    let track = Track::new(domain.tenant(tenant), now);
+    let track = Track::new(domain.tenant(tenant), domain.advanced_ns());
     let settled = track.served();
     let lane =
         Lane { device, tenant, track, plan: Plan::default(), due: BTreeSet::new(), copiers: [0; 2], settled };
