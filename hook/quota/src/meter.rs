@@ -15,7 +15,7 @@ mod learn;
 mod types;
 
 use crate::spans::Spans;
-pub use types::{ASSUMED_SLICE_NS, Finding, Launch, Others, Pending, Plan, Prediction, Seen};
+pub use types::{ASSUMED_SLICE_NS, Begins, Finding, Launch, Others, Pending, Plan, Prediction, Seen};
 use types::{Cost, Lane, NO_COST, Single, Window};
 
 /// GPU time that a launch of an unknown key is charged, in nanoseconds.
@@ -59,6 +59,8 @@ const LEAST_WEIGHT: u32 = 16;
 const CLEAN_ALL: u32 = 4096;
 const CLEAN_ENOUGH: u32 = CLEAN_ALL / 5;
 const CLEAN_FIRST: u32 = CLEAN_ALL / 2;
+/// Part of its usual length by which it may be unknown when a launch began.
+const VAGUE: i64 = 16;
 /// No launch costs less than this many nanoseconds.
 const LEAST_NS: u64 = 200;
 
@@ -223,7 +225,7 @@ impl Meter {
             order: self.order,
             start,
             end,
-            lead_ns: 0,
+            begins: Begins::default(),
             is_ready: false,
         };
         if let Some(free) = self.singles.get_mut(place) {
@@ -354,12 +356,11 @@ impl Meter {
         self.singles.get(place).copied().flatten().map(|single| single.end)
     }
 
-    /// A launch has been made and its events recorded, or not (`is_good`). `lead_ns` is how long the GPU had
-    /// nothing between the first event and the launch.
-    pub fn launched(&mut self, plan: &Plan, is_good: bool, lead_ns: u64) {
+    /// A launch has been made and its events recorded, or not (`is_good`).
+    pub fn launched(&mut self, plan: &Plan, is_good: bool, begins: Begins) {
         if let Some(place) = plan.single {
             match self.singles.get_mut(place) {
-                Some(Some(single)) if is_good => (single.lead_ns, single.is_ready) = (lead_ns, true),
+                Some(Some(single)) if is_good => (single.begins, single.is_ready) = (begins, true),
                 _ => self.abandon(Pending::Single(place)),
             }
         }
@@ -383,10 +384,10 @@ impl Meter {
         if took_ns < self.call_ns || self.calls < FIRST {
             self.call_ns = if self.calls == 0 { took_ns } else { took_ns.min(self.call_ns) };
         } else {
-            self.call_ns += (took_ns - self.call_ns).min(self.call_ns) / 32;
+            self.call_ns += (took_ns - self.call_ns).min(self.call_ns) / 1024;
         }
         self.calls = self.calls.saturating_add(1);
-        if self.calls <= FIRST { 0 } else { took_ns.min(self.call_ns.saturating_mul(2)) }
+        if self.calls <= FIRST { 0 } else { took_ns.min(self.call_ns) }
     }
 
     /// For how long something has been under way, the longest that its events can be apart.

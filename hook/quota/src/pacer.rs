@@ -4,7 +4,7 @@
 //! virtual ones. Nothing here waits; who is told to come again sleeps until then.
 
 pub use crate::gate::Ask;
-use crate::meter::{Launch, Meter, Others, Pending, Plan, STREAMS, Seen};
+use crate::meter::{Begins, Launch, Meter, Others, Pending, Plan, STREAMS, Seen};
 use crate::spans::Span;
 use crate::till::Till;
 
@@ -90,8 +90,8 @@ pub struct Ticket {
     account: u32,
     charged_ns: u64,
     plan: Plan,
-    /// When the GPU was seen to have nothing before the launch.
-    idle_since_ns: Option<u64>,
+    /// Whether the GPU had nothing before the launch.
+    is_idle: bool,
     /// When the driver was called.
     called_ns: u64,
 }
@@ -137,18 +137,17 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
             plan
         });
     }
-    let (mut idle_since_ns, mut called_ns) = (None, 0);
+    let (mut is_idle, mut called_ns) = (false, 0);
     if let Some(event) = plan.before {
         if !host.record(event, launch.stream) {
-            close(host, &plan, false, 0);
+            close(host, &plan, false, Begins::default());
             plan = Plan::default();
         } else if plan.single.is_some() {
-            let since = host.now_ns();
-            idle_since_ns = (host.reached(event) == Reached::Yes).then_some(since);
+            is_idle = host.reached(event) == Reached::Yes;
             called_ns = host.now_ns();
         }
     }
-    Step::Go(Ticket { account, charged_ns, plan, idle_since_ns, called_ns })
+    Step::Go(Ticket { account, charged_ns, plan, is_idle, called_ns })
 }
 
 /// Pays a short launch out of the cells: the thread's own, or all together where much lies in them.
@@ -177,15 +176,16 @@ pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool)
         return;
     }
     let mut is_good = is_made;
-    let mut lead_ns = 0;
+    let mut begins = Begins::default();
     if let Some(place) = plan.single {
         let now = host.now_ns();
-        // A thread that is stopped after its launch must not make the kernel look shorter, so no launch is
-        // taken to last much longer than others.
+        // The launch is made somewhere in the call. A thread that is stopped behind it must not make the kernel look
+        // shorter, so no more of the call counts than what all calls take, and never much of the kernel.
         let call = host.meter(|meter| meter.call(now.saturating_sub(ticket.called_ns)));
-        lead_ns = ticket
-            .idle_since_ns
-            .map_or(0, |since| ticket.called_ns.saturating_sub(since).saturating_add(call));
+        let call = call.min(ticket.charged_ns / 16);
+        if ticket.is_idle {
+            begins = Begins { from_ns: ticket.called_ns.saturating_add(call), until_ns: now };
+        }
         let end = host.meter(|meter| meter.end_of(place));
         is_good &= end.is_some_and(|end| host.record(end, launch.stream));
     }
@@ -199,13 +199,13 @@ pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool)
         host.is_pending(true);
     }
     if plan.single.is_some() || plan.closes.is_some() || !is_good {
-        close(host, plan, is_good, lead_ns);
+        close(host, plan, is_good, begins);
     }
 }
 
-fn close<H: Host>(host: &H, plan: &Plan, is_good: bool, lead_ns: u64) {
+fn close<H: Host>(host: &H, plan: &Plan, is_good: bool, begins: Begins) {
     host.meter(|meter| {
-        meter.launched(plan, is_good, lead_ns);
+        meter.launched(plan, is_good, begins);
         host.till().watch(meter.is_watching());
     });
 }

@@ -1,9 +1,8 @@
 //! What measurements come to: what is charged for them, and what launches of their keys will cost.
 
-use super::types::{Cost, Finding, Others, Pending, Seen, Window};
+use super::types::{Cost, Finding, Others, Pending, Seen, Single, Window};
 use super::{
-    BELIEVED, CLEAN_ALL, CLEAN_ENOUGH, CLEAN_FIRST, KEYS, LEAST_NS, LEAST_WEIGHT, Meter, REACH, SOON_NS,
-    SPARSE,
+    BELIEVED, CLEAN_ENOUGH, CLEAN_FIRST, KEYS, LEAST_NS, LEAST_WEIGHT, Meter, REACH, SOON_NS, SPARSE, VAGUE,
 };
 use crate::spans::{Span, Spans};
 
@@ -27,12 +26,12 @@ impl Meter {
                 let Some(single) = self.singles.get_mut(place).and_then(Option::take) else {
                     return Finding::default();
                 };
-                let lead = i64::try_from(single.lead_ns).unwrap_or(0);
                 let span = spans.first().copied().unwrap_or_default();
+                let (lead, is_vague) = self.lead(&single, span, now_ns);
                 let span = Span { start: span.start.saturating_add(lead).min(span.end), end: span.end };
                 let fresh = self.count(single.context, pairs, &[span], None, now_ns);
                 let length = span.end.saturating_sub(span.start).unsigned_abs();
-                let (taken, is_sure) = self.learn(single.key, fresh, length, others);
+                let (taken, is_sure) = self.learn(single.key, fresh, length, others, is_vague);
                 publish(single.key, self.routine(single.key));
                 let delta_ns =
                     i64::try_from(taken).unwrap_or(i64::MAX).saturating_sub_unsigned(single.charged_ns);
@@ -66,6 +65,26 @@ impl Meter {
                 let delta_ns = self.scale(&window, fresh, others, publish);
                 Finding { account: window.account, delta_ns, seen: None }
             }
+        }
+    }
+
+    /// How long the GPU had nothing behind the first event: from when the event was reached at the latest to when the
+    /// launch can have begun; and whether that is vague, because the thread was stopped while it launched. A launch
+    /// taken to be shorter than it was would be believed for long, so a lead is the least that it can be; where it is
+    /// vague, the launch is taken to be as long as usual, and teaches nothing.
+    fn lead(&mut self, single: &Single, span: Span, now_ns: u64) -> (i64, bool) {
+        let host = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        let length = span.end.saturating_sub(span.start);
+        let before = self.reference.is_some_and(|(_, of)| of == single.context).then_some(self.zero_ns);
+        let seen = host(now_ns).saturating_sub(span.end);
+        let reached = before.map_or(seen, |zero| zero.min(seen)).saturating_add(span.start);
+        let least = host(single.begins.from_ns).saturating_sub(reached).max(0);
+        let most = host(single.begins.until_ns).saturating_sub(reached).max(least);
+        match self.find(single.key).map(|cost| host(cost.low_ns)) {
+            Some(usual) if most - least > usual / VAGUE => {
+                (length.saturating_sub(usual).clamp(least, most), true)
+            }
+            _ => (least, false),
         }
     }
 
@@ -115,8 +134,15 @@ impl Meter {
     }
 
     /// Learns from one launch, `fresh_ns` of whose `length_ns` were not charged to another. What it is charged,
-    /// and whether that is sure: not divided by supposition.
-    fn learn(&mut self, key: u64, fresh_ns: u64, length_ns: u64, others: Others) -> (u64, bool) {
+    /// and whether that is sure: not divided by supposition. From one whose length is vague nothing is learned.
+    fn learn(
+        &mut self,
+        key: u64,
+        fresh_ns: u64,
+        length_ns: u64,
+        others: Others,
+        is_vague: bool,
+    ) -> (u64, bool) {
         let Some(cost) = self.find(key) else {
             let home = Self::home(key);
             let free = (home..home + REACH)
@@ -137,22 +163,8 @@ impl Meter {
             }
             return (fresh_ns, false);
         };
-        let dips = length_ns < cost.low_ns / 4 * 3;
-        if dips && cost.dip_ns == 0 {
-            // It may be a mistake.
-            cost.dip_ns = length_ns.max(1);
-        } else if dips {
-            // Twice: what was learned before lay in slices of others.
-            let low_ns = length_ns.max(cost.dip_ns);
-            *cost = Cost { estimate_ns: low_ns, low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*cost };
-        } else if length_ns < cost.low_ns {
-            cost.low_ns -= (cost.low_ns - length_ns).div_ceil(2);
-        } else {
-            cost.low_ns += (length_ns - cost.low_ns).min(cost.low_ns) / 64;
-        }
         // A launch that is short against a slice has all of its time, or somebody's slices in between.
-        let is_clean = length_ns / 5 * 4 <= cost.low_ns;
-        cost.clean = cost.clean - cost.clean / 16 + if is_clean { CLEAN_ALL / 16 } else { 0 };
+        let is_clean = if is_vague { length_ns / 5 * 4 <= cost.low_ns } else { cost.note(length_ns) };
         let part = |of: u64| {
             u64::try_from(u128::from(fresh_ns) * u128::from(of) / u128::from(length_ns.max(1)))
                 .unwrap_or(fresh_ns)
@@ -168,6 +180,9 @@ impl Meter {
             // No less than its part of two equal slices.
             None => part(cost.low_ns.clamp(length_ns / 2, length_ns.max(1))),
         };
+        if is_vague {
+            return (own, is_sure);
+        }
         cost.count = (cost.count + 1).min(LEAST_WEIGHT);
         let weight = u64::from(cost.count);
         cost.estimate_ns =

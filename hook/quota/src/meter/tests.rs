@@ -12,7 +12,7 @@ fn launch_of(key: u64, stream: u64) -> Launch {
 fn start(meter: &mut Meter, key: u64, stream: u64) -> Option<usize> {
     let charged = meter.predict(key, 0).cost_ns;
     let plan = meter.launch(&launch_of(key, stream), 0, charged, 0);
-    meter.launched(&plan, true, 0);
+    meter.launched(&plan, true, Begins::default());
     plan.single
 }
 
@@ -55,7 +55,7 @@ fn the_backlog_is_what_is_to_come_of_what_was_launched() {
     run(&mut meter, 7, 1000 * MS, 20 * MS, Others::NONE);
     let launch = |meter: &mut Meter, now| {
         let plan = meter.launch(&launch_of(7, 0), 0, 20 * MS, now);
-        meter.launched(&plan, true, 0);
+        meter.launched(&plan, true, Begins::default());
         plan.single.unwrap()
     };
     let first = launch(&mut meter, 1100 * MS);
@@ -66,6 +66,26 @@ fn the_backlog_is_what_is_to_come_of_what_was_launched() {
     assert_eq!(meter.backlog(1140 * MS), u64::MAX, "others have slices");
     end(&mut meter, first, 1100 * MS, 1120 * MS, Others::NONE);
     assert_eq!(meter.backlog(1130 * MS), 10 * MS);
+}
+
+/// A launch on an idle GPU: its first event is at `from`, and it begins between two instants. What it is charged.
+fn run_idle(meter: &mut Meter, from: u64, took: u64, from_ns: u64, until_ns: u64) -> u64 {
+    let charged = meter.predict(7, 0).cost_ns as i64;
+    let plan = meter.launch(&launch_of(7, 0), 0, charged as u64, 0);
+    meter.launched(&plan, true, Begins { from_ns, until_ns });
+    (charged + end(meter, plan.single.unwrap(), from, from + took, Others::NONE).delta_ns) as u64
+}
+
+#[test]
+fn a_thread_that_is_stopped_while_it_launches_makes_its_launch_neither_long_nor_short() {
+    let mut meter = Meter::new();
+    run(&mut meter, 7, 1000 * MS, 8 * MS, Others::NONE);
+    // Stopped between the event and the call: the launch began behind it.
+    assert_eq!(run_idle(&mut meter, 1100 * MS, 12 * MS, 1104 * MS, 1104 * MS), 8 * MS);
+    // Stopped in the call, before the launch was made or behind it.
+    assert_eq!(run_idle(&mut meter, 1200 * MS, 12 * MS, 1200 * MS, 1204 * MS), 8 * MS);
+    assert_eq!(run_idle(&mut meter, 1300 * MS, 8 * MS, 1300 * MS, 1304 * MS), 8 * MS);
+    assert_eq!(meter.predict(7, 0).cost_ns, 8 * MS);
 }
 
 #[test]
@@ -125,7 +145,7 @@ fn fill(meter: &mut Meter, streams: u64, step_ns: u64) -> usize {
     for at in 0..100 {
         let plan = meter.launch(&launch_of(7, at % streams), 0, 5_000, at * step_ns);
         assert_eq!(plan.before.is_some(), at < streams, "one event at the start of each stream");
-        meter.launched(&plan, true, 0);
+        meter.launched(&plan, true, Begins::default());
         if let Some(window) = plan.closes {
             return window;
         }

@@ -1,6 +1,6 @@
 //! What the learner keeps, and what it is told and tells.
 
-use super::{LONG_NS, MIXED, STREAMS};
+use super::{CLEAN_ALL, CLEAN_FIRST, LONG_NS, MIXED, STREAMS};
 
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
@@ -26,6 +26,26 @@ impl Cost {
     /// Whether it is timed in windows. A launch that shares its time with other streams can be cheap and long.
     pub(super) fn is_short(&self) -> bool {
         self.estimate_ns < LONG_NS && self.low_ns < LONG_NS
+    }
+
+    /// Notes the length of a launch. Whether it is about as long as the low ones.
+    pub(super) fn note(&mut self, length_ns: u64) -> bool {
+        let dips = length_ns < self.low_ns / 4 * 3;
+        if dips && self.dip_ns == 0 {
+            // It may be a mistake.
+            self.dip_ns = length_ns.max(1);
+        } else if dips {
+            // Twice: what was learned before lay in slices of others.
+            let low_ns = length_ns.max(self.dip_ns);
+            *self = Cost { estimate_ns: low_ns, low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*self };
+        } else if length_ns < self.low_ns {
+            self.low_ns -= (self.low_ns - length_ns).div_ceil(2);
+        } else {
+            self.low_ns += (length_ns - self.low_ns).min(self.low_ns) / 64;
+        }
+        let is_clean = length_ns / 5 * 4 <= self.low_ns;
+        self.clean = self.clean - self.clean / 16 + if is_clean { CLEAN_ALL / 16 } else { 0 };
+        is_clean
     }
 }
 
@@ -56,7 +76,7 @@ pub(super) struct Single {
     pub(super) order: u64,
     pub(super) start: usize,
     pub(super) end: usize,
-    pub(super) lead_ns: u64,
+    pub(super) begins: Begins,
     pub(super) is_ready: bool,
 }
 
@@ -83,6 +103,15 @@ pub(super) struct Window {
     pub(super) is_closed: bool,
     pub(super) is_ready: bool,
     pub(super) is_spoilt: bool,
+}
+
+/// When a launch can have begun, on the host's clock, where the GPU had nothing before; zeros where it had.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Begins {
+    /// At the earliest.
+    pub from_ns: u64,
+    /// At the latest, if no other process had the GPU.
+    pub until_ns: u64,
 }
 
 /// What the caller records around a launch, and hands back with [`Meter::launched`].
