@@ -336,6 +336,7 @@ CTR=$bins/ctr --address $CONTAINERD_SOCKET --namespace k8s.io
 CONTAINERD_SOCKET=$CONTAINERD_SOCKET
 SNAPSHOTTER=$(sed -n 's/^snapshotter = "\(.*\)"/\1/p' "$CLUSTER_STATE/containerd.toml")
 APISERVER=https://$NODE_IP:$API_PORT
+ETCD=http://127.0.0.1:$ETCD_PORT
 NODE_NAME=$NODE_NAME
 NODE_IP=$NODE_IP
 KUBELET_ROOT=$KUBELET_ROOT

@@ -1,0 +1,91 @@
+//! What is printed and written.
+
+use crate::load::Measured;
+use crate::settings::Settings;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A figure, as all benchmarks write it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Figure {
+    /// Name.
+    pub(crate) name: String,
+    /// Value.
+    pub(crate) value: f64,
+    /// Unit.
+    pub(crate) unit: String,
+    /// What it is compared with.
+    pub(crate) baseline: f64,
+    /// Value by baseline.
+    pub(crate) ratio: f64,
+    /// What measures it.
+    pub(crate) command: String,
+}
+
+/// The figures of this run beside those that earlier runs wrote under other names.
+#[derive(Debug)]
+pub(crate) struct Report {
+    path: PathBuf,
+    figures: Vec<Figure>,
+}
+
+impl Report {
+    /// Reads what there is.
+    ///
+    /// # Errors
+    /// If the folder cannot be made or the file is something else.
+    pub(crate) fn new(settings: &Settings) -> Result<Self> {
+        let own = std::env::current_exe()?;
+        let folder = own.parent().context("no build directory")?.join("../bench");
+        std::fs::create_dir_all(&folder)?;
+        let path = folder.join("throughput.json");
+        let figures = match std::fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+            Err(error) => return Err(error).with_context(|| path.display().to_string()),
+        };
+        println!("{}", settings.command());
+        Ok(Self { path, figures })
+    }
+
+    /// The last of some runs.
+    pub(crate) fn line(&self, who: &str, what: &str, round: usize, runs: &[Measured]) {
+        let Some(run) = runs.last() else { return };
+        let used: Vec<String> =
+            run.used.iter().map(|(program, seconds)| format!("{program} {seconds:.1}")).collect();
+        println!(
+            "{who:<16} {what:<10} run {round}: {} pods in {:.2} s, {:.1} pods/s; created in {:.2} s; CPU seconds: {}",
+            run.pods,
+            run.bound.as_secs_f64(),
+            run.rate(),
+            run.created.as_secs_f64(),
+            used.join(", ")
+        );
+    }
+
+    /// Adds a figure, in the place of one of its name.
+    pub(crate) fn add(&mut self, figure: Figure) {
+        self.figures.retain(|known| known.name != figure.name);
+        self.figures.push(figure);
+    }
+
+    /// A value; not a number if there is none.
+    pub(crate) fn value(&self, name: &str) -> f64 {
+        self.figures.iter().find(|figure| figure.name == name).map_or(f64::NAN, |figure| figure.value)
+    }
+
+    /// Writes and prints.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn finish(&self) -> Result<()> {
+        std::fs::write(&self.path, serde_json::to_vec_pretty(&self.figures)?)?;
+        println!("{:<44} {:>14} {:>14} {:>8}  unit", "name", "value", "baseline", "ratio");
+        for figure in &self.figures {
+            let Figure { name, value, unit, baseline, ratio, .. } = figure;
+            println!("{name:<44} {value:>14.3} {baseline:>14.3} {ratio:>8.3}  {unit}");
+        }
+        Ok(())
+    }
+}
