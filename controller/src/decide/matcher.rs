@@ -1,7 +1,7 @@
 //! Selectors on layouts: each expression runs once for each distinct combination of what it reads of a
 //! device; equal nodes share the answer for a whole layout.
 
-use crate::index::{Class, Index, Layout};
+use crate::index::{Class, IDENTITIES, Index, Layout};
 use crate::selector::{Environment, Reads, Selector, SelectorError};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -122,6 +122,16 @@ impl Matcher {
             Reads::Everything => true,
             Reads::Names { names: read, .. } => names.iter().any(|name| read.contains(name)),
         }
+    }
+
+    /// The layouts that tell all that can be selected: of nodes of one make one, unless an expression reads
+    /// what identifies a device.
+    pub fn layouts<'a>(&mut self, index: &'a Index, expressions: &[Arc<str>]) -> Vec<&'a Arc<Layout>> {
+        let identities = IDENTITIES.map(|name| format!("{}/{name}", index.driver()));
+        if expressions.iter().any(|expression| self.reads_any(index.driver(), expression, &identities)) {
+            return index.pools().filter_map(|pool| pool.layout.as_ref()).collect();
+        }
+        index.makes_published().collect()
     }
 
     /// What an expression answers for every device of a layout.

@@ -163,7 +163,7 @@ pub fn profiles(index: &Index) -> BTreeMap<String, BTreeSet<String>> {
     else {
         return found;
     };
-    for layout in index.pools().filter_map(|pool| pool.layout.as_ref()) {
+    for layout in index.makes_published() {
         for (position, _) in (0u32..).zip(layout.devices.iter()) {
             let text = |name| layout.attribute(position, name).and_then(|value| text_of(index, value));
             if let Some(profile) = text(profile) {

@@ -102,7 +102,7 @@ pub struct Offer {
     pub too_much: Option<(&'static str, Quantity, Quantity)>,
 }
 
-/// Looks at every published device.
+/// Looks at every published device, of nodes of one make once: this is asked for every claim that is made.
 pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wanted<'_>) -> Offer {
     let own = wanted
         .selectors
@@ -115,7 +115,7 @@ pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wante
     let mut offer = Offer::default();
     let mut most: [Option<Quantity>; 2] = [None, None];
     let mut uncertain = false;
-    for layout in index.pools().filter_map(|pool| pool.layout.as_ref()) {
+    for layout in matcher.layouts(index, &expressions) {
         let answers: Vec<_> = expressions.iter().map(|e| matcher.answers(index, layout, e)).collect();
         for (position, device) in (0u32..).zip(layout.devices.iter()) {
             let verdicts = answers.iter().map(|answers| answers.get(position));

@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Most devices of a GPU that a state can describe.
 const MOST_PLACES: usize = 64;
 /// Attributes that tell devices of one make apart.
-const IDENTITIES: [&str; 2] = ["uuid", "parentUUID"];
+pub(crate) const IDENTITIES: [&str; 2] = ["uuid", "parentUUID"];
 
 /// A GPU's devices by place, without their attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -314,6 +314,27 @@ impl Index {
         self.taint_lists.get(place.taints)
     }
 
+    /// What is published, of nodes of one make once: the others differ from it in nothing but what
+    /// identifies a device.
+    pub fn makes_published(&self) -> impl Iterator<Item = &Arc<Layout>> {
+        let (mut makes, mut others) = (BTreeSet::new(), BTreeSet::new());
+        self.pools().filter_map(move |pool| {
+            let layout = pool.layout.as_ref()?;
+            let first = match self.fleet.row(pool.name) {
+                Some(row) => makes.insert(row.make),
+                None => others.insert(self.make_of(layout)),
+            };
+            first.then_some(layout)
+        })
+    }
+
+    /// What nodes of one make have in common: the fixed part of their layouts, and columns.
+    fn make_of(&self, layout: &Layout) -> (u64, Vec<u64>) {
+        let identities = IDENTITIES.map(|name| self.find_qualified(name));
+        let columns = layout.named_columns().filter(|(name, _)| !identities.contains(&Some(*name)));
+        (layout.id, columns.map(|(_, column)| column.id).collect())
+    }
+
     /// Takes up what has changed of a node's pools.
     pub(crate) fn refresh_fleet(&mut self, node: Option<&Arc<str>>) {
         let Some(node) = node else { return };
@@ -339,14 +360,8 @@ impl Index {
         if !simple || !layout.owners.controller {
             return false;
         }
-        let identities = IDENTITIES.map(|name| self.find_qualified(name));
-        let columns = layout
-            .named_columns()
-            .filter(|(name, _)| !identities.contains(&Some(*name)))
-            .map(|(_, column)| column.id)
-            .collect();
         let boards: Vec<u32> = layout.gpus.iter().map(|gpu| gpu.board).collect();
-        let make = self.fleet.make_ids.intern((layout.id, columns));
+        let make = self.fleet.make_ids.intern(self.make_of(&layout));
         let mut room = 0;
         let mut keys = Vec::new();
         for (gpu, board) in boards.iter().enumerate() {

@@ -72,7 +72,7 @@ pub(super) fn selected(
     let expressions: Vec<Arc<str>> = class.selectors.iter().cloned().chain(own).collect::<Option<_>>()?;
     let name = index.find_qualified("profile");
     let mut found: BTreeMap<String, Profile> = BTreeMap::new();
-    for layout in index.pools().filter_map(|pool| pool.layout.as_ref()) {
+    for layout in matcher.layouts(index, &expressions) {
         let answers: Vec<_> = expressions.iter().map(|e| matcher.answers(index, layout, e)).collect();
         'devices: for (position, device) in (0u32..).zip(layout.devices.iter()) {
             for answer in answers.iter().map(|answers| answers.get(position)) {

@@ -271,3 +271,41 @@ fn classes_are_checked_for_their_configuration() {
         "{errors:?}"
     );
 }
+
+/// A claim is judged while its creator waits, so it must not take longer the more nodes there are.
+#[test]
+fn of_nodes_of_one_make_one_is_looked_at() {
+    let mut index = index();
+    for mode in [AllocatorMode::Controller, AllocatorMode::Scheduler] {
+        for node in ["n1", "n2", "n3"] {
+            fixtures::slices(node, 2, mode, 1).iter().for_each(|slice| drop(index.apply_slice(slice)));
+        }
+        fixtures::slices("small", 1, mode, 1).iter().for_each(|slice| drop(index.apply_slice(slice)));
+        assert_eq!(index.makes_published().count(), 2, "{mode:?}");
+    }
+}
+
+#[test]
+fn a_selector_for_one_gpu_is_judged_by_that_gpu() {
+    let mut index = index();
+    fixtures::slices("n2", 2, AllocatorMode::Controller, 1)
+        .iter()
+        .for_each(|slice| drop(index.apply_slice(slice)));
+    let quota = object(json!({"metadata": {"name": "limits"}, "spec": {"perClaim": {"memory": "40Gi"}}}));
+    let quotas = vec![(ObjectKey::new("team-a", "limits"), quota)];
+    for node in ["n1", "n2"] {
+        let uuid = fixtures::h100(node, 1).uuid;
+        let spec = fixtures::spec(&[selected(
+            "gpu.aliquot.dev",
+            &format!(r#"device.attributes["{DRIVER}"].uuid == "{uuid}""#, uuid = uuid.as_str()),
+        )]);
+        let mut matcher = Matcher::new();
+        let quotas = quotas.clone();
+        let mut scene = Scene { index: &index, matcher: &mut matcher, rules: Rules::default(), quotas };
+        let judgement = claim(&mut scene, &object(spec), "spec");
+        assert!(
+            judgement.errors.iter().any(|error| error.contains("at least 80Gi")),
+            "{node}: {judgement:?}"
+        );
+    }
+}
