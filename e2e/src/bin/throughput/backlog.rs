@@ -2,7 +2,7 @@
 
 use crate::fleet::{Fleet, GPUS};
 use crate::load::{Load, Measured, PART, template_of};
-use crate::report::{Figure, Report};
+use crate::report::Report;
 use crate::settings::Settings;
 use aliquot_e2e::objects;
 use anyhow::{Context, Result};
@@ -56,18 +56,11 @@ pub(crate) async fn measure(
     let waiting =
         load.api::<Pod>().list_metadata(&ListParams::default().labels(&format!("{PART}=waits"))).await?;
     anyhow::ensure!(waiting.items.len() == settings.backlog, "the backlog did not last");
-    let (value, baseline) = (crate::middle(&with), crate::middle(&without));
-    report.add(Figure {
-        name: "allocator.throughput.backlog_ratio".to_owned(),
-        value,
-        unit: format!(
-            "pods/s without claims beside {} pods that wait for devices; baseline: without them",
-            settings.backlog
-        ),
-        baseline,
-        ratio: value / baseline,
-        command: settings.command(),
-    });
+    let unit = format!(
+        "pods/s without claims beside {} pods that wait for devices; baseline: without them",
+        settings.backlog
+    );
+    report.compare("allocator.throughput.backlog_ratio", &unit, (&with, &without));
     load.clean().await
 }
 

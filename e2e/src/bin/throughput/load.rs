@@ -86,6 +86,13 @@ impl Measured {
         let pods = u32::try_from(self.pods).unwrap_or(u32::MAX);
         f64::from(pods) / self.bound.as_secs_f64()
     }
+
+    /// Processor milliseconds a pod, of all programs of the cluster together: other programs on the machine
+    /// change it little.
+    pub(crate) fn cost(&self) -> f64 {
+        let pods = u32::try_from(self.pods).unwrap_or(u32::MAX);
+        self.used.values().sum::<f64>() * 1000.0 / f64::from(pods)
+    }
 }
 
 /// A namespace to make pods in.
@@ -235,12 +242,14 @@ impl<'a> Load<'a> {
     /// Deletes pods and claims, and waits until they are gone.
     pub(crate) async fn clean(&self) -> Result<()> {
         let now = DeleteParams::default().grace_period(0);
-        self.api::<Pod>().delete_collection(&now, &ListParams::default()).await?;
-        self.api::<ResourceClaim>().delete_collection(&now, &ListParams::default()).await?;
-        let few = ListParams::default().limit(1);
+        let all = ListParams::default();
         let limit = Duration::from_secs(180);
         self.cluster
             .wait_at_most(limit, "pods and claims to go", || async {
+                // The API server gives up on a request after a minute, and many take longer.
+                self.api::<Pod>().delete_collection(&now, &all).await?;
+                self.api::<ResourceClaim>().delete_collection(&now, &all).await?;
+                let few = ListParams::default().limit(1);
                 let pods = self.api::<Pod>().list_metadata(&few).await?;
                 let claims = self.api::<ResourceClaim>().list_metadata(&few).await?;
                 Ok((pods.items.is_empty() && claims.items.is_empty()).then_some(()))

@@ -21,7 +21,7 @@ use aliquot_e2e::cluster::Cluster;
 use aliquot_model::layout::AllocatorMode;
 use anyhow::{Context, Result};
 use fleet::Fleet;
-use load::{Claims, Load, Measured};
+use load::{Claims, Load};
 use product::Product;
 use report::{Figure, Report};
 use settings::Settings;
@@ -40,7 +40,7 @@ async fn main() -> Result<()> {
     etcd::measure(&cluster, &fleet, &mut report).await?;
     let load = Load::new(&cluster).await?;
     product.settle(&load).await?;
-    for claims in settings.claims() {
+    for claims in settings.claims().into_iter().filter(|_| settings.rounds > 0) {
         beside_the_writer(&product, &load, &fleet, &settings, claims, &mut report).await?;
     }
     if settings.backlog > 0 {
@@ -77,16 +77,9 @@ async fn beside_the_writer(
         standing_by.end().await?;
         product.settle(load).await?;
     }
-    let (value, baseline) = (middle(&controller), middle(&writer));
-    report.add(Figure {
-        name: format!("allocator.throughput.nodes_{}{}", settings.nodes, claims.suffix()),
-        value,
-        unit: "pods/s from the first created to the last bound; baseline: a writer that decides nothing"
-            .to_owned(),
-        baseline,
-        ratio: value / baseline,
-        command: settings.command(),
-    });
+    let name = format!("allocator.throughput.nodes_{}{}", settings.nodes, claims.suffix());
+    let unit = "pods/s from the first created to the last bound; baseline: a writer that decides nothing";
+    report.compare(&name, unit, (&controller, &writer));
     Ok(())
 }
 
@@ -108,16 +101,4 @@ async fn native(load: &Load<'_>, settings: &Settings, report: &mut Report) -> Re
         command: settings.command(),
     });
     load.clean().await
-}
-
-/// The median rate.
-fn middle(runs: &[Measured]) -> f64 {
-    let mut rates: Vec<f64> = runs.iter().map(Measured::rate).collect();
-    rates.sort_by(f64::total_cmp);
-    let half = rates.len() / 2;
-    match (rates.get(half), half.checked_sub(1).and_then(|below| rates.get(below))) {
-        (Some(upper), Some(lower)) if rates.len().is_multiple_of(2) => f64::midpoint(*upper, *lower),
-        (Some(upper), _) => *upper,
-        _ => 0.0,
-    }
 }

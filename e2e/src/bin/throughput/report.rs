@@ -28,6 +28,7 @@ pub(crate) struct Figure {
 pub(crate) struct Report {
     path: PathBuf,
     figures: Vec<Figure>,
+    command: String,
 }
 
 impl Report {
@@ -46,7 +47,7 @@ impl Report {
             Err(error) => return Err(error).with_context(|| path.display().to_string()),
         };
         println!("{}", settings.command());
-        Ok(Self { path, figures })
+        Ok(Self { path, figures, command: settings.command() })
     }
 
     /// The last of some runs.
@@ -62,6 +63,20 @@ impl Report {
             run.created.as_secs_f64(),
             used.join(", ")
         );
+    }
+
+    /// Adds how fast pods of the one were bound beside those of the other, and what a pod cost: the medians
+    /// of their runs.
+    pub(crate) fn compare(&mut self, name: &str, unit: &str, (one, other): (&[Measured], &[Measured])) {
+        let cost = "processor ms a pod, all programs of the cluster together; baseline: the same";
+        let rate: fn(&Measured) -> f64 = Measured::rate;
+        for (name, unit, of) in
+            [(name.to_owned(), unit, rate), (format!("{name}.cost"), cost, Measured::cost)]
+        {
+            let (value, baseline) = (middle(one, of), middle(other, of));
+            let (unit, command) = (unit.to_owned(), self.command.clone());
+            self.add(Figure { name, value, unit, baseline, ratio: value / baseline, command });
+        }
     }
 
     /// Adds a figure, in the place of one of its name.
@@ -87,5 +102,17 @@ impl Report {
             println!("{name:<44} {value:>14.3} {baseline:>14.3} {ratio:>8.3}  {unit}");
         }
         Ok(())
+    }
+}
+
+/// The median.
+fn middle(runs: &[Measured], of: impl Fn(&Measured) -> f64) -> f64 {
+    let mut values: Vec<f64> = runs.iter().map(of).collect();
+    values.sort_by(f64::total_cmp);
+    let half = values.len() / 2;
+    match (values.get(half), half.checked_sub(1).and_then(|below| values.get(below))) {
+        (Some(upper), Some(lower)) if values.len().is_multiple_of(2) => f64::midpoint(*upper, *lower),
+        (Some(upper), _) => *upper,
+        _ => f64::NAN,
     }
 }
