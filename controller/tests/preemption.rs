@@ -213,6 +213,8 @@ async fn an_eviction_that_fails_on_the_way_is_repeated(#[case] fault: Fault) {
     cluster.handle.faults().add(FaultRule::first(3, evictions(), fault));
     gpu_pod(&cluster, "high", 100).await;
     cluster.bound("high").await;
+    // Whoever is evicted is told why, also if nobody said that it was done.
+    event(&cluster, "low", "Preempted").await;
     assert_eq!(controller.metrics.evictions("refused"), 0);
     auditor::check(&cluster.handle);
     controller.terminate().await;

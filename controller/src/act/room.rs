@@ -3,6 +3,7 @@
 
 use super::{Outcome, Verdict, WriteError, Writer, params};
 use crate::index::{GOING_BACK, ObjectKey, Uid};
+use crate::lease::NotLeader;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::policy::v1::Eviction as ApiEviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
@@ -25,7 +26,7 @@ pub struct Eviction {
 /// What became of a pod that was to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
-    /// The API server ends it.
+    /// The API server ends it, or was asked to and did not answer, and it is gone.
     Evicted,
     /// It was gone already.
     Gone,
@@ -136,19 +137,28 @@ impl Writer {
         };
         let params = PostParams { dry_run: rehearsal, ..PostParams::default() };
         let verb = if rehearsal { "evict_rehearsal" } else { "evict" };
-        let mut last = String::new();
+        // An eviction without an answer may have been carried out: then it is we who ended the pod.
+        let (mut last, mut gone) = (String::new(), Fate::Gone);
         for attempt in 0..Self::ATTEMPTS {
             let request = api.create_subresource::<_, Status>("eviction", &key.name, &params, &eviction);
-            match self.send(verb, request).await? {
+            let answer = match self.send(verb, request).await {
+                Ok(answer) => answer,
+                Err(NotLeader) if gone == Fate::Evicted => return Ok(gone),
+                Err(error) => return Err(error.into()),
+            };
+            match answer {
                 Ok(_) => return Ok(Fate::Evicted),
-                Err(Verdict::NotFound) => return Ok(Fate::Gone),
+                Err(Verdict::NotFound) => return Ok(gone),
                 Err(Verdict::Never(message)) => return Ok(Fate::Refused(message)),
                 Err(Verdict::Again(message)) => {
+                    if !rehearsal {
+                        gone = Fate::Evicted;
+                    }
                     // A conflict may mean another pod of the same name: then this one is gone.
-                    if let Ok(present) = self.send("get", api.get_opt(&key.name)).await?
+                    if let Ok(Ok(present)) = self.send("get", api.get_opt(&key.name)).await
                         && present.is_none_or(|pod| pod.metadata.uid.as_deref() != Some(uid))
                     {
-                        return Ok(Fate::Gone);
+                        return Ok(gone);
                     }
                     last = message;
                 }

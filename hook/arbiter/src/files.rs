@@ -4,6 +4,7 @@
 
 use crate::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, Mark};
+use aliquot_quota::grant::{GRANT_SIZE, Grant};
 use aliquot_quota::region::{Region, RegionView, Slot};
 use aliquot_quota::{ComputePolicy, QuotaFile};
 use std::collections::BTreeMap;
@@ -61,6 +62,8 @@ struct Kept {
     logged: u64,
     /// Slots in use.
     slots: Vec<u64>,
+    /// What an agent before this one found to be charged wrongly: the limiter holds the sum against it.
+    found_before: (i64, i64),
 }
 
 impl Keeper {
@@ -90,6 +93,12 @@ impl Keeper {
             let seen: Vec<Share> = shares.iter_mut().map(|(id, kept)| kept.look(id)).collect();
             let arbiter = self.arbiters.entry(gpu).or_default();
             for ((_, kept), grant) in shares.iter().zip(arbiter.tick(now_ns, &seen)) {
+                let (own, borrowed) = kept.found_before;
+                let grant = Grant {
+                    true_up_ns: grant.true_up_ns.saturating_add(own),
+                    borrowed_true_up_ns: grant.borrowed_true_up_ns.saturating_add(borrowed),
+                    ..grant
+                };
                 // A grant that cannot be written runs out.
                 let _ = kept.grant.write_all_at(&grant.encode(), 0);
             }
@@ -133,8 +142,11 @@ impl Kept {
         let flags = nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK;
         let region =
             OpenOptions::new().read(true).custom_flags(flags).open(folder.join("region/region")).ok()?;
-        let grant = OpenOptions::new().write(true).open(folder.join("quota").join(GRANT)).ok()?;
-        let mut kept = Self { quota, region, grant, logged: 0, slots: Vec::new() };
+        let grant = OpenOptions::new().read(true).write(true).open(folder.join("quota").join(GRANT)).ok()?;
+        let mut bytes = [0; GRANT_SIZE];
+        let before = grant.read_exact_at(&mut bytes, 0).ok().and_then(|()| Grant::decode(&bytes));
+        let found_before = before.map_or((0, 0), |grant| (grant.true_up_ns, grant.borrowed_true_up_ns));
+        let mut kept = Self { quota, region, grant, logged: 0, slots: Vec::new(), found_before };
         kept.logged = kept.word(offset_of!(Compute, logged));
         kept.look_for_processes();
         Some(kept)
@@ -200,5 +212,39 @@ impl Kept {
             is_sure: mark.is_sure,
             is_borrowed: mark.is_borrowed,
         })
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "test code")]
+mod tests {
+    use super::*;
+    use aliquot_quota::GpuUuid;
+
+    fn share(folder: &Path, id: &str, grant: &Grant) {
+        let own = folder.join(id);
+        fs::create_dir_all(own.join("quota")).unwrap();
+        fs::create_dir_all(own.join("region")).unwrap();
+        let quota = QuotaFile { cores_percent: 50, ..QuotaFile::new(GpuUuid::new("GPU-0").unwrap()) };
+        fs::write(own.join("quota/quota"), quota.encode()).unwrap();
+        fs::write(own.join("region/region"), vec![0; aliquot_quota::REGION_FILE_SIZE]).unwrap();
+        make_grant(&own.join("quota")).unwrap();
+        fs::write(own.join("quota").join(GRANT), grant.encode()).unwrap();
+    }
+
+    #[test]
+    fn what_was_put_right_stays_so_when_the_agent_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let before = Grant { true_up_ns: 5_000_000_000, borrowed_true_up_ns: -7, ..Grant::default() };
+        share(folder.path(), "a", &before);
+        share(folder.path(), "b", &Grant::default());
+        Keeper::new(folder.path()).tick(1_000_000_000);
+        let read = |id: &str| {
+            let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
+            let grant = Grant::decode(&bytes).unwrap();
+            assert!(grant.valid_until_ns > 0, "{id} was granted nothing");
+            (grant.true_up_ns, grant.borrowed_true_up_ns)
+        };
+        assert_eq!((read("a"), read("b")), ((5_000_000_000, -7), (0, 0)));
     }
 }
