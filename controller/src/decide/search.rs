@@ -1,16 +1,17 @@
 //! Devices on one node for all claims of a pod: a depth-first search that tries the best first and
 //! everything in the end, unless time runs out, which is an outcome of its own.
 
+mod candidates;
 mod state;
 
 use super::ask::{Alternative, Ask, Count, MOST_RESULTS};
-use super::capacity;
-use super::matcher::Answers;
 use super::policy::{Cost, Rank, Score, Strategy};
 use super::reason::DeviceReason;
 use super::{Matcher, Rejection};
-use crate::index::{Index, Layout, Owner, Pool, PoolState, Shape, Sym};
+use crate::index::{Index, Owner, Pool, Sym};
 use crate::quantity::Quantity;
+pub(super) use candidates::consumption;
+use candidates::{Candidate, Candidates, View, eligible, enough, marks, views};
 use state::State;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -94,29 +95,6 @@ pub fn equality(index: &Index, matcher: &mut Matcher, node: &str, asks: &[Ask<'_
     Some(hasher.finish())
 }
 
-/// A pool of the node, ready to be given from.
-pub(super) struct View<'a> {
-    pub(super) pool: &'a Pool,
-    pub(super) layout: &'a Layout,
-}
-
-/// What of a pool a request's alternative can use, whoever holds it now.
-struct Candidates {
-    /// Per pool: position and what would be consumed of it.
-    devices: Vec<Vec<Candidate>>,
-}
-
-/// What is taken of each capacity of a device, if the device is shared.
-pub(super) type Consumed = Option<Arc<[Quantity]>>;
-
-#[derive(Clone)]
-pub(super) struct Candidate {
-    pub(super) position: u32,
-    pub(super) consumed: Consumed,
-    /// Devices that match but that we may not give: enough for `All` to fail.
-    pub(super) usable: bool,
-}
-
 /// Searches the pools of a node for devices whose owner is `owner`.
 pub fn search(
     index: &Index,
@@ -175,207 +153,6 @@ pub fn search(
         Ok(true) => Ok(search.solution()),
         Ok(false) => Err(Failure::Devices(search.why())),
         Err(OutOfTime) => Err(Failure::OutOfTime),
-    }
-}
-
-/// A number per device that tells which alternatives it is a candidate for.
-fn marks(views: &[View<'_>], candidates: &[Vec<Vec<Option<Candidates>>>]) -> Vec<Vec<u64>> {
-    let mut marks: Vec<Vec<u64>> = views.iter().map(|view| vec![0; view.layout.devices.len()]).collect();
-    let found = candidates.iter().flatten().flatten().flatten();
-    for (number, found) in (1u64..).zip(found) {
-        for (marks, devices) in marks.iter_mut().zip(&found.devices) {
-            for candidate in devices {
-                if let Some(mark) = marks.get_mut(candidate.position as usize) {
-                    let mut hasher = DefaultHasher::new();
-                    (*mark, number, candidate.usable).hash(&mut hasher);
-                    *mark = hasher.finish();
-                }
-            }
-        }
-    }
-    marks
-}
-
-fn views<'a>(
-    index: &Index,
-    mut pools: Vec<&'a Pool>,
-    owner: Owner,
-    asks: &[Ask<'_>],
-) -> Result<Vec<View<'a>>, Failure> {
-    // What is being replaced or contradicts itself could be anything: `All` must not miss a part
-    // of it. Who wants so many devices can have them from the other pools.
-    let alternatives = asks.iter().flat_map(|ask| &ask.requests).flat_map(|request| &request.alternatives);
-    let all = alternatives.into_iter().any(|alternative| alternative.count == Count::All);
-    let mut views = Vec::new();
-    let mut reason = None;
-    pools.sort_by_key(|pool| index.name(pool.name));
-    for pool in pools {
-        match (&pool.state, &pool.layout) {
-            (PoolState::Ready, Some(layout)) => {
-                let owned = match owner {
-                    Owner::Controller => layout.owners.controller,
-                    Owner::HandOver => layout.owners.hand_over,
-                    Owner::Scheduler => layout.owners.scheduler,
-                };
-                match (&pool.stopped, owned) {
-                    (_, false) => reason = reason.or(Some(DeviceReason::NotInControllerMode)),
-                    (Some(why), true) => reason = reason.or_else(|| Some(DeviceReason::Stopped(why.clone()))),
-                    (None, true) => views.push(View { pool, layout }),
-                }
-            }
-            (PoolState::Incomplete { .. }, _) => {
-                let why = DeviceReason::Updating(index.name(pool.name).to_owned());
-                if all {
-                    return Err(Failure::Devices(why));
-                }
-                reason = reason.or(Some(why));
-            }
-            (PoolState::Invalid(why), _) => {
-                let why = DeviceReason::Invalid(why.clone());
-                if all {
-                    return Err(Failure::Devices(why));
-                }
-                reason = reason.or(Some(why));
-            }
-            (PoolState::Absent, _) | (PoolState::Ready, None) => {}
-        }
-    }
-    if views.is_empty() {
-        return Err(Failure::Devices(reason.unwrap_or(DeviceReason::NotInControllerMode)));
-    }
-    Ok(views)
-}
-
-/// Devices that match class, selectors and capacity, in layout order.
-fn eligible(
-    index: &Index,
-    matcher: &mut Matcher,
-    views: &[View<'_>],
-    ask: &Ask<'_>,
-    request: &Arc<str>,
-    alternative: &Alternative<'_>,
-    owner: Owner,
-) -> Result<Candidates, Failure> {
-    let mut devices = Vec::new();
-    // Of few shapes: by number what is taken of one.
-    let mut known: Vec<(u32, Option<Consumed>)> = Vec::new();
-    for view in views {
-        let answers: Vec<Arc<Answers>> = alternative
-            .selectors
-            .iter()
-            .map(|expression| matcher.answers(index, view.layout, expression))
-            .collect();
-        let mut of_pool = Vec::new();
-        for (device, position) in view.layout.devices.iter().zip(0u32..) {
-            if ask.among.as_ref().is_some_and(|among| !among.contains(&(view.pool.name, device.name))) {
-                continue;
-            }
-            match selected(&answers, position) {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(error) => {
-                    return Err(Failure::Rejected(Box::new(Rejection::Selector {
-                        claim: ask.claim.clone(),
-                        request: request.clone(),
-                        class: alternative.class.name.clone(),
-                        device: format!("{}/{}", index.name(view.pool.name), index.name(device.name)),
-                        error,
-                    })));
-                }
-            }
-            let consumed = match known.iter().find(|(shape, _)| *shape == device.shape) {
-                Some((_, consumed)) => consumed.clone(),
-                None => {
-                    let consumed = consumption(index.shape(device), alternative);
-                    known.push((device.shape, consumed.clone()));
-                    consumed
-                }
-            };
-            let Some(consumed) = consumed else { continue };
-            of_pool.push(Candidate { position, consumed, usable: device.owner == owner });
-        }
-        devices.push(of_pool);
-    }
-    Ok(Candidates { devices })
-}
-
-fn selected(answers: &[Arc<Answers>], position: u32) -> super::matcher::Answer {
-    for answer in answers {
-        match answer.get(position) {
-            Some(Ok(true)) => {}
-            Some(Ok(false)) | None => return Ok(false),
-            Some(Err(error)) => return Err(error.clone()),
-        }
-    }
-    Ok(true)
-}
-
-/// What an alternative takes of a device's capacities, `Some(None)` if the device is not shared;
-/// `None` if it asks for more than there is, for an amount that is not allowed, or for a capacity
-/// that the device lacks.
-pub(super) fn consumption(shape: &Shape, alternative: &Alternative<'_>) -> Option<Consumed> {
-    let known = |name: &Option<Sym>| {
-        name.is_some_and(|name| shape.capacities.binary_search_by_key(&name, |(n, _)| *n).is_ok())
-    };
-    if !alternative.capacities.iter().all(|(name, _)| known(name)) {
-        return None;
-    }
-    let mut amounts = Vec::with_capacity(shape.capacities.len());
-    for (name, capacity) in &shape.capacities {
-        let requested =
-            alternative.capacities.iter().find(|(n, _)| *n == Some(*name)).map(|(_, amount)| *amount);
-        let amount = capacity::consumed(capacity, requested)?;
-        if amount > capacity.value {
-            return None;
-        }
-        amounts.push(amount);
-    }
-    Some(shape.shareable.then(|| amounts.into()))
-}
-
-/// A quick look at whether a request can be met at all, with the reason if not.
-fn enough(
-    index: &Index,
-    views: &[View<'_>],
-    request: &str,
-    alternative: &Alternative<'_>,
-    found: &Candidates,
-) -> Result<(), DeviceReason> {
-    let request = alternative.result_name(request);
-    let all = || {
-        let of_views = views.iter().zip(&found.devices);
-        of_views.flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
-    };
-    let usable = || all().filter(|(_, candidate)| candidate.usable);
-    if usable().next().is_none() {
-        return Err(DeviceReason::NoMatch { request });
-    }
-    let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
-    let mut taint = None;
-    let mut clean = 0usize;
-    for (view, candidate) in usable() {
-        let Some(device) = view.layout.devices.get(candidate.position as usize) else { continue };
-        match index.repelling_taint(view.pool, device, tolerations) {
-            Some(found) => taint = taint.or(Some(found)),
-            None => clean += 1,
-        }
-    }
-    let wanted = match alternative.count {
-        Count::Exactly(count) => count,
-        Count::All => all().count(),
-    };
-    match (taint, clean < wanted) {
-        (Some(taint), true) => Err(DeviceReason::Tainted {
-            request,
-            taint: if taint.value.is_empty() {
-                format!("{}:{}", taint.key, taint.effect)
-            } else {
-                format!("{}={}:{}", taint.key, taint.value, taint.effect)
-            },
-        }),
-        // A shared device can be taken more than once, so fewer devices than wanted may do.
-        (None, true) if alternative.count == Count::All => Err(DeviceReason::NotAllFree { request }),
-        _ => Ok(()),
     }
 }
 

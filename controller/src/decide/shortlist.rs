@@ -8,8 +8,9 @@ mod merge;
 mod places;
 
 use super::ask::Count;
+use super::choose::Inputs;
 use super::policy::{Cost, Placing, Strategy};
-use super::{Inputs, Matcher, Stage};
+use super::{Matcher, Stage};
 use crate::index::{Fleet, GpuState, Index, Make, Owner, Row, Sym};
 use agree::{Binding, Together};
 use merge::Merge;

@@ -1,8 +1,8 @@
 //! Requests that have to be met together, as far as states of GPUs tell: beside each other on a GPU, and
 //! with values that agree.
 
-use super::super::Inputs;
 use super::super::ask::{ConstraintKind, Count, Request};
+use super::super::choose::Inputs;
 use super::places::{Looks, Opens, Part};
 use super::{IDENTITIES, PARENT, bits};
 use crate::index::{Fleet, GpuState, Index, Layout, Row, Sym};

@@ -1,7 +1,8 @@
 //! What each part of a pod could have: by make whatever its nodes hold, by state of a GPU as it is now.
 
 use super::super::ask::{Alternative, Ask, Count};
-use super::super::{Inputs, Matcher, search};
+use super::super::choose::Inputs;
+use super::super::{Matcher, search};
 use crate::index::{Board, Fleet, GpuState, Make, Row, tolerated};
 use crate::quantity::Quantity;
 use std::collections::{BTreeMap, HashMap};

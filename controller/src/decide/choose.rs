@@ -1,0 +1,366 @@
+//! Which node, and on it which devices: from the shortlist where states of GPUs tell, else by a look at
+//! each node.
+
+use super::ask::Ask;
+use super::company::Around;
+use super::policy::Score;
+use super::reason::{NoFit, NodeReason, Rejection};
+use super::result::{self, Draft};
+use super::search::{self, Failure, Solution};
+use super::shortlist::Shortlist;
+use super::stage::{Situation, Stage};
+use super::volumes::Volumes;
+use super::{Matcher, Options, Pinned, fit};
+use crate::index::{Index, Owner, Pod, Pool};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+struct Best {
+    node: Arc<str>,
+    /// See [`fit::dislike`].
+    dislike: i64,
+    score: Score,
+    /// `None` when an equal node was searched in its place.
+    solution: Option<Solution>,
+}
+
+impl Best {
+    /// Smaller is better: what the user likes of devices, then of nodes, then what the policy says.
+    fn rank(&self) -> (usize, i64, Score, &Arc<str>) {
+        (self.score.alternatives, self.dislike, self.score, &self.node)
+    }
+}
+
+pub(super) enum Choice {
+    Node(Placement),
+    None(NoFit),
+    OutOfTime(NoFit),
+    Rejected(Box<Rejection>),
+}
+
+/// Devices on a node.
+pub(super) struct Placement {
+    pub(super) node: Arc<str>,
+    pub(super) drafts: Vec<Draft>,
+    pub(super) score: Score,
+}
+
+/// What one decision is made from.
+pub(super) struct Inputs<'a> {
+    pub(super) index: &'a Index,
+    pub(super) pod: &'a Pod,
+    pub(super) asks: &'a [Ask<'a>],
+    pub(super) pinned: &'a Pinned<'a>,
+    pub(super) situation: &'a Situation,
+    pub(super) options: Options,
+    pub(super) owner: Owner,
+    /// The pods around, where they matter.
+    pub(super) around: Option<Around<'a>>,
+    pub(super) volumes: Option<Volumes<'a>>,
+}
+
+/// Steps after which a node is put aside until the others were looked at: one hard node must not
+/// use up the time of all.
+const STEPS_AT_FIRST: u64 = 20_000;
+
+/// What was found out about a kind of node: see [`search::equality`].
+type Known = HashMap<u64, Result<Score, Failure>>;
+
+pub(super) fn choose(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    expired: &mut dyn FnMut() -> bool,
+) -> Choice {
+    let pinned = inputs.pinned.node.as_ref();
+    if let Some(only) = &inputs.situation.only {
+        let nodes = std::iter::once(only).filter(|node| pinned.is_none_or(|pinned| pinned == *node));
+        return choose_among(inputs, matcher, nodes, &mut Some(Known::new()), expired);
+    }
+    // Where kube-scheduler makes room for the pod comes first.
+    let nominated = inputs.pod.nominated.as_ref().filter(|node| pinned.is_none_or(|p| p == *node));
+    if let Some(node) = nominated {
+        let nodes = std::iter::once(node);
+        match choose_among(inputs, matcher, nodes, &mut Some(Known::new()), expired) {
+            Choice::None(_) => {}
+            choice => return choice,
+        }
+    }
+    let index = inputs.index;
+    let nodes = || -> Box<dyn Iterator<Item = &Arc<str>>> {
+        match pinned {
+            Some(node) => Box::new(std::iter::once(node)),
+            None => Box::new(index.nodes_with_pools()),
+        }
+    };
+    if let Some(choice) = choose_of_shortlist(inputs, matcher, expired) {
+        return choice;
+    }
+    match choose_among(inputs, matcher, nodes(), &mut Some(Known::new()), expired) {
+        // Two kinds of node were taken for one: look at each by itself.
+        Choice::None(reasons) if reasons.is_doubtful() => {
+            choose_among(inputs, matcher, nodes(), &mut None, expired)
+        }
+        choice => choice,
+    }
+}
+
+/// Nodes of a shortlist on which a pod of several requests is tried, once it fits.
+const TRIED: usize = 4;
+
+/// Chooses without a look at each node, where what fits can be told from the states of GPUs.
+fn choose_of_shortlist(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    expired: &mut dyn FnMut() -> bool,
+) -> Option<Choice> {
+    let list = Shortlist::new(inputs, matcher)?;
+    let mut known = Some(Known::new());
+    let mut best: Option<Best> = None;
+    let (mut reasons, mut late, mut found) = (NoFit::default(), false, 0);
+    // Which node a pod likes is not told from GPUs: it sees them all.
+    let picky = !inputs.pod.needs.preferred.is_empty();
+    let exact = list.is_exact() && !picky;
+    let wanted = if picky {
+        usize::MAX
+    } else if exact {
+        1
+    } else {
+        TRIED
+    };
+    let odd: BTreeSet<&Arc<str>> = inputs.index.fleet().odd().iter().chain(list.staged()).collect();
+    let mut nodes = odd.iter().copied().chain(list.possible());
+    while let Some(node) = nodes.next() {
+        if expired() {
+            if best.is_some() {
+                break;
+            }
+            reasons.add_many(node, 1 + nodes.count(), NodeReason::OutOfTime);
+            return Some(Choice::OutOfTime(reasons));
+        }
+        match consider(inputs, matcher, node, &mut known, STEPS_AT_FIRST, expired) {
+            Verdict::Fits(new) => {
+                found += usize::from(!odd.contains(node));
+                if best.as_ref().is_none_or(|best| new.rank() < best.rank()) {
+                    best = Some(new);
+                }
+                if found >= wanted {
+                    break;
+                }
+            }
+            Verdict::No(reason) => reasons.add(node, reason),
+            Verdict::OutOfTime => late = true,
+            Verdict::Rejected(rejection) => return Some(Choice::Rejected(rejection)),
+        }
+    }
+    let Some(best) = best else {
+        let looked = if late {
+            let nodes = odd.into_iter().chain(list.possible());
+            choose_among(inputs, matcher, nodes, &mut Some(Known::new()), expired)
+        } else {
+            Choice::None(reasons)
+        };
+        return refuse(inputs, matcher, &list, looked, expired);
+    };
+    let solution = match best.solution {
+        Some(solution) => solution,
+        None => search_as_its_equal(inputs, matcher, &best.node).ok()?,
+    };
+    Some(Choice::Node(Placement {
+        drafts: result::drafts(inputs.index, inputs.asks, &solution, &best.node),
+        score: solution.score,
+        node: best.node,
+    }))
+}
+
+/// Says of the nodes that are not on the list too why the pod does not fit, after none of the others would do.
+fn refuse(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    list: &Shortlist<'_>,
+    looked: Choice,
+    expired: &mut dyn FnMut() -> bool,
+) -> Option<Choice> {
+    let Choice::None(mut reasons) = looked else { return Some(looked) };
+    if reasons.is_doubtful() {
+        return None;
+    }
+    for short in list.short() {
+        for (before, node) in short.nodes().enumerate() {
+            match consider(inputs, matcher, node, &mut None, STEPS_AT_FIRST, expired) {
+                // What is true of the devices of one is true of all.
+                Verdict::No(reason @ NodeReason::Devices(_)) => {
+                    reasons.add_many(node, short.len() - before, reason);
+                    break;
+                }
+                Verdict::No(reason) => reasons.add(node, reason),
+                // It was said to be impossible: look at everything.
+                Verdict::Fits(_) | Verdict::OutOfTime => return None,
+                Verdict::Rejected(rejection) => return Some(Choice::Rejected(rejection)),
+            }
+        }
+    }
+    reasons.set_wanted(list.wanted());
+    Some(Choice::None(reasons))
+}
+
+fn choose_among<'n>(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    nodes: impl Iterator<Item = &'n Arc<str>>,
+    known: &mut Option<Known>,
+    expired: &mut dyn FnMut() -> bool,
+) -> Choice {
+    let mut reasons = NoFit::default();
+    let mut best: Option<Best> = None;
+    let mut hard = Vec::new();
+    let mut improve = |found: Best| {
+        if best.as_ref().is_none_or(|best| found.rank() < best.rank()) {
+            best = Some(found);
+        }
+    };
+    let (mut nodes, mut out_of_time) = (nodes, false);
+    while let Some(node) = nodes.next() {
+        if expired() {
+            // Those that were hard are not searched to the end either.
+            reasons.add_many(node, 1 + nodes.count(), NodeReason::OutOfTime);
+            out_of_time = true;
+            break;
+        }
+        match consider(inputs, matcher, node, known, STEPS_AT_FIRST, expired) {
+            Verdict::Fits(found) => improve(found),
+            Verdict::No(reason) => reasons.add(node, reason),
+            Verdict::Rejected(rejection) => return Choice::Rejected(rejection),
+            Verdict::OutOfTime => hard.push(node),
+        }
+    }
+    if best.is_none() {
+        for node in hard {
+            // What was put aside is known as such; now it is searched to the end.
+            let verdict = if out_of_time {
+                Verdict::OutOfTime
+            } else {
+                consider(inputs, matcher, node, &mut None, u64::MAX, expired)
+            };
+            match verdict {
+                Verdict::Fits(found) => {
+                    best = Some(found);
+                    break;
+                }
+                Verdict::No(reason) => reasons.add(node, reason),
+                Verdict::Rejected(rejection) => return Choice::Rejected(rejection),
+                Verdict::OutOfTime => {
+                    out_of_time = true;
+                    reasons.add(node, NodeReason::OutOfTime);
+                }
+            }
+        }
+    }
+    let Some(best) = best else {
+        return if out_of_time { Choice::OutOfTime(reasons) } else { Choice::None(reasons) };
+    };
+    let solution = match best.solution {
+        Some(solution) => Ok(solution),
+        None => search_as_its_equal(inputs, matcher, &best.node),
+    };
+    match solution {
+        Ok(solution) => Choice::Node(Placement {
+            drafts: result::drafts(inputs.index, inputs.asks, &solution, &best.node),
+            score: solution.score,
+            node: best.node,
+        }),
+        Err(Failure::Rejected(rejection)) => Choice::Rejected(rejection),
+        Err(Failure::OutOfTime) => {
+            reasons.add(&best.node, NodeReason::OutOfTime);
+            Choice::OutOfTime(reasons)
+        }
+        Err(Failure::Devices(_)) => Choice::None(NoFit::doubtful()),
+    }
+}
+
+enum Verdict {
+    Fits(Best),
+    No(NodeReason),
+    OutOfTime,
+    Rejected(Box<Rejection>),
+}
+
+fn search_on(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    node: &str,
+    steps: u64,
+    expired: &mut dyn FnMut() -> bool,
+) -> Result<Solution, Failure> {
+    let limits = search::Limits { steps, expired };
+    let pools: Vec<&Pool> = match inputs.situation.stages.get(node) {
+        Some(stage) => stage.pools().collect(),
+        None => inputs.index.pools_of_node(node).collect(),
+    };
+    search::search(inputs.index, matcher, pools, inputs.asks, inputs.owner, inputs.options.strategy, limits)
+}
+
+/// Searches a node whose equal was searched: it takes as many steps, however late it is.
+fn search_as_its_equal(inputs: &Inputs<'_>, matcher: &mut Matcher, node: &str) -> Result<Solution, Failure> {
+    search_on(inputs, matcher, node, STEPS_AT_FIRST, &mut || false)
+}
+
+fn consider(
+    inputs: &Inputs<'_>,
+    matcher: &mut Matcher,
+    name: &Arc<str>,
+    known: &mut Option<Known>,
+    steps: u64,
+    expired: &mut dyn FnMut() -> bool,
+) -> Verdict {
+    let Inputs { index, pod, pinned, situation, .. } = *inputs;
+    let mut dislike = 0;
+    if let Some(reason) = situation.left_out.get(name) {
+        return Verdict::No(NodeReason::LeftOut(reason.clone()));
+    }
+    // A pod that is bound is there, whatever its node has become.
+    if pod.node.is_none() {
+        let staged = situation.stages.get(name);
+        let node = staged.map_or_else(|| index.node(name), Stage::node);
+        let Some(node) = node.filter(|node| node.known) else {
+            return Verdict::No(NodeReason::NoSuchNode);
+        };
+        if let Err(reason) = fit::fits(index, name, node, pod) {
+            return Verdict::No(NodeReason::Pod(reason));
+        }
+        let around = inputs.around.as_ref().map_or(Ok(()), |around| around.check(node));
+        let volumes = || inputs.volumes.as_ref().map_or(Ok(()), |volumes| volumes.check(name, node));
+        if let Err(reason) = around.and_then(|()| volumes()) {
+            return Verdict::No(NodeReason::Pod(reason));
+        }
+        dislike = fit::dislike(&pod.needs, name, node);
+        let selected = pinned.selectors.iter().all(|allocation| {
+            allocation.selector.as_ref().is_none_or(|s| fit::selector_matches(s, name, &node.labels))
+        });
+        if !selected {
+            return Verdict::No(NodeReason::OtherClaimElsewhere);
+        }
+    }
+    // A node that is taken to be otherwise is like no other.
+    let comparable = known.is_some() && !situation.stages.contains_key(name);
+    let kind = comparable.then(|| search::equality(index, matcher, name, inputs.asks)).flatten();
+    if let (Some(known), Some(kind)) = (&known, kind)
+        && let Some(outcome) = known.get(&kind)
+    {
+        return verdict(name, dislike, outcome.clone().map(|score| (score, None)));
+    }
+    let outcome = search_on(inputs, matcher, name, steps, expired);
+    if let (Some(known), Some(kind)) = (known, kind) {
+        let outcome = outcome.as_ref().map(|solution| solution.score).map_err(Clone::clone);
+        known.insert(kind, outcome);
+    }
+    verdict(name, dislike, outcome.map(|solution| (solution.score, Some(solution))))
+}
+
+fn verdict(node: &Arc<str>, dislike: i64, outcome: Result<(Score, Option<Solution>), Failure>) -> Verdict {
+    match outcome {
+        Ok((score, solution)) => Verdict::Fits(Best { node: node.clone(), dislike, score, solution }),
+        Err(Failure::Devices(reason)) => Verdict::No(NodeReason::Devices(reason)),
+        Err(Failure::OutOfTime) => Verdict::OutOfTime,
+        Err(Failure::Rejected(rejection)) => Verdict::Rejected(rejection),
+    }
+}
