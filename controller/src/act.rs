@@ -12,7 +12,7 @@ pub use room::{Eviction, Fate};
 
 pub use budgets::Kept;
 
-use crate::brain::GivesWay;
+use crate::brain::{GivesWay, Report};
 use crate::decide::Plan;
 use crate::fence::Fence;
 use crate::govern::{GpuQuota, GpuQuotaStatus};
@@ -95,6 +95,8 @@ pub enum Job {
         node: Option<Arc<str>>,
         /// Pods to evict.
         victims: Vec<(ObjectKey, Uid)>,
+        /// What is said of each before it is evicted.
+        notes: Vec<Report>,
     },
     /// Take an allocation back.
     Deallocate {
@@ -113,6 +115,8 @@ pub enum Job {
         pod: ObjectKey,
         /// Its identity.
         uid: Uid,
+        /// What is said before it is evicted.
+        why: Report,
     },
     /// Change our entry among a claim's consumers.
     Hold {
@@ -193,6 +197,8 @@ pub enum Job {
         node: Arc<str>,
         /// The note.
         place: String,
+        /// What is said before it is evicted.
+        why: Report,
     },
     /// No place is held on the node any more.
     PlaceFree {
@@ -312,6 +318,8 @@ pub struct Writer {
     timeout: Duration,
     fence: Option<Fence>,
     metrics: Arc<Metrics>,
+    /// Who says what is said.
+    instance: Arc<str>,
 }
 
 /// What to do about an error.
@@ -341,15 +349,16 @@ impl Writer {
     const ATTEMPTS: u32 = 8;
 
     /// A writer that is fenced by `leadership`; no request takes longer than `timeout`. `fence` is what
-    /// the admission policies read, where there are any.
+    /// the admission policies read, where there are any; `instance` is who events are from.
     pub const fn new(
         client: Client,
         leadership: Leadership,
         timeout: Duration,
         fence: Option<Fence>,
         metrics: Arc<Metrics>,
+        instance: Arc<str>,
     ) -> Self {
-        Self { client, leadership, timeout, fence, metrics }
+        Self { client, leadership, timeout, fence, metrics, instance }
     }
 
     /// Does a job to the end.
@@ -367,12 +376,13 @@ impl Writer {
             Job::Bind { plan, allocations, claims, until } => {
                 self.bind(&plan, &allocations, claims, until, &mut outcome).await
             }
-            Job::Move { pod, uid } => self.move_away(&pod, &uid, &mut outcome).await,
+            Job::Move { pod, uid, why } => self.move_away(&pod, &uid, &why, &mut outcome).await,
             Job::Hold { claim, uid, hold } => self.hold(&claim, &uid, hold, &mut outcome).await,
             Job::Lift { pod, uid, reserve, gates } => {
                 self.settle(&pod, &uid, &reserve, gates, &mut outcome).await
             }
-            Job::MakeRoom { pod, uid, node, victims } => {
+            Job::MakeRoom { pod, uid, node, victims, notes } => {
+                let victims: Vec<_> = victims.into_iter().zip(notes).collect();
                 self.make_room(&pod, &uid, node.as_deref(), &victims, &mut outcome).await
             }
             Job::Deallocate { claim, uid, mark, consumers } => {
@@ -392,8 +402,8 @@ impl Writer {
                 self.limits(&node, version.as_deref(), &spec, &mut outcome).await
             }
             Job::Acknowledge { node, generation } => self.acknowledge(&node, generation).await,
-            Job::GoBack { pod, uid, node, place } => {
-                self.go_back(&pod, &uid, &node, &place, &mut outcome).await
+            Job::GoBack { pod, uid, node, place, why } => {
+                self.go_back(&pod, &uid, (&node, &place), &why, &mut outcome).await
             }
             Job::PlaceFree { node } => self.note_place(&node, None).await,
             Job::QuotaStatus { quota, status } => self.quota_status(&quota, &status).await,

@@ -61,7 +61,8 @@ async fn send(client: &Client, instance: &str, report: Report) {
     }
 }
 
-fn event(report: &Report, instance: &str) -> Event {
+/// The event of a report.
+pub(crate) fn event(report: &Report, instance: &str) -> Event {
     let (kind, api_version, key, uid) = match &report.regarding {
         Regarding::Pod(key, uid) => ("Pod", "v1", Some(key), Some(uid.to_string())),
         Regarding::Claim(key, uid) => {

@@ -76,6 +76,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             config.write_timeout(),
             fence.clone(),
             metrics.clone(),
+            args.identity.as_str().into(),
         ),
         reporter: Reporter::start(client.clone(), &args.identity),
         driver: args.driver_name.clone(),
@@ -170,7 +171,8 @@ async fn connect(args: &Args) -> anyhow::Result<Client> {
 /// The one-shot mode: no lease, as the controller is switched off.
 async fn lift_gates(client: Client, metrics: Arc<Metrics>) -> anyhow::Result<()> {
     let timeout = Duration::from_secs(10);
-    let writer = Writer::new(client, Leadership::unconditional(), timeout, None, metrics);
+    let writer =
+        Writer::new(client, Leadership::unconditional(), timeout, None, metrics, "lift-gates".into());
     let (lifted, failures) = writer.lift_all().await.context("listing pods")?;
     tracing::info!(lifted, failures = failures.len(), "gates lifted");
     match failures.first() {

@@ -221,6 +221,33 @@ async fn an_eviction_that_fails_on_the_way_is_repeated(#[case] fault: Fault) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_evicted_before_it_is_on_record_why() {
+    let cluster = cluster_with_grace().await;
+    cluster.add_node("n1", 1).await;
+    let first = cluster.controller("c1", &[]).await;
+    gpu_pod(&cluster, "low", 0).await;
+    cluster.bound("low").await;
+    // The first controller hangs where it says why, and dies there.
+    let says = Matcher::new("create", "events").by("c1");
+    cluster.handle.faults().add(FaultRule::always(says, Fault::Hang { millis: 600_000 }));
+    gpu_pod(&cluster, "high", 100).await;
+    eventually("the eviction is rehearsed", async || {
+        (first.metrics.writes("evict_rehearsal", "ok") > 0).then_some(())
+    })
+    .await;
+    for _ in 0..20 {
+        let low = cluster.get_pod("low").await.expect("it is there");
+        assert!(low.metadata.deletion_timestamp.is_none(), "evicted, and nobody says why");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    first.kill();
+    let second = cluster.controller("c2", &[]).await;
+    is_ending(&cluster, "low").await;
+    event(&cluster, "low", "Preempted").await;
+    second.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_is_evicted_when_it_is_switched_off() {
     let cluster = cluster_with_grace().await;
     cluster.add_node("n1", 1).await;

@@ -2,9 +2,12 @@
 //! way are evicted, so that disruption budgets hold.
 
 use super::{Outcome, Verdict, WriteError, Writer, params};
+use crate::brain::Report;
+use crate::events;
 use crate::index::{GOING_BACK, ObjectKey, Uid};
 use crate::lease::NotLeader;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::policy::v1::Eviction as ApiEviction;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
 use kube::Api;
@@ -41,23 +44,22 @@ pub(super) fn is_budget(status: &Status) -> bool {
 }
 
 impl Writer {
-    /// Notes the node on the pod and evicts the victims. Nobody is evicted if it is known before that one
-    /// of them will be refused.
+    /// Notes the node on the pod, and evicts the victims, each after it was said why. Nobody is evicted if it
+    /// is known before that one of them will be refused.
     pub(super) async fn make_room(
         &self,
         pod: &ObjectKey,
         uid: &str,
         node: Option<&str>,
-        victims: &[(ObjectKey, Uid)],
+        victims: &[((ObjectKey, Uid), Report)],
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         outcome.pod = Some(self.nominate(pod, uid, node).await?);
-        let mut rounds = vec![false];
-        if victims.len() > 1 {
-            rounds.insert(0, true);
-        }
-        for rehearsal in rounds {
-            for (victim, uid) in victims {
+        for rehearsal in [true, false] {
+            for ((victim, uid), why) in victims {
+                if !rehearsal {
+                    self.record(why).await?;
+                }
                 let fate = self.evict(victim, uid, rehearsal).await?;
                 let refused = matches!(fate, Fate::Refused(_));
                 if refused || !rehearsal {
@@ -77,12 +79,12 @@ impl Writer {
         &self,
         pod: &ObjectKey,
         uid: &Uid,
-        node: &str,
-        place: &str,
+        (node, place): (&str, &str),
+        why: &Report,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         self.note_place(node, Some(place)).await?;
-        self.move_away(pod, uid, outcome).await
+        self.move_away(pod, uid, why, outcome).await
     }
 
     /// Evicts one pod, whose owner makes it anew.
@@ -90,10 +92,31 @@ impl Writer {
         &self,
         pod: &ObjectKey,
         uid: &Uid,
+        why: &Report,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let fate = self.evict(pod, uid, false).await?;
+        let mut fate = self.evict(pod, uid, true).await?;
+        if fate == Fate::Evicted {
+            self.record(why).await?;
+            fate = self.evict(pod, uid, false).await?;
+        }
         outcome.evictions.push(Eviction { pod: pod.clone(), uid: uid.clone(), fate });
+        Ok(())
+    }
+
+    /// Says why before something is done that cannot be taken back, so that it is on record whatever becomes
+    /// of us. Where nothing may be said, as in a namespace that is going, it is done all the same.
+    async fn record(&self, why: &Report) -> Result<(), WriteError> {
+        let event = events::event(why, &self.instance);
+        let namespace = event.metadata.namespace.clone().unwrap_or_default();
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        for attempt in 0..Self::ATTEMPTS {
+            match self.send("record", api.create(&PostParams::default(), &event)).await? {
+                Err(Verdict::Again(message)) => tracing::debug!(message, "event not written yet"),
+                Ok(_) | Err(_) => break,
+            }
+            Self::pause(attempt).await;
+        }
         Ok(())
     }
 

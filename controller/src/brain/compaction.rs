@@ -5,7 +5,7 @@
 //! that ends at once when a pod finds no other place.
 
 use super::{Core, Effect, Regarding, Report, reasons};
-use crate::act::{Eviction, Fate, Job, WriteError};
+use crate::act::{Eviction, Job, WriteError};
 use crate::compact::{self, Move, Step, Terms};
 use crate::decide::{Situation, Stage};
 use crate::index::{Holder, ObjectKey, Pod, Sym, Uid};
@@ -45,9 +45,6 @@ pub(super) struct Compaction {
     next: Option<Instant>,
     /// How often in a row it was given up: each time it waits longer, so that nobody is moved to and fro.
     given_up: u32,
-    /// What those are told whose eviction was asked for, once it is accepted: also when the compaction was
-    /// given up meanwhile.
-    notes: HashMap<Uid, String>,
 }
 
 /// A GPU that is being emptied.
@@ -166,8 +163,9 @@ impl Core {
             one.to.join(", "),
             aliquot_model::names::COMPACTION
         );
-        self.compaction.notes.insert(one.uid.clone(), note);
-        self.effects.push(Effect::Do(Job::Move { pod: one.pod, uid: one.uid }));
+        let regarding = Regarding::Pod(one.pod.clone(), one.uid.clone());
+        let why = Report { regarding, warning: false, reason: reasons::MOVED, note };
+        self.effects.push(Effect::Do(Job::Move { pod: one.pod, uid: one.uid, why }));
     }
 
     fn finish(&mut self, now: Instant) {
@@ -220,12 +218,7 @@ impl Core {
     ) {
         let leaving = self.compaction.current.as_ref().and_then(|current| current.leaving.as_ref());
         let asked = leaving.is_some_and(|one| one.pod == *pod && one.uid == *uid);
-        let evicted = evictions.iter().any(|eviction| eviction.fate == Fate::Evicted);
         let refused = self.count_evictions(evictions).or_else(|| error.map(|error| error.to_string()));
-        if let (Some(note), true) = (self.compaction.notes.remove(uid), evicted) {
-            let regarding = Regarding::Pod(pod.clone(), uid.clone());
-            self.tell(Report { regarding, warning: false, reason: reasons::MOVED, note });
-        }
         if let (Some(message), true) = (refused, asked) {
             self.end_compaction(&format!("pod {pod} was not evicted: {message}"), now);
         }

@@ -38,7 +38,7 @@ impl Core {
                 Change::Nothing
             }
             Job::Bind { plan, until, .. } => self.bound(&plan, until, error, now),
-            Job::Move { pod, uid } => {
+            Job::Move { pod, uid, .. } => {
                 self.moved_away(&pod, &uid, evictions, error, now);
                 Change::Nothing
             }
@@ -57,7 +57,7 @@ impl Core {
                 }
                 Change::Nothing
             }
-            Job::MakeRoom { pod, uid, node, .. } => self.room_made(&pod, &uid, node, evictions, error, now),
+            Job::MakeRoom { pod, uid, .. } => self.room_made(&pod, &uid, evictions, error, now),
             Job::Deallocate { claim, uid, .. } => {
                 let reason = self.deallocating.remove(&uid).unwrap_or("unknown");
                 match error {

@@ -235,8 +235,15 @@ impl Core {
     pub(super) fn note_room(&mut self, pod: &Pod, node: Option<Arc<str>>, victims: Vec<(ObjectKey, Uid)>) {
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
+        let note = |(victim, uid): &(ObjectKey, Uid)| Report {
+            regarding: Regarding::Pod(victim.clone(), uid.clone()),
+            warning: true,
+            reason: reasons::PREEMPTED,
+            note: self.victim_note(victim, pod, node.as_deref()),
+        };
+        let notes = victims.iter().map(note).collect();
         let (key, uid) = (pod.key.clone(), pod.uid.clone());
-        self.effects.push(Effect::Do(Job::MakeRoom { pod: key, uid, node, victims }));
+        self.effects.push(Effect::Do(Job::MakeRoom { pod: key, uid, node, victims, notes }));
     }
 
     /// Keeps what a plan gives a pod from others.
@@ -333,7 +340,6 @@ impl Core {
         &mut self,
         pod: &ObjectKey,
         uid: &Uid,
-        node: Option<Arc<str>>,
         evictions: Vec<Eviction>,
         error: Option<WriteError>,
         now: Instant,
@@ -348,10 +354,7 @@ impl Core {
                     if let Some(nomination) = self.preemptions.nominations.get_mut(pod) {
                         nomination.earned = true;
                     }
-                    let note = self.victim_note(&victim, known.as_ref(), node.as_deref());
                     tracing::info!(pod = %victim, for_pod = %pod, "evicted");
-                    let regarding = Regarding::Pod(victim, victim_uid);
-                    self.tell(Report { regarding, warning: true, reason: reasons::PREEMPTED, note });
                 }
                 Fate::Gone => self.metrics.eviction("gone"),
                 Fate::Refused(message) => {
@@ -377,9 +380,8 @@ impl Core {
         Change::Nothing
     }
 
-    fn victim_note(&self, victim: &ObjectKey, pod: Option<&Pod>, node: Option<&str>) -> String {
+    fn victim_note(&self, victim: &ObjectKey, pod: &Pod, node: Option<&str>) -> String {
         let node = node.unwrap_or_default();
-        let Some(pod) = pod else { return format!("evicted for a pod of higher priority on node {node}") };
         let name = if victim.namespace == pod.key.namespace {
             format!("pod {}", pod.key.name)
         } else {

@@ -211,13 +211,13 @@ impl Core {
         self.returns.hold = Some(Hold { heir, node: plan.node.clone(), held, needs, until });
         self.returns.possible.remove(&pod.uid);
         let (key, uid) = (pod.key.clone(), pod.uid.clone());
-        self.tell(Report {
+        let why = Report {
             regarding: Regarding::Pod(key.clone(), uid.clone()),
             warning: false,
             reason: reasons::GOING_BACK,
             note,
-        });
-        self.effects.push(Effect::Do(Job::GoBack { pod: key, uid, node: plan.node.clone(), place }));
+        };
+        self.effects.push(Effect::Do(Job::GoBack { pod: key, uid, node: plan.node.clone(), place, why }));
     }
 
     /// Takes the answer to an eviction in.

@@ -50,7 +50,15 @@ impl World {
     fn collect(&mut self) {
         for effect in self.core.take_effects() {
             match effect {
-                Effect::Do(job) => self.jobs.push(job),
+                Effect::Do(job) => {
+                    // Who does it says so before.
+                    match &job {
+                        Job::MakeRoom { notes, .. } => self.reports.extend(notes.iter().cloned()),
+                        Job::Move { why, .. } | Job::GoBack { why, .. } => self.reports.push(why.clone()),
+                        _ => {}
+                    }
+                    self.jobs.push(job);
+                }
                 Effect::Keep(_) => {}
                 Effect::Tell(report) => self.reports.push(report),
             }

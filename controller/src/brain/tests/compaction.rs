@@ -63,7 +63,7 @@ impl World {
     }
 
     fn moved(&mut self, job: Job, fate: Fate) {
-        let Job::Move { pod, uid } = &job else { panic!("a move: {job:?}") };
+        let Job::Move { pod, uid, .. } = &job else { panic!("a move: {job:?}") };
         let evictions = vec![Eviction { pod: pod.clone(), uid: uid.clone(), fate }];
         let outcome = Outcome { evictions, ..Outcome::of(job) };
         self.handle(Input::Done(Box::new(outcome)));
