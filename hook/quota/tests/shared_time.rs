@@ -186,8 +186,9 @@ fn neighbours_slices_are_not_charged() {
             let (got, quota) = (run.percent(), f64::from(quota));
             let charged = 100.0 * node.charged_ns(share) / run.span_ns;
             println!("{micros} us at {quota} %: {got:.2} %, charged {charged:.2} %");
-            // What is promised for any span: 100 ms and a kernel beyond the quota, in eight seconds.
-            assert!(got < quota + 2.0, "{got}");
+            // What is promised: 100 ms beyond the quota in any span, here of eight seconds, and three points of
+            // what kernels are mistaken for. Who is charged for neighbours' slices, or believed, is off by more.
+            assert!(got < quota + 1.25 + 3.0, "{got}");
             assert!(got > 0.75 * charged || charged < 0.9 * quota, "{got} of {charged}");
         }
     }
