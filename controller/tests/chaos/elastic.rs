@@ -1,0 +1,269 @@
+//! Shares that grow and shrink: who wishes, who keeps the limits, and whether they ever were more than what
+//! was reserved.
+
+use super::claims;
+use super::common::Cluster;
+use super::dice::Dice;
+use super::judge::{consumed, results};
+use aliquot_control_plane::AuditEntry;
+use aliquot_controller::budget::kinds;
+use aliquot_model::limits::{Beyond, NodeLimitsSpec, NodeLimitsStatus, ShareName};
+use aliquot_model::names::{COMPANION_OF, LIMITS};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Memory of a GPU.
+pub const MEMORY: u64 = 80 << 30;
+
+/// Somebody wishes another size for a share.
+pub async fn wish(cluster: &Cluster, dice: &mut Dice) {
+    let shares: Vec<ResourceClaim> = claims(cluster)
+        .await
+        .into_iter()
+        .filter(|claim| {
+            let results =
+                claim.status.as_ref().and_then(|s| s.allocation.as_ref()?.devices.as_ref()?.results.as_ref());
+            let share = results.is_some_and(|results| results.iter().any(|r| r.device.ends_with("-share")));
+            share && !claim.annotations().contains_key(COMPANION_OF)
+        })
+        .collect();
+    if shares.is_empty() {
+        return;
+    }
+    let claim = dice.of(&shares);
+    let text = match dice.roll(5) {
+        0 => Value::Null,
+        _ => json!(format!("memory={}Gi,cores={}", dice.of(&[2, 4, 12, 20, 40]), dice.of(&[5, 5, 10, 30]))),
+    };
+    let api: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &claim.namespace().unwrap());
+    let patch = Patch::Merge(json!({"metadata": {"annotations": {LIMITS: text}}}));
+    // It may be gone by now.
+    drop(api.patch(&claim.name_any(), &PatchParams::default(), &patch).await);
+}
+
+/// What the nodes' agents do: they keep the limits that they are told. Now and then a program still uses
+/// what its share may not use any more, for a moment.
+pub struct Agents {
+    dice: Dice,
+    kept: HashMap<String, BTreeMap<ShareName, u64>>,
+}
+
+impl Agents {
+    pub fn new(seed: u64) -> Self {
+        Self { dice: Dice(seed), kept: HashMap::new() }
+    }
+
+    pub async fn play(&mut self, cluster: &Cluster) {
+        let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kinds::node_limits());
+        for object in api.list(&ListParams::default()).await.expect("limits").items {
+            let generation = object.metadata.generation.unwrap_or_default();
+            let part = |name: &str| object.data.get(name).cloned().unwrap_or_default();
+            let spec: NodeLimitsSpec = serde_json::from_value(part("spec")).expect("a spec");
+            let before: NodeLimitsStatus = serde_json::from_value(part("status")).unwrap_or_default();
+            if before.observed_generation == generation && before.beyond.is_empty() {
+                continue;
+            }
+            let kept = self.kept.entry(object.name_any()).or_default();
+            let limits: BTreeMap<ShareName, u64> =
+                spec.shares.iter().map(|limit| (limit.share.clone(), limit.memory_bytes)).collect();
+            let lowered = limits.iter().filter_map(|(share, limit)| {
+                let used = *kept.get(share)?;
+                (used > *limit).then(|| Beyond { share: share.clone(), used_bytes: used })
+            });
+            let beyond: Vec<Beyond> = if self.dice.roll(3) == 0 { lowered.collect() } else { Vec::new() };
+            if beyond.is_empty() {
+                *kept = limits;
+            }
+            let status = NodeLimitsStatus { observed_generation: generation, beyond, refused: Vec::new() };
+            let patch = json!({"metadata": {"resourceVersion": object.resource_version()}, "status": status});
+            // The controller may have written in between.
+            drop(api.patch_status(&object.name_any(), &PatchParams::default(), &Patch::Merge(&patch)).await);
+        }
+    }
+}
+
+/// Memory and compute.
+type Size = (u64, u64);
+
+fn both(one: Size, other: Size, choose: impl Fn(u64, u64) -> u64) -> Size {
+    (choose(one.0, other.0), choose(one.1, other.1))
+}
+
+/// A claim's shares.
+struct Held {
+    uid: String,
+    /// By share id: the device, and what of it.
+    shares: BTreeMap<String, (String, Size)>,
+    users: Vec<String>,
+    /// For which share of which claim.
+    companion_of: Option<ShareName>,
+}
+
+impl Held {
+    fn read(claim: &Value) -> Self {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let shares = results(claim).iter().filter(|result| !result["shareID"].is_null());
+        let device = |r: &Value| format!("{}/{}", text(&r["pool"]), text(&r["device"]));
+        let users = claim["status"]["reservedFor"].as_array().into_iter().flatten();
+        let of = claim["metadata"]["annotations"][COMPANION_OF].as_str();
+        Self {
+            uid: text(&claim["metadata"]["uid"]),
+            shares: shares.map(|r| (text(&r["shareID"]), (device(r), consumed(r)))).collect(),
+            users: users.map(|user| text(&user["uid"])).collect(),
+            companion_of: of.map(|of| {
+                let parts: Vec<&str> = of.split('/').collect();
+                ShareName { uid: parts[1].to_owned(), share_id: parts[2].to_owned() }
+            }),
+        }
+    }
+}
+
+/// What a node was told and may still go by.
+#[derive(Default)]
+struct Told {
+    /// From the generation that it confirmed on.
+    generations: BTreeMap<i64, BTreeMap<ShareName, Size>>,
+    used: BTreeMap<ShareName, u64>,
+}
+
+#[derive(Default)]
+struct Now {
+    claims: BTreeMap<(String, String), Held>,
+    pods: BTreeSet<String>,
+    nodes: BTreeMap<String, Told>,
+}
+
+impl Now {
+    fn take(&mut self, entry: &AuditEntry) {
+        let key = (entry.namespace.clone(), entry.name.clone());
+        match entry.origin.resource.as_str() {
+            "resourceclaims" => match &entry.after {
+                Some(claim) => drop(self.claims.insert(key, Held::read(claim))),
+                None => drop(self.claims.remove(&key)),
+            },
+            "pods" => {
+                let object = entry.after.as_ref().or(entry.before.as_ref()).unwrap();
+                let uid = object["metadata"]["uid"].as_str().unwrap_or_default().to_owned();
+                let there =
+                    entry.after.as_ref().is_some_and(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+                if there {
+                    self.pods.insert(uid)
+                } else {
+                    self.pods.remove(&uid)
+                };
+            }
+            "nodelimits" => {
+                let Some(object) = &entry.after else { return drop(self.nodes.remove(&entry.name)) };
+                let spec: NodeLimitsSpec = serde_json::from_value(object["spec"].clone()).expect("a spec");
+                let status: NodeLimitsStatus =
+                    serde_json::from_value(object["status"].clone()).unwrap_or_default();
+                let told = self.nodes.entry(entry.name.clone()).or_default();
+                let limits = spec.shares.into_iter();
+                let limits =
+                    limits.map(|l| (l.share, (l.memory_bytes, u64::from(l.cores_percent)))).collect();
+                told.generations
+                    .insert(object["metadata"]["generation"].as_i64().unwrap_or_default(), limits);
+                told.generations.retain(|generation, _| *generation >= status.observed_generation);
+                told.used = status.beyond.into_iter().map(|b| (b.share, b.used_bytes)).collect();
+            }
+            _ => {}
+        }
+    }
+
+    /// What all companions of a share reserve.
+    fn companions(&self, share: &ShareName) -> Size {
+        let own = self.claims.values().filter(|held| held.companion_of.as_ref() == Some(share));
+        own.flat_map(|held| held.shares.values())
+            .fold((0, 0), |sum, (_, size)| both(sum, *size, |a, b| a + b))
+    }
+
+    /// Shares of claims that a pod uses: name, what was allocated, what the node may go by, what is reserved.
+    fn shares(&self) -> impl Iterator<Item = (ShareName, Size, Size, Size)> {
+        let told: BTreeSet<&ShareName> =
+            self.nodes.values().flat_map(|told| told.generations.values().flat_map(BTreeMap::keys)).collect();
+        let used = |held: &&Held| held.users.iter().any(|user| self.pods.contains(user));
+        let claims: HashMap<&str, &Held> =
+            self.claims.values().filter(used).map(|held| (held.uid.as_str(), held)).collect();
+        told.into_iter().filter_map(move |share| {
+            let (_, own) = claims.get(share.uid.as_str())?.shares.get(&share.share_id)?;
+            let mut limit = *own;
+            for told in self.nodes.values() {
+                for generation in told.generations.values() {
+                    limit = both(limit, generation.get(share).copied().unwrap_or(*own), u64::max);
+                }
+                limit.0 = limit.0.max(told.used.get(share).copied().unwrap_or(0));
+            }
+            Some((share.clone(), *own, limit, both(*own, self.companions(share), |a, b| a + b)))
+        })
+    }
+
+    /// What is given of each device in shares.
+    fn devices(&self) -> BTreeMap<&str, Size> {
+        let mut devices: BTreeMap<&str, Size> = BTreeMap::new();
+        for (device, size) in self.claims.values().flat_map(|held| held.shares.values()) {
+            let sum = devices.entry(device).or_default();
+            *sum = both(*sum, *size, |a, b| a + b);
+        }
+        devices
+    }
+}
+
+/// How many companions were given devices, and every moment at which a limit could be more than what was
+/// reserved for it, or more of a device was given than it has.
+pub fn judge(record: &[AuditEntry]) -> (usize, Vec<String>) {
+    let mut now = Now::default();
+    let mut beyond = Vec::new();
+    let mut companions = BTreeSet::new();
+    for entry in record {
+        now.take(entry);
+        if !["resourceclaims", "nodelimits"].contains(&entry.origin.resource.as_str()) {
+            continue;
+        }
+        for (share, _, limit, reserved) in now.shares() {
+            if limit.0 > reserved.0 || limit.1 > reserved.1 {
+                beyond.push(format!("{} {share:?}: {limit:?} of {reserved:?}", entry.revision));
+            }
+        }
+        for (device, (memory, cores)) in now.devices() {
+            if memory > MEMORY || cores > 100 {
+                beyond.push(format!("{} {device}: {memory} bytes, {cores} %", entry.revision));
+            }
+        }
+        let key = (entry.namespace.clone(), entry.name.clone());
+        if let Some(held) = now.claims.get(&key)
+            && held.companion_of.is_some()
+            && !held.shares.is_empty()
+        {
+            companions.insert(held.uid.clone());
+        }
+    }
+    (companions.len(), beyond)
+}
+
+/// How many shares have a limit of their own now that nothing happens; fails if one has companions that it
+/// does not need, or a companion's claim is gone.
+pub fn quiet(record: &[AuditEntry]) -> usize {
+    let mut now = Now::default();
+    for entry in record {
+        now.take(entry);
+    }
+    let mut wrong = Vec::new();
+    let mut shares = 0;
+    for (share, own, limit, reserved) in now.shares() {
+        shares += 1;
+        if both(own, limit, u64::max) != reserved {
+            wrong.push(format!("{share:?}: allocated {own:?}, limit {limit:?}, reserved {reserved:?}"));
+        }
+    }
+    let known: BTreeSet<ShareName> = now.shares().map(|(share, ..)| share).collect();
+    for held in now.claims.values().filter(|held| !held.shares.is_empty()) {
+        if let Some(of) = held.companion_of.as_ref().filter(|of| !known.contains(of)) {
+            wrong.push(format!("companion {} of {of:?}, which has no other size", held.uid));
+        }
+    }
+    assert_eq!(wrong, Vec::<String>::new(), "what shares hold that wished for something");
+    shares
+}

@@ -1,0 +1,239 @@
+//! Many tenants, every module, and everything that can go wrong at once: controllers are killed, requests
+//! fail, watches break, while pods of every kind come and go. At the end auditors that know only the record
+//! of writes say whether the invariants held.
+//!
+//! What happens follows from a seed, printed at the start: `ALIQUOT_CHAOS_SEED` sets it and
+//! `ALIQUOT_CHAOS_PODS` the number of pods. When it happens does not: threads and clocks are real.
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::cast_precision_loss,
+    missing_docs,
+    unreachable_pub,
+    reason = "test code"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod dice;
+mod elastic;
+mod gangs;
+mod judge;
+mod tenants;
+
+use aliquot_controller::budget::kinds;
+use common::{Cluster, Running, eventually};
+use dice::Dice;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
+use tenants::{TENANTS, make_claim, make_gang, make_pod, mischief, start, tenant};
+
+/// Pods that are there at a time.
+const CROWD: usize = 150;
+const MODULES: &[&str] = &[
+    "--budgets=true",
+    "--quotas=true",
+    "--compaction=true",
+    "--compaction-threshold=5",
+    "--go-back-after=100ms",
+    "--reservation=true",
+    "--reservation-after=2s",
+    "--elastic-shares=true",
+    "--gang-timeout=3s",
+    "--lease-duration",
+    "2s",
+    "--retry-period",
+    "100ms",
+];
+
+fn number(name: &str, usual: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+async fn pods(cluster: &Cluster) -> Vec<Pod> {
+    Api::<Pod>::all(cluster.client.clone()).list(&ListParams::default()).await.expect("pods").items
+}
+
+pub async fn claims(cluster: &Cluster) -> Vec<ResourceClaim> {
+    Api::all(cluster.client.clone()).list(&ListParams::default()).await.expect("claims").items
+}
+
+/// What a kubelet says of pods that were bound.
+async fn play_kubelet(cluster: &Cluster, pods: &[Pod]) {
+    let waiting = pods.iter().filter(|pod| {
+        let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+        bound && pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending")
+    });
+    let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
+    for pod in waiting {
+        let api: Api<Pod> = Api::namespaced(cluster.client.clone(), &pod.namespace().unwrap());
+        // It may be gone by now.
+        drop(api.patch_status(&pod.name_any(), &PatchParams::default(), &running).await);
+    }
+}
+
+async fn delete(cluster: &Cluster, namespace: &str, name: &str) {
+    let api: Api<Pod> = Api::namespaced(cluster.client.clone(), namespace);
+    drop(api.delete(name, &DeleteParams::default().grace_period(0)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_fail() {
+    let seed = number("ALIQUOT_CHAOS_SEED", 7);
+    let total = number("ALIQUOT_CHAOS_PODS", 1_000);
+    eprintln!("seed {seed}, {total} pods");
+    let mut dice = Dice(seed);
+    let cluster = start().await;
+    let mut kills = Vec::new();
+    let mut generation = 1;
+    let mut controller: Option<Running> = Some(cluster.controller("c1", MODULES).await);
+    let (mut made, mut tick, mut early) = (0, 0u64, 0);
+    let mut quiet: Option<String> = None;
+    let mut agents = elastic::Agents::new(dice.roll(u64::MAX));
+    let mut lives: HashMap<(String, String), u64> = HashMap::new();
+    while made < total || !lives.is_empty() {
+        tick += 1;
+        let present = pods(&cluster).await;
+        play_kubelet(&cluster, &present).await;
+        agents.play(&cluster).await;
+        let names: BTreeSet<(String, String)> =
+            present.iter().map(|pod| (pod.namespace().unwrap(), pod.name_any())).collect();
+        // Those that were evicted are gone already.
+        lives.retain(|pod, _| names.contains(pod));
+        let ends: Vec<_> =
+            lives.iter().filter(|(_, end)| **end <= tick).map(|(pod, _)| pod.clone()).collect();
+        for pod in ends {
+            lives.remove(&pod);
+            delete(&cluster, &pod.0, &pod.1).await;
+        }
+        for _ in 0..8 {
+            if made < total && lives.len() < CROWD {
+                made += 1;
+                let pod = make_pod(&cluster, &mut dice, made).await;
+                lives.insert(pod, tick + 10 + dice.roll(120));
+            }
+        }
+        if made < total && lives.len() < CROWD && dice.roll(3) == 0 {
+            made += 1;
+            let until = tick + 10 + dice.roll(120);
+            lives.extend(make_gang(&cluster, &mut dice, made).await.into_iter().map(|pod| (pod, until)));
+        }
+        if dice.roll(4) == 0 {
+            elastic::wish(&cluster, &mut dice).await;
+        }
+        if made < total && dice.roll(12) == 0 {
+            early += 1;
+            make_claim(&cluster, &mut dice, early).await;
+        }
+        if dice.roll(10) == 0 {
+            cluster.handle.faults().add(mischief(&mut dice, &format!("c{generation}")));
+        }
+        if dice.roll(90) == 0
+            && made < total
+            && let Some(old) = controller.take()
+        {
+            kills.push(k8s_openapi::jiff::Timestamp::now());
+            old.kill();
+            generation += 1;
+            controller = Some(cluster.controller(&format!("c{generation}"), MODULES).await);
+        }
+        // Once, in the middle of it, nothing is done from outside until nothing happens any more.
+        if quiet.is_none() && made >= total {
+            cluster.handle.faults().clear();
+            quiet = Some(calm(&cluster, &mut agents).await);
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    cluster.handle.faults().clear();
+    settle(&cluster).await;
+    let record = cluster.handle.audit(0);
+    let budgets = budgets_settled(&cluster).await;
+    let tally = judge::judge(&cluster, &record, &kills, &budgets);
+    let quiet = quiet.expect("it was quiet once");
+    eprintln!("{tally}, {quiet}, {} controllers killed, {tick} ticks", kills.len());
+    if let Some(controller) = controller {
+        controller.terminate().await;
+    }
+}
+
+/// Waits until nothing of what pods and claims are changes any more, and looks at what there is then.
+async fn calm(cluster: &Cluster, agents: &mut elastic::Agents) -> String {
+    let about = |resource: &str| ["pods", "resourceclaims", "nodelimits"].contains(&resource);
+    let (mut last, mut since) = (0, 0);
+    // Longer than a group may have some of its devices, and than anything is tried again.
+    for _ in 0..1600 {
+        play_kubelet(cluster, &pods(cluster).await).await;
+        agents.play(cluster).await;
+        let fresh = cluster.handle.audit(last);
+        last = fresh.iter().map(|entry| entry.revision).max().unwrap_or(last);
+        since = if fresh.iter().any(|entry| about(&entry.origin.resource)) { 0 } else { since + 1 };
+        if since == 160 {
+            let record = cluster.handle.audit(0);
+            let (groups, shares) = (gangs::quiet(&record), elastic::quiet(&record));
+            return format!("quiet with {groups} groups and {shares} shares of another size");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let record = cluster.handle.audit(0);
+    let late = record.iter().rev().filter(|entry| about(&entry.origin.resource)).take(40);
+    let late: Vec<String> = late
+        .map(|e| {
+            let (origin, name) = (&e.origin, format!("{}/{}", e.namespace, e.name));
+            format!(
+                "{} {} {} {}/{} {name}",
+                e.time, origin.user, origin.verb, origin.resource, origin.subresource
+            )
+        })
+        .collect();
+    panic!("pods and claims never come to rest; the last writes: {late:#?}");
+}
+
+/// Everything ends: pods, claims, hold claims; nothing stays behind.
+async fn settle(cluster: &Cluster) {
+    for pod in pods(cluster).await {
+        delete(cluster, &pod.namespace().unwrap(), &pod.name_any()).await;
+    }
+    for at in 0..TENANTS {
+        let makers: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), &tenant(at));
+        makers.delete("maker", &DeleteParams::default()).await.expect("deleted");
+    }
+    for claim in claims(cluster).await.iter().filter(|claim| claim.name_any().starts_with("early")) {
+        let api: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), &claim.namespace().unwrap());
+        drop(api.delete(&claim.name_any(), &DeleteParams::default()).await);
+    }
+    let mut left = Vec::new();
+    for _ in 0..1200 {
+        left = claims(cluster).await;
+        if left.is_empty() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let names: Vec<String> =
+        left.iter().map(|c| format!("{:?} {:?}", c.metadata, c.status.as_ref())).collect();
+    panic!("claims are left: {names:#?}");
+}
+
+/// GPU-hours that each tenant's budget says were used, once nothing is charged any more.
+async fn budgets_settled(cluster: &Cluster) -> BTreeMap<String, f64> {
+    let mut used = BTreeMap::new();
+    for at in 0..TENANTS {
+        let namespace = tenant(at);
+        let text = eventually(&format!("the budget of {namespace} counts no claim"), async || {
+            let budget = cluster.handle.object(kinds::GROUP, "gpubudgets", &namespace, "gpu")?;
+            let none = budget["status"]["claims"].as_u64().unwrap_or(0) == 0;
+            budget["status"]["used"].as_str().filter(|_| none).map(str::to_owned)
+        })
+        .await;
+        used.insert(namespace, text.parse().expect("GPU-hours"));
+    }
+    used
+}
