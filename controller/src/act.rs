@@ -8,7 +8,7 @@ mod holds;
 mod pods;
 mod room;
 
-pub use room::{Eviction, Fate};
+pub use room::{Eviction, Fate, Victim};
 
 pub use budgets::Kept;
 
@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use aliquot_model::limits::NodeLimitsSpec;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
-use kube::api::{DynamicObject, Patch, PatchParams};
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::json;
 use std::future::Future;
@@ -94,9 +94,7 @@ pub enum Job {
         /// The node; `None` if room is made nowhere any more.
         node: Option<Arc<str>>,
         /// Pods to evict.
-        victims: Vec<(ObjectKey, Uid)>,
-        /// What is said of each before it is evicted.
-        notes: Vec<Report>,
+        victims: Vec<Victim>,
     },
     /// Take an allocation back.
     Deallocate {
@@ -381,9 +379,8 @@ impl Writer {
             Job::Lift { pod, uid, reserve, gates } => {
                 self.settle(&pod, &uid, &reserve, gates, &mut outcome).await
             }
-            Job::MakeRoom { pod, uid, node, victims, notes } => {
-                let victims: Vec<_> = victims.into_iter().zip(notes).collect();
-                self.make_room(&pod, &uid, node.as_deref(), &victims, &mut outcome).await
+            Job::MakeRoom { pod, uid, node, victims } => {
+                self.make_room(&pod, &uid, node.as_deref(), victims, &mut outcome).await
             }
             Job::Deallocate { claim, uid, mark, consumers } => {
                 self.deallocate(&claim, &uid, &mark, &consumers, &mut outcome).await
@@ -491,4 +488,9 @@ impl Writer {
 
 fn params() -> PatchParams {
     PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// How objects of ours are made.
+pub(crate) fn creation() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
 }

@@ -1,13 +1,12 @@
 //! Events: what users see with `kubectl describe`.
 
-use crate::act::FIELD_MANAGER;
+use crate::act::{FIELD_MANAGER, creation};
 use crate::brain::{Regarding, Report};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
 use kube::{Api, Client};
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -53,8 +52,7 @@ async fn send(client: &Client, instance: &str, report: Report) {
     let event = event(&report, instance);
     let namespace = event.metadata.namespace.clone().unwrap_or_default();
     let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-    let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
-    match tokio::time::timeout(Duration::from_secs(5), api.create(&params, &event)).await {
+    match tokio::time::timeout(Duration::from_secs(5), api.create(&creation(), &event)).await {
         Ok(Ok(_)) => {}
         Ok(Err(error)) => tracing::debug!(%error, reason = report.reason, "event not written"),
         Err(_) => tracing::debug!(reason = report.reason, "event not written in time"),

@@ -28,8 +28,8 @@ pub use claims::{
 pub use classes::Class;
 pub use company::{Company, Spread, Term};
 pub use device::{Capacity, Device, Draw, Owner, Policy, Range, Shape, Taint};
-pub(crate) use fleet::IDENTITIES;
 pub use fleet::{Board, Fleet, GpuState, Make, Place, Row};
+pub(crate) use fleet::{IDENTITIES, PARENT};
 pub use gang::{Gang, POD_GROUP_APIS};
 pub use intern::{Interner, Pooled, Sym, Table};
 pub use labels::{Labels, Selector};

@@ -11,6 +11,7 @@
 pub mod auditor;
 pub mod cluster;
 pub mod command;
+pub mod figure;
 pub mod hardware;
 pub mod install;
 pub mod look;

@@ -1,7 +1,7 @@
 //! Elastic shares: companions of claims, and what nodes are told about limits.
 
 use super::claims::{Step, allocation, note, precondition, reserved_for};
-use super::{Outcome, Verdict, WriteError, Writer, params};
+use super::{Outcome, Verdict, WriteError, Writer, creation, params};
 use crate::budget::kinds;
 use crate::index::ObjectKey;
 use aliquot_model::limits::{KIND, NodeLimitsSpec};
@@ -9,7 +9,7 @@ use aliquot_model::names::API_VERSION;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use kube::Api;
-use kube::api::{DeleteParams, DynamicObject, Patch, PostParams, Preconditions};
+use kube::api::{DeleteParams, DynamicObject, Patch, Preconditions};
 use serde_json::json;
 
 impl Writer {
@@ -25,8 +25,7 @@ impl Writer {
             claim.metadata.name.clone().unwrap_or_default(),
         );
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
-        let params = PostParams { field_manager: params().field_manager, ..PostParams::default() };
-        let made = self.send("create", api.create(&params, &claim)).await?;
+        let made = self.send("create", api.create(&creation(), &claim)).await?;
         outcome.claims.push(made.map_err(|verdict| once(format!("claim {namespace}/{name}"), verdict))?);
         Ok(())
     }
@@ -146,8 +145,7 @@ impl Writer {
                     what: what.clone(),
                     message: error.to_string(),
                 })?;
-                let params = PostParams { field_manager: params().field_manager, ..PostParams::default() };
-                self.send("create", api.create(&params, &object)).await?
+                self.send("create", api.create(&creation(), &object)).await?
             }
         };
         outcome.limits = Some(Box::new(answer.map_err(|verdict| once(what, verdict))?));

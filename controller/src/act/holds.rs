@@ -1,11 +1,11 @@
 //! Hold claims: made and deleted.
 
-use super::{Consumers, FIELD_MANAGER, Outcome, Verdict, WriteError, Writer};
+use super::{Consumers, Outcome, Verdict, WriteError, Writer, creation};
 use crate::brain::GivesWay;
 use crate::index::{ObjectKey, Uid};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 
 impl Writer {
     /// Makes a hold claim; one that is there already is it, as its name says what it is for.
@@ -17,12 +17,11 @@ impl Writer {
         let namespace = claim.metadata.namespace.clone().unwrap_or_default();
         let name = claim.metadata.name.clone().unwrap_or_default();
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
-        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let what = format!("claim {namespace}/{name}");
         let mut last = String::new();
         for attempt in 0..Self::ATTEMPTS {
             let created = async {
-                match api.create(&params, claim).await {
+                match api.create(&creation(), claim).await {
                     Err(kube::Error::Api(status)) if status.code == 409 => api.get(&name).await,
                     other => other,
                 }

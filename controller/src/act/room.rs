@@ -1,7 +1,7 @@
 //! Room for a pod of higher priority: where it is made is noted on the pod, then those who are in the
 //! way are evicted, so that disruption budgets hold.
 
-use super::{Outcome, Verdict, WriteError, Writer, params};
+use super::{Outcome, Verdict, WriteError, Writer, creation, params};
 use crate::brain::Report;
 use crate::events;
 use crate::index::{GOING_BACK, ObjectKey, Uid};
@@ -37,6 +37,17 @@ pub enum Fate {
     Refused(String),
 }
 
+/// A pod that is to be evicted.
+#[derive(Debug, Clone)]
+pub struct Victim {
+    /// The pod.
+    pub pod: ObjectKey,
+    /// Its identity.
+    pub uid: Uid,
+    /// What is said of it before.
+    pub why: Report,
+}
+
 /// Whether an answer comes from a disruption budget, not from a server that has too much to do.
 pub(super) fn is_budget(status: &Status) -> bool {
     status.details.iter().flat_map(|details| &details.causes).any(|cause| cause.reason == "DisruptionBudget")
@@ -51,24 +62,30 @@ impl Writer {
         pod: &ObjectKey,
         uid: &str,
         node: Option<&str>,
-        victims: &[((ObjectKey, Uid), Report)],
+        victims: Vec<Victim>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         outcome.pod = Some(self.nominate(pod, uid, node).await?);
-        for rehearsal in [true, false] {
-            for ((victim, uid), why) in victims {
-                if !rehearsal {
-                    self.record(why).await?;
+        let mut there = Vec::new();
+        for victim in victims {
+            match self.evict(&victim.pod, &victim.uid, true).await? {
+                Fate::Evicted => there.push(victim),
+                fate => {
+                    let refused = matches!(fate, Fate::Refused(_));
+                    outcome.evictions.push(Eviction { pod: victim.pod, uid: victim.uid, fate });
+                    if refused {
+                        return Ok(());
+                    }
                 }
-                let fate = self.evict(victim, uid, rehearsal).await?;
-                let refused = matches!(fate, Fate::Refused(_));
-                if refused || !rehearsal {
-                    let eviction = Eviction { pod: victim.clone(), uid: uid.clone(), fate };
-                    outcome.evictions.push(eviction);
-                }
-                if refused {
-                    return Ok(());
-                }
+            }
+        }
+        for Victim { pod, uid, why } in there {
+            self.record(&why).await?;
+            let fate = self.evict(&pod, &uid, false).await?;
+            let refused = matches!(fate, Fate::Refused(_));
+            outcome.evictions.push(Eviction { pod, uid, fate });
+            if refused {
+                break;
             }
         }
         Ok(())
@@ -111,9 +128,16 @@ impl Writer {
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         for attempt in 0..Self::ATTEMPTS {
-            match self.send("record", api.create(&PostParams::default(), &event)).await? {
+            let created = async {
+                match api.create(&creation(), &event).await {
+                    // An attempt whose answer was lost.
+                    Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                    answer => answer.map(drop),
+                }
+            };
+            match self.send("record", created).await? {
                 Err(Verdict::Again(message)) => tracing::debug!(message, "event not written yet"),
-                Ok(_) | Err(_) => break,
+                Ok(()) | Err(_) => break,
             }
             Self::pause(attempt).await;
         }

@@ -6,7 +6,7 @@
 //! decided anew: what ends counts as gone, so the same place is found again.
 
 use super::{Core, Effect, InFlight, Regarding, Report, reasons};
-use crate::act::{Eviction, Fate, Job, WriteError};
+use crate::act::{Eviction, Fate, Job, Victim, WriteError};
 use crate::decide::{self, Decision, NoFit, Plan, Situation, Stage};
 use crate::index::{Change, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
 use crate::preempt::{self, Choice, Room};
@@ -228,22 +228,25 @@ impl Core {
             names.join(", ")
         );
         self.tell_pod(pod, reasons::PREEMPTING, &note, now);
-        let victims = room.victims.iter().map(|victim| (victim.pod.clone(), victim.uid.clone())).collect();
+        let victims = room.victims.iter().map(|victim| {
+            let (key, uid) = (victim.pod.clone(), victim.uid.clone());
+            let why = Report {
+                regarding: Regarding::Pod(key.clone(), uid.clone()),
+                warning: true,
+                reason: reasons::PREEMPTED,
+                note: self.victim_note(&key, pod, Some(&node)),
+            };
+            Victim { pod: key, uid, why }
+        });
+        let victims = victims.collect();
         self.note_room(pod, Some(node), victims);
     }
 
-    pub(super) fn note_room(&mut self, pod: &Pod, node: Option<Arc<str>>, victims: Vec<(ObjectKey, Uid)>) {
+    pub(super) fn note_room(&mut self, pod: &Pod, node: Option<Arc<str>>, victims: Vec<Victim>) {
         self.queue.remove(&pod.key);
         self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
-        let note = |(victim, uid): &(ObjectKey, Uid)| Report {
-            regarding: Regarding::Pod(victim.clone(), uid.clone()),
-            warning: true,
-            reason: reasons::PREEMPTED,
-            note: self.victim_note(victim, pod, node.as_deref()),
-        };
-        let notes = victims.iter().map(note).collect();
         let (key, uid) = (pod.key.clone(), pod.uid.clone());
-        self.effects.push(Effect::Do(Job::MakeRoom { pod: key, uid, node, victims, notes }));
+        self.effects.push(Effect::Do(Job::MakeRoom { pod: key, uid, node, victims }));
     }
 
     /// Keeps what a plan gives a pod from others.

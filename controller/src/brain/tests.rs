@@ -53,7 +53,9 @@ impl World {
                 Effect::Do(job) => {
                     // Who does it says so before.
                     match &job {
-                        Job::MakeRoom { notes, .. } => self.reports.extend(notes.iter().cloned()),
+                        Job::MakeRoom { victims, .. } => {
+                            self.reports.extend(victims.iter().map(|v| v.why.clone()))
+                        }
                         Job::Move { why, .. } | Job::GoBack { why, .. } => self.reports.push(why.clone()),
                         _ => {}
                     }

@@ -161,15 +161,17 @@ fn choose_of_shortlist(
         };
         return refuse(inputs, matcher, &list, looked, expired);
     };
+    place(inputs, matcher, best).ok().map(Choice::Node)
+}
+
+/// The devices on the best node.
+fn place(inputs: &Inputs<'_>, matcher: &mut Matcher, best: Best) -> Result<Placement, Failure> {
     let solution = match best.solution {
         Some(solution) => solution,
-        None => search_as_its_equal(inputs, matcher, &best.node).ok()?,
+        None => search_as_its_equal(inputs, matcher, &best.node)?,
     };
-    Some(Choice::Node(Placement {
-        drafts: result::drafts(inputs.index, inputs.asks, &solution, &best.node),
-        score: solution.score,
-        node: best.node,
-    }))
+    let drafts = result::drafts(inputs.index, inputs.asks, &solution, &best.node);
+    Ok(Placement { node: best.node, drafts, score: solution.score })
 }
 
 /// Says of the nodes that are not on the list too why the pod does not fit, after none of the others would do.
@@ -258,19 +260,12 @@ fn choose_among<'n>(
     let Some(best) = best else {
         return if out_of_time { Choice::OutOfTime(reasons) } else { Choice::None(reasons) };
     };
-    let solution = match best.solution {
-        Some(solution) => Ok(solution),
-        None => search_as_its_equal(inputs, matcher, &best.node),
-    };
-    match solution {
-        Ok(solution) => Choice::Node(Placement {
-            drafts: result::drafts(inputs.index, inputs.asks, &solution, &best.node),
-            score: solution.score,
-            node: best.node,
-        }),
+    let node = best.node.clone();
+    match place(inputs, matcher, best) {
+        Ok(placement) => Choice::Node(placement),
         Err(Failure::Rejected(rejection)) => Choice::Rejected(rejection),
         Err(Failure::OutOfTime) => {
-            reasons.add(&best.node, NodeReason::OutOfTime);
+            reasons.add(&node, NodeReason::OutOfTime);
             Choice::OutOfTime(reasons)
         }
         Err(Failure::Devices(_)) => Choice::None(NoFit::doubtful()),

@@ -11,17 +11,12 @@ use super::ask::Count;
 use super::choose::Inputs;
 use super::policy::{Cost, Placing, Strategy};
 use super::{Matcher, Stage};
-use crate::index::{Fleet, GpuState, Index, Make, Owner, Row, Sym};
+use crate::index::{Fleet, GpuState, IDENTITIES, Index, Make, Owner, Row, Sym};
 use agree::{Binding, Together};
 use merge::Merge;
 use places::{Looks, MOST_PARTS, Opens, Part};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
-
-/// Attributes that tell devices of one make apart.
-const IDENTITIES: [&str; 2] = ["uuid", PARENT];
-/// The one that partitions of one GPU have in common.
-const PARENT: &str = "parentUUID";
 
 /// Nodes on which a decision could end.
 pub(super) struct Shortlist<'a> {
@@ -128,15 +123,15 @@ impl<'a> Shortlist<'a> {
         let mut opens = Opens::new(self.fleet, &self.parts, &self.looks);
         let mut together = self.together();
         let rows = self.rows().filter(|row| !self.stages.contains_key(&row.node));
-        rows.filter(move |row| self.could_serve(row, &mut opens, &mut together)).map(|row| &row.node)
+        let all = self.all();
+        rows.filter(move |row| {
+            opens.met_on(row, 0..row.states.len()) == all && together.can_be(row, &mut opens)
+        })
+        .map(|row| &row.node)
     }
 
     fn together(&self) -> Together<'_> {
         Together::new(self.index, &self.looks, &self.bindings, &self.pairs)
-    }
-
-    fn could_serve(&self, row: &Row, opens: &mut Opens<'_>, together: &mut Together<'_>) -> bool {
-        opens.met_on(row, 0..row.states.len()) == self.all() && together.can_be(row, opens)
     }
 
     /// Nodes to be told apart further, in the order of the strategy.
@@ -310,7 +305,8 @@ impl<'a> Shortlist<'a> {
             for row in self.fleet.rows().filter(|row| !self.barren.contains(&row.make)) {
                 let Some(make) = self.fleet.makes().get(&row.make) else { continue };
                 let met = opens.met_on(row, 0..row.states.len());
-                if !self.could_serve(row, &mut opens, &mut together) && !self.stages.contains_key(&row.node) {
+                let could_serve = met == self.all() && together.can_be(row, &mut opens);
+                if !could_serve && !self.stages.contains_key(&row.node) {
                     let look = (make.boards.as_slice(), self.looks.of_make(row.make));
                     groups.entry((look, Some(met))).or_default().nodes.push(&row.node);
                 }

@@ -14,7 +14,9 @@ use std::sync::Arc;
 /// Most devices of a GPU that a state can describe.
 const MOST_PLACES: usize = 64;
 /// Attributes that tell devices of one make apart.
-pub(crate) const IDENTITIES: [&str; 2] = ["uuid", "parentUUID"];
+pub(crate) const IDENTITIES: [&str; 2] = ["uuid", PARENT];
+/// The one that partitions of one GPU have in common.
+pub(crate) const PARENT: &str = "parentUUID";
 
 /// A GPU's devices by place, without their attributes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -3,7 +3,7 @@
 
 use super::Config;
 use super::certificate::{self, Certificate};
-use crate::act::FIELD_MANAGER;
+use crate::act::{FIELD_MANAGER, creation};
 use crate::http::Health;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -11,7 +11,7 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use serde_json::json;
@@ -72,14 +72,13 @@ impl Keeper {
     /// the others read what it wrote.
     async fn certificate(&self) -> anyhow::Result<Certificate> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.config.namespace);
-        let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let (name, namespace, names) = (&self.config.secret, &self.config.namespace, &self.config.names);
         for _ in 0..3 {
             let now = Timestamp::now();
             let written = match api.get_opt(name).await? {
                 None => {
                     let secret = certificate::make(name, namespace, names, None, now)?;
-                    api.create(&params, &secret).await
+                    api.create(&creation(), &secret).await
                 }
                 Some(present) => {
                     let known = Certificate::read(&present)?;
@@ -89,7 +88,7 @@ impl Keeper {
                     tracing::info!(secret = name, "renewing the webhook's certificate");
                     let mut secret = certificate::make(name, namespace, names, Some(&known), now)?;
                     secret.metadata.resource_version = present.metadata.resource_version;
-                    api.replace(name, &params, &secret).await
+                    api.replace(name, &creation(), &secret).await
                 }
             };
             match written {

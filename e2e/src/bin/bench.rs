@@ -2,22 +2,12 @@
 //! Prints a table and writes `target/bench/limiter.json`.
 #![forbid(unsafe_code)]
 
+use aliquot_e2e::figure::{self, Figure};
 use aliquot_quota::{QuotaFile, region};
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
-
-#[derive(Debug, Serialize, Deserialize)]
-struct Figure {
-    name: String,
-    value: f64,
-    unit: String,
-    baseline: f64,
-    ratio: f64,
-    command: String,
-}
 
 fn main() -> Result<()> {
     let own = std::env::current_exe()?;
@@ -34,12 +24,7 @@ fn main() -> Result<()> {
     figures.extend(simulation(&build)?);
     let out = build.join("../bench");
     std::fs::create_dir_all(&out)?;
-    std::fs::write(out.join("limiter.json"), serde_json::to_vec_pretty(&figures)?)?;
-    println!("{:<36} {:>12} {:>12} {:>8}  unit", "name", "value", "baseline", "ratio");
-    for f in &figures {
-        println!("{:<36} {:>12.3} {:>12.3} {:>8.3}  {}", f.name, f.value, f.baseline, f.ratio, f.unit);
-    }
-    Ok(())
+    figure::report(&out.join("limiter.json"), &figures)
 }
 
 /// A share of 40 GiB and so many percent as the node agent lays it out.

@@ -63,7 +63,7 @@ impl World {
     fn make_room(&mut self) -> (Job, Option<String>, Vec<String>) {
         let job = self.take_job();
         let Job::MakeRoom { node, victims, .. } = &job else { panic!("expected room, got {job:?}") };
-        let names = victims.iter().map(|(key, _)| key.name.to_string()).collect();
+        let names = victims.iter().map(|victim| victim.pod.name.to_string()).collect();
         let node = node.as_ref().map(ToString::to_string);
         (job, node, names)
     }
@@ -81,7 +81,7 @@ impl World {
         api.status = Some(object(json!({"nominatedNodeName": node.as_deref()})));
         let evictions = victims
             .iter()
-            .map(|(pod, uid)| Eviction { pod: pod.clone(), uid: uid.clone(), fate: fate.clone() })
+            .map(|victim| Eviction { pod: victim.pod.clone(), uid: victim.uid.clone(), fate: fate.clone() })
             .collect();
         let outcome = Outcome { pod: Some(api), evictions, ..Outcome::of(job) };
         self.handle(Input::Done(Box::new(outcome)));

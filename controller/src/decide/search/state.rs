@@ -277,6 +277,7 @@ impl<'a, 's> State<'a, 's> {
         self.unconstrain(claim, pick);
     }
 
+    /// Notes a device's values for its claim's constraints, or says no and changes nothing.
     fn constrain(
         &mut self,
         claim: usize,
@@ -285,36 +286,18 @@ impl<'a, 's> State<'a, 's> {
         view: usize,
         position: u32,
     ) -> bool {
+        if !self.agrees(claim, request, alternative, view, position) {
+            return false;
+        }
         let (Some(ask), Some(in_view)) = (self.asks.get(claim), self.views.get(view)) else { return false };
         let Some(seen) = self.seen.get_mut(claim) else { return false };
-        let subrequest = alternative.subrequest.as_deref();
-        let mut added = 0;
-        let mut fine = true;
         for (constraint, seen) in ask.constraints.iter().zip(seen.iter_mut()) {
-            if !constraint.concerns(request, subrequest) {
-                added += 1;
-                continue;
-            }
-            let value = constraint.attribute.and_then(|name| in_view.layout.attribute(position, name));
-            match value.filter(|value| seen.admits(constraint.kind, *value)) {
-                Some(value) => {
-                    seen.values.push(value);
-                    added += 1;
-                }
-                None => {
-                    fine = false;
-                    break;
-                }
+            if constraint.concerns(request, alternative.subrequest.as_deref()) {
+                let value = constraint.attribute.and_then(|name| in_view.layout.attribute(position, name));
+                seen.values.extend(value);
             }
         }
-        if !fine {
-            for (constraint, seen) in ask.constraints.iter().zip(seen.iter_mut()).take(added) {
-                if constraint.concerns(request, subrequest) {
-                    seen.values.pop();
-                }
-            }
-        }
-        fine
+        true
     }
 
     fn unconstrain(&mut self, claim: usize, pick: &Pick) {

@@ -3,9 +3,9 @@
 
 use super::super::ask::{ConstraintKind, Count, Request};
 use super::super::choose::Inputs;
+use super::bits;
 use super::places::{Looks, Opens, Part};
-use super::{IDENTITIES, PARENT, bits};
-use crate::index::{Fleet, GpuState, Index, Layout, Row, Sym};
+use crate::index::{Fleet, GpuState, IDENTITIES, Index, Layout, PARENT, Row, Sym};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// A constraint on several requests.

@@ -1,8 +1,9 @@
 //! What published devices take of etcd, asked through its JSON gateway.
 
 use crate::fleet::Fleet;
-use crate::report::{Figure, Report};
+use crate::report::Report;
 use aliquot_e2e::cluster::Cluster;
+use aliquot_e2e::figure::Figure;
 use anyhow::{Context, Result};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

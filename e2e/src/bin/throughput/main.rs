@@ -18,18 +18,20 @@ mod usage;
 mod writer;
 
 use aliquot_e2e::cluster::Cluster;
+use aliquot_e2e::figure::Figure;
 use aliquot_model::layout::AllocatorMode;
 use anyhow::{Context, Result};
+use clap::Parser as _;
 use fleet::Fleet;
 use load::{Claims, Load};
 use product::Product;
-use report::{Figure, Report};
+use report::Report;
 use settings::Settings;
 use writer::Writer;
 
 #[tokio::main]
 async fn main() -> Result<()> {
-    let settings = Settings::from_arguments(std::env::args().skip(1))?;
+    let settings = Settings::parse();
     eprintln!("bringing the cluster up");
     let cluster = Cluster::join().await?;
     let mut report = Report::new(&settings)?;

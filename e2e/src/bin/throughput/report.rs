@@ -2,26 +2,9 @@
 
 use crate::load::Measured;
 use crate::settings::Settings;
+use aliquot_e2e::figure::{self, Figure};
 use anyhow::{Context, Result};
-use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
-
-/// A figure, as all benchmarks write it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Figure {
-    /// Name.
-    pub(crate) name: String,
-    /// Value.
-    pub(crate) value: f64,
-    /// Unit.
-    pub(crate) unit: String,
-    /// What it is compared with.
-    pub(crate) baseline: f64,
-    /// Value by baseline.
-    pub(crate) ratio: f64,
-    /// What measures it.
-    pub(crate) command: String,
-}
 
 /// The figures of this run beside those that earlier runs wrote under other names.
 #[derive(Debug)]
@@ -95,13 +78,7 @@ impl Report {
     /// # Errors
     /// If the file cannot be written.
     pub(crate) fn finish(&self) -> Result<()> {
-        std::fs::write(&self.path, serde_json::to_vec_pretty(&self.figures)?)?;
-        println!("{:<44} {:>14} {:>14} {:>8}  unit", "name", "value", "baseline", "ratio");
-        for figure in &self.figures {
-            let Figure { name, value, unit, baseline, ratio, .. } = figure;
-            println!("{name:<44} {value:>14.3} {baseline:>14.3} {ratio:>8.3}  {unit}");
-        }
-        Ok(())
+        figure::report(&self.path, &self.figures)
     }
 }
 

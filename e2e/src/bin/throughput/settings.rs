@@ -1,58 +1,59 @@
 //! The command line.
 
 use crate::load::Claims;
-use anyhow::{Context, Result, bail};
+use clap::{Parser, ValueEnum};
 
-/// What is measured.
-#[derive(Debug, Clone)]
+/// Throughput of the allocator on a real Kubernetes.
+#[derive(Debug, Clone, Parser)]
 pub(crate) struct Settings {
     /// Nodes, each of 8 H100.
+    #[arg(long, default_value_t = 100)]
     pub(crate) nodes: usize,
     /// Pods of a run.
+    #[arg(long, default_value_t = 1000)]
     pub(crate) pods: usize,
     /// Runs of the controller and of the writer, in turn.
+    #[arg(long, default_value_t = 2)]
     pub(crate) rounds: usize,
     /// Pods that kube-scheduler allocates for alone; 0 leaves it out.
+    #[arg(long, default_value_t = 0)]
     pub(crate) native: usize,
     /// Pods whose claims cannot be satisfied; 0 leaves it out.
+    #[arg(long, default_value_t = 0)]
     pub(crate) backlog: usize,
-    /// `claim`, `template` or `both`.
-    pub(crate) from: String,
+    /// Where pods have their claims from.
+    #[arg(long, value_enum, default_value_t = From::Both)]
+    pub(crate) from: From,
+}
+
+/// Where pods have their claims from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum From {
+    /// Claims of their own name.
+    Claim,
+    /// A template.
+    Template,
+    /// The one, then the other.
+    Both,
+}
+
+impl From {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Claim => "claim",
+            Self::Template => "template",
+            Self::Both => "both",
+        }
+    }
 }
 
 impl Settings {
-    /// Reads `--name value` pairs.
-    ///
-    /// # Errors
-    /// For a name that is not known or a value that is no number.
-    pub(crate) fn from_arguments(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
-        let mut settings =
-            Self { nodes: 100, pods: 1000, rounds: 2, native: 0, backlog: 0, from: "both".to_owned() };
-        while let Some(name) = arguments.next() {
-            let value = arguments.next().with_context(|| format!("{name} needs a value"))?;
-            let number = || value.parse::<usize>().with_context(|| format!("{name} {value} is not a number"));
-            match name.as_str() {
-                "--nodes" => settings.nodes = number()?,
-                "--pods" => settings.pods = number()?,
-                "--rounds" => settings.rounds = number()?,
-                "--native" => settings.native = number()?,
-                "--backlog" => settings.backlog = number()?,
-                "--from" if ["claim", "template", "both"].contains(&value.as_str()) => settings.from = value,
-                _ => bail!(
-                    "{name} {value} is not understood; there are --nodes, --pods, --rounds, --native, --backlog, \
-                     each with a number, and --from claim|template|both"
-                ),
-            }
-        }
-        Ok(settings)
-    }
-
     /// Where pods have their claims from.
     pub(crate) fn claims(&self) -> Vec<Claims> {
-        match self.from.as_str() {
-            "claim" => vec![Claims::Own],
-            "template" => vec![Claims::Template],
-            _ => vec![Claims::Own, Claims::Template],
+        match self.from {
+            From::Claim => vec![Claims::Own],
+            From::Template => vec![Claims::Template],
+            From::Both => vec![Claims::Own, Claims::Template],
         }
     }
 
@@ -60,7 +61,8 @@ impl Settings {
     pub(crate) fn command(&self) -> String {
         let Self { nodes, pods, rounds, native, backlog, from } = self;
         format!(
-            "throughput --nodes {nodes} --pods {pods} --rounds {rounds} --native {native} --backlog {backlog} --from {from}"
+            "throughput --nodes {nodes} --pods {pods} --rounds {rounds} --native {native} --backlog {backlog} --from {}",
+            from.name()
         )
     }
 }
