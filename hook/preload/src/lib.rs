@@ -15,6 +15,7 @@
 #![allow(unsafe_code, reason = "a library of C entry points; every block says why it is sound")]
 
 mod exports;
+mod forks;
 mod links;
 mod mem;
 mod names;
@@ -25,6 +26,7 @@ mod start;
 mod sys;
 #[path = "../../core/src/table.rs"]
 mod table;
+mod tables;
 
 #[cfg(not(test))]
 #[panic_handler]

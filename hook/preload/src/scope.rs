@@ -4,9 +4,11 @@
 //! these names would be satisfied by our own exports.
 //! Finding them calls nothing; the rest is asked only about names of the vendor's libraries.
 
-use crate::links;
+use crate::forks;
+use crate::links::{self, Link};
+use crate::tables::Tables;
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
 
 /// `struct dl_phdr_info`, the part that every version has.
 #[repr(C)]
@@ -30,25 +32,8 @@ struct Header {
     align: u64,
 }
 
-/// `Elf64_Sym`.
-#[repr(C)]
-struct Symbol {
-    name: u32,
-    info: u8,
-    other: u8,
-    section: u16,
-    value: u64,
-    size: u64,
-}
-
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
-const DT_STRTAB: u64 = 5;
-const DT_SYMTAB: u64 = 6;
-const DT_HASH: u64 = 4;
-const DT_GNU_HASH: u64 = 0x6fff_fef5;
-const STT_FUNC: u8 = 2;
-
 type Visit = unsafe extern "C" fn(*const Info, usize, *mut c_void) -> c_int;
 
 unsafe extern "C" {
@@ -77,7 +62,7 @@ fn each_object<F: FnMut(&Object) -> bool>(visit: &mut F) -> bool {
         c_int::from(visit(&Object { info }))
     }
     // SAFETY: `step` is called only during this call, with a pointer to a closure of its type.
-    unsafe { dl_iterate_phdr(step::<F>, core::ptr::from_mut(visit).cast()) != 0 }
+    forks::walk(|| unsafe { dl_iterate_phdr(step::<F>, core::ptr::from_mut(visit).cast()) != 0 })
 }
 
 /// Last part of a path.
@@ -125,92 +110,6 @@ impl Object<'_> {
     }
 }
 
-/// The tables of a loaded object.
-struct Tables {
-    base: usize,
-    dynamic: *const [u64; 2],
-}
-
-impl Tables {
-    /// An entry of the dynamic section that is an address.
-    fn address(&self, tag: u64) -> Option<usize> {
-        let mut entry = self.dynamic;
-        loop {
-            // SAFETY: the dynamic section is mapped and ends with an entry of tag 0.
-            let [found, value] = unsafe { *entry };
-            if found == tag {
-                // glibc stores addresses relocated, except where the section is read-only.
-                let value = value as usize;
-                return Some(if value < self.base { self.base.wrapping_add(value) } else { value });
-            }
-            if found == 0 {
-                return None;
-            }
-            // SAFETY: the terminating entry has not been reached.
-            entry = unsafe { entry.add(1) };
-        }
-    }
-
-    /// Address of a function that the object defines.
-    fn function(&self, name: &CStr) -> Option<*mut c_void> {
-        let symbols = self.address(DT_SYMTAB)? as *const Symbol;
-        let strings = self.address(DT_STRTAB)? as *const c_char;
-        let matches = |index: u32| {
-            // SAFETY: the index comes from the object's hash table; its names are offsets into the strings.
-            let (symbol, text) = unsafe {
-                let symbol = &*symbols.add(index as usize);
-                (symbol, CStr::from_ptr(strings.add(symbol.name as usize)))
-            };
-            (symbol.section != 0 && symbol.info & 15 == STT_FUNC && text == name)
-                .then(|| self.base.wrapping_add(symbol.value as usize) as *mut c_void)
-        };
-        if let Some(table) = self.address(DT_GNU_HASH) {
-            // SAFETY: a GNU hash table of an object that the loader has accepted.
-            return unsafe { gnu_lookup(table as *const u32, name, matches) };
-        }
-        let table = self.address(DT_HASH)? as *const u32;
-        // SAFETY: a System V hash table: its second word counts the symbols.
-        let count = unsafe { *table.add(1) };
-        (0..count).find_map(matches)
-    }
-}
-
-/// Walks the chain of `name` in a GNU hash table.
-///
-/// # Safety
-/// `table` is a GNU hash table, as the loader uses it.
-unsafe fn gnu_lookup(
-    table: *const u32,
-    name: &CStr,
-    matches: impl Fn(u32) -> Option<*mut c_void>,
-) -> Option<*mut c_void> {
-    let mut hash: u32 = 5381;
-    for byte in name.to_bytes() {
-        hash = hash.wrapping_mul(33).wrapping_add(u32::from(*byte));
-    }
-    // SAFETY: the caller vouches for the table's layout: four words, the filter of 64-bit words, the buckets,
-    // the chains, each chain ended by an odd word.
-    unsafe {
-        let (buckets, offset, filter) = (*table, *table.add(1), *table.add(2));
-        let bucket = table.add(4 + 2 * filter as usize);
-        let chain = bucket.add(buckets as usize);
-        let mut index = *bucket.add((hash.checked_rem(buckets)?) as usize);
-        while index >= offset {
-            let word = *chain.add((index - offset) as usize);
-            if word | 1 == hash | 1
-                && let Some(found) = matches(index)
-            {
-                return Some(found);
-            }
-            if word & 1 == 1 {
-                break;
-            }
-            index += 1;
-        }
-    }
-    None
-}
-
 /// The loader's functions.
 #[derive(Clone, Copy)]
 pub(crate) enum Loader {
@@ -235,6 +134,13 @@ pub(crate) fn real(function: Loader) -> *mut c_void {
     if !known.is_null() {
         return known;
     }
+    let found = of_libc(name);
+    cell.store(found, Relaxed);
+    found
+}
+
+/// Address of a function of libc or libdl; null if there is none.
+pub(crate) fn of_libc(name: &CStr) -> *mut c_void {
     let mut found = core::ptr::null_mut();
     let mut look = |path: &[u8], tables: Option<Tables>| {
         let loader = [b"libc.so".as_slice(), b"libc-2", b"libdl.so", b"libdl-2"];
@@ -246,12 +152,67 @@ pub(crate) fn real(function: Loader) -> *mut c_void {
         }
         false
     };
-    let tables = |link: &links::Link| Tables { base: link.base, dynamic: link.dynamic };
-    if !links::each(&mut |link| look(link.path(), Some(tables(link)))) {
+    if !links::each(&mut |link| look(link.path(), Some(link.into()))) {
         each_object(&mut |object| look(object.path(), object.tables()));
     }
-    cell.store(found, Relaxed);
     found
+}
+
+/// `struct dl_find_object` of glibc 2.35, with room for what it may get.
+#[repr(C)]
+struct Place {
+    flags: u64,
+    start: usize,
+    end: usize,
+    link: *const Link,
+    frame: *const c_void,
+    more: [u64; 16],
+}
+
+/// Where glibc's `_dl_find_object` is; 1 = this C library has none.
+static FIND: AtomicUsize = AtomicUsize::new(0);
+
+/// The owner of an address as the loader says it without a lock, in all scopes. `None` if this C library has no
+/// function for it.
+fn owner_by_loader(address: usize) -> Option<Owner> {
+    type Find = unsafe extern "C" fn(*const c_void, *mut Place) -> c_int;
+    let mut find = FIND.load(Relaxed);
+    if find == 0 {
+        links::each(&mut |link| {
+            let loader = file_name(link.path()).starts_with(b"ld-linux");
+            if loader && let Some(function) = Tables::from(link).function(c"_dl_find_object") {
+                find = function as usize;
+            }
+            loader
+        });
+        find = find.max(1);
+        FIND.store(find, Relaxed);
+    }
+    if find == 1 {
+        return None;
+    }
+    let mut place = Place {
+        flags: 0,
+        start: 0,
+        end: 0,
+        link: core::ptr::null(),
+        frame: core::ptr::null(),
+        more: [0; 16],
+    };
+    // SAFETY: the loader's function of this type, which takes any address and fills the record in where it knows
+    // it; its link lives as long as the object, which the caller has an address of.
+    let link = unsafe {
+        let find = core::mem::transmute::<usize, Find>(find);
+        if find(address as *const c_void, &mut place) != 0 {
+            return Some(Owner::Other);
+        }
+        place.link.as_ref()
+    };
+    if (place.start..place.end).contains(&own_address()) {
+        return Some(Owner::Stub);
+    }
+    let vendor = link.and_then(|link| Vendor::of(file_name(link.path())));
+    Some(vendor.map_or(Owner::Other, Owner::Vendor))
 }
 
 /// A vendor library whose symbols are in the hook table.
@@ -288,6 +249,9 @@ pub(crate) enum Owner {
 
 /// The object that `address` lies in.
 pub(crate) fn owner(address: usize) -> Owner {
+    if let Some(owner) = owner_by_loader(address) {
+        return owner;
+    }
     let mut owner = Owner::Other;
     each_object(&mut |object| {
         let here = object.contains(address);

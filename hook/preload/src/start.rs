@@ -1,5 +1,6 @@
 //! Loading the core, once, when the first name of the table is looked up or called.
 
+use crate::forks;
 use crate::scope::{self, Loader};
 use crate::sys;
 use crate::table::COUNT;
@@ -144,6 +145,7 @@ const RTLD_NOW: c_int = 2;
 const RTLD_NODELETE: c_int = 0x1000;
 
 fn load() -> Result<*const Core, &'static str> {
+    forks::watch();
     let (dlsym, dlopen) = (scope::real(Loader::Sym), scope::real(Loader::Open));
     if dlsym.is_null() || dlopen.is_null() {
         return Err("the dynamic loader's own functions were not found");

@@ -47,3 +47,16 @@ fn cuda_is_refused_without_a_quota() {
     assert_eq!(values(&output), ["802", "802"], "{output:?}");
     assert!(String::from_utf8_lossy(&output.stderr).contains("holds no quota"), "{output:?}");
 }
+
+#[test]
+fn children_of_a_process_with_many_threads_wait_for_none_of_them() {
+    let Some(built) = old::everything() else { return };
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let folder = tempfile::tempdir().unwrap();
+    // The loader of that time can only say with a lock whose code an address is.
+    let threads = old::with_program(&built, "threads", folder.path(), &["-ldl", "-lpthread"]).unwrap();
+    let program = old::command(&threads, &bench.probe(&[]), &["forks"]).unwrap();
+    assert_eq!(answers(program), ["0", "0", &format!("0 {GIB} {GIB}"), "0"]);
+    assert_eq!(bench.audit("a"), 0);
+}

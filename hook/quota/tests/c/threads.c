@@ -43,6 +43,12 @@ static void *hammer(void *unused) {
     return 0;
 }
 
+static void *search(void *unused) {
+    while (!stop)
+        if (!dlsym(cuda, "cuMemAllocManaged")) abort();
+    return 0;
+}
+
 int main(int argc, char **argv) {
     cuda = dlopen("libcuda.so.1", RTLD_NOW);
     if (!strcmp(argv[1], "small")) {
@@ -69,7 +75,7 @@ int main(int argc, char **argv) {
         pthread_t threads[4];
         int bad = 0;
         nvml = dlopen("libnvidia-ml.so.1", RTLD_NOW);
-        for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, hammer, 0);
+        for (int i = 0; i < 4; i++) pthread_create(&threads[i], 0, i % 2 ? search : hammer, 0);
         for (int i = 0; i < 60; i++) {
             int status = 0;
             pid_t child = fork();

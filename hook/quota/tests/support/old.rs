@@ -1,7 +1,7 @@
 //! The simulated driver and the test program built for an older C library, and run with it, where
 //! `tools/old-glibc` has unpacked one.
 
-use super::{Built, built, cargo_with, installed, target};
+use super::{Built, built, c, cargo_with, installed, target};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -26,17 +26,20 @@ pub(crate) fn everything() -> Option<Built> {
     EVERYTHING.get_or_init(build).clone()
 }
 
-fn build() -> Option<Built> {
-    let root = root()?;
+/// What links against the older C library.
+fn link_flags(root: &Path) -> [String; 4] {
     let develop = format!("{}/usr/{LIBRARIES}", root.display());
-    let flags = [
+    [
         format!("--sysroot={}", root.display()),
         format!("-L{develop}"),
         format!("-L{}/{LIBRARIES}", root.display()),
         format!("-B{develop}"),
     ]
-    .map(|flag| format!("-Clink-arg={flag}"))
-    .join(" ");
+}
+
+fn build() -> Option<Built> {
+    let root = root()?;
+    let flags = link_flags(&root).map(|flag| format!("-Clink-arg={flag}")).join(" ");
     let flags = [("CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS", flags.as_str())];
     let build = ["build", "--quiet", "--target", TARGET];
     cargo_with(&flags, &[&build[..], &["-p", "aliquot-sim-cuda", "-p", "aliquot-sim-nvml"]].concat());
@@ -44,6 +47,16 @@ fn build() -> Option<Built> {
     let folder = target().join(TARGET).join("debug");
     let driver = installed(&folder, "limiter-driver-old");
     Some(Built { limiter: built().limiter.clone(), driver, probe: folder.join("examples/cuda_probe") })
+}
+
+/// The same with one of the tests' own C programs in place of the test program, made in this folder.
+pub(crate) fn with_program(old: &Built, name: &str, folder: &Path, arguments: &[&str]) -> Option<Built> {
+    let (object, program) = (folder.join(name).with_extension("o"), folder.join(name));
+    c::compile(&c::source(name), &object, &["-c"]);
+    let flags = link_flags(&root()?);
+    let flags: Vec<&str> = flags.iter().map(String::as_str).chain(arguments.iter().copied()).collect();
+    c::compile(&object, &program, &flags);
+    Some(Built { probe: program, ..old.clone() })
 }
 
 /// The test program with the older C library, in the environment of `like`.

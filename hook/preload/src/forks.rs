@@ -1,0 +1,79 @@
+//! Walks over what is loaded, and forks, one after the other.
+//!
+//! The loader walks under a lock that stays locked in a child that is forked meanwhile by another thread: the child's
+//! next walk would wait for ever. So the C library's `fork` waits for walks of ours, and they for it, neither for
+//! long: whoever it is that does not go on, the other does after a moment.
+
+use crate::scope;
+use crate::sys;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
+/// Walks under way.
+static WALKS: AtomicU32 = AtomicU32::new(0);
+/// Forks under way.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+/// How often one waits, at most 10 ms each time.
+const ROUNDS: usize = 10;
+
+/// Walks when nobody forks.
+pub(crate) fn walk<R>(walk: impl FnOnce() -> R) -> R {
+    for round in 0..=ROUNDS {
+        WALKS.fetch_add(1, SeqCst);
+        let forks = FORKS.load(SeqCst);
+        if forks == 0 || round == ROUNDS {
+            break;
+        }
+        leave();
+        sys::wait(&FORKS, forks);
+    }
+    let result = walk();
+    leave();
+    result
+}
+
+fn leave() {
+    // A child that was forked within a walk of its own thread begins at 0.
+    let before = WALKS.fetch_update(SeqCst, SeqCst, |walks| walks.checked_sub(1));
+    if before == Ok(1) && FORKS.load(SeqCst) > 0 {
+        sys::wake(&WALKS);
+    }
+}
+
+/// Has forks wait for walks from now on, where the C library can be asked for that.
+pub(crate) fn watch() {
+    type Handler = unsafe extern "C" fn();
+    type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> c_int;
+    let register = scope::of_libc(c"__register_atfork");
+    if register.is_null() {
+        return;
+    }
+    // SAFETY: glibc's function behind pthread_atfork has this type; the handlers touch two words, and we are
+    // never unloaded.
+    unsafe {
+        let register = core::mem::transmute::<*mut c_void, Register>(register);
+        register(before, in_parent, in_child, core::ptr::null_mut());
+    }
+}
+
+unsafe extern "C" fn before() {
+    FORKS.fetch_add(1, SeqCst);
+    for _ in 0..ROUNDS {
+        let walks = WALKS.load(SeqCst);
+        if walks == 0 {
+            break;
+        }
+        sys::wait(&WALKS, walks);
+    }
+}
+
+unsafe extern "C" fn in_parent() {
+    let _ = FORKS.fetch_update(SeqCst, SeqCst, |forks| forks.checked_sub(1));
+    sys::wake(&FORKS);
+}
+
+unsafe extern "C" fn in_child() {
+    WALKS.store(0, SeqCst);
+    FORKS.store(0, SeqCst);
+}
