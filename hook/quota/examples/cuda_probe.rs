@@ -97,6 +97,26 @@ fn at<T>(place: &mut T) -> u64 {
     std::ptr::from_mut(place) as u64
 }
 
+/// A kernel of so many microseconds, and the code of the calls that load it.
+fn kernel(driver: &Driver, micros: &str) -> (i32, u64) {
+    let name = CString::new(format!("spin_us_{micros}")).unwrap();
+    let (mut module, mut function) = (0_u64, 0_u64);
+    let code = driver.call("cuModuleLoadData", &[at(&mut module), c"x".as_ptr() as u64]);
+    let found = driver.call("cuModuleGetFunction", &[at(&mut function), module, name.as_ptr() as u64]);
+    (code.max(found), function)
+}
+
+/// Launches a kernel without parameters and waits for it.
+fn launch(driver: &Driver, function: u64) -> i32 {
+    type Launch = unsafe extern "C" fn(u64, u32, u32, u32, u32, u32, u32, u32, u64, u64, u64) -> i32;
+    // SAFETY: cuLaunchKernel's type and arguments.
+    let launched = unsafe {
+        let launch = std::mem::transmute::<*mut c_void, Launch>(driver.find("cuLaunchKernel"));
+        launch(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
+    };
+    launched.max(driver.call("cuCtxSynchronize", &[]))
+}
+
 /// Memory by family: allocates, or frees what it allocated.
 struct Memory<'a> {
     driver: &'a Driver,
@@ -187,6 +207,7 @@ fn main() {
     let memory = RefCell::new(Memory { driver: &driver, device: 0 });
     let (mut held, mut contexts, mut execs): (Vec<Held>, Vec<u64>, Vec<u64>) = Default::default();
     let mut opened = 0_u64;
+    let mut kernels = std::collections::BTreeMap::new();
     for argument in std::env::args().skip(1) {
         let parts: Vec<&str> = argument.split(':').collect();
         let memory = &memory;
@@ -493,22 +514,15 @@ fn main() {
                 unsafe { libc::raise(libc::SIGUSR2) };
                 "0".to_owned()
             }
-            // Launches a kernel once.
+            // Launches a kernel of 100 microseconds, of a module of its own.
             ["kernel"] => {
-                let (mut module, mut function) = (0_u64, 0_u64);
-                let code = driver.call("cuModuleLoadData", &[at(&mut module), c"x".as_ptr() as u64]);
-                let code = code.max(driver.call(
-                    "cuModuleGetFunction",
-                    &[at(&mut function), module, c"spin_us_100".as_ptr() as u64],
-                ));
-                let found = driver.find("cuLaunchKernel");
-                type Launch =
-                    unsafe extern "C" fn(u64, u32, u32, u32, u32, u32, u32, u32, u64, u64, u64) -> i32;
-                // SAFETY: cuLaunchKernel's type; a kernel without parameters.
-                let launch = unsafe { std::mem::transmute::<*mut c_void, Launch>(found) };
-                // SAFETY: as above.
-                let launched = unsafe { launch(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0) };
-                code.max(launched).max(driver.call("cuCtxSynchronize", &[])).to_string()
+                let (code, function) = kernel(&driver, "100");
+                code.max(launch(&driver, function)).to_string()
+            }
+            // Launches a kernel of so many microseconds, always the same one.
+            ["kernel", micros] => {
+                let function = kernels.entry(micros.to_owned()).or_insert_with(|| kernel(&driver, micros).1);
+                launch(&driver, *function).to_string()
             }
             // Forbids the limiter's core, and nobody else, a system call.
             ["deny", number] => {

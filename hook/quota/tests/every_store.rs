@@ -1,19 +1,18 @@
 //! Shipped processes that are killed or stopped right behind each single store to the region, by hardware watchpoints
-//! on its words: whatever they were doing, the next process finds the exact account and waits for nobody.
+//! on its words or, where there are none, one instruction at a time: whatever they were doing, the next process finds
+//! the exact account and waits for nobody. `ALIQUOT_TEST_WATCH=steps` has it do without watchpoints.
 //!
 //! `ledger_model.rs` says the same about every interleaving of the ledger; this says it about the files that are
 //! shipped, with their locks, their liveness and the driver's calls in between.
 #![cfg(target_arch = "x86_64")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
-#![allow(unsafe_code, reason = "traces a process")]
 
 mod support;
 
 use aliquot_quota::region::{Header, RegionView, Slot};
 use aliquot_quota::{QuotaFile, gate::Compute, region::Region};
 use std::mem::offset_of;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Stdio};
+use support::traced::{Eyes, Traced};
 use support::{Bench, GIB, Holder, MIB};
 
 /// Words of the region that operations of slots 0 and 1 store to.
@@ -29,141 +28,6 @@ fn words() -> Vec<usize> {
     let first = offset_of!(Region, compute) + offset_of!(Compute, log);
     let log = (0..4).map(|word| first + word * 8);
     header.into_iter().chain(slot(0)).chain(slot(1)).chain(compute).chain(log).collect()
-}
-
-/// The test program, traced.
-struct Traced {
-    child: Child,
-    is_stopped: bool,
-}
-
-impl Traced {
-    /// Starts it; it is stopped before its first instruction.
-    fn start(bench: &Bench, script: &[&str]) -> Self {
-        let mut command = bench.probe(script);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: between fork and exec only one system call is made.
-        unsafe {
-            command.pre_exec(|| {
-                libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
-                Ok(())
-            });
-        }
-        let mut traced = Self { child: command.spawn().unwrap(), is_stopped: false };
-        assert_eq!(traced.wait(), Some(libc::SIGTRAP));
-        traced
-    }
-
-    fn pid(&self) -> i32 {
-        self.child.id() as i32
-    }
-
-    /// Waits until it stops, and tells the signal; `None` = it has ended well.
-    fn wait(&mut self) -> Option<i32> {
-        let mut status = 0;
-        // SAFETY: a process of ours that nobody has waited for.
-        assert_eq!(unsafe { libc::waitpid(self.pid(), &mut status, 0) }, self.pid());
-        self.is_stopped = libc::WIFSTOPPED(status);
-        if self.is_stopped {
-            return Some(libc::WSTOPSIG(status));
-        }
-        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "ended with {status:x}");
-        None
-    }
-
-    /// Lets it go on to its next stop.
-    fn go(&mut self) -> Option<i32> {
-        // SAFETY: the process is stopped and ours.
-        assert_eq!(unsafe { libc::ptrace(libc::PTRACE_CONT, self.pid(), 0, 0) }, 0);
-        self.wait()
-    }
-
-    fn register(index: usize) -> usize {
-        offset_of!(libc::user, u_debugreg) + index * 8
-    }
-
-    /// Has it stop behind each store to one of up to four words.
-    fn watch(&self, addresses: &[u64]) {
-        // SAFETY: the process is stopped and ours.
-        let put = |index, value: u64| unsafe {
-            assert_eq!(libc::ptrace(libc::PTRACE_POKEUSER, self.pid(), Self::register(index), value), 0);
-        };
-        put(7, 0);
-        let mut control: u64 = 0;
-        for (index, address) in addresses.iter().enumerate() {
-            put(index, *address);
-            // Enabled for this thread, for stores to eight bytes.
-            control |= 1 << (index * 2) | 0b1001 << (16 + index * 4);
-        }
-        put(7, control);
-    }
-
-    /// Which of the watched words it has just stored to.
-    fn hit(&self) -> u64 {
-        // SAFETY: the process is stopped and ours.
-        unsafe {
-            let found = libc::ptrace(libc::PTRACE_PEEKUSER, self.pid(), Self::register(6), 0);
-            assert_eq!(libc::ptrace(libc::PTRACE_POKEUSER, self.pid(), Self::register(6), 0), 0);
-            found as u64 & 15
-        }
-    }
-
-    /// Where the region is mapped.
-    fn mapped(&self) -> Vec<u64> {
-        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
-        let ours = maps.lines().filter(|line| line.ends_with("/region/a/region"));
-        ours.map(|line| u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()).collect()
-    }
-
-    /// Goes on to the first mark and watches words from there.
-    fn begin(&mut self, words: &[usize]) {
-        while self.go() != Some(libc::SIGUSR2) {}
-        let region = *self.mapped().first().expect("the region is mapped");
-        let addresses: Vec<u64> = words.iter().map(|word| region + *word as u64).collect();
-        self.watch(&addresses);
-    }
-
-    /// How often it stores to each of up to four words between the marks; it is at its end then.
-    fn count(mut self, words: &[usize]) -> Vec<usize> {
-        self.begin(words);
-        let mut counts = vec![0; words.len()];
-        while self.go() == Some(libc::SIGTRAP) {
-            let hit = self.hit();
-            counts.iter_mut().enumerate().for_each(|(at, count)| *count += (hit >> at & 1) as usize);
-        }
-        self.watch(&[]);
-        self.finish();
-        counts
-    }
-
-    /// Goes on to the `nth` store to a word between the marks. `false` = there are fewer this time.
-    fn reach(&mut self, word: usize, nth: usize) -> bool {
-        self.begin(&[word]);
-        let reached = (0..nth).all(|_| self.go() == Some(libc::SIGTRAP));
-        self.watch(&[]);
-        reached
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.is_stopped = false;
-        let mut status = 0;
-        // SAFETY: a process of ours that nobody has waited for.
-        unsafe { libc::waitpid(self.pid(), &mut status, 0) };
-    }
-
-    /// Lets it go on to its end.
-    fn finish(mut self) {
-        while self.go().is_some() {}
-    }
-}
-
-impl Drop for Traced {
-    fn drop(&mut self) {
-        if self.is_stopped {
-            let _ = self.child.kill();
-        }
-    }
 }
 
 const QUOTA: u64 = GIB;
@@ -249,10 +113,10 @@ fn bench(case: &Case) -> Bench {
     bench
 }
 
-fn start(case: &Case) -> (Bench, Traced) {
+fn start(case: &Case, eyes: Eyes) -> (Bench, Traced) {
     let bench = bench(case);
     let script = [case.before, &["mark"], case.watched, &["mark"], case.after].concat();
-    let traced = Traced::start(&bench, &script);
+    let traced = Traced::start(&bench, &script, eyes);
     (bench, traced)
 }
 
@@ -287,36 +151,68 @@ fn others_go_on(bench: &Bench, case: &Case, stopped: u32, what: &str) {
     holder.finish();
 }
 
+/// How often a process stores to each word.
+fn counted(case: &Case, eyes: Eyes) -> Vec<(usize, usize)> {
+    let all = |some: &[usize]| {
+        let counts = start(case, eyes).1.count(some);
+        some.iter().copied().zip(counts).collect::<Vec<_>>()
+    };
+    words().chunks(eyes.most()).flat_map(all).collect()
+}
+
+/// Kills and stops processes behind each store; how many stores there were.
+fn every_store(case: &Case, eyes: Eyes) -> usize {
+    let mut stores = 0;
+    for (word, nth) in
+        counted(case, eyes).into_iter().flat_map(|(word, count)| (1..=count).map(move |nth| (word, nth)))
+    {
+        let what = format!("{}, word {word}, store {nth}", case.name);
+        let (bench, mut traced) = start(case, eyes);
+        // Whether a launch is timed depends on the clock, so some runs store less often.
+        if !traced.reach(word, nth) {
+            traced.finish();
+            continue;
+        }
+        stores += 1;
+        traced.kill();
+        all_is_free(&bench, &format!("killed: {what}"));
+        let (bench, mut traced) = start(case, eyes);
+        if traced.reach(word, nth) {
+            others_go_on(&bench, case, traced.pid() as u32, &format!("stopped: {what}"));
+        }
+        traced.finish();
+        all_is_free(&bench, &format!("woken: {what}"));
+    }
+    println!("{}: {stores} stores, by {eyes:?}", case.name);
+    stores
+}
+
 #[test]
 fn a_process_that_is_killed_or_stopped_behind_any_store_leaves_an_exact_account() {
-    let mut stores = 0;
+    let eyes = Eyes::of_this_machine();
     for case in &CASES {
-        let before = stores;
-        let words = words();
-        let counts = words.chunks(4).flat_map(|four| {
-            let counts = start(case).1.count(four);
-            four.iter().copied().zip(counts).collect::<Vec<_>>()
-        });
-        let points = counts.flat_map(|(word, count)| (1..=count).map(move |nth| (word, nth)));
-        for (word, nth) in points.collect::<Vec<_>>() {
-            let what = format!("{}, word {word}, store {nth}", case.name);
-            let (bench, mut traced) = start(case);
-            // Whether a launch is timed depends on the clock, so some runs store less often.
-            if !traced.reach(word, nth) {
-                traced.finish();
-                continue;
-            }
-            stores += 1;
-            traced.kill();
-            all_is_free(&bench, &format!("killed: {what}"));
-            let (bench, mut traced) = start(case);
-            if traced.reach(word, nth) {
-                others_go_on(&bench, case, traced.pid() as u32, &format!("stopped: {what}"));
-            }
-            traced.finish();
-            all_is_free(&bench, &format!("woken: {what}"));
-        }
-        println!("{}: {} stores", case.name, stores - before);
-        assert!(stores - before > 3, "{}: {} stores", case.name, stores - before);
+        let stores = every_store(case, eyes);
+        // A store of what was there already is seen by watchpoints only.
+        let least = if eyes == Eyes::Registers { 4 } else { 3 };
+        assert!(stores >= least, "{}: {stores} stores", case.name);
     }
+}
+
+/// What machines without watchpoints do, on every machine.
+#[test]
+fn one_instruction_at_a_time_finds_the_same_stores() {
+    let case = &CASES[0];
+    let steps = counted(case, Eyes::Steps);
+    let of = |counts: &[(usize, usize)]| counts.iter().map(|(_, count)| count).sum::<usize>();
+    assert!(of(&steps) > 3, "{steps:?}");
+    if Eyes::of_this_machine() == Eyes::Registers {
+        let registers = counted(case, Eyes::Registers);
+        // A store of what was there already is none to who compares.
+        for ((word, steps), (_, registers)) in steps.iter().zip(&registers) {
+            assert!(steps <= registers, "word {word}: {steps} of {registers}");
+            assert_eq!(*steps > 0, *registers > 0, "word {word}");
+        }
+        assert!(of(&steps) * 2 >= of(&registers), "{steps:?} of {registers:?}");
+    }
+    assert!(every_store(case, Eyes::Steps) > 3);
 }

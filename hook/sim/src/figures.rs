@@ -1,6 +1,8 @@
 //! The figures: each is the worst over the device variants.
 
-use crate::world::{Load, Tenant, VARIANTS, Variant, run};
+use crate::scenarios::{PERCENTS, SEEDS, loads, tenants, window};
+use crate::waits::Waits;
+use crate::world::{Load, Outcome, Tenant, VARIANTS, Variant, run};
 
 /// One figure for `limiter.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,69 +17,32 @@ pub struct Figure {
     pub baseline: f64,
 }
 
-/// Seeds that every scenario runs with.
-const SEEDS: [u64; 2] = [1, 2];
-
-/// Kernels of every scenario.
-pub const KERNELS_NS: [u64; 7] = [5_000, 50_000, 500_000, 5_000_000, 50_000_000, 500_000_000, 2_000_000_000];
-
-/// Percentages of the tenants of every scenario, one to four of them.
-pub const PERCENTS: [&[u8]; 12] = [
-    &[10],
-    &[30],
-    &[50],
-    &[70],
-    &[90],
-    &[30, 70],
-    &[10, 90],
-    &[50, 50],
-    &[30, 50],
-    &[10, 30, 50],
-    &[10, 10, 30, 50],
-    &[10, 30, 30, 30],
-];
-
-/// Tenants of these percentages with the same load.
-pub fn tenants(percents: &[u8], load: Load) -> Vec<Tenant> {
-    percents.iter().map(|percent| Tenant { percent: *percent, load, is_soft: false, priority: 0 }).collect()
-}
-
-/// A window in which a percentage can show: ten seconds, or a hundred kernels at the smallest share.
-fn window(tenants: &[Tenant]) -> u64 {
-    let of =
-        |tenant: &Tenant| tenant.load.longest_ns().saturating_mul(10_000) / u64::from(tenant.percent.max(1));
-    tenants.iter().map(of).max().unwrap_or(0).max(10_000_000_000)
-}
-
 /// Errors of all tenants in the first window, in percentage points.
-pub fn errors(variant: Variant, tenants: &[Tenant], seed: u64) -> Vec<f64> {
-    let outcome = run(variant, tenants, window(tenants), 1, seed);
+fn errors_of(outcome: &Outcome, tenants: &[Tenant]) -> Vec<f64> {
     let of = |(share, tenant): (&f64, &Tenant)| share * 100.0 - f64::from(tenant.percent);
     outcome.windows.iter().flat_map(|shares| shares.iter().zip(tenants).map(of)).collect()
 }
 
-/// The loads beside plain kernels: bursts with pauses are no busy tenants, so they are left out here.
-fn loads() -> Vec<Load> {
-    let mut loads: Vec<Load> = KERNELS_NS.iter().map(|kernel| Load::of(*kernel)).collect();
-    // A graph is one launch of many kernels: to the limiter a launch of unsteady length.
-    loads.push(Load { jitter_percent: 40, ..Load::of(8_000_000) });
-    loads.push(Load { kernels_ns: [20_000, 200_000, 2_000_000], ..Load::of(1) });
-    loads.push(Load { streams: 8, width: crate::gpu::WHOLE / 8, ..Load::of(5_000_000) });
-    loads
+/// The same of tenants that run now.
+pub fn errors(variant: Variant, tenants: &[Tenant], seed: u64) -> Vec<f64> {
+    errors_of(&run(variant, tenants, window(tenants), 1, seed), tenants)
 }
 
-/// Absolute errors of all scenarios on a device, in order.
-fn all_errors(variant: Variant) -> Vec<f64> {
-    let mut all: Vec<f64> = Vec::new();
+/// Absolute errors of all scenarios on a device, in order, and the waits in them.
+fn all_errors(variant: Variant) -> (Vec<f64>, Waits) {
+    let (mut all, mut waits) = (Vec::new(), Waits::default());
     for load in loads() {
         for percents in PERCENTS {
             for seed in SEEDS {
-                all.extend(errors(variant, &tenants(percents, load), seed).iter().map(|e| e.abs()));
+                let tenants = tenants(percents, load);
+                let outcome = run(variant, &tenants, window(&tenants), 1, seed);
+                all.extend(errors_of(&outcome, &tenants).iter().map(|e| e.abs()));
+                waits = waits.and(outcome.waits);
             }
         }
     }
     all.sort_by(f64::total_cmp);
-    all
+    (all, waits)
 }
 
 fn mean(values: &[f64]) -> f64 {
@@ -181,7 +146,8 @@ fn burst_error(variant: Variant) -> f64 {
 
 /// All figures.
 pub fn all() -> Vec<Figure> {
-    let errors: Vec<Vec<f64>> = VARIANTS.into_iter().map(all_errors).collect();
+    let (errors, waits): (Vec<Vec<f64>>, Vec<Waits>) = VARIANTS.into_iter().map(all_errors).unzip();
+    let waits = waits.into_iter().fold(Waits::default(), Waits::and);
     let p95 = |all: &Vec<f64>| all.get(all.len() * 95 / 100).copied().unwrap_or(f64::NAN);
     let highest = |values: Vec<f64>| values.into_iter().fold(f64::NEG_INFINITY, f64::max);
     let figure = |name: &str, value, unit, baseline| Figure { name: name.to_owned(), value, unit, baseline };
@@ -205,6 +171,12 @@ pub fn all() -> Vec<Figure> {
             worst(|v| RECLAIMED_NS.map(|k| reclaim_ms(v, k)).into_iter().fold(0.0, f64::max)),
             "ms, kernels up to 50 ms, worst device",
             200.0,
+        ),
+        figure(
+            "limiter.sim.waiter.late_ms",
+            waits.latest_ns as f64 / 1e6,
+            "ms, the latest that a waiter wakes behind its deadline, worst device",
+            100.0,
         ),
     ];
     figures.push(figure(

@@ -7,4 +7,6 @@
 
 pub mod figures;
 pub mod gpu;
+pub mod scenarios;
+pub mod waits;
 pub mod world;

@@ -1,6 +1,7 @@
 //! Tenants on one GPU: what they launch, and how the limiter holds them.
 
 use crate::gpu::{Gpu, Slices};
+use crate::waits::{Sleep, Waits};
 use aliquot_arbiter::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, Mark, Terms};
 use aliquot_quota::grant::Grant;
@@ -76,6 +77,28 @@ pub struct Load {
     pub waits: bool,
     /// When the first launch comes, from the start of the run.
     pub start_ns: u64,
+    /// Processes that do this, each for itself.
+    pub processes: usize,
+    /// When the first of them is killed.
+    pub death: Option<Death>,
+}
+
+/// The moment at which a process is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Death {
+    /// Not before this time, from the start of the run.
+    pub from_ns: u64,
+    /// What it is doing then.
+    pub moment: Moment,
+}
+
+/// What a process is doing when it is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// It has been told to wait.
+    InLine,
+    /// It was let go, and has not launched yet: that launch, and a lease if it took one, are charged for nothing.
+    Admitted,
 }
 
 impl Load {
@@ -90,6 +113,8 @@ impl Load {
             pause_ns: 0,
             waits: false,
             start_ns: 0,
+            processes: 1,
+            death: None,
         }
     }
 
@@ -104,7 +129,7 @@ impl Load {
 pub struct Tenant {
     /// Percent of the GPU.
     pub percent: u8,
-    /// Its only process.
+    /// What its processes do.
     pub load: Load,
     /// Whether it may borrow.
     pub is_soft: bool,
@@ -112,9 +137,20 @@ pub struct Tenant {
     pub priority: i8,
 }
 
-struct Process {
+/// A share's region and grant.
+struct Held {
     tenant: Tenant,
     compute: Box<Compute>,
+    /// Entries of the log that the agent has read.
+    logged: u64,
+    grant: Grant,
+    /// Its processes in the world, by slot.
+    processes: Vec<usize>,
+}
+
+struct Process {
+    share: usize,
+    slot: usize,
     meter: RefCell<Box<Meter>>,
     till: Box<Till>,
     is_looking: Cell<bool>,
@@ -122,15 +158,32 @@ struct Process {
     spent_ns: Cell<u64>,
     launches: u64,
     random: u64,
-    /// Entries of the log that the agent has read.
-    logged: u64,
     is_pending: Cell<bool>,
-    grant: Grant,
+    is_dead: bool,
+    sleep: Option<Sleep>,
 }
 
 impl Process {
+    fn new(share: usize, slot: usize, random: u64) -> Self {
+        Self {
+            share,
+            slot,
+            meter: RefCell::new(Box::new(Meter::new())),
+            till: Box::new(Till::new()),
+            is_looking: Cell::new(false),
+            spent_ns: Cell::new(0),
+            launches: 0,
+            random,
+            is_pending: Cell::new(false),
+            is_dead: false,
+            sleep: None,
+        }
+    }
+}
+
+impl Held {
     /// What the agent sees of it.
-    fn share(&mut self, at: usize) -> Share {
+    fn share(&mut self, at: usize, processes: &[Process]) -> Share {
         let compute = &self.compute;
         let logged = compute.logged.load(Relaxed);
         let stretch = |number: u64| {
@@ -148,6 +201,7 @@ impl Process {
         };
         let first = self.logged.max(logged.saturating_sub(LOG_LENGTH as u64));
         self.logged = logged;
+        let living = self.processes.iter().filter_map(|at| processes.get(*at)).filter(|p| !p.is_dead);
         Share {
             id: at.to_string(),
             percent: self.tenant.percent,
@@ -158,8 +212,13 @@ impl Process {
             leased_ns: compute.leased_ns.load(Relaxed),
             delayed: compute.delayed.load(Relaxed),
             stretches: (first..logged).filter_map(stretch).collect(),
-            pending: if self.is_pending.get() { vec![0] } else { Vec::new() },
+            pending: living.filter(|p| p.is_pending.get()).map(|p| p.slot as u64).collect(),
         }
+    }
+
+    /// GPU time of all its processes.
+    fn used_ns(&self, gpu: &Gpu) -> u64 {
+        self.processes.iter().map(|at| gpu.used_ns(*at)).sum()
     }
 }
 
@@ -167,13 +226,17 @@ impl Process {
 pub struct World {
     gpu: RefCell<Gpu>,
     variant: Variant,
+    shares: Vec<Held>,
     processes: Vec<Process>,
     arbiter: Arbiter,
+    waits: Waits,
+    start_ns: u64,
 }
 
 struct View<'a> {
     world: &'a World,
     at: usize,
+    share: &'a Held,
     process: &'a Process,
 }
 
@@ -201,14 +264,14 @@ impl Host for View<'_> {
     }
 
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer {
-        let grant = &self.process.grant;
+        let grant = &self.share.grant;
         let terms = Terms {
-            percent: self.process.tenant.percent,
+            percent: self.share.tenant.percent,
             borrow_percent: if grant.valid_until_ns > now_ns { grant.borrow_percent } else { 0 },
         };
         let grant = Grant { borrow_percent: terms.borrow_percent, ..*grant };
-        gate::true_up(&self.process.compute, now_ns, &grant, terms.percent);
-        match gate::enter(&self.process.compute, now_ns, ask, terms) {
+        gate::true_up(&self.share.compute, now_ns, &grant, terms.percent);
+        match gate::enter(&self.share.compute, now_ns, ask, terms) {
             Entrance::Own => Answer::Go(0),
             Entrance::Borrowed => Answer::Go(1),
             Entrance::Wait(until) => Answer::Wait(until),
@@ -216,16 +279,16 @@ impl Host for View<'_> {
     }
 
     fn correct(&self, account: u32, delta_ns: i64) {
-        let (compute, now) = (&self.process.compute, self.now_ns());
+        let (compute, now) = (&self.share.compute, self.now_ns());
         if account == 1 {
-            gate::correct_borrowed(compute, now, delta_ns, self.process.grant.borrow_percent);
+            gate::correct_borrowed(compute, now, delta_ns, self.share.grant.borrow_percent);
         } else {
-            gate::correct(compute, now, delta_ns, self.process.tenant.percent);
+            gate::correct(compute, now, delta_ns, self.share.tenant.percent);
         }
     }
 
     fn log(&self, account: u32, seen: &Seen) {
-        gate::log(&self.process.compute, 0, account == 1, seen);
+        gate::log(&self.share.compute, self.process.slot as u16, account == 1, seen);
     }
 
     fn is_pending(&self, pending: bool) {
@@ -233,7 +296,7 @@ impl Host for View<'_> {
     }
 
     fn others(&self) -> Others {
-        let grant = &self.process.grant;
+        let grant = &self.share.grant;
         Others {
             own_permille: Some(u32::from(grant.own_permille)).filter(|own| *own > 0),
             slice_ns: u64::from(grant.slice_us) * 1000,
@@ -274,57 +337,42 @@ impl Host for View<'_> {
 pub struct Outcome {
     /// GPU time of each tenant in each window, as a part of the window.
     pub windows: Vec<Vec<f64>>,
+    /// Waits at the gate.
+    pub waits: Waits,
 }
 
 /// Runs tenants for so many windows of `window_ns`, from their first launch on.
 pub fn run(variant: Variant, tenants: &[Tenant], window_ns: u64, windows: usize, seed: u64) -> Outcome {
-    let streams = tenants.iter().map(|tenant| tenant.load.streams).max().unwrap_or(1);
-    let processes = tenants.iter().enumerate().map(|(at, tenant)| Process {
-        tenant: *tenant,
-        compute: Box::new(Compute::new()),
-        meter: RefCell::new(Box::new(Meter::new())),
-        till: Box::new(Till::new()),
-        is_looking: Cell::new(false),
-        spent_ns: Cell::new(0),
-        launches: 0,
-        logged: 0,
-        is_pending: Cell::new(false),
-        grant: Grant::default(),
-        random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (at as u64 + 1),
-    });
-    let mut world = World {
-        gpu: RefCell::new(Gpu::new(variant.slices, tenants.len(), streams, EVENTS)),
-        variant,
-        processes: processes.collect(),
-        arbiter: Arbiter::with_slices((variant.slices.slice_ns / 1000) as u32),
-    };
-    let start = world.gpu.borrow().now_ns();
+    let mut world = World::new(variant, tenants, seed);
+    let start = world.start_ns;
     // Who acts next, in order of time.
+    let first = |(at, process): (usize, &Process)| {
+        let share = tenants.get(process.share)?;
+        Some(Reverse((start + share.load.start_ns, at)))
+    };
     let mut agenda: BinaryHeap<Reverse<(u64, usize)>> =
-        tenants.iter().enumerate().map(|(at, t)| Reverse((start + t.load.start_ns, at))).collect();
+        world.processes.iter().enumerate().filter_map(first).collect();
     agenda.push(Reverse((start, AGENT)));
-    let mut outcome = Outcome { windows: Vec::new() };
+    let mut outcome = Outcome { windows: Vec::new(), waits: Waits::default() };
     let mut before = vec![0; tenants.len()];
     for window in 1..=windows as u64 {
         let end = start + window * window_ns;
         while let Some(Reverse((time, at))) = agenda.peek().copied().filter(|Reverse((time, _))| *time < end)
         {
             agenda.pop();
-            while world.gpu.borrow().now_ns() < time {
-                world.gpu.borrow_mut().advance(time);
-            }
+            world.pass(time);
             let next = if at == AGENT { world.tick(time) } else { world.act(at) };
+            world.note_gates();
             agenda.push(Reverse((next, at)));
         }
-        while world.gpu.borrow().now_ns() < end {
-            world.gpu.borrow_mut().advance(end);
-        }
-        let used = (0..tenants.len()).map(|at| world.gpu.borrow().used_ns(at));
+        world.pass(end);
+        let used = world.shares.iter().map(|share| share.used_ns(&world.gpu.borrow()));
         let shares = used
             .zip(&mut before)
             .map(|(used, before)| (used - std::mem::replace(before, used)) as f64 / window_ns as f64);
         outcome.windows.push(shares.collect());
     }
+    outcome.waits = world.waits;
     outcome
 }
 
@@ -336,21 +384,90 @@ fn random(state: &mut u64) -> u64 {
 }
 
 impl World {
+    fn new(variant: Variant, tenants: &[Tenant], seed: u64) -> Self {
+        let (mut shares, mut processes) = (Vec::new(), Vec::new());
+        for (at, tenant) in tenants.iter().enumerate() {
+            let first = processes.len();
+            for slot in 0..tenant.load.processes {
+                let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ (processes.len() as u64 + 1);
+                processes.push(Process::new(at, slot, random));
+            }
+            shares.push(Held {
+                tenant: *tenant,
+                compute: Box::new(Compute::new()),
+                logged: 0,
+                grant: Grant::default(),
+                processes: (first..processes.len()).collect(),
+            });
+        }
+        let streams = tenants.iter().map(|tenant| tenant.load.streams).max().unwrap_or(1);
+        let gpu = Gpu::new(variant.slices, processes.len(), streams, EVENTS);
+        Self {
+            start_ns: gpu.now_ns(),
+            gpu: RefCell::new(gpu),
+            variant,
+            shares,
+            processes,
+            arbiter: Arbiter::with_slices((variant.slices.slice_ns / 1000) as u32),
+            waits: Waits::default(),
+        }
+    }
+
+    /// Lets time pass; nobody does anything meanwhile.
+    fn pass(&mut self, until_ns: u64) {
+        for process in &mut self.processes {
+            if let (Some(sleep), Some(share)) = (&mut process.sleep, self.shares.get(process.share)) {
+                sleep.pass(until_ns, share.compute.paid_until_ns.load(Relaxed));
+            }
+        }
+        let gpu = self.gpu.get_mut();
+        while gpu.now_ns() < until_ns {
+            gpu.advance(until_ns);
+        }
+    }
+
+    /// Somebody has done something.
+    fn note_gates(&mut self) {
+        let now = self.gpu.get_mut().now_ns();
+        for process in &mut self.processes {
+            if let (Some(sleep), Some(share)) = (&mut process.sleep, self.shares.get(process.share)) {
+                sleep.note(now, share.compute.paid_until_ns.load(Relaxed));
+            }
+        }
+    }
+
     /// The node agent reads the regions and writes the grants.
     fn tick(&mut self, now_ns: u64) -> u64 {
-        let shares: Vec<Share> = self.processes.iter_mut().enumerate().map(|(at, p)| p.share(at)).collect();
+        let processes = &self.processes;
+        let shares: Vec<Share> =
+            self.shares.iter_mut().enumerate().map(|(at, share)| share.share(at, processes)).collect();
         let grants = self.arbiter.tick(now_ns, &shares);
-        for (process, grant) in self.processes.iter_mut().zip(grants) {
-            process.grant = grant;
+        for (share, grant) in self.shares.iter_mut().zip(grants) {
+            share.grant = grant;
         }
         now_ns + TICK_NS
+    }
+
+    /// Kills a process, whose kernels run to their ends; it acts never again.
+    fn kill(&mut self, at: usize) -> u64 {
+        if let Some(process) = self.processes.get_mut(at) {
+            process.is_dead = true;
+            process.sleep = None;
+        }
+        u64::MAX
     }
 
     /// One step of a process's thread; when it acts again.
     fn act(&mut self, at: usize) -> u64 {
         let now = self.gpu.borrow().now_ns();
+        if let Some(sleep) = self.processes.get_mut(at).and_then(|process| process.sleep.take()) {
+            self.waits.add(&sleep, now);
+        }
         let Some(process) = self.processes.get(at) else { return u64::MAX };
-        let load = process.tenant.load;
+        let Some(share) = self.shares.get(process.share) else { return u64::MAX };
+        let load = share.tenant.load;
+        let is_due = |death: &Death| process.slot == 0 && now >= self.start_ns + death.from_ns;
+        let dies = load.death.filter(is_due).map(|death| death.moment);
         let stream = (process.launches % load.streams.max(1) as u64) as usize;
         let depth = self.gpu.borrow().depth(at, stream);
         let shortest = load.kernels_ns.iter().copied().filter(|k| *k > 0).min().unwrap_or(1000);
@@ -370,15 +487,22 @@ impl World {
         };
         process.spent_ns.set(0);
         let cell = Till::cell(1);
-        let view = View { world: self, at, process };
+        let view = View { world: self, at, share, process };
         let ticket = if process.till.pays(cell, launch.key) {
             None
         } else {
             match pacer::before(&view, cell, &launch, true) {
                 Step::Wait(until) => {
-                    process.compute.delayed.fetch_add(1, Relaxed);
+                    share.compute.delayed.fetch_add(1, Relaxed);
+                    if dies == Some(Moment::InLine) {
+                        return self.kill(at);
+                    }
+                    if let Some(process) = self.processes.get_mut(at) {
+                        process.sleep = Some(Sleep::new(now));
+                    }
                     return until.max(now) + WAKE_NS;
                 }
+                Step::Go(_) if dies == Some(Moment::Admitted) => return self.kill(at),
                 Step::Go(ticket) => Some(ticket),
                 Step::Free => None,
             }

@@ -13,6 +13,8 @@ pub(crate) mod arm;
 pub(crate) mod c;
 pub(crate) mod namespace;
 pub(crate) mod old;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod traced;
 
 use aliquot_quota::region::{RegionView, initial_header};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};

@@ -1,0 +1,323 @@
+//! The test program under a tracer, which stops it behind stores to the region and at its sleeps.
+#![allow(unsafe_code, reason = "traces a process")]
+
+use super::Bench;
+use std::mem::offset_of;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// How stores are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Eyes {
+    /// By hardware watchpoints, up to four words at a time.
+    Registers,
+    /// By comparing the words behind each instruction; a store of what was there already is not seen.
+    Steps,
+}
+
+impl Eyes {
+    /// Watchpoints where this machine has them (many virtual ones have not), unless `ALIQUOT_TEST_WATCH=steps`.
+    pub(crate) fn of_this_machine() -> Self {
+        let forced = std::env::var_os("ALIQUOT_TEST_WATCH").is_some_and(|how| how == "steps");
+        if !forced && registers_work() {
+            return Self::Registers;
+        }
+        println!("no hardware watchpoints: one instruction at a time");
+        Self::Steps
+    }
+
+    /// Words that can be watched at a time.
+    pub(crate) fn most(self) -> usize {
+        match self {
+            Self::Registers => 4,
+            Self::Steps => usize::MAX,
+        }
+    }
+}
+
+/// Whether a child of ours is stopped behind a store to a watched word.
+fn registers_work() -> bool {
+    static WORD: AtomicU64 = AtomicU64::new(0);
+    // SAFETY: the child makes system calls and one store to its own memory, and ends.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: as above.
+        unsafe {
+            libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+            libc::raise(libc::SIGSTOP);
+            WORD.store(1, Relaxed);
+            libc::_exit(0);
+        }
+    }
+    let wait = || {
+        let mut status = 0;
+        // SAFETY: a child of ours that nobody else waits for.
+        unsafe { libc::waitpid(pid, &mut status, 0) };
+        status
+    };
+    let mut status = wait();
+    let mut hit = false;
+    if libc::WIFSTOPPED(status) && watch(pid, &[WORD.as_ptr() as u64]) {
+        // SAFETY: the child is stopped.
+        unsafe { libc::ptrace(libc::PTRACE_CONT, pid, 0, 0) };
+        status = wait();
+        hit = libc::WIFSTOPPED(status) && libc::WSTOPSIG(status) == libc::SIGTRAP;
+    }
+    if libc::WIFSTOPPED(status) {
+        // SAFETY: as above.
+        unsafe { libc::kill(pid, libc::SIGKILL) };
+        wait();
+    }
+    hit
+}
+
+fn register(index: usize) -> usize {
+    offset_of!(libc::user, u_debugreg) + index * 8
+}
+
+/// Has a stopped process stop behind each store to one of up to four words; whether it can.
+fn watch(pid: i32, addresses: &[u64]) -> bool {
+    // SAFETY: the process is stopped and ours.
+    let put =
+        |index, value: u64| unsafe { libc::ptrace(libc::PTRACE_POKEUSER, pid, register(index), value) == 0 };
+    let mut control: u64 = 0;
+    let mut is_good = put(7, 0);
+    for (index, address) in addresses.iter().enumerate() {
+        is_good &= put(index, *address);
+        // Enabled for this thread, for stores to eight bytes.
+        control |= 1 << (index * 2) | 0b1001 << (16 + index * 4);
+    }
+    is_good && put(7, control)
+}
+
+/// A region's file in our own memory.
+struct Mapped(*const AtomicU64, usize);
+
+impl Mapped {
+    fn of(bench: &Bench) -> Self {
+        let file = std::fs::File::open(bench.region_path("a")).unwrap();
+        let length = file.metadata().unwrap().len() as usize;
+        // SAFETY: a file of ours, which nobody shortens.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        Self(at.cast(), length)
+    }
+
+    /// The word at an offset in bytes.
+    fn word(&self, offset: usize) -> u64 {
+        assert!(offset + 8 <= self.1);
+        // SAFETY: inside the mapping, which lives as long as `self`.
+        unsafe { (*self.0.byte_add(offset)).load(Relaxed) }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: a mapping of ours.
+        unsafe { libc::munmap(self.0.cast_mut().cast(), self.1) };
+    }
+}
+
+/// A sleep of the limiter, before it has begun.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Nap {
+    /// When the process went on before, from a mark or its last sleep: it asked the gate later than this.
+    pub(crate) since_ns: u64,
+    /// How long it is going to sleep.
+    pub(crate) length_ns: u64,
+}
+
+/// The test program, traced.
+pub(crate) struct Traced {
+    child: Child,
+    eyes: Eyes,
+    region: Mapped,
+    /// Watched words and what was in them.
+    words: Vec<(usize, u64)>,
+    is_stopped: bool,
+}
+
+impl Traced {
+    /// Starts it with the share `a`; it is stopped before its first instruction.
+    pub(crate) fn start(bench: &Bench, script: &[&str], eyes: Eyes) -> Self {
+        let mut command = bench.probe(script);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        // SAFETY: between fork and exec only one system call is made.
+        unsafe {
+            command.pre_exec(|| {
+                libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0);
+                Ok(())
+            });
+        }
+        let child = command.spawn().unwrap();
+        let mut traced =
+            Self { child, eyes, region: Mapped::of(bench), words: Vec::new(), is_stopped: false };
+        assert_eq!(traced.wait(), Some(libc::SIGTRAP));
+        traced
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        self.child.id() as i32
+    }
+
+    /// A word of the share's region.
+    pub(crate) fn word(&self, offset: usize) -> u64 {
+        self.region.word(offset)
+    }
+
+    /// Waits until it stops, and tells the signal; `None` = it has ended well.
+    fn wait(&mut self) -> Option<i32> {
+        let mut status = 0;
+        // SAFETY: a process of ours that nobody has waited for.
+        assert_eq!(unsafe { libc::waitpid(self.pid(), &mut status, 0) }, self.pid());
+        self.is_stopped = libc::WIFSTOPPED(status);
+        if self.is_stopped {
+            return Some(libc::WSTOPSIG(status));
+        }
+        assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0, "ended with {status:x}");
+        None
+    }
+
+    /// Lets it go on to its next stop.
+    fn go(&mut self, how: libc::c_uint) -> Option<i32> {
+        // SAFETY: the process is stopped and ours.
+        assert_eq!(unsafe { libc::ptrace(how, self.pid(), 0, 0) }, 0);
+        self.wait()
+    }
+
+    /// Which of the watched words it has just stored to.
+    fn hit(&mut self) -> u64 {
+        if self.eyes == Eyes::Steps {
+            let mut hit = 0;
+            for (at, (word, before)) in self.words.iter_mut().enumerate() {
+                let now = self.region.word(*word);
+                hit |= u64::from(std::mem::replace(before, now) != now) << at;
+            }
+            return hit;
+        }
+        // SAFETY: the process is stopped and ours.
+        unsafe {
+            let found = libc::ptrace(libc::PTRACE_PEEKUSER, self.pid(), register(6), 0);
+            assert_eq!(libc::ptrace(libc::PTRACE_POKEUSER, self.pid(), register(6), 0), 0);
+            found as u64 & 15
+        }
+    }
+
+    /// Where the region is mapped.
+    fn mapped(&self) -> Vec<u64> {
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
+        let ours = maps.lines().filter(|line| line.ends_with("/region/a/region"));
+        ours.map(|line| u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()).collect()
+    }
+
+    /// Goes on to the next mark.
+    pub(crate) fn go_to_mark(&mut self) {
+        while self.go(libc::PTRACE_CONT) != Some(libc::SIGUSR2) {}
+    }
+
+    fn watch(&mut self, words: &[usize]) {
+        self.words = words.iter().map(|word| (*word, self.region.word(*word))).collect();
+        if self.eyes == Eyes::Registers {
+            let region = *self.mapped().first().expect("the region is mapped");
+            let addresses: Vec<u64> = words.iter().map(|word| region + *word as u64).collect();
+            assert!(watch(self.pid(), &addresses), "watchpoints worked before");
+        }
+    }
+
+    /// Goes on to the next store to a watched word, and tells which; `None` = to its next mark.
+    fn store(&mut self) -> Option<u64> {
+        let how = if self.eyes == Eyes::Steps { libc::PTRACE_SINGLESTEP } else { libc::PTRACE_CONT };
+        while self.go(how) == Some(libc::SIGTRAP) {
+            let hit = self.hit();
+            if hit != 0 {
+                return Some(hit);
+            }
+        }
+        None
+    }
+
+    /// How often it stores to each of some words between the marks; it is at its end then.
+    pub(crate) fn count(mut self, words: &[usize]) -> Vec<usize> {
+        assert!(words.len() <= 64);
+        self.go_to_mark();
+        self.watch(words);
+        let mut counts = vec![0; words.len()];
+        while let Some(hit) = self.store() {
+            counts.iter_mut().enumerate().for_each(|(at, count)| *count += (hit >> at & 1) as usize);
+        }
+        self.watch(&[]);
+        self.finish();
+        counts
+    }
+
+    /// Goes on to the `nth` store to a word between the marks. `false` = there are fewer this time.
+    pub(crate) fn reach(&mut self, word: usize, nth: usize) -> bool {
+        self.go_to_mark();
+        self.watch(&[word]);
+        let reached = (0..nth).all(|_| self.store().is_some());
+        self.watch(&[]);
+        reached
+    }
+
+    /// Goes on to the next sleep of the limiter (programs sleep by another system call); `None` = to its next mark.
+    pub(crate) fn nap(&mut self) -> Option<Nap> {
+        // SAFETY: a record of numbers.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        let mut since_ns = now_ns();
+        loop {
+            match self.go(libc::PTRACE_SYSCALL) {
+                Some(libc::SIGTRAP) => {}
+                Some(libc::SIGUSR2) => return None,
+                other => panic!("stopped by {other:?}"),
+            }
+            // SAFETY: the process is stopped and ours; the kernel fills the record.
+            let got = unsafe { libc::ptrace(libc::PTRACE_GETREGS, self.pid(), 0, &mut registers) };
+            assert_eq!(got, 0);
+            if registers.orig_rax != libc::SYS_nanosleep as u64 {
+                continue;
+            }
+            if registers.rax as i64 != -i64::from(libc::ENOSYS) {
+                // A sleep has ended.
+                since_ns = now_ns();
+            } else {
+                // SAFETY: the process is stopped and ours, and passes a record of two words.
+                let peek = |at: u64| unsafe { libc::ptrace(libc::PTRACE_PEEKDATA, self.pid(), at, 0) } as u64;
+                let length_ns = peek(registers.rdi) * 1_000_000_000 + peek(registers.rdi + 8);
+                return Some(Nap { since_ns, length_ns });
+            }
+        }
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.is_stopped = false;
+        let mut status = 0;
+        // SAFETY: a process of ours that nobody has waited for.
+        unsafe { libc::waitpid(self.pid(), &mut status, 0) };
+    }
+
+    /// Lets it go on to its end.
+    pub(crate) fn finish(mut self) {
+        while self.go(libc::PTRACE_CONT).is_some() {}
+    }
+}
+
+impl Drop for Traced {
+    fn drop(&mut self) {
+        if self.is_stopped {
+            let _ = self.child.kill();
+        }
+    }
+}
+
+/// The clock that the gate's deadlines are told by.
+pub(crate) fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the record outlives the call.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
