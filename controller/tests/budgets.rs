@@ -13,26 +13,11 @@ use aliquot_control_plane::{Fault, FaultRule, Matcher};
 use aliquot_controller::budget::kinds;
 use aliquot_controller::substitute::ANNOTATION;
 use common::{Cluster, Running, eventually, fixtures};
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use rstest::rstest;
 use serde_json::{Value, json};
 use std::time::Duration;
-
-fn definition(kind: &str, plural: &str, scope: &str) -> CustomResourceDefinition {
-    fixtures::object(json!({
-        "metadata": {"name": format!("{plural}.{}", kinds::GROUP)},
-        "spec": {
-            "group": kinds::GROUP, "scope": scope,
-            "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
-            "versions": [{
-                "name": kinds::VERSION, "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-            }],
-        },
-    }))
-}
 
 async fn start(terms: Value) -> Cluster {
     start_with(2, terms).await
@@ -41,8 +26,8 @@ async fn start(terms: Value) -> Cluster {
 /// A cluster with a node of so many GPUs and a budget.
 async fn start_with(gpus: u32, terms: Value) -> Cluster {
     let cluster = Cluster::start().await;
-    cluster.create_global(&definition("GpuBudget", "gpubudgets", "Namespaced")).await;
-    cluster.create_global(&definition("NodeUsage", "nodeusages", "Cluster")).await;
+    cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
+    cluster.define("NodeUsage", "nodeusages", "Cluster").await;
     cluster.add_node("n1", gpus).await;
     let budget = fixtures::object(json!({
         "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",

@@ -10,7 +10,6 @@ use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use common::{Cluster, Running, eventually, fixtures};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::ResourceExt;
 use kube::api::{DynamicObject, ListParams, Patch, PatchParams};
@@ -21,20 +20,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::task::JoinHandle;
 
 const GIB: u64 = 1 << 30;
-
-fn definition() -> CustomResourceDefinition {
-    fixtures::object(json!({
-        "metadata": {"name": format!("nodelimits.{}", kinds::GROUP)},
-        "spec": {
-            "group": kinds::GROUP, "scope": "Cluster",
-            "names": {"kind": "NodeLimits", "plural": "nodelimits", "singular": "nodelimits"},
-            "versions": [{
-                "name": kinds::VERSION, "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-            }],
-        },
-    }))
-}
 
 fn limits(cluster: &Cluster) -> Api<DynamicObject> {
     Api::all_with(cluster.client.clone(), &kinds::node_limits())
@@ -94,7 +79,7 @@ fn agent(cluster: &Arc<Cluster>) -> (JoinHandle<()>, Arc<AtomicBool>) {
 
 async fn start() -> Arc<Cluster> {
     let cluster = Cluster::start().await;
-    cluster.create_global(&definition()).await;
+    cluster.define("NodeLimits", "nodelimits", "Cluster").await;
     cluster.add_node("n1", 1).await;
     Arc::new(cluster)
 }

@@ -5,7 +5,7 @@ mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
 use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM};
-use common::{Cluster, auditor, eventually, fixtures};
+use common::{Cluster, Running, auditor, eventually, fixtures};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams};
@@ -57,6 +57,21 @@ async fn claim_of(cluster: &Cluster, pod: &str) -> String {
     .await
 }
 
+/// A GPU whose places three pods have (a, b and c); another one (late) waits for one.
+async fn crowded() -> (Cluster, Running, String) {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    let maker = template(&cluster).await;
+    for name in ["a", "b", "c"] {
+        pod(&cluster, name, &maker).await;
+        devices(&cluster, name).await;
+    }
+    cluster.claim("late", &[fixtures::partition("r", PROFILE)]).await;
+    cluster.pod("late", &["late"]).await;
+    (cluster, controller, maker)
+}
+
 fn claims(cluster: &Cluster) -> Api<ResourceClaim> {
     Api::namespaced(cluster.client.clone(), "default")
 }
@@ -91,18 +106,8 @@ async fn no_claims(cluster: &Cluster) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_pod_of_the_same_controller_gets_the_same_devices_and_nobody_else_does() {
-    let cluster = Cluster::start().await;
-    cluster.add_node("n1", 1).await;
-    let controller = cluster.controller("c1", &[]).await;
-    let maker = template(&cluster).await;
-    for name in ["a", "b", "c"] {
-        pod(&cluster, name, &maker).await;
-        devices(&cluster, name).await;
-    }
+    let (cluster, controller, maker) = crowded().await;
     let before = devices(&cluster, "b").await;
-    // No place is left for another one; it waits, and goes on waiting when the pod ends.
-    cluster.claim("late", &[fixtures::partition("r", PROFILE)]).await;
-    cluster.pod("late", &["late"]).await;
     cluster.delete_pod("b").await;
     let hold = one_hold(&cluster).await;
     assert_eq!(cluster.devices(&hold).await, before);
@@ -222,17 +227,8 @@ async fn a_pod_that_ended_while_no_controller_ran_leaves_nothing_behind_that_blo
 async fn a_crash_at_any_write_ends_in_the_same_state() {
     let mut crashed = 0;
     for nth in 0..16 {
-        let cluster = Cluster::start().await;
-        cluster.add_node("n1", 1).await;
-        let first = cluster.controller("c1", &[]).await;
-        let maker = template(&cluster).await;
-        for name in ["a", "b", "c"] {
-            pod(&cluster, name, &maker).await;
-            devices(&cluster, name).await;
-        }
+        let (cluster, first, maker) = crowded().await;
         let before = devices(&cluster, "b").await;
-        cluster.claim("late", &[fixtures::partition("r", PROFILE)]).await;
-        cluster.pod("late", &["late"]).await;
         let mut matches = Matcher::verb("write").by("c1");
         matches.resource = Some("resourceclaims".to_owned());
         let rule = FaultRule { matches, skip: nth, times: None, fault: Fault::Hang { millis: 600_000 } };

@@ -9,7 +9,6 @@ use aliquot_model::names::{BINDING, COMPACTION, GANG, GANG_SIZE, HOLD_FOR, RECLA
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Api;
 use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -18,20 +17,6 @@ use serde_json::{Value, json};
 pub const TENANTS: usize = 6;
 const NODES: usize = 6;
 const GPUS: u32 = 4;
-
-fn definition(kind: &str, plural: &str, scope: &str) -> CustomResourceDefinition {
-    fixtures::object(json!({
-        "metadata": {"name": format!("{plural}.{}", kinds::GROUP)},
-        "spec": {
-            "group": kinds::GROUP, "scope": scope,
-            "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
-            "versions": [{
-                "name": kinds::VERSION, "served": true, "storage": true, "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}},
-            }],
-        },
-    }))
-}
 
 pub fn tenant(number: usize) -> String {
     format!("tenant-{number}")
@@ -81,10 +66,10 @@ pub async fn start() -> Cluster {
         ..Options::default()
     };
     let cluster = Cluster::start_as(options).await;
-    cluster.create_global(&definition("GpuBudget", "gpubudgets", "Namespaced")).await;
-    cluster.create_global(&definition("GpuQuota", "gpuquotas", "Namespaced")).await;
-    cluster.create_global(&definition("NodeUsage", "nodeusages", "Cluster")).await;
-    cluster.create_global(&definition("NodeLimits", "nodelimits", "Cluster")).await;
+    cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
+    cluster.define("GpuQuota", "gpuquotas", "Namespaced").await;
+    cluster.define("NodeUsage", "nodeusages", "Cluster").await;
+    cluster.define("NodeLimits", "nodelimits", "Cluster").await;
     for (name, value) in [("high", 1000), ("low", -1000)] {
         let class = json!({"metadata": {"name": name}, "value": value});
         cluster.create_global::<PriorityClass>(&fixtures::object(class)).await;

@@ -12,16 +12,18 @@ pub mod fixtures;
 
 use aliquot_control_plane::{Controllers, Handle, Options, PodDeletion, serve};
 use aliquot_controller::args::Args;
+use aliquot_controller::budget::kinds;
 use aliquot_controller::metrics::Metrics;
 use aliquot_model::layout::AllocatorMode;
 use clap::Parser;
 use fixtures::DRIVER;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{DeleteParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, ResourceExt};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Runtime;
@@ -75,6 +77,24 @@ async fn client_of(kubeconfig: &str) -> Client {
 }
 
 impl Cluster {
+    /// Makes a kind of ours known; what its objects hold is not checked.
+    pub async fn define(&self, kind: &str, plural: &str, scope: &str) {
+        let definition: CustomResourceDefinition = fixtures::object(json!({
+            "metadata": {"name": format!("{plural}.{}", kinds::GROUP)},
+            "spec": {
+                "group": kinds::GROUP, "scope": scope,
+                "names": {"kind": kind, "plural": plural, "singular": kind.to_lowercase()},
+                "versions": [{
+                    "name": kinds::VERSION, "served": true, "storage": true, "subresources": {"status": {}},
+                    "schema": {
+                        "openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+                    },
+                }],
+            },
+        }));
+        self.create_global(&definition).await;
+    }
+
     /// A cluster with the chart's classes and without nodes.
     pub async fn start() -> Self {
         Self::start_with(Controllers::ALL).await
