@@ -172,6 +172,27 @@ async fn who_is_protected_by_a_budget_stays_and_the_next_best_goes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_was_told_of_an_eviction_that_is_refused_at_last_is_told_that_it_stays() {
+    let cluster = cluster_with_grace().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    gpu_pod(&cluster, "low", 0).await;
+    cluster.bound("low").await;
+    // The rehearsal passes, and then somebody else uses up what the budget allows.
+    let refusal = budget("Cannot evict pod as it would violate the pod's disruption budget.");
+    let rule = FaultRule { matches: evictions(), skip: 1, times: None, fault: refusal };
+    cluster.handle.faults().add(rule);
+    gpu_pod(&cluster, "high", 100).await;
+    event(&cluster, "low", "Preempted").await;
+    let note = event(&cluster, "low", "EvictionCalledOff").await;
+    assert!(note.contains("it stays after all") && note.contains("disruption budget"), "{note}");
+    event(&cluster, "high", "PreemptionRefused").await;
+    let low = cluster.get_pod("low").await.expect("still there");
+    assert!(low.metadata.deletion_timestamp.is_none());
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_several_victims_none_goes_if_one_is_protected() {
     let cluster = cluster_with_grace().await;
     cluster.add_node("n1", 2).await;

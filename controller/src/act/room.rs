@@ -2,7 +2,7 @@
 //! way are evicted, so that disruption budgets hold.
 
 use super::{Outcome, Verdict, WriteError, Writer, creation, params};
-use crate::brain::Report;
+use crate::brain::{Report, reasons};
 use crate::events;
 use crate::index::{GOING_BACK, ObjectKey, Uid};
 use crate::lease::NotLeader;
@@ -80,8 +80,7 @@ impl Writer {
             }
         }
         for Victim { pod, uid, why } in there {
-            self.record(&why).await?;
-            let fate = self.evict(&pod, &uid, false).await?;
+            let fate = self.carry_out(&pod, &uid, &why).await?;
             let refused = matches!(fate, Fate::Refused(_));
             outcome.evictions.push(Eviction { pod, uid, fate });
             if refused {
@@ -114,11 +113,22 @@ impl Writer {
     ) -> Result<(), WriteError> {
         let mut fate = self.evict(pod, uid, true).await?;
         if fate == Fate::Evicted {
-            self.record(why).await?;
-            fate = self.evict(pod, uid, false).await?;
+            fate = self.carry_out(pod, uid, why).await?;
         }
         outcome.evictions.push(Eviction { pod: pod.clone(), uid: uid.clone(), fate });
         Ok(())
+    }
+
+    /// Evicts a pod after it was said why; if it is refused now, although the rehearsal was not, that is said
+    /// too, or the pod would have been told what never came.
+    async fn carry_out(&self, pod: &ObjectKey, uid: &Uid, why: &Report) -> Result<Fate, WriteError> {
+        self.record(why).await?;
+        let fate = self.evict(pod, uid, false).await?;
+        if let Fate::Refused(message) = &fate {
+            let note = format!("it stays after all, as the API server refused its eviction: {message}");
+            self.record(&Report { reason: reasons::NOT_EVICTED, note, ..why.clone() }).await?;
+        }
+        Ok(fate)
     }
 
     /// Says why before something is done that cannot be taken back, so that it is on record whatever becomes

@@ -32,6 +32,8 @@ pub mod reasons {
     pub const PREEMPTING: &str = "PreemptionStarted";
     /// A pod is evicted for one of higher priority.
     pub const PREEMPTED: &str = "Preempted";
+    /// A pod that was told that it is evicted stays after all.
+    pub const NOT_EVICTED: &str = "EvictionCalledOff";
     /// A pod waits for devices that are kept for it.
     pub const NOMINATED: &str = "WaitingForNominatedDevices";
     /// Pods could not be evicted for a pod.
