@@ -22,6 +22,7 @@ mod dice;
 mod elastic;
 mod gangs;
 mod judge;
+mod nodes;
 mod tenants;
 
 use aliquot_controller::budget::kinds;
@@ -31,11 +32,14 @@ use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
+use nodes::{RealNode, Tally};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
-use tenants::{TENANTS, make_claim, make_gang, make_pod, mischief, start, tenant};
+use tenants::{GPUS, TENANTS, make_claim, make_gang, make_pod, mischief, start, tenant};
 
+/// Nodes of which ledger and agent are the real ones.
+const REAL_NODES: u64 = 3;
 /// Pods that are there at a time.
 const CROWD: usize = 150;
 const MODULES: &[&str] = &[
@@ -66,10 +70,18 @@ pub async fn claims(cluster: &Cluster) -> Vec<ResourceClaim> {
     Api::all(cluster.client.clone()).list(&ListParams::default()).await.expect("claims").items
 }
 
-/// What a kubelet says of pods that were bound.
-async fn play_kubelet(cluster: &Cluster, pods: &[Pod]) {
+/// What a kubelet says of pods that were bound: where the node is a real one, once its agent has prepared
+/// their claims.
+async fn play_kubelet(cluster: &Cluster, real: &mut [RealNode], pods: &[Pod]) {
+    let mut ready = BTreeSet::new();
+    for node in real.iter_mut() {
+        ready.append(&mut node.play(cluster, pods).await);
+    }
     let waiting = pods.iter().filter(|pod| {
-        let bound = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        let bound = node.is_some_and(|name| {
+            !real.iter().any(|node| node.is(name)) || pod.uid().is_some_and(|uid| ready.contains(&uid))
+        });
         bound && pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending")
     });
     let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
@@ -98,11 +110,13 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     let (mut made, mut tick, mut early) = (0, 0u64, 0);
     let mut quiet: Option<String> = None;
     let mut agents = elastic::Agents::new(dice.roll(u64::MAX));
+    let mut real: Vec<RealNode> =
+        (0..REAL_NODES).map(|at| RealNode::new(&format!("n{at}"), GPUS, seed + at)).collect();
     let mut lives: HashMap<(String, String), u64> = HashMap::new();
     while made < total || !lives.is_empty() {
         tick += 1;
         let present = pods(&cluster).await;
-        play_kubelet(&cluster, &present).await;
+        play_kubelet(&cluster, &mut real, &present).await;
         agents.play(&cluster).await;
         let names: BTreeSet<(String, String)> =
             present.iter().map(|pod| (pod.namespace().unwrap(), pod.name_any())).collect();
@@ -131,7 +145,8 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
         }
         if made < total && dice.roll(12) == 0 {
             early += 1;
-            make_claim(&cluster, &mut dice, early).await;
+            let until = tick + 10 + dice.roll(120);
+            lives.extend(make_claim(&cluster, &mut dice, early).await.map(|pod| (pod, until)));
         }
         if dice.roll(10) == 0 {
             cluster.handle.faults().add(mischief(&mut dice, &format!("c{generation}")));
@@ -148,16 +163,27 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
         // Once, in the middle of it, nothing is done from outside until nothing happens any more.
         if quiet.is_none() && made >= total {
             cluster.handle.faults().clear();
-            quiet = Some(calm(&cluster, &mut agents).await);
+            quiet = Some(calm(&cluster, &mut agents, &mut real).await);
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     cluster.handle.faults().clear();
     settle(&cluster).await;
+    let mut nodes = Tally::default();
+    for node in &mut real {
+        node.settle(&cluster).await;
+        nodes += node.tally;
+    }
+    assert_eq!(nodes.refused, 0, "claims that a node's ledger refused");
     let record = cluster.handle.audit(0);
     let budgets = budgets_settled(&cluster).await;
     let tally = judge::judge(&cluster, &record, &kills, &budgets);
     let quiet = quiet.expect("it was quiet once");
+    let Tally { prepared, unprepared, killed, .. } = nodes;
+    assert!(killed > 0 && prepared > total / 10, "{prepared} prepared, {killed} agents killed");
+    eprintln!(
+        "{prepared} claims prepared and {unprepared} given back by real agents, {killed} of them killed in it"
+    );
     eprintln!("{tally}, {quiet}, {} controllers killed, {tick} ticks", kills.len());
     if let Some(controller) = controller {
         controller.terminate().await;
@@ -165,12 +191,12 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
 }
 
 /// Waits until nothing of what pods and claims are changes any more, and looks at what there is then.
-async fn calm(cluster: &Cluster, agents: &mut elastic::Agents) -> String {
+async fn calm(cluster: &Cluster, agents: &mut elastic::Agents, real: &mut [RealNode]) -> String {
     let about = |resource: &str| ["pods", "resourceclaims", "nodelimits"].contains(&resource);
     let (mut last, mut since) = (0, 0);
     // Longer than a group may have some of its devices, and than anything is tried again.
     for _ in 0..1600 {
-        play_kubelet(cluster, &pods(cluster).await).await;
+        play_kubelet(cluster, real, &pods(cluster).await).await;
         agents.play(cluster).await;
         let fresh = cluster.handle.audit(last);
         last = fresh.iter().map(|entry| entry.revision).max().unwrap_or(last);

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 pub const TENANTS: usize = 6;
 const NODES: usize = 6;
-const GPUS: u32 = 4;
+pub const GPUS: u32 = 4;
 
 pub fn tenant(number: usize) -> String {
     format!("tenant-{number}")
@@ -158,15 +158,29 @@ pub async fn make_gang(cluster: &Cluster, dice: &mut Dice, number: u64) -> Vec<(
     made
 }
 
-/// A claim that has devices before any pod, or keeps them.
-pub async fn make_claim(cluster: &Cluster, dice: &mut Dice, number: u64) {
+/// A claim that has devices before any pod, or keeps them after its pod, which is there then.
+pub async fn make_claim(cluster: &Cluster, dice: &mut Dice, number: u64) -> Option<(String, String)> {
     let namespace = tenant(usize::try_from(dice.roll(TENANTS as u64)).unwrap());
     let request = fixtures::partition("r", dice.of::<&str>(&["1g.10gb", "3g.40gb"]));
     let mut claim = fixtures::claim(&format!("early{number}"), &fixtures::spec(&[request]));
-    claim.metadata.namespace = Some(namespace);
-    let annotations = json!({BINDING: "Immediate", HOLD_FOR: "30s"});
+    claim.metadata.namespace = Some(namespace.clone());
+    let used = dice.roll(2) == 0;
+    let annotations = if used {
+        json!({RECLAIM: "Retain", HOLD_FOR: "5s"})
+    } else {
+        json!({BINDING: "Immediate", HOLD_FOR: "30s"})
+    };
     claim.metadata.annotations = Some(serde_json::from_value(annotations).unwrap());
     cluster.create(&claim).await;
+    if !used {
+        return None;
+    }
+    let name = format!("keeper{number}");
+    let mut pod = pod(cluster, dice, &namespace, &name, "");
+    let uses = json!([{"name": "gpu", "resourceClaimName": format!("early{number}")}]);
+    pod.spec.as_mut().expect("a spec").resource_claims = Some(fixtures::object(uses));
+    cluster.create(&pod).await;
+    Some((namespace, name))
 }
 
 /// Something that goes wrong a few times.

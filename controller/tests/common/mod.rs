@@ -271,9 +271,10 @@ pub mod auditor {
     use std::collections::BTreeMap;
 
     /// A claim's holds: pool and device.
-    type Held = Vec<(String, String)>;
+    pub type Held = Vec<(String, String)>;
 
-    fn held(claim: &Value) -> Held {
+    /// What a claim holds.
+    pub fn held(claim: &Value) -> Held {
         claim["status"]["allocation"]["devices"]["results"]
             .as_array()
             .into_iter()
@@ -288,7 +289,8 @@ pub mod auditor {
             .collect()
     }
 
-    fn conflict(one: &(String, String), other: &(String, String)) -> bool {
+    /// Whether two claims cannot hold these at a time.
+    pub fn conflict(one: &(String, String), other: &(String, String)) -> bool {
         let name = |device: &str| DeviceName::parse(device).expect("a name of ours");
         let (a, b) = (name(&one.1), name(&other.1));
         if one.0 != other.0 || a.minor() != b.minor() {
