@@ -240,8 +240,8 @@ write_commands() {
     if [[ -n ${FEATURE_GATES:-} ]]; then
         gates=("--feature-gates=$FEATURE_GATES")
     fi
-    if [[ -n ${RUNTIME_CONFIG:-} ]]; then
-        runtime=("--runtime-config=$RUNTIME_CONFIG")
+    if [[ -n $(runtime_config) ]]; then
+        runtime=("--runtime-config=$(runtime_config)")
     fi
     local apiserver_args controller_args scheduler_args kubelet_args
     read -ra apiserver_args <<<"${APISERVER_ARGS:-}"

@@ -101,6 +101,17 @@ declare -A packages=([runc]=runc [nft]=nftables [ip]=iproute2 [busybox]=busybox-
     [mount]=mount [flock]=util-linux)
 cni_dir=${CNI_DIR:-/usr/lib/cni}
 
+# What the API server serves beyond its defaults: what RUNTIME_CONFIG says, and the
+# API that kube-scheduler waits for with device taints, which is alpha up to 1.35.
+runtime_config() {
+    local config=${RUNTIME_CONFIG:-} api=resource.k8s.io/v1alpha3 minor=${version#v1.}
+    minor=${minor%%.*}
+    if [[ ,${FEATURE_GATES:-}, == *,DRADeviceTaints=true,* && ,$config != *,$api=* ]] && ((minor < 36)); then
+        config+=${config:+,}$api=true
+    fi
+    echo "$config"
+}
+
 # --- processes -------------------------------------------------------------
 
 # A component's process id, when it runs.

@@ -16,6 +16,9 @@ pub const SIM: &str = "/run/aliquot-sim";
 /// Most time that anything may take on a loaded machine; tests wait for conditions, never for time.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Feature gates without which a server drops what all but whole GPUs is published with.
+const GATES: [&str; 3] = ["DRAPartitionableDevices", "DRAConsumableCapacity", "DRADeviceTaints"];
+
 /// Path of `cluster.env`, once this process knows that the cluster is up.
 static UP: OnceLock<String> = OnceLock::new();
 
@@ -83,6 +86,19 @@ impl Cluster {
     pub fn minor(&self) -> Result<u32> {
         let text = self.setting("K8S_MINOR")?;
         text.rsplit('.').next().and_then(|m| m.parse().ok()).with_context(|| format!("no minor: {text}"))
+    }
+
+    /// Those feature gates that Aliquot needs for everything but whole GPUs and that this server has off.
+    ///
+    /// # Errors
+    /// If the API server does not say.
+    pub fn gates_off(&self) -> Result<Vec<&'static str>> {
+        let metrics = self.kubectl(&["get", "--raw", "/metrics"])?;
+        let enabled = metrics.lines().filter(|line| line.starts_with("kubernetes_feature_enabled{"));
+        let off: Vec<&str> = enabled.filter(|line| line.ends_with(" 0")).collect();
+        let is_off = |gate: &&str| off.iter().any(|line| line.contains(&format!("name=\"{gate}\"")));
+        // One that a server no longer lists can no longer be switched off.
+        Ok(GATES.into_iter().filter(is_off).collect())
     }
 
     /// The repository.

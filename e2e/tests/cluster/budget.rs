@@ -1,12 +1,15 @@
 //! Budgets on a real cluster: what is charged, what happens beyond the limit, and that nobody but the
 //! nodes and the controller says so.
 
-use crate::support::on_cluster;
+use crate::support::{on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::objects::{self, PodManifest};
 use aliquot_e2e::process;
+use aliquot_model::names::ALLOCATION;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
@@ -50,7 +53,7 @@ async fn state(cluster: &Cluster, namespace: &str, wanted: &str) -> Result<()> {
 
 #[test]
 fn a_malformed_budget_is_refused_with_the_field_named() -> Result<()> {
-    on_cluster(async |cluster: &Cluster| {
+    on_any_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("budget-form").await?;
         let api = budgets(&cluster.client, &namespace);
         let dry = PostParams { dry_run: true, ..PostParams::default() };
@@ -175,6 +178,18 @@ fn beyond_a_refusing_budget_pods_wait_with_the_reason_and_run_when_there_is_more
     })
 }
 
+/// When a claim was allocated: as 1.34 drops the time from the allocation, the controller writes it beside it.
+fn allocated_at(claim: &ResourceClaim) -> Result<Timestamp> {
+    let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let allocation = allocation.context("no allocation")?;
+    if let Some(time) = &allocation.allocation_timestamp {
+        return Ok(time.0);
+    }
+    let written = claim.metadata.annotations.as_ref().and_then(|all| all.get(ALLOCATION));
+    let (seconds, _) = written.and_then(|text| text.split_once('.')).context("no time of allocation")?;
+    Ok(Timestamp::from_second(seconds.parse()?)?)
+}
+
 #[test]
 fn what_controllers_and_agents_are_killed_over_is_charged_once() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
@@ -187,8 +202,7 @@ fn what_controllers_and_agents_are_killed_over_is_charged_once() -> Result<()> {
         let began = Instant::now();
         cluster.running(&namespace, "user").await?;
         let claim = cluster.claim_of(&namespace, "user").await?;
-        let allocation = cluster.allocation(&namespace, &claim).await?;
-        let since = allocation.allocation_timestamp.context("no time of allocation")?.0;
+        let since = allocated_at(&cluster.claim(&namespace, &claim).await?.context("no claim")?)?;
         cluster
             .wait_for("the GPU to be charged", || async {
                 Ok((status(cluster, &namespace, "gpus").await? == json!("1")).then_some(()))
@@ -202,7 +216,7 @@ fn what_controllers_and_agents_are_killed_over_is_charged_once() -> Result<()> {
         }
         cluster.delete_pod(&namespace, "user").await?;
         cluster.pod_gone(&namespace, "user").await?;
-        let ended = k8s_openapi::jiff::Timestamp::now();
+        let ended = Timestamp::now();
         process::agent()?.kill()?;
         cluster.ready().await?;
         cluster
@@ -324,7 +338,7 @@ fn priority(pod: &Pod) -> i32 {
 
 #[test]
 fn only_the_agent_of_a_node_says_what_it_used_and_only_the_controller_what_a_budget_did() -> Result<()> {
-    on_cluster(async |cluster: &Cluster| {
+    on_any_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("budget-forge").await?;
         cluster.create(&[budget(&namespace, json!({"gpuHours": 1, "window": {"calendar": "Day"}}))])?;
         state(cluster, &namespace, "Within").await?;

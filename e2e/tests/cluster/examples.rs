@@ -1,7 +1,7 @@
 //! The examples of `examples/` do on a real cluster what their READMEs say, seen from inside their
 //! containers.
 
-use crate::support::{GIB, on_cluster};
+use crate::support::{GIB, on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
@@ -28,7 +28,7 @@ fn limiter(cluster: &Cluster, namespace: &str, pod: &str, container: &str) -> Re
 
 #[test]
 fn a_whole_gpu_is_one_device_with_all_its_memory_and_no_limiter() -> Result<()> {
-    on_cluster(async |cluster: &Cluster| {
+    on_any_cluster(async |cluster: &Cluster| {
         apply(cluster, "01-whole-gpu").await?;
         let got = cluster.report("whole-gpu", "trainer", "main").await?;
         ensure!(got.allocated.len() == 1, "one device, got {got:?}");

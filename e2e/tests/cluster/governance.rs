@@ -1,6 +1,6 @@
 //! What tenants may ask for and hold: answers at admission, and quotas where claims are allocated.
 
-use crate::support::on_cluster;
+use crate::support::{on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
@@ -202,7 +202,7 @@ fn a_quota_holds_pods_back_and_lets_them_go_when_there_is_room() -> Result<()> {
 
 #[test]
 fn a_quota_that_is_no_quantity_is_refused() -> Result<()> {
-    on_cluster(async |cluster: &Cluster| {
+    on_any_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("odd-quota").await?;
         for (spec, words) in [
             (json!({"hard": {"memory": "40GiB"}}), "must be a quantity of at least 0, for example 40Gi"),

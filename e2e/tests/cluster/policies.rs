@@ -1,7 +1,7 @@
 //! The admission policies on a real API server: what each refuses, to whom, with which words, and what
 //! it lets through.
 
-use crate::support::on_cluster;
+use crate::support::{on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::objects;
 use aliquot_model::names::CLAIM_FINALIZER;
@@ -54,7 +54,7 @@ async fn create_slice(client: &Client, node: &str, driver: &str) -> kube::Result
 
 #[test]
 fn a_node_writes_only_its_own_slices_of_its_own_driver() -> Result<()> {
-    on_cluster(async |cluster: &Cluster| {
+    on_any_cluster(async |cluster: &Cluster| {
         let agents = cluster.system_pods("kubelet-plugin").await?;
         let agent = agents.first().context("no agent")?;
         let client = cluster.client_of_pod("aliquot-kubelet-plugin", agent).await?;
@@ -106,7 +106,7 @@ fn only_the_controller_that_holds_the_lease_writes_claim_status() -> Result<()> 
 
 #[test]
 fn tolerations_that_would_let_two_allocators_meet_are_refused() -> Result<()> {
-    on_cluster(async |cluster: &Cluster| {
+    on_any_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("tolerations").await?;
         let claims = Api::<ResourceClaim>::namespaced(cluster.client.clone(), &namespace);
         let templates = Api::<ResourceClaimTemplate>::namespaced(cluster.client.clone(), &namespace);

@@ -4,6 +4,7 @@ use aliquot_e2e::auditor::Auditor;
 use aliquot_e2e::cluster::Cluster;
 use aliquot_model::names::DEFAULT_DRIVER;
 use anyhow::Result;
+use std::io::Write;
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -13,8 +14,32 @@ pub(crate) const GIB: u64 = 1 << 30;
 /// Hardware, images and chart are put in place once a run.
 static INSTALLED: OnceLock<()> = OnceLock::new();
 
-/// Runs a test with the product installed and the auditor watching; afterwards nothing may be left.
+/// What a test needs of the server.
+#[derive(PartialEq, Eq)]
+enum Server {
+    /// Any that has DRA: whole GPUs are published, and kube-scheduler gives them out.
+    Any,
+    /// One with the feature gates for partitions, shares and taints.
+    Full,
+}
+
+/// Runs a test with the product installed and the auditor watching; afterwards nothing may be left. On a
+/// server without our feature gates it is skipped.
 pub(crate) fn on_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
+    run(Server::Full, test)
+}
+
+/// The same for a test that holds on a server without our feature gates too.
+pub(crate) fn on_any_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
+    run(Server::Any, test)
+}
+
+/// Says why a test does nothing, where the harness does not swallow it.
+fn skipped(why: &str) {
+    drop(writeln!(std::io::stderr(), "SKIPPED: {why}"));
+}
+
+fn run(needed: Server, test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
     if std::env::var_os("ALIQUOT_E2E_CLUSTER").is_none() {
         eprintln!("SKIPPED: needs a real Kubernetes; run tools/test-cluster");
         return Ok(());
@@ -22,6 +47,12 @@ pub(crate) fn on_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Resu
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let cluster = Cluster::join().await?;
+        let off = cluster.gates_off()?;
+        if needed == Server::Full && !off.is_empty() {
+            let gates = off.join(" and ");
+            skipped(&format!("needs a server that has {gates} on: FEATURE_GATES of tools/test-cluster"));
+            return Ok(());
+        }
         if INSTALLED.get().is_none() {
             cluster.start_anew().await?;
             cluster.configure(&[]).await?;
