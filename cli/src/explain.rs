@@ -62,7 +62,7 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
 fn user_of(index: &mut Index, key: &ObjectKey) -> Result<Pod> {
     let Some(claim) = index.claim(key).cloned() else { bail!("there is no ResourceClaim {key}") };
     let mut pods: Vec<&Pod> = index.pods_of_claim(key).filter(|pod| !pod.terminal).collect();
-    pods.sort_by_key(|pod| (!claim.is_reserved_for(&pod.uid), pod.created, pod.key.clone()));
+    pods.sort_by_key(|pod| (!claim.is_reserved_for(pod), pod.created, pod.key.clone()));
     if let Some(pod) = pods.first() {
         return Ok((*pod).clone());
     }

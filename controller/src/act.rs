@@ -13,7 +13,7 @@ pub use room::{Eviction, Fate, Victim};
 pub use budgets::Kept;
 
 use crate::brain::{GivesWay, Report};
-use crate::decide::Plan;
+use crate::decide::{Plan, Reservation};
 use crate::fence::Fence;
 use crate::govern::{GpuQuota, GpuQuotaStatus};
 use crate::hold::Hold;
@@ -80,8 +80,8 @@ pub enum Job {
         pod: ObjectKey,
         /// Its identity.
         uid: Uid,
-        /// Claims in which the pod is missing.
-        reserve: Vec<ObjectKey>,
+        /// Claims in which the pod, or its group, is missing.
+        reserve: Vec<Reservation>,
         /// The pod's gates.
         gates: Option<Gates>,
     },
@@ -233,8 +233,8 @@ pub enum Consumers {
     Nobody,
     /// We ourselves, who keep it without a pod.
     Holds,
-    /// This pod alone.
-    Only(Uid),
+    /// A pod alone, under whichever of these identities: its own, or its PodGroup's.
+    Only(Vec<Uid>),
     /// Whoever is there: the devices are somebody else's as well.
     Anybody,
 }

@@ -22,7 +22,7 @@ mod stage;
 mod volumes;
 
 pub use matcher::Matcher;
-pub use plan::Plan;
+pub use plan::{Plan, Reservation};
 pub use policy::{Placing, Strategy};
 pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Wait};
 pub use result::Draft;
@@ -51,7 +51,7 @@ pub enum Decision {
     /// Every claim of ours is allocated; these are not reserved for the pod yet.
     Settled {
         /// Claims in which the pod is missing.
-        reserve: Vec<ObjectKey>,
+        reserve: Vec<Reservation>,
     },
     /// It fits.
     Placed(Box<Plan>),
@@ -111,16 +111,21 @@ pub fn decide_in(
     for claim in &claims {
         if let Some(allocation) = given(index, situation, claim) {
             ours |= !allocation.held.is_empty();
+            let user = index.user_of(pod, &claim.key);
             if index.is_assumed(&claim.uid) {
+                // Whoever is given it for the whole group is given it for this pod too.
+                if situation.together.contains(&claim.uid) && user.resource != "pods" {
+                    continue;
+                }
                 return Decision::Waiting(Wait::InFlight { claim: claim.key.clone() });
             }
-            if !claim.is_reserved_for(&pod.uid) {
+            if !claim.is_reserved_for(pod) {
                 if claim.reserved_for.len() >= ask::MOST_CONSUMERS {
                     return Decision::Rejected(Box::new(Rejection::TooManyConsumers {
                         claim: claim.key.clone(),
                     }));
                 }
-                reserve.push(claim.key.clone());
+                reserve.push(Reservation { claim: claim.key.clone(), user });
             }
             continue;
         }
@@ -135,7 +140,7 @@ pub fn decide_in(
             Err(rejection)
                 if matches!(*rejection, Rejection::MixedDrivers { .. })
                     && has_scheduler_mode(index)
-                    && undoable(pod, &claims).is_empty() =>
+                    && undoable(index, pod, &claims).is_empty() =>
             {
                 return Decision::NotOurs;
             }
@@ -171,7 +176,7 @@ pub fn decide_in(
             if native && let Choice::Node(best) = choose(&inputs, matcher, expired) {
                 return Decision::LeaveToScheduler { node: best.node };
             }
-            let undo = undoable(pod, &claims);
+            let undo = undoable(index, pod, &claims);
             if undo.is_empty() || pod.node.is_some() {
                 Decision::NoFit(Box::new(reasons))
             } else {
@@ -297,11 +302,11 @@ fn pinned<'a>(
 }
 
 /// Claims that can be taken back without hurting anybody else.
-fn undoable(pod: &Pod, claims: &[&Claim]) -> Vec<ObjectKey> {
+fn undoable(index: &Index, pod: &Pod, claims: &[&Claim]) -> Vec<ObjectKey> {
     claims
         .iter()
         .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
-        .filter(|claim| claim.is_only_for(&pod.uid))
+        .filter(|claim| index.sole_users(claim, pod).is_some())
         .map(|claim| claim.key.clone())
         .collect()
 }

@@ -288,7 +288,10 @@ impl Node {
             if self.holds(&record, &step)? {
                 continue;
             }
-            tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
+            // What is only written or switched again may well be as it should be.
+            if !matches!(step, Step::WriteSpec | Step::SwitchMig { .. }) {
+                tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
+            }
             self.machine
                 .run(&mut record, &step)
                 .map_err(|source| PrepareError::Step { step: step.to_string(), source })?;

@@ -1,7 +1,7 @@
 //! Claims: finalizer first, then allocation and reservation in one status write.
 
 use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
-use crate::decide::Plan;
+use crate::decide::{Draft, Plan};
 use crate::hold::{self, Hold, is_hold};
 use crate::index::{FINGERPRINT, ObjectKey, fingerprint_of};
 use aliquot_model::names::CLAIM_FINALIZER;
@@ -10,16 +10,6 @@ use kube::Api;
 use kube::api::Patch;
 use serde_json::{Value, json};
 use std::sync::Arc;
-
-/// The pod as a consumer of claims.
-fn consumer(pod: &ObjectKey, uid: &str) -> ResourceClaimConsumerReference {
-    ResourceClaimConsumerReference {
-        api_group: None,
-        resource: "pods".to_owned(),
-        name: pod.name.to_string(),
-        uid: uid.to_owned(),
-    }
-}
 
 /// The part of a patch that makes it apply to the very object that was seen, or not at all.
 pub(super) fn precondition(claim: &ResourceClaim) -> Value {
@@ -86,8 +76,7 @@ impl Writer {
         gates: Option<Gates>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let consumer = consumer(&plan.pod, &plan.pod_uid);
-        self.write_drafts(plan, allocations, claims, &consumer, outcome).await?;
+        self.write_drafts(plan, allocations, claims, |draft| draft.user.clone(), outcome).await?;
         self.settle(&plan.pod, &plan.pod_uid, &plan.reserve, gates, outcome).await
     }
 
@@ -100,8 +89,8 @@ impl Writer {
         until: i64,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let consumer = hold::consumer(Hold::Until(until), &plan.pod_uid);
-        self.write_drafts(plan, allocations, claims, &consumer, outcome).await
+        let keep = |_: &Draft| hold::consumer(Hold::Until(until), &plan.pod_uid);
+        self.write_drafts(plan, allocations, claims, keep, outcome).await
     }
 
     /// Writes every claim of a plan, all at once; the first error counts.
@@ -110,19 +99,15 @@ impl Writer {
         plan: &Plan,
         allocations: &[AllocationResult],
         claims: Vec<ResourceClaim>,
-        consumer: &ResourceClaimConsumerReference,
+        user: impl Fn(&Draft) -> ResourceClaimConsumerReference,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
         let drafts = plan.drafts.iter().zip(allocations).zip(claims);
-        let writes = drafts.map(|((draft, allocation), claim)| async move {
+        let users: Vec<_> = plan.drafts.iter().map(|draft| [user(draft)]).collect();
+        let writes = drafts.zip(&users).map(|(((draft, allocation), claim), users)| async move {
             let result = self
                 .until_done(&draft.claim, &draft.uid, Some(claim), |claim| {
-                    Box::pin(self.try_allocate(
-                        claim,
-                        &draft.claim,
-                        allocation,
-                        std::slice::from_ref(consumer),
-                    ))
+                    Box::pin(self.try_allocate(claim, &draft.claim, allocation, users))
                 })
                 .await;
             (draft, result)
@@ -292,12 +277,11 @@ impl Writer {
         })
     }
 
-    /// Adds a pod to the consumers of a claim that is allocated.
+    /// Adds a consumer to a claim that is allocated.
     pub(super) async fn reserve(
         &self,
         key: &ObjectKey,
-        pod: &ObjectKey,
-        pod_uid: &str,
+        user: &ResourceClaimConsumerReference,
     ) -> Result<Box<ResourceClaim>, WriteError> {
         let api = self.claims(key);
         let mut last = String::new();
@@ -305,7 +289,7 @@ impl Writer {
             match self.send("get", api.get(&key.name)).await? {
                 Ok(claim) => {
                     let mut consumers = reserved_for(&claim);
-                    if consumers.iter().any(|consumer| consumer.uid == pod_uid) {
+                    if consumers.iter().any(|consumer| consumer.uid == user.uid) {
                         return Ok(Box::new(claim));
                     }
                     if allocation(&claim).is_none() {
@@ -314,7 +298,7 @@ impl Writer {
                     if claim.metadata.deletion_timestamp.is_some() {
                         return Err(WriteError::Changed(key.clone(), "it is being deleted"));
                     }
-                    consumers.push(consumer(pod, pod_uid));
+                    consumers.push(user.clone());
                     let patch =
                         json!({"metadata": precondition(&claim), "status": {"reservedFor": consumers}});
                     match self.patch_claim(key, true, patch).await? {
@@ -369,8 +353,9 @@ impl Writer {
             let fine = match &allowed {
                 Consumers::Nobody => consumers.is_empty(),
                 Consumers::Holds => consumers.iter().all(is_hold),
-                Consumers::Only(pod) => {
-                    consumers.iter().all(|consumer| consumer.uid == **pod || is_hold(consumer))
+                Consumers::Only(users) => {
+                    let own = |uid: &str| users.iter().any(|user| **user == *uid);
+                    consumers.iter().all(|consumer| own(&consumer.uid) || is_hold(consumer))
                 }
                 Consumers::Anybody => true,
             };

@@ -1,6 +1,7 @@
 //! Pods: reservations of claims that are allocated already, and the scheduling gate.
 
 use super::{Gates, Outcome, Verdict, WriteError, Writer, params};
+use crate::decide::Reservation;
 use crate::index::ObjectKey;
 use aliquot_model::names::SCHEDULING_GATE;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,12 +15,12 @@ impl Writer {
         &self,
         pod: &ObjectKey,
         uid: &str,
-        reserve: &[ObjectKey],
+        reserve: &[Reservation],
         gates: Option<Gates>,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        for claim in reserve {
-            let claim = self.reserve(claim, pod, uid).await?;
+        for Reservation { claim, user } in reserve {
+            let claim = self.reserve(claim, user).await?;
             outcome.claims.push(*claim);
         }
         if let Some(gates) = gates {

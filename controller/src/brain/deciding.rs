@@ -3,7 +3,7 @@
 use super::gangs::Turn;
 use super::{Core, Effect, GivesWay, InFlight, reasons};
 use crate::act::{Consumers, Eviction, Fate, Gates, Job};
-use crate::decide::{self, Decision, LeftOut, Situation, Wait};
+use crate::decide::{self, Decision, LeftOut, Reservation, Situation, Wait};
 use crate::index::{ObjectKey, Pod};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
@@ -152,7 +152,7 @@ impl Core {
                 );
                 self.tell_pod(pod, reasons::UNDONE, &note, now);
                 for key in claims {
-                    self.deallocate(&key, Consumers::Only(pod.uid.clone()), "undo");
+                    self.take_back(pod, &key, "undo");
                 }
             }
         }
@@ -160,7 +160,7 @@ impl Core {
 
     /// Nothing to allocate: the pod waits for nothing of ours. Without our gate kube-scheduler has
     /// it and reserves what is allocated.
-    pub(super) fn settle(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
+    pub(super) fn settle(&mut self, pod: &Pod, reserve: Vec<Reservation>) {
         if pod.gated && pod.node.is_none() {
             self.queue.park(&pod.key);
             self.lift(pod, reserve);
@@ -169,7 +169,7 @@ impl Core {
         }
     }
 
-    pub(super) fn lift(&mut self, pod: &Pod, reserve: Vec<ObjectKey>) {
+    pub(super) fn lift(&mut self, pod: &Pod, reserve: Vec<Reservation>) {
         self.in_flight.insert(pod.key.clone(), InFlight { pools: HashSet::new(), claims: Vec::new() });
         let gates = gates_of(pod);
         self.effects.push(Effect::Do(Job::Lift {
@@ -239,6 +239,14 @@ impl Core {
             }
         }
         refused
+    }
+
+    /// Takes back what a pod alone has, and nothing that somebody else has come to use.
+    pub(super) fn take_back(&mut self, pod: &Pod, key: &ObjectKey, reason: &'static str) {
+        let users = self.index.claim(key).and_then(|claim| self.index.sole_users(claim, pod));
+        if let Some(users) = users {
+            self.deallocate(key, Consumers::Only(users), reason);
+        }
     }
 
     pub(super) fn deallocate(&mut self, key: &ObjectKey, consumers: Consumers, reason: &'static str) {

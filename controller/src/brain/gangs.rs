@@ -8,7 +8,7 @@
 
 use super::deciding::Assumed;
 use super::{Core, Effect, reasons};
-use crate::act::{Consumers, Job};
+use crate::act::Job;
 use crate::decide::{Decision, Plan, Wait};
 use crate::index::{Gang, ObjectKey, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -161,7 +161,9 @@ impl Core {
 
     /// What a member still has to be given, if anything.
     fn give_one(&mut self, member: &Pod, given: &[Given], now: Instant) -> Result<Option<Box<Plan>>, Not> {
-        let situation = self.situation(member, now);
+        let mut situation = self.situation(member, now);
+        let claims = given.iter().flat_map(|given| &given.assumed.in_flight.claims);
+        situation.together = claims.map(|(_, uid)| uid.clone()).collect();
         let because = |reason: String| Err(Not::Because(reason));
         match self.decide(member, &situation) {
             Decision::Placed(plan) => {
@@ -241,7 +243,7 @@ impl Core {
             );
             self.tell_pod(member, reasons::UNDONE, &note, now);
             for claim in own {
-                self.deallocate(&claim, Consumers::Only(member.uid.clone()), "gang");
+                self.take_back(member, &claim, "gang");
             }
         }
         Turn::Done
@@ -251,7 +253,7 @@ impl Core {
     fn own_claims(&self, pod: &Pod) -> Vec<ObjectKey> {
         let claims = pod.claim_keys().filter_map(|claim| self.index.claim(&claim));
         claims
-            .filter(|claim| claim.is_only_for(&pod.uid))
+            .filter(|claim| self.index.sole_users(claim, pod).is_some())
             .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
             .map(|claim| claim.key.clone())
             .collect()

@@ -4,7 +4,6 @@
 //! another node.
 
 use super::{Core, reasons};
-use crate::act::Consumers;
 use crate::index::{ObjectKey, Pod, Uid};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -71,7 +70,7 @@ impl Core {
             let own: Vec<_> = pod
                 .claim_keys()
                 .filter_map(|claim| self.index.claim(&claim))
-                .filter(|claim| claim.is_only_for(&pod.uid))
+                .filter(|claim| self.index.sole_users(claim, &pod).is_some())
                 .filter_map(|claim| {
                     let allocation = claim.allocation.as_ref().filter(|allocation| allocation.by_us)?;
                     Some((claim.key.clone(), claim.uid.clone(), allocation.node.clone()?))
@@ -87,7 +86,7 @@ impl Core {
             self.give_back(&pod.uid, &node.clone(), now);
             self.tell_pod(&pod, reasons::STRANDED, &note, now);
             for (claim, _, _) in own {
-                self.deallocate(&claim, Consumers::Only(pod.uid.clone()), "stranded");
+                self.take_back(&pod, &claim, "stranded");
             }
         }
     }

@@ -383,7 +383,7 @@ fn devices_of_a_pod_that_kube_scheduler_cannot_bind_are_taken_back_and_given_els
         world.later(1);
         let job = world.take_job();
         assert!(
-            matches!(&job, Job::Deallocate { consumers: Consumers::Only(pod), .. } if **pod == *"uid-a"),
+            matches!(&job, Job::Deallocate { consumers: Consumers::Only(users), .. } if *users[0] == *"uid-a"),
             "{job:?}"
         );
         pod(&mut world, "SchedulerError");

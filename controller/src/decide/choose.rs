@@ -170,7 +170,7 @@ fn place(inputs: &Inputs<'_>, matcher: &mut Matcher, best: Best) -> Result<Place
         Some(solution) => solution,
         None => search_as_its_equal(inputs, matcher, &best.node)?,
     };
-    let drafts = result::drafts(inputs.index, inputs.asks, &solution, &best.node);
+    let drafts = result::drafts(inputs.index, inputs.pod, inputs.asks, &solution, &best.node);
     Ok(Placement { node: best.node, drafts, score: solution.score })
 }
 

@@ -27,7 +27,7 @@ pub fn losers(index: &Index, pool: &Pool, conflicts: &[Conflict]) -> Vec<Claim> 
 /// Smaller is more senior. An allocation without a time stamp is kube-scheduler's; its claim's age
 /// has to do.
 fn seniority(index: &Index, claim: &Claim) -> (bool, i64, Uid) {
-    let running = index.pods_of_claim(&claim.key).any(|pod| pod.started && claim.is_reserved_for(&pod.uid));
+    let running = index.pods_of_claim(&claim.key).any(|pod| pod.started && claim.is_reserved_for(pod));
     let since = index
         .effective_allocation(&claim.key)
         .and_then(|allocation| allocation.timestamp)

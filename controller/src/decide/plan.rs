@@ -3,6 +3,7 @@
 use super::Draft;
 use super::policy::Score;
 use crate::index::{Holder, Index, ObjectKey, Sym, Uid};
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
 use std::sync::Arc;
 
@@ -17,10 +18,19 @@ pub struct Plan {
     pub node: Arc<str>,
     /// Claims to allocate, in the pod's order.
     pub drafts: Vec<Draft>,
-    /// Claims that are allocated already and lack the pod.
-    pub reserve: Vec<ObjectKey>,
+    /// Claims that are allocated already and lack the pod or its group.
+    pub reserve: Vec<Reservation>,
     /// How good it is.
     pub score: Score,
+}
+
+/// A claim to be reserved.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Reservation {
+    /// The claim.
+    pub claim: ObjectKey,
+    /// For whom.
+    pub user: ResourceClaimConsumerReference,
 }
 
 impl Plan {

@@ -2,10 +2,11 @@
 
 use super::ask::Ask;
 use super::search::{Pick, Solution};
-use crate::index::{Index, ObjectKey, Uid};
+use crate::index::{Index, ObjectKey, Pod, Uid};
 use k8s_openapi::api::core::v1::{NodeSelector, NodeSelectorRequirement, NodeSelectorTerm};
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceAllocationConfiguration, DeviceAllocationResult, DeviceRequestAllocationResult,
+    ResourceClaimConsumerReference,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -21,6 +22,8 @@ pub struct Draft {
     pub uid: Uid,
     /// The version that was decided on.
     pub version: String,
+    /// For whom it is reserved.
+    pub user: ResourceClaimConsumerReference,
     allocation: AllocationResult,
     /// Which results are shares, in order.
     shares: Vec<bool>,
@@ -53,18 +56,31 @@ impl Draft {
 }
 
 /// Writes a solution down, a draft per claim.
-pub fn drafts(index: &Index, asks: &[Ask<'_>], solution: &Solution, node: &Arc<str>) -> Vec<Draft> {
+pub fn drafts(
+    index: &Index,
+    pod: &Pod,
+    asks: &[Ask<'_>],
+    solution: &Solution,
+    node: &Arc<str>,
+) -> Vec<Draft> {
     asks.iter()
         .enumerate()
         .map(|(position, ask)| {
             let picks: Vec<&Pick> = solution.picks.iter().filter(|pick| pick.claim == position).collect();
             let chosen = solution.chosen.get(position).cloned().unwrap_or_default();
-            draft(index, ask, &picks, &chosen, node)
+            let user = index.user_of(pod, &ask.claim);
+            draft(index, ask, &picks, &chosen, (node, user))
         })
         .collect()
 }
 
-fn draft(index: &Index, ask: &Ask<'_>, picks: &[&Pick], chosen: &[usize], node: &Arc<str>) -> Draft {
+fn draft(
+    index: &Index,
+    ask: &Ask<'_>,
+    picks: &[&Pick],
+    chosen: &[usize],
+    (node, user): (&Arc<str>, ResourceClaimConsumerReference),
+) -> Draft {
     let mut results = Vec::new();
     let mut shares = Vec::new();
     for pick in picks {
@@ -104,6 +120,7 @@ fn draft(index: &Index, ask: &Ask<'_>, picks: &[&Pick], chosen: &[usize], node: 
         claim: ask.claim.clone(),
         uid: ask.uid.clone(),
         version: ask.version.clone(),
+        user,
         allocation: AllocationResult {
             allocation_timestamp: None,
             devices: Some(DeviceAllocationResult {

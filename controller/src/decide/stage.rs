@@ -20,6 +20,8 @@ pub struct Situation {
     pub only: Option<Arc<str>>,
     /// Claims that are decided as if they had no devices.
     pub anew: HashSet<Uid>,
+    /// Claims that are given, but not written, for the pod's group.
+    pub together: HashSet<Uid>,
     /// Claims that are given nothing but these devices, by pool.
     pub exactly: HashMap<Uid, Devices>,
 }

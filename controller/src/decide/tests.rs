@@ -110,10 +110,7 @@ impl World {
         let seconds = allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
         let results = allocation.devices.as_ref().and_then(|d| d.results.clone()).unwrap_or_default();
         let mark = crate::index::fingerprint(&known.uid, seconds, &results);
-        let reserved: Vec<Value> = consumers
-            .iter()
-            .map(|pod| json!({"resource": "pods", "name": &*pod.key.name, "uid": &*pod.uid}))
-            .collect();
+        let reserved: Vec<Value> = consumers.iter().map(|pod| json!(self.index.user_of(pod, &key))).collect();
         let claim: ResourceClaim = object(json!({
             "metadata": {
                 "name": name, "namespace": "default", "uid": &*known.uid, "resourceVersion": self.stamp(),

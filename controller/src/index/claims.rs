@@ -1,6 +1,6 @@
 //! ResourceClaims, their allocations, and decisions that are not in the API yet.
 
-use super::{Change, Holder, Index, ObjectKey, Sym, Uid, convert};
+use super::{Change, Holder, Index, ObjectKey, Pod, Sym, Uid, convert, gang};
 use crate::hold::heir::Bequest;
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
@@ -86,9 +86,9 @@ impl CompanionOf {
 }
 
 impl Claim {
-    /// Whether the pod may use it.
-    pub fn is_reserved_for(&self, pod: &str) -> bool {
-        self.reserved_for.iter().any(|consumer| consumer.uid == pod)
+    /// Whether the pod may use it, or its PodGroup, of which a pod knows no more than the name.
+    pub fn is_reserved_for(&self, pod: &Pod) -> bool {
+        self.reserved_for.iter().any(|user| user.uid == *pod.uid || gang::is_group_of(user, pod))
     }
 
     /// Whether it has Kubernetes' finalizer.

@@ -1,9 +1,13 @@
-//! Pods that belong together: a label says which, an annotation or a PodGroup how many.
+//! Pods that belong together: a label says which, an annotation or a PodGroup how many. Kubernetes' own
+//! PodGroups have claims that are reserved for the group in place of its pods (KEP-5729).
 
-use super::{Change, Index, ObjectKey, Pod};
+use super::{Change, Claim, ClaimSource, Index, ObjectKey, Pod, Uid};
+use crate::hold::is_hold;
 use aliquot_model::names::{GANG, GANG_SIZE, POD_GROUP, POD_GROUP_LABELS};
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DynamicObject;
+use serde_json::Value;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -16,6 +20,19 @@ pub struct Gang {
     pub size: Option<usize>,
     /// Whether our own label says so: it means nothing else, so the size has to be known.
     pub ours: bool,
+}
+
+/// Whether a claim's consumer is the PodGroup of a pod.
+pub(super) fn is_group_of(user: &ResourceClaimConsumerReference, pod: &Pod) -> bool {
+    user.api_group.as_deref() == Some(NATIVE)
+        && user.resource == POD_GROUPS
+        && pod.group.as_deref() == Some(user.name.as_str())
+}
+
+/// The PodGroup that a pod's `spec.schedulingGroup` names, as the webhook noted it.
+pub(super) fn group_of(meta: &ObjectMeta) -> Option<Arc<str>> {
+    let noted = meta.annotations.as_ref()?.get(POD_GROUP);
+    noted.filter(|name| !name.is_empty()).map(|name| name.as_str().into())
 }
 
 impl Gang {
@@ -40,15 +57,47 @@ impl Gang {
 #[derive(Debug, Default)]
 pub(super) struct Gangs {
     members: HashMap<ObjectKey, BTreeSet<Arc<str>>>,
-    /// Sizes that PodGroups say.
-    sizes: HashMap<(&'static str, ObjectKey), usize>,
+    groups: HashMap<(&'static str, ObjectKey), PodGroup>,
 }
 
+/// What a PodGroup says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct PodGroup {
+    uid: Uid,
+    /// How many pods it needs.
+    size: Option<usize>,
+    /// Claims that its pods have in common, by their names in the pods.
+    claims: Vec<(Arc<str>, ClaimSource)>,
+}
+
+impl PodGroup {
+    /// From whichever API it is of.
+    fn read(group: &DynamicObject) -> Self {
+        let paths = ["/spec/minMember", "/spec/schedulingPolicy/gang/minCount", "/spec/policy/gang/minCount"];
+        let size = paths.iter().find_map(|path| group.data.pointer(path)?.as_u64());
+        let claims = group.data.pointer("/spec/resourceClaims").and_then(Value::as_array);
+        let claim = |claim: &Value| {
+            let text = |name: &str| claim.get(name)?.as_str().map(Arc::from);
+            let named = || text("resourceClaimName").map(ClaimSource::Named);
+            let template = || text("resourceClaimTemplateName").map(ClaimSource::Template);
+            Some((text("name")?, named().or_else(template)?))
+        };
+        Self {
+            uid: group.metadata.uid.as_deref().unwrap_or_default().into(),
+            size: size.and_then(|size| usize::try_from(size).ok()).filter(|size| *size > 0),
+            claims: claims.into_iter().flatten().filter_map(claim).collect(),
+        }
+    }
+}
+
+/// Kubernetes' own API of PodGroups.
+const NATIVE: &str = "scheduling.k8s.io";
+/// PodGroups, as consumers of claims.
+const POD_GROUPS: &str = "podgroups";
+
 /// API groups that have PodGroups, with versions, newest first.
-pub const POD_GROUP_APIS: [(&str, &[&str]); 2] = [
-    ("scheduling.k8s.io", &["v1", "v1beta1", "v1alpha3", "v1alpha2"]),
-    ("scheduling.x-k8s.io", &["v1alpha1"]),
-];
+pub const POD_GROUP_APIS: [(&str, &[&str]); 2] =
+    [(NATIVE, &["v1", "v1beta1", "v1alpha3", "v1alpha2"]), ("scheduling.x-k8s.io", &["v1alpha1"])];
 
 impl Gangs {
     pub(super) fn add(&mut self, pod: &Pod) {
@@ -67,33 +116,24 @@ impl Gangs {
     }
 }
 
-/// How many pods a PodGroup needs, in whichever API it is.
-fn size_of(group: &DynamicObject) -> Option<usize> {
-    let paths = ["/spec/minMember", "/spec/schedulingPolicy/gang/minCount", "/spec/policy/gang/minCount"];
-    let size = paths.iter().find_map(|path| group.data.pointer(path)?.as_u64())?;
-    usize::try_from(size).ok().filter(|size| *size > 0)
-}
-
 impl Index {
     /// Adds or replaces a PodGroup.
     pub fn apply_pod_group(&mut self, api: &'static str, group: &DynamicObject) -> Change {
         let Some(key) = super::key_of(&group.metadata) else { return Change::Nothing };
-        let changed = match size_of(group) {
-            Some(size) => self.gangs.sizes.insert((api, key.clone()), size) != Some(size),
-            None => self.gangs.sizes.remove(&(api, key.clone())).is_some(),
-        };
-        self.gang_changed(&key, changed)
+        let read = PodGroup::read(group);
+        let before = self.gangs.groups.insert((api, key.clone()), read.clone());
+        self.gang_changed(&key, before != Some(read))
     }
 
     /// Removes a PodGroup.
     pub fn delete_pod_group(&mut self, api: &'static str, key: &ObjectKey) -> Change {
-        let known = self.gangs.sizes.remove(&(api, key.clone())).is_some();
+        let known = self.gangs.groups.remove(&(api, key.clone())).is_some();
         self.gang_changed(key, known)
     }
 
     /// Replaces all PodGroups of an API.
     pub fn reset_pod_groups(&mut self, api: &'static str, groups: &[DynamicObject]) -> Change {
-        self.gangs.sizes.retain(|(of, _), _| *of != api);
+        self.gangs.groups.retain(|(of, _), _| *of != api);
         for group in groups {
             self.apply_pod_group(api, group);
         }
@@ -116,7 +156,54 @@ impl Index {
     /// How many pods a group needs: the most that one of its pods says, or else its PodGroup.
     pub fn gang_size(&self, group: &ObjectKey) -> Option<usize> {
         let said = self.members_of(group).filter_map(|pod| pod.gang.as_ref()?.size).max();
-        let of = |(api, _): &(&'static str, _)| self.gangs.sizes.get(&(*api, group.clone())).copied();
+        let of = |(api, _): &(&'static str, _)| self.gangs.groups.get(&(*api, group.clone()))?.size;
         said.or_else(|| POD_GROUP_APIS.iter().find_map(of))
+    }
+
+    /// The PodGroup that a pod's `spec.schedulingGroup` names, if it is there.
+    fn pod_group(&self, pod: &Pod) -> Option<&PodGroup> {
+        let key = ObjectKey { namespace: pod.key.namespace.clone(), name: pod.group.clone()? };
+        self.gangs.groups.get(&(NATIVE, key))
+    }
+
+    /// For whom a pod's claim is reserved: for the PodGroup if that has the very same claim, else for the pod,
+    /// as kube-scheduler does it.
+    pub fn user_of(&self, pod: &Pod, claim: &ObjectKey) -> ResourceClaimConsumerReference {
+        let of_pod = pod.claims.iter().find(|wanted| wanted.is(&claim.name));
+        let of_group = |group: &&PodGroup| {
+            let same = |(name, source): &(_, _)| {
+                of_pod.is_some_and(|wanted| wanted.name == *name && wanted.source == *source)
+            };
+            group.claims.iter().any(same)
+        };
+        match (self.pod_group(pod).filter(of_group), &pod.group) {
+            (Some(group), Some(name)) => ResourceClaimConsumerReference {
+                api_group: Some(NATIVE.to_owned()),
+                resource: POD_GROUPS.to_owned(),
+                name: name.to_string(),
+                uid: group.uid.to_string(),
+            },
+            _ => ResourceClaimConsumerReference {
+                api_group: None,
+                resource: "pods".to_owned(),
+                name: pod.key.name.to_string(),
+                uid: pod.uid.to_string(),
+            },
+        }
+    }
+
+    /// Under which identities a claim is a pod's alone: nobody else uses it, not even another pod of its
+    /// PodGroup that has begun. That we keep it without a pod is no use. `None` if it is not.
+    pub fn sole_users(&self, claim: &Claim, pod: &Pod) -> Option<Vec<Uid>> {
+        let began = |other: &&Pod| other.uid != pod.uid && !other.gated;
+        let mut users = vec![pod.uid.clone()];
+        if let Some(group) = self.pod_group(pod)
+            && self.pods_of_claim(&claim.key).filter(began).count() == 0
+        {
+            users.push(group.uid.clone());
+        }
+        let alone =
+            claim.reserved_for.iter().all(|user| is_hold(user) || users.iter().any(|own| **own == *user.uid));
+        alone.then_some(users)
     }
 }

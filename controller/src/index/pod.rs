@@ -2,7 +2,8 @@
 
 use super::claims::key_of;
 use super::{
-    Change, Claim, Company, Gang, HostPort, Index, Labels, ObjectKey, PodVolume, Uid, company, node, storage,
+    Change, Claim, Company, Gang, HostPort, Index, Labels, ObjectKey, PodVolume, Uid, company, gang, node,
+    storage,
 };
 use crate::quantity::Quantity;
 use aliquot_model::names::{COMPACTION, SCHEDULING_GATE};
@@ -57,6 +58,8 @@ pub struct Pod {
     pub labels: Labels,
     /// The group that it gets its devices with, or not at all.
     pub gang: Option<Gang>,
+    /// The PodGroup of Kubernetes' own API that it is in.
+    pub group: Option<Arc<str>>,
     /// What it demands of the pods around it, if it demands something.
     pub company: Option<Arc<Company>>,
     /// Its volumes, as far as they say where it can be.
@@ -80,6 +83,13 @@ pub struct PodClaim {
     pub source: ClaimSource,
     /// Which claim it is.
     pub resolution: Resolution,
+}
+
+impl PodClaim {
+    /// Whether it is the claim of this name.
+    pub fn is(&self, claim: &str) -> bool {
+        matches!(&self.resolution, Resolution::Claim(name) if **name == *claim)
+    }
 }
 
 /// Where a pod's claim comes from.
@@ -165,6 +175,7 @@ impl Pod {
             maker: None,
             labels: Labels::new(),
             gang: None,
+            group: None,
             company: None,
             volumes: Vec::new(),
             made_by: None,
@@ -252,6 +263,7 @@ impl Pod {
             claims: claims(pod, spec),
             needs: Arc::new(needs(spec)),
             gang: Gang::read(&key.namespace, &pod.metadata),
+            group: gang::group_of(&pod.metadata),
             company: company::read(&key.namespace, &labels, spec),
             volumes: storage::of_pod(&key.namespace, &key.name, spec),
             labels,

@@ -1,6 +1,103 @@
 //! Where a pod may be, and what it already has.
 
 use super::*;
+use aliquot_model::names::POD_GROUP;
+
+fn reservation(world: &World, pod: &Pod, claim: &str) -> Reservation {
+    let claim = ObjectKey::new("default", claim);
+    Reservation { user: world.index.user_of(pod, &claim), claim }
+}
+
+/// A PodGroup of Kubernetes' own API whose pods have claims in common, by their names in the pods.
+fn pod_group(world: &mut World, name: &str, claims: &[(&str, &str)]) {
+    let claims: Vec<Value> =
+        claims.iter().map(|(name, claim)| json!({"name": name, "resourceClaimName": claim})).collect();
+    let group = object(json!({
+        "apiVersion": "scheduling.k8s.io/v1beta1",
+        "kind": "PodGroup",
+        "metadata": {"name": name, "namespace": "default", "uid": format!("uid-of-{name}")},
+        "spec": {"resourceClaims": claims, "schedulingPolicy": {"gang": {"minCount": 2}}},
+    }));
+    world.index.apply_pod_group("scheduling.k8s.io", &group);
+}
+
+fn in_group(world: &mut World, name: &str, claims: &[&str], group: &str) -> Pod {
+    world.pod_with(name, claims, |pod| {
+        pod.metadata.annotations = Some([(POD_GROUP.to_owned(), group.to_owned())].into());
+    })
+}
+
+#[test]
+fn a_claim_of_a_pod_group_is_reserved_for_the_group_and_so_for_each_of_its_pods() {
+    let mut world = World::with_nodes(&[("n1", 2), ("n2", 2)]);
+    let first = in_group(&mut world, "first", &["shared", "own"], "group");
+    pod_group(&mut world, "group", &[(&*first.claims[0].name, "shared"), (&*first.claims[0].name, "other")]);
+    world.requests("shared", &[request("r", "gpu.aliquot.dev", 1)]);
+    world.requests("own", &[request("r", "gpu.aliquot.dev", 1)]);
+    let Decision::Placed(plan) = world.decide(&first) else { panic!("fits") };
+    let users: Vec<_> = plan.drafts.iter().map(|draft| draft.user.clone()).collect();
+    assert_eq!(
+        (users[0].resource.as_str(), users[0].name.as_str(), users[0].uid.as_str()),
+        ("podgroups", "group", "uid-of-group")
+    );
+    assert_eq!(users[0].api_group.as_deref(), Some("scheduling.k8s.io"));
+    assert_eq!((users[1].resource.as_str(), users[1].uid.as_str()), ("pods", "uid-first"));
+    world.show(&plan, &first);
+    // Who is in the group needs no reservation of its own; who only names the claim does.
+    let second = in_group(&mut world, "second", &["shared"], "group");
+    assert_eq!(world.decide(&second), Decision::Settled { reserve: vec![] });
+    for (name, group) in [("stranger", "another"), ("alone", "")] {
+        let other = in_group(&mut world, name, &["shared"], group);
+        let Decision::Settled { reserve } = world.decide(&other) else { panic!("is settled") };
+        assert_eq!((reserve[0].user.resource.as_str(), &*reserve[0].user.name), ("pods", name));
+    }
+    // Under another name in the pod it is the pod's own, as kube-scheduler has it.
+    let renamed = world.pod_with("renamed", &["shared"], |pod| {
+        pod.metadata.annotations = Some([(POD_GROUP.to_owned(), "group".to_owned())].into());
+        pod.spec.as_mut().expect("a spec").resource_claims.as_mut().expect("claims")[0].name =
+            "mine".to_owned();
+    });
+    assert_eq!(world.index.user_of(&renamed, &ObjectKey::new("default", "shared")).resource, "pods");
+}
+
+#[test]
+fn a_claim_of_a_pod_group_is_taken_back_only_while_no_other_pod_of_it_has_begun() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let first = in_group(&mut world, "first", &["shared"], "group");
+    pod_group(&mut world, "group", &[(&*first.claims[0].name, "shared")]);
+    world.requests("shared", &[request("r", "gpu.aliquot.dev", 1)]);
+    let Decision::Placed(plan) = world.decide(&first) else { panic!("fits") };
+    world.show(&plan, &first);
+    let key = ObjectKey::new("default", "shared");
+    let users = |world: &World| world.index.sole_users(world.index.claim(&key).expect("a claim"), &first);
+    assert_eq!(users(&world), Some(vec![first.uid.clone(), "uid-of-group".into()]));
+    in_group(&mut world, "waits", &["shared"], "group");
+    assert!(users(&world).is_some(), "our gate is on it");
+    world.pod_with("runs", &["shared"], |pod| pod.spec.as_mut().expect("a spec").scheduling_gates = None);
+    assert_eq!(users(&world), None);
+}
+
+#[test]
+fn what_a_gang_has_in_common_is_decided_once_and_the_rest_beside_it() {
+    let mut world = World::with_nodes(&[("n1", 2), ("n2", 3)]);
+    let first = in_group(&mut world, "first", &["shared", "a"], "group");
+    pod_group(&mut world, "group", &[(&*first.claims[0].name, "shared")]);
+    for claim in ["shared", "a", "b", "c"] {
+        world.requests(claim, &[request("r", "gpu.aliquot.dev", 1)]);
+    }
+    let Decision::Placed(plan) = world.decide(&first) else { panic!("fits") };
+    let shared = &plan.drafts[0];
+    let assumed = world.index.read_allocation(&shared.uid, None, shared.allocation());
+    world.index.assume(&shared.claim, assumed);
+    let second = in_group(&mut world, "second", &["shared", "b"], "group");
+    let Decision::Waiting(Wait::InFlight { .. }) = world.decide(&second) else { panic!("is being written") };
+    let situation = Situation { together: [shared.uid.clone()].into(), ..Situation::default() };
+    let mut expired = || false;
+    let decision =
+        decide_in(&world.index, &mut world.matcher, &second, &situation, Options::default(), &mut expired);
+    let Decision::Placed(beside) = decision else { panic!("fits beside: {decision:?}") };
+    assert_eq!((&beside.node, beside.drafts.len(), beside.reserve.len()), (&plan.node, 1, 0));
+}
 
 #[test]
 fn the_second_pod_of_a_claim_is_reserved_and_stays_on_its_node() {
@@ -9,7 +106,7 @@ fn the_second_pod_of_a_claim_is_reserved_and_stays_on_its_node() {
     let second = world.pod("second", &["shared"]);
     assert_eq!(
         world.decide(&second),
-        Decision::Settled { reserve: vec![ObjectKey::new("default", "shared")] }
+        Decision::Settled { reserve: vec![reservation(&world, &second, "shared")] }
     );
     // With a claim of its own it has to be where the shared one is.
     world.requests("own", &[partition("p", "1g.10gb")]);
