@@ -92,14 +92,15 @@ pub fn substituted(claim: &Claim, allocation: &Allocation) -> Vec<Substituted> {
         .collect()
 }
 
-/// The profile that was asked for in place of what an allocation's result is for (`request/alternative`).
+/// The profile that was asked for in place of what an allocation's result is for (`request/alternative`):
+/// that of the first alternative, whoever wrote the list, the claim's author or [`expand`].
 ///
 /// The annotation can be written by whoever may change the claim, so its word alone is nothing: the given
 /// alternative must be the first one with another profile and nothing else, as [`expand`] makes it. Whoever
 /// writes such a list himself gets no more by it than a policy in the claim would have given him.
 pub fn asked_instead(driver: &str, claim: &Claim, result: &str) -> Option<String> {
     let (request, given) = result.split_once('/')?;
-    let asked = claim.substitution.as_ref()?.asked.get(request)?;
+    let noted = claim.substitution.as_ref().and_then(|record| record.asked.get(request));
     let mut requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
     let alternatives = requests.find(|known| known.name == request)?.first_available.as_ref()?;
     let first = alternatives.first().filter(|first| first.name != given)?;
@@ -116,9 +117,10 @@ pub fn asked_instead(driver: &str, claim: &Claim, result: &str) -> Option<String
     let mut changed = before.into_iter().zip(after).filter(|(before, after)| before != after);
     let ((before, after), None) = (changed.next()?, changed.next()) else { return None };
     let other = replace::profile(after, driver)?;
-    let same = replace::profile(before, driver).as_ref() == Some(asked)
+    let asked = replace::profile(before, driver)?;
+    let same = noted.is_none_or(|noted| *noted == asked)
         && replace::replace(before, driver, &other).as_deref() == Some(after);
-    same.then(|| asked.clone())
+    same.then_some(asked)
 }
 
 fn expressions(alternative: &DeviceSubRequest) -> Option<Vec<&str>> {

@@ -6,14 +6,17 @@
 
 use aliquot_model::config::{self, Config, ConfigError, FailMode, GpuConfig, MpsConfig, ShareConfig};
 use aliquot_model::hold::Hold;
-use aliquot_model::{DeviceKind, DeviceName, Quantity};
+use aliquot_model::{DeviceKind, DeviceName, ProfileName, Quantity};
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 use std::fmt;
+
+mod asked;
 
 /// A claim as the kubelet names it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -114,6 +117,8 @@ pub struct Request {
     pub allocated_at: Option<Timestamp>,
     /// Since when it is charged, in seconds: its allocation, as far as anything says so.
     pub charged_since: Option<i64>,
+    /// What requests asked for first that were given another alternative, by the request of the result.
+    pub asked: BTreeMap<String, ProfileName>,
     /// Our entry among its consumers: its GPU instances stay when it is given back.
     pub hold: Option<Hold>,
 }
@@ -237,9 +242,10 @@ pub fn decode(
         .iter()
         .filter(|result| result.driver == driver)
         .map(|result| decode_result(result, pool, driver, &entries))
-        .collect::<Result<_, _>>()?;
+        .collect::<Result<Vec<Allocated>, _>>()?;
     Ok(Request {
         claim: claim.clone(),
+        asked: asked::profiles(object, &devices),
         devices,
         allocated_at: allocation.allocation_timestamp.as_ref().map(|time| time.0),
         charged_since: charged_since(object),

@@ -149,7 +149,7 @@ impl Node {
         let plan = self.decide(&inventory, &ledger, request, prior.as_ref())?;
         let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
-            self.report_usage.then(|| Charge::of(&plan.devices, &inventory, since))
+            self.report_usage.then(|| Charge::of(&plan.devices, &request.asked, &inventory, since))
         });
         let record = Record {
             claim: request.claim.clone(),

@@ -5,6 +5,7 @@
 //! neither lose nor repeat one, and goes when the controller has acknowledged its number.
 
 use crate::ledger::{Device, Ledger, Record, State};
+use aliquot_model::ProfileName;
 use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus, Release};
 use aliquot_nvml::Inventory;
 use serde::{Deserialize, Serialize};
@@ -23,16 +24,40 @@ const MOST_KEPT: usize = 10_000;
 pub struct Charge {
     /// Its part of GPUs.
     pub micro_gpus: MicroGpus,
+    /// What its part would be had it been given what it asked for; absent if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<MicroGpus>,
     /// Since when, in seconds since the epoch.
     pub since: i64,
 }
 
 impl Charge {
-    /// Of a claim with these devices.
-    pub fn of(devices: &[Device], inventory: &Inventory, since: i64) -> Self {
-        let parts = devices.iter().map(|device| part(device, inventory));
-        Self { micro_gpus: parts.fold(MicroGpus(0), MicroGpus::plus), since }
+    /// Of a claim with these devices. `asked` are the profiles of requests that were given others.
+    pub fn of(
+        devices: &[Device],
+        asked: &BTreeMap<String, ProfileName>,
+        inventory: &Inventory,
+        since: i64,
+    ) -> Self {
+        let (mut given, mut instead, mut other) = (MicroGpus(0), MicroGpus(0), false);
+        for device in devices {
+            let part = part(device, inventory);
+            let wanted =
+                asked.get(&device.request).and_then(|profile| of_profile(device, profile, inventory));
+            other |= wanted.is_some();
+            given = given.plus(part);
+            instead = instead.plus(wanted.unwrap_or(part).min(part));
+        }
+        Self { micro_gpus: given, asked: other.then_some(instead), since }
     }
+}
+
+/// The part that a partition of another profile would be of a device's GPU.
+fn of_profile(device: &Device, profile: &ProfileName, inventory: &Inventory) -> Option<MicroGpus> {
+    let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == device.gpu)?;
+    let slug = profile.slug();
+    let found = gpu.profiles().iter().find(|known| known.name.slug() == slug)?;
+    Some(MicroGpus::of_partition(found, gpu))
 }
 
 /// A device's part of its GPU; nothing with admin access.
@@ -117,6 +142,7 @@ fn held(record: &Record, charge: Charge) -> HeldClaim {
         name: record.claim.name.clone(),
         uid: record.claim.uid.clone(),
         micro_gpus: charge.micro_gpus,
+        asked_micro_gpus: charge.asked,
         since: charge.since,
     }
 }
@@ -147,7 +173,7 @@ mod tests {
             since: 10,
             devices: Vec::new(),
             indexed_env: false,
-            charge: Some(Charge { micro_gpus: MicroGpus::WHOLE, since: 5 }),
+            charge: Some(Charge { micro_gpus: MicroGpus::WHOLE, asked: None, since: 5 }),
             ended,
             retention: None,
             confirmed: true,

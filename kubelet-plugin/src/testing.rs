@@ -91,6 +91,7 @@ pub(crate) fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         devices: devices.iter().map(|(request, device)| allocated(request, device)).collect(),
         allocated_at: None,
         charged_since: None,
+        asked: std::collections::BTreeMap::new(),
         hold: None,
     }
 }

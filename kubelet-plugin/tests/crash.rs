@@ -13,7 +13,8 @@ mod common;
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::ledger::State;
 use aliquot_kubelet_plugin::prepare::{Node, Prepared};
-use aliquot_model::usage::NodeUsageStatus;
+use aliquot_model::usage::{MicroGpus, NodeUsageStatus};
+use aliquot_model::{MigProfile, ProfileName};
 use aliquot_nvml::NvmlCode;
 use aliquot_nvml::fake::{FUNCTIONS, FakeGpus, FaultKind, a100_40, h100_80};
 use common::kill::{killer, until_killed};
@@ -198,6 +199,30 @@ fn a_reboot_does_not_change_since_when_a_claim_is_charged() {
     node.prepare(&Request { charged_since: None, ..wanted }, false, later).unwrap();
     let spec = node.usage(&NodeUsageStatus::default()).unwrap();
     assert_eq!(spec.held[0].since, now().as_second() - 500);
+}
+
+#[test]
+fn what_a_claim_asked_for_first_is_told_beside_what_it_was_given() {
+    let world = world();
+    let node = world.node();
+    let mut wanted = request("c-1", &[("a/larger", "gpu-0-mig-3g40gb-9-0"), ("b", "gpu-0-mig-1g10gb-19-6")]);
+    wanted.asked.insert("a/larger".to_owned(), ProfileName::new("2g.20gb"));
+    node.prepare(&wanted, false, now()).unwrap();
+    let held = node.usage(&NodeUsageStatus::default()).unwrap().held.remove(0);
+    let part = |profile: &str| {
+        let gpu = h100_80(0);
+        let of = |known: &&MigProfile| known.name.as_str() == profile;
+        MicroGpus::of_partition(gpu.profiles().iter().find(of).unwrap(), &gpu)
+    };
+    assert_eq!(held.micro_gpus, part("3g.40gb").plus(part("1g.10gb")));
+    assert_eq!(held.asked_micro_gpus, Some(part("2g.20gb").plus(part("1g.10gb"))));
+    node.unprepare("c-1").unwrap();
+    let released = node.usage(&NodeUsageStatus::default()).unwrap().released.remove(0);
+    assert_eq!(released.claim, held, "the release says the same");
+    // A profile that the GPU does not have says nothing.
+    wanted.asked.insert("a/larger".to_owned(), ProfileName::new("9g.90gb"));
+    node.prepare(&wanted, false, now()).unwrap();
+    assert_eq!(node.usage(&NodeUsageStatus::default()).unwrap().held[0].asked_micro_gpus, None);
 }
 
 #[test]

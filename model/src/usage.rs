@@ -88,6 +88,10 @@ pub struct HeldClaim {
     pub uid: String,
     /// Its part of GPUs.
     pub micro_gpus: MicroGpus,
+    /// What its part would be had it been given what it asked for first; absent if it was, or if that
+    /// cannot be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_micro_gpus: Option<MicroGpus>,
     /// When it was allocated, in seconds since the epoch; when it was prepared, if nobody said.
     pub since: i64,
 }

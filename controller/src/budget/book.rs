@@ -265,12 +265,12 @@ impl Book {
                 Err(_) => (now.saturating_sub(window::LONGEST), Substitutes::default()),
             };
             let claims = around.claims_of(namespace, substitutes);
-            let observed = Observed {
-                claims: &claims,
-                held: held.get(namespace).map(Vec::as_slice).unwrap_or_default(),
-                released: released.get(namespace).map(Vec::as_slice).unwrap_or_default(),
-                listed: listed.get(namespace),
-            };
+            let held = charged(held.get(namespace), substitutes, |held| held);
+            let held: Vec<&HeldClaim> = held.iter().map(Cow::as_ref).collect();
+            let released = charged(released.get(namespace), substitutes, |release| &mut release.claim);
+            let released: Vec<&Release> = released.iter().map(Cow::as_ref).collect();
+            let observed =
+                Observed { claims: &claims, held: &held, released: &released, listed: listed.get(namespace) };
             let changed = entry.account.observe(&observed, keep, now);
             if changed {
                 entry.changed = self.revision;
@@ -419,6 +419,24 @@ impl Book {
         };
         self.usages.values().map(pending).sum()
     }
+}
+
+/// What nodes say, with the parts that are charged for.
+fn charged<'a, T: Clone>(
+    said: Option<&Vec<&'a T>>,
+    substitutes: Substitutes,
+    claim: impl Fn(&mut T) -> &mut HeldClaim,
+) -> Vec<Cow<'a, T>> {
+    let one = |said: &&'a T| {
+        if substitutes == Substitutes::Given {
+            return Cow::Borrowed(*said);
+        }
+        let mut own = T::clone(said);
+        let held = claim(&mut own);
+        held.micro_gpus = held.asked_micro_gpus.map_or(held.micro_gpus, |asked| asked.min(held.micro_gpus));
+        Cow::Owned(own)
+    };
+    said.into_iter().flatten().map(one).collect()
 }
 
 /// What the watch shows may be from before what a write returned.

@@ -185,18 +185,20 @@ mod tests {
         }
     }
 
-    /// A claim whose request asked for 1g.10gb and was given `given`, with these alternatives.
+    /// A claim whose request was given `given` of these alternatives; our annotation says that it asked for
+    /// 1g.10gb.
     fn asked(alternatives: Value, given: &str, device: &str) -> Option<u64> {
+        let record = r#"{"asked": {"r": "1g.10gb"}, "goBack": true}"#;
+        asked_of(alternatives, given, device, json!({crate::substitute::ANNOTATION: record}))
+    }
+
+    fn asked_of(alternatives: Value, given: &str, device: &str, annotations: Value) -> Option<u64> {
         let mut index = Index::new(DRIVER);
         index.reset_slices(&fixtures::slices("n1", 2, AllocatorMode::Controller, 1));
         let mut held = result(device);
         held["request"] = json!(format!("r/{given}"));
-        let record = r#"{"asked": {"r": "1g.10gb"}, "goBack": true}"#;
         let claim = fixtures::object(json!({
-            "metadata": {
-                "name": "c", "namespace": "ns", "uid": "uid",
-                "annotations": {crate::substitute::ANNOTATION: record},
-            },
+            "metadata": {"name": "c", "namespace": "ns", "uid": "uid", "annotations": annotations},
             "spec": fixtures::spec(&[json!({"name": "r", "firstAvailable": alternatives})]),
             "status": {"allocation": {"devices": {"results": [held]}}},
         }));
@@ -221,6 +223,19 @@ mod tests {
             part(json!([result("gpu-1-mig-1g10gb-19-2")])).map(|part| part.0)
         );
         assert_eq!(asked(alternatives(), "a", "gpu-0-mig-1g10gb-19-0"), None, "it has what it asked for");
+    }
+
+    #[test]
+    fn a_list_that_the_author_wrote_says_what_was_asked_by_its_first_alternative() {
+        let alternatives = || json!([profile("a", "1g.10gb"), profile("b", "3g.40gb")]);
+        let one_of_seven = part(json!([result("gpu-1-mig-1g10gb-19-2")])).map(|part| part.0);
+        assert_eq!(asked_of(alternatives(), "b", "gpu-0-mig-3g40gb-9-0", json!({})), one_of_seven);
+        let larger_first = json!([profile("a", "3g.40gb"), profile("b", "1g.10gb")]);
+        assert_eq!(
+            asked_of(larger_first, "b", "gpu-0-mig-1g10gb-19-2", json!({})),
+            one_of_seven,
+            "never more"
+        );
     }
 
     #[rstest]

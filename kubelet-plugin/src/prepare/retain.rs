@@ -85,7 +85,7 @@ impl Node {
         if self.report_usage {
             let inventory = self.machine.gpus.inventory()?;
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
-            record.charge = Some(Charge::of(&record.devices, &inventory, since));
+            record.charge = Some(Charge::of(&record.devices, &request.asked, &inventory, since));
         }
         self.prepare_again(locked, ledger, record)
     }

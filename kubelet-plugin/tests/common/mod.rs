@@ -238,6 +238,7 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         devices: devices.collect(),
         allocated_at: None,
         charged_since: None,
+        asked: std::collections::BTreeMap::new(),
         hold: None,
     }
 }

@@ -40,6 +40,7 @@ impl Life {
             name: self.uid.clone(),
             uid: self.uid.clone(),
             micro_gpus: MicroGpus(self.part),
+            asked_micro_gpus: None,
             since: self.allocated,
         }
     }
@@ -202,7 +203,8 @@ fn claim(uid: &str, since: i64) -> AllocatedClaim {
 
 fn release(number: u64, uid: &str, since: i64, until: i64) -> Release {
     let (namespace, name) = ("team".to_owned(), uid.to_owned());
-    let claim = HeldClaim { namespace, name, uid: uid.to_owned(), micro_gpus: PART, since };
+    let claim =
+        HeldClaim { namespace, name, uid: uid.to_owned(), micro_gpus: PART, asked_micro_gpus: None, since };
     Release { number, claim, until }
 }
 

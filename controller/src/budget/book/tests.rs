@@ -100,14 +100,24 @@ impl World {
         self.claims.push(AllocatedClaim { uid: uid.into(), name: uid.into(), since: Some(since), part });
     }
 
-    fn release(&mut self, number: u64, uid: &str, since: i64, until: i64) {
-        let claim = HeldClaim {
+    fn held(&self, uid: &str, since: i64) -> HeldClaim {
+        HeldClaim {
             namespace: "team".to_owned(),
             name: uid.to_owned(),
             uid: uid.to_owned(),
             micro_gpus: MicroGpus::WHOLE,
+            asked_micro_gpus: self.asked.get(uid).copied(),
             since,
-        };
+        }
+    }
+
+    fn hold(&mut self, uid: &str, since: i64) {
+        self.usage.spec.held.push(self.held(uid, since));
+        self.book.apply_usage(self.usage.clone());
+    }
+
+    fn release(&mut self, number: u64, uid: &str, since: i64, until: i64) {
+        let claim = self.held(uid, since);
         self.usage.spec.released.push(Release { number, claim, until });
         self.book.apply_usage(self.usage.clone());
     }
@@ -349,5 +359,30 @@ fn a_substitute_is_charged_as_the_budget_says(#[case] more: Value, #[case] used:
     world.claims.clear();
     world.release(1, "x", 0, 7200);
     world.step(7200);
+    assert_eq!(world.status("used"), used);
+}
+
+/// The same of a claim that no controller ever saw: the node says what it had and what it asked for.
+#[rstest]
+#[case::by_default(json!({}), "2.000")]
+#[case::asked(json!({"chargeSubstitutesAs": "Asked"}), "0.500")]
+fn a_substitute_that_no_controller_saw_is_charged_as_the_budget_says(
+    #[case] more: Value,
+    #[case] used: &str,
+    #[values(true, false)] still_held: bool,
+) {
+    let mut spec = terms("10");
+    spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    let mut world = World::new(spec);
+    world.step(10);
+    world.asked.insert("x".into(), MicroGpus(250_000));
+    world.restart(3600);
+    if still_held {
+        world.hold("x", 100);
+        world.step(3700);
+        world.usage.spec.held.clear();
+    }
+    world.release(1, "x", 100, 7300);
+    world.step(7300);
     assert_eq!(world.status("used"), used);
 }
