@@ -194,7 +194,8 @@ fn nearest(
     let nobody: HashSet<Uid> = HashSet::new();
     let key = &pod.key;
     let standing = |other: &Pod| i32::from(other.key == *key);
-    let terms = Terms { standing: &standing, wall, evicted: &nobody, spared: &nobody };
+    // What is kept without a pod does not come free by its pod's end.
+    let terms = Terms { standing: &standing, kept: &|_| i32::MAX, wall, evicted: &nobody, spared: &nobody };
     if let Choice::Room(room) =
         preempt::choose(index, matcher, pod, &Situation::default(), &terms, options, expired)
     {

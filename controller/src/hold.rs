@@ -129,6 +129,11 @@ pub fn read(consumer: &ResourceClaimConsumerReference) -> Option<Hold> {
     Hold::read(consumer.api_group.as_deref(), &consumer.resource, &consumer.name)
 }
 
+/// Whether a consumer of a claim is a pod.
+pub fn is_pod(consumer: &ResourceClaimConsumerReference) -> bool {
+    consumer.resource == "pods" && consumer.api_group.as_deref().is_none_or(str::is_empty)
+}
+
 /// Whether a consumer of a claim is an entry of ours.
 pub fn is_hold(consumer: &ResourceClaimConsumerReference) -> bool {
     read(consumer).is_some()
@@ -149,6 +154,11 @@ pub struct Claim {
     pub hold: Option<Hold>,
     /// Pods (and whoever else) that use it.
     pub consumers: usize,
+    /// Those of them that are gone or have ended. Kubernetes up to 1.34 leaves them in `reservedFor` while
+    /// there is an entry that it does not know, such as ours.
+    pub gone: usize,
+    /// Whether there are such and all of them were evicted: somebody else needs the room, so nothing is kept.
+    pub evicted: bool,
 }
 
 /// Whether an allocation is ours.
@@ -203,13 +213,23 @@ pub fn step(policy: Policy, claim: Claim, now: i64) -> Step {
         None => Step::Wait(None),
         // Whoever gave the devices sees to them.
         Some(ByUs(false)) => end(Ended::Withdrawn),
-        Some(ByUs(true)) if claim.consumers > 0 => match claim.hold {
+        Some(ByUs(true)) if claim.evicted => match claim.hold {
+            Some(_) => Step::Unset,
+            None => Step::Wait(None),
+        },
+        Some(ByUs(true)) if claim.consumers > claim.gone => match claim.hold {
             Some(Hold::InUse) => Step::Wait(None),
             _ if policy.retain || bound_early => Step::Set(Hold::InUse),
             Some(Hold::Until(_)) => Step::Unset,
             None => Step::Wait(None),
         },
-        Some(ByUs(true)) => without_pods(policy, claim.hold, unused_until, now),
+        Some(ByUs(true)) => match without_pods(policy, claim.hold, unused_until, now) {
+            // Kubernetes takes the devices back once it can remove the pods.
+            Step::Release(_) if claim.consumers > 0 => Step::Unset,
+            // The same entry again, for the pods to be removed.
+            Step::Wait(Some(_)) if claim.consumers > 0 => claim.hold.map_or(Step::Wait(None), Step::Set),
+            step => step,
+        },
     }
 }
 

@@ -13,7 +13,7 @@ mod cheapest;
 mod field;
 
 use crate::decide::{Decision, Matcher, Options, Plan, Situation, Stage, decide_in};
-use crate::index::{Index, ObjectKey, Pod, Uid};
+use crate::index::{Claim, Index, ObjectKey, Pod, Uid};
 use cheapest::{Cheapest, Expired, Item};
 use field::Field;
 use std::cmp::Reverse;
@@ -24,6 +24,9 @@ pub struct Terms<'t> {
     /// The order of pods: who stands lower may have to go for who stands higher. Its priority, unless
     /// something else is said.
     pub standing: &'t dyn Fn(&Pod) -> i32,
+    /// Where a claim stands that is kept without a pod (see [`crate::hold`]): once its pods are gone, it gives
+    /// way to who stands higher.
+    pub kept: &'t dyn Fn(&Claim) -> i32,
     /// The time, in seconds.
     pub wall: i64,
     /// Pods whose eviction was accepted, whether they show it yet or not.

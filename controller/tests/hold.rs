@@ -3,12 +3,14 @@
 
 mod common;
 
+use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher, Options, PodDeletion};
 use aliquot_model::names::{BINDING, HOLD_FOR, HOLD_PRIORITY, RECLAIM};
 use common::{Cluster, auditor, eventually, fixtures};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
+use rstest::rstest;
 use serde_json::{Value, json};
 
 async fn claim(cluster: &Cluster, name: &str, annotations: Value) {
@@ -212,6 +214,100 @@ async fn what_no_pod_uses_is_taken_for_a_pod_of_higher_priority_before_anybody_i
     let evicted = cluster.handle.audit(0).iter().any(|entry| entry.origin.subresource == "eviction");
     let low = cluster.get_pod("low").await;
     assert!(!evicted || low.is_none(), "only who stands below is evicted, and after what nobody uses");
+    controller.terminate().await;
+}
+
+async fn evictions(cluster: &Cluster) -> Vec<String> {
+    let record = cluster.handle.audit(0);
+    let evictions = record.iter().filter(|entry| entry.origin.subresource == "eviction");
+    evictions.map(|entry| entry.name.clone()).collect()
+}
+
+/// A pod ends at once, or only when the test says so; the controller is killed right after the eviction, or not.
+#[rstest]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_of_higher_priority_gets_what_a_kept_claim_has_in_use(
+    #[values(PodDeletion::Immediate, PodDeletion::Graceful)] deletion: PodDeletion,
+    #[values(false, true)] killed: bool,
+) {
+    let options = Options { controllers: Controllers::ALL, pod_deletion: deletion, ..Options::default() };
+    let cluster = Cluster::start_as(options).await;
+    cluster.add_node("n1", 1).await;
+    let first = cluster.controller("c1", &[]).await;
+    claim(&cluster, "kept", json!({RECLAIM: "Retain"})).await;
+    let mut low = fixtures::pod("low", &["kept"]);
+    let class = json!({"metadata": {"name": "low"}, "value": -10});
+    cluster.create_global::<PriorityClass>(&fixtures::object(class)).await;
+    low.spec.as_mut().expect("a spec").priority_class_name = Some("low".to_owned());
+    cluster.create(&low).await;
+    cluster.bound("low").await;
+    eventually("the claim is kept", async || {
+        consumers(&cluster, "kept").await.contains(&"holds/in-use".to_owned()).then_some(())
+    })
+    .await;
+    // Without its pod the claim would stand at 0, so this one would gain nothing.
+    with_priority(&cluster, "same", 0).await;
+    eventually("it is told that it does not fit", async || {
+        let told = cluster.handle.audit(0).iter().any(|entry| {
+            let about = |event: &std::sync::Arc<Value>| {
+                event["reason"] == "DevicesDoNotFit" && event["involvedObject"]["name"] == "same"
+            };
+            entry.origin.resource == "events" && entry.after.as_ref().is_some_and(about)
+        });
+        told.then_some(())
+    })
+    .await;
+    assert!(evictions(&cluster).await.is_empty());
+    cluster.delete_pod("same").await;
+    let mut second = None;
+    if killed {
+        let writes = Matcher::new("patch", "resourceclaims").subresource("status").by("c1");
+        cluster.handle.faults().add(FaultRule::always(writes, Fault::Hang { millis: 600_000 }));
+    }
+    with_priority(&cluster, "high", 1).await;
+    eventually("an eviction", async || (!evictions(&cluster).await.is_empty()).then_some(())).await;
+    let first = if killed {
+        first.kill();
+        second = Some(cluster.controller("c2", &[]).await);
+        None
+    } else {
+        Some(first)
+    };
+    if deletion == PodDeletion::Graceful {
+        eventually("nothing is kept", async || {
+            (!consumers(&cluster, "kept").await.iter().any(|name| name.starts_with("holds/"))).then_some(())
+        })
+        .await;
+        cluster.delete_pod("low").await;
+    }
+    cluster.bound("high").await;
+    is_allocated(&cluster, "kept", false).await;
+    assert_eq!(evictions(&cluster).await, ["low"]);
+    auditor::check(&cluster.handle);
+    for controller in first.into_iter().chain(second) {
+        controller.terminate().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_pod_uses_and_what_a_lower_pod_has_are_taken_together() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    let controller = cluster.controller("c1", &[]).await;
+    claim(&cluster, "spare", json!({BINDING: "Immediate"})).await;
+    is_allocated(&cluster, "spare", true).await;
+    with_priority(&cluster, "low", -10).await;
+    cluster.bound("low").await;
+    cluster.claim("high", &[fixtures::request("gpu", "gpu.aliquot.dev", 2)]).await;
+    let class = json!({"metadata": {"name": "high"}, "value": 5});
+    cluster.create_global::<PriorityClass>(&fixtures::object(class)).await;
+    let mut high = fixtures::pod("high", &["high"]);
+    high.spec.as_mut().expect("a spec").priority_class_name = Some("high".to_owned());
+    cluster.create(&high).await;
+    cluster.bound("high").await;
+    assert_eq!(evictions(&cluster).await, ["low"]);
+    is_allocated(&cluster, "spare", false).await;
+    auditor::check(&cluster.handle);
     controller.terminate().await;
 }
 

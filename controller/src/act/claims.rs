@@ -5,6 +5,7 @@ use crate::decide::{Draft, Plan};
 use crate::hold::{self, Hold, is_hold};
 use crate::index::{FINGERPRINT, ObjectKey, fingerprint_of};
 use aliquot_model::names::CLAIM_FINALIZER;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use kube::Api;
 use kube::api::Patch;
@@ -148,8 +149,15 @@ impl Writer {
     ) -> Result<Step, WriteError> {
         let before = reserved_for(&claim);
         let uid = claim.metadata.uid.clone().unwrap_or_default();
-        let others = before.iter().filter(|consumer| !is_hold(consumer)).cloned();
-        let after: Vec<_> = others.chain(hold.map(|hold| hold::consumer(hold, &uid))).collect();
+        let mut others = Vec::new();
+        for consumer in before.iter().filter(|consumer| !is_hold(consumer)) {
+            // Kubernetes up to 1.34 removes no pod beside an entry that it does not know.
+            let ended = matches!(hold, Some(Hold::Until(_))) && self.is_over(&key, consumer).await?;
+            if !ended {
+                others.push(consumer.clone());
+            }
+        }
+        let after: Vec<_> = others.into_iter().chain(hold.map(|hold| hold::consumer(hold, &uid))).collect();
         // kube-controller-manager may have cleared it in between; nothing may be added while it is deleted.
         let pointless =
             hold.is_some() && (allocation(&claim).is_none() || claim.metadata.deletion_timestamp.is_some());
@@ -161,6 +169,22 @@ impl Writer {
             Ok(claim) => Step::Done(Box::new(claim)),
             Err(step) => step,
         })
+    }
+
+    /// Whether a consumer of a claim is a pod that is gone or has ended, as the API itself says.
+    async fn is_over(
+        &self,
+        claim: &ObjectKey,
+        consumer: &ResourceClaimConsumerReference,
+    ) -> Result<bool, WriteError> {
+        if !hold::is_pod(consumer) {
+            return Ok(false);
+        }
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let Ok(found) = self.send("get", api.get_opt(&consumer.name)).await? else { return Ok(false) };
+        let pod = found.filter(|pod| pod.metadata.uid.as_deref() == Some(&consumer.uid));
+        let phase = pod.as_ref().map(|pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()));
+        Ok(phase.is_none_or(|phase| matches!(phase, Some("Succeeded" | "Failed"))))
     }
 
     /// Tries with the claim as it was seen, then reads it and tries again, until it is done, impossible,

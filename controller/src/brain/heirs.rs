@@ -85,6 +85,8 @@ impl Core {
         }
         let keys: Vec<ObjectKey> = pod.claim_keys().collect();
         for key in keys {
+            // One that is kept may not be any more, if the pod was evicted.
+            self.holds.note(&key);
             let Some(claim) = self.index.claim(&key) else { continue };
             // Also what was just written: the end of a short pod can be seen before the answer to the write.
             if let Some(allocation) = self.index.effective_allocation(&key).cloned() {

@@ -5,9 +5,10 @@ use super::heirs::{Ending, Lost};
 use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Consumers, Job, WriteError};
 use crate::decide::{Decision, Plan};
-use crate::hold::{self, ByUs, Ended, Hold, Policy, Step, Wish};
-use crate::index::{Change, Claim, ObjectKey, Pod, Uid};
+use crate::hold::{self, ByUs, Ended, Hold, Limits, Policy, Step, Wish};
+use crate::index::{Change, Claim, Index, ObjectKey, Pod, Uid};
 use crate::queue::{Queue, Rank};
+use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// After a failed write.
 pub(super) const RETRY: Duration = Duration::from_secs(5);
+/// Where the API and what is known of it differ.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What is kept about them.
 #[derive(Debug)]
@@ -132,7 +135,8 @@ impl Core {
         if let Some(bequest) = claim.bequest.clone() {
             return self.keep_bequest(&claim, &bequest, now, wall);
         }
-        let step = hold::step(self.hold_policy(&claim), facts(&claim), wall);
+        let facts = self.facts(&claim);
+        let step = hold::step(self.hold_policy(&claim), facts, wall);
         if !matches!(step, Step::Bind(_)) {
             self.holds.unbound.remove(key);
         }
@@ -145,7 +149,13 @@ impl Core {
             }
             Step::Bind(_) => self.holds.offer(&claim),
             Step::Set(hold) => self.set_hold(&claim, Some(hold)),
-            Step::Unset => self.set_hold(&claim, None),
+            Step::Unset => {
+                if facts.evicted {
+                    let note = "its pod was evicted, so its devices are not kept when the pod has ended";
+                    self.tell_claim(&claim, false, reasons::HOLD_ENDED, note);
+                }
+                self.set_hold(&claim, None);
+            }
             Step::Release(ended) => {
                 self.tell_claim(&claim, false, reasons::HOLD_ENDED, &ended_note(ended));
                 self.deallocate(key, Consumers::Holds, "hold");
@@ -154,14 +164,33 @@ impl Core {
     }
 
     pub(super) fn hold_policy(&self, claim: &Claim) -> Policy {
-        let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
-        let classes = requests.flat_map(|request| {
-            let exact = request.exactly.iter().map(|exact| &exact.device_class_name);
-            exact.chain(request.first_available.iter().flatten().map(|sub| &sub.device_class_name))
-        });
-        let of_classes: Vec<&Wish> =
-            classes.filter_map(|class| self.index.class(class)).map(|class| &class.hold).collect();
-        Policy::of(self.settings.holds, std::iter::once(&claim.hold).chain(of_classes))
+        policy(&self.index, self.settings.holds, claim)
+    }
+
+    fn facts(&self, claim: &Claim) -> hold::Claim {
+        let pods = || claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer));
+        let known = |consumer: &ResourceClaimConsumerReference| {
+            let key =
+                ObjectKey { namespace: claim.key.namespace.clone(), name: consumer.name.as_str().into() };
+            self.index.pod(&key).filter(|pod| *pod.uid == *consumer.uid)
+        };
+        let evicted = |consumer: &ResourceClaimConsumerReference| {
+            known(consumer).is_some_and(|pod| pod.disrupted || self.preemptions.evicted(&pod.uid))
+        };
+        // One that is not known may only not be known yet: who writes asks the API first.
+        let gone = |consumer: &&ResourceClaimConsumerReference| {
+            hold::is_pod(consumer) && known(consumer).is_none_or(|pod| pod.terminal)
+        };
+        hold::Claim {
+            created: claim.created,
+            deleting: claim.deleting,
+            generated: claim.owner_pod.is_some(),
+            allocated: claim.allocation.as_ref().map(|allocation| ByUs(allocation.by_us)),
+            hold: claim.reserved_for.iter().find_map(hold::read),
+            consumers: pods().count(),
+            gone: pods().filter(gone).count(),
+            evicted: pods().next().is_some() && pods().all(evicted),
+        }
     }
 
     fn set_hold(&mut self, claim: &Claim, hold: Option<Hold>) {
@@ -192,14 +221,17 @@ impl Core {
         if let Some(bequest) = claim.bequest.clone() {
             return self.bind_bequest(&claim, &bequest, now, wall);
         }
-        let Step::Bind(until) = hold::step(self.hold_policy(&claim), facts(&claim), wall.as_second()) else {
+        let Step::Bind(until) = hold::step(self.hold_policy(&claim), self.facts(&claim), wall.as_second())
+        else {
             self.holds.unbound.remove(&key);
             return;
         };
         for mistake in claim.hold.mistakes.clone() {
             self.tell_claim(&claim, true, reasons::ANNOTATION, &mistake);
         }
-        let pod = Pod::in_place_of(&claim);
+        // It gets nothing that is kept for a pod that it would give way to.
+        let priority = self.hold_policy(&claim).priority;
+        let pod = Pod { priority, ..Pod::in_place_of(&claim) };
         let situation = self.situation(&pod, now);
         let mut late = false;
         let waiting = match self.decide(&pod, &situation) {
@@ -313,7 +345,13 @@ impl Core {
         self.holds.writing.remove(uid);
         match error {
             None => {
-                self.holds.note(key);
+                let facts = self.index.claim(key).map(|claim| self.facts(claim));
+                if facts.is_some_and(|facts| facts.gone > 0 && facts.gone == facts.consumers) {
+                    // They are there, and not known yet.
+                    self.holds.due.insert(key.clone(), now + LOOK);
+                } else {
+                    self.holds.note(key);
+                }
                 // Pods of higher priority may have it now.
                 self.queue.wake(now);
             }
@@ -345,15 +383,16 @@ impl Core {
     }
 }
 
-fn facts(claim: &Claim) -> hold::Claim {
-    hold::Claim {
-        created: claim.created,
-        deleting: claim.deleting,
-        generated: claim.owner_pod.is_some(),
-        allocated: claim.allocation.as_ref().map(|allocation| ByUs(allocation.by_us)),
-        hold: claim.reserved_for.iter().find_map(hold::read),
-        consumers: claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer)).count(),
-    }
+/// What holds for a claim: its own word, and that of its classes.
+pub(super) fn policy(index: &Index, limits: Limits, claim: &Claim) -> Policy {
+    let requests = claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+    let classes = requests.flat_map(|request| {
+        let exact = request.exactly.iter().map(|exact| &exact.device_class_name);
+        exact.chain(request.first_available.iter().flatten().map(|sub| &sub.device_class_name))
+    });
+    let of_classes: Vec<&Wish> =
+        classes.filter_map(|class| index.class(class)).map(|class| &class.hold).collect();
+    Policy::of(limits, std::iter::once(&claim.hold).chain(of_classes))
 }
 
 fn clock(second: i64) -> String {

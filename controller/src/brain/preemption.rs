@@ -5,10 +5,11 @@
 //! evicted, tells the next controller (and kube-scheduler) where it was. The devices themselves are
 //! decided anew: what ends counts as gone, so the same place is found again.
 
+use super::spare::hold_standing;
 use super::{Core, Effect, InFlight, Regarding, Report, reasons};
 use crate::act::{Eviction, Fate, Job, Victim, WriteError};
 use crate::decide::{self, Decision, NoFit, Plan, Situation, Stage};
-use crate::index::{Change, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
+use crate::index::{Change, Claim, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
 use crate::preempt::{self, Choice, Room};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::hash_map::Entry;
@@ -185,8 +186,12 @@ impl Core {
         let spared: HashSet<Uid> = self.preemptions.spared.keys().cloned().collect();
         let book = &self.book;
         let standing = |pod: &Pod| book.standing(&pod.key.namespace, pod.priority);
+        let limits = self.settings.holds;
+        let index = &self.index;
+        let kept = |claim: &Claim| hold_standing(index, limits, book, claim);
         let terms = preempt::Terms {
             standing: &standing,
+            kept: &kept,
             wall: wall.as_second(),
             evicted: &self.preemptions.evicted,
             spared: &spared,
@@ -354,6 +359,12 @@ impl Core {
                 Fate::Evicted => {
                     self.metrics.eviction("evicted");
                     self.preemptions.evicted.insert(victim_uid.clone());
+                    // What it kept beyond its end is not kept any more.
+                    let claims: Vec<ObjectKey> =
+                        self.index.pod(&victim).into_iter().flat_map(Pod::claim_keys).collect();
+                    for claim in &claims {
+                        self.holds.note(claim);
+                    }
                     if let Some(nomination) = self.preemptions.nominations.get_mut(pod) {
                         nomination.earned = true;
                     }

@@ -223,7 +223,14 @@ impl Core {
         let standing = |other: &Pod| i32::from(other.key == *key);
         let nobody: HashSet<Uid> = HashSet::new();
         let evicted = &self.preemptions.evicted;
-        let terms = preempt::Terms { standing: &standing, wall: wall.as_second(), evicted, spared: &nobody };
+        let terms = preempt::Terms {
+            standing: &standing,
+            // What is kept without a pod does not come free by its pod's end.
+            kept: &|_| i32::MAX,
+            wall: wall.as_second(),
+            evicted,
+            spared: &nobody,
+        };
         let until = Instant::now() + self.settings.deadline;
         let mut expired = || Instant::now() >= until;
         let (index, matcher) = (&self.index, &mut self.matcher);

@@ -1,10 +1,12 @@
 //! Devices that claims keep without a pod, given to pods of higher priority that fit nowhere else. Nobody
 //! works on them, so they are taken before any pod is evicted.
 
+use super::holds::policy;
 use super::{Core, GivesWay, Regarding, Report, reasons};
+use crate::budget::Book;
 use crate::decide::{Decision, Plan, Stage};
-use crate::hold;
-use crate::index::{Claim, Pod, Uid};
+use crate::hold::{self, Limits};
+use crate::index::{Claim, Index, Pod, Uid};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,10 +19,8 @@ struct Spare {
 }
 
 impl Core {
-    /// Where a claim stands while it keeps devices without a pod: at most where pods without a priority
-    /// class stand, and lower with a used-up budget.
     fn hold_standing(&self, claim: &Claim) -> i32 {
-        self.book.standing(&claim.key.namespace, self.hold_policy(claim).priority.min(0))
+        hold_standing(&self.index, self.settings.holds, &self.book, claim)
     }
 
     /// Gives a pod that fits nowhere devices that are kept without a pod, if that is enough.
@@ -118,6 +118,12 @@ impl Core {
             note,
         });
     }
+}
+
+/// Where a claim stands while it keeps devices without a pod: at most where pods without a priority class
+/// stand, and lower with a used-up budget.
+pub(super) fn hold_standing(index: &Index, limits: Limits, book: &Book, claim: &Claim) -> i32 {
+    book.standing(&claim.key.namespace, policy(index, limits, claim).priority.min(0))
 }
 
 fn uids<'s>(spares: impl Iterator<Item = &'s Spare>) -> HashSet<Uid> {

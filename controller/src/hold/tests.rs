@@ -9,7 +9,16 @@ const NEITHER: Policy = Policy { immediate: false, retain: false, seconds: HOUR,
 
 fn claim(allocated: bool, hold: Option<Hold>, consumers: usize) -> Claim {
     let allocated = allocated.then_some(ByUs(true));
-    Claim { created: 1000, deleting: false, generated: false, allocated, hold, consumers }
+    Claim {
+        created: 1000,
+        deleting: false,
+        generated: false,
+        allocated,
+        hold,
+        consumers,
+        gone: 0,
+        evicted: false,
+    }
 }
 
 fn annotations(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
@@ -54,6 +63,27 @@ fn a_claim_that_is_being_deleted_or_made_for_one_pod_is_not_kept() {
     let generated = Claim { generated: true, ..claim(true, None, 1) };
     assert_eq!(step(RETAIN, generated, 1500), Step::Wait(None));
     assert_eq!(step(IMMEDIATE, Claim { allocated: None, ..generated }, 1500), Step::Wait(None));
+}
+
+#[test]
+fn pods_that_are_gone_count_for_nothing_although_kubernetes_leaves_them_in_the_list() {
+    let gone = |hold| Claim { gone: 1, ..claim(true, hold, 1) };
+    assert_eq!(step(RETAIN, gone(Some(Hold::InUse)), 1500), Step::Set(Hold::Until(1500 + HOUR)));
+    assert_eq!(step(RETAIN, gone(Some(Hold::Until(5000))), 1500), Step::Set(Hold::Until(5000)));
+    // Without our entry Kubernetes can remove them, and takes the devices back with the last.
+    assert_eq!(step(RETAIN, gone(Some(Hold::Until(1500))), 1500), Step::Unset);
+    assert_eq!(step(NEITHER, gone(Some(Hold::InUse)), 1500), Step::Unset);
+    let two = Claim { consumers: 2, ..gone(Some(Hold::InUse)) };
+    assert_eq!(step(RETAIN, two, 1500), Step::Wait(None), "one is there");
+}
+
+#[test]
+fn what_an_evicted_pod_leaves_behind_is_not_kept() {
+    for policy in [RETAIN, IMMEDIATE, BOTH] {
+        let evicted = |hold| Claim { evicted: true, ..claim(true, hold, 1) };
+        assert_eq!(step(policy, evicted(Some(Hold::InUse)), 1500), Step::Unset);
+        assert_eq!(step(policy, evicted(None), 1500), Step::Wait(None), "nor is it kept again");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use super::Terms;
 use super::cheapest::{combinations, next};
 use crate::budget::part;
+use crate::hold;
 use crate::index::{Allocation, Claim, Held, Index, ObjectKey, Pod, Sym, Uid, gpu_of_name};
 use aliquot_model::usage::MicroGpus;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -149,11 +150,17 @@ impl<'a> Builder<'a, '_> {
         let mut known: BTreeMap<&'a ObjectKey, usize> = BTreeMap::new();
         let mut leaving: BTreeMap<&'a ObjectKey, &'a Pod> = BTreeMap::new();
         for (claim, allocation) in claims {
+            let (holds, others): (Vec<_>, Vec<_>) =
+                claim.reserved_for.iter().partition(|consumer| hold::is_hold(consumer));
+            let stays = !holds.is_empty()
+                && (allocation.others
+                    || claim.companion.is_some()
+                    || (self.terms.kept)(claim) >= self.standing);
             let consumers: Vec<Consumer<'a>> =
-                claim.reserved_for.iter().map(|consumer| self.consumer(claim, consumer)).collect();
-            // Without a consumer it is kept on purpose, or taken back by the controller itself.
+                others.into_iter().map(|consumer| self.consumer(claim, consumer)).collect();
             let fixed = consumers.iter().any(|consumer| matches!(consumer, Consumer::Fixed));
-            if fixed || consumers.is_empty() {
+            // Without any consumer it is taken back by the controller itself.
+            if stays || fixed || claim.reserved_for.is_empty() {
                 continue;
             }
             let mut users = HashSet::new();

@@ -2,6 +2,7 @@ use super::*;
 use crate::fixtures::{self, DRIVER, object, partition, request, share};
 use crate::index::FINGERPRINT;
 use aliquot_model::layout::AllocatorMode;
+use aliquot_model::names::{HOLD_GROUP, HOLD_RESOURCE};
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
@@ -82,7 +83,12 @@ impl World {
             let mark = crate::index::fingerprint(&draft.uid, since, &results);
             let reserved: Vec<Value> = users
                 .iter()
-                .map(|pod| json!({"resource": "pods", "name": pod, "uid": format!("uid-{pod}")}))
+                .map(|user| match user.strip_prefix("hold:") {
+                    Some(name) => {
+                        json!({"apiGroup": HOLD_GROUP, "resource": HOLD_RESOURCE, "name": name, "uid": "uid-hold"})
+                    }
+                    None => json!({"resource": "pods", "name": user, "uid": format!("uid-{user}")}),
+                })
                 .collect();
             let spec = self.index.claim(&draft.claim).expect("a claim").spec.clone();
             let claim: ResourceClaim = object(json!({
@@ -96,6 +102,11 @@ impl World {
 
     /// A pod with a claim of its own that is allocated and runs, if it fits.
     pub(crate) fn run(&mut self, name: &str, requests: &[Value], priority: i32, since: i64) -> bool {
+        self.run_for(name, requests, priority, since, &[name])
+    }
+
+    /// The same, with other users of the claim; `hold:<name>` is an entry of ours.
+    fn run_for(&mut self, name: &str, requests: &[Value], priority: i32, since: i64, users: &[&str]) -> bool {
         self.claim(name, requests);
         let pod = self.pod(name, &[name], priority);
         let Decision::Placed(plan) = self.decide(&pod) else {
@@ -103,7 +114,7 @@ impl World {
             self.index.delete_claim(&ObjectKey::new("default", name), None);
             return false;
         };
-        self.show(&plan, since, &[name]);
+        self.show(&plan, since, users);
         self.bind(name, &[name], priority, &plan.node);
         true
     }
@@ -123,6 +134,7 @@ impl World {
     fn choose(&mut self, pod: &Pod) -> Choice {
         let terms = Terms {
             standing: &|pod| pod.priority,
+            kept: &|_| 0,
             wall: self.wall,
             evicted: &self.evicted,
             spared: &self.spared,
@@ -190,6 +202,27 @@ fn nobody_of_the_same_priority_goes() {
     assert!(world.run("peer", &[gpu(1)], 5, NOW));
     let pod = world.wants("wants", &[gpu(1)], 5);
     assert_eq!(world.choose(&pod), Choice::None);
+}
+
+#[test]
+fn a_pod_whose_claim_is_kept_goes_if_the_claim_gives_way_too() {
+    let mut world = World::new(&[("n1", 1)]);
+    assert!(world.run_for("low", &[gpu(1)], -10, NOW, &["low", "hold:in-use"]));
+    let pod = world.wants("high", &[gpu(1)], 1);
+    assert_eq!(world.victims(&pod), ["low"]);
+    // Without its pod the claim stands at 0: what does not stand above that would gain nothing.
+    let pod = world.wants("same", &[gpu(1)], 0);
+    assert_eq!(world.choose(&pod), Choice::None);
+}
+
+#[test]
+fn what_is_kept_without_a_pod_counts_beside_who_goes() {
+    let mut world = World::new(&[("n1", 2)]);
+    assert!(world.run_for("spare", &[gpu(1)], 0, NOW, &["hold:until-99999999999"]));
+    world.remove("spare");
+    assert!(world.run("low", &[gpu(1)], 0, NOW));
+    let two = world.wants("two", &[gpu(2)], 5);
+    assert_eq!(world.victims(&two), ["low"]);
 }
 
 #[test]
@@ -310,8 +343,13 @@ fn devices_kept_for_another_are_not_counted_on() {
     stage.hold(&world.index, &kept);
     let situation = Situation { stages: [("n1".into(), stage)].into(), ..Situation::default() };
     let second = world.wants("second", &[gpu(1)], 5);
-    let terms =
-        Terms { standing: &|pod| pod.priority, wall: NOW, evicted: &world.evicted, spared: &world.spared };
+    let terms = Terms {
+        standing: &|pod| pod.priority,
+        kept: &|_| 0,
+        wall: NOW,
+        evicted: &world.evicted,
+        spared: &world.spared,
+    };
     let choice = choose(
         &world.index,
         &mut world.matcher,

@@ -84,6 +84,62 @@ fn a_retained_claim_that_is_deleted_goes_at_once() -> Result<()> {
 }
 
 #[test]
+fn what_a_kept_claim_has_gives_way_to_a_pod_of_higher_priority_in_use_or_not() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("outranked").await?;
+        let class = format!("{namespace}-high");
+        // Of the boards of that name one can have partitions.
+        let part = |profile: &str| [objects::partition_of("gpu", profile, "A100")];
+        let high = |name: &str| {
+            PodManifest::of_template(&namespace, name, "all").with("priorityClassName", json!(class)).build()
+        };
+        let lost = |claim: &'static str| {
+            let namespace = &namespace;
+            async move {
+                let claim = cluster.claim(namespace, claim).await?.context("no claim")?;
+                let kept = holds(&claim);
+                ensure!(kept.is_empty(), "{kept:?}");
+                ensure!(claim.status.and_then(|status| status.allocation).is_none(), "it has devices");
+                Ok(())
+            }
+        };
+        cluster.create(&[
+            json!({
+                "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass",
+                "metadata": {"name": class}, "value": 1000,
+            }),
+            objects::template(&namespace, "all", &part("7g.80gb")),
+            objects::retained(objects::claim(&namespace, "used", &part("3g.40gb"))),
+            PodManifest::of_claim(&namespace, "low", "used").build(),
+        ])?;
+        cluster.report(&namespace, "low", "main").await?;
+        cluster
+            .wait_for("the claim to be kept", || async {
+                let claim = cluster.claim(&namespace, "used").await?.context("no claim")?;
+                Ok((holds(&claim) == ["in-use"]).then_some(()))
+            })
+            .await?;
+        cluster.create(&[high("first")])?;
+        let told = cluster.event(&namespace, "low Preempted").await?;
+        ensure!(told.contains("pod first"), "{told}");
+        cluster.report(&namespace, "first", "main").await?;
+        lost("used").await?;
+        cluster.delete_pod(&namespace, "first").await?;
+        cluster.pod_gone(&namespace, "first").await?;
+        let idle = objects::claim(&namespace, CLAIM, &part("3g.40gb"));
+        cluster.create(&[objects::immediate(idle)])?;
+        kept(cluster, &namespace).await?;
+        cluster.create(&[high("second")])?;
+        let told = cluster.event(&namespace, "notebook Preempted").await?;
+        ensure!(told.contains("pod second"), "{told}");
+        cluster.report(&namespace, "second", "main").await?;
+        lost(CLAIM).await?;
+        cluster.kubectl(&["delete", "priorityclass", &class])?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
 fn a_retained_claims_gpu_instance_waits_for_its_next_pod_over_a_kill_of_the_agent() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("instance").await?;
@@ -136,7 +192,8 @@ fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<
         template["spec"]["metadata"] = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
         let mut pod = PodManifest::of_template(&namespace, "x", "slice").build();
         pod["spec"].as_object_mut().context("a spec")?.remove("restartPolicy");
-        pod["spec"]["terminationGracePeriodSeconds"] = json!(0);
+        // With 0 it would leave the API before the kubelet has given its devices back.
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(1);
         let set = json!({
             "apiVersion": "apps/v1", "kind": "StatefulSet",
             "metadata": {"name": "web", "namespace": namespace},
