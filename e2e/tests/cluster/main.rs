@@ -18,6 +18,7 @@ mod modes;
 mod pod_group;
 mod policies;
 mod preemption;
+mod reservation;
 mod substitution;
 mod support;
 mod surroundings;
