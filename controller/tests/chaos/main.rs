@@ -174,15 +174,15 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
         node.settle(&cluster).await;
         nodes += node.tally;
     }
-    assert_eq!(nodes.refused, 0, "claims that a node's ledger refused");
     let record = cluster.handle.audit(0);
     let budgets = budgets_settled(&cluster).await;
     let tally = judge::judge(&cluster, &record, &kills, &budgets);
     let quiet = quiet.expect("it was quiet once");
-    let Tally { prepared, unprepared, killed, .. } = nodes;
+    let Tally { prepared, unprepared, killed, held_off } = nodes;
     assert!(killed > 0 && prepared > total / 10, "{prepared} prepared, {killed} agents killed");
     eprintln!(
-        "{prepared} claims prepared and {unprepared} given back by real agents, {killed} of them killed in it"
+        "{prepared} claims prepared and {unprepared} given back by real agents, which were killed {killed} times \
+         in it and held claims off {held_off} times"
     );
     eprintln!("{tally}, {quiet}, {} controllers killed, {tick} ticks", kills.len());
     if let Some(controller) = controller {

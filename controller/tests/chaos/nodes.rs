@@ -52,7 +52,6 @@ pub struct RealNode {
     node: Arc<Node>,
     steps: Arc<AtomicU64>,
     given: BTreeMap<String, Given>,
-    said: Option<String>,
     pub tally: Tally,
 }
 
@@ -62,7 +61,7 @@ pub struct Tally {
     pub prepared: u64,
     pub unprepared: u64,
     pub killed: u64,
-    pub refused: u64,
+    pub held_off: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -70,7 +69,7 @@ impl std::ops::AddAssign for Tally {
         self.prepared += other.prepared;
         self.unprepared += other.unprepared;
         self.killed += other.killed;
-        self.refused += other.refused;
+        self.held_off += other.held_off;
     }
 }
 
@@ -142,7 +141,6 @@ impl RealNode {
             node,
             steps,
             given: BTreeMap::new(),
-            said: None,
             tally: Tally::default(),
         }
     }
@@ -289,17 +287,20 @@ impl RealNode {
                 self.check();
                 true
             }
-            Some(Err(error)) => {
-                let note = format!("{}: {reference} is not prepared: {error}", self.name);
-                if self.said.as_ref() != Some(&note) {
-                    eprintln!("{note}");
-                    self.said = Some(note);
-                }
-                self.tally.refused += 1;
+            // Its agent was killed before it gave back what somebody else had: the ledger holds this one
+            // off until the kubelet has asked again.
+            Some(Err(error)) if error.is_conflict() && self.owes() => {
+                self.tally.held_off += 1;
                 false
             }
+            Some(Err(error)) => panic!("{}: {reference} is not prepared: {error}", self.name),
             None => false,
         }
+    }
+
+    /// Whether something is still to be given back.
+    fn owes(&self) -> bool {
+        self.given.values().any(|given| given.pods.is_empty())
     }
 
     /// The node's code without a kill in it.
