@@ -18,6 +18,8 @@
 mod error;
 mod limit;
 mod overview;
+mod recover;
+mod release;
 mod retain;
 
 pub use error::{PrepareError, UnprepareError};
@@ -37,7 +39,6 @@ use aliquot_model::LiveMig;
 use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
 use aliquot_nvml::{GpuError, Inventory};
 use jiff::Timestamp;
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -386,161 +387,6 @@ impl Node {
             }
         }
         first.map_or(Ok(()), Err)
-    }
-
-    /// Gives a claim back from local state alone; the claim object may be gone. One that the controller
-    /// keeps for its next pod keeps its GPU instances. Returns whether there was anything to give back.
-    ///
-    /// # Errors
-    /// [`UnprepareError`]; the claim keeps its place in the ledger and can be unprepared again.
-    pub fn unprepare(&self, uid: &str) -> Result<bool, UnprepareError> {
-        self.unprepare_at(uid, Timestamp::now())
-    }
-
-    /// The same with a clock.
-    ///
-    /// # Errors
-    /// [`UnprepareError`].
-    pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut ledger = locked.load()?.ledger;
-        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
-        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        if record.is_parked() {
-            self.tidy_parked(&record, &ledger, &boot_id)?;
-        } else if self.keeps(&record, &boot_id) {
-            self.park(&mut locked, &mut ledger, record, &boot_id, now)?;
-        } else {
-            self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
-        }
-        Ok(true)
-    }
-
-    /// Gives a claim back with everything that it has, also what it would keep.
-    ///
-    /// # Errors
-    /// [`UnprepareError`], as [`Self::unprepare`].
-    pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut ledger = locked.load()?.ledger;
-        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
-        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
-        Ok(true)
-    }
-
-    fn release_at(
-        &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
-        mut record: Record,
-        boot_id: &str,
-        now: Timestamp,
-    ) -> Result<(), UnprepareError> {
-        // What keeps it from being released now is not the claim's fault: the first time counts.
-        record.ended.get_or_insert(now.as_second());
-        self.release(locked, ledger, &mut record, boot_id)
-    }
-
-    fn release(
-        &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
-        record: &mut Record,
-        boot_id: &str,
-    ) -> Result<(), UnprepareError> {
-        let uid = record.claim.uid.clone();
-        record.state = State::Unpreparing;
-        ledger.claims.insert(uid.clone(), record.clone());
-        self.machine.probe.at("before write-ahead");
-        locked.save(ledger)?;
-        self.machine.probe.at("after write-ahead");
-        self.undo_all(record, ledger, boot_id)
-            .map_err(|(undo, source)| UnprepareError::Undo { undo, source })?;
-        ledger.claims.remove(&uid);
-        ledger.releases.count(record);
-        self.machine.probe.at("before completion");
-        locked.save(ledger)?;
-        self.machine.probe.at("after completion");
-        // The others only get more by it, so a failure is no reason to keep this claim.
-        if let Err(error) = self.rebalance(ledger) {
-            tracing::warn!(%error, "best-effort shares keep their old cap");
-        }
-        Ok(())
-    }
-
-    /// Makes the node consistent: finishes or undoes what a dead process left, removes files without a
-    /// claim. Run at start, before anything is served.
-    ///
-    /// # Errors
-    /// If lock or checkpoint cannot be had at all.
-    pub fn recover(&self, now: Timestamp) -> Result<Recovery, PrepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut recovery = Recovery::default();
-        let mut ledger = match locked.load() {
-            Ok(loaded) => {
-                recovery.damaged = loaded.damaged;
-                loaded.ledger
-            }
-            Err(StoreError::Corrupt { details }) => {
-                recovery.damaged.push(details);
-                recovery.set_aside = locked.set_aside(&now.as_second().to_string())?;
-                Ledger::default()
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let boot_id = self.boot_id()?;
-        let half_done: Vec<Record> = ledger
-            .claims
-            .values()
-            .filter(|record| matches!(record.state, State::Started | State::Unpreparing))
-            .cloned()
-            .collect();
-        let parked = self.recover_parked(&mut ledger, &boot_id, &mut recovery);
-        for record in half_done {
-            let claim = record.claim.clone();
-            match self.undo_all(&record, &ledger, &boot_id) {
-                Ok(()) => {
-                    forget_attempt(&mut ledger, record);
-                    recovery.undone.push(claim);
-                }
-                Err((undo, error)) => recovery.failed.push((claim, format!("cannot {undo}: {error}"))),
-            }
-        }
-        if parked || !recovery.undone.is_empty() || !recovery.damaged.is_empty() {
-            locked.save(&ledger)?;
-        }
-        if let Err(error) = self.rebalance(&ledger) {
-            tracing::warn!(%error, "best-effort shares keep their old cap");
-        }
-        // With the ledger lost, what looks like an orphan may belong to a running pod.
-        if recovery.set_aside.is_empty() {
-            self.remove_orphans(&ledger, &mut recovery);
-        }
-        Ok(recovery)
-    }
-
-    /// Removes CDI specs and share directories that no claim has.
-    fn remove_orphans(&self, ledger: &Ledger, recovery: &mut Recovery) {
-        let driver = &self.machine.site.driver;
-        let prefix = edits::spec_prefix(driver);
-        let specs = self.machine.cdi.list(&prefix).unwrap_or_default();
-        for name in specs {
-            let known = name.strip_prefix(&prefix).is_some_and(|uid| ledger.claims.contains_key(uid));
-            if !known && self.machine.cdi.remove(&name).unwrap_or(false) {
-                recovery.orphans.push(format!("CDI spec {name}"));
-            }
-        }
-        let ids: BTreeSet<&str> = ledger
-            .claims
-            .values()
-            .flat_map(|record| record.devices.iter().map(|device| device.result_id.as_str()))
-            .collect();
-        for id in share::list(&self.machine.shares).unwrap_or_default() {
-            if !ids.contains(id.as_str()) && share::remove(&self.machine.shares, &id).is_ok() {
-                recovery.orphans.push(format!("share {id}"));
-            }
-        }
     }
 
     /// Reads hardware and ledger at one moment, and notes which GPU each minor number means.

@@ -1,0 +1,89 @@
+//! Giving a claim back: from local state alone, undone step by step.
+
+use super::{Node, UnprepareError};
+use crate::ledger::{Ledger, Record, State};
+use crate::store::Locked;
+use jiff::Timestamp;
+
+impl Node {
+    /// Gives a claim back from local state alone; the claim object may be gone. One that the controller
+    /// keeps for its next pod keeps its GPU instances. Returns whether there was anything to give back.
+    ///
+    /// # Errors
+    /// [`UnprepareError`]; the claim keeps its place in the ledger and can be unprepared again.
+    pub fn unprepare(&self, uid: &str) -> Result<bool, UnprepareError> {
+        self.unprepare_at(uid, Timestamp::now())
+    }
+
+    /// The same with a clock.
+    ///
+    /// # Errors
+    /// [`UnprepareError`].
+    pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
+        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        if record.is_parked() {
+            self.tidy_parked(&record, &ledger, &boot_id)?;
+        } else if self.keeps(&record, &boot_id) {
+            self.park(&mut locked, &mut ledger, record, &boot_id, now)?;
+        } else {
+            self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
+        }
+        Ok(true)
+    }
+
+    /// Gives a claim back with everything that it has, also what it would keep.
+    ///
+    /// # Errors
+    /// [`UnprepareError`], as [`Self::unprepare`].
+    pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
+        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
+        Ok(true)
+    }
+
+    pub(super) fn release_at(
+        &self,
+        locked: &mut Locked,
+        ledger: &mut Ledger,
+        mut record: Record,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<(), UnprepareError> {
+        // What keeps it from being released now is not the claim's fault: the first time counts.
+        record.ended.get_or_insert(now.as_second());
+        self.release(locked, ledger, &mut record, boot_id)
+    }
+
+    pub(super) fn release(
+        &self,
+        locked: &mut Locked,
+        ledger: &mut Ledger,
+        record: &mut Record,
+        boot_id: &str,
+    ) -> Result<(), UnprepareError> {
+        let uid = record.claim.uid.clone();
+        record.state = State::Unpreparing;
+        ledger.claims.insert(uid.clone(), record.clone());
+        self.machine.probe.at("before write-ahead");
+        locked.save(ledger)?;
+        self.machine.probe.at("after write-ahead");
+        self.undo_all(record, ledger, boot_id)
+            .map_err(|(undo, source)| UnprepareError::Undo { undo, source })?;
+        ledger.claims.remove(&uid);
+        ledger.releases.count(record);
+        self.machine.probe.at("before completion");
+        locked.save(ledger)?;
+        self.machine.probe.at("after completion");
+        // The others only get more by it, so a failure is no reason to keep this claim.
+        if let Err(error) = self.rebalance(ledger) {
+            tracing::warn!(%error, "best-effort shares keep their old cap");
+        }
+        Ok(())
+    }
+}
