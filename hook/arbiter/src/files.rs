@@ -5,7 +5,7 @@
 use crate::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, Mark};
 use aliquot_quota::grant::{GRANT_SIZE, Grant};
-use aliquot_quota::region::{Region, RegionView, Slot};
+use aliquot_quota::region::{self, INITIAL_HEADER_SIZE, Region, RegionView, Slot};
 use aliquot_quota::{ComputePolicy, QuotaFile};
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -143,6 +143,11 @@ impl Kept {
         let region =
             OpenOptions::new().read(true).custom_flags(flags).open(folder.join("region/region")).ok()?;
         let grant = OpenOptions::new().read(true).write(true).open(folder.join("quota").join(GRANT)).ok()?;
+        // One of another release, which a newer agent can come upon, is not understood: the share gets no grants.
+        let mut head = [0; INITIAL_HEADER_SIZE];
+        region.read_exact_at(&mut head, 0).ok()?;
+        let size = usize::try_from(region.metadata().ok()?.len()).ok()?;
+        region::check(size, &head).ok()?;
         let mut bytes = [0; GRANT_SIZE];
         let before = grant.read_exact_at(&mut bytes, 0).ok().and_then(|()| Grant::decode(&bytes));
         let found_before = before.map_or((0, 0), |grant| (grant.true_up_ns, grant.borrowed_true_up_ns));
@@ -227,7 +232,9 @@ mod tests {
         fs::create_dir_all(own.join("region")).unwrap();
         let quota = QuotaFile { cores_percent: 50, ..QuotaFile::new(GpuUuid::new("GPU-0").unwrap()) };
         fs::write(own.join("quota/quota"), quota.encode()).unwrap();
-        fs::write(own.join("region/region"), vec![0; aliquot_quota::REGION_FILE_SIZE]).unwrap();
+        let mut bytes = vec![0; aliquot_quota::REGION_FILE_SIZE];
+        bytes[..INITIAL_HEADER_SIZE].copy_from_slice(&region::initial_header());
+        fs::write(own.join("region/region"), bytes).unwrap();
         make_grant(&own.join("quota")).unwrap();
         fs::write(own.join("quota").join(GRANT), grant.encode()).unwrap();
     }
@@ -246,5 +253,24 @@ mod tests {
             (grant.true_up_ns, grant.borrowed_true_up_ns)
         };
         assert_eq!((read("a"), read("b")), ((5_000_000_000, -7), (0, 0)));
+    }
+
+    #[test]
+    fn a_share_whose_region_is_of_another_release_gets_no_grant_and_its_neighbours_do() {
+        let folder = tempfile::tempdir().unwrap();
+        for id in ["a", "b", "c"] {
+            share(folder.path(), id, &Grant::default());
+        }
+        let path = folder.path().join("c/region/region");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[8] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        Keeper::new(folder.path()).tick(1_000_000_000);
+        let valid_until = |id: &str| {
+            let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
+            Grant::decode(&bytes).unwrap().valid_until_ns
+        };
+        assert!(valid_until("a") > 0 && valid_until("b") > 0);
+        assert_eq!(valid_until("c"), 0);
     }
 }

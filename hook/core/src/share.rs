@@ -221,11 +221,13 @@ impl Share {
         if now.wrapping_sub(self.checked_ms.load(Relaxed)) >= QUOTA_AGE_MS {
             self.checked_ms.store(now, Relaxed);
             let path = *self.quota_path.lock();
-            // A file that cannot be read leaves the limit as it was.
-            if let Ok(quota) = read_quota(&path)
-                && self.uuid() == Some(quota.gpu_uuid)
-            {
-                self.take(&quota);
+            // A file that cannot be read leaves the limit as it was, which is said where a newer node agent wrote it.
+            match read_quota(&path) {
+                Ok(quota) if self.uuid() == Some(quota.gpu_uuid) => self.take(&quota),
+                Err(reason) if sys::File::read_only(path.as_c()).is_ok() => {
+                    crate::log::note(format_args!("the limits stay as they were: {reason}"));
+                }
+                _ => {}
             }
         }
     }

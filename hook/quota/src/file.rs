@@ -54,7 +54,10 @@ impl fmt::Display for QuotaError {
         match self {
             Self::Size(size) => write!(f, "quota file has {size} bytes instead of {QUOTA_FILE_SIZE}"),
             Self::Magic => f.write_str("quota file does not start with its magic bytes"),
-            Self::Version(version) => write!(f, "quota file has unknown layout version {version}"),
+            Self::Version(version) => write!(
+                f,
+                "quota file has unknown layout version {version}, version {QUOTA_LAYOUT_VERSION} is read here: node agent and limiter are of different releases"
+            ),
             Self::Checksum => f.write_str("quota file is corrupt: its checksum does not match"),
             Self::Uuid => f.write_str("quota file names no valid GPU UUID"),
             Self::Cores(cores) => write!(f, "quota file grants {cores} percent of compute"),
@@ -198,14 +201,16 @@ impl QuotaFile {
 
     /// Reads a file's content. Whatever is not exactly what [`QuotaFile::encode`] writes is refused.
     pub fn decode(bytes: &[u8]) -> Result<Self, QuotaError> {
-        let bytes: &[u8; QUOTA_FILE_SIZE] = bytes.try_into().map_err(|_| QuotaError::Size(bytes.len()))?;
-        if take::<8>(bytes, 0) != MAGIC {
+        // Another version may have another size, and the version says more.
+        let head = bytes.first_chunk::<AT_SIZE>().ok_or(QuotaError::Size(bytes.len()))?;
+        if !head.starts_with(&MAGIC) {
             return Err(QuotaError::Magic);
         }
-        let version = u32::from_le_bytes(take(bytes, AT_VERSION));
+        let version = head.last_chunk().copied().map_or(0, u32::from_le_bytes);
         if version != QUOTA_LAYOUT_VERSION {
             return Err(QuotaError::Version(version));
         }
+        let bytes: &[u8; QUOTA_FILE_SIZE] = bytes.try_into().map_err(|_| QuotaError::Size(bytes.len()))?;
         let sum = checksum(bytes.get(..AT_CHECKSUM).unwrap_or_default());
         if sum != u64::from_le_bytes(take(bytes, AT_CHECKSUM)) {
             return Err(QuotaError::Checksum);

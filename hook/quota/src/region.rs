@@ -202,7 +202,10 @@ impl fmt::Display for RegionError {
         match self {
             Self::Size(size) => write!(f, "region has {size} bytes instead of {REGION_FILE_SIZE}"),
             Self::Magic => f.write_str("region does not start with its magic bytes"),
-            Self::Version(version) => write!(f, "region has unknown layout version {version}"),
+            Self::Version(version) => write!(
+                f,
+                "region has unknown layout version {version}, version {REGION_LAYOUT_VERSION} is read here: node agent and limiter are of different releases"
+            ),
             Self::Header => f.write_str("region has a header that does not fit its layout version"),
         }
     }
@@ -234,15 +237,19 @@ pub fn initial_header() -> [u8; INITIAL_HEADER_SIZE] {
 
 /// Checks the first bytes and the size of a region's file, before it is mapped or read further.
 pub fn check(file_size: usize, head: &[u8]) -> Result<(), RegionError> {
-    if file_size != REGION_FILE_SIZE {
+    // Another version may have another size, and the version says more.
+    let (Some(magic), Some(version)) = (u64_at(head, 0), u64_at(head, 8)) else {
         return Err(RegionError::Size(file_size));
-    }
-    if u64_at(head, 0) != Some(MAGIC) {
+    };
+    if magic != MAGIC {
         return Err(RegionError::Magic);
     }
-    let version = u64_at(head, 8).unwrap_or_default() as u32;
+    let version = version as u32;
     if version != REGION_LAYOUT_VERSION {
         return Err(RegionError::Version(version));
+    }
+    if file_size != REGION_FILE_SIZE {
+        return Err(RegionError::Size(file_size));
     }
     if head.get(..INITIAL_HEADER_SIZE) != Some(initial_header().as_slice()) {
         return Err(RegionError::Header);
@@ -369,7 +376,8 @@ mod tests {
     fn a_region_of_another_size_version_or_kind_is_refused() {
         let bytes = fresh();
         let parse = |bytes: &[u8]| RegionView::parse(bytes).err();
-        assert_eq!(parse(&bytes[1..]), Some(RegionError::Size(REGION_FILE_SIZE - 1)));
+        assert_eq!(parse(&bytes[..REGION_FILE_SIZE - 1]), Some(RegionError::Size(REGION_FILE_SIZE - 1)));
+        assert_eq!(parse(&[]), Some(RegionError::Size(0)));
         let changed = |at: usize| {
             let mut bytes = bytes.clone();
             bytes[at] ^= 2;

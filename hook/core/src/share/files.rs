@@ -4,7 +4,7 @@ use super::Path;
 use crate::log::Text;
 use crate::sys::{self, File};
 use aliquot_quota::grant::{GRANT_SIZE, Grant};
-use aliquot_quota::region::{self, REGION_LAYOUT_VERSION, Region};
+use aliquot_quota::region::{self, Region};
 use aliquot_quota::{QUOTA_FILE_SIZE, QuotaFile, REGION_FILE_SIZE};
 
 pub(super) fn read_quota(path: &Path) -> Result<QuotaFile, Text<400>> {
@@ -31,9 +31,8 @@ pub(super) fn open_region(path: &Path) -> Result<File, Text<400>> {
     let mut head = [0; region::INITIAL_HEADER_SIZE];
     let size = file.size().unwrap_or_default();
     let read = file.read_at(&mut head, 0).unwrap_or_default();
-    region::check(size, head.get(..read).unwrap_or_default()).map_err(|error| {
-        Text::of(format_args!("region {path} is not valid: {error} (layout {REGION_LAYOUT_VERSION})"))
-    })?;
+    region::check(size, head.get(..read).unwrap_or_default())
+        .map_err(|error| Text::of(format_args!("region {path} is not valid: {error}")))?;
     Ok(file)
 }
 
