@@ -86,6 +86,7 @@ pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i3
     contexts::refresh(device);
     pools::settle_all(device);
     graphs::settle_all(device);
+    shared::settle(device);
     if try_charge_as(device, bytes, kind).is_ok() {
         return Ok(());
     }
@@ -105,7 +106,7 @@ pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i3
                 (a, b) => a.or(b),
             };
         }
-        if came_back {
+        if came_back || shared::settle(device) {
             continue;
         }
         let could_ever_fit = kind == Kind::Managed || bytes <= limit(device);
@@ -161,6 +162,7 @@ pub(crate) fn seen(device: Device, free: u64, total: u64) -> Seen {
     contexts::refresh(device);
     pools::settle_all(device);
     graphs::settle_all(device);
+    shared::settle(device);
     see(shares_on(device), free, total)
 }
 

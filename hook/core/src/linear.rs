@@ -178,12 +178,17 @@ pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) 
     // stays taken until the driver is done.
     let found = BOOK.lock().known.remove(address);
     let code = driver();
-    let Some(origin) = found else { return code };
+    let Some(origin) = found else {
+        if code == 0 {
+            // What came from another process's pool is freed as if it were ours.
+            shared::forget(Side::Imported, address);
+        }
+        return code;
+    };
     if code != 0 {
         let _ = BOOK.lock().known.insert(address, origin);
         return code;
     }
-    shared::forget(Side::Exported, address);
     match origin {
         Origin::Linear { device, bytes, .. } => {
             if let Some(stream) = stream {
@@ -194,15 +199,26 @@ pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) 
             give_back(usize::from(device), address, bytes);
         }
         Origin::Array { device, bytes, .. } => account::release(usize::from(device), bytes),
-        Origin::Pooled { pool } => pools::freed(pool),
+        Origin::Pooled { pool } => {
+            shared::forget(Side::Exported, address);
+            pools::freed(pool);
+        }
     }
     0
 }
 
 fn give_back(device: Device, address: u64, bytes: u64) {
-    let shared = || BOOK.lock().pages.get_mut(device).map_or(0, |pages| pages.give(address, bytes));
-    let given = Pages::whole(address, bytes).unwrap_or_else(shared);
-    account::release(device, given);
+    let of_slab = || BOOK.lock().pages.get_mut(device).map_or(0, |pages| pages.give(address, bytes));
+    let given = Pages::whole(address, bytes).unwrap_or_else(of_slab);
+    account::release(device, shared::freed(address, device, given));
+}
+
+/// The pool that an allocation is of.
+pub(crate) fn pool_of(address: u64) -> Option<u64> {
+    match BOOK.lock().known.get(address) {
+        Some(Origin::Pooled { pool }) => Some(pool),
+        _ => None,
+    }
 }
 
 /// Records memory that a pool gave out.

@@ -13,6 +13,7 @@ use crate::lock::Mutex;
 use crate::map::{Full, Map};
 use crate::pages::SLAB;
 use crate::real::{self, call};
+use crate::shared::{self, Side};
 use crate::state::{self, Mode, REFUSED};
 use aliquot_quota::region::audit;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -376,6 +377,46 @@ fn refused() -> Option<i32> {
 /// A call about pools that charges nothing.
 pub(crate) fn pass(driver: impl Fn() -> i32) -> i32 {
     refused().unwrap_or_else(driver)
+}
+
+/// Bytes of an allocation, as a pool takes them for it at the most: others may hold as much of the pool.
+fn most_of(device: Device, address: u64) -> Option<u64> {
+    let (mut base, mut bytes) = (0_u64, 0_usize);
+    // SAFETY: the results outlive the call.
+    let told = unsafe { real::cuMemGetAddressRange_v2(&mut base, &mut bytes, address) };
+    GROWTH.get(device).filter(|_| told == Some(0))?.most(bytes as u64)
+}
+
+/// Gives another process the right to open an allocation.
+pub(crate) fn export(address: u64, driver: impl Fn() -> i32) -> i32 {
+    if let Some(code) = refused() {
+        return code;
+    }
+    let code = driver();
+    if code == 0
+        && let Some(pool) = linear::pool_of(address)
+        && let Some(device) = POOLS.lock().get(pool).and_then(|pool| pool.device())
+        && let Some(bytes) = most_of(device, address)
+    {
+        shared::note(Side::Exported, address, device, bytes, 0);
+    }
+    code
+}
+
+/// Opens another process's allocation, which is on that one's account.
+pub(crate) fn import(driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
+    let device = match gate_any() {
+        Gate::Pass => return driver(),
+        Gate::Refuse(code) => return code,
+        Gate::Limit(device, _) => device,
+    };
+    let code = driver();
+    if code == 0
+        && let Some(bytes) = most_of(device, made())
+    {
+        shared::note(Side::Imported, made(), device, bytes, 0);
+    }
+    code
 }
 
 /// Records a pool that the program made: on a device, or of memory that is not charged.

@@ -419,6 +419,25 @@ impl Share {
         }
     }
 
+    /// Bytes that living processes beside this one have imported, and those that all beside it have exported.
+    pub(crate) fn shared_by_others(&self) -> (u64, u64) {
+        let (Some(region), own) = (self.region(), self.slot()) else { return (0, 0) };
+        let others = region.slots.iter().enumerate().filter(|(slot, _)| Some(*slot) != own);
+        others.fold((0, 0), |(imported, exported), (index, slot)| {
+            let (theirs, given) = match SlotState::of(slot.state.load(Acquire)) {
+                Some(SlotState::Live) => {
+                    (slot.imported_bytes.load(Relaxed), slot.exported_bytes.load(Relaxed))
+                }
+                // What is kept for one that died, no more than it is still charged.
+                Some(SlotState::Dead) => {
+                    (0, slot.exported_bytes.load(Relaxed).min(ledger::charged(region, index)))
+                }
+                _ => (0, 0),
+            };
+            (imported.saturating_add(theirs), exported.saturating_add(given))
+        })
+    }
+
     fn tell_shared(&self, slot: &region::Slot) {
         let [mine, others] = &self.shared;
         slot.exported_bytes.store(mine.load(Relaxed), Relaxed);

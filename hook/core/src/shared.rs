@@ -1,8 +1,9 @@
 //! Memory that several processes have: exported by one, imported by others.
 //!
 //! Who exported it pays for it. When it dies, its slot of the region stays charged with as much of it as the living
-//! have imported (see `Share::reap`), so that the quota holds until the last of them gives it back. Nothing tells
-//! which import belongs to which export, so both are sums.
+//! have imported (see `Share::reap`), so that the quota holds until the last of them gives it back. When it lives and
+//! frees the memory while others still have it, it stays charged likewise: what others have imported beyond what is
+//! exported now must be of what was freed. Nothing tells which import belongs to which export, so all are sums.
 
 use crate::account;
 use crate::device::{self, Device};
@@ -33,10 +34,19 @@ struct Book {
     imported: Map<Part>,
     /// Exported and imported bytes.
     sums: [[u64; 2]; device::MOST],
+    /// Bytes that were exported and freed, and stay charged because others have them.
+    lingering: [u64; device::MOST],
 }
 
-static BOOK: Mutex<Book> =
-    Mutex::new(Book { exported: Map::new(), imported: Map::new(), sums: [[0; 2]; device::MOST] });
+static BOOK: Mutex<Book> = Mutex::new(Book {
+    exported: Map::new(),
+    imported: Map::new(),
+    sums: [[0; 2]; device::MOST],
+    lingering: [0; device::MOST],
+});
+
+/// Whether anything lingers.
+static LINGERS: AtomicBool = AtomicBool::new(false);
 
 /// Whether anything was ever noted: most programs share nothing.
 static IS_USED: AtomicBool = AtomicBool::new(false);
@@ -54,7 +64,13 @@ impl Book {
         let [exported, imported] = sums;
         let sum = if side == Side::Exported { exported } else { imported };
         *sum = change(*sum);
-        Some((usize::from(device), *sums))
+        self.shown(usize::from(device))
+    }
+
+    /// What others are told.
+    fn shown(&self, device: Device) -> Option<(Device, [u64; 2])> {
+        let [exported, imported] = self.sums.get(device)?;
+        Some((device, [exported.saturating_add(*self.lingering.get(device)?), *imported]))
     }
 
     fn forget(&mut self, side: Side, key: u64) -> Option<(Device, [u64; 2])> {
@@ -96,6 +112,48 @@ pub(crate) fn forget(side: Side, key: u64) {
     publish(changed);
 }
 
+/// Memory was freed that takes so many bytes of the charge: how many of them are to be released.
+pub(crate) fn freed(key: u64, device: Device, bytes: u64) -> u64 {
+    if !IS_USED.load(Relaxed) {
+        return bytes;
+    }
+    let mut book = BOOK.lock();
+    if book.forget(Side::Exported, key).is_none() {
+        return bytes;
+    }
+    let Some(lingering) = book.lingering.get_mut(device) else { return bytes };
+    *lingering = lingering.saturating_add(bytes);
+    let shown = book.shown(device);
+    LINGERS.store(true, Relaxed);
+    drop(book);
+    publish(shown);
+    settle(device);
+    0
+}
+
+/// Releases what was freed and others no longer have. Tells whether anything came back.
+pub(crate) fn settle(device: Device) -> bool {
+    if !LINGERS.load(Relaxed) {
+        return false;
+    }
+    let Some(share) = account::shares_on(device).next() else { return false };
+    share.reap();
+    let (imported, exported) = share.shared_by_others();
+    let mut book = BOOK.lock();
+    let exported = exported.saturating_add(book.sums.get(device).map_or(0, |[exported, _]| *exported));
+    let Some(lingering) = book.lingering.get_mut(device) else { return false };
+    let kept = imported.saturating_sub(exported).min(*lingering);
+    let released = core::mem::replace(lingering, kept) - kept;
+    let shown = book.shown(device);
+    LINGERS.store(book.lingering.iter().any(|bytes| *bytes > 0), Relaxed);
+    drop(book);
+    if released > 0 {
+        account::release(device, released);
+        publish(shown);
+    }
+    released > 0
+}
+
 /// Forgets what went with a context.
 pub(crate) fn context_gone(context: u64) {
     for side in [Side::Exported, Side::Imported] {
@@ -116,4 +174,6 @@ pub(crate) fn renew_after_fork() {
     book.exported.clear();
     book.imported.clear();
     book.sums = [[0; 2]; device::MOST];
+    book.lingering = [0; device::MOST];
+    LINGERS.store(false, Relaxed);
 }

@@ -35,6 +35,7 @@ macro_rules! hook_table {
             cuMemPoolSetAttribute, "cuMemPoolSetAttribute", 11020, legacy;
             cuMemPoolImportFromShareableHandle, "cuMemPoolImportFromShareableHandle", 11020, legacy;
             cuMemPoolImportPointer, "cuMemPoolImportPointer", 11020, legacy;
+            cuMemPoolExportPointer, "cuMemPoolExportPointer", 11020, legacy;
             cuDeviceSetMemPool, "cuDeviceSetMemPool", 11020, legacy;
             cuMemSetMemPool, "cuMemSetMemPool", 13000, legacy;
             cuMemCreate, "cuMemCreate", 10020, legacy;

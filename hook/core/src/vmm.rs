@@ -68,8 +68,8 @@ fn release(what: Option<(u64, Memory)>) {
     if found.imported_from != 0 {
         shared::forget(Side::Imported, shared_key(memory));
     } else if let Some(device) = found.device.checked_sub(1) {
-        shared::forget(Side::Exported, shared_key(memory));
-        account::release(usize::from(device), found.bytes);
+        let device = usize::from(device);
+        account::release(device, shared::freed(shared_key(memory), device, found.bytes));
     }
 }
 

@@ -495,6 +495,36 @@ fn main() {
                 held.push(Held::Handle(handle));
                 format!("/proc/{}/fd/{fd}", std::process::id())
             }
+            // Makes memory of a pool that another process can open by the path of the pool and a handle.
+            ["poolexport", bytes] => {
+                let mut properties = [0_u32; 22];
+                (properties[0], properties[1], properties[2]) = (1, 1, 1);
+                let (mut pool, mut fd, mut address, mut data) = (0_u64, 0_i32, 0_u64, [0_u8; 64]);
+                let properties = properties.as_ptr() as u64;
+                assert_eq!(driver.call("cuMemPoolCreate", &[at(&mut pool), properties]), 0);
+                let code = driver.call("cuMemAllocFromPoolAsync", &[at(&mut address), size(bytes), pool, 0]);
+                assert_eq!(code, 0, "cuMemAllocFromPoolAsync");
+                assert_eq!(driver.call("cuStreamSynchronize", &[0]), 0);
+                assert_eq!(driver.call("cuMemPoolExportToShareableHandle", &[at(&mut fd), pool, 1, 0]), 0);
+                assert_eq!(driver.call("cuMemPoolExportPointer", &[at(&mut data), address]), 0);
+                held.push(Held::Async(address));
+                let data: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("/proc/{}/fd/{fd}:{data}", std::process::id())
+            }
+            ["poolimport", path, data] => {
+                use std::os::fd::AsRawFd;
+                let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+                let (mut pool, mut address) = (0_u64, 0_u64);
+                let fd = file.as_raw_fd() as u64;
+                let code = driver.call("cuMemPoolImportFromShareableHandle", &[at(&mut pool), fd, 1, 0]);
+                assert_eq!(code, 0, "cuMemPoolImportFromShareableHandle");
+                let byte = |i: usize| u8::from_str_radix(&data[i * 2..i * 2 + 2], 16).unwrap();
+                let data: [u8; 64] = std::array::from_fn(byte);
+                let code =
+                    driver.call("cuMemPoolImportPointer", &[at(&mut address), pool, data.as_ptr() as u64]);
+                held.push(Held::Plain(address));
+                code.to_string()
+            }
             ["fdimport", path, bytes] => {
                 use std::os::fd::AsRawFd;
                 let file = std::fs::File::options().read(true).write(true).open(path).unwrap();

@@ -21,6 +21,11 @@ fn exporter(bench: &Bench, how: &str) -> (Holder, String) {
             let open = format!("ipcopen:{}", holder.before[4]);
             (holder, open)
         }
+        "pool" => {
+            let holder = bench.hold(&["init", "retain", "alloc:linear:100M", "poolexport:600M"]);
+            let open = format!("poolimport:{}", holder.before[3]);
+            (holder, open)
+        }
         _ => {
             let holder = bench.hold(&["init", "retain", "alloc:linear:100M", "fdexport:600M"]);
             let open = format!("fdimport:{}:600M", holder.before[3]);
@@ -30,6 +35,7 @@ fn exporter(bench: &Bench, how: &str) -> (Holder, String) {
 }
 
 fn close(how: &str) -> &'static str {
+    // What came from a pool is freed like memory of one's own.
     if how == "ipc" { "ipcclose" } else { "free" }
 }
 
@@ -59,7 +65,7 @@ fn what_is_imported_is_charged_once() {
 
 #[test]
 fn what_a_dead_process_exported_stays_charged_until_the_last_importer_gives_it_back() {
-    for how in ["ipc", "fd"] {
+    for how in ["ipc", "fd", "pool"] {
         let bench = bench();
         let (exporter, open) = exporter(&bench, how);
         let first = Holder::start(&mut bench.probe(&["init", "retain", &open, "hold", close(how), "hold"]));
@@ -80,9 +86,69 @@ fn what_a_dead_process_exported_stays_charged_until_the_last_importer_gives_it_b
 
 #[test]
 fn what_nobody_imported_comes_back_with_its_exporters_death() {
-    for how in ["ipc", "fd"] {
+    for how in ["ipc", "fd", "pool"] {
         let bench = bench();
         exporter(&bench, how).0.kill();
+        assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0", "{how}");
+    }
+}
+
+/// As [`exporter`]; it frees the memory at its first hold, and looks how much is free behind its second.
+fn freeing_exporter(bench: &Bench, how: &str) -> (Holder, String) {
+    let rest = ["hold", "free", "hold", "info"];
+    let script = match how {
+        "ipc" => vec!["init", "retain", "alloc:linear:100M", "alloc:linear:600M", "ipcexport"],
+        _ => vec!["init", "retain", "alloc:linear:100M", "fdexport:600M"],
+    };
+    let holder = Holder::start(&mut bench.probe(&[script, rest.to_vec()].concat()));
+    let last = holder.before.last().unwrap();
+    let open = if how == "ipc" { format!("ipcopen:{last}") } else { format!("fdimport:{last}:600M") };
+    (holder, open)
+}
+
+#[test]
+fn what_its_exporter_frees_stays_charged_until_the_last_importer_gives_it_back() {
+    for how in ["ipc", "fd"] {
+        let bench = bench();
+        let (mut exporter, open) = freeing_exporter(&bench, how);
+        let importer =
+            Holder::start(&mut bench.probe(&["init", "retain", &open, "hold", close(how), "hold"]));
+        let mut importer = importer;
+        exporter.step();
+        assert_eq!(bench.used(0), 700 * MIB, "{how}: the driver keeps it");
+        assert_eq!(bench.charged("a"), (700 * MIB, 700 * MIB), "{how}");
+        assert_eq!(others(&bench), ["2", "2"], "{how}: an importer has it");
+        importer.step();
+        assert_eq!(bench.used(0), 100 * MIB, "{how}: nobody has it");
+        // Its exporter notices at its next call about memory.
+        assert_eq!(exporter.finish(), [format!("0 {} {GIB}", 924 * MIB)], "{how}");
+        importer.finish();
+        assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0", "{how}");
+        assert_eq!(bench.audit("a"), 0, "{how}");
+    }
+}
+
+#[test]
+fn what_nobody_imports_comes_back_when_its_exporter_frees_it() {
+    for how in ["ipc", "fd"] {
+        let bench = bench();
+        let (mut exporter, _) = freeing_exporter(&bench, how);
+        exporter.step();
+        assert_eq!(bench.charged("a"), (100 * MIB, 100 * MIB), "{how}");
+        exporter.finish();
+    }
+}
+
+#[test]
+fn what_was_freed_and_imported_comes_back_when_both_are_killed() {
+    for how in ["ipc", "fd"] {
+        let bench = bench();
+        let (mut exporter, open) = freeing_exporter(&bench, how);
+        let importer = bench.hold(&["init", "retain", &open]);
+        exporter.step();
+        exporter.kill();
+        assert_eq!(others(&bench), ["2", "0"], "{how}: an importer has it");
+        importer.kill();
         assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0", "{how}");
     }
 }

@@ -100,7 +100,12 @@ pub(super) unsafe extern "C" fn cuMemPoolImportFromShareableHandle(
 
 pub(super) unsafe extern "C" fn cuMemPoolImportPointer(out: *mut u64, pool: u64, data: *mut c_void) -> i32 {
     // SAFETY: as above.
-    pools::pass(|| unsafe { call!(cuMemPoolImportPointer(out, pool, data)) })
+    unsafe { pools::import(|| call!(cuMemPoolImportPointer(out, pool, data)), || *out) }
+}
+
+pub(super) unsafe extern "C" fn cuMemPoolExportPointer(data: *mut c_void, address: u64) -> i32 {
+    // SAFETY: as above.
+    pools::export(address, || unsafe { call!(cuMemPoolExportPointer(data, address)) })
 }
 
 pub(super) unsafe extern "C" fn cuDeviceSetMemPool(device: i32, pool: u64) -> i32 {
