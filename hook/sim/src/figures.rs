@@ -1,8 +1,9 @@
 //! The figures: each is the worst over the device variants.
 
+use crate::rivals::Rule;
 use crate::scenarios::{PERCENTS, SEEDS, loads, tenants, window};
 use crate::waits::Waits;
-use crate::world::{Load, Outcome, Tenant, VARIANTS, Variant, run};
+use crate::world::{Load, Outcome, Tenant, VARIANTS, Variant, run, run_rival};
 
 /// One figure for `limiter.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,7 +16,13 @@ pub struct Figure {
     pub unit: &'static str,
     /// What it is to be compared with: the goal, or the ideal.
     pub baseline: f64,
+    /// What the baseline is, and what else is to be known.
+    pub note: &'static str,
 }
+
+const GOAL: &str = "device parameters are assumed, the baseline is the goal";
+const IDEAL: &str = "our own reading of another limiter's description; parameters are assumed, the baseline is what was asked for";
+const PUBLISHED: &str = "our own reading of another limiter's description; parameters are assumed, the baseline is its authors' figure";
 
 /// Errors of all tenants in the first window, in percentage points.
 fn errors_of(outcome: &Outcome, tenants: &[Tenant]) -> Vec<f64> {
@@ -73,6 +80,7 @@ fn two_tenants_each() -> Vec<Figure> {
                 value: ratio.unwrap_or(f64::NAN),
                 unit: "30 % to 70 %",
                 baseline: 3.0 / 7.0,
+                note: GOAL,
             });
         }
     }
@@ -150,7 +158,13 @@ pub fn all() -> Vec<Figure> {
     let waits = waits.into_iter().fold(Waits::default(), Waits::and);
     let p95 = |all: &Vec<f64>| all.get(all.len() * 95 / 100).copied().unwrap_or(f64::NAN);
     let highest = |values: Vec<f64>| values.into_iter().fold(f64::NEG_INFINITY, f64::max);
-    let figure = |name: &str, value, unit, baseline| Figure { name: name.to_owned(), value, unit, baseline };
+    let figure = |name: &str, value, unit, baseline| Figure {
+        name: name.to_owned(),
+        value,
+        unit,
+        baseline,
+        note: GOAL,
+    };
     let mut figures = vec![
         figure(
             "limiter.sim.sm_error.mean_pp",
@@ -186,19 +200,95 @@ pub fn all() -> Vec<Figure> {
         3.0,
     ));
     figures.extend(two_tenants_each());
+    figures.extend(rivals());
     figures
+}
+
+/// Mean error of single tenants in each second of the tenth to the thirtieth, on the first device, in points.
+fn each_second(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
+    let mut errors = Vec::new();
+    for percent in [10, 30, 50, 70, 90] {
+        for kernel in [50_000, 500_000, 5_000_000, 50_000_000] {
+            let tenants = tenants(&[percent], Load::of(kernel));
+            let outcome = play(&tenants);
+            let got = outcome.windows.iter().skip(10).filter_map(|shares| shares.first());
+            errors.extend(got.map(|got| (got * 100.0 - f64::from(percent)).abs()));
+        }
+    }
+    mean(&errors)
+}
+
+/// What the controllers of others come to in the same world, beside ours where only this is compared.
+fn rivals() -> Vec<Figure> {
+    let [first, ..] = VARIANTS;
+    let seconds = |tenants: &[Tenant]| run(first, tenants, 1_000_000_000, 30, 1);
+    let mut all = vec![Figure {
+        name: "limiter.sim.each_second.mean_pp".to_owned(),
+        value: each_second(seconds),
+        unit: "percentage points, one tenant, windows of a second",
+        baseline: 1.0,
+        note: GOAL,
+    }];
+    for (rule, name, error, ratio) in
+        [(Rule::Delta, "delta", 19.1, Some(0.85)), (Rule::Aimd, "aimd", 2.5, None)]
+    {
+        let figure = |what: &str, value, unit, baseline| Figure {
+            name: format!("limiter.sim.rival.{name}.{what}"),
+            value,
+            unit,
+            baseline,
+            note: PUBLISHED,
+        };
+        let seconds = |tenants: &[Tenant]| run_rival(rule, first, tenants, 1_000_000_000, 30, 1);
+        let mut errors = Vec::new();
+        for load in loads() {
+            for percents in PERCENTS {
+                let tenants = tenants(percents, load);
+                let outcome = run_rival(rule, first, &tenants, window(&tenants), 1, 1);
+                errors.extend(errors_of(&outcome, &tenants).iter().map(|e| e.abs()));
+            }
+        }
+        let pair = tenants(&[30, 70], Load::of(5_000_000));
+        let outcome = run_rival(rule, first, &pair, window(&pair), 1, 1);
+        let got = outcome.windows.first().and_then(|w| Some(w.first()? / w.get(1)?));
+        all.extend([
+            figure(
+                "each_second.mean_pp",
+                each_second(seconds),
+                "percentage points, one tenant, windows of a second",
+                error,
+            ),
+            figure(
+                "sm_error.mean_pp",
+                mean(&errors),
+                "percentage points, scenarios of ours, 2 ms slices",
+                error,
+            ),
+            Figure {
+                note: if ratio.is_some() { PUBLISHED } else { IDEAL },
+                ..figure(
+                    "two_tenants.ratio",
+                    got.unwrap_or(f64::NAN),
+                    "30 % to 70 %, 5 ms",
+                    ratio.unwrap_or(3.0 / 7.0),
+                )
+            },
+        ]);
+    }
+    all
 }
 
 /// As JSON for `limiter.json`.
 pub fn json(figures: &[Figure]) -> String {
     let one = |f: &Figure| {
         format!(
-            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; device parameters are assumed, the baseline is the goal\"}}",
+            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; {}\"}}",
             f.name,
             f.value,
             f.unit,
             f.baseline,
-            if f.baseline == 0.0 { 0.0 } else { f.value / f.baseline }
+            if f.baseline == 0.0 { 0.0 } else { f.value / f.baseline },
+            f.note
         )
     };
     format!("[{}]", figures.iter().map(one).collect::<Vec<_>>().join(",\n"))

@@ -7,6 +7,8 @@
 
 pub mod figures;
 pub mod gpu;
+pub mod rivals;
 pub mod scenarios;
+mod setting;
 pub mod waits;
 pub mod world;

@@ -1,6 +1,8 @@
 //! Tenants on one GPU: what they launch, and how the limiter holds them.
 
-use crate::gpu::{Gpu, Slices};
+use crate::gpu::Gpu;
+use crate::rivals::{self, Rival, Rule};
+pub use crate::setting::{Death, Load, Moment, Tenant, VARIANTS, Variant};
 use crate::waits::{Sleep, Waits};
 use aliquot_arbiter::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, Mark, Terms};
@@ -23,120 +25,6 @@ const CALL_NS: u64 = 1_000;
 /// The node agent's place in the agenda.
 const AGENT: usize = usize::MAX;
 
-/// What a device is like.
-#[derive(Clone, Copy, Debug)]
-pub struct Variant {
-    /// For reports.
-    pub name: &'static str,
-    /// Time slices.
-    pub slices: Slices,
-    /// Steps of event times.
-    pub resolution_ns: u64,
-    /// What a pair of events adds to the time between them.
-    pub event_ns: u64,
-}
-
-/// The variants that every figure is the worst of. All parameters are assumed.
-pub const VARIANTS: [Variant; 3] = [
-    Variant {
-        name: "2 ms slices",
-        slices: Slices { slice_ns: 2_000_000, switch_ns: 0 },
-        resolution_ns: 500,
-        event_ns: 0,
-    },
-    Variant {
-        name: "1 ms slices, slow events",
-        slices: Slices { slice_ns: 1_000_000, switch_ns: 5_000 },
-        resolution_ns: 1_000,
-        event_ns: 1_000,
-    },
-    Variant {
-        name: "0.3 ms slices",
-        slices: Slices { slice_ns: 300_000, switch_ns: 1_000 },
-        resolution_ns: 500,
-        event_ns: 500,
-    },
-];
-
-/// What a tenant does.
-#[derive(Clone, Copy, Debug)]
-pub struct Load {
-    /// Kernels' lengths, launched in turn; zeros are left out.
-    pub kernels_ns: [u64; 3],
-    /// Random part of each, in percent to either side.
-    pub jitter_percent: u64,
-    /// Streams, used in turn.
-    pub streams: usize,
-    /// Part of the GPU that a kernel fills, in thousandths.
-    pub width: u32,
-    /// Launches between pauses of `pause_ns`; 0 = never.
-    pub burst: u64,
-    /// Host time between bursts.
-    pub pause_ns: u64,
-    /// Waits for each kernel before the next launch.
-    pub waits: bool,
-    /// When the first launch comes, from the start of the run.
-    pub start_ns: u64,
-    /// Processes that do this, each for itself.
-    pub processes: usize,
-    /// When the first of them is killed.
-    pub death: Option<Death>,
-}
-
-/// The moment at which a process is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Death {
-    /// Not before this time, from the start of the run.
-    pub from_ns: u64,
-    /// What it is doing then.
-    pub moment: Moment,
-}
-
-/// What a process is doing when it is killed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Moment {
-    /// It has been told to wait.
-    InLine,
-    /// It was let go, and has not launched yet: that launch, and a lease if it took one, are charged for nothing.
-    Admitted,
-}
-
-impl Load {
-    /// Kernels of one length on one stream, as fast as they go.
-    pub fn of(kernel_ns: u64) -> Self {
-        Self {
-            kernels_ns: [kernel_ns, 0, 0],
-            jitter_percent: 5,
-            streams: 1,
-            width: crate::gpu::WHOLE,
-            burst: 0,
-            pause_ns: 0,
-            waits: false,
-            start_ns: 0,
-            processes: 1,
-            death: None,
-        }
-    }
-
-    /// Longest kernel.
-    pub fn longest_ns(&self) -> u64 {
-        self.kernels_ns.iter().copied().max().unwrap_or(0)
-    }
-}
-
-/// A share and what runs in it.
-#[derive(Clone, Copy, Debug)]
-pub struct Tenant {
-    /// Percent of the GPU.
-    pub percent: u8,
-    /// What its processes do.
-    pub load: Load,
-    /// Whether it may borrow.
-    pub is_soft: bool,
-    /// Orders borrowers.
-    pub priority: i8,
-}
-
 /// A share's region and grant.
 struct Held {
     tenant: Tenant,
@@ -144,6 +32,8 @@ struct Held {
     /// Entries of the log that the agent has read.
     logged: u64,
     grant: Grant,
+    /// Who limits it in our place.
+    rival: Cell<Option<Rival>>,
     /// Its processes in the world, by slot.
     processes: Vec<usize>,
 }
@@ -343,7 +233,26 @@ pub struct Outcome {
 
 /// Runs tenants for so many windows of `window_ns`, from their first launch on.
 pub fn run(variant: Variant, tenants: &[Tenant], window_ns: u64, windows: usize, seed: u64) -> Outcome {
+    play(World::new(variant, tenants, seed), tenants, window_ns, windows)
+}
+
+/// The same with another limiter than ours.
+pub fn run_rival(
+    rule: Rule,
+    variant: Variant,
+    tenants: &[Tenant],
+    window_ns: u64,
+    windows: usize,
+    seed: u64,
+) -> Outcome {
     let mut world = World::new(variant, tenants, seed);
+    for share in &mut world.shares {
+        share.rival.set(Some(Rival::new(rule, share.tenant.percent)));
+    }
+    play(world, tenants, window_ns, windows)
+}
+
+fn play(mut world: World, tenants: &[Tenant], window_ns: u64, windows: usize) -> Outcome {
     let start = world.start_ns;
     // Who acts next, in order of time.
     let first = |(at, process): (usize, &Process)| {
@@ -397,6 +306,7 @@ impl World {
                 compute: Box::new(Compute::new()),
                 logged: 0,
                 grant: Grant::default(),
+                rival: Cell::new(None),
                 processes: (first..processes.len()).collect(),
             });
         }
@@ -436,8 +346,15 @@ impl World {
         }
     }
 
-    /// The node agent reads the regions and writes the grants.
+    /// The node agent reads the regions and writes the grants; other limiters look at utilisation.
     fn tick(&mut self, now_ns: u64) -> u64 {
+        if self.shares.iter().any(|share| share.rival.get().is_some()) {
+            for share in &self.shares {
+                let used_ns = share.used_ns(&self.gpu.borrow());
+                share.rival.set(share.rival.get().map(|rival| rival.tick(now_ns, used_ns)));
+            }
+            return now_ns + rivals::PERIOD_NS;
+        }
         let processes = &self.processes;
         let shares: Vec<Share> =
             self.shares.iter_mut().enumerate().map(|(at, share)| share.share(at, processes)).collect();
@@ -488,7 +405,11 @@ impl World {
         process.spent_ns.set(0);
         let cell = Till::cell(1);
         let view = View { world: self, at, share, process };
-        let ticket = if process.till.pays(cell, launch.key) {
+        let ticket = if let Some(rival) = share.rival.get() {
+            let Some(rival) = rival.launch(base) else { return now + rivals::RETRY_NS + WAKE_NS };
+            share.rival.set(Some(rival));
+            None
+        } else if process.till.pays(cell, launch.key) {
             None
         } else {
             match pacer::before(&view, cell, &launch, true) {
