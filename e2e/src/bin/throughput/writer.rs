@@ -1,6 +1,6 @@
 //! A writer that decides nothing: for each pod it sends what the controller sends (finalizer, devices and
-//! reservation in one status write, then the gate off the pod), as many at a time, when it sees the pod and
-//! its claim; the devices were laid out before. What it reaches is what Kubernetes lets anybody reach.
+//! reservation in one status write, then the gate off the pod, and an event), as many at a time, when it sees
+//! the pod and its claim; the devices were laid out before. What it reaches is what Kubernetes lets anybody reach.
 
 use crate::fleet::Fleet;
 use crate::load::{Load, number_of};
@@ -8,9 +8,11 @@ use aliquot_model::names::{CLAIM_FINALIZER, DEFAULT_DRIVER, SCHEDULING_GATE, poo
 use anyhow::{Context, Result, bail, ensure};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::events::v1 as events;
 use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::{self, Event};
 use kube::{ResourceExt, runtime};
 use serde_json::json;
@@ -33,7 +35,8 @@ impl<'a> Writer<'a> {
     /// Starts writing for pods of these numbers.
     pub(crate) fn start(load: &'a Load<'a>, fleet: &Fleet, pods: usize) -> Result<Self> {
         let places = Arc::new(fleet.places(pods)?);
-        let hands = Hands { pods: load.api(), claims: load.api(), places: places.clone() };
+        let hands =
+            Hands { pods: load.api(), claims: load.api(), events: load.api(), places: places.clone() };
         Ok(Self { load, places, work: tokio::spawn(hands.work()) })
     }
 
@@ -72,6 +75,7 @@ fn number_of_claim(claim: &ResourceClaim) -> Option<usize> {
 struct Hands {
     pods: Api<Pod>,
     claims: Api<ResourceClaim>,
+    events: Api<events::Event>,
     places: Arc<Vec<(String, String)>>,
 }
 
@@ -150,7 +154,11 @@ impl Hands {
             },
         });
         self.claims.patch_status(&name, &params, &Patch::Merge(patch)).await?;
-        self.lift(pod, &params).await
+        let event = event(&pod, node, device)?;
+        self.lift(pod, &params).await?;
+        let params = PostParams { field_manager: params.field_manager, ..PostParams::default() };
+        self.events.create(&params, &event).await?;
+        Ok(())
     }
 
     /// Takes the gate off; a pod that changed in between is read again.
@@ -171,6 +179,23 @@ impl Hands {
         }
         bail!("pod {name} changes all the time")
     }
+}
+
+/// As the controller says it.
+fn event(pod: &Pod, node: &str, device: &str) -> Result<events::Event> {
+    let (name, namespace) = (pod.name_any(), pod.namespace());
+    let now = Timestamp::now();
+    Ok(serde_json::from_value(json!({
+        "metadata": {"name": format!("{name}.{:x}", now.as_nanosecond()), "namespace": namespace},
+        "action": "Allocate",
+        "eventTime": MicroTime(now),
+        "note": format!("allocated on node {node}: {device}"),
+        "reason": "Allocated",
+        "regarding": {"apiVersion": "v1", "kind": "Pod", "name": name, "namespace": namespace, "uid": pod.uid()},
+        "reportingController": "throughput",
+        "reportingInstance": "throughput",
+        "type": "Normal",
+    }))?)
 }
 
 fn applied<K>(event: Event<K>) -> Option<K> {
