@@ -119,7 +119,9 @@ mod tests {
         };
         let letters = b"0123456789abcdefxXgGmMkK-+. _\xff";
         let mut numbers = 0;
-        for _ in 0..500_000 {
+        // Miri is a thousand times slower.
+        let rounds = if cfg!(miri) { 300 } else { 500_000 };
+        for _ in 0..rounds {
             let mut text = Vec::new();
             for _ in 0..random(24) {
                 let from = if random(4) == 0 { letters.len() as u64 } else { 10 };
@@ -147,7 +149,7 @@ mod tests {
             };
             assert_eq!(u128::from(found), value * unit, "{text}");
         }
-        assert!(numbers > 10_000, "{numbers} of the texts were numbers");
+        assert!(numbers > rounds / 50, "{numbers} of the texts were numbers");
     }
 
     #[test]

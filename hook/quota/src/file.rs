@@ -365,7 +365,9 @@ mod tests {
     fn a_million_mutations_decode_to_what_they_say_or_not_at_all() {
         let mut seed = 0x0123_4567_89ab_cdef;
         let mut decoded = 0_u32;
-        for _ in 0..1_000_000 {
+        // Miri is a thousand times slower.
+        let rounds = if cfg!(miri) { 100 } else { 1_000_000 };
+        for _ in 0..rounds {
             let mut bytes = sample().encode();
             for _ in 0..=random(&mut seed) % 6 {
                 let at = (random(&mut seed) % AT_CHECKSUM as u64) as usize;
@@ -379,7 +381,7 @@ mod tests {
                 assert!(quota.cores_percent <= 100);
             }
         }
-        assert!(decoded > 10_000, "{decoded} of the mutations were quotas");
+        assert!(decoded > rounds / 100, "{decoded} of the mutations were quotas");
     }
 
     #[test]
