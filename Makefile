@@ -30,6 +30,10 @@ test: ## All tests; those on a real Kubernetes where one can run.
 e2e: build ## The tests on a real Kubernetes only (Linux, root, Go).
 	@tools/test-cluster
 
+.PHONY: sanitize
+sanitize: ## Miri and sanitizers over the limiter, where a nightly toolchain is; some minutes.
+	@tools/sanitize
+
 .PHONY: bench
 bench: build ## Benchmarks, as tables and target/bench/*.json.
 	@tools/bench
