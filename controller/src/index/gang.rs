@@ -195,10 +195,10 @@ impl Index {
     /// Under which identities a claim is a pod's alone: nobody else uses it, not even another pod of its
     /// PodGroup that has begun. That we keep it without a pod is no use. `None` if it is not.
     pub fn sole_users(&self, claim: &Claim, pod: &Pod) -> Option<Vec<Uid>> {
-        let began = |other: &&Pod| other.uid != pod.uid && !other.gated;
+        let began = |other: &Pod| other.uid != pod.uid && !other.gated;
         let mut users = vec![pod.uid.clone()];
         if let Some(group) = self.pod_group(pod)
-            && self.pods_of_claim(&claim.key).filter(began).count() == 0
+            && !self.pods_of_claim(&claim.key).any(began)
         {
             users.push(group.uid.clone());
         }

@@ -17,17 +17,16 @@ use aliquot_model::layout::Holding;
 use aliquot_model::names::pool_name;
 use aliquot_model::{DeviceName, Placement};
 use aliquot_nvml::Gpus;
-use aliquot_nvml::fake::{FakeGpus, Killed};
+use aliquot_nvml::fake::{FakeGpus, Killed, until_killed};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, ResourceExt};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Once};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -70,24 +69,6 @@ impl std::ops::AddAssign for Tally {
         self.unprepared += other.unprepared;
         self.killed += other.killed;
         self.held_off += other.held_off;
-    }
-}
-
-/// Work that a kill may end; `None` when it did. Only these deaths are quiet.
-fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let loud = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !info.payload().is::<Killed>() {
-                loud(info);
-            }
-        }));
-    });
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(value) => Some(value),
-        Err(death) if death.is::<Killed>() => None,
-        Err(other) => std::panic::resume_unwind(other),
     }
 }
 

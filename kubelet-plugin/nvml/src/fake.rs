@@ -35,6 +35,24 @@ pub enum FaultKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Killed;
 
+/// Runs until killed; `None` when it was. Only simulated deaths are quiet.
+pub fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
+    static QUIET: std::sync::Once = std::sync::Once::new();
+    QUIET.call_once(|| {
+        let loud = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if !info.payload().is::<Killed>() {
+                loud(info);
+            }
+        }));
+    });
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(work)) {
+        Ok(value) => Some(value),
+        Err(death) if death.is::<Killed>() => None,
+        Err(other) => std::panic::resume_unwind(other),
+    }
+}
+
 /// The NVML functions that faults can name; those by which the real library does the same.
 pub const FUNCTIONS: [&str; 13] = [
     "nvmlDeviceGetCount_v2",

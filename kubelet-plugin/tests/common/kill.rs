@@ -2,9 +2,8 @@
 
 use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_nvml::fake::Killed;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Once};
 
 /// Panics at the n-th point it passes, as a kill would end the process there.
 pub fn killer(at: usize) -> (Probe, Arc<AtomicUsize>) {
@@ -16,22 +15,4 @@ pub fn killer(at: usize) -> (Probe, Arc<AtomicUsize>) {
         }
     });
     (probe, passed)
-}
-
-/// Runs until killed; `None` when it was. Only simulated deaths are quiet.
-pub fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
-    static QUIET: Once = Once::new();
-    QUIET.call_once(|| {
-        let loud = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |info| {
-            if !info.payload().is::<Killed>() {
-                loud(info);
-            }
-        }));
-    });
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(value) => Some(value),
-        Err(death) if death.is::<Killed>() => None,
-        Err(other) => std::panic::resume_unwind(other),
-    }
 }
