@@ -117,15 +117,24 @@ fn measure_node(node: u64, exec: &mut Exec, depth: u32) {
     }
 }
 
-/// Records what an instantiated graph can allocate.
-pub(crate) fn instantiate(graph: u64, driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
-    if state::mode() == Mode::Failed {
-        return REFUSED;
+/// Instantiates a graph, and records what it can allocate. `uploads`: the driver uploads it in the same call, and
+/// so reserves its memory.
+pub(crate) fn instantiate(
+    graph: u64,
+    uploads: bool,
+    driver: impl Fn() -> i32,
+    made: impl Fn() -> u64,
+) -> i32 {
+    match state::mode() {
+        Mode::Failed => return REFUSED,
+        Mode::Unlimited => return driver(),
+        Mode::Limited => {}
     }
-    let code = driver();
-    if code == 0 && state::mode() == Mode::Limited {
-        let mut exec = Exec::default();
-        measure(graph, &mut exec, 0);
+    let (mut exec, epoch) = (Exec::default(), epoch());
+    measure(graph, &mut exec, 0);
+    let code = if uploads { reserve(&exec, driver) } else { driver() };
+    if code == 0 {
+        exec.backed = if uploads { epoch } else { 0 };
         let mut book = BOOK.lock();
         // A handle may be used again.
         book.execs.remove(made());
@@ -162,12 +171,28 @@ pub(crate) fn run(exec: u64, driver: impl Fn() -> i32) -> i32 {
         Mode::Unlimited => return driver(),
         Mode::Limited => {}
     }
-    let epoch = TRIMS.load(Relaxed).wrapping_add(1).max(1);
+    let epoch = epoch();
     let Some(known) = BOOK.lock().execs.get(exec).filter(|known| known.backed != epoch) else {
         return driver();
     };
+    let code = reserve(&known, driver);
+    if code == 0
+        && let Some(known) = BOOK.lock().execs.get_mut(exec)
+    {
+        known.backed = epoch;
+    }
+    code
+}
+
+/// What a graph has in `backed` whose memory is reserved now.
+fn epoch() -> u32 {
+    TRIMS.load(Relaxed).wrapping_add(1).max(1)
+}
+
+/// Charges the most that a graph can take, has the driver reserve it, and settles to what it did take.
+fn reserve(exec: &Exec, driver: impl Fn() -> i32) -> i32 {
     let places =
-        || known.most.iter().filter(|place| place.0 > 0).map(|place| (usize::from(place.0 - 1), place.1));
+        || exec.most.iter().filter(|place| place.0 > 0).map(|place| (usize::from(place.0 - 1), place.1));
     let places = || places().filter(|(device, _)| account::is_limited(*device));
     for (at, (device, bytes)) in places().enumerate() {
         if let Err(code) = account::charge(device, bytes) {
@@ -182,11 +207,6 @@ pub(crate) fn run(exec: u64, driver: impl Fn() -> i32) -> i32 {
     let code = driver();
     for (device, bytes) in places() {
         land(device, bytes);
-    }
-    if code == 0
-        && let Some(known) = BOOK.lock().execs.get_mut(exec)
-    {
-        known.backed = epoch;
     }
     code
 }

@@ -106,6 +106,20 @@ fn kernel(driver: &Driver, micros: &str) -> (i32, u64) {
     (code.max(found), function)
 }
 
+/// A graph that allocates and frees so many bytes.
+fn graph(driver: &Driver, device: i32, bytes: u64) -> u64 {
+    let (mut graph, mut alloc, mut free) = (0_u64, 0_u64, 0_u64);
+    // CUDA_MEM_ALLOC_NODE_PARAMS: pinned memory on this device.
+    let mut params = [0_u64; 15];
+    (params[0], params[1], params[13]) = (1, (device as u64) << 32 | 1, bytes);
+    assert_eq!(driver.call("cuGraphCreate", &[at(&mut graph), 0]), 0);
+    let arguments = [at(&mut alloc), graph, 0, 0, at(&mut params)];
+    assert_eq!(driver.call("cuGraphAddMemAllocNode", &arguments), 0);
+    let arguments = [at(&mut free), graph, at(&mut alloc), 1, params[14]];
+    assert_eq!(driver.call("cuGraphAddMemFreeNode", &arguments), 0);
+    graph
+}
+
 /// Launches a kernel without parameters and waits for it.
 fn launch(driver: &Driver, function: u64) -> i32 {
     type Launch = unsafe extern "C" fn(u64, u32, u32, u32, u32, u32, u32, u32, u64, u64, u64) -> i32;
@@ -238,17 +252,17 @@ fn main() {
             ["destroy"] => driver.call("cuCtxDestroy_v2", &[contexts.pop().unwrap()]).to_string(),
             // Instantiates a graph that allocates and frees so much.
             ["graph", bytes] => {
-                let (mut graph, mut alloc, mut free, mut exec) = (0_u64, 0_u64, 0_u64, 0_u64);
-                // CUDA_MEM_ALLOC_NODE_PARAMS: pinned memory on this device.
-                let mut params = [0_u64; 15];
-                (params[0], params[1]) = (1, (memory.borrow().device as u64) << 32 | 1);
-                params[13] = size(bytes);
-                assert_eq!(driver.call("cuGraphCreate", &[at(&mut graph), 0]), 0);
-                let arguments = [at(&mut alloc), graph, 0, 0, at(&mut params)];
-                assert_eq!(driver.call("cuGraphAddMemAllocNode", &arguments), 0);
-                let arguments = [at(&mut free), graph, at(&mut alloc), 1, params[14]];
-                assert_eq!(driver.call("cuGraphAddMemFreeNode", &arguments), 0);
+                let mut exec = 0_u64;
+                let graph = graph(&driver, memory.borrow().device, size(bytes));
                 let code = driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), graph, 0]);
+                execs.push(exec);
+                code.to_string()
+            }
+            // The same by a function that takes CUDA_GRAPH_INSTANTIATE_PARAMS, with these flags.
+            ["graph", bytes, symbol, flags] => {
+                let (mut exec, mut params) = (0_u64, [flags.parse().unwrap(), 0_u64, 0, 0]);
+                let graph = graph(&driver, memory.borrow().device, size(bytes));
+                let code = driver.call(symbol, &[at(&mut exec), graph, at(&mut params)]);
                 execs.push(exec);
                 code.to_string()
             }

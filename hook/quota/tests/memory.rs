@@ -178,6 +178,26 @@ fn graph_memory_is_charged_when_the_driver_reserves_it() {
 }
 
 #[test]
+fn a_graph_that_is_uploaded_as_it_is_made_is_charged_at_once() {
+    for symbol in ["cuGraphInstantiateWithParams", "cuGraphInstantiateWithParams_ptsz"] {
+        let bench = Bench::new(["H100-80"]);
+        bench.share("a", 0, 100 * MIB);
+        let seen = |free: u64| format!("0 {} {}", free * MIB, 100 * MIB);
+        let graph = |size: &str, flags: u32| format!("graph:{size}:{symbol}:{flags}");
+        let (uploaded, plain, large) = (graph("60M", 2), graph("60M", 0), graph("102M", 2));
+        let mut holder = bench.hold(&["init", "retain", &uploaded, "info", "launch", "info"]);
+        assert_eq!(holder.before[2..], ["0", &seen(40), "0", &seen(40)], "{symbol}");
+        assert_eq!(bench.charged("a").0, bench.used(0), "{symbol}");
+        holder.kill();
+        // Without the flag it takes nothing; what does not fit is refused, and nothing stays charged for it.
+        holder = bench.hold(&["init", "retain", &plain, "info", &large, "info", &uploaded]);
+        assert_eq!(holder.before[2..], ["0", &seen(100), "2", &seen(100), "0"], "{symbol}");
+        assert_eq!(bench.charged("a").0, bench.used(0), "{symbol}");
+        holder.kill();
+    }
+}
+
+#[test]
 fn queries_tell_the_tenants_own_truth() {
     let bench = Bench::new(["H100-80"]);
     bench.share("a", 0, GIB);

@@ -3,7 +3,6 @@
 use crate::compute;
 use crate::graphs;
 use crate::real::call;
-use core::ffi::c_void;
 
 pub(super) unsafe extern "C" fn cuGraphInstantiate(
     out: *mut u64,
@@ -13,7 +12,9 @@ pub(super) unsafe extern "C" fn cuGraphInstantiate(
     size: usize,
 ) -> i32 {
     // SAFETY: the caller's own arguments; the result is read after the driver has written it.
-    unsafe { graphs::instantiate(graph, || call!(cuGraphInstantiate(out, graph, node, log, size)), || *out) }
+    unsafe {
+        graphs::instantiate(graph, false, || call!(cuGraphInstantiate(out, graph, node, log, size)), || *out)
+    }
 }
 
 pub(super) unsafe extern "C" fn cuGraphInstantiate_v2(
@@ -25,34 +26,50 @@ pub(super) unsafe extern "C" fn cuGraphInstantiate_v2(
 ) -> i32 {
     // SAFETY: as above.
     unsafe {
-        graphs::instantiate(graph, || call!(cuGraphInstantiate_v2(out, graph, node, log, size)), || *out)
+        graphs::instantiate(
+            graph,
+            false,
+            || call!(cuGraphInstantiate_v2(out, graph, node, log, size)),
+            || *out,
+        )
     }
 }
 
 pub(super) unsafe extern "C" fn cuGraphInstantiateWithFlags(out: *mut u64, graph: u64, flags: u64) -> i32 {
     // SAFETY: as above.
-    unsafe { graphs::instantiate(graph, || call!(cuGraphInstantiateWithFlags(out, graph, flags)), || *out) }
-}
-
-pub(super) unsafe extern "C" fn cuGraphInstantiateWithParams(
-    out: *mut u64,
-    graph: u64,
-    params: *mut c_void,
-) -> i32 {
-    // SAFETY: as above.
-    unsafe { graphs::instantiate(graph, || call!(cuGraphInstantiateWithParams(out, graph, params)), || *out) }
-}
-
-pub(super) unsafe extern "C" fn cuGraphInstantiateWithParams_ptsz(
-    out: *mut u64,
-    graph: u64,
-    params: *mut c_void,
-) -> i32 {
-    // SAFETY: as above.
     unsafe {
-        graphs::instantiate(graph, || call!(cuGraphInstantiateWithParams_ptsz(out, graph, params)), || *out)
+        graphs::instantiate(graph, false, || call!(cuGraphInstantiateWithFlags(out, graph, flags)), || *out)
     }
 }
+
+/// `CUDA_GRAPH_INSTANTIATE_PARAMS`
+#[repr(C)]
+pub(super) struct Parameters {
+    flags: u64,
+    stream: u64,
+    node: u64,
+    result: i32,
+}
+
+const _: () = assert!(size_of::<Parameters>() == 32);
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`
+const UPLOAD: u64 = 2;
+
+macro_rules! with_params {
+    ($($symbol:ident)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(out: *mut u64, graph: u64, params: *mut Parameters) -> i32 {
+                // SAFETY: as above; the parameters are null or the caller's record.
+                unsafe {
+                    let uploads = params.as_ref().is_some_and(|params| params.flags & UPLOAD != 0);
+                    graphs::instantiate(graph, uploads, || call!($symbol(out, graph, params)), || *out)
+                }
+            }
+        )*
+    };
+}
+with_params!(cuGraphInstantiateWithParams cuGraphInstantiateWithParams_ptsz);
 
 pub(super) unsafe extern "C" fn cuGraphExecDestroy(exec: u64) -> i32 {
     // SAFETY: the caller's own argument.
