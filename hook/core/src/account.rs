@@ -6,7 +6,7 @@
 use crate::config;
 use crate::device::{self, Device};
 use crate::share::{Kind, Refusal, Share};
-use crate::{compute, contexts, graphs, linear, pools, shared, sys, vmm};
+use crate::{captures, compute, contexts, graphs, linear, pools, shared, sys, vmm};
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// `CUDA_ERROR_OUT_OF_MEMORY`
@@ -228,4 +228,5 @@ pub(crate) fn renew_after_fork() {
     shared::renew_after_fork();
     contexts::renew_after_fork();
     compute::renew_after_fork();
+    captures::renew_after_fork();
 }

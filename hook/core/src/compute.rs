@@ -3,9 +3,11 @@
 //! What is decided is in `aliquot_quota`'s `pacer`, with `gate`, `till` and `meter` behind it; here are the
 //! clock, the sleeping and the driver. Most launches spend a lease and go. The others wait on time only, never
 //! on the GPU, so kernels that wait for each other are launched in the end. Launches into a capture are neither
-//! gated nor charged nor timed: the launch of the graph is.
+//! gated nor charged nor timed: the launch of the graph is. Driver calls of ours are made so that they spoil no
+//! capture, and while one is open nothing is timed on the legacy stream.
 
 use crate::account;
+use crate::captures;
 use crate::config;
 use crate::device::{self, Device};
 use crate::lock::Mutex;
@@ -14,11 +16,11 @@ use crate::state::{self, Mode, REFUSED};
 use crate::{nvml, real, sys};
 use aliquot_quota::gate::{self, Entrance, Terms};
 use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
-use aliquot_quota::pacer::{self, Answer, Ask, Host, LEASE_NS, Reached, Step};
+use aliquot_quota::pacer::{self, Answer, Ask, Host, LEASE_NS, Reached, Step, Timing};
 use aliquot_quota::region::Region;
 use aliquot_quota::till::Till;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicU64};
 
 /// `CU_STREAM_LEGACY`
 pub(crate) const LEGACY: u64 = 1;
@@ -44,31 +46,6 @@ static OWNERS: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
 
 /// One thread looks at events at a time; the others have better things to do.
 static LOOKING: AtomicBool = AtomicBool::new(false);
-
-/// Captures that have begun and not ended; no fewer than there are.
-static CAPTURES: AtomicU32 = AtomicU32::new(0);
-
-/// A mode of captures in which driver calls of ours do not spoil those of other threads; the thread's own one.
-fn exchange_mode(mut mode: i32) -> Option<i32> {
-    // SAFETY: the driver exchanges one integer.
-    (unsafe { real::cuThreadExchangeStreamCaptureMode(&mut mode) } == Some(0)).then_some(mode)
-}
-
-fn relaxed<T>(part: impl FnOnce() -> T) -> T {
-    const RELAXED: i32 = 2;
-    let before = exchange_mode(RELAXED);
-    let result = part();
-    before.and_then(exchange_mode);
-    result
-}
-
-/// Whether work for a stream goes into a graph, or where it goes cannot be told: the legacy stream answers
-/// an error while another stream captures.
-fn is_capturing(stream: u64) -> bool {
-    let mut status = 0;
-    // SAFETY: the stream of the program's launch; the driver writes one integer.
-    unsafe { real::cuStreamIsCapturing(stream, &mut status) }.is_some_and(|code| code != 0 || status != 0)
-}
 
 /// The shares on a device that limit its time, by number; none if one of them is without limit.
 fn limiting(device: Device) -> impl Iterator<Item = (usize, &'static Share, u8)> + Clone {
@@ -112,6 +89,15 @@ impl Host for Here {
 
     fn lease_ns(&self) -> u64 {
         LEASE_NS
+    }
+
+    fn timing(&self, launch: &Launch) -> Timing {
+        match captures::are_open() {
+            false => Timing::Windows,
+            // An event on the legacy stream would spoil the capture of any blocking stream.
+            true if launch.stream == LEGACY => Timing::No,
+            true => Timing::Alone,
+        }
     }
 
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer {
@@ -222,16 +208,16 @@ impl Here {
             return Some(known);
         }
         let (handle, owner) = (HANDLES.get(event)?, OWNERS.get(event)?);
-        let made = relaxed(|| {
-            let stranger = handle.swap(0, AcqRel);
-            if stranger != 0 {
-                // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
-                unsafe { real::cuEventDestroy_v2(stranger) };
-            }
-            let mut made = 0;
-            // SAFETY: the driver writes one handle.
-            (unsafe { real::cuEventCreate(&mut made, 0) } == Some(0)).then_some(made)
-        })?;
+        let stranger = handle.swap(0, AcqRel);
+        if stranger != 0 {
+            // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
+            unsafe { real::cuEventDestroy_v2(stranger) };
+        }
+        let mut made = 0;
+        // SAFETY: the driver writes one handle.
+        if unsafe { real::cuEventCreate(&mut made, 0) } != Some(0) {
+            return None;
+        }
         owner.store(self.context, Release);
         handle.store(made, Release);
         Some(made)
@@ -256,7 +242,7 @@ pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn()
     if !IS_LIMITING.load(Relaxed) && !till(0).is_turn(cell, UNLIMITED_LAUNCHES) {
         return driver();
     }
-    if CAPTURES.load(Relaxed) == 0
+    if !captures::are_open()
         && let Some(device) = device::only()
         && till(device).pays(cell, key)
     {
@@ -273,16 +259,20 @@ fn slow(key: u64, stream: u64, is_delicate: bool, cell: usize, driver: &dyn Fn()
         return driver();
     }
     let Some((device, context)) = device::current() else { return driver() };
-    let may_time = CAPTURES.load(Acquire) == 0;
-    if limiting(device).next().is_none() || (!may_time && is_capturing(stream)) {
+    if limiting(device).next().is_none() || captures::take(stream) {
         return driver();
     }
     let (here, launch) = (Here { device, context }, of(device, context, key, stream, is_delicate));
-    match pass(&here, cell, &launch, may_time) {
+    match captures::relaxed(|| pass(&here, cell, &launch, true)) {
         None => driver(),
         Some(ticket) => {
             let code = driver();
-            pacer::after(&here, &launch, &ticket, code == 0);
+            let after = || pacer::after(&here, &launch, &ticket, code == 0);
+            if ticket.is_timed() {
+                captures::relaxed(after)
+            } else {
+                after()
+            }
             code
         }
     }
@@ -326,7 +316,7 @@ fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pac
 
 /// Charges a launch on a stream that is not timed, when its time has come.
 pub(crate) fn charge(key: u64, stream: u64) {
-    if state::mode() != Mode::Limited || is_capturing(stream) {
+    if state::mode() != Mode::Limited || captures::take(stream) {
         return;
     }
     let mut context = 0;
@@ -337,7 +327,8 @@ pub(crate) fn charge(key: u64, stream: u64) {
         && limiting(device).next().is_some()
     {
         let cell = Till::cell(sys::thread_pointer());
-        pass(&Here { device, context }, cell, &of(device, context, key, stream, true), false);
+        let (here, launch) = (Here { device, context }, of(device, context, key, stream, true));
+        captures::relaxed(|| pass(&here, cell, &launch, false));
     }
 }
 
@@ -357,32 +348,16 @@ fn processes(device: Device) -> u32 {
     count as u32
 }
 
-/// Begins a capture.
-pub(crate) fn begin_capture(driver: impl Fn() -> i32) -> i32 {
-    if state::mode() == Mode::Failed {
-        return REFUSED;
+/// A capture is about to begin, and counted: nothing may be timed over several streams from now on.
+pub(crate) fn capture_begins() {
+    // Another thread may be recording the last events of a window, on streams that are not its own.
+    for _ in 0..100 {
+        if METER.lock().spoil_open() {
+            break;
+        }
+        sys::sleep_us(50);
     }
-    CAPTURES.fetch_add(1, AcqRel);
-    METER.lock().spoil_open();
     TILLS.iter().for_each(|till| till.watch(false));
-    let code = driver();
-    if code != 0 {
-        CAPTURES.fetch_sub(1, AcqRel);
-    }
-    code
-}
-
-/// Ends a capture, which it does even where the capture had become invalid.
-pub(crate) fn end_capture(stream: u64, driver: impl Fn() -> i32) -> i32 {
-    if state::mode() == Mode::Failed {
-        return REFUSED;
-    }
-    let is_one = CAPTURES.load(Acquire) > 0 && is_capturing(stream);
-    let code = driver();
-    if is_one && !is_capturing(stream) {
-        let _ = CAPTURES.fetch_update(AcqRel, Acquire, |count| count.checked_sub(1));
-    }
-    code
 }
 
 /// Destroys a stream, on which no event may be recorded from then on.
@@ -399,7 +374,7 @@ pub(crate) fn destroy_stream(stream: u64, driver: impl Fn() -> i32) -> i32 {
         }
         sys::sleep_us(50);
     }
-    driver()
+    captures::destroy_stream(stream, driver)
 }
 
 /// Unloads code, after which functions may be others by the same handles.
@@ -446,6 +421,5 @@ pub(crate) fn renew_after_fork() {
         till.empty();
         till.forget();
     }
-    CAPTURES.store(0, Relaxed);
     LOOKING.store(false, Release);
 }

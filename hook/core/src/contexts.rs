@@ -10,7 +10,7 @@ use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::Map;
 use crate::state::{self, Mode, REFUSED};
-use crate::{compute, linear, nvml, real, sys};
+use crate::{captures, compute, linear, nvml, real, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Device memory of a context for each multiprocessor, where it can be neither measured nor looked up
@@ -189,6 +189,7 @@ static REFRESHING: Mutex<()> = Mutex::new(());
 pub(crate) fn gone(context: u64) {
     linear::context_gone(context);
     compute::context_gone(context);
+    captures::context_gone(context);
     device::forget(context);
     let cost = COSTS.lock().remove(context);
     if let Some(Cost { device, bytes }) = cost {

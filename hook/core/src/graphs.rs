@@ -3,6 +3,7 @@
 //! to trim. So the charge follows the device's reserved bytes of graph memory around those calls.
 
 use crate::account;
+use crate::captures;
 use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::Map;
@@ -248,7 +249,7 @@ pub(crate) fn trim_unused(device: Device) {
     let charged = BOOK.lock().memory.get(device).is_some_and(|memory| memory.charged > 0);
     if let Some(ordinal) = i32::try_from(device).ok().filter(|_| charged) {
         // SAFETY: a device of the process.
-        trim(ordinal, || unsafe { call!(cuDeviceGraphMemTrim(ordinal)) });
+        trim(ordinal, || captures::relaxed(|| unsafe { call!(cuDeviceGraphMemTrim(ordinal)) }));
     }
 }
 

@@ -18,6 +18,7 @@
 
 mod account;
 mod arrays;
+mod captures;
 mod compute;
 mod config;
 mod contexts;

@@ -1,6 +1,7 @@
 //! Linear, pitched and managed memory, arrays, and the one list of allocations by address.
 
 use crate::account::{self, OUT_OF_MEMORY};
+use crate::captures;
 use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::{Full, Map};
@@ -194,7 +195,7 @@ pub(crate) fn free(address: u64, stream: Option<u64>, driver: impl Fn() -> i32) 
             if let Some(stream) = stream {
                 // Memory of a context freed in stream order is there until the stream gets to it.
                 // SAFETY: the stream that the program has just used.
-                unsafe { real::cuStreamSynchronize(stream) };
+                captures::relaxed(|| unsafe { real::cuStreamSynchronize(stream) });
             }
             give_back(usize::from(device), address, bytes);
         }

@@ -7,6 +7,7 @@
 //! refused and before anybody is told how much is free.
 
 use crate::account::{self, OUT_OF_MEMORY};
+use crate::captures;
 use crate::device::{self, Device};
 use crate::linear::{self, Gate, gate};
 use crate::lock::Mutex;
@@ -111,7 +112,7 @@ fn attribute(pool: u64, attribute: i32) -> Option<u64> {
 /// Which pool an allocation comes from.
 pub(crate) enum From {
     /// The one that is set for the stream's device.
-    Stream(u64),
+    Stream,
     /// This one.
     Pool(u64),
 }
@@ -129,17 +130,27 @@ fn device_of_stream(stream: u64, current: Device) -> Device {
     device::of_context(context).unwrap_or(current)
 }
 
-/// Allocates from a pool.
-pub(crate) fn allocate(bytes: u64, from: &From, driver: impl Fn() -> i32, made: impl Fn() -> u64) -> i32 {
+/// Allocates from a pool, in the order of a stream. Into a capture nothing is allocated: the graph does that when
+/// it is launched.
+pub(crate) fn allocate(
+    bytes: u64,
+    from: &From,
+    stream: u64,
+    driver: impl Fn() -> i32,
+    made: impl Fn() -> u64,
+) -> i32 {
     let current = match gate_any() {
         Gate::Pass => return driver(),
         Gate::Refuse(code) => return code,
         Gate::Limit(device, _) => device,
     };
+    if captures::take(stream) {
+        return driver();
+    }
     let (pool, guess) = match from {
         From::Pool(pool) => (*pool, current),
-        From::Stream(stream) => {
-            let device = device_of_stream(*stream, current);
+        From::Stream => {
+            let device = device_of_stream(stream, current);
             let mut pool = 0;
             let ordinal = i32::try_from(device).unwrap_or(-1);
             // SAFETY: the driver writes one handle.
@@ -251,7 +262,6 @@ fn before_growth(pool: u64) -> Option<u64> {
 /// Finds out how pools grow, with a pool and a stream of our own: by one byte, and where there is room by a
 /// byte more than what is assumed to be the least.
 fn probe(device: Device, growth: &Growth) {
-    const RELAXED: i32 = 2;
     const NON_BLOCKING: u32 = 1;
     let Some(room) =
         [3 * ASSUMED, ASSUMED].into_iter().find(|room| account::try_charge(device, *room).is_ok())
@@ -262,10 +272,9 @@ fn probe(device: Device, growth: &Growth) {
     let [kind, _, place, id, ..] = &mut properties;
     // Pinned memory, located on the device with this ordinal.
     (*kind, *place, *id) = (1, 1, device as u32);
-    let (mut mode, mut pool, mut stream) = (RELAXED, 0_u64, 0_u64);
+    let (mut pool, mut stream) = (0_u64, 0_u64);
     // SAFETY: every out parameter is a local of the driver's type; the properties have the driver's size.
-    unsafe {
-        let exchanged = real::cuThreadExchangeStreamCaptureMode(&mut mode) == Some(0);
+    captures::relaxed(|| unsafe {
         if real::cuStreamCreate(&mut stream, NON_BLOCKING) == Some(0) {
             if call!(cuMemPoolCreate(&mut pool as *mut u64, properties.as_ptr())) == 0 {
                 for bytes in [1, ASSUMED + 1].into_iter().take(if room > ASSUMED { 2 } else { 1 }) {
@@ -286,10 +295,7 @@ fn probe(device: Device, growth: &Growth) {
             }
             real::cuStreamDestroy_v2(stream);
         }
-        if exchanged {
-            real::cuThreadExchangeStreamCaptureMode(&mut mode);
-        }
-    }
+    });
     account::release(device, room);
 }
 
@@ -351,10 +357,12 @@ pub(crate) fn trim_all(device: Device) {
             count += 1;
         }
     });
-    for handle in handles.iter().take(count) {
-        // SAFETY: a pool of the program that it has not destroyed.
-        unsafe { call!(cuMemPoolTrimTo(*handle, 0_usize)) };
-    }
+    captures::relaxed(|| {
+        for handle in handles.iter().take(count) {
+            // SAFETY: a pool of the program that it has not destroyed.
+            unsafe { call!(cuMemPoolTrimTo(*handle, 0_usize)) };
+        }
+    });
     settle_all(device);
 }
 

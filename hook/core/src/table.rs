@@ -103,6 +103,8 @@ macro_rules! hook_table {
             cuStreamBeginCapture_v2_ptsz, "cuStreamBeginCapture", 10010, thread;
             cuStreamBeginCaptureToGraph, "cuStreamBeginCaptureToGraph", 12030, legacy;
             cuStreamBeginCaptureToGraph_ptsz, "cuStreamBeginCaptureToGraph", 12030, thread;
+            cuStreamBeginRecaptureToGraph, "cuStreamBeginRecaptureToGraph", 13030, legacy;
+            cuStreamBeginRecaptureToGraph_ptsz, "cuStreamBeginRecaptureToGraph", 13030, thread;
             cuStreamBeginCaptureToCig, "cuStreamBeginCaptureToCig", 13010, legacy;
             cuStreamBeginCaptureToCig_ptsz, "cuStreamBeginCaptureToCig", 13010, thread;
             cuStreamEndCapture, "cuStreamEndCapture", 10000, legacy;

@@ -6,8 +6,9 @@
 //! nanoseconds of kernels).
 //!
 //! HOW is an entry point, `graph` (captured, eight kernels each), `two` (kernels of MICROS and of ten times as
-//! many), `sync` (waits for each kernel), `capture` (another stream captures all the while), `unload` (loads its
-//! module anew every 64 launches) or `streams` (destroys its stream every 8 launches).
+//! many), `sync` (waits for each kernel), `capture` (another stream captures all the while), `others` (another thread
+//! captures time and again), `doomed` (a capturing stream was destroyed before, and one went with its context),
+//! `unload` (loads its module anew every 64 launches) or `streams` (destroys its stream every 8 launches).
 
 #![allow(unsafe_code, reason = "calls a C library")]
 #![allow(
@@ -20,6 +21,8 @@
 
 use std::ffi::{CString, c_void};
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 type Twelve = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
@@ -59,6 +62,33 @@ fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
+/// Captures in the global mode, in which other threads may make no call that could spoil it; the number of captures.
+fn capture_until(driver: &Driver, context: u64, function: u64, is_over: &AtomicBool) -> u32 {
+    let ok = |code: i32, what: &str| assert_eq!(code, 0, "{what}");
+    let (mut stream, mut count) = (0_u64, 0);
+    ok(driver.call("cuCtxSetCurrent", &[context]), "cuCtxSetCurrent");
+    ok(driver.call("cuStreamCreate", &[at(&mut stream), 1]), "cuStreamCreate");
+    while !is_over.load(Relaxed) {
+        let mut graph = 0_u64;
+        ok(driver.call("cuStreamBeginCapture_v2", &[stream, 0]), "begin");
+        for _ in 0..3 {
+            std::thread::sleep(Duration::from_millis(10));
+            ok(
+                driver.call("cuLaunchKernel", &[function, 1, 1, 1, 1, 1, 1, 0, stream, 0, 0]),
+                "a captured launch",
+            );
+        }
+        ok(
+            driver.call("cuStreamEndCapture", &[stream, at(&mut graph)]),
+            "the other thread's capture is whole",
+        );
+        ok(driver.call("cuGraphDestroy", &[graph]), "cuGraphDestroy");
+        count += 1;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    count
+}
+
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let how = arguments[0].as_str();
@@ -90,7 +120,7 @@ fn main() {
     }
 
     let symbol = match how {
-        "graph" | "two" | "sync" | "capture" | "unload" | "streams" => "cuLaunchKernel",
+        "graph" | "two" | "sync" | "capture" | "others" | "doomed" | "unload" | "streams" => "cuLaunchKernel",
         symbol => symbol,
     };
     let launch = driver.entry(symbol);
@@ -128,6 +158,29 @@ fn main() {
         // Mode 0 is global: calls that could spoil a capture are refused in every thread.
         ok(driver.call("cuStreamBeginCapture_v2", &[captured, 0]), "begin");
     }
+
+    if how == "doomed" {
+        // Mode 2 is relaxed: the captures, which nobody can end, forbid nothing.
+        for of_context in [false, true] {
+            let (mut other, mut doomed) = (0_u64, 0_u64);
+            if of_context {
+                ok(driver.call("cuCtxCreate_v2", &[at(&mut other), 0, 0]), "cuCtxCreate");
+            }
+            ok(driver.call("cuStreamCreate", &[at(&mut doomed), 1]), "cuStreamCreate");
+            ok(driver.call("cuStreamBeginCapture_v2", &[doomed, 2]), "begin");
+            if of_context {
+                ok(driver.call("cuCtxDestroy_v2", &[other]), "cuCtxDestroy");
+                ok(driver.call("cuCtxSetCurrent", &[context]), "cuCtxSetCurrent");
+            } else {
+                ok(driver.call("cuStreamDestroy_v2", &[doomed]), "cuStreamDestroy");
+            }
+        }
+    }
+    let is_over = Arc::new(AtomicBool::new(false));
+    let capturer = (how == "others").then(|| {
+        let (library, is_over) = (library as usize, Arc::clone(&is_over));
+        std::thread::spawn(move || capture_until(&Driver(library as *mut c_void), context, plain, &is_over))
+    });
 
     let (start, mut used) = (now_ns(), 0_u64);
     for round in 0_usize.. {
@@ -175,6 +228,10 @@ fn main() {
     if how == "capture" {
         let mut graph = 0_u64;
         ok(driver.call("cuStreamEndCapture", &[captured, at(&mut graph)]), "the capture is whole");
+    }
+    is_over.store(true, Relaxed);
+    if let Some(capturer) = capturer {
+        assert!(capturer.join().unwrap() > 2, "there were captures");
     }
     ok(driver.call("cuCtxSynchronize", &[]), "cuCtxSynchronize");
     println!("gpu = {start} {} {used}", now_ns());

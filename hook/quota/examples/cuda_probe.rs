@@ -220,7 +220,7 @@ fn main() {
     let driver = Driver::open();
     let memory = RefCell::new(Memory { driver: &driver, device: 0 });
     let (mut held, mut contexts, mut execs): (Vec<Held>, Vec<u64>, Vec<u64>) = Default::default();
-    let mut opened = 0_u64;
+    let (mut opened, mut captured) = (0_u64, 0_u64);
     let mut kernels = std::collections::BTreeMap::new();
     for argument in std::env::args().skip(1) {
         let parts: Vec<&str> = argument.split(':').collect();
@@ -263,6 +263,26 @@ fn main() {
                 let (mut exec, mut params) = (0_u64, [flags.parse().unwrap(), 0_u64, 0, 0]);
                 let graph = graph(&driver, memory.borrow().device, size(bytes));
                 let code = driver.call(symbol, &[at(&mut exec), graph, at(&mut params)]);
+                execs.push(exec);
+                code.to_string()
+            }
+            // Begins a capture in the global mode, on a stream of its own that does not block.
+            ["capture"] => {
+                assert_eq!(driver.call("cuStreamCreate", &[at(&mut captured), 1]), 0);
+                driver.call("cuStreamBeginCapture_v2", &[captured, 0]).to_string()
+            }
+            // Allocates by this function into the capture.
+            ["capturealloc", symbol, bytes] => {
+                let mut out = 0_u64;
+                driver.call(symbol, &[at(&mut out), size(bytes), captured]).to_string()
+            }
+            // Ends it, and instantiates what was captured.
+            ["captured"] => {
+                let (mut graph, mut exec) = (0_u64, 0_u64);
+                let mut code = driver.call("cuStreamEndCapture", &[captured, at(&mut graph)]);
+                if code == 0 {
+                    code = driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), graph, 0]);
+                }
                 execs.push(exec);
                 code.to_string()
             }

@@ -20,7 +20,7 @@ use types::{Cost, Lane, NO_COST, Single, Window};
 
 /// GPU time that a launch of an unknown key is charged, in nanoseconds.
 pub const PRIOR_NS: u64 = 2_000_000;
-/// What further launches of the key are charged until the first is measured.
+/// What further launches of the key are charged until the first is measured, and each one that cannot be.
 const DOUBTFUL_NS: u64 = 50_000_000;
 /// Launches of this many nanoseconds are timed one by one: a pair of events costs some microseconds.
 pub const LONG_NS: u64 = 400_000;
@@ -149,6 +149,15 @@ impl Meter {
         Prediction { cost_ns, is_known: false, is_short: false }
     }
 
+    /// The same for a launch that cannot be timed: nobody will ever know how long an unknown one took.
+    pub fn predict_untimed(&mut self, key: u64, now_ns: u64) -> Prediction {
+        let prediction = self.predict(key, now_ns);
+        match prediction.is_known {
+            true => prediction,
+            false => Prediction { cost_ns: prediction.cost_ns.max(DOUBTFUL_NS), ..prediction },
+        }
+    }
+
     /// What launches of `key` cost if they need not be shown to the learner one by one, otherwise 0.
     pub fn routine(&mut self, key: u64) -> u64 {
         self.find(key).filter(|cost| cost.is_short()).map_or(0, |cost| cost.estimate_ns)
@@ -182,6 +191,15 @@ impl Meter {
 
     /// Decides how a launch that is charged to `account` is timed.
     pub fn launch(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64) -> Plan {
+        self.plan(launch, account, charged_ns, now_ns, true)
+    }
+
+    /// The same where no events may be recorded on other streams: short ones are timed one by one, now and then.
+    pub fn launch_alone(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64) -> Plan {
+        self.plan(launch, account, charged_ns, now_ns, false)
+    }
+
+    fn plan(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64, may_open: bool) -> Plan {
         let is_short = self.find(launch.key).is_some_and(|cost| cost.is_short());
         let plan = self.join(launch, account, charged_ns, now_ns, is_short);
         if plan.window.is_none() && is_short && !launch.is_delicate {
@@ -189,10 +207,13 @@ impl Meter {
                 return plan;
             }
             self.since_ns = 0;
-            if self.sparse == 0 {
+            if !may_open {
+                self.due_ns = (self.due_ns * 2).clamp(SOON_NS, LATER_NS);
+            } else if self.sparse == 0 {
                 return self.open(launch, account, charged_ns, now_ns);
+            } else {
+                self.sparse -= 1;
             }
-            self.sparse -= 1;
         } else if is_short && !launch.is_delicate {
             return plan;
         }
@@ -341,10 +362,11 @@ impl Meter {
         }
     }
 
-    /// The streams of a window and the events to record on them.
+    /// The streams of a window and the events to record on them; none of one that is spoilt.
     pub fn lanes(&self, at: usize) -> ([(u64, usize); STREAMS], usize) {
         let mut out = [(0, 0); STREAMS];
-        let Some(window) = self.windows.get(at).copied().flatten() else { return (out, 0) };
+        let window = self.windows.get(at).copied().flatten();
+        let Some(window) = window.filter(|window| !window.is_spoilt) else { return (out, 0) };
         for (to, lane) in out.iter_mut().zip(&window.lanes) {
             *to = (lane.stream, lane.end);
         }
@@ -519,13 +541,17 @@ impl Meter {
         self.sparse = before;
     }
 
-    /// Spoils an open window: a capture has begun, or launches go by unseen.
-    pub fn spoil_open(&mut self) {
+    /// Spoils an open window: a capture begins, or launches go by unseen. `false`: one is being closed this moment,
+    /// and events may still be recorded on its streams.
+    pub fn spoil_open(&mut self) -> bool {
+        let mut is_free = true;
         for at in 0..WINDOWS {
-            if self.windows.get(at).copied().flatten().is_some_and(|window| !window.is_ready) {
+            if let Some(window) = self.windows.get(at).copied().flatten().filter(|window| !window.is_ready) {
+                is_free &= !window.is_closed;
                 self.spoil(at);
             }
         }
+        is_free
     }
 
     /// A context is gone, and its events with it.

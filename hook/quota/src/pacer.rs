@@ -41,16 +41,32 @@ pub enum Reached {
     Lost,
 }
 
+/// How launches can be timed now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Timing {
+    /// In windows of several streams as well.
+    Windows,
+    /// Each by itself, on its own stream: a capture is open somewhere.
+    Alone,
+    /// Not at all.
+    No,
+}
+
 /// Clock, driver and state of one process on one device.
 pub trait Host {
     /// Nanoseconds of the monotonic clock.
     fn now_ns(&self) -> u64;
-    /// The learner, locked; no other function of the host is called meanwhile.
+    /// The learner, locked; no other function of the host but [`timing`](Host::timing) is called meanwhile.
     fn meter<T>(&self, part: impl FnOnce(&mut Meter) -> T) -> T;
     /// The fast path's state.
     fn till(&self) -> &Till;
     /// Leases this long may be taken, in nanoseconds of GPU time.
     fn lease_ns(&self) -> u64;
+    /// How a launch can be timed. Asked once more with the learner locked: what is told there holds until whoever
+    /// begins a capture has had the learner.
+    fn timing(&self, _launch: &Launch) -> Timing {
+        Timing::Windows
+    }
     /// Asks the gate.
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer;
     /// Charges or refunds.
@@ -96,11 +112,26 @@ pub struct Ticket {
     called_ns: u64,
 }
 
-/// Asks for a launch. `may_time`: no capture is active, so events can be recorded.
+impl Ticket {
+    /// Whether events are to be recorded behind the launch.
+    pub fn is_timed(&self) -> bool {
+        self.plan != Plan::default()
+    }
+}
+
+/// Asks for a launch. `may_time`: events can be recorded on its stream, as far as the host can at all.
 pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -> Step {
     look(host, launch.context);
     let now = host.now_ns();
-    let (prediction, ahead_ns) = host.meter(|meter| (meter.predict(launch.key, now), meter.backlog(now)));
+    let timing = || if may_time { host.timing(launch) } else { Timing::No };
+    let is_timed = timing() != Timing::No;
+    let (prediction, ahead_ns) = host.meter(|meter| {
+        let prediction = match is_timed {
+            true => meter.predict(launch.key, now),
+            false => meter.predict_untimed(launch.key, now),
+        };
+        (prediction, meter.backlog(now))
+    });
     let charged_ns = prediction.cost_ns;
     let is_short = prediction.is_short;
     let account = match is_short.then(|| spend(host, cell, charged_ns)).flatten() {
@@ -129,14 +160,15 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
             }
         }
     };
-    let mut plan = Plan::default();
-    if may_time {
-        plan = host.meter(|meter| {
-            let plan = meter.launch(launch, account, charged_ns, now);
-            host.till().watch(meter.is_watching());
-            plan
-        });
-    }
+    let mut plan = host.meter(|meter| {
+        let plan = match timing() {
+            Timing::Windows => meter.launch(launch, account, charged_ns, now),
+            Timing::Alone => meter.launch_alone(launch, account, charged_ns, now),
+            Timing::No => return Plan::default(),
+        };
+        host.till().watch(meter.is_watching());
+        plan
+    });
     let (mut is_idle, mut called_ns) = (false, 0);
     if let Some(event) = plan.before {
         if !host.record(event, launch.stream) {
@@ -172,7 +204,7 @@ pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool)
     if !is_made {
         host.correct(ticket.account, i64::try_from(ticket.charged_ns).unwrap_or(i64::MAX).saturating_neg());
     }
-    if *plan == Plan::default() {
+    if !ticket.is_timed() {
         return;
     }
     let mut is_good = is_made;

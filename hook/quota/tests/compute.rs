@@ -94,9 +94,10 @@ fn every_entry_point_is_limited() {
 }
 
 #[test]
-fn a_launch_on_several_devices_pays_the_prior() {
-    // It is not timed; kernels as long as the prior come out right.
-    is_about(alone(30, &["cuLaunchCooperativeKernelMultiDevice", "2000", "2000", "1"]), 30.5);
+fn a_launch_on_several_devices_pays_what_an_unknown_one_may_take() {
+    // It is not timed, so an unknown kernel is charged 50 ms.
+    let got = alone(30, &["cuLaunchCooperativeKernelMultiDevice", "20000", "3000", "1"]);
+    assert!((1.0..31.5).contains(&got), "{got}");
 }
 
 #[test]
@@ -141,8 +142,28 @@ fn a_quota_that_changes_is_followed() {
 
 #[test]
 fn a_capture_is_not_spoilt_and_frees_nobody_else() {
-    // Nothing is timed meanwhile, so kernels as long as the prior come out right.
-    is_about(alone(30, &["capture", "2000", "2000", "1"]), 30.5);
+    for micros in ["2000", "20000"] {
+        is_about(alone(30, &["capture", micros, "3000", "1"]), 30.5);
+    }
+    is_about(alone(30, &["capture", "100", "2000", "2"]), 30.5);
+    // On the legacy stream nothing can be timed meanwhile, so an unknown kernel is charged 50 ms.
+    let legacy = alone(30, &["capture", "20000", "3000"]);
+    assert!((1.0..31.5).contains(&legacy), "{legacy}");
+}
+
+#[test]
+fn launches_under_way_do_not_spoil_the_capture_of_another_thread() {
+    for micros in ["100", "2000"] {
+        is_about(alone(30, &["others", micros, "2000", "2"]), 30.5);
+    }
+}
+
+#[test]
+fn a_capture_that_died_with_its_stream_or_context_is_over() {
+    // On the legacy stream, where kernels of 1 ms would get 0.6 % if a capture were thought to be open.
+    for micros in ["1000", "20000"] {
+        is_about(alone(30, &["doomed", micros, "3000"]), 30.5);
+    }
 }
 
 #[test]

@@ -198,6 +198,32 @@ fn a_graph_that_is_uploaded_as_it_is_made_is_charged_at_once() {
 }
 
 #[test]
+fn an_allocation_into_a_capture_is_charged_by_the_launch() {
+    for symbol in ["cuMemAllocAsync", "cuMemAllocAsync_ptsz"] {
+        let bench = Bench::new(["H100-80"]);
+        bench.share("a", 0, 64 * MIB);
+        let seen = |free: u64| format!("0 {} {}", free * MIB, 64 * MIB);
+        let allocate = format!("capturealloc:{symbol}:60M");
+        let script = ["init", "retain", "alloc:linear:40M", "capture", &allocate, "info", "captured"];
+        let after = ["launch", "info", "free", "launch", "info"];
+        let holder = bench.hold(&[&script[..], &after].concat());
+        assert_eq!(holder.before[3..7], ["0", "0", &seen(24), "0"], "{symbol}");
+        assert_eq!(holder.before[7..], ["2", &seen(24), "0", "0", &seen(4)], "{symbol}");
+        assert_eq!(bench.charged("a").0, bench.used(0), "{symbol}");
+        holder.kill();
+    }
+}
+
+#[test]
+fn freeing_in_the_order_of_a_stream_spoils_no_capture() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, 64 * MIB);
+    let script = ["init", "retain", "alloc:linear:40M", "capture", "free_async", "captured", "info"];
+    let answers = bench.run(&script);
+    assert_eq!(answers[3..], ["0", "0", "0", &format!("0 {} {}", 64 * MIB, 64 * MIB)]);
+}
+
+#[test]
 fn queries_tell_the_tenants_own_truth() {
     let bench = Bench::new(["H100-80"]);
     bench.share("a", 0, GIB);

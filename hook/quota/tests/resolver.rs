@@ -77,6 +77,15 @@ fn answers(mut program: Command, requests: &[String]) -> Vec<String> {
 }
 
 #[test]
+fn the_list_that_the_table_is_derived_from_names_every_row() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/table/symbols.txt");
+    let text = std::fs::read_to_string(path).unwrap();
+    let listed: BTreeSet<&str> = text.split_whitespace().collect();
+    let rows = table::ROWS.iter().filter(|row| row.stream != table::Stream::nvml).map(|row| row.symbol);
+    assert_eq!(listed, rows.collect());
+}
+
+#[test]
 fn answers_are_the_drivers_own_for_every_request() {
     let requests = requests();
     assert!(requests.len() > 50_000, "{} requests", requests.len());

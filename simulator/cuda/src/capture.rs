@@ -98,17 +98,17 @@ pub(crate) fn add(state: &mut State, id: u64, stream: u64, kind: NodeKind) -> Cu
     Ok(node)
 }
 
+/// The captures that work for a stream would have to wait for: those of the blocking streams, for the legacy one.
+pub(crate) fn implied(state: &State, target: Target) -> impl Iterator<Item = u64> + '_ {
+    let streams = state.streams.values().filter(move |_| target.legacy);
+    streams
+        .filter(move |s| s.context == target.context && s.flags & NON_BLOCKING == 0)
+        .filter_map(|s| s.capture)
+}
+
 /// Work for the legacy default stream would have to wait for blocking streams, which it cannot while they capture.
 pub(crate) fn check_implicit(state: &mut State, target: Target) -> Cu {
-    if !target.legacy {
-        return Ok(());
-    }
-    let capturing: Vec<u64> = state
-        .streams
-        .values()
-        .filter(|s| s.context == target.context && s.flags & NON_BLOCKING == 0)
-        .filter_map(|s| s.capture)
-        .collect();
+    let capturing: Vec<u64> = implied(state, target).collect();
     if capturing.is_empty() {
         return Ok(());
     }

@@ -134,6 +134,10 @@ fn the_legacy_stream_cannot_be_used_while_a_blocking_stream_captures() {
         let blocking = cuda.make("cuStreamCreate", &[0]);
         let kernel = cuda.kernel(CODE, "k");
         begin(&cuda, blocking, RELAXED);
+        let mut status = 0_i32;
+        assert_eq!(cuda.call("cuStreamIsCapturing", &[0, at(&mut status)]), 906);
+        assert_eq!(end(&cuda, blocking).0, 0, "asking spoils nothing");
+        begin(&cuda, blocking, RELAXED);
         assert_eq!(cuda.launch(kernel, 0), 906);
         assert_eq!(end(&cuda, blocking), (901, 0));
         let free = cuda.stream();

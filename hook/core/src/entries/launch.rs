@@ -1,5 +1,6 @@
 //! Launches of kernels.
 
+use crate::captures;
 use crate::compute::{self, LEGACY, PER_THREAD, named};
 use crate::real::call;
 use core::ffi::c_void;
@@ -165,35 +166,43 @@ fn key(function: u64, grid: [u32; 3]) -> u64 {
 }
 
 macro_rules! begins {
-    ($($symbol:ident($($argument:ident: $kind:ty),*);)*) => {
+    ($($symbol:ident($($argument:ident: $kind:ty),*), $default:ident;)*) => {
         $(
-            pub(super) unsafe extern "C" fn $symbol($($argument: $kind),*) -> i32 {
-                // SAFETY: the caller's own arguments.
-                compute::begin_capture(|| unsafe { call!($symbol($($argument),*)) })
+            pub(super) unsafe extern "C" fn $symbol(stream: u64, $($argument: $kind),*) -> i32 {
+                captures::begin(named(stream, $default), || {
+                    // SAFETY: the caller's own arguments.
+                    unsafe { call!($symbol(stream, $($argument),*)) }
+                })
             }
         )*
     };
 }
 begins! {
-    cuStreamBeginCapture(stream: u64);
-    cuStreamBeginCapture_ptsz(stream: u64);
-    cuStreamBeginCapture_v2(stream: u64, mode: i32);
-    cuStreamBeginCapture_v2_ptsz(stream: u64, mode: i32);
+    cuStreamBeginCapture(), LEGACY;
+    cuStreamBeginCapture_ptsz(), PER_THREAD;
+    cuStreamBeginCapture_v2(mode: i32), LEGACY;
+    cuStreamBeginCapture_v2_ptsz(mode: i32), PER_THREAD;
     cuStreamBeginCaptureToGraph(
-        stream: u64, graph: u64, nodes: *mut c_void, edges: *mut c_void, count: usize, mode: i32
-    );
+        graph: u64, nodes: *mut c_void, edges: *mut c_void, count: usize, mode: i32
+    ), LEGACY;
     cuStreamBeginCaptureToGraph_ptsz(
-        stream: u64, graph: u64, nodes: *mut c_void, edges: *mut c_void, count: usize, mode: i32
-    );
-    cuStreamBeginCaptureToCig(stream: u64, parameters: *mut c_void);
-    cuStreamBeginCaptureToCig_ptsz(stream: u64, parameters: *mut c_void);
+        graph: u64, nodes: *mut c_void, edges: *mut c_void, count: usize, mode: i32
+    ), PER_THREAD;
+    cuStreamBeginRecaptureToGraph(
+        mode: i32, graph: u64, callback: *mut c_void, data: *mut c_void
+    ), LEGACY;
+    cuStreamBeginRecaptureToGraph_ptsz(
+        mode: i32, graph: u64, callback: *mut c_void, data: *mut c_void
+    ), PER_THREAD;
+    cuStreamBeginCaptureToCig(parameters: *mut c_void), LEGACY;
+    cuStreamBeginCaptureToCig_ptsz(parameters: *mut c_void), PER_THREAD;
 }
 
 macro_rules! ends {
     ($($symbol:ident($($argument:ident: $kind:ty),*), $default:ident;)*) => {
         $(
             pub(super) unsafe extern "C" fn $symbol(stream: u64, $($argument: $kind),*) -> i32 {
-                compute::end_capture(named(stream, $default), || {
+                captures::end(named(stream, $default), || {
                     // SAFETY: the caller's own arguments.
                     unsafe { call!($symbol(stream, $($argument),*)) }
                 })

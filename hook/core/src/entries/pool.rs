@@ -1,21 +1,19 @@
 //! Stream-ordered memory and pools.
 
+use crate::compute::{LEGACY, PER_THREAD, named};
 use crate::linear;
 use crate::pools::{self, From};
 use crate::real::call;
 use core::ffi::c_void;
 
 macro_rules! asynchronous {
-    ($allocate:ident, $from_pool:ident, $free:ident) => {
+    ($default:ident: $allocate:ident, $from_pool:ident, $free:ident) => {
         pub(super) unsafe extern "C" fn $allocate(out: *mut u64, bytes: usize, stream: u64) -> i32 {
+            let order = named(stream, $default);
             // SAFETY: the caller's own arguments; the result is read after the driver has written it.
             unsafe {
-                pools::allocate(
-                    bytes as u64,
-                    &From::Stream(stream),
-                    || call!($allocate(out, bytes, stream)),
-                    || *out,
-                )
+                let driver = || call!($allocate(out, bytes, stream));
+                pools::allocate(bytes as u64, &From::Stream, order, driver, || *out)
             }
         }
 
@@ -25,21 +23,23 @@ macro_rules! asynchronous {
             pool: u64,
             stream: u64,
         ) -> i32 {
+            let order = named(stream, $default);
             // SAFETY: as above.
             unsafe {
                 let driver = || call!($from_pool(out, bytes, pool, stream));
-                pools::allocate(bytes as u64, &From::Pool(pool), driver, || *out)
+                pools::allocate(bytes as u64, &From::Pool(pool), order, driver, || *out)
             }
         }
 
         pub(super) unsafe extern "C" fn $free(address: u64, stream: u64) -> i32 {
             // SAFETY: the caller's own arguments.
-            linear::free(address, Some(stream), || unsafe { call!($free(address, stream)) })
+            let driver = || unsafe { call!($free(address, stream)) };
+            linear::free(address, Some(named(stream, $default)), driver)
         }
     };
 }
-asynchronous!(cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync);
-asynchronous!(cuMemAllocAsync_ptsz, cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz);
+asynchronous!(LEGACY: cuMemAllocAsync, cuMemAllocFromPoolAsync, cuMemFreeAsync);
+asynchronous!(PER_THREAD: cuMemAllocAsync_ptsz, cuMemAllocFromPoolAsync_ptsz, cuMemFreeAsync_ptsz);
 
 /// The start of `CUmemPoolProps`.
 #[repr(C)]

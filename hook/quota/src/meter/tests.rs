@@ -49,6 +49,50 @@ fn an_unknown_launch_is_charged_more_while_the_first_one_runs() {
 }
 
 #[test]
+fn an_unknown_launch_that_cannot_be_timed_is_charged_what_it_may_take() {
+    let mut meter = Meter::new();
+    assert_eq!(meter.predict_untimed(7, 10 * MS).cost_ns, DOUBTFUL_NS);
+    start(&mut meter, 7, 0).unwrap();
+    assert_eq!(meter.predict_untimed(7, 510 * MS).cost_ns, 510 * MS);
+    run(&mut meter, 8, 1000 * MS, 3 * MS, Others::NONE);
+    assert_eq!(meter.predict_untimed(8, 510 * MS), meter.predict(8, 510 * MS));
+}
+
+#[test]
+fn short_launches_are_timed_one_by_one_now_and_then_where_there_can_be_no_window() {
+    let mut meter = Meter::new();
+    run(&mut meter, 7, 1000 * MS, MS / 10, Others::NONE);
+    let mut timed = 0;
+    for _ in 0..1000 {
+        let plan = meter.launch_alone(&launch_of(7, 3), 0, MS / 10, 0);
+        assert_eq!((plan.window, plan.closes), (None, None));
+        timed += u32::from(plan.single.is_some());
+        meter.launched(&plan, true, Begins::default());
+        if let Some(place) = plan.single {
+            end(&mut meter, place, 2000 * MS, 2000 * MS + MS / 10, Others::NONE);
+        }
+        meter.passed(MS / 10);
+    }
+    assert!((5..50).contains(&timed), "{timed}");
+}
+
+#[test]
+fn a_capture_waits_for_a_window_that_is_being_closed_and_then_nothing_of_it_is_recorded() {
+    let mut meter = Meter::new();
+    run(&mut meter, 7, 1000 * MS, MS / 10, Others::NONE);
+    let plan = meter.launch(&launch_of(7, 3), 0, MS / 10, 0);
+    let at = plan.window.expect("a window");
+    meter.launched(&plan, true, Begins::default());
+    let last = meter.launch(&launch_of(7, 4), 0, MS / 10, 0);
+    assert_eq!((last.closes, meter.lanes(at).1), (Some(at), 2));
+    assert!(!meter.spoil_open());
+    assert_eq!(meter.lanes(at).1, 0, "spoilt");
+    meter.launched(&last, true, Begins::default());
+    assert!(meter.spoil_open(), "it is gone");
+    assert!(!meter.has_pending());
+}
+
+#[test]
 fn the_backlog_is_what_is_to_come_of_what_was_launched() {
     let mut meter = Meter::new();
     assert_eq!(meter.backlog(MS), 0);

@@ -346,7 +346,10 @@ type Places = (Out<i32>, Out<u64>, Out<u64>, Out<u64>, Out<u64>);
 fn capture_info(driver: &Driver, handle: u64, flavour: Flavour) -> Cu<Info> {
     let mut state = driver.lock();
     let target = stream::resolve(&mut state, handle, flavour)?;
-    capture::check_implicit(&mut state, target)?;
+    if capture::implied(&state, target).next().is_some() {
+        // Asking spoils nothing, says cuda.h.
+        return Err(Code::STREAM_CAPTURE_IMPLICIT);
+    }
     let id = state.streams.get(&target.stream).and_then(|s| s.capture);
     Ok(match id.and_then(|id| Some((id, state.captures.get(&id)?))) {
         Some((id, capture)) if capture.valid => {
