@@ -9,6 +9,8 @@ use crate::sys;
 use aliquot_quota::GpuUuid;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// `NVML_ERROR_NOT_FOUND`
+pub(crate) const NOT_FOUND: i32 = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`
 const INSUFFICIENT_SIZE: i32 = 7;
 /// `NVML_ERROR_NOT_READY`
@@ -222,46 +224,38 @@ fn is_ours(uuid: &[u8; 96], pid: u32) -> bool {
         })
 }
 
-/// Removes other tenants' processes from `nvmlProcessDetailList_v1_t`.
-///
-/// # Safety
-/// `list` is what NVML has just filled in.
-pub(crate) unsafe fn detail_list(handle: usize, list: *mut DetailList) {
-    let Some(uuid) = limited(handle) else { return };
-    // SAFETY: NVML accepted the record and its array.
-    unsafe {
-        let records = (*list).records;
-        if records.is_null() {
-            return;
-        }
-        let mut kept = 0;
-        for index in 0..(*list).count as usize {
-            let record = records.add(index).read();
-            if is_ours(&uuid, record.pid) {
-                records.add(kept).write(record);
-                kept += 1;
-            }
-        }
-        (*list).count = kept as u32;
-    }
-}
-
-/// `nvmlProcessDetailList_v1_t`
-#[repr(C)]
-pub(crate) struct DetailList {
-    version: u32,
-    mode: u32,
-    count: u32,
-    records: *mut Detail,
+/// How records that NVML has filled in are laid out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    /// Bytes of a record.
+    pub size: usize,
+    /// Where the pid is in it.
+    pub pid: usize,
 }
 
 /// `nvmlProcessDetail_v1_t`
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(crate) struct Detail {
-    pid: u32,
-    used: u64,
-    gpu_instance: u32,
-    compute_instance: u32,
-    protected: u64,
+pub(crate) const DETAIL: Layout = Layout { size: 32, pid: 0 };
+/// `nvmlProcessUtilizationSample_t`
+pub(crate) const SAMPLE: Layout = Layout { size: 32, pid: 0 };
+/// `nvmlProcessUtilizationInfo_v1_t`
+pub(crate) const UTILIZATION: Layout = Layout { size: 40, pid: 8 };
+
+/// Removes other tenants' processes from what NVML has just filled in; the number of those that are left.
+///
+/// # Safety
+/// `records` is null, or NVML has filled in so many.
+pub(crate) unsafe fn keep_ours(handle: usize, records: *mut u8, count: u32, layout: Layout) -> u32 {
+    let Some(uuid) = limited(handle).filter(|_| !records.is_null()) else { return count };
+    let mut kept = 0;
+    for index in 0..count as usize {
+        // SAFETY: both records are below the count, and the pid is within one.
+        unsafe {
+            let record = records.add(index * layout.size);
+            if is_ours(&uuid, record.add(layout.pid).cast::<u32>().read_unaligned()) {
+                record.copy_to(records.add(kept * layout.size), layout.size);
+                kept += 1;
+            }
+        }
+    }
+    kept as u32
 }

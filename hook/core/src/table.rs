@@ -127,6 +127,8 @@ macro_rules! hook_table {
             nvmlDeviceGetMPSComputeRunningProcesses_v2, "", 0, nvml;
             nvmlDeviceGetMPSComputeRunningProcesses_v3, "", 0, nvml;
             nvmlDeviceGetRunningProcessDetailList, "", 0, nvml;
+            nvmlDeviceGetProcessUtilization, "", 0, nvml;
+            nvmlDeviceGetProcessesUtilizationInfo, "", 0, nvml;
         }
     };
 }

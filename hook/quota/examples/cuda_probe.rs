@@ -120,15 +120,19 @@ fn graph(driver: &Driver, device: i32, bytes: u64) -> u64 {
     graph
 }
 
-/// Launches a kernel without parameters and waits for it.
-fn launch(driver: &Driver, function: u64) -> i32 {
+/// Launches a kernel without parameters.
+fn start(driver: &Driver, function: u64) -> i32 {
     type Launch = unsafe extern "C" fn(u64, u32, u32, u32, u32, u32, u32, u32, u64, u64, u64) -> i32;
     // SAFETY: cuLaunchKernel's type and arguments.
-    let launched = unsafe {
+    unsafe {
         let launch = std::mem::transmute::<*mut c_void, Launch>(driver.find("cuLaunchKernel"));
         launch(function, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
-    };
-    launched.max(driver.call("cuCtxSynchronize", &[]))
+    }
+}
+
+/// Launches a kernel and waits for it.
+fn launch(driver: &Driver, function: u64) -> i32 {
+    start(driver, function).max(driver.call("cuCtxSynchronize", &[]))
 }
 
 /// Memory by family: allocates, or frees what it allocated.
@@ -422,6 +426,30 @@ fn main() {
                 assert!(found[0] == found[1] && found[1] == found[2], "all versions agree: {found:?}");
                 format!("{:?} {}", found[0], std::process::id())
             }
+            // The pids that NVML has utilisation of: the one function after the other, or its code.
+            ["busy"] => {
+                let (mut device, mut count) = (0_u64, 64_u32);
+                assert_eq!(driver.call("nvmlInit_v2", &[]), 0);
+                let index = memory.borrow().device as u64;
+                assert_eq!(driver.call("nvmlDeviceGetHandleByIndex_v2", &[index, at(&mut device)]), 0);
+                let mut samples = [0_u64; 4 * 64];
+                let arguments = [device, at(&mut samples), at(&mut count), 0];
+                let first = match driver.call("nvmlDeviceGetProcessUtilization", &arguments) {
+                    0 => Ok((0..count as usize).map(|i| samples[i * 4] & 0xffff_ffff).collect::<Vec<_>>()),
+                    code => Err(code),
+                };
+                let mut infos = [0_u64; 5 * 64];
+                let mut list = [64 << 32 | 1 << 24 | 24, 0, at(&mut infos)];
+                let arguments = [device, at(&mut list)];
+                let second = match driver.call("nvmlDeviceGetProcessesUtilizationInfo", &arguments) {
+                    0 => {
+                        let count = (list[0] >> 32) as usize;
+                        Ok((0..count).map(|i| infos[i * 5 + 1] & 0xffff_ffff).collect::<Vec<_>>())
+                    }
+                    code => Err(code),
+                };
+                format!("{first:?} {second:?} {}", std::process::id())
+            }
             // Allocates and frees at random for so many rounds.
             ["churn", rounds] => {
                 let mut seed = u64::from(std::process::id()) | 1;
@@ -587,6 +615,11 @@ fn main() {
             ["kernel", micros] => {
                 let function = kernels.entry(micros.to_owned()).or_insert_with(|| kernel(&driver, micros).1);
                 launch(&driver, *function).to_string()
+            }
+            // The same without waiting for it.
+            ["spin", micros] => {
+                let (code, function) = kernel(&driver, micros);
+                code.max(start(&driver, function)).to_string()
             }
             // Forbids the limiter's core, and nobody else, a system call.
             ["deny", number] => {

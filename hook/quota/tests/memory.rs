@@ -278,6 +278,32 @@ fn other_tenants_processes_are_invisible() {
 }
 
 #[test]
+fn other_tenants_utilisation_is_invisible() {
+    for view in [ProcessView::Host, ProcessView::Own] {
+        let bench = Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) });
+        bench.share("a", 0, 4 * GIB);
+        let mut other = bench.unlimited(&support::built().probe);
+        let stranger = Holder::start(other.args(["init", "retain", "spin:600000000", "hold"]));
+        // Where only others are busy, nobody is.
+        let idle = bench.run(&["init", "sleep:200", "busy"]).pop().unwrap();
+        assert!(idle.starts_with("Err(6) Err(6) "), "{view:?}: {idle}");
+        let sibling = bench.hold(&["init", "retain", "spin:600000000"]);
+        let own = bench.hold(&["init", "retain", "spin:600000000", "sleep:500", "busy"]);
+        let mut expected = [sibling.child.id(), own.child.id()];
+        expected.sort_unstable();
+        let answer = own.before.last().unwrap().replace("Ok", "");
+        let mut found = [Vec::new(), Vec::new()];
+        for (list, text) in found.iter_mut().zip(answer.split(['(', ')']).filter(|part| part.contains('['))) {
+            *list =
+                text.trim_matches(['[', ']']).split(", ").map(|pid| pid.parse::<u32>().unwrap()).collect();
+            list.sort_unstable();
+        }
+        assert_eq!(found, [expected, expected], "{view:?}: {answer}");
+        [stranger, sibling, own].into_iter().for_each(Holder::kill);
+    }
+}
+
+#[test]
 fn devices_without_a_share_are_not_limited() {
     let bench = Bench::new(["H100-80", "H100-80"]);
     bench.share("a", 1, GIB);

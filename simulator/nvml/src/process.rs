@@ -150,6 +150,41 @@ export! {
         put_list(count, samples, &rows)
     }
 
+    fn nvmlDeviceGetProcessesUtilizationInfo(
+        device: Handle, list: Out<sys::nvmlProcessesUtilizationInfo_t>,
+    ) |session| {
+        let mut header = list.get()?;
+        if header.version != version_of::<sys::nvmlProcessesUtilizationInfo_t>(1) {
+            return Err(Code::ARGUMENT_VERSION_MISMATCH);
+        }
+        let gpu = utilization_gpu(session, device)?;
+        let now = micros_of_day();
+        let rows: Vec<_> = process_utilization(session, gpu)?
+            .into_iter()
+            .map(|(pid, percent)| sys::nvmlProcessUtilizationInfo_v1_t {
+                timeStamp: now,
+                pid,
+                smUtil: percent,
+                memUtil: percent / 3,
+                encUtil: 0,
+                decUtil: 0,
+                jpgUtil: 0,
+                ofaUtil: 0,
+            })
+            .collect();
+        let room = header.processSamplesCount;
+        let seen_before = header.lastSeenTimeStamp >= now;
+        header.processSamplesCount = if seen_before { 0 } else { rows.len() as c_uint };
+        list.put(header)?;
+        if rows.is_empty() || seen_before {
+            return Err(Code::NOT_FOUND);
+        }
+        if (room as usize) < rows.len() || header.procUtilArray.is_null() {
+            return Err(Code::INSUFFICIENT_SIZE);
+        }
+        Out::from_field(header.procUtilArray).put_all(rows)
+    }
+
     fn nvmlDeviceGetAccountingMode(device: Handle, mode: Out<c_uint>) |session| {
         session.gpu(device)?;
         mode.put(0)

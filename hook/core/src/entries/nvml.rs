@@ -1,6 +1,6 @@
 //! NVML's memory and process queries.
 
-use crate::nvml::{self, DetailList, NOT_READY};
+use crate::nvml::{self, DETAIL, NOT_FOUND, NOT_READY, SAMPLE, UTILIZATION};
 use crate::real::call;
 use crate::state::{self, Mode};
 
@@ -81,6 +81,15 @@ processes! {
     nvmlDeviceGetMPSComputeRunningProcesses_v3, 24;
 }
 
+/// `nvmlProcessDetailList_v1_t`
+#[repr(C)]
+pub(super) struct DetailList {
+    version: u32,
+    mode: u32,
+    count: u32,
+    records: *mut u8,
+}
+
 pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
     device: usize,
     list: *mut DetailList,
@@ -91,9 +100,67 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
     // SAFETY: the caller's own arguments; NVML has filled the list in where it answers 0.
     unsafe {
         let code = call!(nvmlDeviceGetRunningProcessDetailList(device, list));
-        if code == 0 && !list.is_null() {
-            nvml::detail_list(device, list);
+        if code == 0
+            && let Some(list) = list.as_mut()
+        {
+            list.count = nvml::keep_ours(device, list.records, list.count, DETAIL);
         }
         code
+    }
+}
+
+/// What NVML says where nobody has used the GPU lately.
+fn found(count: u32) -> i32 {
+    if count == 0 { NOT_FOUND } else { 0 }
+}
+
+pub(super) unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
+    device: usize,
+    samples: *mut u8,
+    count: *mut u32,
+    last_seen: u64,
+) -> i32 {
+    if state::mode() == Mode::Failed {
+        return NOT_READY;
+    }
+    // SAFETY: as above.
+    unsafe {
+        let code = call!(nvmlDeviceGetProcessUtilization(device, samples, count, last_seen));
+        match count.as_mut().filter(|_| code == 0) {
+            Some(count) => {
+                *count = nvml::keep_ours(device, samples, *count, SAMPLE);
+                found(*count)
+            }
+            None => code,
+        }
+    }
+}
+
+/// `nvmlProcessesUtilizationInfo_v1_t`
+#[repr(C)]
+pub(super) struct UtilizationList {
+    version: u32,
+    count: u32,
+    last_seen: u64,
+    records: *mut u8,
+}
+
+pub(super) unsafe extern "C" fn nvmlDeviceGetProcessesUtilizationInfo(
+    device: usize,
+    list: *mut UtilizationList,
+) -> i32 {
+    if state::mode() == Mode::Failed {
+        return NOT_READY;
+    }
+    // SAFETY: as above.
+    unsafe {
+        let code = call!(nvmlDeviceGetProcessesUtilizationInfo(device, list));
+        match list.as_mut().filter(|_| code == 0) {
+            Some(list) => {
+                list.count = nvml::keep_ours(device, list.records, list.count, UTILIZATION);
+                found(list.count)
+            }
+            None => code,
+        }
     }
 }
