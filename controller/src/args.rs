@@ -129,6 +129,11 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Unknown::Refuse)]
     pub unknown_devices: Unknown,
 
+    /// Most managed memory that admission lets a share have on top of its memory; as the nodes' own option of
+    /// that name.
+    #[arg(long, default_value = "0", value_parser = parse_bytes)]
+    pub oversubscribe_at_most: u64,
+
     /// Whether requests for a MIG profile are expanded to larger ones, where an allocation policy says so.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub substitution: bool,
@@ -239,6 +244,11 @@ impl From<StrategyArg> for Strategy {
 }
 
 /// A number with `ms`, `s`, `m` or `h`.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let quantity: aliquot_model::Quantity = text.parse().map_err(|error| format!("{error}"))?;
+    quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
+}
+
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

@@ -78,7 +78,7 @@ impl Config {
             substitution: args.substitution,
             elastic: args.elastic_shares,
             governance: args.governance,
-            rules: Rules { unknown: args.unknown_devices },
+            rules: Rules { unknown: args.unknown_devices, oversubscribe_at_most: args.oversubscribe_at_most },
             budgets: args.budgets,
             interval: Duration::from_secs(60),
         }

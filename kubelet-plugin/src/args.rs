@@ -99,6 +99,11 @@ pub struct Args {
     #[arg(long, env = "SLOTS", default_value_t = aliquot_model::layout::DEFAULT_SLOTS)]
     pub slots: u32,
 
+    /// Most managed memory (bytes, or `8Gi`) that a share may have on top of its memory where its ShareConfig
+    /// says `oversubscribe`. A claim that asks for more is not prepared. 0: none.
+    #[arg(long, env = "OVERSUBSCRIBE_AT_MOST", default_value = "0", value_parser = parse_bytes)]
+    pub oversubscribe_at_most: u64,
+
     /// Address of `/healthz`, `/readyz` and `/metrics`.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:0")]
     pub http_addr: SocketAddr,

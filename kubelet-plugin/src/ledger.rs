@@ -138,8 +138,15 @@ pub struct Share {
     pub priority: i8,
     /// When the limiter cannot work.
     pub fail_mode: FailMode,
+    /// Bytes of managed memory on top of the memory; 0 is none.
+    #[serde(default, skip_serializing_if = "none")]
+    pub oversubscribe_bytes: u64,
     /// Position among the claim's devices, for indexed variables.
     pub order: u16,
+}
+
+fn none(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 impl Share {

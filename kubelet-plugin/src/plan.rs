@@ -165,6 +165,8 @@ pub struct Snapshot<'a> {
     pub fixed_partitions: bool,
     /// Most tenants of a shared GPU.
     pub slots: u32,
+    /// Most bytes of managed memory that a share may have on top of its memory.
+    pub oversubscribe_at_most: u64,
 }
 
 /// Whether this agent knows how to prepare devices of a kind. MPS needs a server process for each GPU,
@@ -216,7 +218,8 @@ fn device(
         checks::refuse_other_time_slice(snapshot, request, &device, wanted)?;
         steps.rest.push(Step::SetTimeSlice { gpu: device.gpu.clone(), interval: wanted });
     }
-    if device.share.is_some() {
+    if let Some(share) = &device.share {
+        checks::refuse_managed_memory(snapshot, share)?;
         steps.rest.push(Step::MakeShare { result_id: device.result_id.clone() });
     }
     Ok(device)
@@ -354,6 +357,7 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
             compute_policy: config.compute_policy,
             priority: config.priority,
             fail_mode: config.fail_mode,
+            oversubscribe_bytes: config.oversubscribe_bytes(),
             order,
         }),
         _ => None,

@@ -81,6 +81,8 @@ pub struct Node {
     pub machine: Machine,
     /// Most tenants of a shared GPU.
     pub slots: u32,
+    /// Most bytes of managed memory that a share may have on top of its memory.
+    pub oversubscribe_at_most: u64,
     /// How long to wait for the lock.
     pub lock_timeout: Duration,
     /// Whether releases are recorded for the controller.
@@ -233,6 +235,7 @@ impl Node {
             ledger,
             fixed_partitions: self.partitioning.get() == Partitioning::Fixed,
             slots: self.slots,
+            oversubscribe_at_most: self.oversubscribe_at_most,
         };
         let plan = plan::plan(&snapshot, request, prior)?;
         tracing::debug!(claim.uid = %request.claim.uid, %plan, "decided");

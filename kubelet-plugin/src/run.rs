@@ -269,6 +269,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
             probe: Probe::default(),
         },
         slots: args.slots,
+        oversubscribe_at_most: args.oversubscribe_at_most,
         lock_timeout: args.lock_timeout,
         report_usage: args.report_usage,
         // What is left at a farewell is for nobody.

@@ -50,6 +50,7 @@ pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFil
         FailMode::Closed => aliquot_quota::FailMode::Closed,
         FailMode::Open => aliquot_quota::FailMode::Open,
     };
+    quota.oversubscribe_bytes = share.oversubscribe_bytes;
     quota.device_order = share.order;
     Ok(quota)
 }

@@ -9,7 +9,10 @@
 
 mod common;
 
+use aliquot_kubelet_plugin::claim::Settings;
 use aliquot_kubelet_plugin::prepare::PrepareError;
+use aliquot_model::Quantity;
+use aliquot_model::config::ShareConfig;
 use aliquot_nvml::fake::{FakeGpus, h100_80, t4};
 use aliquot_nvml::{GpuProcess, Gpus, ProcessKind};
 use aliquot_quota::{QuotaFile, REGION_FILE_SIZE};
@@ -180,6 +183,33 @@ fn a_share_has_a_quota_that_only_the_node_writes_and_a_region_for_any_user() {
     let version = env!("CARGO_PKG_VERSION");
     let preload = fs::read_to_string(world.data().join(format!("limiter/{version}/ld.so.preload"))).unwrap();
     assert_eq!(preload, format!("/usr/local/lib/aliquot/{version}/libaliquot_preload.so\n"));
+}
+
+#[test]
+fn managed_memory_beyond_a_share_is_in_its_quota_or_the_claim_is_not_prepared() {
+    let world = world();
+    let asking = |uid: &str, gib: u64| {
+        let mut request = request(uid, &[("s", "gpu-0-share")]);
+        let oversubscribe = Some(Quantity::from_u64(gib << 30));
+        request.devices[0].settings =
+            Settings::Share(ShareConfig { oversubscribe, ..ShareConfig::default() });
+        request
+    };
+    let node = world.node();
+    let quota = |id: &str| {
+        let path = world.data().join("shares").join(id).join("quota/quota");
+        QuotaFile::decode(&fs::read(path).unwrap()).unwrap()
+    };
+    let prepared = node.prepare(&asking("c-1", 8), false, now()).unwrap();
+    let id = prepared[0].cdi[1].rsplit('=').next().unwrap().to_owned();
+    assert_eq!((quota(&id).memory_bytes, quota(&id).oversubscribe_bytes), (4 << 30, 8 << 30));
+    let error = node.prepare(&asking("c-2", 9), false, now()).unwrap_err().to_string();
+    assert!(
+        error.contains("asks for 9Gi of managed memory") && error.contains("allows 8Gi at most"),
+        "{error}"
+    );
+    node.prepare(&request("c-3", &[("s", "gpu-0-share")]), false, now()).unwrap();
+    assert_eq!(quota(&id).oversubscribe_bytes, 8 << 30, "as it was when others come and go");
 }
 
 #[test]

@@ -71,6 +71,21 @@ pub struct ShareConfig {
     pub priority: i8,
     /// What happens when the limiter cannot work.
     pub fail_mode: FailMode,
+    /// Managed memory (`cuMemAllocManaged`) that the share may have on top of its memory; the driver keeps
+    /// what does not fit in the host's. The node says how much at most.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "quantity_from_text",
+        serialize_with = "quantity_to_text"
+    )]
+    pub oversubscribe: Option<Quantity>,
+}
+
+impl ShareConfig {
+    /// Bytes of [`oversubscribe`](Self::oversubscribe).
+    pub fn oversubscribe_bytes(&self) -> u64 {
+        self.oversubscribe.and_then(Quantity::to_u64).unwrap_or(0)
+    }
 }
 
 /// Settings of a GPU shared through MPS.
@@ -309,6 +324,9 @@ fn validate(config: &Config) -> Result<(), ConfigError> {
     match config {
         Config::Share(share) if !(-100..=100).contains(&share.priority) => {
             refuse("priority", "must be from -100 to 100")
+        }
+        Config::Share(share) if share.oversubscribe.is_some_and(|q| q.to_u64().is_none()) => {
+            refuse("oversubscribe", "must be a whole number of bytes, 0 or more")
         }
         Config::Policy(policy) if policy.max_growth_percent > 10_000 => {
             refuse("maxGrowthPercent", "must be from 0 to 10000")

@@ -31,6 +31,8 @@ pub enum Unknown {
 pub struct Rules {
     /// About requests that no board of the cluster can satisfy.
     pub unknown: Unknown,
+    /// Most bytes of managed memory that a share may have on top of its memory, as the nodes are set.
+    pub oversubscribe_at_most: u64,
 }
 
 /// What is known of the cluster.
@@ -81,15 +83,19 @@ pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> J
     judge_amounts(scene, &looked, prefix, &mut judgement.errors);
     let all: Vec<_> = looked.into_iter().flatten().collect();
     let entries = spec.devices.as_ref().and_then(|devices| devices.config.as_deref()).unwrap_or_default();
-    judgement.errors.extend(configs::of_claim(entries, &all, index.driver(), prefix));
+    judgement.errors.extend(configs::of_claim(entries, &all, index.driver(), scene.rules, prefix));
     judgement
 }
 
 /// Judges a class.
-pub fn class(driver: &str, spec: &DeviceClassSpec) -> Judgement {
+pub fn class(driver: &str, rules: Rules, spec: &DeviceClassSpec) -> Judgement {
     let entries = spec.config.iter().flatten().enumerate();
     let errors = entries.filter_map(|(at, entry)| {
-        configs::decode(entry.opaque.as_ref(), driver, &format!("spec.config[{at}]"))?.err()
+        let path = format!("spec.config[{at}]");
+        match configs::decode(entry.opaque.as_ref(), driver, &path)? {
+            Ok(config) => configs::beyond(&config, rules, &path),
+            Err(error) => Some(error),
+        }
     });
     Judgement { errors: errors.collect(), warnings: Vec::new() }
 }

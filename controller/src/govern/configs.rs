@@ -1,9 +1,10 @@
 //! Opaque configuration as users write it: strictly decoded, and only where it can apply.
 
+use super::check::Rules;
 use super::least::{Offer, Wanted};
 use crate::index::Class;
-use aliquot_model::DeviceKind;
 use aliquot_model::config::{self, Config, FailMode};
+use aliquot_model::{DeviceKind, Quantity};
 use k8s_openapi::api::resource::v1::OpaqueDeviceConfiguration;
 
 /// Kinds of device that a configuration says something about.
@@ -38,6 +39,19 @@ pub(super) fn decode(
     Some(decoded)
 }
 
+/// More managed memory beyond a share than any node gives. It would be refused there, with the pod waiting.
+pub(super) fn beyond(config: &Config, rules: Rules, path: &str) -> Option<String> {
+    let Config::Share(share) = config else { return None };
+    let (wanted, most) = (share.oversubscribe_bytes(), rules.oversubscribe_at_most);
+    (wanted > most).then(|| {
+        let (wanted, most) = (Quantity::from_u64(wanted), Quantity::from_u64(most));
+        format!(
+            "{path}.opaque.parameters: ShareConfig.oversubscribe: {wanted} is more managed memory beyond a share than \
+             the nodes give, {most} at most (0: none; chart value kubeletPlugin.oversubscribeAtMost)"
+        )
+    })
+}
+
 /// Whether a class lets programs run without limits when the limiter cannot work.
 fn fails_open(class: &Class, driver: &str) -> bool {
     class.config.iter().any(|entry| {
@@ -51,6 +65,7 @@ pub(super) fn of_claim(
     entries: &[k8s_openapi::api::resource::v1::DeviceClaimConfiguration],
     ways: &[(Wanted<'_>, Option<&Class>, Offer)],
     driver: &str,
+    rules: Rules,
     prefix: &str,
 ) -> Vec<String> {
     let mut errors = Vec::new();
@@ -72,6 +87,7 @@ pub(super) fn of_claim(
             })
             .collect();
         errors.extend(misplaced(&config, named, &concerned, &path));
+        errors.extend(beyond(&config, rules, &path));
         let open = matches!(&config, Config::Share(share) if share.fail_mode == FailMode::Open);
         if open && !concerned.iter().any(|(_, class, _)| class.is_some_and(|class| fails_open(class, driver)))
         {

@@ -401,6 +401,7 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
             probe,
         },
         slots: 10,
+        oversubscribe_at_most: 0,
         lock_timeout: Duration::from_secs(5),
         report_usage: true,
         hold_at_most: Duration::from_secs(3600),

@@ -47,7 +47,7 @@ fn each_kind_of_bad_input_is_refused_with_its_reason() -> Result<()> {
         let table = [
             (
                 with_config(share(), &[], typo),
-                "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`",
+                "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`, `oversubscribe`",
             ),
             (
                 with_config(share(), &["r"], ours("MigConfig")),

@@ -15,6 +15,7 @@ mod governance;
 mod hold;
 mod kubelet;
 mod modes;
+mod oversubscription;
 mod pod_group;
 mod policies;
 mod preemption;

@@ -342,7 +342,11 @@ fn processes(
 fn read_files(folder: &Path, id: &str, known: &mut BTreeMap<String, (u64, u64)>) -> Files {
     let quota = fs::read(folder.join(id).join("quota/quota")).ok();
     let quota = quota.and_then(|bytes| QuotaFile::decode(&bytes).ok()).map(|quota| Quota {
-        memory_bytes: quota.memory_bytes,
+        // Where the GPU has room, managed memory beyond the quota lies there too.
+        memory_bytes: match quota.memory_bytes {
+            0 => 0,
+            bytes => bytes.saturating_add(quota.oversubscribe_bytes),
+        },
         cores_percent: quota.cores_percent,
         is_soft: quota.compute_policy == ComputePolicy::Soft,
     });

@@ -52,6 +52,7 @@ fn share(tail: &str, order: u16) -> Device {
             compute_policy: ComputePolicy::Hard,
             priority: 0,
             fail_mode: FailMode::Closed,
+            oversubscribe_bytes: 0,
             order,
         }),
         ..device(tail, "gpu-0-share")

@@ -26,6 +26,7 @@ fn device(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> Device {
             compute_policy: ComputePolicy::Hard,
             priority: 0,
             fail_mode: FailMode::Closed,
+            oversubscribe_bytes: 0,
             order: 0,
         }),
         time_slice: None,

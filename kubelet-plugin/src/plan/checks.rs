@@ -3,10 +3,10 @@
 
 use super::{Refusal, Snapshot};
 use crate::claim::{Allocated, Consumed, Request};
-use crate::ledger::{Device, Held};
+use crate::ledger::{Device, Held, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
-use aliquot_model::{GpuInfo, LiveMig};
+use aliquot_model::{GpuInfo, LiveMig, Quantity};
 
 pub(super) fn refuse_conflicts(
     snapshot: &Snapshot<'_>,
@@ -86,6 +86,17 @@ pub(super) fn refuse_oversubscription(
                 holders: if holders.is_empty() { "none".to_owned() } else { holders.join(", ") },
             });
         }
+    }
+    Ok(())
+}
+
+/// A share gets the managed memory that it asks for, or its pod does not start: with less, a program that
+/// counts on it would fail later and for no visible reason.
+pub(super) fn refuse_managed_memory(snapshot: &Snapshot<'_>, share: &Share) -> Result<(), Refusal> {
+    let (wanted, most) = (share.oversubscribe_bytes, snapshot.oversubscribe_at_most);
+    if wanted > most {
+        let text = |bytes| Quantity::from_u64(bytes).to_string();
+        return Err(Refusal::ManagedMemory { wanted: text(wanted), most: text(most) });
     }
     Ok(())
 }

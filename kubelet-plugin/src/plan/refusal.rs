@@ -140,6 +140,16 @@ pub enum Refusal {
         /// Claims that hold the rest.
         holders: String,
     },
+    /// More managed memory beyond the share than the node allows.
+    #[error(
+        "ShareConfig.oversubscribe asks for {wanted} of managed memory beyond the share, and this node allows {most} at most (0: none): ask for less, or have the administrator raise kubeletPlugin.oversubscribeAtMost (--oversubscribe-at-most)"
+    )]
+    ManagedMemory {
+        /// Asked for.
+        wanted: String,
+        /// The node's setting.
+        most: String,
+    },
     /// Another claim set another time slice.
     #[error("GPU {gpu} has time slice {set:?} for claim {other}, this claim wants {wanted:?}")]
     TimeSlice {

@@ -2,8 +2,8 @@ use super::*;
 use crate::claim::Consumed;
 use crate::ledger::State;
 use crate::testing::{allocated, board, claim, h100, request};
-use aliquot_model::MigUuid;
-use aliquot_model::config::GpuConfig;
+use aliquot_model::config::{GpuConfig, ShareConfig};
+use aliquot_model::{MigUuid, Quantity};
 use rstest::rstest;
 
 struct World {
@@ -11,11 +11,12 @@ struct World {
     live: Vec<LiveMig>,
     ledger: Ledger,
     fixed: bool,
+    oversubscribe_at_most: u64,
 }
 
 impl World {
     fn of(gpus: Vec<GpuInfo>) -> Self {
-        Self { gpus, live: Vec::new(), ledger: Ledger::default(), fixed: false }
+        Self { gpus, live: Vec::new(), ledger: Ledger::default(), fixed: false, oversubscribe_at_most: 0 }
     }
 
     fn plan(&self, request: &Request) -> Result<Plan, Refusal> {
@@ -29,6 +30,7 @@ impl World {
             ledger: &self.ledger,
             fixed_partitions: self.fixed,
             slots: 10,
+            oversubscribe_at_most: self.oversubscribe_at_most,
         };
         plan(&snapshot, request, prior)
     }
@@ -183,6 +185,34 @@ fn two_shares_of_one_claim_count_together() {
         device.consumed = Some(Consumed { memory_bytes: 41 << 30, cores_percent: 0, slots: 1 });
     }
     assert!(matches!(world.plan(&both), Err(Refusal::Oversubscribed { capacity: "memory", .. })));
+}
+
+#[rstest]
+#[case::not_asked("0", 0, true)]
+#[case::off("1", 0, false)]
+#[case::within("8Gi", 8 << 30, true)]
+#[case::beyond("9Gi", 8 << 30, false)]
+fn a_share_gets_the_managed_memory_that_it_asks_for_or_is_refused(
+    #[case] asked: &str,
+    #[case] most: u64,
+    #[case] fits: bool,
+) {
+    let mut world = World::of(vec![h100(0)]);
+    world.oversubscribe_at_most = most;
+    let mut wanted = request("a", &[("s", "gpu-0-share")]);
+    let oversubscribe = asked.parse().ok();
+    wanted.devices[0].settings = Settings::Share(ShareConfig { oversubscribe, ..ShareConfig::default() });
+    match world.plan(&wanted) {
+        Ok(plan) => {
+            let bytes = plan.devices[0].share.as_ref().unwrap().oversubscribe_bytes;
+            assert!(fits && Some(bytes) == asked.parse::<Quantity>().unwrap().to_u64(), "{bytes}");
+        }
+        Err(refusal) => {
+            let text = refusal.to_string();
+            assert!(!fits && text.contains(&format!("oversubscribe asks for {asked} of")), "{text}");
+            assert!(text.contains("kubeletPlugin.oversubscribeAtMost"), "{text}");
+        }
+    }
 }
 
 #[test]

@@ -145,6 +145,7 @@ impl World {
                 probe,
             },
             slots: 10,
+            oversubscribe_at_most: 8 << 30,
             lock_timeout: Duration::from_millis(500),
             report_usage: true,
             hold_at_most: Duration::from_secs(3600),

@@ -5,7 +5,9 @@ use serde_json::json;
 #[rstest]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuConfig"}), Config::Gpu(GpuConfig::default()))]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "computePolicy": "Soft", "priority": 5}),
-    Config::Share(ShareConfig { compute_policy: ComputePolicy::Soft, priority: 5, fail_mode: FailMode::Closed }))]
+    Config::Share(ShareConfig { compute_policy: ComputePolicy::Soft, priority: 5, ..ShareConfig::default() }))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "oversubscribe": "8Gi"}),
+    Config::Share(ShareConfig { oversubscribe: Some(Quantity::from_u64(8 << 30)), ..ShareConfig::default() }))]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "pinnedDeviceMemoryLimit": "2Gi"}),
     Config::Mps(MpsConfig { active_thread_percentage: None, pinned_device_memory_limit: Some(Quantity::from_u64(2 << 30)) }))]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "substitution": "Larger", "goBack": true}),
@@ -36,6 +38,10 @@ fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     "ShareConfig.priority: invalid type: string")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priority": 101}),
     "ShareConfig.priority: must be from -100 to 100")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "oversubscribe": "8GiB"}),
+    "ShareConfig.oversubscribe: \"8GiB\" is not a quantity")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "oversubscribe": "-1Gi"}),
+    "ShareConfig.oversubscribe: must be a whole number of bytes, 0 or more")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "pinnedDeviceMemoryLimit": "2GiB"}),
     "MpsConfig.pinnedDeviceMemoryLimit: \"2GiB\" is not a quantity")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "activeThreadPercentage": 0}),

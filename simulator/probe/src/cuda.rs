@@ -55,6 +55,7 @@ pub(crate) struct Cuda {
     ctx_set_current: Call<*mut c_void>,
     mem_get_info: Call2<*mut usize, *mut usize>,
     mem_alloc: Call2<*mut u64, usize>,
+    mem_alloc_managed: Call3<*mut u64, usize, c_uint>,
     mem_free: Call<u64>,
     module_load_data: Call2<*mut *mut c_void, *const c_char>,
     module_get_function: Call3<*mut *mut c_void, *mut c_void, *const c_char>,
@@ -135,6 +136,7 @@ impl Cuda {
             ctx_set_current: symbol!("cuCtxSetCurrent"),
             mem_get_info: symbol!("cuMemGetInfo_v2"),
             mem_alloc: symbol!("cuMemAlloc_v2"),
+            mem_alloc_managed: symbol!("cuMemAllocManaged"),
             mem_free: symbol!("cuMemFree_v2"),
             module_load_data: symbol!("cuModuleLoadData"),
             module_get_function: symbol!("cuModuleGetFunction"),
@@ -206,8 +208,19 @@ impl Cuda {
         Ok(pointer)
     }
 
+    /// Memory that the driver moves between host and device.
+    pub(crate) fn allocate_managed(&self, bytes: u64) -> Result<u64, CudaError> {
+        /// `CU_MEM_ATTACH_GLOBAL`
+        const GLOBAL: c_uint = 1;
+        let mut pointer = 0u64;
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: writes one pointer.
+        check("cuMemAllocManaged", unsafe { (self.mem_alloc_managed)(&mut pointer, size, GLOBAL) })?;
+        Ok(pointer)
+    }
+
     pub(crate) fn free(&self, pointer: u64) -> Result<(), CudaError> {
-        // SAFETY: the pointer came from cuMemAlloc and is freed once.
+        // SAFETY: the pointer came from cuMemAlloc or cuMemAllocManaged and is freed once.
         check("cuMemFree_v2", unsafe { (self.mem_free)(pointer) })
     }
 

@@ -9,6 +9,7 @@
 //! service would stay;
 //! `--watch` keeps it too, and prints a line with the memory of the first device whenever that is another;
 //! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile;
+//! `--managed` takes managed memory (`cuMemAllocManaged`) instead of the device's own;
 //! `--direct` calls the driver past every library that stands in between, as a program does that sets out to evade
 //! a limiter;
 //! `--busy SECONDS` then launches kernels of a millisecond on the first device, as fast as it is let, and prints a
@@ -76,7 +77,7 @@ struct BusyReport {
 }
 
 fn main() -> ExitCode {
-    let (mut hold, mut watch, mut direct) = (false, false, false);
+    let (mut hold, mut watch, mut direct, mut managed) = (false, false, false, false);
     let mut occupy = None;
     let mut busy = None;
     let mut args = std::env::args().skip(1);
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
         match (arg.as_str(), arg.strip_prefix("--occupy=")) {
             ("--hold", _) => hold = true,
             ("--direct", _) => direct = true,
+            ("--managed", _) => managed = true,
             ("--watch", _) => (hold, watch) = (true, true),
             ("--busy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(seconds) => busy = Some(Duration::from_secs(seconds)),
@@ -113,7 +115,7 @@ fn main() -> ExitCode {
     }
     let (mut cuda, report) = match Cuda::load(direct) {
         Ok(cuda) => {
-            let report = probe(&cuda, occupy);
+            let report = probe(&cuda, occupy, if managed { Cuda::allocate_managed } else { Cuda::allocate });
             (Some(cuda), report)
         }
         Err(error) => (None, Report { devices: Vec::new(), error: Some(error.to_string()) }),
@@ -172,7 +174,7 @@ fn watch_memory(cuda: &Cuda) {
 
 fn usage(reason: &str) -> ExitCode {
     eprintln!(
-        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--hold] [--watch] [--occupy BYTES] [--busy SECONDS]"
+        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--managed] [--hold] [--watch] [--occupy BYTES] [--busy SECONDS]"
     );
     ExitCode::from(2)
 }
@@ -195,27 +197,35 @@ fn keep_busy(cuda: &Cuda, span: Duration) -> Result<BusyReport, CudaError> {
     Ok(BusyReport { kernels, seconds, gpu_percent: kernels as f64 / 10.0 / seconds })
 }
 
-fn probe(cuda: &Cuda, occupy: Option<u64>) -> Report {
+/// One of the driver's ways to allocate.
+type Allocate = fn(&Cuda, u64) -> Result<u64, CudaError>;
+
+fn probe(cuda: &Cuda, occupy: Option<u64>, allocate: Allocate) -> Report {
     let mut devices = Vec::new();
     let result = cuda.device_count().and_then(|count| {
         for ordinal in 0..count {
-            devices.push(probe_device(cuda, ordinal, occupy)?);
+            devices.push(probe_device(cuda, ordinal, occupy, allocate)?);
         }
         Ok(())
     });
     Report { devices, error: result.err().map(|error| error.to_string()) }
 }
 
-fn probe_device(cuda: &Cuda, ordinal: i32, occupy: Option<u64>) -> Result<DeviceReport, CudaError> {
+fn probe_device(
+    cuda: &Cuda,
+    ordinal: i32,
+    occupy: Option<u64>,
+    allocate: Allocate,
+) -> Result<DeviceReport, CudaError> {
     let device = cuda.device(ordinal)?;
     cuda.make_current(device)?;
     let (free_bytes, _) = cuda.memory_info()?;
     let (allocated_bytes, refused_with) = match occupy {
         Some(bytes) => {
-            cuda.allocate(bytes)?;
+            allocate(cuda, bytes)?;
             (bytes, None)
         }
-        None => find_limit(cuda)?,
+        None => find_limit(cuda, allocate)?,
     };
     Ok(DeviceReport {
         ordinal,
@@ -229,12 +239,12 @@ fn probe_device(cuda: &Cuda, ordinal: i32, occupy: Option<u64>) -> Result<Device
 }
 
 /// Takes memory until CUDA refuses, and gives it back: how much it was, and the code of the refusal.
-fn find_limit(cuda: &Cuda) -> Result<(u64, Option<i32>), CudaError> {
+fn find_limit(cuda: &Cuda, allocate: Allocate) -> Result<(u64, Option<i32>), CudaError> {
     let mut held = Vec::new();
     let mut allocated_bytes = 0u64;
     let mut chunk = FIRST_CHUNK;
     let refused_with = loop {
-        match cuda.allocate(chunk) {
+        match allocate(cuda, chunk) {
             Ok(pointer) => {
                 held.push(pointer);
                 allocated_bytes = allocated_bytes.saturating_add(chunk);

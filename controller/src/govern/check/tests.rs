@@ -74,7 +74,7 @@ const LEGAL: &str =
 #[rstest]
 #[case::unknown_field(
     with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "priorty": 5})),
-    "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`"
+    "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`, `oversubscribe`"
 )]
 #[case::out_of_range(
     with_config(&[share("r", "4Gi", "10")], &["r"], json!({"kind": "ShareConfig", "priority": 101})),
@@ -103,6 +103,10 @@ const LEGAL: &str =
 #[case::open_from_a_tenant(
     with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "failMode": "Open"})),
     "spec.devices.config[0].opaque.parameters: ShareConfig.failMode: Open may only be set in a DeviceClass"
+)]
+#[case::managed_memory_where_it_is_off(
+    with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "oversubscribe": "1Gi"})),
+    "spec.devices.config[0].opaque.parameters: ShareConfig.oversubscribe: 1Gi is more managed memory beyond a share than the nodes give, 0 at most"
 )]
 #[case::strategy_from_a_tenant(
     with_config(&[partition("r", "2g.20gb")], &[], json!({"kind": "AllocationPolicy", "nodeStrategy": "Spread"})),
@@ -186,7 +190,8 @@ fn the_administrator_says_what_becomes_of_unknown_profiles(
     #[case] unknown: Unknown,
     #[case] want: (usize, usize),
 ) {
-    let got = judge_with(fixtures::spec(&[partition("r", "9g.1gb")]), &[], Rules { unknown });
+    let got =
+        judge_with(fixtures::spec(&[partition("r", "9g.1gb")]), &[], Rules { unknown, ..Rules::default() });
     assert_eq!((got.errors.len(), got.warnings.len()), want);
 }
 
@@ -260,9 +265,14 @@ fn more_than_a_namespace_may_have_is_refused(
 #[test]
 fn classes_are_checked_for_their_configuration() {
     let judge = |parameters: Value| {
-        class(DRIVER, &object(json!({"config": [{"opaque": opaque(parameters)}]}))).errors
+        let rules = Rules { oversubscribe_at_most: 8 << 30, ..Rules::default() };
+        class(DRIVER, rules, &object(json!({"config": [{"opaque": opaque(parameters)}]}))).errors
     };
     assert_eq!(judge(json!({"kind": "ShareConfig", "failMode": "Open"})), Vec::<String>::new());
+    assert_eq!(judge(json!({"kind": "ShareConfig", "oversubscribe": "8Gi"})), Vec::<String>::new());
+    let errors = judge(json!({"kind": "ShareConfig", "oversubscribe": "9Gi"}));
+    let want = "spec.config[0].opaque.parameters: ShareConfig.oversubscribe: 9Gi is more managed memory";
+    assert!(errors.len() == 1 && errors[0].starts_with(want), "{errors:?}");
     let errors = judge(json!({"kind": "GpuConfig", "timeSlice": "Longest"}));
     assert_eq!(errors.len(), 1);
     assert!(
