@@ -121,6 +121,28 @@ pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i3
     Err(OUT_OF_MEMORY)
 }
 
+/// What the driver answers in the end about memory that is charged: where it has none (`code`) shortly after a
+/// process of the share has died, it is asked again until that one's memory must be back.
+#[inline]
+pub(crate) fn retry(device: Device, code: i32, driver: impl Fn() -> i32) -> i32 {
+    if code == OUT_OF_MEMORY { retry_after_death(device, &driver) } else { code }
+}
+
+#[cold]
+fn retry_after_death(device: Device, driver: &dyn Fn() -> i32) -> i32 {
+    shares_on(device).for_each(|share| {
+        share.reap();
+    });
+    while let Some(left) = shares_on(device).filter_map(Share::freeing_ms).max() {
+        sys::sleep_ms(left.min(LOOK_AGAIN_MS));
+        let code = driver();
+        if code != OUT_OF_MEMORY {
+            return code;
+        }
+    }
+    OUT_OF_MEMORY
+}
+
 /// Charges bytes that exist already.
 pub(crate) fn charge_forced(device: Device, bytes: u64) {
     if bytes > 0

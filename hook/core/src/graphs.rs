@@ -32,6 +32,20 @@ struct Exec {
     backed: u32,
 }
 
+impl Exec {
+    /// The limited devices that it allocates on, and the most on each.
+    fn places(&self) -> impl Iterator<Item = (Device, u64)> + Clone {
+        let places = self.most.into_iter().filter(|place| place.0 > 0);
+        places
+            .map(|(device, bytes)| (usize::from(device - 1), bytes))
+            .filter(|(device, _)| account::is_limited(*device))
+    }
+
+    fn retry(&self, code: i32, driver: impl Fn() -> i32) -> i32 {
+        self.places().fold(code, |code, (device, _)| account::retry(device, code, &driver))
+    }
+}
+
 #[derive(Clone, Copy, Default)]
 struct Memory {
     /// Charged for graph memory, calls in flight included.
@@ -133,7 +147,7 @@ pub(crate) fn instantiate(
     }
     let (mut exec, epoch) = (Exec::default(), epoch());
     measure(graph, &mut exec, 0);
-    let code = if uploads { reserve(&exec, driver) } else { driver() };
+    let code = if uploads { reserve(&exec, || exec.retry(driver(), &driver)) } else { driver() };
     if code == 0 {
         exec.backed = if uploads { epoch } else { 0 };
         let mut book = BOOK.lock();
@@ -165,6 +179,17 @@ pub(crate) fn destroy(exec: u64, driver: impl Fn() -> i32) -> i32 {
     code
 }
 
+/// Has the driver asked again, from the start, where a dead process's memory is about to come back: nothing is
+/// timed or charged meanwhile.
+pub(crate) fn retried(exec: u64, run: impl Fn() -> i32) -> i32 {
+    let code = run();
+    if code != account::OUT_OF_MEMORY || state::mode() != Mode::Limited {
+        return code;
+    }
+    let known = BOOK.lock().execs.get(exec);
+    known.map_or(code, |known| known.retry(code, run))
+}
+
 /// Uploads or launches a graph.
 pub(crate) fn run(exec: u64, driver: impl Fn() -> i32) -> i32 {
     match state::mode() {
@@ -192,12 +217,9 @@ fn epoch() -> u32 {
 
 /// Charges the most that a graph can take, has the driver reserve it, and settles to what it did take.
 fn reserve(exec: &Exec, driver: impl Fn() -> i32) -> i32 {
-    let places =
-        || exec.most.iter().filter(|place| place.0 > 0).map(|place| (usize::from(place.0 - 1), place.1));
-    let places = || places().filter(|(device, _)| account::is_limited(*device));
-    for (at, (device, bytes)) in places().enumerate() {
+    for (at, (device, bytes)) in exec.places().enumerate() {
         if let Err(code) = account::charge(device, bytes) {
-            places().take(at).for_each(|(device, bytes)| land(device, bytes));
+            exec.places().take(at).for_each(|(device, bytes)| land(device, bytes));
             return code;
         }
         if let Some(memory) = BOOK.lock().memory.get_mut(device) {
@@ -206,7 +228,7 @@ fn reserve(exec: &Exec, driver: impl Fn() -> i32) -> i32 {
         }
     }
     let code = driver();
-    for (device, bytes) in places() {
+    for (device, bytes) in exec.places() {
         land(device, bytes);
     }
     code

@@ -106,7 +106,7 @@ pub(crate) fn allocate(
             Err(code) => return code,
         }
     };
-    let code = driver();
+    let code = account::retry(device, driver(), &driver);
     if code != 0 {
         account::release(device, reserved);
         return code;
@@ -242,7 +242,7 @@ pub(crate) fn allocate_array(
     if let Err(code) = account::charge(device, bytes) {
         return code;
     }
-    let code = driver();
+    let code = account::retry(device, driver(), &driver);
     if code != 0 {
         account::release(device, bytes);
         return code;

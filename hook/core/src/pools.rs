@@ -194,7 +194,7 @@ pub(crate) fn allocate(
         }
         before_growth(pool)
     };
-    let code = driver();
+    let code = account::retry(device, driver(), &driver);
     let result = if code == 0 { linear::record_pooled(made(), pool) } else { Ok(()) };
     let mut pools = POOLS.lock();
     let Some(entry) = pools.get_mut(pool) else { return code };

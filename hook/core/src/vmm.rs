@@ -130,7 +130,7 @@ pub(crate) fn create(
     if let Err(code) = account::charge(device, bytes) {
         return code;
     }
-    let code = driver();
+    let code = account::retry(device, driver(), &driver);
     if code != 0 {
         account::release(device, bytes);
         return code;

@@ -62,7 +62,9 @@ pub struct Header {
     pub audit: AtomicU64,
     /// Bytes that a process's first context takes on this GPU, as last measured; 0 = not yet.
     pub context_bytes: AtomicU64,
-    reserved2: [AtomicU64; 3],
+    /// When a process of the share was last found dead, in milliseconds of the monotonic clock; 0 = never.
+    pub last_death_ms: AtomicU64,
+    reserved2: [AtomicU64; 2],
     reserved3: [AtomicU64; 488],
 }
 
@@ -162,6 +164,7 @@ const _: () = {
     assert!(offset_of!(Header, peak_bytes) == 128);
     assert!(offset_of!(Header, audit) == 152);
     assert!(offset_of!(Header, context_bytes) == 160);
+    assert!(offset_of!(Header, last_death_ms) == 168);
     assert!(size_of::<Slot>() == 256 && align_of::<Slot>() == 64);
     assert!(offset_of!(Slot, recorded) == 32);
     assert!(offset_of!(Slot, state) == 40);

@@ -251,6 +251,41 @@ fn free_memory_is_never_more_than_the_device_has() {
     hog.kill();
 }
 
+/// What a second process is answered that runs this, when one with 60 GiB was killed whose memory the driver frees so
+/// many milliseconds later.
+fn after_a_kill(delay_ms: u64, script: &[&str]) -> Vec<String> {
+    let spec = NodeSpec::new(["H100-80"]);
+    // NVML does not tell when the memory is free.
+    let bench = Bench::with(NodeSpec { reap_delay_ms: delay_ms, process_view: ProcessView::Empty, ..spec });
+    // Both fit the quota, so the driver is asked at once.
+    bench.share("a", 0, 200 * GIB);
+    let holder = bench.hold(&["init", "retain", "alloc:linear:60G"]);
+    assert_eq!(holder.before[2], "0");
+    holder.kill();
+    let second = bench.hold(&[&["init", "retain"], script].concat());
+    let answers = second.before[2..].to_vec();
+    assert_eq!(bench.charged("a").0, bench.charged("a").1, "{script:?}");
+    second.kill();
+    answers
+}
+
+#[test]
+fn the_driver_is_asked_again_while_it_frees_what_a_dead_process_had() {
+    for family in ["linear", "managed", "vmm", "async"] {
+        assert_eq!(after_a_kill(700, &[&format!("alloc:{family}:60G")]), ["0"], "{family}");
+    }
+    assert_eq!(after_a_kill(700, &["graph:60G", "upload"]), ["0", "0"]);
+    assert_eq!(after_a_kill(700, &["graph:60G", "launch"]), ["0", "0"]);
+    assert_eq!(after_a_kill(700, &["graph:60G:cuGraphInstantiateWithParams:2"]), ["0"]);
+}
+
+#[test]
+fn the_driver_is_not_asked_for_ever() {
+    for script in ["alloc:linear:60G", "alloc:async:60G", "alloc:vmm:60G"] {
+        assert_eq!(after_a_kill(600_000, &[script]), ["2"], "{script}");
+    }
+}
+
 #[test]
 fn other_tenants_processes_are_invisible() {
     for view in [ProcessView::Host, ProcessView::Own, ProcessView::Empty, ProcessView::NotAvailable] {

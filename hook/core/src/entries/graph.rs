@@ -81,7 +81,7 @@ macro_rules! runs {
         $(
             pub(super) unsafe extern "C" fn $symbol(exec: u64, stream: u64) -> i32 {
                 // SAFETY: the caller's own arguments.
-                graphs::run(exec, || unsafe { call!($symbol(exec, stream)) })
+                graphs::retried(exec, || graphs::run(exec, || unsafe { call!($symbol(exec, stream)) }))
             }
         )*
     };
@@ -96,7 +96,8 @@ macro_rules! launches {
                     // SAFETY: the caller's own arguments.
                     unsafe { call!($symbol(exec, stream)) }
                 });
-                compute::launch(exec, compute::named(stream, compute::$default), false, driver)
+                let stream = compute::named(stream, compute::$default);
+                graphs::retried(exec, || compute::launch(exec, stream, false, driver))
             }
         )*
     };

@@ -24,6 +24,13 @@ impl Share {
         }
     }
 
+    /// For how many milliseconds more the driver may still be freeing what a process that died had.
+    pub(crate) fn freeing_ms(&self) -> Option<u64> {
+        let died = self.region()?.header.last_death_ms.load(Relaxed);
+        let age = sys::now_ms().checked_sub(died)?;
+        DEATH_MS.checked_sub(age).filter(|left| *left > 0 && died != 0)
+    }
+
     pub(super) fn reap_in(&self, region: &Region, own: Option<usize>) -> (bool, Option<u64>) {
         let path = *self.region_path.lock();
         let (mut file, mut list, mut came_back, mut wait) = (None, None, false, None);
@@ -39,8 +46,8 @@ impl Share {
                 file = File::read_write(path.as_c()).ok();
             }
             let Some(file) = &file else { return (came_back, wait) };
-            if !file.is_locked(LOCK_BASE + slot as u64) {
-                ledger::mark_dead(region, slot, state, now);
+            if !file.is_locked(LOCK_BASE + slot as u64) && ledger::mark_dead(region, slot, state, now) {
+                region.header.last_death_ms.store(now, Relaxed);
             }
         }
         let mut imported = None;
