@@ -229,7 +229,7 @@ pub(crate) fn record_pooled(address: u64, pool: u64) -> Result<(), Full> {
 
 /// Charges an array of a size known beforehand.
 pub(crate) fn allocate_array(
-    bytes: u64,
+    bytes: Option<u64>,
     driver: impl Fn() -> i32,
     made: impl Fn() -> u64,
     undo: impl Fn(u64),
@@ -239,6 +239,8 @@ pub(crate) fn allocate_array(
         Gate::Refuse(code) => return code,
         Gate::Limit(device, context) => (device, context),
     };
+    // An overflowing size cannot be had.
+    let Some(bytes) = bytes else { return OUT_OF_MEMORY };
     if let Err(code) = account::charge(device, bytes) {
         return code;
     }

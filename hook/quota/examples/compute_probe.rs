@@ -7,7 +7,7 @@
 //!
 //! HOW is an entry point, `graph` (captured, eight kernels each), `two` (kernels of MICROS and of ten times as
 //! many), `sync` (waits for each kernel), `capture` (another stream captures all the while), `others` (another thread
-//! captures time and again), `doomed` (a capturing stream was destroyed before, and one went with its context),
+//! captures time and again), `refused` (before each launch one on several devices that the driver refuses), `doomed` (a capturing stream was destroyed before, and one went with its context),
 //! `unload` (loads its module anew every 64 launches) or `streams` (destroys its stream every 8 launches).
 
 #![allow(unsafe_code, reason = "calls a C library")]
@@ -120,7 +120,9 @@ fn main() {
     }
 
     let symbol = match how {
-        "graph" | "two" | "sync" | "capture" | "others" | "doomed" | "unload" | "streams" => "cuLaunchKernel",
+        "graph" | "two" | "sync" | "capture" | "others" | "refused" | "doomed" | "unload" | "streams" => {
+            "cuLaunchKernel"
+        }
         symbol => symbol,
     };
     let launch = driver.entry(symbol);
@@ -206,6 +208,12 @@ fn main() {
             ok(code, "cuModuleGetFunction");
         }
         let stream = streams[round % streams.len()];
+        if how == "refused" {
+            let part = [plain, 1 | 1 << 32, 1 | 1 << 32, 1 | 1 << 32, 0, 0, 0];
+            let arguments = [part.as_ptr() as u64, 1, 0];
+            // It names no stream of its own.
+            assert_eq!(driver.call("cuLaunchCooperativeKernelMultiDevice", &arguments), 1, "refused");
+        }
         let code = match how {
             "graph" => {
                 used += 8 * micros * 1000;

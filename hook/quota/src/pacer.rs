@@ -112,7 +112,19 @@ pub struct Ticket {
     called_ns: u64,
 }
 
+/// What a launch was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Paid {
+    account: u32,
+    ns: u64,
+}
+
 impl Ticket {
+    /// What the launch was charged.
+    pub fn paid(&self) -> Paid {
+        Paid { account: self.account, ns: self.charged_ns }
+    }
+
     /// Whether events are to be recorded behind the launch.
     pub fn is_timed(&self) -> bool {
         self.plan != Plan::default()
@@ -198,11 +210,16 @@ fn spend<H: Host>(host: &H, cell: usize, cost_ns: u64) -> Option<u32> {
     Some(till.account())
 }
 
+/// A launch was not made.
+pub fn refund<H: Host>(host: &H, paid: Paid) {
+    host.correct(paid.account, i64::try_from(paid.ns).unwrap_or(i64::MAX).saturating_neg());
+}
+
 /// A launch that was let go has been made, or refused by the driver (`is_made`).
 pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool) {
     let plan = &ticket.plan;
     if !is_made {
-        host.correct(ticket.account, i64::try_from(ticket.charged_ns).unwrap_or(i64::MAX).saturating_neg());
+        refund(host, ticket.paid());
     }
     if !ticket.is_timed() {
         return;

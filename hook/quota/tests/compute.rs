@@ -101,6 +101,12 @@ fn a_launch_on_several_devices_pays_what_an_unknown_one_may_take() {
 }
 
 #[test]
+fn a_refused_launch_on_several_devices_costs_nothing() {
+    // Its kernel is another one than those that are known: other grid, and charged 50 ms until it is refused.
+    is_about(alone(30, &["refused", "1000", "2000"]), 30.5);
+}
+
+#[test]
 fn overlapping_streams_are_charged_once() {
     is_about(alone(30, &["cuLaunchKernel", "1000", "3000", "8"]), 30.0);
 }

@@ -3,6 +3,7 @@
 use crate::captures;
 use crate::compute::{self, LEGACY, PER_THREAD, named};
 use crate::real::call;
+use crate::state;
 use core::ffi::c_void;
 
 type Dimensions = (u32, u32, u32);
@@ -105,7 +106,7 @@ macro_rules! extended {
                 // SAFETY: the caller's own arguments.
                 let driver = || unsafe { call!($symbol(config, function, parameters, extra)) };
                 // SAFETY: null, or the caller's record.
-                let Some(wanted) = (unsafe { config.cast::<Config>().as_ref() }) else { return driver() };
+                let Some(wanted) = (unsafe { config.cast::<Config>().as_ref() }) else { return state::pass(driver) };
                 let stream = named(wanted.stream, $default);
                 compute::launch(key(function, wanted.grid), stream, wanted.is_delicate(), driver)
             }
@@ -117,20 +118,21 @@ extended! {
     cuLaunchKernelEx_ptsz PER_THREAD;
 }
 
-/// All or none go to their devices, so each device's share is asked in turn first.
 pub(super) unsafe extern "C" fn cuLaunchCooperativeKernelMultiDevice(
     list: *mut c_void,
     devices: u32,
     flags: u32,
 ) -> i32 {
     let count = if list.is_null() { 0 } else { devices.min(crate::device::MOST as u32) };
-    for at in 0..count as usize {
+    let of = |at: usize| {
         // SAFETY: the caller's array of that many records.
-        let of = unsafe { &*list.cast::<Parameters>().add(at) };
-        compute::charge(key(of.function, of.grid), of.stream);
-    }
-    // SAFETY: the caller's own arguments.
-    unsafe { call!(cuLaunchCooperativeKernelMultiDevice(list, devices, flags)) }
+        let part = unsafe { &*list.cast::<Parameters>().add(at) };
+        (key(part.function, part.grid), part.stream)
+    };
+    compute::launch_on_many(count as usize, of, || {
+        // SAFETY: the caller's own arguments.
+        unsafe { call!(cuLaunchCooperativeKernelMultiDevice(list, devices, flags)) }
+    })
 }
 
 pub(super) unsafe extern "C" fn cuLaunch(function: u64) -> i32 {

@@ -1,10 +1,10 @@
 //! Linear, pitched and managed memory, and arrays.
 
-use crate::account::OUT_OF_MEMORY;
 use crate::arrays::{Flat, FlatV1, Shape, Solid, SolidV1};
 use crate::linear;
 use crate::real::call;
 use crate::share::Kind;
+use crate::state;
 
 /// Rows of pitched memory start at multiples of this, so far as is known; more is charged if need be.
 const PITCH: usize = 512;
@@ -101,10 +101,9 @@ pub(super) unsafe extern "C" fn cuMemFree(address: u32) -> i32 {
 /// Charges an array of a shape that may be missing; then the driver says so.
 fn array(shape: Option<Option<u64>>, out: *mut u64, driver: impl Fn() -> i32, undo: impl Fn(u64)) -> i32 {
     match shape {
-        None => driver(),
-        Some(None) => OUT_OF_MEMORY,
+        None => state::pass(driver),
         // SAFETY: read only after the driver has written it.
-        Some(Some(bytes)) => linear::allocate_array(bytes, driver, || unsafe { *out }, undo),
+        Some(bytes) => linear::allocate_array(bytes, driver, || unsafe { *out }, undo),
     }
 }
 
