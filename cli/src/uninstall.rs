@@ -31,12 +31,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 12] = [
+const POLICIES: [&str; 13] = [
     "aliquot-node-slices",
     "aliquot-fenced-writes",
     "aliquot-tolerations",
     "aliquot-blanket-tolerations",
     "aliquot-finalizer",
+    "aliquot-allocations",
     "aliquot-hold-claims",
     "aliquot-shares",
     "aliquot-node-usage",

@@ -305,7 +305,7 @@ fn pinned<'a>(
 fn undoable(index: &Index, pod: &Pod, claims: &[&Claim]) -> Vec<ObjectKey> {
     claims
         .iter()
-        .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
+        .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| index.is_ours(allocation)))
         .filter(|claim| index.sole_users(claim, pod).is_some())
         .map(|claim| claim.key.clone())
         .collect()

@@ -172,9 +172,9 @@ pub fn hold(object: &ResourceClaim) -> Option<Hold> {
 }
 
 /// When the claim was allocated, in seconds: `allocationTimestamp`, or what our controller wrote into its
-/// annotation, as servers of 1.34 drop the former. Anybody who may change the claim may change the
-/// annotation, so it decides nothing but what that very claim is charged for, and only where the
-/// controller did not see the allocation.
+/// annotation, as servers of 1.34 drop the former. Nobody else may write it (policy `aliquot-allocations`),
+/// and it decides nothing but what that very claim is charged for, and only where the controller did not
+/// see the allocation.
 fn charged_since(object: &ResourceClaim) -> Option<i64> {
     let allocation = object.status.as_ref()?.allocation.as_ref()?;
     let stamped = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());

@@ -4,7 +4,7 @@
 use super::{Core, Effect, GivenBack, Regarding, Report, key_of, reasons};
 use crate::act::{Consumers, Job};
 use crate::decide::overlap;
-use crate::index::{Allocation, Change, Claim, ObjectKey, Owner, Sym, Taint, Uid, tolerated};
+use crate::index::{Allocation, Change, Claim, ObjectKey, Sym, Taint, Uid, tolerated};
 use k8s_openapi::api::resource::v1::{DeviceToleration, ResourceClaim};
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -59,7 +59,7 @@ impl Core {
         let Some(claim) = self.index.claim(key) else { return };
         let idle = claim.reserved_for.is_empty()
             && claim.companion.is_none()
-            && claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us);
+            && claim.allocation.as_ref().is_some_and(|allocation| self.index.is_ours(allocation));
         let uid = claim.uid.clone();
         if idle {
             self.idle.entry(uid).or_insert_with(|| (key.clone(), now));
@@ -106,11 +106,7 @@ impl Core {
     fn judge_foreign(&mut self, claim: &Claim, allocation: &Allocation) {
         let mut pools = HashSet::new();
         for held in allocation.held.iter().filter(|held| !held.admin) {
-            let Some(layout) = self.index.pool(held.pool).and_then(|pool| pool.layout.as_ref()) else {
-                continue;
-            };
-            let device = layout.position(held.device).and_then(|at| layout.devices.get(at as usize));
-            if device.is_some_and(|device| device.owner == Owner::Controller) {
+            if self.index.is_ours_to_give(held) {
                 pools.insert(held.pool);
             }
         }
@@ -291,7 +287,9 @@ impl Core {
             .index
             .claims()
             .filter(|claim| stuck.contains(&claim.uid) && !self.deallocating.contains_key(&claim.uid))
-            .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
+            .filter(|claim| {
+                claim.allocation.as_ref().is_some_and(|allocation| self.index.is_ours(allocation))
+            })
             .filter(|claim| !self.index.pods_of_claim(&claim.key).any(|pod| pod.started))
             .cloned()
             .collect();
@@ -372,6 +370,11 @@ impl Core {
             self.note_ending(&pod, now);
         }
         self.dirty_pools.extend(self.index.pools().map(|pool| pool.name).collect::<Vec<_>>());
+        // Whose devices they are was not known before the slices were.
+        let claims: Vec<ObjectKey> = self.index.claims().map(|claim| claim.key.clone()).collect();
+        for claim in claims {
+            self.watch_claim(&claim, now);
+        }
         let ours = Taint {
             key: self.index.controller_taint().into(),
             value: "".into(),

@@ -209,7 +209,7 @@ impl Core {
         let key = self.elastic.parents.get(uid).or_else(|| of.map(|of| &of.claim));
         let parent = key.and_then(|key| self.index.claim(key)).filter(|claim| claim.uid == *uid).cloned();
         let Some(parent) = parent else { return self.end_elastic(uid, &companions, now) };
-        let Some(allocation) = parent.allocation.clone().filter(|allocation| allocation.by_us) else {
+        let Some(allocation) = parent.allocation.clone().filter(|taken| self.index.is_ours(taken)) else {
             self.end_elastic(uid, &companions, now);
             if parent.limits.is_none() && companions.is_empty() {
                 self.elastic.parents.remove(uid);

@@ -249,12 +249,14 @@ impl Core {
         Turn::Done
     }
 
-    /// Claims that a pod alone has, and that we allocated.
+    /// Claims that a pod alone has, and that are ours to take back.
     fn own_claims(&self, pod: &Pod) -> Vec<ObjectKey> {
         let claims = pod.claim_keys().filter_map(|claim| self.index.claim(&claim));
         claims
             .filter(|claim| self.index.sole_users(claim, pod).is_some())
-            .filter(|claim| claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us))
+            .filter(|claim| {
+                claim.allocation.as_ref().is_some_and(|allocation| self.index.is_ours(allocation))
+            })
             .map(|claim| claim.key.clone())
             .collect()
     }

@@ -255,7 +255,7 @@ impl Core {
         let facts = heir::Facts {
             deleting: claim.deleting,
             finalizer: claim.has_finalizer(),
-            allocated: claim.allocation.as_ref().map(|allocation| ByUs(allocation.by_us)),
+            allocated: claim.allocation.as_ref().map(|allocation| ByUs(self.index.is_ours(allocation))),
             hold: claim.reserved_for.iter().find_map(hold::read),
             consumers: claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer)).count(),
             source: self.source_holds(claim, bequest),

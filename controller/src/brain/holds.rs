@@ -185,7 +185,7 @@ impl Core {
             created: claim.created,
             deleting: claim.deleting,
             generated: claim.owner_pod.is_some(),
-            allocated: claim.allocation.as_ref().map(|allocation| ByUs(allocation.by_us)),
+            allocated: claim.allocation.as_ref().map(|allocation| ByUs(self.index.is_ours(allocation))),
             hold: claim.reserved_for.iter().find_map(hold::read),
             consumers: pods().count(),
             gone: pods().filter(gone).count(),

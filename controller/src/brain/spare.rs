@@ -75,7 +75,7 @@ impl Core {
                 && self.hold_standing(claim) < standing
         });
         let spare = |claim: &Claim| {
-            let allocation = claim.allocation.as_ref().filter(|a| a.by_us && !a.others)?;
+            let allocation = claim.allocation.as_ref().filter(|a| self.index.is_ours(a) && !a.others)?;
             Some(Spare { claim: claim.clone(), node: allocation.node.clone()? })
         };
         kept.filter_map(spare).collect()

@@ -72,7 +72,7 @@ impl Core {
                 .filter_map(|claim| self.index.claim(&claim))
                 .filter(|claim| self.index.sole_users(claim, &pod).is_some())
                 .filter_map(|claim| {
-                    let allocation = claim.allocation.as_ref().filter(|allocation| allocation.by_us)?;
+                    let allocation = claim.allocation.as_ref().filter(|taken| self.index.is_ours(taken))?;
                     Some((claim.key.clone(), claim.uid.clone(), allocation.node.clone()?))
                 })
                 .filter(|(_, uid, _)| !self.deallocating.contains_key(uid) && !self.index.is_assumed(uid))

@@ -310,6 +310,51 @@ fn a_claim_without_consumers_is_taken_back_after_its_time_and_not_before() {
 }
 
 #[test]
+fn what_is_ours_to_give_is_taken_back_also_without_its_annotation() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.one("a", &gpu());
+    let job = world.take_job();
+    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
+    let mut claim = world.written("a", &gpu(), &allocations[0].clone(), "a");
+    world.done(job, vec![claim.clone()], None);
+    world.jobs.clear();
+    claim.metadata.annotations = None;
+    claim.metadata.resource_version = Some(world.stamp());
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim.clone()))));
+    assert!(world.reports.iter().all(|report| report.reason != reasons::FOREIGN), "{:?}", world.reports);
+    claim.status.as_mut().expect("a status").reserved_for = None;
+    claim.metadata.resource_version = Some(world.stamp());
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim.clone()))));
+    world.later(30);
+    let job = world.jobs.pop().expect("it is taken back");
+    assert!(matches!(&job, Job::Deallocate { consumers: Consumers::Nobody, .. }), "{job:?}");
+}
+
+#[test]
+fn a_controller_that_comes_later_takes_back_what_lost_its_annotation() {
+    let slices = || fixtures::slices("n1", 1, AllocatorMode::Controller, 1);
+    let mut first = World::new(&[("n1", 1)]);
+    first.one("a", &gpu());
+    let job = first.take_job();
+    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
+    let status = json!({"allocation": allocations[0]});
+    let claim = first.claim_with("a", &gpu(), status, json!({}));
+    // It sees the claim before it knows whose devices these are.
+    let settings = Settings { idle: Duration::from_secs(30), ..Settings::default() };
+    let core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
+    let now = Instant::now();
+    let mut second = World { core, now, version: 0, jobs: Vec::new(), reports: Vec::new() };
+    second.handle(Input::Claim(Seen::Reset(vec![claim])));
+    second.handle(Input::Class(Seen::Reset(fixtures::classes())));
+    second.handle(Input::Pod(Seen::Reset(Vec::new())));
+    second.handle(Input::Node(Seen::Reset(vec![fixtures::node("n1")])));
+    second.handle(Input::Slice(Seen::Reset(slices())));
+    second.later(30);
+    let taken = |job: &Job| matches!(job, Job::Deallocate { consumers: Consumers::Nobody, .. });
+    assert!(second.jobs.iter().any(taken), "{:?}", second.jobs);
+}
+
+#[test]
 fn a_node_that_is_given_back_again_and_again_is_left_out() {
     let mut world = World::new(&[("n1", 1), ("n2", 1)]);
     let requests = vec![partition("r", "1g.10gb")];

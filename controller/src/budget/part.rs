@@ -28,8 +28,8 @@ pub fn of_asked(index: &Index, claim: &Claim, allocation: &Allocation) -> Option
 }
 
 /// When a claim was allocated: its `allocationTimestamp`, else what we wrote into its annotation, as
-/// servers of 1.34 drop the former. Whoever may change the claim may change the annotation; what is in
-/// the account already does not follow it, so that helps only where no controller saw the allocation.
+/// servers of 1.34 drop the former. Nobody but the controller may write it (policy `aliquot-allocations`), and
+/// what is in the account already does not follow it.
 pub fn allocated_at(claim: &Claim) -> Option<i64> {
     let allocation = claim.allocation.as_ref()?;
     let written = || {

@@ -1,6 +1,6 @@
 //! ResourceClaims, their allocations, and decisions that are not in the API yet.
 
-use super::{Change, Holder, Index, ObjectKey, Pod, Sym, Uid, convert, gang};
+use super::{Change, Holder, Index, ObjectKey, Owner, Pod, Sym, Uid, convert, gang};
 use crate::hold::heir::Bequest;
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
@@ -134,7 +134,8 @@ pub struct Allocation {
     pub selector: Option<Arc<NodeSelector>>,
     /// `allocationTimestamp` in seconds.
     pub timestamp: Option<i64>,
-    /// Whether we wrote it.
+    /// Whether its annotation says that we wrote it. Where it matters that nobody gets out of something by
+    /// taking that off, see [`Index::is_ours`].
     pub by_us: bool,
     /// Its name: no other allocation of the claim has it. See [`fingerprint`].
     pub mark: Arc<str>,
@@ -442,6 +443,20 @@ impl Index {
                 .map(Arc::new),
             reserved_for: status.and_then(|status| status.reserved_for.clone()).unwrap_or_default(),
         })
+    }
+
+    /// Whether an allocation is ours to take back: we wrote it, or nobody else may give its devices. The
+    /// annotation lies in an object of the tenant's, and a policy that keeps him from it can be missing.
+    pub fn is_ours(&self, allocation: &Allocation) -> bool {
+        let mut held = allocation.held.iter().filter(|held| !held.admin).peekable();
+        allocation.by_us || (held.peek().is_some() && held.all(|held| self.is_ours_to_give(held)))
+    }
+
+    /// Whether a device is published as one that only we may give.
+    pub fn is_ours_to_give(&self, held: &Held) -> bool {
+        let layout = self.pool(held.pool).and_then(|pool| pool.layout.as_ref());
+        let device = layout.and_then(|layout| layout.devices.get(layout.position(held.device)? as usize));
+        device.is_some_and(|device| device.owner == Owner::Controller)
     }
 
     /// Reads an allocation as it stands in a claim's status.

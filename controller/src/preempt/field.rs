@@ -125,7 +125,8 @@ pub(super) fn fields<'a>(
     let builder = Builder { index, pod, standing: (terms.standing)(pod), terms };
     let mut claims: HashMap<&Arc<str>, Vec<(&Claim, &Allocation)>> = HashMap::new();
     for claim in index.claims() {
-        let Some(allocation) = claim.allocation.as_ref().filter(|allocation| allocation.by_us) else {
+        let Some(allocation) = claim.allocation.as_ref().filter(|allocation| index.is_ours(allocation))
+        else {
             continue;
         };
         let Some(node) = &allocation.node else { continue };

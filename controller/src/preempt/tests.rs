@@ -21,6 +21,8 @@ pub(crate) struct World {
     evicted: HashSet<Uid>,
     spared: HashSet<Uid>,
     wall: i64,
+    /// Somebody takes the controller's annotation off what is allocated from now on.
+    stripped: bool,
 }
 
 impl World {
@@ -34,7 +36,7 @@ impl World {
             }
         }
         let (evicted, spared) = (HashSet::new(), HashSet::new());
-        Self { index, matcher: Matcher::new(), version: 0, evicted, spared, wall: NOW }
+        Self { index, matcher: Matcher::new(), version: 0, evicted, spared, wall: NOW, stripped: false }
     }
 
     fn stamp(&mut self) -> String {
@@ -81,6 +83,7 @@ impl World {
             let allocation = draft.finish(time, || format!("share-{}", draft.claim.name));
             let results = allocation.devices.as_ref().and_then(|d| d.results.clone()).unwrap_or_default();
             let mark = crate::index::fingerprint(&draft.uid, since, &results);
+            let annotations = if self.stripped { json!({}) } else { json!({FINGERPRINT: mark}) };
             let reserved: Vec<Value> = users
                 .iter()
                 .map(|user| match user.strip_prefix("hold:") {
@@ -93,7 +96,7 @@ impl World {
             let spec = self.index.claim(&draft.claim).expect("a claim").spec.clone();
             let claim: ResourceClaim = object(json!({
                 "metadata": {"name": &*draft.claim.name, "namespace": "default", "uid": &*draft.uid,
-                             "resourceVersion": self.stamp(), "annotations": {FINGERPRINT: mark}},
+                             "resourceVersion": self.stamp(), "annotations": annotations},
                 "spec": *spec, "status": {"allocation": allocation, "reservedFor": reserved},
             }));
             self.index.apply_claim(&claim);
@@ -201,6 +204,22 @@ fn nobody_of_the_same_priority_goes() {
     let mut world = World::new(&[("n1", 1)]);
     assert!(world.run("peer", &[gpu(1)], 5, NOW));
     let pod = world.wants("wants", &[gpu(1)], 5);
+    assert_eq!(world.choose(&pod), Choice::None);
+}
+
+#[test]
+fn nobody_escapes_by_taking_the_annotation_off_its_claim() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.stripped = true;
+    assert!(world.run("low", &[gpu(1)], 0, NOW));
+    let claim = world.index.claim(&ObjectKey::new("default", "low")).expect("kept");
+    assert!(!claim.allocation.as_ref().expect("allocated").by_us, "nothing says who wrote it");
+    let pod = world.wants("high", &[gpu(1)], 5);
+    assert_eq!(world.victims(&pod), ["low"]);
+    // What kube-scheduler may give is kube-scheduler's to make room in.
+    for slice in fixtures::slices("n1", 1, AllocatorMode::Scheduler, 2) {
+        world.index.apply_slice(&slice);
+    }
     assert_eq!(world.choose(&pod), Choice::None);
 }
 

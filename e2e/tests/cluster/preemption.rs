@@ -4,8 +4,12 @@ use crate::support::on_cluster;
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::look::device_names;
 use aliquot_e2e::objects::{self, PodManifest};
+use aliquot_model::names::ALLOCATION;
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -120,6 +124,80 @@ fn a_disruption_budget_protects_a_pod_until_it_allows_one_to_go() -> Result<()> 
             })
             .await?;
         cluster.kubectl(&["-n", &namespace, "delete", "poddisruptionbudget", "keep"])?;
+        cluster.running(&namespace, "high").await?;
+        forget_priorities(cluster, &namespace)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// The policy refused it, and says why.
+fn refused<T>(what: &str, answer: kube::Result<T>) -> Result<()> {
+    let Err(kube::Error::Api(status)) = answer else { anyhow::bail!("{what} was not refused") };
+    let said = &status.message;
+    ensure!(said.contains("'aliquot-allocations'"), "{what}: another reason: {said}");
+    ensure!(said.contains("only the controller may set, change or remove"), "{what}: other words: {said}");
+    Ok(())
+}
+
+#[test]
+fn a_tenant_cannot_keep_devices_by_taking_the_annotation_off_the_claim() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("escape").await?;
+        cluster.create(&priorities(&namespace))?;
+        cluster.create(&[
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", SINGLE)]),
+            pod(&namespace, "low", "low").build(),
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+                "metadata": {"name": "alice", "namespace": &namespace},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "edit"},
+                "subjects": [{"kind": "User", "name": "alice", "apiGroup": "rbac.authorization.k8s.io"}],
+            }),
+        ])?;
+        cluster.running(&namespace, "low").await?;
+        let name = cluster.claim_of(&namespace, "low").await?;
+        let alice = cluster.client_of_user("alice").await?;
+        let claims = Api::<ResourceClaim>::namespaced(alice.clone(), &namespace);
+        let patch = async |value: Value| {
+            let patch = Patch::Merge(json!({"metadata": {"annotations": value}}));
+            claims.patch(&name, &PatchParams::default(), &patch).await
+        };
+        refused("its removal", patch(json!({ALLOCATION: null})).await)?;
+        refused("a forged one", patch(json!({ALLOCATION: "9999999999.x"})).await)?;
+        patch(json!({"team": "a"})).await.context("other annotations are the tenant's own")?;
+        let marked = json!({ALLOCATION: "9999999999.x"});
+        let mut claim = objects::claim(&namespace, "made", &[objects::gpu_of("gpu", SINGLE)]);
+        claim["metadata"]["annotations"] = marked.clone();
+        let claim = serde_json::from_value(claim)?;
+        let dry = PostParams { dry_run: true, ..PostParams::default() };
+        refused("a new claim with it", claims.create(&dry, &claim).await)?;
+        let mut template = objects::template(&namespace, "made", &[objects::gpu_of("gpu", SINGLE)]);
+        template["spec"]["metadata"] = json!({"annotations": marked});
+        let template: ResourceClaimTemplate = serde_json::from_value(template)?;
+        let templates = Api::<ResourceClaimTemplate>::namespaced(alice, &namespace);
+        refused("a template that sets it", templates.create(&dry, &template).await)?;
+        // Also where the policy is missing nobody escapes.
+        let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(cluster.client.clone());
+        let mut binding = bindings.get("aliquot-allocations").await?;
+        bindings.delete("aliquot-allocations", &DeleteParams::default()).await?;
+        let removed = cluster
+            .wait_for("the annotation to be taken off", || async {
+                match patch(json!({ALLOCATION: null})).await {
+                    Ok(_) => Ok(Some(())),
+                    Err(kube::Error::Api(status)) if status.message.contains("aliquot-allocations") => {
+                        Ok(None)
+                    }
+                    Err(error) => Err(error.into()),
+                }
+            })
+            .await;
+        binding.metadata.resource_version = None;
+        binding.metadata.uid = None;
+        binding.metadata.managed_fields = None;
+        bindings.create(&PostParams::default(), &binding).await?;
+        removed?;
+        cluster.create(&[pod(&namespace, "high", "high").build()])?;
+        cluster.event(&namespace, "low Preempted").await?;
         cluster.running(&namespace, "high").await?;
         forget_priorities(cluster, &namespace)?;
         cluster.delete_namespace(&namespace).await
