@@ -1,6 +1,6 @@
 //! The figures: each is the worst over the device variants.
 
-use crate::rivals::Rule;
+use crate::rivals::{self, Board, Rule};
 use crate::scenarios::{PERCENTS, SEEDS, loads, tenants, window};
 use crate::waits::Waits;
 use crate::world::{Load, Outcome, Tenant, VARIANTS, Variant, run, run_rival};
@@ -22,6 +22,7 @@ pub struct Figure {
 
 const GOAL: &str = "device parameters are assumed, the baseline is the goal";
 const IDEAL: &str = "our own reading of another limiter's description; parameters are assumed, the baseline is what was asked for";
+const SAMPLED: &str = "device parameters are assumed; NVML's samples are not long enough for kernels of 100 ms, so an error stays whoever limits";
 const PUBLISHED: &str = "our own reading of another limiter's description; parameters are assumed, the baseline is its authors' figure";
 
 /// Errors of all tenants in the first window, in percentage points.
@@ -200,79 +201,81 @@ pub fn all() -> Vec<Figure> {
         3.0,
     ));
     figures.extend(two_tenants_each());
-    figures.extend(rivals());
+    figures.extend(self::rivals());
     figures
 }
 
-/// Mean error of single tenants in each second of the tenth to the thirtieth, on the first device, in points.
-fn each_second(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
-    let mut errors = Vec::new();
-    for percent in [10, 30, 50, 70, 90] {
-        for kernel in [50_000, 500_000, 5_000_000, 50_000_000] {
-            let tenants = tenants(&[percent], Load::of(kernel));
-            let outcome = play(&tenants);
-            let got = outcome.windows.iter().skip(10).filter_map(|shares| shares.first());
-            errors.extend(got.map(|got| (got * 100.0 - f64::from(percent)).abs()));
-        }
-    }
-    mean(&errors)
+/// Kernels of the load with which vgpu-manager measures, whose description says 50 to 200 ms, about 100.
+const PUBLISHED_NS: [u64; 2] = [50_000_000, 100_000_000];
+
+/// How vgpu-manager takes its errors: one tenant of 30 % that waits for each kernel, for 30 s; the utilisation that NVML
+/// shows, in whole percent, from the first sample above 5 % on. Mean error in points.
+fn as_published(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
+    let of = |kernel_ns: u64| {
+        let tenants = tenants(&[30], Load { waits: true, ..Load::of(kernel_ns) });
+        let outcome = play(&tenants);
+        let percent = outcome.windows.iter().filter_map(|shares| Some((shares.first()? * 100.0).floor()));
+        let errors: Vec<f64> =
+            percent.skip_while(|percent| *percent <= 5.0).map(|percent| (percent - 30.0).abs()).collect();
+        mean(&errors)
+    };
+    mean(&PUBLISHED_NS.map(of))
 }
 
-/// What the controllers of others come to in the same world, beside ours where only this is compared.
+/// How HAMi-core's issue 314 has it: matrix products of 21.6 ms in two tenants of 30 and 70 %, for 240 s.
+fn pair_as_published(play: impl Fn(&[Tenant]) -> Outcome) -> f64 {
+    let outcome = play(&tenants(&[30, 70], Load::of(21_600_000)));
+    outcome.windows.first().and_then(|w| Some(w.first()? / w.get(1)?)).unwrap_or(f64::NAN)
+}
+
+const SAMPLES: usize = 180;
+const PAIR_NS: u64 = 240_000_000_000;
+
+/// What the controllers of others come to in the same world as ours, measured as their authors did.
 fn rivals() -> Vec<Figure> {
     let [first, ..] = VARIANTS;
-    let seconds = |tenants: &[Tenant]| run(first, tenants, 1_000_000_000, 30, 1);
-    let mut all = vec![Figure {
-        name: "limiter.sim.each_second.mean_pp".to_owned(),
-        value: each_second(seconds),
-        unit: "percentage points, one tenant, windows of a second",
-        baseline: 1.0,
-        note: GOAL,
-    }];
-    for (rule, name, error, ratio) in
-        [(Rule::Delta, "delta", 19.1, Some(0.85)), (Rule::Aimd, "aimd", 2.5, None)]
+    let figure = |who: &str, what: &str, value, unit, baseline, note| Figure {
+        name: format!("limiter.sim.{who}.{what}"),
+        value,
+        unit,
+        baseline,
+        note,
+    };
+    const ERROR: &str = "percentage points, one tenant of 30 %, kernels of 50 and 100 ms, samples of NVML";
+    const PAIR: &str = "30 % to 70 %, kernels of 21.6 ms";
+    let ours = |tenants: &[Tenant]| run(first, tenants, rivals::SAMPLE_NS, SAMPLES, 1);
+    let pair = |tenants: &[Tenant]| run(first, tenants, PAIR_NS, 1, 1);
+    let mut all = vec![
+        figure("as_published", "mean_pp", as_published(ours), ERROR, 1.0, SAMPLED),
+        figure("as_published", "two_tenants.ratio", pair_as_published(pair), PAIR, 3.0 / 7.0, GOAL),
+    ];
+    for (rule, who, error, ratio) in
+        [(Rule::Delta, "rival.delta", 19.1, Some(0.85)), (Rule::Aimd, "rival.aimd", 2.5, None)]
     {
-        let figure = |what: &str, value, unit, baseline| Figure {
-            name: format!("limiter.sim.rival.{name}.{what}"),
-            value,
-            unit,
-            baseline,
-            note: PUBLISHED,
+        let sampled = |tenants: &[Tenant]| {
+            run_rival((rule, Board::RTX_4080), first, tenants, rivals::SAMPLE_NS, SAMPLES, 1)
         };
-        let seconds = |tenants: &[Tenant]| run_rival(rule, first, tenants, 1_000_000_000, 30, 1);
+        let pair = |tenants: &[Tenant]| run_rival((rule, Board::RTX_PRO_6000), first, tenants, PAIR_NS, 1, 1);
         let mut errors = Vec::new();
         for load in loads() {
             for percents in PERCENTS {
                 let tenants = tenants(percents, load);
-                let outcome = run_rival(rule, first, &tenants, window(&tenants), 1, 1);
+                let outcome = run_rival((rule, Board::RTX_4080), first, &tenants, window(&tenants), 1, 1);
                 errors.extend(errors_of(&outcome, &tenants).iter().map(|e| e.abs()));
             }
         }
-        let pair = tenants(&[30, 70], Load::of(5_000_000));
-        let outcome = run_rival(rule, first, &pair, window(&pair), 1, 1);
-        let got = outcome.windows.first().and_then(|w| Some(w.first()? / w.get(1)?));
+        let (goal, note) = ratio.map_or((3.0 / 7.0, IDEAL), |published| (published, PUBLISHED));
         all.extend([
+            figure(who, "as_published.mean_pp", as_published(sampled), ERROR, error, PUBLISHED),
+            figure(who, "as_published.two_tenants.ratio", pair_as_published(pair), PAIR, goal, note),
             figure(
-                "each_second.mean_pp",
-                each_second(seconds),
-                "percentage points, one tenant, windows of a second",
-                error,
-            ),
-            figure(
+                who,
                 "sm_error.mean_pp",
                 mean(&errors),
                 "percentage points, scenarios of ours, 2 ms slices",
-                error,
+                1.0,
+                IDEAL,
             ),
-            Figure {
-                note: if ratio.is_some() { PUBLISHED } else { IDEAL },
-                ..figure(
-                    "two_tenants.ratio",
-                    got.unwrap_or(f64::NAN),
-                    "30 % to 70 %, 5 ms",
-                    ratio.unwrap_or(3.0 / 7.0),
-                )
-            },
         ]);
     }
     all
@@ -342,6 +345,36 @@ mod tests {
             let outcome = run(VARIANTS[0], &[borrower, idle], 1_000_000_000, 4, 1);
             let got: Vec<f64> = outcome.windows.iter().skip(2).map(|w| w[0]).collect();
             assert!(mean(&got) > 0.9, "{kernel}: {got:?}");
+        }
+    }
+
+    /// So that the simulation says something about others, too: limiter-decisions section 5.
+    #[test]
+    fn the_stock_controller_errs_as_its_authors_saw_it() {
+        let sampled = |t: &[Tenant]| {
+            run_rival((Rule::Delta, Board::RTX_4080), VARIANTS[0], t, rivals::SAMPLE_NS, SAMPLES, 1)
+        };
+        let error = as_published(sampled);
+        assert!((17.0..21.0).contains(&error), "{error} where 17.5 to 20.7 was seen");
+        let pair =
+            |t: &[Tenant]| run_rival((Rule::Delta, Board::RTX_PRO_6000), VARIANTS[0], t, PAIR_NS, 1, 1);
+        let ratio = pair_as_published(pair);
+        assert!((0.8..=1.01).contains(&ratio), "{ratio} where 0.85 was seen");
+        let ratio = pair_as_published(|t: &[Tenant]| run(VARIANTS[0], t, PAIR_NS, 1, 1));
+        assert!((0.41..=0.45).contains(&ratio), "ours: {ratio}");
+    }
+
+    #[test]
+    fn halving_loses_a_quarter_of_its_tenants_time_or_more() {
+        let of = |kernel_ns: u64| {
+            let tenants = tenants(&[30], Load { waits: true, ..Load::of(kernel_ns) });
+            let outcome =
+                run_rival((Rule::Aimd, Board::RTX_4080), VARIANTS[0], &tenants, 30_000_000_000, 1, 1);
+            outcome.windows.first().and_then(|w| w.first().copied()).unwrap_or(f64::NAN)
+        };
+        for kernel_ns in PUBLISHED_NS {
+            let got = of(kernel_ns);
+            assert!((0.10..0.225).contains(&got), "{kernel_ns}: {got} of 0.30");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Tenants on one GPU: what they launch, and how the limiter holds them.
 
 use crate::gpu::Gpu;
-use crate::rivals::{self, Rival, Rule};
+use crate::rivals::{self, Board, Rival, Rule};
 pub use crate::setting::{Death, Load, Moment, Tenant, VARIANTS, Variant};
 use crate::waits::{Sleep, Waits};
 use aliquot_arbiter::{Arbiter, Share, Stretch, TICK_NS};
@@ -236,9 +236,9 @@ pub fn run(variant: Variant, tenants: &[Tenant], window_ns: u64, windows: usize,
     play(World::new(variant, tenants, seed), tenants, window_ns, windows)
 }
 
-/// The same with another limiter than ours.
+/// The same with another limiter than ours, on a board as it sees it.
 pub fn run_rival(
-    rule: Rule,
+    (rule, board): (Rule, Board),
     variant: Variant,
     tenants: &[Tenant],
     window_ns: u64,
@@ -247,7 +247,7 @@ pub fn run_rival(
 ) -> Outcome {
     let mut world = World::new(variant, tenants, seed);
     for share in &mut world.shares {
-        share.rival.set(Some(Rival::new(rule, share.tenant.percent)));
+        share.rival.set(Some(Rival::new(rule, board, share.tenant.percent)));
     }
     play(world, tenants, window_ns, windows)
 }
