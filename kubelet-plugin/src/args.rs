@@ -177,6 +177,11 @@ pub struct Args {
     #[arg(long, env = "HOST_PROC", default_value = "/proc")]
     pub host_proc: PathBuf,
 
+    /// How long a process has a GPU while others wait for it, as `e2e/gpu` measures it. Shares that fill a GPU
+    /// together are told by it whether their kernels' events show waits for each other.
+    #[arg(long, default_value = "2ms", value_parser = parse_duration)]
+    pub gpu_time_slice: Duration,
+
     /// Follow the node's NodeLimits: limits of shares that the controller raised or lowered while they run.
     #[arg(long, env = "ELASTIC_SHARES", default_value_t = false, action = clap::ArgAction::Set)]
     pub elastic_shares: bool,

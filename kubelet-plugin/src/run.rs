@@ -123,8 +123,8 @@ fn no_api() -> kube::Client {
 }
 
 /// Tells shares every few hundredths of a second what they may borrow of each other's idle GPU time.
-async fn arbitrate(shares: PathBuf, cancel: CancellationToken) {
-    let mut keeper = Keeper::new(&shares);
+async fn arbitrate(shares: PathBuf, time_slice: Duration, cancel: CancellationToken) {
+    let mut keeper = Keeper::new(&shares, time_slice);
     loop {
         let now = match now_ns() {
             Ok(now) => now,
@@ -457,7 +457,7 @@ impl Parts {
             tasks.spawn(publisher.run(loops.clone()));
         }
 
-        tasks.spawn(arbitrate(args.data_dir().join("shares"), loops.clone()));
+        tasks.spawn(arbitrate(args.data_dir().join("shares"), args.gpu_time_slice, loops.clone()));
 
         // A loop that ends by itself has panicked; better to start anew than to go on without it.
         let failed = tokio::select! {

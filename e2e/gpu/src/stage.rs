@@ -180,7 +180,8 @@ impl Stage {
     /// Does something while the node agent's arbiter looks at all shares.
     pub(crate) fn with_arbiter<T>(&self, part: impl FnOnce() -> T) -> T {
         let is_over = Arc::new(AtomicBool::new(false));
-        let (mut keeper, stop) = (Keeper::new(&self.folder.path().join("shares")), Arc::clone(&is_over));
+        let (mut keeper, stop) =
+            (Keeper::new(&self.folder.path().join("shares"), Duration::ZERO), Arc::clone(&is_over));
         let agent = std::thread::spawn(move || {
             while !stop.load(Relaxed) {
                 let pause = keeper.tick(now_ns());

@@ -50,6 +50,7 @@ pub struct Keeper {
     shares: BTreeMap<String, Kept>,
     /// By the GPU's UUID.
     arbiters: BTreeMap<String, Arbiter>,
+    slice_us: u32,
     listed_ns: u64,
 }
 
@@ -67,9 +68,15 @@ struct Kept {
 }
 
 impl Keeper {
-    /// Knows no share yet.
-    pub fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned(), shares: BTreeMap::new(), arbiters: BTreeMap::new(), listed_ns: 0 }
+    /// Knows no share yet. `slice` is how long a process has a GPU while others wait; limiters take zero for 2 ms.
+    pub fn new(folder: &Path, slice: Duration) -> Self {
+        Self {
+            folder: folder.to_owned(),
+            shares: BTreeMap::new(),
+            arbiters: BTreeMap::new(),
+            slice_us: u32::try_from(slice.as_micros()).unwrap_or(u32::MAX),
+            listed_ns: 0,
+        }
     }
 
     /// Looks at all shares once. Returns how long nothing has to be done then.
@@ -84,14 +91,14 @@ impl Keeper {
         }
         let mut is_needed = false;
         for (gpu, mut shares) in gpus {
-            // A single share that may not borrow needs no grant: nobody else is there.
             let is_soft = |kept: &Kept| kept.quota.compute_policy == ComputePolicy::Soft;
-            if shares.len() < 2 && !shares.iter().any(|(_, kept)| is_soft(kept)) {
+            if !crate::is_needed(shares.iter().map(|(_, kept)| (is_soft(kept), kept.slots.len()))) {
                 continue;
             }
             is_needed = true;
             let seen: Vec<Share> = shares.iter_mut().map(|(id, kept)| kept.look(id)).collect();
-            let arbiter = self.arbiters.entry(gpu).or_default();
+            let slice_us = self.slice_us;
+            let arbiter = self.arbiters.entry(gpu).or_insert_with(|| Arbiter::with_slices(slice_us));
             for ((_, kept), grant) in shares.iter().zip(arbiter.tick(now_ns, &seen)) {
                 let (own, borrowed) = kept.found_before;
                 let grant = Grant {
@@ -225,6 +232,7 @@ impl Kept {
 mod tests {
     use super::*;
     use aliquot_quota::GpuUuid;
+    use aliquot_quota::region::SlotState;
 
     fn share(folder: &Path, id: &str, grant: &Grant) {
         let own = folder.join(id);
@@ -245,7 +253,7 @@ mod tests {
         let before = Grant { true_up_ns: 5_000_000_000, borrowed_true_up_ns: -7, ..Grant::default() };
         share(folder.path(), "a", &before);
         share(folder.path(), "b", &Grant::default());
-        Keeper::new(folder.path()).tick(1_000_000_000);
+        Keeper::new(folder.path(), Duration::ZERO).tick(1_000_000_000);
         let read = |id: &str| {
             let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
             let grant = Grant::decode(&bytes).unwrap();
@@ -253,6 +261,31 @@ mod tests {
             (grant.true_up_ns, grant.borrowed_true_up_ns)
         };
         assert_eq!((read("a"), read("b")), ((5_000_000_000, -7), (0, 0)));
+    }
+
+    /// A region in which so many processes live.
+    fn processes(folder: &Path, id: &str, count: usize) {
+        let path = folder.join(id).join("region/region");
+        let mut bytes = fs::read(&path).unwrap();
+        for slot in 0..count {
+            let at = offset_of!(Region, slots) + slot * size_of::<Slot>() + offset_of!(Slot, state);
+            bytes[at..at + 8].copy_from_slice(&SlotState::Live.word(1).to_le_bytes());
+        }
+        fs::write(path, bytes).unwrap();
+    }
+
+    #[test]
+    fn a_hard_share_that_is_alone_is_settled_where_it_has_several_processes() {
+        let valid_until = |count| {
+            let folder = tempfile::tempdir().unwrap();
+            share(folder.path(), "a", &Grant::default());
+            processes(folder.path(), "a", count);
+            Keeper::new(folder.path(), Duration::from_millis(1)).tick(1_000_000_000);
+            let grant = Grant::decode(&fs::read(folder.path().join("a/quota").join(GRANT)).unwrap()).unwrap();
+            (grant.valid_until_ns > 0, grant.slice_us)
+        };
+        assert_eq!(valid_until(1), (false, 0), "all wall time of its kernels is its own");
+        assert_eq!(valid_until(2), (true, 1000));
     }
 
     #[test]
@@ -265,7 +298,7 @@ mod tests {
         let mut bytes = fs::read(&path).unwrap();
         bytes[8] ^= 1;
         fs::write(&path, bytes).unwrap();
-        Keeper::new(folder.path()).tick(1_000_000_000);
+        Keeper::new(folder.path(), Duration::ZERO).tick(1_000_000_000);
         let valid_until = |id: &str| {
             let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
             Grant::decode(&bytes).unwrap().valid_until_ns

@@ -86,13 +86,24 @@ pub struct Arbiter {
     slice_us: u32,
 }
 
+/// Whether anything is to be decided about the shares of a GPU: who is alone on it and may not borrow has all the wall
+/// time of its kernels. Of each share, whether it may borrow and how many processes it has.
+pub fn is_needed(shares: impl IntoIterator<Item = (bool, usize)>) -> bool {
+    let (mut any, mut alone) = (false, true);
+    for (is_soft, processes) in shares {
+        alone = alone && !any && !is_soft && processes < 2;
+        any = true;
+    }
+    any && !alone
+}
+
 impl Arbiter {
     /// Knows nothing.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same on a GPU whose time slices are known.
+    /// The same on a GPU whose time slices are known, in microseconds; 0 = not known.
     pub fn with_slices(slice_us: u32) -> Self {
         Self { slice_us, ..Self::default() }
     }

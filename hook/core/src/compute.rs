@@ -107,6 +107,7 @@ impl Host for Here {
             let (compute, grant) = (&region.compute, share.grant(now_ns));
             gate::true_up(compute, now_ns, &grant, percent);
             let terms = Terms { percent, borrow_percent: grant.borrow_percent };
+            let ask = Ask { slot: share.slot().unwrap_or(usize::MAX), ..ask };
             match gate::enter(compute, now_ns, ask, terms) {
                 Entrance::Own => return Answer::Go(index as u32),
                 Entrance::Borrowed => return Answer::Go(index as u32 | BORROWED),

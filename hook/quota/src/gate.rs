@@ -9,6 +9,7 @@
 //! that the GPU has or will have run, and time pays for that. Nobody holds anything, so nobody waits for anyone.
 
 use crate::grant::Grant;
+use crate::line::{GRACE_NS, LINE_WORDS, Line, STEP_NS, is_within};
 use crate::meter::Seen;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -108,7 +109,9 @@ pub struct Compute {
     pub log: [Entry; LOG_LENGTH],
     /// How much of the agent's corrections of borrowed time has been charged; wraps.
     pub trued_borrowed_ns: AtomicU64,
-    reserved1: [AtomicU64; 16384 - 9 - 4 * LOG_LENGTH],
+    /// Who waits.
+    pub line: Line,
+    reserved1: [AtomicU64; 16384 - 9 - 4 * LOG_LENGTH - LINE_WORDS],
 }
 
 const _: () = assert!(size_of::<Compute>() == 131_072);
@@ -140,7 +143,8 @@ impl Compute {
                 }
             }; LOG_LENGTH],
             trued_borrowed_ns: AtomicU64::new(0),
-            reserved1: [const { AtomicU64::new(0) }; 16384 - 9 - 4 * LOG_LENGTH],
+            line: Line::new(),
+            reserved1: [const { AtomicU64::new(0) }; 16384 - 9 - 4 * LOG_LENGTH - LINE_WORDS],
         }
     }
 }
@@ -189,6 +193,8 @@ pub enum Entrance {
 /// What a launch asks the gate for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ask {
+    /// The process's slot, for its place in the line; whoever asks the gate fills it in.
+    pub slot: usize,
     /// Nanoseconds to charge, a lease included.
     pub amount_ns: u64,
     /// The launch's own part.
@@ -206,8 +212,31 @@ impl Ask {
     }
 }
 
-/// Asks for a launch: on the share's own quota first, then on borrowed time.
+/// Asks for a launch: on the share's own quota first, then on borrowed time. Where the gate has just opened, those of
+/// the share's processes that wait longer come first.
 pub fn enter(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
+    let line = &compute.line;
+    let entrance = if has_just_opened(compute, now_ns, terms) && line.is_behind(ask.slot, now_ns) {
+        Entrance::Wait(now_ns.saturating_add(STEP_NS))
+    } else {
+        enter_at_once(compute, now_ns, ask, terms)
+    };
+    match entrance {
+        Entrance::Wait(_) => line.wait(ask.slot, now_ns),
+        Entrance::Own | Entrance::Borrowed => line.leave(ask.slot),
+    }
+    entrance
+}
+
+/// Whether the gate through which the next launch would go has been open for less than the grace.
+fn has_just_opened(compute: &Compute, now_ns: u64, terms: Terms) -> bool {
+    let own = compute.paid_until_ns.load(Acquire);
+    let until =
+        if own > now_ns && terms.borrow_percent > 0 { compute.borrowed_until_ns.load(Acquire) } else { own };
+    is_within(until, now_ns, GRACE_NS)
+}
+
+fn enter_at_once(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
     let Ask { amount_ns, cost_ns, .. } = ask;
     let entrance = match admit(compute, now_ns, amount_ns, terms.percent) {
         Admission::Go => Entrance::Own,
@@ -395,7 +424,12 @@ mod tests {
         let asked = |cost_ns, ahead_ns| {
             let compute = fresh();
             compute.paid_until_ns.store(now + 1000 * MS, Relaxed);
-            enter(&compute, now, Ask { amount_ns: cost_ns, cost_ns, is_known: true, ahead_ns }, terms)
+            enter(
+                &compute,
+                now,
+                Ask { slot: 0, amount_ns: cost_ns, cost_ns, is_known: true, ahead_ns },
+                terms,
+            )
         };
         assert_eq!(asked(20 * MS, 40 * MS), Entrance::Borrowed);
         assert_eq!(asked(20 * MS, 45 * MS), Entrance::Wait(now + 5 * MS));

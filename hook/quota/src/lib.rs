@@ -17,6 +17,7 @@ mod file;
 pub mod gate;
 pub mod grant;
 pub mod ledger;
+pub mod line;
 pub mod meter;
 pub mod pacer;
 pub mod region;

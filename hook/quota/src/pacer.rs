@@ -151,7 +151,13 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
         None => {
             let lease = if is_short { host.lease_ns() } else { 0 };
             let amount_ns = charged_ns.saturating_add(lease);
-            let ask = Ask { amount_ns, cost_ns: charged_ns, is_known: prediction.is_known, ahead_ns };
+            let ask = Ask {
+                slot: usize::MAX,
+                amount_ns,
+                cost_ns: charged_ns,
+                is_known: prediction.is_known,
+                ahead_ns,
+            };
             match host.admit(now, ask) {
                 Answer::Go(account) => {
                     if lease > 0 {

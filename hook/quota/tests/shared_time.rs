@@ -78,7 +78,7 @@ impl Shared {
     fn with_agent<T>(&self, part: impl FnOnce() -> T) -> T {
         let is_over = Arc::new(AtomicBool::new(false));
         let (mut keeper, stop) =
-            (Keeper::new(&self.bench.folder.path().join("shares")), Arc::clone(&is_over));
+            (Keeper::new(&self.bench.folder.path().join("shares"), Duration::ZERO), Arc::clone(&is_over));
         let agent = std::thread::spawn(move || {
             while !stop.load(Relaxed) {
                 let pause = keeper.tick(now_ns().unwrap());
@@ -191,5 +191,26 @@ fn neighbours_slices_are_not_charged() {
             assert!(got < quota + 1.25 + 3.0, "{got}");
             assert!(got > 0.75 * charged || charged < 0.9 * quota, "{got} of {charged}");
         }
+    }
+}
+
+/// Alone on the GPU, so that nobody else tells the agent of it: each other's slices are in all their measurements, and
+/// who takes them for the share's own charges it as often as it has processes.
+#[test]
+fn processes_of_one_share_are_charged_once_for_what_they_have_together() {
+    for count in [2_usize, 4] {
+        let node = Shared::new(&[(30, HARD, 0)]);
+        let runs = node.with_agent(|| {
+            let children: Vec<Child> =
+                (0..count).map(|_| node.start(0, &["cuLaunchKernel", "5000", "8000"])).collect();
+            children.into_iter().map(Run::of).collect::<Vec<Run>>()
+        });
+        let used: f64 = runs.iter().map(|run| run.used_ns).sum();
+        let span = runs.iter().map(|run| run.span_ns).fold(0.0, f64::max);
+        let (got, charged) = (100.0 * used / span, 100.0 * node.charged_ns(0) / span);
+        println!("{count} processes at 30 %: {got:.2} %, charged {charged:.2} %");
+        assert!(got < 30.0 + 1.25 + 3.0, "{got}");
+        assert!(got > 0.75 * charged || charged < 0.9 * 30.0, "{got} of {charged}");
+        assert!(runs.iter().all(|run| run.used_ns > 0.1 * used / count as f64), "each has some of it");
     }
 }

@@ -62,7 +62,7 @@ fn worst(of: impl Fn(Variant) -> f64) -> f64 {
 }
 
 /// What tenants of 30 and 70 % get of each other, by device and load.
-fn two_tenants_each() -> Vec<Figure> {
+fn two_tenants_each(variants: &[Variant]) -> Vec<Figure> {
     let streams = Load { streams: 8, width: crate::gpu::WHOLE / 8, ..Load::of(5_000_000) };
     let loads = [
         ("0.5 ms", Load::of(500_000)),
@@ -71,10 +71,10 @@ fn two_tenants_each() -> Vec<Figure> {
         ("8 streams of 5 ms", streams),
     ];
     let mut all = Vec::new();
-    for variant in VARIANTS {
+    for variant in variants {
         for (name, load) in &loads {
             let tenants = tenants(&[30, 70], *load);
-            let outcome = run(variant, &tenants, window(&tenants), 1, 1);
+            let outcome = run(*variant, &tenants, window(&tenants), 1, 1);
             let ratio = outcome.windows.first().and_then(|w| Some(w.first()? / w.get(1)?));
             all.push(Figure {
                 name: format!("limiter.sim.two_tenants.ratio: {name}, {}", variant.name),
@@ -89,22 +89,43 @@ fn two_tenants_each() -> Vec<Figure> {
 }
 
 /// Of all of them, the furthest from 3/7.
-fn two_tenants() -> f64 {
+fn furthest(each: Vec<Figure>) -> f64 {
     let far = |ratio: &f64| (ratio - 3.0 / 7.0).abs();
-    let all = two_tenants_each().into_iter().map(|figure| figure.value);
+    let all = each.into_iter().map(|figure| figure.value);
     all.max_by(|a, b| far(a).total_cmp(&far(b))).unwrap_or(f64::NAN)
 }
 
-/// Jain's index of what each of eight tenants got of its quota.
+/// Jain's index: 1 where all have the same, 1/n where one of n has everything.
+fn jain_of(got: impl Iterator<Item = f64> + Clone) -> f64 {
+    let squares: f64 = got.clone().map(|g| g * g).sum();
+    got.clone().sum::<f64>().powi(2) / (got.count() as f64 * squares)
+}
+
+/// Of what each of eight tenants got of its quota.
 fn jain(variant: Variant) -> f64 {
     let tenants = tenants(&[5, 5, 10, 10, 10, 20, 20, 20], Load::of(5_000_000));
     let outcome = run(variant, &tenants, window(&tenants), 1, 1);
-    let of = |shares: &Vec<f64>| {
-        let got: Vec<f64> = shares.iter().zip(&tenants).map(|(s, t)| s / f64::from(t.percent)).collect();
-        let squares: f64 = got.iter().map(|g| g * g).sum();
-        got.iter().sum::<f64>().powi(2) / (got.len() as f64 * squares)
-    };
+    let of = |shares: &Vec<f64>| jain_of(shares.iter().zip(&tenants).map(|(s, t)| s / f64::from(t.percent)));
     outcome.windows.iter().map(of).fold(f64::INFINITY, f64::min)
+}
+
+/// Processes of one share, and what each does.
+fn siblings() -> impl Iterator<Item = (usize, Load)> {
+    let kernels = [50_000, 500_000, 5_000_000, 50_000_000];
+    [2, 4, 8].into_iter().flat_map(move |processes| kernels.map(|kernel| (processes, Load::of(kernel))))
+}
+
+/// Jain's index of what the processes of a share of 30 % have of it beside one of 50 %, and how many percentage points
+/// the share is off.
+fn among_siblings(variant: Variant, processes: usize, load: Load) -> (f64, f64) {
+    let mut tenants = tenants(&[30, 50], load);
+    if let Some(first) = tenants.first_mut() {
+        first.load.processes = processes;
+    }
+    let outcome = run(variant, &tenants, window(&tenants), 1, 1);
+    let jain = outcome.processes.first().map(|used| jain_of(used.iter().map(|ns| *ns as f64)));
+    let error = errors_of(&outcome, &tenants).first().copied();
+    (jain.unwrap_or(f64::NAN), error.unwrap_or(f64::NAN))
 }
 
 /// Kernels of a borrower whose owner comes back.
@@ -179,8 +200,19 @@ pub fn all() -> Vec<Figure> {
             "percentage points, worst device",
             3.0,
         ),
-        figure("limiter.sim.two_tenants.ratio", two_tenants(), "30 % to 70 %, furthest of all", 3.0 / 7.0),
+        figure(
+            "limiter.sim.two_tenants.ratio",
+            furthest(two_tenants_each(&VARIANTS)),
+            "30 % to 70 %, furthest of all",
+            3.0 / 7.0,
+        ),
         figure("limiter.sim.fairness.jain", -worst(|v| -jain(v)), "8 tenants, worst device", 0.99),
+        figure(
+            "limiter.sim.siblings.jain",
+            -worst(|v| siblings().map(|(n, load)| -among_siblings(v, n, load).0).fold(-1.0, f64::max)),
+            "2 to 8 processes of one share, worst device",
+            0.9,
+        ),
         figure(
             "limiter.sim.soft.reclaim_ms",
             worst(|v| RECLAIMED_NS.map(|k| reclaim_ms(v, k)).into_iter().fold(0.0, f64::max)),
@@ -200,7 +232,13 @@ pub fn all() -> Vec<Figure> {
         "percentage points, 30 % in bursts beside 70 %, worst device",
         3.0,
     ));
-    figures.extend(two_tenants_each());
+    figures.push(figure(
+        "limiter.sim.two_tenants.untold_ratio",
+        furthest(two_tenants_each(&VARIANTS.map(|v| Variant { told_ns: 2_000_000, ..v }))),
+        "30 % to 70 %, furthest of all where the node agent takes all time slices for 2 ms",
+        3.0 / 7.0,
+    ));
+    figures.extend(two_tenants_each(&VARIANTS));
     figures.extend(self::rivals());
     figures
 }
@@ -302,6 +340,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn processes_of_a_share_have_equal_parts_of_it() {
+        for variant in VARIANTS {
+            for (processes, load) in siblings() {
+                let (jain, error) = among_siblings(variant, processes, load);
+                let what = format!("{} {processes} of {} ns", variant.name, load.longest_ns());
+                assert!(jain > 0.9, "{what}: {jain}");
+                assert!(error.abs() < 4.0, "{what}: the share is {error} points off");
+            }
+        }
+    }
+
+    #[test]
     fn tenants_get_their_percentages_whatever_their_neighbours_do() {
         for variant in VARIANTS {
             for percents in [&[30][..], &[30, 50], &[10, 30, 50]] {
@@ -327,7 +377,7 @@ mod tests {
 
     #[test]
     fn thirty_to_seventy_holds_on_a_full_gpu_whatever_its_slices_are() {
-        for figure in two_tenants_each() {
+        for figure in two_tenants_each(&VARIANTS) {
             assert!((0.41..=0.45).contains(&figure.value), "{}: {}", figure.name, figure.value);
         }
     }

@@ -9,6 +9,8 @@ pub struct Variant {
     pub name: &'static str,
     /// Time slices.
     pub slices: Slices,
+    /// What the node agent is told of their length.
+    pub told_ns: u64,
     /// Steps of event times.
     pub resolution_ns: u64,
     /// What a pair of events adds to the time between them.
@@ -20,18 +22,21 @@ pub const VARIANTS: [Variant; 3] = [
     Variant {
         name: "2 ms slices",
         slices: Slices { slice_ns: 2_000_000, switch_ns: 0 },
+        told_ns: 2_000_000,
         resolution_ns: 500,
         event_ns: 0,
     },
     Variant {
         name: "1 ms slices, slow events",
         slices: Slices { slice_ns: 1_000_000, switch_ns: 5_000 },
+        told_ns: 1_000_000,
         resolution_ns: 1_000,
         event_ns: 1_000,
     },
     Variant {
         name: "0.3 ms slices",
         slices: Slices { slice_ns: 300_000, switch_ns: 1_000 },
+        told_ns: 300_000,
         resolution_ns: 500,
         event_ns: 500,
     },

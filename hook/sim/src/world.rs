@@ -7,7 +7,7 @@ use crate::waits::{Sleep, Waits};
 use aliquot_arbiter::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, Mark, Terms};
 use aliquot_quota::grant::Grant;
-use aliquot_quota::meter::{EVENTS, Launch, Meter, Others, Seen};
+use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
 use aliquot_quota::pacer::{self, Answer, Ask, Host, LEASE_NS, Reached, Step};
 use aliquot_quota::till::Till;
 use std::cell::{Cell, RefCell};
@@ -161,6 +161,7 @@ impl Host for View<'_> {
         };
         let grant = Grant { borrow_percent: terms.borrow_percent, ..*grant };
         gate::true_up(&self.share.compute, now_ns, &grant, terms.percent);
+        let ask = Ask { slot: self.process.slot, ..ask };
         match gate::enter(&self.share.compute, now_ns, ask, terms) {
             Entrance::Own => Answer::Go(0),
             Entrance::Borrowed => Answer::Go(1),
@@ -185,11 +186,16 @@ impl Host for View<'_> {
         self.process.is_pending.set(pending);
     }
 
+    /// As the limiter's core has it, which counts the processes that NVML lists.
     fn others(&self) -> Others {
         let grant = &self.share.grant;
-        Others {
-            own_permille: Some(u32::from(grant.own_permille)).filter(|own| *own > 0),
-            slice_ns: u64::from(grant.slice_us) * 1000,
+        let is_valid = grant.own_permille > 0 && grant.valid_until_ns > self.now_ns();
+        match is_valid.then(|| u32::from(grant.own_permille)) {
+            None if self.world.processes.iter().filter(|process| !process.is_dead).count() <= 1 => {
+                Others::NONE
+            }
+            None => Others { own_permille: None, slice_ns: ASSUMED_SLICE_NS },
+            own_permille => Others { own_permille, slice_ns: u64::from(grant.slice_us) * 1000 },
         }
     }
 
@@ -227,6 +233,8 @@ impl Host for View<'_> {
 pub struct Outcome {
     /// GPU time of each tenant in each window, as a part of the window.
     pub windows: Vec<Vec<f64>>,
+    /// GPU time of each process of each tenant in all windows, in nanoseconds.
+    pub processes: Vec<Vec<u64>>,
     /// Waits at the gate.
     pub waits: Waits,
 }
@@ -262,7 +270,7 @@ fn play(mut world: World, tenants: &[Tenant], window_ns: u64, windows: usize) ->
     let mut agenda: BinaryHeap<Reverse<(u64, usize)>> =
         world.processes.iter().enumerate().filter_map(first).collect();
     agenda.push(Reverse((start, AGENT)));
-    let mut outcome = Outcome { windows: Vec::new(), waits: Waits::default() };
+    let mut outcome = Outcome { windows: Vec::new(), processes: Vec::new(), waits: Waits::default() };
     let mut before = vec![0; tenants.len()];
     for window in 1..=windows as u64 {
         let end = start + window * window_ns;
@@ -281,7 +289,11 @@ fn play(mut world: World, tenants: &[Tenant], window_ns: u64, windows: usize) ->
             .map(|(used, before)| (used - std::mem::replace(before, used)) as f64 / window_ns as f64);
         outcome.windows.push(shares.collect());
     }
+    let gpu = world.gpu.borrow();
+    let used = |share: &Held| share.processes.iter().map(|at| gpu.used_ns(*at)).collect();
+    outcome.processes = world.shares.iter().map(used).collect();
     outcome.waits = world.waits;
+    drop(gpu);
     outcome
 }
 
@@ -318,7 +330,7 @@ impl World {
             variant,
             shares,
             processes,
-            arbiter: Arbiter::with_slices((variant.slices.slice_ns / 1000) as u32),
+            arbiter: Arbiter::with_slices((variant.told_ns / 1000) as u32),
             waits: Waits::default(),
         }
     }
@@ -356,6 +368,14 @@ impl World {
             return now_ns + rivals::PERIOD_NS;
         }
         let processes = &self.processes;
+        let living = |share: &Held| {
+            let all = share.processes.iter().filter_map(|at| processes.get(*at));
+            all.filter(|process| !process.is_dead).count()
+        };
+        if !aliquot_arbiter::is_needed(self.shares.iter().map(|share| (share.tenant.is_soft, living(share))))
+        {
+            return now_ns + TICK_NS;
+        }
         let shares: Vec<Share> =
             self.shares.iter_mut().enumerate().map(|(at, share)| share.share(at, processes)).collect();
         let grants = self.arbiter.tick(now_ns, &shares);
