@@ -13,6 +13,10 @@ impl Dice {
         (x ^ (x >> 31)) % sides
     }
 
+    pub fn between(&mut self, range: std::ops::Range<u64>) -> u64 {
+        range.start + self.roll(range.end - range.start)
+    }
+
     pub fn of<'t, T>(&mut self, all: &'t [T]) -> &'t T {
         &all[usize::try_from(self.roll(all.len() as u64)).unwrap()]
     }

@@ -44,7 +44,7 @@ pub async fn wish(cluster: &Cluster, dice: &mut Dice) {
     drop(api.patch(&claim.name_any(), &PatchParams::default(), &patch).await);
 }
 
-/// What the nodes' agents do: they keep the limits that they are told. Now and then a program still uses
+/// What the agents of nodes that are not real do: they keep the limits that they are told. Now and then a program still uses
 /// what its share may not use any more, for a moment.
 pub struct Agents {
     dice: Dice,
@@ -56,9 +56,12 @@ impl Agents {
         Self { dice: Dice(seed), kept: HashMap::new() }
     }
 
-    pub async fn play(&mut self, cluster: &Cluster) {
+    pub async fn play(&mut self, cluster: &Cluster, is_real: impl Fn(&str) -> bool) {
         let api: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &kinds::node_limits());
         for object in api.list(&ListParams::default()).await.expect("limits").items {
+            if is_real(&object.name_any()) {
+                continue;
+            }
             let generation = object.metadata.generation.unwrap_or_default();
             let part = |name: &str| object.data.get(name).cloned().unwrap_or_default();
             let spec: NodeLimitsSpec = serde_json::from_value(part("spec")).expect("a spec");
@@ -264,6 +267,47 @@ pub fn quiet(record: &[AuditEntry]) -> usize {
             wrong.push(format!("companion {} of {of:?}, which has no other size", held.uid));
         }
     }
+    if !wrong.is_empty() {
+        let uids: BTreeSet<&str> = now
+            .claims
+            .values()
+            .map(|held| held.uid.as_str())
+            .filter(|uid| wrong.iter().any(|w| w.contains(uid)))
+            .collect();
+        show(record, &uids);
+    }
     assert_eq!(wrong, Vec::<String>::new(), "what shares hold that wished for something");
     shares
+}
+
+/// Every write of these claims, of their companions and of limits that name them.
+fn show(record: &[AuditEntry], uids: &BTreeSet<&str>) {
+    for entry in record {
+        let Some(object) = entry.after.as_ref().or(entry.before.as_ref()) else { continue };
+        let about = match entry.origin.resource.as_str() {
+            "resourceclaims" => {
+                let of = object["metadata"]["annotations"][COMPANION_OF].as_str().unwrap_or_default();
+                let uid = object["metadata"]["uid"].as_str().unwrap_or_default();
+                uids.iter().any(|known| uid == *known || of.contains(known))
+            }
+            "nodelimits" => uids.iter().any(|uid| object["spec"].to_string().contains(uid)),
+            _ => false,
+        };
+        if about {
+            let (origin, gone) = (&entry.origin, entry.after.is_none());
+            let said = match entry.origin.resource.as_str() {
+                "resourceclaims" => format!(
+                    "{:?} {} {}",
+                    results(object).iter().map(consumed).collect::<Vec<_>>(),
+                    object["status"]["reservedFor"],
+                    object["metadata"]["annotations"]
+                ),
+                _ => object.to_string(),
+            };
+            eprintln!(
+                "{} {} {} {} {}/{} gone: {gone} {said}",
+                entry.time, entry.revision, origin.user, origin.verb, entry.namespace, entry.name
+            );
+        }
+    }
 }

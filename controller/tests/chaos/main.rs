@@ -18,6 +18,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod accounts;
 mod dice;
 mod elastic;
 mod gangs;
@@ -33,15 +34,19 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use nodes::{RealNode, Tally};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tenants::{GPUS, TENANTS, make_claim, make_gang, make_pod, mischief, start, tenant};
 
 /// Nodes of which ledger and agent are the real ones.
 const REAL_NODES: u64 = 3;
 /// Pods that are there at a time.
 const CROWD: usize = 150;
+/// Seconds between two kills of the controller.
+const KILLS: std::ops::Range<u64> = 8..30;
+/// Tenths of a second that a pod is there if nobody evicts it: what a budget may be off for it is little beside that.
+const LIFE: std::ops::Range<u64> = 40..400;
 const MODULES: &[&str] = &[
     "--budgets=true",
     "--quotas=true",
@@ -53,7 +58,7 @@ const MODULES: &[&str] = &[
     "--elastic-shares=true",
     "--gang-timeout=3s",
     "--lease-duration",
-    "2s",
+    "3s",
     "--retry-period",
     "100ms",
 ];
@@ -70,6 +75,21 @@ pub async fn claims(cluster: &Cluster) -> Vec<ResourceClaim> {
     Api::all(cluster.client.clone()).list(&ListParams::default()).await.expect("claims").items
 }
 
+fn is_real(real: &[RealNode], name: &str) -> bool {
+    real.iter().any(|node| node.is(name))
+}
+
+/// Looks at the limits that are in force on real nodes.
+async fn check_quotas(cluster: &Cluster, real: &mut [RealNode]) {
+    let claims = claims(cluster).await;
+    let claims: Vec<Value> = claims.iter().map(|claim| serde_json::to_value(claim).unwrap()).collect();
+    // Read later: a pod that is still there was there when the claims were read.
+    let present = pods(cluster).await.iter().filter_map(|pod| pod.uid()).collect();
+    for node in real {
+        node.check_quotas(&claims, &present);
+    }
+}
+
 /// What a kubelet says of pods that were bound: where the node is a real one, once its agent has prepared
 /// their claims.
 async fn play_kubelet(cluster: &Cluster, real: &mut [RealNode], pods: &[Pod]) {
@@ -79,9 +99,8 @@ async fn play_kubelet(cluster: &Cluster, real: &mut [RealNode], pods: &[Pod]) {
     }
     let waiting = pods.iter().filter(|pod| {
         let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
-        let bound = node.is_some_and(|name| {
-            !real.iter().any(|node| node.is(name)) || pod.uid().is_some_and(|uid| ready.contains(&uid))
-        });
+        let bound = node
+            .is_some_and(|name| !is_real(real, name) || pod.uid().is_some_and(|uid| ready.contains(&uid)));
         bound && pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Pending")
     });
     let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
@@ -90,6 +109,11 @@ async fn play_kubelet(cluster: &Cluster, real: &mut [RealNode], pods: &[Pod]) {
         // It may be gone by now.
         drop(api.patch_status(&pod.name_any(), &PatchParams::default(), &running).await);
     }
+}
+
+/// How long a pod is there.
+fn life(dice: &mut Dice) -> Duration {
+    Duration::from_millis(100 * dice.between(LIFE))
 }
 
 async fn delete(cluster: &Cluster, namespace: &str, name: &str) {
@@ -104,26 +128,27 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     eprintln!("seed {seed}, {total} pods");
     let mut dice = Dice(seed);
     let cluster = start().await;
-    let mut kills = Vec::new();
+    let mut kills = 0;
     let mut generation = 1;
     let mut controller: Option<Running> = Some(cluster.controller("c1", MODULES).await);
     let (mut made, mut tick, mut early) = (0, 0u64, 0);
     let mut quiet: Option<String> = None;
+    let mut kill_at = Instant::now() + Duration::from_secs(dice.between(KILLS));
     let mut agents = elastic::Agents::new(dice.roll(u64::MAX));
     let mut real: Vec<RealNode> =
         (0..REAL_NODES).map(|at| RealNode::new(&format!("n{at}"), GPUS, seed + at)).collect();
-    let mut lives: HashMap<(String, String), u64> = HashMap::new();
+    let mut lives: HashMap<(String, String), Instant> = HashMap::new();
     while made < total || !lives.is_empty() {
         tick += 1;
+        let now = Instant::now();
         let present = pods(&cluster).await;
         play_kubelet(&cluster, &mut real, &present).await;
-        agents.play(&cluster).await;
+        agents.play(&cluster, |name| is_real(&real, name)).await;
         let names: BTreeSet<(String, String)> =
             present.iter().map(|pod| (pod.namespace().unwrap(), pod.name_any())).collect();
         // Those that were evicted are gone already.
         lives.retain(|pod, _| names.contains(pod));
-        let ends: Vec<_> =
-            lives.iter().filter(|(_, end)| **end <= tick).map(|(pod, _)| pod.clone()).collect();
+        let ends: Vec<_> = lives.iter().filter(|(_, end)| **end <= now).map(|(pod, _)| pod.clone()).collect();
         for pod in ends {
             lives.remove(&pod);
             delete(&cluster, &pod.0, &pod.1).await;
@@ -132,31 +157,33 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
             if made < total && lives.len() < CROWD {
                 made += 1;
                 let pod = make_pod(&cluster, &mut dice, made).await;
-                lives.insert(pod, tick + 10 + dice.roll(120));
+                lives.insert(pod, now + life(&mut dice));
             }
         }
         if made < total && lives.len() < CROWD && dice.roll(3) == 0 {
             made += 1;
-            let until = tick + 10 + dice.roll(120);
+            let until = now + life(&mut dice);
             lives.extend(make_gang(&cluster, &mut dice, made).await.into_iter().map(|pod| (pod, until)));
         }
-        if dice.roll(4) == 0 {
-            elastic::wish(&cluster, &mut dice).await;
-        }
+        elastic::wish(&cluster, &mut dice).await;
         if made < total && dice.roll(12) == 0 {
             early += 1;
-            let until = tick + 10 + dice.roll(120);
+            let until = now + life(&mut dice);
             lives.extend(make_claim(&cluster, &mut dice, early).await.map(|pod| (pod, until)));
+        }
+        if dice.roll(3) == 0 {
+            check_quotas(&cluster, &mut real).await;
         }
         if dice.roll(10) == 0 {
             cluster.handle.faults().add(mischief(&mut dice, &format!("c{generation}")));
         }
-        if dice.roll(90) == 0
+        if now >= kill_at
             && made < total
             && let Some(old) = controller.take()
         {
-            kills.push(k8s_openapi::jiff::Timestamp::now());
+            kills += 1;
             old.kill();
+            kill_at = now + Duration::from_secs(dice.between(KILLS));
             generation += 1;
             controller = Some(cluster.controller(&format!("c{generation}"), MODULES).await);
         }
@@ -168,7 +195,7 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     cluster.handle.faults().clear();
-    settle(&cluster).await;
+    settle(&cluster, &mut agents, &mut real).await;
     let mut nodes = Tally::default();
     for node in &mut real {
         node.settle(&cluster).await;
@@ -176,15 +203,17 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     }
     let record = cluster.handle.audit(0);
     let budgets = budgets_settled(&cluster).await;
-    let tally = judge::judge(&cluster, &record, &kills, &budgets);
+    let tally = judge::judge(&cluster, &record, &budgets);
     let quiet = quiet.expect("it was quiet once");
-    let Tally { prepared, unprepared, killed, held_off } = nodes;
-    assert!(killed > 0 && prepared > total / 10, "{prepared} prepared, {killed} agents killed");
+    let Tally { prepared, unprepared, killed, held_off, acknowledged, limited, refused, grown } = nodes;
+    let seen = [killed, acknowledged, limited];
+    assert!(seen.iter().all(|count| *count > 0) && prepared > total / 10, "{prepared} prepared, {seen:?}");
     eprintln!(
         "{prepared} claims prepared and {unprepared} given back by real agents, which were killed {killed} times \
-         in it and held claims off {held_off} times"
+         in it and held claims off {held_off} times; {acknowledged} releases acknowledged, {limited} answers about \
+         limits, {refused} looks at one that did not fit yet, {grown} at shares that had grown"
     );
-    eprintln!("{tally}, {quiet}, {} controllers killed, {tick} ticks", kills.len());
+    eprintln!("{tally}, {quiet}, {} controllers killed, {tick} ticks", kills);
     if let Some(controller) = controller {
         controller.terminate().await;
     }
@@ -197,11 +226,13 @@ async fn calm(cluster: &Cluster, agents: &mut elastic::Agents, real: &mut [RealN
     // Longer than a group may have some of its devices, and than anything is tried again.
     for _ in 0..1600 {
         play_kubelet(cluster, real, &pods(cluster).await).await;
-        agents.play(cluster).await;
+        agents.play(cluster, |name| is_real(real, name)).await;
         let fresh = cluster.handle.audit(last);
         last = fresh.iter().map(|entry| entry.revision).max().unwrap_or(last);
         since = if fresh.iter().any(|entry| about(&entry.origin.resource)) { 0 } else { since + 1 };
         if since == 160 {
+            check_quotas(cluster, real).await;
+            real.iter().for_each(RealNode::check_quiet);
             let record = cluster.handle.audit(0);
             let (groups, shares) = (gangs::quiet(&record), elastic::quiet(&record));
             return format!("quiet with {groups} groups and {shares} shares of another size");
@@ -223,7 +254,7 @@ async fn calm(cluster: &Cluster, agents: &mut elastic::Agents, real: &mut [RealN
 }
 
 /// Everything ends: pods, claims, hold claims; nothing stays behind.
-async fn settle(cluster: &Cluster) {
+async fn settle(cluster: &Cluster, agents: &mut elastic::Agents, real: &mut [RealNode]) {
     for pod in pods(cluster).await {
         delete(cluster, &pod.namespace().unwrap(), &pod.name_any()).await;
     }
@@ -237,6 +268,8 @@ async fn settle(cluster: &Cluster) {
     }
     let mut left = Vec::new();
     for _ in 0..1200 {
+        play_kubelet(cluster, real, &pods(cluster).await).await;
+        agents.play(cluster, |name| is_real(real, name)).await;
         left = claims(cluster).await;
         if left.is_empty() {
             return;
@@ -248,7 +281,7 @@ async fn settle(cluster: &Cluster) {
     panic!("claims are left: {names:#?}");
 }
 
-/// GPU-hours that each tenant's budget says were used, once nothing is charged any more.
+/// GPU-seconds that each tenant's budget says were used, once nothing is charged any more.
 async fn budgets_settled(cluster: &Cluster) -> BTreeMap<String, f64> {
     let mut used = BTreeMap::new();
     for at in 0..TENANTS {
@@ -259,7 +292,7 @@ async fn budgets_settled(cluster: &Cluster) -> BTreeMap<String, f64> {
             budget["status"]["used"].as_str().filter(|_| none).map(str::to_owned)
         })
         .await;
-        used.insert(namespace, text.parse().expect("GPU-hours"));
+        used.insert(namespace, text.parse::<f64>().expect("GPU-hours") * 3600.0);
     }
     used
 }

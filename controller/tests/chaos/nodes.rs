@@ -2,6 +2,8 @@
 //! memory and a checkpoint in a directory, and the agent is killed in the middle of it. What it answers is
 //! compared, by an auditor of its own, with what else the node was told to hand out, and with the hardware.
 
+mod reports;
+
 use super::common::{Cluster, auditor, fixtures};
 use super::dice::Dice;
 use aliquot_cdi::SpecDir;
@@ -51,6 +53,10 @@ pub struct RealNode {
     node: Arc<Node>,
     steps: Arc<AtomicU64>,
     given: BTreeMap<String, Given>,
+    /// Releases that the controller has not acknowledged.
+    owed: usize,
+    /// Why limits are not kept now.
+    refused: Vec<String>,
     pub tally: Tally,
 }
 
@@ -61,6 +67,13 @@ pub struct Tally {
     pub unprepared: u64,
     pub killed: u64,
     pub held_off: u64,
+    /// Releases that the controller counted.
+    pub acknowledged: u64,
+    /// Answers to what shares may use, and those with a limit that the ledger could not hold yet.
+    pub limited: u64,
+    pub refused: u64,
+    /// Looks at quota files that were larger than what was allocated.
+    pub grown: u64,
 }
 
 impl std::ops::AddAssign for Tally {
@@ -69,6 +82,10 @@ impl std::ops::AddAssign for Tally {
         self.unprepared += other.unprepared;
         self.killed += other.killed;
         self.held_off += other.held_off;
+        self.acknowledged += other.acknowledged;
+        self.limited += other.limited;
+        self.refused += other.refused;
+        self.grown += other.grown;
     }
 }
 
@@ -122,6 +139,8 @@ impl RealNode {
             node,
             steps,
             given: BTreeMap::new(),
+            owed: 0,
+            refused: Vec::new(),
             tally: Tally::default(),
         }
     }
@@ -172,6 +191,7 @@ impl RealNode {
                 ready.insert(pod.uid().unwrap());
             }
         }
+        self.talk(cluster).await;
         ready
     }
 
@@ -345,16 +365,18 @@ impl RealNode {
         }
     }
 
-    /// Everything ended: nothing of any claim is left on the node.
+    /// Everything ended: nothing of any claim is left on the node, and every release was counted.
     pub async fn settle(&mut self, cluster: &Cluster) {
         for _ in 0..1000 {
             self.give_back(&BTreeSet::new());
             self.review(cluster).await;
-            if self.given.is_empty() && self.ledger().claims.is_empty() {
+            self.talk(cluster).await;
+            if self.given.is_empty() && self.ledger().claims.is_empty() && self.is_quits() {
                 break;
             }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
+        assert!(self.is_quits(), "{}: {} releases are not acknowledged", self.name, self.owed);
         assert!(self.ledger().claims.is_empty(), "{}: left: {:?}", self.name, self.ledger().claims);
         assert_eq!(self.gpus.inventory().unwrap().live, [], "{}: leaked instances", self.name);
         for place in ["cdi", "data/shares"] {

@@ -22,6 +22,11 @@ pub fn tenant(number: usize) -> String {
     format!("tenant-{number}")
 }
 
+/// Tenants whose budgets are never used up.
+pub fn generous() -> impl Iterator<Item = String> {
+    (2..TENANTS).map(tenant)
+}
+
 const TEMPLATES: [&str; 6] = ["small", "half", "whole", "share", "kept", "flexible"];
 
 fn alternative(name: &str, profile: &str) -> Value {
