@@ -7,8 +7,81 @@ mod support;
 #[allow(dead_code, unused_imports, unreachable_pub, reason = "shared with the limiter's two files")]
 mod table;
 
-use support::{Bench, GIB, values};
+use std::path::Path;
+use std::process::Command;
+use support::{Bench, GIB, Holder, MIB, built, values};
 use table::{ROWS, Row, Stream};
+
+/// What each recipe allocates.
+const BYTES: u64 = 64 * MIB;
+
+fn recipe(mut command: Command, symbol: &str) -> Command {
+    command.args([symbol, &BYTES.to_string()]);
+    command
+}
+
+/// Whether a symbol takes memory itself.
+fn takes_memory(symbol: &str) -> bool {
+    [
+        "cuMemAlloc",
+        "cuMemCreate",
+        "cuGraphUpload",
+        "cuGraphLaunch",
+        "cuGraphInstantiateWithParams",
+        "cuCtxCreate",
+    ]
+    .iter()
+    .any(|start| symbol.starts_with(start))
+        || symbol.starts_with("cuArray") && symbol.contains("Create")
+        || ["cuMipmappedArrayCreate", "cuDevicePrimaryCtxRetain"].contains(&symbol)
+}
+
+#[test]
+fn every_entry_answers_as_the_driver_and_charges_what_that_uses() {
+    let probe = &built().probe.with_file_name("rows_probe");
+    // Some recipes wait, so several go on at a time.
+    std::thread::scope(|scope| {
+        for start in 0..4 {
+            scope
+                .spawn(move || ROWS.iter().skip(start).step_by(4).for_each(|row| compare(probe, row.symbol)));
+        }
+    });
+}
+
+/// Goes through the recipe for a symbol without the limiter and with it.
+fn compare(probe: &Path, symbol: &str) {
+    // Contexts take memory as well.
+    let bench = Bench::new(["H100-80"]).driver("context_mib=300");
+    bench.share("a", 0, 4 * GIB);
+    let mut free = Holder::start(&mut recipe(bench.unlimited(probe), symbol));
+    free.step();
+    let truth = free.finish();
+    let mut limited = Holder::start(&mut recipe(bench.command(probe), symbol));
+    // Managed memory is charged wherever it is; untouched it is nowhere.
+    let elsewhere = if symbol == "cuMemAllocManaged" { BYTES } else { 0 };
+    assert_eq!(bench.charged("a").0, bench.used(0) + elsewhere, "{symbol}: while all is allocated");
+    assert!(limited.before == ["0"] || !takes_memory(symbol), "{symbol} takes memory: {:?}", limited.before);
+    limited.step();
+    assert_eq!(bench.charged("a").0, bench.used(0), "{symbol}: when all is given back");
+    assert_eq!(limited.finish(), truth, "{symbol}");
+    assert_eq!(bench.audit("a"), 0, "{symbol}");
+}
+
+#[test]
+fn every_entry_that_takes_memory_is_refused_what_does_not_fit() {
+    let probe = built().probe.with_file_name("rows_probe");
+    let takers: Vec<&str> = ROWS.iter().map(|row| row.symbol).filter(|symbol| takes_memory(symbol)).collect();
+    assert!(takers.len() >= 26, "{takers:?}");
+    for symbol in takers {
+        let bench = Bench::new(["H100-80"]).driver("context_mib=300");
+        // One context fits, and nothing else that is large.
+        bench.share("a", 0, 330 * MIB);
+        let mut command = recipe(bench.command(&probe), symbol);
+        let output = command.arg("until-charged").output().unwrap();
+        assert!(output.status.success(), "{symbol}: {output:?}");
+        assert_eq!(values(&output), ["2"], "{symbol}");
+    }
+}
 
 #[test]
 fn every_entry_is_refused_where_the_limiter_cannot_work() {
