@@ -88,6 +88,10 @@ driver! {
         let size = bytes.next_multiple_of(2 << 20) as u64;
         put(pointer, (1 << 32) + ALLOCATED.fetch_add(size, Relaxed) % (1 << 30))
     }
+    cuMemAllocManaged(pointer: *mut u64, bytes: usize, _flags: u32) {
+        // SAFETY: the caller's own arguments.
+        unsafe { cuMemAlloc_v2(pointer, bytes) }
+    }
     cuMemFree_v2(_pointer: u64) { 0 }
     cuModuleLoadData(module: *mut u64, _image: *const c_void) { put(module, 1) }
     cuModuleGetFunction(function: *mut u64, _module: u64, _name: *const c_void) { put(function, 0x7000) }
