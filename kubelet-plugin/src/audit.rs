@@ -3,15 +3,17 @@
 //! The limiter runs inside the tenant's processes and can be evaded by a tenant who sets out to
 //! (`hook/README.md`); the driver's own figures cannot. Every look compares, for each share, memory and GPU
 //! time of its processes with its quota. A share that exceeds it beyond a tolerance for so many looks in a
-//! row is reported.
+//! row is reported. What was measured is also told to the shares themselves ([`measured`]).
 //!
 //! The decision is here and pure; whose a process is, is decided in [`whose`]; [`task`] reads and acts. Nothing that a
 //! tenant can write decides: quotas come from the node's own files, usage from NVML, and the owner of a process
 //! from its cgroup. The share's region is only checked for being what it should be, and quoted.
 
+pub mod measured;
 pub mod task;
 pub mod whose;
 
+use aliquot_quota::measured::Identity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -74,6 +76,8 @@ pub struct Measured {
     pub memory_bytes: Option<u64>,
     /// Percent of the GPU's time.
     pub percent: u32,
+    /// How it is known inside its container.
+    pub identity: Option<Identity>,
 }
 
 /// A subject at one look.

@@ -11,6 +11,7 @@
 mod common;
 
 use aliquot_proto::dra::v1;
+use aliquot_quota::measured::Measured;
 use aliquot_sim_node::{NVML_LIBRARY, Node, NodeSpec, Pool, built_library};
 use common::cluster::{Cluster, claim, devices, dial, eventually};
 use common::{DRIVER, World};
@@ -339,4 +340,47 @@ async fn an_account_that_a_tenant_truncated_is_reported_and_nobody_is_evicted_fo
     tokio::time::sleep(Duration::from_secs(1)).await;
     let pods: Api<KubePod> = Api::namespaced(sim.cluster.client.clone(), "ns");
     assert!(pods.get("tenant").await.unwrap().metadata.deletion_timestamp.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_share_is_told_what_the_driver_counts_for_its_processes_and_nobody_elses() {
+    let sim = Sim::new(&["H100-80"]).await;
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0-share")], json!([])).await;
+    let _agent = sim.start_auditing(false);
+    sim.prepared("c", &uid).await;
+    sim.pod_of_this_process().await;
+    let pid = std::process::id();
+    let (real, host) = (std::path::Path::new("/proc/self"), sim.cluster.world.dir.path().join("host-proc"));
+    let folder = host.join(pid.to_string());
+    for name in ["stat", "status"] {
+        std::fs::copy(real.join(name), folder.join(name)).unwrap();
+    }
+    std::fs::create_dir(folder.join("ns")).unwrap();
+    std::os::unix::fs::symlink(std::fs::read_link(real.join("ns/pid")).unwrap(), folder.join("ns/pid"))
+        .unwrap();
+    let pool = Pool::whole(0);
+    sim.node.context_opened(pool, None).unwrap();
+    sim.node.charge(pool, 3 << 30).unwrap();
+    let shares = sim.cluster.world.data().join("shares");
+    let path = std::fs::read_dir(&shares).unwrap().next().unwrap().unwrap().path().join("quota/measured");
+    let told = || {
+        let bytes = std::fs::read(&path).map_err(|error| error.to_string())?;
+        let measured = Measured::decode(&bytes).ok_or("it is half written")?;
+        assert!(measured.is_fresh(aliquot_arbiter::files::now_ns().unwrap()));
+        Ok::<_, String>(measured.processes().collect::<Vec<_>>())
+    };
+    let seen = eventually("this process", || async {
+        told().and_then(|all| all.first().copied().ok_or_else(|| "nobody".to_owned()))
+    })
+    .await;
+    assert_eq!((seen.host_pid, seen.identity.pid, seen.bytes), (pid, pid, 3 << 30));
+    assert_eq!(seen.counted_bytes, [u64::MAX; 2], "it has no account");
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o644);
+    // As if it were of another pod.
+    std::fs::write(folder.join("cgroup"), "0::/system.slice/other.service\n").unwrap();
+    eventually("nobody", || async {
+        told().and_then(|all| if all.is_empty() { Ok(()) } else { Err(format!("{all:?}")) })
+    })
+    .await;
 }

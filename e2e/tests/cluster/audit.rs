@@ -1,6 +1,6 @@
 //! Tenants who evade the limiter, and the node agent's answer.
 
-use crate::support::on_cluster;
+use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::look::phase;
 use aliquot_e2e::objects::{self, PodManifest};
@@ -53,5 +53,31 @@ fn shares_that_evade_the_limiter_are_reported_and_evicted_and_no_others() -> Res
         ensure!(!events.contains("honest ShareOver"), "{events}");
         cluster.delete_namespace(&namespace).await?;
         cluster.configure(&[]).await
+    })
+}
+
+/// Memory that no call asks for, in a container where NVML names processes by the node's pids.
+#[test]
+fn hidden_memory_counts_against_a_share() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("hidden-memory").await?;
+        cluster.create(&[
+            objects::template(&namespace, "share", &[objects::share("gpu", "4Gi", 20)]),
+            PodManifest::of_template(&namespace, "heap", "share")
+                .shell("trap 'exit 0' TERM; while :; do sleep 0.2; done")
+                .build(),
+        ])?;
+        cluster.running(&namespace, "heap").await?;
+        let given = |flags: &str| {
+            let found = cluster.shell(&namespace, "heap", "main", &format!("cuda-probe {flags}"))?;
+            let report: serde_json::Value = serde_json::from_str(found.trim())?;
+            let bytes = report.pointer("/devices/0/allocated_bytes").and_then(serde_json::Value::as_u64);
+            bytes.with_context(|| format!("no figure in {found}"))
+        };
+        let (plain, beside) = (given("")?, given(&format!("--heap {GIB}"))?);
+        ensure!(plain > 3 * GIB && plain <= 4 * GIB, "a share of 4 GiB: {plain}");
+        let hidden = plain.saturating_sub(beside);
+        ensure!(hidden > GIB * 9 / 10 && hidden <= GIB, "a heap of 1 GiB left {beside} of {plain}");
+        cluster.delete_namespace(&namespace).await
     })
 }

@@ -47,6 +47,7 @@ pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<()
     if bytes == 0 {
         return Ok(());
     }
+    contexts::glance(device);
     // What is refused must not be charged in part meanwhile: others would be refused what is free.
     if let [Some(share), None] = first_two(device) {
         return share.charge(bytes, kind);

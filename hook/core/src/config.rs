@@ -10,7 +10,7 @@ use crate::sys::{ENOENT, File};
 use core::sync::atomic::{AtomicUsize, Ordering::Acquire, Ordering::Release};
 
 /// Shares that a container can have.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
 
 static SHARES: [Share; MOST] = [const { Share::new() }; MOST];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -79,12 +79,12 @@ pub(crate) fn load() -> Result<(), Reason> {
                 .get(count)
                 .ok_or_else(|| Reason::of(format_args!("{folder} holds more than {MOST} quotas")))?;
             let quota = Path::of(format_args!("{root}/quota/{id}/quota"));
-            let grant = Path::of(format_args!("{root}/quota/{id}/grant"));
+            let beside = ["grant", "measured"].map(|name| Path::of(format_args!("{root}/quota/{id}/{name}")));
             let region = Path::of(format_args!("{root}/region/{id}/region"));
             if !quota.is_whole() || !region.is_whole() {
                 return Err(Reason::of(format_args!("{folder} holds a name that is too long")));
             }
-            share.open(quota, grant, region)?;
+            share.open(quota, beside, region)?;
             count += 1;
         }
     }

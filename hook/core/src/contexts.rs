@@ -9,9 +9,11 @@ use crate::config;
 use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::map::Map;
+use crate::share::own_identity;
 use crate::state::{self, Mode, REFUSED};
 use crate::{captures, compute, linear, nvml, real, sys};
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Device memory of a context for each multiprocessor, where it can be neither measured nor looked up
 /// (assumed: 0.4 to 0.6 GiB on the large boards).
@@ -142,20 +144,26 @@ fn enter(context: u64, device: Device, bytes: u64, fits: bool) -> Entered {
     }
     drop(costs);
     account::add_overhead(device, bytes as i64);
+    note_change(device);
     Entered::New
 }
 
+/// How often what is no allocation is measured anew.
+const AGE_MS: u64 = 500;
+
 /// Measures anew what of this process's memory is no allocation: modules are loaded lazily, limits raised.
-/// At most once in a while, because NVML takes its time, and only where it lists this process.
+/// At most once in a while: by what the node agent measured, else by NVML, which takes its time, and only where
+/// that lists this process.
 pub(crate) fn refresh(device: Device) {
-    const AGE_MS: u64 = 500;
+    glance(device);
     static MEASURED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
-    let Some(cell) = MEASURED.get(device).filter(|_| nvml::shows_our_pids() && UNDER_WAY.load(Acquire) == 0)
+    let is_known = AGENT_KNOWS.get(device).is_some_and(|known| known.load(Relaxed));
+    let Some(cell) =
+        MEASURED.get(device).filter(|_| !is_known && nvml::shows_our_pids() && UNDER_WAY.load(Acquire) == 0)
     else {
         return;
     };
-    let (now, before) = (sys::coarse_ms(), cell.load(Relaxed));
-    if now.wrapping_sub(before) < AGE_MS || cell.compare_exchange(before, now, Relaxed, Relaxed).is_err() {
+    if !is_due(cell) {
         return;
     }
     let counted = || account::held(device).saturating_sub(account::overhead(device));
@@ -167,13 +175,63 @@ pub(crate) fn refresh(device: Device) {
     // What was counted at the same instant lies between these two; the larger one blames no allocation.
     let counted = counted_before.max(counted());
     let _one_at_a_time = REFRESHING.lock();
+    let beyond = measured.saturating_sub(counted);
+    set_overhead(device, beyond..=beyond);
+}
+
+/// Takes over what the node agent has measured since, at most once in a while. Cheap enough for every charge, so
+/// that hidden memory is found in programs too that never ask how much they have.
+pub(crate) fn glance(device: Device) {
+    static GLANCED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
+    let (Some(cell), Some(known)) = (GLANCED.get(device), AGENT_KNOWS.get(device)) else { return };
+    if !is_due(cell) {
+        return;
+    }
+    let found = own_identity().and_then(|own| {
+        account::shares_on(device).find_map(|share| {
+            let page = share.measured()?;
+            let measured = page.fresh()?;
+            let ours = measured.processes().find(|process| process.identity == own)?;
+            Some((measured.taken_ns, ours.bytes, ours.counted_bytes))
+        })
+    });
+    let found = found.filter(|(_, bytes, [_, most])| *bytes != u64::MAX && *most != u64::MAX);
+    known.store(found.is_some(), Relaxed);
+    let Some((taken_ns, bytes, [least, most])) = found else { return };
+    let _one_at_a_time = REFRESHING.lock();
+    // A context that came or went since is in one of the figures only.
+    let changed = CHANGED_NS.get(device).map_or(u64::MAX, |changed| changed.load(Acquire));
+    if UNDER_WAY.load(Acquire) == 0 && taken_ns > changed {
+        set_overhead(device, bytes.saturating_sub(most)..=bytes.saturating_sub(least));
+    }
+}
+
+/// Whether the node agent's last measure has this process.
+static AGENT_KNOWS: [AtomicBool; device::MOST] = [const { AtomicBool::new(false) }; device::MOST];
+
+/// When contexts of this process came or went last.
+static CHANGED_NS: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
+
+fn note_change(device: Device) {
+    if let Some(changed) = CHANGED_NS.get(device) {
+        changed.store(sys::now_ns(), Release);
+    }
+}
+
+fn is_due(cell: &AtomicU64) -> bool {
+    let (now, before) = (sys::coarse_ms(), cell.load(Relaxed));
+    now.wrapping_sub(before) >= AGE_MS && cell.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
+}
+
+/// Charges as overhead what it is known to be within these bounds. [`REFRESHING`] is held.
+fn set_overhead(device: Device, bounds: core::ops::RangeInclusive<u64>) {
     let mut known = 0;
     COSTS.lock().find_key(|_, cost| {
         known += if usize::from(cost.device) == device { cost.bytes } else { 0 };
         false
     });
-    let overhead = measured.saturating_sub(counted).max(known);
     let charged = account::overhead(device);
+    let overhead = charged.min(*bounds.end()).max(*bounds.start()).max(known);
     if overhead > charged {
         account::charge_forced(device, overhead - charged);
     } else {
@@ -200,6 +258,7 @@ pub(crate) fn gone(context: u64) {
         let bytes = if is_last { account::overhead(device) } else { bytes.min(account::overhead(device)) };
         account::add_overhead(device, -(bytes as i64));
         account::release(device, bytes);
+        note_change(device);
     }
 }
 
@@ -290,6 +349,7 @@ pub(crate) fn renew_after_fork() {
     COSTS.renew_after_fork();
     REFRESHING.renew_after_fork();
     UNDER_WAY.store(0, Relaxed);
+    AGENT_KNOWS.iter().for_each(|known| known.store(false, Relaxed));
     COSTS.lock().clear();
     for cell in &PRIMARY {
         cell.store(0, Relaxed);

@@ -4,9 +4,11 @@ use crate::account;
 use crate::config;
 use crate::device::{self, Device};
 use crate::real::{self, call};
+use crate::share::{Page, pid_namespace};
 use crate::state::{self, Mode};
 use crate::sys;
 use aliquot_quota::GpuUuid;
+use aliquot_quota::measured::Process;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// `NVML_ERROR_NOT_FOUND`
@@ -197,11 +199,12 @@ pub(crate) unsafe fn processes(
         Ok(list) => list,
         Err(code) => return code,
     };
+    let ours = Ours::new(&uuid, |pid| list.find(pid).is_some());
     let mut kept = 0_u32;
     // SAFETY: the caller's pointer to one count.
     let room = if infos.is_null() { 0 } else { unsafe { *count } };
     for record in (0..list.count).filter_map(|index| list.record(index)) {
-        if !is_ours(&uuid, pid(record)) {
+        if !ours.has(pid(record)) {
             continue;
         }
         if kept < room {
@@ -215,13 +218,65 @@ pub(crate) unsafe fn processes(
     if kept > room { INSUFFICIENT_SIZE } else { 0 }
 }
 
-/// Whether a process that NVML lists is of the claim.
-fn is_ours(uuid: &[u8; 96], pid: u32) -> bool {
-    pid == sys::process_id()
-        || config::shares().iter().filter(|share| is_on(share, uuid)).any(|share| {
+/// By which pids NVML names processes, as far as can be told, and so which of those that it lists are of the claim.
+struct Ours<'a> {
+    uuid: &'a [u8; 96],
+    names: Names,
+    /// What the node agent measured of the shares on the GPU.
+    pages: [Option<Page>; config::MOST],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Names {
+    /// Those of our pid namespace.
+    Ours,
+    /// Those of the node, of which the node agent knows ours.
+    Nodes,
+    /// None of the claim's.
+    Nobodys,
+}
+
+impl<'a> Ours<'a> {
+    fn new(uuid: &'a [u8; 96], lists: impl Fn(u32) -> bool) -> Self {
+        let mut pages = [const { None }; config::MOST];
+        let on_it = config::shares().iter().filter(|share| is_on(share, uuid));
+        for (page, share) in pages.iter_mut().zip(on_it) {
             let _ = share.map();
-            share.has_process(pid)
-        })
+            *page = share.measured().filter(|page| page.fresh().is_some());
+        }
+        let mut ours = Self { uuid, names: Names::Ours, pages };
+        // Without an agent nobody can tell.
+        if !shows_our_pids() && ours.pages.iter().any(Option::is_some) {
+            let (here, mut as_ours, mut as_nodes) = (pid_namespace(), 0, 0);
+            for process in ours.measured() {
+                as_nodes += u32::from(lists(process.host_pid));
+                as_ours += u32::from(process.identity.pid_namespace == here && lists(process.identity.pid));
+            }
+            // The processes themselves tell, as a pid that is found by chance is found for one of them at most.
+            ours.names = match (as_ours, as_nodes) {
+                (0, 0) => Names::Nobodys,
+                (as_ours, as_nodes) if as_nodes >= as_ours => Names::Nodes,
+                _ => Names::Ours,
+            };
+        }
+        ours
+    }
+
+    fn measured(&self) -> impl Iterator<Item = Process> {
+        self.pages.iter().flatten().filter_map(Page::fresh).flat_map(|measured| measured.processes())
+    }
+
+    /// Whether a process that NVML lists is of the claim.
+    fn has(&self, pid: u32) -> bool {
+        match self.names {
+            Names::Nobodys => false,
+            Names::Nodes => self.measured().any(|process| process.host_pid == pid),
+            Names::Ours => {
+                let mut on_it = config::shares().iter().filter(|share| is_on(share, self.uuid));
+                pid == sys::process_id() || on_it.any(|share| share.has_process(pid))
+            }
+        }
+    }
 }
 
 /// How records that NVML has filled in are laid out.
@@ -246,12 +301,17 @@ pub(crate) const UTILIZATION: Layout = Layout { size: 40, pid: 8 };
 /// `records` is null, or NVML has filled in so many.
 pub(crate) unsafe fn keep_ours(handle: usize, records: *mut u8, count: u32, layout: Layout) -> u32 {
     let Some(uuid) = limited(handle).filter(|_| !records.is_null()) else { return count };
+    // SAFETY: the record is below the count, and the pid is within it.
+    let pid_of = |index: usize| unsafe {
+        records.add(index * layout.size + layout.pid).cast::<u32>().read_unaligned()
+    };
+    let ours = Ours::new(&uuid, |pid| (0..count as usize).any(|index| pid_of(index) == pid));
     let mut kept = 0;
     for index in 0..count as usize {
-        // SAFETY: both records are below the count, and the pid is within one.
+        // SAFETY: both records are below the count.
         unsafe {
             let record = records.add(index * layout.size);
-            if is_ours(&uuid, record.add(layout.pid).cast::<u32>().read_unaligned()) {
+            if ours.has(pid_of(index)) {
                 record.copy_to(records.add(kept * layout.size), layout.size);
                 kept += 1;
             }

@@ -9,6 +9,10 @@
 
 mod dead;
 mod files;
+mod measured;
+
+pub(crate) use files::pid_namespace;
+pub(crate) use measured::{Page, own_identity};
 
 use crate::lock::{Guard, Mutex};
 use crate::log::Text;
@@ -20,7 +24,7 @@ use aliquot_quota::{ComputePolicy, FailMode, GpuUuid, QuotaFile, REGION_FILE_SIZ
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
-use files::{map_region, open_region, pid_namespace, read_grant, read_quota, start_time};
+use files::{map_region, open_region, read_grant, read_quota, start_time};
 
 /// What is noted for every share, kept for those that are not mapped yet.
 static NOTES: AtomicU64 = AtomicU64::new(0);
@@ -85,6 +89,7 @@ pub(crate) struct Share {
     is_soft: AtomicU32,
     checked_ms: AtomicU64,
     grant_path: Mutex<Path>,
+    measured_path: Mutex<Path>,
     /// The grant as last read: until when, borrowed percent and own part and slice, corrections, and when.
     granted: [AtomicU64; 4],
     grant_checked_ms: AtomicU64,
@@ -112,6 +117,7 @@ impl Share {
             is_soft: AtomicU32::new(0),
             checked_ms: AtomicU64::new(0),
             grant_path: Mutex::new(Path::new()),
+            measured_path: Mutex::new(Path::new()),
             granted: [const { AtomicU64::new(0) }; 4],
             grant_checked_ms: AtomicU64::new(0),
             seated: AtomicU32::new(0),
@@ -123,10 +129,12 @@ impl Share {
         }
     }
 
-    /// Reads the quota file and remembers where the region is.
-    pub(crate) fn open(&self, quota: Path, grant: Path, region: Path) -> Result<(), Text<400>> {
+    /// Reads the quota file and remembers where grant and measure, which lie beside it, and the region are.
+    pub(crate) fn open(&self, quota: Path, beside: [Path; 2], region: Path) -> Result<(), Text<400>> {
         let read = read_quota(&quota)?;
+        let [grant, measured] = beside;
         *self.grant_path.lock() = grant;
+        *self.measured_path.lock() = measured;
         self.grant_checked_ms.store(0, Relaxed);
         *self.uuid.lock() = Some(read.gpu_uuid);
         *self.quota_path.lock() = quota;
@@ -470,14 +478,14 @@ impl Share {
         self.region().map_or(0, ledger::total)
     }
 
-    /// Whether a process of the claim has this pid, in our pid namespace or the node's.
+    /// Whether a process of the claim has this pid in our pid namespace.
     pub(crate) fn has_process(&self, pid: u32) -> bool {
         let Some(region) = self.region() else { return false };
         let here = pid_namespace();
         region.slots.iter().any(|slot| {
             SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live)
-                && (slot.host_pid.load(Relaxed) == pid
-                    || (slot.pid.load(Relaxed) == pid && slot.pid_namespace.load(Relaxed) == here))
+                && slot.pid.load(Relaxed) == pid
+                && slot.pid_namespace.load(Relaxed) == here
         })
     }
 
@@ -488,6 +496,7 @@ impl Share {
         self.quota_path.renew_after_fork();
         self.region_path.renew_after_fork();
         self.grant_path.renew_after_fork();
+        self.measured_path.renew_after_fork();
         self.seated.store(0, Relaxed);
         self.shared.iter().for_each(|bytes| bytes.store(0, Relaxed));
         *self.seat.lock() = Seat { slot: None, state: 0, held: 0 };

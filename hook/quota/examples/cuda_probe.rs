@@ -607,6 +607,32 @@ fn main() {
                 "0".to_owned()
             }
             // Launches a kernel of 100 microseconds, of a module of its own.
+            // Launches a kernel with so much local memory a thread, from a module with so much code: memory that
+            // no call asks for.
+            ["code", code_bytes, local_bytes] => {
+                let text = format!(
+                    "aliquot-sim-module 1\nimage {code_bytes}\nkernel grow us=5 local={local_bytes}\n"
+                );
+                let (mut module, mut function, image) = (0_u64, 0_u64, CString::new(text).unwrap());
+                let loaded = driver.call("cuModuleLoadData", &[at(&mut module), image.as_ptr() as u64]);
+                let found =
+                    driver.call("cuModuleGetFunction", &[at(&mut function), module, c"grow".as_ptr() as u64]);
+                loaded.max(found).max(launch(&driver, function)).to_string()
+            }
+            // Allocates and frees every so often until that is refused: after how many milliseconds, or never.
+            ["refused", family, bytes, every] => {
+                let started = std::time::Instant::now();
+                loop {
+                    match memory.borrow().allocate(family, size(bytes)) {
+                        Ok(new) => assert_eq!(memory.borrow().free(&new), 0),
+                        Err(_) => break started.elapsed().as_millis().to_string(),
+                    }
+                    if started.elapsed().as_secs() >= 20 {
+                        break "never".to_owned();
+                    }
+                    std::thread::sleep(std::time::Duration::from_millis(every.parse().unwrap()));
+                }
+            }
             ["kernel"] => {
                 let (code, function) = kernel(&driver, "100");
                 code.max(launch(&driver, function)).to_string()

@@ -18,6 +18,7 @@ pub mod gate;
 pub mod grant;
 pub mod ledger;
 pub mod line;
+pub mod measured;
 pub mod meter;
 pub mod pacer;
 pub mod region;

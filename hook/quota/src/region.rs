@@ -91,7 +91,7 @@ pub struct Slot {
     pub state: AtomicU64,
     /// The owner's pid in its own pid namespace.
     pub pid: AtomicU32,
-    /// The owner's pid in the node's namespace, if the agent has found it.
+    /// Not used: who has which pid on the node is for the node agent to say, in [`crate::measured`].
     pub host_pid: AtomicU32,
     /// Start time of the owner in clock ticks since boot.
     pub start_time: AtomicU64,
@@ -278,8 +278,10 @@ pub struct ProcessUsage {
     pub slot: usize,
     /// Pid in the process's own pid namespace.
     pub pid: u32,
-    /// Pid in the node's namespace, if the agent has found it.
-    pub host_pid: Option<u32>,
+    /// Inode of that pid namespace, 0 if the process could not tell.
+    pub pid_namespace: u64,
+    /// Start of the process in clock ticks since boot, 0 if it could not tell.
+    pub start_time: u64,
     /// Everything charged to the process.
     pub charged_bytes: u64,
     /// The part of it that is no allocation.
@@ -348,7 +350,8 @@ impl<'a> RegionView<'a> {
             Some(ProcessUsage {
                 slot,
                 pid: pids as u32,
-                host_pid: Some((pids >> 32) as u32).filter(|pid| *pid != 0),
+                pid_namespace: view.word(base + offset_of!(Slot, pid_namespace)),
+                start_time: view.word(base + offset_of!(Slot, start_time)),
                 charged_bytes: view.charged(base),
                 overhead_bytes: view.word(base + offset_of!(Slot, overhead_bytes)),
                 dead: state == SlotState::Dead,
@@ -404,6 +407,8 @@ mod tests {
         put(base + 32, 3);
         put(base + 40, SlotState::Live.word(9));
         put(base + 48, 77 << 32 | 12);
+        put(base + 56, 4711);
+        put(base + 64, 4_026_531_836);
         put(base + 72, 1 << 20);
         put(4096 + 256 * 6 + 40, SlotState::Dead.word(1));
         put(64, 1 << 30);
@@ -414,7 +419,8 @@ mod tests {
             ProcessUsage {
                 slot: 5,
                 pid: 12,
-                host_pid: Some(77),
+                pid_namespace: 4_026_531_836,
+                start_time: 4711,
                 charged_bytes: 1 << 30,
                 overhead_bytes: 1 << 20,
                 dead: false

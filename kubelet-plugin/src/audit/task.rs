@@ -1,5 +1,6 @@
 //! Reads NVML, processes and quotas, and acts on the verdicts: event, metric, eviction.
 
+use super::measured::{self, Accounts};
 use super::whose::{self, Owner, PodFacts};
 use super::{Auditor, Breach, Look, Measured, Quota, Settings, Subject, Verdict};
 use crate::events::Events;
@@ -10,6 +11,7 @@ use crate::reasons;
 use crate::share::read_region;
 use aliquot_model::GpuUuid;
 use aliquot_nvml::{GpuProcess, Gpus};
+use aliquot_quota::measured::Identity;
 use aliquot_quota::region::{RegionView, audit};
 use aliquot_quota::{ComputePolicy, QuotaFile};
 use k8s_openapi::api::core::v1::Pod;
@@ -67,6 +69,7 @@ struct Seen {
     process: GpuProcess,
     percent: u32,
     owner: Option<Owner>,
+    identity: Option<Identity>,
 }
 
 /// A share's files as the agent finds them.
@@ -76,6 +79,7 @@ struct Files {
     region: Option<String>,
     /// What the limiter says that it charged, and the bits of its audit word.
     charged: Option<(u64, u64)>,
+    accounts: Accounts,
 }
 
 /// What is remembered between looks.
@@ -123,14 +127,16 @@ impl Audit {
         let (node, proc) = (Arc::clone(&self.node), self.proc.clone());
         let (mut since, mut regions) =
             (std::mem::take(&mut memory.since_us), std::mem::take(&mut memory.regions));
-        let Ok((seen, files, since, regions)) = tokio::task::spawn_blocking(move || {
+        let Ok((taken_ns, before, seen, files, since, regions)) = tokio::task::spawn_blocking(move || {
+            let taken_ns = aliquot_arbiter::files::now_ns().unwrap_or(0);
+            let before = measured::read_accounts(&node.machine.shares, ids.iter());
             let seen = processes(node.machine.gpus.as_ref(), &gpus, &mut since, &proc);
             let read = |id: String| {
                 let files = read_files(&node.machine.shares, &id, &mut regions);
                 (id, files)
             };
             let files: BTreeMap<String, Files> = ids.into_iter().map(read).collect();
-            (seen, files, since, regions)
+            (taken_ns, before, seen, files, since, regions)
         })
         .await
         else {
@@ -140,6 +146,11 @@ impl Audit {
         self.know(&seen, &files, memory).await;
         let looks = looks(ledger, &seen, &files, &memory.pods, &self.metrics);
         self.count(ledger, &looks);
+        let after = files.iter().map(|(id, files)| (id.clone(), files.accounts.clone())).collect();
+        let pages = measured::pages(&looks, &before, &after);
+        let (node, interval) = (Arc::clone(&self.node), self.interval);
+        let write = move || measured::write(&node.machine.shares, &pages, taken_ns, interval);
+        drop(tokio::task::spawn_blocking(write).await);
         let verdicts = memory.auditor.look(elapsed, &looks);
         for verdict in &verdicts {
             let Some(look) = looks.iter().find(|look| look.subject == verdict.subject) else { continue };
@@ -333,6 +344,7 @@ fn processes(
                 process,
                 percent: samples.iter().sum::<u32>() / count,
                 owner: owner.as_deref().and_then(whose::owner),
+                identity: measured::identity(proc, pid),
             });
         }
     }
@@ -356,7 +368,10 @@ fn read_files(folder: &Path, id: &str, known: &mut BTreeMap<String, (u64, u64)>)
             files.region = Some("it was replaced by another file".to_owned());
         }
         Ok((_, bytes)) => match RegionView::parse(&bytes) {
-            Ok(region) => files.charged = Some((region.total_bytes(), region.audit())),
+            Ok(region) => {
+                files.charged = Some((region.total_bytes(), region.audit()));
+                files.accounts = measured::accounts(&region);
+            }
             Err(error) => files.region = Some(error.to_string()),
         },
         Err(error) => files.region = Some(format!("it cannot be read: {error}")),
@@ -387,6 +402,7 @@ fn looks(
                     pod: owner.pod.clone(),
                     memory_bytes: one.process.memory_bytes,
                     percent: one.percent,
+                    identity: one.identity,
                 });
             }
             _ => strangers += 1,
@@ -463,6 +479,7 @@ mod tests {
             pod: "pod".into(),
             memory_bytes: Some(9 << 30),
             percent: 80,
+            identity: None,
         };
         Look {
             subject: ["r".to_owned()].into(),

@@ -14,7 +14,7 @@ fn auditor() -> Auditor {
 }
 
 fn process(memory_bytes: Option<u64>, percent: u32) -> Measured {
-    Measured { pid: 4711, name: None, pod: "pod".into(), memory_bytes, percent }
+    Measured { pid: 4711, name: None, pod: "pod".into(), memory_bytes, percent, identity: None }
 }
 
 /// A share of 10 GiB and 30 percent.

@@ -93,6 +93,7 @@ driver! {
         unsafe { cuMemAlloc_v2(pointer, bytes) }
     }
     cuMemFree_v2(_pointer: u64) { 0 }
+    cuCtxSetLimit(_limit: u32, _bytes: usize) { 0 }
     cuModuleLoadData(module: *mut u64, _image: *const c_void) { put(module, 1) }
     cuModuleGetFunction(function: *mut u64, _module: u64, _name: *const c_void) { put(function, 0x7000) }
     cuStreamIsCapturing(_stream: u64, status: *mut i32) { put(status, 0) }

@@ -56,6 +56,7 @@ pub(crate) struct Cuda {
     mem_get_info: Call2<*mut usize, *mut usize>,
     mem_alloc: Call2<*mut u64, usize>,
     mem_alloc_managed: Call3<*mut u64, usize, c_uint>,
+    ctx_set_limit: Call2<c_uint, usize>,
     mem_free: Call<u64>,
     module_load_data: Call2<*mut *mut c_void, *const c_char>,
     module_get_function: Call3<*mut *mut c_void, *mut c_void, *const c_char>,
@@ -137,6 +138,7 @@ impl Cuda {
             mem_get_info: symbol!("cuMemGetInfo_v2"),
             mem_alloc: symbol!("cuMemAlloc_v2"),
             mem_alloc_managed: symbol!("cuMemAllocManaged"),
+            ctx_set_limit: symbol!("cuCtxSetLimit"),
             mem_free: symbol!("cuMemFree_v2"),
             module_load_data: symbol!("cuModuleLoadData"),
             module_get_function: symbol!("cuModuleGetFunction"),
@@ -206,6 +208,15 @@ impl Cuda {
         // SAFETY: writes one device pointer.
         check("cuMemAlloc_v2", unsafe { (self.mem_alloc)(&mut pointer, size) })?;
         Ok(pointer)
+    }
+
+    /// Makes the heap of kernels so large.
+    pub(crate) fn set_heap(&self, bytes: u64) -> Result<(), CudaError> {
+        /// `CU_LIMIT_MALLOC_HEAP_SIZE`
+        const HEAP: c_uint = 2;
+        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // SAFETY: takes two numbers.
+        check("cuCtxSetLimit", unsafe { (self.ctx_set_limit)(HEAP, size) })
     }
 
     /// Memory that the driver moves between host and device.

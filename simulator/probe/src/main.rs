@@ -10,6 +10,8 @@
 //! `--watch` keeps it too, and prints a line with the memory of the first device whenever that is another;
 //! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile;
 //! `--managed` takes managed memory (`cuMemAllocManaged`) instead of the device's own;
+//! `--heap BYTES` first makes the heap of kernels so large, which takes memory that no allocation shows, and waits
+//! ten seconds, in which a node agent can notice;
 //! `--direct` calls the driver past every library that stands in between, as a program does that sets out to evade
 //! a limiter;
 //! `--busy SECONDS` then launches kernels of a millisecond on the first device, as fast as it is let, and prints a
@@ -29,6 +31,9 @@ use std::time::{Duration, Instant};
 const FIRST_CHUNK: u64 = 1 << 30;
 /// Smallest: the granularity at which drivers hand out memory.
 const LAST_CHUNK: u64 = 2 << 20;
+
+/// How long `--heap` waits.
+const NOTICE: Duration = Duration::from_secs(10);
 
 /// How often `--watch` looks.
 const LOOK: Duration = Duration::from_millis(200);
@@ -78,7 +83,7 @@ struct BusyReport {
 
 fn main() -> ExitCode {
     let (mut hold, mut watch, mut direct, mut managed) = (false, false, false, false);
-    let mut occupy = None;
+    let (mut occupy, mut heap) = (None, None);
     let mut busy = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -90,6 +95,10 @@ fn main() -> ExitCode {
             ("--busy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(seconds) => busy = Some(Duration::from_secs(seconds)),
                 None => return usage("--busy wants a number of seconds"),
+            },
+            ("--heap", _) => match args.next().and_then(|v| v.parse().ok()) {
+                Some(bytes) => heap = Some(bytes),
+                None => return usage("--heap wants a number of bytes"),
             },
             ("--occupy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(bytes) => occupy = Some(bytes),
@@ -115,7 +124,8 @@ fn main() -> ExitCode {
     }
     let (mut cuda, report) = match Cuda::load(direct) {
         Ok(cuda) => {
-            let report = probe(&cuda, occupy, if managed { Cuda::allocate_managed } else { Cuda::allocate });
+            let allocate = if managed { Cuda::allocate_managed } else { Cuda::allocate };
+            let report = probe(&cuda, &Wanted { occupy, heap, allocate });
             (Some(cuda), report)
         }
         Err(error) => (None, Report { devices: Vec::new(), error: Some(error.to_string()) }),
@@ -174,7 +184,7 @@ fn watch_memory(cuda: &Cuda) {
 
 fn usage(reason: &str) -> ExitCode {
     eprintln!(
-        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--managed] [--hold] [--watch] [--occupy BYTES] [--busy SECONDS]"
+        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--managed] [--hold] [--watch] [--heap BYTES] [--occupy BYTES] [--busy SECONDS]"
     );
     ExitCode::from(2)
 }
@@ -200,32 +210,38 @@ fn keep_busy(cuda: &Cuda, span: Duration) -> Result<BusyReport, CudaError> {
 /// One of the driver's ways to allocate.
 type Allocate = fn(&Cuda, u64) -> Result<u64, CudaError>;
 
-fn probe(cuda: &Cuda, occupy: Option<u64>, allocate: Allocate) -> Report {
+/// What to do on each device.
+struct Wanted {
+    occupy: Option<u64>,
+    heap: Option<u64>,
+    allocate: Allocate,
+}
+
+fn probe(cuda: &Cuda, wanted: &Wanted) -> Report {
     let mut devices = Vec::new();
     let result = cuda.device_count().and_then(|count| {
         for ordinal in 0..count {
-            devices.push(probe_device(cuda, ordinal, occupy, allocate)?);
+            devices.push(probe_device(cuda, ordinal, wanted)?);
         }
         Ok(())
     });
     Report { devices, error: result.err().map(|error| error.to_string()) }
 }
 
-fn probe_device(
-    cuda: &Cuda,
-    ordinal: i32,
-    occupy: Option<u64>,
-    allocate: Allocate,
-) -> Result<DeviceReport, CudaError> {
+fn probe_device(cuda: &Cuda, ordinal: i32, wanted: &Wanted) -> Result<DeviceReport, CudaError> {
     let device = cuda.device(ordinal)?;
     cuda.make_current(device)?;
+    if let Some(bytes) = wanted.heap {
+        cuda.set_heap(bytes)?;
+        std::thread::sleep(NOTICE);
+    }
     let (free_bytes, _) = cuda.memory_info()?;
-    let (allocated_bytes, refused_with) = match occupy {
+    let (allocated_bytes, refused_with) = match wanted.occupy {
         Some(bytes) => {
-            allocate(cuda, bytes)?;
+            (wanted.allocate)(cuda, bytes)?;
             (bytes, None)
         }
-        None => find_limit(cuda, allocate)?,
+        None => find_limit(cuda, wanted.allocate)?,
     };
     Ok(DeviceReport {
         ordinal,

@@ -62,7 +62,7 @@ pub(super) fn start_time() -> u64 {
 }
 
 /// Inode of this process's pid namespace, 0 where `/proc` does not tell.
-pub(super) fn pid_namespace() -> u64 {
+pub(crate) fn pid_namespace() -> u64 {
     let mut bytes = [0; 64];
     let target = sys::link_target(c"/proc/self/ns/pid", &mut bytes).unwrap_or_default();
     target
