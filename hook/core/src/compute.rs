@@ -417,13 +417,25 @@ pub(crate) fn unload(driver: impl Fn() -> i32) -> i32 {
 
 /// An instantiated graph is gone, and another may get its handle.
 pub(crate) fn graph_gone(exec: u64) {
-    for device in 0..device::MOST {
-        let key = if device::only().is_some() { exec } else { exec ^ (device as u64) << 56 };
-        METER.lock().forget(key);
+    each_key(exec, |meter, key| meter.forget(key));
+}
+
+/// What an instantiated graph does has been changed, unless the driver refused to: its next launch is timed.
+pub(crate) fn change_graph(exec: u64, driver: impl Fn() -> i32) -> i32 {
+    let code = state::pass(driver);
+    if code == 0 && state::mode() == Mode::Limited {
+        each_key(exec, |meter, key| meter.doubt(key));
+    }
+    code
+}
+
+/// Takes a key off the fast path, on each device that it may have been launched on.
+fn each_key(key: u64, part: impl Fn(&mut Meter, u64)) {
+    let devices = if device::only().is_some() { 1 } else { device::MOST };
+    for device in 0..devices {
+        let key = if devices == 1 { key } else { key ^ (device as u64) << 56 };
+        part(&mut METER.lock(), key);
         till(device).publish(key, 0);
-        if device::only().is_some() {
-            break;
-        }
     }
 }
 

@@ -80,6 +80,13 @@ macro_rules! hook_table {
             cuGraphInstantiateWithParams, "cuGraphInstantiateWithParams", 12000, legacy;
             cuGraphInstantiateWithParams_ptsz, "cuGraphInstantiateWithParams", 12000, thread;
             cuGraphExecDestroy, "cuGraphExecDestroy", 10000, legacy;
+            cuGraphExecUpdate, "cuGraphExecUpdate", 10020, legacy;
+            cuGraphExecUpdate_v2, "cuGraphExecUpdate", 12000, legacy;
+            cuGraphExecKernelNodeSetParams, "cuGraphExecKernelNodeSetParams", 10010, legacy;
+            cuGraphExecKernelNodeSetParams_v2, "cuGraphExecKernelNodeSetParams", 12000, legacy;
+            cuGraphExecChildGraphNodeSetParams, "cuGraphExecChildGraphNodeSetParams", 11010, legacy;
+            cuGraphExecNodeSetParams, "cuGraphExecNodeSetParams", 12020, legacy;
+            cuGraphNodeSetEnabled, "cuGraphNodeSetEnabled", 11060, legacy;
             cuGraphUpload, "cuGraphUpload", 11010, legacy;
             cuGraphUpload_ptsz, "cuGraphUpload", 11010, thread;
             cuGraphLaunch, "cuGraphLaunch", 10000, legacy;

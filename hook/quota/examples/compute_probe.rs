@@ -5,7 +5,8 @@
 //! `gpu = START END USED` (nanoseconds of the monotonic clock at the first launch and behind the last kernel;
 //! nanoseconds of kernels).
 //!
-//! HOW is an entry point, `graph` (captured, eight kernels each), `two` (kernels of MICROS and of ten times as
+//! HOW is an entry point, `graph` (captured, eight kernels each), `changed` (the same, after it was one of short kernels
+//! for a while), `two` (kernels of MICROS and of ten times as
 //! many), `sync` (waits for each kernel), `capture` (another stream captures all the while), `others` (another thread
 //! captures time and again), `refused` (before each launch one on several devices that the driver refuses), `doomed` (a capturing stream was destroyed before, and one went with its context),
 //! `unload` (loads its module anew every 64 launches) or `streams` (destroys its stream every 8 launches).
@@ -120,9 +121,8 @@ fn main() {
     }
 
     let symbol = match how {
-        "graph" | "two" | "sync" | "capture" | "others" | "refused" | "doomed" | "unload" | "streams" => {
-            "cuLaunchKernel"
-        }
+        "graph" | "changed" | "two" | "sync" | "capture" | "others" | "refused" | "doomed" | "unload"
+        | "streams" => "cuLaunchKernel",
         symbol => symbol,
     };
     let launch = driver.entry(symbol);
@@ -142,18 +142,31 @@ fn main() {
         }
         _ => call(launch, &[function, 16384, 1, 1, 1024, 1, 1, 0, stream, 0, 0]),
     };
-    let mut exec = 0_u64;
-    if how == "graph" {
+    let captured_graph = |function: u64| {
         let (mut stream, mut graph) = (0_u64, 0_u64);
         ok(driver.call("cuStreamCreate", &[at(&mut stream), 1]), "cuStreamCreate");
         ok(driver.call("cuStreamBeginCapture_v2", &[stream, 0]), "begin");
         let before = Instant::now();
-        (0..8).for_each(|_| ok(on(plain, stream), "a captured launch"));
+        (0..8).for_each(|_| ok(on(function, stream), "a captured launch"));
         assert!(before.elapsed() < Duration::from_secs(5), "captured launches do not wait");
         ok(driver.call("cuStreamEndCapture", &[stream, at(&mut graph)]), "end");
-        ok(driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), graph, 0]), "instantiate");
-    }
+        graph
+    };
+    let mut exec = 0_u64;
     let run_graph = driver.entry("cuGraphLaunch");
+    if how == "graph" {
+        let graph = captured_graph(plain);
+        ok(driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), graph, 0]), "instantiate");
+    } else if how == "changed" {
+        let (short, graph) = (captured_graph(kernel(5)), captured_graph(plain));
+        ok(driver.call("cuGraphInstantiateWithFlags", &[at(&mut exec), short, 0]), "instantiate");
+        for _ in 0..400 {
+            ok(call(run_graph, &[exec, streams[0]]), "cuGraphLaunch");
+        }
+        ok(driver.call("cuCtxSynchronize", &[]), "cuCtxSynchronize");
+        let mut info = [0_u64; 3];
+        ok(driver.call("cuGraphExecUpdate_v2", &[exec, graph, at(&mut info)]), "cuGraphExecUpdate");
+    }
     let mut captured = 0_u64;
     if how == "capture" {
         ok(driver.call("cuStreamCreate", &[at(&mut captured), 1]), "cuStreamCreate");
@@ -215,7 +228,7 @@ fn main() {
             assert_eq!(driver.call("cuLaunchCooperativeKernelMultiDevice", &arguments), 1, "refused");
         }
         let code = match how {
-            "graph" => {
+            "graph" | "changed" => {
                 used += 8 * micros * 1000;
                 call(run_graph, &[exec, stream])
             }

@@ -468,6 +468,16 @@ fn graphs(p: &Program, symbol: &str) -> bool {
             p.ok(symbol, &[at(&mut exec), graph, at(&mut node), at(&mut text), 64]);
             p.charged(run, &[exec, 0]);
         }
+        _ if symbol.starts_with("cuGraphExec") && symbol != "cuGraphExecDestroy"
+            || symbol == "cuGraphNodeSetEnabled" =>
+        {
+            p.context();
+            change(p, symbol);
+            p.settle();
+            p.hold();
+            p.hold();
+            return true;
+        }
         "cuGraphInstantiateWithFlags"
         | "cuGraphExecDestroy"
         | "cuGraphUpload"
@@ -489,6 +499,29 @@ fn graphs(p: &Program, symbol: &str) -> bool {
     }
     p.hold();
     true
+}
+
+/// Changes a graph of one kernel between two launches.
+fn change(p: &Program, symbol: &str) {
+    let (function, graph) = (p.function(), p.make("cuGraphCreate", &[0]));
+    // CUDA_KERNEL_NODE_PARAMS: one thread.
+    let mut params = [function, 1 | 1 << 32, 1 | 1 << 32, 1 | 1 << 32, 0, 0, 0, 0, 0];
+    let node = p.make("cuGraphAddKernelNode_v2", &[graph, 0, 0, at(&mut params)]);
+    let exec = p.make("cuGraphInstantiateWithFlags", &[graph, 0]);
+    p.ok("cuGraphLaunch", &[exec, 0]);
+    let mut out = [0_u64; 4];
+    match symbol {
+        "cuGraphExecUpdate" => p.call(symbol, &[exec, graph, at(&mut out[0]), at(&mut out[1])]),
+        "cuGraphExecUpdate_v2" => p.call(symbol, &[exec, graph, at(&mut out)]),
+        "cuGraphExecKernelNodeSetParams" | "cuGraphExecKernelNodeSetParams_v2" => {
+            p.call(symbol, &[exec, node, at(&mut params)])
+        }
+        "cuGraphNodeSetEnabled" => p.call(symbol, &[exec, node, 1]),
+        // Of the wrong sort, which the driver refuses.
+        "cuGraphExecChildGraphNodeSetParams" => p.call(symbol, &[exec, node, graph]),
+        _ => p.call(symbol, &[exec, node, 0]),
+    };
+    p.ok("cuGraphLaunch", &[exec, 0]);
 }
 
 fn launches(p: &Program, symbol: &str) -> bool {

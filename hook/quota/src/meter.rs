@@ -43,6 +43,8 @@ const BELIEVED: u32 = 64;
 /// GPU time between windows: at first, and once costs are known. Few launches cost many nanoseconds each.
 const SOON_NS: u64 = 250_000;
 const LATER_NS: u64 = 10_000_000;
+/// How many times as long as before a launch is that is taken to be other work.
+const OTHER_WORK: u64 = 4;
 /// Delicate launches of which one is timed.
 const SELDOM: u32 = 64;
 /// Launches timed one by one before windows are tried again, where the GPU waits for the host.
@@ -139,8 +141,14 @@ impl Meter {
 
     /// What a launch of `key` that is made now is charged.
     pub fn predict(&mut self, key: u64, now_ns: u64) -> Prediction {
-        if let Some(cost) = self.find(key) {
-            return Prediction { cost_ns: cost.estimate_ns, is_known: true, is_short: cost.is_short() };
+        if let Some(cost) = self.find(key).copied() {
+            // Work that has changed may take as long as it has run unmeasured.
+            let since = self.singles.iter().flatten().filter(|single| {
+                single.key == key && cost.doubted_from != 0 && single.order >= cost.doubted_from
+            });
+            let longest = since.map(|single| now_ns.saturating_sub(single.first_ns)).max().unwrap_or(0);
+            let cost_ns = cost.estimate_ns.max(longest);
+            return Prediction { cost_ns, is_known: true, is_short: cost.is_short() };
         }
         // Those that run unmeasured may each take as long as a kernel can.
         let running = self.singles.iter().flatten().filter(|single| single.key == key);
@@ -531,6 +539,14 @@ impl Meter {
     pub fn forget(&mut self, key: u64) {
         if let Some(cost) = self.find(key) {
             *cost = NO_COST;
+        }
+    }
+
+    /// Launches of a key may be other work from now on: the next one is timed by itself.
+    pub fn doubt(&mut self, key: u64) {
+        let next = self.order + 1;
+        if let Some(cost) = self.find(key) {
+            cost.doubted_from = next;
         }
     }
 

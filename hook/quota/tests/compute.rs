@@ -178,6 +178,12 @@ fn costs_are_learned_anew_when_a_module_is_unloaded() {
 }
 
 #[test]
+fn a_graph_that_was_changed_pays_for_what_it_does_now() {
+    // Eight kernels of 5 us at first, then of 2.5 ms.
+    is_about(alone(30, &["changed", "2500", "3000", "1"]), 31.0);
+}
+
+#[test]
 fn streams_can_be_destroyed_at_any_time() {
     let got = alone(30, &["streams", "100", "2000"]);
     assert!((3.0..31.5).contains(&got), "{got}");

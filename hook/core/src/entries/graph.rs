@@ -111,3 +111,27 @@ pub(super) unsafe extern "C" fn cuDeviceGraphMemTrim(device: i32) -> i32 {
     // SAFETY: the caller's own argument.
     graphs::trim(device, || unsafe { call!(cuDeviceGraphMemTrim(device)) })
 }
+
+macro_rules! changes {
+    ($($symbol:ident($($argument:ident),*);)*) => {
+        $(
+            pub(super) unsafe extern "C" fn $symbol(exec: u64, $($argument: u64),*) -> i32 {
+                // SAFETY: the caller's own arguments.
+                compute::change_graph(exec, || unsafe { call!($symbol(exec, $($argument),*)) })
+            }
+        )*
+    };
+}
+changes! {
+    cuGraphExecUpdate(graph, node, result);
+    cuGraphExecUpdate_v2(graph, result);
+    cuGraphExecKernelNodeSetParams(node, params);
+    cuGraphExecKernelNodeSetParams_v2(node, params);
+    cuGraphExecChildGraphNodeSetParams(node, graph);
+    cuGraphExecNodeSetParams(node, params);
+}
+
+pub(super) unsafe extern "C" fn cuGraphNodeSetEnabled(exec: u64, node: u64, enabled: u32) -> i32 {
+    // SAFETY: the caller's own arguments.
+    compute::change_graph(exec, || unsafe { call!(cuGraphNodeSetEnabled(exec, node, enabled)) })
+}

@@ -2,7 +2,8 @@
 
 use super::types::{Cost, Finding, Others, Pending, Seen, Single, Window};
 use super::{
-    BELIEVED, CLEAN_ENOUGH, CLEAN_FIRST, KEYS, LEAST_NS, LEAST_WEIGHT, Meter, REACH, SOON_NS, SPARSE, VAGUE,
+    BELIEVED, CLEAN_ENOUGH, CLEAN_FIRST, KEYS, LEAST_NS, LEAST_WEIGHT, Meter, OTHER_WORK, REACH, SOON_NS,
+    SPARSE, VAGUE,
 };
 use crate::spans::{Span, Spans};
 
@@ -31,7 +32,7 @@ impl Meter {
                 let span = Span { start: span.start.saturating_add(lead).min(span.end), end: span.end };
                 let fresh = self.count(single.context, pairs, &[span], None, now_ns);
                 let length = span.end.saturating_sub(span.start).unsigned_abs();
-                let (taken, is_sure) = self.learn(single.key, fresh, length, others, is_vague);
+                let (taken, is_sure) = self.learn(&single, fresh, length, others, is_vague);
                 publish(single.key, self.routine(single.key));
                 let delta_ns =
                     i64::try_from(taken).unwrap_or(i64::MAX).saturating_sub_unsigned(single.charged_ns);
@@ -137,12 +138,13 @@ impl Meter {
     /// and whether that is sure: not divided by supposition. From one whose length is vague nothing is learned.
     fn learn(
         &mut self,
-        key: u64,
+        single: &Single,
         fresh_ns: u64,
         length_ns: u64,
         others: Others,
         is_vague: bool,
     ) -> (u64, bool) {
+        let key = single.key;
         let Some(cost) = self.find(key) else {
             let home = Self::home(key);
             let free = (home..home + REACH)
@@ -159,10 +161,20 @@ impl Meter {
                     count: 1,
                     clean: CLEAN_FIRST,
                     rest: 0,
+                    doubted_from: 0,
                 };
             }
             return (fresh_ns, false);
         };
+        let is_doubted = cost.doubted_from != 0 && single.order >= cost.doubted_from;
+        if is_doubted && !is_vague {
+            cost.doubted_from = 0;
+            if length_ns / OTHER_WORK >= cost.low_ns {
+                let (estimate_ns, low_ns) = (fresh_ns.max(LEAST_NS), length_ns);
+                *cost = Cost { estimate_ns, low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*cost };
+                return (fresh_ns, false);
+            }
+        }
         // A launch that is short against a slice has all of its time, or somebody's slices in between.
         let is_clean = if is_vague { length_ns / 5 * 4 <= cost.low_ns } else { cost.note(length_ns) };
         let part = |of: u64| {
@@ -170,7 +182,7 @@ impl Meter {
                 .unwrap_or(fresh_ns)
         };
         let fits_slice = cost.low_ns <= others.slice_ns / 4 * 3;
-        let is_sure = fits_slice && cost.clean >= CLEAN_ENOUGH;
+        let is_sure = fits_slice && cost.clean >= CLEAN_ENOUGH && !is_doubted;
         let own = match others.own_permille {
             Some(1000) => fresh_ns,
             _ if is_sure && is_clean => fresh_ns,

@@ -93,6 +93,26 @@ fn a_capture_waits_for_a_window_that_is_being_closed_and_then_nothing_of_it_is_r
 }
 
 #[test]
+fn work_that_may_have_changed_is_timed_again_by_itself() {
+    let mut meter = Meter::new();
+    for round in 1..20 {
+        if meter.predict(7, 0).is_short {
+            meter.doubt(7);
+        }
+        assert_eq!(run(&mut meter, 7, round * 1000 * MS, MS / 10, Others::NONE), MS / 10);
+    }
+    assert!(meter.predict(7, 0).is_short && meter.routine(7) > 0, "the same work");
+    // One that was launched before tells nothing about what comes after.
+    meter.doubt(7);
+    let before = start(&mut meter, 7, 0).unwrap();
+    meter.doubt(7);
+    end(&mut meter, before, 30_000 * MS, 30_000 * MS + MS / 10, Others::NONE);
+    assert!(!meter.predict(7, 0).is_short && meter.routine(7) == 0);
+    assert_eq!(run(&mut meter, 7, 40_000 * MS, 20 * MS, Others::NONE), 20 * MS);
+    assert_eq!(meter.predict(7, 0).cost_ns, 20 * MS, "other work: nothing is left of the old cost");
+}
+
+#[test]
 fn the_backlog_is_what_is_to_come_of_what_was_launched() {
     let mut meter = Meter::new();
     assert_eq!(meter.backlog(MS), 0);

@@ -17,15 +17,17 @@ pub(super) struct Cost {
     pub(super) clean: u32,
     /// Launches until a delicate one is timed.
     pub(super) rest: u32,
+    /// From this launch on it may be other work than was measured; 0 = it is not.
+    pub(super) doubted_from: u64,
 }
 
 pub(super) const NO_COST: Cost =
-    Cost { key: 0, estimate_ns: 0, low_ns: 0, dip_ns: 0, count: 0, clean: 0, rest: 0 };
+    Cost { key: 0, estimate_ns: 0, low_ns: 0, dip_ns: 0, count: 0, clean: 0, rest: 0, doubted_from: 0 };
 
 impl Cost {
     /// Whether it is timed in windows. A launch that shares its time with other streams can be cheap and long.
     pub(super) fn is_short(&self) -> bool {
-        self.estimate_ns < LONG_NS && self.low_ns < LONG_NS
+        self.estimate_ns < LONG_NS && self.low_ns < LONG_NS && self.doubted_from == 0
     }
 
     /// Notes the length of a launch. Whether it is about as long as the low ones.
