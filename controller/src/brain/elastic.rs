@@ -347,10 +347,21 @@ impl Core {
                 Step::Limit(size) => return self.say_limit(parent, held, &node, name, (given, size), now),
                 // Nothing new for a claim that goes.
                 Step::Make(_) | Step::Allocate(_) if parent.deleting => continue,
-                Step::Make(size) => return self.make_companion(of, parent, held, size, now, wall),
-                Step::Allocate(uid) => {
-                    if let Some(claim) = own.iter().find(|claim| claim.uid == uid) {
-                        self.grow(of, claim, allocation, held, users, (now, wall));
+                Step::Make(_) | Step::Allocate(_) => {
+                    let held_back = match &step {
+                        Step::Make(size) => self.make_companion(of, parent, held, *size, now, wall),
+                        Step::Allocate(uid) => own
+                            .iter()
+                            .find(|claim| claim.uid == *uid)
+                            .is_some_and(|claim| self.grow(of, claim, allocation, held, users, (now, wall))),
+                        _ => false,
+                    };
+                    // What it grew by already is not to lie idle for as long as a budget or quota is in the way.
+                    let sizes =
+                        facts.iter().filter(|companion| companion.held).map(|companion| companion.size);
+                    let reached = wish.at_most(sizes.fold(given, Size::plus));
+                    if held_back && limit != reached {
+                        self.say_limit(parent, held, &node, name, (given, reached), now);
                     }
                     return;
                 }

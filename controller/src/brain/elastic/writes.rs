@@ -95,7 +95,7 @@ impl Core {
         });
     }
 
-    /// Has a companion made, if budget and quotas allow what it is for.
+    /// Has a companion made, if budget and quotas allow what it is for. Returns whether they do not.
     pub(super) fn make_companion(
         &mut self,
         of: CompanionOf,
@@ -104,14 +104,14 @@ impl Core {
         size: Size,
         now: Instant,
         wall: Timestamp,
-    ) {
+    ) -> bool {
         let Some(allocation) = self.allocation_of(parent.allocation.as_ref(), held, size, wall) else {
-            return;
+            return false;
         };
         if self.is_held_back(&of, &allocation, size, now) {
-            return;
+            return true;
         }
-        let Some(class) = class_of(parent, &held.request) else { return };
+        let Some(class) = class_of(parent, &held.request) else { return false };
         let suffix = uuid::Uuid::new_v4().simple().to_string();
         let base: String = of.claim.name.chars().take(LONGEST).collect();
         let base = base.trim_end_matches(|last: char| !last.is_ascii_alphanumeric());
@@ -156,9 +156,10 @@ impl Core {
         self.elastic.writing.insert(of.uid.clone());
         self.metrics.share_limit("make");
         self.effects.push(Effect::Do(Job::MakeCompanion { of, claim: Box::new(claim) }));
+        false
     }
 
-    /// Allocates a companion on the share's device.
+    /// Allocates a companion on the share's device, if budget and quotas allow it. Returns whether they do not.
     pub(super) fn grow(
         &mut self,
         of: CompanionOf,
@@ -167,11 +168,11 @@ impl Core {
         held: &Held,
         users: &[ResourceClaimConsumerReference],
         (now, wall): (Instant, Timestamp),
-    ) {
+    ) -> bool {
         let size = asked(companion);
-        let Some(allocation) = self.allocation_of(Some(parent), held, size, wall) else { return };
+        let Some(allocation) = self.allocation_of(Some(parent), held, size, wall) else { return false };
         if self.is_held_back(&of, &allocation, size, now) {
-            return;
+            return true;
         }
         let mut assumed = self.index.read_allocation(&companion.uid, None, &allocation);
         assumed.by_us = true;
@@ -186,6 +187,7 @@ impl Core {
             allocation: Box::new(allocation),
             consumers: users.to_vec(),
         }));
+        false
     }
 
     pub(super) fn share_companion(

@@ -365,3 +365,20 @@ fn what_a_share_grew_by_counts_in_quotas_of_the_namespace_and_of_one_claim() {
         assert_eq!(world.settle(&mut api), ["make", "grow", "limit"]);
     }
 }
+
+#[test]
+fn what_a_share_grew_by_is_of_use_while_a_quota_is_in_the_way_of_more() {
+    let (mut world, mut api) = World::elastic();
+    world.handle(Input::Quota(Seen::Reset(vec![quota(json!({"hard": {"memory": "25Gi"}}))])));
+    world.wish(Some("memory=20Gi"));
+    assert_eq!(world.serve(&mut api), Some("make"));
+    assert_eq!(world.serve(&mut api), Some("grow"));
+    // Before the node was told.
+    world.wish(Some("memory=40Gi"));
+    assert_eq!(world.settle(&mut api), ["limit"]);
+    assert_eq!(world.standing(&api), (Some(size(20, 30)), size(20, 30)));
+    // So is what it is to have less of.
+    world.wish(Some("memory=40Gi,cores=10"));
+    assert_eq!(world.settle(&mut api), ["limit"]);
+    assert_eq!(world.standing(&api), (Some(size(20, 10)), size(20, 30)));
+}
