@@ -30,6 +30,11 @@ test: ## All tests; those on a real Kubernetes where one can run.
 e2e: build ## The tests on a real Kubernetes only (Linux, root, Go).
 	@tools/test-cluster
 
+.PHONY: chaos
+chaos: ## Thousands of pods of many tenants while controllers die and requests fail; half an hour. SEED=, PODS=.
+	@ALIQUOT_CHAOS_SEED=$(or $(SEED),7) ALIQUOT_CHAOS_PODS=$(or $(PODS),5000) \
+		cargo test -p aliquot-controller --test chaos -- --nocapture
+
 .PHONY: sanitize
 sanitize: ## Miri and sanitizers over the limiter, where a nightly toolchain is; some minutes.
 	@tools/sanitize

@@ -41,8 +41,13 @@ fn part(result: &Value) -> f64 {
         let (memory, cores) = consumed(result);
         return (memory as f64 / MEMORY as f64).max(cores as f64 / 100.0);
     }
-    let partitions =
-        [("-mig-1g10gb", 0.125), ("-mig-1g20gb", 0.25), ("-mig-2g20gb", 0.25), ("-mig-3g40gb", 0.5)];
+    let partitions = [
+        ("-mig-1g10gb", 0.125),
+        ("-mig-1g20gb", 0.25),
+        ("-mig-2g20gb", 0.25),
+        ("-mig-3g40gb", 0.5),
+        ("-mig-4g40gb", 0.5),
+    ];
     partitions.iter().find(|(name, _)| device.contains(name)).map_or(1.0, |(_, part)| *part)
 }
 

@@ -19,6 +19,7 @@
 mod common;
 
 mod accounts;
+mod admission;
 mod dice;
 mod elastic;
 mod gangs;
@@ -127,7 +128,7 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     let total = number("ALIQUOT_CHAOS_PODS", 1_000);
     eprintln!("seed {seed}, {total} pods");
     let mut dice = Dice(seed);
-    let cluster = start().await;
+    let (cluster, mut webhook) = start().await;
     let mut kills = 0;
     let mut generation = 1;
     let mut controller: Option<Running> = Some(cluster.controller("c1", MODULES).await);
@@ -156,7 +157,7 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
         for _ in 0..8 {
             if made < total && lives.len() < CROWD {
                 made += 1;
-                let pod = make_pod(&cluster, &mut dice, made).await;
+                let pod = make_pod(&cluster, &mut dice, &lives).await;
                 lives.insert(pod, now + life(&mut dice));
             }
         }
@@ -170,6 +171,9 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
             early += 1;
             let until = now + life(&mut dice);
             lives.extend(make_claim(&cluster, &mut dice, early).await.map(|pod| (pod, until)));
+        }
+        if dice.roll(6) == 0 {
+            webhook.mistake(&cluster, &mut dice).await;
         }
         if dice.roll(3) == 0 {
             check_quotas(&cluster, &mut real).await;
@@ -205,6 +209,7 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     let budgets = budgets_settled(&cluster).await;
     let tally = judge::judge(&cluster, &record, &budgets);
     let quiet = quiet.expect("it was quiet once");
+    eprintln!("{}", webhook.judge(&record));
     let Tally { prepared, unprepared, killed, held_off, acknowledged, limited, refused, grown } = nodes;
     let seen = [killed, acknowledged, limited];
     assert!(seen.iter().all(|count| *count > 0) && prepared > total / 10, "{prepared} prepared, {seen:?}");

@@ -1,10 +1,11 @@
 //! Tenants, and what they do: pods, groups of pods and claims of every kind.
 
+use super::admission::{self, Webhook};
 use super::common::{Cluster, fixtures};
 use super::dice::Dice;
 use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher, Options, PodDeletion};
 use aliquot_controller::budget::kinds;
-use aliquot_controller::substitute::ANNOTATION;
+use aliquot_controller::substitute::{ANNOTATION, POLICY};
 use aliquot_model::names::{BINDING, COMPACTION, GANG, GANG_SIZE, HOLD_FOR, RECLAIM};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
@@ -13,9 +14,12 @@ use kube::Api;
 use kube::api::{DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 
 pub const TENANTS: usize = 6;
 const NODES: usize = 6;
+/// Names of pods in a namespace: more than there are pods at a time.
+const NAMES: u64 = super::CROWD as u64 + 10;
 pub const GPUS: u32 = 4;
 
 pub fn tenant(number: usize) -> String {
@@ -62,9 +66,16 @@ fn custom(namespace: &str, kind: &str, spec: Value) -> (ApiResource, DynamicObje
     (resource, fixtures::object(object))
 }
 
-/// A cluster with tenants, their terms and templates.
-pub async fn start() -> Cluster {
+/// Tenants whose namespaces want larger profiles where the asked one is free nowhere.
+fn substitutes(number: usize) -> bool {
+    number == 3 || number == 5
+}
+
+/// A cluster with tenants, their terms and templates, and admission.
+pub async fn start() -> (Cluster, Webhook) {
+    let (listener, addr) = admission::listen().await;
     let options = Options {
+        services: [(admission::SERVICE.to_owned(), addr)].into(),
         controllers: Controllers::ALL,
         pod_deletion: PodDeletion::Immediate,
         audit_limit: usize::MAX,
@@ -84,7 +95,10 @@ pub async fn start() -> Cluster {
     }
     for at in 0..TENANTS {
         let namespace = tenant(at);
-        cluster.create_global::<Namespace>(&fixtures::object(json!({"metadata": {"name": namespace}}))).await;
+        let policy = json!({"substitution": "Larger", "goBack": true}).to_string();
+        let annotations = if substitutes(at) { json!({POLICY: policy}) } else { json!({}) };
+        let metadata = json!({"name": namespace, "annotations": annotations});
+        cluster.create_global::<Namespace>(&fixtures::object(json!({"metadata": metadata}))).await;
         let maker = json!({"metadata": {"name": "maker", "namespace": namespace}});
         cluster.create::<ConfigMap>(&fixtures::object(maker)).await;
         for name in TEMPLATES {
@@ -92,7 +106,7 @@ pub async fn start() -> Cluster {
         }
         // Two that are used up soon, the others far away.
         let (hours, enforcement) = match at {
-            0 => ("0.02", "LowerPriority"),
+            0 => ("0.01", "LowerPriority"),
             1 => ("0.05", "Refuse"),
             _ => ("1000", "Warn"),
         };
@@ -110,12 +124,13 @@ pub async fn start() -> Cluster {
             api.create(&PostParams::default(), &object).await.expect("created");
         }
     }
-    cluster
+    let webhook = Webhook::serve(&cluster, listener).await;
+    (cluster, webhook)
 }
 
 /// A pod that has a claim from a template.
 fn pod(cluster: &Cluster, dice: &mut Dice, namespace: &str, name: &str, template: &str) -> Pod {
-    let mut pod = fixtures::pod(name, &[]);
+    let mut pod = admission::ungated(fixtures::pod(name, &[]));
     pod.metadata.namespace = Some(namespace.to_owned());
     let maker = cluster.handle.object("", "configmaps", namespace, "maker").expect("a maker");
     pod.metadata.owner_references = Some(vec![fixtures::object(json!({
@@ -136,11 +151,20 @@ fn pod(cluster: &Cluster, dice: &mut Dice, namespace: &str, name: &str, template
     pod
 }
 
-/// A pod of a tenant, of a kind that the dice choose.
-pub async fn make_pod(cluster: &Cluster, dice: &mut Dice, number: u64) -> (String, String) {
+/// A pod of a tenant, of a kind that the dice choose, with a name that none of those that are there has.
+pub async fn make_pod<T>(
+    cluster: &Cluster,
+    dice: &mut Dice,
+    there: &HashMap<(String, String), T>,
+) -> (String, String) {
     let namespace = tenant(usize::try_from(dice.roll(TENANTS as u64)).unwrap());
-    // Names come back as those of a StatefulSet do.
-    let name = format!("p{number}");
+    // Names come back as those of a StatefulSet do, to heirs of the same name and to others.
+    let name = loop {
+        let name = format!("p{}", dice.roll(NAMES));
+        if !there.contains_key(&(namespace.clone(), name.clone())) {
+            break name;
+        }
+    };
     let template = *dice.of(&TEMPLATES);
     cluster.create(&pod(cluster, dice, &namespace, &name, template)).await;
     (namespace, name)
@@ -191,7 +215,7 @@ pub async fn make_claim(cluster: &Cluster, dice: &mut Dice, number: u64) -> Opti
 /// Something that goes wrong a few times.
 pub fn mischief(dice: &mut Dice, controller: &str) -> FaultRule {
     let write = Matcher::verb("patch").by(controller);
-    let (matches, fault) = match dice.roll(9) {
+    let (matches, fault) = match dice.roll(10) {
         0 => (write, Fault::Conflict),
         1 => (write, Fault::DropAfter),
         2 => (write, Fault::DropBefore),
@@ -199,7 +223,8 @@ pub fn mischief(dice: &mut Dice, controller: &str) -> FaultRule {
         4 => (write, Fault::Latency { millis: 30 }),
         5 => (Matcher::new("create", "resourceclaims").by(controller), Fault::DropAfter),
         6 => (Matcher::new("create", "pods").subresource("eviction").by(controller), Fault::DropBefore),
-        7 => (Matcher::verb("watch").by(controller), Fault::WatchReset { after_events: 3 }),
+        7 => (Matcher::new("create", "events").by(controller), Fault::Timeout),
+        8 => (Matcher::verb("watch").by(controller), Fault::WatchReset { after_events: 3 }),
         _ => (Matcher::verb("watch").by(controller), Fault::WatchExpire { after_events: 5 }),
     };
     FaultRule { matches, skip: dice.roll(4), times: Some(1 + dice.roll(5)), fault }
