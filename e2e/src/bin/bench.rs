@@ -2,6 +2,9 @@
 //! Prints a table and writes `target/bench/limiter.json`.
 #![forbid(unsafe_code)]
 
+#[path = "bench/memory.rs"]
+mod memory;
+
 use aliquot_e2e::figure::{self, Figure};
 use aliquot_quota::{QuotaFile, region};
 use anyhow::{Context, Result};
@@ -21,6 +24,7 @@ fn main() -> Result<()> {
     figures.push(null.launch("limiter.launch.idle_ns", 0, 1, &stub)?);
     figures.push(null.launch("limiter.launch.limited_ns", 10, 1, &stub)?);
     figures.extend(null.scaling(&stub)?);
+    figures.extend(memory::figures(&build, &stub, dir.path())?);
     figures.extend(simulation(&build)?);
     let out = build.join("../bench");
     std::fs::create_dir_all(&out)?;
