@@ -7,6 +7,7 @@ mod elastic;
 mod holds;
 mod pods;
 mod room;
+mod together;
 
 pub use room::{Eviction, Fate, Victim};
 
@@ -291,6 +292,14 @@ pub enum WriteError {
     /// The API server says no, and will again.
     #[error("the API server refuses to change {what}: {message}")]
     Refused {
+        /// What.
+        what: String,
+        /// Why.
+        message: String,
+    },
+    /// The API server does not let us see what this depends on.
+    #[error("the API server does not let the controller read {what}: {message}")]
+    Unread {
         /// What.
         what: String,
         /// Why.

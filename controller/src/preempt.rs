@@ -10,6 +10,7 @@
 //! another controller, comes to the same node without evicting anybody again.
 
 mod cheapest;
+pub mod disruptions;
 mod field;
 
 use crate::decide::{Decision, Matcher, Options, Plan, Situation, Stage, decide_in};

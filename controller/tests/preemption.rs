@@ -5,10 +5,12 @@ mod common;
 
 use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher, Options, PodDeletion};
 use common::{Cluster, auditor, eventually, fixtures};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
 use rstest::rstest;
 use serde_json::json;
 use std::time::Duration;
@@ -212,6 +214,53 @@ async fn of_several_victims_none_goes_if_one_is_protected() {
     }
     // It is asked again.
     cluster.handle.faults().remove(rule);
+    for name in ["a", "b"] {
+        is_ending(&cluster, name).await;
+        cluster.delete_pod(name).await;
+    }
+    cluster.bound("high").await;
+    controller.terminate().await;
+}
+
+/// A dry run uses nothing of a budget up, so each victim by itself may go.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_victims_under_one_budget_none_goes_before_both_may() {
+    let cluster = cluster_with_grace().await;
+    cluster.add_node("n1", 2).await;
+    let controller = cluster.controller("c1", &[]).await;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let params = PatchParams::default();
+    for name in ["a", "b"] {
+        gpu_pod(&cluster, name, 0).await;
+        cluster.bound(name).await;
+        let labels = Patch::Merge(json!({"metadata": {"labels": {"app": "trained"}}}));
+        pods.patch(name, &params, &labels).await.expect("labelled");
+        let ready = json!([{"type": "Ready", "status": "True"}]);
+        let runs = Patch::Merge(json!({"status": {"phase": "Running", "conditions": ready}}));
+        pods.patch_status(name, &params, &runs).await.expect("it runs");
+    }
+    let spec = json!({"maxUnavailable": 1, "selector": {"matchLabels": {"app": "trained"}}});
+    cluster
+        .create::<PodDisruptionBudget>(&fixtures::object(json!({"metadata": {"name": "keep"}, "spec": spec})))
+        .await;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(cluster.client.clone(), "default");
+    let allow = async |count: i32| {
+        let status = json!({"disruptionsAllowed": count, "observedGeneration": 1, "expectedPods": 2,
+                            "currentHealthy": 2, "desiredHealthy": 2 - count});
+        let patch = Patch::Merge(json!({"status": status}));
+        budgets.patch_status("keep", &params, &patch).await.expect("written");
+    };
+    allow(1).await;
+    several_gpus(&cluster, "high", 2, 5).await;
+    let note = event(&cluster, "high", "PreemptionRefused").await;
+    assert!(note.contains("disruption budget keep allows 1 more"), "{note}");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    for name in ["a", "b"] {
+        let pod = cluster.get_pod(name).await.expect("still there");
+        assert!(pod.metadata.deletion_timestamp.is_none(), "{name} goes for nothing");
+    }
+    assert_eq!(controller.metrics.writes("evict", "ok"), 0);
+    allow(2).await;
     for name in ["a", "b"] {
         is_ending(&cluster, name).await;
         cluster.delete_pod(name).await;

@@ -56,7 +56,7 @@ pub(super) fn is_budget(status: &Status) -> bool {
 
 impl Writer {
     /// Notes the node on the pod, and evicts the victims, each after it was said why. Nobody is evicted if it
-    /// is known before that one of them will be refused.
+    /// is known before that one of them will be refused, by itself or beside the others.
     pub(super) async fn make_room(
         &self,
         pod: &ObjectKey,
@@ -78,6 +78,14 @@ impl Writer {
                     }
                 }
             }
+        }
+        let mut kept = self.kept_together(pod, &there).await?;
+        if !kept.is_empty() {
+            for (at, Victim { pod, uid, .. }) in there.into_iter().enumerate() {
+                let fate = kept.remove(&at).map(Fate::Refused);
+                outcome.evictions.extend(fate.map(|fate| Eviction { pod, uid, fate }));
+            }
+            return Ok(());
         }
         for Victim { pod, uid, why } in there {
             let fate = self.carry_out(&pod, &uid, &why).await?;

@@ -8,6 +8,7 @@ use aliquot_model::names::ALLOCATION;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
@@ -15,6 +16,8 @@ use std::time::Duration;
 
 /// The board of which the node has one.
 const SINGLE: &str = "L40S";
+/// The board of which it has two.
+const PAIR: &str = "H100";
 
 /// Two priorities, named after the namespace that uses them.
 fn priorities(namespace: &str) -> Vec<Value> {
@@ -124,6 +127,61 @@ fn a_disruption_budget_protects_a_pod_until_it_allows_one_to_go() -> Result<()> 
             })
             .await?;
         cluster.kubectl(&["-n", &namespace, "delete", "poddisruptionbudget", "keep"])?;
+        cluster.running(&namespace, "high").await?;
+        forget_priorities(cluster, &namespace)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn of_two_pods_under_one_disruption_budget_none_goes_for_a_pod_that_needs_both_devices() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("shared-budget").await?;
+        cluster.create(&priorities(&namespace))?;
+        let mut two = objects::gpu_of("gpu", PAIR);
+        two["exactly"]["count"] = json!(2);
+        cluster.create(&[
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", PAIR)]),
+            objects::template(&namespace, "two", &[two]),
+            json!({
+                "apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+                "metadata": {"name": "keep", "namespace": &namespace},
+                // Of pods without a controller Kubernetes counts only who stays.
+                "spec": {"minAvailable": 1, "selector": {"matchExpressions": [
+                    {"key": "app", "operator": "In", "values": ["first", "second"]}]}},
+            }),
+        ])?;
+        for name in ["first", "second"] {
+            let mut low = pod(&namespace, name, "low").build();
+            low["metadata"]["labels"] = json!({"app": name});
+            cluster.create(&[low])?;
+        }
+        for name in ["first", "second"] {
+            cluster.running(&namespace, name).await?;
+        }
+        let budgets = Api::<PodDisruptionBudget>::namespaced(cluster.client.clone(), &namespace);
+        cluster
+            .wait_for("the budget to allow one disruption", || async {
+                let status = budgets.get("keep").await?.status;
+                Ok(status.is_some_and(|status| status.disruptions_allowed == 1).then_some(()))
+            })
+            .await?;
+        let high = PodManifest::of_template(&namespace, "high", "two")
+            .with("priorityClassName", json!(format!("{namespace}-high")));
+        cluster.create(&[high.build()])?;
+        let told = cluster.event(&namespace, "high PreemptionRefused").await?;
+        ensure!(told.contains("disruption budget keep allows 1 more disruption"), "{told}");
+        cluster
+            .holds_for(Duration::from_secs(3), || async {
+                for name in ["first", "second"] {
+                    let low = cluster.pod(&namespace, name).await?.context("gone for nothing")?;
+                    ensure!(low.metadata.deletion_timestamp.is_none(), "{name} is deleted for nothing");
+                }
+                Ok(())
+            })
+            .await?;
+        let fewer = Patch::Merge(json!({"spec": {"minAvailable": 0}}));
+        budgets.patch("keep", &PatchParams::default(), &fewer).await?;
         cluster.running(&namespace, "high").await?;
         forget_priorities(cluster, &namespace)?;
         cluster.delete_namespace(&namespace).await

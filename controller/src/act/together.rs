@@ -1,0 +1,91 @@
+//! Whether the victims of one decision may go together, as the API says it just before the first of them goes.
+
+use super::{Victim, WriteError, Writer};
+use crate::act::Verdict;
+use crate::index::ObjectKey;
+use crate::preempt::disruptions::{Budget, Leaver, too_many};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::Api;
+use kube::api::ListParams;
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::sync::Arc;
+
+impl Writer {
+    /// Those of the victims, by their place, whom disruption budgets keep beside the others, and why. Each was
+    /// rehearsed by itself, and a rehearsal uses nothing up.
+    pub(super) async fn kept_together(
+        &self,
+        pod: &ObjectKey,
+        victims: &[Victim],
+    ) -> Result<BTreeMap<usize, String>, WriteError> {
+        let mut namespaces: BTreeMap<&Arc<str>, Vec<(usize, &Victim)>> = BTreeMap::new();
+        for (at, victim) in victims.iter().enumerate() {
+            namespaces.entry(&victim.pod.namespace).or_default().push((at, victim));
+        }
+        let mut kept = BTreeMap::new();
+        for (namespace, victims) in namespaces.into_iter().filter(|(_, victims)| victims.len() > 1) {
+            let budgets = self.budgets(namespace).await?;
+            if budgets.is_empty() {
+                continue;
+            }
+            let (mut places, mut leavers) = (Vec::new(), Vec::new());
+            for (at, victim) in victims {
+                if let Some(leaver) = self.leaver(victim).await? {
+                    places.push(at);
+                    leavers.push(leaver);
+                }
+            }
+            for (at, budget, count) in too_many(&budgets, &leavers) {
+                // Names of another namespace are none of the pod's business.
+                let why = if *namespace == pod.namespace {
+                    budget.refusal(count)
+                } else {
+                    "its disruption budget does not let it go together with others".to_owned()
+                };
+                kept.extend(places.get(at).map(|at| (*at, why)));
+            }
+        }
+        Ok(kept)
+    }
+
+    async fn budgets(&self, namespace: &str) -> Result<Vec<Budget>, WriteError> {
+        let api: Api<PodDisruptionBudget> = Api::namespaced(self.client.clone(), namespace);
+        let what = format!("the disruption budgets of namespace {namespace}");
+        let all = ListParams::default();
+        let listed = self.ask("list", what, || api.list(&all)).await?;
+        Ok(listed.iter().flatten().map(Budget::read).collect())
+    }
+
+    /// `None` if it is gone.
+    async fn leaver(&self, victim: &Victim) -> Result<Option<Leaver>, WriteError> {
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &victim.pod.namespace);
+        let found = self.ask("get", format!("pod {}", victim.pod), || api.get(&victim.pod.name)).await?;
+        let same = |pod: &Pod| pod.metadata.uid.as_deref() == Some(&*victim.uid);
+        Ok(found.filter(same).map(|pod| Leaver::read(&pod)))
+    }
+
+    /// Asks until there is an answer; `None` if there is no such thing.
+    async fn ask<T, R>(
+        &self,
+        verb: &'static str,
+        what: String,
+        mut request: impl FnMut() -> R,
+    ) -> Result<Option<T>, WriteError>
+    where
+        R: Future<Output = Result<T, kube::Error>>,
+    {
+        let mut last = String::new();
+        for attempt in 0..Self::ATTEMPTS {
+            match self.send(verb, request()).await? {
+                Ok(found) => return Ok(Some(found)),
+                Err(Verdict::NotFound) => return Ok(None),
+                Err(Verdict::Never(message)) => return Err(WriteError::Unread { what, message }),
+                Err(Verdict::Again(message)) => last = message,
+            }
+            Self::pause(attempt).await;
+        }
+        Err(WriteError::Exhausted { what, attempts: Self::ATTEMPTS, last })
+    }
+}
