@@ -317,6 +317,55 @@ async fn nobody_is_evicted_before_it_is_on_record_why() {
     second.terminate().await;
 }
 
+fn no_events(code: u16, reason: &str, message: &str) -> Fault {
+    let (reason, message) = (reason.to_owned(), message.to_owned());
+    Fault::Status { code, reason, message, retry_after: None }
+}
+
+#[rstest]
+#[case::refused(no_events(403, "Forbidden", "events is forbidden: you may not"))]
+#[case::failing(no_events(500, "InternalError", "the store is full"))]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_is_evicted_while_it_cannot_be_put_on_record_why(#[case] fault: Fault) {
+    let cluster = cluster_with_grace().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    gpu_pod(&cluster, "low", 0).await;
+    cluster.bound("low").await;
+    let says = Matcher::new("create", "events").by("c1");
+    let rule = cluster.handle.faults().add(FaultRule::always(says, fault));
+    gpu_pod(&cluster, "high", 100).await;
+    eventually("the eviction was given up once, and is decided anew", async || {
+        (controller.metrics.writes("evict_rehearsal", "ok") > 1).then_some(())
+    })
+    .await;
+    let low = cluster.get_pod("low").await.expect("it is there");
+    assert!(low.metadata.deletion_timestamp.is_none(), "evicted, and nobody says why");
+    assert_eq!(controller.metrics.writes("evict", "ok"), 0);
+    // It goes once that can be said.
+    cluster.handle.faults().remove(rule);
+    event(&cluster, "low", "Preempted").await;
+    is_ending(&cluster, "low").await;
+    cluster.delete_pod("low").await;
+    cluster.bound("high").await;
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_namespace_that_is_going_nothing_can_be_said_and_pods_are_evicted_all_the_same() {
+    let cluster = cluster_with_grace().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    gpu_pod(&cluster, "low", 0).await;
+    cluster.bound("low").await;
+    let says = Matcher::new("create", "events").by("c1");
+    let going = "unable to create new content in namespace default because it is being terminated";
+    cluster.handle.faults().add(FaultRule::always(says, no_events(403, "Forbidden", going)));
+    gpu_pod(&cluster, "high", 100).await;
+    is_ending(&cluster, "low").await;
+    controller.terminate().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_is_evicted_when_it_is_switched_off() {
     let cluster = cluster_with_grace().await;

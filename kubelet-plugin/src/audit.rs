@@ -9,6 +9,7 @@
 //! tenant can write decides: quotas come from the node's own files, usage from NVML, and the owner of a process
 //! from its cgroup. The share's region is only checked for being what it should be, and quoted.
 
+mod evict;
 pub mod measured;
 pub mod task;
 pub mod whose;

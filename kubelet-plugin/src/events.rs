@@ -1,4 +1,5 @@
-//! Events on our Node and on claims. Losing one is never an error: each is also a log line.
+//! Events on our Node and on claims. Losing one is no error, but where something hangs on
+//! it: each is also a log line.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
@@ -56,35 +57,52 @@ impl Events {
     /// Something about a pod that somebody should look at.
     pub fn pod_warning(&self, namespace: &str, name: &str, uid: &str, reason: &str, note: String) {
         tracing::warn!(pod.namespace = namespace, pod.name = name, reason, "{note}");
-        let reference = ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Pod".into()),
-            namespace: Some(namespace.to_owned()),
-            name: Some(name.to_owned()),
-            uid: Some(uid.to_owned()),
-            ..ObjectReference::default()
-        };
-        self.publish(EventType::Warning, reason, note, reference);
+        self.publish(EventType::Warning, reason, note, pod(namespace, name, uid));
     }
 
-    fn publish(&self, type_: EventType, reason: &str, mut note: String, about: ObjectReference) {
-        // The API refuses notes above 1 KiB.
-        while note.len() > 1000 {
-            note.pop();
-        }
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: reason.to_owned(),
-            secondary: None,
-        };
+    /// The same, for what must be on record before something is done.
+    ///
+    /// # Errors
+    /// If the API does not take it.
+    pub async fn pod_warning_on_record(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        reason: &str,
+        note: String,
+    ) -> kube::Result<()> {
+        tracing::warn!(pod.namespace = namespace, pod.name = name, reason, "{note}");
+        self.recorder.publish(&event(EventType::Warning, reason, note), &pod(namespace, name, uid)).await
+    }
+
+    fn publish(&self, type_: EventType, reason: &str, note: String, about: ObjectReference) {
+        let event = event(type_, reason, note);
         let recorder = self.recorder.clone();
         tokio::spawn(async move {
             if let Err(error) = recorder.publish(&event, &about).await {
                 tracing::debug!(%error, "an event could not be written");
             }
         });
+    }
+}
+
+fn event(type_: EventType, reason: &str, mut note: String) -> Event {
+    // The API refuses notes above 1 KiB.
+    while note.len() > 1000 {
+        note.pop();
+    }
+    Event { type_, reason: reason.to_owned(), note: Some(note), action: reason.to_owned(), secondary: None }
+}
+
+fn pod(namespace: &str, name: &str, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".into()),
+        kind: Some("Pod".into()),
+        namespace: Some(namespace.to_owned()),
+        name: Some(name.to_owned()),
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
     }
 }
 

@@ -54,6 +54,14 @@ pub(super) fn is_budget(status: &Status) -> bool {
         || status.message.contains("disruption budget")
 }
 
+/// Whether an answer says that nothing can be made any more in a namespace, because it is being deleted.
+fn is_going(status: &Status) -> bool {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    status.code == 403
+        && (causes.into_iter().any(|cause| cause.reason == "NamespaceTerminating")
+            || status.message.contains("because it is being terminated"))
+}
+
 impl Writer {
     /// Notes the node on the pod, and evicts the victims, each after it was said why. Nobody is evicted if it
     /// is known before that one of them will be refused, by itself or beside the others.
@@ -134,32 +142,42 @@ impl Writer {
         let fate = self.evict(pod, uid, false).await?;
         if let Fate::Refused(message) = &fate {
             let note = format!("it stays after all, as the API server refused its eviction: {message}");
-            self.record(&Report { reason: reasons::NOT_EVICTED, note, ..why.clone() }).await?;
+            // What became of it counts, whether that can be said or not.
+            if let Err(error) =
+                self.record(&Report { reason: reasons::NOT_EVICTED, note, ..why.clone() }).await
+            {
+                tracing::warn!(%pod, %error, "the pod was not told that it stays");
+            }
         }
         Ok(fate)
     }
 
     /// Says why before something is done that cannot be taken back, so that it is on record whatever becomes
-    /// of us. Where nothing may be said, as in a namespace that is going, it is done all the same.
+    /// of us. What cannot be said is not done, but in a namespace that is going: nothing can be said there.
     async fn record(&self, why: &Report) -> Result<(), WriteError> {
         let event = events::event(why, &self.instance);
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        let what = || format!("the events of namespace {namespace}");
+        let mut last = String::new();
         for attempt in 0..Self::ATTEMPTS {
             let created = async {
                 match api.create(&creation(), &event).await {
                     // An attempt whose answer was lost.
                     Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                    Err(kube::Error::Api(status)) if is_going(&status) => Ok(()),
                     answer => answer.map(drop),
                 }
             };
             match self.send("record", created).await? {
-                Err(Verdict::Again(message)) => tracing::debug!(message, "event not written yet"),
-                Ok(()) | Err(_) => break,
+                // There is no such namespace any more.
+                Ok(()) | Err(Verdict::NotFound) => return Ok(()),
+                Err(Verdict::Never(message)) => return Err(WriteError::Refused { what: what(), message }),
+                Err(Verdict::Again(message)) => last = message,
             }
             Self::pause(attempt).await;
         }
-        Ok(())
+        Err(WriteError::Exhausted { what: what(), attempts: Self::ATTEMPTS, last })
     }
 
     /// Writes or removes the note of a place that is held.

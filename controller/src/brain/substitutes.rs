@@ -236,7 +236,7 @@ impl Core {
         self.tell(Report {
             regarding: Regarding::Pod(pod.clone(), uid.clone()),
             warning: false,
-            reason: reasons::GOING_BACK,
+            reason: reasons::NOT_EVICTED,
             note: format!(
                 "not evicted: {message}. The pod keeps what it has; it is asked again in {SPARED:?}"
             ),

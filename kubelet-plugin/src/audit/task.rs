@@ -1,5 +1,6 @@
 //! Reads NVML, processes and quotas, and acts on the verdicts: event, metric, eviction.
 
+use super::evict::{Evicted, Evictor};
 use super::measured::{self, Accounts};
 use super::whose::{self, Owner, PodFacts};
 use super::{Auditor, Breach, Look, Measured, Quota, Settings, Subject, Verdict};
@@ -15,7 +16,7 @@ use aliquot_quota::measured::Identity;
 use aliquot_quota::region::{RegionView, audit};
 use aliquot_quota::{ComputePolicy, QuotaFile};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, EvictParams, ListParams, Preconditions};
+use kube::api::ListParams;
 use kube::{Api, Client};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -26,11 +27,11 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-const API_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const API_TIMEOUT: Duration = Duration::from_secs(10);
 /// Pods that the API does not show yet are asked for again after this.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// An eviction that was refused, or whose pod is still there, is asked for again after this.
-const EVICT_AGAIN: Duration = Duration::from_secs(30);
+pub(super) const EVICT_AGAIN: Duration = Duration::from_secs(30);
 
 /// The task.
 pub struct Audit {
@@ -262,38 +263,20 @@ impl Audit {
         let Some(pod) = memory.pods.get(uid) else { return };
         let kind = verdict.breach.kind();
         let claim = labels(ledger, &verdict.subject).map(|labels| labels.claim).unwrap_or_default();
-        let params = EvictParams {
-            delete_options: Some(DeleteParams {
-                preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
-                ..DeleteParams::default()
-            }),
-            ..EvictParams::default()
-        };
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let (outcome, reason, text) = match timeout(API_TIMEOUT, api.evict(&pod.name, &params)).await {
-            Ok(Ok(_)) => (
-                "evicted",
-                reasons::AUDIT_EVICTED,
-                format!(
-                    "evicted: its processes use more {kind} of the GPU than claim {claim} grants, and went on"
-                ),
-            ),
-            Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.code == 409 => return,
-            Ok(Err(error)) => ("refused", reasons::AUDIT_EVICTION_REFUSED, refusal(kind, &claim, &error)),
-            Err(error) => ("refused", reasons::AUDIT_EVICTION_REFUSED, refusal(kind, &claim, &error)),
+        let evictor = Evictor { client: &self.client, events: &self.events };
+        let outcome = match evictor.evict(pod, uid, kind, &claim).await {
+            Evicted::Yes => "evicted",
+            Evicted::Refused => "refused",
+            Evicted::Unsaid => {
+                // Asked again at the next look.
+                self.metrics.audit_evictions.get_or_create(&Outcome { outcome: "unsaid" }).inc();
+                return;
+            }
+            Evicted::Gone => return,
         };
         self.metrics.audit_evictions.get_or_create(&Outcome { outcome }).inc();
-        self.events.pod_warning(&pod.namespace, &pod.name, uid, reason, text);
         memory.evicted.insert(uid.to_owned(), Instant::now());
     }
-}
-
-fn refusal(kind: &str, claim: &str, error: &dyn std::fmt::Display) -> String {
-    format!(
-        "uses more {kind} of the GPU than claim {claim} grants and cannot be evicted: {error}; trying again in \
-         {} s. A PodDisruptionBudget that allows no disruption has to give way, or delete the pod",
-        EVICT_AGAIN.as_secs()
-    )
 }
 
 /// Shares in use.
