@@ -130,8 +130,10 @@ pub fn step(share: &Share<'_>) -> Step {
         return Step::Limit(share.limit.at_most(reserved));
     }
     let without = |companion: &Companion| sum.beyond(companion.size);
-    // The largest first: what replaces a larger one must not go before that.
-    let spare = held.iter().filter(|companion| without(companion).covers(need));
+    // The largest first: what replaces a larger one must not go before that. One that brings nothing of what is
+    // needed goes, too, when the rest is still waited for.
+    let use_of = |size: Size| size.at_most(need);
+    let spare = held.iter().filter(|companion| use_of(without(companion)) == use_of(sum));
     if let Some(spare) = spare.max_by_key(|companion| (companion.size.memory, companion.size.cores)) {
         return lower_then(share, without(spare), || Step::Release(spare.uid.clone()));
     }

@@ -159,6 +159,18 @@ fn what_does_not_fit_waits_and_the_rest_is_done() {
 }
 
 #[test]
+fn what_brings_nothing_is_given_back_while_the_rest_is_waited_for() {
+    let mut world = World::new(size(10, 30), size(5, 70));
+    world.wish = size(10, 50);
+    world.settle();
+    assert_eq!((world.limit, world.companions.len()), (size(10, 50), 1));
+    world.wish = size(20, 30);
+    world.settle();
+    assert_eq!((world.step(), world.limit), (Step::AwaitRoom(size(10, 0)), size(10, 30)));
+    assert_eq!((world.companions, world.free), (Vec::new(), size(5, 70)));
+}
+
+#[test]
 fn a_limit_is_never_left_without_what_is_reserved_for_it() {
     let mut world = World::new(size(10, 0), size(50, 0));
     world.wish = size(20, 0);

@@ -101,6 +101,7 @@ struct Held {
     /// By share id: the device, and what of it.
     shares: BTreeMap<String, (String, Size)>,
     users: Vec<String>,
+    wish: Option<String>,
     /// For which share of which claim.
     companion_of: Option<ShareName>,
 }
@@ -116,6 +117,7 @@ impl Held {
             uid: text(&claim["metadata"]["uid"]),
             shares: shares.map(|r| (text(&r["shareID"]), (device(r), consumed(r)))).collect(),
             users: users.map(|user| text(&user["uid"])).collect(),
+            wish: claim["metadata"]["annotations"][LIMITS].as_str().map(str::to_owned),
             companion_of: of.map(|of| {
                 let parts: Vec<&str> = of.split('/').collect();
                 ShareName { uid: parts[1].to_owned(), share_id: parts[2].to_owned() }
@@ -246,25 +248,56 @@ pub fn judge(record: &[AuditEntry]) -> (usize, Vec<String>) {
     (companions.len(), beyond)
 }
 
-/// How many shares have a limit of their own now that nothing happens; fails if one has companions that it
-/// does not need, or a companion's claim is gone.
+/// What a wish of [`wish`] says.
+fn size_of(wish: Option<&str>, own: Size) -> Size {
+    wish.into_iter().flat_map(|text| text.split(',')).fold(own, |size, part| match part.split_once('=') {
+        Some(("memory", gib)) => (gib.trim_end_matches("Gi").parse::<u64>().expect("GiB") << 30, size.1),
+        Some((_, cores)) => (size.0, cores.parse().expect("percent")),
+        None => panic!("what is {part}?"),
+    })
+}
+
+/// How many shares have companions or a limit of their own now that nothing happens; fails if one has a limit
+/// other than what it wishes for and has reserved, or a companion that is of no use for that.
 pub fn quiet(record: &[AuditEntry]) -> usize {
     let mut now = Now::default();
     for entry in record {
         now.take(entry);
     }
+    let limits: BTreeMap<ShareName, Size> = now.shares().map(|(share, _, limit, _)| (share, limit)).collect();
     let mut wrong = Vec::new();
     let mut shares = 0;
-    for (share, own, limit, reserved) in now.shares() {
-        shares += 1;
-        if both(own, limit, u64::max) != reserved {
-            wrong.push(format!("{share:?}: allocated {own:?}, limit {limit:?}, reserved {reserved:?}"));
+    let mut known = BTreeSet::new();
+    let used = |held: &&Held| held.users.iter().any(|user| now.pods.contains(user));
+    for ((namespace, _), held) in now.claims.iter().filter(|(_, held)| held.companion_of.is_none()) {
+        for (share_id, (_, own)) in held.shares.iter().filter(|_| used(&held)) {
+            let share = ShareName { uid: held.uid.clone(), share_id: share_id.clone() };
+            let companions = now.claims.values().filter(|held| held.companion_of.as_ref() == Some(&share));
+            let companions: Vec<Size> =
+                companions.flat_map(|held| held.shares.values()).map(|(_, size)| *size).collect();
+            let limit = limits.get(&share).copied().unwrap_or(*own);
+            known.insert(share);
+            shares += usize::from(limit != *own || !companions.is_empty());
+            let wish = size_of(held.wish.as_deref(), *own);
+            let need = both(wish, *own, u64::saturating_sub);
+            let sum = companions.iter().fold((0, 0), |sum, size| both(sum, *size, |a, b| a + b));
+            let reserved = both(*own, sum, |a, b| a + b);
+            let use_of = |size: Size| both(size, need, u64::min);
+            let useless = companions.iter().any(|size| use_of(both(sum, *size, |a, b| a - b)) == use_of(sum));
+            // Quotas and budgets may keep a companion from being exchanged for a smaller one.
+            let unbound = ["tenant-3", "tenant-5"].contains(&namespace.as_str());
+            let surplus = unbound && use_of(sum) == need && sum != need;
+            if limit != both(*own, both(wish, reserved, u64::min), u64::max) || useless || surplus {
+                wrong.push(format!(
+                    "{namespace} {}: allocated {own:?}, wish {wish:?}, limit {limit:?}, companions {companions:?}",
+                    held.uid
+                ));
+            }
         }
     }
-    let known: BTreeSet<ShareName> = now.shares().map(|(share, ..)| share).collect();
     for held in now.claims.values().filter(|held| !held.shares.is_empty()) {
         if let Some(of) = held.companion_of.as_ref().filter(|of| !known.contains(of)) {
-            wrong.push(format!("companion {} of {of:?}, which has no other size", held.uid));
+            wrong.push(format!("companion {} of {of:?}, which nobody uses", held.uid));
         }
     }
     if !wrong.is_empty() {
@@ -302,7 +335,7 @@ fn show(record: &[AuditEntry], uids: &BTreeSet<&str>) {
                     object["status"]["reservedFor"],
                     object["metadata"]["annotations"]
                 ),
-                _ => object.to_string(),
+                _ => object["spec"].to_string(),
             };
             eprintln!(
                 "{} {} {} {} {}/{} gone: {gone} {said}",
