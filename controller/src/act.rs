@@ -22,7 +22,7 @@ use crate::index::{CompanionOf, ObjectKey, Uid};
 use crate::lease::{Leadership, NotLeader};
 use crate::metrics::Metrics;
 use aliquot_model::limits::NodeLimitsSpec;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -55,6 +55,20 @@ pub enum Job {
         /// The claim.
         claim: Box<ResourceClaim>,
         /// Identity of the claim whose devices it is to keep.
+        source: Uid,
+    },
+    /// Write down what a running pod's claim will leave to the next.
+    MakeWill {
+        /// The object.
+        will: Box<ConfigMap>,
+        /// Identity of the claim.
+        source: Uid,
+    },
+    /// Destroy it.
+    DropWill {
+        /// Its namespace and name.
+        will: (Arc<str>, String),
+        /// Identity of the claim.
         source: Uid,
     },
     /// Delete a hold claim.
@@ -379,6 +393,8 @@ impl Writer {
                 }
             }
             Job::MakeHold { claim, source: _ } => self.make_hold(&claim, &mut outcome).await,
+            Job::MakeWill { will, source: _ } => self.make_will(&will).await,
+            Job::DropWill { will: (namespace, name), source: _ } => self.drop_will(&namespace, &name).await,
             Job::DropHold { claim, uid } => self.drop_hold(&claim, &uid).await,
             Job::Bind { plan, allocations, claims, until } => {
                 self.bind(&plan, &allocations, claims, until, &mut outcome).await

@@ -20,6 +20,7 @@ mod spare;
 mod stranded;
 mod substitutes;
 mod surroundings;
+mod wills;
 
 pub use compaction::Compacting;
 pub use heirs::GivesWay;
@@ -34,7 +35,7 @@ use crate::govern::GpuQuota;
 use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
 use crate::metrics::Metrics;
 use crate::queue::{Queue, Rank};
-use k8s_openapi::api::core::v1::{Node, Pod as ApiPod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::DynamicObject;
 use std::collections::{HashMap, HashSet};
@@ -79,6 +80,8 @@ pub enum Input {
     NodeUsage(Seen<DynamicObject>),
     /// NodeLimits.
     NodeLimits(Seen<DynamicObject>),
+    /// What ended pods leave to the next, as it was written down before leading began.
+    Wills(Vec<ConfigMap>),
     /// A job was done, or could not be.
     Done(Box<Outcome>),
     /// Something was done for the budgets, or could not be.
@@ -123,6 +126,8 @@ pub struct Settings {
     pub compaction: Option<Compacting>,
     /// How long claims may keep devices without a pod.
     pub holds: crate::hold::Limits,
+    /// Namespace in which is written down what running pods will leave to the next; nowhere if there is none.
+    pub wills: Option<Arc<str>>,
     /// Whether pods go back to the profile that they asked for, where their policy says so.
     pub go_back: bool,
     /// How long the asked profile has to be free before.
@@ -156,6 +161,7 @@ impl Default for Settings {
             reserving: None,
             compaction: None,
             holds: crate::hold::Limits::default(),
+            wills: None,
             go_back: true,
             settled: Duration::from_secs(10),
             place_held: Duration::from_secs(120),
@@ -203,6 +209,7 @@ pub struct Core {
     reservations: reservations::Reservations,
     gangs: gangs::Gangs,
     holds: holds::Holds,
+    wills: wills::Wills,
     compaction: compaction::Compaction,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
@@ -231,6 +238,7 @@ impl Core {
             matcher: Matcher::new(),
             queue: Queue::new(settings.backoff.0, settings.backoff.1),
             holds: holds::Holds::new(settings.backoff),
+            wills: wills::Wills::default(),
             compaction: compaction::Compaction::default(),
             settings,
             metrics,
@@ -289,6 +297,7 @@ impl Core {
             ("budgets", self.settings.budgets),
             ("nodeusages", self.settings.budgets),
             ("nodelimits", self.settings.elastic),
+            ("wills", self.settings.wills.is_some()),
         ];
         let needed = ["slices", "classes", "claims", "pods", "nodes"];
         let optional = optional.into_iter().filter_map(|(kind, watched)| watched.then_some(kind));
@@ -346,6 +355,10 @@ impl Core {
             Input::Budget(seen) => self.budget(seen),
             Input::NodeUsage(seen) => self.node_usage(seen),
             Input::NodeLimits(seen) => self.node_limits(seen),
+            Input::Wills(maps) => {
+                self.wills_found(&maps);
+                Change::Nothing
+            }
             Input::Done(outcome) => self.done(*outcome, now),
             Input::Kept(kept) => self.kept(*kept),
         };

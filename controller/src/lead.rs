@@ -69,6 +69,9 @@ impl Leader {
         if elastic {
             watch::start_limits(&self.client, &sender, &mut watches);
         }
+        if let Some(namespace) = &self.settings.wills {
+            watch::read_wills(&self.client, namespace, &sender, &mut watches);
+        }
         let mut writes: JoinSet<Input> = JoinSet::new();
         let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
         let mut ticked = Instant::now();

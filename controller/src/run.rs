@@ -99,6 +99,7 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
                 ..Compacting::default()
             }),
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },
+            wills: (!args.hold_at_most.is_zero()).then(|| args.namespace.as_str().into()),
             budgets: args.budgets,
             surroundings: true,
             elastic: args.elastic_shares,

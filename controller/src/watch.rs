@@ -5,10 +5,10 @@ use crate::budget::kinds;
 use crate::govern::GpuQuota;
 use crate::index::{POD_GROUP_APIS, TaintRule};
 use futures::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{ApiResource, DynamicObject};
+use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::GroupVersionKind;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event};
@@ -162,6 +162,27 @@ pub fn start_budgets(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut Join
 pub fn start_limits(client: &Client, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
     let limits = Api::<DynamicObject>::all_with(client.clone(), &kinds::node_limits());
     tasks.spawn(follow(limits, watcher::Config::default(), to.clone(), Input::NodeLimits));
+}
+
+/// Reads once what earlier leaders wrote down about pods that end.
+pub fn read_wills(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
+    let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+    let to = to.clone();
+    tasks.spawn(async move {
+        let params = ListParams::default().labels(&format!("{}=true", aliquot_model::names::WILL));
+        let mut pauses = Pauses::default();
+        loop {
+            match api.list(&params).await {
+                Ok(list) => {
+                    // Nobody listens any more if leading is over.
+                    let _ = to.send(Input::Wills(list.items)).await;
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "cannot read what ended pods leave to the next"),
+            }
+            tokio::time::sleep(pauses.next().unwrap_or_default()).await;
+        }
+    });
 }
 
 /// One kind's watch, for ever: what breaks is started anew, with growing pauses.

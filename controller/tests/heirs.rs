@@ -4,10 +4,10 @@
 mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
-use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM};
+use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM, WILL};
 use common::{Cluster, Running, auditor, eventually, fixtures};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use kube::api::{DeleteParams, EvictParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use rstest::rstest;
@@ -208,17 +208,66 @@ fn holds_ever(cluster: &Cluster) -> usize {
     made.count()
 }
 
+/// Wills: what is written down of running pods.
+async fn wills(cluster: &Cluster) -> usize {
+    let maps: Api<ConfigMap> = Api::all(cluster.client.clone());
+    let params = ListParams::default().labels(&format!("{WILL}=true"));
+    maps.list(&params).await.expect("config maps").items.len()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_that_ended_while_no_controller_ran_leaves_nothing_behind_that_blocks() {
+async fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next() {
+    let (cluster, first, maker) = crowded().await;
+    let before = devices(&cluster, "b").await;
+    eventually("a will for each", async || (wills(&cluster).await == 3).then_some(())).await;
+    first.kill();
+    let claim = claim_of(&cluster, "b").await;
+    cluster.delete_pod("b").await;
+    eventually("no claim", async || claims(&cluster).get_opt(&claim).await.ok()?.is_none().then_some(()))
+        .await;
+    let second = cluster.controller("c2", &[]).await;
+    let hold = one_hold(&cluster).await;
+    assert_eq!(cluster.devices(&hold).await, before);
+    assert!(cluster.devices("late").await.is_empty());
+    pod(&cluster, "b", &maker).await;
+    assert_eq!(devices(&cluster, "b").await, before);
+    no_holds(&cluster).await;
+    assert!(cluster.devices("late").await.is_empty());
+    auditor::check(&cluster.handle);
+    for name in ["a", "b", "c"] {
+        cluster.delete_pod(name).await;
+    }
+    let makers: Api<ConfigMap> = Api::namespaced(cluster.client.clone(), "default");
+    makers.delete("maker", &DeleteParams::default()).await.expect("deleted");
+    no_holds(&cluster).await;
+    eventually("no wills", async || (wills(&cluster).await == 0).then_some(())).await;
+    second.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_will_whose_devices_others_have_by_now_keeps_nobody_waiting() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", 1).await;
     let first = cluster.controller("c1", &[]).await;
     let maker = template(&cluster).await;
     pod(&cluster, "a", &maker).await;
     devices(&cluster, "a").await;
+    eventually("a will", async || (wills(&cluster).await == 1).then_some(())).await;
     first.kill();
     cluster.delete_pod("a").await;
     no_claims(&cluster).await;
+    // The node's GPU is gone meanwhile.
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
+    for slice in slices.list(&ListParams::default()).await.expect("slices") {
+        slices.delete(&slice.name_any(), &DeleteParams::default()).await.expect("deleted");
+    }
+    cluster.add_node("n2", 1).await;
+    let second = cluster.controller("c2", &[]).await;
+    pod(&cluster, "a", &maker).await;
+    assert!(!devices(&cluster, "a").await.is_empty());
+    no_holds(&cluster).await;
+    auditor::check(&cluster.handle);
+    second.terminate().await;
 }
 
 /// The first controller hangs in its n-th write of claims from the end of the pod on and is killed there; its
@@ -250,15 +299,8 @@ async fn a_crash_at_any_write_ends_in_the_same_state() {
         first.kill();
         cluster.handle.faults().remove(rule);
         let second = cluster.controller("c2", &[]).await;
-        // Before the hold claim is written nobody knows that something is to be kept: whoever comes first has
-        // it.
-        if nth == 0 {
-            let bound = async |pod: &str| cluster.get_pod(pod).await?.spec?.node_name;
-            eventually("one of the two that wait", async || bound("b").await.or(bound("late").await)).await;
-        } else {
-            assert_eq!(devices(&cluster, "b").await, before, "killed in write {nth}");
-            assert!(cluster.devices("late").await.is_empty(), "killed in write {nth}");
-        }
+        assert_eq!(devices(&cluster, "b").await, before, "killed in write {nth}");
+        assert!(cluster.devices("late").await.is_empty(), "killed in write {nth}");
         no_holds(&cluster).await;
         auditor::check(&cluster.handle);
         second.terminate().await;

@@ -39,6 +39,9 @@ pub const HOLD_PRIORITY: &str = "aliquot.dev/hold-priority";
 /// Annotation of a hold claim of the controller's: which devices it keeps, and for whom. A policy lets
 /// nobody else write it.
 pub const HOLD_OF: &str = "aliquot.dev/hold-of";
+/// Label of the ConfigMaps in our own namespace in which the controller writes down what running pods will leave to the
+/// next.
+pub const WILL: &str = "aliquot.dev/will";
 /// `apiGroup` of the entry in a claim's `reservedFor` by which we keep its devices.
 /// kube-controller-manager leaves entries alone whose kind it does not know.
 pub const HOLD_GROUP: &str = "aliquot.dev";

@@ -1,8 +1,9 @@
-//! Hold claims: made and deleted.
+//! Hold claims, and wills: made and deleted.
 
 use super::{Consumers, Outcome, Verdict, WriteError, Writer, creation};
 use crate::brain::GivesWay;
 use crate::index::{ObjectKey, Uid};
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
@@ -65,6 +66,33 @@ impl Writer {
                     other => other.map(drop),
                 }
             }
+        })
+        .await
+    }
+
+    /// Makes a will; one that is there already says the same, as its claim has its devices once.
+    pub(super) async fn make_will(&self, will: &ConfigMap) -> Result<(), WriteError> {
+        let namespace = will.metadata.namespace.clone().unwrap_or_default();
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &namespace);
+        let what = format!("config map {namespace}/{}", will.metadata.name.as_deref().unwrap_or_default());
+        self.patch_until_done(&what, || {
+            let api = api.clone();
+            async move {
+                match api.create(&creation(), will).await {
+                    Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                    other => other.map(drop),
+                }
+            }
+        })
+        .await
+    }
+
+    /// Deletes a will.
+    pub(super) async fn drop_will(&self, namespace: &str, name: &str) -> Result<(), WriteError> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), namespace);
+        self.patch_until_done(&format!("config map {namespace}/{name}"), || {
+            let api = api.clone();
+            async move { api.delete(name, &DeleteParams::default()).await.map(drop) }
         })
         .await
     }

@@ -193,6 +193,7 @@ impl Core {
             }
         }
         self.tidy_lost(now);
+        self.tidy_wills();
         self.release_stranded(now);
         self.write_quotas(now);
         self.look_back(now);
@@ -369,6 +370,7 @@ impl Core {
         for pod in ended {
             self.note_ending(&pod, now);
         }
+        self.open_wills();
         self.dirty_pools.extend(self.index.pools().map(|pool| pool.name).collect::<Vec<_>>());
         // Whose devices they are was not known before the slices were.
         let claims: Vec<ObjectKey> = self.index.claims().map(|claim| claim.key.clone()).collect();

@@ -13,6 +13,7 @@ use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,7 +35,7 @@ pub(super) struct Lost {
 }
 
 /// A hold claim that is not in the API yet.
-#[derive(Debug)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ending {
     /// As it will be made, but for the end of its time.
     claim: ResourceClaim,
@@ -42,7 +43,31 @@ pub(super) struct Ending {
     /// For how many seconds.
     seconds: i64,
     /// Whether it is being written.
+    #[serde(skip)]
     sent: bool,
+}
+
+impl Ending {
+    /// Identity of the claim that ends.
+    pub(super) fn source(&self) -> &str {
+        &self.bequest.claim_uid
+    }
+
+    /// The same claim's name.
+    pub(super) fn of_claim(&self) -> ObjectKey {
+        ObjectKey::new(self.claim.metadata.namespace.as_deref().unwrap_or_default(), &self.bequest.claim)
+    }
+
+    /// The name of its pod.
+    pub(super) fn of_pod(&self) -> ObjectKey {
+        ObjectKey { name: self.bequest.pod.as_str().into(), ..self.of_claim() }
+    }
+}
+
+impl Lost {
+    pub(super) fn is_of(&self, claim: &Uid) -> bool {
+        self.claim.uid == *claim
+    }
 }
 
 /// A hold claim that gives way to a claim in the same job.
@@ -160,7 +185,8 @@ impl Core {
         }
     }
 
-    fn ending(&self, claim: &Claim, allocation: &Allocation, pod: &Pod) -> Option<Ending> {
+    /// What a claim leaves to the next when its pod ends; nothing if it is not to be kept.
+    pub(super) fn ending(&self, claim: &Claim, allocation: &Allocation, pod: &Pod) -> Option<Ending> {
         let policy: Policy = self.hold_policy(claim);
         if !policy.retain || policy.seconds == 0 || self.refusal(&claim.key.namespace).is_some() {
             return None;

@@ -135,6 +135,7 @@ impl Core {
         if let Some(bequest) = claim.bequest.clone() {
             return self.keep_bequest(&claim, &bequest, now, wall);
         }
+        self.keep_will(&claim);
         let facts = self.facts(&claim);
         let step = hold::step(self.hold_policy(&claim), facts, wall);
         if !matches!(step, Step::Bind(_)) {

@@ -29,6 +29,14 @@ impl Core {
                 self.changed(given, now);
                 self.allocated(&plan, error, now)
             }
+            Job::MakeWill { source, .. } => {
+                self.will_written(&source, true, error, now);
+                Change::Nothing
+            }
+            Job::DropWill { source, .. } => {
+                self.will_written(&source, false, error, now);
+                Change::Nothing
+            }
             Job::MakeHold { source, .. } => {
                 self.hold_made(&source, error);
                 Change::Nothing

@@ -1,0 +1,163 @@
+//! What a running pod's claim will leave to the next, written down while it runs: should the pod end while no controller
+//! sees it, its claim is gone and nothing else tells what is to be kept for whom.
+//!
+//! A will is a ConfigMap in our own namespace, where tenants cannot write, one a claim. It is made once a claim that
+//! keeps its devices for the next has them, and goes when the hold claim is made or nothing is to be kept. A new
+//! leader reads all of them once, before its first decision, and carries out those of claims that have ended meanwhile.
+
+use super::heirs::Ending;
+use super::holds::RETRY;
+use super::{Core, Effect};
+use crate::act::{Job, WriteError};
+use crate::index::{Claim, ObjectKey, Uid};
+use aliquot_model::names::WILL;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Key of its only entry.
+const ENTRY: &str = "will";
+
+/// The wills that are written.
+#[derive(Debug, Default)]
+pub(super) struct Wills {
+    /// By the claim's identity: whose it is, and whether a write of it is under way.
+    known: HashMap<Uid, Known>,
+    /// Read and not looked at yet.
+    found: Vec<(Uid, Ending)>,
+}
+
+#[derive(Debug)]
+struct Known {
+    claim: ObjectKey,
+    writing: bool,
+}
+
+/// Name of the will of a claim.
+fn name_of(claim_uid: &str) -> String {
+    format!("aliquot-will-{claim_uid}")
+}
+
+/// What a ConfigMap that the controller wrote says, and of which claim.
+fn read(map: &ConfigMap) -> Option<(Uid, Ending)> {
+    let text = map.data.as_ref()?.get(ENTRY)?;
+    let ending: Ending = serde_json::from_str(text).ok()?;
+    Some((ending.source().into(), ending))
+}
+
+impl Core {
+    /// The wills as they are in the API when leading begins.
+    pub(super) fn wills_found(&mut self, maps: &[ConfigMap]) {
+        self.synced.insert("wills");
+        for map in maps {
+            match read(map) {
+                Some(will) => self.wills.found.push(will),
+                None => {
+                    let name = map.metadata.name.as_deref().unwrap_or_default();
+                    tracing::warn!(name, "a will cannot be read, and is left alone");
+                }
+            }
+        }
+    }
+
+    /// Carries out the wills of claims that ended while nobody looked.
+    pub(super) fn open_wills(&mut self) {
+        for (uid, ending) in std::mem::take(&mut self.wills.found) {
+            let claim = ending.of_claim();
+            self.wills.known.insert(uid.clone(), Known { claim, writing: false });
+            let is_kept = self
+                .index
+                .bequests()
+                .filter_map(|hold| hold.bequest.as_ref())
+                .any(|bequest| *bequest.claim_uid == *uid);
+            let is_there = self.index.pod(&ending.of_pod()).is_some_and(|pod| {
+                pod.claim_keys().any(|key| Some(&key) == self.wills.known.get(&uid).map(|known| &known.claim))
+            });
+            if !self.has_devices(&uid) && !is_kept && !is_there && self.holds.endings_seen.insert(uid.clone())
+            {
+                tracing::info!(claim = %uid, "it ended while nobody led: its devices are kept for the next");
+                self.holds.endings.insert(uid, ending);
+            }
+        }
+    }
+
+    fn has_devices(&self, uid: &Uid) -> bool {
+        self.wills.known.get(uid).is_some_and(|known| {
+            self.index.claim(&known.claim).is_some_and(|claim| claim.uid == *uid)
+                && self.index.effective_allocation(&known.claim).is_some()
+        })
+    }
+
+    /// Writes down what a claim that has its devices will leave.
+    pub(super) fn keep_will(&mut self, claim: &Claim) {
+        let Some(namespace) = self.settings.wills.clone() else { return };
+        let (Some(owner), Some(allocation)) = (&claim.owner_pod, &claim.allocation) else { return };
+        if !allocation.by_us
+            || allocation.others
+            || self.wills.known.contains_key(&claim.uid)
+            || self.holds.endings_seen.contains(&claim.uid)
+        {
+            return;
+        }
+        let runs = |pod: &&crate::index::Pod| pod.uid == *owner && !pod.deleting && !pod.terminal;
+        let Some(pod) = self.index.pods_of_claim(&claim.key).find(runs) else { return };
+        let Some(ending) = self.ending(claim, allocation, pod) else { return };
+        let Ok(text) = serde_json::to_string(&ending) else { return };
+        let will = ConfigMap {
+            metadata: ObjectMeta {
+                name: Some(name_of(&claim.uid)),
+                namespace: Some(namespace.to_string()),
+                labels: Some(BTreeMap::from([(WILL.to_owned(), "true".to_owned())])),
+                ..ObjectMeta::default()
+            },
+            data: Some(BTreeMap::from([(ENTRY.to_owned(), text)])),
+            ..ConfigMap::default()
+        };
+        self.wills.known.insert(claim.uid.clone(), Known { claim: claim.key.clone(), writing: true });
+        self.effects.push(Effect::Do(Job::MakeWill { will: Box::new(will), source: claim.uid.clone() }));
+    }
+
+    /// Takes the answer to a write of a will in.
+    pub(super) fn will_written(&mut self, source: &Uid, made: bool, error: Option<WriteError>, now: Instant) {
+        if let Some(error) = &error {
+            tracing::warn!(claim = %source, %error, "could not write down what it leaves to the next");
+        }
+        match (made, error.is_some()) {
+            // There it is, or still is, and is looked at again.
+            (true, false) | (false, true) => {
+                if let Some(known) = self.wills.known.get_mut(source) {
+                    known.writing = false;
+                }
+            }
+            (false, false) => drop(self.wills.known.remove(source)),
+            (true, true) => {
+                if let Some(known) = self.wills.known.remove(source) {
+                    self.holds.due.insert(known.claim, now + RETRY);
+                }
+            }
+        }
+    }
+
+    /// Destroys wills of which nothing is to be kept any more.
+    pub(super) fn tidy_wills(&mut self) {
+        let Some(namespace) = self.settings.wills.clone() else { return };
+        let lost = |uid: &Uid| self.holds.lost.values().flatten().any(|lost| lost.is_of(uid));
+        let over: Vec<Uid> = self
+            .wills
+            .known
+            .iter()
+            .filter(|(uid, known)| !known.writing && !self.holds.endings.contains_key(*uid) && !lost(uid))
+            .filter(|(uid, _)| !self.has_devices(uid))
+            .map(|(uid, _)| uid.clone())
+            .collect();
+        for source in over {
+            if let Some(known) = self.wills.known.get_mut(&source) {
+                known.writing = true;
+            }
+            let will = (Arc::clone(&namespace), name_of(&source));
+            self.effects.push(Effect::Do(Job::DropWill { will, source }));
+        }
+    }
+}
