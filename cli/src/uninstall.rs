@@ -10,14 +10,14 @@ mod farewell;
 use crate::args::UninstallArgs;
 use crate::client::connect;
 use aliquot_controller::hold::is_hold;
-use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, SCHEDULING_GATE};
+use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, SCHEDULING_GATE, WILL};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy};
 use kube::{Client, Resource, ResourceExt};
@@ -234,7 +234,7 @@ impl Uninstall {
         self.hold_claims().await
     }
 
-    /// Claims that the controller made, to keep devices of pods that have ended.
+    /// Claims that the controller made, to keep devices of pods that have ended, and what it wrote down to make them.
     async fn hold_claims(&self) -> Result<()> {
         for claim in self.all::<ResourceClaim>().list(&ListParams::default()).await? {
             if claim.annotations().contains_key(HOLD_OF) {
@@ -242,6 +242,10 @@ impl Uninstall {
                 let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);
                 self.delete(&api, &claim.name_any()).await?;
             }
+        }
+        let wills = self.own::<ConfigMap>();
+        for will in wills.list(&ListParams::default().labels(&format!("{WILL}=true"))).await? {
+            self.delete(&wills, &will.name_any()).await?;
         }
         Ok(())
     }

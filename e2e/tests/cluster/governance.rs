@@ -1,7 +1,7 @@
 //! What tenants may ask for and hold: answers at admission, and quotas where claims are allocated.
 
-use crate::support::{on_any_cluster, on_cluster};
-use aliquot_e2e::cluster::{Cluster, SYSTEM};
+use crate::support::{on_any_cluster, on_cluster, without_controller};
+use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -219,24 +219,15 @@ fn a_quota_that_is_no_quantity_is_refused() -> Result<()> {
 fn with_no_controller_claims_are_accepted_and_the_mistake_comes_to_light_later() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("unanswered").await?;
-        cluster.kubectl(&["-n", SYSTEM, "scale", "deployment", "aliquot-controller", "--replicas=0"])?;
-        let outcome = async {
-            cluster
-                .wait_for("no controller to answer", || async {
-                    Ok(cluster.system_pods("controller").await?.is_empty().then_some(()))
-                })
-                .await?;
+        without_controller(cluster, async || {
             let wrong = with_config(
                 objects::claim(&namespace, "wrong", &[objects::share("gpu", "1Gi", 5)]),
                 &[],
                 json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priorty": 5}),
             );
             cluster.create(&[wrong, PodManifest::of_claim(&namespace, "user", "wrong").build()])
-        }
-        .await;
-        cluster.kubectl(&["-n", SYSTEM, "scale", "deployment", "aliquot-controller", "--replicas=2"])?;
-        cluster.ready().await?;
-        outcome?;
+        })
+        .await?;
         // The controller is back and allocates; the node refuses to prepare, and says why to the pod.
         cluster.event(&namespace, "ShareConfig.priorty: unknown field").await?;
         cluster.delete_namespace(&namespace).await

@@ -1,6 +1,6 @@
 //! Claims that have devices without a pod.
 
-use crate::support::on_cluster;
+use crate::support::{on_cluster, without_controller};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::command;
 use aliquot_e2e::look::device_names;
@@ -243,6 +243,64 @@ fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<
         hold_claims(cluster, &namespace, 0).await?;
         cluster.delete_namespace(&namespace).await
     })
+}
+
+/// Only what was written down while it ran tells whose its devices are to be.
+#[test]
+fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("wills").await?;
+        let request = objects::partition_of("gpu", "2g.20gb", "H100");
+        let mut template = objects::template(&namespace, "slice", std::slice::from_ref(&request));
+        template["spec"]["metadata"] = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
+        let mut pod = PodManifest::of_template(&namespace, "x", "slice").build();
+        pod["spec"].as_object_mut().context("a spec")?.remove("restartPolicy");
+        pod["spec"]["terminationGracePeriodSeconds"] = json!(1);
+        cluster.create(&[
+            template,
+            json!({
+                "apiVersion": "apps/v1", "kind": "StatefulSet",
+                "metadata": {"name": "web", "namespace": namespace},
+                "spec": {
+                    "replicas": 1, "serviceName": "web",
+                    "selector": {"matchLabels": {"app": "web"}},
+                    "template": {"metadata": {"labels": {"app": "web"}}, "spec": pod["spec"]},
+                },
+            }),
+        ])?;
+        cluster.running(&namespace, "web-0").await?;
+        let before = cluster.devices_of(&namespace, "web-0").await?;
+        wills(cluster, 1).await?;
+        without_controller(cluster, async || {
+            cluster.kubectl(&["-n", &namespace, "scale", "statefulset", "web", "--replicas=0"])?;
+            cluster.pod_gone(&namespace, "web-0").await?;
+            cluster
+                .wait_for("its claim to be gone", || async {
+                    let mut all = cluster.claims().await?.into_iter();
+                    Ok((!all.any(|c| c.metadata.namespace.as_deref() == Some(&*namespace))).then_some(()))
+                })
+                .await
+        })
+        .await?;
+        hold_claims(cluster, &namespace, 1).await?;
+        cluster.kubectl(&["-n", &namespace, "scale", "statefulset", "web", "--replicas=1"])?;
+        cluster.running(&namespace, "web-0").await?;
+        ensure!(cluster.devices_of(&namespace, "web-0").await? == before, "{before:?}");
+        cluster.kubectl(&["-n", &namespace, "delete", "statefulset", "web"])?;
+        hold_claims(cluster, &namespace, 0).await?;
+        wills(cluster, 0).await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// Waits until so many wills are written down.
+async fn wills(cluster: &Cluster, wanted: usize) -> Result<()> {
+    cluster
+        .wait_for(&format!("{wanted} wills"), || async {
+            let list = ["-n", SYSTEM, "get", "configmaps", "-l", "aliquot.dev/will=true", "-o", "name"];
+            Ok((cluster.kubectl(&list)?.lines().count() == wanted).then_some(()))
+        })
+        .await
 }
 
 /// Waits until so many hold claims are there, all with devices; their names.

@@ -1,13 +1,14 @@
 //! A larger profile where the asked one is free nowhere, on a node with boards of two kinds: 1g.5gb is a
 //! profile of the A100 with 40 GB alone.
 
-use crate::support::{GIB, on_cluster};
+use crate::support::{GIB, on_cluster, without_controller};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::look::allocated_by;
 use aliquot_e2e::objects::{self, PodManifest};
 use aliquot_sim_node::GpuSpec;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
+use std::time::{Duration, Instant};
 
 /// Runs a test on a node that has an A100 with 40 GB too.
 fn with_small_board(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result<()> {
@@ -114,10 +115,7 @@ fn kube_scheduler_gives_the_larger_profile_too() -> Result<()> {
             let got = cluster.report(&namespace, "user", "main").await?;
             ensure!(got.names.iter().all(|n| n.contains("1g.10gb")), "{got:?}");
             let (request, writers) = result(cluster, &namespace, "user").await?;
-            ensure!(
-                request == "gpu/1g10gb" && writers.iter().all(|w| w == "kube-scheduler"),
-                "{request} {writers:?}"
-            );
+            ensure!(request == "gpu/1g10gb" && writers == ["kube-scheduler"], "{request} {writers:?}");
             cluster.event(&namespace, "1g.5gb was free nowhere, so the larger 1g10gb is given").await?;
             cluster.delete_namespace(&filler).await?;
             cluster.delete_namespace(&namespace).await
@@ -125,6 +123,62 @@ fn kube_scheduler_gives_the_larger_profile_too() -> Result<()> {
         .await;
         let back = cluster.allocator(None).await;
         outcome.and(back)
+    })
+}
+
+/// A profile or a larger one, as an author writes it.
+fn small_or_larger() -> Value {
+    let of = |profile: &str| {
+        let expression = format!(r#"device.attributes["gpu.aliquot.dev"].profile == "{profile}""#);
+        let name = profile.replace('.', "");
+        json!({"name": name, "deviceClassName": "mig.aliquot.dev", "selectors": [{"cel": {"expression": expression}}]})
+    };
+    json!({"name": "gpu", "firstAvailable": [of("1g.5gb"), of("1g.10gb")]})
+}
+
+#[test]
+fn a_substitute_that_no_controller_ever_saw_is_charged_as_the_budget_says() -> Result<()> {
+    with_small_board(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("unseen").await?;
+        let window = json!({"calendar": "Month"});
+        cluster.create(&[json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
+            "metadata": {"name": "gpu", "namespace": namespace},
+            "spec": {"gpuHours": 10, "window": window, "chargeSubstitutesAs": "Asked"},
+        })])?;
+        let filler = fill(cluster).await?;
+        cluster.allocator(Some("scheduler")).await?;
+        let mut seconds = 0.0;
+        let outcome = without_controller(cluster, async || {
+            cluster.create(&[
+                objects::template(&namespace, "small", &[small_or_larger()]),
+                PodManifest::of_template(&namespace, "user", "small").build(),
+            ])?;
+            cluster.running(&namespace, "user").await?;
+            let began = Instant::now();
+            let (request, writers) = result(cluster, &namespace, "user").await?;
+            ensure!(request == "gpu/1g10gb" && writers == ["kube-scheduler"], "{request} {writers:?}");
+            tokio::time::sleep(Duration::from_secs(30)).await;
+            cluster.delete_pod(&namespace, "user").await?;
+            cluster.pod_gone(&namespace, "user").await?;
+            seconds = began.elapsed().as_secs_f64();
+            Ok(())
+        })
+        .await;
+        let back = cluster.allocator(None).await;
+        outcome.and(back)?;
+        // 1g.5gb is a seventh of the multiprocessors, and the 1g.10gb that it got a quarter of the memory.
+        let parts = cluster
+            .wait_for("the use to be counted", || async {
+                let path = "jsonpath={.status.used}";
+                let used = cluster.kubectl(&["-n", &namespace, "get", "gpubudget", "gpu", "-o", path])?;
+                let hours: f64 = used.trim().parse().unwrap_or(0.0);
+                Ok((hours > 0.0).then_some(hours * 3600.0 / seconds))
+            })
+            .await?;
+        ensure!((0.13..0.19).contains(&parts), "charged {parts} of a GPU for {seconds} s");
+        cluster.delete_namespace(&filler).await?;
+        cluster.delete_namespace(&namespace).await
     })
 }
 

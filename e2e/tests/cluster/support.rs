@@ -1,7 +1,7 @@
 //! What every test does around its own subject.
 
 use aliquot_e2e::auditor::Auditor;
-use aliquot_e2e::cluster::Cluster;
+use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_model::names::DEFAULT_DRIVER;
 use anyhow::Result;
 use std::io::Write;
@@ -83,4 +83,25 @@ fn run(needed: Server, test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result
         );
         Ok(())
     })
+}
+
+/// Does something while no controller runs; it runs again afterwards, whatever came of it.
+pub(crate) async fn without_controller(
+    cluster: &Cluster,
+    part: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
+    let scale = |to: &str| cluster.kubectl(&["-n", SYSTEM, "scale", "deployment", "aliquot-controller", to]);
+    scale("--replicas=0")?;
+    let outcome = async {
+        cluster
+            .wait_for("no controller to be there", || async {
+                Ok(cluster.system_pods("controller").await?.is_empty().then_some(()))
+            })
+            .await?;
+        part().await
+    }
+    .await;
+    scale("--replicas=2")?;
+    cluster.ready().await?;
+    outcome
 }
