@@ -126,46 +126,55 @@ fn kube_scheduler_gives_the_larger_profile_too() -> Result<()> {
     })
 }
 
-/// A profile or a larger one, as an author writes it.
-fn small_or_larger() -> Value {
-    let of = |profile: &str| {
-        let expression = format!(r#"device.attributes["gpu.aliquot.dev"].profile == "{profile}""#);
-        let name = profile.replace('.', "");
-        json!({"name": name, "deviceClassName": "mig.aliquot.dev", "selectors": [{"cel": {"expression": expression}}]})
+/// A request of an H100's profile, of which each has one, or a larger one, as an author writes it.
+fn media_or_larger() -> Value {
+    let of = |name: &str, profile: &str| {
+        let request = objects::partition_of(name, profile, "H100");
+        let exactly = &request["exactly"];
+        json!({"name": name, "deviceClassName": exactly["deviceClassName"], "selectors": exactly["selectors"]})
     };
-    json!({"name": "gpu", "firstAvailable": [of("1g.5gb"), of("1g.10gb")]})
+    json!({"name": "gpu", "firstAvailable": [of("media", "1g.10gb+me"), of("larger", "2g.20gb")]})
 }
 
 #[test]
 fn a_substitute_that_no_controller_ever_saw_is_charged_as_the_budget_says() -> Result<()> {
-    with_small_board(async |cluster: &Cluster| {
+    on_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("unseen").await?;
-        let window = json!({"calendar": "Month"});
-        cluster.create(&[json!({
-            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
-            "metadata": {"name": "gpu", "namespace": namespace},
-            "spec": {"gpuHours": 10, "window": window, "chargeSubstitutesAs": "Asked"},
-        })])?;
-        let filler = fill(cluster).await?;
+        let mut media = objects::partition_of("gpu", "1g.10gb+me", "H100");
+        media["exactly"]["count"] = json!(2);
+        cluster.create(&[
+            json!({
+                "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
+                "metadata": {"name": "gpu", "namespace": namespace},
+                "spec": {"gpuHours": 10, "window": {"calendar": "Month"}, "chargeSubstitutesAs": "Asked"},
+            }),
+            objects::claim("default", "both", &[media]),
+            PodManifest::of_claim("default", "filler", "both").build(),
+        ])?;
+        cluster.running("default", "filler").await?;
         cluster.allocator(Some("scheduler")).await?;
         let mut seconds = 0.0;
         let outcome = without_controller(cluster, async || {
             cluster.create(&[
-                objects::template(&namespace, "small", &[small_or_larger()]),
-                PodManifest::of_template(&namespace, "user", "small").build(),
+                objects::template(&namespace, "media", &[media_or_larger()]),
+                PodManifest::of_template(&namespace, "user", "media").build(),
             ])?;
             cluster.running(&namespace, "user").await?;
             let began = Instant::now();
             let (request, writers) = result(cluster, &namespace, "user").await?;
-            ensure!(request == "gpu/1g10gb" && writers == ["kube-scheduler"], "{request} {writers:?}");
+            ensure!(request == "gpu/larger" && writers == ["kube-scheduler"], "{request} {writers:?}");
             let node = cluster.setting("NODE_NAME")?;
-            let path = "jsonpath={.spec.held[?(@.name!=\"all\")]['microGpus','askedMicroGpus']}";
             cluster
                 .wait_for("the node to say what was asked", || async {
-                    let parts = cluster.kubectl(&["get", "nodeusage", node, "-o", path])?;
-                    let parts: Vec<u32> = parts.split_whitespace().filter_map(|n| n.parse().ok()).collect();
-                    Ok(matches!(parts[..], [given, asked] if asked < 150_000 && given > 200_000)
-                        .then_some(()))
+                    let usage = cluster.kubectl(&["get", "nodeusage", node, "-o", "json"])?;
+                    let usage: Value = serde_json::from_str(&usage)?;
+                    let held = usage.pointer("/spec/held").and_then(Value::as_array).cloned();
+                    let own = held.unwrap_or_default().into_iter().find(|c| c["namespace"] == *namespace);
+                    let part = |own: &Value, of: &str| own.get(of).and_then(Value::as_u64).unwrap_or(0);
+                    Ok(own.filter(|own| {
+                        (230_000..280_000).contains(&part(own, "microGpus"))
+                            && (110_000..140_000).contains(&part(own, "askedMicroGpus"))
+                    }))
                 })
                 .await?;
             tokio::time::sleep(Duration::from_secs(30)).await;
@@ -177,8 +186,7 @@ fn a_substitute_that_no_controller_ever_saw_is_charged_as_the_budget_says() -> R
         .await;
         let back = cluster.allocator(None).await;
         outcome.and(back)?;
-        // 1g.5gb is a seventh of the multiprocessors, and the 1g.10gb that it got a quarter of the memory. Hours have
-        // three decimals, 3.6 s each.
+        // An eighth of a GPU, where what it got is a quarter. Hours have three decimals, 3.6 s each.
         let parts = cluster
             .wait_for("the use to be counted", || async {
                 let path = "jsonpath={.status.used}";
@@ -187,8 +195,8 @@ fn a_substitute_that_no_controller_ever_saw_is_charged_as_the_budget_says() -> R
                 Ok((hours > 0.0).then_some(hours * 3600.0 / seconds))
             })
             .await?;
-        ensure!((0.1..0.2).contains(&parts), "charged {parts} of a GPU for {seconds} s");
-        cluster.delete_namespace(&filler).await?;
+        ensure!((0.09..0.2).contains(&parts), "charged {parts} of a GPU for {seconds} s");
+        cluster.kubectl(&["delete", "pod/filler", "resourceclaim/both"])?;
         cluster.delete_namespace(&namespace).await
     })
 }
