@@ -63,6 +63,34 @@ async fn pods_get_their_devices_once_whatever_goes_wrong(#[case] rule: FaultRule
     controller.terminate().await;
 }
 
+/// All attempts of an allocation are given up on, and done by the API server long after: nobody else has its GPU by then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn devices_of_an_allocation_that_may_still_be_written_are_given_to_nobody() {
+    const LATE: u64 = 14_000;
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    let mut matches = claims("patch").subresource("status");
+    matches.name = Some("a".to_owned());
+    let rule = cluster.handle.faults().add(FaultRule::always(matches, Fault::Latency { millis: LATE }));
+    for name in ["a", "b"] {
+        cluster.claim(name, &[fixtures::partition("r", "7g.80gb")]).await;
+        cluster.pod(name, &[name]).await;
+        // The second comes when the first has the GPU, as far as anybody knows.
+        let hit = || cluster.handle.faults().rules().iter().any(|state| state.hits > 0);
+        eventually("a write that hangs", async || hit().then_some(())).await;
+    }
+    let hits = || cluster.handle.faults().rules().iter().map(|state| state.hits).max();
+    eventually("the last attempt", async || (hits()? >= 8).then_some(())).await;
+    cluster.handle.faults().remove(rule);
+    let bound = async |pod: &str| cluster.get_pod(pod).await?.spec?.node_name;
+    eventually("one of the two", async || bound("a").await.or(bound("b").await)).await;
+    // Until the last late write has come.
+    tokio::time::sleep(Duration::from_millis(LATE)).await;
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_the_api_server_is_survived() {
     let cluster = Cluster::start().await;

@@ -111,6 +111,12 @@ impl Writer {
                     Box::pin(self.try_allocate(claim, &draft.claim, allocation, users))
                 })
                 .await;
+            let result = match result {
+                Err(error @ (WriteError::Exhausted { .. } | WriteError::Changed(..))) => {
+                    self.make_sure(&draft.claim, &draft.uid, allocation, error).await
+                }
+                known => known,
+            };
             (draft, result)
         });
         let mut first_error = None;
@@ -126,6 +132,46 @@ impl Writer {
             }
         }
         first_error.map_or(Ok(()), Err)
+    }
+
+    /// An allocation whose answers were lost or late may still be written by the API server. Until it cannot be any more
+    /// its devices are given to nobody: this returns when it is seen there, or when the claim was changed, so that what
+    /// is under way applies to something else than it was meant for. Goes on for as long as we lead.
+    pub(super) async fn make_sure(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        wanted: &AllocationResult,
+        error: WriteError,
+    ) -> Result<Box<ResourceClaim>, WriteError> {
+        let api = self.claims(key);
+        for round in 0_u32.. {
+            match self.send("get", api.get(&key.name)).await? {
+                Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => {
+                    if let Some(present) = allocation(&claim) {
+                        let ours = results(present) == results(wanted);
+                        let taken = WriteError::Taken(key.clone());
+                        return if ours { Ok(Box::new(claim)) } else { Err(taken) };
+                    }
+                    let mut metadata = precondition(&claim);
+                    if let Some(fields) = metadata.as_object_mut() {
+                        // Another one each time, so that the object changes.
+                        let nothing = uuid::Uuid::new_v4().to_string();
+                        fields.insert("annotations".to_owned(), json!({FINGERPRINT: nothing}));
+                    }
+                    match self.patch_claim(key, false, json!({"metadata": metadata})).await? {
+                        Ok(_) | Err(Step::Failed(WriteError::Refused { .. })) => return Err(error),
+                        Err(Step::Failed(gone)) => return Err(gone),
+                        Err(_) => {}
+                    }
+                }
+                Ok(_) | Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
+                Err(_) => {}
+            }
+            tracing::warn!(claim = %key, round, "it is not certain yet that an allocation is not written: its devices wait");
+            Self::pause(round).await;
+        }
+        Err(error)
     }
 
     /// Puts our entry among the consumers of an allocated claim, or takes it away.

@@ -77,6 +77,12 @@ impl Writer {
                 Box::pin(async move { self.try_allocate(claim, &key, &wanted, &consumers).await })
             })
             .await;
+        let result = match result {
+            Err(error @ (WriteError::Exhausted { .. } | WriteError::Changed(..))) => {
+                self.make_sure(key, uid, wanted, error).await
+            }
+            known => known,
+        };
         note(result, key, uid, outcome)
     }
 

@@ -110,7 +110,7 @@ pub enum Fault {
     },
     /// A conflict, as if somebody else had been faster; nothing is done.
     Conflict,
-    /// The answer is late.
+    /// What was asked is done late, also when nobody waits for the answer any more.
     Latency {
         /// By how much.
         millis: u64,

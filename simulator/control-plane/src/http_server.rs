@@ -109,7 +109,9 @@ impl Server {
             content_type: header(header::CONTENT_TYPE),
             body,
         };
-        match self.dispatch(&ask).await {
+        // By itself: what was asked is done, late as it may be, also when nobody waits for the answer any more.
+        let answer = tokio::spawn(async move { self.dispatch(&ask).await });
+        match answer.await.map_err(|_| Broken)? {
             Ok(response) => Ok(response),
             Err(Outcome::Failed(e)) => Ok(failure(&e)),
             Err(Outcome::Broken) => Err(Broken),
