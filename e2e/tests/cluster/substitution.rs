@@ -129,10 +129,9 @@ fn kube_scheduler_gives_the_larger_profile_too() -> Result<()> {
 /// A request of an H100's profile, of which each has one, or a larger one, as an author writes it.
 fn media_or_larger() -> Value {
     let of = |name: &str, profile: &str| {
-        let mut request = objects::partition_of(name, profile, "H100");
-        let mut exactly = request["exactly"].take();
-        exactly["name"] = json!(name);
-        exactly
+        let request = objects::partition_of(name, profile, "H100");
+        let selectors = request.pointer("/exactly/selectors").cloned();
+        json!({"name": name, "deviceClassName": "mig.aliquot.dev", "selectors": selectors})
     };
     json!({"name": "gpu", "firstAvailable": [of("media", "1g.10gb+me"), of("larger", "2g.20gb")]})
 }
