@@ -106,17 +106,7 @@ impl Writer {
         let drafts = plan.drafts.iter().zip(allocations).zip(claims);
         let users: Vec<_> = plan.drafts.iter().map(|draft| [user(draft)]).collect();
         let writes = drafts.zip(&users).map(|(((draft, allocation), claim), users)| async move {
-            let result = self
-                .until_done(&draft.claim, &draft.uid, Some(claim), |claim| {
-                    Box::pin(self.try_allocate(claim, &draft.claim, allocation, users))
-                })
-                .await;
-            let result = match result {
-                Err(error @ (WriteError::Exhausted { .. } | WriteError::Changed(..))) => {
-                    self.make_sure(&draft.claim, &draft.uid, allocation, error).await
-                }
-                known => known,
-            };
+            let result = self.allocate_one(&draft.claim, &draft.uid, Some(claim), allocation, users).await;
             (draft, result)
         });
         let mut first_error = None;
@@ -134,10 +124,28 @@ impl Writer {
         first_error.map_or(Ok(()), Err)
     }
 
+    /// Allocates one claim, and answers when it is certain whether it is.
+    pub(super) async fn allocate_one(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        seen: Option<ResourceClaim>,
+        wanted: &AllocationResult,
+        users: &[ResourceClaimConsumerReference],
+    ) -> Result<Box<ResourceClaim>, WriteError> {
+        let attempt = |claim| Box::pin(self.try_allocate(claim, key, wanted, users)) as _;
+        match self.until_done(key, uid, seen, attempt).await {
+            Err(error @ (WriteError::Exhausted { .. } | WriteError::Changed(..))) => {
+                self.make_sure(key, uid, wanted, error).await
+            }
+            certain => certain,
+        }
+    }
+
     /// An allocation whose answers were lost or late may still be written by the API server. Until it cannot be any more
     /// its devices are given to nobody: this returns when it is seen there, or when the claim was changed, so that what
     /// is under way applies to something else than it was meant for. Goes on for as long as we lead.
-    pub(super) async fn make_sure(
+    async fn make_sure(
         &self,
         key: &ObjectKey,
         uid: &str,
@@ -292,7 +300,7 @@ impl Writer {
         }))
     }
 
-    pub(super) async fn try_allocate(
+    async fn try_allocate(
         &self,
         claim: ResourceClaim,
         key: &ObjectKey,

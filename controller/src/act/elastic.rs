@@ -71,18 +71,7 @@ impl Writer {
         consumers: &[ResourceClaimConsumerReference],
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let result = self
-            .until_done(key, uid, None, |claim| {
-                let (key, wanted, consumers) = (key.clone(), wanted.clone(), consumers.to_vec());
-                Box::pin(async move { self.try_allocate(claim, &key, &wanted, &consumers).await })
-            })
-            .await;
-        let result = match result {
-            Err(error @ (WriteError::Exhausted { .. } | WriteError::Changed(..))) => {
-                self.make_sure(key, uid, wanted, error).await
-            }
-            known => known,
-        };
+        let result = self.allocate_one(key, uid, None, wanted, consumers).await;
         note(result, key, uid, outcome)
     }
 

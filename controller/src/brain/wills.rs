@@ -66,15 +66,14 @@ impl Core {
     pub(super) fn open_wills(&mut self) {
         for (uid, ending) in std::mem::take(&mut self.wills.found) {
             let claim = ending.of_claim();
+            let pod = self.index.pod(&ending.of_pod());
+            let is_there = pod.is_some_and(|pod| pod.claim_keys().any(|key| key == claim));
             self.wills.known.insert(uid.clone(), Known { claim, writing: false });
             let is_kept = self
                 .index
                 .bequests()
                 .filter_map(|hold| hold.bequest.as_ref())
                 .any(|bequest| *bequest.claim_uid == *uid);
-            let is_there = self.index.pod(&ending.of_pod()).is_some_and(|pod| {
-                pod.claim_keys().any(|key| Some(&key) == self.wills.known.get(&uid).map(|known| &known.claim))
-            });
             if !self.has_devices(&uid) && !is_kept && !is_there && self.holds.endings_seen.insert(uid.clone())
             {
                 tracing::info!(claim = %uid, "it ended while nobody led: its devices are kept for the next");

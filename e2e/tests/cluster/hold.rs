@@ -8,7 +8,7 @@ use aliquot_e2e::objects::{self, PodManifest};
 use aliquot_model::names::HOLD_OF;
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::time::Duration;
 
 const NAMESPACE: &str = "retain";
@@ -183,27 +183,36 @@ fn a_retained_claims_gpu_instance_waits_for_its_next_pod_over_a_kill_of_the_agen
     })
 }
 
+/// A StatefulSet `web` with a partition for each pod that is kept for the next.
+fn heirs(namespace: &str, replicas: u32) -> Result<[Value; 2]> {
+    let request = objects::partition_of("gpu", "2g.20gb", "H100");
+    let mut template = objects::template(namespace, "slice", &[request]);
+    let kept = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
+    let of_claims = template.pointer_mut("/spec").and_then(Value::as_object_mut).context("a spec")?;
+    of_claims.insert("metadata".to_owned(), kept);
+    let mut pod = PodManifest::of_template(namespace, "x", "slice").build();
+    let mut spec = pod.get_mut("spec").map(Value::take).context("a spec")?;
+    let fields = spec.as_object_mut().context("fields")?;
+    fields.remove("restartPolicy");
+    // With 0 it would leave the API before the kubelet has given its devices back.
+    fields.insert("terminationGracePeriodSeconds".to_owned(), json!(1));
+    let set = json!({
+        "apiVersion": "apps/v1", "kind": "StatefulSet",
+        "metadata": {"name": "web", "namespace": namespace},
+        "spec": {
+            "replicas": replicas, "serviceName": "web", "podManagementPolicy": "Parallel",
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": {"metadata": {"labels": {"app": "web"}}, "spec": spec},
+        },
+    });
+    Ok([template, set])
+}
+
 #[test]
 fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("heirs").await?;
-        let request = objects::partition_of("gpu", "2g.20gb", "H100");
-        let mut template = objects::template(&namespace, "slice", std::slice::from_ref(&request));
-        template["spec"]["metadata"] = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
-        let mut pod = PodManifest::of_template(&namespace, "x", "slice").build();
-        pod["spec"].as_object_mut().context("a spec")?.remove("restartPolicy");
-        // With 0 it would leave the API before the kubelet has given its devices back.
-        pod["spec"]["terminationGracePeriodSeconds"] = json!(1);
-        let set = json!({
-            "apiVersion": "apps/v1", "kind": "StatefulSet",
-            "metadata": {"name": "web", "namespace": namespace},
-            "spec": {
-                "replicas": 2, "serviceName": "web", "podManagementPolicy": "Parallel",
-                "selector": {"matchLabels": {"app": "web"}},
-                "template": {"metadata": {"labels": {"app": "web"}}, "spec": pod["spec"]},
-            },
-        });
-        cluster.create(&[template, set])?;
+        cluster.create(&heirs(&namespace, 2)?)?;
         cluster.running(&namespace, "web-0").await?;
         cluster.running(&namespace, "web-1").await?;
         let before = cluster.devices_of(&namespace, "web-1").await?;
@@ -225,7 +234,7 @@ fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<
         let forged = json!({
             "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
             "metadata": {"name": "forged", "namespace": namespace, "annotations": {"aliquot.dev/hold-of": "{}"}},
-            "spec": {"devices": {"requests": [request]}},
+            "spec": {"devices": {"requests": [objects::partition_of("gpu", "2g.20gb", "H100")]}},
         });
         let refused = cluster.create(&[forged]).err().context("a forged hold claim")?;
         ensure!(format!("{refused:#}").contains("only the controller may write"), "{refused:#}");
@@ -250,24 +259,7 @@ fn the_next_pod_of_a_statefulset_gets_the_devices_of_the_one_before() -> Result<
 fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("wills").await?;
-        let request = objects::partition_of("gpu", "2g.20gb", "H100");
-        let mut template = objects::template(&namespace, "slice", std::slice::from_ref(&request));
-        template["spec"]["metadata"] = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
-        let mut pod = PodManifest::of_template(&namespace, "x", "slice").build();
-        pod["spec"].as_object_mut().context("a spec")?.remove("restartPolicy");
-        pod["spec"]["terminationGracePeriodSeconds"] = json!(1);
-        cluster.create(&[
-            template,
-            json!({
-                "apiVersion": "apps/v1", "kind": "StatefulSet",
-                "metadata": {"name": "web", "namespace": namespace},
-                "spec": {
-                    "replicas": 1, "serviceName": "web",
-                    "selector": {"matchLabels": {"app": "web"}},
-                    "template": {"metadata": {"labels": {"app": "web"}}, "spec": pod["spec"]},
-                },
-            }),
-        ])?;
+        cluster.create(&heirs(&namespace, 1)?)?;
         cluster.running(&namespace, "web-0").await?;
         let before = cluster.devices_of(&namespace, "web-0").await?;
         wills(cluster, 1).await?;
