@@ -56,7 +56,7 @@ pub(crate) fn create(
     let is_first = COSTS.lock().find_key(|_, cost| usize::from(cost.device) == index).is_none();
     let before = nvml::used_by_us(index);
     let held_before = account::held(index);
-    let code = driver();
+    let code = account::retry(index, driver(), &driver);
     if code != 0 {
         account::release(index, known);
         return code;
