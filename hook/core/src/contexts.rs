@@ -4,6 +4,10 @@
 //! NVML lists this process, and remembered in the region, so that the next process charges it before its
 //! context is made; else it is assumed from the size of the GPU. A context that does not fit is undone.
 
+mod limits;
+
+pub(crate) use limits::set as set_limit;
+
 use crate::account::{self, OUT_OF_MEMORY};
 use crate::config;
 use crate::device::{self, Device};
@@ -14,6 +18,7 @@ use crate::state::{self, Mode, REFUSED};
 use crate::{captures, compute, linear, nvml, real, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use limits::Raised;
 
 /// Device memory of a context for each multiprocessor, where it can be neither measured nor looked up
 /// (assumed: 0.4 to 0.6 GiB on the large boards).
@@ -22,7 +27,9 @@ const ASSUMED_PER_MULTIPROCESSOR: u64 = 4 << 20;
 #[derive(Clone, Copy)]
 struct Cost {
     device: u16,
+    /// What it takes itself, raised limits included.
     bytes: u64,
+    raised: [Raised; limits::COUNT],
 }
 
 /// The contexts of this process that are charged.
@@ -139,7 +146,9 @@ fn enter(context: u64, device: Device, bytes: u64, fits: bool) -> Entered {
     if costs.get(context).is_some() {
         return Entered::Known;
     }
-    if !fits || costs.insert(context, Cost { device: device as u16, bytes }).is_err() {
+    if !fits
+        || costs.insert(context, Cost { device: device as u16, bytes, raised: Default::default() }).is_err()
+    {
         return Entered::Refused;
     }
     drop(costs);
@@ -151,7 +160,8 @@ fn enter(context: u64, device: Device, bytes: u64, fits: bool) -> Entered {
 /// How often what is no allocation is measured anew.
 const AGE_MS: u64 = 500;
 
-/// Measures anew what of this process's memory is no allocation: modules are loaded lazily, limits raised.
+/// Measures anew what of this process's memory is no allocation: modules are loaded lazily, kernels need
+/// more local memory.
 /// At most once in a while: by what the node agent measured, else by NVML, which takes its time, and only where
 /// that lists this process.
 pub(crate) fn refresh(device: Device) {
@@ -250,7 +260,7 @@ pub(crate) fn gone(context: u64) {
     captures::context_gone(context);
     device::forget(context);
     let cost = COSTS.lock().remove(context);
-    if let Some(Cost { device, bytes }) = cost {
+    if let Some(Cost { device, bytes, .. }) = cost {
         // The last context takes with it whatever the overhead has grown by.
         let device = usize::from(device);
         let _one_at_a_time = REFRESHING.lock();

@@ -154,6 +154,7 @@ macro_rules! driver {
 driver! {
     Cuda cuCtxGetCurrent(context: *mut u64);
     Cuda cuCtxGetDevice(device: *mut i32);
+    Cuda cuCtxGetLimit(value: *mut u64, limit: u32);
     Cuda cuDeviceGetCount(count: *mut i32);
     Cuda cuDeviceGet(device: *mut i32, ordinal: i32);
     Cuda cuDeviceGetAttribute(value: *mut i32, attribute: i32, device: i32);

@@ -72,6 +72,7 @@ macro_rules! hook_table {
             cuCtxDestroy, "cuCtxDestroy", 2000, legacy;
             cuCtxDestroy_v2, "cuCtxDestroy", 4000, legacy;
             cuCtxDetach, "cuCtxDetach", 2000, legacy;
+            cuCtxSetLimit, "cuCtxSetLimit", 3010, legacy;
             cuGreenCtxCreate, "cuGreenCtxCreate", 12040, legacy;
             cuGreenCtxDestroy, "cuGreenCtxDestroy", 12040, legacy;
             cuGraphInstantiate, "cuGraphInstantiate", 10000, legacy;

@@ -436,6 +436,15 @@ fn contexts(p: &Program, symbol: &str) -> bool {
             let end = if symbol.starts_with("cuCtxD") { symbol } else { "cuCtxDestroy_v2" };
             p.ok(end, &[context]);
         }
+        "cuCtxSetLimit" => {
+            const HEAP: u64 = 2;
+            p.context();
+            let mut before = 0_u64;
+            p.ok("cuCtxGetLimit", &[at(&mut before), HEAP]);
+            p.charged(symbol, &[HEAP, before + p.bytes]);
+            p.hold();
+            p.ok(symbol, &[HEAP, before]);
+        }
         "cuGreenCtxCreate" | "cuGreenCtxDestroy" => {
             p.context();
             p.call("cuGreenCtxCreate", &[at(&mut context), 0, 0, 1]);

@@ -80,7 +80,7 @@ const SCRIPT: [&str; 8] = [
     "init",
     "retain",
     "alloc:linear:100M",
-    "limit:2:208M",
+    "code:209715200:0",
     "hold",
     "sleep:600",
     "alloc:linear:1400M",

@@ -466,12 +466,12 @@ fn a_context_that_does_not_fit_is_not_made() {
 fn memory_that_no_call_asks_for_is_charged_soon() {
     let bench = Bench::new(["H100-80"]).driver("context_mib=100");
     bench.share("a", 0, GIB);
-    // A larger heap for kernels grows the context; NVML shows it.
+    // Code grows the context when it is first run; NVML shows it.
     let script = [
         "init",
         "retain",
         "alloc:linear:100M",
-        "limit:2:208M",
+        "code:209715200:0",
         "sleep:600",
         "info",
         "free",
@@ -481,7 +481,7 @@ fn memory_that_no_call_asks_for_is_charged_soon() {
     let left = GIB - 100 * MIB - 200 * MIB;
     assert_eq!(answers[3..7], ["0", "0", &format!("0 {} {GIB}", left - 100 * MIB), "0"]);
     assert_eq!(answers[7], left.to_string());
-    let script = ["init", "retain", "limit:2:208M", "sleep:600", "info", "release", "retain", "info"];
+    let script = ["init", "retain", "code:209715200:0", "sleep:600", "info", "release", "retain", "info"];
     assert_eq!(bench.run(&script)[7], format!("0 {} {GIB}", GIB - 100 * MIB), "it goes with the context");
 }
 

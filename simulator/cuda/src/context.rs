@@ -21,11 +21,18 @@ const EXCLUSIVE_PROCESS: u32 = 3;
 const STACK_SIZE: i32 = 0;
 const PRINTF_FIFO_SIZE: i32 = 1;
 const MALLOC_HEAP_SIZE: i32 = 2;
+const DEV_RUNTIME_SYNC_DEPTH: i32 = 3;
+const DEV_RUNTIME_PENDING_LAUNCH_COUNT: i32 = 4;
 /// `CUlimit` values in all.
 const LIMITS: i32 = 8;
 
 /// Limits of a fresh context.
 const DEFAULT_LIMITS: [u64; 8] = [1024, 7 * MIB, 8 * MIB, 2, 2048, 128, 0, 0];
+
+/// Device memory of each level of nested kernels that wait for each other (NVIDIA's guide tells of about 150 MiB), and
+/// of each launch from the device that may be under way (assumed).
+const DEPTH_BYTES: u64 = 150 * MIB;
+const PENDING_BYTES: u64 = 8 << 10;
 
 /// Multiprocessors hold this many threads at once, each with a stack.
 const RESIDENT_THREADS: u64 = 2048;
@@ -174,23 +181,40 @@ pub(crate) fn shrink(driver: &Driver, state: &mut State, handle: u64, bytes: u64
     }
 }
 
-/// `cuCtxSetLimit`: the stack, the printf buffer and the device heap live in device memory.
+/// `cuCtxSetLimit`: the stack, the printf buffer, the device heap and what the device runtime needs for nested kernels
+/// live in device memory.
 pub(crate) fn set_limit(driver: &Driver, state: &mut State, handle: u64, limit: i32, value: u64) -> Cu {
     if !(0..LIMITS).contains(&limit) {
         return Err(Code::INVALID_VALUE);
     }
     let before = state.context(handle)?.limit(limit)?;
+    let unit = match limit {
+        PRINTF_FIFO_SIZE | MALLOC_HEAP_SIZE => 1,
+        // Kernels cannot wait for those that they launch since compute capability 9.0.
+        DEV_RUNTIME_SYNC_DEPTH if capability(driver, state, handle)? >= 9 => {
+            return Err(Code::UNSUPPORTED_LIMIT);
+        }
+        DEV_RUNTIME_SYNC_DEPTH => DEPTH_BYTES,
+        DEV_RUNTIME_PENDING_LAUNCH_COUNT => PENDING_BYTES,
+        _ => 0,
+    };
+    let bytes = value.abs_diff(before).checked_mul(unit).ok_or(Code::INVALID_VALUE)?;
     match limit {
         STACK_SIZE => reserve_local(driver, state, handle, value)?,
-        PRINTF_FIFO_SIZE | MALLOC_HEAP_SIZE if value > before => grow(driver, state, handle, value - before)?,
-        PRINTF_FIFO_SIZE | MALLOC_HEAP_SIZE => shrink(driver, state, handle, before - value),
-        _ => {}
+        _ if value > before => grow(driver, state, handle, bytes)?,
+        _ => shrink(driver, state, handle, bytes),
     }
     let index = usize::try_from(limit).map_err(|_| Code::INVALID_VALUE)?;
     if let Some(place) = state.contexts.get_mut(&handle).and_then(|c| c.limits.get_mut(index)) {
         *place = value;
     }
     Ok(())
+}
+
+/// Major compute capability of a context's device.
+fn capability(driver: &Driver, state: &State, handle: u64) -> Cu<i32> {
+    let device = state.context(handle)?.device;
+    driver.devices().get(device).map(|device| device.capability().0).ok_or(Code::INVALID_DEVICE)
 }
 
 /// Sets local memory aside for threads that need that much; it never shrinks.

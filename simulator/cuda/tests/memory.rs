@@ -216,6 +216,24 @@ fn limits_of_a_context_take_device_memory() {
         cuda.ok("cuCtxSetLimit", &[0, 64 << 10]);
         assert_eq!(start - cuda.free_bytes(), (132_u64 * 2048 * (63 << 10)).next_multiple_of(2 * MIB));
         assert_eq!(cuda.call("cuCtxSetLimit", &[99, 1]), 1);
+        // CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH is not there any more, its pending launches are.
+        assert_eq!(cuda.call("cuCtxSetLimit", &[3, 4]), 215);
+        let start = cuda.free_bytes();
+        cuda.ok("cuCtxSetLimit", &[4, 2048 + 256]);
+        assert_eq!(start - cuda.free_bytes(), 2 * MIB);
+    });
+}
+
+#[test]
+fn nested_kernels_take_device_memory() {
+    on(&["A100-40"], || {
+        let cuda = Cuda::with_context();
+        let start = cuda.free_bytes();
+        // CU_LIMIT_DEV_RUNTIME_SYNC_DEPTH: two levels beyond the first two.
+        cuda.ok("cuCtxSetLimit", &[3, 4]);
+        assert_eq!(start - cuda.free_bytes(), 300 * MIB);
+        cuda.ok("cuCtxSetLimit", &[3, 2]);
+        assert_eq!(cuda.free_bytes(), start);
     });
 }
 

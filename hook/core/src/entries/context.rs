@@ -104,3 +104,8 @@ pub(super) unsafe extern "C" fn cuGreenCtxCreate(
         contexts::create(device, || call!(cuGreenCtxCreate(out, resource, device, flags)), || *out, undo)
     }
 }
+
+pub(super) unsafe extern "C" fn cuCtxSetLimit(limit: u32, value: usize) -> i32 {
+    // SAFETY: the caller's own arguments.
+    contexts::set_limit(limit, value as u64, || unsafe { call!(cuCtxSetLimit(limit, value)) })
+}
