@@ -170,12 +170,13 @@ impl Account {
 
     /// Short launches are not logged one by one; they are served at a rate.
     fn note_short(&mut self, now_ns: u64, leased_ns: u64) {
-        let new = self.leased_ns.map_or(0, |before| leased_ns.wrapping_sub(before));
+        // Leases of processes that died are given back.
+        let new = self.leased_ns.map_or(0, |before| leased_ns.wrapping_sub(before) as i64);
         let span = now_ns.saturating_sub(self.at_ns) as f64;
         (self.leased_ns, self.at_ns) = (Some(leased_ns), now_ns);
         let weight = (span / 2e8).min(1.0);
         let rate = if span > 0.0 { new as f64 / span } else { 0.0 };
-        self.short = self.short * (1.0 - weight) + rate * weight;
+        self.short = (self.short * (1.0 - weight) + rate * weight).max(0.0);
     }
 }
 

@@ -15,12 +15,14 @@ use crate::share::Share;
 use crate::state::{self, Mode, REFUSED};
 use crate::{nvml, real, sys};
 use aliquot_quota::gate::{self, Entrance, Terms};
+use aliquot_quota::lease::{Lease, Purse, Room};
 use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
-use aliquot_quota::pacer::{self, Answer, Ask, Host, LEASE_NS, Paid, Reached, Step, Timing};
+use aliquot_quota::pacer::{self, Answer, Ask, Host, Paid, Reached, Step, Timing};
 use aliquot_quota::region::Region;
 use aliquot_quota::till::Till;
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 /// `CU_STREAM_LEGACY`
 pub(crate) const LEGACY: u64 = 1;
@@ -39,6 +41,9 @@ pub(crate) const fn named(stream: u64, default: u64) -> u64 {
 
 static METER: Mutex<Meter> = Mutex::new(Meter::new());
 static TILLS: [Till; device::MOST] = [const { Till::new() }; device::MOST];
+
+/// Where this process's leases of each device are, as last seen: in the region of the first share that limits it.
+static PURSES: [AtomicPtr<Purse>; device::MOST] = [const { AtomicPtr::new(null_mut()) }; device::MOST];
 
 /// The driver's handles of the learner's events, and their contexts. Each event is one thread's at a time.
 static HANDLES: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
@@ -87,8 +92,27 @@ impl Host for Here {
         till(self.device)
     }
 
-    fn lease_ns(&self) -> u64 {
-        LEASE_NS
+    fn purse(&self) -> Option<&Purse> {
+        let found = limiting(self.device).next().and_then(|(_, share, _)| share.purse());
+        if let Some(cell) = PURSES.get(self.device) {
+            cell.store(found.map_or(null_mut(), |purse| core::ptr::from_ref(purse).cast_mut()), Release);
+        }
+        found
+    }
+
+    fn allowance_ns(&self) -> u64 {
+        limiting(self.device).next().map_or(0, |(_, share, _)| share.allowance_ns())
+    }
+
+    fn account(&self, is_borrowed: bool) -> u32 {
+        let own = limiting(self.device).next().map_or(0, |(index, ..)| index as u32);
+        if is_borrowed { own | BORROWED } else { own }
+    }
+
+    fn give_back(&self, lease: Lease) {
+        if let Some((_, share, _)) = limiting(self.device).next() {
+            share.give_back(lease);
+        }
     }
 
     fn timing(&self, launch: &Launch) -> Timing {
@@ -102,15 +126,19 @@ impl Host for Here {
 
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer {
         let mut earliest = u64::MAX;
-        for (index, share, percent) in limiting(self.device) {
+        for (at, (index, share, percent)) in limiting(self.device).enumerate() {
             let Some(region) = share.region() else { continue };
             let (compute, grant) = (&region.compute, share.grant(now_ns));
             gate::true_up(compute, now_ns, &grant, percent);
             let terms = Terms { percent, borrow_percent: grant.borrow_percent };
-            let ask = Ask { slot: share.slot().unwrap_or(usize::MAX), ..ask };
+            // Leases are the first one's.
+            let room = if at == 0 { ask.room } else { Room::default() };
+            let ask = Ask { slot: share.slot().unwrap_or(usize::MAX), room, ..ask };
             match gate::enter(compute, now_ns, ask, terms) {
-                Entrance::Own => return Answer::Go(index as u32),
-                Entrance::Borrowed => return Answer::Go(index as u32 | BORROWED),
+                Entrance::Own(ns) => return Answer::Go(index as u32, Lease { ns, is_borrowed: false }),
+                Entrance::Borrowed(ns) => {
+                    return Answer::Go(index as u32 | BORROWED, Lease { ns, is_borrowed: true });
+                }
                 Entrance::Wait(until) => earliest = earliest.min(until),
             }
         }
@@ -230,6 +258,12 @@ fn till(device: Device) -> &'static Till {
     TILLS.get(device).unwrap_or(&NONE)
 }
 
+#[inline]
+fn purse(device: Device) -> Option<&'static Purse> {
+    // SAFETY: null, or part of a mapping that is never undone in this process; forked children forget it.
+    PURSES.get(device).and_then(|cell| unsafe { cell.load(Acquire).as_ref() })
+}
+
 /// Launches `key` on a stream when its time has come.
 #[inline]
 pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn() -> i32) -> i32 {
@@ -245,7 +279,8 @@ pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn()
     }
     if !captures::are_open()
         && let Some(device) = device::only()
-        && till(device).pays(cell, key)
+        && let Some(purse) = purse(device)
+        && till(device).pays(purse, cell, key)
     {
         return driver();
     }
@@ -304,10 +339,12 @@ fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pac
             Step::Wait(until) => {
                 if !has_waited {
                     has_waited = true;
-                    let shares = limiting(here.device).filter_map(|(_, share, _)| share.region());
-                    shares.for_each(|region| {
-                        region.compute.delayed.fetch_add(1, Relaxed);
-                    });
+                    for (_, share, _) in limiting(here.device) {
+                        if let Some(region) = share.region() {
+                            region.compute.delayed.fetch_add(1, Relaxed);
+                        }
+                        share.look_for_leases();
+                    }
                 }
                 sys::sleep_us((until.saturating_sub(sys::now_ns()) / 1000).max(1));
             }
@@ -454,10 +491,11 @@ pub(crate) fn context_gone(context: u64) {
 pub(crate) fn renew_after_fork() {
     METER.renew_after_fork();
     METER.lock().clear();
+    PURSES.iter().for_each(|cell| cell.store(null_mut(), Relaxed));
     HANDLES.iter().chain(&OWNERS).for_each(|cell| cell.store(0, Relaxed));
     for till in &TILLS {
         till.watch(false);
-        till.empty();
+        till.renew_after_fork();
         till.forget();
     }
     LOOKING.store(false, Release);

@@ -9,6 +9,7 @@
 
 mod dead;
 mod files;
+mod leases;
 mod measured;
 
 pub(crate) use files::pid_namespace;
@@ -95,6 +96,11 @@ pub(crate) struct Share {
     grant_checked_ms: AtomicU64,
     /// The slot plus one.
     seated: AtomicU32,
+    /// What leases the process may hold follows from this: how often processes had come or gone when they were counted
+    /// last, and how many they were in the lowest byte.
+    counted: AtomicU64,
+    /// When dead processes' leases were looked for last.
+    looked_ms: AtomicU64,
     /// Bytes of this process that others may have imported, and those that it has imported.
     shared: [AtomicU64; 2],
     order: AtomicU32,
@@ -121,6 +127,8 @@ impl Share {
             granted: [const { AtomicU64::new(0) }; 4],
             grant_checked_ms: AtomicU64::new(0),
             seated: AtomicU32::new(0),
+            counted: AtomicU64::new(0),
+            looked_ms: AtomicU64::new(0),
             shared: [const { AtomicU64::new(0) }; 2],
             order: AtomicU32::new(0),
             fail_open: AtomicU32::new(0),
@@ -307,6 +315,7 @@ impl Share {
         self.region.store(mapped, Release);
         (seat.slot, seat.state) = (Some(slot), state);
         self.seated.store(slot as u32 + 1, Relaxed);
+        self.join(region, slot);
         if seat.held > 0 {
             let _ = ledger::charge_forced(region, slot, seat.held);
         }
@@ -498,6 +507,7 @@ impl Share {
         self.grant_path.renew_after_fork();
         self.measured_path.renew_after_fork();
         self.seated.store(0, Relaxed);
+        self.counted.store(0, Relaxed);
         self.shared.iter().for_each(|bytes| bytes.store(0, Relaxed));
         *self.seat.lock() = Seat { slot: None, state: 0, held: 0 };
         self.region.store(null_mut(), Release);

@@ -9,6 +9,7 @@
 //! that the GPU has or will have run, and time pays for that. Nobody holds anything, so nobody waits for anyone.
 
 use crate::grant::Grant;
+use crate::lease::{HOLDERS, Lease, Purse, Room, WORDS as PURSE_WORDS};
 use crate::line::{GRACE_NS, LINE_WORDS, Line, STEP_NS, is_within};
 use crate::meter::Seen;
 use core::sync::atomic::AtomicU64;
@@ -111,8 +112,16 @@ pub struct Compute {
     pub trued_borrowed_ns: AtomicU64,
     /// Who waits.
     pub line: Line,
-    reserved1: [AtomicU64; 16384 - 9 - 4 * LOG_LENGTH - LINE_WORDS],
+    /// How often a process has come to the share, or was found to be gone; wraps.
+    pub members: AtomicU64,
+    reserved1: [AtomicU64; 6],
+    /// The leases of the processes in the first slots.
+    pub purses: [Purse; HOLDERS],
+    reserved2: [AtomicU64; RESERVED],
 }
+
+/// Words that have no meaning yet.
+const RESERVED: usize = 16384 - 16 - 4 * LOG_LENGTH - LINE_WORDS - PURSE_WORDS;
 
 const _: () = assert!(size_of::<Compute>() == 131_072);
 
@@ -144,7 +153,10 @@ impl Compute {
             }; LOG_LENGTH],
             trued_borrowed_ns: AtomicU64::new(0),
             line: Line::new(),
-            reserved1: [const { AtomicU64::new(0) }; 16384 - 9 - 4 * LOG_LENGTH - LINE_WORDS],
+            members: AtomicU64::new(0),
+            reserved1: [const { AtomicU64::new(0) }; 6],
+            purses: [const { Purse::new() }; HOLDERS],
+            reserved2: [const { AtomicU64::new(0) }; RESERVED],
         }
     }
 }
@@ -182,10 +194,10 @@ pub struct Terms {
 /// What [`enter`] answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entrance {
-    /// It may go on the share's own quota.
-    Own,
-    /// It may go on borrowed time.
-    Borrowed,
+    /// It may go on the share's own quota, with so many nanoseconds of lease.
+    Own(u64),
+    /// It may go on borrowed time, with so many nanoseconds of lease.
+    Borrowed(u64),
     /// It may be asked again at this time.
     Wait(u64),
 }
@@ -195,10 +207,12 @@ pub enum Entrance {
 pub struct Ask {
     /// The process's slot, for its place in the line; whoever asks the gate fills it in.
     pub slot: usize,
-    /// Nanoseconds to charge, a lease included.
-    pub amount_ns: u64,
-    /// The launch's own part.
+    /// Nanoseconds that the launch is charged.
     pub cost_ns: u64,
+    /// Whether it is one of those that leases are for, which are not logged one by one.
+    pub is_short: bool,
+    /// How long a lease may be.
+    pub room: Room,
     /// Whether that has been measured: only such launches may borrow.
     pub is_known: bool,
     /// GPU time of the process's launches that have not ended.
@@ -223,7 +237,7 @@ pub fn enter(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entrance
     };
     match entrance {
         Entrance::Wait(_) => line.wait(ask.slot, now_ns),
-        Entrance::Own | Entrance::Borrowed => line.leave(ask.slot),
+        Entrance::Own(_) | Entrance::Borrowed(_) => line.leave(ask.slot),
     }
     entrance
 }
@@ -237,22 +251,41 @@ fn has_just_opened(compute: &Compute, now_ns: u64, terms: Terms) -> bool {
 }
 
 fn enter_at_once(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
-    let Ask { amount_ns, cost_ns, .. } = ask;
-    let entrance = match admit(compute, now_ns, amount_ns, terms.percent) {
-        Admission::Go => Entrance::Own,
-        Admission::Wait(until) if terms.borrow_percent == 0 || !ask.is_known => Entrance::Wait(until),
-        Admission::Wait(until) => match ask.excess_ns() {
-            0 => match borrow(compute, now_ns, amount_ns, terms.borrow_percent) {
-                Admission::Go => Entrance::Borrowed,
-                Admission::Wait(other) => Entrance::Wait(until.min(other)),
-            },
+    let Ask { cost_ns, .. } = ask;
+    // Near its limit a share has nothing saved up, and a long lease would be a debt that all its processes pay.
+    let lease = |saved_ns: u64| ask.room.lease_ns(saved_ns.saturating_sub(cost_ns));
+    let entrance = match admit_with(compute, now_ns, cost_ns, terms.percent, lease) {
+        Ok(lease) => Entrance::Own(lease),
+        Err(until) if terms.borrow_percent == 0 || !ask.is_known => Entrance::Wait(until),
+        Err(until) => match ask.excess_ns() {
+            0 => {
+                // Nothing is saved up there, so whoever wakes late has lost that time.
+                let lease = ask.room.lease_ns(u64::MAX);
+                match borrow(compute, now_ns, cost_ns.saturating_add(lease), terms.borrow_percent) {
+                    Admission::Go => Entrance::Borrowed(lease),
+                    Admission::Wait(other) => Entrance::Wait(until.min(other)),
+                }
+            }
             excess => Entrance::Wait(until.min(now_ns.saturating_add(excess))),
         },
     };
-    if amount_ns > cost_ns && !matches!(entrance, Entrance::Wait(_)) {
-        compute.leased_ns.fetch_add(amount_ns, Relaxed);
+    if let Entrance::Own(lease) | Entrance::Borrowed(lease) = entrance
+        && ask.is_short
+    {
+        compute.leased_ns.fetch_add(cost_ns.saturating_add(lease), Relaxed);
     }
     entrance
+}
+
+/// Gives back a lease that was taken out of a purse.
+pub fn give_back(compute: &Compute, now_ns: u64, lease: Lease, percent: u8) {
+    let refund = i64::try_from(lease.ns).unwrap_or(i64::MAX).saturating_neg();
+    match refund {
+        0 => return,
+        _ if lease.is_borrowed => correct_borrowed(compute, now_ns, refund, percent),
+        _ => correct(compute, now_ns, refund, percent),
+    }
+    compute.leased_ns.fetch_sub(lease.ns, Relaxed);
 }
 
 /// Asks for a launch that borrows at the rate of `percent` (1 to 100), and charges it if it may go. Nothing is
@@ -328,16 +361,35 @@ pub fn log(compute: &Compute, slot: u16, is_borrowed: bool, seen: &Seen) {
 
 /// Asks for a launch of `cost_ns` at the rate of `percent` (1 to 100), and charges it if it may go.
 pub fn admit(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admission {
+    match admit_with(compute, now_ns, cost_ns, percent, |_| 0) {
+        Ok(_) => Admission::Go,
+        Err(until) => Admission::Wait(until),
+    }
+}
+
+/// The same with a lease on top, as long as `lease` says of the GPU time that is saved up; how long it is, or when to
+/// ask again.
+fn admit_with(
+    compute: &Compute,
+    now_ns: u64,
+    cost_ns: u64,
+    percent: u8,
+    lease: impl Fn(u64) -> u64,
+) -> Result<u64, u64> {
     let mut found = compute.paid_until_ns.load(Acquire);
     loop {
         if found > now_ns {
-            return Admission::Wait(found.min(now_ns.saturating_add(LONGEST_DEBT_NS)));
+            return Err(found.min(now_ns.saturating_add(LONGEST_DEBT_NS)));
         }
-        let next = charged(found, now_ns, cost_ns, percent);
+        let saved_ns =
+            (now_ns - found).min(price(BURST_NS, percent)) / 100 * u64::from(percent.clamp(1, 100));
+        let lease_ns = lease(saved_ns);
+        let amount_ns = cost_ns.saturating_add(lease_ns);
+        let next = charged(found, now_ns, amount_ns, percent);
         match compute.paid_until_ns.compare_exchange_weak(found, next, AcqRel, Acquire) {
             Ok(_) => {
-                compute.charged_ns.fetch_add(cost_ns, Relaxed);
-                return Admission::Go;
+                compute.charged_ns.fetch_add(amount_ns, Relaxed);
+                return Ok(lease_ns);
             }
             Err(other) => found = other,
         }
@@ -424,16 +476,11 @@ mod tests {
         let asked = |cost_ns, ahead_ns| {
             let compute = fresh();
             compute.paid_until_ns.store(now + 1000 * MS, Relaxed);
-            enter(
-                &compute,
-                now,
-                Ask { slot: 0, amount_ns: cost_ns, cost_ns, is_known: true, ahead_ns },
-                terms,
-            )
+            enter(&compute, now, Ask { cost_ns, is_known: true, ahead_ns, ..Ask::default() }, terms)
         };
-        assert_eq!(asked(20 * MS, 40 * MS), Entrance::Borrowed);
+        assert_eq!(asked(20 * MS, 40 * MS), Entrance::Borrowed(0));
         assert_eq!(asked(20 * MS, 45 * MS), Entrance::Wait(now + 5 * MS));
-        assert_eq!(asked(90 * MS, 0), Entrance::Borrowed, "alone");
+        assert_eq!(asked(90 * MS, 0), Entrance::Borrowed(0), "alone");
         assert_eq!(asked(90 * MS, 7 * MS), Entrance::Wait(now + 7 * MS));
         assert_eq!(asked(20 * MS, u64::MAX), Entrance::Wait(now + 1000 * MS), "others have slices");
     }
@@ -456,6 +503,30 @@ mod tests {
         true_up(&compute, now, &grant(10, 0), 50);
         assert_eq!(compute.borrowed_until_ns.load(Relaxed), now + 2 * MS);
         assert_eq!((compute.borrowed_ns.load(Relaxed), compute.paid_until_ns.load(Relaxed)), (0, 0));
+    }
+
+    #[test]
+    fn a_lease_is_long_where_much_is_saved_up_and_short_at_the_limit() {
+        let now = 1_000_000 * MS;
+        let room = Room { allowance_ns: 4 * MS, held_ns: 0 };
+        let ask = Ask { cost_ns: 5_000, is_known: true, is_short: true, room, ..Ask::default() };
+        let terms = Terms { percent: 50, borrow_percent: 0 };
+        let lease = |paid_until_ns: u64| {
+            let compute = fresh();
+            compute.paid_until_ns.store(paid_until_ns, Relaxed);
+            let Entrance::Own(lease) = enter(&compute, now, ask, terms) else { panic!("open") };
+            for word in [&compute.charged_ns, &compute.leased_ns] {
+                assert_eq!(word.load(Relaxed), lease + 5_000);
+            }
+            give_back(&compute, now, Lease { ns: lease, is_borrowed: false }, 50);
+            assert_eq!((compute.charged_ns.load(Relaxed), compute.leased_ns.load(Relaxed)), (5_000, 5_000));
+            lease
+        };
+        assert_eq!(lease(0), MS);
+        // Ten milliseconds of the clock are five of the GPU; one more is below a quarter.
+        assert_eq!(lease(now - 10 * MS), MS);
+        assert_eq!(lease(now - 4 * MS), (2 * MS - 5_000) / 4);
+        assert_eq!(lease(now), 250_000);
     }
 
     #[test]

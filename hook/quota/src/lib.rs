@@ -16,6 +16,7 @@
 mod file;
 pub mod gate;
 pub mod grant;
+pub mod lease;
 pub mod ledger;
 pub mod line;
 pub mod measured;

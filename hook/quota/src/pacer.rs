@@ -4,12 +4,11 @@
 //! virtual ones. Nothing here waits; who is told to come again sleeps until then.
 
 pub use crate::gate::Ask;
+use crate::lease::{Lease, Purse, Room};
 use crate::meter::{Begins, Launch, Meter, Others, Pending, Plan, STREAMS, Seen};
 use crate::spans::Span;
 use crate::till::Till;
 
-/// GPU time of a lease: short launches of one thread until the gate is asked again.
-pub const LEASE_NS: u64 = 1_000_000;
 /// Longest sleep before the events are looked at again, because refunds can come earlier.
 const NAP_NS: u64 = 5_000_000;
 /// The same while a launch is unmeasured.
@@ -22,8 +21,8 @@ const TAKEN: usize = 8;
 /// The gate's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Charged to this account.
-    Go(u32),
+    /// Charged to this account, and a lease on top.
+    Go(u32, Lease),
     /// Not before this time.
     Wait(u64),
     /// There is no limit.
@@ -60,8 +59,14 @@ pub trait Host {
     fn meter<T>(&self, part: impl FnOnce(&mut Meter) -> T) -> T;
     /// The fast path's state.
     fn till(&self) -> &Till;
-    /// Leases this long may be taken, in nanoseconds of GPU time.
-    fn lease_ns(&self) -> u64;
+    /// Where the process's leases are; `None` if it can have none.
+    fn purse(&self) -> Option<&Purse>;
+    /// What the process may hold in leases now ([`crate::lease::allowance_ns`]).
+    fn allowance_ns(&self) -> u64;
+    /// Whom leases are charged to.
+    fn account(&self, is_borrowed: bool) -> u32;
+    /// Gives back a lease that was taken out of a purse.
+    fn give_back(&self, lease: Lease);
     /// How a launch can be timed. Asked once more with the learner locked: what is told there holds until whoever
     /// begins a capture has had the learner.
     fn timing(&self, _launch: &Launch) -> Timing {
@@ -146,23 +151,31 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
     });
     let charged_ns = prediction.cost_ns;
     let is_short = prediction.is_short;
-    let account = match is_short.then(|| spend(host, cell, charged_ns)).flatten() {
-        Some(account) => account,
+    let purse = if is_short { host.purse() } else { None };
+    let spent = purse.and_then(|purse| purse.spend(cell, charged_ns));
+    let refill = purse.filter(|_| spent.is_none()).and_then(|purse| Some((purse, host.till().refill()?)));
+    let (mut room, mut spent) = (Room::default(), spent);
+    if let Some((purse, _)) = &refill {
+        room = Room { allowance_ns: host.allowance_ns(), held_ns: purse.held_ns() };
+        if room.is_full() {
+            spent = gather(host, purse, cell, charged_ns);
+        }
+    }
+    let account = match spent {
+        Some(is_borrowed) => host.account(is_borrowed),
         None => {
-            let lease = if is_short { host.lease_ns() } else { 0 };
-            let amount_ns = charged_ns.saturating_add(lease);
             let ask = Ask {
                 slot: usize::MAX,
-                amount_ns,
                 cost_ns: charged_ns,
+                is_short,
+                room,
                 is_known: prediction.is_known,
                 ahead_ns,
             };
             match host.admit(now, ask) {
-                Answer::Go(account) => {
-                    if lease > 0 {
-                        host.till().put(cell, lease, account);
-                        host.meter(|meter| meter.passed(lease));
+                Answer::Go(account, lease) => {
+                    if let Some((purse, _)) = &refill {
+                        keep(host, purse, cell, lease, room.allowance_ns);
                     }
                     account
                 }
@@ -178,6 +191,7 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
             }
         }
     };
+    drop(refill);
     let mut plan = host.meter(|meter| {
         let plan = match timing() {
             Timing::Windows => meter.launch(launch, account, charged_ns, now),
@@ -200,20 +214,27 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
     Step::Go(Ticket { account, charged_ns, plan, is_idle, called_ns })
 }
 
-/// Pays a short launch out of the cells: the thread's own, or all together where much lies in them.
-fn spend<H: Host>(host: &H, cell: usize, cost_ns: u64) -> Option<u32> {
-    let till = host.till();
-    if !till.spend(cell, cost_ns) {
-        if till.held() <= host.lease_ns().saturating_mul(4) {
-            return None;
-        }
-        let account = till.account();
-        till.put(cell, till.empty(), account);
-        if !till.spend(cell, cost_ns) {
-            return None;
-        }
+/// Pays a short launch out of all cells together, where there is no room for another lease; whether it was borrowed.
+fn gather<H: Host>(host: &H, purse: &Purse, cell: usize, cost_ns: u64) -> Option<bool> {
+    let [own, borrowed] = purse.trim(0);
+    let (more, less) = if own.ns >= borrowed.ns { (own, borrowed) } else { (borrowed, own) };
+    host.give_back(less);
+    host.give_back(purse.put(cell, more));
+    purse.spend(cell, cost_ns)
+}
+
+/// Puts a lease into a cell.
+fn keep<H: Host>(host: &H, purse: &Purse, cell: usize, lease: Lease, allowed_ns: u64) {
+    if lease.ns == 0 {
+        return;
     }
-    Some(till.account())
+    host.give_back(purse.put(cell, lease));
+    host.meter(|meter| meter.passed(lease.ns));
+    // Who has come meanwhile may have looked before it was there.
+    let allowance = host.allowance_ns();
+    if allowance < allowed_ns {
+        purse.trim(allowance).into_iter().for_each(|lease| host.give_back(lease));
+    }
 }
 
 /// A launch was not made.

@@ -11,7 +11,7 @@ use core::mem::{align_of, offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The layout that this crate creates.
-pub const REGION_LAYOUT_VERSION: u32 = 2;
+pub const REGION_LAYOUT_VERSION: u32 = 3;
 
 /// Size of the region's file; a mapped file of any other size is refused.
 pub const REGION_FILE_SIZE: usize = size_of::<Region>();
@@ -183,6 +183,8 @@ const _: () = {
     assert!(offset_of!(Compute, delayed) == 16);
     assert!(offset_of!(Compute, logged) == 48);
     assert!(offset_of!(Compute, log) == 64);
+    assert!(offset_of!(Compute, members) == 49_352);
+    assert!(offset_of!(Compute, purses) == 49_408);
     assert!(REGION_FILE_SIZE == 4096 + 256 * SLOT_COUNT + 131_072);
 };
 
@@ -390,7 +392,7 @@ mod tests {
             parse(&bytes)
         };
         assert_eq!(changed(0), Some(RegionError::Magic));
-        assert_eq!(changed(8), Some(RegionError::Version(0)));
+        assert_eq!(changed(8), Some(RegionError::Version(REGION_LAYOUT_VERSION ^ 2)));
         assert_eq!(changed(24), Some(RegionError::Header));
     }
 

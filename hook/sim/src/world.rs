@@ -7,8 +7,9 @@ use crate::waits::{Sleep, Waits};
 use aliquot_arbiter::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, Mark, Terms};
 use aliquot_quota::grant::Grant;
+use aliquot_quota::lease::{self, Lease, Purse};
 use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
-use aliquot_quota::pacer::{self, Answer, Ask, Host, LEASE_NS, Reached, Step};
+use aliquot_quota::pacer::{self, Answer, Ask, Host, Reached, Step};
 use aliquot_quota::till::Till;
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -149,8 +150,20 @@ impl Host for View<'_> {
         &self.process.till
     }
 
-    fn lease_ns(&self) -> u64 {
-        LEASE_NS
+    fn purse(&self) -> Option<&Purse> {
+        self.share.compute.purses.get(self.process.slot)
+    }
+
+    fn allowance_ns(&self) -> u64 {
+        lease::allowance_ns(self.share.processes.len())
+    }
+
+    fn account(&self, is_borrowed: bool) -> u32 {
+        is_borrowed.into()
+    }
+
+    fn give_back(&self, lease: Lease) {
+        gate::give_back(&self.share.compute, self.now_ns(), lease, self.share.tenant.percent);
     }
 
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer {
@@ -163,8 +176,8 @@ impl Host for View<'_> {
         gate::true_up(&self.share.compute, now_ns, &grant, terms.percent);
         let ask = Ask { slot: self.process.slot, ..ask };
         match gate::enter(&self.share.compute, now_ns, ask, terms) {
-            Entrance::Own => Answer::Go(0),
-            Entrance::Borrowed => Answer::Go(1),
+            Entrance::Own(ns) => Answer::Go(0, Lease { ns, is_borrowed: false }),
+            Entrance::Borrowed(ns) => Answer::Go(1, Lease { ns, is_borrowed: true }),
             Entrance::Wait(until) => Answer::Wait(until),
         }
     }
@@ -429,7 +442,7 @@ impl World {
             let Some(rival) = rival.launch(base) else { return now + rivals::RETRY_NS + WAKE_NS };
             share.rival.set(Some(rival));
             None
-        } else if process.till.pays(cell, launch.key) {
+        } else if view.purse().is_some_and(|purse| process.till.pays(purse, cell, launch.key)) {
             None
         } else {
             match pacer::before(&view, cell, &launch, true) {

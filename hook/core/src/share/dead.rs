@@ -6,7 +6,8 @@ use crate::nvml::{self, List};
 use crate::sys::{self, File};
 use aliquot_quota::ledger::{self, Cells, Word};
 use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, SlotState};
-use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::ops::Range;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 /// How long the driver may need to free a dead process's memory.
 const DEATH_MS: u64 = 2000;
@@ -32,23 +33,12 @@ impl Share {
     }
 
     pub(super) fn reap_in(&self, region: &Region, own: Option<usize>) -> (bool, Option<u64>) {
-        let path = *self.region_path.lock();
-        let (mut file, mut list, mut came_back, mut wait) = (None, None, false, None);
+        let (mut list, mut came_back, mut wait) = (None, false, None);
         let (now, here) = (sys::now_ms(), pid_namespace());
         let others = || (0..SLOT_COUNT).filter(|slot| Some(*slot) != own);
         // All who are dead first: what they imported keeps nothing.
-        for slot in others() {
-            let state = region.load(Word::State(slot));
-            if SlotState::of(state) != Some(SlotState::Live) {
-                continue;
-            }
-            if file.is_none() {
-                file = File::read_write(path.as_c()).ok();
-            }
-            let Some(file) = &file else { return (came_back, wait) };
-            if !file.is_locked(LOCK_BASE + slot as u64) && ledger::mark_dead(region, slot, state, now) {
-                region.header.last_death_ms.store(now, Relaxed);
-            }
+        if !self.find_dead(region, own, 0..SLOT_COUNT) {
+            return (came_back, wait);
         }
         let mut imported = None;
         for slot in others() {
@@ -74,7 +64,12 @@ impl Share {
                 keep = exported.min(*left).min(ledger::charged(region, slot));
                 *left -= keep;
             }
-            match ledger::reap_to(region, slot, keep) {
+            let reaped = ledger::reap_to(region, slot, keep);
+            if keep == 0 {
+                // Those who live may hold more leases.
+                region.compute.members.fetch_add(1, SeqCst);
+            }
+            match reaped {
                 Ok(0) => {}
                 Ok(_) => {
                     region.header.reaped.fetch_add(1, Relaxed);
@@ -86,6 +81,31 @@ impl Share {
             }
         }
         (came_back, wait)
+    }
+}
+
+impl Share {
+    /// Marks those of these slots whose owners have died, and takes back their leases, which nobody will spend. `false`:
+    /// the region cannot be opened.
+    pub(super) fn find_dead(&self, region: &Region, own: Option<usize>, slots: Range<usize>) -> bool {
+        let path = *self.region_path.lock();
+        let (mut file, now) = (None, sys::now_ms());
+        for slot in slots.filter(|slot| Some(*slot) != own) {
+            let state = region.load(Word::State(slot));
+            if SlotState::of(state) == Some(SlotState::Live) {
+                if file.is_none() {
+                    file = File::read_write(path.as_c()).ok();
+                }
+                let Some(file) = &file else { return false };
+                if !file.is_locked(LOCK_BASE + slot as u64) && ledger::mark_dead(region, slot, state, now) {
+                    region.header.last_death_ms.store(now, Relaxed);
+                }
+            }
+            if SlotState::of(region.load(Word::State(slot))) == Some(SlotState::Dead) {
+                self.take_leases(region, slot, 0);
+            }
+        }
+        true
     }
 }
 

@@ -1,0 +1,290 @@
+//! Leases: GPU time that a process has paid for beforehand and spends launch by launch.
+//!
+//! They lie in cells of the share's region, one for each few threads of a process, so that what is left of them when
+//! the process dies is known to whoever takes it back. A cell is one word: what is left and whether it was borrowed.
+//! It is charged before it is put there, and put back on the share's account after it was taken out, so a process that
+//! is killed in between leaves its share charged too much and never too little. Anybody may take from a cell at any
+//! time; whoever comes too late finds nothing in it.
+//!
+//! All leases of a share together are at most [`ALL_NS`]: each process holds no more than [`allowance_ns`] of their
+//! number. Who joins makes the others' allowance less, and takes from their cells what is beyond it.
+
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicI64, AtomicU64};
+
+/// What all leases of a share come to at the most, in nanoseconds of GPU time.
+pub const ALL_NS: u64 = 50_000_000;
+/// What one process holds at the most.
+pub const MOST_NS: u64 = 4_000_000;
+/// Leases that it can hold at a time, at their longest.
+const PARTS: u64 = 4;
+/// The part of what a share has saved up that goes into a lease is one of so many.
+const PARTS_OF_SAVED: u64 = 4;
+/// How long a lease is where nothing is saved up: a process that waits for each of its launches wakes too often.
+const SHORT_NS: u64 = 250_000;
+
+/// Processes that can hold leases: those in the region's first slots. Others pay each launch by itself.
+pub const HOLDERS: usize = 64;
+/// Cells of a process.
+pub const CELLS: usize = 16;
+
+/// What each of so many processes of a share may hold.
+pub const fn allowance_ns(processes: usize) -> u64 {
+    let part = ALL_NS / if processes == 0 { 1 } else { processes as u64 };
+    if part < MOST_NS { part } else { MOST_NS }
+}
+
+/// What a process may take beside what it holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Its allowance; 0 = it takes no lease.
+    pub allowance_ns: u64,
+    /// What it holds.
+    pub held_ns: u64,
+}
+
+impl Room {
+    /// How long its next lease is, where its share has saved up so much GPU time beyond the launch.
+    pub fn lease_ns(self, saved_ns: u64) -> u64 {
+        let longest = self.allowance_ns / PARTS;
+        let wanted = (saved_ns / PARTS_OF_SAVED).clamp(SHORT_NS.min(longest), longest);
+        wanted.min(self.allowance_ns.saturating_sub(self.held_ns))
+    }
+
+    /// Whether another lease of full length has no room.
+    pub fn is_full(self) -> bool {
+        self.held_ns.saturating_add(self.allowance_ns / PARTS) > self.allowance_ns
+    }
+}
+
+/// GPU time that was leased.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lease {
+    /// Nanoseconds.
+    pub ns: u64,
+    /// Whether they were borrowed.
+    pub is_borrowed: bool,
+}
+
+impl Lease {
+    /// The lowest bit tells the kind.
+    fn word(self) -> i64 {
+        i64::try_from(self.ns).unwrap_or(i64::MAX >> 1).min(i64::MAX >> 1) << 1 | i64::from(self.is_borrowed)
+    }
+
+    /// Of a word that a tenant may have written: what cannot be is nothing.
+    fn of(word: i64) -> Self {
+        let ns = (word >> 1).max(0).unsigned_abs();
+        Self { ns: if ns > ALL_NS { 0 } else { ns }, is_borrowed: word & 1 != 0 }
+    }
+}
+
+/// A cell, alone on its line of the cache.
+#[repr(C, align(64))]
+struct Cell {
+    left: AtomicI64,
+    reserved: [AtomicU64; 7],
+}
+
+/// The cells of one process.
+#[repr(C)]
+pub struct Purse {
+    cells: [Cell; CELLS],
+}
+
+/// Words that the purses of a share take.
+pub(crate) const WORDS: usize = HOLDERS * CELLS * 8;
+const _: () = assert!(size_of::<Purse>() * HOLDERS == 8 * WORDS);
+
+impl Default for Purse {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Purse {
+    /// An empty one.
+    pub const fn new() -> Self {
+        Self {
+            cells: [const { Cell { left: AtomicI64::new(0), reserved: [const { AtomicU64::new(0) }; 7] } };
+                CELLS],
+        }
+    }
+
+    /// The cell of a thread, whose number is below [`crate::till::CELLS`].
+    #[inline]
+    fn cell(&self, cell: usize) -> Option<&AtomicI64> {
+        self.cells.get(cell % CELLS).map(|cell| &cell.left)
+    }
+
+    /// Takes `cost_ns` out of a cell, all or nothing. Tells whether it was borrowed.
+    #[inline]
+    pub fn spend(&self, cell: usize, cost_ns: u64) -> Option<bool> {
+        let left = self.cell(cell)?;
+        let mut found = left.load(Relaxed);
+        loop {
+            if found >> 1 < i64::try_from(cost_ns).ok()? {
+                return None;
+            }
+            match left.compare_exchange_weak(found, found - ((cost_ns as i64) << 1), Relaxed, Relaxed) {
+                Ok(_) => return Some(found & 1 != 0),
+                Err(other) => found = other,
+            }
+        }
+    }
+
+    /// Puts a lease into a cell; what of the other kind was in it is the caller's to give back.
+    pub fn put(&self, cell: usize, lease: Lease) -> Lease {
+        let Some(left) = self.cell(cell) else { return lease };
+        let mut found = left.load(Relaxed);
+        loop {
+            let was = Lease::of(found);
+            let is_same = was.is_borrowed == lease.is_borrowed;
+            let ns = if is_same { was.ns.saturating_add(lease.ns) } else { lease.ns };
+            match left.compare_exchange_weak(found, Lease { ns, ..lease }.word(), SeqCst, Relaxed) {
+                Ok(_) => return if is_same { Lease::default() } else { was },
+                Err(other) => found = other,
+            }
+        }
+    }
+
+    /// Nanoseconds in all cells.
+    pub fn held_ns(&self) -> u64 {
+        self.cells.iter().map(|cell| Lease::of(cell.left.load(SeqCst)).ns).sum()
+    }
+
+    /// Takes out what is beyond `most_ns`, of the share's own time and of borrowed time.
+    pub fn trim(&self, most_ns: u64) -> [Lease; 2] {
+        let mut taken = [Lease::default(), Lease { ns: 0, is_borrowed: true }];
+        let mut beyond = self.held_ns().saturating_sub(most_ns);
+        for cell in &self.cells {
+            if beyond == 0 {
+                break;
+            }
+            let mut part = Lease::default();
+            let change = |found: i64| {
+                let was = Lease::of(found);
+                part = Lease { ns: was.ns.min(beyond), ..was };
+                (part.ns > 0).then(|| Lease { ns: was.ns - part.ns, ..was }.word())
+            };
+            if cell.left.fetch_update(SeqCst, SeqCst, change).is_ok() {
+                beyond -= part.ns;
+                let [own, borrowed] = &mut taken;
+                (if part.is_borrowed { borrowed } else { own }).ns += part.ns;
+            }
+        }
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const fn own(ns: u64) -> Lease {
+        Lease { ns, is_borrowed: false }
+    }
+
+    const fn borrowed(ns: u64) -> Lease {
+        Lease { ns, is_borrowed: true }
+    }
+
+    #[test]
+    fn the_leases_of_any_number_of_processes_come_to_fifty_milliseconds_at_the_most() {
+        for processes in 0..=HOLDERS {
+            assert!(allowance_ns(processes) * processes as u64 <= ALL_NS, "{processes}");
+            assert!(allowance_ns(processes + 1) <= allowance_ns(processes), "{processes}");
+            assert!(allowance_ns(processes) >= 4 * 100_000, "{processes}: a refill pays for a few launches");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_lease_shrinks_with_the_processes_and_near_the_limit(
+            processes in 1..=HOLDERS, saved in 0..=20_000_000_u64, held in 0..=5_000_000_u64
+        ) {
+            let room = |processes| Room { allowance_ns: allowance_ns(processes), held_ns: held };
+            let lease = room(processes).lease_ns(saved);
+            prop_assert!(lease == 0 || held + lease <= allowance_ns(processes));
+            prop_assert!(room(processes + 1).lease_ns(saved) <= lease);
+            prop_assert!(room(processes).lease_ns(saved / 2) <= lease);
+            prop_assert!(room(processes).lease_ns(0) <= SHORT_NS);
+            prop_assert_eq!(Room::default().lease_ns(saved), 0);
+        }
+
+        /// Processes come, take leases, spend and die in any order.
+        #[test]
+        fn a_share_never_has_more_out_than_fifty_milliseconds_and_loses_none(
+            steps in prop::collection::vec((0..HOLDERS, 0..CELLS, 0..6_u8, 0..1_000_000_u64, any::<bool>()), 0..400)
+        ) {
+            let purses: Vec<Purse> = (0..HOLDERS).map(|_| Purse::new()).collect();
+            let mut living = [false; HOLDERS];
+            // Charged, and either spent or given back.
+            let (mut charged, mut gone) = ([0_u64; 2], [0_u64; 2]);
+            for (who, cell, what, ns, is_borrowed) in steps {
+                let purse = &purses[who];
+                let back = |gone: &mut [u64; 2], lease: Lease| gone[usize::from(lease.is_borrowed)] += lease.ns;
+                let count = living.iter().filter(|lives| **lives).count();
+                if !living[who] {
+                    living[who] = true;
+                    for other in &purses {
+                        other.trim(allowance_ns(count + 1)).map(|taken| back(&mut gone, taken));
+                    }
+                } else if what == 0 {
+                    living[who] = false;
+                    purse.trim(0).map(|taken| back(&mut gone, taken));
+                } else if what < 4 {
+                    let room = Room { allowance_ns: allowance_ns(count), held_ns: purse.held_ns() };
+                    let lease = Lease { ns: room.lease_ns(ns * 20), is_borrowed };
+                    charged[usize::from(is_borrowed)] += lease.ns;
+                    back(&mut gone, purse.put(cell, lease));
+                } else if let Some(is_borrowed) = purse.spend(cell, ns) {
+                    gone[usize::from(is_borrowed)] += ns;
+                }
+                prop_assert!(purses.iter().map(Purse::held_ns).sum::<u64>() <= ALL_NS);
+            }
+            for purse in &purses {
+                purse.trim(0).map(|taken| gone[usize::from(taken.is_borrowed)] += taken.ns);
+            }
+            prop_assert_eq!(charged, gone);
+        }
+    }
+
+    #[test]
+    fn what_is_put_on_the_other_kind_is_handed_out() {
+        let purse = Purse::new();
+        assert_eq!(purse.put(3, own(100)), own(0));
+        assert_eq!(purse.put(3, own(50)), own(0));
+        assert_eq!(purse.put(3, borrowed(10)), own(150));
+        assert_eq!((purse.spend(3, 11), purse.spend(3, 4)), (None, Some(true)));
+        assert_eq!(purse.put(3 + CELLS, own(0)), borrowed(6), "threads share cells");
+        assert_eq!(purse.held_ns(), 0);
+    }
+
+    #[test]
+    fn a_word_that_cannot_be_is_worth_nothing() {
+        let purse = Purse::new();
+        for word in [i64::MAX, i64::MIN, -1, (ALL_NS as i64 + 1) << 1] {
+            purse.cells[0].left.store(word, Relaxed);
+            assert_eq!((purse.held_ns(), purse.trim(0)), (0, [own(0), borrowed(0)]));
+        }
+    }
+
+    #[test]
+    fn threads_and_those_who_take_back_never_have_more_than_was_put() {
+        const ROUNDS: u64 = if cfg!(miri) { 200 } else { 50_000 };
+        let purse = Purse::new();
+        let gone: u64 = std::thread::scope(|scope| {
+            let spend = || (0..ROUNDS).filter(|_| purse.spend(0, 3).is_some()).count() as u64 * 3;
+            let put = || {
+                (0..ROUNDS).map(|round| purse.put(0, Lease { ns: 3, is_borrowed: round % 64 == 0 }).ns).sum()
+            };
+            let trim = || (0..ROUNDS).map(|_| purse.trim(5).iter().map(|lease| lease.ns).sum::<u64>()).sum();
+            let threads: Vec<std::thread::ScopedJoinHandle<'_, u64>> =
+                vec![scope.spawn(spend), scope.spawn(spend), scope.spawn(put), scope.spawn(trim)];
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(gone + purse.held_ns(), 3 * ROUNDS);
+    }
+}

@@ -1,0 +1,153 @@
+//! Leases of GPU time, by shipped processes: how much a share has out, and what comes back from the dead.
+#![cfg(target_arch = "x86_64")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
+
+mod support;
+
+use aliquot_quota::QuotaFile;
+use aliquot_quota::gate::Compute;
+use aliquot_quota::lease::{ALL_NS, CELLS, HOLDERS, Purse, allowance_ns};
+use aliquot_quota::region::Region;
+use std::mem::offset_of;
+use support::traced::{Eyes, Traced};
+use support::{Bench, GIB, Holder};
+
+const COMPUTE: usize = offset_of!(Region, compute);
+
+fn bench() -> Bench {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    bench.write_quota("a", &QuotaFile { cores_percent: 90, ..bench.quota("a") });
+    bench
+}
+
+fn word(bench: &Bench, at: usize) -> u64 {
+    let bytes = std::fs::read(bench.region_path("a")).unwrap();
+    u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap())
+}
+
+/// Where a cell of a slot is.
+fn cell(slot: usize, cell: usize) -> usize {
+    COMPUTE + offset_of!(Compute, purses) + slot * size_of::<Purse>() + cell * 64
+}
+
+/// What each slot holds.
+fn held(bench: &Bench) -> Vec<u64> {
+    let bytes = std::fs::read(bench.region_path("a")).unwrap();
+    let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    (0..HOLDERS).map(|slot| (0..CELLS).map(|at| word(cell(slot, at)) >> 1).sum()).collect()
+}
+
+fn charged(bench: &Bench) -> u64 {
+    word(bench, COMPUTE + offset_of!(Compute, charged_ns))
+}
+
+fn leased(bench: &Bench) -> u64 {
+    word(bench, COMPUTE + offset_of!(Compute, leased_ns))
+}
+
+/// Launches until kernels of five microseconds are known, and then on a lease.
+fn launches() -> Vec<&'static str> {
+    [&["init", "retain"][..], &["kernel:5"; 40]].concat()
+}
+
+#[test]
+fn what_a_killed_process_held_in_leases_comes_back_when_it_is_found_dead() {
+    let bench = bench();
+    let holder = bench.hold(&launches());
+    assert!(holder.before.iter().all(|answer| answer == "0"));
+    let before = charged(&bench);
+    holder.kill();
+    // A query looks for the dead; nothing is launched.
+    bench.run(&["init", "retain", "info"]);
+    let after = charged(&bench);
+    // Forty kernels of five microseconds, and the first one's guess is put right by its measurement.
+    assert!(before - after > 100_000, "{before} ns charged, {after} after the death");
+    assert!(after >= 40 * 5_000, "{after}: no more than what was not launched");
+}
+
+#[test]
+fn a_share_of_many_processes_has_no_more_than_fifty_milliseconds_out() {
+    let bench = bench();
+    let mut holders: Vec<Holder> = Vec::new();
+    for count in 1..=18 {
+        holders.push(bench.hold(&launches()));
+        let held = held(&bench);
+        assert!(held.iter().sum::<u64>() <= ALL_NS, "{count}: {held:?}");
+        assert!(held.iter().all(|held| *held <= allowance_ns(count)), "{count}: {held:?}");
+        assert!(held[count - 1] > 0, "{count}: {held:?}");
+    }
+    let (before, out) = (charged(&bench), held(&bench).iter().sum::<u64>());
+    holders.into_iter().for_each(Holder::kill);
+    bench.run(&["init", "retain", "info"]);
+    assert_eq!(held(&bench).iter().sum::<u64>(), 0);
+    assert_eq!(charged(&bench), before - out, "exactly what was left");
+}
+
+#[test]
+fn who_comes_takes_from_the_others_what_is_too_much_now() {
+    let bench = bench();
+    let first = bench.hold(&launches());
+    // As if it had all that one process may have.
+    let path = bench.region_path("a");
+    let full = allowance_ns(1);
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(&path).unwrap(),
+        &(full << 1).to_ne_bytes(),
+        cell(0, 7) as u64,
+    )
+    .unwrap();
+    let others: Vec<Holder> = (0..19).map(|_| bench.hold(&["init", "retain"])).collect();
+    assert!(held(&bench)[0] <= allowance_ns(20), "{:?}", held(&bench));
+    others.into_iter().chain([first]).for_each(Holder::kill);
+}
+
+#[test]
+fn a_process_that_is_killed_behind_any_store_gives_back_no_more_than_it_took() {
+    let eyes = Eyes::of_this_machine();
+    let gate =
+        [offset_of!(Compute, paid_until_ns), offset_of!(Compute, charged_ns), offset_of!(Compute, leased_ns)];
+    let words: Vec<usize> =
+        gate.iter().map(|at| COMPUTE + at).chain((0..CELLS).map(|at| cell(0, at))).collect();
+    let start = || {
+        let bench = bench();
+        let script = [&launches()[..], &["mark"], &["kernel:5"; 6], &["mark"]].concat();
+        let traced = Traced::start(&bench, &script, eyes);
+        (bench, traced)
+    };
+    let mut stores = 0;
+    for words in words.chunks(eyes.most()) {
+        let counts = start().1.count(words);
+        for (word, count) in words.iter().zip(counts) {
+            for nth in 1..=count {
+                let (bench, mut traced) = start();
+                if !traced.reach(*word, nth) {
+                    traced.finish();
+                    continue;
+                }
+                stores += 1;
+                traced.kill();
+                let (before, leased_before, out) =
+                    (charged(&bench), leased(&bench), held(&bench).iter().sum::<u64>());
+                assert!(out <= leased_before, "word {word}, store {nth}: {out} of {leased_before}");
+                bench.run(&["init", "retain", "info"]);
+                let what = format!("word {word}, store {nth}: {out} of {before}");
+                assert_eq!((charged(&bench), leased(&bench)), (before - out, leased_before - out), "{what}");
+                assert_eq!(held(&bench).iter().sum::<u64>(), 0, "{what}");
+            }
+        }
+    }
+    println!("{stores} stores, by {eyes:?}");
+    assert!(stores >= 3, "{stores} stores");
+}
+
+#[test]
+fn who_waits_gives_the_share_back_what_the_dead_held() {
+    let bench = bench();
+    let holder = bench.hold(&launches());
+    holder.kill();
+    assert!(held(&bench)[0] > 0);
+    // It never asks about memory; the second kernel waits for the first one's time.
+    bench.run(&["init", "retain", "kernel:60000", "kernel:60000"]);
+    assert_eq!(held(&bench)[0], 0);
+}
