@@ -277,14 +277,28 @@ pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn()
     if !IS_LIMITING.load(Relaxed) && !till(0).is_turn(cell, UNLIMITED_LAUNCHES) {
         return driver();
     }
-    if !captures::are_open()
-        && let Some(device) = device::only()
-        && let Some(purse) = purse(device)
-        && till(device).pays(purse, cell, key)
-    {
-        return driver();
+    if !captures::are_open() {
+        let is_paid = match device::only() {
+            Some(device) => purse(device).is_some_and(|purse| till(device).pays(purse, cell, key)),
+            None => is_paid_somewhere(key, stream, cell),
+        };
+        if is_paid {
+            return driver();
+        }
     }
     slow(key, stream, is_delicate, cell, &driver)
+}
+
+/// The same where there are several devices: the driver is asked which one it is.
+#[inline(never)]
+fn is_paid_somewhere(key: u64, stream: u64, cell: usize) -> bool {
+    let Some(device) = device::hint(stream) else { return false };
+    purse(device).is_some_and(|purse| till(device).pays(purse, cell, on(device, key)))
+}
+
+/// A key on a device. Where there is but one, the key alone has to do: the fast path knows no more.
+fn on(device: Device, key: u64) -> u64 {
+    if device::only().is_some() { key } else { key ^ (device as u64) << 56 }
 }
 
 #[cold]
@@ -294,18 +308,25 @@ fn slow(key: u64, stream: u64, is_delicate: bool, cell: usize, driver: &dyn Fn()
     if !limits {
         return driver();
     }
-    let Some((device, context)) = device::current() else { return driver() };
-    if limiting(device).next().is_none() || captures::take(stream) {
+    if captures::take(stream) {
+        return driver();
+    }
+    let Some((device, context)) = device::of_launch(stream) else { return driver() };
+    if limiting(device).next().is_none() {
         return driver();
     }
     let (here, launch) = (Here { device, context }, of(device, context, key, stream, is_delicate));
-    match captures::relaxed(|| pass(&here, cell, &launch, true)) {
+    // Events are of the current context.
+    let within = |part: &mut dyn FnMut()| captures::relaxed(|| device::within(context, part));
+    let mut ticket = None;
+    within(&mut || ticket = pass(&here, cell, &launch, true));
+    match ticket {
         None => driver(),
         Some(ticket) => {
             let code = driver();
-            let after = || pacer::after(&here, &launch, &ticket, code == 0);
+            let mut after = || pacer::after(&here, &launch, &ticket, code == 0);
             if ticket.is_timed() {
-                captures::relaxed(after)
+                within(&mut after)
             } else {
                 after()
             }
@@ -319,8 +340,7 @@ static IS_LIMITING: AtomicBool = AtomicBool::new(false);
 
 fn of(device: Device, context: u64, key: u64, stream: u64, is_delicate: bool) -> Launch {
     Launch {
-        // Where there is one device, the key alone has to do: the fast path knows no more.
-        key: if device::only().is_some() { key } else { key ^ (device as u64) << 56 },
+        key: on(device, key),
         context,
         stream,
         thread: sys::thread_pointer(),
@@ -470,7 +490,7 @@ pub(crate) fn change_graph(exec: u64, driver: impl Fn() -> i32) -> i32 {
 fn each_key(key: u64, part: impl Fn(&mut Meter, u64)) {
     let devices = if device::only().is_some() { 1 } else { device::MOST };
     for device in 0..devices {
-        let key = if devices == 1 { key } else { key ^ (device as u64) << 56 };
+        let key = on(device, key);
         part(&mut METER.lock(), key);
         till(device).publish(key, 0);
     }

@@ -1,5 +1,6 @@
 //! The process's CUDA devices and contexts, and which shares of the claim are on which device.
 
+use crate::compute::{LEGACY, PER_THREAD};
 use crate::config;
 use crate::lock::Mutex;
 use crate::log::Text;
@@ -20,9 +21,9 @@ static MATCHED: AtomicBool = AtomicBool::new(false);
 /// Device of each context that has been current, plus one.
 static CONTEXTS: Mutex<Map<u16>> = Mutex::new(Map::new());
 
-/// The context that was asked for last, with its device plus one in the lowest byte: contexts are addresses
+/// The contexts that were asked for last, each with its device plus one in the lowest byte: contexts are addresses
 /// in user space, so both fit. 0 = none.
-static LAST: AtomicU64 = AtomicU64::new(0);
+static RECENT: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
 /// A device by its CUDA ordinal.
 pub(crate) type Device = usize;
@@ -121,47 +122,124 @@ pub(crate) fn current() -> Option<(Device, u64)> {
     if unsafe { real::cuCtxGetCurrent(&mut context) } != Some(0) || context == 0 {
         return None;
     }
-    let last = LAST.load(Relaxed);
-    if last >> 8 == context && last & 0xff != 0 {
-        return Some(((last & 0xff) as usize - 1, context));
+    if let Some(device) = of_context(context) {
+        return Some((device, context));
     }
-    if let Some(device) = CONTEXTS.lock().get(context) {
-        LAST.store(context << 8 | u64::from(device), Relaxed);
-        return Some((usize::from(device - 1), context));
-    }
+    let device = ask_current()?;
+    remember(context, device as i32);
+    Some((device, context))
+}
+
+/// Device of the calling thread's context, which the driver is asked for.
+#[inline]
+fn ask_current() -> Option<Device> {
     let mut device = 0;
     // SAFETY: the driver writes one integer.
-    if unsafe { real::cuCtxGetDevice(&mut device) } != Some(0) {
-        return None;
-    }
-    remember(context, device);
-    Some((usize::try_from(device).ok()?, context))
+    let code = unsafe { real::cuCtxGetDevice(&mut device) };
+    usize::try_from(device).ok().filter(|_| code == Some(0))
 }
 
 /// Device of a context that has been seen.
 pub(crate) fn of_context(context: u64) -> Option<Device> {
-    CONTEXTS.lock().get(context).map(|device| usize::from(device - 1))
+    if let Some(device) = recent(context) {
+        return Some(device);
+    }
+    let device = CONTEXTS.lock().get(context)?;
+    if let Some(cell) = RECENT.get(place(context)) {
+        cell.store(context << 8 | u64::from(device), Relaxed);
+    }
+    Some(usize::from(device - 1))
+}
+
+/// The same without a lock, of one that was asked for lately.
+#[inline]
+fn recent(context: u64) -> Option<Device> {
+    let found = RECENT.get(place(context))?.load(Relaxed);
+    (found >> 8 == context && found & 0xff != 0).then(|| (found & 0xff) as usize - 1)
+}
+
+#[inline]
+fn place(context: u64) -> usize {
+    (context.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize
+}
+
+/// Where a launch on a stream goes, as far as one call of the driver and no lock tells: a stream that was made is of its
+/// context, whichever is current (kernels of libraries run in any), and a default stream of the current one.
+#[inline]
+pub(crate) fn hint(stream: u64) -> Option<Device> {
+    if is_default(stream) { ask_current() } else { recent(context_of(stream)?) }
+}
+
+/// Where a launch on a stream goes: device and context.
+pub(crate) fn of_launch(stream: u64) -> Option<(Device, u64)> {
+    let here = current();
+    if only().is_some() || is_default(stream) {
+        return here;
+    }
+    // What the driver does not know as a stream it will not launch on.
+    let Some(context) = context_of(stream) else { return here };
+    if here.is_some_and(|(_, current)| current == context) {
+        return here;
+    }
+    let device = of_context(context).or_else(|| {
+        let device = within(context, ask_current)?;
+        remember(context, device as i32);
+        Some(device)
+    })?;
+    Some((device, context))
+}
+
+fn context_of(stream: u64) -> Option<u64> {
+    let mut context = 0;
+    // SAFETY: the stream of the program's launch; the driver writes one handle.
+    (unsafe { real::cuStreamGetCtx(stream, &mut context) } == Some(0)).then_some(context)
+}
+
+/// Does something with a context current, as it may be already.
+pub(crate) fn within<T>(context: u64, part: impl FnOnce() -> T) -> T {
+    let mut before = 0;
+    // SAFETY: the driver writes one handle; the context is one that the driver named.
+    let pushed = unsafe {
+        (real::cuCtxGetCurrent(&mut before) != Some(0) || before != context)
+            && real::cuCtxPushCurrent_v2(context) == Some(0)
+    };
+    let result = part();
+    if pushed {
+        // SAFETY: takes away what was pushed above.
+        unsafe { real::cuCtxPopCurrent_v2(&mut before) };
+    }
+    result
+}
+
+fn is_default(stream: u64) -> bool {
+    matches!(stream, 0 | LEGACY | PER_THREAD)
 }
 
 /// Remembers which device a context is on.
 pub(crate) fn remember(context: u64, device: i32) {
     if let Some(device) = u16::try_from(device).ok().and_then(|device| device.checked_add(1)) {
         let _ = CONTEXTS.lock().insert(context, device);
-        LAST.store(0, Relaxed);
+        forget_recent(context);
     }
 }
 
 /// Forgets a context that is gone.
 pub(crate) fn forget(context: u64) {
     CONTEXTS.lock().remove(context);
-    LAST.store(0, Relaxed);
+    forget_recent(context);
+}
+
+fn forget_recent(context: u64) {
+    if let Some(cell) = RECENT.get(place(context)) {
+        cell.store(0, Relaxed);
+    }
 }
 
 /// In a forked child, nothing is known of any device.
 pub(crate) fn renew_after_fork() {
     CONTEXTS.renew_after_fork();
     CONTEXTS.lock().clear();
-    LAST.store(0, Relaxed);
+    RECENT.iter().for_each(|cell| cell.store(0, Relaxed));
     for mask in &SHARES {
         mask.store(0, Relaxed);
     }

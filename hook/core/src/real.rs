@@ -154,6 +154,8 @@ macro_rules! driver {
 driver! {
     Cuda cuCtxGetCurrent(context: *mut u64);
     Cuda cuCtxGetDevice(device: *mut i32);
+    Cuda cuCtxPushCurrent_v2(context: u64);
+    Cuda cuCtxPopCurrent_v2(context: *mut u64);
     Cuda cuCtxGetLimit(value: *mut u64, limit: u32);
     Cuda cuDeviceGetCount(count: *mut i32);
     Cuda cuDeviceGet(device: *mut i32, ordinal: i32);

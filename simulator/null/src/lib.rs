@@ -1,7 +1,8 @@
 //! A `libcuda.so.1` that does nothing, for benchmarks: what they see is what the limiter adds.
 //!
-//! One device, whose kernels take five microseconds each by its own count, nothing on the clock. Calls about
-//! events take a microsecond of the processor, which is assumed, not measured.
+//! One device, or as many as `ALIQUOT_NULL_DEVICES` says, of which the first is always current. Its kernels take five
+//! microseconds each by its own count, nothing on the clock. Calls about events take a microsecond of the processor,
+//! which is assumed, not measured.
 
 #![allow(unsafe_code, reason = "a library of C entry points; every block says why it is sound")]
 #![allow(non_snake_case, reason = "named after the functions that they stand in for")]
@@ -64,9 +65,16 @@ macro_rules! driver {
 driver! {
     cuInit(_flags: u32) { 0 }
     cuDriverGetVersion(version: *mut i32) { put(version, 12_090) }
-    cuDeviceGetCount(count: *mut i32) { put(count, 1) }
-    cuDeviceGet(device: *mut i32, _ordinal: i32) { put(device, 0) }
-    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], _device: i32) { put(uuid, [0; 16]) }
+    cuDeviceGetCount(count: *mut i32) {
+        let wanted = std::env::var("ALIQUOT_NULL_DEVICES").ok().and_then(|text| text.parse().ok());
+        put(count, wanted.unwrap_or(1))
+    }
+    cuDeviceGet(device: *mut i32, ordinal: i32) { put(device, ordinal) }
+    cuDeviceGetUuid_v2(uuid: *mut [u8; 16], device: i32) {
+        let mut bytes = [0; 16];
+        bytes[15] = device as u8;
+        put(uuid, bytes)
+    }
     cuDeviceGetName(name: *mut u8, _length: i32, _device: i32) { put(name, 0) }
     cuDeviceTotalMem_v2(bytes: *mut usize, _device: i32) { put(bytes, 80 << 30) }
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
