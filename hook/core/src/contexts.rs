@@ -15,7 +15,7 @@ use crate::lock::Mutex;
 use crate::map::Map;
 use crate::share::own_identity;
 use crate::state::{self, Mode, REFUSED};
-use crate::{captures, compute, linear, nvml, real, sys};
+use crate::{captures, compute, linear, log, nvml, real, sys};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use limits::Raised;
@@ -319,6 +319,21 @@ pub(crate) fn destroy(context: u64, driver: impl Fn() -> i32) -> i32 {
         gone(context);
     }
     code
+}
+
+/// Restores a process from its checkpoint, for which its charge has stayed; not to other devices (`moves`), where it has
+/// none.
+pub(crate) fn restore(moves: bool, driver: impl Fn() -> i32) -> i32 {
+    /// `CUDA_ERROR_NOT_SUPPORTED`
+    const NOT_SUPPORTED: i32 = 801;
+    match state::mode() {
+        Mode::Failed => REFUSED,
+        Mode::Limited if moves => {
+            log::note(format_args!("a process in a share is not restored to another GPU than it was on"));
+            NOT_SUPPORTED
+        }
+        _ => driver(),
+    }
 }
 
 fn is_active(device: i32) -> bool {

@@ -4,6 +4,7 @@
 //!
 //! Columns: exported (ELF) symbol; the name that `cuGetProcAddress` knows it by; the lowest CUDA version
 //! that is answered with it; which default stream it works on (`legacy` also for functions without one).
+//! Why all the others pass is in `hook/core/table/passes.txt`.
 //! NVML has no such resolver: every version is a symbol of its own. `hook/core/table/derive.py` prints the
 //! CUDA rows from NVIDIA's headers.
 //!
@@ -121,6 +122,7 @@ macro_rules! hook_table {
             cuStreamEndCaptureToCig_ptsz, "cuStreamEndCaptureToCig", 13010, thread;
             cuStreamDestroy, "cuStreamDestroy", 2000, legacy;
             cuStreamDestroy_v2, "cuStreamDestroy", 4000, legacy;
+            cuCheckpointProcessRestore, "cuCheckpointProcessRestore", 12080, legacy;
             cuModuleUnload, "cuModuleUnload", 2000, legacy;
             cuLibraryUnload, "cuLibraryUnload", 12000, legacy;
             nvmlDeviceGetMemoryInfo, "", 0, nvml;

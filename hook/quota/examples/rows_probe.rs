@@ -445,6 +445,18 @@ fn contexts(p: &Program, symbol: &str) -> bool {
             p.hold();
             p.ok(symbol, &[HEAP, before]);
         }
+        "cuCheckpointProcessRestore" => {
+            p.context();
+            // Of this process: as it was, to the same GPU, to another one.
+            let other = [[1_u8; 16], [2; 16]];
+            let same = [[1_u8; 16]; 2];
+            for pairs in [None, Some(&same), Some(&other)] {
+                let mut restore = [0_u64; 8];
+                (restore[0], restore[1]) = pairs.map_or((0, 0), |pairs| (pairs.as_ptr() as u64, 1));
+                p.call(symbol, &[std::process::id().into(), at(&mut restore)]);
+            }
+            p.hold();
+        }
         "cuGreenCtxCreate" | "cuGreenCtxDestroy" => {
             p.context();
             p.call("cuGreenCtxCreate", &[at(&mut context), 0, 0, 1]);

@@ -101,3 +101,18 @@ fn every_entry_is_refused_where_the_limiter_cannot_work() {
         assert_eq!(answer, wanted, "{}", row.symbol);
     }
 }
+
+#[test]
+fn a_process_is_not_restored_to_a_gpu_where_it_has_no_charge() {
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let log = bench.folder.path().join("calls");
+    let mut command =
+        recipe(bench.command(&built().probe.with_file_name("rows_probe")), "cuCheckpointProcessRestore");
+    let mut holder = Holder::start(command.env("ALIQUOT_SIM_CUDA_LOG", &log));
+    holder.step();
+    holder.finish();
+    // The third of the calls would have moved it.
+    let calls = std::fs::read_to_string(&log).unwrap();
+    assert_eq!(calls.matches("cuCheckpointProcessRestore").count(), 2, "{calls}");
+}

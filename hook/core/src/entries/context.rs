@@ -109,3 +109,33 @@ pub(super) unsafe extern "C" fn cuCtxSetLimit(limit: u32, value: usize) -> i32 {
     // SAFETY: the caller's own arguments.
     contexts::set_limit(limit, value as u64, || unsafe { call!(cuCtxSetLimit(limit, value)) })
 }
+
+pub(super) unsafe extern "C" fn cuCheckpointProcessRestore(pid: i32, arguments: *mut c_void) -> i32 {
+    // SAFETY: null, or the caller's record with its array.
+    let moves = unsafe { arguments.cast::<Restore>().as_ref().is_some_and(|restore| restore.moves()) };
+    // SAFETY: the caller's own arguments.
+    contexts::restore(moves, || unsafe { call!(cuCheckpointProcessRestore(pid, arguments)) })
+}
+
+/// `CUcheckpointRestoreArgs`, whose words of before CUDA 13 are zero.
+#[repr(C)]
+struct Restore {
+    /// UUIDs of devices before and after.
+    pairs: *const [[u8; 16]; 2],
+    count: u32,
+}
+
+impl Restore {
+    /// Whether memory comes back to another device than it was on.
+    ///
+    /// # Safety
+    /// There are so many pairs.
+    unsafe fn moves(&self) -> bool {
+        let count = if self.pairs.is_null() { 0 } else { self.count as usize };
+        (0..count).any(|at| {
+            // SAFETY: the caller's array of that many pairs.
+            let [from, to] = unsafe { self.pairs.add(at).read_unaligned() };
+            from != to
+        })
+    }
+}
