@@ -6,6 +6,10 @@
 //! gated nor charged nor timed: the launch of the graph is. Driver calls of ours are made so that they spoil no
 //! capture, and while one is open nothing is timed on the legacy stream.
 
+mod several;
+
+pub(crate) use several::launch_on_many;
+
 use crate::account;
 use crate::captures;
 use crate::config;
@@ -17,7 +21,7 @@ use crate::{nvml, real, sys};
 use aliquot_quota::gate::{self, Entrance, Terms};
 use aliquot_quota::lease::{Lease, Purse, Room};
 use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
-use aliquot_quota::pacer::{self, Answer, Ask, Host, Paid, Reached, Step, Timing};
+use aliquot_quota::pacer::{self, Answer, Ask, Host, Reached, Step, Timing};
 use aliquot_quota::region::Region;
 use aliquot_quota::till::Till;
 use core::ptr::null_mut;
@@ -370,50 +374,6 @@ fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pac
             }
         }
     }
-}
-
-/// A launch on several devices, all or none of it: `of` tells key and stream of each part. Each device's share is
-/// asked in turn first; nothing is timed.
-pub(crate) fn launch_on_many(
-    parts: usize,
-    of: impl Fn(usize) -> (u64, u64),
-    driver: impl Fn() -> i32,
-) -> i32 {
-    match state::mode() {
-        Mode::Failed => return REFUSED,
-        Mode::Unlimited => return driver(),
-        Mode::Limited => {}
-    }
-    let mut charges = [None; device::MOST];
-    for (part, charge) in charges.iter_mut().enumerate().take(parts) {
-        let (key, stream) = of(part);
-        *charge = charge_part(key, stream);
-    }
-    let code = driver();
-    if code != 0 {
-        for (device, paid) in charges.into_iter().flatten() {
-            pacer::refund(&Here { device, context: 0 }, paid);
-        }
-    }
-    code
-}
-
-/// Waits until a share lets a launch on a stream go; what it was charged.
-fn charge_part(key: u64, stream: u64) -> Option<(Device, Paid)> {
-    if captures::take(stream) {
-        return None;
-    }
-    let mut context = 0;
-    // SAFETY: the stream of the program's launch; the driver writes one handle.
-    if unsafe { real::cuStreamGetCtx(stream, &mut context) } != Some(0) {
-        return None;
-    }
-    let device = device::of_context(context)?;
-    limiting(device).next()?;
-    let (here, cell) = (Here { device, context }, Till::cell(sys::thread_pointer()));
-    let launch = of(device, context, key, stream, true);
-    let ticket = captures::relaxed(|| pass(&here, cell, &launch, false))?;
-    Some((device, ticket.paid()))
 }
 
 /// Processes with contexts on a device, as far as NVML tells: 1 where it does not, so that a measurement

@@ -11,6 +11,7 @@ mod dead;
 mod files;
 mod leases;
 mod measured;
+mod shared;
 
 pub(crate) use files::pid_namespace;
 pub(crate) use measured::{Page, own_identity};
@@ -422,43 +423,6 @@ impl Share {
         {
             slot.overhead_bytes.store(bytes, Relaxed);
         }
-    }
-
-    /// Publishes how many bytes this process has exported and imported.
-    pub(crate) fn show_shared(&self, exported: u64, imported: u64) {
-        let [mine, others] = &self.shared;
-        mine.store(exported, Relaxed);
-        others.store(imported, Relaxed);
-        if let Ok((_seat, region, slot)) = self.seated()
-            && let Some(slot) = region.slots.get(slot)
-        {
-            self.tell_shared(slot);
-        }
-    }
-
-    /// Bytes that living processes beside this one have imported, and those that all beside it have exported.
-    pub(crate) fn shared_by_others(&self) -> (u64, u64) {
-        let (Some(region), own) = (self.region(), self.slot()) else { return (0, 0) };
-        let others = region.slots.iter().enumerate().filter(|(slot, _)| Some(*slot) != own);
-        others.fold((0, 0), |(imported, exported), (index, slot)| {
-            let (theirs, given) = match SlotState::of(slot.state.load(Acquire)) {
-                Some(SlotState::Live) => {
-                    (slot.imported_bytes.load(Relaxed), slot.exported_bytes.load(Relaxed))
-                }
-                // What is kept for one that died, no more than it is still charged.
-                Some(SlotState::Dead) => {
-                    (0, slot.exported_bytes.load(Relaxed).min(ledger::charged(region, index)))
-                }
-                _ => (0, 0),
-            };
-            (imported.saturating_add(theirs), exported.saturating_add(given))
-        })
-    }
-
-    fn tell_shared(&self, slot: &region::Slot) {
-        let [mine, others] = &self.shared;
-        slot.exported_bytes.store(mine.load(Relaxed), Relaxed);
-        slot.imported_bytes.store(others.load(Relaxed), Relaxed);
     }
 
     /// Counts a refused allocation.

@@ -229,11 +229,11 @@ mod tests {
                 if !living[who] {
                     living[who] = true;
                     for other in &purses {
-                        other.trim(allowance_ns(count + 1)).map(|taken| back(&mut gone, taken));
+                        other.trim(allowance_ns(count + 1)).iter().for_each(|taken| back(&mut gone, *taken));
                     }
                 } else if what == 0 {
                     living[who] = false;
-                    purse.trim(0).map(|taken| back(&mut gone, taken));
+                    purse.trim(0).iter().for_each(|taken| back(&mut gone, *taken));
                 } else if what < 4 {
                     let room = Room { allowance_ns: allowance_ns(count), held_ns: purse.held_ns() };
                     let lease = Lease { ns: room.lease_ns(ns * 20), is_borrowed };
@@ -245,7 +245,7 @@ mod tests {
                 prop_assert!(purses.iter().map(Purse::held_ns).sum::<u64>() <= ALL_NS);
             }
             for purse in &purses {
-                purse.trim(0).map(|taken| gone[usize::from(taken.is_borrowed)] += taken.ns);
+                purse.trim(0).iter().for_each(|taken| gone[usize::from(taken.is_borrowed)] += taken.ns);
             }
             prop_assert_eq!(charged, gone);
         }

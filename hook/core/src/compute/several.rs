@@ -1,0 +1,52 @@
+//! Launches on several devices at once.
+
+use super::{Here, limiting, of, pass};
+use crate::device::{self, Device};
+use crate::state::{self, Mode, REFUSED};
+use crate::{captures, real, sys};
+use aliquot_quota::pacer::{self, Paid};
+use aliquot_quota::till::Till;
+
+/// A launch on several devices, all or none of it: `of` tells key and stream of each part. Each device's share is
+/// asked in turn first; nothing is timed.
+pub(crate) fn launch_on_many(
+    parts: usize,
+    of: impl Fn(usize) -> (u64, u64),
+    driver: impl Fn() -> i32,
+) -> i32 {
+    match state::mode() {
+        Mode::Failed => return REFUSED,
+        Mode::Unlimited => return driver(),
+        Mode::Limited => {}
+    }
+    let mut charges = [None; device::MOST];
+    for (part, charge) in charges.iter_mut().enumerate().take(parts) {
+        let (key, stream) = of(part);
+        *charge = charge_part(key, stream);
+    }
+    let code = driver();
+    if code != 0 {
+        for (device, paid) in charges.into_iter().flatten() {
+            pacer::refund(&Here { device, context: 0 }, paid);
+        }
+    }
+    code
+}
+
+/// Waits until a share lets a launch on a stream go; what it was charged.
+fn charge_part(key: u64, stream: u64) -> Option<(Device, Paid)> {
+    if captures::take(stream) {
+        return None;
+    }
+    let mut context = 0;
+    // SAFETY: the stream of the program's launch; the driver writes one handle.
+    if unsafe { real::cuStreamGetCtx(stream, &mut context) } != Some(0) {
+        return None;
+    }
+    let device = device::of_context(context)?;
+    limiting(device).next()?;
+    let (here, cell) = (Here { device, context }, Till::cell(sys::thread_pointer()));
+    let launch = of(device, context, key, stream, true);
+    let ticket = captures::relaxed(|| pass(&here, cell, &launch, false))?;
+    Some((device, ticket.paid()))
+}
