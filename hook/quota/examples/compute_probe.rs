@@ -20,51 +20,17 @@
     reason = "a test program"
 )]
 
-use std::ffi::{CString, c_void};
+mod driver;
+
+use driver::{Libraries, at, call, now_ns, text};
+use std::ffi::c_void;
 use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-type Twelve = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
-
-struct Driver(*mut c_void);
-
-impl Driver {
-    fn entry(&self, symbol: &str) -> Twelve {
-        let name = CString::new(symbol).unwrap();
-        // SAFETY: a handle of dlopen and a terminated name; callers pass the arguments of the function.
-        unsafe {
-            let found = libc::dlsym(self.0, name.as_ptr());
-            assert!(!found.is_null(), "{symbol} is found");
-            std::mem::transmute::<*mut c_void, Twelve>(found)
-        }
-    }
-
-    fn call(&self, symbol: &str, arguments: &[u64]) -> i32 {
-        call(self.entry(symbol), arguments)
-    }
-}
-
-fn call(entry: Twelve, arguments: &[u64]) -> i32 {
-    let a = |i: usize| arguments.get(i).copied().unwrap_or(0);
-    // SAFETY: the arguments are the ones of the function.
-    unsafe { entry(a(0), a(1), a(2), a(3), a(4), a(5), a(6), a(7), a(8), a(9), a(10), a(11)) }
-}
-
-fn at<T>(place: &mut T) -> u64 {
-    std::ptr::from_mut(place) as u64
-}
-
-fn now_ns() -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the record outlives the call.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
-    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
-}
-
 /// Captures in the global mode, in which other threads may make no call that could spoil it; the number of captures.
-fn capture_until(driver: &Driver, context: u64, function: u64, is_over: &AtomicBool) -> u32 {
+fn capture_until(driver: &Libraries, context: u64, function: u64, is_over: &AtomicBool) -> u32 {
     let ok = |code: i32, what: &str| assert_eq!(code, 0, "{what}");
     let (mut stream, mut count) = (0_u64, 0);
     ok(driver.call("cuCtxSetCurrent", &[context]), "cuCtxSetCurrent");
@@ -96,10 +62,7 @@ fn main() {
     let micros: u64 = arguments[1].parse().unwrap();
     let span = Duration::from_millis(arguments[2].parse().unwrap());
     let count: usize = arguments.get(3).map_or(0, |n| n.parse().unwrap());
-    // SAFETY: a terminated name.
-    let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-    assert!(!library.is_null(), "the driver's library is found");
-    let driver = Driver(library);
+    let driver = Libraries::open(false);
     let ok = |code: i32, what: &str| assert_eq!(code, 0, "{what}");
     ok(driver.call("cuInit", &[0]), "cuInit");
     let (mut context, mut module) = (0_u64, 0_u64);
@@ -109,7 +72,7 @@ fn main() {
     let first = module;
     let kernel = |us: u64| {
         let module = first;
-        let (mut function, name) = (0_u64, CString::new(format!("spin_us_{us}")).unwrap());
+        let (mut function, name) = (0_u64, text(&format!("spin_us_{us}")));
         let code = driver.call("cuModuleGetFunction", &[at(&mut function), module, name.as_ptr() as u64]);
         assert_eq!(code, 0, "{name:?}");
         function
@@ -193,8 +156,11 @@ fn main() {
     }
     let is_over = Arc::new(AtomicBool::new(false));
     let capturer = (how == "others").then(|| {
-        let (library, is_over) = (library as usize, Arc::clone(&is_over));
-        std::thread::spawn(move || capture_until(&Driver(library as *mut c_void), context, plain, &is_over))
+        let (libraries, is_over) = ([driver.cuda as usize, driver.nvml as usize], Arc::clone(&is_over));
+        std::thread::spawn(move || {
+            let [cuda, nvml] = libraries.map(|library| library as *mut c_void);
+            capture_until(&Libraries { cuda, nvml }, context, plain, &is_over)
+        })
     });
 
     let (start, mut used) = (now_ns(), 0_u64);
@@ -216,7 +182,7 @@ fn main() {
             ok(driver.call("cuCtxSynchronize", &[]), "cuCtxSynchronize");
             ok(driver.call("cuModuleUnload", &[module]), "cuModuleUnload");
             module = other;
-            let name = CString::new(format!("spin_us_{micros}")).unwrap();
+            let name = text(&format!("spin_us_{micros}"));
             let code = driver.call("cuModuleGetFunction", &[at(&mut plain), module, name.as_ptr() as u64]);
             ok(code, "cuModuleGetFunction");
         }

@@ -12,8 +12,11 @@
     reason = "a test program"
 )]
 
+mod driver;
+
+use driver::{Libraries, find, text};
 use std::collections::HashMap;
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::io::{BufRead, Write};
 use std::ptr::null_mut;
 
@@ -21,12 +24,8 @@ type Resolve = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64) -
 type Resolve2 = unsafe extern "C" fn(*const c_char, *mut *mut c_void, i32, u64, *mut i32) -> i32;
 
 fn main() {
-    let name = |text: &str| CString::new(text).unwrap();
-    // SAFETY: terminated names and flags of dlopen.
-    let cuda = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-    assert!(!cuda.is_null());
-    // SAFETY: a handle of dlopen and a terminated name.
-    let find = |symbol: &str| unsafe { libc::dlsym(cuda, name(symbol).as_ptr()) };
+    let cuda = Libraries::open(false).cuda;
+    let find = |symbol: &str| find(cuda, symbol);
     // SAFETY: the driver's functions of these names have these types.
     let (init, resolve, resolve2) = unsafe {
         (
@@ -53,7 +52,7 @@ fn main() {
             None => "?".to_owned(),
         };
         let (mut first, mut second, mut third, mut status) = (null_mut(), null_mut(), null_mut(), -1);
-        let wanted = name(parts[0]);
+        let wanted = text(parts[0]);
         // SAFETY: a terminated name and locals for the results; a status may be left out.
         let codes = unsafe {
             [

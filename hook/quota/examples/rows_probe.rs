@@ -13,22 +13,18 @@
     reason = "a test program"
 )]
 
-use std::cell::RefCell;
-use std::ffi::{CString, c_void};
-use std::io::Write;
+mod driver;
 
-type Twelve = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
+use driver::{Libraries, at};
+use std::cell::RefCell;
+use std::ffi::c_void;
+
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct IpcHandle([u8; 64]);
 
-fn at<T>(place: &mut T) -> u64 {
-    std::ptr::from_mut(place) as u64
-}
-
 struct Program {
-    cuda: *mut c_void,
-    nvml: *mut c_void,
+    driver: Libraries,
     codes: RefCell<Vec<String>>,
     bytes: u64,
     ends_when_charged: bool,
@@ -36,20 +32,11 @@ struct Program {
 
 impl Program {
     fn open(bytes: u64, ends_when_charged: bool) -> Self {
-        // SAFETY: terminated names.
-        let open = |name: &std::ffi::CStr| unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-        let (cuda, nvml) = (open(c"libcuda.so.1"), open(c"libnvidia-ml.so.1"));
-        assert!(!cuda.is_null() && !nvml.is_null(), "the driver's libraries are found");
-        Self { cuda, nvml, codes: RefCell::default(), bytes, ends_when_charged }
+        Self { driver: Libraries::open(false), codes: RefCell::default(), bytes, ends_when_charged }
     }
 
     fn entry(&self, symbol: &str) -> *mut c_void {
-        let name = CString::new(symbol).unwrap();
-        let library = if symbol.starts_with("nvml") { self.nvml } else { self.cuda };
-        // SAFETY: a handle of dlopen and a terminated name.
-        let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-        assert!(!found.is_null(), "{symbol} is found");
-        found
+        self.driver.entry(symbol)
     }
 
     fn note(&self, symbol: &str, code: i32) -> i32 {
@@ -59,13 +46,7 @@ impl Program {
 
     /// Calls a function with word-sized arguments; its code is compared with the one without the limiter.
     fn call(&self, symbol: &str, arguments: &[u64]) -> i32 {
-        let a = |i: usize| arguments.get(i).copied().unwrap_or(0);
-        // SAFETY: the arguments are the ones of the function that the caller names.
-        let code = unsafe {
-            let entry = std::mem::transmute::<*mut c_void, Twelve>(self.entry(symbol));
-            entry(a(0), a(1), a(2), a(3), a(4), a(5), a(6), a(7), a(8), a(9), a(10), a(11))
-        };
-        self.note(symbol, code)
+        self.note(symbol, self.driver.call(symbol, arguments))
     }
 
     fn ok(&self, symbol: &str, arguments: &[u64]) {
@@ -90,9 +71,7 @@ impl Program {
     }
 
     fn hold(&self) {
-        println!("hold");
-        std::io::stdout().flush().unwrap();
-        std::io::stdin().read_line(&mut String::new()).unwrap();
+        driver::hold();
         println!("hold = 0");
     }
 
