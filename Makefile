@@ -35,6 +35,10 @@ chaos: ## Thousands of pods of many tenants while controllers die and requests f
 	@ALIQUOT_CHAOS_SEED=$(or $(SEED),7) ALIQUOT_CHAOS_PODS=$(or $(PODS),5000) \
 		cargo test -p aliquot-controller --test chaos -- --nocapture
 
+.PHONY: variants
+variants: build-hook ## All of the limiter's tests under every variant of a device; most of an hour.
+	@tools/test-variants
+
 .PHONY: sanitize
 sanitize: ## Miri and sanitizers over the limiter, where a nightly toolchain is; some minutes.
 	@tools/sanitize

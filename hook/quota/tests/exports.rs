@@ -71,7 +71,7 @@ fn what_a_dead_process_exported_stays_charged_until_the_last_importer_gives_it_b
         let first = Holder::start(&mut bench.probe(&["init", "retain", &open, "hold", close(how), "hold"]));
         let second = bench.hold(&["init", "retain", &open]);
         exporter.kill();
-        assert_eq!(bench.used(0), 600 * MIB, "{how}: the driver keeps it");
+        bench.await_used(0, 600 * MIB, &format!("{how}: the driver keeps it"));
         assert_eq!(others(&bench), ["2", "0"], "{how}: two importers");
         // One closes it and lives on, the other dies with it.
         let mut first = first;

@@ -91,7 +91,8 @@ fn answers_are_the_drivers_own_for_every_request() {
     assert!(requests.len() > 50_000, "{} requests", requests.len());
     let probe = built().probe.with_file_name("resolver_probe");
     for version in [11080, 12020, 13050] {
-        let same = format!("context_mib=0,cuda_version={version}");
+        let of_version = format!("cuda_version={version},resolver=");
+        let same = format!("{of_version}same");
         let bench = Bench::new(["H100-80"]).driver(&same);
         bench.share("a", 0, GIB);
         let truth = answers(bench.unlimited(&probe), &requests);
@@ -107,7 +108,7 @@ fn answers_are_the_drivers_own_for_every_request() {
         compare(answers(bench.command(&probe), &requests), "same");
         // A driver whose resolver gives other addresses than its exports have: those that pass are unknown to
         // the test as well, those that are hooked are not.
-        let bench = bench.driver(&format!("{same},resolver=alias"));
+        let bench = bench.driver(&format!("{of_version}alias"));
         let hooked: BTreeSet<&str> =
             table::ROWS.iter().map(|row| row.name).filter(|name| !name.is_empty()).collect();
         let limited = answers(bench.command(&probe), &requests);

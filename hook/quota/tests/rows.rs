@@ -51,8 +51,8 @@ fn every_entry_answers_as_the_driver_and_charges_what_that_uses() {
 
 /// Goes through the recipe for a symbol without the limiter and with it.
 fn compare(probe: &Path, symbol: &str) {
-    // Contexts take memory as well.
-    let bench = Bench::new(["H100-80"]).driver("context_mib=300");
+    // Contexts take memory as well, 300 MiB each.
+    let bench = Bench::new(["H100-80"]).driver("multiprocessors=75");
     bench.share("a", 0, 4 * GIB);
     let mut free = Holder::start(&mut recipe(bench.unlimited(probe), symbol));
     free.step();
@@ -74,7 +74,7 @@ fn every_entry_that_takes_memory_is_refused_what_does_not_fit() {
     let takers: Vec<&str> = ROWS.iter().map(|row| row.symbol).filter(|symbol| takes_memory(symbol)).collect();
     assert!(takers.len() >= 27, "{takers:?}");
     for symbol in takers {
-        let bench = Bench::new(["H100-80"]).driver("context_mib=300");
+        let bench = Bench::new(["H100-80"]).driver("multiprocessors=75");
         // One context fits, and nothing else that is large.
         bench.share("a", 0, 330 * MIB);
         let mut command = recipe(bench.command(&probe), symbol);

@@ -14,6 +14,8 @@ pub(crate) struct Config {
     pub(crate) resolver_aliases: bool,
     /// Bytes of a context; `None` follows the board (4 MiB per multiprocessor).
     pub(crate) context_bytes: Option<u64>,
+    /// Multiprocessors as programs are told, whose number a context's size follows; `None` are the board's.
+    pub(crate) multiprocessors: Option<u32>,
     /// What small allocations are cut from.
     pub(crate) slab_bytes: u64,
     /// Largest allocation that is cut from a slab.
@@ -53,6 +55,7 @@ impl Default for Config {
         Self {
             resolver_aliases: false,
             context_bytes: None,
+            multiprocessors: None,
             slab_bytes: 2 * MIB,
             small_bytes: MIB,
             pool_chunk_bytes: 32 * MIB,
@@ -117,6 +120,7 @@ impl Config {
                 _ => None,
             },
             "context_mib" => number.map(|n| self.context_bytes = Some(n * MIB)),
+            "multiprocessors" => value.parse().ok().map(|n| self.multiprocessors = Some(n)),
             "slab_kib" => number.filter(|n| *n >= 64).map(|n| self.slab_bytes = n << 10),
             "small_kib" => number.map(|n| self.small_bytes = n << 10),
             "pool_chunk_kib" => number.filter(|n| *n >= 64).map(|n| self.pool_chunk_bytes = n << 10),

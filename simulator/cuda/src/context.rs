@@ -92,8 +92,9 @@ pub(crate) fn create(
 ) -> Cu<u64> {
     let described = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?;
     admit(driver.node()?, described)?;
-    let per_board = u64::from(described.multiprocessors) * BYTES_PER_MULTIPROCESSOR;
-    let overhead = driver.config.context_bytes.unwrap_or(per_board);
+    let multiprocessors = driver.config.multiprocessors.unwrap_or(described.multiprocessors);
+    let by_size = u64::from(multiprocessors) * BYTES_PER_MULTIPROCESSOR;
+    let overhead = driver.config.context_bytes.unwrap_or(by_size);
     driver.charge(device, overhead)?;
     let fresh = state.handle();
     let handle = primary.unwrap_or(fresh);

@@ -246,6 +246,16 @@ fn the_size_of_a_context_can_be_set_for_the_node() {
 }
 
 #[test]
+fn a_context_is_made_for_as_many_multiprocessors_as_programs_are_told_of() {
+    on_node(&["H100-80"], "multiprocessors = 25\n", || {
+        let (cuda, mut told) = (Cuda::with_context(), 0_i32);
+        cuda.ok("cuDeviceGetAttribute", &[at(&mut told), 16, 0]);
+        assert_eq!(told, 25);
+        assert_eq!(usable(&cuda) - cuda.free_bytes(), 100 * MIB);
+    });
+}
+
+#[test]
 fn two_processes_compete_for_one_device() {
     if role().is_some() {
         return serve_memory(&Cuda::with_context());

@@ -15,6 +15,7 @@ pub(crate) mod namespace;
 pub(crate) mod old;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod traced;
+pub(crate) mod variant;
 
 use aliquot_quota::region::{RegionView, initial_header};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
@@ -24,7 +25,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use variant::Variant;
 
 pub(crate) const MIB: u64 = 1 << 20;
 pub(crate) const GIB: u64 = 1 << 30;
@@ -106,28 +109,39 @@ pub(crate) fn null_driver() -> PathBuf {
 pub(crate) struct Bench {
     pub(crate) folder: TempDir,
     pub(crate) node: Node,
-    variant: String,
+    driver: String,
 }
 
+/// Contexts that take nothing, and that nobody takes for large who cannot measure them: sums are round.
+pub(crate) const NO_CONTEXTS: &str = "multiprocessors=0";
+
 impl Bench {
-    /// A node of these boards.
+    /// A node of these boards, otherwise as this run's variant has it.
     pub(crate) fn new<const N: usize>(boards: [&str; N]) -> Self {
-        Self::with(NodeSpec::new(boards))
+        Self::with(Variant::of_this_run().node(boards))
     }
 
-    /// A node as specified.
+    /// A node as specified, for what depends on how NVML names processes or when memory is released.
     pub(crate) fn with(spec: NodeSpec) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let node = aliquot_sim_node::create(&folder.path().join("node"), &spec).expect("a node");
+        let settings = Variant::of_this_run().driver.replace(',', "\n");
+        std::fs::write(folder.path().join("node/cuda.conf"), settings).unwrap();
         for part in ["quota", "region"] {
             std::fs::create_dir_all(folder.path().join("aliquot").join(part)).unwrap();
         }
-        Self { folder, node, variant: "context_mib=0".to_owned() }
+        Self { folder, node, driver: NO_CONTEXTS.to_owned() }
     }
 
-    /// The same with another variant of the driver.
-    pub(crate) fn driver(mut self, variant: &str) -> Self {
-        variant.clone_into(&mut self.variant);
+    /// A node of these boards whose NVML lists processes and their memory by pids that they know, for what only that
+    /// shows.
+    pub(crate) fn shown<const N: usize>(boards: [&str; N]) -> Self {
+        Self::with(NodeSpec::new(boards))
+    }
+
+    /// The same with other settings of the driver.
+    pub(crate) fn driver(mut self, settings: &str) -> Self {
+        settings.clone_into(&mut self.driver);
         self
     }
 
@@ -187,6 +201,15 @@ impl Bench {
         self.node.memory(aliquot_sim_node::Pool::whole(gpu)).unwrap().used
     }
 
+    /// Waits until all processes hold so much: the driver may free later what a dead one had.
+    pub(crate) fn await_used(&self, gpu: usize, bytes: u64, what: &str) {
+        let started = Instant::now();
+        while self.used(gpu) != bytes {
+            assert!(started.elapsed().as_secs() < 20, "{what}: {} bytes instead of {bytes}", self.used(gpu));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// A program under the limiter.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = self.unlimited(program);
@@ -204,7 +227,7 @@ impl Bench {
             .env("ALIQUOT_ROOT", self.root())
             .env("ALIQUOT_SIM_ROOT", node.join("root"))
             .env("ALIQUOT_SIM_NODE", node)
-            .env("ALIQUOT_SIM_CUDA", &self.variant);
+            .env("ALIQUOT_SIM_CUDA", &self.driver);
         command
     }
 

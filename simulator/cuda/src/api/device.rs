@@ -13,6 +13,8 @@ fn total(driver: &Driver, ordinal: i32) -> Cu<u64> {
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`, the one attribute that can change.
 const COMPUTE_MODE: i32 = 20;
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`, the one that a variant of the driver tells otherwise.
+const MULTIPROCESSORS: i32 = 16;
 
 /// `CUdevprop`.
 #[repr(C)]
@@ -56,6 +58,9 @@ api! { (driver, flavour)
         if attribute == COMPUTE_MODE {
             let settings = driver.node()?.settings(described.gpu.index).map_err(|_| Code::UNKNOWN)?;
             return value.put(i32::try_from(settings.compute_mode).unwrap_or(0));
+        }
+        if let Some(told) = driver.config.multiprocessors.filter(|_| attribute == MULTIPROCESSORS) {
+            return value.put(i32::try_from(told).unwrap_or(i32::MAX));
         }
         let found = described.attribute(attribute, false).ok_or(Code::INVALID_VALUE)?;
         value.put(found)

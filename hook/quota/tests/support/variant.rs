@@ -1,0 +1,49 @@
+//! Variants of the device, under each of which every test of the limiter is to pass: what drivers differ in, or what is
+//! not known of them. `ALIQUOT_TEST_VARIANT` names the one of a run, `tools/test-variants` goes through all of them.
+//!
+//! A test that says by itself what its device is like ([`super::Bench::with`]) keeps to that; what it says of the driver
+//! ([`super::Bench::driver`]) wins over the variant's.
+
+use aliquot_sim_node::{NodeSpec, ProcessView};
+
+/// What a run's devices are like.
+#[derive(Debug)]
+pub(crate) struct Variant {
+    name: &'static str,
+    /// How NVML names processes.
+    view: ProcessView,
+    /// How long a killed process's memory stays in use.
+    reap_delay_ms: u64,
+    /// Settings of the driver.
+    pub(crate) driver: &'static str,
+}
+
+const PLAIN: Variant = Variant { name: "plain", view: ProcessView::Host, reap_delay_ms: 0, driver: "" };
+/// Code that was loaded is memory that only NVML or a node agent shows; without either no test could find it.
+const UNSEEN: &str = "module_kib=0";
+
+const ALL: [Variant; 8] = [
+    PLAIN,
+    Variant { name: "alias", driver: "resolver=alias", ..PLAIN },
+    Variant { name: "own-pids", view: ProcessView::Own, ..PLAIN },
+    Variant { name: "no-pids", view: ProcessView::Empty, driver: UNSEEN, ..PLAIN },
+    Variant { name: "no-bytes", view: ProcessView::NotAvailable, driver: UNSEEN, ..PLAIN },
+    Variant { name: "late-release", reap_delay_ms: 700, ..PLAIN },
+    Variant { name: "eager", driver: "module_load=eager,free_syncs=0", ..PLAIN },
+    Variant { name: "slow", driver: "slice_us=500,switch_us=10,call_ns=2000", ..PLAIN },
+];
+
+impl Variant {
+    /// The one of this run.
+    pub(crate) fn of_this_run() -> &'static Self {
+        let named = std::env::var("ALIQUOT_TEST_VARIANT").unwrap_or_else(|_| PLAIN.name.to_owned());
+        let names = ALL.iter().map(|variant| variant.name).collect::<Vec<_>>();
+        let found = ALL.iter().find(|variant| variant.name == named);
+        found.unwrap_or_else(|| panic!("ALIQUOT_TEST_VARIANT={named} is none of {names:?}"))
+    }
+
+    /// A node of these boards.
+    pub(crate) fn node<const N: usize>(&self, boards: [&str; N]) -> NodeSpec {
+        NodeSpec { process_view: self.view, reap_delay_ms: self.reap_delay_ms, ..NodeSpec::new(boards) }
+    }
+}
