@@ -13,14 +13,14 @@ use aliquot_quota::gate::Compute;
 use aliquot_quota::region::{Region, Slot};
 use std::mem::offset_of;
 use std::os::unix::fs::FileExt;
-use support::traced::{Eyes, Traced, now_ns};
+use support::traced::{Eyes, From, Traced, now_ns};
 use support::{Bench, GIB};
-
-/// No sleep is longer, so whatever brings a deadline forward meanwhile, nobody is later than this.
-const MOST_NS: u64 = 100_000_000;
 
 /// Two launches that use up what was saved, and one that has to wait: 20 ms at ten percent.
 const SCRIPT: [&str; 7] = ["init", "retain", "kernel:20000", "kernel:20000", "mark", "kernel:20000", "mark"];
+
+/// Where a share's deadline is.
+const DEADLINE: usize = offset_of!(Region, compute) + offset_of!(Compute, paid_until_ns);
 
 fn compute(word: usize) -> usize {
     offset_of!(Region, compute) + word
@@ -58,7 +58,7 @@ impl Point {
     /// Takes a process there; `false` = it has not come by.
     fn reach(self, traced: &mut Traced) -> bool {
         match self {
-            Self::Store(word, nth) => traced.reach(word, nth),
+            Self::Store(word, nth) => traced.reach(From::Mark, word, nth),
             Self::InLine(nth) => {
                 traced.go_to_mark();
                 (0..nth).all(|_| traced.nap().is_some())
@@ -67,27 +67,11 @@ impl Point {
     }
 }
 
-/// Lets a waiter go on until it has launched, and holds each of its sleeps against its deadline; how many there were.
-/// Nobody else of its share does anything meanwhile.
-fn waits_no_longer_than_its_deadline(waiter: &mut Traced, what: &str) -> usize {
-    let mut naps = 0;
-    while let Some(nap) = waiter.nap() {
-        let deadline = waiter.word(compute(offset_of!(Compute, paid_until_ns)));
-        // It has asked later than `since_ns`.
-        let wait = deadline.saturating_sub(nap.since_ns);
-        assert!(wait > 0, "{what}: {nap:?} although its deadline had passed when it asked");
-        assert!(nap.length_ns <= wait + 1000, "{what}: {nap:?}, and the deadline is {wait} ns away");
-        assert!(nap.length_ns <= MOST_NS, "{what}: {nap:?}");
-        naps += 1;
-    }
-    naps
-}
-
 /// Has everything charged to the share paid for half a second from now, as if more had been launched.
 fn lengthen_the_line(bench: &Bench) {
     let region = std::fs::File::options().write(true).open(bench.region_path("a")).unwrap();
     let until = now_ns() + 500_000_000;
-    region.write_all_at(&until.to_le_bytes(), compute(offset_of!(Compute, paid_until_ns)) as u64).unwrap();
+    region.write_all_at(&until.to_le_bytes(), DEADLINE as u64).unwrap();
 }
 
 /// How often the waiter slept; `None` where the members did not come to the point.
@@ -105,7 +89,7 @@ fn goes_on(point: Point, eyes: Eyes) -> Option<usize> {
     }
     killed.kill();
     lengthen_the_line(&bench);
-    let naps = waits_no_longer_than_its_deadline(&mut waiter, &what);
+    let naps = waiter.waits_no_longer_than(DEADLINE, &what);
     waiter.finish();
     println!("{what}: {naps} sleeps");
     // The stopped one goes on as well.
@@ -119,7 +103,7 @@ fn waiters_go_on_in_time_whatever_happens_to_others_of_their_share() {
     let mut tried = vec![Point::InLine(1), Point::InLine(3)];
     for chunk in words().chunks(eyes.most()) {
         let bench = bench();
-        let counts = Traced::start(&bench, &SCRIPT, eyes).count(chunk);
+        let counts = Traced::start(&bench, &SCRIPT, eyes).count(From::Mark, chunk).counts;
         let stores = chunk.iter().zip(counts);
         tried.extend(stores.flat_map(|(word, count)| (1..=count).map(|nth| Point::Store(*word, nth))));
     }
@@ -134,6 +118,6 @@ fn a_deadline_that_is_far_away_is_looked_at_again_and_again() {
     let mut waiter = Traced::start(&bench, &SCRIPT, Eyes::Registers);
     waiter.go_to_mark();
     lengthen_the_line(&bench);
-    assert!(waits_no_longer_than_its_deadline(&mut waiter, "alone") > 2);
+    assert!(waiter.waits_no_longer_than(DEADLINE, "alone") > 2);
     waiter.finish();
 }

@@ -115,6 +115,12 @@ impl Mapped {
     }
 }
 
+impl Mapped {
+    fn all(&self) -> Vec<u64> {
+        (0..self.1 / 8).map(|at| self.word(at * 8)).collect()
+    }
+}
+
 impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: a mapping of ours.
@@ -129,6 +135,23 @@ pub(crate) struct Nap {
     pub(crate) since_ns: u64,
     /// How long it is going to sleep.
     pub(crate) length_ns: u64,
+}
+
+/// From where on a program is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum From {
+    /// Its first mark.
+    Mark,
+    /// When it is about to take a slot's lock: before that it stores nothing to the region.
+    Lock,
+}
+
+/// Stores of a program between where it is watched from and its next mark.
+pub(crate) struct Stores {
+    /// How often it stored to each word.
+    pub(crate) counts: Vec<usize>,
+    /// Words whose content changed, whether they were watched or not.
+    pub(crate) changed: Vec<usize>,
 }
 
 /// The test program, traced.
@@ -190,12 +213,12 @@ impl Traced {
     }
 
     /// Which of the watched words it has just stored to.
-    fn hit(&mut self) -> u64 {
+    fn hit(&mut self) -> u128 {
         if self.eyes == Eyes::Steps {
             let mut hit = 0;
             for (at, (word, before)) in self.words.iter_mut().enumerate() {
                 let now = self.region.word(*word);
-                hit |= u64::from(std::mem::replace(before, now) != now) << at;
+                hit |= u128::from(std::mem::replace(before, now) != now) << at;
             }
             return hit;
         }
@@ -203,7 +226,7 @@ impl Traced {
         unsafe {
             let found = libc::ptrace(libc::PTRACE_PEEKUSER, self.pid(), register(6), 0);
             assert_eq!(libc::ptrace(libc::PTRACE_POKEUSER, self.pid(), register(6), 0), 0);
-            found as u64 & 15
+            u128::from(found as u64 & 15)
         }
     }
 
@@ -212,6 +235,32 @@ impl Traced {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", self.pid())).unwrap();
         let ours = maps.lines().filter(|line| line.ends_with("/region/a/region"));
         ours.map(|line| u64::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()).collect()
+    }
+
+    /// Goes on to where it is to be watched.
+    pub(crate) fn go_to(&mut self, from: From) {
+        match from {
+            From::Mark => self.go_to_mark(),
+            From::Lock => loop {
+                assert_eq!(self.go(libc::PTRACE_SYSCALL), Some(libc::SIGTRAP), "it takes a lock");
+                let registers = self.registers();
+                let locks =
+                    registers.orig_rax == libc::SYS_fcntl as u64 && registers.rsi == libc::F_OFD_SETLK as u64;
+                // The simulated node has locks of its own.
+                if locks && !self.mapped().is_empty() {
+                    return;
+                }
+            },
+        }
+    }
+
+    fn registers(&self) -> libc::user_regs_struct {
+        // SAFETY: a record of numbers, which the kernel fills; the process is stopped and ours.
+        unsafe {
+            let mut registers = std::mem::zeroed();
+            assert_eq!(libc::ptrace(libc::PTRACE_GETREGS, self.pid(), 0, &mut registers), 0);
+            registers
+        }
     }
 
     /// Goes on to the next mark.
@@ -229,7 +278,7 @@ impl Traced {
     }
 
     /// Goes on to the next store to a watched word, and tells which; `None` = to its next mark.
-    fn store(&mut self) -> Option<u64> {
+    fn store(&mut self) -> Option<u128> {
         let how = if self.eyes == Eyes::Steps { libc::PTRACE_SINGLESTEP } else { libc::PTRACE_CONT };
         while self.go(how) == Some(libc::SIGTRAP) {
             let hit = self.hit();
@@ -240,33 +289,52 @@ impl Traced {
         None
     }
 
-    /// How often it stores to each of some words between the marks; it is at its end then.
-    pub(crate) fn count(mut self, words: &[usize]) -> Vec<usize> {
-        assert!(words.len() <= 64);
-        self.go_to_mark();
+    /// Counts its stores to some words; it is at its end then.
+    pub(crate) fn count(&mut self, from: From, words: &[usize]) -> Stores {
+        assert!(words.len() <= 128);
+        self.go_to(from);
+        let before = self.region.all();
         self.watch(words);
         let mut counts = vec![0; words.len()];
         while let Some(hit) = self.store() {
             counts.iter_mut().enumerate().for_each(|(at, count)| *count += (hit >> at & 1) as usize);
         }
         self.watch(&[]);
+        let after = self.region.all();
+        let pairs = before.iter().zip(&after).enumerate();
+        let changed = pairs.filter(|(_, (before, after))| before != after).map(|(at, _)| at * 8).collect();
         self.finish();
-        counts
+        Stores { counts, changed }
     }
 
-    /// Goes on to the `nth` store to a word between the marks. `false` = there are fewer this time.
-    pub(crate) fn reach(&mut self, word: usize, nth: usize) -> bool {
-        self.go_to_mark();
+    /// Goes on to the `nth` store to a word. `false` = there are fewer this time.
+    pub(crate) fn reach(&mut self, from: From, word: usize, nth: usize) -> bool {
+        self.go_to(from);
         self.watch(&[word]);
         let reached = (0..nth).all(|_| self.store().is_some());
         self.watch(&[]);
         reached
     }
 
+    /// Lets it go on to its next mark, and holds each of its sleeps against the deadline in a word of the region; how
+    /// many there were. Nobody else of its share moves that deadline meanwhile.
+    pub(crate) fn waits_no_longer_than(&mut self, deadline: usize, what: &str) -> usize {
+        /// No sleep is longer, so whatever brings a deadline forward meanwhile, nobody is later than this.
+        const MOST_NS: u64 = 100_000_000;
+        let mut naps = 0;
+        while let Some(nap) = self.nap() {
+            // It has asked later than `since_ns`.
+            let wait = self.word(deadline).saturating_sub(nap.since_ns);
+            assert!(wait > 0, "{what}: {nap:?} although its deadline had passed when it asked");
+            assert!(nap.length_ns <= wait + 1000, "{what}: {nap:?}, and the deadline is {wait} ns away");
+            assert!(nap.length_ns <= MOST_NS, "{what}: {nap:?}");
+            naps += 1;
+        }
+        naps
+    }
+
     /// Goes on to the next sleep of the limiter (programs sleep by another system call); `None` = to its next mark.
     pub(crate) fn nap(&mut self) -> Option<Nap> {
-        // SAFETY: a record of numbers.
-        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
         let mut since_ns = now_ns();
         loop {
             match self.go(libc::PTRACE_SYSCALL) {
@@ -274,9 +342,7 @@ impl Traced {
                 Some(libc::SIGUSR2) => return None,
                 other => panic!("stopped by {other:?}"),
             }
-            // SAFETY: the process is stopped and ours; the kernel fills the record.
-            let got = unsafe { libc::ptrace(libc::PTRACE_GETREGS, self.pid(), 0, &mut registers) };
-            assert_eq!(got, 0);
+            let registers = self.registers();
             if registers.orig_rax != libc::SYS_nanosleep as u64 {
                 continue;
             }
@@ -292,7 +358,7 @@ impl Traced {
         }
     }
 
-    pub(crate) fn kill(mut self) {
+    pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.is_stopped = false;
         let mut status = 0;
@@ -301,8 +367,8 @@ impl Traced {
     }
 
     /// Lets it go on to its end.
-    pub(crate) fn finish(mut self) {
-        while self.go(libc::PTRACE_CONT).is_some() {}
+    pub(crate) fn finish(&mut self) {
+        while self.is_stopped && self.go(libc::PTRACE_CONT).is_some() {}
     }
 }
 
