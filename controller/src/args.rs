@@ -69,6 +69,10 @@ pub struct Args {
     #[arg(long, default_value = "aliquot-webhook-tls")]
     pub webhook_secret: String,
 
+    /// How long the webhook's certificate lasts; it is renewed after two thirds of it. At least 10s.
+    #[arg(long, default_value = "8760h", value_parser = parse_life)]
+    pub webhook_certificate_life: Duration,
+
     /// Where metrics and health are served.
     #[arg(long, default_value = "127.0.0.1:8081")]
     pub http_addr: SocketAddr,
@@ -243,12 +247,21 @@ impl From<StrategyArg> for Strategy {
     }
 }
 
-/// A number with `ms`, `s`, `m` or `h`.
+/// A duration that leaves time for a renewal.
+fn parse_life(text: &str) -> Result<Duration, String> {
+    let life = parse_duration(text)?;
+    if life < Duration::from_secs(10) {
+        return Err(format!("{text:?} is too short for a certificate: use at least 10s"));
+    }
+    Ok(life)
+}
+
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let quantity: aliquot_model::Quantity = text.parse().map_err(|error| format!("{error}"))?;
     quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
 }
 
+/// A number with `ms`, `s`, `m` or `h`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(split);

@@ -54,6 +54,8 @@ pub struct Config {
     pub rules: Rules,
     /// Whether pods of used-up budgets get a lower priority class.
     pub budgets: bool,
+    /// How long certificates last; they are renewed after two thirds of it.
+    pub certificate_life: Duration,
     /// How often certificate and configuration are looked after.
     pub interval: Duration,
 }
@@ -80,7 +82,8 @@ impl Config {
             governance: args.governance,
             rules: Rules { unknown: args.unknown_devices, oversubscribe_at_most: args.oversubscribe_at_most },
             budgets: args.budgets,
-            interval: Duration::from_secs(60),
+            certificate_life: args.webhook_certificate_life,
+            interval: Duration::from_secs(60).min(args.webhook_certificate_life / 12),
         }
     }
 }

@@ -48,6 +48,7 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         governance: true,
         rules: Rules::default(),
         budgets: false,
+        certificate_life: Duration::from_secs(36),
         interval: Duration::from_millis(50),
     };
     let metrics = Arc::new(Metrics::new());
@@ -157,6 +158,35 @@ async fn replicas_share_one_certificate_and_take_a_new_one_over() {
         hook.stop.cancel();
         hook.task.await.expect("no panic").expect("served");
     }
+}
+
+/// The API server trusts the new authority before anybody serves what it signed. Each call is a connection of
+/// its own here.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_pod_goes_past_the_webhook_while_its_certificate_is_renewed() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    let hook = start(&cluster, "r1").await;
+    configure(&cluster, hook.addr).await;
+    let before = eventually("the authority is announced", async || bundle(&cluster).await).await;
+    eventually("it is asked", async || {
+        let pod = cluster.create(&ungated(&format!("probe-{}", uuid::Uuid::new_v4()), &["later"])).await;
+        (gates(&pod) == OURS).then_some(())
+    })
+    .await;
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "default");
+    let aged = json!({"metadata": {"annotations": {"aliquot.dev/made": "2000-01-01T00:00:00Z"}}});
+    secrets.patch("aliquot-webhook-tls", &PatchParams::default(), &Patch::Merge(&aged)).await.expect("aged");
+    let (mut number, mut after) = (0, 0);
+    // Over the announcement, and over the time after it in which the new one begins to be served.
+    while after < 100 {
+        let pod = cluster.create(&ungated(&format!("p{number}"), &["later"])).await;
+        assert_eq!(gates(&pod), OURS, "pod {number}, {after} after the announcement");
+        number += 1;
+        after += usize::from(after > 0 || bundle(&cluster).await != Some(before.clone()));
+        tokio::time::sleep(Duration::from_millis(if after > 0 { 50 } else { 1 })).await;
+    }
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
 }
 
 async fn configure_checks(cluster: &Cluster, addr: SocketAddr, failure_policy: &str) {

@@ -2,12 +2,13 @@
 //!
 //! Authority and leaf are renewed together, after two thirds of their time. The bundle that the API
 //! server gets holds the previous authority too, so that replicas that still serve the old leaf are
-//! trusted until they see the new one. Nothing that could sign another certificate is stored.
+//! trusted until they serve the new one, which they do when the API server has had time to learn of it.
+//! Nothing that could sign another certificate is stored.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SerialNumber,
@@ -17,13 +18,15 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// How long a certificate lasts.
-const LIFE: SignedDuration = SignedDuration::from_hours(365 * 24);
-/// When it is renewed.
-const RENEW_AFTER: SignedDuration = SignedDuration::from_hours(243 * 24);
+/// How long those last that do not say.
+const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+/// Clocks that are behind ours take it for valid too.
+const BEHIND: Duration = Duration::from_secs(24 * 3600);
 
 const MADE: &str = "aliquot.dev/made";
+const EXPIRES: &str = "aliquot.dev/expires";
 const NAMES: &str = "aliquot.dev/names";
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
@@ -37,6 +40,7 @@ pub struct Certificate {
     /// Authorities, PEM.
     pub bundle: String,
     made: Timestamp,
+    expires: Timestamp,
     names: String,
 }
 
@@ -79,41 +83,52 @@ impl Certificate {
             return Err(fail(CERTIFICATE));
         }
         let bundle = std::str::from_utf8(field(CA)?).map_err(|_| fail(CA))?.to_owned();
-        let made = note(MADE).and_then(|made| made.parse().ok()).ok_or_else(|| fail(MADE))?;
+        let made: Timestamp = note(MADE).and_then(|made| made.parse().ok()).ok_or_else(|| fail(MADE))?;
+        let expires = match note(EXPIRES) {
+            Some(expires) => expires.parse().map_err(|_| fail(EXPIRES))?,
+            None => made.saturating_add(YEAR).map_err(|_| fail(MADE))?,
+        };
         Ok(Self {
             key: Arc::new(CertifiedKey::new(chain, key)),
             bundle,
             made,
+            expires,
             names: note(NAMES).unwrap_or_default(),
         })
     }
 
-    /// Whether it has to be made anew: it is old, or for other names.
-    pub fn is_stale(&self, names: &[String], now: Timestamp) -> bool {
-        now.duration_since(self.made) > RENEW_AFTER || self.names != names.join(",")
+    /// Whether it has to be made anew: it is for other names, or two thirds of its time are over, or of the
+    /// time that certificates are to last now.
+    pub fn is_stale(&self, names: &[String], life: Duration, now: Timestamp) -> bool {
+        let life = SignedDuration::try_from(life).unwrap_or(SignedDuration::MAX);
+        let life = life.min(self.expires.duration_since(self.made));
+        now.duration_since(self.made) > life / 3 * 2 || self.names != names.join(",")
+    }
+
+    /// Whether who trusts this bundle accepts another certificate.
+    pub(super) fn vouches_for(&self, other: &Self) -> bool {
+        first_certificate(&other.bundle).is_some_and(|authority| self.bundle.contains(authority))
     }
 }
 
-/// A new certificate for these names, as the Secret in which the replicas share it. The first
-/// authority of the previous bundle stays trusted.
+/// A new certificate for these names that lasts so long, as the Secret in which the replicas share it. The
+/// first authority of the previous bundle stays trusted.
 pub(super) fn make(
     name: &str,
     namespace: &str,
     names: &[String],
+    life: Duration,
     previous: Option<&Certificate>,
     now: Timestamp,
 ) -> Result<Secret, CertificateError> {
-    let (from, until) = (now.saturating_sub(SignedDuration::from_hours(24)), now.saturating_add(LIFE));
-    let (Ok(from), Ok(until)) = (from, until) else {
+    let (Ok(from), Ok(until)) = (now.saturating_sub(BEHIND), now.saturating_add(life)) else {
         let what = "time: the clock is far off".to_owned();
         return Err(CertificateError::Unusable { name: name.to_owned(), what });
     };
-    // Midnight of a day: rcgen's own type for points in time, which only its functions name.
+    // rcgen's own type for points in time, which only its functions name.
     let date = |at: Timestamp| {
-        let day = at.to_zoned(TimeZone::UTC).date();
-        let (month, of_month) =
-            (u8::try_from(day.month()).unwrap_or(1), u8::try_from(day.day()).unwrap_or(1));
-        rcgen::date_time_ymd(day.year().into(), month, of_month)
+        let seconds = u64::try_from(at.as_second()).unwrap_or(0);
+        rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds)
     };
     let serial = || SerialNumber::from_slice(uuid::Uuid::new_v4().as_bytes());
     let mut authority = CertificateParams::default();
@@ -150,6 +165,7 @@ pub(super) fn make(
             namespace: Some(namespace.to_owned()),
             annotations: Some(BTreeMap::from([
                 (MADE.to_owned(), now.to_string()),
+                (EXPIRES.to_owned(), until.to_string()),
                 (NAMES.to_owned(), names.join(",")),
             ])),
             ..ObjectMeta::default()
@@ -189,10 +205,20 @@ mod tests {
     }
 
     fn made(previous: Option<&Certificate>) -> Certificate {
-        Certificate::read(&make("s", "ns", &names(), previous, now()).expect("made")).expect("read")
+        Certificate::read(&make("s", "ns", &names(), YEAR, previous, now()).expect("made")).expect("read")
     }
 
     fn trusts(bundle: &str, certificate: &Certificate, name: &str) -> Result<(), rustls::Error> {
+        let since_1970 = u64::try_from(now().as_second()).expect("after 1970");
+        trusts_at(bundle, certificate, name, Duration::from_secs(since_1970))
+    }
+
+    fn trusts_at(
+        bundle: &str,
+        certificate: &Certificate,
+        name: &str,
+        at: Duration,
+    ) -> Result<(), rustls::Error> {
         let mut roots = RootCertStore::empty();
         for root in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
             roots.add(root.expect("PEM")).expect("an authority");
@@ -203,7 +229,7 @@ mod tests {
             .expect("a verifier");
         let name = ServerName::try_from(name.to_owned()).expect("a name");
         let leaf = certificate.key.cert.first().expect("a leaf");
-        verifier.verify_server_cert(leaf, &[], &name, &[], UnixTime::now()).map(drop)
+        verifier.verify_server_cert(leaf, &[], &name, &[], UnixTime::since_unix_epoch(at)).map(drop)
     }
 
     #[test]
@@ -238,17 +264,51 @@ mod tests {
     }
 
     #[test]
-    fn it_is_renewed_when_it_is_old_or_for_other_names() {
+    fn it_is_renewed_after_two_thirds_of_its_time_and_for_other_names() {
         let certificate = made(None);
-        assert!(!certificate.is_stale(&names(), now()));
-        assert!(certificate.is_stale(&["other".to_owned()], now()));
-        let later = now().saturating_add(SignedDuration::from_hours(24 * 244)).expect("in range");
-        assert!(certificate.is_stale(&names(), later));
+        let after =
+            |days: u64| now().saturating_add(Duration::from_secs(days * 24 * 3600)).expect("in range");
+        assert!(!certificate.is_stale(&names(), YEAR, now()));
+        assert!(certificate.is_stale(&["other".to_owned()], YEAR, now()));
+        assert!(!certificate.is_stale(&names(), YEAR, after(242)));
+        assert!(certificate.is_stale(&names(), YEAR, after(244)));
+        // What certificates last now counts for one that was made for longer, not for one made for less.
+        assert!(certificate.is_stale(&names(), YEAR / 12, after(21)));
+        assert!(certificate.is_stale(&names(), YEAR * 2, after(244)));
+    }
+
+    #[test]
+    fn it_lasts_to_the_second() {
+        let (now, life) = (now(), Duration::from_secs(90));
+        let certificate =
+            Certificate::read(&make("s", "ns", &names(), life, None, now).expect("made")).expect("read");
+        let at = |seconds: u64| {
+            let since_1970 = u64::try_from(now.as_second()).expect("after 1970") + seconds;
+            trusts_at(&certificate.bundle, &certificate, "127.0.0.1", Duration::from_secs(since_1970))
+        };
+        assert_eq!(at(89), Ok(()));
+        let refused = at(91);
+        assert!(
+            matches!(
+                refused,
+                Err(rustls::Error::InvalidCertificate(TlsError::ExpiredContext { .. } | TlsError::Expired))
+            ),
+            "{refused:?}"
+        );
+    }
+
+    #[test]
+    fn one_of_before_that_does_not_say_until_when_lasts_a_year() {
+        let mut secret = make("s", "ns", &names(), YEAR * 2, None, now()).expect("made");
+        secret.metadata.annotations.as_mut().expect("annotations").remove(EXPIRES);
+        let certificate = Certificate::read(&secret).expect("read");
+        let later = now().saturating_add(YEAR / 4 * 3).expect("in range");
+        assert!(certificate.is_stale(&names(), YEAR * 2, later));
     }
 
     #[test]
     fn a_damaged_secret_is_told_by_name() {
-        let mut secret = make("s", "ns", &names(), None, now()).expect("made");
+        let mut secret = make("s", "ns", &names(), YEAR, None, now()).expect("made");
         secret.data.as_mut().expect("data").insert(KEY.to_owned(), ByteString(b"nonsense".to_vec()));
         let error = Certificate::read(&secret).expect_err("damaged");
         assert_eq!(error.to_string(), "Secret s has no usable tls.key; delete it and a new one is made");

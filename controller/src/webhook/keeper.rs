@@ -21,6 +21,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+/// Until API servers have heard of a new authority.
+const SPREAD: Duration = Duration::from_secs(10);
+
 /// The certificate that is served, once there is one.
 pub(super) type Current = watch::Receiver<Option<Arc<Certificate>>>;
 
@@ -41,31 +44,42 @@ impl Keeper {
 
     pub(super) async fn run(self, health: Health, stop: CancellationToken) {
         loop {
-            let pause = match self.look_after().await {
-                Ok(()) => {
-                    health.set_ready();
-                    self.config.interval
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the webhook's certificate");
-                    Duration::from_secs(2).min(self.config.interval)
-                }
+            let round = async {
+                let pause = match self.look_after().await {
+                    Ok(()) => {
+                        health.set_ready();
+                        self.config.interval
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "the webhook's certificate");
+                        Duration::from_secs(2).min(self.config.interval)
+                    }
+                };
+                tokio::time::sleep(pause).await;
             };
             tokio::select! {
-                () = tokio::time::sleep(pause) => {}
+                () = round => {}
                 () = stop.cancelled() => return,
             }
         }
     }
 
+    /// Serves the shared certificate, and announces its authority. The other way round where another one is
+    /// served that stays trusted: API servers hear of the new authority a little later.
     async fn look_after(&self) -> anyhow::Result<()> {
-        let certificate = self.certificate().await?;
-        let bundle = certificate.bundle.clone();
-        let changed = self.current.borrow().as_ref().is_none_or(|served| served.bundle != bundle);
-        if changed {
-            self.current.send_replace(Some(Arc::new(certificate)));
+        let certificate = Arc::new(self.certificate().await?);
+        let served = self.current.borrow().clone();
+        if served.as_ref().is_some_and(|served| served.bundle == certificate.bundle) {
+            return self.announce(&certificate.bundle).await;
         }
-        self.announce(&bundle).await
+        if served.is_some_and(|served| certificate.vouches_for(&served)) {
+            self.announce(&certificate.bundle).await?;
+            tokio::time::sleep(SPREAD.min(self.config.certificate_life / 12)).await;
+            self.current.send_replace(Some(certificate));
+            return Ok(());
+        }
+        self.current.send_replace(Some(certificate.clone()));
+        self.announce(&certificate.bundle).await
     }
 
     /// The shared certificate; makes or renews it. Of several replicas that try, one succeeds, and
@@ -73,20 +87,21 @@ impl Keeper {
     async fn certificate(&self) -> anyhow::Result<Certificate> {
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.config.namespace);
         let (name, namespace, names) = (&self.config.secret, &self.config.namespace, &self.config.names);
+        let life = self.config.certificate_life;
         for _ in 0..3 {
             let now = Timestamp::now();
             let written = match api.get_opt(name).await? {
                 None => {
-                    let secret = certificate::make(name, namespace, names, None, now)?;
+                    let secret = certificate::make(name, namespace, names, life, None, now)?;
                     api.create(&creation(), &secret).await
                 }
                 Some(present) => {
                     let known = Certificate::read(&present)?;
-                    if !known.is_stale(names, now) {
+                    if !known.is_stale(names, life, now) {
                         return Ok(known);
                     }
                     tracing::info!(secret = name, "renewing the webhook's certificate");
-                    let mut secret = certificate::make(name, namespace, names, Some(&known), now)?;
+                    let mut secret = certificate::make(name, namespace, names, life, Some(&known), now)?;
                     secret.metadata.resource_version = present.metadata.resource_version;
                     api.replace(name, &creation(), &secret).await
                 }

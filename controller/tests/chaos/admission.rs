@@ -73,6 +73,7 @@ impl Webhook {
             governance: true,
             rules: Rules::default(),
             budgets: true,
+            certificate_life: Duration::from_secs(3600),
             interval: Duration::from_secs(1),
         };
         let (metrics, stop) = (Arc::new(Metrics::new()), CancellationToken::new());
