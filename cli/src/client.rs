@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use kube::Client;
-use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use std::error::Error;
 use std::path::Path;
 
@@ -14,13 +14,64 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Client> {
     let Some(path) = kubeconfig else {
         let config = Config::infer().await.map_err(|error| {
             // Of the two ways that were tried people mean the file.
-            let why = error.source().map_or_else(|| error.to_string(), ToString::to_string);
-            anyhow!("no cluster to talk to: {why}; set KUBECONFIG or --kubeconfig (a pod uses its service account)")
+            let of_file = error.source().and_then(|source| source.downcast_ref::<KubeconfigError>());
+            let why = of_file.map_or_else(|| error.to_string(), |error| reason(None, error));
+            anyhow!(
+                "no cluster to talk to: {why}; set KUBECONFIG or --kubeconfig (a pod uses its service account)"
+            )
         })?;
         return Client::try_from(config).context("cannot make a client");
     };
-    let file = Kubeconfig::read_from(path).with_context(|| format!("cannot read {}", path.display()))?;
+    let wrong = |error: KubeconfigError| anyhow!(reason(Some(path), &error));
+    let file = Kubeconfig::read_from(path).map_err(wrong)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    Client::try_from(config.with_context(|| format!("cannot use {}", path.display()))?)
-        .context("cannot make a client")
+    Client::try_from(config.map_err(wrong)?).context("cannot make a client")
+}
+
+/// What is wrong with a kubeconfig, which it names once.
+fn reason(path: Option<&Path>, error: &KubeconfigError) -> String {
+    let named =
+        path.map_or_else(|| "the kubeconfig".to_owned(), |path| format!("kubeconfig {}", path.display()));
+    match error {
+        KubeconfigError::ReadConfig(error, path) => {
+            format!("kubeconfig {} cannot be read: {error}", path.display())
+        }
+        // The parser goes on to show the place.
+        KubeconfigError::Parse(error) => {
+            let text = error.to_string();
+            format!(
+                "{named} is no kubeconfig: {}",
+                text.lines().next().unwrap_or(&text).trim_start_matches("error: ")
+            )
+        }
+        other => format!("{named} cannot be used: {other}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn told(path: &Path) -> String {
+        format!("{:#}", connect(Some(path)).await.err().expect("it cannot be used"))
+    }
+
+    #[tokio::test]
+    async fn a_kubeconfig_that_cannot_be_used_is_named_once_with_the_reason() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config");
+        let name = path.display();
+        assert_eq!(
+            told(&path).await,
+            format!("kubeconfig {name} cannot be read: No such file or directory (os error 2)")
+        );
+        std::fs::write(&path, "vm\n").expect("written");
+        assert_eq!(
+            told(&path).await,
+            format!("kubeconfig {name} is no kubeconfig: line 1 column 1: expected mapping start")
+        );
+        std::fs::write(&path, "{apiVersion: v1, kind: Config}\n").expect("written");
+        let said = told(&path).await;
+        assert!(said.starts_with(&format!("kubeconfig {name} cannot be used: ")), "{said}");
+    }
 }
