@@ -2,6 +2,7 @@
 
 use aliquot_controller::args::StrategyArg;
 use clap::{Parser, Subcommand};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// GPUs for Kubernetes, by the part.
@@ -110,8 +111,8 @@ pub(crate) struct PlanArgs {
     #[arg(long, required = true)]
     pub(crate) compact: bool,
     /// Most pods that are moved to empty one GPU.
-    #[arg(long, default_value_t = 4)]
-    pub(crate) moves_per_gpu: usize,
+    #[arg(long, default_value = "4")]
+    pub(crate) moves_per_gpu: NonZeroUsize,
     /// Print the plan as JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -124,6 +125,9 @@ pub(crate) struct PlanArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "aliquot release <NAME> [--namespace <NAMESPACE>]\n       aliquot release --all [--namespace <NAMESPACE>]"
+)]
 pub(crate) struct ReleaseArgs {
     /// The claim.
     #[arg(required_unless_present = "all", conflicts_with = "all")]

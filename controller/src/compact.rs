@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 pub(crate) use gaps::pods_on;
-pub use gaps::{Gaps, measure};
+pub use gaps::{Gaps, Stays, in_the_way, measure};
 
 /// How far to go.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use crate::decide::policy::thousandths;
 use crate::hold::is_hold;
 use crate::index::{Claim, Gpu, Holder, Index, Layout, ObjectKey, Pool, Sym, Uid};
 use crate::quantity::Quantity;
+use aliquot_model::names::COMPACTION;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -177,25 +178,87 @@ pub(super) fn occupied(index: &Index) -> Vec<Occupied> {
 
 /// The pods that hold these, if each may be moved and has all its claims for itself.
 fn movers(index: &Index, claims: &HashMap<&Uid, &Claim>, held: &[&Holder]) -> Option<BTreeSet<ObjectKey>> {
-    let mut pods = BTreeSet::new();
-    for holder in held {
-        let claim = claims.get(&holder.claim)?;
-        if claim.companion.is_some() {
-            // What a share grew by cannot be promised to it elsewhere.
-            return None;
+    held.iter().map(|holder| mover(index, claims, holder).ok()).collect()
+}
+
+/// Why what somebody holds of a GPU stays where it is.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stays {
+    /// Nobody knows whose it is.
+    Unknown,
+    /// A share grew by it, which nobody can promise it elsewhere.
+    Grown(ObjectKey),
+    /// No pod uses the claim.
+    Kept(ObjectKey),
+    /// The pod does not allow it.
+    Forbids(ObjectKey),
+    /// Nobody makes the pod anew.
+    Lonely(ObjectKey),
+    /// It is ending.
+    Ends(ObjectKey),
+    /// A claim of the pod is also used or kept by others, or not allocated by the controller.
+    Tied(ObjectKey),
+}
+
+impl std::fmt::Display for Stays {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Unknown => write!(f, "a claim that cannot be found has something of it"),
+            Self::Grown(claim) => write!(f, "claim {claim} is what a share grew by"),
+            Self::Kept(claim) => write!(f, "claim {claim} is kept without a pod"),
+            Self::Forbids(pod) => write!(f, "pod {pod} does not allow it (annotation {COMPACTION}: Allow)"),
+            Self::Lonely(pod) => write!(f, "pod {pod} has no owner that would make it anew"),
+            Self::Ends(pod) => write!(f, "pod {pod} is ending"),
+            Self::Tied(pod) => {
+                write!(
+                    f,
+                    "pod {pod} has a claim that others use or keep, or that the controller did not allocate"
+                )
+            }
         }
-        let user = claim.reserved_for.iter().find(|consumer| consumer.resource == "pods")?;
-        let key = ObjectKey { namespace: claim.key.namespace.clone(), name: user.name.as_str().into() };
-        let pod = index.pod(&key).filter(|pod| *pod.uid == *user.uid)?;
-        let alone = pod.claim_keys().filter_map(|key| index.claim(&key)).all(|claim| {
-            claim.is_only_for(&pod.uid)
-                && !claim.reserved_for.iter().any(is_hold)
-                && claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us)
-        });
-        if !pod.movable || pod.deleting || pod.terminal || !alone {
-            return None;
-        }
-        pods.insert(key);
     }
-    Some(pods)
+}
+
+/// The pod that holds this, if it may be moved and has all its claims for itself.
+fn mover(index: &Index, claims: &HashMap<&Uid, &Claim>, holder: &Holder) -> Result<ObjectKey, Stays> {
+    let claim = claims.get(&holder.claim).ok_or(Stays::Unknown)?;
+    if claim.companion.is_some() {
+        return Err(Stays::Grown(claim.key.clone()));
+    }
+    let kept = || Stays::Kept(claim.key.clone());
+    let user = claim.reserved_for.iter().find(|consumer| consumer.resource == "pods").ok_or_else(kept)?;
+    let key = ObjectKey { namespace: claim.key.namespace.clone(), name: user.name.as_str().into() };
+    let pod = index.pod(&key).filter(|pod| *pod.uid == *user.uid).ok_or_else(kept)?;
+    let alone = pod.claim_keys().filter_map(|key| index.claim(&key)).all(|claim| {
+        claim.is_only_for(&pod.uid)
+            && !claim.reserved_for.iter().any(is_hold)
+            && claim.allocation.as_ref().is_some_and(|allocation| allocation.by_us)
+    });
+    match () {
+        () if pod.deleting || pod.terminal => Err(Stays::Ends(key)),
+        () if pod.maker.is_none() => Err(Stays::Lonely(key)),
+        () if !pod.movable => Err(Stays::Forbids(key)),
+        () if !alone => Err(Stays::Tied(key)),
+        () => Ok(key),
+    }
+}
+
+/// GPUs that are partly held, with what stays where it is: nothing where everybody may be moved.
+pub fn in_the_way(index: &Index) -> BTreeMap<(Arc<str>, u32), BTreeSet<Stays>> {
+    let by_uid: HashMap<&Uid, &Claim> = index.claims().map(|claim| (&claim.uid, claim)).collect();
+    let mut found: BTreeMap<_, BTreeSet<Stays>> = BTreeMap::new();
+    for pool in index.pools() {
+        let (Some(layout), Some(node)) = (&pool.layout, &pool.node) else { continue };
+        for holder in &pool.holders {
+            let number = gpu_of(index, pool, holder);
+            let Some(gpu) = layout.gpus.iter().find(|gpu| Some(gpu.number) == number && gpu.alone) else {
+                continue;
+            };
+            if free(index, pool, layout, gpu).1 > 0 {
+                let here = found.entry((node.clone(), gpu.number)).or_default();
+                here.extend(mover(index, &by_uid, holder).err());
+            }
+        }
+    }
+    found
 }
