@@ -27,7 +27,14 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
             let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
             let api = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
             let claim = api.get_opt(name).await.context("cannot read claims")?;
-            vec![claim.with_context(|| format!("there is no claim {namespace}/{name}"))?]
+            let claim = claim.with_context(|| {
+                format!("there is no ResourceClaim {namespace}/{name}; `aliquot release --all` frees all that are kept")
+            })?;
+            if !is_held(&claim) && !wants_to_be(&claim) {
+                println!("claim {namespace}/{name} keeps nothing without a pod");
+                return Ok(());
+            }
+            vec![claim]
         }
         None => {
             let api = match &args.namespace {
@@ -55,6 +62,12 @@ fn is_held(claim: &ResourceClaim) -> bool {
 /// Whether the controller made it, to keep the devices of a pod that has ended. It deletes it itself.
 fn is_hold_claim(claim: &ResourceClaim) -> bool {
     claim.annotations().contains_key(HOLD_OF)
+}
+
+/// Whether it asks for devices before or after its pods.
+fn wants_to_be(claim: &ResourceClaim) -> bool {
+    let says = |name, value| claim.annotations().get(name).is_some_and(|found| found == value);
+    says(BINDING, "Immediate") || says(RECLAIM, "Retain")
 }
 
 async fn release(client: &Client, claim: &ResourceClaim) -> Result<()> {

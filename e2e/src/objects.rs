@@ -45,20 +45,20 @@ pub fn claim(namespace: &str, name: &str, requests: &[Value]) -> Value {
     })
 }
 
-/// The same claim, with devices before any pod.
-pub fn immediate(mut claim: Value) -> Value {
-    if let Some(metadata) = claim.pointer_mut("/metadata").and_then(Value::as_object_mut) {
-        metadata.insert("annotations".to_owned(), json!({"aliquot.dev/binding": "Immediate"}));
-    }
+/// The same claim with one more annotation.
+pub fn annotated(mut claim: Value, name: &str, value: &str) -> Value {
+    claim["metadata"]["annotations"][name] = json!(value);
     claim
 }
 
+/// The same claim, with devices before any pod.
+pub fn immediate(claim: Value) -> Value {
+    annotated(claim, "aliquot.dev/binding", "Immediate")
+}
+
 /// The same claim, which keeps its devices for its next pod.
-pub fn retained(mut claim: Value) -> Value {
-    if let Some(metadata) = claim.pointer_mut("/metadata").and_then(Value::as_object_mut) {
-        metadata.insert("annotations".to_owned(), json!({"aliquot.dev/reclaim": "Retain"}));
-    }
-    claim
+pub fn retained(claim: Value) -> Value {
+    annotated(claim, "aliquot.dev/reclaim", "Retain")
 }
 
 /// A claim template.

@@ -184,7 +184,7 @@ fn a_retained_claims_gpu_instance_waits_for_its_next_pod_over_a_kill_of_the_agen
 }
 
 /// A StatefulSet `web` with a partition for each pod that is kept for the next.
-fn heirs(namespace: &str, replicas: u32) -> Result<[Value; 2]> {
+pub(crate) fn heirs(namespace: &str, replicas: u32) -> Result<[Value; 2]> {
     let request = objects::partition_of("gpu", "2g.20gb", "H100");
     let mut template = objects::template(namespace, "slice", &[request]);
     let kept = json!({"annotations": {"aliquot.dev/reclaim": "Retain"}});
@@ -286,7 +286,7 @@ fn a_pod_that_ends_while_no_controller_runs_leaves_its_devices_to_the_next() -> 
 }
 
 /// Waits until so many wills are written down.
-async fn wills(cluster: &Cluster, wanted: usize) -> Result<()> {
+pub(crate) async fn wills(cluster: &Cluster, wanted: usize) -> Result<()> {
     cluster
         .wait_for(&format!("{wanted} wills"), || async {
             let list = ["-n", SYSTEM, "get", "configmaps", "-l", "aliquot.dev/will=true", "-o", "name"];
@@ -296,7 +296,7 @@ async fn wills(cluster: &Cluster, wanted: usize) -> Result<()> {
 }
 
 /// Waits until so many hold claims are there, all with devices; their names.
-async fn hold_claims(cluster: &Cluster, namespace: &str, wanted: usize) -> Result<Vec<String>> {
+pub(crate) async fn hold_claims(cluster: &Cluster, namespace: &str, wanted: usize) -> Result<Vec<String>> {
     cluster
         .wait_for(&format!("{wanted} hold claims"), || async {
             let all = cluster.claims().await?.into_iter();

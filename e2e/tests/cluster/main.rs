@@ -13,6 +13,7 @@ mod explain;
 mod gang;
 mod governance;
 mod hold;
+mod hold_ends;
 mod kubelet;
 mod modes;
 mod oversubscription;
