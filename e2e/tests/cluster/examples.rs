@@ -1,13 +1,18 @@
 //! The examples of `examples/` do on a real cluster what their READMEs say, seen from inside their
 //! containers.
 
+use crate::hold::hold_claims;
 use crate::support::{GIB, on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
 
 async fn apply(cluster: &Cluster, example: &str) -> Result<()> {
-    let path = cluster.repo().join(format!("examples/{example}/{example}.yaml"));
+    apply_file(cluster, &format!("{example}/{example}.yaml")).await
+}
+
+async fn apply_file(cluster: &Cluster, file: &str) -> Result<()> {
+    let path = cluster.repo().join("examples").join(file);
     cluster.apply(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)
 }
 
@@ -194,6 +199,32 @@ fn two_pods_on_one_claim_both_run_and_share_one_limit() -> Result<()> {
         let left = left_of_share(cluster)?;
         ensure!(left <= 2 * GIB && left > 0, "6 of 8 GiB are taken, {left} bytes were to be had");
         cluster.delete_namespace("shared-claim").await
+    })
+}
+
+#[test]
+fn a_statefulsets_pods_keep_their_places_for_the_ones_after_them() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        apply_file(cluster, "11-retain/statefulset.yaml").await?;
+        cluster.report("heirs", "web-0", "main").await?;
+        cluster.report("heirs", "web-1", "main").await?;
+        let before =
+            [cluster.devices_of("heirs", "web-0").await?, cluster.devices_of("heirs", "web-1").await?];
+        let scale = |to: &str| cluster.kubectl(&["-n", "heirs", "scale", "statefulset", "web", to]);
+        scale("--replicas=0")?;
+        hold_claims(cluster, "heirs", 2).await?;
+        cluster.pod_gone("heirs", "web-0").await?;
+        cluster.pod_gone("heirs", "web-1").await?;
+        scale("--replicas=2")?;
+        cluster.report("heirs", "web-0", "main").await?;
+        cluster.report("heirs", "web-1", "main").await?;
+        let after =
+            [cluster.devices_of("heirs", "web-0").await?, cluster.devices_of("heirs", "web-1").await?];
+        ensure!(before == after, "{before:?}, then {after:?}");
+        hold_claims(cluster, "heirs", 0).await?;
+        cluster.kubectl(&["-n", "heirs", "delete", "statefulset", "web"])?;
+        hold_claims(cluster, "heirs", 0).await?;
+        cluster.delete_namespace("heirs").await
     })
 }
 
