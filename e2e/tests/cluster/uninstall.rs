@@ -1,5 +1,6 @@
 //! Leaving a cluster with pods running, and coming back.
 
+use crate::hold::{heirs, hold_claims, wills};
 use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::look::{containers, gated, phase};
@@ -13,11 +14,7 @@ use kube::api::{Api, ListParams};
 #[test]
 fn after_an_uninstall_pods_run_on_and_end_and_nothing_of_ours_is_left() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
-        let outcome = leave(cluster).await;
-        // The same API server has seen the policies before (kubernetes#130887).
-        cluster.kubectl(&["-n", SYSTEM, "delete", "pods", "-l", "app.kubernetes.io/component=farewell"])?;
-        cluster.configure(&[]).await?;
-        outcome?;
+        come_back(cluster, leave(cluster).await).await?;
         let namespace = cluster.namespace("again").await?;
         cluster.create(&[
             objects::template(&namespace, "share", &[objects::share("gpu", "2Gi", 10)]),
@@ -26,6 +23,14 @@ fn after_an_uninstall_pods_run_on_and_end_and_nothing_of_ours_is_left() -> Resul
         cluster.report(&namespace, "user", "main").await?;
         cluster.delete_namespace(&namespace).await
     })
+}
+
+/// Installs again after a test that left.
+async fn come_back(cluster: &Cluster, outcome: Result<()>) -> Result<()> {
+    // The same API server has seen the policies before (kubernetes#130887).
+    cluster.kubectl(&["-n", SYSTEM, "delete", "pods", "-l", "app.kubernetes.io/component=farewell"])?;
+    cluster.configure(&[]).await?;
+    outcome
 }
 
 async fn leave(cluster: &Cluster) -> Result<()> {
@@ -112,4 +117,45 @@ async fn leave(cluster: &Cluster) -> Result<()> {
     let left = cluster.node_leftovers()?;
     ensure!(left.is_empty(), "left on the node: {left:?}");
     Ok(())
+}
+
+/// One pod of a StatefulSet has ended and its devices are kept by a claim of ours; of the other it is written
+/// down what it will leave.
+#[test]
+fn an_uninstall_leaves_neither_hold_claims_nor_wills_and_no_claim_that_cannot_go() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let outcome = leave_with_heirs(cluster).await;
+        come_back(cluster, outcome).await
+    })
+}
+
+async fn leave_with_heirs(cluster: &Cluster) -> Result<()> {
+    let namespace = cluster.namespace("heirs-left").await?;
+    cluster.create(&heirs(&namespace, 2)?)?;
+    cluster.running(&namespace, "web-0").await?;
+    cluster.running(&namespace, "web-1").await?;
+    wills(cluster, 2).await?;
+    cluster.kubectl(&["-n", &namespace, "scale", "statefulset", "web", "--replicas=1"])?;
+    hold_claims(cluster, &namespace, 1).await?;
+    wills(cluster, 1).await?;
+    let before = cluster.running(&namespace, "web-0").await?;
+
+    cluster.uninstall()?;
+
+    wills(cluster, 0).await?;
+    hold_claims(cluster, &namespace, 0).await?;
+    let own = cluster.claim_of(&namespace, "web-0").await?;
+    for claim in cluster.claims().await? {
+        ensure!(claim.metadata.deletion_timestamp.is_none(), "{} is Terminating", claim.name_any());
+        ensure!(claim.name_any() == own, "{} is left", claim.name_any());
+    }
+    let left = cluster.cluster_objects().await?;
+    ensure!(left.is_empty(), "left in the cluster: {left:?}");
+    let after = cluster.running(&namespace, "web-0").await?;
+    ensure!(containers(&before) == containers(&after), "its pod was disturbed");
+    // With the StatefulSet gone nothing needs us to end.
+    cluster.kubectl(&["-n", &namespace, "delete", "statefulset", "web"])?;
+    cluster.pod_gone(&namespace, "web-0").await?;
+    cluster.delete_namespace(&namespace).await?;
+    cluster.clean().await
 }
