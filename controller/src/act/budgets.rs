@@ -3,7 +3,7 @@
 use super::{Verdict, WriteError, Writer, params};
 use crate::budget::{Action, kinds};
 use kube::Api;
-use kube::api::{DeleteParams, DynamicObject, Patch};
+use kube::api::{DeleteParams, DynamicObject, Patch, Preconditions};
 use serde_json::json;
 
 /// What became of an [`Action`].
@@ -43,9 +43,12 @@ impl Writer {
                 let request = api.patch_status(node, &params, &patch);
                 self.send("patch_status", request).await?.map_err(|verdict| (what, verdict))
             }
-            Action::Forget { node } => {
+            Action::Forget { node, version } => {
                 let api: Api<DynamicObject> = Api::all_with(self.client.clone(), &kinds::node_usages());
-                let (what, params) = (format!("usage of node {node}"), DeleteParams::default());
+                // A node that came back may have said more.
+                let seen = Preconditions { resource_version: Some(version.clone()), uid: None };
+                let params = DeleteParams { preconditions: Some(seen), ..DeleteParams::default() };
+                let what = format!("usage of node {node}");
                 let request = api.delete(node, &params);
                 return match self.send("delete", request).await? {
                     Ok(_) | Err(Verdict::NotFound) => Ok(String::new()),

@@ -134,7 +134,8 @@ impl Core {
         let heard =
             |node: &Node| node.known && !node.taints.iter().any(|taint| SILENT.contains(&taint.key.as_str()));
         let nodes = self.book.nodes().filter(|name| self.index.node(name).is_some_and(heard));
-        Around { claims, nodes: nodes.cloned().collect(), asked }
+        let gone = self.book.nodes().filter(|name| self.index.node(name).is_none_or(|node| !node.known));
+        Around { claims, nodes: nodes.cloned().collect(), gone: gone.cloned().collect(), asked }
     }
 
     /// The used-up budget that holds a namespace back, if one does.

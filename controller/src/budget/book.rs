@@ -30,11 +30,24 @@ pub struct Around {
     pub claims: HashMap<Arc<str>, Vec<AllocatedClaim>>,
     /// Nodes that are there and can be reached: only what they hold counts.
     pub nodes: HashSet<Arc<str>>,
+    /// Nodes that said something and are not there.
+    pub gone: HashSet<Arc<str>>,
     /// What claims with a larger profile than they asked for asked for, by UID.
     pub asked: HashMap<Arc<str>, MicroGpus>,
 }
 
 impl Around {
+    /// Whether a node is gone, and nothing that it held has its devices: they say then what is to be charged. A node
+    /// that is gone for a while only would miss what it said.
+    fn is_over(&self, usage: &NodeUsage) -> bool {
+        let has_devices = |held: &HeldClaim| {
+            self.claims
+                .get(held.namespace.as_str())
+                .is_some_and(|all| all.iter().any(|c| *c.uid == *held.uid))
+        };
+        self.gone.contains(&usage.node) && !usage.spec.held.iter().any(has_devices)
+    }
+
     /// The claims of a namespace with the parts that they are charged for.
     fn claims_of(&self, namespace: &str, substitutes: Substitutes) -> Cow<'_, [AllocatedClaim]> {
         let claims = self.claims.get(namespace).map(Vec::as_slice).unwrap_or_default();
@@ -78,6 +91,8 @@ pub enum Action {
     Forget {
         /// The node.
         node: Arc<str>,
+        /// What it said was this version.
+        version: String,
     },
     /// A budget was used up, or has something left again.
     Tell {
@@ -260,10 +275,8 @@ impl Book {
         }
         for entry in self.budgets.values_mut() {
             let namespace = &*entry.budget.key.namespace;
-            let (keep, substitutes) = match &entry.budget.terms {
-                Ok(terms) => (terms.window.bounds(now).0, terms.substitutes),
-                Err(_) => (now.saturating_sub(window::LONGEST), Substitutes::default()),
-            };
+            let keep = entry.counts_from(now);
+            let substitutes = entry.budget.terms.as_ref().map(|terms| terms.substitutes).unwrap_or_default();
             let claims = around.claims_of(namespace, substitutes);
             let held = charged(held.get(namespace), substitutes, |held| held);
             let held: Vec<&HeldClaim> = held.iter().map(Cow::as_ref).collect();
@@ -286,15 +299,16 @@ impl Book {
     fn acknowledge(&mut self, around: &Around, now: i64, actions: &mut Vec<Action>) {
         for usage in self.usages.values() {
             let node = &usage.node;
-            let Some(last) = usage.spec.released.last().map(|release| release.number) else {
-                if !around.nodes.contains(node) && usage.spec.held.is_empty() {
-                    self.answering.entry(node.clone()).or_insert_with(|| {
-                        actions.push(Action::Forget { node: node.clone() });
-                        now.saturating_add(RETRY)
-                    });
-                }
-                continue;
-            };
+            let last = usage.spec.released.last().map(|release| release.number);
+            if around.is_over(usage)
+                && usage.spec.released.iter().all(|release| self.is_past(usage, release, now))
+            {
+                self.answering.entry(node.clone()).or_insert_with(|| {
+                    actions.push(Action::Forget { node: node.clone(), version: usage.version.clone() });
+                    now.saturating_add(RETRY)
+                });
+            }
+            let Some(last) = last else { continue };
             let known = self.counted.get(node);
             if known.is_none_or(|known| known.ledger != usage.spec.ledger || known.number < last) {
                 let counted =
@@ -323,6 +337,14 @@ impl Book {
             }
         }
         self.answering.retain(|_, until| *until > now);
+    }
+
+    /// Whether a release is counted for good, and would not be again, should a node that comes back list it anew: by
+    /// then every window of its namespace has left it behind.
+    fn is_past(&self, usage: &NodeUsage, release: &Release, now: i64) -> bool {
+        let keys = self.of_namespace.get(release.claim.namespace.as_str()).into_iter().flatten();
+        let mut entries = keys.filter_map(|key| self.budgets.get(key));
+        release.number <= usage.acknowledged() && entries.all(|entry| release.until <= entry.counts_from(now))
     }
 
     /// A status was written, or not. `version` is the object's after it.
@@ -455,6 +477,12 @@ fn account_of(budget: &Budget, now: i64) -> Account {
 }
 
 impl Entry {
+    /// The first second that is of interest.
+    fn counts_from(&self, now: i64) -> i64 {
+        let terms = self.budget.terms.as_ref();
+        terms.map_or(now.saturating_sub(window::LONGEST), |terms| terms.window.bounds(now).0)
+    }
+
     fn judge(&mut self, changed: bool, now: i64, actions: &mut Vec<Action>) {
         let Ok(terms) = &self.budget.terms else {
             self.standing = None;

@@ -196,6 +196,8 @@ impl Budget {
 pub struct NodeUsage {
     /// The node.
     pub node: Arc<str>,
+    /// `resourceVersion`
+    pub version: String,
     /// What its agent says.
     pub spec: NodeUsageSpec,
     /// What was answered.
@@ -208,6 +210,7 @@ impl NodeUsage {
         let part = |name: &str| object.data.get(name).cloned();
         Some(Self {
             node: object.metadata.name.as_deref()?.into(),
+            version: object.metadata.resource_version.clone().unwrap_or_default(),
             spec: serde_json::from_value(part("spec")?).ok()?,
             status: part("status").and_then(|status| serde_json::from_value(status).ok()).unwrap_or_default(),
         })

@@ -32,7 +32,8 @@ impl World {
             "spec": spec,
         }));
         let spec = NodeUsageSpec { ledger: "l1".to_owned(), ..NodeUsageSpec::default() };
-        let usage = NodeUsage { node: "n1".into(), spec, status: NodeUsageStatus::default() };
+        let usage =
+            NodeUsage { node: "n1".into(), version: String::new(), spec, status: NodeUsageStatus::default() };
         let mut world = Self {
             book: Book::default(),
             budget,
@@ -59,6 +60,7 @@ impl World {
         Around {
             claims: HashMap::from([("team".into(), self.claims.clone())]),
             nodes: self.nodes.clone(),
+            gone: HashSet::from(["n1".into()]).difference(&self.nodes).cloned().collect(),
             asked: self.asked.clone(),
         }
     }
@@ -303,6 +305,53 @@ fn what_a_node_said_is_dropped_when_the_node_is_gone_and_everything_is_counted()
     world.usage.spec.released.clear();
     world.book.apply_usage(world.usage.clone());
     assert!(world.step(4010).contains(&"forget"));
+}
+
+#[test]
+fn a_release_that_a_node_could_list_anew_is_remembered_until_no_window_has_it() {
+    let mut world = World::new(terms("10"));
+    world.release(1, "a", 0, 3600);
+    let day = 24 * 3600;
+    world.nodes.clear();
+    for now in (4000..3600 + day).step_by(100) {
+        assert!(!world.step(now).contains(&"forget"), "at {now}");
+    }
+    let writes: Vec<_> = (3600 + day..3610 + day).flat_map(|now| world.step(now)).collect();
+    assert!(writes.contains(&"forget"), "{writes:?}");
+    world.book.delete_usage("n1");
+    // The same ledger again, and nobody answered for its release as far as it knows.
+    world.usage.status = NodeUsageStatus::default();
+    world.nodes.insert("n1".into());
+    world.book.apply_usage(world.usage.clone());
+    for now in 3620 + day..3650 + day {
+        world.step(now);
+    }
+    assert_eq!((world.usage.status.acknowledged, world.status("used")), (1, "0.000".to_owned()));
+}
+
+#[test]
+fn what_a_node_said_stays_while_a_claim_that_it_held_has_its_devices() {
+    let mut world = World::new(terms("10"));
+    world.claim("a", 0);
+    world.hold("a", 0);
+    world.step(10);
+    world.nodes.clear();
+    for now in 11..600 {
+        assert!(!world.step(now).contains(&"forget"));
+    }
+    world.claims.clear();
+    let writes: Vec<_> = (600..610).flat_map(|now| world.step(now)).collect();
+    assert!(writes.contains(&"forget"), "{writes:?}");
+    assert_eq!(world.status("used"), "0.166", "600 s, until it lost them");
+    world.book.delete_usage("n1");
+    // It comes back, and says what it did meanwhile.
+    world.usage.spec.held.clear();
+    world.nodes.insert("n1".into());
+    world.release(1, "a", 0, 900);
+    for now in 1000..1040 {
+        world.step(now);
+    }
+    assert_eq!((world.usage.status.acknowledged, world.status("used")), (1, "0.250".to_owned()));
 }
 
 #[test]
