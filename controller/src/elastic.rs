@@ -137,14 +137,23 @@ pub fn step(share: &Share<'_>) -> Step {
     if let Some(spare) = spare.max_by_key(|companion| (companion.size.memory, companion.size.cores)) {
         return lower_then(share, without(spare), || Step::Release(spare.uid.clone()));
     }
-    if !sum.covers(need) {
-        let wanted = need.beyond(sum);
-        return grow(share, reserved, wanted, made(wanted));
+    let wanted = need.beyond(sum);
+    if wanted != Size::ZERO
+        && let Some(step) = grow(share, wanted, made(wanted))
+    {
+        return step;
     }
+    // What there is no room for is waited for with what is of use without it.
+    let (need, wish) = (use_of(sum), share.wish.at_most(reserved));
     if sum == need {
-        return match made(Size::ZERO) {
-            Some(stray) => Step::Delete(stray.uid.clone()),
-            None => limit(share, share.wish).unwrap_or(Step::Rest),
+        return match (made(wanted), limit(share, wish)) {
+            (Some(stray), _) if stray.size != wanted || wanted == Size::ZERO => {
+                Step::Delete(stray.uid.clone())
+            }
+            // What does not depend on more room is done at once.
+            (_, Some(step)) => step,
+            (_, None) if wanted == Size::ZERO => Step::Rest,
+            (_, None) => Step::AwaitRoom(wanted),
         };
     }
     // More is held than is needed, but no companion can go as a whole: one is exchanged for a smaller one,
@@ -154,27 +163,31 @@ pub fn step(share: &Share<'_>) -> Step {
     else {
         return Step::Rest;
     };
-    let wanted = need.beyond(without(large));
-    match made(wanted) {
-        Some(small) if small.size == wanted => {
-            if (share.fits)(wanted) {
+    let part = need.beyond(without(large));
+    match made(part) {
+        Some(small) if small.size == part => {
+            if (share.fits)(part) {
                 Step::Allocate(small.uid.clone())
             } else {
                 lower_then(share, without(large), || Step::Release(large.uid.clone()))
             }
         }
         Some(stray) => Step::Delete(stray.uid.clone()),
-        None => limit(share, share.wish).unwrap_or(Step::Make(wanted)),
+        None => limit(share, wish).unwrap_or(Step::Make(part)),
     }
 }
 
-fn grow(share: &Share<'_>, reserved: Size, wanted: Size, made: Option<&Companion>) -> Step {
+/// The step towards so much more, if there is room for it, or for a part of it that was begun.
+fn grow(share: &Share<'_>, wanted: Size, made: Option<&Companion>) -> Option<Step> {
+    let room = (share.fits)(wanted);
     match made {
-        Some(stray) if stray.size != wanted => Step::Delete(stray.uid.clone()),
-        Some(made) if (share.fits)(wanted) => Step::Allocate(made.uid.clone()),
-        None if (share.fits)(wanted) => Step::Make(wanted),
-        // What does not depend on more room is done at once.
-        _ => limit(share, share.wish.at_most(reserved)).unwrap_or(Step::AwaitRoom(wanted)),
+        Some(made) if made.size == wanted || !room => {
+            // In place of one that was more than is of use.
+            let is_part = made.size != Size::ZERO && wanted.covers(made.size);
+            (is_part && (share.fits)(made.size)).then(|| Step::Allocate(made.uid.clone()))
+        }
+        Some(stray) => Some(Step::Delete(stray.uid.clone())),
+        None => room.then_some(Step::Make(wanted)),
     }
 }
 

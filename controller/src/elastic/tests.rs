@@ -171,6 +171,23 @@ fn what_brings_nothing_is_given_back_while_the_rest_is_waited_for() {
 }
 
 #[test]
+fn what_is_used_in_part_is_exchanged_while_the_rest_is_waited_for() {
+    for free in [size(50, 20), size(10, 20)] {
+        let mut world = World::new(size(10, 30), free);
+        world.wish = size(20, 30);
+        world.settle();
+        let left = world.free;
+        world.wish = size(15, 90);
+        world.settle();
+        assert_eq!((world.step(), world.limit), (Step::AwaitRoom(size(0, 60)), size(15, 30)), "{free:?}");
+        assert_eq!((world.reserved(), world.free), (size(15, 30), left.plus(size(5, 0))), "{free:?}");
+        world.free = world.free.plus(size(0, 60));
+        world.settle();
+        assert_eq!((world.step(), world.limit, world.reserved()), (Step::Rest, size(15, 90), size(15, 90)));
+    }
+}
+
+#[test]
 fn a_limit_is_never_left_without_what_is_reserved_for_it() {
     let mut world = World::new(size(10, 0), size(50, 0));
     world.wish = size(20, 0);
@@ -225,6 +242,9 @@ proptest! {
             }
             world.check();
         }
+        // Whatever room there is, no more is held than is used.
+        world.settle();
+        prop_assert_eq!(world.reserved(), world.given.plus(world.limit.beyond(world.given)));
         world.free = size(1000, 1000);
         world.settle();
         prop_assert_eq!(world.step(), Step::Rest);
