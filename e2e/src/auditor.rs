@@ -23,7 +23,12 @@ struct Take {
     slices: Option<BTreeSet<String>>,
     /// The shared device, if it is one: takes of the same shared device go together.
     shared: Option<String>,
+    /// What it takes of a shared device's capacities, each beside all that there is.
+    consumed: BTreeMap<String, (Amount, Amount)>,
 }
+
+/// An amount of a capacity, in billionths.
+type Amount = i128;
 
 impl Take {
     fn overlaps(&self, other: &Self) -> bool {
@@ -41,8 +46,8 @@ impl Take {
 struct Record {
     looks: usize,
     most_claims: usize,
-    /// Overlapping pairs of claims and since when.
-    open: BTreeMap<(String, String), Instant>,
+    /// Overlaps, each of two claims or of a device's shares, and since when.
+    open: BTreeMap<String, Instant>,
     resolved: Vec<(String, Duration)>,
     failures: Vec<String>,
 }
@@ -90,8 +95,7 @@ impl Auditor {
     pub fn verdict(self) -> Result<Verdict> {
         self.task.abort();
         let mut record = std::mem::take(&mut *self.record.lock());
-        let still: Vec<String> =
-            record.open.keys().map(|(a, b)| format!("{a} and {b} still overlap")).collect();
+        let still: Vec<String> = record.open.keys().map(|what| format!("{what} still")).collect();
         record.failures.extend(still);
         record.failures.sort();
         record.failures.dedup();
@@ -113,29 +117,72 @@ impl Record {
         for (index, (a, mine)) in takes.iter().enumerate() {
             for (b, theirs) in takes.iter().skip(index + 1) {
                 if mine.iter().any(|t| theirs.iter().any(|u| t.overlaps(u))) {
-                    let pair = (a.clone().min(b.clone()), a.clone().max(b.clone()));
-                    self.open.entry(pair.clone()).or_insert(now);
-                    seen.insert(pair);
+                    seen.insert(format!("{} and {} overlap", a.min(b), a.max(b)));
                 }
             }
         }
-        let ended: Vec<_> = self.open.keys().filter(|pair| !seen.contains(*pair)).cloned().collect();
-        for pair in ended {
-            if let Some(since) = self.open.remove(&pair) {
-                self.resolved.push((format!("{} and {}", pair.0, pair.1), now.duration_since(since)));
+        seen.extend(over_allocated(takes));
+        for what in &seen {
+            self.open.entry(what.clone()).or_insert(now);
+        }
+        let ended: Vec<_> = self.open.keys().filter(|what| !seen.contains(*what)).cloned().collect();
+        for what in ended {
+            if let Some(since) = self.open.remove(&what) {
+                self.resolved.push((what, now.duration_since(since)));
             }
         }
-        for (pair, since) in &self.open {
+        for (what, since) in &self.open {
             if now.duration_since(*since) > RESOLVE_WITHIN {
-                self.failures
-                    .push(format!("{} and {} overlap for more than {RESOLVE_WITHIN:?}", pair.0, pair.1));
+                self.failures.push(format!("{what} for more than {RESOLVE_WITHIN:?}"));
             }
         }
     }
 }
 
-/// Memory slices of every device seen so far; what a device is never changes.
-type Partitions = BTreeMap<(String, String), Option<BTreeSet<String>>>;
+/// Capacities of shared devices of which all claims together take more than there is.
+fn over_allocated(takes: &[(String, Vec<Take>)]) -> Vec<String> {
+    let mut sums: BTreeMap<(&str, &str, &str), (Amount, Amount)> = BTreeMap::new();
+    for take in takes.iter().flat_map(|(_, takes)| takes) {
+        let Some(device) = &take.shared else { continue };
+        for (name, (taken, all)) in &take.consumed {
+            let sum = sums.entry((&take.gpu.0, device, name)).or_insert((0, *all));
+            // An older look at the device, or a newer one: the one that allows less.
+            *sum = (sum.0 + taken, sum.1.min(*all));
+        }
+    }
+    let over = sums.into_iter().filter(|(_, (taken, all))| taken > all);
+    over.map(|((pool, device, name), _)| format!("shares of {pool}/{device} take more {name} than it has"))
+        .collect()
+}
+
+/// An amount as Kubernetes writes it; nothing if it is not one.
+fn amount(text: &str) -> Option<Amount> {
+    const ONE: f64 = 1e9;
+    let at = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '-')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let factor = match unit {
+        "" => 1.0,
+        "m" => 1e-3,
+        "k" => 1e3,
+        "M" => 1e6,
+        "G" => 1e9,
+        "T" => 1e12,
+        "Ki" => 2f64.powi(10),
+        "Mi" => 2f64.powi(20),
+        "Gi" => 2f64.powi(30),
+        "Ti" => 2f64.powi(40),
+        _ => return None,
+    };
+    let whole: Option<Amount> = number.parse().ok();
+    if let Some(whole) = whole.filter(|_| factor >= 1.0) {
+        // Exact, as bytes of memory have to be.
+        return Some(whole * factor as Amount * ONE as Amount);
+    }
+    number.parse::<f64>().ok().map(|number| (number * factor * ONE) as Amount)
+}
+
+/// Memory slices of every device seen so far, and its capacities; what a device is never changes.
+type Partitions = BTreeMap<(String, String), (Option<BTreeSet<String>>, BTreeMap<String, Amount>)>;
 
 /// What every allocated claim takes, by `namespace/name`.
 async fn takes(
@@ -160,11 +207,14 @@ async fn takes(
             // `gpu-3-share` and `gpu-3-mig-…` lie on `gpu-3`.
             let gpu: String = result.device.splitn(3, '-').take(2).collect::<Vec<_>>().join("-");
             let shared = result.share_id.is_some().then(|| result.device.clone());
-            takes.push(Take {
-                gpu: (result.pool.clone(), gpu),
-                slices: partitions.get(&key).cloned().flatten(),
-                shared,
+            let (slices, capacities) = partitions.get(&key).cloned().unwrap_or_default();
+            let consumed = result.consumed_capacity.iter().flatten().map(|(name, taken)| {
+                // What cannot be read counts as more than there is.
+                let taken = amount(&taken.0).unwrap_or(Amount::MAX / 4);
+                (name.clone(), (taken, capacities.get(name).copied().unwrap_or(0)))
             });
+            let consumed = consumed.collect();
+            takes.push(Take { gpu: (result.pool.clone(), gpu), slices, shared, consumed });
         }
         if !takes.is_empty() {
             all.push((format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()), takes));
@@ -182,8 +232,12 @@ async fn learn(client: &Client, partitions: &mut Partitions) -> Result<()> {
                 capacities.chain(counters).filter_map(|name| memory_slice(name)).collect();
             // Whatever can be cut takes all memory slices if it is not a partition.
             let partition = device.name.contains("-mig-") && !names.is_empty();
-            partitions
-                .insert((slice.spec.pool.name.clone(), device.name.clone()), partition.then_some(names));
+            let capacities = device.capacity.iter().flatten();
+            let capacities = capacities.filter_map(|(name, all)| Some((name.clone(), amount(&all.value.0)?)));
+            partitions.insert(
+                (slice.spec.pool.name.clone(), device.name.clone()),
+                (partition.then_some(names), capacities.collect()),
+            );
         }
     }
     Ok(())
@@ -255,7 +309,46 @@ mod tests {
             gpu: ("pool".into(), "gpu-0".into()),
             slices: slices.map(|s| s.iter().map(|s| (*s).to_owned()).collect()),
             shared: shared.map(str::to_owned),
+            consumed: BTreeMap::new(),
         }
+    }
+
+    fn share(memory: &str) -> Take {
+        let amounts = |text: &str| (amount(text).expect("an amount"), amount("80Gi").expect("an amount"));
+        let consumed = BTreeMap::from([("memory".to_owned(), amounts(memory))]);
+        Take { consumed, ..take(None, Some("gpu-0-share")) }
+    }
+
+    #[test]
+    fn shares_that_take_more_together_than_their_device_has_are_found() {
+        let takes = |sizes: &[&str]| -> Vec<(String, Vec<Take>)> {
+            sizes.iter().enumerate().map(|(at, size)| (format!("ns/{at}"), vec![share(size)])).collect()
+        };
+        assert_eq!(over_allocated(&takes(&["40Gi", "30Gi", "10240Mi"])), Vec::<String>::new(), "exactly all");
+        // A byte more than there is.
+        let planted = takes(&["40Gi", "30Gi", "10737418241"]);
+        assert_eq!(over_allocated(&planted), ["shares of pool/gpu-0-share take more memory than it has"]);
+        let mut record = Record::default();
+        let start = Instant::now();
+        record.observe(&planted, start);
+        record.observe(&planted, start + RESOLVE_WITHIN + Duration::from_secs(1));
+        assert_eq!(record.failures.len(), 1, "{:?}", record.failures);
+        // Two shares of one claim count both, and those of other devices do not.
+        let twice = vec![("ns/a".to_owned(), vec![share("41Gi"), share("41Gi")])];
+        assert_eq!(over_allocated(&twice).len(), 1);
+        let mut elsewhere = share("41Gi");
+        elsewhere.gpu.0 = "another".to_owned();
+        assert!(over_allocated(&[("ns/a".to_owned(), vec![share("41Gi"), elsewhere])]).is_empty());
+    }
+
+    #[test]
+    fn amounts_are_read_as_kubernetes_writes_them() {
+        let billion = 1_000_000_000;
+        for (text, all) in [("5", 5), ("8Gi", 8 << 30), ("1k", 1000), ("2M", 2_000_000)] {
+            assert_eq!(amount(text), Some(all * billion), "{text}");
+        }
+        assert_eq!((amount("500m"), amount("1.5Ki")), (Some(billion / 2), Some(1536 * billion)));
+        assert_eq!((amount("many"), amount("1Xi")), (None, None));
     }
 
     #[test]
