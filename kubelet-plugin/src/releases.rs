@@ -5,8 +5,8 @@
 //! neither lose nor repeat one, and goes when the controller has acknowledged its number.
 
 use crate::ledger::{Device, Ledger, Record, State};
-use aliquot_model::ProfileName;
 use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus, Release};
+use aliquot_model::{GpuInfo, GpuUuid, ProfileName};
 use aliquot_nvml::Inventory;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -42,8 +42,9 @@ impl Charge {
         let (mut given, mut instead, mut other) = (MicroGpus(0), MicroGpus(0), false);
         for device in devices {
             let part = part(device, inventory);
-            let wanted =
-                asked.get(&device.request).and_then(|profile| of_profile(device, profile, inventory));
+            let wanted = asked
+                .get(&device.request)
+                .and_then(|profile| of_profile(&device.gpu, profile, &inventory.gpus));
             other |= wanted.is_some();
             given = given.plus(part);
             instead = instead.plus(wanted.unwrap_or(part).min(part));
@@ -52,12 +53,16 @@ impl Charge {
     }
 }
 
-/// The part that a partition of another profile would be of a device's GPU.
-fn of_profile(device: &Device, profile: &ProfileName, inventory: &Inventory) -> Option<MicroGpus> {
-    let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == device.gpu)?;
+/// The part that a partition of another profile would be of a device's GPU; where that board has no such profile, of
+/// the one of the node where it is most, as the controller has it. Unknown if there is none.
+fn of_profile(own: &GpuUuid, profile: &ProfileName, gpus: &[GpuInfo]) -> Option<MicroGpus> {
     let slug = profile.slug();
-    let found = gpu.profiles().iter().find(|known| known.name.slug() == slug)?;
-    Some(MicroGpus::of_partition(found, gpu))
+    let on = |gpu: &GpuInfo| {
+        let found = gpu.profiles().iter().find(|known| known.name.slug() == slug)?;
+        Some(MicroGpus::of_partition(found, gpu))
+    };
+    let own = gpus.iter().find(|gpu| gpu.uuid == *own)?;
+    on(own).or_else(|| gpus.iter().filter_map(on).max())
 }
 
 /// A device's part of its GPU; nothing with admin access.
@@ -164,6 +169,7 @@ pub(crate) fn spec(ledger: &Ledger) -> NodeUsageSpec {
 mod tests {
     use super::*;
     use crate::testing;
+    use aliquot_model::MigCapability;
 
     fn record(uid: &str, ended: Option<i64>) -> Record {
         Record {
@@ -184,6 +190,19 @@ mod tests {
 
     fn numbers(releases: &Releases) -> Vec<u64> {
         releases.list.iter().map(|release| release.number).collect()
+    }
+
+    #[test]
+    fn what_was_asked_of_a_board_that_cannot_give_it_counts_as_on_another_of_the_node() {
+        let (mut own, other) = (testing::h100(0), testing::h100(1));
+        let asked = ProfileName::new("1g.10gb");
+        let seventh = of_profile(&own.uuid, &asked, std::slice::from_ref(&own));
+        assert!(seventh.is_some_and(|part| part < MicroGpus::WHOLE), "{seventh:?}");
+        if let MigCapability::Supported { profiles, .. } = &mut own.mig {
+            profiles.retain(|profile| profile.name != asked);
+        }
+        assert_eq!(of_profile(&own.uuid, &asked, &[own.clone(), other]), seventh);
+        assert_eq!(of_profile(&own.uuid, &asked, std::slice::from_ref(&own)), None, "charged as given");
     }
 
     #[test]
