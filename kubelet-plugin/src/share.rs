@@ -166,16 +166,15 @@ pub fn list(shares: &Path) -> Result<Vec<String>, StoreError> {
     }
 }
 
-/// Bytes that the processes of a share have charged, without those of processes that are gone: nobody takes
-/// their account back before another one comes. `None` for a region that does not read.
+/// Bytes that the processes of a share hold, without those of processes that are gone: nobody takes their account back
+/// before another one comes. What the living have imported of those counts. `None` for a region that does not read.
 pub fn used(shares: &Path, result_id: &str) -> Option<u64> {
     let (file, _, bytes) = open_region(shares, result_id).ok()?;
     let view = RegionView::parse(&bytes).ok()?;
-    let live = view.processes().filter(|process| {
+    Some(view.held_bytes(|process| {
         let at = LOCK_BASE.saturating_add(u64::try_from(process.slot).unwrap_or(u64::MAX));
         is_locked(&file, at).unwrap_or(true)
-    });
-    Some(live.fold(0, |sum, process| sum.saturating_add(process.charged_bytes)))
+    }))
 }
 
 /// Whether somebody holds a lock on a byte of a file: the owner of a slot that lives.

@@ -10,6 +10,7 @@
 mod dead;
 mod files;
 mod leases;
+mod left;
 mod measured;
 mod shared;
 

@@ -2,8 +2,9 @@
 //!
 //! Who exported it pays for it. When it dies, its slot of the region stays charged with as much of it as the living
 //! have imported (see `Share::reap`), so that the quota holds until the last of them gives it back. When it lives and
-//! frees the memory while others still have it, it stays charged likewise: what others have imported beyond what is
-//! exported now must be of what was freed. Nothing tells which import belongs to which export, so all are sums.
+//! frees the memory while others still have it, it stays charged likewise, to a slot of nobody's (see `share/left.rs`):
+//! what others have imported beyond what is exported now must be of what was freed. Nothing tells which import belongs
+//! to which export, so all are sums.
 
 use crate::account;
 use crate::device::{self, Device};
@@ -34,7 +35,7 @@ struct Book {
     imported: Map<Part>,
     /// Exported and imported bytes.
     sums: [[u64; 2]; device::MOST],
-    /// Bytes that were exported and freed, and stay charged because others have them.
+    /// Bytes that were exported and freed, and stay charged because others have them: where no slot could be had.
     lingering: [u64; device::MOST],
 }
 
@@ -110,6 +111,16 @@ pub(crate) fn forget(side: Side, key: u64) {
     }
     let changed = BOOK.lock().forget(side, key);
     publish(changed);
+    if side == Side::Imported {
+        settle_left(changed);
+    }
+}
+
+/// Memory of others was given back, perhaps the last of it.
+fn settle_left(changed: Option<(Device, [u64; 2])>) {
+    if let Some(share) = changed.and_then(|(device, _)| account::shares_on(device).next()) {
+        share.settle_left();
+    }
 }
 
 /// Memory was freed that takes so many bytes of the charge: how many of them are to be released.
@@ -143,7 +154,17 @@ pub(crate) fn settle(device: Device) -> bool {
     let exported = exported.saturating_add(book.sums.get(device).map_or(0, |[exported, _]| *exported));
     let Some(lingering) = book.lingering.get_mut(device) else { return false };
     let kept = imported.saturating_sub(exported).min(*lingering);
-    let released = core::mem::replace(lingering, kept) - kept;
+    let mut released = core::mem::replace(lingering, 0) - kept;
+    if kept > 0 {
+        // One share for all that it is charged to, or it stays where it is.
+        drop(book);
+        let is_left = account::shares_on(device).nth(1).is_none() && share.leave(kept);
+        released += if is_left { kept } else { 0 };
+        book = BOOK.lock();
+        if !is_left && let Some(lingering) = book.lingering.get_mut(device) {
+            *lingering = lingering.saturating_add(kept);
+        }
+    }
     let shown = book.shown(device);
     LINGERS.store(book.lingering.iter().any(|bytes| *bytes > 0), Relaxed);
     drop(book);
@@ -163,6 +184,9 @@ pub(crate) fn context_gone(context: u64) {
             let changed = book.forget(side, key);
             drop(book);
             publish(changed);
+            if side == Side::Imported {
+                settle_left(changed);
+            }
         }
     }
 }

@@ -288,6 +288,10 @@ pub struct ProcessUsage {
     pub charged_bytes: u64,
     /// The part of it that is no allocation.
     pub overhead_bytes: u64,
+    /// The part of the charge that others may have imported.
+    pub exported_bytes: u64,
+    /// Bytes of others that the process has imported.
+    pub imported_bytes: u64,
     /// Whether the process was found dead and its bytes wait to be taken back.
     pub dead: bool,
 }
@@ -356,9 +360,25 @@ impl<'a> RegionView<'a> {
                 start_time: view.word(base + offset_of!(Slot, start_time)),
                 charged_bytes: view.charged(base),
                 overhead_bytes: view.word(base + offset_of!(Slot, overhead_bytes)),
+                exported_bytes: view.word(base + offset_of!(Slot, exported_bytes)),
+                imported_bytes: view.word(base + offset_of!(Slot, imported_bytes)),
                 dead: state == SlotState::Dead,
             })
         })
+    }
+
+    /// Bytes that the living processes hold: their own, and what they have imported of those who are gone.
+    pub fn held_bytes(&self, lives: impl Fn(&ProcessUsage) -> bool) -> u64 {
+        let (mut held, mut imported, mut left) = (0_u64, 0_u64, 0_u64);
+        for process in self.processes() {
+            if lives(&process) {
+                held = held.saturating_add(process.charged_bytes);
+                imported = imported.saturating_add(process.imported_bytes);
+            } else {
+                left = left.saturating_add(process.charged_bytes.min(process.exported_bytes));
+            }
+        }
+        held.saturating_add(left.min(imported))
     }
 }
 
@@ -397,6 +417,26 @@ mod tests {
     }
 
     #[test]
+    fn what_the_living_have_of_the_dead_is_held() {
+        let mut bytes = fresh();
+        // Charged, exported, imported, and whether it lives.
+        let all = [(100, 0, 60, true), (50, 50, 0, false), (30, 20, 0, false), (7, 0, 0, false)];
+        for (slot, (charged, exported, imported, lives)) in all.into_iter().enumerate() {
+            let base = 4096 + 256 * slot;
+            let state = if lives { SlotState::Live } else { SlotState::Dead };
+            for (at, value) in [(0, charged), (40, state.word(1)), (96, exported), (104, imported)] {
+                bytes[base + at..base + at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        let held = |bytes: &[u8]| RegionView::parse(bytes).unwrap().held_bytes(|process| !process.dead);
+        assert_eq!(held(&bytes), 160, "70 of the dead are exported, and 60 imported");
+        bytes[4096 + 104] = 200;
+        assert_eq!(held(&bytes), 170);
+        bytes[4096 + 104] = 0;
+        assert_eq!(held(&bytes), 100);
+    }
+
+    #[test]
     fn processes_show_what_their_slots_hold() {
         let mut bytes = fresh();
         let mut put = |at: usize, value: u64| bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
@@ -425,6 +465,8 @@ mod tests {
                 start_time: 4711,
                 charged_bytes: 1 << 30,
                 overhead_bytes: 1 << 20,
+                exported_bytes: 0,
+                imported_bytes: 0,
                 dead: false
             }
         );

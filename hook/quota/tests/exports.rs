@@ -120,7 +120,9 @@ fn what_its_exporter_frees_stays_charged_until_the_last_importer_gives_it_back()
         assert_eq!(others(&bench), ["2", "2"], "{how}: an importer has it");
         importer.step();
         assert_eq!(bench.used(0), 100 * MIB, "{how}: nobody has it");
-        // Its exporter notices at its next call about memory.
+        // Its exporter has done nothing since.
+        assert_eq!(bench.charged("a"), (100 * MIB, 100 * MIB), "{how}");
+        assert_eq!(others(&bench), ["0", "2"], "{how}");
         assert_eq!(exporter.finish(), [format!("0 {} {GIB}", 924 * MIB)], "{how}");
         importer.finish();
         assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0", "{how}");
@@ -150,5 +152,45 @@ fn what_was_freed_and_imported_comes_back_when_both_are_killed() {
         assert_eq!(others(&bench), ["2", "0"], "{how}: an importer has it");
         importer.kill();
         assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0", "{how}");
+    }
+}
+
+#[test]
+fn what_was_freed_comes_back_from_a_killed_importer_while_its_exporter_is_idle() {
+    for how in ["ipc", "fd"] {
+        let bench = bench();
+        let (mut exporter, open) = freeing_exporter(&bench, how);
+        let importers = [0, 1].map(|_| bench.hold(&["init", "retain", &open]));
+        exporter.step();
+        let [first, second] = importers;
+        first.kill();
+        assert_eq!(others(&bench), ["2", "2"], "{how}: one has it");
+        second.kill();
+        assert_eq!(others(&bench), ["0", "2"], "{how}: nobody has it");
+        assert_eq!(exporter.finish(), [format!("0 {} {GIB}", 924 * MIB)], "{how}");
+    }
+}
+
+#[test]
+fn what_was_freed_stays_charged_once_whatever_its_exporter_does() {
+    for how in ["ipc", "fd"] {
+        let bench = bench().driver("context_mib=0");
+        let rest = ["hold", "free", "sleep:600", "info", "alloc:linear:300M", "free", "hold"];
+        let script = match how {
+            "ipc" => vec!["init", "retain", "alloc:linear:100M", "alloc:linear:600M", "ipcexport"],
+            _ => vec!["init", "retain", "alloc:linear:100M", "fdexport:600M"],
+        };
+        let mut exporter = Holder::start(&mut bench.probe(&[script, rest.to_vec()].concat()));
+        let last = exporter.before.last().unwrap();
+        let open = if how == "ipc" { format!("ipcopen:{last}") } else { format!("fdimport:{last}:600M") };
+        let importer = bench.hold(&["init", "retain", &open]);
+        exporter.step();
+        assert_eq!(bench.charged("a"), (700 * MIB, 700 * MIB), "{how}");
+        // It dies: nothing of it is kept twice.
+        exporter.kill();
+        assert_eq!(others(&bench), ["2", "0"], "{how}");
+        importer.kill();
+        assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0", "{how}");
+        assert_eq!(bench.audit("a"), 0, "{how}");
     }
 }

@@ -7,10 +7,11 @@ use crate::sys::{self, File};
 use aliquot_quota::ledger::{self, Cells, Word};
 use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, SlotState};
 use core::ops::Range;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 /// How long the driver may need to free a dead process's memory.
-const DEATH_MS: u64 = 2000;
+pub(super) const DEATH_MS: u64 = 2000;
 
 impl Share {
     /// Looks for dead processes and takes their bytes back once the driver has had time to free them. Tells
@@ -60,8 +61,14 @@ impl Share {
             let exported = region.slots.get(slot).map_or(0, |slot| slot.exported_bytes.load(Relaxed));
             let mut keep = 0;
             if exported > 0 {
-                let left = imported.get_or_insert_with(|| imported_by_the_living(region));
-                keep = exported.min(*left).min(ledger::charged(region, slot));
+                let left = imported.get_or_insert_with(|| of_the_living(region, |slot| &slot.imported_bytes));
+                // What its exporter freed is what others have beyond what is exported now.
+                let exported_now = if Self::is_left(region, slot) {
+                    of_the_living(region, |slot| &slot.exported_bytes)
+                } else {
+                    0
+                };
+                keep = exported.min(left.saturating_sub(exported_now)).min(ledger::charged(region, slot));
                 *left -= keep;
             }
             let reaped = ledger::reap_to(region, slot, keep);
@@ -72,7 +79,9 @@ impl Share {
             match reaped {
                 Ok(0) => {}
                 Ok(_) => {
-                    region.header.reaped.fetch_add(1, Relaxed);
+                    if !Self::is_left(region, slot) {
+                        region.header.reaped.fetch_add(1, Relaxed);
+                    }
                     came_back = true;
                 }
                 Err(_) => {
@@ -109,8 +118,8 @@ impl Share {
     }
 }
 
-fn imported_by_the_living(region: &Region) -> u64 {
+fn of_the_living(region: &Region, bytes: impl Fn(&region::Slot) -> &AtomicU64) -> u64 {
     let live = |slot: &&region::Slot| SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live);
-    let bytes = region.slots.iter().filter(live).map(|slot| slot.imported_bytes.load(Relaxed));
+    let bytes = region.slots.iter().filter(live).map(|slot| bytes(slot).load(Relaxed));
     bytes.fold(0, u64::saturating_add)
 }

@@ -1,0 +1,68 @@
+//! Bytes that nobody's process holds any more, and others of the share still have: what an exporter has freed.
+//!
+//! They are moved to a slot of their own, which is as if whoever exported them had died: anybody takes them back when
+//! the last importer is done, and their exporter may do nothing for ever. Charged there first and released here then, so
+//! a kill in between leaves too much charged, until the dead are looked for.
+
+use super::Share;
+use super::dead::DEATH_MS;
+use super::files::open_region;
+use crate::sys::{self, File};
+use aliquot_quota::ledger::{self, Cells, Word};
+use aliquot_quota::region::{LOCK_BASE, Region, SLOT_COUNT, SlotState};
+use core::sync::atomic::Ordering::Relaxed;
+
+impl Share {
+    /// Charges so many bytes to a slot of nobody's; the caller releases them. `false`: they stay the caller's.
+    pub(crate) fn leave(&self, bytes: u64) -> bool {
+        let path = *self.region_path.lock();
+        let (Some(region), Ok(file)) = (self.region(), open_region(&path)) else { return false };
+        let state = |slot: usize| SlotState::of(region.load(Word::State(slot)));
+        // Processes come first.
+        if (0..SLOT_COUNT).filter(|slot| state(*slot) != Some(SlotState::Free)).count() > SLOT_COUNT / 2 {
+            return false;
+        }
+        let fd = file.into_raw();
+        // From the end: the first slots are those that can have leases.
+        let taken =
+            (0..SLOT_COUNT).rev().filter(|slot| state(*slot) == Some(SlotState::Free)).find_map(|slot| {
+                sys::lock_byte(fd, LOCK_BASE + slot as u64).ok()?;
+                let left = charge(region, slot, bytes);
+                sys::unlock_byte(fd, LOCK_BASE + slot as u64);
+                left
+            });
+        drop(File::from_raw(fd));
+        taken.unwrap_or(false)
+    }
+
+    /// Whether a slot is of a process, or of what is left.
+    pub(super) fn is_left(region: &Region, slot: usize) -> bool {
+        region.slots.get(slot).is_some_and(|slot| slot.pid.load(Relaxed) == 0)
+    }
+
+    /// Memory of others was given back: where that was the last of it, it comes back to the share.
+    pub(crate) fn settle_left(&self) {
+        let is_dead = |region: &Region, slot: usize| {
+            SlotState::of(region.load(Word::State(slot))) == Some(SlotState::Dead)
+        };
+        if self.region().is_some_and(|region| (0..SLOT_COUNT).any(|slot| is_dead(region, slot))) {
+            self.reap();
+        }
+    }
+}
+
+/// Charges a free slot, whose lock is held, and leaves it to the others. `None`: it was not free.
+fn charge(region: &Region, slot: usize, bytes: u64) -> Option<bool> {
+    let mine = region.slots.get(slot)?;
+    mine.pid.store(0, Relaxed);
+    mine.start_time.store(0, Relaxed);
+    mine.pid_namespace.store(0, Relaxed);
+    mine.overhead_bytes.store(0, Relaxed);
+    mine.imported_bytes.store(0, Relaxed);
+    mine.exported_bytes.store(bytes, Relaxed);
+    let state = ledger::attach(region, slot)?;
+    let is_charged = ledger::charge_forced(region, slot, bytes).is_ok();
+    // The driver frees it with the last importer's call, so nobody need wait for that.
+    ledger::mark_dead(region, slot, state, sys::now_ms().saturating_sub(DEATH_MS).max(1));
+    Some(is_charged)
+}
