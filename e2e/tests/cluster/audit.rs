@@ -63,21 +63,21 @@ fn hidden_memory_counts_against_a_share() -> Result<()> {
         let namespace = cluster.namespace("hidden-memory").await?;
         cluster.create(&[
             objects::template(&namespace, "share", &[objects::share("gpu", "4Gi", 20)]),
-            PodManifest::of_template(&namespace, "heap", "share")
+            PodManifest::of_template(&namespace, "code", "share")
                 .shell("trap 'exit 0' TERM; while :; do sleep 0.2; done")
                 .build(),
         ])?;
-        cluster.running(&namespace, "heap").await?;
+        cluster.running(&namespace, "code").await?;
         let given = |flags: &str| {
-            let found = cluster.shell(&namespace, "heap", "main", &format!("cuda-probe {flags}"))?;
+            let found = cluster.shell(&namespace, "code", "main", &format!("cuda-probe {flags}"))?;
             let report: serde_json::Value = serde_json::from_str(found.trim())?;
             let bytes = report.pointer("/devices/0/allocated_bytes").and_then(serde_json::Value::as_u64);
             bytes.with_context(|| format!("no figure in {found}"))
         };
-        let (plain, beside) = (given("")?, given(&format!("--heap {GIB}"))?);
+        let (plain, beside) = (given("")?, given(&format!("--code {GIB}"))?);
         ensure!(plain > 3 * GIB && plain <= 4 * GIB, "a share of 4 GiB: {plain}");
         let hidden = plain.saturating_sub(beside);
-        ensure!(hidden > GIB * 9 / 10 && hidden <= GIB, "a heap of 1 GiB left {beside} of {plain}");
+        ensure!(hidden > GIB * 9 / 10 && hidden <= GIB, "code of 1 GiB left {beside} of {plain}");
         cluster.delete_namespace(&namespace).await
     })
 }

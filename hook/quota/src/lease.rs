@@ -200,6 +200,9 @@ mod tests {
     }
 
     proptest! {
+        // Miri is a thousand times slower.
+        #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 4 } else { 256 }))]
+
         #[test]
         fn a_lease_shrinks_with_the_processes_and_near_the_limit(
             processes in 1..=HOLDERS, saved in 0..=20_000_000_u64, held in 0..=5_000_000_u64

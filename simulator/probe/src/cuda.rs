@@ -56,7 +56,6 @@ pub(crate) struct Cuda {
     mem_get_info: Call2<*mut usize, *mut usize>,
     mem_alloc: Call2<*mut u64, usize>,
     mem_alloc_managed: Call3<*mut u64, usize, c_uint>,
-    ctx_set_limit: Call2<c_uint, usize>,
     mem_free: Call<u64>,
     module_load_data: Call2<*mut *mut c_void, *const c_char>,
     module_get_function: Call3<*mut *mut c_void, *mut c_void, *const c_char>,
@@ -138,7 +137,6 @@ impl Cuda {
             mem_get_info: symbol!("cuMemGetInfo_v2"),
             mem_alloc: symbol!("cuMemAlloc_v2"),
             mem_alloc_managed: symbol!("cuMemAllocManaged"),
-            ctx_set_limit: symbol!("cuCtxSetLimit"),
             mem_free: symbol!("cuMemFree_v2"),
             module_load_data: symbol!("cuModuleLoadData"),
             module_get_function: symbol!("cuModuleGetFunction"),
@@ -210,15 +208,6 @@ impl Cuda {
         Ok(pointer)
     }
 
-    /// Makes the heap of kernels so large.
-    pub(crate) fn set_heap(&self, bytes: u64) -> Result<(), CudaError> {
-        /// `CU_LIMIT_MALLOC_HEAP_SIZE`
-        const HEAP: c_uint = 2;
-        let size = usize::try_from(bytes).unwrap_or(usize::MAX);
-        // SAFETY: takes two numbers.
-        check("cuCtxSetLimit", unsafe { (self.ctx_set_limit)(HEAP, size) })
-    }
-
     /// Memory that the driver moves between host and device.
     pub(crate) fn allocate_managed(&self, bytes: u64) -> Result<u64, CudaError> {
         /// `CU_MEM_ATTACH_GLOBAL`
@@ -237,10 +226,21 @@ impl Cuda {
 
     /// Loads the kernel that spins for a millisecond into the current context.
     pub(crate) fn spinner(&self) -> Result<Kernel, CudaError> {
+        self.kernel(SPIN, c"spin_us_1000")
+    }
+
+    /// Runs code that takes so many bytes of device memory, as the simulated driver reads it.
+    pub(crate) fn run_code(&self, bytes: u64) -> Result<(), CudaError> {
+        let text = format!("aliquot-sim-module 1\nimage {bytes}\nkernel load us=5\n\0");
+        let image = CStr::from_bytes_until_nul(text.as_bytes()).unwrap_or_default();
+        self.launch(&self.kernel(image, c"load")?)?;
+        self.wait()
+    }
+
+    fn kernel(&self, image: &CStr, name: &CStr) -> Result<Kernel, CudaError> {
         let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: writes one handle; the image is terminated text.
-        check("cuModuleLoadData", unsafe { (self.module_load_data)(&mut module, SPIN.as_ptr()) })?;
-        let name = c"spin_us_1000";
+        check("cuModuleLoadData", unsafe { (self.module_load_data)(&mut module, image.as_ptr()) })?;
         // SAFETY: writes one handle; the module was just given.
         let code = unsafe { (self.module_get_function)(&mut function, module, name.as_ptr()) };
         check("cuModuleGetFunction", code)?;

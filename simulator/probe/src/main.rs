@@ -10,8 +10,8 @@
 //! `--watch` keeps it too, and prints a line with the memory of the first device whenever that is another;
 //! `--occupy BYTES` takes just that much of each device instead, and keeps it meanwhile;
 //! `--managed` takes managed memory (`cuMemAllocManaged`) instead of the device's own;
-//! `--heap BYTES` first makes the heap of kernels so large, which takes memory that no allocation shows, and waits
-//! ten seconds, in which a node agent can notice;
+//! `--code BYTES` first runs code of that size, which takes memory that no call asks for, and waits ten seconds, in
+//! which a node agent can notice (the simulated driver's code only);
 //! `--direct` calls the driver past every library that stands in between, as a program does that sets out to evade
 //! a limiter;
 //! `--busy SECONDS` then launches kernels of a millisecond on the first device, as fast as it is let, and prints a
@@ -32,7 +32,7 @@ const FIRST_CHUNK: u64 = 1 << 30;
 /// Smallest: the granularity at which drivers hand out memory.
 const LAST_CHUNK: u64 = 2 << 20;
 
-/// How long `--heap` waits.
+/// How long `--code` waits.
 const NOTICE: Duration = Duration::from_secs(10);
 
 /// How often `--watch` looks.
@@ -83,7 +83,7 @@ struct BusyReport {
 
 fn main() -> ExitCode {
     let (mut hold, mut watch, mut direct, mut managed) = (false, false, false, false);
-    let (mut occupy, mut heap) = (None, None);
+    let (mut occupy, mut code) = (None, None);
     let mut busy = None;
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
@@ -96,9 +96,9 @@ fn main() -> ExitCode {
                 Some(seconds) => busy = Some(Duration::from_secs(seconds)),
                 None => return usage("--busy wants a number of seconds"),
             },
-            ("--heap", _) => match args.next().and_then(|v| v.parse().ok()) {
-                Some(bytes) => heap = Some(bytes),
-                None => return usage("--heap wants a number of bytes"),
+            ("--code", _) => match args.next().and_then(|v| v.parse().ok()) {
+                Some(bytes) => code = Some(bytes),
+                None => return usage("--code wants a number of bytes"),
             },
             ("--occupy", _) => match args.next().and_then(|v| v.parse().ok()) {
                 Some(bytes) => occupy = Some(bytes),
@@ -125,7 +125,7 @@ fn main() -> ExitCode {
     let (mut cuda, report) = match Cuda::load(direct) {
         Ok(cuda) => {
             let allocate = if managed { Cuda::allocate_managed } else { Cuda::allocate };
-            let report = probe(&cuda, &Wanted { occupy, heap, allocate });
+            let report = probe(&cuda, &Wanted { occupy, code, allocate });
             (Some(cuda), report)
         }
         Err(error) => (None, Report { devices: Vec::new(), error: Some(error.to_string()) }),
@@ -184,7 +184,7 @@ fn watch_memory(cuda: &Cuda) {
 
 fn usage(reason: &str) -> ExitCode {
     eprintln!(
-        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--managed] [--hold] [--watch] [--heap BYTES] [--occupy BYTES] [--busy SECONDS]"
+        "cuda-probe: {reason}\nusage: cuda-probe [--direct] [--managed] [--hold] [--watch] [--code BYTES] [--occupy BYTES] [--busy SECONDS]"
     );
     ExitCode::from(2)
 }
@@ -213,7 +213,7 @@ type Allocate = fn(&Cuda, u64) -> Result<u64, CudaError>;
 /// What to do on each device.
 struct Wanted {
     occupy: Option<u64>,
-    heap: Option<u64>,
+    code: Option<u64>,
     allocate: Allocate,
 }
 
@@ -231,8 +231,8 @@ fn probe(cuda: &Cuda, wanted: &Wanted) -> Report {
 fn probe_device(cuda: &Cuda, ordinal: i32, wanted: &Wanted) -> Result<DeviceReport, CudaError> {
     let device = cuda.device(ordinal)?;
     cuda.make_current(device)?;
-    if let Some(bytes) = wanted.heap {
-        cuda.set_heap(bytes)?;
+    if let Some(bytes) = wanted.code {
+        cuda.run_code(bytes)?;
         std::thread::sleep(NOTICE);
     }
     let (free_bytes, _) = cuda.memory_info()?;
