@@ -97,11 +97,18 @@ struct Mapped(*const AtomicU64, usize);
 
 impl Mapped {
     fn of(bench: &Bench) -> Self {
-        let file = std::fs::File::open(bench.region_path("a")).unwrap();
+        let file = std::fs::File::options().read(true).write(true).open(bench.region_path("a")).unwrap();
         let length = file.metadata().unwrap().len() as usize;
         // SAFETY: a file of ours, which nobody shortens.
         let at = unsafe {
-            libc::mmap(std::ptr::null_mut(), length, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
         };
         assert_ne!(at, libc::MAP_FAILED);
         Self(at.cast(), length)
@@ -116,6 +123,12 @@ impl Mapped {
 }
 
 impl Mapped {
+    fn put(&self, offset: usize, value: u64) {
+        assert!(offset + 8 <= self.1);
+        // SAFETY: inside the mapping, which lives as long as `self`.
+        unsafe { (*self.0.byte_add(offset)).store(value, Relaxed) };
+    }
+
     fn all(&self) -> Vec<u64> {
         (0..self.1 / 8).map(|at| self.word(at * 8)).collect()
     }
@@ -162,6 +175,8 @@ pub(crate) struct Traced {
     /// Watched words and what was in them.
     words: Vec<(usize, u64)>,
     is_stopped: bool,
+    /// A word that is set to so many nanoseconds from now when it comes to where it is watched from.
+    pub(crate) due: Option<(usize, u64)>,
 }
 
 impl Traced {
@@ -178,7 +193,7 @@ impl Traced {
         }
         let child = command.spawn().unwrap();
         let mut traced =
-            Self { child, eyes, region: Mapped::of(bench), words: Vec::new(), is_stopped: false };
+            Self { child, eyes, region: Mapped::of(bench), words: Vec::new(), is_stopped: false, due: None };
         assert_eq!(traced.wait(), Some(libc::SIGTRAP));
         traced
     }
@@ -241,16 +256,23 @@ impl Traced {
     pub(crate) fn go_to(&mut self, from: From) {
         match from {
             From::Mark => self.go_to_mark(),
-            From::Lock => loop {
-                assert_eq!(self.go(libc::PTRACE_SYSCALL), Some(libc::SIGTRAP), "it takes a lock");
-                let registers = self.registers();
-                let locks =
-                    registers.orig_rax == libc::SYS_fcntl as u64 && registers.rsi == libc::F_OFD_SETLK as u64;
-                // The simulated node has locks of its own.
-                if locks && !self.mapped().is_empty() {
-                    return;
-                }
-            },
+            From::Lock => self.go_to_lock(),
+        }
+        if let Some((word, later_ns)) = self.due {
+            self.region.put(word, now_ns() + later_ns);
+        }
+    }
+
+    fn go_to_lock(&mut self) {
+        loop {
+            assert_eq!(self.go(libc::PTRACE_SYSCALL), Some(libc::SIGTRAP), "it takes a lock");
+            let registers = self.registers();
+            let locks =
+                registers.orig_rax == libc::SYS_fcntl as u64 && registers.rsi == libc::F_OFD_SETLK as u64;
+            // The simulated node has locks of its own.
+            if locks && !self.mapped().is_empty() {
+                return;
+            }
         }
     }
 
