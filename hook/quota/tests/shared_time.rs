@@ -112,9 +112,15 @@ impl Run {
     }
 }
 
-/// Percent of the GPU that a run got.
-fn percent(child: Child) -> f64 {
-    Run::of(child).percent()
+impl Shared {
+    /// Percent of the GPU that a share's only run got. How much it should have had at the least is told by what the share
+    /// was charged, as a busy machine may delay its launches.
+    fn percent(&self, share: usize, child: Child) -> f64 {
+        let run = Run::of(child);
+        let (got, charged) = (run.percent(), 100.0 * self.charged_ns(share) / run.span_ns);
+        assert!(got > 0.5 * charged && charged > 0.0, "{got} % where {charged} % were charged");
+        got
+    }
 }
 
 const HARD: ComputePolicy = ComputePolicy::Hard;
@@ -124,7 +130,7 @@ const BUSY: [&str; 3] = ["cuLaunchKernel", "5000", "4000"];
 #[test]
 fn a_soft_share_borrows_idle_time() {
     let node = Shared::new(&[(30, SOFT, 0), (50, HARD, 0)]);
-    let got = node.with_agent(|| percent(node.start(0, &BUSY)));
+    let got = node.with_agent(|| node.percent(0, node.start(0, &BUSY)));
     println!("soft, alone: {got:.2} %");
     assert!((33.0..101.0).contains(&got), "{got}");
 }
@@ -132,17 +138,17 @@ fn a_soft_share_borrows_idle_time() {
 #[test]
 fn a_hard_share_borrows_nothing() {
     let node = Shared::new(&[(30, HARD, 0), (50, SOFT, 0)]);
-    let got = node.with_agent(|| percent(node.start(0, &BUSY)));
+    let got = node.with_agent(|| node.percent(0, node.start(0, &BUSY)));
     println!("hard, alone: {got:.2} %");
-    assert!((3.0..32.5).contains(&got), "{got}");
+    assert!(got < 32.5, "{got}");
 }
 
 #[test]
 fn without_an_agent_a_soft_share_is_hard() {
     let node = Shared::new(&[(30, SOFT, 0), (50, HARD, 0)]);
-    let got = percent(node.start(0, &BUSY));
+    let got = node.percent(0, node.start(0, &BUSY));
     println!("soft, without agent: {got:.2} %");
-    assert!((3.0..32.5).contains(&got), "{got}");
+    assert!(got < 32.5, "{got}");
 }
 
 #[test]
@@ -151,13 +157,12 @@ fn what_was_promised_comes_back_when_its_owner_does() {
     let (borrower, owner) = node.with_agent(|| {
         let borrower = node.start(0, &["cuLaunchKernel", "5000", "6000"]);
         std::thread::sleep(Duration::from_millis(2000));
-        let owner = percent(node.start(1, &["cuLaunchKernel", "5000", "3000"]));
-        (percent(borrower), owner)
+        let owner = node.percent(1, node.start(1, &["cuLaunchKernel", "5000", "3000"]));
+        (node.percent(0, borrower), owner)
     });
     println!("borrower {borrower:.2} %, owner {owner:.2} %");
     // Half of the time nearly all of the GPU, half of it 40 %.
-    assert!((10.0..85.0).contains(&borrower), "{borrower}");
-    assert!((10.0..64.0).contains(&owner), "{owner}");
+    assert!(borrower < 85.0 && owner < 64.0, "{borrower} {owner}");
 }
 
 #[test]
@@ -165,8 +170,8 @@ fn the_higher_priority_borrows_first() {
     let node = Shared::new(&[(20, SOFT, 5), (20, SOFT, 0), (60, HARD, 0)]);
     let (high, low) = node.with_agent(|| {
         let children = [node.start(0, &BUSY), node.start(1, &BUSY)];
-        let [high, low] = children.map(percent);
-        (high, low)
+        let [high, low] = children;
+        (node.percent(0, high), node.percent(1, low))
     });
     println!("high {high:.2} %, low {low:.2} %");
     assert!(high > low && low > 2.0, "{high} {low}");
@@ -189,7 +194,10 @@ fn neighbours_slices_are_not_charged() {
             // What is promised: 100 ms beyond the quota in any span, here of eight seconds, and three points of
             // what kernels are mistaken for. Who is charged for neighbours' slices, or believed, is off by more.
             assert!(got < quota + 1.25 + 3.0, "{got}");
-            assert!(got > 0.75 * charged || charged < 0.9 * quota, "{got} of {charged}");
+            assert!(
+                got > 0.75 * charged || charged < 0.9 * quota && got > 0.4 * charged,
+                "{got} of {charged}"
+            );
         }
     }
 }
@@ -210,7 +218,7 @@ fn processes_of_one_share_are_charged_once_for_what_they_have_together() {
         let (got, charged) = (100.0 * used / span, 100.0 * node.charged_ns(0) / span);
         println!("{count} processes at 30 %: {got:.2} %, charged {charged:.2} %");
         assert!(got < 30.0 + 1.25 + 3.0, "{got}");
-        assert!(got > 0.75 * charged || charged < 0.9 * 30.0, "{got} of {charged}");
+        assert!(got > 0.75 * charged || charged < 0.9 * 30.0 && got > 0.4 * charged, "{got} of {charged}");
         assert!(runs.iter().all(|run| run.used_ns > 0.1 * used / count as f64), "each has some of it");
     }
 }
