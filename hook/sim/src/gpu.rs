@@ -1,13 +1,22 @@
 //! One GPU in virtual time: processes have streams, streams have kernels and events, and processes that have
 //! work take turns, a time slice each.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
 
 /// What a stream does.
 #[derive(Clone, Copy, Debug)]
 enum Work {
-    Kernel { left_ns: u64, width: u32, order: u64 },
+    Kernel {
+        left_ns: u64,
+        width: u32,
+        order: u64,
+    },
     Event(usize),
+    /// Nothing, for so long from when the stream comes to it: what passes between two kernels of a graph.
+    Gap(u64),
+    /// The same when it has come to it.
+    Until(u64),
 }
 
 /// The width of a kernel that fills the GPU.
@@ -48,6 +57,8 @@ pub struct Gpu {
     slice_left_ns: u64,
     switch_left_ns: u64,
     launches: u64,
+    /// When gaps end, and whose they are.
+    gaps: BinaryHeap<Reverse<(u64, usize)>>,
 }
 
 impl Gpu {
@@ -66,6 +77,7 @@ impl Gpu {
             slice_left_ns: 0,
             switch_left_ns: 0,
             launches: 0,
+            gaps: BinaryHeap::new(),
         }
     }
 
@@ -101,6 +113,14 @@ impl Gpu {
         self.start(process);
     }
 
+    /// Lets a stream do nothing for so long behind what it was given.
+    pub fn idle(&mut self, process: usize, stream: usize, gap_ns: u64) {
+        if let Some(s) = self.processes.get_mut(process).and_then(|p| p.streams.get_mut(stream)) {
+            s.queue.push_back(Work::Gap(gap_ns));
+        }
+        self.start(process);
+    }
+
     /// Records an event on a stream.
     pub fn record(&mut self, process: usize, stream: usize, event: usize) {
         if let Some(p) = self.processes.get_mut(process) {
@@ -114,14 +134,25 @@ impl Gpu {
         self.start(process);
     }
 
-    /// Reaches events and starts kernels that stand first in their streams and have room.
+    /// Reaches events, begins and ends gaps, and starts kernels that stand first in their streams and have room.
     fn start(&mut self, process: usize) {
         let now = self.now_ns;
         let Some(p) = self.processes.get_mut(process) else { return };
         for stream in &mut p.streams {
-            while let Some(Work::Event(event)) = stream.queue.front().copied() {
-                if let Some(cell) = p.events.get_mut(event) {
-                    *cell = Some(now);
+            while let Some(first) = stream.queue.front_mut() {
+                match *first {
+                    Work::Event(event) => {
+                        if let Some(cell) = p.events.get_mut(event) {
+                            *cell = Some(now);
+                        }
+                    }
+                    Work::Gap(gap_ns) => {
+                        *first = Work::Until(now + gap_ns);
+                        self.gaps.push(Reverse((now + gap_ns, process)));
+                        break;
+                    }
+                    Work::Until(end_ns) if end_ns <= now => {}
+                    Work::Until(_) | Work::Kernel { .. } => break,
                 }
                 stream.queue.pop_front();
             }
@@ -132,7 +163,7 @@ impl Gpu {
             let first = waiting
                 .filter_map(|(index, stream)| match stream.queue.front()? {
                     Work::Kernel { width, order, .. } => Some((*order, index, *width)),
-                    Work::Event(_) => None,
+                    _ => None,
                 })
                 .min();
             let Some((_, index, width)) = first.filter(|(_, _, width)| p.width + width <= WHOLE) else {
@@ -172,13 +203,21 @@ impl Gpu {
         let Some(p) = self.processes.get(self.current) else { return u64::MAX };
         let left = p.running.iter().filter_map(|at| match p.streams.get(*at)?.queue.front()? {
             Work::Kernel { left_ns, .. } => Some(*left_ns),
-            Work::Event(_) => None,
+            _ => None,
         });
         left.min().unwrap_or(u64::MAX)
     }
 
-    /// Lets time pass until `until_ns`, or until a kernel ends if that comes first.
+    /// Lets time pass until `until_ns`, or until a kernel or a gap ends if that comes first.
     pub fn advance(&mut self, until_ns: u64) {
+        while let Some(Reverse((end_ns, process))) = self.gaps.peek().copied() {
+            if end_ns > self.now_ns {
+                break;
+            }
+            self.gaps.pop();
+            self.start(process);
+        }
+        let until_ns = self.gaps.peek().map_or(until_ns, |Reverse((end_ns, _))| until_ns.min(*end_ns));
         while self.now_ns < until_ns {
             let Some(others) = self.pick() else {
                 self.now_ns = until_ns;
@@ -224,5 +263,35 @@ impl Gpu {
             false
         });
         ended > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_passes_on_the_clock_and_is_nobodys_gpu_time() {
+        let mut gpu = Gpu::new(Slices { slice_ns: 1_000, switch_ns: 0 }, 2, 1, 1);
+        let start = gpu.now_ns();
+        gpu.launch(0, 0, 100, WHOLE);
+        gpu.idle(0, 0, 50);
+        gpu.launch(0, 0, 100, WHOLE);
+        gpu.record(0, 0, 0);
+        while gpu.now_ns() < start + 1_000 {
+            gpu.advance(start + 1_000);
+        }
+        assert_eq!((gpu.used_ns(0), gpu.event(0, 0)), (200, Some(start + 250)));
+        // Meanwhile another process may run: its kernel of 30 ends before the second one begins.
+        let start = gpu.now_ns();
+        gpu.launch(0, 0, 100, WHOLE);
+        gpu.idle(0, 0, 50);
+        gpu.launch(0, 0, 100, WHOLE);
+        gpu.record(0, 0, 0);
+        gpu.launch(1, 0, 30, WHOLE);
+        while gpu.now_ns() < start + 1_000 {
+            gpu.advance(start + 1_000);
+        }
+        assert_eq!((gpu.used_ns(1), gpu.event(0, 0)), (30, Some(start + 250)));
     }
 }

@@ -47,6 +47,31 @@ pub fn loads() -> Vec<Load> {
     loads
 }
 
+/// Graphs of many kernels, with what passes between two of them: few long kernels, many short ones, and a gap of a
+/// twentieth.
+pub fn graphs() -> Vec<Load> {
+    let of = |kernel_ns, nodes, gap_ns| Load { nodes, gap_ns, ..Load::of(kernel_ns) };
+    vec![of(1_000_000, 8, 2_000), of(100_000, 100, 1_500), of(20_000, 200, 1_000), of(5_000_000, 20, 5_000)]
+}
+
+/// Kernels whose lengths have a long tail.
+pub fn long_tails() -> Vec<Load> {
+    let of = |kernel_ns, sigma_percent| Load { sigma_percent, ..Load::of(kernel_ns) };
+    let kernels = [50_000, 500_000, 5_000_000, 50_000_000];
+    kernels.into_iter().flat_map(|kernel| [25, 50].map(|sigma| of(kernel, sigma))).collect()
+}
+
+/// Tenants that wait for each kernel before they launch the next one, and percentages that they can use.
+pub fn waiting() -> Vec<Load> {
+    [500_000, 5_000_000, 50_000_000].map(|kernel| Load { waits: true, ..Load::of(kernel) }).to_vec()
+}
+
+/// See [`waiting`].
+pub const WAITING_PERCENTS: [&[u8]; 5] = [&[10], &[30], &[50], &[10, 30], &[30, 30]];
+
+/// Eight tenants.
+pub const EIGHT: [&[u8]; 3] = [&[5, 5, 10, 10, 10, 20, 20, 20], &[10; 8], &[5, 5, 5, 5, 10, 10, 10, 30]];
+
 /// The same with three processes in each share, the first of which is killed in line or with a lease in its hands.
 pub fn deadly_loads() -> Vec<Load> {
     let moments = [Moment::InLine, Moment::Admitted];

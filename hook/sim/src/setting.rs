@@ -49,6 +49,13 @@ pub struct Load {
     pub kernels_ns: [u64; 3],
     /// Random part of each, in percent to either side.
     pub jitter_percent: u64,
+    /// Kernels' lengths are log-normal about their mean with this standard deviation of the logarithm, in percent; 0 =
+    /// the random part above.
+    pub sigma_percent: u64,
+    /// Kernels of a launch: more than one are a graph.
+    pub nodes: u64,
+    /// What passes between two kernels of a graph.
+    pub gap_ns: u64,
     /// Streams, used in turn.
     pub streams: usize,
     /// Part of the GPU that a kernel fills, in thousandths.
@@ -91,6 +98,9 @@ impl Load {
         Self {
             kernels_ns: [kernel_ns, 0, 0],
             jitter_percent: 5,
+            sigma_percent: 0,
+            nodes: 1,
+            gap_ns: 0,
             streams: 1,
             width: crate::gpu::WHOLE,
             burst: 0,
@@ -102,10 +112,35 @@ impl Load {
         }
     }
 
-    /// Longest kernel.
+    /// Longest launch, of those of even length.
     pub fn longest_ns(&self) -> u64 {
-        self.kernels_ns.iter().copied().max().unwrap_or(0)
+        self.kernels_ns.iter().copied().max().unwrap_or(0) * self.nodes
     }
+
+    /// Length of one kernel.
+    pub(crate) fn length(&self, mean_ns: u64, state: &mut u64) -> u64 {
+        if self.sigma_percent > 0 {
+            let sigma = self.sigma_percent as f64 / 100.0;
+            let length = mean_ns as f64 * (sigma * normal(state) - sigma * sigma / 2.0).exp();
+            return (length as u64).max(1);
+        }
+        let spread = mean_ns / 100 * self.jitter_percent;
+        mean_ns - spread + if spread > 0 { random(state) % (2 * spread) } else { 0 }
+    }
+}
+
+pub(crate) fn random(state: &mut u64) -> u64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    *state
+}
+
+/// A normal number of mean 0 and deviation 1, by Box and Muller.
+fn normal(state: &mut u64) -> f64 {
+    let mut unit = || (random(state) >> 11) as f64 / (1_u64 << 53) as f64;
+    let (a, b) = (unit().max(1e-12), unit());
+    (-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()
 }
 
 /// A share and what runs in it.
@@ -119,4 +154,20 @@ pub struct Tenant {
     pub is_soft: bool,
     /// Orders borrowers.
     pub priority: i8,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_normal_lengths_have_their_mean_and_a_long_tail() {
+        let (load, mut state) = (Load { sigma_percent: 50, ..Load::of(1) }, 7);
+        let all: Vec<u64> = (0..100_000).map(|_| load.length(1_000_000, &mut state)).collect();
+        let mean = all.iter().sum::<u64>() / all.len() as u64;
+        assert!((990_000..1_010_000).contains(&mean), "{mean}");
+        let long = all.iter().filter(|length| **length > 2_000_000).count();
+        // One in twenty-one is more than 1.64 deviations above the median of 882 us.
+        assert!((4_000..6_500).contains(&long), "{long}");
+    }
 }

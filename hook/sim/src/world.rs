@@ -310,13 +310,6 @@ fn play(mut world: World, tenants: &[Tenant], window_ns: u64, windows: usize) ->
     outcome
 }
 
-fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 impl World {
     fn new(variant: Variant, tenants: &[Tenant], seed: u64) -> Self {
         let (mut shares, mut processes) = (Vec::new(), Vec::new());
@@ -462,9 +455,13 @@ impl World {
             }
         };
         let mut state = process.random;
-        let spread = base / 100 * load.jitter_percent;
-        let cost = base - spread + if spread > 0 { random(&mut state) % (2 * spread) } else { 0 };
-        self.gpu.borrow_mut().launch(at, stream, cost, load.width);
+        for node in 0..load.nodes {
+            let mut gpu = self.gpu.borrow_mut();
+            if node > 0 && load.gap_ns > 0 {
+                gpu.idle(at, stream, load.gap_ns);
+            }
+            gpu.launch(at, stream, load.length(base, &mut state), load.width);
+        }
         if let Some(ticket) = ticket {
             pacer::after(&view, &launch, &ticket, true);
         }
