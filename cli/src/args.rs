@@ -113,6 +113,12 @@ pub(crate) struct PlanArgs {
     /// Most pods that are moved to empty one GPU.
     #[arg(long, default_value = "4")]
     pub(crate) moves_per_gpu: NonZeroUsize,
+    /// Most pods that are moved within any hour. Default: what the controller wrote down, else 20.
+    #[arg(long)]
+    pub(crate) moves_per_hour: Option<usize>,
+    /// Namespace that Aliquot is installed in.
+    #[arg(long, default_value = "aliquot-system")]
+    pub(crate) namespace: String,
     /// Print the plan as JSON.
     #[arg(long)]
     pub(crate) json: bool,

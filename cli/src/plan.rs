@@ -4,9 +4,13 @@
 use crate::args::PlanArgs;
 use crate::client::connect;
 use crate::snapshot;
-use aliquot_controller::compact::{Gaps, Outline, Stays, Terms, in_the_way, outline};
-use aliquot_controller::decide::{Matcher, Options};
+use aliquot_controller::brain::{Reserving, Settings, plan_compaction};
+use aliquot_controller::budget::window::time;
+use aliquot_controller::compact::{ALLOWANCE, Allowance, Gaps, Outline, Stays, Terms, in_the_way};
 use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::jiff::Timestamp;
+use kube::{Api, Client};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -15,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// Longest search.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// What an hour allows where nobody says.
+const PER_HOUR: usize = 20;
 
 /// Runs it.
 ///
@@ -22,18 +28,66 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// If the API does not answer.
 pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     let client = connect(args.kubeconfig.as_deref()).await?;
-    let mut index = snapshot::gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
+    let index = snapshot::gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
+    let allowance = allowance(&client, &args).await.context("cannot read which pods were moved")?;
+    let staying = in_the_way(&index);
     let terms = Terms { per_gpu: args.moves_per_gpu.get(), ..Terms::default() };
     let until = Instant::now() + PATIENCE;
-    let options = Options::default();
-    let outline =
-        outline(&mut index, &mut Matcher::new(), options, terms, &|_| true, &mut || Instant::now() >= until);
+    // Places that are reserved are known by their pods, whatever the terms are.
+    let settings = Settings { reserving: Some(Reserving::default()), ..Settings::default() };
+    let now = Timestamp::now();
+    let outline = plan_compaction(index, settings, terms, now, &mut || Instant::now() >= until);
+    let pace = Pace::of(&outline, &allowance, now.as_second());
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&as_json(&outline))?);
+        println!("{}", serde_json::to_string_pretty(&as_json(&outline, &pace))?);
     } else {
-        print!("{}", as_text(&outline, &in_the_way(&index), terms.per_gpu));
+        print!("{}", as_text(&outline, &staying, terms.per_gpu, &pace));
     }
     Ok(())
+}
+
+/// What the controller wrote down about moves of the last hour.
+async fn allowance(client: &Client, args: &PlanArgs) -> Result<Allowance> {
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), &args.namespace);
+    let found = maps.get_opt(ALLOWANCE).await?.as_ref().and_then(Allowance::read);
+    let mut allowance = found.unwrap_or_else(|| Allowance::new(PER_HOUR));
+    allowance.per_hour = args.moves_per_hour.unwrap_or(allowance.per_hour);
+    Ok(allowance)
+}
+
+/// How fast a plan can be carried out.
+struct Pace {
+    per_hour: usize,
+    left: usize,
+    more_at: Option<i64>,
+    /// When each step can begin at the earliest, if it has to wait.
+    waits: Vec<Wait>,
+}
+
+/// How long a step has to wait.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    No,
+    Until(i64),
+    /// It takes more moves than an hour allows.
+    Always,
+}
+
+impl Pace {
+    fn of(outline: &Outline, allowance: &Allowance, now: i64) -> Self {
+        let times = allowance.times(outline.steps.iter().map(|step| step.moves.len()), now);
+        let wait = |time: Option<i64>| match time {
+            Some(at) if at <= now => Wait::No,
+            Some(at) => Wait::Until(at),
+            None => Wait::Always,
+        };
+        let (left, more_at) = (allowance.left(now), allowance.more_at(now));
+        Self { per_hour: allowance.per_hour, left, more_at, waits: times.into_iter().map(wait).collect() }
+    }
+
+    fn limits(&self) -> bool {
+        self.waits.iter().any(|wait| *wait != Wait::No)
+    }
 }
 
 fn gpus(thousandths: i64) -> String {
@@ -52,7 +106,7 @@ fn gaps(gaps: Gaps) -> String {
 /// Those who stay, by node and GPU.
 type Staying = BTreeMap<(Arc<str>, u32), BTreeSet<Stays>>;
 
-fn as_text(outline: &Outline, staying: &Staying, moves_per_gpu: usize) -> String {
+fn as_text(outline: &Outline, staying: &Staying, moves_per_gpu: usize, pace: &Pace) -> String {
     let mut text = format!("now: {}\n", gaps(outline.before));
     if outline.steps.is_empty() {
         text.push_str(if staying.is_empty() {
@@ -73,8 +127,13 @@ fn as_text(outline: &Outline, staying: &Staying, moves_per_gpu: usize) -> String
         }
         return text;
     }
-    for step in &outline.steps {
-        let _ = writeln!(text, "\nempty gpu-{} of node {}:", step.gpu, step.node);
+    for (step, wait) in outline.steps.iter().zip(&pace.waits) {
+        let when = match wait {
+            Wait::No => String::new(),
+            Wait::Until(at) => format!(", not before {}", time(*at)),
+            Wait::Always => format!(", never: an hour allows {} move(s)", pace.per_hour),
+        };
+        let _ = writeln!(text, "\nempty gpu-{} of node {}{when}:", step.gpu, step.node);
         for one in &step.moves {
             let _ = writeln!(
                 text,
@@ -87,11 +146,16 @@ fn as_text(outline: &Outline, staying: &Staying, moves_per_gpu: usize) -> String
         }
     }
     let moves: usize = outline.steps.iter().map(|step| step.moves.len()).sum();
-    let _ = writeln!(text, "\nafter moving {moves} pod(s): {}\nnothing was moved", gaps(outline.after));
+    let _ = writeln!(text, "\nafter moving {moves} pod(s): {}", gaps(outline.after));
+    if pace.limits() {
+        let more = pace.more_at.map(|at| format!(", and more from {} on", time(at))).unwrap_or_default();
+        let _ = writeln!(text, "{} of {} move(s) of this hour are left{more}", pace.left, pace.per_hour);
+    }
+    text.push_str("nothing was moved\n");
     text
 }
 
-fn as_json(outline: &Outline) -> serde_json::Value {
+fn as_json(outline: &Outline, pace: &Pace) -> serde_json::Value {
     let gaps = |gaps: Gaps| {
         json!({"wholeMilliGpus": gaps.whole, "partialMilliGpus": gaps.partial,
                "fragmentationPermille": gaps.fragmentation()})
@@ -99,7 +163,8 @@ fn as_json(outline: &Outline) -> serde_json::Value {
     let steps: Vec<_> = outline
         .steps
         .iter()
-        .map(|step| {
+        .zip(&pace.waits)
+        .map(|(step, wait)| {
             let moves: Vec<_> = step
                 .moves
                 .iter()
@@ -108,10 +173,17 @@ fn as_json(outline: &Outline) -> serde_json::Value {
                            "toNode": &*one.to_node, "to": one.to})
                 })
                 .collect();
-            json!({"node": &*step.node, "gpu": step.gpu, "moves": moves})
+            let mut step = json!({"node": &*step.node, "gpu": step.gpu, "moves": moves});
+            match wait {
+                Wait::No => {}
+                Wait::Until(at) => step["notBefore"] = json!(time(*at)),
+                Wait::Always => step["notBefore"] = json!("never"),
+            }
+            step
         })
         .collect();
-    json!({"before": gaps(outline.before), "after": gaps(outline.after), "steps": steps})
+    json!({"before": gaps(outline.before), "after": gaps(outline.after), "steps": steps,
+           "movesPerHour": pace.per_hour, "movesLeft": pace.left, "moreMovesFrom": pace.more_at.map(time)})
 }
 
 #[cfg(test)]
@@ -135,12 +207,26 @@ mod tests {
             after: Gaps { whole: 1000, partial: 500 },
             steps: vec![Step { node: "n1".into(), pool, gpu: 1, moves }],
         };
+        let text = |allowance: &Allowance| {
+            as_text(&outline, &Staying::new(), 4, &Pace::of(&outline, allowance, 1_000))
+        };
         assert_eq!(
-            as_text(&outline, &Staying::new(), 4),
+            text(&Allowance::new(20)),
             "now: 0.0 GPUs are free as a whole, 1.5 in gaps of GPUs that are partly held: fragmentation 100 %\n\
              \nempty gpu-1 of node n1:\n  move pod team/web-1 from gpu-1-share to node n2, gpu-0-share\n\
              \nafter moving 1 pod(s): 1.0 GPUs are free as a whole, 0.5 in gaps of GPUs that are partly held: \
              fragmentation 33 %\nnothing was moved\n"
+        );
+        let mut allowance = Allowance::new(1);
+        assert!(allowance.begin(&"another".into(), 0));
+        let limited = text(&allowance);
+        assert!(limited.contains("empty gpu-1 of node n1, not before 1970-01-01T01:00:00Z:"), "{limited}");
+        let left = "0 of 1 move(s) of this hour are left, and more from 1970-01-01T01:00:00Z on\nnothing was moved\n";
+        assert!(limited.ends_with(left), "{limited}");
+        let json = as_json(&outline, &Pace::of(&outline, &allowance, 1_000));
+        assert_eq!(
+            (&json["movesLeft"], &json["steps"][0]["notBefore"]),
+            (&json!(0), &json!("1970-01-01T01:00:00Z"))
         );
     }
 
@@ -150,11 +236,12 @@ mod tests {
             Outline { before: Gaps { whole: 0, partial: 500 }, after: Gaps::default(), steps: Vec::new() };
         let pod = ObjectKey::new("team", "web-1");
         let mut staying = Staying::new();
-        let text = as_text(&nothing, &staying, 4);
+        let pace = Pace::of(&nothing, &Allowance::new(20), 1_000);
+        let text = as_text(&nothing, &staying, 4, &pace);
         assert!(text.ends_with("no GPU is partly held: there is nothing to gain\n"), "{text}");
         staying.insert(("n1".into(), 0), BTreeSet::from([Stays::Forbids(pod.clone()), Stays::Ends(pod)]));
         staying.insert(("n1".into(), 1), BTreeSet::new());
-        let text = as_text(&nothing, &staying, 4);
+        let text = as_text(&nothing, &staying, 4, &pace);
         assert!(
             text.ends_with(
                 "no GPU can be emptied:\n  gpu-0 of node n1: pod team/web-1 does not allow it (annotation \

@@ -9,6 +9,7 @@ mod farewell;
 
 use crate::args::UninstallArgs;
 use crate::client::connect;
+use aliquot_controller::compact::ALLOWANCE;
 use aliquot_controller::hold::is_hold;
 use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, SCHEDULING_GATE, WILL};
 use anyhow::{Context, Result};
@@ -247,6 +248,7 @@ impl Uninstall {
         for will in wills.list(&ListParams::default().labels(&format!("{WILL}=true"))).await? {
             self.delete(&wills, &will.name_any()).await?;
         }
+        self.delete(&wills, ALLOWANCE).await?;
         Ok(())
     }
 

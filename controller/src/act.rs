@@ -5,15 +5,19 @@ mod budgets;
 mod claims;
 mod elastic;
 mod holds;
+mod moves;
 mod pods;
 mod room;
 mod together;
 
+pub use moves::MovesIn;
 pub use room::{Eviction, Fate, Victim};
 
 pub use budgets::Kept;
 
 use crate::brain::{GivesWay, Report};
+use crate::budget::window::time;
+use crate::compact::Allowance;
 use crate::decide::{Plan, Reservation};
 use crate::fence::Fence;
 use crate::govern::{GpuQuota, GpuQuotaStatus};
@@ -130,7 +134,11 @@ pub enum Job {
         uid: Uid,
         /// What is said before it is evicted.
         why: Report,
+        /// Where it is written down before, and how many an hour allows.
+        within: MovesIn,
     },
+    /// Write down how many moves an hour allows.
+    AllowMoves(MovesIn),
     /// Change our entry among a claim's consumers.
     Hold {
         /// The claim.
@@ -269,6 +277,8 @@ pub struct Outcome {
     pub evictions: Vec<Eviction>,
     /// What nodes are told, as the API returned it.
     pub limits: Option<Box<DynamicObject>>,
+    /// Moves that count, as they are written down now.
+    pub moves: Option<Allowance>,
     /// The first thing that went wrong.
     pub error: Option<WriteError>,
 }
@@ -283,6 +293,7 @@ impl Outcome {
             pod: None,
             evictions: Vec::new(),
             limits: None,
+            moves: None,
             error: None,
         }
     }
@@ -318,6 +329,14 @@ pub enum WriteError {
         what: String,
         /// Why.
         message: String,
+    },
+    /// As many pods were moved as an hour allows.
+    #[error("{per_hour} pods were moved within the hour, which is the most; more may be from {} on", time(*more_at))]
+    Enough {
+        /// How many an hour allows.
+        per_hour: usize,
+        /// When more may be moved, in seconds of Unix time.
+        more_at: i64,
     },
     /// The API server cannot be reached, or conflicts do not end.
     #[error("giving up on {what} after {attempts} attempts: {last}")]
@@ -399,7 +418,10 @@ impl Writer {
             Job::Bind { plan, allocations, claims, until } => {
                 self.bind(&plan, &allocations, claims, until, &mut outcome).await
             }
-            Job::Move { pod, uid, why } => self.move_away(&pod, &uid, &why, &mut outcome).await,
+            Job::Move { pod, uid, why, within } => {
+                self.fill_gap(&pod, &uid, &why, &within, &mut outcome).await
+            }
+            Job::AllowMoves(within) => self.allow_moves(&within, &mut outcome).await,
             Job::Hold { claim, uid, hold } => self.hold(&claim, &uid, hold, &mut outcome).await,
             Job::Lift { pod, uid, reserve, gates } => {
                 self.settle(&pod, &uid, &reserve, gates, &mut outcome).await

@@ -166,6 +166,10 @@ pub struct Args {
     #[arg(long, default_value_t = 4)]
     pub compaction_moves: usize,
 
+    /// Most pods that are moved within any hour, whichever controllers lead in it.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=5000))]
+    pub compaction_moves_per_hour: u16,
+
     /// How long devices are kept for a claim without a pod that asks for it, unless it says how long.
     #[arg(long, default_value = "1h", value_parser = parse_duration)]
     pub hold_for: Duration,

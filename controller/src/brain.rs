@@ -11,6 +11,7 @@ mod elastic;
 mod gangs;
 mod heirs;
 mod holds;
+mod kept;
 mod outcomes;
 mod preemption;
 mod quotas;
@@ -22,7 +23,7 @@ mod substitutes;
 mod surroundings;
 mod wills;
 
-pub use compaction::Compacting;
+pub use compaction::{Compacting, plan_compaction};
 pub use heirs::GivesWay;
 pub use reports::{Regarding, Report, reasons};
 pub use reservations::Reserving;
@@ -84,6 +85,8 @@ pub enum Input {
     Wills(Vec<ConfigMap>),
     /// A job was done, or could not be.
     Done(Box<Outcome>),
+    /// The moves that an hour allows and that began, as they were written down before leading began.
+    Moves(Option<ConfigMap>),
     /// Something was done for the budgets, or could not be.
     Kept(Box<Kept>),
 }
@@ -357,6 +360,10 @@ impl Core {
             Input::NodeLimits(seen) => self.node_limits(seen),
             Input::Wills(maps) => {
                 self.wills_found(&maps);
+                Change::Nothing
+            }
+            Input::Moves(map) => {
+                self.moves_found(map.as_ref());
                 Change::Nothing
             }
             Input::Done(outcome) => self.done(*outcome, now),

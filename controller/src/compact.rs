@@ -4,14 +4,16 @@
 //! room on GPUs that are partly held already: by the real decision, made in the situation that the
 //! moves before have left. GPUs with the fewest pods come first, as they cost least.
 
+mod allowance;
 mod gaps;
 
-use crate::decide::{Decision, Matcher, Options, Situation, Stage, Strategy, decide_in};
+use crate::decide::{Decision, Matcher, Options, Plan, Situation, Stage, Strategy, decide_in};
 use crate::index::{Holder, Index, ObjectKey, Pod, Sym, Uid};
 use gaps::{GpuId, Occupied};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+pub use allowance::{Allowance, NAME as ALLOWANCE};
 pub(crate) use gaps::pods_on;
 pub use gaps::{Gaps, Stays, in_the_way, measure};
 
@@ -71,19 +73,28 @@ pub struct Outline {
     pub steps: Vec<Step>,
 }
 
+/// What else there is to say about pods that could be moved.
+#[derive(Clone, Copy)]
+pub struct Around<'a> {
+    /// Of the pods that allow it only those move for which this holds.
+    pub may_move: &'a dyn Fn(&Pod) -> bool,
+    /// Takes what is kept for others than a pod out of what there is for it.
+    pub keep: &'a dyn Fn(&Index, &Pod, &mut Situation),
+}
+
 /// Finds moves. Under another strategy than bin-pack there are none: what they gained would be lost
-/// with the next pods. Of the pods that allow it only those move for which `may_move` holds. `expired` is
-/// asked now and then whether time is up; what was found is good.
+/// with the next pods. `expired` is asked now and then whether time is up; what was found is good.
 pub fn outline(
     index: &mut Index,
     matcher: &mut Matcher,
     options: Options,
     terms: Terms,
-    may_move: &dyn Fn(&Pod) -> bool,
+    around: Around<'_>,
     expired: &mut dyn FnMut() -> bool,
 ) -> Outline {
     let before = measure(index, &HashMap::new());
-    let mut work = Work { index, matcher, options, stages: HashMap::new(), moved: HashSet::new() };
+    let (stages, moved) = (HashMap::new(), HashSet::new());
+    let mut work = Work { index, matcher, options, keep: around.keep, stages, moved };
     let mut steps: Vec<Step> = Vec::new();
     if options.strategy == Strategy::BinPack {
         let mut left = terms.in_all;
@@ -92,7 +103,7 @@ pub fn outline(
                 break;
             }
             // Who has moved once stays where it is; what came by a move is not moved on.
-            let may_move = gpu.pods.iter().filter_map(|pod| work.index.pod(pod)).all(may_move);
+            let may_move = gpu.pods.iter().filter_map(|pod| work.index.pod(pod)).all(around.may_move);
             let settled = gpu.pods.iter().any(|pod| work.moved.contains(pod)) || work.is_filled(&gpu);
             if !may_move || settled || gpu.pods.len() > terms.per_gpu.min(left) {
                 continue;
@@ -111,6 +122,7 @@ struct Work<'a> {
     index: &'a mut Index,
     matcher: &'a mut Matcher,
     options: Options,
+    keep: &'a dyn Fn(&Index, &Pod, &mut Situation),
     /// Nodes as the moves so far would leave them.
     stages: HashMap<Arc<str>, Stage>,
     moved: HashSet<ObjectKey>,
@@ -135,13 +147,16 @@ impl Work<'_> {
         for key in &gpu.pods {
             let pod = self.index.pod(key)?.clone();
             let anew = Pod { node: None, nominated: None, ..pod.clone() };
-            let situation =
+            let mut situation =
                 Situation { stages: stages.clone(), anew: gpu.claims.clone(), ..Situation::default() };
-            let decision = decide_in(self.index, self.matcher, &anew, &situation, self.options, expired);
-            let Decision::Placed(plan) = decision else { return None };
-            if self.options.strategy.facts(plan.score).opened > 0 {
+            (self.keep)(self.index, &anew, &mut situation);
+            // Something of it is kept for somebody, so it would not be free as a whole.
+            let kept = |stage: &Stage| gaps::holders(self.index, stage, gpu.id) > closed.len();
+            if situation.stages.get(&gpu.node).is_some_and(kept) {
                 return None;
             }
+            let decision = decide_in(self.index, self.matcher, &anew, &situation, self.options, expired);
+            let plan = into_a_gap(self.options, decision)?;
             let held = plan.holders(self.index);
             let stage = stages.entry(plan.node.clone()).or_insert_with(|| Stage::new(self.index, &plan.node));
             stage.hold(self.index, &held);
@@ -164,6 +179,33 @@ impl Work<'_> {
         self.moved.extend(gpu.pods.iter().cloned());
         Some(Step { node: gpu.node.clone(), pool: gpu.id.0, gpu: gpu.id.1, moves })
     }
+}
+
+/// The plan, if it takes nothing of a GPU of which nothing is held.
+fn into_a_gap(options: Options, decision: Decision) -> Option<Box<Plan>> {
+    match decision {
+        Decision::Placed(plan) if options.strategy.facts(plan.score).opened == 0 => Some(plan),
+        _ => None,
+    }
+}
+
+/// Whether a pod would find room in a gap, in a situation in which nobody is put on the GPU that it leaves.
+pub(crate) fn has_room(
+    index: &Index,
+    matcher: &mut Matcher,
+    options: Options,
+    pod: &Pod,
+    mut situation: Situation,
+    expired: &mut dyn FnMut() -> bool,
+) -> bool {
+    let claims = pod.claim_keys().filter_map(|key| index.claim(&key)).map(|claim| claim.uid.clone());
+    situation.anew = claims.collect();
+    if let Some(node) = &pod.node {
+        let stage = situation.stages.entry(node.clone()).or_insert_with(|| Stage::new(index, node));
+        stage.release(index, &situation.anew);
+    }
+    let anew = Pod { node: None, nominated: None, ..pod.clone() };
+    into_a_gap(options, decide_in(index, matcher, &anew, &situation, options, expired)).is_some()
 }
 
 /// What keeps everybody off a GPU while a situation lasts: a device that it does not have is held.

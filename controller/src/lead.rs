@@ -72,6 +72,9 @@ impl Leader {
         if let Some(namespace) = &self.settings.wills {
             watch::read_wills(&self.client, namespace, &sender, &mut watches);
         }
+        if let Some(compacting) = &self.settings.compaction {
+            watch::read_moves(&self.client, &compacting.within.namespace, &sender, &mut watches);
+        }
         let mut writes: JoinSet<Input> = JoinSet::new();
         let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
         let mut ticked = Instant::now();
@@ -106,7 +109,7 @@ impl Leader {
             if now.saturating_duration_since(ticked) >= TICK || core.next_due().is_some_and(|due| due <= now)
             {
                 ticked = now;
-                core.tick(now);
+                core.tick(now, Timestamp::now());
             }
             core.keep_holds(now, Timestamp::now());
             core.keep_reservations(now, Timestamp::now());

@@ -42,6 +42,8 @@ pub struct Metrics {
     reservations: Family<OutcomeLabel, Counter>,
     limits: Family<OutcomeLabel, Counter>,
     preemption_seconds: Histogram,
+    /// Moves to fill gaps that the hour still allows.
+    pub moves_left: Gauge,
     /// Pods for which devices are reserved.
     pub reserved: Gauge,
     /// Pods that devices are kept for.
@@ -88,6 +90,7 @@ impl Metrics {
             evictions: Family::default(),
             compactions: Family::default(),
             reservations: Family::default(),
+            moves_left: Gauge::default(),
             reserved: Gauge::default(),
             limits: Family::default(),
             preemption_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 20)),
@@ -122,6 +125,11 @@ impl Metrics {
             "compactions",
             "GPUs that were to be emptied to fill gaps, by outcome",
             metrics.compactions.clone(),
+        );
+        registry.register(
+            "compaction_moves_left",
+            "Moves to fill gaps that the hour still allows",
+            metrics.moves_left.clone(),
         );
         registry.register(
             "share_limits",

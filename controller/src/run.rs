@@ -1,5 +1,6 @@
 //! Wiring: the election runs always, the leader's part while it leads.
 
+use crate::act::MovesIn;
 use crate::act::Writer;
 use crate::args::{Args, WebhookAddr};
 use crate::brain::{Compacting, Reserving, Settings};
@@ -96,6 +97,10 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             compaction: args.compaction.then(|| Compacting {
                 threshold: i64::from(args.compaction_threshold) * 10,
                 terms: Terms { per_gpu: args.compaction_moves, ..Terms::default() },
+                within: MovesIn {
+                    namespace: args.namespace.as_str().into(),
+                    per_hour: args.compaction_moves_per_hour.into(),
+                },
                 ..Compacting::default()
             }),
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },

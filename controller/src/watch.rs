@@ -185,6 +185,26 @@ pub fn read_wills(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
     });
 }
 
+/// Reads once which moves earlier leaders began.
+pub fn read_moves(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, tasks: &mut JoinSet<()>) {
+    let api = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+    let to = to.clone();
+    tasks.spawn(async move {
+        let mut pauses = Pauses::default();
+        loop {
+            match api.get_opt(crate::compact::ALLOWANCE).await {
+                Ok(map) => {
+                    // Nobody listens any more if leading is over.
+                    let _ = to.send(Input::Moves(map)).await;
+                    return;
+                }
+                Err(error) => tracing::warn!(%error, "cannot read which pods were moved to fill gaps"),
+            }
+            tokio::time::sleep(pauses.next().unwrap_or_default()).await;
+        }
+    });
+}
+
 /// One kind's watch, for ever: what breaks is started anew, with growing pauses.
 pub(crate) async fn follow<K>(
     api: Api<K>,

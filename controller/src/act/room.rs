@@ -137,7 +137,12 @@ impl Writer {
 
     /// Evicts a pod after it was said why; if it is refused now, although the rehearsal was not, that is said
     /// too, or the pod would have been told what never came.
-    async fn carry_out(&self, pod: &ObjectKey, uid: &Uid, why: &Report) -> Result<Fate, WriteError> {
+    pub(super) async fn carry_out(
+        &self,
+        pod: &ObjectKey,
+        uid: &Uid,
+        why: &Report,
+    ) -> Result<Fate, WriteError> {
         self.record(why).await?;
         let fate = self.evict(pod, uid, false).await?;
         if let Fate::Refused(message) = &fate {
@@ -209,7 +214,12 @@ impl Writer {
         Err(WriteError::Exhausted { what, attempts: Self::ATTEMPTS, last })
     }
 
-    async fn evict(&self, key: &ObjectKey, uid: &str, rehearsal: bool) -> Result<Fate, WriteError> {
+    pub(super) async fn evict(
+        &self,
+        key: &ObjectKey,
+        uid: &str,
+        rehearsal: bool,
+    ) -> Result<Fate, WriteError> {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
         let eviction = ApiEviction {
             metadata: ObjectMeta { name: Some(key.name.to_string()), ..ObjectMeta::default() },

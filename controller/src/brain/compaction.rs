@@ -4,22 +4,28 @@
 //! While a GPU is being emptied nobody is put on it, so that who was moved away does not come back;
 //! that ends at once when a pod finds no other place.
 
-use super::{Core, Effect, Regarding, Report, reasons};
-use crate::act::{Eviction, Job, WriteError};
-use crate::compact::{self, Move, Step, Terms};
+use super::kept::Kept;
+use super::{Core, Effect, Regarding, Report, Settings, reasons};
+use crate::act::{Eviction, Job, MovesIn, WriteError};
+use crate::compact::{self, Allowance, Around, Move, Outline, Step, Terms};
 use crate::decide::{Situation, Stage};
-use crate::index::{Holder, ObjectKey, Pod, Sym, Uid};
+use crate::index::{Holder, Index, ObjectKey, Pod, Sym, Uid};
+use crate::metrics::Metrics;
+use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::jiff::Timestamp;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What the administrator chose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compacting {
     /// From which fragmentation on, in thousandths.
     pub threshold: i64,
     /// How far to go.
     pub terms: Terms,
+    /// How many moves an hour allows, and where they are written down.
+    pub within: MovesIn,
     /// Between two looks at the whole cluster.
     pub every: Duration,
     /// After which a GPU that is still not empty is given up.
@@ -31,6 +37,7 @@ impl Default for Compacting {
         Self {
             threshold: 300,
             terms: Terms::default(),
+            within: MovesIn { namespace: "default".into(), per_hour: 20 },
             every: Duration::from_secs(30),
             patience: Duration::from_secs(600),
         }
@@ -41,6 +48,8 @@ impl Default for Compacting {
 #[derive(Debug, Default)]
 pub(super) struct Compaction {
     current: Option<Current>,
+    /// The moves that count, as they were written down last; nobody moves before that was read.
+    pub(super) moves: Option<Allowance>,
     /// When to look at the cluster next.
     next: Option<Instant>,
     /// How often in a row it was given up: each time it waits longer, so that nobody is moved to and fro.
@@ -58,20 +67,60 @@ struct Current {
     closed: Vec<(Sym, Holder)>,
 }
 
+/// What a controller that begins to lead would move, in a cluster as it was read: with what is kept for others, as far
+/// as the API says it.
+pub fn plan_compaction(
+    index: Index,
+    settings: Settings,
+    terms: Terms,
+    wall: Timestamp,
+    expired: &mut dyn FnMut() -> bool,
+) -> Outline {
+    let now = Instant::now();
+    let mut core = Core { index, ..Core::new("", settings, Arc::new(Metrics::new())) };
+    core.holds.wall = wall.as_second();
+    core.nominate_again(now, wall);
+    core.hold_again(now);
+    core.outline(terms, expired)
+}
+
 impl Core {
+    /// The moves that earlier leaders began.
+    pub(super) fn moves_found(&mut self, map: Option<&ConfigMap>) {
+        let Some(settings) = &self.settings.compaction else { return };
+        let found = map.map(|map| Allowance::read(map).ok_or(()));
+        if found == Some(Err(())) {
+            tracing::warn!("what is written down about moves cannot be read: nothing counts");
+        }
+        let mut moves = found.and_then(Result::ok).unwrap_or_default();
+        if std::mem::replace(&mut moves.per_hour, settings.within.per_hour) != settings.within.per_hour {
+            self.effects.push(Effect::Do(Job::AllowMoves(settings.within.clone())));
+        }
+        self.compaction.moves = Some(moves);
+    }
+
+    /// What is written down about moves, as a write of it returned it.
+    pub(super) fn moves_counted(&mut self, moves: Option<Allowance>) {
+        if moves.is_some() {
+            self.compaction.moves = moves;
+        }
+    }
+
     /// Does what is due.
-    pub(super) fn compact(&mut self, now: Instant) {
-        let Some(settings) = self.settings.compaction else { return };
+    pub(super) fn compact(&mut self, now: Instant, wall: i64) {
+        let Some(settings) = self.settings.compaction.clone() else { return };
+        let left = self.compaction.moves.as_ref().map_or(0, |moves| moves.left(wall));
+        self.metrics.moves_left.set(i64::try_from(left).unwrap_or(i64::MAX));
         if self.compaction.current.is_some() {
-            self.go_on(settings, now);
-        } else if self.compaction.next.is_none_or(|next| next <= now) {
+            self.go_on(&settings, now);
+        } else if left > 0 && self.compaction.next.is_none_or(|next| next <= now) {
             self.compaction.next = Some(now + settings.every);
-            self.begin(settings, now);
+            self.begin(&settings, left, now);
         }
     }
 
     /// Chooses a GPU. Who waits for devices comes first, so not while anybody does.
-    fn begin(&mut self, settings: Compacting, now: Instant) {
+    fn begin(&mut self, settings: &Compacting, left: usize, now: Instant) {
         let (ready, delayed, _) = self.queue.lengths();
         if ready + delayed + self.writes_under_way() > 0 {
             return;
@@ -80,18 +129,9 @@ impl Core {
         if gaps.fragmentation() <= settings.threshold {
             return;
         }
-        let stay = self.namespaces_that_stay();
         let until = Instant::now() + self.settings.deadline;
-        let mut expired = || Instant::now() >= until;
-        let terms = Terms { gpus: 1, ..settings.terms };
-        let outline = compact::outline(
-            &mut self.index,
-            &mut self.matcher,
-            self.settings.options,
-            terms,
-            &|pod| !stay.contains(&pod.key.namespace),
-            &mut expired,
-        );
+        let terms = Terms { gpus: 1, in_all: settings.terms.in_all.min(left), ..settings.terms };
+        let outline = self.outline(terms, &mut || Instant::now() >= until);
         let Some(step) = outline.steps.into_iter().next() else { return };
         let closed = compact::closed(&mut self.index, (step.pool, step.gpu));
         let names: Vec<String> = step.moves.iter().map(|one| one.pod.to_string()).collect();
@@ -110,6 +150,18 @@ impl Core {
         self.go_on(settings, now);
     }
 
+    fn outline(&mut self, terms: Terms, expired: &mut dyn FnMut() -> bool) -> Outline {
+        let stay = self.namespaces_that_stay();
+        let Self { index, matcher, preemptions, book, returns, holds, settings, .. } = self;
+        let keep = |index: &Index, pod: &Pod, situation: &mut Situation| {
+            let limits = settings.holds;
+            Kept { index, preemptions, book, returns, holds, limits, reservations: true }
+                .keep(pod, situation);
+        };
+        let around = Around { may_move: &|pod| !stay.contains(&pod.key.namespace), keep: &keep };
+        compact::outline(index, matcher, settings.options, terms, around, expired)
+    }
+
     /// Namespaces whose pods would not get back what they have: those of used-up budgets and quotas.
     fn namespaces_that_stay(&mut self) -> HashSet<Arc<str>> {
         let movable = self.index.pods().filter(|pod| pod.movable);
@@ -117,7 +169,7 @@ impl Core {
         namespaces.into_iter().filter(|namespace| !self.gets_it_back(namespace)).collect()
     }
 
-    fn go_on(&mut self, settings: Compacting, now: Instant) {
+    fn go_on(&mut self, settings: &Compacting, now: Instant) {
         let Some(current) = &self.compaction.current else { return };
         if now.saturating_duration_since(current.since) >= settings.patience {
             self.end_compaction("it took too long", now);
@@ -151,6 +203,11 @@ impl Core {
             self.end_compaction("it is not as it was planned", now);
             return;
         }
+        // The gap that was meant for it may be kept for somebody else by now.
+        if !self.fits_in_a_gap(&one.pod, now) {
+            self.end_compaction(&format!("there is no room for pod {} elsewhere any more", one.pod), now);
+            return;
+        }
         if let Some(current) = &mut self.compaction.current {
             current.left.pop_front();
             current.leaving = Some(one.clone());
@@ -165,7 +222,17 @@ impl Core {
         );
         let regarding = Regarding::Pod(one.pod.clone(), one.uid.clone());
         let why = Report { regarding, warning: false, reason: reasons::MOVED, note };
-        self.effects.push(Effect::Do(Job::Move { pod: one.pod, uid: one.uid, why }));
+        let within = settings.within.clone();
+        self.effects.push(Effect::Do(Job::Move { pod: one.pod, uid: one.uid, why, within }));
+    }
+
+    fn fits_in_a_gap(&mut self, pod: &ObjectKey, now: Instant) -> bool {
+        let Some(pod) = self.index.pod(pod).cloned() else { return false };
+        let situation = self.situation(&pod, now);
+        let until = Instant::now() + self.settings.deadline;
+        let mut expired = || Instant::now() >= until;
+        let (index, options) = (&self.index, self.settings.options);
+        compact::has_room(index, &mut self.matcher, options, &pod, situation, &mut expired)
     }
 
     fn finish(&mut self, now: Instant) {
@@ -186,7 +253,7 @@ impl Core {
         tracing::info!(node = %current.step.node, gpu = current.step.gpu, why, "a GPU is not emptied");
         self.metrics.compaction("given_up");
         self.tell_node(&current.step, format!("gpu-{} is not emptied: {why}", current.step.gpu));
-        let every = self.settings.compaction.map_or(Duration::ZERO, |settings| settings.every);
+        let every = self.settings.compaction.as_ref().map_or(Duration::ZERO, |settings| settings.every);
         let times = 1u32.checked_shl(self.compaction.given_up.min(7)).unwrap_or(1);
         self.compaction.given_up = self.compaction.given_up.saturating_add(1);
         self.compaction.next = Some(now + every.saturating_mul(times));

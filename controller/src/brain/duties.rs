@@ -6,6 +6,7 @@ use crate::act::{Consumers, Job};
 use crate::decide::overlap;
 use crate::index::{Allocation, Change, Claim, ObjectKey, Sym, Taint, Uid, tolerated};
 use k8s_openapi::api::resource::v1::{DeviceToleration, ResourceClaim};
+use k8s_openapi::jiff::Timestamp;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -163,7 +164,7 @@ impl Core {
     }
 
     /// Does what is due.
-    pub fn tick(&mut self, now: Instant) {
+    pub fn tick(&mut self, now: Instant, wall: Timestamp) {
         if !self.is_synced() {
             return;
         }
@@ -198,7 +199,7 @@ impl Core {
         self.write_quotas(now);
         self.look_back(now);
         self.tidy_preemptions(now);
-        self.compact(now);
+        self.compact(now, wall.as_second());
         self.given_back.retain(|_, given| now < given.until + GIVEN_BACK_MEMORY);
         if self.classes_failed.is_some_and(|at| now.saturating_duration_since(at) >= CLASSES_RETRY) {
             self.publish_classes(now);

@@ -29,8 +29,8 @@ const LOST_FOR: i64 = 5;
 /// A claim that lost its devices before its pod was seen to end.
 #[derive(Debug)]
 pub(super) struct Lost {
-    claim: Claim,
-    allocation: Allocation,
+    pub(super) claim: Claim,
+    pub(super) allocation: Allocation,
     since: i64,
 }
 
@@ -38,8 +38,8 @@ pub(super) struct Lost {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Ending {
     /// As it will be made, but for the end of its time.
-    claim: ResourceClaim,
-    bequest: Bequest,
+    pub(super) claim: ResourceClaim,
+    pub(super) bequest: Bequest,
     /// For how many seconds.
     seconds: i64,
     /// Whether it is being written.
@@ -245,7 +245,7 @@ impl Core {
     /// Sees to a hold claim.
     pub(super) fn keep_bequest(&mut self, claim: &Claim, bequest: &Bequest, now: Instant, wall: i64) {
         let key = &claim.key;
-        let step = self.bequest_step(claim, bequest, wall);
+        let step = self.kept_for_others().bequest_step(claim, bequest, wall);
         if !matches!(step, Step::Bind(_)) {
             self.holds.unbound.remove(key);
         }
@@ -274,28 +274,6 @@ impl Core {
                 }));
             }
         }
-    }
-
-    fn bequest_step(&self, claim: &Claim, bequest: &Bequest, wall: i64) -> Step {
-        let most = i64::try_from(self.settings.holds.most.as_secs()).unwrap_or(i64::MAX);
-        let facts = heir::Facts {
-            deleting: claim.deleting,
-            finalizer: claim.has_finalizer(),
-            allocated: claim.allocation.as_ref().map(|allocation| ByUs(self.index.is_ours(allocation))),
-            hold: claim.reserved_for.iter().find_map(hold::read),
-            consumers: claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer)).count(),
-            source: self.source_holds(claim, bequest),
-            wanted: self.hold_policy(claim).retain,
-            until: bequest.until.min(claim.created.saturating_add(most)),
-        };
-        heir::step(facts, wall)
-    }
-
-    /// Whether the ended pod's claim still has its devices.
-    fn source_holds(&self, claim: &Claim, bequest: &Bequest) -> bool {
-        let key = ObjectKey::new(&claim.key.namespace, &bequest.claim);
-        self.index.claim(&key).is_some_and(|source| *source.uid == *bequest.claim_uid)
-            && self.index.effective_allocation(&key).is_some()
     }
 
     fn drop_hold(&mut self, claim: &Claim) {
@@ -356,113 +334,12 @@ impl Core {
         situation.exactly.insert(claim.clone(), Arc::new(devices));
     }
 
-    /// Hold claims that have no devices although nobody else has them: they are not free for others.
-    pub(super) fn keep_bequests(&self, pod: &Pod, situation: &mut Situation) {
-        for ending in self.endings_unmade() {
-            if self.heir_of_ending(pod, ending).is_none() {
-                self.keep_devices(&ending.bequest, situation);
-            }
-        }
-        for lost in self.holds.lost.values().flatten() {
-            if let Some(node) = &lost.allocation.node {
-                let held = lost.allocation.held.iter().filter(|held| !held.admin);
-                self.keep_held(node, &lost.claim.uid, held.map(|held| (held.pool, held.device)), situation);
-            }
-        }
-        for claim in self.index.bequests() {
-            let Some(bequest) = &claim.bequest else { continue };
-            let own = claim.uid == pod.uid || self.heir_of(pod, claim, bequest).is_some();
-            if !own && self.reserves(claim, bequest) {
-                self.keep_devices(bequest, situation);
-            }
-        }
-    }
-
-    /// Hold claims that are still to be made. Once one is seen it speaks for itself, also before the answer
-    /// to the write that made it.
-    fn endings_unmade(&self) -> impl Iterator<Item = &Ending> {
-        let made: HashSet<&str> = self
-            .index
-            .bequests()
-            .filter_map(|claim| claim.bequest.as_ref().map(|bequest| &*bequest.claim_uid))
-            .collect();
-        self.holds
-            .endings
-            .iter()
-            .filter(move |(source, _)| !made.contains(&***source))
-            .map(|(_, ending)| ending)
-    }
-
-    fn keep_devices(&self, bequest: &Bequest, situation: &mut Situation) {
-        let known = bequest
-            .devices
-            .iter()
-            .filter_map(|(pool, device)| Some((self.index.sym(pool)?, self.index.sym(device)?)));
-        self.keep_held(&bequest.node.as_str().into(), &bequest.claim_uid.as_str().into(), known, situation);
-    }
-
-    fn keep_held(
-        &self,
-        node: &Arc<str>,
-        claim: &Uid,
-        devices: impl Iterator<Item = (Sym, Sym)>,
-        situation: &mut Situation,
-    ) {
-        let held: Vec<_> = devices
-            .map(|(pool, device)| {
-                let claim = claim.clone();
-                (pool, Holder { claim, device, admin: false, share: None, consumed: Box::default() })
-            })
-            .collect();
-        let stages = &mut situation.stages;
-        let stage = stages.entry(node.clone()).or_insert_with(|| Stage::new(&self.index, node));
-        stage.hold(&self.index, &held);
-    }
-
-    /// Whether its word alone keeps the devices.
-    fn reserves(&self, claim: &Claim, bequest: &Bequest) -> bool {
-        self.index.effective_allocation(&claim.key).is_none()
-            && matches!(self.bequest_step(claim, bequest, self.holds.wall), Step::Bind(_))
-    }
-
-    /// The pod's claim that a hold claim keeps devices for, if it has none yet.
-    fn heir_of(&self, pod: &Pod, claim: &Claim, bequest: &Bequest) -> Option<&Claim> {
-        self.heir(pod, &claim.key.namespace, &claim.spec, bequest)
-    }
-
-    fn heir_of_ending(&self, pod: &Pod, ending: &Ending) -> Option<&Claim> {
-        let namespace = ending.claim.metadata.namespace.as_deref()?;
-        self.heir(pod, namespace, &ending.claim.spec, &ending.bequest)
-    }
-
-    fn heir(
-        &self,
-        pod: &Pod,
-        namespace: &str,
-        spec: &ResourceClaimSpec,
-        bequest: &Bequest,
-    ) -> Option<&Claim> {
-        if pod.maker.as_deref() != Some(&*bequest.maker) || *pod.key.namespace != *namespace {
-            return None;
-        }
-        let entry = pod.claims.iter().find(|entry| {
-            *entry.name == *bequest.entry
-                && matches!(&entry.source, ClaimSource::Template(template) if **template == *bequest.template)
-        })?;
-        let Resolution::Claim(name) = &entry.resolution else { return None };
-        let key = ObjectKey { namespace: pod.key.namespace.clone(), name: name.clone() };
-        let heir = self.index.claim(&key)?;
-        let wants = *heir.uid != *bequest.claim_uid
-            && heir.spec.devices == spec.devices
-            && self.index.effective_allocation(&key).is_none();
-        wants.then_some(heir)
-    }
-
     /// What is kept for a pod: of one ended pod, the one of its own name first, then whose time ends first.
     fn inheritance(&self, pod: &Pod) -> Inheritance {
         if pod.maker.is_none() || pod.claims.is_empty() {
             return Inheritance::None;
         }
+        let kept = self.kept_for_others();
         let mut groups: BTreeMap<(bool, i64, &str), Vec<Kept<'_>>> = BTreeMap::new();
         for claim in self.index.bequests() {
             let Some(bequest) = claim.bequest.as_deref() else { continue };
@@ -470,12 +347,12 @@ impl Core {
             if taken || bequest.until <= self.holds.wall {
                 continue;
             }
-            if let Some(heir) = self.heir_of(pod, claim, bequest) {
+            if let Some(heir) = kept.heir_of(pod, claim, bequest) {
                 let key = (*bequest.pod != *pod.key.name, bequest.until, &*bequest.pod);
                 groups.entry(key).or_default().push((heir.uid.clone(), claim, bequest));
             }
         }
-        let coming = self.endings_unmade().filter(|ending| self.heir_of_ending(pod, ending).is_some());
+        let coming = kept.endings_unmade().filter(|ending| kept.heir_of_ending(pod, ending).is_some());
         let of_its_name = groups.keys().next().is_some_and(|(other_name, _, _)| !other_name);
         if coming.into_iter().any(|ending| !of_its_name || *ending.bequest.pod == *pod.key.name) {
             return Inheritance::Later;
@@ -483,7 +360,7 @@ impl Core {
         let Some(group) = groups.into_values().next() else { return Inheritance::None };
         let late = |claim: &Claim| self.holds.wall > claim.created.saturating_add(PATIENCE);
         let busy = |claim: &Claim, bequest: &Bequest| {
-            self.source_holds(claim, bequest)
+            kept.source_holds(claim, bequest)
                 || self.holds.writing.contains(&claim.uid)
                 || self.index.is_assumed(&claim.uid)
         };

@@ -9,7 +9,7 @@ use std::time::Instant;
 impl Core {
     /// Takes the answer to a job in. What the API returned counts as seen.
     pub(super) fn done(&mut self, outcome: Outcome, now: Instant) -> Change {
-        let Outcome { job, claims, gone, pod, evictions, limits, error } = outcome;
+        let Outcome { job, claims, gone, pod, evictions, limits, moves, error } = outcome;
         for claim in &claims {
             let change = self.claim(claim, now);
             self.changed(change, now);
@@ -23,6 +23,7 @@ impl Core {
             let change = self.index.apply_pod(pod);
             self.changed(change, now);
         }
+        self.moves_counted(moves);
         match job {
             Job::Allocate { plan, gives, .. } => {
                 let given = self.gave_way(gives, error.is_none(), now);
@@ -48,6 +49,12 @@ impl Core {
             Job::Bind { plan, until, .. } => self.bound(&plan, until, error, now),
             Job::Move { pod, uid, .. } => {
                 self.moved_away(&pod, &uid, evictions, error, now);
+                Change::Nothing
+            }
+            Job::AllowMoves(_) => {
+                if let Some(error) = error {
+                    tracing::warn!(%error, "could not write down how many moves an hour allows");
+                }
                 Change::Nothing
             }
             Job::Hold { claim, uid, .. } => {

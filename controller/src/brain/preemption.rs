@@ -5,6 +5,7 @@
 //! evicted, tells the next controller (and kube-scheduler) where it was. The devices themselves are
 //! decided anew: what ends counts as gone, so the same place is found again.
 
+use super::kept::Kept;
 use super::spare::hold_standing;
 use super::{Core, Effect, InFlight, Regarding, Report, reasons};
 use crate::act::{Eviction, Fate, Job, Victim, WriteError};
@@ -35,8 +36,8 @@ pub(super) struct Nomination {
     uid: Uid,
     pub(super) standing: i32,
     pub(super) node: Arc<str>,
-    held: Vec<(Sym, Holder)>,
-    needs: Arc<PodNeeds>,
+    pub(super) held: Vec<(Sym, Holder)>,
+    pub(super) needs: Arc<PodNeeds>,
     /// Whether somebody has gone, or is going, for it.
     earned: bool,
     /// If it is a reservation: until when.
@@ -100,21 +101,7 @@ impl Core {
 
     fn beside(&self, pod: &Pod, now: Instant, reservations: bool) -> Situation {
         let mut situation = Situation { left_out: self.left_out(pod, now), ..Situation::default() };
-        let own = self.standing(pod);
-        for (key, nomination) in &self.preemptions.nominations {
-            let counts = reservations || nomination.until.is_none();
-            if *key == pod.key || nomination.standing < own || !counts {
-                continue;
-            }
-            let stages = &mut situation.stages;
-            let stage = stages
-                .entry(nomination.node.clone())
-                .or_insert_with(|| Stage::new(&self.index, &nomination.node));
-            stage.hold(&self.index, &nomination.held);
-            stage.join(&nomination.needs);
-        }
-        self.keep_place(pod, &mut situation);
-        self.keep_bequests(pod, &mut situation);
+        Kept { reservations, ..self.kept_for_others() }.keep(pod, &mut situation);
         situation
     }
 

@@ -6,7 +6,7 @@
 
 use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Eviction, Job, WriteError};
-use crate::decide::{self, Situation, Stage};
+use crate::decide;
 use crate::index::{Allocation, Change, Claim, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
 use crate::substitute::back::{self, Heir, Place};
 use crate::substitute::substituted;
@@ -32,17 +32,19 @@ pub(super) struct Returns {
     /// Whether nothing that could help has happened since nobody could go back.
     quiet: bool,
     /// Whether the place that an earlier controller held was taken up.
-    resumed: bool,
+    pub(super) resumed: bool,
 }
 
 /// A place that is held.
 #[derive(Debug)]
-struct Hold {
+pub(super) struct Hold {
     heir: Heir,
-    node: Arc<str>,
-    held: Vec<(Sym, Holder)>,
-    /// What the pod needs of the node, unless it is there already.
-    needs: Option<Arc<PodNeeds>>,
+    /// The pod that goes.
+    pub(super) leaves: Uid,
+    pub(super) node: Arc<str>,
+    pub(super) held: Vec<(Sym, Holder)>,
+    /// What the next one needs of the node besides.
+    pub(super) needs: Arc<PodNeeds>,
     until: Instant,
 }
 
@@ -50,6 +52,11 @@ impl Returns {
     /// Something may have become free.
     pub(super) const fn look_again(&mut self) {
         self.quiet = false;
+    }
+
+    /// The place that is held, if it is for another pod than this.
+    pub(super) fn held_from(&self, pod: &Pod) -> Option<&Hold> {
+        self.hold.as_ref().filter(|hold| !hold.heir.is(pod))
     }
 }
 
@@ -87,17 +94,6 @@ impl Core {
         }
     }
 
-    /// The place that is held is not free for others.
-    pub(super) fn keep_place(&self, pod: &Pod, situation: &mut Situation) {
-        let Some(hold) = self.returns.hold.as_ref().filter(|hold| !hold.heir.is(pod)) else { return };
-        let stages = &mut situation.stages;
-        let stage = stages.entry(hold.node.clone()).or_insert_with(|| Stage::new(&self.index, &hold.node));
-        stage.hold(&self.index, &hold.held);
-        if let Some(needs) = &hold.needs {
-            stage.join(needs);
-        }
-    }
-
     /// A pod is given its devices: if the place was held for it, it is not any more.
     pub(super) fn arrived(&mut self, pod: &Pod) {
         if self.returns.hold.as_ref().is_some_and(|hold| hold.heir.is(pod)) {
@@ -129,7 +125,13 @@ impl Core {
         let held = held.collect();
         tracing::info!(%node, namespace = %place.heir.namespace, "a place is held on");
         let until = now + self.settings.place_held;
-        self.returns.hold = Some(Hold { heir: place.heir, node, held, needs: None, until });
+        let Place { heir, needs, .. } = place;
+        let leaves: Uid = heir.leaves.as_str().into();
+        // A note without it is from an earlier version; then one of the pods says it, if it is there.
+        let of_pod = || self.index.pods().find(|pod| pod.uid == leaves || heir.is(pod));
+        let needs = needs.map(|needs| Arc::new(needs.into()));
+        let needs = needs.or_else(|| of_pod().map(|pod| pod.needs.clone())).unwrap_or_default();
+        self.returns.hold = Some(Hold { heir, leaves, node, held, needs, until });
     }
 
     /// Looks for a pod that can have what it asked for.
@@ -202,13 +204,12 @@ impl Core {
             names.join(", "),
             plan.node
         );
-        let place = Place { heir: heir.clone(), devices: devices.clone() };
+        let place = Place { heir: heir.clone(), devices: devices.clone(), needs: Some((&*pod.needs).into()) };
         let Ok(place) = serde_json::to_string(&place) else { return };
         tracing::info!(pod = %pod.key, node = %plan.node, "going back");
-        let here = self.index.accounted_node(&pod.uid) == Some(&plan.node);
-        let needs = (!here).then(|| pod.needs.clone());
         let until = now + self.settings.place_held;
-        self.returns.hold = Some(Hold { heir, node: plan.node.clone(), held, needs, until });
+        let (leaves, needs) = (pod.uid.clone(), pod.needs.clone());
+        self.returns.hold = Some(Hold { heir, leaves, node: plan.node.clone(), held, needs, until });
         self.returns.possible.remove(&pod.uid);
         let (key, uid) = (pod.key.clone(), pod.uid.clone());
         let why = Report {

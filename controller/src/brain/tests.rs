@@ -14,10 +14,12 @@ mod gangs;
 mod heirs;
 mod preemption;
 mod reservations;
+mod substitutes;
 
 /// A brain with a cluster in front of it, and a clock.
 struct World {
     core: Core,
+    began: Instant,
     now: Instant,
     version: u64,
     jobs: Vec<Job>,
@@ -28,7 +30,8 @@ impl World {
     fn new(nodes: &[(&str, u32)]) -> Self {
         let settings = Settings { idle: Duration::from_secs(30), ..Settings::default() };
         let core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
-        let mut world = Self { core, now: Instant::now(), version: 0, jobs: Vec::new(), reports: Vec::new() };
+        let now = Instant::now();
+        let mut world = Self { core, began: now, now, version: 0, jobs: Vec::new(), reports: Vec::new() };
         let slices = nodes
             .iter()
             .flat_map(|(name, gpus)| fixtures::slices(name, *gpus, AllocatorMode::Controller, 1))
@@ -77,7 +80,9 @@ impl World {
 
     fn later(&mut self, seconds: u64) {
         self.now += Duration::from_secs(seconds);
-        self.core.tick(self.now);
+        let passed = i64::try_from((self.now - self.began).as_secs()).expect("some seconds");
+        let wall = Timestamp::from_second(1_000 + passed).expect("a time");
+        self.core.tick(self.now, wall);
         self.collect();
     }
 
@@ -343,7 +348,7 @@ fn a_controller_that_comes_later_takes_back_what_lost_its_annotation() {
     let settings = Settings { idle: Duration::from_secs(30), ..Settings::default() };
     let core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
     let now = Instant::now();
-    let mut second = World { core, now, version: 0, jobs: Vec::new(), reports: Vec::new() };
+    let mut second = World { core, began: now, now, version: 0, jobs: Vec::new(), reports: Vec::new() };
     second.handle(Input::Claim(Seen::Reset(vec![claim])));
     second.handle(Input::Class(Seen::Reset(fixtures::classes())));
     second.handle(Input::Pod(Seen::Reset(Vec::new())));

@@ -8,6 +8,9 @@ use proptest::test_runner::Config;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
+/// Everybody may be moved, and nothing is kept for anybody.
+const ALL: Around<'_> = Around { may_move: &|_| true, keep: &|_, _, _| {} };
+
 fn movable(pod: &mut ApiPod) {
     pod.metadata.annotations =
         Some([("aliquot.dev/compaction".to_owned(), "Allow".to_owned())].into_iter().collect());
@@ -44,7 +47,7 @@ fn end(world: &mut World, name: &str) {
 }
 
 fn outlined(world: &mut World, terms: Terms) -> Outline {
-    outline(&mut world.index, &mut world.matcher, Options::default(), terms, &|_| true, &mut || false)
+    outline(&mut world.index, &mut world.matcher, Options::default(), terms, ALL, &mut || false)
 }
 
 fn moved(outline: &Outline) -> Vec<String> {
@@ -138,7 +141,7 @@ fn under_spread_nothing_moves() {
     let mut world = halves([true, true]);
     let options = Options { strategy: Strategy::Spread };
     let outline =
-        outline(&mut world.index, &mut world.matcher, options, Terms::default(), &|_| true, &mut || false);
+        outline(&mut world.index, &mut world.matcher, options, Terms::default(), ALL, &mut || false);
     assert!(outline.steps.is_empty());
 }
 
@@ -197,6 +200,7 @@ proptest! {
             prop_assert!(seen.insert(one.pod.clone()), "moved twice: {:?}", one);
         }
         let mut work = Work {
+            keep: ALL.keep,
             index: &mut world.index,
             matcher: &mut world.matcher,
             options: Options::default(),

@@ -4,9 +4,9 @@
 //! that one. So only pods go back that somebody makes anew, and whose claims are all made for them.
 
 use super::substituted;
-use crate::index::{ClaimSource, Index, ObjectKey, Pod};
+use crate::index::{ClaimSource, HostPort, Index, ObjectKey, Pod, PodNeeds};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Whom a place is held for: the next pod of the same maker with claims of the same templates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,41 @@ pub struct Place {
     pub heir: Heir,
     /// Pools and devices.
     pub devices: Vec<(String, String)>,
+    /// What the pod needs of the node besides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub needs: Option<Needs>,
+}
+
+/// What a pod takes of a node besides devices.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Needs {
+    /// CPU, memory and the like, as quantities.
+    pub requests: BTreeMap<String, String>,
+    /// Ports of the node: protocol, number and address.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<(String, i32, String)>,
+}
+
+impl From<&PodNeeds> for Needs {
+    fn from(needs: &PodNeeds) -> Self {
+        let requests = needs.requests.iter().map(|(name, amount)| (name.to_string(), amount.to_string()));
+        let ports = needs.ports.iter();
+        let ports = ports.map(|port| (port.protocol.to_string(), port.port, port.address.to_string()));
+        Self { requests: requests.collect(), ports: ports.collect() }
+    }
+}
+
+impl From<Needs> for PodNeeds {
+    fn from(needs: Needs) -> Self {
+        let requests = needs.requests.iter();
+        let requests =
+            requests.map(|(name, amount)| (name.as_str().into(), amount.parse().unwrap_or_default()));
+        let ports = needs.ports.iter();
+        let ports =
+            ports.map(|(protocol, port, address)| HostPort::new(Some(protocol), *port, Some(address)));
+        Self { requests: requests.collect(), ports: ports.collect(), ..Self::default() }
+    }
 }
 
 impl Heir {
@@ -79,4 +114,23 @@ fn may_go(index: &Index, pod: &Pod) -> bool {
             let given_more = allocation.is_some_and(|allocation| !substituted(claim, allocation).is_empty());
             !given_more || claim.substitution.as_ref().is_some_and(|record| record.go_back)
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_pod_needs_of_a_node_survives_its_being_written_down() {
+        let requests = [("cpu", "1500m"), ("memory", "3Gi"), ("nvidia.com/rdma", "2")];
+        let requests = requests.map(|(name, amount)| (name.into(), amount.parse().expect("a quantity")));
+        let needs = PodNeeds {
+            requests: requests.into(),
+            ports: vec![HostPort::new(Some("UDP"), 53, None)],
+            ..PodNeeds::default()
+        };
+        let text = serde_json::to_string(&Needs::from(&needs)).expect("a text");
+        let read: Needs = serde_json::from_str(&text).expect("needs");
+        assert_eq!(PodNeeds::from(read), needs);
+    }
 }

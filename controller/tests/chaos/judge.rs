@@ -1,7 +1,7 @@
 //! Auditors that know only the record of writes.
 
 use super::common::{Cluster, auditor};
-use super::{accounts, elastic, gangs, tenants};
+use super::{MOVES_PER_HOUR, accounts, elastic, gangs, tenants};
 use aliquot_control_plane::AuditEntry;
 use aliquot_model::Quantity;
 use aliquot_model::names::{COMPANION_OF, HOLD_OF};
@@ -50,6 +50,8 @@ pub fn judge(cluster: &Cluster, record: &[AuditEntry], budgets: &BTreeMap<String
     assert_eq!(lost, Vec::<String>::new(), "claims that lost devices under a running pod");
     let (evictions, unexplained) = evictions(record);
     assert_eq!(unexplained, Vec::<String>::new(), "evictions without a reason on record");
+    let (moves, most) = moves(record);
+    assert!(most <= MOVES_PER_HOUR, "{most} pods were moved to fill gaps within an hour");
     let (grown, beyond) = elastic::judge(record);
     assert_eq!(beyond, Vec::<String>::new(), "limits beyond what is reserved");
     let (begun, torn) = gangs::judge(record);
@@ -64,7 +66,10 @@ pub fn judge(cluster: &Cluster, record: &[AuditEntry], budgets: &BTreeMap<String
     let bound = record.iter().filter(|e| e.origin.subresource == "binding").count();
     let seen = [bound, evictions, holds, grown, begun];
     assert!(seen.iter().all(|count| *count > 0), "{seen:?}");
-    format!("{bound} pods bound, {evictions} evicted, {holds} hold claims, {grown} companions, {begun} gangs")
+    format!(
+        "{bound} pods bound, {evictions} evicted, {moves} of them to fill gaps, {holds} hold claims, {grown} companions, \
+         {begun} gangs"
+    )
 }
 
 /// Claims whose allocation was taken while a pod that they were reserved for ran.
@@ -142,6 +147,32 @@ fn evictions(record: &[AuditEntry]) -> (usize, Vec<String>) {
     (evicted, unexplained)
 }
 
+/// How many pods were moved to fill gaps, and how many of them within any hour. A move is written down before the pod
+/// goes, with whatever that takes in between.
+fn moves(record: &[AuditEntry]) -> (usize, usize) {
+    const HOUR: i64 = 3600 - 120;
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut told: BTreeMap<String, String> = BTreeMap::new();
+    let mut times = Vec::new();
+    for entry in record {
+        let origin = &entry.origin;
+        if let ("events", Some(event)) = (origin.resource.as_str(), &entry.after) {
+            let reason = text(&event["reason"]);
+            if REASONS.contains(&reason.as_str()) {
+                told.insert(text(&event["involvedObject"]["uid"]), reason);
+            }
+        }
+        let pod = entry.before.as_ref().or(entry.after.as_ref());
+        if let ("eviction", Some(pod)) = (origin.subresource.as_str(), pod)
+            && told.get(&text(&pod["metadata"]["uid"])).is_some_and(|reason| reason == "MovedToFillGaps")
+        {
+            times.push(entry.time.as_second());
+        }
+    }
+    let within = |from: &i64| times.iter().filter(|at| (*from..*from + HOUR).contains(*at)).count();
+    (times.len(), times.iter().map(within).max().unwrap_or_default())
+}
+
 /// When which controller led.
 fn show_leaders(record: &[AuditEntry]) {
     let mut last = String::new();
@@ -215,6 +246,22 @@ mod tests {
 
     fn evicted(uid: &str) -> AuditEntry {
         write("pods", "eviction", json!({"metadata": {"name": "p", "uid": uid}}))
+    }
+
+    #[test]
+    fn moves_of_an_hour_are_counted_and_other_evictions_are_not() {
+        let at = |second: i64, entry: AuditEntry| AuditEntry {
+            time: k8s_openapi::jiff::Timestamp::from_second(second).expect("a time"),
+            ..entry
+        };
+        let one = |uid: &str, second: i64, reason: &str| [told(uid, reason), at(second, evicted(uid))];
+        let record = [
+            one("a", 0, "MovedToFillGaps"),
+            one("b", 100, "Preempted"),
+            one("c", 200, "MovedToFillGaps"),
+            one("d", 3_600, "MovedToFillGaps"),
+        ];
+        assert_eq!(moves(&record.concat()), (3, 2));
     }
 
     #[test]

@@ -48,11 +48,14 @@ const CROWD: usize = 150;
 const KILLS: std::ops::Range<u64> = 8..30;
 /// Tenths of a second that a pod is there if nobody evicts it: what a budget may be off for it is little beside that.
 const LIFE: std::ops::Range<u64> = 40..400;
+/// Moves to fill gaps that an hour allows, as among the modules: fewer than there is occasion for.
+pub const MOVES_PER_HOUR: usize = 12;
 const MODULES: &[&str] = &[
     "--budgets=true",
     "--quotas=true",
     "--compaction=true",
     "--compaction-threshold=5",
+    "--compaction-moves-per-hour=12",
     "--go-back-after=100ms",
     "--reservation=true",
     "--reservation-after=2s",

@@ -1,12 +1,18 @@
 use super::*;
-use crate::act::{Eviction, Fate};
+use crate::act::{Eviction, Fate, MovesIn};
+use crate::compact::Allowance;
 
 const HALF: &str = "3g.40gb";
 
 impl World {
     /// A pod with half a GPU that runs where it was put.
     fn half(&mut self, name: &str, may_move: bool) -> String {
-        self.claim(name, &[partition("r", HALF)]);
+        self.bound_with(name, HALF, may_move)
+    }
+
+    /// A pod with a partition that runs where it was put.
+    fn bound_with(&mut self, name: &str, profile: &str, may_move: bool) -> String {
+        self.claim(name, &[partition("r", profile)]);
         self.pod(name, &[name], |_| {});
         self.work();
         let job = self.take_job();
@@ -14,7 +20,7 @@ impl World {
         let devices = allocations.first().and_then(|a| a.devices.clone()).and_then(|d| d.results);
         let device = devices.and_then(|results| results.into_iter().next()).expect("a device").device;
         let node = plan.node.to_string();
-        let claim = self.written(name, &[partition("r", HALF)], &allocations[0].clone(), name);
+        let claim = self.written(name, &[partition("r", profile)], &allocations[0].clone(), name);
         self.done(job, vec![claim], None);
         self.pod(name, &[name], |pod| {
             let spec = pod.spec.as_mut().expect("a spec");
@@ -37,6 +43,8 @@ impl World {
     fn halves() -> (Self, String) {
         let mut world = Self::new(&[("n1", 2)]);
         world.core.settings.compaction = Some(Compacting::default());
+        world.handle(Input::Moves(None));
+        world.jobs.clear();
         world.half("stays", false);
         world.half("x", false);
         let gpu = world.half("moves", true);
@@ -56,10 +64,41 @@ impl World {
     }
 
     fn moving(&mut self) -> Job {
+        self.moving_of("moves")
+    }
+
+    fn moving_of(&mut self, name: &str) -> Job {
         self.later(31);
         let job = self.take_job();
-        assert!(matches!(&job, Job::Move { pod, .. } if &*pod.name == "moves"), "{job:?}");
+        assert!(matches!(&job, Job::Move { pod, .. } if &*pod.name == name), "{job:?}");
         job
+    }
+
+    /// What is free on a GPU is kept for a pod that waits: a reservation, say.
+    fn keep_for(&mut self, name: &str, profile: &str, gpu: &str) {
+        self.claim(name, &[partition("r", profile)]);
+        // Something else has it wait for now.
+        self.pod(name, &[name], |pod| {
+            let gates = &mut pod.spec.get_or_insert_default().scheduling_gates;
+            gates.get_or_insert_default().push(object(json!({"name": "example.com/later"})));
+        });
+        let pod = self.core.index.pod(&ObjectKey::new("default", name)).cloned().expect("a pod");
+        let pool = self.core.index.pools().next().expect("a pool");
+        let devices = pool.layout.iter().flat_map(|layout| &layout.devices).map(|device| device.name);
+        let there = devices.filter(|device| self.core.index.name(*device).starts_with(&format!("{gpu}-")));
+        let there = Arc::new(there.map(|device| (pool.name, device)).collect());
+        let mut situation = self.core.situation(&pod, self.now);
+        situation.exactly.insert(format!("uid-{name}").as_str().into(), there);
+        let decision = self.core.decide(&pod, &situation);
+        let crate::decide::Decision::Placed(plan) = decision else { panic!("{decision:?}") };
+        let until = Some(self.now + Duration::from_secs(10_000));
+        self.core.keep(
+            &pod,
+            &plan,
+            crate::brain::preemption::Terms { until, ..Default::default() },
+            self.now,
+        );
+        self.core.queue.park(&pod.key);
     }
 
     fn moved(&mut self, job: Job, fate: Fate) {
@@ -181,4 +220,116 @@ fn who_would_not_get_devices_back_is_not_moved() {
     world.handle(Input::Budget(Seen::Reset(Vec::new())));
     world.look(1_001);
     world.moving();
+}
+
+#[test]
+fn nobody_is_moved_before_an_hour_allows_it_whichever_controller_began_the_last_move() {
+    let (mut world, _) = World::halves();
+    world.core.settings.compaction = Some(Compacting {
+        within: MovesIn { per_hour: 1, namespace: "own".into() },
+        ..Compacting::default()
+    });
+    let mut moves = Allowance::new(1);
+    assert!(moves.begin(&"another".into(), 900));
+    world.handle(Input::Moves(Some(moves.write(ConfigMap::default()).expect("a record"))));
+    world.later(3_499);
+    assert_eq!(world.take_jobs().len(), 0, "the hour began at second 900");
+    world.later(1);
+    world.moving();
+}
+
+#[test]
+fn nobody_is_moved_before_it_is_known_who_was_moved_before() {
+    let (mut world, _) = World::halves();
+    world.core.compaction.moves = None;
+    world.later(31);
+    assert_eq!(world.take_jobs().len(), 0);
+    world.handle(Input::Moves(None));
+    let Job::AllowMoves(within) = world.take_job() else {
+        panic!("the bound is written down for those who plan")
+    };
+    assert_eq!(within.per_hour, Compacting::default().within.per_hour);
+    world.moving();
+}
+
+#[test]
+fn what_the_writer_read_of_moves_is_known_from_then_on() {
+    let (mut world, _) = World::halves();
+    let job = world.moving();
+    let mut moves = Allowance::new(1);
+    assert!(moves.begin(&"another".into(), 1_000));
+    let error = Some(WriteError::Enough { per_hour: 1, more_at: 4_600 });
+    world.handle(Input::Done(Box::new(Outcome { moves: Some(moves), error, ..Outcome::of(job) })));
+    world.work();
+    assert!(
+        world
+            .notes(reasons::COMPACTION)
+            .last()
+            .is_some_and(|note| note.contains("more may be from 1970-01-01T01:16:40Z on"))
+    );
+    world.later(3_500);
+    assert_eq!(world.take_jobs().len(), 0);
+    world.later(100);
+    world.moving();
+}
+
+#[test]
+fn a_gap_that_is_kept_for_somebody_else_is_no_place_to_move_to() {
+    let (mut world, gpu) = World::halves();
+    assert_eq!(gpu, "gpu-1");
+    world.keep_for("waits", HALF, "gpu-0");
+    world.later(31);
+    assert_eq!(world.take_jobs().len(), 0);
+    assert!(world.core.preemptions.forget(&ObjectKey::new("default", "waits")));
+    world.moving();
+}
+
+#[test]
+fn a_gpu_of_which_something_is_kept_would_not_be_free_as_a_whole() {
+    let (mut world, gpu) = World::halves();
+    world.keep_for("waits", HALF, &gpu);
+    world.later(31);
+    assert_eq!(world.take_jobs().len(), 0);
+}
+
+#[test]
+fn who_is_to_move_stays_when_the_gap_is_kept_for_somebody_else_meanwhile() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.core.settings.compaction = Some(Compacting { threshold: 0, ..Compacting::default() });
+    world.handle(Input::Moves(None));
+    world.jobs.clear();
+    for (name, profile) in [("stays", HALF), ("too", "2g.20gb"), ("x", "1g.10gb"), ("y", "1g.10gb")] {
+        assert!(world.bound_with(name, profile, false).starts_with("gpu-0-"));
+    }
+    for name in ["m1", "m2"] {
+        assert!(world.bound_with(name, "1g.10gb", true).starts_with("gpu-1-"));
+    }
+    world.compaction_ended("x");
+    world.compaction_ended("y");
+    world.jobs.clear();
+    let job = world.moving_of("m1");
+    world.moved(job, Fate::Evicted);
+    for name in ["w1", "w2"] {
+        world.keep_for(name, "1g.10gb", "gpu-0");
+    }
+    world.compaction_ended("m1");
+    world.later(1);
+    assert_eq!(world.take_jobs().len(), 0);
+    let why = "gpu-1 is not emptied: there is no room for pod default/m2 elsewhere any more";
+    assert_eq!(world.notes(reasons::COMPACTION).last().map(String::as_str), Some(why));
+}
+
+#[test]
+fn a_gap_that_an_ended_pod_leaves_to_its_heir_is_no_place_to_move_to() {
+    let mut world = heirs::left_behind(HALF);
+    world.core.settings.compaction = Some(Compacting::default());
+    world.handle(Input::Moves(None));
+    world.jobs.clear();
+    world.half("stays", false);
+    let gpu = world.half("moves", true);
+    assert!(gpu.starts_with("gpu-1-"), "{gpu}");
+    heirs::end(&mut world);
+    world.later(31);
+    let moves = world.take_jobs().into_iter().filter(|job| matches!(job, Job::Move { .. }));
+    assert_eq!(moves.count(), 0, "the gap is kept");
 }

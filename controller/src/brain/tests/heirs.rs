@@ -114,3 +114,38 @@ fn a_hold_claim_that_is_seen_before_the_answer_to_its_making_is_not_in_its_own_w
     let jobs = keep(&mut world);
     assert!(matches!(jobs.as_slice(), [Job::Bind { .. }]), "{jobs:?}");
 }
+
+/// A pod that has a partition and leaves it to the next.
+pub(super) fn left_behind(profile: &str) -> World {
+    let mut world = World::new(&[("n1", 2)]);
+    let requests = [partition("r", profile)];
+    let claim = of_template(world.claim_with("a", &requests, json!({}), json!({})));
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    world.pod("a", &["a"], made);
+    world.work();
+    let job = world.take_job();
+    let Job::Allocate { allocations, .. } = &job else { panic!("an allocation") };
+    let claim = of_template(world.written("a", &requests, &allocations[0].clone(), "a"));
+    world.done(job, vec![claim], None);
+    world.pod("a", &["a"], bound);
+    world.work();
+    world.take_jobs();
+    world
+}
+
+/// It ends, and its claim with it.
+pub(super) fn end(world: &mut World) {
+    world.pod("a", &["a"], |pod| {
+        bound(pod);
+        pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+    });
+    world.core.keep_holds(world.now, Timestamp::from_second(1_001).expect("a time"));
+    let mut pod = fixtures::pod("a", &["a"]);
+    bound(&mut pod);
+    pod.metadata.uid = Some("uid-a".to_owned());
+    pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
+    world.handle(Input::Pod(Seen::Delete(Box::new(pod))));
+    let claim = of_template(world.claim_with("a", &gpu(), json!({}), json!({})));
+    world.handle(Input::Claim(Seen::Delete(Box::new(claim))));
+    world.work();
+}

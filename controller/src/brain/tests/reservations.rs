@@ -20,7 +20,7 @@ impl World {
     fn pass(&mut self, seconds: u64) {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
-            self.core.tick(self.now);
+            self.core.tick(self.now, Timestamp::UNIX_EPOCH);
             self.core.keep_reservations(self.now, Timestamp::from_second(1_000).expect("a time"));
             self.work();
             self.answer();
