@@ -103,6 +103,8 @@ impl Leader {
             let now = Instant::now();
             // Before pods: what a share gives back for a smaller part must not go to somebody else.
             core.keep_elastic(now, Timestamp::now());
+            // So must a new leader know which budgets are used up before its first decision.
+            core.keep_budgets(now, Timestamp::now());
             if core.has_work(now) {
                 core.work(now, Timestamp::now());
             }
@@ -113,7 +115,6 @@ impl Leader {
             }
             core.keep_holds(now, Timestamp::now());
             core.keep_reservations(now, Timestamp::now());
-            core.keep_budgets(now, Timestamp::now());
             for effect in core.take_effects() {
                 self.start(effect, &mut writes, &permits);
             }

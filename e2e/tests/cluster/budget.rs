@@ -178,6 +178,137 @@ fn beyond_a_refusing_budget_pods_wait_with_the_reason_and_run_when_there_is_more
     })
 }
 
+/// Waits until as many GPUs are charged, and gives the projected end after that.
+async fn projected(
+    cluster: &Cluster,
+    namespace: &str,
+    gpus: std::ops::Range<f64>,
+) -> Result<Option<Timestamp>> {
+    cluster
+        .wait_for(&format!("{gpus:?} GPUs to be charged"), || async {
+            let charged: f64 = status(cluster, namespace, "gpus").await?.as_str().unwrap_or("0").parse()?;
+            Ok(gpus.contains(&charged).then_some(()))
+        })
+        .await?;
+    let end = status(cluster, namespace, "projectedEnd").await?;
+    Ok(end.as_str().map(str::parse).transpose()?)
+}
+
+#[test]
+fn the_projected_end_is_when_what_runs_will_have_used_the_budget_up() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("budget-end").await?;
+        let hours = 2;
+        cluster.create(&[
+            budget(&namespace, json!({"gpuHours": hours, "window": {"rolling": "24h"}})),
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            objects::template(&namespace, "part", &[objects::partition_of("gpu", "3g.40gb", "H100")]),
+            PodManifest::of_template(&namespace, "whole", "gpu").build(),
+        ])?;
+        cluster.running(&namespace, "whole").await?;
+        let of = async |pod: &str| -> Result<Timestamp> {
+            let claim = cluster.claim_of(&namespace, pod).await?;
+            allocated_at(&cluster.claim(&namespace, &claim).await?.context("no claim")?)
+        };
+        let budget = f64::from(hours) * 3600.0;
+        let began = of("whole").await?;
+        let near = |end: Option<Timestamp>, seconds: f64| -> Result<()> {
+            let end = end.context("no projected end")?.duration_since(began).as_secs_f64();
+            ensure!((end - seconds).abs() < 5.0, "{end} s after the first pod, not {seconds}");
+            Ok(())
+        };
+        near(projected(cluster, &namespace, 0.99..1.01).await?, budget)?;
+        // With half a GPU more what is left lasts for two thirds of the time.
+        cluster.create(&[PodManifest::of_template(&namespace, "half", "part").build()])?;
+        cluster.running(&namespace, "half").await?;
+        let second = of("half").await?.duration_since(began).as_secs_f64();
+        let end = projected(cluster, &namespace, 1.4..1.6).await?;
+        let rate: f64 = status(cluster, &namespace, "gpus").await?.as_str().context("no figure")?.parse()?;
+        near(end, second + (budget - second) / rate)?;
+        // Without the first it lasts for longer, and without both nothing will end.
+        cluster.delete_pod(&namespace, "whole").await?;
+        cluster.pod_gone(&namespace, "whole").await?;
+        let end = projected(cluster, &namespace, 0.4..0.6).await?.context("no projected end")?;
+        ensure!(end.duration_since(began).as_secs_f64() > budget * 1.5, "{end}");
+        cluster.delete_pod(&namespace, "half").await?;
+        cluster.pod_gone(&namespace, "half").await?;
+        ensure!(projected(cluster, &namespace, -0.01..0.01).await?.is_none(), "nothing is used");
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_pod_that_a_budget_refuses_is_not_let_through_by_the_next_leader() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("budget-refuse").await?;
+        let terms = json!({"gpuHours": 0, "window": {"calendar": "Month"}, "enforcement": "Refuse"});
+        cluster.create(&[
+            budget(&namespace, terms),
+            objects::template(&namespace, "share", &[objects::share("gpu", "1Gi", 5)]),
+        ])?;
+        state(cluster, &namespace, "Over").await?;
+        cluster.create(&[PodManifest::of_template(&namespace, "late", "share").build()])?;
+        cluster.event(&namespace, "late BudgetRefused").await?;
+        for controller in cluster.system_pods("controller").await? {
+            process::controller(&controller)?.kill()?;
+        }
+        // The next leader has decided when it has said so too.
+        cluster
+            .wait_for("the pod to be refused again", || async {
+                let events = cluster.events(&namespace).await?;
+                let pod = cluster.pod(&namespace, "late").await?.context("no pod")?;
+                let let_through = !aliquot_e2e::look::gated(&pod);
+                let times = events.lines().filter(|line| line.contains("late BudgetRefused")).count();
+                Ok((let_through || times > 1).then_some(()))
+            })
+            .await?;
+        let pod = cluster.pod(&namespace, "late").await?.context("no pod")?;
+        ensure!(aliquot_e2e::look::gated(&pod), "it was given devices");
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_budget_that_only_warns_says_so_once_and_pods_run() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("budget-warn").await?;
+        cluster.create(&[
+            budget(
+                &namespace,
+                json!({"gpuHours": "0.001", "window": {"rolling": "24h"}, "enforcement": "Warn"}),
+            ),
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            objects::template(&namespace, "share", &[objects::share("gpu", "1Gi", 5)]),
+            PodManifest::of_template(&namespace, "first", "gpu").build(),
+        ])?;
+        let first = cluster.running(&namespace, "first").await?;
+        state(cluster, &namespace, "Over").await?;
+        let said = cluster.event(&namespace, "gpu BudgetUsedUp").await?;
+        ensure!(said.contains("of 0.001 GPU-hours are used (last 24h); pods go on as before"), "{said}");
+        cluster.create(&[PodManifest::of_template(&namespace, "second", "share").build()])?;
+        let second = cluster.running(&namespace, "second").await?;
+        ensure!(priority(&second) == 0, "it got {}", priority(&second));
+        cluster.event(&namespace, "second BudgetExceeded").await?;
+        // Neither time nor another controller has it said again.
+        for controller in cluster.system_pods("controller").await? {
+            process::controller(&controller)?.kill()?;
+        }
+        cluster.ready().await?;
+        cluster.create(&[PodManifest::of_template(&namespace, "third", "share").build()])?;
+        cluster.running(&namespace, "third").await?;
+        cluster.event(&namespace, "third BudgetExceeded").await?;
+        let events = cluster.events(&namespace).await?;
+        let times = events.lines().filter(|line| line.contains("BudgetUsedUp")).count();
+        ensure!(times == 1, "said {times} times: {events}");
+        let after = cluster.running(&namespace, "first").await?;
+        ensure!(
+            aliquot_e2e::look::containers(&first) == aliquot_e2e::look::containers(&after),
+            "what runs goes on"
+        );
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
 /// When a claim was allocated: as 1.34 drops the time from the allocation, the controller writes it beside it.
 fn allocated_at(claim: &ResourceClaim) -> Result<Timestamp> {
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
