@@ -8,7 +8,7 @@
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     KeyUsagePurpose, SerialNumber,
@@ -97,12 +97,17 @@ impl Certificate {
         })
     }
 
-    /// Whether it has to be made anew: it is for other names, or two thirds of its time are over, or of the
-    /// time that certificates are to last now.
+    /// Whether it has to be made anew: it is for other names, or no longer fresh.
     pub fn is_stale(&self, names: &[String], life: Duration, now: Timestamp) -> bool {
-        let life = SignedDuration::try_from(life).unwrap_or(SignedDuration::MAX);
-        let life = life.min(self.expires.duration_since(self.made));
-        now.duration_since(self.made) > life / 3 * 2 || self.names != names.join(",")
+        self.fresh_for(life, now).is_zero() || self.names != names.join(",")
+    }
+
+    /// How much there is left of two thirds of its time, or of the time that certificates are to last now.
+    pub fn fresh_for(&self, life: Duration, now: Timestamp) -> Duration {
+        let own = self.expires.duration_since(self.made).unsigned_abs();
+        let age = now.duration_since(self.made);
+        let age = if age.is_negative() { Duration::ZERO } else { age.unsigned_abs() };
+        (life.min(own) / 3 * 2).saturating_sub(age)
     }
 
     /// Whether who trusts this bundle accepts another certificate.
@@ -272,6 +277,8 @@ mod tests {
         assert!(certificate.is_stale(&["other".to_owned()], YEAR, now()));
         assert!(!certificate.is_stale(&names(), YEAR, after(242)));
         assert!(certificate.is_stale(&names(), YEAR, after(244)));
+        assert_eq!(certificate.fresh_for(YEAR, after(244)), Duration::ZERO);
+        assert!(certificate.fresh_for(YEAR, after(243)) < Duration::from_secs(24 * 3600));
         // What certificates last now counts for one that was made for longer, not for one made for less.
         assert!(certificate.is_stale(&names(), YEAR / 12, after(21)));
         assert!(certificate.is_stale(&names(), YEAR * 2, after(244)));

@@ -24,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 /// Until API servers have heard of a new authority.
 const SPREAD: Duration = Duration::from_secs(10);
 
+/// Between two looks, at least.
+const LEAST: Duration = Duration::from_millis(500);
+
 /// The certificate that is served, once there is one.
 pub(super) type Current = watch::Receiver<Option<Arc<Certificate>>>;
 
@@ -48,7 +51,7 @@ impl Keeper {
                 let pause = match self.look_after().await {
                     Ok(()) => {
                         health.set_ready();
-                        self.config.interval
+                        self.config.interval.min(self.fresh_for().max(LEAST))
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the webhook's certificate");
@@ -62,6 +65,14 @@ impl Keeper {
                 () = stop.cancelled() => return,
             }
         }
+    }
+
+    /// What is served may be from a time when certificates lasted for less.
+    fn fresh_for(&self) -> Duration {
+        let served = self.current.borrow();
+        let fresh =
+            |served: &Arc<Certificate>| served.fresh_for(self.config.certificate_life, Timestamp::now());
+        served.as_ref().map_or(Duration::ZERO, fresh)
     }
 
     /// Serves the shared certificate, and announces its authority. The other way round where another one is
