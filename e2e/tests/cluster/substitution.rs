@@ -5,6 +5,7 @@ use crate::support::{GIB, on_cluster, without_controller};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::look::allocated_by;
 use aliquot_e2e::objects::{self, PodManifest};
+use aliquot_e2e::process;
 use aliquot_sim_node::GpuSpec;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -264,6 +265,98 @@ fn pods_go_back_one_by_one_when_what_they_asked_for_becomes_free() -> Result<()>
         cluster.event(&namespace, "what this pod asked for is free").await?;
         cluster.delete_namespace(&namespace).await
     })
+}
+
+/// A pod that goes back ends when it is told to, and its StatefulSet makes the next one after that: until then
+/// the place is held for a pod that does not exist, and only the note on the node tells the next leader.
+#[test]
+fn the_place_of_a_pod_that_goes_back_is_held_on_when_the_controllers_are_killed() -> Result<()> {
+    with_small_board(async |cluster: &Cluster| {
+        let namespace = lenient(cluster, "back-killed", r#"{"substitution":"Larger","goBack":true}"#).await?;
+        let fill = cluster.namespace("fill").await?;
+        cluster.create(&[
+            objects::claim(&fill, "six", &[small("gpu", 6)]),
+            objects::claim(&fill, "one", &[small("gpu", 1)]),
+            PodManifest::of_claim(&fill, "stays", "six").build(),
+            PodManifest::of_claim(&fill, "goes", "one").build(),
+        ])?;
+        cluster.running(&fill, "stays").await?;
+        cluster.running(&fill, "goes").await?;
+        let script = "trap 'until [ -e /tmp/end ]; do sleep 0.2; done; exit 0' TERM; sleep 1000000 & wait";
+        let pod = PodManifest::of_template(&namespace, "user", "small").shell(script).build();
+        let mut spec = pod.get("spec").cloned().context("no spec")?;
+        let fields = spec.as_object_mut().context("no object")?;
+        fields.remove("restartPolicy");
+        fields.insert("terminationGracePeriodSeconds".to_owned(), json!(90));
+        let labels = json!({"app": "user"});
+        cluster.create(&[
+            objects::template(&namespace, "small", &[small("gpu", 1)]),
+            json!({
+                "apiVersion": "apps/v1", "kind": "StatefulSet",
+                "metadata": {"name": "user", "namespace": namespace},
+                "spec": {
+                    "replicas": 1, "serviceName": "user", "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": spec},
+                },
+            }),
+        ])?;
+        let first = cluster.running(&namespace, "user-0").await?;
+        ensure!(result(cluster, &namespace, "user-0").await?.0 == "gpu/1g10gb");
+
+        cluster.delete_pod(&fill, "goes").await?;
+        cluster
+            .wait_for("the pod to be on its way back", || async {
+                let pod = cluster.pod(&namespace, "user-0").await?.context("it ended already")?;
+                Ok(pod.metadata.deletion_timestamp.map(drop))
+            })
+            .await?;
+        let note = noted_place(cluster)?;
+        ensure!(note.contains("1g5gb"), "the node says what is held: {note:?}");
+        for controller in cluster.system_pods("controller").await? {
+            process::controller(&controller)?.kill()?;
+        }
+        cluster.create(&[
+            objects::template(&fill, "small", &[small("gpu", 1)]),
+            PodManifest::of_template(&fill, "rival", "small").build(),
+        ])?;
+        // The next leader has looked at it, and gives it nothing.
+        cluster.event(&fill, "rival DevicesDoNotFit").await?;
+        has_nothing(cluster, &fill, "rival").await.context("it was given the place")?;
+        ensure!(noted_place(cluster)? == note, "it is the same place");
+        let waiting = cluster.pod(&namespace, "user-0").await?.context("it ended by itself")?;
+        ensure!(waiting.metadata.uid == first.metadata.uid);
+        cluster.shell(&namespace, "user-0", "main", "touch /tmp/end")?;
+        cluster
+            .wait_for("the next one to run", || async {
+                let pod = cluster.pod(&namespace, "user-0").await?;
+                Ok(pod.filter(|pod| pod.metadata.uid != first.metadata.uid).map(drop))
+            })
+            .await?;
+        cluster.running(&namespace, "user-0").await?;
+        ensure!(result(cluster, &namespace, "user-0").await?.0 == "gpu/1g5gb");
+        cluster
+            .wait_for("the note to go", || async { Ok(noted_place(cluster)?.is_empty().then_some(())) })
+            .await?;
+        has_nothing(cluster, &fill, "rival").await.context("all seven are in use")?;
+        cluster.shell(&namespace, "user-0", "main", "touch /tmp/end")?;
+        cluster.delete_namespace(&fill).await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// A pod's claim has no devices. Its gate says nothing: while no controller runs pods get none.
+async fn has_nothing(cluster: &Cluster, namespace: &str, pod: &str) -> Result<()> {
+    let claim = cluster.claim_of(namespace, pod).await?;
+    let claim = cluster.claim(namespace, &claim).await?.context("no claim")?;
+    let allocation = claim.status.and_then(|status| status.allocation);
+    ensure!(allocation.is_none(), "{allocation:?}");
+    Ok(())
+}
+
+/// What is written on the node of a place that is held for a pod that goes back.
+fn noted_place(cluster: &Cluster) -> Result<String> {
+    let path = r"jsonpath={.metadata.annotations.aliquot\.dev/going-back}";
+    cluster.kubectl(&["get", "node", cluster.setting("NODE_NAME")?, "-o", path])
 }
 
 #[test]

@@ -69,7 +69,10 @@ fn run(needed: Server, test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> Result
         let verdict = auditor.verdict();
         if outcome.is_err() {
             eprintln!("{}", cluster.diagnostics());
-            cluster.reset().await?;
+            // Why the test failed matters more.
+            if let Err(error) = cluster.reset().await {
+                eprintln!("what the test made does not go: {error:#}");
+            }
         }
         outcome?;
         let verdict = verdict?;
