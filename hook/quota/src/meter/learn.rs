@@ -1,9 +1,8 @@
 //! What measurements come to: what is charged for them, and what launches of their keys will cost.
 
-use super::types::{Cost, Finding, Others, Pending, Seen, Single, Window};
+use super::types::{Cost, Finding, NO_COST, Others, Pending, Seen, Single, Window};
 use super::{
-    BELIEVED, CLEAN_ENOUGH, CLEAN_FIRST, KEYS, LEAST_NS, LEAST_WEIGHT, Meter, OTHER_WORK, REACH, SOON_NS,
-    SPARSE, VAGUE,
+    BELIEVED, CLEAN_ENOUGH, CLEAN_FIRST, KEYS, LEAST_WEIGHT, Meter, OTHER_WORK, REACH, SOON_NS, SPARSE, VAGUE,
 };
 use crate::spans::{Span, Spans};
 
@@ -152,17 +151,8 @@ impl Meter {
                 .find(|at| self.costs.get(*at).is_some_and(|cost| cost.count == 0))
                 .unwrap_or(home % KEYS);
             if let Some(cost) = self.costs.get_mut(free) {
-                let estimate_ns = fresh_ns.max(LEAST_NS);
-                *cost = Cost {
-                    key,
-                    estimate_ns,
-                    low_ns: length_ns,
-                    dip_ns: 0,
-                    count: 1,
-                    clean: CLEAN_FIRST,
-                    rest: 0,
-                    doubted_from: 0,
-                };
+                *cost = Cost { key, low_ns: length_ns, count: 1, clean: CLEAN_FIRST, ..NO_COST };
+                cost.estimate(fresh_ns);
             }
             return (fresh_ns, false);
         };
@@ -170,13 +160,15 @@ impl Meter {
         if is_doubted && !is_vague {
             cost.doubted_from = 0;
             if length_ns / OTHER_WORK >= cost.low_ns {
-                let (estimate_ns, low_ns) = (fresh_ns.max(LEAST_NS), length_ns);
-                *cost = Cost { estimate_ns, low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*cost };
+                *cost = Cost { low_ns: length_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*cost };
+                cost.estimate(fresh_ns);
                 return (fresh_ns, false);
             }
         }
         // A launch that is short against a slice has all of its time, or somebody's slices in between.
-        let is_clean = if is_vague { length_ns / 5 * 4 <= cost.low_ns } else { cost.note(length_ns) };
+        let is_alone = others.own_permille == Some(1000);
+        let is_clean =
+            if is_vague { length_ns / 5 * 4 <= cost.low_ns } else { cost.note(length_ns, is_alone) };
         let part = |of: u64| {
             u64::try_from(u128::from(fresh_ns) * u128::from(of) / u128::from(length_ns.max(1)))
                 .unwrap_or(fresh_ns)
@@ -184,7 +176,7 @@ impl Meter {
         let fits_slice = cost.low_ns <= others.slice_ns / 4 * 3;
         let is_sure = fits_slice && cost.clean >= CLEAN_ENOUGH && !is_doubted;
         let own = match others.own_permille {
-            Some(1000) => fresh_ns,
+            _ if is_alone => fresh_ns,
             _ if is_sure && is_clean => fresh_ns,
             // Charged as those that were alone.
             _ if is_sure => return (part(cost.estimate_ns.min(length_ns)), true),
@@ -197,8 +189,7 @@ impl Meter {
         }
         cost.count = (cost.count + 1).min(LEAST_WEIGHT);
         let weight = u64::from(cost.count);
-        cost.estimate_ns =
-            (cost.estimate_ns.saturating_mul(weight - 1).saturating_add(own) / weight).max(LEAST_NS);
+        cost.estimate(cost.estimate_ns.saturating_mul(weight - 1).saturating_add(own) / weight);
         (own, is_sure)
     }
 
@@ -238,9 +229,7 @@ impl Meter {
                 cost.count = (cost.count + 1).min(LEAST_WEIGHT);
                 let wanted = u128::from(cost.estimate_ns) * u128::from(own) / u128::from(charged);
                 let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
-                cost.estimate_ns = (cost.estimate_ns.saturating_mul(weight - 1).saturating_add(wanted)
-                    / weight)
-                    .max(LEAST_NS);
+                cost.estimate(cost.estimate_ns.saturating_mul(weight - 1).saturating_add(wanted) / weight);
                 let routine = self.routine(*key);
                 publish(*key, routine);
             }

@@ -1,6 +1,6 @@
 //! What the learner keeps, and what it is told and tells.
 
-use super::{CLEAN_ALL, CLEAN_FIRST, LONG_NS, MIXED, STREAMS};
+use super::{CLEAN_ALL, CLEAN_FIRST, LEAST_NS, LONG_NS, MIXED, STREAMS};
 
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
@@ -19,27 +19,52 @@ pub(super) struct Cost {
     pub(super) rest: u32,
     /// From this launch on it may be other work than was measured; 0 = it is not.
     pub(super) doubted_from: u64,
+    /// Whether it was long when it was measured last, and has not become clearly shorter since.
+    pub(super) was_long: bool,
 }
 
-pub(super) const NO_COST: Cost =
-    Cost { key: 0, estimate_ns: 0, low_ns: 0, dip_ns: 0, count: 0, clean: 0, rest: 0, doubted_from: 0 };
+pub(super) const NO_COST: Cost = Cost {
+    key: 0,
+    estimate_ns: 0,
+    low_ns: 0,
+    dip_ns: 0,
+    count: 0,
+    clean: 0,
+    rest: 0,
+    doubted_from: 0,
+    was_long: false,
+};
 
 impl Cost {
     /// Whether it is timed in windows. A launch that shares its time with other streams can be cheap and long.
     pub(super) fn is_short(&self) -> bool {
-        self.estimate_ns < LONG_NS && self.low_ns < LONG_NS && self.doubted_from == 0
+        self.estimate_ns < LONG_NS && self.low_ns < LONG_NS && self.doubted_from == 0 && !self.was_long
     }
 
-    /// Notes the length of a launch. Whether it is about as long as the low ones.
-    pub(super) fn note(&mut self, length_ns: u64) -> bool {
-        let dips = length_ns < self.low_ns / 4 * 3;
+    /// Takes the mean of what was measured as what the next launch costs. Where lengths vary about [`LONG_NS`], a mean
+    /// that is below it by chance would be charged unmeasured until it is above it again, and so be too low on average:
+    /// long launches stay long until they are clearly shorter.
+    pub(super) fn estimate(&mut self, estimate_ns: u64) {
+        self.estimate_ns = estimate_ns.max(LEAST_NS);
+        if self.estimate_ns >= LONG_NS {
+            self.was_long = true;
+        } else if self.estimate_ns < LONG_NS / 4 * 3 {
+            self.was_long = false;
+        }
+    }
+
+    /// Notes the length of a launch, which had the GPU to itself or maybe not (`is_alone`). Whether it is about as long
+    /// as the low ones.
+    pub(super) fn note(&mut self, length_ns: u64, is_alone: bool) -> bool {
+        let dips = length_ns < self.low_ns / 4 * 3 && !is_alone;
         if dips && self.dip_ns == 0 {
             // It may be a mistake.
             self.dip_ns = length_ns.max(1);
         } else if dips {
             // Twice: what was learned before lay in slices of others.
             let low_ns = length_ns.max(self.dip_ns);
-            *self = Cost { estimate_ns: low_ns, low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*self };
+            *self = Cost { low_ns, dip_ns: 0, count: 1, clean: CLEAN_FIRST, ..*self };
+            self.estimate(low_ns);
         } else if length_ns < self.low_ns {
             self.low_ns -= (self.low_ns - length_ns).div_ceil(2);
         } else {
