@@ -24,6 +24,7 @@ fn main() -> Result<()> {
     figures.push(null.launch("limiter.launch.idle_ns", 0, 1, &stub)?);
     figures.push(null.launch("limiter.launch.limited_ns", 10, 1, &stub)?);
     figures.extend(null.scaling(&stub)?);
+    figures.extend(null.malloc_scaling(&stub)?);
     figures.extend(memory::figures(&build, &stub, dir.path())?);
     figures.extend(simulation(&build)?);
     let out = build.join("../bench");
@@ -73,7 +74,8 @@ impl Null {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let value: serde_json::Value =
             serde_json::from_slice(&output.stdout).with_context(|| said.clone())?;
-        let nanos = value.get("launch_ns").or_else(|| value.get("malloc_pair_ns"));
+        let names = ["launch_ns", "malloc_pair_ns", "malloc_cpu_ns"];
+        let nanos = names.into_iter().find_map(|name| value.get(name));
         nanos.and_then(serde_json::Value::as_f64).context(said)
     }
 
@@ -124,7 +126,7 @@ impl Null {
         let processors = std::thread::available_parallelism()?.get();
         let most = processors.min(16);
         let (one, _) = self.pair(10, &["launch", "1"], stub)?;
-        let counts = std::iter::successors(Some(2_usize), |n| Some(n * 2)).take_while(|n| *n <= most);
+        let counts = doubling(most);
         let figure = |threads: usize| -> Result<Figure> {
             let (with, _) = self.pair(10, &["launch", &threads.to_string()], stub)?;
             Ok(Figure {
@@ -138,6 +140,37 @@ impl Null {
         };
         counts.map(figure).collect()
     }
+
+    /// What a pair of cuMemAlloc and cuMemFree adds to the processor's time at 1, 2, … threads: how much more than at
+    /// one.
+    fn malloc_scaling(&self, stub: &Path) -> Result<Vec<Figure>> {
+        let processors = std::thread::available_parallelism()?.get();
+        let added = |threads: usize| -> Result<f64> {
+            let (with, without) = self.pair(0, &["malloc", &threads.to_string()], stub)?;
+            Ok(with - without)
+        };
+        let one = added(1)?;
+        let figure = |threads: usize| -> Result<Figure> {
+            let value = added(threads)? / one;
+            Ok(Figure {
+                name: format!("limiter.malloc_pair.scaling_{threads}_threads"),
+                value,
+                unit: format!("times the added processor time of one thread, of {processors} processors"),
+                baseline: 1.5,
+                ratio: value / 1.5,
+                command: format!(
+                    "cuda-bench malloc {threads} and malloc 1 ({one:.0} ns added), with and without LD_PRELOAD, driver \
+                     that does nothing; the baseline is the goal"
+                ),
+            })
+        };
+        doubling(processors.min(16)).map(figure).collect()
+    }
+}
+
+/// 2, 4, … threads.
+fn doubling(most: usize) -> impl Iterator<Item = usize> {
+    std::iter::successors(Some(2_usize), |n| Some(n * 2)).take_while(move |n| *n <= most)
 }
 
 /// The figures of the simulation in virtual time.

@@ -22,18 +22,23 @@ static LAUNCHED: [Count; 64] = [const { Count(AtomicU64::new(0)) }; 64];
 /// What the count was when an event was recorded; handles are places plus one.
 static RECORDED: [AtomicU64; EVENTS] = [const { AtomicU64::new(0) }; EVENTS];
 static MADE: AtomicU64 = AtomicU64::new(0);
-static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+/// Bytes allocated, by thread likewise.
+static ALLOCATED: [Count; 64] = [const { Count(AtomicU64::new(0)) }; 64];
 
 #[repr(align(128))]
 struct Count(AtomicU64);
 
-fn own() -> &'static AtomicU64 {
+/// The calling thread's place in such a list.
+fn place() -> usize {
     thread_local!(static PLACE: usize = {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         NEXT.fetch_add(1, Relaxed) as usize
     });
-    let place = PLACE.with(|place| *place) % LAUNCHED.len();
-    LAUNCHED.get(place).map_or(&MADE, |count| &count.0)
+    PLACE.with(|place| *place) % LAUNCHED.len()
+}
+
+fn own(of: &'static [Count; 64]) -> &'static AtomicU64 {
+    of.get(place()).map_or(&MADE, |count| &count.0)
 }
 
 fn call() {
@@ -92,9 +97,11 @@ driver! {
     cuCtxGetDevice(device: *mut i32) { put(device, 0) }
     cuCtxSynchronize() { 0 }
     cuMemAlloc_v2(pointer: *mut u64, bytes: usize) {
-        // The same addresses over and over, as a driver would give.
-        let size = bytes.next_multiple_of(2 << 20) as u64;
-        put(pointer, (1 << 32) + ALLOCATED.fetch_add(size, Relaxed) % (1 << 30))
+        // The same addresses over and over, as a driver would give; each thread has its own.
+        let (size, count) = (bytes.next_multiple_of(2 << 20) as u64, own(&ALLOCATED));
+        let before = count.load(Relaxed);
+        count.store(before + size, Relaxed);
+        put(pointer, (1 << 40) + ((place() as u64) << 30) + before % (1 << 30))
     }
     cuMemAllocManaged(pointer: *mut u64, bytes: usize, _flags: u32) {
         // SAFETY: the caller's own arguments.
@@ -111,7 +118,7 @@ driver! {
     cuEventRecord(event: u64, _stream: u64) {
         call();
         if let Some(recorded) = RECORDED.get((event as usize).wrapping_sub(1)) {
-            recorded.store(own().load(Relaxed), Relaxed);
+            recorded.store(own(&LAUNCHED).load(Relaxed), Relaxed);
         }
         0
     }
@@ -131,7 +138,7 @@ driver! {
         _function: u64, _grid_x: u32, _grid_y: u32, _grid_z: u32, _block_x: u32, _block_y: u32, _block_z: u32,
         _shared: u32, _stream: u64, _parameters: *mut c_void, _extra: *mut c_void
     ) {
-        let count = own();
+        let count = own(&LAUNCHED);
         count.store(count.load(Relaxed) + 1, Relaxed);
         0
     }

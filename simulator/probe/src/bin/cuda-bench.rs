@@ -1,8 +1,9 @@
 //! `cuda-bench`: how long driver calls take in this process, as one line of JSON. Run once plainly and
 //! once under the limiter, the difference is what the limiter costs.
 //!
-//! `cuda-bench` times pairs of cuMemAlloc and cuMemFree; `cuda-bench launch THREADS` launches, in bursts with pauses
-//! between them, so that a share with a part of the GPU's time never has to wait.
+//! `cuda-bench` times pairs of cuMemAlloc and cuMemFree; `cuda-bench malloc THREADS` does so in several threads at once,
+//! and tells the processor's time of a pair; `cuda-bench launch THREADS` launches, in bursts with pauses between them, so
+//! that a share with a part of the GPU's time never has to wait.
 
 #[path = "../cuda.rs"]
 #[allow(dead_code, reason = "the probe needs more of it")]
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     let mut args = std::env::args().skip(1);
     let measured = match (args.next().as_deref(), args.next().and_then(|n| n.parse::<u32>().ok())) {
         (Some("launch"), Some(threads)) => launches(threads).map(|nanos| ("launch_ns", nanos)),
+        (Some("malloc"), Some(threads)) => malloc_of_threads(threads).map(|nanos| ("malloc_cpu_ns", nanos)),
         _ => malloc_pairs().map(|nanos| ("malloc_pair_ns", nanos)),
     };
     match measured {
@@ -61,6 +63,41 @@ fn malloc_pairs() -> Result<f64, CudaError> {
     Ok(best)
 }
 
+/// Nanoseconds of the processor for a pair, in the mean of all threads: who waits for another thread by sleeping, or for
+/// a processor, pays nothing for that.
+fn malloc_of_threads(threads: u32) -> Result<f64, CudaError> {
+    let cuda = Cuda::load(false)?;
+    let device = cuda.device(0)?;
+    cuda.make_current(device)?;
+    let begins = std::sync::Barrier::new(threads as usize);
+    let one = || -> Result<f64, CudaError> {
+        cuda.make_current(device)?;
+        begins.wait();
+        let start = cpu_ns();
+        for _ in 0..PAIRS {
+            let pointer = cuda.allocate(BYTES)?;
+            cuda.free(pointer)?;
+        }
+        Ok((cpu_ns() - start) / f64::from(PAIRS))
+    };
+    mean_of(threads, one)
+}
+
+/// The calling thread's time on a processor.
+fn cpu_ns() -> f64 {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID);
+    time.map_or(f64::NAN, |time| Duration::from(time).as_secs_f64() * 1e9)
+}
+
+/// What threads measure that run at the same time.
+fn mean_of(threads: u32, one: impl Fn() -> Result<f64, CudaError> + Sync) -> Result<f64, CudaError> {
+    let sum: Result<f64, CudaError> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(&one)).collect();
+        running.into_iter().map(|thread| thread.join().unwrap_or(Err(CudaError::Call("a thread", -1)))).sum()
+    });
+    Ok(sum? / f64::from(threads.max(1)))
+}
+
 /// Nanoseconds of a launch, all that belongs to it included, as each thread sees it: the mean over all bursts, less
 /// the tenth that was slowest, which others on this machine disturbed.
 fn launches(threads: u32) -> Result<f64, CudaError> {
@@ -81,11 +118,7 @@ fn launches(threads: u32) -> Result<f64, CudaError> {
         bursts.truncate(bursts.len() * 9 / 10);
         Ok(bursts.iter().sum::<f64>() / bursts.len() as f64)
     };
-    let sum: Result<f64, CudaError> = std::thread::scope(|scope| {
-        let running: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
-        running.into_iter().map(|thread| thread.join().unwrap_or(Err(CudaError::Call("a thread", -1)))).sum()
-    });
-    Ok(sum? / f64::from(threads.max(1)))
+    mean_of(threads, one)
 }
 
 fn burst(cuda: &Cuda, kernel: &Kernel) -> Result<f64, CudaError> {
