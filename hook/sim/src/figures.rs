@@ -196,13 +196,13 @@ fn sm_errors(name: &str, loads: &[Load], percents: &[&[u8]]) -> (Vec<Figure>, Wa
 
 /// The same of scenarios beyond those of one to four tenants with kernels of even length.
 fn further_errors() -> Vec<Figure> {
-    let sets: [(&str, Vec<Load>, &[&[u8]]); 4] = [
-        ("sm_error.graphs", graphs(), &PERCENTS),
-        ("sm_error.long_tails", long_tails(), &PERCENTS),
-        ("sm_error.waiting", waiting(), &WAITING_PERCENTS),
-        ("sm_error.eight_tenants", loads(), &EIGHT),
+    let sets = [
+        sm_errors("sm_error.graphs", &graphs(), &PERCENTS),
+        sm_errors("sm_error.long_tails", &long_tails(), &PERCENTS),
+        sm_errors("sm_error.waiting", &waiting(), &WAITING_PERCENTS),
+        sm_errors("sm_error.eight_tenants", &loads(), &EIGHT),
     ];
-    sets.into_iter().flat_map(|(name, loads, percents)| sm_errors(name, &loads, percents).0).collect()
+    sets.into_iter().flat_map(|(figures, _)| figures).collect()
 }
 
 /// All figures.
@@ -394,7 +394,8 @@ mod tests {
 
     #[test]
     fn graphs_waiting_tenants_and_eight_of_them_get_their_percentages() {
-        let few: [(Vec<Load>, &[&[u8]], f64); 3] = [
+        type Few<'a> = (Vec<Load>, &'a [&'a [u8]], f64);
+        let few: [Few<'_>; 3] = [
             (graphs(), &[&[30], &[30, 50]], 2.5),
             (waiting(), &WAITING_PERCENTS, 1.0),
             (vec![Load::of(500_000), Load::of(50_000_000)], &EIGHT, 2.0),

@@ -228,7 +228,7 @@ fn a_process_that_is_killed_or_stopped_behind_any_store_leaves_an_exact_account(
         mine.filter(|case| case.name.contains(&only)).map(|case| every_store(case, eyes)).collect()
     };
     let all: Vec<Tally> = std::thread::scope(|scope| {
-        let both = [(); 2].map(|()| scope.spawn(&each));
+        let both = [(); 2].map(|()| scope.spawn(each));
         both.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     let sum = |of: fn(&Tally) -> usize| all.iter().map(of).sum::<usize>();
