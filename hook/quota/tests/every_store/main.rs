@@ -237,7 +237,8 @@ fn a_process_that_is_killed_or_stopped_behind_any_store_leaves_an_exact_account(
     println!(
         "stores seen: {seen}, killed behind: {killed}, stopped behind: {stopped}; sleeps held against their deadlines: {waited}"
     );
-    assert!(killed * 10 >= seen * 9 && stopped * 10 >= seen * 9, "nearly every one was reached");
+    let nearly_all = |some: usize| some * 10 >= seen * 9 || !only.is_empty();
+    assert!(nearly_all(killed) && nearly_all(stopped), "nearly every one was reached");
     assert!(waited > 0 || !only.is_empty(), "there was something to wait for");
 }
 
