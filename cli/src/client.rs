@@ -48,9 +48,50 @@ fn reason(path: Option<&Path>, error: &KubeconfigError) -> String {
     }
 }
 
+/// An error in words: what the API server said, not how its answer looks in a program.
+pub(crate) fn told(error: &anyhow::Error) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for cause in error.chain() {
+        let (text, last) = match cause.downcast_ref::<kube::Error>() {
+            Some(kube::Error::Api(status)) => (status.message.clone(), true),
+            Some(kube::Error::Service(_) | kube::Error::HyperError(_)) => {
+                let mut root = cause;
+                while let Some(source) = root.source() {
+                    root = source;
+                }
+                (format!("the API server of the kubeconfig cannot be reached: {root}"), true)
+            }
+            _ => (cause.to_string(), false),
+        };
+        // Some say what their cause says.
+        if parts.last().is_none_or(|before| !before.ends_with(&text)) {
+            parts.push(text);
+        }
+        if last {
+            break;
+        }
+    }
+    parts.join(": ")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::core::Status;
+
+    #[test]
+    fn what_the_api_server_said_is_told_once() {
+        let answer = kube::Error::Api(Box::new(Status::failure("pods is forbidden: no rights", "Forbidden")));
+        let error = anyhow::Error::new(answer).context("pods").context("cannot read the cluster");
+        assert_eq!(super::told(&error), "cannot read the cluster: pods: pods is forbidden: no rights");
+        let refused = std::io::Error::new(std::io::ErrorKind::ConnectionRefused, "connection refused");
+        let error =
+            anyhow::Error::new(kube::Error::Service(Box::new(refused))).context("cannot read the cluster");
+        assert_eq!(
+            super::told(&error),
+            "cannot read the cluster: the API server of the kubeconfig cannot be reached: connection refused"
+        );
+    }
 
     async fn told(path: &Path) -> String {
         format!("{:#}", connect(Some(path)).await.err().expect("it cannot be used"))

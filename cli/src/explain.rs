@@ -38,9 +38,9 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
         ExplainKind::Claim => user_of(&mut index, &key)?,
     };
     if *pod.key.name == *STAND_IN {
-        println!("no pod uses claim {key}; explained as for a pod that has nothing else\n");
+        say!("no pod uses claim {key}; explained as for a pod that has nothing else\n");
     } else {
-        println!("pod {}, priority {}", pod.key, pod.priority);
+        say!("pod {}, priority {}", pod.key, pod.priority);
     }
     let options = Options { strategy: args.strategy.into() };
     let until = Instant::now() + PATIENCE;
@@ -48,12 +48,12 @@ pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
     let explanation = explain::explain(&mut index, &mut Matcher::new(), &pod, options, wall, &mut || {
         Instant::now() >= until
     });
-    print!("{explanation}");
-    explain::kept(&index, &pod).iter().for_each(|line| println!("{line}"));
+    say!("{}", explanation.to_string().trim_end_matches('\n'));
+    explain::kept(&index, &pod).iter().for_each(|line| say!("{line}"));
     let events = events(&client, &pod, &args).await.context("cannot read events")?;
     if !events.is_empty() {
-        println!("the controller said:");
-        events.iter().for_each(|line| println!("  {line}"));
+        say!("the controller said:");
+        events.iter().for_each(|line| say!("  {line}"));
     }
     Ok(())
 }

@@ -8,6 +8,14 @@
 //! Start reading at [`demo::run`].
 #![forbid(unsafe_code)]
 
+/// Prints a line. Who read it may be gone (`| head`); what is being done goes on all the same.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
 mod args;
 mod client;
 mod container;
@@ -38,7 +46,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("aliquot: {error:#}");
+            eprintln!("aliquot: {}", client::told(&error));
             ExitCode::FAILURE
         }
     }

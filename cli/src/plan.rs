@@ -39,9 +39,9 @@ pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     let outline = plan_compaction(index, settings, terms, now, &mut || Instant::now() >= until);
     let pace = Pace::of(&outline, &allowance, now.as_second());
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&as_json(&outline, &pace))?);
+        say!("{}", serde_json::to_string_pretty(&as_json(&outline, &pace))?);
     } else {
-        print!("{}", as_text(&outline, &staying, terms.per_gpu, &pace));
+        say!("{}", as_text(&outline, &staying, terms.per_gpu, &pace).trim_end());
     }
     Ok(())
 }

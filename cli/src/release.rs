@@ -31,7 +31,7 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
                 format!("there is no ResourceClaim {namespace}/{name}; `aliquot release --all` frees all that are kept")
             })?;
             if !is_held(&claim) && !wants_to_be(&claim) {
-                println!("claim {namespace}/{name} keeps nothing without a pod");
+                say!("claim {namespace}/{name} keeps nothing without a pod");
                 return Ok(());
             }
             vec![claim]
@@ -46,7 +46,7 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
         }
     };
     if claims.is_empty() {
-        println!("no claim keeps devices without a pod");
+        say!("no claim keeps devices without a pod");
     }
     for claim in claims {
         release(&client, &claim).await?;
@@ -82,15 +82,15 @@ async fn release(client: &Client, claim: &ResourceClaim) -> Result<()> {
     let started = Instant::now();
     loop {
         let Some(now) = api.get_opt(&name).await.with_context(|| format!("cannot read {what}"))? else {
-            println!("{what} is gone");
+            say!("{what} is gone");
             return Ok(());
         };
         if !is_held(&now) {
             let status = now.status.unwrap_or_default();
             match status.reserved_for.unwrap_or_default().len() {
-                0 => println!("{what}: its devices are free"),
+                0 => say!("{what}: its devices are free"),
                 pods => {
-                    println!("{what} is used by {pods} pod(s); its devices are free when the last has ended")
+                    say!("{what} is used by {pods} pod(s); its devices are free when the last has ended")
                 }
             }
             return Ok(());

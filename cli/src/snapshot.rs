@@ -2,7 +2,7 @@
 
 use aliquot_controller::index::{Index, TaintRule};
 use aliquot_controller::watch::find_taint_rules;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -14,12 +14,18 @@ use std::fmt::Debug;
 /// Everything that a decision depends on.
 ///
 /// # Errors
-/// If the API does not answer.
+/// If the API does not answer, or no node has devices of the driver.
 pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Index> {
     let mut index = Index::new(driver);
     let own = ListParams::default().fields(&format!("spec.driver={driver}"));
     index.reset_classes(&all::<DeviceClass>(client).await?);
     let slices = Api::<ResourceSlice>::all(client.clone()).list(&own).await.context("ResourceSlices")?;
+    if slices.items.is_empty() {
+        bail!(
+            "no node publishes devices of driver {driver}: are its node agents running? `kubectl get resourceslices` \
+             shows the drivers that there are; --driver-name names another"
+        );
+    }
     index.reset_slices(&slices.items);
     index.reset_nodes(&all::<Node>(client).await?);
     index.reset_claims(&all::<ResourceClaim>(client).await?);

@@ -69,6 +69,7 @@ struct Uninstall {
 pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
     let client = connect(args.kubeconfig.as_deref()).await?;
     let uninstall = Uninstall { client, args };
+    uninstall.not_elsewhere().await?;
     uninstall.webhook().await.context("cannot remove the webhook")?;
     uninstall.controller().await.context("cannot stop the controller")?;
     uninstall.gates().await.context("cannot lift scheduling gates")?;
@@ -79,7 +80,7 @@ pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
     uninstall.policies().await.context("cannot remove policies")?;
     uninstall.classes().await.context("cannot remove DeviceClasses")?;
     if !uninstall.args.yes {
-        println!("nothing was changed; add --yes to do it");
+        say!("nothing was changed; add --yes to do it");
     }
     Ok(())
 }
@@ -93,9 +94,29 @@ impl Uninstall {
         Api::namespaced(self.client.clone(), &self.args.namespace)
     }
 
+    /// With its controller in another namespace, which would run on, nothing here could be taken out in order.
+    async fn not_elsewhere(&self) -> Result<()> {
+        let parts = ListParams::default().labels("app.kubernetes.io/name=aliquot");
+        let deployments = self.all::<Deployment>().list(&parts).await.context("cannot list Deployments")?;
+        let daemons = self.all::<DaemonSet>().list(&parts).await.context("cannot list DaemonSets")?;
+        let controllers = deployments.iter().filter(|found| found.name_any() == CONTROLLER);
+        let agents = daemons.iter().filter(|found| found.name_any() == AGENT);
+        let found: Vec<String> = controllers
+            .filter_map(ResourceExt::namespace)
+            .chain(agents.filter_map(ResourceExt::namespace))
+            .collect();
+        let here = &self.args.namespace;
+        match found.first().filter(|_| !found.contains(here)) {
+            Some(other) => anyhow::bail!(
+                "Aliquot is installed in namespace {other}, not in {here}; use --namespace {other}. Nothing was changed"
+            ),
+            None => Ok(()),
+        }
+    }
+
     /// Says what is done; false if it is not to be done.
     fn act(&self, what: &str) -> bool {
-        println!("{}{what}", if self.args.yes { "" } else { "would " });
+        say!("{}{what}", if self.args.yes { "" } else { "would " });
         self.args.yes
     }
 
