@@ -68,6 +68,7 @@ pub struct ShareConfig {
     /// Hard or soft compute limit.
     pub compute_policy: ComputePolicy,
     /// Order of borrowers of idle time under `Soft`, higher first, −100 to 100.
+    #[serde(deserialize_with = "priority_in_range")]
     pub priority: i8,
     /// What happens when the limiter cannot work.
     pub fail_mode: FailMode,
@@ -86,6 +87,12 @@ impl ShareConfig {
     pub fn oversubscribe_bytes(&self) -> u64 {
         self.oversubscribe.and_then(Quantity::to_u64).unwrap_or(0)
     }
+}
+
+/// Says the range of what is far beyond it too, not that of the type.
+fn priority_in_range<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i8, D::Error> {
+    let priority = i64::deserialize(deserializer)?;
+    i8::try_from(priority).map_err(|_| serde::de::Error::custom("must be from -100 to 100"))
 }
 
 /// Settings of a GPU shared through MPS.

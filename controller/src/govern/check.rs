@@ -83,6 +83,7 @@ pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> J
     judge_amounts(scene, &looked, prefix, &mut judgement.errors);
     let all: Vec<_> = looked.into_iter().flatten().collect();
     let entries = spec.devices.as_ref().and_then(|devices| devices.config.as_deref()).unwrap_or_default();
+    judgement.warnings.extend(configs::of_others(entries, index.driver(), prefix));
     judgement.errors.extend(configs::of_claim(entries, &all, index.driver(), scene.rules, prefix));
     judgement
 }

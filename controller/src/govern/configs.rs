@@ -4,6 +4,7 @@ use super::check::Rules;
 use super::least::{Offer, Wanted};
 use crate::index::Class;
 use aliquot_model::config::{self, Config, FailMode};
+use aliquot_model::names::API_VERSION;
 use aliquot_model::{DeviceKind, Quantity};
 use k8s_openapi::api::resource::v1::OpaqueDeviceConfiguration;
 
@@ -50,6 +51,28 @@ pub(super) fn beyond(config: &Config, rules: Rules, path: &str) -> Option<String
              the nodes give, {most} at most (0: none; chart value kubeletPlugin.oversubscribeAtMost)"
         )
     })
+}
+
+/// Configurations of ours that are for a driver of another name, which does not read them.
+pub(super) fn of_others(
+    entries: &[k8s_openapi::api::resource::v1::DeviceClaimConfiguration],
+    driver: &str,
+    prefix: &str,
+) -> Vec<String> {
+    let text = |value: &serde_json::Value, field: &str| {
+        value.get(field).and_then(serde_json::Value::as_str).unwrap_or_default().to_owned()
+    };
+    let stray = entries.iter().enumerate().filter_map(|(at, entry)| {
+        let opaque = entry.opaque.as_ref().filter(|opaque| opaque.driver != driver)?;
+        (text(&opaque.parameters.0, "apiVersion") == API_VERSION).then(|| {
+            format!(
+                "{prefix}.devices.config[{at}].opaque.driver: {} does not read {}; the driver that does is {driver}",
+                opaque.driver,
+                text(&opaque.parameters.0, "kind")
+            )
+        })
+    });
+    stray.collect()
 }
 
 /// Whether a class lets programs run without limits when the limiter cannot work.

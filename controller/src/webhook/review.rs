@@ -4,6 +4,7 @@ use super::admission::{self, Verdict};
 use super::knowledge::Knowledge;
 use crate::budget::admission::{Lowered, Watched};
 use crate::govern::Judgement;
+use crate::hold::Wish;
 use crate::metrics::Metrics;
 use aliquot_model::names::HOLD_OF;
 use axum::Json;
@@ -115,11 +116,24 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
     let kind = review.pointer("/request/kind/kind").and_then(Value::as_str).unwrap_or_default();
     let (knowledge, namespace) = (&app.knowledge, namespace(&review));
     let judgement = match kind {
-        "ResourceClaim" => object::<ResourceClaim>(&review)
-            .map(|claim| knowledge.judge_claim(namespace, &claim.spec, "spec")),
-        "ResourceClaimTemplate" => object::<ResourceClaimTemplate>(&review)
-            .map(|template| knowledge.judge_claim(namespace, &template.spec.spec, "spec.spec")),
-        "DeviceClass" => object::<DeviceClass>(&review).map(|class| knowledge.judge_class(&class.spec)),
+        "ResourceClaim" => object::<ResourceClaim>(&review).map(|claim| {
+            let mut judgement = knowledge.judge_claim(namespace, &claim.spec, "spec");
+            judgement.errors.extend(Wish::read(claim.metadata.annotations.as_ref()).mistakes);
+            judgement
+        }),
+        "ResourceClaimTemplate" => object::<ResourceClaimTemplate>(&review).map(|template| {
+            let mut judgement = knowledge.judge_claim(namespace, &template.spec.spec, "spec.spec");
+            let metadata = template.spec.metadata.as_ref();
+            let wish = Wish::read(metadata.and_then(|metadata| metadata.annotations.as_ref()));
+            judgement.errors.extend(wish.mistakes.iter().map(|mistake| format!("spec.metadata: {mistake}")));
+            judgement
+        }),
+        "DeviceClass" => object::<DeviceClass>(&review).map(|class| {
+            let mut judgement = knowledge.judge_class(&class.spec);
+            // Changes of a class are looked at too, and one that is there must stay changeable.
+            judgement.warnings.extend(Wish::read(class.metadata.annotations.as_ref()).mistakes);
+            judgement
+        }),
         _ => None,
     };
     let judgement = judgement.unwrap_or_default();

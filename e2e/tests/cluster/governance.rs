@@ -80,6 +80,18 @@ fn each_kind_of_bad_input_is_refused_with_its_reason() -> Result<()> {
                 objects::claim(&namespace, "c", &[objects::request("r", "admin.aliquot.dev")]),
                 "devices of class admin.aliquot.dev are for monitoring and need adminAccess: true",
             ),
+            (
+                with_config(
+                    share(),
+                    &[],
+                    json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priority": 300}),
+                ),
+                "ShareConfig.priority: must be from -100 to 100",
+            ),
+            (
+                objects::annotated(share(), "aliquot.dev/reclaim", "keep"),
+                "annotation aliquot.dev/reclaim is \"keep\"; it can be Delete or Retain",
+            ),
             // Kubernetes itself has an answer to this one.
             (objects::claim(&namespace, "c", &[all]), "must not be specified when allocationMode is 'All'"),
         ];

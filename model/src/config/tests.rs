@@ -38,6 +38,8 @@ fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     "ShareConfig.priority: invalid type: string")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priority": 101}),
     "ShareConfig.priority: must be from -100 to 100")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "priority": 300}),
+    "ShareConfig.priority: must be from -100 to 100")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "oversubscribe": "8GiB"}),
     "ShareConfig.oversubscribe: \"8GiB\" is not a quantity")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "oversubscribe": "-1Gi"}),
