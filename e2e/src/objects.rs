@@ -47,7 +47,12 @@ pub fn claim(namespace: &str, name: &str, requests: &[Value]) -> Value {
 
 /// The same claim with one more annotation.
 pub fn annotated(mut claim: Value, name: &str, value: &str) -> Value {
-    claim["metadata"]["annotations"][name] = json!(value);
+    if let Some(metadata) = claim.pointer_mut("/metadata").and_then(Value::as_object_mut) {
+        let all = metadata.entry("annotations").or_insert_with(|| json!({}));
+        if let Some(all) = all.as_object_mut() {
+            all.insert(name.to_owned(), json!(value));
+        }
+    }
     claim
 }
 
