@@ -173,13 +173,12 @@ fn as_json(outline: &Outline, pace: &Pace) -> serde_json::Value {
                            "toNode": &*one.to_node, "to": one.to})
                 })
                 .collect();
-            let mut step = json!({"node": &*step.node, "gpu": step.gpu, "moves": moves});
-            match wait {
-                Wait::No => {}
-                Wait::Until(at) => step["notBefore"] = json!(time(*at)),
-                Wait::Always => step["notBefore"] = json!("never"),
-            }
-            step
+            let not_before = match wait {
+                Wait::No => None,
+                Wait::Until(at) => Some(time(*at)),
+                Wait::Always => Some("never".to_owned()),
+            };
+            json!({"node": &*step.node, "gpu": step.gpu, "moves": moves, "notBefore": not_before})
         })
         .collect();
     json!({"before": gaps(outline.before), "after": gaps(outline.after), "steps": steps,

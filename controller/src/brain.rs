@@ -86,7 +86,7 @@ pub enum Input {
     /// A job was done, or could not be.
     Done(Box<Outcome>),
     /// The moves that an hour allows and that began, as they were written down before leading began.
-    Moves(Option<ConfigMap>),
+    Moves(Option<Box<ConfigMap>>),
     /// Something was done for the budgets, or could not be.
     Kept(Box<Kept>),
 }
@@ -363,7 +363,7 @@ impl Core {
                 Change::Nothing
             }
             Input::Moves(map) => {
-                self.moves_found(map.as_ref());
+                self.moves_found(map.as_deref());
                 Change::Nothing
             }
             Input::Done(outcome) => self.done(*outcome, now),

@@ -195,7 +195,7 @@ pub fn read_moves(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
             match api.get_opt(crate::compact::ALLOWANCE).await {
                 Ok(map) => {
                     // Nobody listens any more if leading is over.
-                    let _ = to.send(Input::Moves(map)).await;
+                    let _ = to.send(Input::Moves(map.map(Box::new))).await;
                     return;
                 }
                 Err(error) => tracing::warn!(%error, "cannot read which pods were moved to fill gaps"),

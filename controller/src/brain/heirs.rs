@@ -4,13 +4,11 @@ use super::holds::RETRY;
 use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Job, WriteError};
 use crate::decide::{Decision, Situation, Stage};
-use crate::hold::heir::{self, Bequest, Step};
-use crate::hold::{self, ByUs, Policy};
-use crate::index::{
-    Allocation, Change, Claim, ClaimSource, Holder, ObjectKey, Pod, PodClaim, Resolution, Sym, Uid,
-};
+use crate::hold::Policy;
+use crate::hold::heir::{Bequest, Step};
+use crate::index::{Allocation, Change, Claim, ClaimSource, ObjectKey, Pod, PodClaim, Resolution, Uid};
 use aliquot_model::names::{HOLD_FOR, HOLD_OF, RECLAIM};
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimSpec};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use serde::{Deserialize, Serialize};

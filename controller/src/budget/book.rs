@@ -480,7 +480,7 @@ impl Entry {
     /// The first second that is of interest.
     fn counts_from(&self, now: i64) -> i64 {
         let terms = self.budget.terms.as_ref();
-        terms.map_or(now.saturating_sub(window::LONGEST), |terms| terms.window.bounds(now).0)
+        terms.map_or_else(|_| now.saturating_sub(window::LONGEST), |terms| terms.window.bounds(now).0)
     }
 
     fn judge(&mut self, changed: bool, now: i64, actions: &mut Vec<Action>) {

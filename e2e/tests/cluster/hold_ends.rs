@@ -33,7 +33,7 @@ async fn kept_until(cluster: &Cluster, namespace: &str) -> Result<Timestamp> {
             let claim = cluster.claim(namespace, CLAIM).await?.context("no claim")?;
             let consumers = claim.status.and_then(|status| status.reserved_for).unwrap_or_default();
             let second = consumers.iter().find_map(|entry| entry.name.strip_prefix("until-"));
-            Ok(second.map(|second| anyhow::Ok(Timestamp::from_second(second.parse()?)?)).transpose()?)
+            second.map(|second| Ok(Timestamp::from_second(second.parse()?)?)).transpose()
         })
         .await
 }

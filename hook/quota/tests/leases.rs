@@ -9,7 +9,7 @@ use aliquot_quota::gate::Compute;
 use aliquot_quota::lease::{ALL_NS, CELLS, HOLDERS, Purse, allowance_ns};
 use aliquot_quota::region::Region;
 use std::mem::offset_of;
-use support::traced::{Eyes, Traced};
+use support::traced::{Eyes, From, Traced};
 use support::{Bench, GIB, Holder};
 
 const COMPUTE: usize = offset_of!(Region, compute);
@@ -123,11 +123,11 @@ fn a_process_that_is_killed_behind_any_store_gives_back_no_more_than_it_took() {
     };
     let mut stores = 0;
     for words in words.chunks(eyes.most()) {
-        let counts = start().1.count(words);
+        let counts = start().1.count(From::Mark, words).counts;
         for (word, count) in words.iter().zip(counts) {
             for nth in 1..=count {
                 let (bench, mut traced) = start();
-                if !traced.reach(*word, nth) {
+                if !traced.reach(From::Mark, *word, nth) {
                     traced.finish();
                     continue;
                 }

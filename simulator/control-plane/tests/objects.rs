@@ -359,3 +359,21 @@ async fn discovery_leads_to_every_kind() {
     let namespaces: Api<Namespace> = Api::all(client);
     assert!(namespaces.get("default").await.is_ok());
 }
+
+#[tokio::test]
+async fn an_eviction_meant_for_another_pod_of_the_name_writes_nothing() {
+    let (_handle, client) = start(Options::default()).await;
+    let api: Api<Pod> = Api::namespaced(client, "default");
+    let made = api.create(&PostParams::default(), &from(pod("e"))).await.unwrap();
+    let eviction = |uid: &str| {
+        json!({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "e"},
+               "deleteOptions": {"preconditions": {"uid": uid}}})
+    };
+    let evict = async |uid: &str| {
+        api.create_subresource::<Value, Value>("eviction", "e", &PostParams::default(), &eviction(uid)).await
+    };
+    assert_eq!(code(evict("another").await), (409, "Conflict".into()));
+    assert_eq!(api.get("e").await.unwrap(), made);
+    evict(made.metadata.uid.as_deref().unwrap()).await.unwrap();
+    assert_eq!(code(api.get("e").await), (404, "NotFound".into()));
+}

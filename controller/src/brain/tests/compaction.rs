@@ -231,7 +231,7 @@ fn nobody_is_moved_before_an_hour_allows_it_whichever_controller_began_the_last_
     });
     let mut moves = Allowance::new(1);
     assert!(moves.begin(&"another".into(), 900));
-    world.handle(Input::Moves(Some(moves.write(ConfigMap::default()).expect("a record"))));
+    world.handle(Input::Moves(Some(Box::new(moves.write(ConfigMap::default()).expect("a record")))));
     world.later(3_499);
     assert_eq!(world.take_jobs().len(), 0, "the hour began at second 900");
     world.later(1);

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::write::ready_to_go;
-use super::{ApiServer, Caller, Request, show};
+use super::{ApiServer, Caller, Request, Target, show};
 use crate::admission::Operation;
 use crate::error::ApiError;
 use crate::options::PodDeletion;
-use crate::store::{Mismatch, Stored, Write};
+use crate::store::{Mismatch, Write};
 use crate::value::{at, entry, list, now, remove, set, text};
 
 /// `metav1.DeleteOptions`, as far as it matters.
@@ -34,6 +34,25 @@ impl DeleteOptions {
                 .or_else(|| orphan.map(|o| if o { "Orphan" } else { "Background" }.to_owned())),
         }
     }
+
+    /// Whether an object is the one that is meant.
+    pub(crate) fn check(&self, target: &Target, object: &Value) -> Result<(), ApiError> {
+        let check = |wanted: &Option<String>, field: &str, what: &str| {
+            let real = text(object, &["metadata", field]);
+            match wanted {
+                Some(wanted) if !wanted.is_empty() && wanted != real => Err(ApiError::conflict(
+                    &target.kind,
+                    &target.name,
+                    &format!(
+                        "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {real}"
+                    ),
+                )),
+                _ => Ok(()),
+            }
+        };
+        check(&self.uid, "uid", "UID")?;
+        check(&self.resource_version, "resourceVersion", "ResourceVersion")
+    }
 }
 
 /// How a deletion went.
@@ -54,7 +73,7 @@ impl ApiServer {
         let kind = &target.kind;
         for _ in 0..16 {
             let old = self.stored(target)?;
-            self.check_delete_preconditions(request, options, &old)?;
+            options.check(target, &old.object)?;
             self.admission.validate(self, request, Operation::Delete, None, Some(&old.object)).await?;
             let new = self.marked(request, options, &old.object);
             let gone = ready_to_go(&new);
@@ -85,30 +104,6 @@ impl ApiServer {
             return Ok(Deleted { object: show(&out.object, kind, &target.version), gone });
         }
         Err(ApiError::modified(kind, &target.name))
-    }
-
-    fn check_delete_preconditions(
-        &self,
-        request: &Request,
-        options: &DeleteOptions,
-        old: &Stored,
-    ) -> Result<(), ApiError> {
-        let target = &request.target;
-        let check = |wanted: &Option<String>, field: &str, what: &str| {
-            let real = text(&old.object, &["metadata", field]);
-            match wanted {
-                Some(wanted) if !wanted.is_empty() && wanted != real => Err(ApiError::conflict(
-                    &target.kind,
-                    &target.name,
-                    &format!(
-                        "Precondition failed: {what} in precondition: {wanted}, {what} in object meta: {real}"
-                    ),
-                )),
-                _ => Ok(()),
-            }
-        };
-        check(&options.uid, "uid", "UID")?;
-        check(&options.resource_version, "resourceVersion", "ResourceVersion")
     }
 
     /// The object with its marks of deletion.

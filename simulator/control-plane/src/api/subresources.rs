@@ -65,6 +65,8 @@ impl ApiServer {
         inner.verb = "delete";
         let options = body.get("deleteOptions").map(DeleteOptions::parse).unwrap_or_default();
         self.modify(request, |pod| {
+            // Before anything is written: another pod may have the name by now.
+            options.check(&request.target, pod)?;
             let mut new = pod.clone();
             let condition = json!({
                 "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
@@ -74,7 +76,8 @@ impl ApiServer {
             Ok(new)
         })
         .await?;
-        self.delete(&inner, &options).await?;
+        // What was just written has another version.
+        self.delete(&inner, &DeleteOptions { resource_version: None, ..options }).await?;
         Ok(created_status())
     }
 }
