@@ -85,9 +85,10 @@ fn a_short_launch_asks_the_driver_once_where_it_goes() {
         let launches = of(&["cuLaunchKernel"]);
         assert!(launches > 200, "{counts:?}");
         let asked = of(&["cuCtxGetDevice", "cuStreamGetCtx"]);
-        assert!(asked >= launches / 2 && asked <= launches * 5 / 4, "{how}: {counts:?}");
-        // What goes by the learner makes two of these calls at least.
-        assert!(of(&["cuThreadExchangeStreamCaptureMode"]) < launches, "{how}: {counts:?}");
+        // What goes by the learner makes two of these calls at least, and asks once more.
+        let exchanges = of(&["cuThreadExchangeStreamCaptureMode"]);
+        assert!(asked >= launches / 2 && asked <= launches + exchanges / 2, "{how}: {counts:?}");
+        assert!(exchanges < launches, "{how}: {counts:?}");
     }
 }
 
