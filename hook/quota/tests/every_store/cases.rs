@@ -1,6 +1,6 @@
 //! What processes do while they are killed or stopped.
 
-use super::support::traced::From;
+use super::support::traced::{From, lease_of};
 use super::words::{
     AUDIT, CONTEXT, DEADLINE, LAST_DEATH, PEAK, REAPED, REFUSED, TOTAL, WAITING, of_compute, of_slot,
 };
@@ -79,6 +79,7 @@ pub(crate) const CASES: [Case; 17] = [
             of_slot(OWN, offset_of!(Slot, pid)),
             of_slot(OWN, offset_of!(Slot, start_time)),
             of_slot(OWN, offset_of!(Slot, pid_namespace)),
+            of_compute(offset_of!(Compute, members)),
         ],
         ..PLAIN
     },
@@ -208,7 +209,7 @@ pub(crate) const CASES: [Case; 17] = [
         name: "leases",
         before: &["init", "retain", "kernels:20:400"],
         watched: &["kernels:20:30"],
-        known: &[DEADLINE, of_compute(offset_of!(Compute, leased_ns))],
+        known: &[DEADLINE, of_compute(offset_of!(Compute, leased_ns)), lease_of(OWN)],
         ..LAUNCH
     },
     Case {

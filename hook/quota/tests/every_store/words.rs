@@ -1,5 +1,6 @@
 //! The words of a region that processes store to, by name.
 
+use super::support::traced::lease_of;
 use aliquot_quota::gate::Compute;
 use aliquot_quota::region::{Header, Region, SLOT_COUNT, Slot};
 use std::mem::offset_of;
@@ -70,6 +71,7 @@ pub(crate) fn all() -> Vec<(String, usize)> {
         of_slots
             .into_iter()
             .for_each(|(name, word)| put(format!("slot {slot}: {name}"), of_slot(slot, word)));
+        put(format!("slot {slot}: lease"), lease_of(slot));
     }
     let of_gate = [
         ("paid until", offset_of!(Compute, paid_until_ns)),
@@ -81,6 +83,7 @@ pub(crate) fn all() -> Vec<(String, usize)> {
         ("logged", offset_of!(Compute, logged)),
         ("leased", offset_of!(Compute, leased_ns)),
         ("trued borrowed", offset_of!(Compute, trued_borrowed_ns)),
+        ("members", offset_of!(Compute, members)),
     ];
     of_gate.into_iter().for_each(|(name, word)| put(name.to_owned(), of_compute(word)));
     let log = of_compute(offset_of!(Compute, log));

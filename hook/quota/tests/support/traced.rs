@@ -2,11 +2,24 @@
 #![allow(unsafe_code, reason = "traces a process")]
 
 use super::Bench;
+use aliquot_quota::gate::Compute;
+use aliquot_quota::lease::{CELLS, HOLDERS, Purse};
+use aliquot_quota::region::Region;
+use aliquot_quota::till::Till;
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Leases of a region.
+const PURSES: usize = offset_of!(Region, compute) + offset_of!(Compute, purses);
+
+/// Stands for the word with the lease of the traced thread, of the process in a slot: which of its cells that is
+/// depends on where the thread lies in memory.
+pub(crate) const fn lease_of(slot: usize) -> usize {
+    PURSES + slot * size_of::<Purse>()
+}
 
 /// How stores are seen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,7 +303,16 @@ impl Traced {
         while self.go(libc::PTRACE_CONT) != Some(libc::SIGUSR2) {}
     }
 
+    /// Where in its purse the traced thread's cell is.
+    fn cell(&self) -> usize {
+        Till::cell(self.registers().fs_base) % CELLS * (size_of::<Purse>() / CELLS)
+    }
+
     fn watch(&mut self, words: &[usize]) {
+        let cell = self.cell();
+        let is_lease = |word: usize| (0..HOLDERS).any(|slot| lease_of(slot) == word);
+        let actual = |word: &usize| if is_lease(*word) { word + cell } else { *word };
+        let words: Vec<usize> = words.iter().map(actual).collect();
         self.words = words.iter().map(|word| (*word, self.region.word(*word))).collect();
         if self.eyes == Eyes::Registers {
             let region = *self.mapped().first().expect("the region is mapped");
@@ -317,6 +339,7 @@ impl Traced {
         self.go_to(from);
         let before = self.region.all();
         self.watch(words);
+        let cell = self.cell();
         let mut counts = vec![0; words.len()];
         while let Some(hit) = self.store() {
             counts.iter_mut().enumerate().for_each(|(at, count)| *count += (hit >> at & 1) as usize);
@@ -324,7 +347,9 @@ impl Traced {
         self.watch(&[]);
         let after = self.region.all();
         let pairs = before.iter().zip(&after).enumerate();
-        let changed = pairs.filter(|(_, (before, after))| before != after).map(|(at, _)| at * 8).collect();
+        let changed = pairs.filter(|(_, (before, after))| before != after).map(|(at, _)| at * 8);
+        let lease = |at: usize| (0..HOLDERS).map(lease_of).find(|lease| lease + cell == at);
+        let changed = changed.map(|at| lease(at).unwrap_or(at)).collect();
         self.finish();
         Stores { counts, changed }
     }
