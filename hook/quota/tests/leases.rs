@@ -53,17 +53,24 @@ fn launches() -> Vec<&'static str> {
 
 #[test]
 fn what_a_killed_process_held_in_leases_comes_back_when_it_is_found_dead() {
-    let bench = bench();
-    let holder = bench.hold(&launches());
-    assert!(holder.before.iter().all(|answer| answer == "0"));
+    // How much its last lease still has depends on how long its kernels took.
+    let (bench, holder, out) = (0..9)
+        .map(|_| {
+            let bench = bench();
+            let holder = bench.hold(&launches());
+            assert!(holder.before.iter().all(|answer| answer == "0"));
+            let out = held(&bench).iter().sum::<u64>();
+            (bench, holder, out)
+        })
+        .find(|(_, _, out)| *out > 0)
+        .expect("it holds a lease");
     let before = charged(&bench);
     holder.kill();
     // A query looks for the dead; nothing is launched.
     bench.run(&["init", "retain", "info"]);
     let after = charged(&bench);
-    // Forty kernels of five microseconds, and the first one's guess is put right by its measurement.
-    assert!(before - after > 100_000, "{before} ns charged, {after} after the death");
-    assert!(after >= 40 * 5_000, "{after}: no more than what was not launched");
+    assert_eq!(after, before - out, "what was not launched, and no more");
+    assert!(after >= 40 * 5_000, "{after}: forty kernels of five microseconds");
 }
 
 #[test]
