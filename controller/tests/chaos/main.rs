@@ -40,6 +40,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use tenants::{GPUS, TENANTS, make_claim, make_gang, make_pod, mischief, start, tenant};
 
+/// Pods of a run of which the auditors expect that everything happened in it at least once.
+pub const USUAL: u64 = 1_000;
 /// Nodes of which ledger and agent are the real ones.
 const REAL_NODES: u64 = 3;
 /// Pods that are there at a time.
@@ -49,13 +51,13 @@ const KILLS: std::ops::Range<u64> = 8..30;
 /// Tenths of a second that a pod is there if nobody evicts it: what a budget may be off for it is little beside that.
 const LIFE: std::ops::Range<u64> = 40..400;
 /// Moves to fill gaps that an hour allows, as among the modules: fewer than there is occasion for.
-pub const MOVES_PER_HOUR: usize = 12;
+pub const MOVES_PER_HOUR: usize = 2;
 const MODULES: &[&str] = &[
     "--budgets=true",
     "--quotas=true",
     "--compaction=true",
     "--compaction-threshold=5",
-    "--compaction-moves-per-hour=12",
+    "--compaction-moves-per-hour=2",
     "--go-back-after=100ms",
     "--reservation=true",
     "--reservation-after=2s",
@@ -128,7 +130,7 @@ async fn delete(cluster: &Cluster, namespace: &str, name: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_fail() {
     let seed = number("ALIQUOT_CHAOS_SEED", 7);
-    let total = number("ALIQUOT_CHAOS_PODS", 1_000);
+    let total = number("ALIQUOT_CHAOS_PODS", USUAL);
     eprintln!("seed {seed}, {total} pods");
     let mut dice = Dice(seed);
     let (cluster, mut webhook) = start().await;
@@ -210,12 +212,13 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     }
     let record = cluster.handle.audit(0);
     let budgets = budgets_settled(&cluster).await;
-    let tally = judge::judge(&cluster, &record, &budgets);
+    let tally = judge::judge(&cluster, &record, &budgets, total >= USUAL);
     let quiet = quiet.expect("it was quiet once");
     eprintln!("{}", webhook.judge(&record));
     let Tally { prepared, unprepared, killed, held_off, acknowledged, limited, refused, grown } = nodes;
     let seen = [killed, acknowledged, limited];
-    assert!(seen.iter().all(|count| *count > 0) && prepared > total / 10, "{prepared} prepared, {seen:?}");
+    let is_covered = seen.iter().all(|count| *count > 0) && prepared > total / 10;
+    assert!(is_covered || total < USUAL, "{prepared} prepared, {seen:?}");
     eprintln!(
         "{prepared} claims prepared and {unprepared} given back by real agents, which were killed {killed} times \
          in it and held claims off {held_off} times; {acknowledged} releases acknowledged, {limited} answers about \
