@@ -114,17 +114,18 @@ impl Core {
         if self.compaction.current.is_some() {
             self.go_on(&settings, now);
         } else if left > 0 && self.compaction.next.is_none_or(|next| next <= now) {
+            // Who waits for a decision comes first: the look is put off until nobody does, and not until the next one.
+            let (ready, delayed, _) = self.queue.lengths();
+            if ready + delayed + self.writes_under_way() > 0 {
+                return;
+            }
             self.compaction.next = Some(now + settings.every);
             self.begin(&settings, left, now);
         }
     }
 
-    /// Chooses a GPU. Who waits for devices comes first, so not while anybody does.
+    /// Chooses a GPU.
     fn begin(&mut self, settings: &Compacting, left: usize, now: Instant) {
-        let (ready, delayed, _) = self.queue.lengths();
-        if ready + delayed + self.writes_under_way() > 0 {
-            return;
-        }
         let gaps = compact::measure(&self.index, &HashMap::new());
         if gaps.fragmentation() <= settings.threshold {
             return;

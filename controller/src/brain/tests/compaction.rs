@@ -168,6 +168,24 @@ fn nothing_is_moved_while_somebody_waits_or_where_it_is_switched_off() {
 }
 
 #[test]
+fn a_look_that_was_put_off_for_somebody_who_was_being_placed_comes_right_behind_it() {
+    let (mut world, _) = World::halves();
+    world.claim("new", &[partition("r", HALF)]);
+    world.pod("new", &["new"], |_| {});
+    world.work();
+    let job = world.take_job();
+    world.later(31);
+    assert_eq!(world.take_jobs().len(), 0, "its devices are being written");
+    let error = WriteError::Refused { what: "node n1".to_owned(), message: "no".to_owned() };
+    world.done(job, Vec::new(), Some(error));
+    world.compaction_ended("new");
+    world.take_jobs();
+    world.later(1);
+    let job = world.take_job();
+    assert!(matches!(&job, Job::Move { pod, .. } if &*pod.name == "moves"), "{job:?}");
+}
+
+#[test]
 fn who_is_evicted_is_told_why_also_when_the_compaction_was_given_up_meanwhile() {
     let (mut world, _) = World::halves();
     let job = world.moving();
