@@ -1,8 +1,9 @@
 //! The independent accountant: what each tenant used, told from the record of allocations alone, how far a
-//! budget may be off by its stated error (ARCHITECTURE.md, "Budgets"), and whether it is not.
+//! budget may be off by its stated error and by what an onlooker saw late (ARCHITECTURE.md, "Budgets"), and whether it is not.
 
 use super::elastic::MEMORY;
 use super::judge::{consumed, results};
+use super::onlooker::{Sights, lag};
 use aliquot_control_plane::AuditEntry;
 use aliquot_model::usage::NodeUsageSpec;
 use k8s_openapi::jiff::Timestamp;
@@ -116,7 +117,7 @@ fn unseen(stores: &[f64], outages: &[f64], end: f64) -> f64 {
 
 /// What each tenant used. Each claim is allowed its seconds once, and those that ended when no controller
 /// looked what was seen by none, unless their node said when they ended.
-pub fn accounts(record: &[AuditEntry]) -> BTreeMap<String, Account> {
+pub fn accounts(record: &[AuditEntry], sights: &Sights) -> BTreeMap<String, Account> {
     let (stores, releases, outages) = (stores(record), releases(record), outages(record));
     let mut accounts: BTreeMap<String, Account> = BTreeMap::new();
     let mut open: BTreeMap<String, Use> = BTreeMap::new();
@@ -141,6 +142,8 @@ pub fn accounts(record: &[AuditEntry]) -> BTreeMap<String, Account> {
             let before = allowed.entry(uid.clone()).or_default();
             account.allowed += CLAIM * (ended.part - *before).max(0.0);
             *before = before.max(ended.part);
+            // Nobody can stop to charge before it sees the end.
+            account.allowed += ended.part * lag(sights, entry.revision, now);
             // What a node says is in whole seconds. A claim that is kept without a pod is released before it
             // ends.
             if released.is_none_or(|released| released < now - CLAIM) {
@@ -159,11 +162,13 @@ pub fn accounts(record: &[AuditEntry]) -> BTreeMap<String, Account> {
 
 /// What was stored of each claim's last use in its budget, beside what the record of allocations says, where
 /// they differ by more than the seconds that a claim is allowed.
-fn explain(record: &[AuditEntry], namespace: &str) {
+fn explain(record: &[AuditEntry], sights: &Sights, namespace: &str) {
     /// When a claim was allocated and when not, and what the last stored account said of it.
     #[derive(Default)]
     struct Seen {
         ends: Vec<f64>,
+        /// How late its last write was seen by the onlooker.
+        late: f64,
         last: Option<(f64, String)>,
     }
     let mut uses: BTreeMap<&str, Seen> = BTreeMap::new();
@@ -175,6 +180,7 @@ fn explain(record: &[AuditEntry], namespace: &str) {
                 let held = after.as_ref().is_some_and(|claim| !results(claim).is_empty());
                 if held == seen.ends.len().is_multiple_of(2) {
                     seen.ends.push(seconds(&entry.time));
+                    seen.late = lag(sights, entry.revision, seconds(&entry.time));
                 }
             }
             ("gpubudgets", Some(budget)) => {
@@ -188,7 +194,7 @@ fn explain(record: &[AuditEntry], namespace: &str) {
             _ => {}
         }
     }
-    for (uid, Seen { ends, last }) in uses {
+    for (uid, Seen { ends, late, last }) in uses {
         let off = match (&last, ends.last()) {
             (Some((end, _)), Some(ended)) => end - ended,
             (None, Some(_)) => f64::NAN,
@@ -197,15 +203,20 @@ fn explain(record: &[AuditEntry], namespace: &str) {
         if off.abs() <= CLAIM {
             continue;
         }
-        eprintln!("{namespace} {uid}: allocated {ends:?}, {off:.1} s off, last stored {last:?}");
+        eprintln!(
+            "{namespace} {uid}: allocated {ends:?}, {off:.1} s off, seen after {late:.1} s, last stored {last:?}"
+        );
     }
 }
 
 /// Compares budgets with what was used. `generous` are tenants whose budgets are never used up: for them the
 /// comparison must be able to fail.
-pub fn judge(record: &[AuditEntry], counted: &BTreeMap<String, f64>, generous: &[String]) {
+pub fn judge(record: &[AuditEntry], counted: &BTreeMap<String, f64>, sights: &Sights, generous: &[String]) {
     let mut wrong = Vec::new();
-    let accounts = accounts(record);
+    let accounts = accounts(record, sights);
+    let late = record.iter().filter(|entry| entry.origin.resource == "resourceclaims");
+    let late = late.map(|entry| lag(sights, entry.revision, seconds(&entry.time))).fold(0.0, f64::max);
+    eprintln!("an onlooker saw claims' writes {late:.1} s late at the most");
     for (namespace, account) in &accounts {
         let Account { exact, allowed } = account;
         let counted = counted.get(namespace).copied().unwrap_or_default();
@@ -213,7 +224,7 @@ pub fn judge(record: &[AuditEntry], counted: &BTreeMap<String, f64>, generous: &
             "{namespace}: the budget counted {counted:.1} GPU-seconds, the accountant {exact:.1} (±{allowed:.1})"
         );
         if !account.admits(counted) {
-            explain(record, namespace);
+            explain(record, sights, namespace);
             wrong.push(namespace);
         }
     }
@@ -281,7 +292,7 @@ mod tests {
         let mut record = vec![claim(100, "a", Some("gpu-0"), "")];
         record.extend((101..130).map(|second| claim(second, "a", Some("gpu-0"), &second.to_string())));
         record.push(claim(130, "a", None, ""));
-        let account = accounts(&record)["t"];
+        let account = accounts(&record, &Sights::new())["t"];
         assert_eq!(account, Account { exact: 30.0, allowed: CLAIM });
         assert!(account.admits(30.0) && account.admits(35.0) && account.admits(25.0));
         assert!(!account.admits(0.0) && !account.admits(60.0));
@@ -308,11 +319,11 @@ mod tests {
         record.extend((153..=161).map(renewed));
         record.extend([stored(154), stored(155), claim(160, "d", None, ""), stored(161)]);
         record.sort_by_key(|entry| entry.time);
-        let account = accounts(&record)["t"];
+        let account = accounts(&record, &Sights::new())["t"];
         assert_eq!(account.exact, (50.0 + 51.0 + 39.0 + 60.0) / 2.0);
         assert_eq!(account.allowed, (4.0 * CLAIM + 10.0) / 2.0);
         // The stored moment is at most a heartbeat before the outage.
         record.retain(|entry| entry.origin.resource != "gpubudgets" || entry.revision != 140);
-        assert_eq!(accounts(&record)["t"].allowed, (4.0 * CLAIM + 15.0 + 20.0) / 2.0);
+        assert_eq!(accounts(&record, &Sights::new())["t"].allowed, (4.0 * CLAIM + 15.0 + 20.0) / 2.0);
     }
 }

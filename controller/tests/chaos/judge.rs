@@ -1,6 +1,7 @@
 //! Auditors that know only the record of writes.
 
 use super::common::{Cluster, auditor};
+use super::onlooker::Sights;
 use super::{MOVES_PER_HOUR, accounts, elastic, gangs, tenants};
 use aliquot_control_plane::AuditEntry;
 use aliquot_model::Quantity;
@@ -31,6 +32,7 @@ pub fn judge(
     cluster: &Cluster,
     record: &[AuditEntry],
     budgets: &BTreeMap<String, f64>,
+    sights: &Sights,
     is_long: bool,
 ) -> String {
     if let Ok(place) = std::env::var("ALIQUOT_CHAOS_SHOW") {
@@ -67,7 +69,7 @@ pub fn judge(
         .filter(|e| e.after.as_ref().is_some_and(|o| !o["metadata"]["annotations"][HOLD_OF].is_null()))
         .count();
     let generous: Vec<String> = tenants::generous().collect();
-    accounts::judge(record, budgets, &generous);
+    accounts::judge(record, budgets, sights, &generous);
     let bound = record.iter().filter(|e| e.origin.subresource == "binding").count();
     let seen = [bound, evictions, holds, grown, begun];
     assert!(!is_long || seen.iter().all(|count| *count > 0), "{seen:?}");

@@ -25,6 +25,7 @@ mod elastic;
 mod gangs;
 mod judge;
 mod nodes;
+mod onlooker;
 mod tenants;
 
 use aliquot_controller::budget::kinds;
@@ -35,6 +36,7 @@ use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use nodes::{RealNode, Tally};
+use onlooker::Onlooker;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -136,6 +138,7 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     eprintln!("seed {seed}, {total} pods");
     let mut dice = Dice(seed);
     let (cluster, mut webhook) = start().await;
+    let onlooker = Onlooker::start(&cluster);
     let mut kills = 0;
     let mut generation = 1;
     let mut controller: Option<Running> = Some(cluster.controller("c1", MODULES).await);
@@ -215,7 +218,7 @@ async fn invariants_hold_with_all_modules_on_while_controllers_die_and_requests_
     }
     let record = cluster.handle.audit(0);
     let budgets = budgets_settled(&cluster).await;
-    let tally = judge::judge(&cluster, &record, &budgets, total >= USUAL);
+    let tally = judge::judge(&cluster, &record, &budgets, &onlooker.end(), total >= USUAL);
     let quiet = quiet.expect("it was quiet once");
     eprintln!("{}", webhook.judge(&record));
     let Tally { prepared, unprepared, killed, held_off, acknowledged, limited, refused, grown } = nodes;
