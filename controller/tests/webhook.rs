@@ -3,7 +3,7 @@
 
 mod common;
 
-use aliquot_control_plane::Controllers;
+use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher};
 use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
 use aliquot_controller::metrics::Metrics;
@@ -185,6 +185,45 @@ async fn no_pod_goes_past_the_webhook_while_its_certificate_is_renewed() {
         after += usize::from(after > 0 || bundle(&cluster).await != Some(before.clone()));
         tokio::time::sleep(Duration::from_millis(if after > 0 { 50 } else { 1 })).await;
     }
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
+}
+
+/// The order alone, however long an announcement takes: while it fails, the certificate that is trusted stays.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_new_authority_signed_is_not_served_before_the_authority_is_announced() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    let hook = start(&cluster, "r1").await;
+    configure(&cluster, hook.addr).await;
+    let before = eventually("the authority is announced", async || bundle(&cluster).await).await;
+    let refused = Fault::Status {
+        code: 500,
+        reason: "InternalError".to_owned(),
+        message: "not now".to_owned(),
+        retry_after: None,
+    };
+    let announcing = Matcher::new("patch", "mutatingwebhookconfigurations").by("r1");
+    let outage = cluster.handle.faults().add(FaultRule::always(announcing, refused));
+    let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "default");
+    let aged = json!({"metadata": {"annotations": {"aliquot.dev/made": "2000-01-01T00:00:00Z"}}});
+    secrets.patch("aliquot-webhook-tls", &PatchParams::default(), &Patch::Merge(&aged)).await.expect("aged");
+    let tried = || cluster.handle.faults().rules().iter().map(|state| state.hits).max().unwrap_or_default();
+    let mut number = 0;
+    // Two failures: the first round is over, whatever it did.
+    eventually("announcing was tried twice", async || {
+        let pod = cluster.create(&ungated(&format!("p{number}"), &["later"])).await;
+        assert_eq!(gates(&pod), OURS, "pod {number}, after {} attempts to announce", tried());
+        number += 1;
+        (tried() >= 2).then_some(())
+    })
+    .await;
+    assert_eq!(bundle(&cluster).await, Some(before.clone()));
+    cluster.handle.faults().remove(outage);
+    eventually("the new authority is announced", async || {
+        bundle(&cluster).await.filter(|after| *after != before)
+    })
+    .await;
+    assert_eq!(gates(&cluster.create(&ungated("last", &["later"])).await), OURS);
     hook.stop.cancel();
     hook.task.await.expect("no panic").expect("served");
 }
