@@ -3,7 +3,7 @@
 
 mod common;
 
-use aliquot_control_plane::{Fault, FaultRule, Matcher};
+use aliquot_control_plane::{Fault, FaultRule, Matcher, Options, PodDeletion};
 use common::{Cluster, Running, auditor, eventually, fixtures};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::Api;
@@ -20,7 +20,11 @@ const COMPACTING: &[&str] =
 
 /// So many GPUs, half of each held by a pod that may be moved.
 async fn halves() -> Cluster {
-    let cluster = Cluster::start().await;
+    halves_as(PodDeletion::Immediate).await
+}
+
+async fn halves_as(pod_deletion: PodDeletion) -> Cluster {
+    let cluster = Cluster::start_as(Options { pod_deletion, ..Options::default() }).await;
     cluster.add_node("n1", GPUS).await;
     let maker: ConfigMap = cluster
         .create(&fixtures::object(json!({"metadata": {"name": "maker", "namespace": "default"}})))
@@ -122,6 +126,29 @@ async fn a_move_that_is_refused_does_not_count() {
         text.contains("\"begun\":{}").then_some(())
     })
     .await;
+    controller.terminate().await;
+}
+
+/// Nobody knows then whether the pod goes, so it is taken to have gone.
+#[rstest]
+#[case::answers_lost(Fault::DropAfter)]
+#[case::requests_lost(Fault::DropBefore)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_move_that_nobody_answered_counts(#[case] fault: Fault) {
+    let cluster = halves_as(PodDeletion::Graceful).await;
+    // The rehearsal is let through; then more is lost than the writer tries.
+    let evictions = Matcher::new("create", "pods").subresource("eviction").by("c1");
+    cluster.handle.faults().add(FaultRule { matches: evictions, skip: 1, times: None, fault });
+    let controller = cluster.controller("c1", COMPACTING).await;
+    eventually("the eviction is over", async || {
+        let ends = ["evicted", "refused", "unanswered"];
+        ends.iter().any(|end| controller.metrics.evictions(end) > 0).then_some(())
+    })
+    .await;
+    let record = cluster.handle.object("", "configmaps", "default", "aliquot-moves").expect("a record");
+    let text = record["data"]["moves"].as_str().expect("text").to_owned();
+    assert!(text.contains("\"begun\":{\""), "{text}");
+    assert_eq!(controller.metrics.evictions("refused"), 0, "nobody refused it");
     controller.terminate().await;
 }
 

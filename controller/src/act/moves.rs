@@ -41,6 +41,7 @@ impl Writer {
             };
             self.change_moves(within, begin, outcome).await?;
             fate = self.carry_out(pod, uid, why).await?;
+            // One that nobody answered may go yet, so it counts.
             if matches!(fate, Fate::Refused(_)) {
                 let stays = |moves: &mut Allowance| {
                     moves.call_off(uid);

@@ -29,12 +29,26 @@ pub struct Eviction {
 /// What became of a pod that was to be evicted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fate {
-    /// The API server ends it, or was asked to and did not answer, and it is gone.
+    /// The API server ends it, or was asked to and did not answer, and it ends or is gone.
     Evicted,
     /// It was gone already.
     Gone,
     /// It stays, for this reason.
     Refused(String),
+    /// Nobody knows: the API server was asked, and gave no answer up to the last attempt, for this reason.
+    Unanswered(String),
+}
+
+impl Fate {
+    /// In one word, as metrics have it.
+    pub const fn word(&self) -> &'static str {
+        match self {
+            Self::Evicted => "evicted",
+            Self::Gone => "gone",
+            Self::Refused(_) => "refused",
+            Self::Unanswered(_) => "unanswered",
+        }
+    }
 }
 
 /// A pod that is to be evicted.
@@ -97,9 +111,9 @@ impl Writer {
         }
         for Victim { pod, uid, why } in there {
             let fate = self.carry_out(&pod, &uid, &why).await?;
-            let refused = matches!(fate, Fate::Refused(_));
+            let goes = matches!(fate, Fate::Evicted | Fate::Gone);
             outcome.evictions.push(Eviction { pod, uid, fate });
-            if refused {
+            if !goes {
                 break;
             }
         }
@@ -135,8 +149,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Evicts a pod after it was said why; if it is refused now, although the rehearsal was not, that is said
-    /// too, or the pod would have been told what never came.
+    /// Evicts a pod after it was said why; if it is refused now, although the rehearsal was not, or not answered,
+    /// that is said too, or the pod would have been told what never came.
     pub(super) async fn carry_out(
         &self,
         pod: &ObjectKey,
@@ -145,8 +159,16 @@ impl Writer {
     ) -> Result<Fate, WriteError> {
         self.record(why).await?;
         let fate = self.evict(pod, uid, false).await?;
-        if let Fate::Refused(message) = &fate {
-            let note = format!("it stays after all, as the API server refused its eviction: {message}");
+        let note = match &fate {
+            Fate::Evicted | Fate::Gone => None,
+            Fate::Refused(message) => {
+                Some(format!("it stays after all, as the API server refused its eviction: {message}"))
+            }
+            Fate::Unanswered(message) => Some(format!(
+                "it may stay after all, as the API server did not answer its eviction: {message}"
+            )),
+        };
+        if let Some(note) = note {
             // What became of it counts, whether that can be said or not.
             if let Err(error) =
                 self.record(&Report { reason: reasons::NOT_EVICTED, note, ..why.clone() }).await
@@ -247,9 +269,14 @@ impl Writer {
                     if !rehearsal {
                         gone = Fate::Evicted;
                     }
-                    // A conflict may mean another pod of the same name: then this one is gone.
+                    // A conflict may mean another pod of the same name: then this one is gone. One that ends is on
+                    // its way, though it takes its time.
+                    let goes = |pod: Pod| {
+                        let other = pod.metadata.uid.as_deref() != Some(uid);
+                        other || !rehearsal && pod.metadata.deletion_timestamp.is_some()
+                    };
                     if let Ok(Ok(present)) = self.send("get", api.get_opt(&key.name)).await
-                        && present.is_none_or(|pod| pod.metadata.uid.as_deref() != Some(uid))
+                        && present.is_none_or(goes)
                     {
                         return Ok(gone);
                     }
@@ -258,6 +285,6 @@ impl Writer {
             }
             Self::pause(attempt).await;
         }
-        Ok(Fate::Refused(last))
+        Ok(if rehearsal { Fate::Refused(last) } else { Fate::Unanswered(last) })
     }
 }

@@ -225,16 +225,16 @@ impl Core {
         Assumed { in_flight, allocations, claims }
     }
 
-    /// Counts evictions; the last refusal, if one was refused.
+    /// Counts evictions; why the last one was not carried out for certain, if there is one.
     pub(super) fn count_evictions(&self, evictions: Vec<Eviction>) -> Option<String> {
         let mut refused = None;
         for eviction in evictions {
+            self.metrics.eviction(eviction.fate.word());
             match eviction.fate {
-                Fate::Evicted => self.metrics.eviction("evicted"),
-                Fate::Gone => self.metrics.eviction("gone"),
-                Fate::Refused(message) => {
-                    self.metrics.eviction("refused");
-                    refused = Some(message);
+                Fate::Evicted | Fate::Gone => {}
+                Fate::Refused(message) => refused = Some(message),
+                Fate::Unanswered(message) => {
+                    refused = Some(format!("the API server did not answer: {message}"));
                 }
             }
         }

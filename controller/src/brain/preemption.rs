@@ -342,9 +342,9 @@ impl Core {
         self.in_flight.remove(pod);
         let known = self.index.pod(pod).filter(|known| known.uid == *uid).cloned();
         for Eviction { pod: victim, uid: victim_uid, fate } in evictions {
+            self.metrics.eviction(fate.word());
             match fate {
                 Fate::Evicted => {
-                    self.metrics.eviction("evicted");
                     self.preemptions.evicted.insert(victim_uid.clone());
                     // What it kept beyond its end is not kept any more.
                     let claims: Vec<ObjectKey> =
@@ -357,9 +357,8 @@ impl Core {
                     }
                     tracing::info!(pod = %victim, for_pod = %pod, "evicted");
                 }
-                Fate::Gone => self.metrics.eviction("gone"),
-                Fate::Refused(message) => {
-                    self.metrics.eviction("refused");
+                Fate::Gone => {}
+                Fate::Refused(message) | Fate::Unanswered(message) => {
                     tracing::info!(pod = %victim, for_pod = %pod, message, "not evicted");
                     self.preemptions.spared.insert(victim_uid, now + self.settings.spared);
                     if let Some(known) = &known {
