@@ -39,6 +39,7 @@ pub struct Metrics {
     deallocated: Family<OutcomeLabel, Counter>,
     evictions: Family<OutcomeLabel, Counter>,
     compactions: Family<OutcomeLabel, Counter>,
+    compaction_looks: Family<OutcomeLabel, Counter>,
     reservations: Family<OutcomeLabel, Counter>,
     limits: Family<OutcomeLabel, Counter>,
     preemption_seconds: Histogram,
@@ -89,6 +90,7 @@ impl Metrics {
             deallocated: Family::default(),
             evictions: Family::default(),
             compactions: Family::default(),
+            compaction_looks: Family::default(),
             reservations: Family::default(),
             moves_left: Gauge::default(),
             reserved: Gauge::default(),
@@ -125,6 +127,11 @@ impl Metrics {
             "compactions",
             "GPUs that were to be emptied to fill gaps, by outcome",
             metrics.compactions.clone(),
+        );
+        registry.register(
+            "compaction_looks",
+            "Looks for a GPU to empty, by what came of them",
+            metrics.compaction_looks.clone(),
         );
         registry.register(
             "compaction_moves_left",
@@ -214,6 +221,16 @@ impl Metrics {
     /// A GPU was emptied to fill gaps, or not.
     pub fn compaction(&self, outcome: &'static str) {
         self.compactions.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// It was looked for a GPU to empty.
+    pub fn compaction_look(&self, outcome: &'static str) {
+        self.compaction_looks.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    /// How often looks for a GPU to empty ended so.
+    pub fn compaction_looks(&self, outcome: &'static str) -> u64 {
+        self.compaction_looks.get_or_create(&OutcomeLabel { outcome }).get()
     }
 
     /// Devices were reserved for a pod, or something came of it.

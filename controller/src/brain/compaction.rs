@@ -8,7 +8,7 @@ use super::kept::Kept;
 use super::{Core, Effect, Regarding, Report, Settings, reasons};
 use crate::act::{Eviction, Job, MovesIn, WriteError};
 use crate::compact::{self, Allowance, Around, Move, Outline, Step, Terms};
-use crate::decide::{Situation, Stage};
+use crate::decide::{Situation, Stage, Strategy};
 use crate::index::{Holder, Index, ObjectKey, Pod, Sym, Uid};
 use crate::metrics::Metrics;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -54,6 +54,8 @@ pub(super) struct Compaction {
     next: Option<Instant>,
     /// How often in a row it was given up: each time it waits longer, so that nobody is moved to and fro.
     given_up: u32,
+    /// What came of the last look that found nothing to do, as it was logged.
+    idle: Option<&'static str>,
 }
 
 /// A GPU that is being emptied.
@@ -117,6 +119,7 @@ impl Core {
             // Who waits for a decision comes first: the look is put off until nobody does, and not until the next one.
             let (ready, delayed, _) = self.queue.lengths();
             if ready + delayed + self.writes_under_way() > 0 {
+                self.metrics.compaction_look("pods_wait");
                 return;
             }
             self.compaction.next = Some(now + settings.every);
@@ -127,21 +130,36 @@ impl Core {
     /// Chooses a GPU.
     fn begin(&mut self, settings: &Compacting, left: usize, now: Instant) {
         let gaps = compact::measure(&self.index, &HashMap::new());
+        let found = format!("{} % of what is free lies in gaps", gaps.fragmentation() / 10);
         if gaps.fragmentation() <= settings.threshold {
+            let above = settings.threshold / 10;
+            self.stay_idle("below_threshold", &format!("{found}, and GPUs are emptied only above {above} %"));
             return;
         }
         let until = Instant::now() + self.settings.deadline;
         let terms = Terms { gpus: 1, in_all: settings.terms.in_all.min(left), ..settings.terms };
         let outline = self.outline(terms, &mut || Instant::now() >= until);
-        let Some(step) = outline.steps.into_iter().next() else { return };
+        let Some(step) = outline.steps.into_iter().next() else {
+            let most = terms.per_gpu.min(terms.in_all);
+            let why = match self.settings.options.strategy {
+                Strategy::BinPack => format!(
+                    "{found}, but no GPU can be emptied by moving at most {most} pods; aliquot plan --compact tells \
+                     what stands in the way on each"
+                ),
+                other => format!("pods are placed by {other:?}, which would undo what moving them gains"),
+            };
+            self.stay_idle("no_gain", &why);
+            return;
+        };
+        self.metrics.compaction_look("begun");
+        self.compaction.idle = None;
         let closed = compact::closed(&mut self.index, (step.pool, step.gpu));
         let names: Vec<String> = step.moves.iter().map(|one| one.pod.to_string()).collect();
         tracing::info!(node = %step.node, gpu = step.gpu, pods = names.join(", "), "emptying a GPU");
         self.tell_node(
             &step,
             format!(
-                "{} % of what is free lies in gaps: emptying gpu-{} by moving {} pod(s) into the gaps of other GPUs",
-                gaps.fragmentation() / 10,
+                "{found}: emptying gpu-{} by moving {} pod(s) into the gaps of other GPUs",
                 step.gpu,
                 names.len()
             ),
@@ -149,6 +167,15 @@ impl Core {
         let left = step.moves.iter().cloned().collect();
         self.compaction.current = Some(Current { step, since: now, left, leaving: None, closed });
         self.go_on(settings, now);
+    }
+
+    /// Says why nothing is moved, once for as long as that is the reason: who switched this on and sees no moves
+    /// looks here first.
+    fn stay_idle(&mut self, outcome: &'static str, why: &str) {
+        self.metrics.compaction_look(outcome);
+        if self.compaction.idle.replace(outcome) != Some(outcome) {
+            tracing::info!(why, "no GPU is emptied");
+        }
     }
 
     fn outline(&mut self, terms: Terms, expired: &mut dyn FnMut() -> bool) -> Outline {

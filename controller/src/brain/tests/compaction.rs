@@ -1,6 +1,6 @@
 use super::*;
 use crate::act::{Eviction, Fate, MovesIn};
-use crate::compact::Allowance;
+use crate::compact::{Allowance, Terms};
 
 const HALF: &str = "3g.40gb";
 
@@ -165,6 +165,55 @@ fn nothing_is_moved_while_somebody_waits_or_where_it_is_switched_off() {
     world.core.settings.compaction = Some(Compacting { threshold: 1000, ..Compacting::default() });
     world.later(31);
     assert_eq!(world.take_jobs().len(), 0, "all that is free is in gaps, which is not more than allowed");
+}
+
+/// Everything that is logged meanwhile.
+fn logged(work: impl FnOnce()) -> String {
+    use std::io::Write;
+    #[derive(Clone, Default)]
+    struct Sink(Arc<parking_lot::Mutex<Vec<u8>>>);
+    impl Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().write(bytes)
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let sink = Sink::default();
+    let writer = sink.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
+    tracing::subscriber::with_default(subscriber, work);
+    let text = sink.0.lock().clone();
+    String::from_utf8(text).expect("text")
+}
+
+#[test]
+fn why_nobody_is_moved_is_said_once_and_again_when_the_reason_changes() {
+    let (mut world, _) = World::halves();
+    let looks = |world: &mut World, settings: Compacting| {
+        world.core.settings.compaction = Some(settings);
+        let text = logged(|| (0..3).for_each(|_| world.later(31)));
+        assert_eq!(world.take_jobs().len(), 0);
+        text.lines().filter(|line| line.contains("no GPU is emptied")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let nothing_much = Compacting { threshold: 1000, ..Compacting::default() };
+    let said = looks(&mut world, nothing_much.clone());
+    assert!(said.len() == 1 && said[0].contains("100 % of what is free lies in gaps"), "{said:?}");
+    assert!(said[0].contains("only above 100 %"), "{said:?}");
+    let none = Terms { per_gpu: 0, ..Terms::default() };
+    let said = looks(&mut world, Compacting { terms: none, ..Compacting::default() });
+    assert!(
+        said.len() == 1 && said[0].contains("no GPU can be emptied by moving at most 0 pods"),
+        "{said:?}"
+    );
+    assert_eq!(looks(&mut world, nothing_much).len(), 1, "it changed");
+    for (outcome, times) in [("below_threshold", 6), ("no_gain", 3), ("begun", 0)] {
+        assert_eq!(world.core.metrics.compaction_looks(outcome), times, "{outcome}");
+    }
+    world.core.settings.compaction = Some(Compacting::default());
+    world.moving();
+    assert_eq!(world.core.metrics.compaction_looks("begun"), 1);
 }
 
 #[test]
