@@ -11,6 +11,7 @@ pub mod check;
 mod configs;
 pub mod least;
 pub mod ledger;
+mod names;
 pub mod quota;
 
 pub use amount::Amount;

@@ -10,10 +10,12 @@
 
 mod demand;
 mod environment;
+mod named;
 mod possible;
 mod rewrite;
 
 pub use environment::Environment;
+pub use named::{Field, Named};
 
 use crate::quantity::Quantity;
 use cel::common::ast::IdedExpr;
@@ -128,7 +130,20 @@ impl Selector {
     /// The values of which an attribute of the driver's domain must have one for the expression to be
     /// true; `None` if that cannot be told.
     pub fn demanded(&self, driver: &str, attribute: &str) -> Option<Vec<&str>> {
-        demand::demanded(self.program.as_ref().ok()?, driver, attribute)
+        let is_it = |part: &IdedExpr| demand::is_attribute(part, driver, attribute);
+        demand::demanded(self.program.as_ref().ok()?, &is_it)
+    }
+
+    /// Whether only devices of the driver can make the expression true, as far as comparisons tell.
+    pub fn demands_driver(&self, driver: &str) -> bool {
+        let demanded =
+            self.program.as_ref().ok().and_then(|program| demand::demanded(program, &demand::is_driver));
+        demanded.is_some_and(|drivers| drivers.iter().all(|demanded| *demanded == driver))
+    }
+
+    /// The attributes and capacities that the expression names, guarded or not.
+    pub fn named(&self) -> BTreeSet<Named> {
+        self.program.as_ref().map(named::named).unwrap_or_default()
     }
 
     /// Whether some device of the driver could be selected, whatever its attributes are.

@@ -7,9 +7,11 @@
 mod attributes;
 mod counters;
 mod slices;
+mod vocabulary;
 
 pub use attributes::{Capacity, CapacityPolicy};
 pub use counters::MEMORY_SLICE;
+pub use vocabulary::{attribute_names, capacity_names, has_capacity};
 
 use crate::{DeviceKind, DeviceName, GpuInfo, LiveMig, MigCapability, MigProfile, Placement};
 use std::collections::BTreeMap;

@@ -5,6 +5,7 @@
 use super::configs;
 use super::least::{self, Offer, Wanted};
 use super::ledger::Limit;
+use super::names::{self, Names};
 use super::quota::{Given, GpuQuota};
 use crate::decide::Matcher;
 use crate::decide::ask::MOST_RESULTS;
@@ -72,6 +73,9 @@ pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> J
                 Some(class) => {
                     let offer = least::offer(index, scene.matcher, class, &wanted);
                     judge_way(scene, &wanted, &offer, &mut judgement);
+                    let names = Names::of_request(index, class, &wanted);
+                    judgement.errors.extend(names.unknown_capacities(&wanted));
+                    judgement.warnings.extend(names.unknown_in(wanted.selectors, &wanted.path));
                     offer
                 }
                 None => Offer::default(),
@@ -82,6 +86,8 @@ pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> J
     }
     judge_amounts(scene, &looked, prefix, &mut judgement.errors);
     let all: Vec<_> = looked.into_iter().flatten().collect();
+    let constraints = spec.devices.as_ref().and_then(|devices| devices.constraints.as_deref());
+    judgement.errors.extend(names::unknown_in_constraints(index, constraints.unwrap_or_default(), prefix));
     let entries = spec.devices.as_ref().and_then(|devices| devices.config.as_deref()).unwrap_or_default();
     judgement.warnings.extend(configs::of_others(entries, index.driver(), prefix));
     judgement.errors.extend(configs::of_claim(entries, &all, index.driver(), scene.rules, prefix));
@@ -89,7 +95,8 @@ pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> J
 }
 
 /// Judges a class.
-pub fn class(driver: &str, rules: Rules, spec: &DeviceClassSpec) -> Judgement {
+pub fn class(index: &Index, rules: Rules, spec: &DeviceClassSpec) -> Judgement {
+    let driver = index.driver();
     let entries = spec.config.iter().flatten().enumerate();
     let errors = entries.filter_map(|(at, entry)| {
         let path = format!("spec.config[{at}]");
@@ -98,7 +105,9 @@ pub fn class(driver: &str, rules: Rules, spec: &DeviceClassSpec) -> Judgement {
             Err(error) => Some(error),
         }
     });
-    Judgement { errors: errors.collect(), warnings: Vec::new() }
+    let selectors = spec.selectors.as_deref().unwrap_or_default();
+    let warnings = Names::of_class(index, selectors).unknown_in(selectors, "spec");
+    Judgement { errors: errors.collect(), warnings }
 }
 
 fn judge_way(scene: &Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgement: &mut Judgement) {

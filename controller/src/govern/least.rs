@@ -152,7 +152,7 @@ pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wante
 }
 
 /// The kinds of which a device must be for the expressions to be true.
-fn demanded_kinds(driver: &str, expressions: &[Arc<str>]) -> BTreeSet<DeviceKind> {
+pub(super) fn demanded_kinds(driver: &str, expressions: &[Arc<str>]) -> BTreeSet<DeviceKind> {
     let demanded = expressions.iter().find_map(|expression| {
         let selector = Selector::compile(expression);
         let kinds = selector.demanded(driver, "type")?;

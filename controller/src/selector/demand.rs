@@ -1,14 +1,16 @@
-//! What an expression demands of one attribute, read off its tree.
+//! What an expression demands of one attribute, or of the driver, read off its tree.
 
-use super::rewrite::{device_domain, literal_text};
+use super::rewrite::{device_domain, device_field, literal_text};
 use cel::common::ast::{CallExpr, Expr, IdedExpr, operators};
 
-/// The values of which the attribute must have one for the expression to be true; `None` if that
-/// cannot be told from comparisons with literals.
-pub(super) fn demanded<'e>(expression: &'e IdedExpr, domain: &str, attribute: &str) -> Option<Vec<&'e str>> {
+/// The values of which "it" must have one for the expression to be true; `None` if that cannot be told from
+/// comparisons with literals.
+pub(super) fn demanded<'e>(
+    expression: &'e IdedExpr,
+    is_it: &dyn Fn(&IdedExpr) -> bool,
+) -> Option<Vec<&'e str>> {
     let Expr::Call(CallExpr { func_name, target: None, args }) = &expression.expr else { return None };
-    let of = |part: &'e IdedExpr| demanded(part, domain, attribute);
-    let is_it = |part: &IdedExpr| is_attribute(part, domain, attribute);
+    let of = |part: &'e IdedExpr| demanded(part, is_it);
     match (func_name.as_str(), args.as_slice()) {
         (operators::LOGICAL_AND, [left, right]) => of(left).or_else(|| of(right)),
         (operators::LOGICAL_OR, [left, right]) => {
@@ -26,8 +28,13 @@ pub(super) fn demanded<'e>(expression: &'e IdedExpr, domain: &str, attribute: &s
     }
 }
 
+/// `device.driver`
+pub(super) fn is_driver(expression: &IdedExpr) -> bool {
+    device_field(expression) == Some("driver")
+}
+
 /// `device.attributes["domain"].attribute`, as it is after rewriting.
-fn is_attribute(expression: &IdedExpr, domain: &str, attribute: &str) -> bool {
+pub(super) fn is_attribute(expression: &IdedExpr, domain: &str, attribute: &str) -> bool {
     let Expr::Call(CallExpr { func_name, target: None, args }) = &expression.expr else { return false };
     match (func_name.as_str(), args.as_slice()) {
         (operators::INDEX, [operand, field]) => {

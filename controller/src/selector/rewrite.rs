@@ -304,7 +304,7 @@ fn is_optional(expression: &IdedExpr) -> bool {
 }
 
 /// Operator and operands of a call without a target.
-fn operation(expression: &IdedExpr) -> Option<(&str, &[IdedExpr])> {
+pub(super) fn operation(expression: &IdedExpr) -> Option<(&str, &[IdedExpr])> {
     match &expression.expr {
         Expr::Call(call) if call.target.is_none() => Some((call.func_name.as_str(), call.args.as_slice())),
         _ => None,

@@ -141,6 +141,41 @@ fn only_what_is_read_is_listed(#[case] expression: &str, #[case] names: &[&str],
 }
 
 #[rstest]
+#[case(r#"device.attributes["d.com"].a == 1 && device.capacity["d.com"]["b"].isGreaterThan(quantity("1"))"#, &["d.com/a"], &["d.com/b"])]
+#[case(r#"cel.bind(d, device.attributes["d.com"], d.a == d.?b.orValue(1) && has(d.c) && "e" in d)"#, &["d.com/a", "d.com/b", "d.com/c", "d.com/e"], &[])]
+#[case(r#"device.attributes[?"d.com"].a.orValue(1) == 1 && device.capacity["e.com"].?b.hasValue()"#, &["d.com/a"], &["e.com/b"])]
+#[case(r#"device.attributes.all(d, d != "x") && device.attributes["d.com"].a == 1"#, &["d.com/a"], &[])]
+#[case(r#"device.attributes["d.com"][device.driver] == 1"#, &[], &[])]
+fn attributes_and_capacities_are_told_by_name(
+    #[case] expression: &str,
+    #[case] attributes: &[&str],
+    #[case] capacities: &[&str],
+) {
+    let named = Selector::compile(expression).named();
+    let of = |field: Field| -> Vec<String> {
+        let named = named.iter().filter(|named| named.field == field);
+        named.map(|named| format!("{}/{}", named.domain, named.name)).collect()
+    };
+    assert_eq!(
+        (of(Field::Attributes), of(Field::Capacity)),
+        (
+            attributes.iter().map(ToString::to_string).collect(),
+            capacities.iter().map(ToString::to_string).collect(),
+        )
+    );
+}
+
+#[rstest]
+#[case::only(r#"device.driver == "gpu.aliquot.dev" && device.capacity["x"].?y.hasValue()"#, true)]
+#[case::one_of_two(r#"device.driver in ["gpu.aliquot.dev", "nic.example.com"]"#, false)]
+#[case::other(r#"device.driver == "nic.example.com""#, false)]
+#[case::any("true", false)]
+#[case::broken("device.driver ==", false)]
+fn whether_only_one_driver_is_demanded_is_known(#[case] expression: &str, #[case] demanded: bool) {
+    assert_eq!(Selector::compile(expression).demands_driver(DRIVER), demanded);
+}
+
+#[rstest]
 #[case(r#""d.com" in device.attributes"#)]
 #[case(r#"device.attributes.all(d, d != "x")"#)]
 #[case(r#"device.attributes["d.com"].all(k, k != "x")"#)]

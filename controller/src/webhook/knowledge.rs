@@ -186,6 +186,6 @@ impl Knowledge {
 
     /// What is wrong with a class.
     pub(super) fn judge_class(&self, spec: &DeviceClassSpec) -> Judgement {
-        check::class(&self.driver, self.rules, spec)
+        check::class(&self.cluster.lock().index, self.rules, spec)
     }
 }

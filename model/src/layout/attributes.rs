@@ -1,5 +1,7 @@
-//! Attributes and capacities of a device. Names are NVIDIA's where NVIDIA's driver has the fact.
+//! Attributes and capacities of a device. Names are NVIDIA's where NVIDIA's driver has the fact; all of them are
+//! listed in [`super::vocabulary`], for those who check what is asked for.
 
+use super::vocabulary::MEMORY_SLICE_CAPACITY;
 use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES, Options};
 use crate::names::{ATTR_NUMA_NODE, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
 use crate::{DeviceKind, DeviceName, GpuInfo, MigProfile, Quantity, version};
@@ -121,7 +123,7 @@ fn partition_capacity(name: &DeviceName, profile: &MigProfile, capacity: &mut BT
         && let Some(placement) = profile.placements.iter().find(|p| p.start == *start)
     {
         for slice in placement.slices() {
-            insert(format!("memorySlice{slice}"), 1);
+            insert(format!("{MEMORY_SLICE_CAPACITY}{slice}"), 1);
         }
     }
 }
@@ -151,7 +153,8 @@ fn shared_capacity(info: &GpuInfo, slots: u32, capacity: &mut BTreeMap<String, C
 
 /// Facts that go first when a board has more than the API allows, in this order; the rest never goes.
 fn drop_surplus(attributes: &mut BTreeMap<String, Attribute>, capacity: &mut BTreeMap<String, Capacity>) {
-    let slices: Vec<String> = capacity.keys().filter(|k| k.starts_with("memorySlice")).cloned().collect();
+    let slices: Vec<String> =
+        capacity.keys().filter(|k| k.starts_with(MEMORY_SLICE_CAPACITY)).cloned().collect();
     for name in slices.into_iter().rev() {
         if attributes.len() + capacity.len() <= MAX_ATTRIBUTES_AND_CAPACITIES {
             return;

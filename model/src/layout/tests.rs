@@ -129,6 +129,28 @@ fn slices_keep_within_the_limits_of_the_server(#[case] minor: u32, #[case] gpus:
     assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len(), "device names are unique in the pool");
 }
 
+/// Both ways: nothing is published that is not listed, and nothing is listed that nobody publishes.
+#[test]
+fn the_vocabulary_is_what_is_published() {
+    let gpus =
+        [board(0, &SEVEN_SLICES, false, false), board(1, &RTX_PRO, true, false), board(2, &[], false, false)];
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    for kind in DeviceKind::ALL {
+        let devices = || slices.iter().flat_map(|s| &s.devices).filter(|d| d.kind() == kind);
+        let attributes: BTreeSet<&str> =
+            devices().flat_map(|d| d.attributes.keys()).map(String::as_str).collect();
+        assert_eq!(attributes, attribute_names(kind).iter().copied().collect(), "{kind}");
+        let capacities: BTreeSet<&str> =
+            devices().flat_map(|d| d.capacity.keys()).map(String::as_str).collect();
+        let (slices, others): (BTreeSet<&str>, BTreeSet<&str>) =
+            capacities.iter().partition(|name| name.starts_with("memorySlice"));
+        assert_eq!(others, capacity_names(kind).iter().copied().collect(), "{kind}");
+        assert_eq!(slices.is_empty(), kind != DeviceKind::Mig);
+        assert!(capacities.iter().all(|name| has_capacity(kind, name)), "{kind}: {capacities:?}");
+        assert!(!has_capacity(kind, "mem") && !has_capacity(kind, "memorySliceX"));
+    }
+}
+
 #[test]
 fn first_fit_meets_small_devices_first_and_the_whole_gpu_last() {
     let gpus = [board(0, &SEVEN_SLICES, false, false)];

@@ -9,6 +9,7 @@ fn index() -> Index {
     index.reset_slices(&fixtures::slices("n1", 2, AllocatorMode::Controller, 1));
     let mut classes = fixtures::classes();
     classes.push(fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#));
+    classes.push(fixtures::class("any.example.com", "true"));
     for kind in ["mps", "timeslice"] {
         let expression =
             format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}""#);
@@ -66,6 +67,13 @@ fn share_of(class: &str, capacity: Value) -> Value {
     let mut request = request("r", class, 1);
     request["exactly"]["capacity"] = json!({"requests": capacity});
     request
+}
+
+/// Two whole GPUs with the same of something.
+fn constrained(attribute: &str) -> Value {
+    let mut spec = fixtures::spec(&[request("r", "gpu.aliquot.dev", 2)]);
+    spec["devices"]["constraints"] = json!([{"matchAttribute": attribute}]);
+    spec
 }
 
 const LEGAL: &str =
@@ -162,9 +170,156 @@ fn tenants_are_told_what_is_wrong_and_what_to_do(#[case] spec: Value, #[case] wa
 #[case::open_where_the_class_is(with_config(&[share_of("open.example.com", json!({"memory": "4Gi"}))], &[], json!({"kind": "ShareConfig", "failMode": "Open"})))]
 #[case::another_driver(fixtures::spec(&[request("r", "nic.example.com", 40)]))]
 #[case::a_class_that_is_not_there_yet(fixtures::spec(&[request("r", "later.example.com", 40)]))]
-#[case::a_selector_that_fails(fixtures::spec(&[selected("gpu.aliquot.dev", &format!(r#"device.attributes["{DRIVER}"].later == "x""#))]))]
+#[case::the_name_of_a_capacity_with_its_domain(fixtures::spec(&[share_of("share.aliquot.dev", json!({"gpu.aliquot.dev/memory": "4Gi"}))]))]
+#[case::at_least_so_much_memory_of_a_whole_gpu(fixtures::spec(&[share_of("gpu.aliquot.dev", json!({"memory": "40Gi"}))]))]
+#[case::a_memory_slice(fixtures::spec(&[selected("mig.aliquot.dev", &format!(r#"has(device.capacity["{DRIVER}"].memorySlice0)"#))]))]
+#[case::a_standard_attribute(fixtures::spec(&[selected("gpu.aliquot.dev", r#"device.attributes["resource.kubernetes.io"].numaNode == 0"#)]))]
+#[case::names_of_another_driver_where_it_may_give(fixtures::spec(&[selected("any.example.com", r#"device.attributes["nic.example.com"].?speed.orValue(0) > 1"#)]))]
+#[case::a_capacity_of_another_driver_where_it_may_give(fixtures::spec(&[share_of("any.example.com", json!({"bandwidth": "1G"}))]))]
+#[case::one_root(constrained("resource.kubernetes.io/pcieRoot"))]
 fn what_may_be_right_is_accepted(#[case] spec: Value) {
     assert_eq!(judge(spec), Judgement::default());
+}
+
+/// Names that no device has: nothing would ever come of them.
+#[rstest]
+#[case::capacity(
+    fixtures::spec(&[share_of("share.aliquot.dev", json!({"mem": "10Gi"}))]),
+    "spec.devices.requests[0].exactly.capacity.requests.mem: no device of class share.aliquot.dev has it; did you mean memory? legal are cores, memory, slots"
+)]
+#[case::capacity_of_an_alternative(
+    json!({"devices": {"requests": [{"name": "r", "firstAvailable": [
+        {"name": "a", "deviceClassName": "gpu.aliquot.dev"},
+        {"name": "b", "deviceClassName": "share.aliquot.dev", "capacity": {"requests": {"gpu.aliquot.dev/core": "10"}}},
+    ]}]}}),
+    "spec.devices.requests[0].firstAvailable[1].capacity.requests.gpu.aliquot.dev/core: no device of class share.aliquot.dev has it; did you mean cores? legal are cores, memory, slots"
+)]
+#[case::capacity_of_another_domain(
+    fixtures::spec(&[share_of("share.aliquot.dev", json!({"nic.example.com/bandwidth": "1G"}))]),
+    "capacity.requests.nic.example.com/bandwidth: no device of class share.aliquot.dev has it; legal are cores, memory, slots"
+)]
+#[case::capacity_of_partitions(
+    fixtures::spec(&[share_of("mig.aliquot.dev", json!({"decoder": "1"}))]),
+    "capacity.requests.decoder: no device of class mig.aliquot.dev has it; did you mean decoders? legal are copyEngines, decoders, encoders, jpegEngines, memory, multiprocessors, ofaEngines"
+)]
+#[case::cores_of_whole_gpus(
+    fixtures::spec(&[share_of("gpu.aliquot.dev", json!({"cores": "50"}))]),
+    "spec.devices.requests[0].exactly.capacity.requests.cores: devices of class gpu.aliquot.dev are given as they are, and only shares of a GPU have cores; leave it out, or use class share.aliquot.dev for a part of a GPU"
+)]
+#[case::cores_of_partitions(
+    fixtures::spec(&[share_of("mig.aliquot.dev", json!({"cores": "50"}))]),
+    "capacity.requests.cores: devices of class mig.aliquot.dev are given as they are, and only shares"
+)]
+#[case::constraint(
+    constrained("gpu.aliquot.dev/pcieRoot"),
+    "spec.devices.constraints[0].matchAttribute: gpu.aliquot.dev/pcieRoot: no device of driver gpu.aliquot.dev has it; did you mean resource.kubernetes.io/pcieRoot?"
+)]
+fn names_that_nothing_has_are_refused_with_those_that_there_are(#[case] spec: Value, #[case] want: &str) {
+    let judgement = judge(spec);
+    assert!(judgement.errors.iter().any(|error| error.contains(want)), "{judgement:#?}");
+    assert_eq!(judgement.errors.len(), 1, "{judgement:#?}");
+}
+
+/// A selector may be meant for devices that come later, or guard what it reads.
+#[rstest]
+#[case::attribute(
+    "gpu.aliquot.dev", r#"device.attributes["gpu.aliquot.dev"].productNme.contains("H100")"#,
+    r#"spec.devices.requests[0].exactly.selectors[0]: device.attributes["gpu.aliquot.dev"].productNme: no device of class gpu.aliquot.dev has it; did you mean device.attributes["gpu.aliquot.dev"].productName? legal are architecture, brand, "#
+)]
+#[case::nothing_like_it(
+    "gpu.aliquot.dev", r#"device.attributes["gpu.aliquot.dev"].later == "x""#,
+    r#"device.attributes["gpu.aliquot.dev"].later: no device of class gpu.aliquot.dev has it; legal are architecture, "#
+)]
+#[case::capacity(
+    "mig.aliquot.dev", r#"device.capacity["gpu.aliquot.dev"].mem.isGreaterThan(quantity("10Gi"))"#,
+    r#"device.capacity["gpu.aliquot.dev"].mem: no device of class mig.aliquot.dev has it; did you mean device.capacity["gpu.aliquot.dev"].memory? legal are copyEngines, "#
+)]
+#[case::attribute_that_is_a_capacity(
+    "gpu.aliquot.dev",
+    r#"device.attributes["gpu.aliquot.dev"].memory > 5"#,
+    r#"did you mean device.capacity["gpu.aliquot.dev"].memory? legal are architecture, "#
+)]
+#[case::standard_attribute_in_our_domain(
+    "gpu.aliquot.dev",
+    r#"device.attributes["gpu.aliquot.dev"].numaNode == 0"#,
+    r#"did you mean device.attributes["resource.kubernetes.io"].numaNode?"#
+)]
+#[case::another_domain(
+    "gpu.aliquot.dev", r#"device.attributes["gpu.nvidia.com"].productName == "H100""#,
+    r#"device.attributes["gpu.nvidia.com"].productName: no device of class gpu.aliquot.dev has it; did you mean device.attributes["gpu.aliquot.dev"].productName?"#
+)]
+#[case::attribute_of_another_kind(
+    "share.aliquot.dev", r#"device.attributes["gpu.aliquot.dev"].profile == "1g.10gb""#,
+    r#"device.attributes["gpu.aliquot.dev"].profile: no device of class share.aliquot.dev has it; legal are "#
+)]
+#[case::guarded("gpu.aliquot.dev", r#"has(device.attributes["gpu.aliquot.dev"].brnd)"#, "].brand? legal")]
+#[case::optional(
+    "gpu.aliquot.dev",
+    r#"device.attributes["gpu.aliquot.dev"].?brnd.orValue("") == """#,
+    "].brand? legal"
+)]
+#[case::optional_domain(
+    "gpu.aliquot.dev",
+    r#"device.attributes[?"gpu.aliquot.dev"].brnd.orValue("") == """#,
+    "].brand? legal"
+)]
+#[case::listed("gpu.aliquot.dev", r#""brnd" in device.attributes["gpu.aliquot.dev"]"#, "].brand? legal")]
+#[case::bound(
+    "gpu.aliquot.dev",
+    r#"cel.bind(a, device.attributes["gpu.aliquot.dev"], a.brnd == "x")"#,
+    "].brand? legal"
+)]
+#[case::our_domain_where_others_may_give(
+    "any.example.com",
+    r#"device.attributes["gpu.aliquot.dev"].brnd == "x""#,
+    "].brand? legal"
+)]
+fn selectors_that_read_what_no_device_has_are_warned_of(
+    #[case] class: &str,
+    #[case] expression: &str,
+    #[case] want: &str,
+) {
+    let judgement = judge(fixtures::spec(&[selected(class, expression)]));
+    assert_eq!(judgement.errors, Vec::<String>::new());
+    assert!(judgement.warnings.iter().any(|warning| warning.contains(want)), "{judgement:#?}");
+    assert_eq!(judgement.warnings.len(), 1, "{judgement:#?}");
+}
+
+/// A node's agent may be newer than the controller.
+#[test]
+fn what_nodes_publish_is_no_mistake_whatever_its_name() {
+    let mut slices = fixtures::slices("n1", 1, AllocatorMode::Controller, 1);
+    for device in slices.iter_mut().flat_map(|slice| slice.spec.devices.iter_mut().flatten()) {
+        let attributes = device.attributes.get_or_insert_default();
+        attributes.insert("later".to_owned(), object(json!({"string": "x"})));
+        device.capacity.get_or_insert_default().insert("much".to_owned(), object(json!({"value": "5"})));
+    }
+    let mut index = index();
+    index.reset_slices(&slices);
+    let mut request = selected("gpu.aliquot.dev", &format!(r#"device.attributes["{DRIVER}"].later == "x""#));
+    request["exactly"]["capacity"] = json!({"requests": {"much": "1"}});
+    let mut matcher = Matcher::new();
+    let mut scene =
+        Scene { index: &index, matcher: &mut matcher, rules: Rules::default(), quotas: Vec::new() };
+    assert_eq!(claim(&mut scene, &object(fixtures::spec(&[request])), "spec"), Judgement::default());
+}
+
+#[test]
+fn classes_that_read_what_no_device_has_are_warned_of() {
+    let judge = |expression: String| {
+        let spec = object(json!({"selectors": [{"cel": {"expression": expression}}]}));
+        class(&index(), Rules::default(), &spec)
+    };
+    let read = |name: &str| {
+        judge(format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].{name} == "x""#))
+    };
+    assert_eq!(read("productName"), Judgement::default());
+    let judgement = read("productNme");
+    assert_eq!(judgement.errors, Vec::<String>::new());
+    let want = r#"spec.selectors[0]: device.attributes["gpu.aliquot.dev"].productNme: no device of such a class has it; did you mean"#;
+    assert!(judgement.warnings.len() == 1 && judgement.warnings[0].starts_with(want), "{judgement:?}");
+    let foreign = r#"device.driver == "nic.example.com" && device.attributes["nic.example.com"].speed > 10"#;
+    assert_eq!(judge(foreign.to_owned()), Judgement::default());
 }
 
 #[test]
@@ -266,7 +421,7 @@ fn more_than_a_namespace_may_have_is_refused(
 fn classes_are_checked_for_their_configuration() {
     let judge = |parameters: Value| {
         let rules = Rules { oversubscribe_at_most: 8 << 30, ..Rules::default() };
-        class(DRIVER, rules, &object(json!({"config": [{"opaque": opaque(parameters)}]}))).errors
+        class(&index(), rules, &object(json!({"config": [{"opaque": opaque(parameters)}]}))).errors
     };
     assert_eq!(judge(json!({"kind": "ShareConfig", "failMode": "Open"})), Vec::<String>::new());
     assert_eq!(judge(json!({"kind": "ShareConfig", "oversubscribe": "8Gi"})), Vec::<String>::new());

@@ -1,0 +1,196 @@
+//! Names of attributes and capacities as claims and classes write them, against those that devices of ours
+//! have. A name that none has is a mistake that would never come to light: the claim waits for ever.
+
+use super::least::{Wanted, demanded_kinds};
+use crate::index::{Class, Index};
+use crate::selector::{Field, Selector};
+use aliquot_model::layout::{attribute_names, capacity_names, has_capacity};
+use aliquot_model::{DeviceKind, DeviceName};
+use k8s_openapi::api::resource::v1::{DeviceConstraint, DeviceSelector};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// How alike two names are of which one is proposed for the other: from 0 to 1, the same.
+const ALIKE: f64 = 0.8;
+
+/// The names that devices of some kinds have.
+pub(super) struct Names<'a> {
+    index: &'a Index,
+    kinds: BTreeSet<DeviceKind>,
+    /// Whether nothing else can be given: then names of other drivers' domains are mistakes, too.
+    only: bool,
+    /// Who has them, in words.
+    who: String,
+}
+
+impl<'a> Names<'a> {
+    /// Of what a request can be given, as far as its own selectors and its class' tell.
+    pub(super) fn of_request(index: &'a Index, class: &Class, wanted: &Wanted<'_>) -> Self {
+        let own = wanted.selectors.iter().filter_map(|selector| selector.cel.as_ref());
+        let own = own.map(|cel| Arc::from(cel.expression.as_str()));
+        let expressions: Vec<Arc<str>> = class.selectors.iter().flatten().cloned().chain(own).collect();
+        Self::demanded(index, &expressions, format!("device of class {}", wanted.class))
+    }
+
+    /// Of what a class can select.
+    pub(super) fn of_class(index: &'a Index, selectors: &[DeviceSelector]) -> Self {
+        let expressions = selectors.iter().filter_map(|selector| selector.cel.as_ref());
+        let expressions: Vec<_> = expressions.map(|cel| Arc::from(cel.expression.as_str())).collect();
+        Self::demanded(index, &expressions, "device of such a class".to_owned())
+    }
+
+    /// Of all our devices.
+    fn of_driver(index: &'a Index) -> Self {
+        let who = format!("device of driver {}", index.driver());
+        Self { index, kinds: DeviceKind::ALL.into(), only: false, who }
+    }
+
+    fn demanded(index: &'a Index, expressions: &[Arc<str>], who: String) -> Self {
+        let kinds = demanded_kinds(index.driver(), expressions);
+        let ours = |expression: &Arc<str>| Selector::compile(expression).demands_driver(index.driver());
+        let only = !kinds.is_empty() || expressions.iter().any(ours);
+        let kinds = if kinds.is_empty() { DeviceKind::ALL.into() } else { kinds };
+        Self { index, kinds, only, who }
+    }
+
+    /// Capacities that are asked for and that nothing has which the request can be given.
+    pub(super) fn unknown_capacities(&self, wanted: &Wanted<'_>) -> Vec<String> {
+        let driver = self.index.driver();
+        let asked = wanted.capacity.iter().flat_map(|capacity| capacity.requests.iter().flatten());
+        let unknown = asked.map(|(asked, _)| asked.as_str()).filter_map(|asked| {
+            let (domain, name) = asked.split_once('/').unwrap_or((driver, asked));
+            if !self.only || self.has(Field::Capacity, domain, name) {
+                return None;
+            }
+            let path = format!("{}.capacity.requests.{asked}", wanted.path);
+            let shared = domain == driver && has_capacity(DeviceKind::Share, name);
+            Some(if shared && !self.kinds.iter().any(|kind| kind.shareable()) {
+                format!(
+                    "{path}: devices of class {} are given as they are, and only shares of a GPU have {name}; leave it \
+                     out, or use class share.aliquot.dev for a part of a GPU",
+                    wanted.class
+                )
+            } else {
+                format!("{path}: {}", self.advice(Field::Capacity, name, |(_, domain, name)| {
+                    if domain == driver { name.to_owned() } else { format!("{domain}/{name}") }
+                }))
+            })
+        });
+        unknown.collect()
+    }
+
+    /// What selectors name that nothing has which can be selected.
+    pub(super) fn unknown_in(&self, selectors: &[DeviceSelector], path: &str) -> Vec<String> {
+        let driver = self.index.driver();
+        let mut unknown = Vec::new();
+        for (at, selector) in selectors.iter().enumerate() {
+            let Some(cel) = &selector.cel else { continue };
+            for named in Selector::compile(&cel.expression).named() {
+                let (field, domain, name) = (named.field, named.domain.as_str(), named.name.as_str());
+                // Of what another driver may give as well we know our own domain only.
+                if (self.only || domain == driver) && !self.has(field, domain, name) {
+                    let advice = self.advice(field, name, expression);
+                    unknown.push(format!(
+                        "{path}.selectors[{at}]: {}: {advice}",
+                        expression((field, domain, name))
+                    ));
+                }
+            }
+        }
+        unknown
+    }
+
+    /// Whether something has it. Nodes may be newer than we are: what they publish counts.
+    fn has(&self, field: Field, domain: &str, name: &str) -> bool {
+        let driver = self.index.driver();
+        let told = |kind: &DeviceKind| match field {
+            Field::Attributes => {
+                attribute_names(*kind).iter().any(|known| qualified(driver, known) == (domain, name))
+            }
+            Field::Capacity => domain == driver && has_capacity(*kind, name),
+        };
+        self.kinds.iter().any(told) || self.is_published(field, domain, name)
+    }
+
+    fn is_published(&self, field: Field, domain: &str, name: &str) -> bool {
+        let Some(symbol) = self.index.find_qualified(&format!("{domain}/{name}")) else { return false };
+        self.index.makes_published().flat_map(|layout| layout.devices.iter()).any(|device| {
+            let shape = self.index.shape(device);
+            let has = match field {
+                Field::Attributes => shape.attributes.contains(&symbol),
+                Field::Capacity => shape.capacities.iter().any(|(known, _)| *known == symbol),
+            };
+            has && DeviceName::parse(self.index.name(device.name))
+                .is_some_and(|name| self.kinds.contains(&name.kind()))
+        })
+    }
+
+    /// What there is instead: the name that is most like it, and all of them.
+    fn advice(&self, field: Field, name: &str, show: impl Fn((Field, &str, &str)) -> String) -> String {
+        let driver = self.index.driver();
+        let mut known: BTreeSet<(Field, &str, &str)> = BTreeSet::new();
+        for kind in &self.kinds {
+            let attributes = attribute_names(*kind).iter().map(|known| qualified(driver, known));
+            known.extend(attributes.map(|(domain, name)| (Field::Attributes, domain, name)));
+            known.extend(capacity_names(*kind).iter().map(|name| (Field::Capacity, driver, *name)));
+        }
+        let alike = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &name.to_lowercase());
+        // Of equals the one in the same place.
+        let nearest = known.iter().filter(|(_, _, known)| alike(known) >= ALIKE).max_by(|one, other| {
+            alike(one.2).total_cmp(&alike(other.2)).then((one.0 == field).cmp(&(other.0 == field)))
+        });
+        let meant = nearest.map(|nearest| format!("; did you mean {}?", show(*nearest))).unwrap_or_default();
+        let legal = known.iter().filter(|(of, _, _)| *of == field).map(|(_, domain, name)| {
+            if *domain == driver { (*name).to_owned() } else { format!("{domain}/{name}") }
+        });
+        let legal: Vec<String> = legal.collect();
+        format!(
+            "no {} has it{meant}{} legal are {}",
+            self.who,
+            if meant.is_empty() { ";" } else { "" },
+            legal.join(", ")
+        )
+    }
+}
+
+/// Constraints on attributes of our domain that no device has, which nothing can satisfy.
+pub(super) fn unknown_in_constraints(
+    index: &Index,
+    constraints: &[DeviceConstraint],
+    prefix: &str,
+) -> Vec<String> {
+    let names = Names::of_driver(index);
+    let mut unknown = Vec::new();
+    for (at, constraint) in constraints.iter().enumerate() {
+        let fields = [
+            ("matchAttribute", &constraint.match_attribute),
+            ("distinctAttribute", &constraint.distinct_attribute),
+        ];
+        for (field, attribute) in fields {
+            let Some((domain, name)) = attribute.as_deref().and_then(|name| name.split_once('/')) else {
+                continue;
+            };
+            if domain == index.driver() && !names.has(Field::Attributes, domain, name) {
+                let advice =
+                    names.advice(Field::Attributes, name, |(_, domain, name)| format!("{domain}/{name}"));
+                unknown
+                    .push(format!("{prefix}.devices.constraints[{at}].{field}: {domain}/{name}: {advice}"));
+            }
+        }
+    }
+    unknown
+}
+
+/// Domain and name.
+fn qualified<'a>(driver: &'a str, name: &'a str) -> (&'a str, &'a str) {
+    name.split_once('/').unwrap_or((driver, name))
+}
+
+/// As a selector writes it.
+fn expression((field, domain, name): (Field, &str, &str)) -> String {
+    let map = match field {
+        Field::Attributes => "attributes",
+        Field::Capacity => "capacity",
+    };
+    format!("device.{map}[{domain:?}].{name}")
+}
