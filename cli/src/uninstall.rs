@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 13] = [
+const POLICIES: [&str; 14] = [
     "aliquot-node-slices",
     "aliquot-fenced-writes",
     "aliquot-tolerations",
@@ -41,6 +41,7 @@ const POLICIES: [&str; 13] = [
     "aliquot-allocations",
     "aliquot-hold-claims",
     "aliquot-shares",
+    "aliquot-share-demands",
     "aliquot-node-usage",
     "aliquot-node-limits",
     "aliquot-node-limits-status",

@@ -57,11 +57,12 @@ impl Wish {
             Some(Ok(duration)) => wish.hold_for = Some(duration),
             Some(Err(reason)) => wish.mistakes.push(format!("annotation {HOLD_FOR}: {reason}")),
         }
-        match text(HOLD_PRIORITY).map(str::parse::<i32>) {
+        match text(HOLD_PRIORITY).map(|text| (text, text.parse::<i32>())) {
             None => {}
-            Some(Ok(priority)) if priority <= 0 => wish.priority = Some(priority),
-            Some(_) => wish.mistakes.push(format!(
-                "annotation {HOLD_PRIORITY} must be a number of at most 0, where pods without a priority class stand"
+            Some((_, Ok(priority))) if priority <= 0 => wish.priority = Some(priority),
+            Some((text, _)) => wish.mistakes.push(format!(
+                "annotation {HOLD_PRIORITY} is {text:?}; it must be a number of at most 0, where pods without a \
+                 priority class stand"
             )),
         }
         wish

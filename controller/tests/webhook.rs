@@ -238,7 +238,7 @@ async fn configure_checks(cluster: &Cluster, addr: SocketAddr, failure_policy: &
             "failurePolicy": failure_policy,
             "clientConfig": {"url": format!("https://{addr}/validate")},
             "rules": [{
-                "apiGroups": ["resource.k8s.io"], "apiVersions": ["v1"], "operations": ["CREATE"],
+                "apiGroups": ["resource.k8s.io"], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"],
                 "resources": ["resourceclaims", "resourceclaimtemplates", "deviceclasses"],
             }],
         }],
@@ -252,7 +252,7 @@ async fn ask(cluster: &Cluster, name: &str, request: serde_json::Value) -> kube:
     Api::namespaced(cluster.client.clone(), "default").create(&PostParams::default(), &claim).await
 }
 
-fn words<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
+fn words_of<T: std::fmt::Debug>(answer: kube::Result<T>) -> String {
     match answer {
         Err(kube::Error::Api(status)) => status.message,
         other => panic!("expected a refusal, got {other:?}"),
@@ -288,7 +288,7 @@ async fn claims_templates_and_classes_that_can_never_be_right_are_refused() {
     }));
     let answer =
         Api::namespaced(cluster.client.clone(), "default").create(&PostParams::default(), &template).await;
-    let said = words(answer);
+    let said = words_of(answer);
     assert!(
         said.contains("spec.spec.devices.requests[0].exactly.capacity.requests.memory: no device"),
         "{said}"
@@ -296,18 +296,73 @@ async fn claims_templates_and_classes_that_can_never_be_right_are_refused() {
     let mut class = fixtures::class("odd", "true");
     class.spec.config = fixtures::object(json!([{"opaque": {"driver": fixtures::DRIVER, "parameters": {
         "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuConfig", "slice": "Long"}}}]));
-    let said =
-        words(Api::<DeviceClass>::all(cluster.client.clone()).create(&PostParams::default(), &class).await);
+    let said = words_of(
+        Api::<DeviceClass>::all(cluster.client.clone()).create(&PostParams::default(), &class).await,
+    );
     assert!(
         said.contains("spec.config[0].opaque.parameters: GpuConfig.slice: unknown field `slice`"),
         "{said}"
     );
+    let mut request = fixtures::share("r", "2Gi", "5");
+    request["exactly"]["capacity"]["requests"] = json!({"mem": "2Gi"});
+    let said = words_of(ask(&cluster, "mem", request).await);
+    assert!(said.contains("did you mean memory? legal are cores, memory, slots"), "{said}");
     ask(&cluster, "fine", fixtures::partition("r", "2g.20gb")).await.expect("accepted");
-    assert_eq!(hook.metrics.refused.get(), 3);
+    assert_eq!(hook.metrics.refused.get(), 4);
     // Nobody is there: claims are made as they are.
     hook.stop.cancel();
     hook.task.await.expect("no panic").expect("served");
     ask(&cluster, "unchecked", fixtures::partition("r", "9g.1gb")).await.expect("accepted");
+}
+
+/// What was accepted once stays changeable: only what a change makes wrong is refused.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_change_makes_wrong_of_a_claims_annotations_is_refused_and_nothing_else() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    // Made while nobody looked: neither its profile nor one of its annotations can be right.
+    let mut claim = fixtures::claim("old", &fixtures::spec(&[fixtures::partition("r", "9g.1gb")]));
+    claim.metadata.annotations = Some([("aliquot.dev/binding".to_owned(), "Now".to_owned())].into());
+    cluster.create(&claim).await;
+    cluster.add_node_in("n1", 1, AllocatorMode::Controller).await;
+    let hook = start(&cluster, "r1").await;
+    configure_checks(&cluster, hook.addr, "Fail").await;
+    let claims: Api<ResourceClaim> = Api::namespaced(cluster.client.clone(), "default");
+    let annotate = async |name: &str, value: &str| {
+        let patch = json!({"metadata": {"annotations": {name: value}}});
+        claims.patch("old", &PatchParams::default(), &Patch::Merge(&patch)).await
+    };
+    eventually("somebody answers", async || annotate("other.example.com/a", "b").await.ok()).await;
+    for (name, value, words) in [
+        (
+            "aliquot.dev/reclaim",
+            "Keep",
+            "annotation aliquot.dev/reclaim is \"Keep\"; it can be Delete or Retain",
+        ),
+        ("aliquot.dev/hold-for", "soon", "annotation aliquot.dev/hold-for: \"soon\" is not a duration"),
+        (
+            "aliquot.dev/hold-priority",
+            "5",
+            "annotation aliquot.dev/hold-priority is \"5\"; it must be a number of at most 0",
+        ),
+        (
+            "aliquot.dev/binding",
+            "Later",
+            "annotation aliquot.dev/binding is \"Later\"; it can be Immediate or",
+        ),
+    ] {
+        let said = words_of(annotate(name, value).await);
+        assert!(said.contains(words), "{said}");
+    }
+    for (name, value) in [
+        ("aliquot.dev/reclaim", "Retain"),
+        ("aliquot.dev/hold-for", "10m"),
+        ("aliquot.dev/binding", "Immediate"),
+    ] {
+        annotate(name, value).await.expect("accepted");
+    }
+    assert_eq!(hook.metrics.refused.get(), 4);
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -321,7 +376,7 @@ async fn with_failure_policy_fail_nothing_passes_while_nobody_answers() {
     .await;
     hook.stop.cancel();
     hook.task.await.expect("no panic").expect("served");
-    let said = words(ask(&cluster, "later", fixtures::partition("r", "2g.20gb")).await);
+    let said = words_of(ask(&cluster, "later", fixtures::partition("r", "2g.20gb")).await);
     assert!(said.contains("failed calling webhook \"claims.aliquot.dev\""), "{said}");
 }
 

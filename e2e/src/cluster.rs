@@ -128,6 +128,13 @@ impl Cluster {
         self.kubectl_with(&["apply", "--server-side", "--force-conflicts", "-f", "-"], manifest).map(drop)
     }
 
+    /// Creates what a manifest's text says, and returns what is warned of; empty without warnings. What fails
+    /// shows there as well.
+    pub fn warnings(&self, manifest: &str) -> String {
+        let created = self.kubectl_with(&["create", "--warnings-as-errors", "-f", "-"], manifest);
+        created.err().map(|error| format!("{error:#}")).unwrap_or_default()
+    }
+
     /// Stops, starts, kills or pauses a part of the cluster (`e2e/cluster/component`).
     ///
     /// # Errors

@@ -116,6 +116,15 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
     let kind = review.pointer("/request/kind/kind").and_then(Value::as_str).unwrap_or_default();
     let (knowledge, namespace) = (&app.knowledge, namespace(&review));
     let judgement = match kind {
+        // Its spec does not change, and what was wrong with it before must stay changeable.
+        "ResourceClaim" if is_update(&review) => object::<ResourceClaim>(&review).map(|claim| {
+            let before = at::<ResourceClaim>(&review, "/request/oldObject").unwrap_or_default();
+            let mut errors = Wish::read(claim.metadata.annotations.as_ref()).mistakes;
+            let known = Wish::read(before.metadata.annotations.as_ref()).mistakes;
+            errors.retain(|mistake| !known.contains(mistake));
+            Judgement { errors, warnings: Vec::new() }
+        }),
+        "ResourceClaimTemplate" if is_update(&review) => None,
         "ResourceClaim" => object::<ResourceClaim>(&review).map(|claim| {
             let mut judgement = knowledge.judge_claim(namespace, &claim.spec, "spec");
             judgement.errors.extend(Wish::read(claim.metadata.annotations.as_ref()).mistakes);
@@ -145,7 +154,15 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
 }
 
 fn object<T: DeserializeOwned>(review: &Value) -> Option<T> {
-    match serde_json::from_value(review.pointer("/request/object").cloned().unwrap_or_default()) {
+    at(review, "/request/object")
+}
+
+fn is_update(review: &Value) -> bool {
+    review.pointer("/request/operation").and_then(Value::as_str) == Some("UPDATE")
+}
+
+fn at<T: DeserializeOwned>(review: &Value, path: &str) -> Option<T> {
+    match serde_json::from_value(review.pointer(path).cloned().unwrap_or_default()) {
         Ok(object) => Some(object),
         Err(error) => {
             tracing::debug!(%error, "an admission request that is not understood");

@@ -46,6 +46,7 @@ fn each_kind_of_bad_input_is_refused_with_its_reason() -> Result<()> {
         let all = json!({"name": "r", "exactly": {
             "deviceClassName": "gpu.aliquot.dev", "allocationMode": "All", "count": 2,
         }});
+        let asking = |class: &str, capacity: Value| json!({"name": "r", "exactly": {"deviceClassName": class, "capacity": {"requests": capacity}}});
         let profile = |profile: &str| objects::partition_of("r", profile, "H100");
         let table = [
             (
@@ -92,6 +93,18 @@ fn each_kind_of_bad_input_is_refused_with_its_reason() -> Result<()> {
                 objects::annotated(share(), "aliquot.dev/reclaim", "keep"),
                 "annotation aliquot.dev/reclaim is \"keep\"; it can be Delete or Retain",
             ),
+            (
+                objects::annotated(share(), "aliquot.dev/hold-priority", "5"),
+                "annotation aliquot.dev/hold-priority is \"5\"; it must be a number of at most 0",
+            ),
+            (
+                objects::claim(&namespace, "c", &[asking("share.aliquot.dev", json!({"mem": "10Gi"}))]),
+                "spec.devices.requests[0].exactly.capacity.requests.mem: no device of class share.aliquot.dev has it; did you mean memory? legal are cores, memory, slots",
+            ),
+            (
+                objects::template(&namespace, "t", &[asking("gpu.aliquot.dev", json!({"cores": "50"}))]),
+                "spec.spec.devices.requests[0].exactly.capacity.requests.cores: devices of class gpu.aliquot.dev are given as they are, and only shares of a GPU have cores; leave it out, or use class share.aliquot.dev",
+            ),
             // Kubernetes itself has an answer to this one.
             (objects::claim(&namespace, "c", &[all]), "must not be specified when allocationMode is 'All'"),
         ];
@@ -116,7 +129,11 @@ fn shares_state_what_their_namespace_demands() -> Result<()> {
             &namespace,
             "aliquot.dev/share-requires=memory, cores",
         ])?;
-        let words = "a request for a share states memory and cores (capacity.requests); complete gpu";
+        let words = format!(
+            "ResourceClaim {namespace}/after: request gpu must state memory and cores, as annotation \
+             aliquot.dev/share-requires of namespace {namespace} demands; write, for example, \
+             capacity: {{requests: {{memory: 10Gi, cores: 20}}}}"
+        );
         cluster
             .wait_for("the namespace's demand to be in force", || async {
                 match cluster.create(&[bare("after")]) {
@@ -124,7 +141,7 @@ fn shares_state_what_their_namespace_demands() -> Result<()> {
                         cluster.kubectl(&["-n", &namespace, "delete", "resourceclaim", "after"])?;
                         Ok(None)
                     }
-                    Err(error) => Ok(format!("{error:#}").contains(words).then_some(())),
+                    Err(error) => Ok(format!("{error:#}").contains(&words).then_some(())),
                 }
             })
             .await?;
@@ -132,11 +149,118 @@ fn shares_state_what_their_namespace_demands() -> Result<()> {
             "deviceClassName": "share.aliquot.dev", "capacity": {"requests": {"memory": "4Gi"}},
         }});
         let said = refusal(cluster, objects::template(&namespace, "half", &[half]))?;
-        ensure!(said.contains(words), "{said}");
+        let words =
+            format!("ResourceClaimTemplate {namespace}/half: request gpu must state memory and cores, as");
+        ensure!(said.contains(&words), "{said}");
         cluster.create(&[
             objects::claim(&namespace, "whole", &[objects::share("gpu", "4Gi", 10)]),
             objects::claim(&namespace, "other", &[objects::request("gpu", "gpu.aliquot.dev")]),
         ])?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// A demand that nobody can meet is told to whoever makes it; where it was made before, those who ask are told
+/// whose mistake it is.
+#[test]
+fn a_demand_that_no_share_can_meet_is_answered_by_name() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("demanding").await?;
+        let annotate = |value: &str| {
+            let word = format!("aliquot.dev/share-requires={value}");
+            cluster.kubectl(&["annotate", "--overwrite", "namespace", &namespace, &word])
+        };
+        let words = format!(
+            "annotation aliquot.dev/share-requires of namespace {namespace} demands what no share has (mem); it can be \
+             memory, cores, both with a comma between, or nothing"
+        );
+        let said = annotate("mem,cores").err().map(|error| format!("{error:#}")).context("accepted")?;
+        ensure!(said.contains(&words), "{said}");
+        annotate("cores, memory")?;
+        annotate("")?;
+        // As it was made before there was the policy.
+        let binding = ["validatingadmissionpolicybinding", "aliquot-share-demands"];
+        let there = cluster.kubectl(&["get", binding[0], binding[1], "-o", "json"])?;
+        cluster.kubectl(&["delete", binding[0], binding[1]])?;
+        let share = objects::claim(&namespace, "c", &[objects::share("r", "1Gi", 5)]);
+        let said = async {
+            let unchecked = || async { Ok(annotate("mem").is_ok().then_some(())) };
+            cluster.wait_for("the policy to be out of force", unchecked).await?;
+            let refused = || async {
+                let Err(error) = cluster.create(std::slice::from_ref(&share)) else {
+                    cluster.kubectl(&["-n", &namespace, "delete", "resourceclaim", "c"])?;
+                    return Ok(None);
+                };
+                Ok(Some(format!("{error:#}")))
+            };
+            cluster.wait_for("the demand to be in force", refused).await
+        }
+        .await;
+        let mut there: Value = serde_json::from_str(&there)?;
+        if let Some(metadata) = there.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.retain(|field, _| ["name", "labels", "annotations"].contains(&field.as_str()));
+        }
+        cluster.create(&[there])?;
+        let said = said?;
+        let words = format!(
+            "annotation aliquot.dev/share-requires of namespace {namespace} demands of requests for shares what no \
+             share has (mem)"
+        );
+        ensure!(said.contains(&words) && said.contains("aliquot.dev/share-requires=memory,cores"), "{said}");
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// Annotations can be written later, too; what was accepted stays changeable.
+#[test]
+fn what_a_claim_says_about_keeping_devices_is_checked_whenever_it_changes() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("kept-otherwise").await?;
+        cluster.create(&[objects::claim(&namespace, "c", &[objects::share("r", "1Gi", 5)])])?;
+        let annotate = |word: &str| {
+            cluster.kubectl(&["-n", &namespace, "annotate", "--overwrite", "resourceclaim", "c", word])
+        };
+        for (word, words) in [
+            (
+                "aliquot.dev/reclaim=keep",
+                "annotation aliquot.dev/reclaim is \"keep\"; it can be Delete or Retain",
+            ),
+            ("aliquot.dev/binding=Now", "annotation aliquot.dev/binding is \"Now\"; it can be Immediate or"),
+            ("aliquot.dev/hold-for=soon", "annotation aliquot.dev/hold-for: \"soon\" is not a duration"),
+            (
+                "aliquot.dev/hold-priority=5",
+                "annotation aliquot.dev/hold-priority is \"5\"; it must be a number",
+            ),
+        ] {
+            let said = annotate(word).err().map(|error| format!("{error:#}")).context("accepted")?;
+            ensure!(said.contains(words), "expected {words:?}, was told {said}");
+        }
+        annotate("aliquot.dev/reclaim=Retain")?;
+        annotate("example.com/note=x")?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// A selector may be meant for devices that come later: it is accepted, with a warning.
+#[test]
+fn a_selector_that_reads_what_no_device_has_is_warned_of() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("misspelt").await?;
+        let read = |name: &str| {
+            let expression = format!("device.attributes[\"gpu.aliquot.dev\"].{name}.contains(\"H100\")");
+            let request = json!({"name": "r", "exactly": {
+                "deviceClassName": "gpu.aliquot.dev", "selectors": [{"cel": {"expression": expression}}],
+            }});
+            cluster.warnings(&objects::claim(&namespace, &name.to_lowercase(), &[request]).to_string())
+        };
+        let said = read("productNme");
+        let words = "Warning: spec.devices.requests[0].exactly.selectors[0]: \
+                     device.attributes[\"gpu.aliquot.dev\"].productNme: no device of class gpu.aliquot.dev has it; did \
+                     you mean device.attributes[\"gpu.aliquot.dev\"].productName? legal are";
+        ensure!(said.contains(words), "{said}");
+        let said = read("productName");
+        ensure!(said.is_empty(), "{said}");
+        cluster.kubectl(&["-n", &namespace, "get", "resourceclaim", "productnme", "productname"])?;
         cluster.delete_namespace(&namespace).await
     })
 }
@@ -296,17 +420,23 @@ fn the_example_refuses_its_mistakes_and_runs_one_of_its_two_pods() -> Result<()>
             ("too-much", "asks for at least 12Gi of GPU memory, but one claim may have 10Gi"),
             (
                 "incomplete",
-                "a request for a share states memory and cores (capacity.requests); complete share",
+                "request share must state memory and cores, as annotation aliquot.dev/share-requires of namespace governed",
             ),
             (
                 "wrong-kind",
                 "MigConfig is for devices of type mig, but request share is for devices of type share",
+            ),
+            (
+                "undivided",
+                "devices of class mig.aliquot.dev are given as they are, and only shares of a GPU have cores",
             ),
         ] {
             let answer = cluster.apply(&read(&format!("refused/{file}.yaml"))?);
             let said = format!("{:#}", answer.err().with_context(|| format!("{file} was accepted"))?);
             ensure!(said.contains(words), "{file}: {said}");
         }
+        let said = cluster.warnings(&read("warned/misspelt-attribute.yaml")?);
+        ensure!(said.contains("profle: no device of class mig.aliquot.dev has it; did you mean"), "{said}");
         cluster.delete_namespace("governed").await
     })
 }
