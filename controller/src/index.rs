@@ -13,6 +13,7 @@ mod fleet;
 mod gang;
 mod intern;
 mod labels;
+mod layout;
 mod node;
 mod outlook;
 mod pod;
@@ -33,10 +34,11 @@ pub(crate) use fleet::{IDENTITIES, PARENT};
 pub use gang::{Gang, POD_GROUP_APIS};
 pub use intern::{Interner, Pooled, Sym, Table};
 pub use labels::{Labels, Selector};
+pub use layout::{Column, CounterSet, Fixed, Gpu, Layout, Owners};
 pub use node::{ACKNOWLEDGED, GOING_BACK, HostPort, Node, resources_of};
 pub use outlook::Outlook;
 pub use pod::{ClaimSource, Pod, PodClaim, PodNeeds, Resolution};
-pub use pool::{Column, CounterSet, Fixed, Gpu, Layout, Owners, Pool, PoolState};
+pub use pool::{Pool, PoolState};
 pub use storage::{PodVolume, StorageClass, Volume, VolumeClaim};
 pub use taints::{TaintRule, tolerated};
 pub(crate) use usage::gpu_of_name;
@@ -107,8 +109,8 @@ pub struct Index {
     pub(crate) shapes: Table<Shape>,
     pub(crate) draws: Table<Box<[(u16, crate::quantity::Quantity)]>>,
     pub(crate) taint_lists: Table<Vec<Taint>>,
-    columns: Pooled<pool::Column>,
-    fixed: Pooled<pool::Fixed>,
+    columns: Pooled<layout::Column>,
+    fixed: Pooled<layout::Fixed>,
     last_id: u64,
     pools: HashMap<Sym, Pool>,
     pools_of_node: HashMap<Arc<str>, BTreeSet<Sym>>,

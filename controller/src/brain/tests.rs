@@ -6,6 +6,7 @@ use aliquot_model::layout::{AllocatorMode, GpuState, Holding};
 use k8s_openapi::api::resource::v1::AllocationResult;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 mod budgets;
 mod compaction;

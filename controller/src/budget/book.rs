@@ -4,13 +4,16 @@
 //! is the release acknowledged to its node, which forgets it. A kill in between repeats the release, and
 //! an account that has it already does not count it again.
 
-use super::account::{Account, AllocatedClaim, Observed, Stored};
+mod entry;
+
+use super::account::{AllocatedClaim, Observed};
 use super::kinds::{Budget, Enforcement, NodeUsage, Substitutes, Terms};
-use super::status::{self, Standing};
+use super::status::Standing;
 use super::{amount, window};
 use crate::index::{ObjectKey, Uid};
 use aliquot_model::usage::{HeldClaim, MicroGpus, Release};
-use serde_json::{Value, json};
+use entry::{Entry, account_of};
+use serde_json::Value;
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -118,26 +121,6 @@ pub struct Verdict {
     pub note: String,
 }
 
-#[derive(Debug)]
-struct Entry {
-    budget: Budget,
-    account: Account,
-    standing: Option<Standing>,
-    /// When what lies ahead was looked for.
-    looked_at: i64,
-    /// First revision with a change that is not stored.
-    dirty: Option<u64>,
-    /// Last revision with a change.
-    changed: u64,
-    writing: Option<u64>,
-    /// What we stored, and what is being stored.
-    ours: Vec<Stored>,
-    stored_at: i64,
-    retry_at: i64,
-    shown: Value,
-    over: bool,
-}
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Counted {
     ledger: String,
@@ -186,22 +169,7 @@ impl Book {
                 entry.budget = budget;
             }
             _ => {
-                let entry = Entry {
-                    account: account_of(&budget, now),
-                    standing: None,
-                    looked_at: i64::MIN,
-                    // So that a budget is stored once before anything is acknowledged.
-                    dirty: Some(0),
-                    changed: 0,
-                    writing: None,
-                    ours: Vec::new(),
-                    stored_at: i64::MIN,
-                    retry_at: i64::MIN,
-                    shown: Value::Null,
-                    over: budget.is_over(),
-                    budget,
-                };
-                self.budgets.insert(entry.budget.key.clone(), entry);
+                self.budgets.insert(budget.key.clone(), Entry::new(budget, now));
             }
         }
     }
@@ -464,83 +432,6 @@ fn charged<'a, T: Clone>(
 /// What the watch shows may be from before what a write returned.
 fn is_older(version: &str, than: &str) -> bool {
     matches!((version.parse::<u64>(), than.parse::<u64>()), (Ok(version), Ok(than)) if version < than)
-}
-
-fn account_of(budget: &Budget, now: i64) -> Account {
-    match &budget.stored {
-        None => Account::new(now),
-        Some(stored) => Account::restore(stored).unwrap_or_else(|| {
-            tracing::error!(budget = %budget.key, "its account cannot be read: it begins anew");
-            Account::new(now)
-        }),
-    }
-}
-
-impl Entry {
-    /// The first second that is of interest.
-    fn counts_from(&self, now: i64) -> i64 {
-        let terms = self.budget.terms.as_ref();
-        terms.map_or_else(|_| now.saturating_sub(window::LONGEST), |terms| terms.window.bounds(now).0)
-    }
-
-    fn judge(&mut self, changed: bool, now: i64, actions: &mut Vec<Action>) {
-        let Ok(terms) = &self.budget.terms else {
-            self.standing = None;
-            return;
-        };
-        // What lies ahead is looked for when something changed, and now and then.
-        let fresh = !changed && now.saturating_sub(self.looked_at) < HEARTBEAT;
-        let before = self.standing.as_ref().filter(|_| fresh);
-        let standing = match before.and_then(|before| before.later(terms, &self.account, now)) {
-            Some(standing) => standing,
-            None => {
-                self.looked_at = now;
-                Standing::of(terms, &self.account, now)
-            }
-        };
-        let over = standing.is_over();
-        if over != self.over {
-            self.over = over;
-            actions.push(Action::Tell {
-                key: self.budget.key.clone(),
-                uid: self.budget.uid.clone(),
-                over,
-                note: status::sentence(terms, &standing),
-            });
-        }
-        self.standing = Some(standing);
-    }
-
-    fn store(&mut self, revision: u64, now: i64, actions: &mut Vec<Action>) {
-        if self.writing.is_some() || now < self.retry_at {
-            return;
-        }
-        let mut status = status::status(&self.budget, self.standing.as_ref(), now);
-        let state = |status: &Value| {
-            let field = |name: &str| status.get(name).cloned();
-            (field("state"), field("observedGeneration"), field("claims"))
-        };
-        let news = self.dirty.is_some() || state(&status) != state(&self.shown);
-        let due = now.saturating_sub(self.stored_at) >= HEARTBEAT;
-        if !(news || due && (self.account.running().0 > 0 || status != self.shown)) {
-            return;
-        }
-        self.shown = status.clone();
-        let stored = self.account.store();
-        if let Some(fields) = status.as_object_mut() {
-            fields.insert("account".to_owned(), json!(stored));
-        }
-        self.ours.push(stored);
-        self.writing = Some(revision);
-        self.stored_at = now;
-        actions.push(Action::Store {
-            key: self.budget.key.clone(),
-            uid: self.budget.uid.clone(),
-            version: self.budget.version.clone(),
-            status,
-            revision,
-        });
-    }
 }
 
 #[cfg(test)]

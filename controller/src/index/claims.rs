@@ -1,11 +1,12 @@
 //! ResourceClaims, their allocations, and decisions that are not in the API yet.
 
-use super::{Change, Holder, Index, ObjectKey, Owner, Pod, Sym, Uid, convert, gang};
+mod read;
+
+use super::{Change, Holder, Index, ObjectKey, Owner, Pod, Sym, Uid, gang};
 use crate::hold::heir::Bequest;
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
-use crate::substitute::{ANNOTATION, Record};
-use aliquot_model::names::{COMPANION_OF, LIMITS};
+use crate::substitute::Record;
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
@@ -402,49 +403,6 @@ impl Index {
         Change::of(pods, room)
     }
 
-    fn read_claim(&mut self, claim: &ResourceClaim) -> Option<Claim> {
-        let key = key_of(&claim.metadata)?;
-        let uid: Uid = claim.metadata.uid.as_deref()?.into();
-        let status = claim.status.as_ref();
-        let fingerprint = claim.metadata.annotations.as_ref().and_then(|a| a.get(FINGERPRINT));
-        let allocation = status
-            .and_then(|status| status.allocation.as_ref())
-            .map(|allocation| self.read_allocation(&uid, fingerprint.map(String::as_str), allocation));
-        let said = |name: &str| claim.metadata.annotations.as_ref().and_then(|all| all.get(name));
-        let companion = said(COMPANION_OF).and_then(|text| CompanionOf::read(&key.namespace, text));
-        let limits = said(LIMITS).map(|text| text.as_str().into());
-        let owner_pod = claim
-            .metadata
-            .owner_references
-            .iter()
-            .flatten()
-            .find(|owner| owner.kind == "Pod" && owner.controller == Some(true))
-            .map(|owner| owner.uid.as_str().into());
-        Some(Claim {
-            key,
-            uid,
-            version: claim.metadata.resource_version.clone().unwrap_or_default(),
-            created: claim.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
-            deleting: claim.metadata.deletion_timestamp.is_some(),
-            finalizers: claim.metadata.finalizers.clone().unwrap_or_default(),
-            spec: Arc::new(claim.spec.clone()),
-            substitution: Record::read(claim.metadata.annotations.as_ref().and_then(|a| a.get(ANNOTATION))),
-            owner_pod,
-            allocation,
-            hold: Wish::read(claim.metadata.annotations.as_ref()),
-            limits,
-            companion,
-            bequest: claim
-                .metadata
-                .annotations
-                .as_ref()
-                .and_then(|all| all.get(aliquot_model::names::HOLD_OF))
-                .and_then(|text| serde_json::from_str(text).ok())
-                .map(Arc::new),
-            reserved_for: status.and_then(|status| status.reserved_for.clone()).unwrap_or_default(),
-        })
-    }
-
     /// Whether an allocation is ours to take back: we wrote it, or nobody else may give its devices. The
     /// annotation lies in an object of the tenant's, and a policy that keeps him from it can be missing.
     pub fn is_ours(&self, allocation: &Allocation) -> bool {
@@ -458,74 +416,11 @@ impl Index {
         let device = layout.and_then(|layout| layout.devices.get(layout.position(held.device)? as usize));
         device.is_some_and(|device| device.owner == Owner::Controller)
     }
-
-    /// Reads an allocation as it stands in a claim's status.
-    pub fn read_allocation(
-        &mut self,
-        uid: &str,
-        fingerprint_found: Option<&str>,
-        allocation: &AllocationResult,
-    ) -> Allocation {
-        let results: &[_] =
-            allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default();
-        let timestamp = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
-        let mark = fingerprint_of(uid, fingerprint_found, allocation);
-        let mut held = Vec::new();
-        let driver = self.driver.clone();
-        for result in results.iter().filter(|result| *result.driver == *driver) {
-            held.push(self.read_result(result));
-        }
-        let node = allocation.node_selector.as_ref().and_then(single_node);
-        let selector = match (&node, &allocation.node_selector) {
-            (None, Some(selector)) => Some(Arc::new(selector.clone())),
-            _ => None,
-        };
-        Allocation {
-            others: held.len() < results.len(),
-            held,
-            node: node.map(Into::into),
-            selector,
-            timestamp,
-            by_us: fingerprint_found == Some(&*mark),
-            mark: mark.into(),
-        }
-    }
-
-    fn read_result(&mut self, result: &DeviceRequestAllocationResult) -> Held {
-        let mut consumed = Vec::new();
-        for (name, amount) in result.consumed_capacity.iter().flatten() {
-            // The API server parsed it; what we cannot parse counts as everything there is.
-            let amount = convert::quantity(amount).unwrap_or_else(|_| Quantity::from_u64(u64::MAX));
-            consumed.push((self.qualify(name), amount));
-        }
-        consumed.sort_unstable_by_key(|(name, _)| *name);
-        Held {
-            request: result.request.as_str().into(),
-            pool: self.names.intern(&result.pool),
-            device: self.names.intern(&result.device),
-            admin: result.admin_access.unwrap_or(false),
-            share: result.share_id.as_deref().map(Into::into),
-            consumed: consumed.into(),
-        }
-    }
 }
 
 /// Namespace and name of an object's metadata.
 pub(crate) fn key_of(meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta) -> Option<ObjectKey> {
     Some(ObjectKey::new(meta.namespace.as_deref()?, meta.name.as_deref()?))
-}
-
-/// The node of a selector of the one form that node-local devices have.
-fn single_node(selector: &NodeSelector) -> Option<&str> {
-    let [term] = selector.node_selector_terms.as_slice() else { return None };
-    if term.match_expressions.as_ref().is_some_and(|e| !e.is_empty()) {
-        return None;
-    }
-    let [field] = term.match_fields.as_deref()? else { return None };
-    match (field.key.as_str(), field.operator.as_str(), field.values.as_deref()?) {
-        ("metadata.name", "In", [node]) => Some(node),
-        _ => None,
-    }
 }
 
 /// Whether a version is from before another. They are numbers that grow (Kubernetes 1.35 promises

@@ -1,6 +1,7 @@
 //! What is written in which order, and what comes of it when things go wrong.
 
 use super::*;
+use crate::budget::account::Account;
 use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
 use kube::api::DynamicObject;
 use rstest::rstest;
