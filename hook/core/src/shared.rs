@@ -37,6 +37,8 @@ struct Book {
     sums: [[u64; 2]; device::MOST],
     /// Bytes that were exported and freed, and stay charged because others have them: where no slot could be had.
     lingering: [u64; device::MOST],
+    /// Those of them that are being left to a slot of nobody's.
+    leaving: [u64; device::MOST],
 }
 
 static BOOK: Mutex<Book> = Mutex::new(Book {
@@ -44,6 +46,7 @@ static BOOK: Mutex<Book> = Mutex::new(Book {
     imported: Map::new(),
     sums: [[0; 2]; device::MOST],
     lingering: [0; device::MOST],
+    leaving: [0; device::MOST],
 });
 
 /// Whether anything lingers.
@@ -71,7 +74,19 @@ impl Book {
     /// What others are told.
     fn shown(&self, device: Device) -> Option<(Device, [u64; 2])> {
         let [exported, imported] = self.sums.get(device)?;
-        Some((device, [exported.saturating_add(*self.lingering.get(device)?), *imported]))
+        let freed = self.lingering.get(device)?.saturating_add(*self.leaving.get(device)?);
+        Some((device, [exported.saturating_add(freed), *imported]))
+    }
+
+    /// Bytes that were being left are no longer; `stay`: they linger as before.
+    fn left(&mut self, device: Device, bytes: u64, stay: bool) {
+        let (Some(leaving), Some(lingering)) = (self.leaving.get_mut(device), self.lingering.get_mut(device))
+        else {
+            return;
+        };
+        *leaving = leaving.saturating_sub(bytes);
+        *lingering = lingering.saturating_add(if stay { bytes } else { 0 });
+        LINGERS.store(self.lingering.iter().any(|bytes| *bytes > 0), Relaxed);
     }
 
     fn forget(&mut self, side: Side, key: u64) -> Option<(Device, [u64; 2])> {
@@ -151,43 +166,53 @@ pub(crate) fn settle(device: Device) -> bool {
     share.reap();
     let (imported, exported) = share.shared_by_others();
     let mut book = BOOK.lock();
-    let exported = exported.saturating_add(book.sums.get(device).map_or(0, |[exported, _]| *exported));
-    let Some(lingering) = book.lingering.get_mut(device) else { return false };
+    let all = &mut *book;
+    let (Some([own, _]), Some(lingering), Some(leaving)) =
+        (all.sums.get(device), all.lingering.get_mut(device), all.leaving.get_mut(device))
+    else {
+        return false;
+    };
+    let exported = exported.saturating_add(*own).saturating_add(*leaving);
     let kept = imported.saturating_sub(exported).min(*lingering);
-    let mut released = core::mem::replace(lingering, 0) - kept;
+    let unused = core::mem::replace(lingering, 0) - kept;
+    *leaving = leaving.saturating_add(kept);
+    LINGERS.store(book.lingering.iter().any(|bytes| *bytes > 0), Relaxed);
+    let shown = book.shown(device);
+    drop(book);
+    // Others are told before it is released: what is told to be exported is charged at any time.
+    let give_up = |shown, bytes| {
+        publish(shown);
+        account::release(device, bytes);
+    };
+    if unused > 0 {
+        give_up(shown, unused);
+    }
     if kept > 0 {
+        let leave = || {
+            let mut book = BOOK.lock();
+            book.left(device, kept, false);
+            let shown = book.shown(device);
+            drop(book);
+            give_up(shown, kept);
+        };
         // One share for all that it is charged to, or it stays where it is.
-        drop(book);
-        let is_left = account::shares_on(device).nth(1).is_none() && share.leave(kept);
-        released += if is_left { kept } else { 0 };
-        book = BOOK.lock();
-        if !is_left && let Some(lingering) = book.lingering.get_mut(device) {
-            *lingering = lingering.saturating_add(kept);
+        if account::shares_on(device).nth(1).is_some() || !share.leave(kept, leave) {
+            BOOK.lock().left(device, kept, true);
         }
     }
-    let shown = book.shown(device);
-    LINGERS.store(book.lingering.iter().any(|bytes| *bytes > 0), Relaxed);
-    drop(book);
-    if released > 0 {
-        account::release(device, released);
-        publish(shown);
-    }
-    released > 0
+    unused > 0
 }
 
-/// Forgets what went with a context.
+/// Forgets what was imported into a context that is gone. What went with it that others may have is freed as if it had
+/// been freed before.
 pub(crate) fn context_gone(context: u64) {
-    for side in [Side::Exported, Side::Imported] {
-        loop {
-            let mut book = BOOK.lock();
-            let Some(key) = book.side(side).find_key(|_, part| part.context == context) else { break };
-            let changed = book.forget(side, key);
-            drop(book);
-            publish(changed);
-            if side == Side::Imported {
-                settle_left(changed);
-            }
-        }
+    loop {
+        let mut book = BOOK.lock();
+        let Some(key) = book.imported.find_key(|_, part| part.context == context) else { break };
+        let changed = book.forget(Side::Imported, key);
+        drop(book);
+        publish(changed);
+        settle_left(changed);
     }
 }
 
@@ -199,5 +224,6 @@ pub(crate) fn renew_after_fork() {
     book.imported.clear();
     book.sums = [[0; 2]; device::MOST];
     book.lingering = [0; device::MOST];
+    book.leaving = [0; device::MOST];
     LINGERS.store(false, Relaxed);
 }

@@ -4,6 +4,7 @@
 
 mod support;
 
+use aliquot_sim_node::NodeSpec;
 use support::{Bench, GIB, Holder, MIB};
 
 fn bench() -> Bench {
@@ -193,4 +194,48 @@ fn what_was_freed_stays_charged_once_whatever_its_exporter_does() {
         assert_eq!(bench.run(&["init", "retain", "alloc:linear:1G"])[2], "0", "{how}");
         assert_eq!(bench.audit("a"), 0, "{how}");
     }
+}
+
+#[test]
+fn what_a_killed_importer_had_stays_charged_until_the_driver_has_freed_it() {
+    for (how, frees) in [("ipc", true), ("fd", true), ("ipc", false), ("fd", false)] {
+        let spec = NodeSpec { reap_delay_ms: 1000, ..NodeSpec::new(["H100-80"]) };
+        let bench = Bench::with(spec);
+        bench.share("a", 0, GIB);
+        let (mut exporter, open) = freeing_exporter(&bench, how);
+        let importer = bench.hold(&["init", "retain", &open]);
+        // Somebody who is there already, so that nothing of the driver's delay is over when he asks.
+        let mut other =
+            Holder::start(&mut bench.probe(&["init", "retain", "hold", "alloc:linear:600M", "hold"]));
+        if frees {
+            exporter.step();
+        } else {
+            exporter.kill();
+            bench.await_used(0, 600 * MIB, how);
+            exporter = bench.hold(&["init", "retain", "alloc:linear:100M", "hold"]);
+        }
+        importer.kill();
+        other.step();
+        assert!(bench.used(0) <= GIB, "{how}, {frees}: {} MiB are in use", bench.used(0) / MIB);
+        assert_eq!(bench.charged("a"), (700 * MIB, 700 * MIB), "{how}, {frees}");
+        assert_eq!(other.finish(), [] as [&str; 0], "{how}, {frees}");
+        exporter.finish();
+    }
+}
+
+#[test]
+fn what_goes_with_its_exporters_context_stays_charged_until_the_last_importer_gives_it_back() {
+    let bench = bench();
+    let script = ["init", "ctx", "alloc:linear:600M", "ipcexport", "hold", "destroy", "hold"];
+    let mut exporter = Holder::start(&mut bench.probe(&script));
+    let open = format!("ipcopen:{}", exporter.before[3]);
+    let mut importer =
+        Holder::start(&mut bench.probe(&["init", "retain", &open, "hold", "ipcclose", "hold"]));
+    exporter.step();
+    assert_eq!(bench.used(0), 600 * MIB, "the driver keeps it");
+    assert_eq!(bench.charged("a"), (600 * MIB, 600 * MIB));
+    importer.step();
+    assert_eq!(bench.charged("a"), (0, 0));
+    importer.finish();
+    exporter.finish();
 }

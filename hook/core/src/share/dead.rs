@@ -5,9 +5,8 @@ use super::files::pid_namespace;
 use crate::nvml::{self, List};
 use crate::sys::{self, File};
 use aliquot_quota::ledger::{self, Cells, Word};
-use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, SlotState};
+use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, Slot, SlotState};
 use core::ops::Range;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
 /// How long the driver may need to free a dead process's memory.
@@ -34,40 +33,26 @@ impl Share {
     }
 
     pub(super) fn reap_in(&self, region: &Region, own: Option<usize>) -> (bool, Option<u64>) {
-        let (mut list, mut came_back, mut wait) = (None, false, None);
-        let (now, here) = (sys::now_ms(), pid_namespace());
-        let others = || (0..SLOT_COUNT).filter(|slot| Some(*slot) != own);
         // All who are dead first: what they imported keeps nothing.
         if !self.find_dead(region, own, 0..SLOT_COUNT) {
-            return (came_back, wait);
+            return (false, None);
         }
-        let mut imported = None;
-        for slot in others() {
-            if SlotState::of(region.load(Word::State(slot))) != Some(SlotState::Dead) {
+        let dead = |slot: &usize| {
+            Some(*slot) != own && SlotState::of(region.load(Word::State(*slot))) == Some(SlotState::Dead)
+        };
+        let (freeing, wait) = self.freeing(region, (0..SLOT_COUNT).filter(dead));
+        let (mut imported, mut came_back) = (None, false);
+        for slot in (0..SLOT_COUNT).filter(dead) {
+            if freeing.get(slot) != Some(&false) {
                 continue;
             }
-            let age = now.saturating_sub(ledger::dead_since(region, slot, now));
-            let held = ledger::charged(region, slot) > 0;
-            let has_freed = |list: &mut Option<Option<List>>| {
-                let owner = region.slots.get(slot).filter(|owner| owner.pid_namespace.load(Relaxed) == here);
-                let list = list.get_or_insert_with(|| nvml::computing(&self.uuid()?)).as_ref();
-                owner.zip(list).is_some_and(|(owner, list)| list.lacks(owner.pid.load(Relaxed)))
-            };
-            if held && age < DEATH_MS && !has_freed(&mut list) {
-                wait = Some(wait.unwrap_or(u64::MAX).min(DEATH_MS - age));
-                continue;
-            }
-            // What the living have imported from the dead stays charged until the last of them gives it back.
+            // What others have imported from the dead stays charged until the driver has freed the last of it.
             let exported = region.slots.get(slot).map_or(0, |slot| slot.exported_bytes.load(Relaxed));
             let mut keep = 0;
             if exported > 0 {
-                let left = imported.get_or_insert_with(|| of_the_living(region, |slot| &slot.imported_bytes));
+                let left = imported.get_or_insert_with(|| imported_now(region, &freeing));
                 // What its exporter freed is what others have beyond what is exported now.
-                let exported_now = if Self::is_left(region, slot) {
-                    of_the_living(region, |slot| &slot.exported_bytes)
-                } else {
-                    0
-                };
+                let exported_now = if Self::is_left(region, slot) { exported_now(region) } else { 0 };
                 keep = exported.min(left.saturating_sub(exported_now)).min(ledger::charged(region, slot));
                 *left -= keep;
             }
@@ -90,6 +75,35 @@ impl Share {
             }
         }
         (came_back, wait)
+    }
+
+    /// Of whom the driver may still be freeing memory, of their own or imported, and for how many milliseconds at the
+    /// least.
+    fn freeing(
+        &self,
+        region: &Region,
+        dead: impl Iterator<Item = usize>,
+    ) -> ([bool; SLOT_COUNT], Option<u64>) {
+        let (mut freeing, mut list, mut wait) = ([false; SLOT_COUNT], None, None);
+        let (now, here) = (sys::now_ms(), pid_namespace());
+        for slot in dead {
+            let (Some(owner), Some(is_freeing)) = (region.slots.get(slot), freeing.get_mut(slot)) else {
+                continue;
+            };
+            let age = now.saturating_sub(ledger::dead_since(region, slot, now));
+            let held = ledger::charged(region, slot) > 0 || owner.imported_bytes.load(Relaxed) > 0;
+            if !held || age >= DEATH_MS || Self::is_left(region, slot) {
+                continue;
+            }
+            let list: &Option<List> = list.get_or_insert_with(|| nvml::computing(&self.uuid()?));
+            let is_here = owner.pid_namespace.load(Relaxed) == here;
+            let has_freed = list.as_ref().is_some_and(|list| is_here && list.lacks(owner.pid.load(Relaxed)));
+            if !has_freed {
+                *is_freeing = true;
+                wait = Some(wait.unwrap_or(u64::MAX).min(DEATH_MS - age));
+            }
+        }
+        (freeing, wait)
     }
 }
 
@@ -118,8 +132,20 @@ impl Share {
     }
 }
 
-fn of_the_living(region: &Region, bytes: impl Fn(&region::Slot) -> &AtomicU64) -> u64 {
-    let live = |slot: &&region::Slot| SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live);
-    let bytes = region.slots.iter().filter(live).map(|slot| bytes(slot).load(Relaxed));
+/// Bytes that processes have imported, the dead as long as the driver may still be freeing them.
+fn imported_now(region: &Region, freeing: &[bool; SLOT_COUNT]) -> u64 {
+    let has = |(slot, freeing): &(&Slot, &bool)| {
+        **freeing || SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live)
+    };
+    let bytes = region.slots.iter().zip(freeing).filter(has);
+    bytes.fold(0, |sum, (slot, _)| sum.saturating_add(slot.imported_bytes.load(Relaxed)))
+}
+
+/// Bytes that living processes have exported. What one of them is leaving to a slot of nobody's counts as its own.
+fn exported_now(region: &Region) -> u64 {
+    let lives = |slot: &&Slot| {
+        SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live) && slot.pid.load(Relaxed) != 0
+    };
+    let bytes = region.slots.iter().filter(lives).map(|slot| slot.exported_bytes.load(Relaxed));
     bytes.fold(0, u64::saturating_add)
 }

@@ -1,8 +1,9 @@
 //! Bytes that nobody's process holds any more, and others of the share still have: what an exporter has freed.
 //!
 //! They are moved to a slot of their own, which is as if whoever exported them had died: anybody takes them back when
-//! the last importer is done, and their exporter may do nothing for ever. Charged there first and released here then, so
-//! a kill in between leaves too much charged, until the dead are looked for.
+//! the last importer is done, and their exporter may do nothing for ever. They are charged there before their exporter
+//! gives them up, and only then can they be taken back, so whoever is killed or stopped in between leaves too much
+//! charged, never too little: who is killed until the dead are looked for, who is stopped until it goes on.
 
 use super::Share;
 use super::dead::DEATH_MS;
@@ -13,8 +14,8 @@ use aliquot_quota::region::{LOCK_BASE, Region, SLOT_COUNT, SlotState};
 use core::sync::atomic::Ordering::Relaxed;
 
 impl Share {
-    /// Charges so many bytes to a slot of nobody's; the caller releases them. `false`: they stay the caller's.
-    pub(crate) fn leave(&self, bytes: u64) -> bool {
+    /// Charges so many bytes to a slot of nobody's, and has the caller give them up. `false`: they stay the caller's.
+    pub(crate) fn leave(&self, bytes: u64, give_up: impl FnOnce()) -> bool {
         let path = *self.region_path.lock();
         let (Some(region), Ok(file)) = (self.region(), open_region(&path)) else { return false };
         let state = |slot: usize| SlotState::of(region.load(Word::State(slot)));
@@ -27,12 +28,24 @@ impl Share {
         let taken =
             (0..SLOT_COUNT).rev().filter(|slot| state(*slot) == Some(SlotState::Free)).find_map(|slot| {
                 sys::lock_byte(fd, LOCK_BASE + slot as u64).ok()?;
-                let left = charge(region, slot, bytes);
-                sys::unlock_byte(fd, LOCK_BASE + slot as u64);
-                left
+                let taken = take(region, slot, bytes);
+                if taken.is_none() {
+                    sys::unlock_byte(fd, LOCK_BASE + slot as u64);
+                }
+                Some((slot, taken?))
             });
+        let is_charged = taken.is_some_and(|(slot, state)| {
+            let is_charged = ledger::charge_forced(region, slot, bytes).is_ok();
+            if is_charged {
+                give_up();
+            }
+            // The driver frees it with the last importer's call, so nobody need wait for that.
+            ledger::mark_dead(region, slot, state, sys::now_ms().saturating_sub(DEATH_MS).max(1));
+            sys::unlock_byte(fd, LOCK_BASE + slot as u64);
+            is_charged
+        });
         drop(File::from_raw(fd));
-        taken.unwrap_or(false)
+        is_charged
     }
 
     /// Whether a slot is of a process, or of what is left.
@@ -51,8 +64,8 @@ impl Share {
     }
 }
 
-/// Charges a free slot, whose lock is held, and leaves it to the others. `None`: it was not free.
-fn charge(region: &Region, slot: usize, bytes: u64) -> Option<bool> {
+/// Makes a free slot, whose lock is held, one of nobody's; its state, or `None` if it was not free.
+fn take(region: &Region, slot: usize, bytes: u64) -> Option<u64> {
     let mine = region.slots.get(slot)?;
     mine.pid.store(0, Relaxed);
     mine.start_time.store(0, Relaxed);
@@ -60,9 +73,5 @@ fn charge(region: &Region, slot: usize, bytes: u64) -> Option<bool> {
     mine.overhead_bytes.store(0, Relaxed);
     mine.imported_bytes.store(0, Relaxed);
     mine.exported_bytes.store(bytes, Relaxed);
-    let state = ledger::attach(region, slot)?;
-    let is_charged = ledger::charge_forced(region, slot, bytes).is_ok();
-    // The driver frees it with the last importer's call, so nobody need wait for that.
-    ledger::mark_dead(region, slot, state, sys::now_ms().saturating_sub(DEATH_MS).max(1));
-    Some(is_charged)
+    ledger::attach(region, slot)
 }

@@ -18,19 +18,23 @@ impl Share {
         }
     }
 
-    /// Bytes that living processes beside this one have imported, and those that all beside it have exported.
+    /// Bytes that processes beside this one have imported (of the dead: or had, which the driver may still be freeing),
+    /// and those that all beside it have exported.
     pub(crate) fn shared_by_others(&self) -> (u64, u64) {
         let (Some(region), own) = (self.region(), self.slot()) else { return (0, 0) };
         let others = region.slots.iter().enumerate().filter(|(slot, _)| Some(*slot) != own);
         others.fold((0, 0), |(imported, exported), (index, slot)| {
             let (theirs, given) = match SlotState::of(slot.state.load(Acquire)) {
+                // Being left to nobody: its exporter tells of it as well.
+                Some(SlotState::Live) if slot.pid.load(Relaxed) == 0 => (0, 0),
                 Some(SlotState::Live) => {
                     (slot.imported_bytes.load(Relaxed), slot.exported_bytes.load(Relaxed))
                 }
                 // What is kept for one that died, no more than it is still charged.
-                Some(SlotState::Dead) => {
-                    (0, slot.exported_bytes.load(Relaxed).min(ledger::charged(region, index)))
-                }
+                Some(SlotState::Dead) => (
+                    slot.imported_bytes.load(Relaxed),
+                    slot.exported_bytes.load(Relaxed).min(ledger::charged(region, index)),
+                ),
                 _ => (0, 0),
             };
             (imported.saturating_add(theirs), exported.saturating_add(given))

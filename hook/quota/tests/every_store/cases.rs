@@ -2,7 +2,7 @@
 
 use super::support::traced::{From, lease_of};
 use super::words::{
-    AUDIT, CONTEXT, DEADLINE, LAST_DEATH, PEAK, REAPED, REFUSED, TOTAL, WAITING, of_compute, of_slot,
+    AUDIT, CONTEXT, DEADLINE, LAST_DEATH, LEFT, PEAK, REAPED, REFUSED, TOTAL, WAITING, of_compute, of_slot,
 };
 use aliquot_quota::gate::Compute;
 use aliquot_quota::region::{Slot, audit};
@@ -19,10 +19,21 @@ pub(crate) enum Setting {
     Exporter,
     /// That one was killed when the other had opened them.
     Orphan,
+    /// That one has freed them when the other had opened them.
+    Freed,
+    /// Another process has opened the 100 MiB that the traced one exports before its first mark.
+    Importer,
     /// The share has not paid for its last launches yet.
     Indebted,
     /// The node agent lends time, and has found that other charges were wrong.
     Granted,
+}
+
+impl Setting {
+    /// Whether what an exporter frees is left to those who have it.
+    pub(crate) fn leaves(self) -> bool {
+        matches!(self, Self::Freed | Self::Importer)
+    }
 }
 
 /// One path through the limiter.
@@ -68,7 +79,18 @@ const EXPORTED: usize = offset_of!(Slot, exported_bytes);
 const IMPORTED: usize = offset_of!(Slot, imported_bytes);
 const STATE: usize = offset_of!(Slot, state);
 
-pub(crate) const CASES: [Case; 17] = [
+/// What an exporter frees and others still have goes to a slot of nobody's.
+const LEAVING: [usize; 7] = [
+    of_slot(OWN, EXPORTED),
+    TOTAL,
+    of_slot(LEFT, STATE),
+    of_slot(LEFT, EXPORTED),
+    of_slot(LEFT, offset_of!(Slot, recorded)),
+    of_slot(LEFT, offset_of!(Slot, pid)),
+    of_slot(LEFT, offset_of!(Slot, dead_since_ms)),
+];
+
+pub(crate) const CASES: [Case; 20] = [
     Case {
         name: "attach",
         from: From::Lock,
@@ -182,6 +204,32 @@ pub(crate) const CASES: [Case; 17] = [
         watched: &["alloc:linear:1000M", "ipcclose", "alloc:linear:1000M"],
         held: [0, 1000],
         known: &[of_slot(OTHER, IMPORTED), REAPED, of_slot(OWN, STATE)],
+        ..PLAIN
+    },
+    Case {
+        name: "leave",
+        setting: Setting::Importer,
+        before: &["init", "retain", "alloc:linear:100M", "ipcexport", "mark"],
+        watched: &["free"],
+        held: [0, 100],
+        known: &LEAVING,
+        ..PLAIN
+    },
+    Case {
+        name: "leave a handle",
+        setting: Setting::Importer,
+        before: &["init", "retain", "fdexport:100M", "mark"],
+        watched: &["free"],
+        held: [0, 100],
+        known: &LEAVING,
+        ..PLAIN
+    },
+    Case {
+        name: "last",
+        setting: Setting::Freed,
+        before: &["init", "retain", "OPEN", "mark"],
+        watched: &["ipcclose"],
+        known: &[of_slot(OTHER, IMPORTED), TOTAL, of_slot(LEFT, STATE)],
         ..PLAIN
     },
     Case {

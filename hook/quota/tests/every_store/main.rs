@@ -34,8 +34,8 @@ const DEBT: (usize, u64) = (words::DEADLINE, 12_000_000);
 struct Scene {
     bench: Bench,
     traced: Traced,
-    /// Somebody of its share who has exported memory.
-    exporter: Option<Holder>,
+    /// Somebody of its share who has exported memory, or has opened what it exported.
+    other: Option<Holder>,
 }
 
 fn start(case: &Case, eyes: Eyes) -> Scene {
@@ -46,14 +46,14 @@ fn start(case: &Case, eyes: Eyes) -> Scene {
     let policy = if case.setting == Setting::Granted { ComputePolicy::Soft } else { ComputePolicy::Hard };
     let quota = QuotaFile { cores_percent: PERCENT, compute_policy: policy, ..bench.quota("a") };
     bench.write_quota("a", &quota);
-    let (mut exporter, mut open) = (None, String::new());
+    let (mut other, mut open) = (None, String::new());
     match case.setting {
-        Setting::Empty | Setting::Indebted => {}
+        Setting::Empty | Setting::Indebted | Setting::Importer => {}
         Setting::Heir => bench.hold(&["init", "retain", "alloc:linear:900M"]).kill(),
-        Setting::Exporter | Setting::Orphan => {
-            let holder = bench.hold(&["init", "retain", "alloc:linear:100M", "ipcexport"]);
+        Setting::Exporter | Setting::Orphan | Setting::Freed => {
+            let holder = bench.hold(&["init", "retain", "alloc:linear:100M", "ipcexport", "hold", "free"]);
             open = format!("ipcopen:{}", holder.before[3]);
-            exporter = Some(holder);
+            other = Some(holder);
         }
         Setting::Granted => {
             let grant = Grant {
@@ -71,12 +71,31 @@ fn start(case: &Case, eyes: Eyes) -> Scene {
     let script: Vec<&str> = script.iter().map(|verb| if *verb == "OPEN" { &open } else { *verb }).collect();
     let mut traced = Traced::start(&bench, &script, eyes);
     traced.due = (case.setting == Setting::Indebted).then_some(DEBT);
-    if case.setting == Setting::Orphan {
-        // It has opened the memory, and stops for us to kill who made it.
-        traced.go_to_mark();
-        exporter.take().unwrap().kill();
+    match case.setting {
+        Setting::Orphan | Setting::Freed | Setting::Importer => traced.go_to_mark(),
+        _ => {}
     }
-    Scene { bench, traced, exporter }
+    // It has opened or exported the memory, and stops for us to do what is to be done about it.
+    match case.setting {
+        Setting::Orphan => other.take().unwrap().kill(),
+        Setting::Freed => other.as_mut().unwrap().step(),
+        Setting::Importer => other = Some(importer(&bench, case, &mut traced)),
+        _ => {}
+    }
+    Scene { bench, traced, other }
+}
+
+/// Somebody who has opened what the traced process exported, and gives it back before its end.
+fn importer(bench: &Bench, case: &Case, traced: &mut Traced) -> Holder {
+    let export = case.before.iter().find(|verb| verb.contains("export")).unwrap();
+    let exported = traced.answer(export);
+    let (open, close) = match export.split_once(':') {
+        Some((_, bytes)) => (format!("fdimport:{exported}:{bytes}"), "freeall"),
+        None => (format!("ipcopen:{exported}"), "ipcclose"),
+    };
+    let holder = Holder::start(&mut bench.probe(&["init", "retain", &open, "hold", close]));
+    assert_eq!(holder.before[2], "0");
+    holder
 }
 
 /// Bytes charged to the share, by its total and by its slots, are those that its processes hold by the node's account.
@@ -89,7 +108,7 @@ fn is_exact(bench: &Bench, what: &str) {
 /// Who comes next has the whole quota but for what others hold, at once, and GPU time when it is due.
 fn the_next_has_everything(scene: &mut Scene, case: &Case, what: &str) {
     let bench = &scene.bench;
-    let exported = if scene.exporter.is_some() { 100 } else { 0 };
+    let exported = if scene.other.is_some() && case.setting != Setting::Freed { 100 } else { 0 };
     let rest = QUOTA - (exported + case.context) * MIB;
     let script = ["init", "retain", "kernel", &format!("alloc:linear:{rest}"), "free", "info"];
     let next = bench.hold(&script);
@@ -100,8 +119,11 @@ fn the_next_has_everything(scene: &mut Scene, case: &Case, what: &str) {
     if case.waits {
         somebody_waits(bench, what);
     }
-    if let Some(exporter) = scene.exporter.take() {
-        exporter.finish();
+    if let Some(other) = scene.other.take() {
+        other.finish();
+        if case.setting == Setting::Importer {
+            is_exact(&scene.bench, &format!("given back: {what}"));
+        }
     }
 }
 
@@ -142,7 +164,7 @@ fn others_go_on(scene: &Scene, case: &Case, what: &str) {
 
 /// How often a process stores to each word; a word that nobody watches does not change.
 fn counted(case: &Case, eyes: Eyes) -> Vec<(String, usize, usize)> {
-    let words = words::all();
+    let words = words::all(case.setting.leaves());
     let mut counted = Vec::new();
     for chunk in words.chunks(eyes.most()) {
         let places: Vec<usize> = chunk.iter().map(|(_, at)| *at).collect();
@@ -152,8 +174,8 @@ fn counted(case: &Case, eyes: Eyes) -> Vec<(String, usize, usize)> {
         let unseen: Vec<usize> = found.changed.into_iter().filter(|at| !is_watched(at)).collect();
         assert!(unseen.is_empty(), "{}: words at {unseen:?} change and are not watched", case.name);
         counted.extend(chunk.iter().zip(found.counts).map(|((name, at), count)| (name.clone(), *at, count)));
-        if let Some(exporter) = scene.exporter.take() {
-            exporter.finish();
+        if let Some(other) = scene.other.take() {
+            other.finish();
         }
     }
     counted
@@ -213,7 +235,7 @@ fn reached(case: &Case, eyes: Eyes, word: usize, nth: usize) -> Option<Scene> {
             return Some(scene);
         }
         scene.traced.finish();
-        scene.exporter.take().map(Holder::finish);
+        scene.other.take().map(Holder::finish);
         None
     })
 }

@@ -2,6 +2,7 @@
 
 use super::support::traced::lease_of;
 use aliquot_quota::gate::Compute;
+use aliquot_quota::lease::HOLDERS;
 use aliquot_quota::region::{Header, Region, SLOT_COUNT, Slot};
 use std::mem::offset_of;
 
@@ -39,8 +40,11 @@ pub(crate) const WAITING: usize = of_compute(offset_of!(Compute, line));
 /// Since when the first process waits, and when it asked last; the second one's follow.
 const PLACES: usize = WAITING + SLOT_COUNT / 64 * 8;
 
-/// All words that the processes in slots 0 and 1 store to.
-pub(crate) fn all() -> Vec<(String, usize)> {
+/// The slot that takes what an exporter frees and others still have.
+pub(crate) const LEFT: usize = SLOT_COUNT - 1;
+
+/// All words that the processes in slots 0 and 1 store to; with those of [`LEFT`] where something is left there.
+pub(crate) fn all(leaves: bool) -> Vec<(String, usize)> {
     let mut all = Vec::new();
     let mut put = |name: String, at: usize| all.push((name, at));
     put("total".to_owned(), TOTAL);
@@ -66,12 +70,14 @@ pub(crate) fn all() -> Vec<(String, usize)> {
         ("exported", offset_of!(Slot, exported_bytes)),
         ("imported", offset_of!(Slot, imported_bytes)),
     ];
-    for slot in [0, 1] {
+    for slot in [0, 1].into_iter().chain(leaves.then_some(LEFT)) {
         (0..4).for_each(|word| put(format!("slot {slot}: entry {word}"), of_slot(slot, word * 8)));
         of_slots
             .into_iter()
             .for_each(|(name, word)| put(format!("slot {slot}: {name}"), of_slot(slot, word)));
-        put(format!("slot {slot}: lease"), lease_of(slot));
+        if slot < HOLDERS {
+            put(format!("slot {slot}: lease"), lease_of(slot));
+        }
     }
     let of_gate = [
         ("paid until", offset_of!(Compute, paid_until_ns)),

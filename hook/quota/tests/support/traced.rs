@@ -6,10 +6,11 @@ use aliquot_quota::gate::Compute;
 use aliquot_quota::lease::{CELLS, HOLDERS, Purse};
 use aliquot_quota::region::Region;
 use aliquot_quota::till::Till;
+use std::io::{BufRead, BufReader, Lines};
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Stdio};
+use std::process::{Child, ChildStdout, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Leases of a region.
@@ -183,6 +184,8 @@ pub(crate) struct Stores {
 /// The test program, traced.
 pub(crate) struct Traced {
     child: Child,
+    /// It writes less than a pipe holds, so nobody need read.
+    answers: Lines<BufReader<ChildStdout>>,
     eyes: Eyes,
     region: Mapped,
     /// Watched words and what was in them.
@@ -196,7 +199,7 @@ impl Traced {
     /// Starts it with the share `a`; it is stopped before its first instruction.
     pub(crate) fn start(bench: &Bench, script: &[&str], eyes: Eyes) -> Self {
         let mut command = bench.probe(script);
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         // SAFETY: between fork and exec only one system call is made.
         unsafe {
             command.pre_exec(|| {
@@ -204,15 +207,22 @@ impl Traced {
                 Ok(())
             });
         }
-        let child = command.spawn().unwrap();
-        let mut traced =
-            Self { child, eyes, region: Mapped::of(bench), words: Vec::new(), is_stopped: false, due: None };
+        let mut child = command.spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (region, words) = (Mapped::of(bench), Vec::new());
+        let mut traced = Self { child, answers, eyes, region, words, is_stopped: false, due: None };
         assert_eq!(traced.wait(), Some(libc::SIGTRAP));
         traced
     }
 
     pub(crate) fn pid(&self) -> i32 {
         self.child.id() as i32
+    }
+
+    /// What it answered to a command before the mark that it has come to.
+    pub(crate) fn answer(&mut self, command: &str) -> String {
+        let of = |line: String| Some(line.strip_prefix(command)?.strip_prefix(" = ")?.to_owned());
+        self.answers.by_ref().map_while(Result::ok).find_map(of).expect("it has answered")
     }
 
     /// A word of the share's region.
