@@ -18,6 +18,9 @@ pub struct Figure {
     pub ratio: f64,
     /// What measures it.
     pub command: String,
+    /// Which parameters of a device it depends on that have no record of a real one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub assumed: Vec<String>,
 }
 
 /// Writes figures into a file, as a list, and prints them as a table.
@@ -27,8 +30,12 @@ pub struct Figure {
 pub fn report(path: &Path, figures: &[Figure]) -> anyhow::Result<()> {
     std::fs::write(path, serde_json::to_vec_pretty(figures)?)?;
     println!("{:<44} {:>14} {:>14} {:>8}  unit", "name", "value", "baseline", "ratio");
-    for Figure { name, value, unit, baseline, ratio, .. } in figures {
-        println!("{name:<44} {value:>14.3} {baseline:>14.3} {ratio:>8.3}  {unit}");
+    for Figure { name, value, unit, baseline, ratio, assumed, .. } in figures {
+        let mark = if assumed.is_empty() { "" } else { "; assumed: " };
+        println!(
+            "{name:<44} {value:>14.3} {baseline:>14.3} {ratio:>8.3}  {unit}{mark}{}",
+            assumed.join(", ")
+        );
     }
     Ok(())
 }

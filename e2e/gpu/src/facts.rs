@@ -29,11 +29,12 @@ const RESOLVED: [&str; 12] = [
 pub(crate) fn all(stage: &Stage, board: &Board, quick: bool, can_unshare: bool) -> Map<String, Value> {
     type Fact<'a> = (&'static str, Box<dyn Fn() -> Result<Value> + 'a>);
     let millis = if quick { 300 } else { 3000 };
-    let facts: [Fact<'_>; 8] = [
+    let facts: [Fact<'_>; 9] = [
         ("nvml_pids", Box::new(move || nvml_pids(stage, board, can_unshare))),
         ("resolver", Box::new(|| resolver(stage))),
         ("context_bytes", Box::new(|| context(stage, board))),
         ("event_of_1ms_kernel", Box::new(move || events(stage, millis))),
+        ("time_slices", Box::new(move || slices(stage, quick))),
         ("release_after_sigkill", Box::new(|| release(stage, board))),
         ("exported_memory", Box::new(|| exported(stage, board))),
         ("mig_profiles", Box::new(|| mig("-lgip"))),
@@ -43,7 +44,7 @@ pub(crate) fn all(stage: &Stage, board: &Board, quick: bool, can_unshare: bool) 
     facts.iter().map(|fact| (fact.0.to_owned(), say(fact))).collect()
 }
 
-/// Under which pid NVML lists a process, outside and inside a pid namespace.
+/// Under which pids NVML lists processes, outside and inside a pid namespace.
 fn nvml_pids(stage: &Stage, board: &Board, can_unshare: bool) -> Result<Value> {
     let before: Vec<u32> = board.processes()?.iter().map(|(pid, _)| *pid).collect();
     let mut holder = stage.tenant(Mode::Bare, None, &["device"])?;
@@ -92,6 +93,15 @@ fn events(stage: &Stage, millis: u64) -> Result<Value> {
     let beside = stage.run(Mode::Bare, None, &["event", "1000", "50"])?;
     hog.kill()?;
     Ok(json!({"alone": alone, "beside_a_busy_process": beside}))
+}
+
+/// How long a process is interrupted by a busy one.
+fn slices(stage: &Stage, quick: bool) -> Result<Value> {
+    let mut hog = stage.tenant(Mode::Bare, None, &["spin", "5000", "20000"])?;
+    hog.says()?;
+    let found = stage.run(Mode::Bare, None, &["slices", "100", if quick { "300" } else { "2000" }])?;
+    hog.kill()?;
+    Ok(found)
 }
 
 /// Waits until the GPU's memory in use is so low; how long that took.

@@ -62,13 +62,10 @@ fn number(arguments: &[String], place: usize, default: u64) -> Result<u64> {
 pub(crate) fn run(arguments: &[String]) -> Result<()> {
     let role = arguments.first().map(String::as_str).unwrap_or_default();
     let rest = arguments.get(1..).unwrap_or_default();
-    if role == "processes" {
-        let pids: Vec<u32> = Board::first()?.processes()?.iter().map(|(pid, _)| *pid).collect();
-        return say(&json!({"pids": pids, "own": std::process::id()}));
-    }
     let gpu = Gpu::open()?;
     match role {
         "device" => gpu.describe(),
+        "processes" => processes(),
         "limit" => gpu.limit(rest),
         "oom" => gpu.oom(number(rest, 0, 20)?),
         "graph" => gpu.graph(number(rest, 0, 8)?, number(rest, 1, 200)?),
@@ -76,12 +73,19 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
         "spin" => gpu.spin(number(rest, 0, 1000)?, number(rest, 1, 1000)?),
         "launches" => gpu.launches(number(rest, 0, 40)?),
         "latency" => gpu.latency(number(rest, 0, 100)?, number(rest, 1, 1000)?),
+        "slices" => gpu.slices(number(rest, 0, 100)?, number(rest, 1, 2000)?),
         "event" => gpu.event_times(number(rest, 0, 1000)?, number(rest, 1, 50)?),
         "resolver" => gpu.resolver(rest),
         "hold" => gpu.hold(number(rest, 0, 1 << 30)?),
         "import" => gpu.import(rest.first().context("import wants a handle")?),
         other => bail!("there is no role {other:?}"),
     }
+}
+
+/// Under which pids NVML lists processes, this one among them.
+fn processes() -> Result<()> {
+    let pids: Vec<u32> = Board::first()?.processes()?.iter().map(|(pid, _)| *pid).collect();
+    say(&json!({"pids": pids, "own": std::process::id()}))
 }
 
 struct Gpu {
@@ -365,6 +369,31 @@ impl Gpu {
         say(
             &json!({"least_us": all.first(), "median_us": part(50), "p90_us": part(90), "most_us": all.last()}),
         )
+    }
+
+    /// How long short kernels, one directly behind the other, are interrupted: others' time slices.
+    fn slices(&self, micros: u64, count: u64) -> Result<()> {
+        let (kernel, mut events) = (self.kernel()?, vec![0_u64; count as usize + 1]);
+        for (at_launch, event) in events.iter_mut().enumerate() {
+            self.cuda.must("cuEventCreate", &[at(event), 0])?;
+            ensure!(at_launch == 0 || kernel.launch(micros, 0) == 0, "a launch failed");
+            self.cuda.must("cuEventRecord", &[*event, 0])?;
+        }
+        self.wait()?;
+        let between = |pair: &[u64]| -> Result<f64> {
+            let mut took = 0_f32;
+            let (start, end) = (pair.first().copied(), pair.last().copied());
+            let words = [at(&mut took), start.unwrap_or_default(), end.unwrap_or_default()];
+            self.cuda.must("cuEventElapsedTime", &words)?;
+            Ok(f64::from(took) * 1000.0 - micros as f64)
+        };
+        let all = events.windows(2).map(between).collect::<Result<Vec<f64>>>()?;
+        // Less than half a kernel is what events and launches cost.
+        let mut breaks: Vec<f64> = all.into_iter().filter(|us| *us > micros as f64 / 2.0).collect();
+        breaks.sort_by(f64::total_cmp);
+        let median = breaks.get(breaks.len() / 2);
+        say(&json!({"kernels": count, "interruptions": breaks.len(), "median_us": median,
+            "least_us": breaks.first(), "most_us": breaks.last()}))
     }
 
     /// Whether the driver's resolver answers with the addresses that its table of symbols has.

@@ -9,10 +9,10 @@
     reason = "a test"
 )]
 
-use aliquot_sim_node::{CUDA_LIBRARY, NVML_LIBRARY, NodeSpec, built_library};
+use aliquot_sim_node::{CUDA_LIBRARY, NVML_LIBRARY, NodeSpec, ProcessView, Record, built_library};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 
 /// Folder of the limiter's two files.
 fn hook() -> PathBuf {
@@ -33,12 +33,9 @@ fn driver(folder: &Path) -> PathBuf {
     driver
 }
 
-#[test]
-fn every_case_runs_on_the_simulated_driver() {
-    let folder = tempfile::tempdir().unwrap();
-    let node = folder.path().join("node");
-    aliquot_sim_node::create(&node, &NodeSpec::new(["H100-80"])).unwrap();
-    let results = folder.path().join("results.json");
+/// The runner on a simulated node in a folder; where its results are.
+fn check(folder: &Path, arguments: &[&str]) -> (Output, PathBuf) {
+    let (node, results) = (folder.join("node"), folder.join("results.json"));
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
         .args(["run", "--quick", "--hook"])
         .arg(hook())
@@ -46,12 +43,69 @@ fn every_case_runs_on_the_simulated_driver() {
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cases"))
         .arg("--out")
         .arg(&results)
-        .env("LD_LIBRARY_PATH", driver(folder.path()))
+        .args(arguments)
+        .env("LD_LIBRARY_PATH", driver(folder))
         .env("ALIQUOT_SIM_NODE", &node)
         .env("ALIQUOT_SIM_ROOT", node.join("root"))
         .env("PATH", format!("{}:{}", node.join("root/usr/bin").display(), std::env::var("PATH").unwrap()))
         .output()
         .unwrap();
+    (output, results)
+}
+
+/// What is written and what is read cannot drift apart: the driver of a record is the one that it was taken of.
+#[test]
+fn a_record_makes_the_driver_that_it_is_of() {
+    for (view, aliases) in [
+        (ProcessView::Host, false),
+        (ProcessView::Own, true),
+        (ProcessView::Empty, true),
+        (ProcessView::NotAvailable, false),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let resolver = if aliases { "alias" } else { "same" };
+        let spec = NodeSpec {
+            process_view: view,
+            reap_delay_ms: 300,
+            cuda_settings: vec![
+                format!("resolver={resolver}"),
+                "context_mib=313".to_owned(),
+                "slice_us=3000".to_owned(),
+            ],
+            ..NodeSpec::new(["H100-80"])
+        };
+        aliquot_sim_node::create(&folder.path().join("node"), &spec).unwrap();
+        let (output, results) = check(folder.path(), &["--only", "queries show"]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let refused = Record::read(&results).unwrap_err().to_string();
+        assert!(refused.contains("results.json") && refused.contains("simulated"), "{refused}");
+
+        let mut report: Value = serde_json::from_slice(&std::fs::read(&results).unwrap()).unwrap();
+        let can_unshare = report["facts"]["nvml_pids"]["inside_a_pid_namespace"].get("unknown").is_none();
+        report["simulated"] = false.into();
+        let facts = report["facts"].to_string();
+        std::fs::write(&results, report.to_string()).unwrap();
+        let record = Record::read(&results).unwrap_or_else(|error| panic!("{error}: {facts}"));
+        if can_unshare || !matches!(view, ProcessView::Host | ProcessView::Own) {
+            assert_eq!(record.process_view, Some(view), "{facts}");
+        }
+        assert_eq!(record.resolver_aliases, Some(aliases), "{facts}");
+        assert_eq!(record.context_mib, Some(313), "{facts}");
+        // Slices are exact in the node's account; where one ends inside a kernel, a part of it is on either side.
+        assert!(record.slice_us.is_some_and(|us| (2900..=3100).contains(&us)), "{facts}");
+        // A busy machine looks later.
+        assert!(record.reap_delay_ms.is_some_and(|ms| ms >= 299), "{facts}");
+        let again = NodeSpec::new(["H100-80"]).recorded(&record);
+        assert_eq!(again.cuda_settings[..2], spec.cuda_settings[..2], "{facts}");
+        assert_eq!(Some(again.reap_delay_ms), record.reap_delay_ms);
+    }
+}
+
+#[test]
+fn every_case_runs_on_the_simulated_driver() {
+    let folder = tempfile::tempdir().unwrap();
+    aliquot_sim_node::create(&folder.path().join("node"), &NodeSpec::new(["H100-80"])).unwrap();
+    let (output, results) = check(folder.path(), &[]);
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     println!("{said}");
     assert!(output.status.success(), "a case failed");

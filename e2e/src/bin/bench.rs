@@ -1,5 +1,6 @@
 //! `make bench`: what the limiter costs, against the same programs without it in the same run.
-//! Prints a table and writes `target/bench/limiter.json`.
+//! Prints a table and writes `target/bench/limiter.json`. `ALIQUOT_GPU_RECORD` names a file of `e2e/gpu/results`, whose
+//! facts replace what is assumed of devices.
 #![forbid(unsafe_code)]
 
 #[path = "bench/memory.rs"]
@@ -7,6 +8,7 @@ mod memory;
 
 use aliquot_e2e::figure::{self, Figure};
 use aliquot_quota::{QuotaFile, region};
+use aliquot_sim_node::Record;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,14 +21,20 @@ fn main() -> Result<()> {
     let stub =
         hook.join("libaliquot_preload.so").canonicalize().context("libaliquot_preload.so is not built")?;
     let dir = tempfile::tempdir()?;
+    // What a real driver was seen to do; what it has no record of is assumed, and marked so.
+    let record = std::env::var_os("ALIQUOT_GPU_RECORD").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let recorded = record.as_deref().map(Record::read).transpose()?.unwrap_or_default();
+    if record.is_some() {
+        println!("recorded: {}", recorded.device);
+    }
     let null = Null::new(dir.path(), &build)?;
     let mut figures = vec![null.malloc_pair(&stub)?, exec(&stub)?];
     figures.push(null.launch("limiter.launch.idle_ns", 0, 1, &stub)?);
     figures.push(null.launch("limiter.launch.limited_ns", 10, 1, &stub)?);
     figures.extend(null.scaling(&stub)?);
     figures.extend(null.malloc_scaling(&stub)?);
-    figures.extend(memory::figures(&build, &stub, dir.path())?);
-    figures.extend(simulation(&build)?);
+    figures.extend(memory::figures(&build, &stub, dir.path(), &recorded)?);
+    figures.extend(simulation(&build, record.as_deref())?);
     let out = build.join("../bench");
     std::fs::create_dir_all(&out)?;
     figure::report(&out.join("limiter.json"), &figures)
@@ -102,6 +110,7 @@ impl Null {
             baseline: without,
             ratio: with / without,
             command: "cuda-bench with and without LD_PRELOAD, driver that does nothing".to_owned(),
+            assumed: Vec::new(),
         })
     }
 
@@ -116,8 +125,9 @@ impl Null {
             ratio: with / without,
             command: format!(
                 "cuda-bench launch {threads}, share of {percent} % (0: no limit of time), with and without \
-                 LD_PRELOAD, driver that does nothing; assumed: kernels of 5 us, 1 us for each call about events"
+                 LD_PRELOAD, driver that does nothing"
             ),
+            assumed: launched(),
         })
     }
 
@@ -136,6 +146,7 @@ impl Null {
                 baseline: one,
                 ratio: with / one,
                 command: format!("cuda-bench launch {threads}, share of 10 %, driver that does nothing"),
+                assumed: launched(),
             })
         };
         counts.map(figure).collect()
@@ -162,10 +173,16 @@ impl Null {
                     "cuda-bench malloc {threads} and malloc 1 ({one:.0} ns added), with and without LD_PRELOAD, driver \
                      that does nothing; the baseline is the goal"
                 ),
+                assumed: Vec::new(),
             })
         };
         doubling(processors.min(16)).map(figure).collect()
     }
+}
+
+/// What the driver that does nothing has made up about launches.
+fn launched() -> Vec<String> {
+    ["kernels of 5 us", "1 us for each call about events"].map(str::to_owned).to_vec()
 }
 
 /// 2, 4, … threads.
@@ -174,8 +191,12 @@ fn doubling(most: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The figures of the simulation in virtual time.
-fn simulation(build: &Path) -> Result<Vec<Figure>> {
-    let output = Command::new(build.join("limiter-sim")).arg("--json").output().context("limiter-sim")?;
+fn simulation(build: &Path, record: Option<&Path>) -> Result<Vec<Figure>> {
+    let mut command = Command::new(build.join("limiter-sim"));
+    if let Some(record) = record {
+        command.arg("--record").arg(record);
+    }
+    let output = command.arg("--json").output().context("limiter-sim")?;
     anyhow::ensure!(output.status.success(), "limiter-sim: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).context("limiter-sim prints no figures")
 }
@@ -205,5 +226,6 @@ fn exec(stub: &Path) -> Result<Figure> {
         baseline: without,
         ratio: with / without,
         command: "/bin/true with and without LD_PRELOAD".to_owned(),
+        assumed: Vec::new(),
     })
 }

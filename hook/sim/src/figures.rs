@@ -5,7 +5,7 @@ use crate::scenarios::{
     EIGHT, PERCENTS, SEEDS, WAITING_PERCENTS, graphs, loads, long_tails, tenants, waiting, window,
 };
 use crate::waits::Waits;
-use crate::world::{Load, Outcome, Tenant, VARIANTS, Variant, run, run_rival};
+use crate::world::{Load, Outcome, Tenant, VARIANTS, Variant, recorded, run, run_rival};
 
 /// One figure for `limiter.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,10 +22,33 @@ pub struct Figure {
     pub note: &'static str,
 }
 
-const GOAL: &str = "device parameters are assumed, the baseline is the goal";
-const IDEAL: &str = "our own reading of another limiter's description; parameters are assumed, the baseline is what was asked for";
-const SAMPLED: &str = "device parameters are assumed; NVML's samples are not long enough for kernels of 100 ms, so an error stays whoever limits";
-const PUBLISHED: &str = "our own reading of another limiter's description; parameters are assumed, the baseline is its authors' figure";
+/// The devices of all figures.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// Each figure is the worst of these.
+    pub variants: [Variant; 3],
+    /// What of them has no record.
+    pub assumed: Vec<&'static str>,
+}
+
+impl Devices {
+    /// As recorded of a real driver, and as assumed where there is no record.
+    pub fn new(slice_ns: Option<u64>) -> Self {
+        let variants = slice_ns.map_or(VARIANTS, recorded);
+        let slices = slice_ns.is_none().then_some("time slices");
+        Self {
+            variants,
+            assumed: slices.into_iter().chain(["switches", "cost and steps of events"]).collect(),
+        }
+    }
+}
+
+const GOAL: &str = "the baseline is the goal";
+const IDEAL: &str = "our own reading of another limiter's description; the baseline is what was asked for";
+const SAMPLED: &str =
+    "NVML's samples are not long enough for kernels of 100 ms, so an error stays whoever limits";
+const PUBLISHED: &str =
+    "our own reading of another limiter's description; the baseline is its authors' figure";
 
 /// Errors of all tenants in the first window, in percentage points.
 fn errors_of(outcome: &Outcome, tenants: &[Tenant]) -> Vec<f64> {
@@ -59,8 +82,8 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-fn worst(of: impl Fn(Variant) -> f64) -> f64 {
-    VARIANTS.into_iter().map(of).fold(f64::NEG_INFINITY, f64::max)
+fn worst(variants: &[Variant], of: impl Fn(Variant) -> f64) -> f64 {
+    variants.iter().copied().map(of).fold(f64::NEG_INFINITY, f64::max)
 }
 
 /// What tenants of 30 and 70 % get of each other, by device and load.
@@ -177,8 +200,8 @@ fn burst_error(variant: Variant) -> f64 {
 }
 
 /// Mean and 95th percentile of the errors of these scenarios, and the waits in them.
-fn sm_errors(name: &str, loads: &[Load], percents: &[&[u8]]) -> (Vec<Figure>, Waits) {
-    let all: Vec<_> = VARIANTS.iter().map(|variant| all_errors(*variant, loads, percents)).collect();
+fn sm_errors(variants: &[Variant], name: &str, loads: &[Load], percents: &[&[u8]]) -> (Vec<Figure>, Waits) {
+    let all: Vec<_> = variants.iter().map(|variant| all_errors(*variant, loads, percents)).collect();
     let waits = all.iter().fold(Waits::default(), |sum, (_, waits)| sum.and(*waits));
     let highest = |of: &dyn Fn(&[f64]) -> f64| {
         all.iter().map(|(errors, _)| of(errors)).fold(f64::NEG_INFINITY, f64::max)
@@ -195,19 +218,20 @@ fn sm_errors(name: &str, loads: &[Load], percents: &[&[u8]]) -> (Vec<Figure>, Wa
 }
 
 /// The same of scenarios beyond those of one to four tenants with kernels of even length.
-fn further_errors() -> Vec<Figure> {
+fn further_errors(variants: &[Variant]) -> Vec<Figure> {
     let sets = [
-        sm_errors("sm_error.graphs", &graphs(), &PERCENTS),
-        sm_errors("sm_error.long_tails", &long_tails(), &PERCENTS),
-        sm_errors("sm_error.waiting", &waiting(), &WAITING_PERCENTS),
-        sm_errors("sm_error.eight_tenants", &loads(), &EIGHT),
+        sm_errors(variants, "sm_error.graphs", &graphs(), &PERCENTS),
+        sm_errors(variants, "sm_error.long_tails", &long_tails(), &PERCENTS),
+        sm_errors(variants, "sm_error.waiting", &waiting(), &WAITING_PERCENTS),
+        sm_errors(variants, "sm_error.eight_tenants", &loads(), &EIGHT),
     ];
     sets.into_iter().flat_map(|(figures, _)| figures).collect()
 }
 
 /// All figures.
-pub fn all() -> Vec<Figure> {
-    let (mut figures, waits) = sm_errors("sm_error", &loads(), &PERCENTS);
+pub fn all(devices: &Devices) -> Vec<Figure> {
+    let variants = &devices.variants;
+    let (mut figures, waits) = sm_errors(variants, "sm_error", &loads(), &PERCENTS);
     let figure = |name: &str, value, unit, baseline| Figure {
         name: name.to_owned(),
         value,
@@ -218,20 +242,22 @@ pub fn all() -> Vec<Figure> {
     figures.extend([
         figure(
             "limiter.sim.two_tenants.ratio",
-            furthest(two_tenants_each(&VARIANTS)),
+            furthest(two_tenants_each(variants)),
             "30 % to 70 %, furthest of all",
             3.0 / 7.0,
         ),
-        figure("limiter.sim.fairness.jain", -worst(|v| -jain(v)), "8 tenants, worst device", 0.99),
+        figure("limiter.sim.fairness.jain", -worst(variants, |v| -jain(v)), "8 tenants, worst device", 0.99),
         figure(
             "limiter.sim.siblings.jain",
-            -worst(|v| siblings().map(|(n, load)| -among_siblings(v, n, load).0).fold(-1.0, f64::max)),
+            -worst(variants, |v| {
+                siblings().map(|(n, load)| -among_siblings(v, n, load).0).fold(-1.0, f64::max)
+            }),
             "2 to 8 processes of one share, worst device",
             0.9,
         ),
         figure(
             "limiter.sim.soft.reclaim_ms",
-            worst(|v| RECLAIMED_NS.map(|k| reclaim_ms(v, k)).into_iter().fold(0.0, f64::max)),
+            worst(variants, |v| RECLAIMED_NS.map(|k| reclaim_ms(v, k)).into_iter().fold(0.0, f64::max)),
             "ms, kernels up to 50 ms, worst device",
             200.0,
         ),
@@ -242,21 +268,21 @@ pub fn all() -> Vec<Figure> {
             100.0,
         ),
     ]);
-    figures.extend(further_errors());
+    figures.extend(further_errors(variants));
     figures.push(figure(
         "limiter.sim.bursts.error_pp",
-        worst(burst_error),
+        worst(variants, burst_error),
         "percentage points, 30 % in bursts beside 70 %, worst device",
         3.0,
     ));
     figures.push(figure(
         "limiter.sim.two_tenants.untold_ratio",
-        furthest(two_tenants_each(&VARIANTS.map(|v| Variant { told_ns: 2_000_000, ..v }))),
+        furthest(two_tenants_each(&variants.map(|v| Variant { told_ns: 2_000_000, ..v }))),
         "30 % to 70 %, furthest of all where the node agent takes all time slices for 2 ms",
         3.0 / 7.0,
     ));
-    figures.extend(two_tenants_each(&VARIANTS));
-    figures.extend(self::rivals());
+    figures.extend(two_tenants_each(variants));
+    figures.extend(self::rivals(variants));
     figures
 }
 
@@ -287,8 +313,8 @@ const SAMPLES: usize = 180;
 const PAIR_NS: u64 = 240_000_000_000;
 
 /// What the controllers of others come to in the same world as ours, measured as their authors did.
-fn rivals() -> Vec<Figure> {
-    let [first, ..] = VARIANTS;
+fn rivals(variants: &[Variant; 3]) -> Vec<Figure> {
+    let [first, ..] = *variants;
     let figure = |who: &str, what: &str, value, unit, baseline, note| Figure {
         name: format!("limiter.sim.{who}.{what}"),
         value,
@@ -337,10 +363,12 @@ fn rivals() -> Vec<Figure> {
 }
 
 /// As JSON for `limiter.json`.
-pub fn json(figures: &[Figure]) -> String {
+pub fn json(figures: &[Figure], devices: &Devices) -> String {
+    let assumed: Vec<String> = devices.assumed.iter().map(|what| format!("\"{what}\"")).collect();
+    let assumed = assumed.join(",");
     let one = |f: &Figure| {
         format!(
-            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; {}\"}}",
+            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; {}\",\"assumed\":[{assumed}]}}",
             f.name,
             f.value,
             f.unit,
@@ -439,6 +467,20 @@ mod tests {
             let got: Vec<f64> = outcome.windows.iter().skip(2).map(|w| w[0]).collect();
             assert!(mean(&got) > 0.9, "{kernel}: {got:?}");
         }
+    }
+
+    #[test]
+    fn what_is_recorded_is_no_longer_marked_as_assumed() {
+        let figure = Figure { name: "f".to_owned(), value: 1.0, unit: "u", baseline: 1.0, note: GOAL };
+        let [assumed, told] = [None, Some(1_500_000)].map(Devices::new);
+        assert!(
+            json(std::slice::from_ref(&figure), &assumed)
+                .contains("\"assumed\":[\"time slices\",\"switches\",")
+        );
+        assert!(json(&[figure], &told).contains("\"assumed\":[\"switches\","));
+        let slices = |devices: &Devices| devices.variants.map(|variant| variant.slices.slice_ns);
+        assert_eq!(slices(&assumed), VARIANTS.map(|variant| variant.slices.slice_ns));
+        assert_eq!(slices(&told), [1_500_000; 3]);
     }
 
     /// So that the simulation says something about others, too: limiter-decisions section 5.

@@ -60,6 +60,12 @@ pub fn create(dir: &Path, spec: &NodeSpec) -> Result<Node, NodeError> {
         0o666,
     )?;
     put("node.json", &|p| fs::write(p, text.as_bytes()), 0o644)?;
+    if spec.cuda_settings.is_empty() {
+        let _ = fs::remove_file(dir.join("cuda.conf"));
+    } else {
+        let lines = spec.cuda_settings.join("\n") + "\n";
+        put("cuda.conf", &|p| fs::write(p, lines.as_bytes()), 0o644)?;
+    }
     root::lay_out(dir, spec, &gpus)?;
     let node = Node::open(dir)?;
     {

@@ -85,6 +85,9 @@ pub struct NodeSpec {
     /// Overrides, for all GPUs, whether the MIG mode outlives a reboot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_survives_reboot: Option<bool>,
+    /// Settings of the CUDA driver, as lines of `cuda.conf`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cuda_settings: Vec<String>,
     /// Library files to copy into the driver root: the built `libnvidia-ml.so.1` stand-in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvml_library: Option<PathBuf>,
@@ -120,6 +123,7 @@ impl NodeSpec {
             process_view: ProcessView::default(),
             deny_mig_in_containers: false,
             mig_survives_reboot: None,
+            cuda_settings: Vec::new(),
             nvml_library: None,
             cuda_library: None,
             nvidia_smi: None,

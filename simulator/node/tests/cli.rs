@@ -51,6 +51,26 @@ fn a_node_can_be_made_broken_and_mended_from_the_command_line() {
 }
 
 #[test]
+fn a_node_can_have_the_driver_of_a_record() {
+    let dir = tempfile::tempdir().unwrap();
+    let (record, node) = (dir.path().join("record.json"), dir.path().join("node"));
+    let path = record.to_str().unwrap();
+    let file = r#"{"simulated": false, "device": {"name": "NVIDIA H200", "driver": "580.1"}, "facts": {
+        "time_slices": {"median_us": 1989.6}, "release_after_sigkill": {"ms": 41.5}}}"#;
+    std::fs::write(&record, file).unwrap();
+    ok(&node, &["create", "--record", path, "H100-80"]);
+    assert_eq!(std::fs::read_to_string(node.join("cuda.conf")).unwrap(), "slice_us=1990\n");
+    assert_eq!(Node::open(&node).unwrap().spec().reap_delay_ms, 42);
+    // Made anew without one, it has nothing of it.
+    ok(&node, &["create", "H100-80"]);
+    assert!(!node.join("cuda.conf").exists());
+
+    std::fs::write(&record, file.replace("1989.6", "\"long\"")).unwrap();
+    let refused = fails(&node, &["create", "--record", path, "H100-80"]);
+    assert!(refused.contains(path) && refused.contains("fact time_slices"), "{refused}");
+}
+
+#[test]
 fn errors_name_what_is_wrong() {
     let dir = tempfile::tempdir().unwrap();
     assert!(fails(dir.path(), &["show"]).contains("node.json"));

@@ -4,7 +4,7 @@
 use aliquot_e2e::figure::Figure;
 use aliquot_kubelet_plugin::audit::{Look, Measured, Quota, measured};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE, region};
-use aliquot_sim_node::{Node, NodeSpec, Pool, ProcessView, create};
+use aliquot_sim_node::{Node, NodeSpec, Pool, ProcessView, Record, create};
 use anyhow::{Context, Result};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -39,16 +39,17 @@ const RACE: [&str; 4] = ["fill:linear:1M", "fill:async:3M", "fill:vmm:2M", "fill
 
 /// How much no call asks for: bytes of code, and of local memory a thread. Of the quota as much less is left.
 const HIDDEN: &str = "code:100000000:2048";
-/// A context takes 528 MiB.
-const ASKED: &str = "alloc:linear:3400M";
+/// MiB of a context of an H100 where there is no record, and of the quota that is left for it and for what is hidden.
+const CONTEXT: u64 = 528;
+const SPARE: u64 = 168;
 
-pub(crate) fn figures(build: &Path, stub: &Path, dir: &Path) -> Result<Vec<Figure>> {
+pub(crate) fn figures(build: &Path, stub: &Path, dir: &Path, record: &Record) -> Result<Vec<Figure>> {
     let contained = Command::new("unshare").args(NAMESPACES).arg("true").status();
     if !contained.is_ok_and(|status| status.success()) {
         eprintln!("SKIPPED: limiter.memory: no pid namespace can be made");
         return Ok(Vec::new());
     }
-    let tools = Tools::new(build, stub, dir)?;
+    let tools = Tools::new(build, stub, dir, record)?;
     let mut over = 0;
     for (number, fill) in FILLS.iter().enumerate() {
         let place = tools.place(&format!("fill-{number}"), ProcessView::Host)?;
@@ -72,6 +73,7 @@ pub(crate) fn figures(build: &Path, stub: &Path, dir: &Path) -> Result<Vec<Figur
             FILLS.len(),
             RACE.len()
         ),
+        assumed: tools.assumed(&["resolver", "context size"], "packing of memory"),
     }];
     figures.extend(hidden(&tools)?);
     Ok(figures)
@@ -87,9 +89,14 @@ fn hidden(tools: &Tools) -> Result<Vec<Figure>> {
         ("not_available", ProcessView::NotAvailable),
     ];
     let (mut figures, mut worst) = (Vec::new(), 0);
+    let context = tools.record.context_mib.unwrap_or(CONTEXT);
+    let asked = QUOTA / MIB - SPARE;
+    let asked = asked.checked_sub(context).context("a context is recorded that takes the whole quota")?;
+    let asked = format!("alloc:linear:{asked}M");
+    let assumed = tools.assumed(&["context size"], "memory of code");
     for (name, view) in views {
         let place = tools.place(&format!("hidden-{name}"), view)?;
-        let script = [ASKED, HIDDEN, "refused:linear:2M:10"];
+        let script = [&asked, HIDDEN, "refused:linear:2M:10"];
         let started = place.program(true, &script).stdout(Stdio::piped()).spawn().context("cuda_probe")?;
         let (most, answer) = place.watch_with_agent(started, view)?;
         worst = worst.max(most.saturating_sub(QUOTA));
@@ -101,6 +108,7 @@ fn hidden(tools: &Tools) -> Result<Vec<Figure>> {
             baseline: INTERVAL.as_secs_f64() * 1e3,
             ratio: millis / (INTERVAL.as_secs_f64() * 1e3),
             command: format!("{} in a pid namespace, the node agent's looks every 2 s", script.join(" ")),
+            assumed: assumed.clone(),
         });
     }
     figures.insert(
@@ -111,7 +119,8 @@ fn hidden(tools: &Tools) -> Result<Vec<Figure>> {
             unit: "bytes beyond the quota, at most".to_owned(),
             baseline: QUOTA as f64,
             ratio: worst as f64 / QUOTA as f64,
-            command: format!("{ASKED} {HIDDEN} in a share of 4 GiB, worst of NVML's views of processes"),
+            command: format!("{asked} {HIDDEN} in a share of 4 GiB, worst of NVML's views of processes"),
+            assumed,
         },
     );
     Ok(figures)
@@ -122,10 +131,11 @@ struct Tools {
     driver: PathBuf,
     stub: PathBuf,
     dir: PathBuf,
+    record: Record,
 }
 
 impl Tools {
-    fn new(build: &Path, stub: &Path, dir: &Path) -> Result<Self> {
+    fn new(build: &Path, stub: &Path, dir: &Path, record: &Record) -> Result<Self> {
         let driver = dir.join("simulated");
         std::fs::create_dir_all(&driver)?;
         for (from, to) in [("libcuda.so", "libcuda.so.1"), ("libnvidia_ml.so", "libnvidia-ml.so.1")] {
@@ -133,13 +143,20 @@ impl Tools {
             symlink(library, driver.join(to))?;
         }
         let program = build.join("examples/cuda_probe").canonicalize().context("cuda_probe is not built")?;
-        Ok(Self { program, driver, stub: stub.to_owned(), dir: dir.to_owned() })
+        Ok(Self { program, driver, stub: stub.to_owned(), dir: dir.to_owned(), record: record.clone() })
+    }
+
+    /// Which of these parameters have no record, and what never has one.
+    fn assumed(&self, of: &[&str], never: &str) -> Vec<String> {
+        let assumed = self.record.assumed();
+        let of = of.iter().filter(|what| assumed.contains(what)).copied();
+        of.chain([never]).map(str::to_owned).collect()
     }
 
     /// A node of one GPU with one share, as the node agent lays it out and as a container sees it.
     fn place(&self, name: &str, view: ProcessView) -> Result<Place<'_>> {
         let dir = self.dir.join(name);
-        let spec = NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) };
+        let spec = NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]).recorded(&self.record) };
         let node = create(&dir.join("node"), &spec)?;
         let uuid = &node.gpus().first().context("no GPU")?.uuid;
         let gpu = GpuUuid::new(uuid).map_err(|error| anyhow::anyhow!("{error}"))?;

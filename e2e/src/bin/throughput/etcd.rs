@@ -42,6 +42,7 @@ pub(crate) async fn measure(cluster: &Cluster, fleet: &Fleet, report: &mut Repor
         baseline,
         ratio: value / baseline,
         command: command.clone(),
+        assumed: Vec::new(),
     };
     report.add(figure(
         "allocator.etcd.bytes_per_device",

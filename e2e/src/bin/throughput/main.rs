@@ -101,6 +101,7 @@ async fn native(load: &Load<'_>, settings: &Settings, report: &mut Report) -> Re
         baseline: controller,
         ratio: measured.rate() / controller,
         command: settings.command(),
+        assumed: Vec::new(),
     });
     load.clean().await
 }

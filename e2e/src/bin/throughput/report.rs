@@ -58,7 +58,15 @@ impl Report {
         {
             let (value, baseline) = (middle(one, of), middle(other, of));
             let (unit, command) = (unit.to_owned(), self.command.clone());
-            self.add(Figure { name, value, unit, baseline, ratio: value / baseline, command });
+            self.add(Figure {
+                name,
+                value,
+                unit,
+                baseline,
+                ratio: value / baseline,
+                command,
+                assumed: Vec::new(),
+            });
         }
     }
 

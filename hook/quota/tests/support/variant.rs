@@ -1,10 +1,12 @@
 //! Variants of the device, under each of which every test of the limiter is to pass: what drivers differ in, or what is
-//! not known of them. `ALIQUOT_TEST_VARIANT` names the one of a run, `tools/test-variants` goes through all of them.
+//! not known of them. `ALIQUOT_TEST_VARIANT` names the one of a run, `tools/test-variants` goes through all of them. `recorded` is what a real driver was seen to be
+//! like, by the file that `ALIQUOT_GPU_RECORD` names.
 //!
 //! A test that says by itself what its device is like ([`super::Bench::with`]) keeps to that; what it says of the driver
 //! ([`super::Bench::driver`]) wins over the variant's.
 
-use aliquot_sim_node::{NodeSpec, ProcessView};
+use aliquot_sim_node::{NodeSpec, ProcessView, Record};
+use std::sync::OnceLock;
 
 /// What a run's devices are like.
 #[derive(Debug)]
@@ -36,10 +38,25 @@ const ALL: [Variant; 8] = [
 impl Variant {
     /// The one of this run.
     pub(crate) fn of_this_run() -> &'static Self {
+        static RECORDED: OnceLock<Variant> = OnceLock::new();
         let named = std::env::var("ALIQUOT_TEST_VARIANT").unwrap_or_else(|_| PLAIN.name.to_owned());
+        if named == "recorded" {
+            let record = std::env::var_os("ALIQUOT_GPU_RECORD").expect("ALIQUOT_GPU_RECORD names a record");
+            return RECORDED.get_or_init(|| Self::recorded(&Record::read(record.as_ref()).unwrap()));
+        }
         let names = ALL.iter().map(|variant| variant.name).collect::<Vec<_>>();
         let found = ALL.iter().find(|variant| variant.name == named);
         found.unwrap_or_else(|| panic!("ALIQUOT_TEST_VARIANT={named} is none of {names:?}"))
+    }
+
+    /// As a real driver was, but for the size of contexts: most tests count on sums that are round.
+    fn recorded(record: &Record) -> Self {
+        let NodeSpec { process_view: view, reap_delay_ms, .. } = PLAIN.node(["H100-80"]).recorded(record);
+        let record = Record { context_mib: None, ..record.clone() };
+        let unseen =
+            matches!(view, ProcessView::Empty | ProcessView::NotAvailable).then(|| UNSEEN.to_owned());
+        let settings: Vec<String> = record.settings().into_iter().chain(unseen).collect();
+        Self { name: "recorded", view, reap_delay_ms, driver: settings.join(",").leak() }
     }
 
     /// A node of these boards.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use aliquot_sim_node::{Fault, GpuSpec, NodeSpec, ProcessView};
+use aliquot_sim_node::{Fault, GpuSpec, NodeSpec, ProcessView, Record};
 
 use crate::CliError;
 
@@ -11,8 +11,9 @@ use crate::CliError;
 pub(crate) const USAGE: &str = "\
 usage: aliquot-sim [--node DIR] COMMAND      (DIR: default $ALIQUOT_SIM_NODE, else /run/aliquot-sim)
 
-  create [--spec FILE] [--seed TEXT] [BOARD[:mig][*COUNT]]...
-                                   make the node; boards such as H100-80*8 or A100-40:mig
+  create [--spec FILE] [--seed TEXT] [--record FILE] [BOARD[:mig][*COUNT]]...
+                                   make the node; boards such as H100-80*8 or A100-40:mig;
+                                   the driver like that of a record of e2e/gpu
   show [--json]                    GPUs, partitions, memory, processes, faults
   xid GPU NUMBER                   report an XID (79 also takes the GPU off the bus)
   ecc GPU [--uncorrected] [COUNT]  report memory errors
@@ -52,6 +53,7 @@ pub(crate) enum Command {
 pub(crate) struct CreateRequest {
     file: Option<PathBuf>,
     seed: Option<String>,
+    record: Option<PathBuf>,
     boards: Vec<GpuSpec>,
 }
 
@@ -71,6 +73,9 @@ impl CreateRequest {
         if let Some(seed) = self.seed {
             spec.seed = seed;
         }
+        if let Some(path) = self.record {
+            spec = spec.recorded(&Record::read(&path)?);
+        }
         spec = spec.with_built_libraries();
         spec.nvidia_smi = spec.nvidia_smi.or_else(|| std::env::current_exe().ok());
         Ok(spec)
@@ -89,6 +94,7 @@ pub(crate) fn parse(words: &[String]) -> Result<Args, String> {
         "create" => Command::Create(CreateRequest {
             file: words.option("--spec")?.map(PathBuf::from),
             seed: words.option("--seed")?,
+            record: words.option("--record")?.map(PathBuf::from),
             boards: words.all_boards()?,
         }),
         "show" => Command::Show { json: words.flag("--json") },

@@ -10,7 +10,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use aliquot_sim_node::{DEFAULT_DIR, Node, NodeError, create, reboot};
+use aliquot_sim_node::{DEFAULT_DIR, Node, NodeError, RecordError, create, reboot};
 
 use crate::args::{Command, USAGE};
 
@@ -23,6 +23,9 @@ enum CliError {
     /// The node refused.
     #[error(transparent)]
     Node(#[from] NodeError),
+    /// The record of a real driver cannot be used.
+    #[error(transparent)]
+    Record(#[from] RecordError),
     /// The specification file cannot be read.
     #[error("could not read {}: {reason}", path.display())]
     Spec {
