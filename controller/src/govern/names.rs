@@ -13,6 +13,9 @@ use std::sync::Arc;
 /// How alike two names are of which one is proposed for the other: from 0 to 1, the same.
 const ALIKE: f64 = 0.8;
 
+/// A name with its map and domain.
+type Name<'a> = (Field, &'a str, &'a str);
+
 /// The names that devices of some kinds have.
 pub(super) struct Names<'a> {
     index: &'a Index,
@@ -71,9 +74,8 @@ impl<'a> Names<'a> {
                     wanted.class
                 )
             } else {
-                format!("{path}: {}", self.advice(Field::Capacity, name, |(_, domain, name)| {
-                    if domain == driver { name.to_owned() } else { format!("{domain}/{name}") }
-                }))
+                let capacity = |(field, _, name): Name<'_>| (field == Field::Capacity).then(|| name.to_owned());
+                format!("{path}: {}", self.advice(Field::Capacity, name, capacity))
             })
         });
         unknown.collect()
@@ -89,7 +91,7 @@ impl<'a> Names<'a> {
                 let (field, domain, name) = (named.field, named.domain.as_str(), named.name.as_str());
                 // Of what another driver may give as well we know our own domain only.
                 if (self.only || domain == driver) && !self.has(field, domain, name) {
-                    let advice = self.advice(field, name, expression);
+                    let advice = self.advice(field, name, |known| Some(expression(known)));
                     unknown.push(format!(
                         "{path}.selectors[{at}]: {}: {advice}",
                         expression((field, domain, name))
@@ -125,21 +127,23 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// What there is instead: the name that is most like it, and all of them.
-    fn advice(&self, field: Field, name: &str, show: impl Fn((Field, &str, &str)) -> String) -> String {
+    /// What there is instead: the name that is most like it, of those that can be shown, and all of them.
+    fn advice(&self, field: Field, name: &str, show: impl Fn(Name<'_>) -> Option<String>) -> String {
         let driver = self.index.driver();
-        let mut known: BTreeSet<(Field, &str, &str)> = BTreeSet::new();
+        let mut known: BTreeSet<Name<'_>> = BTreeSet::new();
         for kind in &self.kinds {
             let attributes = attribute_names(*kind).iter().map(|known| qualified(driver, known));
             known.extend(attributes.map(|(domain, name)| (Field::Attributes, domain, name)));
             known.extend(capacity_names(*kind).iter().map(|name| (Field::Capacity, driver, *name)));
         }
         let alike = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &name.to_lowercase());
+        let likely = known.iter().filter(|(_, _, known)| alike(known) >= ALIKE);
+        let shown = likely.filter_map(|known| Some((*known, show(*known)?)));
         // Of equals the one in the same place.
-        let nearest = known.iter().filter(|(_, _, known)| alike(known) >= ALIKE).max_by(|one, other| {
-            alike(one.2).total_cmp(&alike(other.2)).then((one.0 == field).cmp(&(other.0 == field)))
+        let nearest = shown.max_by(|((of, _, one), _), ((than, _, other), _)| {
+            alike(one).total_cmp(&alike(other)).then((*of == field).cmp(&(*than == field)))
         });
-        let meant = nearest.map(|nearest| format!("; did you mean {}?", show(*nearest))).unwrap_or_default();
+        let meant = nearest.map(|(_, shown)| format!("; did you mean {shown}?")).unwrap_or_default();
         let legal = known.iter().filter(|(of, _, _)| *of == field).map(|(_, domain, name)| {
             if *domain == driver { (*name).to_owned() } else { format!("{domain}/{name}") }
         });
@@ -171,8 +175,10 @@ pub(super) fn unknown_in_constraints(
                 continue;
             };
             if domain == index.driver() && !names.has(Field::Attributes, domain, name) {
-                let advice =
-                    names.advice(Field::Attributes, name, |(_, domain, name)| format!("{domain}/{name}"));
+                let attribute = |(field, domain, name): Name<'_>| {
+                    (field == Field::Attributes).then(|| format!("{domain}/{name}"))
+                };
+                let advice = names.advice(Field::Attributes, name, attribute);
                 unknown
                     .push(format!("{prefix}.devices.constraints[{at}].{field}: {domain}/{name}: {advice}"));
             }
@@ -187,7 +193,7 @@ fn qualified<'a>(driver: &'a str, name: &'a str) -> (&'a str, &'a str) {
 }
 
 /// As a selector writes it.
-fn expression((field, domain, name): (Field, &str, &str)) -> String {
+fn expression((field, domain, name): Name<'_>) -> String {
     let map = match field {
         Field::Attributes => "attributes",
         Field::Capacity => "capacity",

@@ -5,6 +5,7 @@ mod agent;
 mod allocation;
 mod audit;
 mod budget;
+mod certificate;
 mod compaction;
 mod controllers;
 mod elastic;

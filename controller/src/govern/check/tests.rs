@@ -202,6 +202,14 @@ fn what_may_be_right_is_accepted(#[case] spec: Value) {
     fixtures::spec(&[share_of("mig.aliquot.dev", json!({"decoder": "1"}))]),
     "capacity.requests.decoder: no device of class mig.aliquot.dev has it; did you mean decoders? legal are copyEngines, decoders, encoders, jpegEngines, memory, multiprocessors, ofaEngines"
 )]
+#[case::an_attribute_is_no_capacity(
+    fixtures::spec(&[share_of("mig.aliquot.dev", json!({"profile": "1"}))]),
+    "capacity.requests.profile: no device of class mig.aliquot.dev has it; legal are copyEngines"
+)]
+#[case::a_capacity_is_no_attribute(
+    constrained("gpu.aliquot.dev/memory"),
+    "matchAttribute: gpu.aliquot.dev/memory: no device of driver gpu.aliquot.dev has it; legal are architecture"
+)]
 #[case::cores_of_whole_gpus(
     fixtures::spec(&[share_of("gpu.aliquot.dev", json!({"cores": "50"}))]),
     "spec.devices.requests[0].exactly.capacity.requests.cores: devices of class gpu.aliquot.dev are given as they are, and only shares of a GPU have cores; leave it out, or use class share.aliquot.dev for a part of a GPU"
