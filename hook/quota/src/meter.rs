@@ -50,6 +50,8 @@ const OTHER_WORK: u64 = 4;
 const SELDOM: u32 = 64;
 /// Launches timed one by one before windows are tried again, where the GPU waits for the host.
 const SPARSE: u32 = 16;
+/// How many launches in a row are not timed because others are before them: a GPU that is never idle is measured, too.
+const PUT_OFF: u32 = 256;
 /// Keys that are remembered; a new one takes the place of an old one where there is no other.
 const KEYS: usize = 1024;
 /// Places of the table in which a key can be.
@@ -86,6 +88,11 @@ pub struct Meter {
     due_ns: u64,
     /// Launches to time one by one because windows showed nothing.
     sparse: u32,
+    /// Until when short launches that were shown keep the GPU busy by what they are charged, the stream of the last one,
+    /// and how often timing was put off because of them.
+    busy_until_ns: u64,
+    last_stream: u64,
+    put_off: u32,
     /// How long launches take the host, rather too little.
     call_ns: u64,
     calls: u32,
@@ -116,6 +123,9 @@ impl Meter {
             since_ns: 0,
             due_ns: 0,
             sparse: 0,
+            busy_until_ns: 0,
+            last_stream: 0,
+            put_off: 0,
             call_ns: 0,
             calls: 0,
             long: 0,
@@ -206,10 +216,18 @@ impl Meter {
     fn plan(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64, may_open: bool) -> Plan {
         let is_short = self.find(launch.key).is_some_and(|cost| cost.is_short());
         let plan = self.join(launch, account, charged_ns, now_ns, is_short);
+        let is_behind_others = is_short && self.is_behind_others(launch.stream, charged_ns, now_ns);
         if plan.window.is_none() && is_short && !launch.is_delicate {
             if self.since_ns < self.due_ns || self.is_watching() {
                 return plan;
             }
+            // By itself it would be taken for as long as itself and what other streams have before it, unmeasured.
+            let is_alone = !may_open || self.sparse > 0;
+            if is_alone && is_behind_others && self.put_off < PUT_OFF {
+                self.put_off += 1;
+                return plan;
+            }
+            self.put_off = 0;
             self.since_ns = 0;
             if !may_open {
                 self.due_ns = (self.due_ns * 2).clamp(SOON_NS, LATER_NS);
@@ -257,6 +275,14 @@ impl Meter {
             *free = Some(single);
         }
         Plan { before: Some(start), single: Some(place), ..plan }
+    }
+
+    /// Counts a short launch; whether others of other streams are likely to run before it.
+    fn is_behind_others(&mut self, stream: u64, charged_ns: u64, now_ns: u64) -> bool {
+        let is_behind = self.busy_until_ns > now_ns && self.last_stream != stream;
+        self.busy_until_ns = self.busy_until_ns.max(now_ns).saturating_add(charged_ns);
+        self.last_stream = stream;
+        is_behind
     }
 
     /// Second event of a place.
@@ -434,6 +460,7 @@ impl Meter {
         self.spans = Spans::new();
         self.reference = None;
         (self.order, self.since_ns, self.due_ns, self.sparse, self.long) = (0, 0, 0, 0, 0);
+        (self.busy_until_ns, self.put_off) = (0, 0);
     }
 }
 

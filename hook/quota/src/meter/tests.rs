@@ -288,3 +288,46 @@ fn full_tables_and_places_are_no_fault() {
     assert!(!meter.has_pending());
     assert_eq!(meter.events.iter().filter(|taken| **taken).count(), 0, "all events are free again");
 }
+
+/// Short launches of several streams in bursts, a capture open somewhere, on a GPU that has one after the other; what
+/// one is charged in the end, of which the first ones were of another length.
+fn in_bursts_on_streams(streams: u64, first_ns: u64, kernel_ns: u64, pause_ns: u64) -> u64 {
+    let (mut meter, mut now, mut free) = (Meter::new(), MS, 0);
+    let mut ends = [0_u64; 8];
+    run(&mut meter, 7, now, first_ns, Others::NONE);
+    for burst in 0..400 {
+        let kernel_ns = if burst < 100 { first_ns } else { kernel_ns };
+        now += pause_ns;
+        for at in 0..16 {
+            now += 5_000;
+            // Leases are taken in the midst of bursts as well.
+            meter.passed(if at == 5 { MS } else { 0 });
+            let (stream, charged) = (at % streams, meter.predict(7, now).cost_ns);
+            let plan = meter.launch_alone(&launch_of(7, stream), 0, charged, now);
+            meter.launched(&plan, true, Begins::default());
+            let last = &mut ends[stream as usize];
+            let reached = now.max(*last);
+            free = now.max(free) + kernel_ns;
+            *last = free;
+            if let Some(place) = plan.single {
+                end(&mut meter, place, reached, free, Others::NONE);
+            }
+        }
+    }
+    meter.predict(7, now).cost_ns
+}
+
+#[test]
+fn a_short_launch_is_not_taken_for_as_long_as_those_of_other_streams_before_it() {
+    for streams in [1, 2, 4, 8] {
+        let cost = in_bursts_on_streams(streams, MS / 10, MS / 10, 3 * MS);
+        assert!((99_000..103_000).contains(&cost), "{streams} streams: {cost}");
+    }
+}
+
+#[test]
+fn a_gpu_that_streams_never_leave_idle_is_measured_too() {
+    // Kernels turn out to be twenty times as long.
+    let cost = in_bursts_on_streams(2, 50_000, MS, 0);
+    assert!(cost >= MS / 100 * 99, "{cost}");
+}
