@@ -5,7 +5,7 @@ use crate::scenarios::{
     EIGHT, PERCENTS, SEEDS, WAITING_PERCENTS, graphs, loads, long_tails, tenants, waiting, window,
 };
 use crate::waits::Waits;
-use crate::world::{Load, Outcome, Tenant, VARIANTS, Variant, recorded, run, run_rival};
+use crate::world::{Devices, Load, Outcome, Tenant, Variant, run, run_rival};
 
 /// One figure for `limiter.json`.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,27 +20,6 @@ pub struct Figure {
     pub baseline: f64,
     /// What the baseline is, and what else is to be known.
     pub note: &'static str,
-}
-
-/// The devices of all figures.
-#[derive(Clone, Debug)]
-pub struct Devices {
-    /// Each figure is the worst of these.
-    pub variants: [Variant; 3],
-    /// What of them has no record.
-    pub assumed: Vec<&'static str>,
-}
-
-impl Devices {
-    /// As recorded of a real driver, and as assumed where there is no record.
-    pub fn new(slice_ns: Option<u64>) -> Self {
-        let variants = slice_ns.map_or(VARIANTS, recorded);
-        let slices = slice_ns.is_none().then_some("time slices");
-        Self {
-            variants,
-            assumed: slices.into_iter().chain(["switches", "cost and steps of events"]).collect(),
-        }
-    }
 }
 
 const GOAL: &str = "the baseline is the goal";
@@ -362,27 +341,10 @@ fn rivals(variants: &[Variant; 3]) -> Vec<Figure> {
     all
 }
 
-/// As JSON for `limiter.json`.
-pub fn json(figures: &[Figure], devices: &Devices) -> String {
-    let assumed: Vec<String> = devices.assumed.iter().map(|what| format!("\"{what}\"")).collect();
-    let assumed = assumed.join(",");
-    let one = |f: &Figure| {
-        format!(
-            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; {}\",\"assumed\":[{assumed}]}}",
-            f.name,
-            f.value,
-            f.unit,
-            f.baseline,
-            if f.baseline == 0.0 { 0.0 } else { f.value / f.baseline },
-            f.note
-        )
-    };
-    format!("[{}]", figures.iter().map(one).collect::<Vec<_>>().join(",\n"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::world::VARIANTS;
 
     #[test]
     fn processes_of_a_share_have_equal_parts_of_it() {
@@ -467,20 +429,6 @@ mod tests {
             let got: Vec<f64> = outcome.windows.iter().skip(2).map(|w| w[0]).collect();
             assert!(mean(&got) > 0.9, "{kernel}: {got:?}");
         }
-    }
-
-    #[test]
-    fn what_is_recorded_is_no_longer_marked_as_assumed() {
-        let figure = Figure { name: "f".to_owned(), value: 1.0, unit: "u", baseline: 1.0, note: GOAL };
-        let [assumed, told] = [None, Some(1_500_000)].map(Devices::new);
-        assert!(
-            json(std::slice::from_ref(&figure), &assumed)
-                .contains("\"assumed\":[\"time slices\",\"switches\",")
-        );
-        assert!(json(&[figure], &told).contains("\"assumed\":[\"switches\","));
-        let slices = |devices: &Devices| devices.variants.map(|variant| variant.slices.slice_ns);
-        assert_eq!(slices(&assumed), VARIANTS.map(|variant| variant.slices.slice_ns));
-        assert_eq!(slices(&told), [1_500_000; 3]);
     }
 
     /// So that the simulation says something about others, too: limiter-decisions section 5.

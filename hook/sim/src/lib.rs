@@ -7,6 +7,7 @@
 
 pub mod figures;
 pub mod gpu;
+pub mod json;
 pub mod rivals;
 pub mod scenarios;
 mod setting;

@@ -1,6 +1,8 @@
 //! Prints the figures; `--json` as a list for `limiter.json`, `--record FILE` with what is recorded of a real driver.
 
-use aliquot_limiter_sim::figures::{Devices, all, json};
+use aliquot_limiter_sim::figures::all;
+use aliquot_limiter_sim::json::json;
+use aliquot_limiter_sim::world::Devices;
 use aliquot_sim_node::Record;
 use std::path::Path;
 use std::process::ExitCode;

@@ -43,7 +43,7 @@ pub const VARIANTS: [Variant; 3] = [
 ];
 
 /// The same with time slices of a recorded length, of which the node agent is told.
-pub fn recorded(slice_ns: u64) -> [Variant; 3] {
+fn recorded(slice_ns: u64) -> [Variant; 3] {
     let names = ["recorded slices", "recorded slices, slow events", "recorded slices, quick switches"];
     let mut named = names.into_iter();
     VARIANTS.map(|variant| Variant {
@@ -52,6 +52,27 @@ pub fn recorded(slice_ns: u64) -> [Variant; 3] {
         told_ns: slice_ns,
         ..variant
     })
+}
+
+/// The devices of all figures.
+#[derive(Clone, Debug)]
+pub struct Devices {
+    /// Each figure is the worst of these.
+    pub variants: [Variant; 3],
+    /// What of them has no record.
+    pub assumed: Vec<&'static str>,
+}
+
+impl Devices {
+    /// As recorded of a real driver, and as assumed where there is no record.
+    pub fn new(slice_ns: Option<u64>) -> Self {
+        let variants = slice_ns.map_or(VARIANTS, recorded);
+        let slices = slice_ns.is_none().then_some("time slices");
+        Self {
+            variants,
+            assumed: slices.into_iter().chain(["switches", "cost and steps of events"]).collect(),
+        }
+    }
 }
 
 /// What a tenant does.

@@ -2,7 +2,7 @@
 
 use crate::gpu::Gpu;
 use crate::rivals::{self, Board, Rival, Rule};
-pub use crate::setting::{Death, Load, Moment, Tenant, VARIANTS, Variant, recorded};
+pub use crate::setting::{Death, Devices, Load, Moment, Tenant, VARIANTS, Variant};
 use crate::waits::{Sleep, Waits};
 use aliquot_arbiter::{Arbiter, Share, Stretch, TICK_NS};
 use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, Mark, Terms};

@@ -1,0 +1,42 @@
+//! Figures as the benchmarks write them.
+
+use crate::figures::Figure;
+use crate::world::Devices;
+
+/// As JSON for `limiter.json`.
+pub fn json(figures: &[Figure], devices: &Devices) -> String {
+    let assumed: Vec<String> = devices.assumed.iter().map(|what| format!("\"{what}\"")).collect();
+    let assumed = assumed.join(",");
+    let one = |f: &Figure| {
+        format!(
+            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; {}\",\"assumed\":[{assumed}]}}",
+            f.name,
+            f.value,
+            f.unit,
+            f.baseline,
+            if f.baseline == 0.0 { 0.0 } else { f.value / f.baseline },
+            f.note
+        )
+    };
+    format!("[{}]", figures.iter().map(one).collect::<Vec<_>>().join(",\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::world::VARIANTS;
+
+    #[test]
+    fn what_is_recorded_is_no_longer_marked_as_assumed() {
+        let figure = Figure { name: "f".to_owned(), value: 1.0, unit: "u", baseline: 1.0, note: "n" };
+        let [assumed, told] = [None, Some(1_500_000)].map(Devices::new);
+        assert!(
+            json(std::slice::from_ref(&figure), &assumed)
+                .contains("\"assumed\":[\"time slices\",\"switches\",")
+        );
+        assert!(json(&[figure], &told).contains("\"assumed\":[\"switches\","));
+        let slices = |devices: &Devices| devices.variants.map(|variant| variant.slices.slice_ns);
+        assert_eq!(slices(&assumed), VARIANTS.map(|variant| variant.slices.slice_ns));
+        assert_eq!(slices(&told), [1_500_000; 3]);
+    }
+}
