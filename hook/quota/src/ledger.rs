@@ -264,7 +264,12 @@ pub fn reap(cells: &impl Cells, slot: usize) -> Result<u64> {
 
 /// The same but for `keep` bytes, which others still use: as long as there are any, the slot stays dead and charged.
 pub fn reap_to(cells: &impl Cells, slot: usize, keep: u64) -> Result<u64> {
-    let state = cells.load(Word::State(slot));
+    reap_seen(cells, slot, cells.load(Word::State(slot)), keep)
+}
+
+/// The same of the owner that was seen dead in the state word `state`, and nobody else: what was found out of it says
+/// nothing of who had the slot later.
+pub fn reap_seen(cells: &impl Cells, slot: usize, state: u64, keep: u64) -> Result<u64> {
     if SlotState::of(state) != Some(SlotState::Dead) {
         return Ok(0);
     }

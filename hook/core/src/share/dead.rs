@@ -37,26 +37,24 @@ impl Share {
         if !self.find_dead(region, own, 0..SLOT_COUNT) {
             return (false, None);
         }
-        let dead = |slot: &usize| {
-            Some(*slot) != own && SlotState::of(region.load(Word::State(*slot))) == Some(SlotState::Dead)
-        };
-        let (freeing, wait) = self.freeing(region, (0..SLOT_COUNT).filter(dead));
+        let (dead, wait) = self.look_at_dead(region, own);
         let (mut imported, mut came_back) = (None, false);
-        for slot in (0..SLOT_COUNT).filter(dead) {
-            if freeing.get(slot) != Some(&false) {
+        for slot in 0..SLOT_COUNT {
+            let state = region.load(Word::State(slot));
+            if !dead.has_freed(slot, state) {
                 continue;
             }
             // What others have imported from the dead stays charged until the driver has freed the last of it.
             let exported = region.slots.get(slot).map_or(0, |slot| slot.exported_bytes.load(Relaxed));
             let mut keep = 0;
             if exported > 0 {
-                let left = imported.get_or_insert_with(|| imported_now(region, &freeing));
+                let left = imported.get_or_insert_with(|| imported_now(region, &dead));
                 // What its exporter freed is what others have beyond what is exported now.
                 let exported_now = if Self::is_left(region, slot) { exported_now(region) } else { 0 };
                 keep = exported.min(left.saturating_sub(exported_now)).min(ledger::charged(region, slot));
                 *left -= keep;
             }
-            let reaped = ledger::reap_to(region, slot, keep);
+            let reaped = ledger::reap_seen(region, slot, state, keep);
             if keep == 0 {
                 // Those who live may hold more leases.
                 region.compute.members.fetch_add(1, SeqCst);
@@ -77,33 +75,61 @@ impl Share {
         (came_back, wait)
     }
 
-    /// Of whom the driver may still be freeing memory, of their own or imported, and for how many milliseconds at the
-    /// least.
-    fn freeing(
-        &self,
-        region: &Region,
-        dead: impl Iterator<Item = usize>,
-    ) -> ([bool; SLOT_COUNT], Option<u64>) {
-        let (mut freeing, mut list, mut wait) = ([false; SLOT_COUNT], None, None);
+    /// Who is dead, and for how many milliseconds at the least the driver may still be freeing memory of theirs, of
+    /// their own or imported.
+    fn look_at_dead(&self, region: &Region, own: Option<usize>) -> (Dead, Option<u64>) {
+        // Whoever is dead before NVML is asked and not in its list has nothing any more; of who dies later that says
+        // nothing.
+        let (mut dead, mut list, mut wait) = (Dead::seen(region, own), None, None);
         let (now, here) = (sys::now_ms(), pid_namespace());
-        for slot in dead {
-            let (Some(owner), Some(is_freeing)) = (region.slots.get(slot), freeing.get_mut(slot)) else {
+        for ((slot, owner), mark) in region.slots.iter().enumerate().zip(&mut dead.0) {
+            let age = || now.saturating_sub(ledger::dead_since(region, slot, now));
+            if *mark == 0 || age() >= DEATH_MS || Self::is_left(region, slot) {
                 continue;
-            };
-            let age = now.saturating_sub(ledger::dead_since(region, slot, now));
+            }
             let held = ledger::charged(region, slot) > 0 || owner.imported_bytes.load(Relaxed) > 0;
-            if !held || age >= DEATH_MS || Self::is_left(region, slot) {
+            if !held {
                 continue;
             }
             let list: &Option<List> = list.get_or_insert_with(|| nvml::computing(&self.uuid()?));
             let is_here = owner.pid_namespace.load(Relaxed) == here;
             let has_freed = list.as_ref().is_some_and(|list| is_here && list.lacks(owner.pid.load(Relaxed)));
             if !has_freed {
-                *is_freeing = true;
-                wait = Some(wait.unwrap_or(u64::MAX).min(DEATH_MS - age));
+                *mark |= Dead::FREEING;
+                wait = Some(wait.unwrap_or(u64::MAX).min(DEATH_MS.saturating_sub(age())));
             }
         }
-        (freeing, wait)
+        (dead, wait)
+    }
+}
+
+/// The dead as they were looked at. Of each slot: 0 = its owner was not dead then, or else a mark of the state word in
+/// which it was seen, with the lower part of the generation, and whether the driver may still be freeing its memory.
+struct Dead([u16; SLOT_COUNT]);
+
+impl Dead {
+    const SEEN: u16 = 1;
+    const FREEING: u16 = 2;
+
+    const fn mark(state: u64) -> u16 {
+        (region::generation(state) as u16) << 2 | Self::SEEN
+    }
+
+    /// Who is dead now, beside this process.
+    fn seen(region: &Region, own: Option<usize>) -> Self {
+        let mut marks = [0; SLOT_COUNT];
+        for (slot, mark) in marks.iter_mut().enumerate().filter(|(slot, _)| Some(*slot) != own) {
+            let state = region.load(Word::State(slot));
+            if SlotState::of(state) == Some(SlotState::Dead) {
+                *mark = Self::mark(state);
+            }
+        }
+        Self(marks)
+    }
+
+    /// Whether the owner of a slot in this state had died when they were looked at, and the driver had freed its memory.
+    fn has_freed(&self, slot: usize, state: u64) -> bool {
+        SlotState::of(state) == Some(SlotState::Dead) && self.0.get(slot) == Some(&Self::mark(state))
     }
 }
 
@@ -133,12 +159,15 @@ impl Share {
 }
 
 /// Bytes that processes have imported, the dead as long as the driver may still be freeing them.
-fn imported_now(region: &Region, freeing: &[bool; SLOT_COUNT]) -> u64 {
-    let has = |(slot, freeing): &(&Slot, &bool)| {
-        **freeing || SlotState::of(slot.state.load(Acquire)) == Some(SlotState::Live)
+fn imported_now(region: &Region, dead: &Dead) -> u64 {
+    let has = |(slot, state): (usize, u64)| match SlotState::of(state) {
+        Some(SlotState::Live) => true,
+        Some(SlotState::Dead) => !dead.has_freed(slot, state),
+        _ => false,
     };
-    let bytes = region.slots.iter().zip(freeing).filter(has);
-    bytes.fold(0, |sum, (slot, _)| sum.saturating_add(slot.imported_bytes.load(Relaxed)))
+    let slots = region.slots.iter().enumerate();
+    let bytes = slots.filter(|(index, slot)| has((*index, slot.state.load(Acquire))));
+    bytes.fold(0, |sum, (_, slot)| sum.saturating_add(slot.imported_bytes.load(Relaxed)))
 }
 
 /// Bytes that living processes have exported. What one of them is leaving to a slot of nobody's counts as its own.
