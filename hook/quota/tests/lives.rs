@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use support::c::{compile, source};
 use support::namespace::{apart, unshare};
-use support::{Bench, GIB, MIB, answers, built, null_driver, values};
+use support::{Bench, GIB, MIB, Storm, answers, built, null_driver, values};
 use tempfile::TempDir;
 
 fn bench(quota: u64) -> Bench {
@@ -66,24 +66,21 @@ fn storms_of_killed_processes_with_many_threads_leave_nothing_and_never_exceed_t
     const QUOTA: u64 = 48 * MIB;
     let bench = bench(QUOTA);
     let (_folder, program) = made("threads", &["-ldl", "-lpthread"]);
-    let mut children = Vec::new();
+    let mut storm = Storm(Vec::new());
     for round in 0..30_u64 {
-        while children.len() < 5 {
-            let mut storm = bench.command(&program);
-            storm.arg("storm").stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-            children.push(storm.spawn().unwrap());
+        while storm.0.len() < 5 {
+            let mut child = bench.command(&program);
+            child.arg("storm").stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
+            storm.0.push(child.spawn().unwrap());
         }
         std::thread::sleep(std::time::Duration::from_millis(10 + round * 7 % 40));
         let used = bench.used(0);
         assert!(used <= QUOTA, "{used} bytes used");
-        let mut victim = children.swap_remove((round * 3 % 5) as usize);
+        let mut victim = storm.0.swap_remove((round * 3 % 5) as usize);
         victim.kill().unwrap();
         victim.wait().unwrap();
     }
-    for mut child in children {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    drop(storm);
     assert_eq!(
         bench.run(&["init", "retain", "alloc:linear:48M", "free", "info"])[2..],
         ["0", "0", &format!("0 {QUOTA} {QUOTA}")]

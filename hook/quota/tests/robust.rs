@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 use support::namespace::{apart, unshare};
-use support::{Bench, GIB, Holder, MIB, answers, built, values};
+use support::{Bench, GIB, Holder, MIB, Storm, answers, built, values};
 
 fn signal(pid: i32, signal: i32) {
     // SAFETY: sends a signal to a process that the test started and has not waited for.
@@ -68,24 +68,21 @@ fn bytes_come_back_after_two_seconds_where_nvml_cannot_tell() {
 #[test]
 fn storms_of_killed_processes_leave_no_leak_and_never_exceed_the_quota() {
     let bench = bench(256 * MIB);
-    let mut children = Vec::new();
+    let mut storm = Storm(Vec::new());
     for round in 0..40_u64 {
-        while children.len() < 6 {
+        while storm.0.len() < 6 {
             let mut churn = bench.probe(&["init", "retain", "churn:100000"]);
             churn.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::null());
-            children.push(churn.spawn().unwrap());
+            storm.0.push(churn.spawn().unwrap());
         }
         std::thread::sleep(Duration::from_millis(20 + round * 7 % 50));
         let used = bench.used(0);
         assert!(used <= 256 * MIB, "{used} bytes used");
-        let mut victim = children.swap_remove((round * 5 % 6) as usize);
+        let mut victim = storm.0.swap_remove((round * 5 % 6) as usize);
         victim.kill().unwrap();
         victim.wait().unwrap();
     }
-    for mut child in children {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    drop(storm);
     let answers = bench.run(&["init", "retain", "alloc:linear:256M", "info", "free"]);
     assert_eq!(answers[2..], ["0", &format!("0 0 {}", 256 * MIB), "0"]);
     assert_eq!(bench.charged("a"), (0, 0));

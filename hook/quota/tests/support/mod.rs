@@ -261,6 +261,18 @@ pub(crate) fn values(output: &Output) -> Vec<String> {
     text.lines().filter_map(|line| line.split_once(" = ")).map(|(_, value)| value.to_owned()).collect()
 }
 
+/// Processes that do not outlive their test, also where it fails.
+pub(crate) struct Storm(pub(crate) Vec<Child>);
+
+impl Drop for Storm {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            drop(child.kill());
+            drop(child.wait());
+        }
+    }
+}
+
 /// A program that waits to be told to go on.
 pub(crate) struct Holder {
     pub(crate) child: Child,
