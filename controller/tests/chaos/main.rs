@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 use tenants::{GPUS, TENANTS, make_claim, make_gang, make_pod, mischief, start, tenant};
 
 /// Pods of a run of which the auditors expect that everything happened in it at least once.
-pub const USUAL: u64 = 1_000;
+pub const USUAL: u64 = 700;
 /// Nodes of which ledger and agent are the real ones.
 const REAL_NODES: u64 = 3;
 /// Pods that are there at a time.

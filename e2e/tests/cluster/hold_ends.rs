@@ -124,7 +124,8 @@ fn the_instance_of_a_claim_whose_pod_ends_without_a_controller_goes_after_the_lo
                 ensure!(cluster.gpu_instances()? == instances, "it is kept at first");
                 no_instances(cluster).await?;
                 let took = Timestamp::now().duration_since(deleted).as_secs();
-                ensure!(took >= 12, "it was kept for {took} s");
+                // No longer than the bound, which ends with a whole second.
+                ensure!(took >= 11, "it was kept for {took} s");
                 Ok(())
             })
             .await?;
