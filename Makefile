@@ -27,7 +27,7 @@ test: ## All tests; those on a real Kubernetes where one can run.
 	@tools/test
 
 .PHONY: e2e
-e2e: build ## The tests on a real Kubernetes only (Linux, root, Go).
+e2e: ## The tests on a real Kubernetes only (Linux, root, Go).
 	@tools/test-cluster
 
 .PHONY: chaos

@@ -107,7 +107,7 @@ impl<'a> Names<'a> {
         let driver = self.index.driver();
         let told = |kind: &DeviceKind| match field {
             Field::Attributes => {
-                attribute_names(*kind).iter().any(|known| qualified(driver, known) == (domain, name))
+                attribute_names(*kind).any(|known| qualified(driver, known) == (domain, name))
             }
             Field::Capacity => domain == driver && has_capacity(*kind, name),
         };
@@ -132,7 +132,7 @@ impl<'a> Names<'a> {
         let driver = self.index.driver();
         let mut known: BTreeSet<Name<'_>> = BTreeSet::new();
         for kind in &self.kinds {
-            let attributes = attribute_names(*kind).iter().map(|known| qualified(driver, known));
+            let attributes = attribute_names(*kind).map(|known| qualified(driver, known));
             known.extend(attributes.map(|(domain, name)| (Field::Attributes, domain, name)));
             known.extend(capacity_names(*kind).iter().map(|name| (Field::Capacity, driver, *name)));
         }

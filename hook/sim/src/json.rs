@@ -5,20 +5,19 @@ use crate::world::Devices;
 
 /// As JSON for `limiter.json`.
 pub fn json(figures: &[Figure], devices: &Devices) -> String {
-    let assumed: Vec<String> = devices.assumed.iter().map(|what| format!("\"{what}\"")).collect();
-    let assumed = assumed.join(",");
-    let one = |f: &Figure| {
-        format!(
-            "{{\"name\":\"{}\",\"value\":{},\"unit\":\"{}\",\"baseline\":{},\"ratio\":{},\"command\":\"limiter-sim; {}\",\"assumed\":[{assumed}]}}",
-            f.name,
-            f.value,
-            f.unit,
-            f.baseline,
-            if f.baseline == 0.0 { 0.0 } else { f.value / f.baseline },
-            f.note
-        )
+    let one = |figure: &Figure| {
+        let Figure { name, value, unit, baseline, note } = figure;
+        serde_json::json!({
+            "name": name,
+            "value": value,
+            "unit": unit,
+            "baseline": baseline,
+            "ratio": if *baseline == 0.0 { 0.0 } else { value / baseline },
+            "command": format!("limiter-sim; {note}"),
+            "assumed": devices.assumed,
+        })
     };
-    format!("[{}]", figures.iter().map(one).collect::<Vec<_>>().join(",\n"))
+    figures.iter().map(one).collect::<serde_json::Value>().to_string()
 }
 
 #[cfg(test)]

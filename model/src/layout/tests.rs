@@ -139,7 +139,7 @@ fn the_vocabulary_is_what_is_published() {
         let devices = || slices.iter().flat_map(|s| &s.devices).filter(|d| d.kind() == kind);
         let attributes: BTreeSet<&str> =
             devices().flat_map(|d| d.attributes.keys()).map(String::as_str).collect();
-        assert_eq!(attributes, attribute_names(kind).iter().copied().collect(), "{kind}");
+        assert_eq!(attributes, attribute_names(kind).collect(), "{kind}");
         let capacities: BTreeSet<&str> =
             devices().flat_map(|d| d.capacity.keys()).map(String::as_str).collect();
         let (slices, others): (BTreeSet<&str>, BTreeSet<&str>) =

@@ -6,24 +6,7 @@ use crate::names::{ATTR_NUMA_NODE, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
 /// A partition has one capacity of this name and a number for each of its memory slices.
 pub(super) const MEMORY_SLICE_CAPACITY: &str = "memorySlice";
 
-const PARTITION: &[&str] = &[
-    "architecture",
-    "brand",
-    "cudaComputeCapability",
-    "cudaDriverVersion",
-    "driverVersion",
-    "index",
-    "minor",
-    "parentUUID",
-    "productName",
-    "profile",
-    "type",
-    ATTR_NUMA_NODE,
-    ATTR_PCIE_ROOT,
-    ATTR_PCI_BUS_ID,
-];
-
-const WHOLE: &[&str] = &[
+const COMMON: [&str; 12] = [
     "architecture",
     "brand",
     "cudaComputeCapability",
@@ -33,18 +16,18 @@ const WHOLE: &[&str] = &[
     "minor",
     "productName",
     "type",
-    "uuid",
     ATTR_NUMA_NODE,
     ATTR_PCIE_ROOT,
     ATTR_PCI_BUS_ID,
 ];
 
 /// Attributes that a device of the kind can have; a name without a domain is in the driver's.
-pub const fn attribute_names(kind: DeviceKind) -> &'static [&'static str] {
-    match kind {
-        DeviceKind::Mig => PARTITION,
-        _ => WHOLE,
-    }
+pub fn attribute_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
+    let own: &[&str] = match kind {
+        DeviceKind::Mig => &["parentUUID", "profile"],
+        _ => &["uuid"],
+    };
+    COMMON.into_iter().chain(own.iter().copied())
 }
 
 /// Capacities that a device of the kind can have, in the driver's domain, without those of memory slices.
