@@ -8,6 +8,8 @@ use aliquot_e2e::objects::{self, PodManifest};
 use aliquot_e2e::process;
 use aliquot_sim_node::GpuSpec;
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -39,17 +41,23 @@ async fn lenient(cluster: &Cluster, name: &str, policy: &str) -> Result<String> 
     let namespace = cluster.namespace(name).await?;
     let annotation = format!("aliquot.dev/allocation-policy={policy}");
     cluster.kubectl(&["annotate", "namespace", &namespace, &annotation])?;
-    // Every controller has to have seen it.
+    expands(cluster, &namespace).await?;
+    Ok(namespace)
+}
+
+/// Waits until claims are expanded to larger profiles: one that is created while no webhook answers, or while
+/// the one that answers has not seen the policy, asks for exactly what it says.
+async fn expands(cluster: &Cluster, namespace: &str) -> Result<()> {
+    let claims = Api::<ResourceClaim>::namespaced(cluster.client.clone(), namespace);
+    let claim = serde_json::from_value(objects::claim(namespace, "probe", &[small("gpu", 1)]))?;
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
     cluster
         .wait_for("claims to be expanded", || async {
-            cluster.create(&[objects::claim(&namespace, "probe", &[small("gpu", 1)])])?;
-            let claim = cluster.claim(&namespace, "probe").await?.context("no claim")?;
-            cluster.kubectl(&["-n", &namespace, "delete", "resourceclaim", "probe"])?;
-            let requests = claim.spec.devices.and_then(|d| d.requests).unwrap_or_default();
+            let made = claims.create(&dry, &claim).await?;
+            let requests = made.spec.devices.and_then(|d| d.requests).unwrap_or_default();
             Ok(requests.iter().any(|r| r.first_available.is_some()).then_some(()))
         })
-        .await?;
-    Ok(namespace)
+        .await
 }
 
 /// Takes all seven partitions of the small board, in a namespace of their own.
@@ -325,6 +333,7 @@ fn the_place_of_a_pod_that_goes_back_is_held_on_when_the_controllers_are_killed(
         ensure!(noted_place(cluster)? == note, "it is the same place");
         let waiting = cluster.pod(&namespace, "user-0").await?.context("it ended by itself")?;
         ensure!(waiting.metadata.uid == first.metadata.uid);
+        expands(cluster, &namespace).await?;
         cluster.shell(&namespace, "user-0", "main", "touch /tmp/end")?;
         cluster
             .wait_for("the next one to run", || async {
