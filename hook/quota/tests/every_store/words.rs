@@ -15,6 +15,12 @@ pub(crate) fn is_logged(at: usize) -> bool {
     (log..of_compute(offset_of!(Compute, trued_borrowed_ns))).contains(&at)
 }
 
+/// A word's kind: its name, and in the log what all entries have in its place.
+pub(crate) fn kind(name: String, at: usize) -> String {
+    let log = of_compute(offset_of!(Compute, log));
+    if is_logged(at) { format!("log: {} of an entry", (at - log) / 8 % 4) } else { name }
+}
+
 /// Offset of a word of the header.
 pub(crate) const TOTAL: usize = offset_of!(Header, total);
 pub(crate) const REFUSED: usize = offset_of!(Header, refused);
