@@ -138,14 +138,15 @@ pub fn step(share: &Share<'_>) -> Step {
         return lower_then(share, without(spare), || Step::Release(spare.uid.clone()));
     }
     let wanted = need.beyond(sum);
+    let exchange = exchange(&held, sum, need);
     if wanted != Size::ZERO
-        && let Some(step) = grow(share, wanted, made(wanted))
+        && let Some(step) = grow(share, wanted, made(wanted), exchange.map(|(_, part)| part))
     {
         return step;
     }
     // What there is no room for is waited for with what is of use without it.
-    let (need, wish) = (use_of(sum), share.wish.at_most(reserved));
-    if sum == need {
+    let wish = share.wish.at_most(reserved);
+    let Some((large, part)) = exchange else {
         return match (made(wanted), limit(share, wish)) {
             (Some(stray), _) if stray.size != wanted || wanted == Size::ZERO => {
                 Step::Delete(stray.uid.clone())
@@ -155,18 +156,14 @@ pub fn step(share: &Share<'_>) -> Step {
             (_, None) if wanted == Size::ZERO => Step::Rest,
             (_, None) => Step::AwaitRoom(wanted),
         };
-    }
-    // More is held than is needed, but no companion can go as a whole: one is exchanged for a smaller one,
-    // beside it if there is room, after it if there is none.
-    let excess = |companion: &Companion| companion.size.beyond(need.beyond(without(companion)));
-    let Some(large) = held.iter().max_by_key(|companion| (excess(companion).memory, excess(companion).cores))
-    else {
-        return Step::Rest;
     };
-    let part = need.beyond(without(large));
+    // More is held than is needed, but no companion can go as a whole: one is exchanged for a smaller one,
+    // beside it if there is room and the larger one is of no use then, after it otherwise.
+    let both = sum.plus(part);
+    let replaces = use_of(both.beyond(large.size)) == use_of(both);
     match made(part) {
         Some(small) if small.size == part => {
-            if (share.fits)(part) {
+            if replaces && (share.fits)(part) {
                 Step::Allocate(small.uid.clone())
             } else {
                 lower_then(share, without(large), || Step::Release(large.uid.clone()))
@@ -177,13 +174,24 @@ pub fn step(share: &Share<'_>) -> Step {
     }
 }
 
-/// The step towards so much more, if there is room for it, or for a part of it that was begun.
-fn grow(share: &Share<'_>, wanted: Size, made: Option<&Companion>) -> Option<Step> {
+/// Which companion holds most that is of no use, and the part of it that is; none if all is of use.
+fn exchange<'a>(held: &[&'a Companion], sum: Size, need: Size) -> Option<(&'a Companion, Size)> {
+    let used = sum.at_most(need);
+    let part = |companion: &Companion| used.beyond(sum.beyond(companion.size));
+    let excess = |companion: &Companion| companion.size.beyond(part(companion));
+    let large = held.iter().max_by_key(|companion| (excess(companion).memory, excess(companion).cores));
+    large.filter(|_| sum != used).map(|large| (*large, part(large)))
+}
+
+/// The step towards so much more, if there is room for it, or for a part of it that was begun. What is to
+/// replace a larger companion is not growth before that one is gone.
+fn grow(share: &Share<'_>, wanted: Size, made: Option<&Companion>, replaces: Option<Size>) -> Option<Step> {
     let room = (share.fits)(wanted);
     match made {
         Some(made) if made.size == wanted || !room => {
             // In place of one that was more than is of use.
             let is_part = made.size != Size::ZERO && wanted.covers(made.size);
+            let is_part = is_part && (room || replaces != Some(made.size));
             (is_part && (share.fits)(made.size)).then(|| Step::Allocate(made.uid.clone()))
         }
         Some(stray) => Some(Step::Delete(stray.uid.clone())),
