@@ -1,5 +1,7 @@
-//! Link arguments of the stub: no start files, so no INIT; lazy binding, so that nothing is resolved in
-//! programs that never use CUDA; and exactly libdl and libc as needed libraries, which every glibc has.
+//! Link arguments of the stub. Every program of a container pays for what its loader does with it, so: no start
+//! files and no INIT; lazy binding; references to its own symbols are not looked up (`-Bsymbolic`); one writable part,
+//! which is not made read-only in part (the cells of the exports have to stay writable, so it would protect little);
+//! and libc alone as a needed library: libdl, which old ones have beside it, costs as much as the stub itself.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
@@ -10,14 +12,11 @@ fn main() {
         "-Wl,-z,lazy",
         "-Wl,--hash-style=gnu",
         "-Wl,-soname,libaliquot_preload.so",
+        "-Wl,-Bsymbolic",
+        "-Wl,-z,norelro",
         "-Wl,--no-as-needed",
-        "-l:libdl.so.2",
         "-l:libc.so.6",
     ] {
         println!("cargo:rustc-cdylib-link-arg={argument}");
-    }
-    // Pages of up to 64 KiB: with a part that becomes read-only, padding alone would make the file that large.
-    if std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("aarch64") {
-        println!("cargo:rustc-cdylib-link-arg=-Wl,-z,norelro");
     }
 }

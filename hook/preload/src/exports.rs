@@ -242,14 +242,8 @@ mod loader {
 }
 
 #[cfg(target_arch = "x86_64")]
-core::arch::global_asm!(
-    ".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.2.5",
-    ".symver dladdr, dladdr@GLIBC_2.2.5",
-);
+core::arch::global_asm!(".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.2.5");
 
+// Newer ones than the oldest glibc of this architecture has are offered beside it.
 #[cfg(target_arch = "aarch64")]
-core::arch::global_asm!(
-    // Newer ones than the oldest glibc of this architecture has are offered beside these.
-    ".symver dladdr, dladdr@GLIBC_2.17",
-    ".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.17",
-);
+core::arch::global_asm!(".symver dl_iterate_phdr, dl_iterate_phdr@GLIBC_2.17");

@@ -3,7 +3,7 @@
 //!
 //! Nobody keeps the list from changing meanwhile. It is walked from its beginning, where what the process was started
 //! with stands, which is never taken out; the C library is always there, so the walk ends before what `dlopen`
-//! adds and `dlclose` takes away.
+//! adds and `dlclose` takes away. (Only where an old C library's libdl was not among that, it goes on to the end.)
 
 use core::ffi::{CStr, c_char, c_int};
 

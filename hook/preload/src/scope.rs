@@ -6,9 +6,10 @@
 
 use crate::forks;
 use crate::links::{self, Link};
+use crate::sys;
 use crate::tables::Tables;
 use core::ffi::{CStr, c_char, c_int, c_void};
-use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Relaxed};
+use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// `struct dl_phdr_info`, the part that every version has.
 #[repr(C)]
@@ -38,7 +39,6 @@ type Visit = unsafe extern "C" fn(*const Info, usize, *mut c_void) -> c_int;
 
 unsafe extern "C" {
     fn dl_iterate_phdr(visit: Visit, data: *mut c_void) -> c_int;
-    fn dladdr(address: *const c_void, info: *mut Location) -> c_int;
 }
 
 /// `Dl_info`
@@ -119,9 +119,11 @@ pub(crate) enum Loader {
     Vsym,
     /// `dlopen`
     Open,
+    /// `dladdr`
+    Addr,
 }
 
-static REAL: [AtomicPtr<c_void>; 3] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 3];
+static REAL: [AtomicPtr<c_void>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
 
 /// Address of the real function; null in a process without glibc's loader.
 pub(crate) fn real(function: Loader) -> *mut c_void {
@@ -129,14 +131,41 @@ pub(crate) fn real(function: Loader) -> *mut c_void {
         Loader::Sym => (&REAL[0], c"dlsym"),
         Loader::Vsym => (&REAL[1], c"dlvsym"),
         Loader::Open => (&REAL[2], c"dlopen"),
+        Loader::Addr => (&REAL[3], c"dladdr"),
     };
     let known = cell.load(Relaxed);
     if !known.is_null() {
         return known;
     }
-    let found = of_libc(name);
+    let mut found = of_libc(name);
+    if found.is_null() && load_libdl() {
+        found = of_libc(name);
+    }
     cell.store(found, Relaxed);
     found
+}
+
+/// Loads libdl, where an older C library keeps these functions in it and nobody has needed it: a program that asks
+/// for them weakly sees our exports and takes them for given. Whether it is loaded now.
+fn load_libdl() -> bool {
+    type Open = unsafe extern "C" fn(*const c_char, c_int) -> *mut c_void;
+    /// Process and thread that loads it, and may look something up meanwhile.
+    static LOADING: AtomicU64 = AtomicU64::new(0);
+    const RTLD_NOW: c_int = 2;
+    /// What the C library's own calls carry.
+    const RTLD_DLOPEN: c_int = c_int::MIN;
+    let open = of_libc(c"__libc_dlopen_mode");
+    let me = sys::thread_of_process();
+    if open.is_null() || LOADING.swap(me, Relaxed) == me {
+        return false;
+    }
+    // SAFETY: the function of this name and type in every glibc that has a libdl of its own.
+    let loaded = unsafe {
+        let open = core::mem::transmute::<*mut c_void, Open>(open);
+        !open(c"libdl.so.2".as_ptr(), RTLD_NOW | RTLD_DLOPEN).is_null()
+    };
+    LOADING.store(0, Relaxed);
+    loaded
 }
 
 /// Address of a function of libc or libdl; null if there is none.
@@ -276,8 +305,17 @@ fn in_other_namespace(address: usize) -> Option<Owner> {
         symbol: core::ptr::null(),
         address: core::ptr::null_mut(),
     };
-    // SAFETY: any address may be asked for; the loader fills the record in where it knows it.
-    if unsafe { dladdr(address as *const c_void, &mut found) } == 0 || found.file.is_null() {
+    type Dladdr = unsafe extern "C" fn(*const c_void, *mut Location) -> c_int;
+    let dladdr = real(Loader::Addr);
+    if dladdr.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's function of this type; any address may be asked for, and it fills the record in where it
+    // knows it.
+    let known = unsafe {
+        core::mem::transmute::<*mut c_void, Dladdr>(dladdr)(address as *const c_void, &mut found) != 0
+    };
+    if !known || found.file.is_null() {
         return None;
     }
     // SAFETY: the loader's names are terminated strings that live as long as the object.

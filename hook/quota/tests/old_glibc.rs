@@ -60,3 +60,16 @@ fn children_of_a_process_with_many_threads_wait_for_none_of_them() {
     assert_eq!(answers(program), ["0", "0", &format!("0 {GIB} {GIB}"), "0"]);
     assert_eq!(bench.audit("a"), 0);
 }
+
+#[test]
+fn programs_without_libdl_start_and_find_what_they_ask_for_weakly() {
+    let Some(built) = old::everything() else { return };
+    let bench = Bench::new(["H100-80"]);
+    let folder = tempfile::tempdir().unwrap();
+    let weak = old::with_program(&built, "weak", folder.path(), &[]).unwrap();
+    // Our exports say that there is a `dlsym`, so there has to be one.
+    assert_eq!(answers(old::command(&weak, &bench.probe(&[]), &[]).unwrap()), ["1", "1", "1"]);
+    let mut alone = old::command(&weak, &bench.probe(&[]), &[]).unwrap();
+    alone.env_remove("LD_PRELOAD");
+    assert_eq!(answers(alone), ["0", "-1", "-1"], "the program itself brings none");
+}
