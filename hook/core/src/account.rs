@@ -47,12 +47,13 @@ pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<()
     if bytes == 0 {
         return Ok(());
     }
-    contexts::glance(device);
+    let now = sys::coarse_ms();
+    contexts::glance(device, now);
     // What is refused must not be charged in part meanwhile: others would be refused what is free.
     if let [Some(share), None] = first_two(device) {
-        return share.charge(bytes, kind);
+        return share.charge(bytes, kind, now);
     }
-    if shares_on(device).fold(0, |sum: u64, share| sum.saturating_add(share.room(kind))) < bytes {
+    if shares_on(device).fold(0, |sum: u64, share| sum.saturating_add(share.room(kind, now))) < bytes {
         return Err(Refusal::Quota);
     }
     let mut left = bytes;
@@ -61,7 +62,7 @@ pub(crate) fn try_charge_as(device: Device, bytes: u64, kind: Kind) -> Result<()
         if left == 0 {
             break;
         }
-        match share.charge_up_to(left, kind) {
+        match share.charge_up_to(left, kind, now) {
             Ok(charged) => left -= charged,
             Err(found) => refusal = found,
         }

@@ -165,7 +165,8 @@ const AGE_MS: u64 = 500;
 /// At most once in a while: by what the node agent measured, else by NVML, which takes its time, and only where
 /// that lists this process.
 pub(crate) fn refresh(device: Device) {
-    glance(device);
+    let now = sys::coarse_ms();
+    glance(device, now);
     static MEASURED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
     let is_known = AGENT_KNOWS.get(device).is_some_and(|known| known.load(Relaxed));
     let Some(cell) =
@@ -173,7 +174,7 @@ pub(crate) fn refresh(device: Device) {
     else {
         return;
     };
-    if !is_due(cell) {
+    if !is_due(cell, now) {
         return;
     }
     let counted = || account::held(device).saturating_sub(account::overhead(device));
@@ -191,10 +192,11 @@ pub(crate) fn refresh(device: Device) {
 
 /// Takes over what the node agent has measured since, at most once in a while. Cheap enough for every charge, so
 /// that hidden memory is found in programs too that never ask how much they have.
-pub(crate) fn glance(device: Device) {
+/// `now` is [`sys::coarse_ms`].
+pub(crate) fn glance(device: Device, now: u64) {
     static GLANCED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
     let (Some(cell), Some(known)) = (GLANCED.get(device), AGENT_KNOWS.get(device)) else { return };
-    if !is_due(cell) {
+    if !is_due(cell, now) {
         return;
     }
     let found = own_identity().and_then(|own| {
@@ -228,8 +230,8 @@ fn note_change(device: Device) {
     }
 }
 
-fn is_due(cell: &AtomicU64) -> bool {
-    let (now, before) = (sys::coarse_ms(), cell.load(Relaxed));
+fn is_due(cell: &AtomicU64, now: u64) -> bool {
+    let before = cell.load(Relaxed);
     now.wrapping_sub(before) >= AGE_MS && cell.compare_exchange(before, now, Relaxed, Relaxed).is_ok()
 }
 

@@ -1,18 +1,26 @@
 //! A mutex of one word, for state of this process only.
 //!
 //! It is held for some tens of nanoseconds, and never across a driver call that can block, so who finds it
-//! taken spins, and sleeps for a moment if its holder seems to have lost the processor. Nobody has to be
-//! woken, which makes giving it back a plain store. In a forked child it is made new, because the thread that
-//! held it does not exist there.
+//! taken spins, and sleeps for a moment if its holder seems to have lost the processor. Where threads want it
+//! again and again, what it protects would go back and forth between processors, which costs several times what
+//! they do with it: there who finds it taken sleeps at once, and the others get on with it for a while. Nobody has
+//! to be woken, which makes giving it back a plain store. In a forked child it is made new, because the thread
+//! that held it does not exist there.
 
 use crate::sys;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+/// How often a mutex is waited for within a tick of the clock before it is taken to be a busy one.
+const SELDOM: u32 = 8;
 
 /// Protects a value.
 pub(crate) struct Mutex<T> {
     held: AtomicBool,
+    /// How often it was waited for within the tick below, in milliseconds.
+    waits: AtomicU32,
+    tick: AtomicU64,
     value: UnsafeCell<T>,
 }
 
@@ -22,7 +30,8 @@ unsafe impl<T: Send> Sync for Mutex<T> {}
 impl<T> Mutex<T> {
     /// A free mutex.
     pub(crate) const fn new(value: T) -> Self {
-        Self { held: AtomicBool::new(false), value: UnsafeCell::new(value) }
+        let (waits, tick) = (AtomicU32::new(0), AtomicU64::new(0));
+        Self { held: AtomicBool::new(false), waits, tick, value: UnsafeCell::new(value) }
     }
 
     /// Waits until the value is ours.
@@ -36,8 +45,16 @@ impl<T> Mutex<T> {
 
     #[cold]
     fn wait(&self) {
+        let tick = sys::coarse_ms();
+        if self.tick.swap(tick, Relaxed) != tick {
+            self.waits.store(0, Relaxed);
+        }
+        let looks = if self.waits.fetch_add(1, Relaxed) < SELDOM { 200 } else { 1 };
+        if looks == 1 {
+            sys::sleep_us(50);
+        }
         loop {
-            for _ in 0..200 {
+            for _ in 0..looks {
                 if !self.held.load(Relaxed)
                     && self.held.compare_exchange(false, true, Acquire, Relaxed).is_ok()
                 {

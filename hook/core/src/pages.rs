@@ -72,6 +72,9 @@ impl Pages {
 
     /// Records an allocation; returns how much the driver took for it.
     pub(crate) fn take(&mut self, address: u64, bytes: u64, context: u64) -> Result<Bytes, Full> {
+        if let Some(whole) = Self::whole(address, bytes) {
+            return Ok(whole);
+        }
         let mut grown = 0;
         for (slab, from, to) in parts(address, bytes) {
             if from == 0 && to == SLAB {

@@ -192,13 +192,18 @@ impl Share {
 
     /// Bytes that may be charged now, `u64::MAX` = any number. Reads the quota file again when it is time.
     pub(crate) fn limit(&self) -> u64 {
-        self.renew();
+        self.limit_at(sys::coarse_ms())
+    }
+
+    /// The same, where the time is known already.
+    fn limit_at(&self, now_ms: u64) -> u64 {
+        self.renew(now_ms);
         self.file_limit.load(Relaxed).min(self.env_limit.load(Relaxed))
     }
 
     /// Percent of the GPU's time, 0 = no limit. Reads the quota file again when it is time.
     pub(crate) fn percent(&self) -> u8 {
-        self.renew();
+        self.renew(sys::coarse_ms());
         self.percent.load(Relaxed) as u8
     }
 
@@ -234,8 +239,7 @@ impl Share {
         (self.seated.load(Relaxed) as usize).checked_sub(1)
     }
 
-    fn renew(&self) {
-        let now = sys::coarse_ms();
+    fn renew(&self, now: u64) {
         if now.wrapping_sub(self.checked_ms.load(Relaxed)) >= QUOTA_AGE_MS {
             self.checked_ms.store(now, Relaxed);
             let path = *self.quota_path.lock();
@@ -351,35 +355,37 @@ impl Share {
         Ok(())
     }
 
-    /// Charges all of `bytes` or nothing.
-    pub(crate) fn charge(&self, bytes: u64, kind: Kind) -> Result<(), Refusal> {
-        self.change(kind, |region, slot, limit| ledger::charge(region, slot, bytes, limit).map(|_| bytes))
+    /// Charges all of `bytes` or nothing. `now_ms`, here and below, is [`sys::coarse_ms`].
+    pub(crate) fn charge(&self, bytes: u64, kind: Kind, now_ms: u64) -> Result<(), Refusal> {
+        self.change(kind, now_ms, |region, slot, limit| ledger::charge(region, slot, bytes, limit).map(|_| bytes))
             .map(drop)
     }
 
     /// Charges up to `bytes`; returns how many.
-    pub(crate) fn charge_up_to(&self, bytes: u64, kind: Kind) -> Result<u64, Refusal> {
-        self.change(kind, |region, slot, limit| ledger::charge_up_to(region, slot, bytes, limit))
+    pub(crate) fn charge_up_to(&self, bytes: u64, kind: Kind, now_ms: u64) -> Result<u64, Refusal> {
+        self.change(kind, now_ms, |region, slot, limit| ledger::charge_up_to(region, slot, bytes, limit))
     }
 
     /// Bytes that could be charged now.
-    pub(crate) fn room(&self, kind: Kind) -> u64 {
-        self.limit_of(kind).saturating_sub(self.total())
+    pub(crate) fn room(&self, kind: Kind, now_ms: u64) -> u64 {
+        self.limit_of(kind, now_ms).saturating_sub(self.total())
     }
 
-    fn limit_of(&self, kind: Kind) -> u64 {
+    fn limit_of(&self, kind: Kind, now_ms: u64) -> u64 {
+        let limit = self.limit_at(now_ms);
         match kind {
-            Kind::Device => self.limit(),
-            Kind::Managed => self.limit().saturating_add(self.oversubscription.load(Relaxed)),
+            Kind::Device => limit,
+            Kind::Managed => limit.saturating_add(self.oversubscription.load(Relaxed)),
         }
     }
 
     fn change(
         &self,
         kind: Kind,
+        now_ms: u64,
         make: impl FnOnce(&Region, usize, u64) -> Result<u64, LedgerError>,
     ) -> Result<u64, Refusal> {
-        let limit = self.limit_of(kind);
+        let limit = self.limit_of(kind, now_ms);
         let (mut seat, region, slot) = self.seated()?;
         let charged = make(region, slot, limit).map_err(|error| refuse(region, error))?;
         seat.held += charged;

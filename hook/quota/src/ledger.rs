@@ -141,9 +141,21 @@ fn settle(cells: &impl Cells) -> Result<(u64, u64)> {
 /// Changes what `slot` is charged by `delta` (two's complement) and returns the new total. With a limit, a
 /// growth that would exceed it is refused. The caller owns the slot, and makes one operation at a time.
 fn change(cells: &impl Cells, slot: usize, delta: u64, limit: Option<u64>) -> Result<u64> {
-    let mut found = settle(cells)?;
+    let found = settle(cells)?;
     // Settled: nothing of this slot is under way, and only its owner starts anything.
-    let (charged, recorded) = read_charged(cells, slot)?;
+    let charged = read_charged(cells, slot)?;
+    change_from(cells, slot, found, charged, delta, limit)
+}
+
+/// The same, of a header that was found settled, and what the slot was charged then.
+fn change_from(
+    cells: &impl Cells,
+    slot: usize,
+    mut found: (u64, u64),
+    (charged, recorded): (u64, u64),
+    delta: u64,
+    limit: Option<u64>,
+) -> Result<u64> {
     let seq = recorded + 1;
     let shrinks = (delta as i64) < 0;
     let after = if shrinks { charged.checked_sub(delta.wrapping_neg()) } else { charged.checked_add(delta) };
@@ -200,15 +212,16 @@ pub fn charge_up_to(cells: &impl Cells, slot: usize, bytes: u64, limit: u64) -> 
 
 /// Releases `bytes` of what `slot` is charged, at most all of it. Returns the new total.
 pub fn release(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
-    settle(cells)?;
-    let bytes = bytes.min(read_charged(cells, slot)?.0);
+    let found = settle(cells)?;
+    let charged = read_charged(cells, slot)?;
+    let bytes = bytes.min(charged.0);
     if bytes == 0 {
-        return Ok(cells.load(Word::Total));
+        return Ok(found.0);
     }
     if bytes > i64::MAX as u64 {
         return Err(LedgerError::Corrupt);
     }
-    change(cells, slot, bytes.wrapping_neg(), None)
+    change_from(cells, slot, found, charged, bytes.wrapping_neg(), None)
 }
 
 /// Bytes charged to a slot, as far as is recorded; 0 if the region is corrupt.
