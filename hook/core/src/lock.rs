@@ -10,7 +10,9 @@
 use crate::sys;
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 /// How often a mutex is waited for within a tick of the clock before it is taken to be a busy one.
 const SELDOM: u32 = 8;

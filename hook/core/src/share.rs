@@ -357,8 +357,10 @@ impl Share {
 
     /// Charges all of `bytes` or nothing. `now_ms`, here and below, is [`sys::coarse_ms`].
     pub(crate) fn charge(&self, bytes: u64, kind: Kind, now_ms: u64) -> Result<(), Refusal> {
-        self.change(kind, now_ms, |region, slot, limit| ledger::charge(region, slot, bytes, limit).map(|_| bytes))
-            .map(drop)
+        self.change(kind, now_ms, |region, slot, limit| {
+            ledger::charge(region, slot, bytes, limit).map(|_| bytes)
+        })
+        .map(drop)
     }
 
     /// Charges up to `bytes`; returns how many.
