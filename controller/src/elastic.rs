@@ -190,9 +190,9 @@ fn grow(share: &Share<'_>, wanted: Size, made: Option<&Companion>, replaces: Opt
     match made {
         Some(made) if made.size == wanted || !room => {
             // In place of one that was more than is of use.
+            let is_growth = room || replaces != Some(made.size);
             let is_part = made.size != Size::ZERO && wanted.covers(made.size);
-            let is_part = is_part && (room || replaces != Some(made.size));
-            (is_part && (share.fits)(made.size)).then(|| Step::Allocate(made.uid.clone()))
+            (is_growth && is_part && (share.fits)(made.size)).then(|| Step::Allocate(made.uid.clone()))
         }
         Some(stray) => Some(Step::Delete(stray.uid.clone())),
         None => room.then_some(Step::Make(wanted)),

@@ -1,4 +1,4 @@
-//! A mutex of one word, for state of this process only.
+//! A small mutex, for state of this process only.
 //!
 //! It is held for some tens of nanoseconds, and never across a driver call that can block, so who finds it
 //! taken spins, and sleeps for a moment if its holder seems to have lost the processor. Where threads want it
@@ -51,10 +51,11 @@ impl<T> Mutex<T> {
         if self.tick.swap(tick, Relaxed) != tick {
             self.waits.store(0, Relaxed);
         }
-        let looks = if self.waits.fetch_add(1, Relaxed) < SELDOM { 200 } else { 1 };
-        if looks == 1 {
+        let is_busy = self.waits.fetch_add(1, Relaxed) >= SELDOM;
+        if is_busy {
             sys::sleep_us(50);
         }
+        let looks = if is_busy { 1 } else { 200 };
         loop {
             for _ in 0..looks {
                 if !self.held.load(Relaxed)
