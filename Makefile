@@ -19,8 +19,8 @@ build: build-hook ## Everything that the demo and the tests run.
 	@cargo build --workspace --exclude aliquot-preload --exclude aliquot-core
 
 .PHONY: build-hook
-build-hook: ## The limiter's two files, which need a profile of their own.
-	@cargo build --profile hook -p aliquot-preload -p aliquot-core
+build-hook: ## What containers get: the limiter's two files and the static OCI hook.
+	@tools/build-hook
 
 .PHONY: test
 test: ## All tests; those on a real Kubernetes where one can run.

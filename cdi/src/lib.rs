@@ -6,8 +6,8 @@
 //! alone; of the file system only [`SpecDir`] knows.
 //!
 //! What holds: a [`Spec`] that [`Spec::validate`] accepts is accepted by a runtime that knows its
-//! version (our rules are theirs plus those that only the text of the specification states), and
-//! [`SpecDir::write`] writes no other. A reader of the directory sees the old file or the new one, never a part.
+//! version (our rules are theirs, those that only the text of the specification states, and one more: a hook has an
+//! environment of its own), and [`SpecDir::write`] writes no other. A reader of the directory sees the old file or the new one, never a part.
 //!
 //! Start with [`Spec`], then [`SpecDir`].
 //!

@@ -163,7 +163,8 @@ pub struct Hook {
     /// Its argument list, the program's name first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
-    /// Its environment.
+    /// Its environment, at least one variable: runc up to 1.2 gives a hook without one the environment of the
+    /// container, which the image's author writes (the cause of CVE-2025-23266).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
     /// Seconds after which it is stopped.

@@ -205,6 +205,13 @@ impl Findings {
         for (i, arg) in hook.args.iter().enumerate() {
             self.no_nul(&format!("{path}.args[{i}]"), arg);
         }
+        if hook.env.is_empty() {
+            self.add(
+                format!("{path}.env"),
+                "is empty, and runc up to 1.2 then runs the hook with the container's own environment, LD_PRELOAD \
+                 included; give PATH at least",
+            );
+        }
         self.env(&format!("{path}.env"), &hook.env);
         if hook.timeout == Some(0) {
             self.add(format!("{path}.timeout"), "is zero; leave it out to wait for the hook");

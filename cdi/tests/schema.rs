@@ -37,8 +37,8 @@ fn path() -> impl Strategy<Value = String> {
     "(/[a-zA-Z0-9._-]{1,8}){1,4}"
 }
 
-fn env() -> impl Strategy<Value = Vec<String>> {
-    vec("[A-Z_]{1,6}=.{0,8}".prop_map(|entry| entry.replace('\0', "")), 0..3)
+fn env(size: std::ops::Range<usize>) -> impl Strategy<Value = Vec<String>> {
+    vec("[A-Z_]{1,6}=.{0,8}".prop_map(|entry| entry.replace('\0', "")), size)
 }
 
 fn device_node() -> impl Strategy<Value = DeviceNode> {
@@ -75,7 +75,7 @@ fn hook() -> impl Strategy<Value = Hook> {
         HookName::Poststart,
         HookName::Poststop,
     ];
-    (prop::sample::select(names), path(), vec("[a-z -]{0,6}", 0..3), env(), option::of(1u32..))
+    (prop::sample::select(names), path(), vec("[a-z -]{0,6}", 0..3), env(1..3), option::of(1u32..))
         .prop_map(|(hook_name, path, args, env, timeout)| Hook { hook_name, path, args, env, timeout })
 }
 
@@ -117,7 +117,7 @@ fn edits() -> impl Strategy<Value = ContainerEdits> {
             .collect()
     });
     (
-        env(),
+        env(0..3),
         vec(device_node(), 0..3),
         net_devices,
         vec(hook(), 0..2),
@@ -195,7 +195,7 @@ fn what_the_schema_refuses_does_not_decode() {
             "containerEdits": {
                 "deviceNodes": [{"path": "/dev/x", "major": 1}],
                 "mounts": [{"hostPath": "/a", "containerPath": "/b"}],
-                "hooks": [{"hookName": "createRuntime", "path": "/h"}],
+                "hooks": [{"hookName": "createRuntime", "path": "/h", "env": ["PATH=/bin"]}],
                 "netDevices": [{"hostInterfaceName": "a", "name": "b"}],
                 "additionalGids": [1],
                 "intelRdt": {"schemata": ["x"]},
@@ -267,7 +267,7 @@ fn a_claim_of_a_share_reads_like_this() {
         hook_name: HookName::CreateContainer,
         path: "/opt/aliquot/hook".into(),
         args: vec!["hook".into(), "ldcache".into()],
-        env: vec![],
+        env: vec!["PATH=/usr/bin".into()],
         timeout: None,
     });
     let spec = Spec::new(

@@ -53,7 +53,7 @@ pub(crate) struct DemoArgs {
     /// Where the built programs and libraries lie. Default: beside this program.
     #[arg(long, value_name = "DIR")]
     pub(crate) build_dir: Option<PathBuf>,
-    /// Where the limiter's two files lie. Default: `../hook` beside this program.
+    /// Where the limiter's two files and the OCI hook lie. Default: `../hook` beside this program.
     #[arg(long, value_name = "DIR")]
     pub(crate) limiter_build_dir: Option<PathBuf>,
 }

@@ -25,12 +25,22 @@ pub(crate) struct ContainerSpec {
     pub(crate) namespaces: bool,
     /// Files and directories of the host that appear in the container.
     pub(crate) binds: Vec<Bind>,
-    /// CDI hooks of the stage createContainer: path and arguments.
-    pub(crate) hooks: Vec<(PathBuf, Vec<String>)>,
+    /// CDI hooks of the stage createContainer.
+    pub(crate) hooks: Vec<Hook>,
     /// The whole environment.
     pub(crate) env: BTreeMap<String, String>,
     /// Program and arguments; the program's path is one of the container.
     pub(crate) argv: Vec<String>,
+}
+
+/// A program that runs before the container's.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hook {
+    pub(crate) path: PathBuf,
+    /// Its name first.
+    pub(crate) args: Vec<String>,
+    /// `NAME=value` each, and nothing else.
+    pub(crate) env: Vec<String>,
 }
 
 /// A file or directory of the host in the container.
@@ -106,9 +116,14 @@ fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
             .with_context(|| format!("cannot make room for {}", entry.container.display()))?;
         bind(&entry.host, &target, entry.read_only, true)?;
     }
-    for (path, arguments) in &spec.hooks {
+    for Hook { path, args, env } in &spec.hooks {
+        let mut command = Command::new(path);
+        command
+            .args(args.iter().skip(1))
+            .env_clear()
+            .envs(env.iter().filter_map(|entry| entry.split_once('=')));
         // A runtime says on standard input where the root is; here it is said on the command line.
-        let status = Command::new(path).args(arguments.iter().skip(1)).arg("--root").arg(&root).status();
+        let status = command.arg("--root").arg(&root).status();
         let status = status.with_context(|| format!("cannot run the hook {}", path.display()))?;
         anyhow::ensure!(status.success(), "the hook {} forbids the start", path.display());
     }

@@ -118,9 +118,8 @@ impl Cluster {
         for program in ["aliquot", "aliquot-controller", "aliquot-kubelet-plugin"] {
             args.push(add(self.build.join(program), &format!("/usr/bin/{program}"))?);
         }
-        args.push(add(self.build.join("aliquot-oci-hook"), "/usr/lib/aliquot/aliquot-oci-hook")?);
-        for library in ["libaliquot_preload.so", "libaliquot_core.so"] {
-            args.push(add(hook.join(library), &format!("/usr/lib/aliquot/{library}"))?);
+        for file in ["libaliquot_preload.so", "libaliquot_core.so", "aliquot-oci-hook"] {
+            args.push(add(hook.join(file), &format!("/usr/lib/aliquot/{file}"))?);
         }
         command::run(&image, &args.iter().map(String::as_str).collect::<Vec<_>>())?;
         let probe = add(self.build.join("cuda-probe"), "/usr/bin/cuda-probe")?;

@@ -34,6 +34,7 @@ impl Build {
             (programs.join("aliquot-kubelet-plugin"), "make build"),
             (programs.join("libcuda.so"), "make build"),
             (limiter.join("libaliquot_core.so"), "make build-hook"),
+            (limiter.join("aliquot-oci-hook"), "make build-hook"),
         ] {
             ensure!(file.is_file(), "{} is not there: run `{how}`", file.display());
         }
@@ -56,12 +57,15 @@ impl Build {
         std::fs::create_dir(&copies)?;
         for entry in std::fs::read_dir(&self.programs)? {
             let path = entry?.path();
-            let program = path.is_file() && path.extension().is_none_or(|e| e == "so");
+            // The OCI hook that is shipped lies beside the limiter.
+            let program = path.is_file()
+                && path.extension().is_none_or(|e| e == "so")
+                && !path.ends_with("aliquot-oci-hook");
             if program && path.file_name().is_some_and(|n| !n.to_string_lossy().starts_with('.')) {
                 copy(&path, &copies)?;
             }
         }
-        for file in ["libaliquot_core.so", "libaliquot_preload.so"] {
+        for file in ["libaliquot_core.so", "libaliquot_preload.so", "aliquot-oci-hook"] {
             copy(&self.limiter.join(file), &copies)?;
         }
         let home = dir.join("home");

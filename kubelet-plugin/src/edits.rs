@@ -24,6 +24,9 @@ pub const PRELOAD: &str = "libaliquot_preload.so";
 /// The limiter's core.
 pub const CORE: &str = "libaliquot_core.so";
 
+/// The whole environment of our hooks. Without one, runc up to 1.2 runs them with the container's.
+pub const HOOK_ENV: [&str; 1] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"];
+
 /// The limiter's files on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limiter {
@@ -205,7 +208,7 @@ fn mount_limiter(edits: &mut ContainerEdits, site: &Site, device: &Device, limit
                 "--limiter".to_owned(),
                 format!("{inside}/{PRELOAD}"),
             ],
-            env: Vec::new(),
+            env: HOOK_ENV.map(str::to_owned).into(),
             timeout: None,
         });
     }

@@ -68,6 +68,7 @@ type Change = fn(&mut ContainerEdits);
 #[case::node_permissions(|e: &mut ContainerEdits| e.device_nodes[0].permissions = Some("rx".into()), r#"deviceNodes[0].permissions: "rx" is not made of r, w and m"#)]
 #[case::node_major(|e: &mut ContainerEdits| e.device_nodes[1].major = Some(-1), "deviceNodes[1].major: is negative")]
 #[case::hook_path(|e: &mut ContainerEdits| e.hooks[0].path = "hook".into(), r#"hooks[0].path: "hook" is not an absolute path"#)]
+#[case::hook_without_env(|e: &mut ContainerEdits| e.hooks[0].env.clear(), "hooks[0].env: is empty, and runc up to 1.2 then runs the hook with the container's own environment, LD_PRELOAD included; give PATH at least")]
 #[case::hook_env(|e: &mut ContainerEdits| e.hooks[0].env[0] = "H".into(), r#"hooks[0].env[0]: "H" is not NAME=value"#)]
 #[case::hook_args(|e: &mut ContainerEdits| e.hooks[0].args[1] = "\0".into(), "hooks[0].args[1]: contains a NUL byte")]
 #[case::hook_timeout(|e: &mut ContainerEdits| e.hooks[0].timeout = Some(0), "hooks[0].timeout: is zero; leave it out to wait for the hook")]

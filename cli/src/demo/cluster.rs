@@ -361,7 +361,7 @@ async fn start_node(
         flag("proc-root", &root.join("proc")),
         flag("sys-root", &root.join("sys")),
         flag("limiter-dir", limiter),
-        flag("oci-hook", &build.file("aliquot-oci-hook")?),
+        flag("oci-hook", &build.limiter_file("aliquot-oci-hook")?),
         format!("--container-mount={}:/run/aliquot-sim:rw", sim.display()),
     ];
     let env = [

@@ -28,7 +28,7 @@ impl Build {
         Self::existing(self.programs.join(name))
     }
 
-    /// One of the limiter's two files.
+    /// One of the limiter's two files, or the OCI hook.
     pub(crate) fn limiter_file(&self, name: &str) -> Result<PathBuf> {
         Self::existing(self.limiter.join(name))
     }

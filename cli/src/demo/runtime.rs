@@ -1,6 +1,6 @@
 //! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe in it.
 
-use crate::container::{Bind, ContainerSpec};
+use crate::container::{Bind, ContainerSpec, Hook};
 use aliquot_cdi::{ContainerEdits, HookName, QualifiedName, Spec};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -131,7 +131,13 @@ impl Runtime {
             without_namespaces(&scratch, &binds, &mut env)?;
         }
         let create = edits.hooks.iter().filter(|hook| hook.hook_name == HookName::CreateContainer);
-        let hooks = create.map(|hook| (PathBuf::from(&hook.path), hook.args.clone())).collect();
+        let hooks = create
+            .map(|hook| Hook {
+                path: PathBuf::from(&hook.path),
+                args: hook.args.clone(),
+                env: hook.env.clone(),
+            })
+            .collect();
         Ok(ContainerSpec { scratch, namespaces: self.namespaces, binds, hooks, env, argv })
     }
 }

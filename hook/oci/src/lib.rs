@@ -16,9 +16,14 @@
 //!   "hookName": "createContainer",
 //!   "path": "/opt/aliquot/bin/aliquot-oci-hook",
 //!   "args": ["aliquot-oci-hook", "create-container",
-//!            "--limiter", "/usr/local/lib/aliquot/0.1.0/libaliquot_preload.so"]
+//!            "--limiter", "/usr/local/lib/aliquot/0.1.0/libaliquot_preload.so"],
+//!   "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 //! }
 //! ```
+//!
+//! It runs as root on the host, in a working directory and, with runc up to 1.2 and without `env`, in an environment
+//! that the image's author chose. So `env` is never left out, and the program is static (`tools/build-hook`): no
+//! loader reads variables for it, and it runs on hosts with any C library.
 //!
 //! `--limiter` is the stub's path inside the container; the core lies beside it. The container's state comes
 //! on standard input, as the runtime specification says. `--preload` (default `/etc/ld.so.preload`) and

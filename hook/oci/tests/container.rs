@@ -2,30 +2,13 @@
 //! of its own where one can be had.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
+mod support;
+
 use aliquot_oci_hook::loader::LOADER;
 use aliquot_quota::{GpuUuid, QuotaFile};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::OnceLock;
-
-/// The limiter's files, built once.
-fn limiter() -> &'static Path {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        if let Some(folder) = std::env::var_os("ALIQUOT_HOOK_DIR") {
-            return folder.into();
-        }
-        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--profile", "hook", "-p", "aliquot-preload", "-p", "aliquot-core"])
-            .arg("--target-dir")
-            .arg(target)
-            .current_dir(env!("CARGO_MANIFEST_DIR"))
-            .status();
-        assert!(status.unwrap().success());
-        target.join("hook")
-    })
-}
+use support::hook;
 
 const INSIDE: &str = "/usr/local/lib/aliquot/1/libaliquot_preload.so";
 
@@ -46,7 +29,7 @@ impl Container {
         }
         container.copy(Path::new("/bin/cat"), "/bin/cat");
         for file in ["libaliquot_preload.so", "libaliquot_core.so"] {
-            container.copy(&limiter().join(file), &format!("/usr/local/lib/aliquot/1/{file}"));
+            container.copy(&support::built().join(file), &format!("/usr/local/lib/aliquot/1/{file}"));
         }
         container.write("/etc/ld.so.preload", &format!("{INSIDE}\n"));
         let quota = QuotaFile::new(GpuUuid::new("GPU-1").unwrap());
@@ -79,7 +62,7 @@ impl Container {
     }
 
     fn hook(&self) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_aliquot-oci-hook"));
+        let mut command = Command::new(hook());
         command.args(["create-container", "--limiter", INSIDE, "--root"]).arg(self.folder.path());
         command
     }
@@ -108,7 +91,7 @@ fn a_sound_container_passes() {
 #[test]
 fn the_root_is_found_from_the_state() {
     let container = Container::new();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_aliquot-oci-hook"));
+    let mut command = Command::new(hook());
     command.args(["create-container", "--limiter", INSIDE]);
     command.stdin(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
     let mut child = command.spawn().unwrap();
@@ -222,7 +205,8 @@ fn an_images_own_list_is_kept_in_front() {
     container.write("/etc/ld.so.preload", "# mine\n/lib/mine.so\n");
     container.write("/node-list", &format!("{INSIDE}\n"));
     let root = container.folder.path().display();
-    let hook = env!("CARGO_BIN_EXE_aliquot-oci-hook");
+    let hook = hook();
+    let hook = hook.display();
     let script = format!(
         "mount --bind {root} {root}; cd {root}; mount -t tmpfs none dev
          mount --bind node-list etc/ld.so.preload; mount -o remount,bind,ro etc/ld.so.preload
@@ -243,7 +227,8 @@ fn an_image_without_a_list_keeps_the_nodes() {
     container.write("/etc/ld.so.preload", "");
     container.write("/node-list", &format!("{INSIDE}\n"));
     let root = container.folder.path().display();
-    let hook = env!("CARGO_BIN_EXE_aliquot-oci-hook");
+    let hook = hook();
+    let hook = hook.display();
     let script = format!(
         "mount --bind {root} {root}; cd {root}; mount -t tmpfs none dev; mount --bind node-list etc/ld.so.preload
          {hook} create-container --limiter {INSIDE} --root {root}

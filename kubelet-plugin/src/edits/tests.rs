@@ -121,6 +121,24 @@ fn a_share_carries_the_limiter_and_its_own_directories() {
 }
 
 #[test]
+fn every_hook_has_an_environment_that_nobody_else_writes() {
+    let hooked = Site { oci_hook: Some("/opt/aliquot/limiter/0.1.0/aliquot-oci-hook".into()), ..site() };
+    let devices = [
+        (share("0000000c", 0), Nodes::default()),
+        (share("0000000d", 1), Nodes::default()),
+        (device("0000000a", "gpu-0"), Nodes::default()),
+    ];
+    let spec = spec(&hooked, &claim("u-1"), &devices, Some(&limiter()), true).unwrap();
+    spec.validate().unwrap();
+    let edits = spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]);
+    let hooks: Vec<&Hook> = edits.flat_map(|edits| &edits.hooks).collect();
+    assert_eq!(hooks.len(), 2, "one for each share");
+    for hook in hooks {
+        assert_eq!(hook.env, HOOK_ENV, "{hook:?}");
+    }
+}
+
+#[test]
 fn two_shares_in_one_container_do_not_overwrite_each_other() {
     let spec =
         made(&[(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())], true);

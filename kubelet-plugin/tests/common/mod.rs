@@ -9,6 +9,7 @@
 )]
 
 pub mod cluster;
+pub mod container;
 pub mod kill;
 
 use aliquot_cdi::SpecDir;
