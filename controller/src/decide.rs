@@ -12,6 +12,7 @@ mod company;
 pub mod fit;
 pub mod matcher;
 pub mod overlap;
+mod packing;
 mod plan;
 pub mod policy;
 pub mod reason;
@@ -24,7 +25,7 @@ mod volumes;
 pub use matcher::Matcher;
 pub use plan::{Plan, Reservation};
 pub use policy::{Placing, Strategy};
-pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Wait};
+pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Scope, Wait};
 pub use result::Draft;
 pub use stage::{Devices, Situation, Stage};
 

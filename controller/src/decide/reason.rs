@@ -210,6 +210,43 @@ pub enum DeviceReason {
     },
     /// Each request alone could be met, all together with their constraints cannot.
     Together,
+    /// Requests want more devices than can be held at once, whoever holds what now.
+    TooMany {
+        /// The requests.
+        requests: String,
+        /// How many they want.
+        wanted: u64,
+        /// How many there can be at most.
+        most: u64,
+        /// Where they have to be.
+        scope: Scope,
+    },
+    /// All requests together want more than can be held at once, whoever holds what now.
+    TooMuch {
+        /// Where it has to be.
+        scope: Scope,
+    },
+}
+
+/// What devices that are asked for together are to have in common.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scope {
+    /// The node.
+    Node,
+    /// The GPU.
+    Gpu,
+    /// The value of this attribute.
+    Value(String),
+}
+
+impl fmt::Display for Scope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node => f.write_str("the whole node"),
+            Self::Gpu => f.write_str("one GPU"),
+            Self::Value(attribute) => write!(f, "what has one {attribute}"),
+        }
+    }
 }
 
 impl NodeReason {
@@ -220,6 +257,16 @@ impl NodeReason {
             Self::NoSuchNode
                 | Self::Devices(DeviceReason::NoMatch { .. } | DeviceReason::NotInControllerMode)
         )
+    }
+}
+
+impl NoFit {
+    /// Whether nothing that holds devices or room is the reason, on any node: nobody's end would change it.
+    pub fn is_for_good(&self) -> bool {
+        let too_much = |reason: &NodeReason| {
+            matches!(reason, NodeReason::Devices(DeviceReason::TooMany { .. } | DeviceReason::TooMuch { .. }))
+        };
+        self.reasons.keys().all(|reason| reason.is_lack_of_kind() || too_much(reason))
     }
 }
 
@@ -260,6 +307,17 @@ impl fmt::Display for DeviceReason {
             Self::TooManyResults { claim } => write!(f, "would give claim {claim} more than 32 devices"),
             Self::Together => {
                 f.write_str("can meet each request, but not all together with their constraints")
+            }
+            Self::TooMany { requests, wanted, most, scope } => write!(
+                f,
+                "hold at most {most} devices for request {requests} on {scope}, even with nobody else there, and \
+                 {wanted} are asked"
+            ),
+            Self::TooMuch { scope } => {
+                write!(
+                    f,
+                    "cannot hold all that is asked for on {scope}, even with nobody else there; ask for less"
+                )
             }
         }
     }

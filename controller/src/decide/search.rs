@@ -1,6 +1,7 @@
 //! Devices on one node for all claims of a pod: a depth-first search that tries the best first and
 //! everything in the end, unless time runs out, which is an outcome of its own.
 
+mod bound;
 mod candidates;
 mod state;
 
@@ -10,6 +11,7 @@ use super::reason::DeviceReason;
 use super::{Matcher, Rejection};
 use crate::index::{Index, Owner, Pool, Sym};
 use crate::quantity::Quantity;
+use bound::Taken;
 pub(super) use candidates::consumption;
 use candidates::{Candidate, Candidates, View, eligible, enough, marks, views};
 use state::State;
@@ -56,6 +58,8 @@ pub enum Failure {
     Rejected(Box<Rejection>),
 }
 
+/// Steps after which a search is not easy: before it goes on it is counted whether it can end well.
+const EASY: u64 = 500;
 /// Steps between two looks at the clock.
 const STEPS_BETWEEN_LOOKS: u64 = 256;
 
@@ -133,26 +137,51 @@ pub fn search(
     if let Some(reason) = reason {
         return Err(Failure::Devices(reason));
     }
-    let state = State::new(index, &views, asks, marks(&views, &candidates));
-    let chosen = asks.iter().map(|ask| vec![0; ask.requests.len()]).collect();
-    let mut search = Search {
-        views: &views,
-        asks,
-        candidates: &candidates,
-        strategy,
-        state,
-        picks: Vec::new(),
-        chosen,
-        steps: 0,
-        limits: Limits { steps: limits.steps, expired: &mut *limits.expired },
-        too_many: None,
-        cost: Cost::default(),
-        opened: HashSet::new(),
+    let marks = marks(&views, &candidates);
+    // Without steps it is only said why there is no solution.
+    let mut attempt = |steps: Option<u64>| {
+        let mut search = Search {
+            views: &views,
+            asks,
+            candidates: &candidates,
+            strategy,
+            state: State::new(index, &views, asks, marks.clone()),
+            picks: Vec::new(),
+            chosen: asks.iter().map(|ask| vec![0; ask.requests.len()]).collect(),
+            steps: 0,
+            limits: Limits { steps: steps.unwrap_or_default(), expired: &mut *limits.expired },
+            too_many: None,
+            cost: Cost::default(),
+            opened: HashSet::new(),
+        };
+        if steps.is_none() {
+            return Err(Failure::Devices(search.why()));
+        }
+        match search.request(0, 0) {
+            Ok(true) => Ok(search.solution()),
+            Ok(false) => Err(Failure::Devices(search.why())),
+            Err(OutOfTime) => Err(Failure::OutOfTime),
+        }
     };
-    match search.request(0, 0) {
-        Ok(true) => Ok(search.solution()),
-        Ok(false) => Err(Failure::Devices(search.why())),
-        Err(OutOfTime) => Err(Failure::OutOfTime),
+    if limits.steps <= EASY {
+        return attempt(Some(limits.steps));
+    }
+    match attempt(Some(EASY)) {
+        Err(Failure::OutOfTime) => {
+            let state = State::new(index, &views, asks, marks.clone());
+            match bound::excess(&state, &views, asks, &candidates, Taken::AsItIs) {
+                Some(_) => attempt(None),
+                None => attempt(Some(limits.steps)),
+            }
+        }
+        outcome => {
+            let counted = || {
+                let state = State::new(index, &views, asks, marks.clone());
+                bound::excess(&state, &views, asks, &candidates, Taken::AsItIs)
+            };
+            debug_assert!(outcome.is_err() || counted().is_none(), "counting refuses {outcome:?}");
+            outcome
+        }
     }
 }
 
@@ -359,6 +388,10 @@ impl Search<'_, '_> {
     fn why(&mut self) -> DeviceReason {
         if let Some(claim) = self.too_many.take() {
             return DeviceReason::TooManyResults { claim };
+        }
+        let excess = bound::excess(&self.state, self.views, self.asks, self.candidates, Taken::Nothing);
+        if let Some(reason) = excess {
+            return reason;
         }
         for (ask, of_claim) in self.asks.iter().zip(self.candidates) {
             for (request, found) in ask.requests.iter().zip(of_claim) {

@@ -4,6 +4,7 @@
 //! What is left out cannot fit; what is listed may still not, and is searched before it is chosen.
 
 mod agree;
+mod bounds;
 mod merge;
 mod places;
 
@@ -13,6 +14,7 @@ use super::policy::{Cost, Placing, Strategy};
 use super::{Matcher, Stage};
 use crate::index::{Fleet, GpuState, IDENTITIES, Index, Make, Owner, Row, Sym};
 use agree::{Binding, Together};
+use bounds::Bounds;
 use merge::Merge;
 use places::{Looks, MOST_PARTS, Opens, Part};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
@@ -29,6 +31,7 @@ pub(super) struct Shortlist<'a> {
     barren: BTreeSet<u32>,
     bindings: Vec<Binding>,
     pairs: Vec<(usize, usize)>,
+    bounds: Bounds,
     strategy: Strategy,
     /// Nodes that are taken to be otherwise than their states say.
     stages: &'a HashMap<Arc<str>, Stage>,
@@ -79,6 +82,7 @@ impl<'a> Shortlist<'a> {
         let looks = Looks::new(inputs, matcher, fleet, &parts)?;
         let bindings = agree::bindings(inputs, fleet, &parts, &looks);
         let pairs = agree::pairs(fleet, &parts, &looks);
+        let bounds = Bounds::new(fleet, &parts, &looks, bindings.iter().filter_map(Binding::agreeing));
         let (strategy, stages) = (inputs.options.strategy, &inputs.situation.stages);
         let mut list = Self {
             index,
@@ -89,6 +93,7 @@ impl<'a> Shortlist<'a> {
             barren: BTreeSet::new(),
             bindings,
             pairs,
+            bounds,
             strategy,
             stages,
         };
@@ -131,7 +136,7 @@ impl<'a> Shortlist<'a> {
     }
 
     fn together(&self) -> Together<'_> {
-        Together::new(self.index, &self.looks, &self.bindings, &self.pairs)
+        Together::new(self.index, &self.looks, &self.bindings, &self.pairs, &self.bounds)
     }
 
     /// Nodes to be told apart further, in the order of the strategy.

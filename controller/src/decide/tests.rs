@@ -513,25 +513,91 @@ fn claims_that_are_not_ready_are_waited_for() {
     );
 }
 
+/// Each request fits one GPU, which leaves too little there for another, and there is one more of them than
+/// GPUs; counting does not tell.
+fn hard() -> Value {
+    let requests: Vec<Value> = (0..5).map(|n| request(&format!("r{n}"), "mig.aliquot.dev", 4)).collect();
+    let mut spec = fixtures::spec(&requests);
+    let on_one = |n| json!({"requests": [format!("r{n}")], "matchAttribute": format!("{DRIVER}/parentUUID")});
+    spec["devices"]["constraints"] = (0..5).map(on_one).collect();
+    spec
+}
+
+/// The decision for a claim within so many looks at the clock.
+fn decided_within(world: &mut World, name: &str, spec: &Value, most: usize) -> Decision {
+    world.claim(name, spec);
+    let pod = world.pod(name, &[name]);
+    let mut looks = 0;
+    let mut expired = || {
+        looks += 1;
+        looks > most
+    };
+    decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut expired)
+}
+
 #[test]
 fn running_out_of_time_is_not_a_no() {
-    // Eight GPUs with eight different values of an attribute of which five must be equal: no
-    // solution, and without symmetry the search has to try them all.
-    let mut world = World::with_nodes(&[("n1", 8)]);
-    let mut requests: Vec<Value> = (0..4).map(|n| request(&format!("r{n}"), "mig.aliquot.dev", 6)).collect();
-    requests.push(request("last", "gpu.aliquot.dev", 8));
-    world.requests("c", &requests);
-    let pod = world.pod("p", &["c"]);
-    let mut looks = 0;
-    let decision =
-        decide(&world.index, &mut world.matcher, &pod, &LeftOut::new(), Options::default(), &mut || {
-            looks += 1;
-            looks > 3
-        });
+    let mut world = World::with_nodes(&[("n1", 4)]);
+    let decision = decided_within(&mut world, "c", &hard(), 4);
     let Decision::OutOfTime(reason) = decision else {
         panic!("expected to run out of time, got {decision:?}")
     };
     assert!(reason.to_string().contains("could not be searched in time"), "{reason}");
+}
+
+fn on_one_gpu(requests: &[Value]) -> Value {
+    let mut spec = fixtures::spec(requests);
+    spec["devices"]["constraints"] = json!([{"matchAttribute": format!("{DRIVER}/parentUUID")}]);
+    spec
+}
+
+/// A search to the end would look at the clock millions of times.
+#[rstest]
+#[case::partitions_of_one_gpu(
+    on_one_gpu(&[request("r", "mig.aliquot.dev", 8)]),
+    "hold at most 7 devices for request r on one GPU, even with nobody else there, and 8 are asked"
+)]
+#[case::of_two_requests(
+    on_one_gpu(&[request("a", "mig.aliquot.dev", 5), request("b", "mig.aliquot.dev", 3)]),
+    "hold at most 7 devices for request a, b on one GPU, even with nobody else there, and 8 are asked"
+)]
+#[case::large_and_small_ones_of_one_gpu(
+    on_one_gpu(&[partition("a", "3g.40gb"), partition("b", "4g.40gb"), partition("c", "1g.10gb")]),
+    "cannot hold all that is asked for on one GPU, even with nobody else there; ask for less"
+)]
+#[case::partitions_beside_all_gpus(
+    fixtures::spec(&[request("parts", "mig.aliquot.dev", 24), request("all", "gpu.aliquot.dev", 8)]),
+    "cannot hold all that is asked for on the whole node, even with nobody else there; ask for less"
+)]
+#[case::more_values_than_there_are({
+    let mut spec = fixtures::spec(&[request("r", "mig.aliquot.dev", 9)]);
+    spec["devices"]["constraints"] = json!([{"distinctAttribute": format!("{DRIVER}/parentUUID")}]);
+    spec
+}, "hold at most 8 devices for request r on the whole node, even with nobody else there, and 9 are asked")]
+fn what_no_board_can_hold_is_refused_at_once_with_the_bound(#[case] spec: Value, #[case] words: &str) {
+    let mut nodes: Vec<String> = (0..20).map(|n| format!("n{n}")).collect();
+    nodes.sort();
+    let of: Vec<(&str, u32)> = nodes.iter().map(|name| (name.as_str(), 8)).collect();
+    let mut world = World::with_nodes(&of);
+    // Nodes that differ in what is held of them.
+    for number in 0..6 {
+        world.one(&format!("x{number}"), &[partition("p", "1g.10gb")]);
+    }
+    let decision = decided_within(&mut world, "c", &spec, 400);
+    let Decision::NoFit(reason) = decision else { panic!("{decision:?}") };
+    assert!(reason.to_string().contains(words), "{reason}");
+    assert!(reason.is_for_good(), "{reason}");
+}
+
+#[test]
+fn what_is_only_held_by_others_is_not_said_to_be_impossible() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    for number in 0..3 {
+        world.one(&format!("x{number}"), &[partition("p", "1g.10gb")]);
+    }
+    let decision = decided_within(&mut world, "c", &on_one_gpu(&[request("r", "mig.aliquot.dev", 7)]), 400);
+    let Decision::NoFit(reason) = decision else { panic!("{decision:?}") };
+    assert!(!reason.to_string().contains("hold at most") && !reason.is_for_good(), "{reason}");
 }
 
 #[test]

@@ -82,6 +82,11 @@ impl GpuState {
         self.key.fits
     }
 
+    /// What is free of each counter of the board.
+    pub(crate) fn free(&self) -> &[Quantity] {
+        &self.key.free
+    }
+
     /// Whether nothing of the GPU is held.
     pub const fn untouched(&self) -> bool {
         self.key.untouched

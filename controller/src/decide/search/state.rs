@@ -325,6 +325,53 @@ impl<'a, 's> State<'a, 's> {
             .count()
     }
 
+    /// Whether a device could be taken as things stand, or `now` being false, if nothing of its GPU was held.
+    pub(super) fn could_take(
+        &self,
+        alternative: &Alternative<'_>,
+        view: usize,
+        candidate: &Candidate,
+        now: bool,
+    ) -> bool {
+        if now {
+            return self.is_free(None, alternative, view, candidate);
+        }
+        let (Some(in_view), Some(device)) = (self.views.get(view), self.device(view, candidate.position))
+        else {
+            return false;
+        };
+        let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
+        self.index.repelling_taint(in_view.pool, device, tolerations).is_none()
+    }
+
+    /// What a device would take: set, counter of the set, amount. Nothing if it is shared, `now`, already.
+    pub(super) fn draws_of(&self, view: usize, position: u32, now: bool) -> Vec<(u16, u16, Quantity)> {
+        if now && self.is_shared(view, position) {
+            return Vec::new();
+        }
+        let draws = self.device(view, position).into_iter().flat_map(|device| self.index.draws(device));
+        draws
+            .flat_map(|(set, amounts)| amounts.iter().map(move |(counter, amount)| (set, *counter, *amount)))
+            .collect()
+    }
+
+    /// Whether several requests can have a device.
+    pub(super) fn is_shareable(&self, (view, position): (usize, u32)) -> bool {
+        self.device(view, position).is_some_and(|device| self.index.shape(device).shareable)
+    }
+
+    /// What there is of a set's counters: what is free `now`, or all.
+    pub(super) fn counters(&self, view: usize, set: u16, now: bool) -> Vec<Quantity> {
+        let Some(in_view) = self.views.get(view) else { return Vec::new() };
+        let Some(set) = in_view.layout.sets.get(usize::from(set)) else { return Vec::new() };
+        if now {
+            let free = self.free.get(view).into_iter().flatten();
+            free.skip(set.offset).take(set.counters.len()).copied().collect()
+        } else {
+            set.counters.iter().map(|(_, total)| *total).collect()
+        }
+    }
+
     /// Whether a device agrees with what was taken for the other requests of its claim. What does not will
     /// not as long as these are kept.
     pub(super) fn agrees(

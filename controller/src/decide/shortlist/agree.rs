@@ -4,6 +4,7 @@
 use super::super::ask::{ConstraintKind, Count, Request};
 use super::super::choose::Inputs;
 use super::bits;
+use super::bounds::{Bounds, Packings};
 use super::places::{Looks, Opens, Part};
 use crate::index::{Fleet, GpuState, IDENTITIES, Index, Layout, PARENT, Row, Sym};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -37,6 +38,8 @@ pub(super) struct Together<'s> {
     bindings: &'s [Binding],
     /// Parts of which both are wanted.
     pairs: &'s [(usize, usize)],
+    bounds: &'s Bounds,
+    packings: Packings,
     beside: Beside,
 }
 
@@ -46,14 +49,17 @@ impl<'s> Together<'s> {
         looks: &'s Looks,
         bindings: &'s [Binding],
         pairs: &'s [(usize, usize)],
+        bounds: &'s Bounds,
     ) -> Self {
-        Self { index, looks, bindings, pairs, beside: Beside::new() }
+        let (packings, beside) = (Packings::new(), Beside::new());
+        Self { index, looks, bindings, pairs, bounds, packings, beside }
     }
 
     /// Whether a node, which has enough for each request alone, could serve them together.
     pub(super) fn can_be(&mut self, row: &Row, opens: &mut Opens<'_>) -> bool {
         let (bindings, pairs) = (self.bindings, self.pairs);
         pairs.iter().all(|pair| self.pair_fits(*pair, row, opens, |_, _| true))
+            && self.bounds.hold_on(self.index, row, opens, &mut self.packings)
             && bindings.iter().all(|binding| self.can_agree(binding, row, opens))
     }
 
@@ -75,7 +81,10 @@ impl<'s> Together<'s> {
                 let distinct: HashSet<u64> = values.iter().copied().collect();
                 distinct.into_iter().any(|value| {
                     let gpus = values.iter().enumerate().filter(|(_, v)| **v == value).map(|(gpu, _)| gpu);
-                    opens.met_on(row, gpus) & binding.requests == binding.requests
+                    let gpus: Vec<usize> = gpus.collect();
+                    let of = (row, gpus.as_slice());
+                    opens.met_on(row, gpus.iter().copied()) & binding.requests == binding.requests
+                        && self.bounds.agree_on(self.index, binding.requests, of, opens, &mut self.packings)
                 })
             }
         }
@@ -122,6 +131,11 @@ pub(super) fn fit_beside(fleet: &Fleet, state: &GpuState, one: u64, other: u64) 
 }
 
 impl Binding {
+    /// The requests whose devices have to have one value, if that is what it demands.
+    pub(super) fn agreeing(&self) -> Option<u64> {
+        (self.kind == ConstraintKind::Match).then_some(self.requests)
+    }
+
     /// The part that has to be on the same GPU as this one.
     pub(super) fn beside(&self, part: usize) -> Option<usize> {
         let (one, other) = self.pair.filter(|_| self.kind == ConstraintKind::Match)?;

@@ -203,6 +203,11 @@ impl<'s> Opens<'s> {
         Self { fleet, parts, looks, states, begins: vec![0; states * looks.len()], places: Vec::new() }
     }
 
+    /// The look and the state of a node's GPU.
+    pub(super) fn look_of(&self, row: &Row, gpu: usize) -> Option<(usize, usize)> {
+        Some((*self.looks.of_make(row.make).get(gpu)?, *row.states.get(gpu)?))
+    }
+
     /// By part, the places that it could have.
     pub(super) fn get(&mut self, look: usize, state: usize) -> &[u64] {
         let Some(slot) = self.begins.get_mut(look * self.states + state) else { return &[] };
