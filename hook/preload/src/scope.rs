@@ -84,8 +84,8 @@ impl Object<'_> {
         unsafe { CStr::from_ptr(self.info.name) }.to_bytes()
     }
 
-    fn file_name(&self) -> &[u8] {
-        file_name(self.path())
+    fn vendor(&self) -> Option<Vendor> {
+        Vendor::of(self.path(), self.tables())
     }
 
     fn headers(&self) -> &[Header] {
@@ -119,7 +119,7 @@ pub(crate) enum Loader {
     Vsym,
     /// `dlopen`
     Open,
-    /// `dladdr`
+    /// `dladdr1`
     Addr,
 }
 
@@ -131,7 +131,7 @@ pub(crate) fn real(function: Loader) -> *mut c_void {
         Loader::Sym => (&REAL[0], c"dlsym"),
         Loader::Vsym => (&REAL[1], c"dlvsym"),
         Loader::Open => (&REAL[2], c"dlopen"),
-        Loader::Addr => (&REAL[3], c"dladdr"),
+        Loader::Addr => (&REAL[3], c"dladdr1"),
     };
     let known = cell.load(Relaxed);
     if !known.is_null() {
@@ -240,7 +240,7 @@ fn owner_by_loader(address: usize) -> Option<Owner> {
     if (place.start..place.end).contains(&own_address()) {
         return Some(Owner::Stub);
     }
-    let vendor = link.and_then(|link| Vendor::of(file_name(link.path())));
+    let vendor = link.and_then(|link| Vendor::of(link.path(), Some(link.into())));
     Some(vendor.map_or(Owner::Other, Owner::Vendor))
 }
 
@@ -254,10 +254,15 @@ pub(crate) enum Vendor {
 }
 
 impl Vendor {
-    fn of(file: &[u8]) -> Option<Self> {
-        if file.starts_with(b"libcuda.so") {
+    /// By the file's name, or, as a copy or link may have another one, by the name that it carries itself.
+    fn of(path: &[u8], tables: Option<Tables>) -> Option<Self> {
+        Self::named(file_name(path)).or_else(|| Self::named(tables?.soname()))
+    }
+
+    fn named(name: &[u8]) -> Option<Self> {
+        if name.starts_with(b"libcuda.so") {
             Some(Self::Cuda)
-        } else if file.starts_with(b"libnvidia-ml.so") {
+        } else if name.starts_with(b"libnvidia-ml.so") {
             Some(Self::Nvml)
         } else {
             None
@@ -288,7 +293,7 @@ pub(crate) fn owner(address: usize) -> Owner {
             owner = if object.contains(own_address()) {
                 Owner::Stub
             } else {
-                Vendor::of(object.file_name()).map_or(Owner::Other, Owner::Vendor)
+                object.vendor().map_or(Owner::Other, Owner::Vendor)
             };
         }
         here
@@ -299,33 +304,32 @@ pub(crate) fn owner(address: usize) -> Owner {
 /// A vendor library that `dlmopen` has loaded into a namespace of its own: objects there are not visited, but
 /// the loader knows the address.
 fn in_other_namespace(address: usize) -> Option<Owner> {
+    type Dladdr1 = unsafe extern "C" fn(*const c_void, *mut Location, *mut *const Link, c_int) -> c_int;
+    const RTLD_DL_LINKMAP: c_int = 2;
     let mut found = Location {
         file: core::ptr::null(),
         base: core::ptr::null_mut(),
         symbol: core::ptr::null(),
         address: core::ptr::null_mut(),
     };
-    type Dladdr = unsafe extern "C" fn(*const c_void, *mut Location) -> c_int;
-    let dladdr = real(Loader::Addr);
-    if dladdr.is_null() {
+    let mut link: *const Link = core::ptr::null();
+    let dladdr1 = real(Loader::Addr);
+    if dladdr1.is_null() {
         return None;
     }
-    // SAFETY: the loader's function of this type; any address may be asked for, and it fills the record in where it
-    // knows it.
-    let known = unsafe {
-        core::mem::transmute::<*mut c_void, Dladdr>(dladdr)(address as *const c_void, &mut found) != 0
-    };
-    if !known || found.file.is_null() {
-        return None;
-    }
-    // SAFETY: the loader's names are terminated strings that live as long as the object.
-    let path = unsafe { CStr::from_ptr(found.file) }.to_bytes();
-    Vendor::of(path.rsplit(|b| *b == b'/').next()?).map(Owner::Vendor)
+    // SAFETY: the loader's function of this type; any address may be asked for, and it fills the records in where it
+    // knows it. Its link lives as long as the object.
+    let link = unsafe {
+        let dladdr1 = core::mem::transmute::<*mut c_void, Dladdr1>(dladdr1);
+        let known = dladdr1(address as *const c_void, &mut found, &mut link, RTLD_DL_LINKMAP) != 0;
+        if known { link.as_ref() } else { None }
+    }?;
+    Vendor::of(link.path(), Some(link.into())).map(Owner::Vendor)
 }
 
 /// Whether the real library is loaded, in whatever scope.
 pub(crate) fn is_loaded(vendor: Vendor) -> bool {
-    each_object(&mut |object| Vendor::of(object.file_name()) == Some(vendor))
+    each_object(&mut |object| object.vendor() == Some(vendor))
 }
 
 /// Whether `address` lies in an object that comes before ours in link order.

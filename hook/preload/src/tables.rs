@@ -17,6 +17,7 @@ struct Symbol {
 const DT_STRTAB: u64 = 5;
 const DT_SYMTAB: u64 = 6;
 const DT_HASH: u64 = 4;
+const DT_SONAME: u64 = 14;
 const DT_GNU_HASH: u64 = 0x6fff_fef5;
 const STT_FUNC: u8 = 2;
 
@@ -35,16 +36,17 @@ impl From<&Link> for Tables {
 }
 
 impl Tables {
-    /// An entry of the dynamic section that is an address.
-    fn address(&self, tag: u64) -> Option<usize> {
+    /// An entry of the dynamic section.
+    fn entry(&self, tag: u64) -> Option<usize> {
         let mut entry = self.dynamic;
+        if entry.is_null() {
+            return None;
+        }
         loop {
             // SAFETY: the dynamic section is mapped and ends with an entry of tag 0.
             let [found, value] = unsafe { *entry };
             if found == tag {
-                // glibc stores addresses relocated, except where the section is read-only.
-                let value = value as usize;
-                return Some(if value < self.base { self.base.wrapping_add(value) } else { value });
+                return Some(value as usize);
             }
             if found == 0 {
                 return None;
@@ -52,6 +54,19 @@ impl Tables {
             // SAFETY: the terminating entry has not been reached.
             entry = unsafe { entry.add(1) };
         }
+    }
+
+    /// An entry of the dynamic section that is an address.
+    fn address(&self, tag: u64) -> Option<usize> {
+        // glibc stores addresses relocated, except where the section is read-only.
+        self.entry(tag).map(|value| if value < self.base { self.base.wrapping_add(value) } else { value })
+    }
+
+    /// The name that programs are linked against the object by; empty if it has none.
+    pub(crate) fn soname(&self) -> &[u8] {
+        let (Some(at), Some(strings)) = (self.entry(DT_SONAME), self.address(DT_STRTAB)) else { return b"" };
+        // SAFETY: an offset into the object's strings, which end with a zero and live as long as the object.
+        unsafe { CStr::from_ptr((strings as *const c_char).add(at)) }.to_bytes()
     }
 
     /// Address of a function that the object defines.

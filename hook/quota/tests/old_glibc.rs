@@ -73,3 +73,18 @@ fn programs_without_libdl_start_and_find_what_they_ask_for_weakly() {
     alone.env_remove("LD_PRELOAD");
     assert_eq!(answers(alone), ["0", "-1", "-1"], "the program itself brings none");
 }
+
+#[test]
+fn a_driver_under_another_file_name_is_told_by_the_name_that_it_carries() {
+    let Some(built) = old::everything() else { return };
+    let bench = Bench::new(["H100-80"]);
+    bench.share("a", 0, GIB);
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("libcuda-compat.so");
+    std::fs::copy(built.driver.join("libcuda.so.1"), &copy).unwrap();
+    // Whose code an address is is found in another way there.
+    let program = old::with_program(&built, "cuda", folder.path(), &["-ldl"]).unwrap();
+    let mut program = old::command(&program, &bench.probe(&[]), &["2048", "1024"]).unwrap();
+    program.env("DRIVER", &copy);
+    assert_eq!(answers(program), ["0", "0", "2", "0"]);
+}
