@@ -2,6 +2,7 @@
 
 use crate::container::{Bind, ContainerSpec, Hook};
 use aliquot_cdi::{ContainerEdits, HookName, QualifiedName, Spec};
+use aliquot_sim_node::limiter_at;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -145,7 +146,6 @@ impl Runtime {
 /// What paths would have done in a root of its own, said in the environment.
 fn without_namespaces(scratch: &Path, binds: &[Bind], env: &mut BTreeMap<String, String>) -> Result<()> {
     let root = scratch.display().to_string();
-    env.insert("ALIQUOT_ROOT".into(), format!("{root}/run/aliquot"));
     env.insert("ALIQUOT_SIM_ROOT".into(), root.clone());
     env.insert("ALIQUOT_SIM_NODE".into(), format!("{root}/run/aliquot-sim"));
     if let Some(cuda) = binds.iter().find(|b| b.container.ends_with("libcuda.so.1"))
@@ -156,8 +156,14 @@ fn without_namespaces(scratch: &Path, binds: &[Bind], env: &mut BTreeMap<String,
     if let Some(preload) = binds.iter().find(|b| b.container == Path::new(PRELOAD)) {
         let text = std::fs::read_to_string(&preload.host)
             .with_context(|| format!("cannot read {}", preload.host.display()))?;
-        let files: Vec<String> = text.split_whitespace().map(|file| format!("{root}{file}")).collect();
-        env.insert("LD_PRELOAD".into(), files.join(" "));
+        let at = scratch.join("run/aliquot");
+        let stubs = text.split_whitespace().map(|file| {
+            let mounted = binds.iter().find(|bind| bind.container == Path::new(file));
+            let limiter = mounted.and_then(|bind| bind.host.parent());
+            let limiter = limiter.with_context(|| format!("{file} is not mounted"))?;
+            Ok(limiter_at(&at, limiter, &scratch.join("limiter"))?.display().to_string())
+        });
+        env.insert("LD_PRELOAD".into(), stubs.collect::<Result<Vec<String>>>()?.join(" "));
     }
     Ok(())
 }

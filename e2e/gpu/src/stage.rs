@@ -5,6 +5,7 @@ use crate::driver::now_ns;
 use aliquot_arbiter::files::{Keeper, make_grant};
 use aliquot_quota::region::{RegionView, initial_header};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
+use aliquot_sim_node::limiter_at;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Write};
@@ -63,8 +64,10 @@ pub(crate) struct Stage {
 /// A share that programs run in.
 #[derive(Debug, Clone)]
 pub(crate) struct Share {
-    /// `$ALIQUOT_ROOT`.
-    root: PathBuf,
+    /// The stub of the limiter's copy that takes it for its own.
+    stub: PathBuf,
+    /// A list of preloaded libraries with that stub.
+    list: PathBuf,
     region: PathBuf,
 }
 
@@ -88,8 +91,6 @@ impl Stage {
             "libaliquot_core.so is not beside {stub:?}"
         );
         let folder = tempfile::tempdir()?;
-        let list = folder.path().join("ld.so.preload");
-        std::fs::write(&list, format!("{}\n", stub.display()))?;
         Ok(Self { folder, stub, gpu: gpu.to_owned(), env: Vec::new() })
     }
 
@@ -118,7 +119,11 @@ impl Stage {
         std::fs::set_permissions(&region, PermissionsExt::from_mode(0o666))?;
         symlink(&quota_dir, root.join("quota").join(id))?;
         symlink(&region_dir, root.join("region").join(id))?;
-        Ok(Share { root, region })
+        let limiter = self.stub.parent().context("no folder of the limiter")?;
+        let stub = limiter_at(&root, limiter, &root.join("limiter"))?;
+        let list = root.join("ld.so.preload");
+        std::fs::write(&list, format!("{}\n", stub.display()))?;
+        Ok(Share { stub, list, region })
     }
 
     /// A program in a share.
@@ -143,19 +148,14 @@ impl Stage {
                     ENTER,
                     "sh",
                 ]);
-                let list = self.folder.path().join(if share.is_some() { "ld.so.preload" } else { "empty" });
-                if share.is_none() {
-                    std::fs::write(&list, "")?;
-                }
-                command.arg(list).arg(name).args(arguments);
+                let empty = self.folder.path().join("empty");
+                std::fs::write(&empty, "")?;
+                command.arg(share.map_or(&empty, |share| &share.list)).arg(name).args(arguments);
                 command
             }
         };
         if mode == Mode::Preloaded {
-            command.env("LD_PRELOAD", &self.stub);
-        }
-        if let Some(share) = share {
-            command.env("ALIQUOT_ROOT", &share.root);
+            command.env("LD_PRELOAD", share.map_or(&self.stub, |share| &share.stub));
         }
         for (name, value) in &self.env {
             command.env(name, value);

@@ -8,7 +8,7 @@ mod memory;
 
 use aliquot_e2e::figure::{self, Figure};
 use aliquot_quota::{QuotaFile, region};
-use aliquot_sim_node::Record;
+use aliquot_sim_node::{Record, limiter_at};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -76,7 +76,8 @@ impl Null {
         let mut command = Command::new(&self.program);
         command.args(arguments).env("LD_LIBRARY_PATH", &self.folder);
         if let Some(share) = share {
-            command.env("LD_PRELOAD", stub).env("ALIQUOT_ROOT", share);
+            let limiter = stub.parent().context("no folder of the limiter")?;
+            command.env("LD_PRELOAD", limiter_at(share, limiter, &share.join("limiter"))?);
         }
         let output = command.output().with_context(|| self.program.display().to_string())?;
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

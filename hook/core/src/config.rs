@@ -23,30 +23,32 @@ pub(crate) fn shares() -> &'static [Share] {
     SHARES.get(..COUNT.load(Acquire)).unwrap_or_default()
 }
 
-/// Folder of everything that the node mounted.
+/// Folder of everything that the node mounted, ended by zeros. Nothing at run time can name another one. Programs that run
+/// outside of containers (tests, benches, the demo without user namespaces) load a copy of the built library in which
+/// they have written another path here; `aliquot_sim_node::limiter_at` does.
+static ROOT: [u8; 512] = {
+    const MOUNTED: &[u8] = b"aliquot-root=/run/aliquot";
+    let mut root = [0; 512];
+    let (start, _) = root.split_at_mut(MOUNTED.len());
+    start.copy_from_slice(MOUNTED);
+    root
+};
+
+/// The path in [`ROOT`].
 fn root() -> Result<Path, Reason> {
-    const MOUNTED: &str = "/run/aliquot";
-    match File::read_only(c"/run/aliquot/quota") {
-        Ok(_) => return Ok(Path::of(format_args!("{MOUNTED}"))),
-        Err(ENOENT) => {}
-        Err(errno) => {
-            return Err(Reason::of(format_args!("{MOUNTED}/quota cannot be opened (error {errno})")));
-        }
+    // SAFETY: a static array of bytes. Volatile, so that it is read from where it is in the file.
+    let bytes = unsafe { core::ptr::read_volatile(&raw const ROOT) };
+    let text = bytes.split(|b| *b == 0).next().unwrap_or_default();
+    let mut root = Path::new();
+    root.push(text.split(|b| *b == b'=').next_back().unwrap_or_default());
+    let quota = Path::of(format_args!("{root}/quota"));
+    match File::read_only(quota.as_c()) {
+        Ok(_) => Ok(root),
+        Err(ENOENT) => Err(Reason::of(format_args!(
+            "{quota} does not exist: the container was started without its quota"
+        ))),
+        Err(errno) => Err(Reason::of(format_args!("{quota} cannot be opened (error {errno})"))),
     }
-    // A process outside any container, as in tests and in the demo without user namespaces.
-    if !env::is_secure_mode()
-        && let Some(prefix) = env::get(b"ALIQUOT_ROOT")
-    {
-        let mut path = Path::new();
-        path.push(prefix);
-        if path.is_whole() {
-            return Ok(path);
-        }
-        return Err(Reason::of(format_args!("ALIQUOT_ROOT is too long")));
-    }
-    Err(Reason::of(format_args!(
-        "{MOUNTED}/quota does not exist: the container was started without its quota"
-    )))
 }
 
 /// Reads all quotas, then applies the environment.

@@ -18,10 +18,6 @@ fn bench(quota: u64) -> Bench {
     bench
 }
 
-fn stub() -> PathBuf {
-    built().limiter.join("libaliquot_preload.so")
-}
-
 /// A folder with a program of `tests/c`, compiled; `None` where the compiler cannot.
 fn made(name: &str, compiler: &str, arguments: &[&str]) -> Option<(TempDir, PathBuf)> {
     let folder = tempfile::tempdir().unwrap();
@@ -147,7 +143,7 @@ fn other_preloaded_libraries_work_beside_it() {
             eprintln!("skipped: {} is not installed", other.display());
             continue;
         }
-        for order in [[&other, &stub()], [&stub(), &other]] {
+        for order in [[&other, &bench.stub()], [&bench.stub(), &other]] {
             let mut program = bench.probe(&["init", "retain", "alloc:linear:2G", "alloc:linear:1G"]);
             program.env("LD_PRELOAD", order.map(|path| path.to_str().unwrap()).join(":"));
             let output = program.output().unwrap();
@@ -184,11 +180,11 @@ fn two_copies_of_the_limiter_limit_once() {
     let bench = bench(GIB);
     let folder = tempfile::tempdir().unwrap();
     for file in ["libaliquot_preload.so", "libaliquot_core.so"] {
-        std::fs::copy(built().limiter.join(file), folder.path().join(file)).unwrap();
+        std::fs::copy(bench.stub().with_file_name(file), folder.path().join(file)).unwrap();
     }
     let copy = folder.path().join("libaliquot_preload.so");
     for resolve in ["dlsym", "default", "next", "resolver"] {
-        for order in [[&copy, &stub()], [&stub(), &copy]] {
+        for order in [[&copy, &bench.stub()], [&bench.stub(), &copy]] {
             let script =
                 ["init", "retain", "alloc:linear:600M", "alloc:linear:600M", "info", "freeall", "info"];
             let mut program = bench.probe(&script);
@@ -256,7 +252,7 @@ fn a_look_up_while_the_core_is_being_loaded_is_limited_later() {
     )
     .unwrap();
     compile(&main, &program, &["-ldl"]);
-    for order in [[&shim, &stub()], [&stub(), &shim]] {
+    for order in [[&shim, &bench.stub()], [&bench.stub(), &shim]] {
         let mut command = bench.command(&program);
         command.env("LD_PRELOAD", order.map(|path| path.to_str().unwrap()).join(":"));
         assert_eq!(answers(command), ["0", "1", "2", "0"], "{order:?}");
@@ -270,7 +266,7 @@ fn programs_without_cuda_notice_nothing() {
     let mut limited = Command::new("/bin/sh");
     limited.args(["-c", "echo out; echo err >&2; exit 3"]).current_dir(folder.path());
     // No quota, no region, no driver: it does not matter.
-    limited.env("LD_PRELOAD", built().limiter.join("libaliquot_preload.so")).env("ALIQUOT_ROOT", "/nowhere");
+    limited.env("LD_PRELOAD", built().limiter.join("libaliquot_preload.so"));
     assert_eq!(limited.output().unwrap(), plain);
 }
 
@@ -343,6 +339,44 @@ fn a_second_copy_of_the_driver_is_refused() {
 }
 
 #[test]
+fn a_driver_under_another_file_name_is_told_by_the_name_that_it_carries() {
+    let bench = bench(GIB);
+    let Some((folder, program)) = made("cuda", "cc", &["-ldl"]) else { return };
+    let [copy, link] = ["libcuda-compat.so", "driver"].map(|name| folder.path().join(name));
+    std::fs::copy(built().driver.join("libcuda.so.1"), &copy).unwrap();
+    std::os::unix::fs::symlink(built().driver.join("libcuda.so.1").canonicalize().unwrap(), &link).unwrap();
+    for driver in [copy, link] {
+        let mut command = bench.command(&program);
+        command.args(["2048", "1024"]).env("DRIVER", &driver);
+        assert_eq!(answers(command), ["0", "0", "2", "0"], "{driver:?}");
+    }
+    let (source, program) = (folder.path().join("memory.c"), folder.path().join("memory"));
+    std::fs::write(
+        &source,
+        r#"
+        #include <dlfcn.h>
+        #include <stdio.h>
+        typedef int (*fn)();
+        int main(int argc, char **argv) {
+            void *nvml = dlopen(argv[1], RTLD_NOW), *device = 0;
+            unsigned long long memory[3] = { 0 };
+            int code = ((fn)dlsym(nvml, "nvmlInit_v2"))();
+            code |= ((fn)dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device);
+            code |= ((fn)dlsym(nvml, "nvmlDeviceGetMemoryInfo"))(device, memory);
+            printf("total = %d %llu\n", code, memory[0]);
+            return 0;
+        }"#,
+    )
+    .unwrap();
+    compile(&source, &program, &["-ldl"]);
+    let copy = folder.path().join("libnvml-compat.so");
+    std::fs::copy(built().driver.join("libnvidia-ml.so.1"), &copy).unwrap();
+    let mut command = bench.command(&program);
+    command.arg(&copy);
+    assert_eq!(answers(command), [format!("0 {GIB}")]);
+}
+
+#[test]
 fn deep_binding_is_noted_for_the_node_agent() {
     let deepbind = aliquot_quota::region::audit::DEEPBIND;
     for script in [["deepbind:libm.so.6", "init", "retain"], ["init", "retain", "deepbind:libm.so.6"]] {
@@ -385,7 +419,7 @@ fn constructors_and_allocators_may_look_things_up() {
     )
     .unwrap();
     compile(&source, &library, &["-shared", "-fPIC", "-ldl"]);
-    let stub = built().limiter.join("libaliquot_preload.so");
+    let stub = bench.stub();
     for order in [[&library, &stub], [&stub, &library]] {
         let mut program = bench.probe(&["init", "retain", "alloc:linear:2G", "alloc:linear:1G"]);
         program.env("LD_PRELOAD", order.map(|path| path.to_str().unwrap()).join(":")).env("LD_BIND_NOW", "1");

@@ -182,8 +182,12 @@ fn refused(bench: &Bench, change: impl Fn(&mut Command) -> &mut Command, reason:
 fn cuda_is_refused_where_the_limiter_cannot_work() {
     let bench = bench(GIB);
     let good = std::fs::read(bench.root().join("quota/a/quota")).unwrap();
-    refused(&bench, |program| program.env_remove("ALIQUOT_ROOT"), "/run/aliquot/quota does not exist");
-    refused(&bench, |program| program.env("ALIQUOT_ROOT", "/nowhere"), "cannot be opened");
+    let nowhere = bench.copy_limiter(&built().limiter, Path::new("/nowhere"), "nowhere");
+    refused(&bench, |program| program.env("LD_PRELOAD", &nowhere), "/nowhere/quota does not exist");
+    let file = bench.folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let file = bench.copy_limiter(&built().limiter, &file, "on-a-file");
+    refused(&bench, |program| program.env("LD_PRELOAD", &file), "/quota cannot be opened");
     refused(
         &bench,
         |p| p.env("CUDA_DEVICE_MEMORY_LIMIT", "lots"),
@@ -229,6 +233,36 @@ fn cuda_is_refused_where_the_region_cannot_be_used() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("control"), "").unwrap();
     refused_by_init(&bench, |p| p.env("CUDA_MPS_PIPE_DIRECTORY", folder.path()), "MPS");
+}
+
+#[test]
+fn no_variable_has_the_shipped_limiter_look_elsewhere_for_its_quota() {
+    let bench = bench(GIB);
+    let shipped = built().limiter.join("libaliquot_preload.so");
+    for variable in ["ALIQUOT_ROOT", "ALIQUOT_QUOTA", "ALIQUOT_REGION", "ALIQUOT_SIM_ROOT", "aliquot-root"] {
+        let with = |program: &mut Command| {
+            program.env("LD_PRELOAD", &shipped).env(variable, bench.root()).args(["call:cuInit"]);
+        };
+        let mut program = bench.probe(&["init"]);
+        with(&mut program);
+        let output = program.output().unwrap();
+        assert_eq!(values(&output)[0], "802", "{variable}");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(text.contains("/run/aliquot/quota does not exist"), "{variable}: {text}");
+    }
+}
+
+#[test]
+fn the_shipped_core_names_the_folder_that_containers_have_and_no_other() {
+    let bytes = std::fs::read(built().limiter.join("libaliquot_core.so")).unwrap();
+    let mark = b"aliquot-root=";
+    let named: Vec<&[u8]> = bytes
+        .windows(mark.len())
+        .enumerate()
+        .filter(|(_, window)| window == mark)
+        .map(|(at, _)| bytes[at + mark.len()..].split(|b| *b == 0).next().unwrap())
+        .collect();
+    assert_eq!(named, [b"/run/aliquot"]);
 }
 
 #[test]

@@ -63,7 +63,8 @@ impl Shared {
     fn start(&self, share: usize, arguments: &[&str]) -> Child {
         let mut command = self.bench.command(&built().probe.with_file_name("compute_probe"));
         let root = self.bench.folder.path().join(format!("container-{}", Self::id(share)));
-        command.env("ALIQUOT_ROOT", root).args(arguments);
+        let stub = self.bench.copy_limiter(&built().limiter, &root, &format!("limiter-{}", Self::id(share)));
+        command.env("LD_PRELOAD", stub).args(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 

@@ -29,7 +29,7 @@ pub mod spec;
 pub mod tables;
 mod utilization;
 
-pub use artifact::{CUDA_LIBRARY, NVML_LIBRARY, built_library};
+pub use artifact::{CUDA_LIBRARY, NVML_LIBRARY, built_library, limiter_at};
 pub use board::{Architecture, Board, CiProfile, Engines, GiProfile};
 pub use error::NodeError;
 pub use events::Event;

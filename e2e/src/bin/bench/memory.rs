@@ -4,7 +4,7 @@
 use aliquot_e2e::figure::Figure;
 use aliquot_kubelet_plugin::audit::{Look, Measured, Quota, measured};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE, region};
-use aliquot_sim_node::{Node, NodeSpec, Pool, ProcessView, Record, create};
+use aliquot_sim_node::{Node, NodeSpec, Pool, ProcessView, Record, create, limiter_at};
 use anyhow::{Context, Result};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -172,7 +172,9 @@ impl Tools {
         let header = region::initial_header();
         bytes.get_mut(..header.len()).context("a region is larger than its header")?.copy_from_slice(&header);
         std::fs::write(share.join("region/region"), bytes)?;
-        Ok(Place { tools: self, node, dir })
+        let limiter = self.stub.parent().context("no folder of the limiter")?;
+        let stub = limiter_at(&dir.join("run"), limiter, &dir.join("limiter"))?;
+        Ok(Place { tools: self, node, dir, stub })
     }
 }
 
@@ -182,6 +184,8 @@ struct Place<'a> {
     tools: &'a Tools,
     node: Node,
     dir: PathBuf,
+    /// The limiter's, for the share.
+    stub: PathBuf,
 }
 
 impl Place<'_> {
@@ -195,12 +199,11 @@ impl Place<'_> {
             .args(script)
             .arg("sleep:200")
             .env("LD_LIBRARY_PATH", &self.tools.driver)
-            .env("ALIQUOT_ROOT", self.dir.join("run"))
             .env("ALIQUOT_SIM_ROOT", self.dir.join("node/root"))
             .env("ALIQUOT_SIM_NODE", self.dir.join("node"))
             .stdout(Stdio::null());
         if limited {
-            command.env("LD_PRELOAD", &self.tools.stub);
+            command.env("LD_PRELOAD", &self.stub);
         }
         command
     }

@@ -1,6 +1,6 @@
 //! The limiter for aarch64, built here and run by an emulator, where a compiler and an emulator are installed.
 
-use super::{Built, cargo_with, installed, target};
+use super::{Bench, Built, cargo_with, installed, target};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -59,13 +59,15 @@ fn build_everything() -> Option<Built> {
     Some(Built { limiter, driver, probe: folder.join("examples/cuda_probe") })
 }
 
-/// The test program for aarch64 under the limiter, with the environment of `like`.
-pub(crate) fn emulated(arm: &Built, like: &Command, arguments: &[&str]) -> Command {
+/// The test program for aarch64 under the limiter, in the environment of a bench's own.
+pub(crate) fn emulated(arm: &Built, bench: &Bench, arguments: &[&str]) -> Command {
+    let like = bench.probe(&[]);
+    let stub = bench.copy_limiter(&arm.limiter, &bench.root(), "limiter-aarch64");
     let mut command = Command::new("qemu-aarch64");
     let given = |name: &str, value: &Path| format!("{name}={}", value.display());
     // For the program only: the emulator itself is of another machine.
     command.args(["-L", ROOT]);
-    command.arg("-E").arg(given("LD_PRELOAD", &arm.limiter.join("libaliquot_preload.so")));
+    command.arg("-E").arg(given("LD_PRELOAD", &stub));
     command.arg("-E").arg(given("LD_LIBRARY_PATH", &arm.driver));
     command.arg(&arm.probe).args(arguments).env_clear();
     let own = |name: &std::ffi::OsStr| name != "LD_PRELOAD" && name != "LD_LIBRARY_PATH";

@@ -130,7 +130,19 @@ impl Bench {
         for part in ["quota", "region"] {
             std::fs::create_dir_all(folder.path().join("aliquot").join(part)).unwrap();
         }
-        Self { folder, node, driver: NO_CONTEXTS.to_owned() }
+        let bench = Self { folder, node, driver: NO_CONTEXTS.to_owned() };
+        bench.copy_limiter(&built().limiter, &bench.root(), "limiter");
+        bench
+    }
+
+    /// A copy of the shipped limiter that takes `root` for the folder that a container has as `/run/aliquot`; its stub.
+    pub(crate) fn copy_limiter(&self, from: &Path, root: &Path, name: &str) -> PathBuf {
+        aliquot_sim_node::limiter_at(root, from, &self.folder.path().join(name)).expect("a copy")
+    }
+
+    /// The stub of the limiter's copy for this bench.
+    pub(crate) fn stub(&self) -> PathBuf {
+        self.folder.path().join("limiter/libaliquot_preload.so")
     }
 
     /// A node of these boards whose NVML lists processes and their memory by pids that they know, for what only that
@@ -213,7 +225,7 @@ impl Bench {
     /// A program under the limiter.
     pub(crate) fn command(&self, program: &Path) -> Command {
         let mut command = self.unlimited(program);
-        command.env("LD_PRELOAD", built().limiter.join("libaliquot_preload.so"));
+        command.env("LD_PRELOAD", self.stub());
         command
     }
 
@@ -224,7 +236,6 @@ impl Bench {
         command
             .env_clear()
             .env("LD_LIBRARY_PATH", &built().driver)
-            .env("ALIQUOT_ROOT", self.root())
             .env("ALIQUOT_SIM_ROOT", node.join("root"))
             .env("ALIQUOT_SIM_NODE", node)
             .env("ALIQUOT_SIM_CUDA", &self.driver);
@@ -246,6 +257,12 @@ impl Bench {
     pub(crate) fn hold(&self, arguments: &[&str]) -> Holder {
         Holder::start(self.probe(arguments).arg("hold"))
     }
+}
+
+/// Milliseconds of the monotonic clock.
+pub(crate) fn now_ms() -> u64 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).unwrap();
+    now.tv_sec() as u64 * 1000 + now.tv_nsec() as u64 / 1_000_000
 }
 
 /// Runs a program that must succeed; what stands behind `=` on each line.
@@ -284,12 +301,18 @@ pub(crate) struct Holder {
 
 impl Holder {
     pub(crate) fn start(command: &mut Command) -> Self {
+        Self::start_watched(command, drop)
+    }
+
+    /// The same, where `watch` gets its pid, and what that returns lives until it holds.
+    pub(crate) fn start_watched<T>(command: &mut Command, watch: impl FnOnce(u32) -> T) -> Self {
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("starts");
+        let _watch = watch(child.id());
         let stdin = child.stdin.take();
         let mut stdout = BufReader::new(child.stdout.take().unwrap());
         let mut before = Vec::new();

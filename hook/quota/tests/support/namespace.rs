@@ -47,9 +47,6 @@ pub(crate) fn contained(bench: &Bench, before: &str, program: &Path, arguments: 
     command.args(options).args(["sh", "-ec", &mounts]).arg(program).args(arguments);
     let like = bench.unlimited(program);
     let own = like.get_envs().filter_map(|(name, value)| Some((name, value?)));
-    command
-        .env_clear()
-        .envs(own.filter(|(name, _)| *name != "ALIQUOT_ROOT"))
-        .env("PATH", "/bin:/usr/bin:/sbin:/usr/sbin");
+    command.env_clear().envs(own).env("PATH", "/bin:/usr/bin:/sbin:/usr/sbin");
     Some(command)
 }
