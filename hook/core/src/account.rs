@@ -12,6 +12,9 @@ use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// `CUDA_ERROR_OUT_OF_MEMORY`
 pub(crate) const OUT_OF_MEMORY: i32 = 2;
 
+/// How long a call waits for memory of the dead at the most, by its own clock, whatever the region says of them.
+const MOST_WAIT_MS: u64 = 5000;
+
 /// How often a refused charge looks again while a dead process's memory is about to come back.
 const LOOK_AGAIN_MS: u64 = 5;
 
@@ -95,6 +98,7 @@ pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i3
     // Only what this process keeps without need can be given back.
     pools::trim_all(device);
     graphs::trim_unused(device);
+    let started = sys::now_ms();
     loop {
         if try_charge_as(device, bytes, kind).is_ok() {
             return Ok(());
@@ -108,10 +112,11 @@ pub(crate) fn charge_as(device: Device, bytes: u64, kind: Kind) -> Result<(), i3
                 (a, b) => a.or(b),
             };
         }
-        if came_back || shared::settle(device) {
+        let may_wait = sys::now_ms().saturating_sub(started) < MOST_WAIT_MS;
+        if may_wait && (came_back || shared::settle(device)) {
             continue;
         }
-        let could_ever_fit = kind == Kind::Managed || bytes <= limit(device);
+        let could_ever_fit = may_wait && (kind == Kind::Managed || bytes <= limit(device));
         match wait.filter(|_| could_ever_fit) {
             Some(millis) => sys::sleep_ms(millis.min(LOOK_AGAIN_MS)),
             None => break,
@@ -135,7 +140,10 @@ fn retry_after_death(device: Device, driver: &dyn Fn() -> i32) -> i32 {
     shares_on(device).for_each(|share| {
         share.reap();
     });
-    while let Some(left) = shares_on(device).filter_map(Share::freeing_ms).max() {
+    let started = sys::now_ms();
+    while let Some(left) = shares_on(device).filter_map(Share::freeing_ms).max()
+        && sys::now_ms().saturating_sub(started) < MOST_WAIT_MS
+    {
         sys::sleep_ms(left.min(LOOK_AGAIN_MS));
         let code = driver();
         if code != OUT_OF_MEMORY {

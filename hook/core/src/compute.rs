@@ -24,6 +24,7 @@ use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen
 use aliquot_quota::pacer::{self, Answer, Ask, Host, Reached, Step, Timing};
 use aliquot_quota::region::Region;
 use aliquot_quota::till::Till;
+use core::cell::Cell;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
@@ -35,6 +36,10 @@ pub(crate) const PER_THREAD: u64 = 2;
 
 /// How often the processes on a GPU are counted.
 const COUNT_AGE_MS: u64 = 1000;
+/// How long a launch waits for what others of its share have launched, by its own clock. Beyond that it goes and is
+/// charged: a debt of theirs that lasts longer is of kernels of 300 ms and more in a share of one percent,
+/// or was written into the region.
+const MOST_WAIT_NS: u64 = 30_000_000_000;
 /// Launches of a thread without a limit between two looks at the quota.
 const UNLIMITED_LAUNCHES: u32 = 256;
 
@@ -81,6 +86,8 @@ fn payer(account: u32) -> Option<(&'static Share, &'static Region)> {
 struct Here {
     device: Device,
     context: u64,
+    /// Whether the launch has waited as long as any does.
+    is_overdue: Cell<bool>,
 }
 
 impl Host for Here {
@@ -133,6 +140,11 @@ impl Host for Here {
         for (at, (index, share, percent)) in limiting(self.device).enumerate() {
             let Some(region) = share.region() else { continue };
             let (compute, grant) = (&region.compute, share.grant(now_ns));
+            if self.is_overdue.get() {
+                let cost_ns = i64::try_from(ask.cost_ns).unwrap_or(i64::MAX);
+                gate::correct(compute, now_ns, cost_ns, percent);
+                return Answer::Go(index as u32, Lease::default());
+            }
             gate::true_up(compute, now_ns, &grant, percent);
             let terms = Terms { percent, borrow_percent: grant.borrow_percent };
             // Leases are the first one's.
@@ -229,6 +241,10 @@ impl Host for Here {
 }
 
 impl Here {
+    const fn new(device: Device, context: u64) -> Self {
+        Self { device, context, is_overdue: Cell::new(false) }
+    }
+
     /// The driver's handle of an event of this context.
     fn known(&self, event: usize) -> Option<u64> {
         let is_ours = OWNERS.get(event)?.load(Acquire) == self.context;
@@ -319,7 +335,7 @@ fn slow(key: u64, stream: u64, is_delicate: bool, cell: usize, driver: &dyn Fn()
     if limiting(device).next().is_none() {
         return driver();
     }
-    let (here, launch) = (Here { device, context }, of(device, context, key, stream, is_delicate));
+    let (here, launch) = (Here::new(device, context), of(device, context, key, stream, is_delicate));
     // Events are of the current context.
     let within = |part: &mut dyn FnMut()| captures::relaxed(|| device::within(context, part));
     let mut ticket = None;
@@ -355,14 +371,16 @@ fn of(device: Device, context: u64, key: u64, stream: u64, is_delicate: bool) ->
 
 /// Waits until a share on the device lets a launch go; `None` where there is no limit.
 fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pacer::Ticket> {
-    let mut has_waited = false;
+    let mut waits_since = None;
     loop {
         match pacer::before(here, cell, launch, may_time) {
             Step::Go(ticket) => return Some(ticket),
             Step::Free => return None,
             Step::Wait(until) => {
-                if !has_waited {
-                    has_waited = true;
+                let now = sys::now_ns();
+                let since = *waits_since.get_or_insert(now);
+                here.is_overdue.set(now.saturating_sub(since) >= MOST_WAIT_NS);
+                if since == now {
                     for (_, share, _) in limiting(here.device) {
                         if let Some(region) = share.region() {
                             region.compute.delayed.fetch_add(1, Relaxed);
@@ -370,7 +388,8 @@ fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pac
                         share.look_for_leases();
                     }
                 }
-                sys::sleep_us((until.saturating_sub(sys::now_ns()) / 1000).max(1));
+                let longest = since.saturating_add(MOST_WAIT_NS);
+                sys::sleep_us((until.min(longest).saturating_sub(sys::now_ns()) / 1000).max(1));
             }
         }
     }

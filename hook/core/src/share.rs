@@ -9,6 +9,7 @@
 
 mod dead;
 mod files;
+mod floor;
 mod leases;
 mod left;
 mod measured;
@@ -28,6 +29,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use files::{map_region, open_region, read_grant, read_quota, start_time};
+use floor::Floor;
 
 /// What is noted for every share, kept for those that are not mapped yet.
 static NOTES: AtomicU64 = AtomicU64::new(0);
@@ -67,12 +69,36 @@ pub(crate) enum Refusal {
     Broken,
 }
 
-/// What this process holds in the region.
+/// How often the total is compared with its parts at the most.
+const COMPARE_AGE_MS: u64 = 10;
+
+/// How often floors are looked at again because charges and releases came in between.
+const LOOKS: u32 = 20;
+
+/// How often a process that finds its slot taken away takes another one. Only somebody who writes into the region takes
+/// slots away.
+const MOST_SITTINGS: u32 = 16;
+
+/// What this process holds in the region. The region is the tenant's to write; this is not.
 struct Seat {
     slot: Option<usize>,
     state: u64,
-    /// Bytes that this process has charged, for the case that somebody takes the slot away.
+    /// Bytes that this process has charged, by its own count.
     held: u64,
+    /// The lock that tells others of them.
+    floor: Option<Floor>,
+    /// The least that was held since floors were looked at.
+    looked_at: u64,
+    /// When the total was compared with its parts.
+    compared_ms: u64,
+    /// How often a slot was taken.
+    sittings: u32,
+}
+
+impl Seat {
+    const fn new() -> Self {
+        Self { slot: None, state: 0, held: 0, floor: None, looked_at: 0, compared_ms: 0, sittings: 0 }
+    }
 }
 
 /// One share.
@@ -135,7 +161,7 @@ impl Share {
             order: AtomicU32::new(0),
             fail_open: AtomicU32::new(0),
             region: AtomicPtr::new(null_mut()),
-            seat: Mutex::new(Seat { slot: None, state: 0, held: 0 }),
+            seat: Mutex::new(Seat::new()),
         }
     }
 
@@ -319,12 +345,13 @@ impl Share {
         };
         // The former mapping, if any, stays: other threads may be reading it. It is the same file.
         self.region.store(mapped, Release);
-        (seat.slot, seat.state) = (Some(slot), state);
+        (seat.slot, seat.state, seat.sittings) = (Some(slot), state, seat.sittings + 1);
         self.seated.store(slot as u32 + 1, Relaxed);
         self.join(region, slot);
-        if seat.held > 0 {
-            let _ = ledger::charge_forced(region, slot, seat.held);
-        }
+        // The floor is the former slot's.
+        (seat.floor, seat.looked_at) = (None, 0);
+        // What this process holds already is charged to the new slot with the rest of what is missing.
+        compare(region, slot, seat.held);
         Ok(slot)
     }
 
@@ -336,6 +363,9 @@ impl Share {
             return Ok((seat, region, slot));
         }
         // Either the first time, or somebody thought that we were dead and took the slot.
+        if seat.sittings >= MOST_SITTINGS {
+            return Err(Refusal::Broken);
+        }
         match self.sit(&mut seat) {
             Ok(slot) => Ok((seat, self.region().ok_or(Refusal::Broken)?, slot)),
             Err(reason) => {
@@ -357,15 +387,17 @@ impl Share {
 
     /// Charges all of `bytes` or nothing. `now_ms`, here and below, is [`sys::coarse_ms`].
     pub(crate) fn charge(&self, bytes: u64, kind: Kind, now_ms: u64) -> Result<(), Refusal> {
-        self.change(kind, now_ms, |region, slot, limit| {
-            ledger::charge(region, slot, bytes, limit).map(|_| bytes)
+        self.change(bytes, kind, now_ms, |region, slot, held, limit| {
+            ledger::charge(region, slot, held, bytes, limit).map(|_| bytes)
         })
         .map(drop)
     }
 
     /// Charges up to `bytes`; returns how many.
     pub(crate) fn charge_up_to(&self, bytes: u64, kind: Kind, now_ms: u64) -> Result<u64, Refusal> {
-        self.change(kind, now_ms, |region, slot, limit| ledger::charge_up_to(region, slot, bytes, limit))
+        self.change(bytes, kind, now_ms, |region, slot, held, limit| {
+            ledger::charge_up_to(region, slot, held, bytes, limit)
+        })
     }
 
     /// Bytes that could be charged now.
@@ -383,14 +415,31 @@ impl Share {
 
     fn change(
         &self,
+        bytes: u64,
         kind: Kind,
         now_ms: u64,
-        make: impl FnOnce(&Region, usize, u64) -> Result<u64, LedgerError>,
+        make: impl Fn(&Region, usize, u64, u64) -> Result<u64, LedgerError>,
     ) -> Result<u64, Refusal> {
         let limit = self.limit_of(kind, now_ms);
         let (mut seat, region, slot) = self.seated()?;
-        let charged = make(region, slot, limit).map_err(|error| refuse(region, error))?;
+        let grows = limit != u64::MAX && has_grown(seat.held.saturating_add(bytes), seat.looked_at, limit);
+        if grows || now_ms.wrapping_sub(seat.compared_ms) >= COMPARE_AGE_MS {
+            seat.compared_ms = now_ms;
+            compare(region, slot, seat.held);
+        }
+        let made = match make(region, slot, seat.held, limit) {
+            Err(LedgerError::Corrupt) if compare(region, slot, seat.held) => {
+                make(region, slot, seat.held, limit)
+            }
+            made => made,
+        };
+        let charged = made.map_err(|error| refuse(region, error))?;
         seat.held += charged;
+        if grows && !self.fits_above_floors(&mut seat, slot, limit) {
+            region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
+            self.release_held(&mut seat, charged);
+            return Err(Refusal::Quota);
+        }
         let total = ledger::total(region);
         if total > region.header.peak_bytes.load(Relaxed) {
             region.header.peak_bytes.fetch_max(total, Relaxed);
@@ -398,12 +447,54 @@ impl Share {
         Ok(charged)
     }
 
+    /// Raises the floor to what this process holds now, and looks whether that and what the others hold at the least is
+    /// within the limit. It always is, unless somebody has written into the region.
+    fn fits_above_floors(&self, seat: &mut Seat, slot: usize, limit: u64) -> bool {
+        let path = *self.region_path.lock();
+        if seat.held >= floor::part(limit) {
+            match Floor::take(&path, slot, seat.held) {
+                Ok(floor) => seat.floor = Some(floor),
+                // Somebody else has locked what only we lock.
+                Err(sys::EAGAIN) => return false,
+                Err(_) => {}
+            }
+        }
+        let Some(region) = self.region() else { return true };
+        for _ in 0..LOOKS {
+            let before = region.load(Word::Op);
+            let all = seat.held.saturating_add(floor::of_others(&path, slot));
+            if all <= self.widest() {
+                seat.looked_at = seat.held;
+                return true;
+            }
+            // While nothing is charged and released, floors that were read one after the other belong together.
+            if region.load(Word::Op) == before {
+                break;
+            }
+        }
+        false
+    }
+
+    /// The most that any process of the share may charge now: another one may have read a newer quota, or have managed
+    /// memory.
+    fn widest(&self) -> u64 {
+        let path = *self.quota_path.lock();
+        if let Ok(quota) = read_quota(&path)
+            && self.uuid() == Some(quota.gpu_uuid)
+        {
+            self.take(&quota);
+        }
+        self.file_limit.load(Relaxed).saturating_add(self.oversubscription.load(Relaxed))
+    }
+
     /// Charges bytes that exist already.
     pub(crate) fn charge_forced(&self, bytes: u64) {
-        if let Ok((mut seat, region, slot)) = self.seated()
-            && ledger::charge_forced(region, slot, bytes).is_ok()
-        {
-            seat.held += bytes;
+        if let Ok((mut seat, region, slot)) = self.seated() {
+            seat.held = seat.held.saturating_add(bytes);
+            let held = seat.held - bytes;
+            if ledger::charge_forced(region, slot, held, bytes).is_err() {
+                compare(region, slot, seat.held);
+            }
         }
     }
 
@@ -411,17 +502,36 @@ impl Share {
     pub(crate) fn release_up_to(&self, bytes: u64) -> u64 {
         let mut seat = self.seat.lock();
         let bytes = bytes.min(seat.held);
-        if bytes == 0 {
-            return 0;
-        }
-        seat.held -= bytes;
-        if let (Some(slot), Some(region)) = (seat.slot, self.region())
-            && region.load(Word::State(slot)) == seat.state
-            && ledger::release(region, slot, bytes).is_err()
-        {
-            region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
+        if bytes > 0 {
+            self.release_held(&mut seat, bytes);
         }
         bytes
+    }
+
+    /// Releases so many bytes, no more than are held.
+    fn release_held(&self, seat: &mut Seat, bytes: u64) {
+        let before = seat.held;
+        seat.held -= bytes;
+        seat.looked_at = seat.looked_at.min(seat.held);
+        let (Some(slot), Some(region)) = (seat.slot, self.region()) else { return };
+        // First: others must never see a floor above what is charged.
+        if seat.floor.as_ref().is_some_and(|floor| floor.bytes() > seat.held) {
+            let path = *self.region_path.lock();
+            let lower = seat.held.saturating_sub(floor::part(self.file_limit.load(Relaxed)) / 2);
+            seat.floor = if lower >> 20 == 0 { None } else { Floor::take(&path, slot, lower).ok() };
+        }
+        if region.load(Word::State(slot)) != seat.state {
+            return;
+        }
+        let released = match ledger::release(region, slot, before, bytes) {
+            Err(LedgerError::Corrupt) if compare(region, slot, before) => {
+                ledger::release(region, slot, before, bytes)
+            }
+            released => released,
+        };
+        if released == Err(LedgerError::Corrupt) {
+            region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
+        }
     }
 
     /// Publishes how much of this process's charge is no allocation.
@@ -455,9 +565,9 @@ impl Share {
         self.seat.lock().held
     }
 
-    /// Bytes charged by all processes of the claim.
+    /// Bytes charged by all processes of the claim, no less than what this one knows of.
     pub(crate) fn total(&self) -> u64 {
-        self.region().map_or(0, ledger::total)
+        self.region().map_or(0, ledger::total).max(self.held())
     }
 
     /// Whether a process of the claim has this pid in our pid namespace.
@@ -482,14 +592,34 @@ impl Share {
         self.seated.store(0, Relaxed);
         self.counted.store(0, Relaxed);
         self.shared.iter().for_each(|bytes| bytes.store(0, Relaxed));
-        *self.seat.lock() = Seat { slot: None, state: 0, held: 0 };
+        let before = core::mem::replace(&mut *self.seat.lock(), Seat::new());
+        if let Some(floor) = before.floor {
+            floor.forget();
+        }
         self.region.store(null_mut(), Release);
     }
+}
+
+/// Whether a process that comes to hold so much has grown by so much since floors were looked at that they are to be
+/// looked at again.
+const fn has_grown(held: u64, looked_at: u64, limit: u64) -> bool {
+    held > looked_at && held - looked_at >= floor::part(limit)
+}
+
+/// Compares the total with its parts, and the slot with what its owner knows. Where they were less, which is noted, they
+/// are as much now, and `true` is returned.
+fn compare(region: &Region, slot: usize, held: u64) -> bool {
+    let mended = ledger::mend(region, slot, held) == Ok(true);
+    if mended {
+        region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
+    }
+    mended
 }
 
 fn refuse(region: &Region, error: LedgerError) -> Refusal {
     match error {
         LedgerError::Refused(_) => Refusal::Quota,
+        LedgerError::Busy => Refusal::Broken,
         LedgerError::Corrupt => {
             region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
             Refusal::Broken

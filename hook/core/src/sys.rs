@@ -45,6 +45,8 @@ pub(crate) type Errno = i32;
 
 /// `ENOENT`
 pub(crate) const ENOENT: Errno = 2;
+/// `EAGAIN`: somebody else has a lock.
+pub(crate) const EAGAIN: Errno = 11;
 /// `EINTR`
 const EINTR: Errno = 4;
 
@@ -175,6 +177,29 @@ impl File {
         let arguments = [self.0 as usize, F_OFD_GETLK, core::ptr::from_mut(&mut lock) as usize, 0, 0, 0];
         // SAFETY: the record outlives the call, which writes to it.
         unsafe { call(number::FCNTL, arguments) }.is_err() || lock.kind != F_UNLCK
+    }
+
+    /// Start and length of a lock that another open file holds somewhere in a range of bytes, if there is one. A length
+    /// of 0 reaches to the end of all files.
+    pub(crate) fn lock_in(&self, start: u64, length: u64) -> Result<Option<(u64, u64)>, Errno> {
+        const F_OFD_GETLK: usize = 36;
+        const F_WRLCK: i16 = 1;
+        const F_UNLCK: i16 = 2;
+        let mut lock = Flock { kind: F_WRLCK, whence: 0, start: start as i64, length: length as i64, pid: 0 };
+        let arguments = [self.0 as usize, F_OFD_GETLK, core::ptr::from_mut(&mut lock) as usize, 0, 0, 0];
+        // SAFETY: the record outlives the call, which writes to it.
+        unsafe { call(number::FCNTL, arguments) }?;
+        Ok((lock.kind != F_UNLCK).then_some((lock.start as u64, lock.length as u64)))
+    }
+
+    /// Takes a lock on a range of bytes that others may take as well, for as long as the open file lives.
+    pub(crate) fn share_lock(&self, start: u64, length: u64) -> Result<(), Errno> {
+        const F_OFD_SETLK: usize = 37;
+        const F_RDLCK: i16 = 0;
+        let lock = Flock { kind: F_RDLCK, whence: 0, start: start as i64, length: length as i64, pid: 0 };
+        let arguments = [self.0 as usize, F_OFD_SETLK, core::ptr::from_ref(&lock) as usize, 0, 0, 0];
+        // SAFETY: the record outlives the call.
+        unsafe { call(number::FCNTL, arguments) }.map(drop)
     }
 
     /// Maps the file's first `size` bytes, shared.

@@ -34,6 +34,10 @@ pub const MOST_AHEAD_NS: u64 = 60_000_000;
 /// those whose time it is.
 pub const LONGEST_LOAN_NS: u64 = 400_000_000;
 
+/// How often a word is tried to be changed that others change at the same time. Who writes it all the while, which only
+/// somebody can that means harm, has the launch come again, or the correction lost.
+pub(crate) const TRIES: usize = 1000;
+
 /// Measurements that the log holds.
 pub const LOG_LENGTH: usize = 1024;
 
@@ -295,7 +299,7 @@ pub fn borrow(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admi
         return Admission::Wait(u64::MAX);
     }
     let mut found = compute.borrowed_until_ns.load(Acquire);
-    loop {
+    for _ in 0..TRIES {
         let latest = now_ns.saturating_add(price(LONGEST_BORROWED_NS, percent));
         if found > now_ns {
             return Admission::Wait(found.min(latest));
@@ -310,6 +314,7 @@ pub fn borrow(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admi
             Err(other) => found = other,
         }
     }
+    Admission::Wait(now_ns.saturating_add(STEP_NS))
 }
 
 /// Charges what borrowing launches took beyond their estimate, or refunds what they did not take.
@@ -319,7 +324,14 @@ pub fn correct_borrowed(compute: &Compute, now_ns: u64, delta_ns: i64, percent: 
     let change = |found: u64| {
         if delta_ns > 0 { found.max(now_ns).saturating_add(amount) } else { found.saturating_sub(amount) }
     };
-    let _ = compute.borrowed_until_ns.fetch_update(AcqRel, Acquire, |found| Some(change(found)));
+    let until = &compute.borrowed_until_ns;
+    let mut found = until.load(Acquire);
+    for _ in 0..TRIES {
+        match until.compare_exchange_weak(found, change(found), AcqRel, Acquire) {
+            Ok(_) => break,
+            Err(other) => found = other,
+        }
+    }
     compute.charged_ns.fetch_add(delta_ns as u64, Relaxed);
     compute.borrowed_ns.fetch_add(delta_ns as u64, Relaxed);
 }
@@ -377,7 +389,7 @@ fn admit_with(
     lease: impl Fn(u64) -> u64,
 ) -> Result<u64, u64> {
     let mut found = compute.paid_until_ns.load(Acquire);
-    loop {
+    for _ in 0..TRIES {
         if found > now_ns {
             return Err(found.min(now_ns.saturating_add(LONGEST_DEBT_NS)));
         }
@@ -394,6 +406,7 @@ fn admit_with(
             Err(other) => found = other,
         }
     }
+    Err(now_ns.saturating_add(STEP_NS))
 }
 
 /// Charges what launches took beyond their estimate, or refunds what they did not take.
@@ -403,7 +416,7 @@ pub fn correct(compute: &Compute, now_ns: u64, delta_ns: i64, percent: u8) {
     }
     let amount = delta_ns.unsigned_abs();
     let mut found = compute.paid_until_ns.load(Acquire);
-    loop {
+    for _ in 0..TRIES {
         let next = if delta_ns > 0 {
             charged(found, now_ns, amount, percent)
         } else {

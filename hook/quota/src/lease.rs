@@ -9,6 +9,7 @@
 //! All leases of a share together are at most [`ALL_NS`]: each process holds no more than [`allowance_ns`] of their
 //! number. Who joins makes the others' allowance less, and takes from their cells what is beyond it.
 
+use crate::gate::TRIES;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicI64, AtomicU64};
 
@@ -122,7 +123,7 @@ impl Purse {
     pub fn spend(&self, cell: usize, cost_ns: u64) -> Option<bool> {
         let left = self.cell(cell)?;
         let mut found = left.load(Relaxed);
-        loop {
+        for _ in 0..TRIES {
             if found >> 1 < i64::try_from(cost_ns).ok()? {
                 return None;
             }
@@ -131,13 +132,14 @@ impl Purse {
                 Err(other) => found = other,
             }
         }
+        None
     }
 
     /// Puts a lease into a cell; what of the other kind was in it is the caller's to give back.
     pub fn put(&self, cell: usize, lease: Lease) -> Lease {
         let Some(left) = self.cell(cell) else { return lease };
         let mut found = left.load(Relaxed);
-        loop {
+        for _ in 0..TRIES {
             let was = Lease::of(found);
             let is_same = was.is_borrowed == lease.is_borrowed;
             let ns = if is_same { was.ns.saturating_add(lease.ns) } else { lease.ns };
@@ -146,6 +148,7 @@ impl Purse {
                 Err(other) => found = other,
             }
         }
+        lease
     }
 
     /// Nanoseconds in all cells.
@@ -161,16 +164,23 @@ impl Purse {
             if beyond == 0 {
                 break;
             }
-            let mut part = Lease::default();
-            let change = |found: i64| {
+            let mut found = cell.left.load(SeqCst);
+            for _ in 0..TRIES {
                 let was = Lease::of(found);
-                part = Lease { ns: was.ns.min(beyond), ..was };
-                (part.ns > 0).then(|| Lease { ns: was.ns - part.ns, ..was }.word())
-            };
-            if cell.left.fetch_update(SeqCst, SeqCst, change).is_ok() {
-                beyond -= part.ns;
-                let [own, borrowed] = &mut taken;
-                (if part.is_borrowed { borrowed } else { own }).ns += part.ns;
+                let part = Lease { ns: was.ns.min(beyond), ..was };
+                if part.ns == 0 {
+                    break;
+                }
+                let rest = Lease { ns: was.ns - part.ns, ..was }.word();
+                match cell.left.compare_exchange_weak(found, rest, SeqCst, SeqCst) {
+                    Ok(_) => {
+                        beyond -= part.ns;
+                        let [own, borrowed] = &mut taken;
+                        (if part.is_borrowed { borrowed } else { own }).ns += part.ns;
+                        break;
+                    }
+                    Err(other) => found = other,
+                }
             }
         }
         taken

@@ -14,6 +14,11 @@
 //! - a stamp never repeats, so a compare and swap that is late by any time fails;
 //! - an operation costs its owner one locked instruction.
 //!
+//! A tenant can write the region, so none of this is believed against what a process knows itself: callers hand in what
+//! they have charged by their own count (`held`). A slot that shows less than its owner knows, or a total below one of
+//! its parts, is damage: nothing is charged on it until [`mend`] has put the larger figures back. And every call ends: it
+//! looks again [`TRIES`] times at the most where others change what it reads.
+//!
 //! The functions take [`Cells`], so that tests can stop, kill and interleave at every access.
 
 use crate::region::{Pair, Region, SLOT_COUNT, SlotState, generation};
@@ -23,6 +28,21 @@ const SEQ_BITS: u32 = 48;
 const SEQ_MASK: u64 = (1 << SEQ_BITS) - 1;
 /// No slot has made so many operations: a million a second would take nine years.
 const SEQ_MOST: u64 = SEQ_MASK - 16;
+
+/// How often one call looks again because others have changed what it was reading. Each time one of them has got on, so
+/// a thousand processes that only charge and release do not bring it about; who scribbles into the region all the while
+/// does, within milliseconds.
+pub const TRIES: u32 = 20_000;
+
+/// The right to look again so many times.
+struct Tries(u32);
+
+impl Tries {
+    fn again(&mut self) -> Result<()> {
+        self.0 = self.0.checked_sub(1).ok_or(LedgerError::Busy)?;
+        Ok(())
+    }
+}
 
 /// A word of the region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +93,8 @@ pub enum LedgerError {
     Refused(u64),
     /// A value in the region cannot be. Nothing is charged on top of it.
     Corrupt,
+    /// What had to be read changed [`TRIES`] times meanwhile.
+    Busy,
 }
 
 type Result<T> = core::result::Result<T, LedgerError>;
@@ -81,18 +103,19 @@ fn op_word(slot: usize, seq: u64) -> u64 {
     (slot as u64) << SEQ_BITS | seq & SEQ_MASK
 }
 
-fn read_pair(cells: &impl Cells, value: Word, stamp: Word) -> (u64, u64) {
+fn read_pair(cells: &impl Cells, value: Word, stamp: Word, tries: &mut Tries) -> Result<(u64, u64)> {
     loop {
         let before = cells.load(stamp);
         let found = cells.load(value);
         if cells.load(stamp) == before {
-            return (found, before);
+            return Ok((found, before));
         }
+        tries.again()?;
     }
 }
 
-fn read_total(cells: &impl Cells) -> (u64, u64) {
-    read_pair(cells, Word::Total, Word::Op)
+fn read_total(cells: &impl Cells, tries: &mut Tries) -> Result<(u64, u64)> {
+    read_pair(cells, Word::Total, Word::Op, tries)
 }
 
 fn parity(seq: u64) -> usize {
@@ -100,12 +123,13 @@ fn parity(seq: u64) -> usize {
 }
 
 /// What a slot is charged, and the number of its last recorded operation.
-fn read_charged(cells: &impl Cells, slot: usize) -> Result<(u64, u64)> {
+fn read_charged(cells: &impl Cells, slot: usize, tries: &mut Tries) -> Result<(u64, u64)> {
     loop {
         let recorded = cells.load(Word::Recorded(slot));
-        let (bytes, seq) =
-            read_pair(cells, Word::Entry(slot, parity(recorded)), Word::EntrySeq(slot, parity(recorded)));
+        let which = parity(recorded);
+        let (bytes, seq) = read_pair(cells, Word::Entry(slot, which), Word::EntrySeq(slot, which), tries)?;
         if cells.load(Word::Recorded(slot)) != recorded {
+            tries.again()?;
             continue;
         }
         let is_sound = seq == recorded && recorded <= SEQ_MOST;
@@ -114,7 +138,7 @@ fn read_charged(cells: &impl Cells, slot: usize) -> Result<(u64, u64)> {
 }
 
 /// Records operation `seq` of `slot`, which the header names or named, if that is not done yet.
-fn record(cells: &impl Cells, slot: usize, seq: u64) -> Result<()> {
+fn record(cells: &impl Cells, slot: usize, seq: u64, tries: &mut Tries) -> Result<()> {
     loop {
         let recorded = cells.load(Word::Recorded(slot));
         if recorded >= seq {
@@ -123,28 +147,43 @@ fn record(cells: &impl Cells, slot: usize, seq: u64) -> Result<()> {
         if cells.load(Word::EntrySeq(slot, parity(seq))) < seq {
             return Err(LedgerError::Corrupt);
         }
-        cells.swap(Word::Recorded(slot), recorded, seq);
+        if !cells.swap(Word::Recorded(slot), recorded, seq) {
+            tries.again()?;
+        }
     }
 }
 
 /// Records the operation that the header names, and returns the header's pair.
-fn settle(cells: &impl Cells) -> Result<(u64, u64)> {
-    let found = read_total(cells);
+fn settle(cells: &impl Cells, tries: &mut Tries) -> Result<(u64, u64)> {
+    let found = read_total(cells, tries)?;
     let slot = (found.1 >> SEQ_BITS) as usize;
     if slot >= cells.slots() {
         return Err(LedgerError::Corrupt);
     }
-    record(cells, slot, found.1 & SEQ_MASK)?;
+    record(cells, slot, found.1 & SEQ_MASK, tries)?;
     Ok(found)
+}
+
+/// The header, settled, and what the slot is charged, neither of which is less than its parts.
+fn read_sound(
+    cells: &impl Cells,
+    slot: usize,
+    held: u64,
+    tries: &mut Tries,
+) -> Result<((u64, u64), (u64, u64))> {
+    let found = settle(cells, tries)?;
+    // Settled: nothing of this slot is under way, and only its owner starts anything.
+    let charged = read_charged(cells, slot, tries)?;
+    let is_sound = held <= charged.0 && charged.0 <= found.0;
+    if is_sound { Ok((found, charged)) } else { Err(LedgerError::Corrupt) }
 }
 
 /// Changes what `slot` is charged by `delta` (two's complement) and returns the new total. With a limit, a
 /// growth that would exceed it is refused. The caller owns the slot, and makes one operation at a time.
-fn change(cells: &impl Cells, slot: usize, delta: u64, limit: Option<u64>) -> Result<u64> {
-    let found = settle(cells)?;
-    // Settled: nothing of this slot is under way, and only its owner starts anything.
-    let charged = read_charged(cells, slot)?;
-    change_from(cells, slot, found, charged, delta, limit)
+fn change(cells: &impl Cells, slot: usize, held: u64, delta: u64, limit: Option<u64>) -> Result<u64> {
+    let mut tries = Tries(TRIES);
+    let (found, charged) = read_sound(cells, slot, held, &mut tries)?;
+    change_from(cells, slot, found, charged, delta, limit, &mut tries)
 }
 
 /// The same, of a header that was found settled, and what the slot was charged then.
@@ -155,12 +194,12 @@ fn change_from(
     (charged, recorded): (u64, u64),
     delta: u64,
     limit: Option<u64>,
+    tries: &mut Tries,
 ) -> Result<u64> {
     let seq = recorded + 1;
     let shrinks = (delta as i64) < 0;
     let after = if shrinks { charged.checked_sub(delta.wrapping_neg()) } else { charged.checked_add(delta) };
-    cells.store(Word::Entry(slot, parity(seq)), after.ok_or(LedgerError::Corrupt)?);
-    cells.store(Word::EntrySeq(slot, parity(seq)), seq);
+    announce(cells, slot, seq, after.ok_or(LedgerError::Corrupt)?);
     loop {
         let total = if shrinks {
             found.0.checked_sub(delta.wrapping_neg()).ok_or(LedgerError::Corrupt)?
@@ -175,45 +214,57 @@ fn change_from(
             cells.store(Word::Recorded(slot), seq);
             return Ok(total);
         }
-        found = settle(cells)?;
+        tries.again()?;
+        found = settle(cells, tries)?;
+        if found.0 < charged {
+            return Err(LedgerError::Corrupt);
+        }
     }
 }
 
-/// Charges `bytes` to `slot` if the total stays within `limit`. Returns the new total.
-pub fn charge(cells: &impl Cells, slot: usize, bytes: u64, limit: u64) -> Result<u64> {
+/// Writes into the slot's spare entry what it will be charged after operation `seq`.
+fn announce(cells: &impl Cells, slot: usize, seq: u64, after: u64) {
+    cells.store(Word::Entry(slot, parity(seq)), after);
+    cells.store(Word::EntrySeq(slot, parity(seq)), seq);
+}
+
+/// Charges `bytes` to `slot`, to which the caller has charged `held` so far, if the total stays within `limit`. Returns
+/// the new total.
+pub fn charge(cells: &impl Cells, slot: usize, held: u64, bytes: u64, limit: u64) -> Result<u64> {
     if bytes > i64::MAX as u64 {
         return Err(LedgerError::Refused(cells.load(Word::Total)));
     }
-    change(cells, slot, bytes, Some(limit))
+    change(cells, slot, held, bytes, Some(limit))
 }
 
 /// Charges `bytes` to `slot` whatever the limit says: for memory that exists already.
-pub fn charge_forced(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
+pub fn charge_forced(cells: &impl Cells, slot: usize, held: u64, bytes: u64) -> Result<u64> {
     if bytes > i64::MAX as u64 {
         return Err(LedgerError::Corrupt);
     }
-    change(cells, slot, bytes, None)
+    change(cells, slot, held, bytes, None)
 }
 
 /// Charges as much of `bytes` to `slot` as the limit leaves room for; returns how much that was.
-pub fn charge_up_to(cells: &impl Cells, slot: usize, bytes: u64, limit: u64) -> Result<u64> {
+pub fn charge_up_to(cells: &impl Cells, slot: usize, held: u64, bytes: u64, limit: u64) -> Result<u64> {
+    let mut tries = Tries(TRIES);
     loop {
         let wanted = bytes.min(limit.saturating_sub(cells.load(Word::Total)));
         if wanted == 0 {
             return Ok(0);
         }
-        match charge(cells, slot, wanted, limit) {
+        match charge(cells, slot, held, wanted, limit) {
             Ok(_) => return Ok(wanted),
-            Err(LedgerError::Refused(_)) => {}
+            Err(LedgerError::Refused(_)) => tries.again()?,
             Err(error) => return Err(error),
         }
     }
 }
 
 /// Releases `bytes` of what `slot` is charged, at most all of it. Returns the new total.
-pub fn release(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
-    let found = settle(cells)?;
-    let charged = read_charged(cells, slot)?;
+pub fn release(cells: &impl Cells, slot: usize, held: u64, bytes: u64) -> Result<u64> {
+    let mut tries = Tries(TRIES);
+    let (found, charged) = read_sound(cells, slot, held, &mut tries)?;
     let bytes = bytes.min(charged.0);
     if bytes == 0 {
         return Ok(found.0);
@@ -221,12 +272,54 @@ pub fn release(cells: &impl Cells, slot: usize, bytes: u64) -> Result<u64> {
     if bytes > i64::MAX as u64 {
         return Err(LedgerError::Corrupt);
     }
-    change_from(cells, slot, found, charged, bytes.wrapping_neg(), None)
+    change_from(cells, slot, found, charged, bytes.wrapping_neg(), None, &mut tries)
+}
+
+/// Compares the slot with what its owner holds, and the total with the sum of the slots; where either is less, it
+/// becomes as much. Returns whether that was so: somebody has written into the region. A total above the sum stays, as
+/// what is missing may be another slot's.
+///
+/// In a sound region the sum is the total: it is taken while the header stays as it was found, settled.
+pub fn mend(cells: &impl Cells, slot: usize, held: u64) -> Result<bool> {
+    let mut tries = Tries(TRIES);
+    loop {
+        let found = settle(cells, &mut tries)?;
+        let charged = read_charged(cells, slot, &mut tries)?;
+        let own = charged.0.max(held);
+        let mut sum = own;
+        for other in (0..cells.slots()).filter(|other| *other != slot) {
+            sum = sum.saturating_add(shown(cells, other, &mut tries)?);
+        }
+        let total = found.0.max(sum);
+        if (total, own) == (found.0, charged.0) {
+            return Ok(false);
+        }
+        if read_total(cells, &mut tries)? == found {
+            let seq = charged.1 + 1;
+            announce(cells, slot, seq, own);
+            if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, seq))) {
+                cells.store(Word::Recorded(slot), seq);
+                return Ok(true);
+            }
+        }
+        tries.again()?;
+    }
+}
+
+/// What a slot shows that it is charged; the larger entry where it cannot be told.
+fn shown(cells: &impl Cells, slot: usize, tries: &mut Tries) -> Result<u64> {
+    match read_charged(cells, slot, tries) {
+        Ok((bytes, _)) => Ok(bytes),
+        Err(LedgerError::Corrupt) => {
+            Ok(cells.load(Word::Entry(slot, 0)).max(cells.load(Word::Entry(slot, 1))))
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// Bytes charged to a slot, as far as is recorded; 0 if the region is corrupt.
 pub fn charged(cells: &impl Cells, slot: usize) -> u64 {
-    read_charged(cells, slot).map_or(0, |charged| charged.0)
+    read_charged(cells, slot, &mut Tries(TRIES)).map_or(0, |charged| charged.0)
 }
 
 /// Bytes charged by all slots.
@@ -286,13 +379,14 @@ pub fn reap_seen(cells: &impl Cells, slot: usize, state: u64, keep: u64) -> Resu
     if SlotState::of(state) != Some(SlotState::Dead) {
         return Ok(0);
     }
-    let mut taken = 0;
+    let (mut taken, mut tries) = (0, Tries(TRIES));
     loop {
-        let found = settle(cells)?;
-        let charged = read_charged(cells, slot)?;
+        let found = settle(cells, &mut tries)?;
+        let charged = read_charged(cells, slot, &mut tries)?;
         // Far enough from what the dead may have prepared, and in the other entry than what it is charged.
         let seq = charged.1 + 3;
-        let spare = read_pair(cells, Word::Entry(slot, parity(seq)), Word::EntrySeq(slot, parity(seq)));
+        let which = parity(seq);
+        let spare = read_pair(cells, Word::Entry(slot, which), Word::EntrySeq(slot, which), &mut tries)?;
         if cells.load(Word::State(slot)) != state {
             return Ok(taken);
         }
@@ -303,16 +397,18 @@ pub fn reap_seen(cells: &impl Cells, slot: usize, state: u64, keep: u64) -> Resu
             return Ok(taken);
         }
         if spare.1 < seq {
-            cells.swap_pair(PairOf::Entry(slot, parity(seq)), spare, (keep, seq));
+            cells.swap_pair(PairOf::Entry(slot, which), spare, (keep, seq));
+            tries.again()?;
             continue;
         }
         // Another one may have had another opinion of what to keep: this operation is the one announced.
         let part = charged.0.checked_sub(spare.0).ok_or(LedgerError::Corrupt)?;
         let total = found.0.checked_sub(part).ok_or(LedgerError::Corrupt)?;
         if cells.swap_pair(PairOf::Total, found, (total, op_word(slot, seq))) {
-            taken += part;
-            record(cells, slot, seq)?;
+            taken = taken.saturating_add(part);
+            record(cells, slot, seq, &mut tries)?;
         }
+        tries.again()?;
     }
 }
 
@@ -492,15 +588,15 @@ mod tests {
     fn charges_are_exact_to_the_byte() {
         let region = Memory::new();
         attach(&*region, 3).unwrap();
-        assert_eq!(charge(&*region, 3, 1000, 1000), Ok(1000));
-        assert_eq!(charge(&*region, 3, 1, 1000), Err(LedgerError::Refused(1000)));
-        assert_eq!(release(&*region, 3, 1), Ok(999));
-        assert_eq!(charge(&*region, 3, 2, 1000), Err(LedgerError::Refused(999)));
-        assert_eq!(charge(&*region, 3, 1, 1000), Ok(1000));
-        assert_eq!(charge_forced(&*region, 3, 5), Ok(1005));
-        assert_eq!(charge(&*region, 3, 1, u64::MAX), Ok(1006));
-        assert_eq!(charge(&*region, 3, u64::MAX, u64::MAX), Err(LedgerError::Refused(1006)));
-        assert_eq!(release(&*region, 3, u64::MAX), Ok(0));
+        assert_eq!(charge(&*region, 3, 0, 1000, 1000), Ok(1000));
+        assert_eq!(charge(&*region, 3, 0, 1, 1000), Err(LedgerError::Refused(1000)));
+        assert_eq!(release(&*region, 3, 0, 1), Ok(999));
+        assert_eq!(charge(&*region, 3, 0, 2, 1000), Err(LedgerError::Refused(999)));
+        assert_eq!(charge(&*region, 3, 0, 1, 1000), Ok(1000));
+        assert_eq!(charge_forced(&*region, 3, 0, 5), Ok(1005));
+        assert_eq!(charge(&*region, 3, 0, 1, u64::MAX), Ok(1006));
+        assert_eq!(charge(&*region, 3, 0, u64::MAX, u64::MAX), Err(LedgerError::Refused(1006)));
+        assert_eq!(release(&*region, 3, 0, u64::MAX), Ok(0));
         assert_eq!(sum(&region), 0);
     }
 
@@ -508,16 +604,16 @@ mod tests {
     fn a_partial_charge_fills_up_to_the_limit() {
         let region = Memory::new();
         attach(&*region, 0).unwrap();
-        assert_eq!(charge_up_to(&*region, 0, 70, 100), Ok(70));
-        assert_eq!(charge_up_to(&*region, 0, 70, 100), Ok(30));
-        assert_eq!(charge_up_to(&*region, 0, 70, 100), Ok(0));
+        assert_eq!(charge_up_to(&*region, 0, 0, 70, 100), Ok(70));
+        assert_eq!(charge_up_to(&*region, 0, 0, 70, 100), Ok(30));
+        assert_eq!(charge_up_to(&*region, 0, 0, 70, 100), Ok(0));
     }
 
     #[test]
     fn a_dead_slot_is_taken_back_once_and_can_be_used_again() {
         let region = Memory::new();
         let first = attach(&*region, 7).unwrap();
-        charge(&*region, 7, 500, 1000).unwrap();
+        charge(&*region, 7, 0, 500, 1000).unwrap();
         assert_eq!(attach(&*region, 7), None);
         assert_eq!(reap(&*region, 7), Ok(0), "a live slot is left alone");
         assert!(mark_dead(&*region, 7, first, 10));
@@ -528,7 +624,7 @@ mod tests {
         assert_eq!(total(&*region), 0);
         let second = attach(&*region, 7).unwrap();
         assert_ne!(first, second);
-        assert_eq!(charge(&*region, 7, 1000, 1000), Ok(1000));
+        assert_eq!(charge(&*region, 7, 0, 1000, 1000), Ok(1000));
     }
 
     #[test]
@@ -541,7 +637,7 @@ mod tests {
         region.store(Word::EntrySeq(1, 1), 1);
         assert!(region.swap_pair(PairOf::Total, (0, 0), (300, op_word(1, 1))));
         assert_eq!(charged(&*region, 1), 0);
-        assert_eq!(charge(&*region, 2, 700, 1000), Ok(1000));
+        assert_eq!(charge(&*region, 2, 0, 700, 1000), Ok(1000));
         assert_eq!(charged(&*region, 1), 300);
         assert_eq!(sum(&region), 1000);
     }
@@ -550,7 +646,7 @@ mod tests {
     fn an_operation_that_was_only_announced_never_happens() {
         let region = Memory::new();
         let state = attach(&*region, 1).unwrap();
-        charge(&*region, 1, 100, 1000).unwrap();
+        charge(&*region, 1, 0, 100, 1000).unwrap();
         region.store(Word::Entry(1, 0), 400);
         region.store(Word::EntrySeq(1, 0), 2);
         mark_dead(&*region, 1, state, 1);
@@ -563,12 +659,37 @@ mod tests {
         let region = Memory::new();
         attach(&*region, 0).unwrap();
         region.store(Word::Op, op_word(2000, 1));
-        assert_eq!(charge(&*region, 0, 1, 100), Err(LedgerError::Corrupt));
+        assert_eq!(charge(&*region, 0, 0, 1, 100), Err(LedgerError::Corrupt));
         region.store(Word::Op, op_word(5, 9));
-        assert_eq!(charge(&*region, 0, 1, 100), Err(LedgerError::Corrupt));
+        assert_eq!(charge(&*region, 0, 0, 1, 100), Err(LedgerError::Corrupt));
         region.store(Word::Op, 0);
         region.store(Word::Total, u64::MAX);
-        assert!(charge(&*region, 0, 1, 100).is_err());
+        assert!(charge(&*region, 0, 0, 1, 100).is_err());
+    }
+
+    #[test]
+    fn a_total_below_its_parts_charges_nothing_until_it_is_as_much_again() {
+        let region = Memory::new();
+        attach(&*region, 1).unwrap();
+        attach(&*region, 2).unwrap();
+        charge(&*region, 1, 0, 700, 1000).unwrap();
+        charge(&*region, 2, 0, 100, 1000).unwrap();
+        assert_eq!(mend(&*region, 2, 100), Ok(false), "it is sound");
+        region.store(Word::Total, 0);
+        assert_eq!(charge(&*region, 2, 100, 1, 1000), Err(LedgerError::Corrupt), "its own part is more");
+        assert_eq!(mend(&*region, 2, 100), Ok(true));
+        assert_eq!((total(&*region), sum(&region)), (800, 800));
+        assert_eq!(charge(&*region, 2, 100, 201, 1000), Err(LedgerError::Refused(800)));
+        // A slot that shows less than its owner knows, and the total with it.
+        region.store(Word::Total, 100);
+        region.store(Word::Entry(1, 1), 0);
+        assert_eq!(release(&*region, 1, 700, 700), Err(LedgerError::Corrupt));
+        assert_eq!(mend(&*region, 1, 700), Ok(true));
+        assert_eq!((total(&*region), sum(&region)), (800, 800));
+        // What is too much stays.
+        region.store(Word::Total, 900);
+        assert_eq!(mend(&*region, 1, 700), Ok(false));
+        assert_eq!(total(&*region), 900);
     }
 
     #[test]
@@ -584,20 +705,20 @@ mod tests {
                     let mut held = 0;
                     for round in 0..ROUNDS {
                         let bytes = 1 + (round * 37 + slot as u64 * 101) % 4000;
-                        match charge(&**region, slot, bytes, limit) {
+                        match charge(&**region, slot, 0, bytes, limit) {
                             Ok(total) => {
                                 assert!(total <= limit);
                                 held += bytes;
                             }
                             Err(LedgerError::Refused(_)) => {
-                                release(&**region, slot, held).unwrap();
+                                release(&**region, slot, 0, held).unwrap();
                                 held = 0;
                             }
-                            Err(LedgerError::Corrupt) => panic!("corrupt"),
+                            Err(error) => panic!("{error:?}"),
                         }
                     }
                     assert_eq!(charged(&**region, slot), held);
-                    release(&**region, slot, held).unwrap();
+                    release(&**region, slot, 0, held).unwrap();
                 });
             }
         });

@@ -122,6 +122,12 @@ enum Step {
     Charge(u64),
     ChargeUpTo(u64),
     Release(u64),
+    /// Compares the total with its parts, which it is.
+    Mend,
+    /// The same, where somebody may have written into the region.
+    Mended,
+    /// Charges, unless the region is found to be damaged.
+    ChargeIfSound(u64),
     /// Takes back what another slot holds, which is dead.
     Reap(usize),
     /// The same but for so many bytes.
@@ -152,18 +158,31 @@ impl Process {
     fn advance(&mut self, memory: &mut Memory) {
         let Some(step) = self.steps.get(self.done).copied() else { return };
         let view = View::new(*memory, std::mem::take(&mut self.log), 1);
-        let slot = self.slot;
+        let (slot, held) = (self.slot, self.held);
         let run = catch_unwind(AssertUnwindSafe(|| match step {
-            Step::Charge(bytes) => match ledger::charge(&view, slot, bytes, LIMIT) {
+            Step::Charge(bytes) => match ledger::charge(&view, slot, held, bytes, LIMIT) {
                 Ok(_) => bytes as i64,
                 Err(LedgerError::Refused(_)) => 0,
-                Err(LedgerError::Corrupt) => panic!("a sound region is taken for corrupt"),
+                Err(error) => panic!("of a sound region: {error:?}"),
             },
-            Step::ChargeUpTo(bytes) => ledger::charge_up_to(&view, slot, bytes, LIMIT).unwrap() as i64,
+            Step::ChargeIfSound(bytes) => match ledger::charge(&view, slot, held, bytes, LIMIT) {
+                Ok(_) => bytes as i64,
+                Err(LedgerError::Corrupt) => 0,
+                Err(error) => panic!("{error:?}"),
+            },
+            Step::Mended => {
+                ledger::mend(&view, slot, held).unwrap();
+                0
+            }
+            Step::ChargeUpTo(bytes) => ledger::charge_up_to(&view, slot, held, bytes, LIMIT).unwrap() as i64,
             Step::Release(bytes) => {
-                ledger::release(&view, slot, bytes).unwrap();
+                ledger::release(&view, slot, held, bytes).unwrap();
                 // At most what is held: an earlier charge may have been refused.
                 -(bytes.min(self.held) as i64)
+            }
+            Step::Mend => {
+                assert_eq!(ledger::mend(&view, slot, held), Ok(false), "a sound region is not mended");
+                0
             }
             Step::Attach => {
                 ledger::attach(&view, slot).expect("the slot is free");
@@ -201,10 +220,12 @@ impl Process {
     /// What its slot may hold: before and after the step under way.
     fn possible(&self) -> Vec<u64> {
         let after = match self.steps.get(self.done) {
-            Some(Step::Charge(bytes)) => vec![self.held + bytes],
+            Some(Step::Charge(bytes) | Step::ChargeIfSound(bytes)) => vec![self.held + bytes],
             Some(Step::ChargeUpTo(bytes)) => (1..=*bytes).map(|part| self.held + part).collect(),
             Some(Step::Release(bytes)) => vec![self.held.saturating_sub(*bytes)],
-            Some(Step::Reap(_) | Step::ReapTo(..) | Step::Attach) | None => vec![],
+            Some(Step::Mend | Step::Mended | Step::Reap(_) | Step::ReapTo(..) | Step::Attach) | None => {
+                vec![]
+            }
         };
         [vec![self.held], after].concat()
     }
@@ -251,7 +272,7 @@ fn check(state: &State) {
     }
     // Whoever changes anything first completes what others left behind; an empty charge does.
     let free = (0..SLOTS).find(|slot| state.processes.iter().all(|p| p.slot != *slot || p.killed)).unwrap();
-    solo(&mut memory, |view| ledger::charge(view, free, 0, u64::MAX)).unwrap();
+    solo(&mut memory, |view| ledger::charge(view, free, 0, 0, u64::MAX)).unwrap();
     let charged: Vec<u64> =
         (0..SLOTS).map(|slot| solo(&mut memory, |view| ledger::charged(view, slot))).collect();
     for process in state.processes.iter().filter(|process| !process.killed) {
@@ -274,6 +295,11 @@ fn digest(value: &impl Hash) -> u64 {
 
 /// Visits every state that can be reached with up to so many kills. Returns how many there are.
 fn explore(start: State, kills: usize) -> usize {
+    explore_with(start, kills, &check)
+}
+
+/// The same, with what is to hold in each of them.
+fn explore_with(start: State, kills: usize, check: &dyn Fn(&State)) -> usize {
     let (mut seen, mut sound) = (HashSet::new(), HashSet::new());
     let mut open = vec![start];
     while let Some(state) = open.pop() {
@@ -343,11 +369,59 @@ fn a_partial_charge_never_exceeds_the_limit() {
     assert!(states > 1_000, "{states} states");
 }
 
+#[test]
+fn who_compares_the_total_with_its_parts_never_takes_a_sound_region_for_damaged() {
+    let two = vec![
+        Process::new(0, &[Step::Charge(60), Step::Mend, Step::Release(60)]),
+        Process::new(1, &[Step::Charge(30), Step::Release(30)]),
+    ];
+    let states = explore(state(two), 1);
+    assert!(states > 2_000, "{states} states");
+    let two =
+        state(vec![Process::new(0, &[Step::Reap(2)]), Process::new(1, &[Step::Mend, Step::Charge(50)])]);
+    let states = explore(with_a_dead_slot(two, true), 1);
+    assert!(states > 1_000, "{states} states");
+}
+
+/// What holds once somebody has compared the total with its parts, in a region into which somebody has written.
+fn check_mended(state: &State) {
+    let mut mended = state.clone();
+    // Whoever lives does so; a free slot's owner where nobody does.
+    for process in mended.processes.iter().filter(|process| !process.killed && process.log.is_empty()) {
+        solo(&mut mended.memory, |view| ledger::mend(view, process.slot, process.held)).unwrap();
+    }
+    solo(&mut mended.memory, |view| ledger::mend(view, SLOTS - 1, 0)).unwrap();
+    // From here on it is as any other. Of who was stopped on the way nobody else knows what was erased.
+    for process in mended.processes.iter_mut().filter(|process| !process.killed && !process.log.is_empty()) {
+        let shown = solo(&mut mended.memory, |view| ledger::charged(view, process.slot));
+        process.held = process.held.min(shown);
+    }
+    check(&mended);
+}
+
+/// A process mends a damaged region while another charges and releases, and either is killed or stopped anywhere.
+#[test]
+fn a_total_that_was_zeroed_is_the_sum_again_whoever_dies_while_it_is_mended() {
+    let mut damaged = state(vec![
+        Process::new(0, &[Step::Mended]),
+        Process::new(1, &[Step::Mended, Step::ChargeIfSound(30)]),
+    ]);
+    solo(&mut damaged.memory, |view| ledger::charge(view, 0, 0, 50, LIMIT)).unwrap();
+    solo(&mut damaged.memory, |view| ledger::charge(view, 1, 0, 10, LIMIT)).unwrap();
+    damaged.processes[0].held = 50;
+    damaged.processes[1].held = 10;
+    damaged.memory[index(Word::Total)] = 0;
+    damaged.memory[index(Word::Entry(0, 0))] = 0;
+    damaged.memory[index(Word::Entry(0, 1))] = 0;
+    let states = explore_with(damaged, 1, &check_mended);
+    assert!(states > 1_000, "{states} states");
+}
+
 /// A dead slot 2 with 30 bytes, whose owner died with an announced charge, or after a charge that its slot
 /// does not show yet.
 fn with_a_dead_slot(mut state: State, happened: bool) -> State {
     let memory = &mut state.memory;
-    solo(memory, |view| ledger::charge(view, 2, 30, LIMIT)).unwrap();
+    solo(memory, |view| ledger::charge(view, 2, 0, 30, LIMIT)).unwrap();
     memory[index(Word::Entry(2, 0))] = 35;
     memory[index(Word::EntrySeq(2, 0))] = 2;
     if happened {

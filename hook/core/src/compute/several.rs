@@ -27,7 +27,7 @@ pub(crate) fn launch_on_many(
     let code = driver();
     if code != 0 {
         for (device, paid) in charges.into_iter().flatten() {
-            pacer::refund(&Here { device, context: 0 }, paid);
+            pacer::refund(&Here::new(device, 0), paid);
         }
     }
     code
@@ -45,7 +45,7 @@ fn charge_part(key: u64, stream: u64) -> Option<(Device, Paid)> {
     }
     let device = device::of_context(context)?;
     limiting(device).next()?;
-    let (here, cell) = (Here { device, context }, Till::cell(sys::thread_pointer()));
+    let (here, cell) = (Here::new(device, context), Till::cell(sys::thread_pointer()));
     let launch = of(device, context, key, stream, true);
     let ticket = captures::relaxed(|| pass(&here, cell, &launch, false))?;
     Some((device, ticket.paid()))

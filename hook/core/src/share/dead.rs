@@ -4,7 +4,7 @@ use super::Share;
 use super::files::pid_namespace;
 use crate::nvml::{self, List};
 use crate::sys::{self, File};
-use aliquot_quota::ledger::{self, Cells, Word};
+use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
 use aliquot_quota::region::{self, LOCK_BASE, Region, SLOT_COUNT, Slot, SlotState};
 use core::ops::Range;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -67,9 +67,10 @@ impl Share {
                     }
                     came_back = true;
                 }
-                Err(_) => {
+                Err(LedgerError::Corrupt) => {
                     region.header.audit.fetch_or(region::audit::CORRUPT, Relaxed);
                 }
+                Err(_) => {}
             }
         }
         (came_back, wait)
@@ -83,7 +84,7 @@ impl Share {
         let (mut dead, mut list, mut wait) = (Dead::seen(region, own), None, None);
         let (now, here) = (sys::now_ms(), pid_namespace());
         for ((slot, owner), mark) in region.slots.iter().enumerate().zip(&mut dead.0) {
-            let age = || now.saturating_sub(ledger::dead_since(region, slot, now));
+            let age = || age_ms(ledger::dead_since(region, slot, now), now);
             if *mark == 0 || age() >= DEATH_MS || Self::is_left(region, slot) {
                 continue;
             }
@@ -101,6 +102,12 @@ impl Share {
         }
         (dead, wait)
     }
+}
+
+/// How long ago somebody was found dead. Processes look at the clock one after the other; what is a second ahead was
+/// written by none of them, and nobody waits for it.
+const fn age_ms(since_ms: u64, now_ms: u64) -> u64 {
+    if since_ms > now_ms.saturating_add(1000) { DEATH_MS } else { now_ms.saturating_sub(since_ms) }
 }
 
 /// The dead as they were looked at. Of each slot: 0 = its owner was not dead then, or else a mark of the state word in

@@ -35,7 +35,7 @@ impl Share {
                 Some((slot, taken?))
             });
         let is_charged = taken.is_some_and(|(slot, state)| {
-            let is_charged = ledger::charge_forced(region, slot, bytes).is_ok();
+            let is_charged = ledger::charge_forced(region, slot, 0, bytes).is_ok();
             if is_charged {
                 give_up();
             }
