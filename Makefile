@@ -43,6 +43,10 @@ variants: build-hook ## All of the limiter's tests under every variant of a devi
 sanitize: ## Miri and sanitizers over the limiter, where a nightly toolchain is; some minutes.
 	@tools/sanitize
 
+.PHONY: fuzz
+fuzz: ## Fuzzers over the readers of what others write; an hour. SECONDS=.
+	@tools/fuzz $(or $(SECONDS),3600)
+
 .PHONY: bench
 bench: build ## Benchmarks, as tables and target/bench/*.json.
 	@tools/bench

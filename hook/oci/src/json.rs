@@ -79,6 +79,10 @@ impl Reader<'_> {
             let key = self.string()?;
             self.expect(b':')?;
             let inside = path.and_then(|path| path.split_first()).filter(|(first, _)| **first == key);
+            if inside.is_some() {
+                // Of a key that is there twice the last one counts.
+                self.found = None;
+            }
             self.value(inside.map(|(_, rest)| rest), depth + 1)?;
             if !self.takes(b',') {
                 return self.expect(b'}');
@@ -105,7 +109,7 @@ impl Reader<'_> {
         let word = self.rest.get(..length).unwrap_or_default();
         self.rest = self.rest.get(length..).unwrap_or_default();
         let text = std::str::from_utf8(word).unwrap_or_default();
-        if matches!(text, "true" | "false" | "null") || text.parse::<f64>().is_ok_and(f64::is_finite) {
+        if matches!(text, "true" | "false" | "null") || is_number(text) {
             Ok(())
         } else {
             Err(JsonError::Malformed)
@@ -163,6 +167,26 @@ impl Reader<'_> {
     }
 }
 
+/// Whether a text is a number as JSON writes them, which is narrower than what Rust reads, and not beyond all numbers.
+fn is_number(text: &str) -> bool {
+    let (number, exponent) = match text.split_once(['e', 'E']) {
+        Some((number, exponent)) => (number, Some(exponent)),
+        None => (text, None),
+    };
+    let (whole, part) = match number.split_once('.') {
+        Some((whole, part)) => (whole, Some(part)),
+        None => (number, None),
+    };
+    let whole = whole.strip_prefix('-').unwrap_or(whole);
+    let exponent = exponent.map(|exponent| exponent.strip_prefix(['+', '-']).unwrap_or(exponent));
+    let are_digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let has_form = are_digits(whole)
+        && (whole == "0" || !whole.starts_with('0'))
+        && part.is_none_or(are_digits)
+        && exponent.is_none_or(are_digits);
+    has_form && text.parse::<f64>().is_ok_and(f64::is_finite)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,6 +200,15 @@ mod tests {
         assert_eq!(string_at(document, &["root", "readonly"]), Ok(None));
         assert_eq!(string_at(document, &["a", "root"]), Ok(None), "arrays are not looked into");
         assert_eq!(string_at("\"x\"", &[]), Ok(Some("x".to_owned())));
+    }
+
+    #[test]
+    fn of_a_key_that_is_there_twice_the_last_one_counts() {
+        let path = |document| string_at(document, &["root", "path"]);
+        assert_eq!(path(r#"{"root":{"path":"a","path":"b"}}"#), Ok(Some("b".to_owned())));
+        assert_eq!(path(r#"{"root":{"path":"a","path":1}}"#), Ok(None));
+        assert_eq!(path(r#"{"root":{"path":"a"},"root":{}}"#), Ok(None));
+        assert_eq!(path(r#"{"root":{"path":"a"},"other":{"path":1}}"#), Ok(Some("a".to_owned())));
     }
 
     #[test]
@@ -194,6 +227,12 @@ mod tests {
             "\"\n\"",
         ] {
             assert_eq!(string_at(text, &["a"]), Err(JsonError::Malformed), "{text}");
+        }
+        for text in ["05", "-", "+1", "1.", ".5", "1e", "1e+", "0x1", "-01", "inf", "NaN", "1_0"] {
+            assert_eq!(string_at(text, &["a"]), Err(JsonError::Malformed), "{text}");
+        }
+        for text in ["0", "-0", "10.50", "1E+5", "2e-999"] {
+            assert_eq!(string_at(text, &["a"]), Ok(None), "{text}");
         }
         let deep = "[".repeat(100_000);
         assert_eq!(string_at(&deep, &["a"]), Err(JsonError::Deep));
