@@ -266,6 +266,12 @@ impl Machine {
         }
     }
 
+    /// Whether the claim's CDI spec is there.
+    pub fn has_spec(&self, record: &Record) -> bool {
+        let name = edits::spec_name(&self.site.driver, &record.claim.uid);
+        self.cdi.list(&name).is_ok_and(|names| names.contains(&name))
+    }
+
     /// Writes the claim's CDI spec from the hardware as it is now.
     ///
     /// # Errors

@@ -38,6 +38,7 @@ pub mod reasons;
 pub mod registration;
 pub mod releases;
 pub mod report;
+pub mod reservation;
 pub mod resourceslice;
 pub mod run;
 pub mod share;

@@ -1,8 +1,10 @@
 //! Prepare and unprepare on this node, safe against a kill at any instruction.
 //!
-//! Every operation takes the node's lock, reads the checkpoint, gathers the hardware's state, decides
-//! ([`crate::plan`]), writes the decision ahead, executes it, and writes that it is done. A record that is
-//! found half done belongs to a dead process: all its inverses are run, which is right from any state.
+//! An operation reserves its claim and the GPUs whose hardware it changes ([`crate::reservation`]) and gathers
+//! the hardware's state. Under the node's lock it reads the checkpoint, decides ([`crate::plan`]) and writes the
+//! decision ahead. Without the lock, for a driver may take long and a child process longer, it executes. Under
+//! the lock again it writes that it is done. A record that is found half done, and whose claim nobody has
+//! reserved, belongs to a dead process: all its inverses are run, which is right from any state.
 //!
 //! | found at start | what happens |
 //! |---|---|
@@ -16,6 +18,7 @@
 //! Everything here blocks; callers are on a blocking thread.
 
 mod error;
+mod facts;
 mod limit;
 mod overview;
 mod recover;
@@ -33,12 +36,14 @@ use crate::ledger::{Ledger, Record, Retention, State};
 use crate::partitioning::{self, Partitioning};
 use crate::plan::{self, Plan, PlanError, Snapshot, Step};
 use crate::releases::{self, Charge};
+use crate::reservation::{self, ReserveError, Reserved};
 use crate::share;
-use crate::store::{Locked, Store, StoreError};
-use aliquot_model::LiveMig;
+use crate::store::{Store, StoreError};
 use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
+use aliquot_model::{GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
 use jiff::Timestamp;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -118,46 +123,66 @@ impl Node {
         if request.devices.is_empty() {
             return Ok(Vec::new());
         }
+        let uid = &request.claim.uid;
+        let _claim = self.reserve_claim(uid)?;
+        let boot_id = self.boot_id()?;
+        let prior = self.record(uid)?;
+        if let Some(record) = &prior {
+            let (same, now_booted) = (same_results(&record.keys(), request), record.boot_id == boot_id);
+            if record.is_parked() {
+                if now_booted && same {
+                    return self.take_up(record.clone(), request, now);
+                }
+            } else {
+                if matches!(record.state, State::Completed | State::Lost) && !same {
+                    let prepared: Vec<&str> = record.devices.iter().map(|d| d.device.as_str()).collect();
+                    return Err(PrepareError::Reallocated {
+                        claim: request.claim.clone(),
+                        prepared: prepared.join(", "),
+                    });
+                }
+                if record.state == State::Completed && now_booted {
+                    return self.prepare_again(record.clone(), false);
+                }
+            }
+        }
+        let (_gpus, facts) = self.reserve_and_read(request, prior.as_ref(), now)?;
+        let facts = match &prior {
+            Some(record) => {
+                self.clear_away(record, &boot_id)?;
+                self.facts(request)?
+            }
+            None => facts,
+        };
+        // Only what is confirmed binds the claim to GPUs, and only while it is not kept without a pod.
+        let prior = prior.filter(|record| {
+            !record.is_parked() && record.confirmed && same_results(&record.keys(), request)
+        });
+        self.prepare_anew(request, &facts, prior, indexed_env, &boot_id, now)
+    }
+
+    /// Decides, writes ahead and executes. The claim and the GPUs are reserved.
+    fn prepare_anew(
+        &self,
+        request: &Request,
+        facts: &Inventory,
+        prior: Option<Record>,
+        indexed_env: bool,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<Vec<Prepared>, PrepareError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        let boot_id = self.boot_id()?;
-        let uid = &request.claim.uid;
-        let mut prior = ledger.claims.get(uid).cloned();
-        if let Some(record) = prior.take_if(|record| record.is_parked()) {
-            if record.boot_id == boot_id && same_results(&record.keys(), request) {
-                return self.take_up(&mut locked, &mut ledger, record, request, now);
-            }
-            // Of another boot or allocation: nothing of it is of use.
-            let mut record = record;
-            self.release(&mut locked, &mut ledger, &mut record, &boot_id).map_err(PrepareError::Parked)?;
-        }
-        if let Some(record) = &prior {
-            let finished = matches!(record.state, State::Completed | State::Lost);
-            if finished && !same_results(&record.keys(), request) {
-                let prepared: Vec<&str> = record.devices.iter().map(|d| d.device.as_str()).collect();
-                return Err(PrepareError::Reallocated {
-                    claim: request.claim.clone(),
-                    prepared: prepared.join(", "),
-                });
-            }
-            if record.state == State::Completed && record.boot_id == boot_id {
-                return self.prepare_again(&mut locked, &mut ledger, record.clone());
-            }
-            self.clear(&mut locked, &mut ledger, record.clone(), &boot_id)?;
-        }
-        // Only what is confirmed binds the claim to GPUs.
-        let prior = prior.filter(|record| record.confirmed && same_results(&record.keys(), request));
-        let inventory = self.machine.gpus.inventory()?;
-        bind(&mut ledger, &inventory, now);
-        let plan = self.decide(&inventory, &ledger, request, prior.as_ref())?;
+        bind(&mut ledger, facts, now);
+        let plan = self.decide(facts, &ledger, request, prior.as_ref())?;
         let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
-            self.report_usage.then(|| Charge::of(&plan.devices, &request.asked, &inventory, since))
+            self.report_usage.then(|| Charge::of(&plan.devices, &request.asked, facts, since))
         });
         let record = Record {
             claim: request.claim.clone(),
             state: State::Started,
-            boot_id: boot_id.clone(),
+            boot_id: boot_id.to_owned(),
             since: now.as_second(),
             devices: plan.devices,
             indexed_env,
@@ -168,7 +193,12 @@ impl Node {
             steps: plan.steps,
             extra: prior.map(|record| record.extra).unwrap_or_default(),
         };
-        self.execute(&mut locked, &mut ledger, record, &boot_id)
+        ledger.claims.insert(record.claim.uid.clone(), record.clone());
+        self.machine.probe.at("before write-ahead");
+        locked.save(&ledger)?;
+        self.machine.probe.at("after write-ahead");
+        drop(locked);
+        self.execute(&ledger, record)
     }
 
     /// The same answer as before for a claim that cannot be looked up now; `None` if there is none.
@@ -176,15 +206,14 @@ impl Node {
     /// # Errors
     /// [`PrepareError`].
     pub fn prepare_known(&self, uid: &str) -> Result<Option<Vec<Prepared>>, PrepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut ledger = locked.load()?.ledger;
+        let _claim = self.reserve_claim(uid)?;
         let boot_id = self.boot_id()?;
-        match ledger.claims.get(uid).cloned() {
+        match self.record(uid)? {
             // For a parked claim the kubelet must ask anew, and the API must say that it is allocated.
             Some(record)
                 if record.state == State::Completed && record.boot_id == boot_id && !record.is_parked() =>
             {
-                self.prepare_again(&mut locked, &mut ledger, record).map(Some)
+                self.prepare_again(record, false).map(Some)
             }
             _ => Ok(None),
         }
@@ -212,6 +241,18 @@ impl Node {
     pub fn record(&self, uid: &str) -> Result<Option<Record>, StoreError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
         Ok(locked.load()?.ledger.claims.remove(uid))
+    }
+
+    fn ledger(&self) -> Result<Ledger, StoreError> {
+        Ok(self.store.lock(self.lock_timeout)?.load()?.ledger)
+    }
+
+    fn reserve_claim(&self, uid: &str) -> Result<Reserved, ReserveError> {
+        reservation::claim(self.store.dir(), uid, self.lock_timeout)
+    }
+
+    fn reserve_gpus(&self, gpus: &BTreeSet<GpuUuid>) -> Result<Reserved, ReserveError> {
+        reservation::gpus(self.store.dir(), gpus, self.lock_timeout)
     }
 
     /// Whether no claim holds anything here.
@@ -242,27 +283,20 @@ impl Node {
         Ok(plan)
     }
 
-    /// Writes ahead, executes, writes that it is done.
-    fn execute(
-        &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
-        mut record: Record,
-        boot_id: &str,
-    ) -> Result<Vec<Prepared>, PrepareError> {
+    /// Executes what was written ahead with `ledger`, and writes that it is done.
+    fn execute(&self, ledger: &Ledger, mut record: Record) -> Result<Vec<Prepared>, PrepareError> {
         let uid = record.claim.uid.clone();
-        ledger.claims.insert(uid.clone(), record.clone());
-        self.machine.probe.at("before write-ahead");
-        locked.save(ledger)?;
-        self.machine.probe.at("after write-ahead");
         for step in record.steps.clone() {
             let Err(source) = self.machine.run(&mut record, &step) else { continue };
             tracing::warn!(claim.uid = %uid, %step, error = %source, "a step failed, undoing");
             let step = step.to_string();
-            return Err(match self.undo_all(&record, ledger, boot_id) {
+            let boot_id = record.boot_id.clone();
+            return Err(match self.undo_all(&record, ledger, &boot_id) {
                 Ok(()) => {
-                    forget_attempt(ledger, record);
-                    locked.save(ledger)?;
+                    let mut locked = self.store.lock(self.lock_timeout)?;
+                    let mut ledger = locked.load()?.ledger;
+                    forget_attempt(&mut ledger, record);
+                    locked.save(&ledger)?;
                     PrepareError::Step { step, source }
                 }
                 Err(undo) => PrepareError::StepAndUndo { step, source, undo: Box::new(undo.1) },
@@ -271,23 +305,25 @@ impl Node {
         record.state = State::Completed;
         record.confirmed = true;
         let prepared = self.answer(&record);
-        ledger.claims.insert(uid, record);
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if ledger.claims.get(&uid).is_none_or(|there| there.state != State::Started) {
+            return Err(PrepareError::Interfered { claim: record.claim });
+        }
+        put(&mut ledger, record);
         self.machine.probe.at("before completion");
-        locked.save(ledger)?;
+        locked.save(&ledger)?;
         self.machine.probe.at("after completion");
-        self.rebalance(ledger)?;
+        self.rebalance(&ledger)?;
         Ok(prepared)
     }
 
     /// The same answer again: whatever is missing (a CDI spec that was wiped, a partition that somebody
-    /// destroyed) is made anew, and nothing that is there is touched, for pods may be running on it.
-    fn prepare_again(
-        &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
-        mut record: Record,
-    ) -> Result<Vec<Prepared>, PrepareError> {
-        let before = ledger.claims.get(&record.claim.uid).cloned();
+    /// destroyed) is made anew, and nothing that is there is touched, for pods may be running on it. The claim
+    /// is reserved. `changed` says that the record is not what the ledger has.
+    fn prepare_again(&self, mut record: Record, changed: bool) -> Result<Vec<Prepared>, PrepareError> {
+        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let before = record.clone();
         for step in record.steps.clone() {
             if self.holds(&record, &step)? {
                 continue;
@@ -296,16 +332,25 @@ impl Node {
             if !matches!(step, Step::WriteSpec | Step::SwitchMig { .. }) {
                 tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
             }
-            self.machine
-                .run(&mut record, &step)
-                .map_err(|source| PrepareError::Step { step: step.to_string(), source })?;
+            match self.machine.run(&mut record, &step) {
+                Ok(()) => {}
+                // What pods may be running with stays as it was written while the GPU answered.
+                Err(StepError::Gpu(error))
+                    if error.is_stuck() && step == Step::WriteSpec && self.machine.has_spec(&record) =>
+                {
+                    tracing::warn!(claim.uid = %record.claim.uid, %error, "the CDI spec stays as it is");
+                }
+                Err(source) => return Err(PrepareError::Step { step: step.to_string(), source }),
+            }
         }
         let prepared = self.answer(&record);
-        if before.as_ref() != Some(&record) {
-            ledger.claims.insert(record.claim.uid.clone(), record);
-            locked.save(ledger)?;
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if changed || before != record {
+            put(&mut ledger, record);
+            locked.save(&ledger)?;
         }
-        self.rebalance(ledger)?;
+        self.rebalance(&ledger)?;
         Ok(prepared)
     }
 
@@ -357,25 +402,30 @@ impl Node {
             .collect()
     }
 
-    /// Undoes what an earlier attempt or boot left of a claim.
-    fn clear(
-        &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
-        mut record: Record,
-        boot_id: &str,
-    ) -> Result<(), PrepareError> {
-        let uid = record.claim.uid.clone();
-        if record.state == State::Completed {
-            // From here on it is not what the kubelet was told any more.
-            record.state = State::Lost;
-            ledger.claims.insert(uid.clone(), record.clone());
-            locked.save(ledger)?;
+    /// Undoes what an earlier attempt, allocation or boot left of a claim. The claim and its GPUs are reserved.
+    fn clear_away(&self, record: &Record, boot_id: &str) -> Result<(), PrepareError> {
+        let mut record = record.clone();
+        if record.is_parked() {
+            // Of another boot or allocation: nothing of it is of use.
+            return self.release(&mut record, boot_id).map_err(PrepareError::Parked);
         }
-        self.undo_all(&record, ledger, boot_id).map_err(|(_, error)| PrepareError::Leftovers(error))?;
+        let ledger = {
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            if record.state == State::Completed {
+                // From here on it is not what the kubelet was told any more.
+                record.state = State::Lost;
+                put(&mut ledger, record.clone());
+                locked.save(&ledger)?;
+            }
+            ledger
+        };
+        self.undo_all(&record, &ledger, boot_id).map_err(|(_, error)| PrepareError::Leftovers(error))?;
         if record.state != State::Lost {
-            forget_attempt(ledger, record);
-            locked.save(ledger)?;
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            forget_attempt(&mut ledger, record);
+            locked.save(&ledger)?;
         }
         Ok(())
     }
@@ -390,32 +440,6 @@ impl Node {
             }
         }
         first.map_or(Ok(()), Err)
-    }
-
-    /// Reads hardware and ledger at one moment, and notes which GPU each minor number means.
-    ///
-    /// # Errors
-    /// If lock or checkpoint cannot be had. GPUs that cannot be read leave the inventory empty.
-    pub fn overview(&self, now: Timestamp) -> Result<(Overview, Option<GpuError>), PrepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut ledger = locked.load()?.ledger;
-        let (inventory, error) = match self.machine.gpus.inventory() {
-            Ok(inventory) => (Some(inventory), None),
-            Err(error) => (None, Some(error)),
-        };
-        if let Some(inventory) = &inventory
-            && bind(&mut ledger, inventory, now)
-        {
-            locked.save(&ledger)?;
-        }
-        let on_demand = self.partitioning.get() == Partitioning::OnDemand;
-        let foreign = inventory
-            .iter()
-            .flat_map(|inventory| &inventory.live)
-            .filter(|mig| on_demand && !ledger.knows(mig))
-            .cloned()
-            .collect();
-        Ok((Overview { ledger, inventory, foreign }, error))
     }
 
     /// Whether a process runs on the hardware of a claim, as far as that can be told: on a shared GPU a
@@ -440,8 +464,9 @@ impl Node {
     /// # Errors
     /// If the lock cannot be had or the GPU refuses.
     pub fn destroy_foreign(&self, mig: &LiveMig) -> Result<bool, PrepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let ledger = locked.load()?.ledger;
+        // Nobody can take the place while the GPU is reserved.
+        let _gpu = self.reserve_gpus(&BTreeSet::from([mig.parent.clone()]))?;
+        let ledger = self.ledger()?;
         if ledger.knows(mig) || self.partitioning.get() != Partitioning::OnDemand {
             return Ok(false);
         }
@@ -452,6 +477,29 @@ impl Node {
         self.machine.gpus.destroy_mig(mig)?;
         Ok(true)
     }
+}
+
+/// GPUs whose hardware a claim's steps and their inverses change.
+fn hardware(record: &Record) -> BTreeSet<GpuUuid> {
+    let gpus = record.steps.iter().filter_map(|step| match step {
+        Step::SwitchMig { gpu, .. } | Step::CreatePartition { gpu, .. } | Step::SetTimeSlice { gpu, .. } => {
+            Some(gpu.clone())
+        }
+        Step::MakeShare { .. } | Step::WriteSpec => None,
+    });
+    gpus.collect()
+}
+
+/// Writes a record, with the limits that the ledger has got meanwhile.
+fn put(ledger: &mut Ledger, mut record: Record) {
+    let there = ledger.claims.get(&record.claim.uid);
+    for device in &mut record.devices {
+        let other = there.and_then(|there| there.devices.iter().find(|o| o.result_id == device.result_id));
+        if let (Some(share), Some(other)) = (&mut device.share, other.and_then(|o| o.share.as_ref())) {
+            share.granted = other.granted;
+        }
+    }
+    ledger.claims.insert(record.claim.uid.clone(), record);
 }
 
 /// After undoing: a claim that the kubelet was told of keeps its place, others are forgotten.

@@ -149,13 +149,17 @@ pub enum Cause {
     Unexpected(String),
     /// A program of the driver failed or is missing.
     Program(String),
+    /// The driver does not answer, to this call or to an earlier one on the same GPU.
+    Stuck(String),
 }
 
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nvml(code) => write!(f, "NVML says {code}"),
-            Self::Library(text) | Self::Unexpected(text) | Self::Program(text) => f.write_str(text),
+            Self::Library(text) | Self::Unexpected(text) | Self::Program(text) | Self::Stuck(text) => {
+                f.write_str(text)
+            }
         }
     }
 }
@@ -276,6 +280,11 @@ impl GpuError {
         matches!(self.code(), Some(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND))
     }
 
+    /// Whether the driver does not answer.
+    pub fn is_stuck(&self) -> bool {
+        matches!(self.cause, Cause::Stuck(_))
+    }
+
     /// Whether the GPU has fallen off the bus.
     pub fn is_lost(&self) -> bool {
         self.code() == Some(NvmlCode::GPU_IS_LOST)
@@ -295,6 +304,9 @@ impl GpuError {
             }
             Cause::Program(_) => return "see that the driver's nvidia-smi is under --driver-root and runs",
             Cause::Unexpected(_) => return "report this with the driver version",
+            Cause::Stuck(_) => {
+                return "nothing on this GPU is changed until the call comes back; see the kernel's log for NVRM and Xid messages, and if it does not come back drain the node and reboot it";
+            }
         };
         match (&self.operation, code) {
             (_, NvmlCode::DRIVER_NOT_LOADED) => "load the nvidia kernel module",

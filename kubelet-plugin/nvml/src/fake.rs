@@ -8,7 +8,7 @@
 
 use crate::{
     Cause, ComputeMode, Destroyed, DriverInfo, EventKind, EventSource, GpuError, GpuEvent, GpuProcess, Gpus,
-    Inventory, MemoryUse, MigMode, ModeChange, NvmlCode, Operation, ProcessTime, TimeSlice, Unreadable,
+    MemoryUse, MigMode, ModeChange, NvmlCode, Operation, ProcessTime, TimeSlice, Unreadable,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, MigCapability, MigUuid, Placement};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -328,33 +328,38 @@ impl Gpus for FakeGpus {
         Ok(self.state().driver.clone())
     }
 
-    fn inventory(&self) -> Result<Inventory, GpuError> {
+    fn count(&self) -> Result<u32, GpuError> {
         let mut state = self.state();
         Self::enter(&mut state, "nvmlDeviceGetCount_v2")
             .map_err(|code| GpuError::of_library(Operation::Read("number of GPUs"), code))?();
-        let mut inventory = Inventory {
-            driver: state.driver.clone(),
-            gpus: Vec::new(),
-            live: Vec::new(),
-            unreadable: Vec::new(),
-        };
-        for index in 0..state.boards.len() {
-            let entered = Self::enter(&mut state, "nvmlDeviceGetHandleByIndex_v2");
-            let Some(board) = state.boards.get(index) else { continue };
-            let lost = if board.lost { Err(NvmlCode::GPU_IS_LOST) } else { Ok(()) };
-            match entered.map(|done| done()).and(lost) {
-                Ok(()) => {
-                    inventory.gpus.push(board.info.clone());
-                    inventory.live.extend(board.instances.iter().cloned());
-                }
-                Err(code) => inventory.unreadable.push(Unreadable {
-                    index: board.info.index,
-                    uuid: None,
-                    error: GpuError::on_index(board.info.index, Operation::Read("handle"), code),
-                }),
-            }
+        Ok(u32::try_from(state.boards.len()).unwrap_or(u32::MAX))
+    }
+
+    fn identify(&self, index: u32) -> Result<GpuUuid, GpuError> {
+        let failed = |code| GpuError::on_index(index, Operation::Read("handle"), code);
+        let state = self.state();
+        let board = state.boards.get(usize::try_from(index).unwrap_or(usize::MAX));
+        match board {
+            None => Err(failed(NvmlCode::INVALID_ARGUMENT)),
+            Some(board) if board.lost => Err(failed(NvmlCode::GPU_IS_LOST)),
+            Some(board) => Ok(board.info.uuid.clone()),
         }
-        Ok(inventory)
+    }
+
+    fn read(&self, index: u32, _: &DriverInfo) -> Result<(GpuInfo, Vec<LiveMig>), Unreadable> {
+        let failed = |code| Unreadable {
+            index,
+            uuid: None,
+            error: GpuError::on_index(index, Operation::Read("handle"), code),
+        };
+        let mut state = self.state();
+        Self::enter(&mut state, "nvmlDeviceGetHandleByIndex_v2").map_err(failed)?();
+        let board = state.boards.get(usize::try_from(index).unwrap_or(usize::MAX));
+        match board {
+            None => Err(failed(NvmlCode::INVALID_ARGUMENT)),
+            Some(board) if board.lost => Err(failed(NvmlCode::GPU_IS_LOST)),
+            Some(board) => Ok((board.info.clone(), board.instances.clone())),
+        }
     }
 
     fn gpu(&self, gpu: &GpuUuid) -> Result<GpuInfo, GpuError> {

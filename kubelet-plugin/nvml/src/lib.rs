@@ -10,11 +10,12 @@
 //! - A create that fails leaves nothing behind, or says in the error what it left.
 //! - GPU-instance ids are handles that are used again: [`Gpus::destroy_mig`] destroys an instance
 //!   only if profile, place and UUID are still those of the instance that is meant.
+//! - A call that the driver does not answer holds up calls on the same GPU only ([`Timed`]).
 //! - Every error names the GPU, what was tried, NVML's code and what to do.
 //!
 //! Nothing here decides anything: no policy, no retries, no state beside the library's own.
 //!
-//! Start reading at [`Gpus`], then `real` and `mig`.
+//! Start reading at [`Gpus`], then `real`, `mig` and `timed`.
 
 mod brand;
 pub mod caps;
@@ -30,6 +31,7 @@ mod observed;
 pub mod pci;
 mod raw;
 mod real;
+mod timed;
 
 pub use error::{Cause, GpuError, GpuErrorDetail, NvmlCode, Operation};
 pub use observed::{
@@ -37,8 +39,10 @@ pub use observed::{
     ModeChange, ProcessKind, ProcessTime, TimeSlice, Unreadable,
 };
 pub use real::{NvmlGpus, Options};
+pub use timed::{Calls, Deadlines, Stuck, Timed};
 
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// The GPUs of a node. Calls block, some of them for seconds (a change of MIG mode, the creation of an
@@ -48,9 +52,28 @@ pub trait Gpus: Send + Sync {
     /// The driver's versions.
     fn driver(&self) -> Result<DriverInfo, GpuError>;
 
+    /// How many GPUs the driver lists. Their indexes are the numbers below.
+    fn count(&self) -> Result<u32, GpuError>;
+
+    /// The identity of the GPU with an index.
+    fn identify(&self, index: u32) -> Result<GpuUuid, GpuError>;
+
+    /// What the GPU with an index is, and the instances that exist on it.
+    fn read(&self, index: u32, driver: &DriverInfo) -> Result<(GpuInfo, Vec<LiveMig>), Unreadable>;
+
     /// Everything that is slow to change: what each GPU is, and the instances that exist on it.
     /// Fails only when the library as a whole does not answer.
-    fn inventory(&self) -> Result<Inventory, GpuError>;
+    fn inventory(&self) -> Result<Inventory, GpuError> {
+        let driver = self.driver()?;
+        let all: Vec<_> = (0..self.count()?).map(|index| self.read(index, &driver)).collect();
+        Ok(Inventory::of(driver, all))
+    }
+
+    /// The same of the GPUs with these minor numbers. Those that cannot be read are listed, as far as they
+    /// may be one of these.
+    fn inventory_of(&self, minors: &BTreeSet<u32>) -> Result<Inventory, GpuError> {
+        Ok(self.inventory()?.only(minors))
+    }
 
     /// The facts of one GPU, read anew.
     fn gpu(&self, gpu: &GpuUuid) -> Result<GpuInfo, GpuError>;

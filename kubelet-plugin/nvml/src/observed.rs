@@ -2,6 +2,7 @@
 
 use crate::GpuError;
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, version};
+use std::collections::BTreeSet;
 
 /// The driver's versions.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +34,34 @@ pub struct Inventory {
 }
 
 impl Inventory {
+    /// From what was read of each GPU.
+    pub(crate) fn of(
+        driver: DriverInfo,
+        all: impl IntoIterator<Item = Result<(GpuInfo, Vec<LiveMig>), Unreadable>>,
+    ) -> Self {
+        let mut inventory = Self { driver, gpus: Vec::new(), live: Vec::new(), unreadable: Vec::new() };
+        for one in all {
+            match one {
+                Ok((info, live)) => {
+                    inventory.gpus.push(info);
+                    inventory.live.extend(live);
+                }
+                Err(gpu) => {
+                    tracing::debug!(index = gpu.index, error = %gpu.error, "GPU is not readable");
+                    inventory.unreadable.push(gpu);
+                }
+            }
+        }
+        inventory
+    }
+
+    /// The GPUs with these minor numbers; those that could not be read stay.
+    pub(crate) fn only(mut self, minors: &BTreeSet<u32>) -> Self {
+        self.gpus.retain(|gpu| minors.contains(&gpu.minor));
+        self.live.retain(|mig| self.gpus.iter().any(|gpu| gpu.uuid == mig.parent));
+        self
+    }
+
     /// The GPU of that identity.
     pub fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuInfo> {
         self.gpus.iter().find(|gpu| &gpu.uuid == uuid)

@@ -3,8 +3,8 @@
 use crate::events::NvmlEvents;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
-    Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuProcess, Gpus, Inventory, MemoryUse,
-    MigMode, ModeChange, NvmlCode, Operation, ProcessKind, ProcessTime, TimeSlice, Unreadable, facts, mig,
+    Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuProcess, Gpus, MemoryUse, MigMode,
+    ModeChange, NvmlCode, Operation, ProcessKind, ProcessTime, TimeSlice, Unreadable, facts, mig,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use nvml_wrapper::bitmasks::InitFlags;
@@ -62,23 +62,6 @@ impl NvmlGpus {
         DeviceHandle::of(&self.nvml, device)
     }
 
-    /// One GPU and its instances, by index. The error comes with the identity, if that was read.
-    fn read(
-        &self,
-        index: u32,
-        driver: &DriverInfo,
-    ) -> Result<(GpuInfo, Vec<LiveMig>), (Option<GpuUuid>, GpuError)> {
-        let on_index =
-            |fact| move |cause: Cause| (None, GpuError::on_index(index, Operation::Read(fact), cause));
-        let device = self.nvml.device_by_index(index).map_err(|error| on_index("handle")(error.into()))?;
-        let gpu = facts::uuid(&device).map_err(on_index("UUID"))?;
-        let all = || {
-            let info = facts::read(&self.nvml, &device, index, &gpu, driver, &self.options.sys_root)?;
-            Ok((info, facts::live(&self.nvml, &device, &gpu)?))
-        };
-        all().map_err(|error| (Some(gpu.clone()), error))
-    }
-
     fn mode(device: &Device<'_>, gpu: &GpuUuid, operation: Operation) -> Result<MigMode, GpuError> {
         let mode =
             facts::mig_mode(device).map_err(|cause| GpuError::on(gpu, Operation::Read("MIG mode"), cause))?;
@@ -100,26 +83,27 @@ impl Gpus for NvmlGpus {
         })
     }
 
-    fn inventory(&self) -> Result<Inventory, GpuError> {
-        let driver = self.driver()?;
-        let count = self
-            .nvml
+    fn count(&self) -> Result<u32, GpuError> {
+        self.nvml
             .device_count()
-            .map_err(|error| GpuError::of_library(Operation::Read("number of GPUs"), error))?;
-        let mut inventory = Inventory { driver, gpus: Vec::new(), live: Vec::new(), unreadable: Vec::new() };
-        for index in 0..count {
-            match self.read(index, &inventory.driver) {
-                Ok((info, live)) => {
-                    inventory.gpus.push(info);
-                    inventory.live.extend(live);
-                }
-                Err((uuid, error)) => {
-                    tracing::debug!(index, %error, "GPU is not readable");
-                    inventory.unreadable.push(Unreadable { index, uuid, error });
-                }
-            }
-        }
-        Ok(inventory)
+            .map_err(|error| GpuError::of_library(Operation::Read("number of GPUs"), error))
+    }
+
+    fn identify(&self, index: u32) -> Result<GpuUuid, GpuError> {
+        let failed = |fact| move |cause: Cause| GpuError::on_index(index, Operation::Read(fact), cause);
+        let device = self.nvml.device_by_index(index).map_err(|error| failed("handle")(error.into()))?;
+        facts::uuid(&device).map_err(failed("UUID"))
+    }
+
+    fn read(&self, index: u32, driver: &DriverInfo) -> Result<(GpuInfo, Vec<LiveMig>), Unreadable> {
+        let gpu = self.identify(index).map_err(|error| Unreadable { index, uuid: None, error })?;
+        let all = || {
+            let failed = |error: NvmlError| GpuError::on(&gpu, Operation::Read("handle"), error);
+            let device = self.nvml.device_by_index(index).map_err(failed)?;
+            let info = facts::read(&self.nvml, &device, index, &gpu, driver, &self.options.sys_root)?;
+            Ok((info, facts::live(&self.nvml, &device, &gpu)?))
+        };
+        all().map_err(|error| Unreadable { index, uuid: Some(gpu.clone()), error })
     }
 
     fn gpu(&self, gpu: &GpuUuid) -> Result<GpuInfo, GpuError> {

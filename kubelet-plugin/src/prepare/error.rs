@@ -3,6 +3,7 @@
 use crate::claim::ClaimRef;
 use crate::execute::StepError;
 use crate::plan::PlanError;
+use crate::reservation::ReserveError;
 use crate::store::StoreError;
 use aliquot_nvml::GpuError;
 use std::io;
@@ -17,6 +18,9 @@ pub enum PrepareError {
     /// Checkpoint or lock.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Another operation has the claim or a GPU.
+    #[error(transparent)]
+    Reserved(#[from] ReserveError),
     /// The GPUs could not be read.
     #[error("cannot read the node's GPUs: {0}")]
     Gpu(#[from] GpuError),
@@ -38,6 +42,14 @@ pub enum PrepareError {
         /// Why undoing failed.
         undo: Box<StepError>,
     },
+    /// What a dead process left half done cannot be undone yet.
+    #[error("cannot {undo}: {error}")]
+    HalfDone {
+        /// What was tried.
+        undo: String,
+        /// Why it failed.
+        error: StepError,
+    },
     /// Leftovers of an earlier attempt cannot be removed.
     #[error("cannot clean up after an earlier attempt: {0}")]
     Leftovers(StepError),
@@ -50,6 +62,22 @@ pub enum PrepareError {
         claim: ClaimRef,
         /// Devices that are prepared.
         prepared: String,
+    },
+    /// Another process changed the claim's record in between.
+    #[error(
+        "the record of claim {claim} was changed by another instance of the node agent while the claim was prepared; the kubelet tries again"
+    )]
+    Interfered {
+        /// The claim.
+        claim: ClaimRef,
+    },
+    /// The GPUs got other numbers again and again.
+    #[error(
+        "the minor numbers of the GPUs of claim {claim} changed while it was prepared; the kubelet tries again"
+    )]
+    Renumbered {
+        /// The claim.
+        claim: ClaimRef,
     },
     /// What the claim kept of an earlier allocation or boot cannot be removed.
     #[error("cannot clean up what the claim kept without a pod: {0}")]
@@ -77,6 +105,9 @@ pub enum UnprepareError {
     /// Checkpoint or lock.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// Another operation has the claim or a GPU.
+    #[error(transparent)]
+    Reserved(#[from] ReserveError),
     /// The boot cannot be told.
     #[error(transparent)]
     Boot(Box<PrepareError>),

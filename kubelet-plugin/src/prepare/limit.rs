@@ -25,9 +25,9 @@ impl Node {
     /// # Errors
     /// If lock, checkpoint, GPUs or a quota file cannot be had; it can be done again.
     pub fn limit(&self, wanted: &[ShareLimit]) -> Result<Limited, PrepareError> {
+        let gpus = if wanted.is_empty() { Vec::new() } else { self.machine.gpus.inventory()?.gpus };
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        let gpus = if wanted.is_empty() { Vec::new() } else { self.machine.gpus.inventory()?.gpus };
         let Verdict { changed, lowered, refused } = limits::apply(&mut ledger, wanted, &gpus);
         if changed {
             self.machine.probe.at("before limits");

@@ -1,9 +1,12 @@
-//! Ledger and hardware at one moment.
+//! Ledger and hardware together.
 
+use super::{Node, PrepareError, bind};
 use crate::ledger::Ledger;
+use crate::partitioning::Partitioning;
 use aliquot_model::layout::Holding;
 use aliquot_model::{GpuUuid, LiveMig};
-use aliquot_nvml::Inventory;
+use aliquot_nvml::{GpuError, Inventory};
+use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the ledger says, for publishing, health and metrics.
@@ -38,5 +41,38 @@ impl Overview {
             }
         }
         held
+    }
+}
+
+impl Node {
+    /// Reads hardware and ledger, and notes which GPU each minor number means.
+    ///
+    /// The hardware is read without the node's lock, so a claim may come or go meanwhile: an instance is
+    /// nobody's only if no claim had it before the look nor has it after.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had. GPUs that cannot be read leave the inventory empty.
+    pub fn overview(&self, now: Timestamp) -> Result<(Overview, Option<GpuError>), PrepareError> {
+        let before = self.ledger()?;
+        let (inventory, error) = match self.machine.gpus.inventory() {
+            Ok(inventory) => (Some(inventory), None),
+            Err(error) => (None, Some(error)),
+        };
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if let Some(inventory) = &inventory
+            && bind(&mut ledger, inventory, now)
+        {
+            locked.save(&ledger)?;
+        }
+        drop(locked);
+        let on_demand = self.partitioning.get() == Partitioning::OnDemand;
+        let foreign = inventory
+            .iter()
+            .flat_map(|inventory| &inventory.live)
+            .filter(|mig| on_demand && !before.knows(mig) && !ledger.knows(mig))
+            .cloned()
+            .collect();
+        Ok((Overview { ledger, inventory, foreign }, error))
     }
 }

@@ -1,6 +1,6 @@
 //! What a dead process left: finished or undone when the next one starts.
 
-use super::{Node, PrepareError, Recovery, forget_attempt};
+use super::{Node, PrepareError, Recovery, forget_attempt, hardware};
 use crate::edits;
 use crate::ledger::{Ledger, Record, State};
 use crate::share;
@@ -29,27 +29,24 @@ impl Node {
             }
             Err(error) => return Err(error.into()),
         };
-        let boot_id = self.boot_id()?;
-        let half_done: Vec<Record> = ledger
-            .claims
-            .values()
-            .filter(|record| matches!(record.state, State::Started | State::Unpreparing))
-            .cloned()
-            .collect();
-        let parked = self.recover_parked(&mut ledger, &boot_id, &mut recovery);
-        for record in half_done {
-            let claim = record.claim.clone();
-            match self.undo_all(&record, &ledger, &boot_id) {
-                Ok(()) => {
-                    forget_attempt(&mut ledger, record);
-                    recovery.undone.push(claim);
-                }
-                Err((undo, error)) => recovery.failed.push((claim, format!("cannot {undo}: {error}"))),
-            }
-        }
-        if parked || !recovery.undone.is_empty() || !recovery.damaged.is_empty() {
+        if !recovery.damaged.is_empty() {
             locked.save(&ledger)?;
         }
+        drop(locked);
+        let boot_id = self.boot_id()?;
+        let unsettled = ledger.claims.values().filter(|record| is_unsettled(record));
+        for record in unsettled.cloned().collect::<Vec<_>>() {
+            let claim = record.claim.clone();
+            match self.settle(&claim.uid, &boot_id) {
+                Ok(true) => recovery.undone.push(claim),
+                Ok(false) => {}
+                // Another instance is at work on it.
+                Err(PrepareError::Reserved(error)) => tracing::info!(%claim, %error, "left alone"),
+                Err(error) => recovery.failed.push((claim, error.to_string())),
+            }
+        }
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        ledger = locked.load()?.ledger;
         if let Err(error) = self.rebalance(&ledger) {
             tracing::warn!(%error, "best-effort shares keep their old cap");
         }
@@ -58,6 +55,29 @@ impl Node {
             self.remove_orphans(&ledger, &mut recovery);
         }
         Ok(recovery)
+    }
+
+    /// Undoes a half-done claim, and brings a parked one into the state that it has between two calls. Returns
+    /// whether the claim was half done.
+    fn settle(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
+        let _claim = self.reserve_claim(uid)?;
+        // It may have been settled by another instance before it could be reserved.
+        let Some(record) = self.record(uid)?.filter(is_unsettled) else { return Ok(false) };
+        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let ledger = self.ledger()?;
+        if record.is_parked() && record.boot_id == boot_id {
+            self.tidy_parked(&record, &ledger, boot_id).map_err(PrepareError::Parked)?;
+            return Ok(false);
+        }
+        // Of a parked one the reboot took the instances.
+        self.undo_all(&record, &ledger, boot_id)
+            .map_err(|(undo, error)| PrepareError::HalfDone { undo, error })?;
+        let half_done = !record.is_parked();
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        forget_attempt(&mut ledger, record);
+        locked.save(&ledger)?;
+        Ok(half_done)
     }
 
     /// Removes CDI specs and share directories that no claim has.
@@ -82,4 +102,9 @@ impl Node {
             }
         }
     }
+}
+
+/// Whether a start has to do something about a record: a dead process may have been at it.
+fn is_unsettled(record: &Record) -> bool {
+    record.is_parked() || matches!(record.state, State::Started | State::Unpreparing)
 }

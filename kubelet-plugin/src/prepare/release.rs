@@ -1,8 +1,7 @@
 //! Giving a claim back: from local state alone, undone step by step.
 
-use super::{Node, UnprepareError};
-use crate::ledger::{Ledger, Record, State};
-use crate::store::Locked;
+use super::{Node, UnprepareError, hardware, put};
+use crate::ledger::{Record, State};
 use jiff::Timestamp;
 
 impl Node {
@@ -20,16 +19,16 @@ impl Node {
     /// # Errors
     /// [`UnprepareError`].
     pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut ledger = locked.load()?.ledger;
-        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
+        let _claim = self.reserve_claim(uid)?;
+        let Some(record) = self.record(uid)? else { return Ok(false) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        let _gpus = self.reserve_gpus(&hardware(&record))?;
         if record.is_parked() {
-            self.tidy_parked(&record, &ledger, &boot_id)?;
+            self.tidy_parked(&record, &self.ledger()?, &boot_id)?;
         } else if self.keeps(&record, &boot_id) {
-            self.park(&mut locked, &mut ledger, record, &boot_id, now)?;
+            self.park(record, &boot_id, now)?;
         } else {
-            self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
+            self.release_at(record, &boot_id, now)?;
         }
         Ok(true)
     }
@@ -39,49 +38,44 @@ impl Node {
     /// # Errors
     /// [`UnprepareError`], as [`Self::unprepare`].
     pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut ledger = locked.load()?.ledger;
-        let Some(record) = ledger.claims.get(uid).cloned() else { return Ok(false) };
+        let _claim = self.reserve_claim(uid)?;
+        let Some(record) = self.record(uid)? else { return Ok(false) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        self.release_at(&mut locked, &mut ledger, record, &boot_id, now)?;
+        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        self.release_at(record, &boot_id, now)?;
         Ok(true)
     }
 
-    pub(super) fn release_at(
-        &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
-        mut record: Record,
-        boot_id: &str,
-        now: Timestamp,
-    ) -> Result<(), UnprepareError> {
+    fn release_at(&self, mut record: Record, boot_id: &str, now: Timestamp) -> Result<(), UnprepareError> {
         // What keeps it from being released now is not the claim's fault: the first time counts.
         record.ended.get_or_insert(now.as_second());
-        self.release(locked, ledger, &mut record, boot_id)
+        self.release(&mut record, boot_id)
     }
 
-    pub(super) fn release(
-        &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
-        record: &mut Record,
-        boot_id: &str,
-    ) -> Result<(), UnprepareError> {
+    /// The claim and its GPUs are reserved.
+    pub(super) fn release(&self, record: &mut Record, boot_id: &str) -> Result<(), UnprepareError> {
         let uid = record.claim.uid.clone();
         record.state = State::Unpreparing;
-        ledger.claims.insert(uid.clone(), record.clone());
-        self.machine.probe.at("before write-ahead");
-        locked.save(ledger)?;
-        self.machine.probe.at("after write-ahead");
-        self.undo_all(record, ledger, boot_id)
+        let ledger = {
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            put(&mut ledger, record.clone());
+            self.machine.probe.at("before write-ahead");
+            locked.save(&ledger)?;
+            self.machine.probe.at("after write-ahead");
+            ledger
+        };
+        self.undo_all(record, &ledger, boot_id)
             .map_err(|(undo, source)| UnprepareError::Undo { undo, source })?;
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
         ledger.claims.remove(&uid);
         ledger.releases.count(record);
         self.machine.probe.at("before completion");
-        locked.save(ledger)?;
+        locked.save(&ledger)?;
         self.machine.probe.at("after completion");
         // The others only get more by it, so a failure is no reason to keep this claim.
-        if let Err(error) = self.rebalance(ledger) {
+        if let Err(error) = self.rebalance(&ledger) {
             tracing::warn!(%error, "best-effort shares keep their old cap");
         }
         Ok(())

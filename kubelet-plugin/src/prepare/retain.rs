@@ -9,12 +9,12 @@
 //! Parking is one write. What is undone after it is undone again at the next start, and the write that
 //! takes a claim up comes after everything is made, so a kill anywhere leaves the claim parked or not.
 
-use super::{Node, PrepareError, Prepared, Recovery, UnprepareError, forget_attempt};
-use crate::claim::{ClaimRef, Request};
+use super::{Node, PrepareError, Prepared, UnprepareError, hardware, put};
+use crate::claim::Request;
 use crate::ledger::{Ledger, Record, Retention};
 use crate::plan::{Step, Undo};
 use crate::releases::Charge;
-use crate::store::{Locked, StoreError};
+use crate::store::StoreError;
 use jiff::Timestamp;
 
 impl Node {
@@ -28,27 +28,32 @@ impl Node {
             && record.has_instances()
     }
 
+    /// The claim and its GPUs are reserved.
     pub(super) fn park(
         &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
         mut record: Record,
         boot_id: &str,
         now: Timestamp,
     ) -> Result<(), UnprepareError> {
         let at_most = i64::try_from(self.hold_at_most.as_secs()).unwrap_or(i64::MAX);
-        // To the controller it is released as any other: what it is kept for is in the API.
-        record.ended.get_or_insert(now.as_second());
-        ledger.releases.count(&record);
-        record.charge = None;
-        record.ended = None;
-        record.retention = Some(Retention::Parked { until: now.as_second().saturating_add(at_most) });
-        ledger.claims.insert(record.claim.uid.clone(), record.clone());
-        self.machine.probe.at("before parking");
-        locked.save(ledger)?;
-        self.machine.probe.at("after parking");
-        self.tidy_parked(&record, ledger, boot_id)?;
-        if let Err(error) = self.rebalance(ledger) {
+        let ledger = {
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            // To the controller it is released as any other: what it is kept for is in the API.
+            record.ended.get_or_insert(now.as_second());
+            ledger.releases.count(&record);
+            record.charge = None;
+            record.ended = None;
+            record.retention = Some(Retention::Parked { until: now.as_second().saturating_add(at_most) });
+            put(&mut ledger, record.clone());
+            self.machine.probe.at("before parking");
+            locked.save(&ledger)?;
+            self.machine.probe.at("after parking");
+            ledger
+        };
+        self.tidy_parked(&record, &ledger, boot_id)?;
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        if let Err(error) = self.rebalance(&locked.load()?.ledger) {
             tracing::warn!(%error, "best-effort shares keep their old cap");
         }
         Ok(())
@@ -72,22 +77,20 @@ impl Node {
         Ok(())
     }
 
-    /// The claim's next pod is here.
+    /// The claim's next pod is here. The claim is reserved.
     pub(super) fn take_up(
         &self,
-        locked: &mut Locked,
-        ledger: &mut Ledger,
         mut record: Record,
         request: &Request,
         now: Timestamp,
     ) -> Result<Vec<Prepared>, PrepareError> {
         record.retention = request.hold.map(|_| Retention::Keep);
         if self.report_usage {
-            let inventory = self.machine.gpus.inventory()?;
+            let facts = self.facts(request)?;
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
-            record.charge = Some(Charge::of(&record.devices, &request.asked, &inventory, since));
+            record.charge = Some(Charge::of(&record.devices, &request.asked, &facts, since));
         }
-        self.prepare_again(locked, ledger, record)
+        self.prepare_again(record, true)
     }
 
     /// Notes what the API says of a claim that is not parked: whether its instances are to stay.
@@ -125,15 +128,13 @@ impl Node {
     /// # Errors
     /// [`UnprepareError`]; it stays in the ledger and can be ended again.
     pub fn release_parked(&self, uid: &str) -> Result<bool, UnprepareError> {
-        let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut ledger = locked.load()?.ledger;
-        let Some(mut record) =
-            ledger.claims.get(uid).filter(|record| record.parked_until().is_some()).cloned()
-        else {
+        let _claim = self.reserve_claim(uid)?;
+        let Some(mut record) = self.record(uid)?.filter(|record| record.parked_until().is_some()) else {
             return Ok(false);
         };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        self.release(&mut locked, &mut ledger, &mut record, &boot_id)?;
+        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        self.release(&mut record, &boot_id)?;
         Ok(true)
     }
 
@@ -162,31 +163,5 @@ impl Node {
                 && record.devices.iter().filter_map(|d| d.name()).any(|name| wanted(name.minor()))
         };
         Ok(ledger.claims.values().filter(beside).cloned().collect())
-    }
-
-    /// Brings parked claims into the state that they have between two calls. Returns whether the ledger
-    /// changed.
-    pub(super) fn recover_parked(&self, ledger: &mut Ledger, boot_id: &str, recovery: &mut Recovery) -> bool {
-        let parked: Vec<Record> =
-            ledger.claims.values().filter(|record| record.is_parked()).cloned().collect();
-        let mut changed = false;
-        for record in parked {
-            let claim: ClaimRef = record.claim.clone();
-            if record.boot_id == boot_id {
-                if let Err(error) = self.tidy_parked(&record, ledger, boot_id) {
-                    recovery.failed.push((claim, error.to_string()));
-                }
-                continue;
-            }
-            // The reboot took its instances.
-            match self.undo_all(&record, ledger, boot_id) {
-                Ok(()) => {
-                    forget_attempt(ledger, record);
-                    changed = true;
-                }
-                Err((undo, error)) => recovery.failed.push((claim, format!("cannot {undo}: {error}"))),
-            }
-        }
-        changed
     }
 }
