@@ -213,6 +213,15 @@ pub struct Args {
     #[arg(long, default_value = "20s", value_parser = parse_duration)]
     pub lock_timeout: Duration,
 
+    /// How long the driver may take to read one GPU. A GPU that takes longer is marked as stuck and left out
+    /// until the driver has answered.
+    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    pub gpu_read_timeout: Duration,
+
+    /// How long the driver may take to change one GPU: MIG mode, instances, time slice.
+    #[arg(long, default_value = "30s", value_parser = parse_duration)]
+    pub gpu_change_timeout: Duration,
+
     /// How often the inventory is read again, beside NVML's events.
     #[arg(long, default_value = "60s", value_parser = parse_duration)]
     pub inventory_interval: Duration,

@@ -3,14 +3,27 @@
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
 
 use crate::claim::ClaimRef;
 
-/// Writes events.
+/// Most notes that are remembered.
+const NOTES: usize = 256;
+
+/// Object, reason and note of an event.
+type Key = (ObjectReference, String, String);
+
+/// Writes events. Equal ones become a series of one event; others, such as two errors of a GPU or the same
+/// error of two, are events of their own.
 #[derive(Clone)]
 pub struct Events {
-    recorder: Recorder,
+    client: kube::Client,
+    reporter: Reporter,
     node: ObjectReference,
+    /// A recorder takes events for equal whose object and reason are, whatever they say, so each note has one.
+    recorders: Arc<Mutex<VecDeque<(Key, Recorder)>>>,
 }
 
 impl Events {
@@ -26,7 +39,23 @@ impl Events {
             uid: Some(node.to_owned()),
             ..ObjectReference::default()
         };
-        Self { recorder: Recorder::new(client, reporter), node }
+        Self { client, reporter, node, recorders: Arc::default() }
+    }
+
+    /// The recorder for what an event says about an object. The oldest note is forgotten first: said again it
+    /// is a new event.
+    fn recorder(&self, event: &Event, about: &ObjectReference) -> Recorder {
+        let key = (about.clone(), event.reason.clone(), event.note.clone().unwrap_or_default());
+        let mut recorders = self.recorders.lock();
+        if let Some((_, known)) = recorders.iter().find(|(other, _)| *other == key) {
+            return known.clone();
+        }
+        if recorders.len() >= NOTES {
+            recorders.pop_front();
+        }
+        let recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+        recorders.push_back((key, recorder.clone()));
+        recorder
     }
 
     /// Something about the node that somebody should look at.
@@ -73,12 +102,13 @@ impl Events {
         note: String,
     ) -> kube::Result<()> {
         tracing::warn!(pod.namespace = namespace, pod.name = name, reason, "{note}");
-        self.recorder.publish(&event(EventType::Warning, reason, note), &pod(namespace, name, uid)).await
+        let (event, about) = (event(EventType::Warning, reason, note), pod(namespace, name, uid));
+        self.recorder(&event, &about).publish(&event, &about).await
     }
 
     fn publish(&self, type_: EventType, reason: &str, note: String, about: ObjectReference) {
         let event = event(type_, reason, note);
-        let recorder = self.recorder.clone();
+        let recorder = self.recorder(&event, &about);
         tokio::spawn(async move {
             if let Err(error) = recorder.publish(&event, &about).await {
                 tracing::debug!(%error, "an event could not be written");

@@ -23,9 +23,12 @@ const REFRESH: Duration = Duration::from_secs(30);
 /// …and counts for so long.
 const TIMEOUT_SECONDS: i64 = 90;
 
-/// The last grave error of each GPU.
+/// The last grave error of each GPU, and the GPUs that do not answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Faults(BTreeMap<GpuUuid, (Timestamp, String)>);
+pub struct Faults {
+    errors: BTreeMap<GpuUuid, (Timestamp, String)>,
+    stuck: BTreeMap<GpuUuid, String>,
+}
 
 impl Faults {
     /// Notes an event if it says something about the GPU's health.
@@ -37,13 +40,21 @@ impl Faults {
             EventKind::EccSingleBit | EventKind::Other(_) => return,
         };
         if let Some(gpu) = &event.gpu {
-            self.0.insert(gpu.clone(), (now, what));
+            self.errors.insert(gpu.clone(), (now, what));
         }
+    }
+
+    /// Notes which GPUs do not answer now, and to what.
+    pub fn set_stuck(&mut self, stuck: impl IntoIterator<Item = (GpuUuid, String)>) {
+        self.stuck = stuck.into_iter().collect();
     }
 
     /// Why a GPU is unhealthy now.
     pub fn of(&self, gpu: &GpuUuid, now: Timestamp) -> Option<String> {
-        let (at, what) = self.0.get(gpu)?;
+        if let Some(what) = self.stuck.get(gpu) {
+            return Some(what.clone());
+        }
+        let (at, what) = self.errors.get(gpu)?;
         (now.duration_since(*at) < MEMORY).then(|| format!("{what} at {at}"))
     }
 }
@@ -71,7 +82,12 @@ pub fn judge(
             let gpu = gpus.into_iter().find(|gpu| gpu.minor == device.minor());
             let fault = match gpu {
                 Some(gpu) => faults.of(&gpu.uuid, now),
-                None => Some("the GPU cannot be read".to_owned()),
+                None => {
+                    // Which GPU it was is known from the ledger.
+                    let bound = overview.ledger.bindings.get(&device.minor());
+                    let known = bound.and_then(|binding| faults.of(&binding.gpu, now));
+                    known.or_else(|| Some("the GPU cannot be read".to_owned()))
+                }
             };
             DeviceHealth { device: device.to_string(), fault }
         })
@@ -196,6 +212,21 @@ mod tests {
         assert_eq!(fault_after(EventKind::Xid(79), 601), None);
         assert_eq!(fault_after(EventKind::Xid(31), 1), None);
         assert_eq!(fault_after(EventKind::EccSingleBit, 1), None);
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_answer_is_unhealthy_until_it_answers() {
+        let mut faults = Faults::default();
+        let gpu = h100(3).uuid;
+        let mut overview = Overview::default();
+        overview.ledger.bind([(3, gpu.clone())], Timestamp::UNIX_EPOCH);
+        let judged = |faults: &Faults, overview: &Overview| {
+            judge(&[DeviceName::gpu(3)], overview, faults, Timestamp::UNIX_EPOCH).remove(0).fault
+        };
+        faults.set_stuck([(gpu, "it is stuck".to_owned())]);
+        assert_eq!(judged(&faults, &overview).as_deref(), Some("it is stuck"));
+        faults.set_stuck([]);
+        assert_eq!(judged(&faults, &overview).as_deref(), Some("the GPU cannot be read"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! `/healthz`, `/readyz` and `/metrics`.
 
 use crate::metrics::Metrics;
+use aliquot_nvml::Calls;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -20,6 +21,8 @@ pub struct Readiness {
     pub registered: AtomicBool,
     /// Slices are published, or another instance of ours publishes them.
     pub published: AtomicBool,
+    /// Calls to the driver; those that are late are named by `/healthz`.
+    pub calls: Calls,
 }
 
 impl Readiness {
@@ -51,11 +54,20 @@ pub async fn serve(
     cancel: CancellationToken,
 ) -> std::io::Result<()> {
     let app = Router::new()
-        .route("/healthz", get(|| async { "ok" }))
+        .route("/healthz", get(healthy))
         .route("/readyz", get(ready))
         .route("/metrics", get(scrape))
         .with_state(Shared { readiness, metrics });
     axum::serve(listener, app).with_graceful_shutdown(cancel.cancelled_owned()).await
+}
+
+/// Alive as long as it answers. A call that the driver does not answer is named, but no reason to fail: a
+/// restart does not bring the driver back, the thread in it may keep the old process from ending, and the
+/// other GPUs are served meanwhile. `gpu_stuck` among the metrics is what to alert on.
+async fn healthy(State(shared): State<Shared>) -> String {
+    let stuck = shared.readiness.calls.stuck();
+    let lines = std::iter::once("ok".to_owned()).chain(stuck.iter().map(ToString::to_string));
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 async fn ready(State(shared): State<Shared>) -> Response {

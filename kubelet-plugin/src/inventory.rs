@@ -8,7 +8,7 @@ use crate::reasons;
 use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_nvml::{EventKind, GpuEvent, Gpus};
 use jiff::Timestamp;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
@@ -40,21 +40,26 @@ impl Watcher {
     /// Runs until cancelled.
     pub async fn run(self, cancel: CancellationToken) {
         let (sender, mut errors) = mpsc::channel::<GpuEvent>(64);
-        let mut listened: BTreeSet<GpuUuid> = BTreeSet::new();
-        let mut listener: Option<CancellationToken> = None;
+        let mut listeners: BTreeMap<GpuUuid, CancellationToken> = BTreeMap::new();
         let mut reported: BTreeSet<String> = BTreeSet::new();
         loop {
             if let Some(overview) = self.look(&mut reported).await {
                 let gpus: BTreeSet<GpuUuid> =
                     overview.inventory.iter().flat_map(|i| &i.gpus).map(|gpu| gpu.uuid.clone()).collect();
-                if gpus != listened {
-                    if let Some(old) = listener.take() {
-                        old.cancel();
+                listeners.retain(|gpu, token| {
+                    let stays = gpus.contains(gpu);
+                    if !stays {
+                        token.cancel();
                     }
-                    let token = cancel.child_token();
-                    listen(Arc::clone(&self.node.machine.gpus), gpus.clone(), sender.clone(), token.clone());
-                    listener = Some(token);
-                    listened = gpus;
+                    stays
+                });
+                for gpu in gpus {
+                    let (hardware, to) = (Arc::clone(&self.node.machine.gpus), sender.clone());
+                    listeners.entry(gpu.clone()).or_insert_with(|| {
+                        let token = cancel.child_token();
+                        listen(hardware, gpu, to, token.clone());
+                        token
+                    });
                 }
             }
             tokio::select! {
@@ -140,19 +145,14 @@ impl Watcher {
     }
 }
 
-/// Listens on a thread of its own; NVML's wait blocks.
-fn listen(
-    gpus: Arc<dyn Gpus>,
-    uuids: BTreeSet<GpuUuid>,
-    to: mpsc::Sender<GpuEvent>,
-    cancel: CancellationToken,
-) {
-    tokio::task::spawn_blocking(move || {
-        let uuids: Vec<GpuUuid> = uuids.into_iter().collect();
-        let mut source = match gpus.watch(&uuids) {
+/// Listens to one GPU on a thread of its own: NVML's wait blocks, and one GPU that hangs must silence neither
+/// the others nor the end of the process.
+fn listen(gpus: Arc<dyn Gpus>, gpu: GpuUuid, to: mpsc::Sender<GpuEvent>, cancel: CancellationToken) {
+    let spawned = std::thread::Builder::new().name("gpu-events".to_owned()).spawn(move || {
+        let mut source = match gpus.watch(std::slice::from_ref(&gpu)) {
             Ok(source) => source,
             Err(error) => {
-                tracing::warn!(%error, "errors of GPUs are not listened for");
+                tracing::warn!(gpu.uuid = %gpu, %error, "errors of this GPU are not listened for");
                 return;
             }
         };
@@ -168,10 +168,13 @@ fn listen(
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "listening for errors of GPUs failed");
+                    tracing::warn!(gpu.uuid = %gpu, %error, "listening for errors of this GPU failed");
                     std::thread::sleep(LISTEN);
                 }
             }
         }
     });
+    if let Err(error) = spawned {
+        tracing::error!(%error, "no thread to listen for errors of a GPU");
+    }
 }

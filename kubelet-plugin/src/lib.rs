@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod arbitrate;
 pub mod args;
 pub mod audit;
 pub mod checkpoint;
@@ -45,6 +46,7 @@ pub mod share;
 pub mod socket;
 pub mod status;
 pub mod store;
+pub mod stuck;
 pub mod usage;
 
 #[cfg(test)]

@@ -56,6 +56,13 @@ pub struct GpuFault {
     pub fault: String,
 }
 
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Gpu {
+    /// Its UUID; `index-<number>` where it has not told, `driver` for NVML as a whole.
+    pub gpu: String,
+}
+
 /// A share of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ShareLabels {
@@ -127,6 +134,10 @@ pub struct Metrics {
     pub gpus: Gauge,
     /// GPUs that cannot be read.
     pub unreadable_gpus: Gauge,
+    /// 1 while a call to the driver about a GPU does not come back.
+    pub gpu_stuck: Family<Gpu, Gauge>,
+    /// 1 while this instance arbitrates GPU time.
+    pub arbitrating: Gauge,
     /// Errors of GPUs.
     pub gpu_faults: Family<GpuFault, Counter>,
     /// Pool generation.
@@ -180,6 +191,8 @@ impl Default for Metrics {
             foreign_instances: Gauge::default(),
             gpus: Gauge::default(),
             unreadable_gpus: Gauge::default(),
+            gpu_stuck: Family::default(),
+            arbitrating: Gauge::default(),
             gpu_faults: Family::default(),
             pool_generation: Gauge::default(),
             slices: Gauge::default(),
@@ -229,6 +242,16 @@ impl Default for Metrics {
         );
         registry.register("gpus", "GPUs that can be read", m.gpus.clone());
         registry.register("unreadable_gpus", "GPUs that cannot be read", m.unreadable_gpus.clone());
+        registry.register(
+            "gpu_stuck",
+            "1 while a call to the driver about this GPU does not come back",
+            m.gpu_stuck.clone(),
+        );
+        registry.register(
+            "arbitrating",
+            "1 while this instance arbitrates the GPU time of shares",
+            m.arbitrating.clone(),
+        );
         registry.register("gpu_faults", "Errors that the driver reported", m.gpu_faults.clone());
         registry.register("pool_generation", "Generation of the pool", m.pool_generation.clone());
         registry.register("slices", "ResourceSlices of this node", m.slices.clone());

@@ -2,6 +2,10 @@
 
 /// A GPU of the node cannot be read and is not published.
 pub const GPU_UNREADABLE: &str = "GpuUnreadable";
+/// A call to the driver about a GPU does not come back.
+pub const GPU_STUCK: &str = "GpuStuck";
+/// A call to the driver that was late came back.
+pub const GPU_ANSWERS: &str = "GpuAnswersAgain";
 /// NVML does not answer at all.
 pub const NVML_UNAVAILABLE: &str = "NvmlUnavailable";
 /// The driver reported an error of a GPU.

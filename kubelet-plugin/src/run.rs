@@ -25,24 +25,24 @@ use crate::report::Reporter;
 use crate::socket::{self, Socket};
 use crate::status::StatusWriter;
 use crate::store::Store;
-use crate::{audit, dra, partitioning, reasons};
-use aliquot_arbiter::files::{Keeper, now_ns};
+use crate::stuck::Teller;
+use crate::{arbitrate, audit, dra, partitioning, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
-use aliquot_nvml::{Gpus, NvmlGpus, Options};
+use aliquot_nvml::{Calls, Deadlines, Gpus, NvmlGpus, Operation, Options, Timed};
 use aliquot_proto::dra::{v1, v1beta1};
 use aliquot_proto::dra_health;
 use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServer;
 use anyhow::Context;
 use jiff::Timestamp;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
@@ -51,8 +51,12 @@ const NVML_RETRY: Duration = Duration::from_secs(5);
 /// How often a farewell looks whether it is over.
 const FAREWELL_LOOK: Duration = Duration::from_secs(1);
 const REGISTER_RETRY: Duration = Duration::from_secs(5);
-/// Calls under way get this long at shutdown.
-const DRAIN: Duration = Duration::from_secs(20);
+/// Calls under way get this long at shutdown; what is cut off is put right at the next start.
+const DRAIN: Duration = Duration::from_secs(5);
+/// Loops get this long at shutdown.
+const LOOPS_END: Duration = Duration::from_secs(2);
+/// After a signal the process is gone by then, whatever hangs.
+const LAST: Duration = Duration::from_secs(9);
 
 /// Starts logging.
 pub fn start_logging(format: LogFormat) {
@@ -81,12 +85,26 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
         tracing::info!("stopping");
+        end_at_last();
         stop.cancel();
     });
     let client = if args.farewell { no_api() } else { client(&args).await? };
     let http =
         TcpListener::bind(args.http_addr).await.with_context(|| format!("cannot bind {}", args.http_addr))?;
     run_with(args, client, http, None, cancel).await
+}
+
+/// Ends the process some time from now. A call to the driver that hangs holds locks of the library, which its
+/// clean-up at an ordinary exit may wait for; a kill at any moment is what the state on disk is made for.
+fn end_at_last() {
+    let spawned = std::thread::Builder::new().name("end".to_owned()).spawn(|| {
+        std::thread::sleep(LAST);
+        tracing::warn!("not stopped in time, ending at once");
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::this(), nix::sys::signal::Signal::SIGKILL);
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "no thread to end the process if it does not end by itself");
+    }
 }
 
 async fn client(args: &Args) -> anyhow::Result<kube::Client> {
@@ -120,35 +138,6 @@ fn no_api() -> kube::Client {
         Err::<axum::http::Response<kube::client::Body>, _>(std::io::Error::other("a farewell asks no API"))
     });
     kube::Client::new(nobody, "default")
-}
-
-/// Tells shares every few hundredths of a second what they may borrow of each other's idle GPU time.
-async fn arbitrate(shares: PathBuf, time_slice: Duration, cancel: CancellationToken) {
-    let mut keeper = Keeper::new(&shares, time_slice);
-    loop {
-        let now = match now_ns() {
-            Ok(now) => now,
-            Err(error) => {
-                tracing::error!(%error, "there is no monotonic clock: soft shares keep to their quota");
-                cancel.cancelled().await;
-                return;
-            }
-        };
-        // Small reads and writes of files in memory.
-        let Ok((next, pause)) = tokio::task::spawn_blocking(move || {
-            let pause = keeper.tick(now);
-            (keeper, pause)
-        })
-        .await
-        else {
-            return;
-        };
-        keeper = next;
-        tokio::select! {
-            () = cancel.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
-        }
-    }
 }
 
 /// Ends the agent when no claim holds anything on the node any more.
@@ -201,23 +190,33 @@ pub async fn run_with(
             }
         }
     });
+    let deadlines = Deadlines { read: args.gpu_read_timeout, change: args.gpu_change_timeout };
     let gpus = match gpus {
         Some(gpus) => gpus,
-        None => match open_gpus(&args, &cancel).await {
+        None => match open_gpus(&args, deadlines.read, &readiness.calls, &cancel).await {
             Some(gpus) => gpus,
             None => return Ok(()),
         },
     };
+    let gpus: Arc<dyn Gpus> = Arc::new(Timed::new(gpus, deadlines, readiness.calls.clone()));
     readiness.gpus.store(true, Ordering::Relaxed);
     let events = Events::new(client.clone(), &args.node_name);
     let node = Arc::new(node_of(&args, gpus));
-    recover(&node, &events).await?;
+    tokio::select! {
+        recovered = recover(&node, &events) => recovered?,
+        () = cancel.cancelled() => return Ok(()),
+    }
     let parts = Parts { args, client, metrics, readiness, events, node };
     parts.serve(cancel, loops, tasks).await
 }
 
 /// Opens NVML, again and again: the driver may come up after us.
-async fn open_gpus(args: &Args, cancel: &CancellationToken) -> Option<Arc<dyn Gpus>> {
+async fn open_gpus(
+    args: &Args,
+    limit: Duration,
+    calls: &Calls,
+    cancel: &CancellationToken,
+) -> Option<Arc<dyn Gpus>> {
     loop {
         let library = args
             .nvml_library
@@ -227,7 +226,17 @@ async fn open_gpus(args: &Args, cancel: &CancellationToken) -> Option<Arc<dyn Gp
         let smi = args.driver_root.join("usr/bin/nvidia-smi");
         let options =
             Options { library, sys_root: args.sys_root.clone(), nvidia_smi: smi.is_file().then_some(smi) };
-        match tokio::task::spawn_blocking(move || NvmlGpus::open(options)).await {
+        let operation = Operation::Load(options.library.clone());
+        let (opened, opening) = oneshot::channel();
+        let tell = move |gpus| drop(opened.send(gpus));
+        if let Err(error) = calls.detached(&operation, limit, move || NvmlGpus::open(options), tell) {
+            tracing::error!(%error, "no thread to open NVML on, trying again");
+        }
+        let opening = tokio::select! {
+            () = cancel.cancelled() => return None,
+            opening = opening => opening,
+        };
+        match opening {
             Ok(Ok(gpus)) => return Some(Arc::new(gpus)),
             Ok(Err(error)) => tracing::error!(%error, "NVML cannot be opened, trying again"),
             Err(error) => tracing::error!(%error, "opening NVML ended abnormally, trying again"),
@@ -369,6 +378,14 @@ impl Parts {
         if args.farewell {
             tasks.spawn(say_farewell(Arc::clone(&self.node), cancel.clone()));
         }
+        let teller = Teller {
+            calls: self.readiness.calls.clone(),
+            metrics: self.metrics.clone(),
+            events: self.events.clone(),
+            faults: faults.clone(),
+            changed: Arc::clone(&changed),
+        };
+        tasks.spawn(teller.run(loops.clone()));
         let watcher = Watcher {
             node: Arc::clone(&self.node),
             metrics: self.metrics.clone(),
@@ -457,7 +474,11 @@ impl Parts {
             tasks.spawn(publisher.run(loops.clone()));
         }
 
-        tasks.spawn(arbitrate(args.data_dir().join("shares"), args.gpu_time_slice, loops.clone()));
+        tasks.spawn({
+            let (data_dir, time_slice) = (args.data_dir(), args.gpu_time_slice);
+            let (metrics, loops) = (self.metrics.clone(), loops.clone());
+            async move { arbitrate::run(&data_dir, time_slice, &metrics, loops).await }
+        });
 
         // A loop that ends by itself has panicked; better to start anew than to go on without it.
         let failed = tokio::select! {
@@ -476,7 +497,10 @@ impl Parts {
             );
         }
         loops.cancel();
-        while tasks.join_next().await.is_some() {}
+        let ended = async { while tasks.join_next().await.is_some() {} };
+        if tokio::time::timeout(LOOPS_END, ended).await.is_err() {
+            tracing::warn!("a part of the agent waits for the driver and is left behind");
+        }
         anyhow::ensure!(!failed, "a part of the agent ended abnormally");
         tracing::info!("stopped");
         Ok(())

@@ -29,6 +29,7 @@ pub mod fake;
 mod mig;
 mod observed;
 pub mod pci;
+mod program;
 mod raw;
 mod real;
 mod timed;

@@ -1,6 +1,7 @@
 //! The real library.
 
 use crate::events::NvmlEvents;
+use crate::program::Ended;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
     Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuProcess, Gpus, MemoryUse, MigMode,
@@ -14,6 +15,10 @@ use nvml_wrapper::{Device, Nvml, cuda_driver_version_major, cuda_driver_version_
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a program of the driver may run.
+const PROGRAM_LIMIT: Duration = Duration::from_secs(10);
 
 /// Where things are on this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -263,12 +268,14 @@ impl Gpus for NvmlGpus {
             command.env("LD_LIBRARY_PATH", folder);
         }
         let shown = format!("{} {}", path.display(), arguments.join(" "));
-        let output = command.output().map_err(|error| program(format!("{shown} did not start: {error}")))?;
-        if output.status.success() {
-            return Ok(());
+        match crate::program::run(&mut command, PROGRAM_LIMIT) {
+            Err(error) => Err(program(format!("{shown} did not start: {error}"))),
+            Ok(Ended::Exited(status, _)) if status.success() => Ok(()),
+            Ok(Ended::Exited(status, said)) => Err(program(format!("{shown}: {status}: {said}"))),
+            Ok(Ended::Killed) => {
+                Err(program(format!("{shown} did not end within {PROGRAM_LIMIT:?} and was killed")))
+            }
         }
-        let said = [output.stdout, output.stderr].concat();
-        Err(program(format!("{shown}: {}: {}", output.status, String::from_utf8_lossy(&said).trim())))
     }
 
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {

@@ -18,6 +18,8 @@ pub struct Fault {
     pub times: u64,
     /// Wait before the call does anything.
     pub delay: Duration,
+    /// The only GPU whose calls are hit, by index; `None` for calls on any GPU or none. NVML calls only.
+    pub gpu: Option<usize>,
     /// What the call returns instead of doing anything (`nvmlReturn_t` or `CUresult`).
     pub code: Option<i32>,
 }
@@ -25,12 +27,18 @@ pub struct Fault {
 impl Fault {
     /// Fails the `nth` call of a function once.
     pub fn fail(function: impl Into<String>, nth: u64, code: i32) -> Self {
-        Self { function: function.into(), nth, times: 1, delay: Duration::ZERO, code: Some(code) }
+        Self { function: function.into(), nth, times: 1, delay: Duration::ZERO, gpu: None, code: Some(code) }
     }
 
     /// Delays every call of a function.
     pub fn delay(function: impl Into<String>, delay: Duration) -> Self {
-        Self { function: function.into(), nth: 1, times: u64::MAX, delay, code: None }
+        Self { function: function.into(), nth: 1, times: u64::MAX, delay, gpu: None, code: None }
+    }
+
+    /// The same for calls on one GPU only.
+    #[must_use]
+    pub fn on(self, gpu: usize) -> Self {
+        Self { gpu: Some(gpu), ..self }
     }
 }
 
@@ -68,6 +76,7 @@ impl Node {
             delay_us: u64::try_from(fault.delay.as_micros()).unwrap_or(u64::MAX),
             code: fault.code.unwrap_or(0),
             fails: u32::from(fault.code.is_some()),
+            gpu: slot_of(fault.gpu),
             ..FaultSlot::NONE
         };
         write_text(&mut slot.function, &fault.function);
@@ -87,6 +96,7 @@ impl Node {
                 nth: f.nth,
                 times: f.times,
                 delay: Duration::from_micros(f.delay_us),
+                gpu: f.gpu.checked_sub(1).and_then(|gpu| usize::try_from(gpu).ok()),
                 code: (f.fails == 1).then_some(f.code),
             },
         });
@@ -112,13 +122,21 @@ impl Node {
     ///
     /// Costs one load while no rule is in force.
     pub fn enter(&self, function: &str) -> Option<i32> {
+        self.enter_on(function, None)
+    }
+
+    /// To be called in every exported function as soon as it knows the GPU that it is about, after
+    /// [`Self::enter`]: the same for the rules of that GPU.
+    pub fn enter_on(&self, function: &str, gpu: Option<usize>) -> Option<i32> {
         if self.map.shared_word(active).load(Ordering::Relaxed) == 0 {
             return None;
         }
         let (mut delay, mut code) = (0_u64, None);
         {
             let mut state = self.lock().ok()?;
-            for rule in state.faults.iter_mut().filter(|f| f.id != 0 && text_of(&f.function) == function) {
+            let meant =
+                |f: &&mut FaultSlot| f.id != 0 && f.gpu == slot_of(gpu) && text_of(&f.function) == function;
+            for rule in state.faults.iter_mut().filter(meant) {
                 rule.calls += 1;
                 let since = rule.calls.checked_sub(rule.nth);
                 if since.is_some_and(|n| n < rule.times) {
@@ -138,5 +156,10 @@ impl Node {
 
 impl FaultSlot {
     const NONE: Self =
-        Self { id: 0, function: [0; 80], calls: 0, nth: 0, times: 0, delay_us: 0, code: 0, fails: 0 };
+        Self { id: 0, function: [0; 80], calls: 0, nth: 0, times: 0, delay_us: 0, code: 0, fails: 0, gpu: 0 };
+}
+
+/// A GPU as a rule holds it.
+fn slot_of(gpu: Option<usize>) -> u64 {
+    gpu.and_then(|gpu| u64::try_from(gpu).ok()?.checked_add(1)).unwrap_or(0)
 }

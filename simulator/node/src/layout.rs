@@ -20,7 +20,7 @@ pub const MAX_EVENTS: usize = 256;
 /// Memory pools of a GPU for one process: the whole GPU, then each GPU instance.
 pub const MAX_POOLS: usize = MAX_GIS + 1;
 /// "ALQSIM" and the layout's version.
-pub const MAGIC: u64 = 0x414c_5153_494d_0002;
+pub const MAGIC: u64 = 0x414c_5153_494d_0003;
 /// Where the compute area starts in the state file.
 pub const COMPUTE_OFFSET: usize = 4 << 20;
 /// Size of the compute area.
@@ -175,6 +175,8 @@ pub struct FaultSlot {
     pub code: i32,
     /// 1 where `code` counts.
     pub fails: u32,
+    /// Index of the only GPU whose calls are hit, plus 1; 0 for calls on any GPU or none.
+    pub gpu: u64,
 }
 
 /// One event of the ring.

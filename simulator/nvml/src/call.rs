@@ -1,5 +1,6 @@
 //! What every exported function goes through, and what the process keeps between calls.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_uint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -117,9 +118,17 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce(&Session) -> Done) -> c
         let session = session().ok_or(Code::UNINITIALIZED)?;
         match session.node.enter(name) {
             Some(code) => Err(Code(c_uint::try_from(code).unwrap_or(Code::UNKNOWN.0))),
-            None => body(&session),
+            None => {
+                CURRENT.set(Some(name));
+                body(&session)
+            }
         }
     })
+}
+
+thread_local! {
+    /// The function that runs, until it is known which GPU it is about.
+    static CURRENT: Cell<Option<&'static str>> = const { Cell::new(None) };
 }
 
 fn guarded(body: impl FnOnce() -> Done) -> c_uint {
@@ -178,6 +187,9 @@ impl Session {
 
     fn working(&self, index: usize) -> Result<&Gpu, Code> {
         let gpu = self.node.gpus().get(index).ok_or(Code::INVALID_ARGUMENT)?;
+        if let Some(code) = CURRENT.take().and_then(|name| self.node.enter_on(name, Some(index))) {
+            return Err(Code(c_uint::try_from(code).unwrap_or(Code::UNKNOWN.0)));
+        }
         if self.node.settings(index)?.lost { Err(Code::GPU_IS_LOST) } else { Ok(gpu) }
     }
 }

@@ -39,15 +39,22 @@ impl Stuck {
     }
 }
 
+impl Stuck {
+    /// What is stuck, at whatever time: `GPU GPU-… is stuck: the driver does not answer "read the facts"`.
+    pub fn what(&self) -> String {
+        let subject = match (&self.gpu, self.index) {
+            (Some(gpu), _) => format!("GPU {gpu}"),
+            (None, Some(index)) => format!("the GPU with index {index}"),
+            (None, None) => "NVML as a whole".to_owned(),
+        };
+        format!("{subject} is stuck: the driver does not answer \"{}\"", self.operation)
+    }
+}
+
 impl fmt::Display for Stuck {
-    /// `GPU GPU-… is stuck: the driver has not answered "read the facts" for 35 s`.
+    /// The same with ` for 35 s`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.gpu, self.index) {
-            (Some(gpu), _) => write!(f, "GPU {gpu} is stuck")?,
-            (None, Some(index)) => write!(f, "the GPU with index {index} is stuck")?,
-            (None, None) => f.write_str("NVML as a whole is stuck")?,
-        }
-        write!(f, ": the driver has not answered \"{}\" for {} s", self.operation, self.waited.as_secs())
+        write!(f, "{} for {} s", self.what(), self.waited.as_secs())
     }
 }
 

@@ -107,12 +107,19 @@ pub(crate) fn parse(words: &[String]) -> Result<Args, String> {
         "fail" => {
             let (nth, times) = words.calls(1)?;
             let (function, code) = (words.next("a function")?, words.number("a return code")?);
-            Command::Fault(Fault { function, nth, times, delay: Duration::ZERO, code: Some(code) })
+            Command::Fault(Fault { function, nth, times, delay: Duration::ZERO, gpu: None, code: Some(code) })
         }
         "delay" => {
             let (nth, times) = words.calls(u64::MAX)?;
             let (function, ms) = (words.next("a function")?, words.number("milliseconds")?);
-            Command::Fault(Fault { function, nth, times, delay: Duration::from_millis(ms), code: None })
+            Command::Fault(Fault {
+                function,
+                nth,
+                times,
+                delay: Duration::from_millis(ms),
+                gpu: None,
+                code: None,
+            })
         }
         "clear" if words.rest.is_empty() => Command::Clear(None),
         "clear" => Command::Clear(Some(words.number("a fault's id")?)),

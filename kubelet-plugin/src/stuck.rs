@@ -1,0 +1,75 @@
+//! Calls to the driver that do not come back: told to health, events and metrics.
+
+use crate::events::Events;
+use crate::health::Faults;
+use crate::metrics::{Gpu, Metrics};
+use crate::reasons;
+use aliquot_nvml::{Calls, Stuck};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+const LOOK: Duration = Duration::from_millis(500);
+
+/// The task.
+pub struct Teller {
+    /// Calls under way.
+    pub calls: Calls,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Events.
+    pub events: Events,
+    /// Where the health service learns of it.
+    pub faults: watch::Sender<Arc<Faults>>,
+    /// Told when a GPU answers again, so that it is read at once.
+    pub changed: Arc<Notify>,
+}
+
+impl std::fmt::Debug for Teller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Teller").finish_non_exhaustive()
+    }
+}
+
+impl Teller {
+    /// Runs until cancelled.
+    pub async fn run(self, cancel: CancellationToken) {
+        let mut before: BTreeMap<String, Stuck> = BTreeMap::new();
+        loop {
+            let now: BTreeMap<String, Stuck> =
+                self.calls.stuck().into_iter().map(|stuck| (stuck.name(), stuck)).collect();
+            if before.keys().ne(now.keys()) {
+                self.tell(&before, &now);
+            }
+            before = now;
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+        }
+    }
+
+    fn tell(&self, before: &BTreeMap<String, Stuck>, now: &BTreeMap<String, Stuck>) {
+        for (name, stuck) in now.iter().filter(|(name, _)| !before.contains_key(*name)) {
+            self.metrics.gpu_stuck.get_or_create(&Gpu { gpu: name.clone() }).set(1);
+            let what = stuck.what();
+            self.events.node_warning(
+                reasons::GPU_STUCK,
+                format!(
+                    "{what}; nothing is read or changed there until the call comes back, other GPUs go on. See the \
+                     kernel's log for NVRM and Xid messages; if it stays so, drain the node and reboot it"
+                ),
+            );
+        }
+        for name in before.keys().filter(|name| !now.contains_key(*name)) {
+            self.metrics.gpu_stuck.get_or_create(&Gpu { gpu: name.clone() }).set(0);
+            self.events.node_normal(reasons::GPU_ANSWERS, format!("{name} answers the driver again"));
+            self.changed.notify_one();
+        }
+        self.faults.send_modify(|faults| {
+            Arc::make_mut(faults).set_stuck(now.values().filter_map(|s| Some((s.gpu.clone()?, s.what()))));
+        });
+    }
+}
