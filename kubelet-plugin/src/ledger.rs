@@ -356,7 +356,14 @@ impl Ledger {
         let mut changed = false;
         for (minor, gpu) in gpus {
             match self.bindings.get_mut(&minor) {
-                Some(binding) if binding.gpu == gpu => {}
+                // A time to come was written while our clock was ahead: it says nothing of when that was, and
+                // would refuse every claim until then.
+                Some(binding) if binding.gpu == gpu => {
+                    if binding.since.is_some_and(|since| since > now) {
+                        binding.since = Some(now);
+                        changed = true;
+                    }
+                }
                 Some(binding) => {
                     *binding = Binding { gpu, since: Some(now) };
                     changed = true;

@@ -9,14 +9,15 @@
 
 mod common;
 
-use aliquot_kubelet_plugin::claim::Settings;
+use aliquot_kubelet_plugin::claim::{Request, Settings};
 use aliquot_kubelet_plugin::prepare::PrepareError;
-use aliquot_model::Quantity;
 use aliquot_model::config::ShareConfig;
+use aliquot_model::{GpuInfo, Quantity};
 use aliquot_nvml::fake::{FakeGpus, h100_80, t4};
 use aliquot_nvml::{GpuProcess, Gpus, ProcessKind};
 use aliquot_quota::{QuotaFile, REGION_FILE_SIZE};
 use common::{DRIVER, World, now, request};
+use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -407,4 +408,24 @@ fn two_instances_wait_for_each_other() {
     }
     assert_eq!(world.instances().len(), 4);
     assert_eq!(world.ledger().claims.len(), 4);
+}
+
+#[test]
+fn a_gpu_exchanged_while_the_clock_was_ahead_is_given_out_once_the_clock_is_right() {
+    let world = World::new(FakeGpus::new([h100_80(0)]));
+    let node = world.node();
+    node.overview(now()).unwrap();
+    // Another GPU under the same minor number, seen by a clock that is a year ahead.
+    let exchanged =
+        World { gpus: FakeGpus::new([GpuInfo { uuid: h100_80(1).uuid, ..h100_80(0) }]), dir: world.dir };
+    let node = exchanged.node();
+    let at = |seconds: i64| Timestamp::from_second(now().as_second() + seconds).unwrap();
+    node.overview(at(365 * 86_400)).unwrap();
+    node.overview(at(10)).unwrap();
+    let of = |uid: &str, allocated: i64| Request {
+        allocated_at: Some(at(allocated)),
+        ..request(uid, &[("a", "gpu-0-share")])
+    };
+    assert!(node.prepare(&of("old", -10), false, at(60)).is_err(), "it was allocated the GPU from before");
+    node.prepare(&of("new", 30), false, at(60)).unwrap();
 }
