@@ -12,6 +12,7 @@ mod gangs;
 mod heirs;
 mod holds;
 mod kept;
+mod late;
 mod outcomes;
 mod preemption;
 mod quotas;
@@ -118,6 +119,13 @@ struct GivenBack {
     until: Instant,
 }
 
+/// One thing that is done without a look at anything else, whatever decisions it takes.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    began: Instant,
+    until: Instant,
+}
+
 /// The brain.
 #[derive(Debug)]
 pub struct Core {
@@ -141,6 +149,9 @@ pub struct Core {
     holds: holds::Holds,
     wills: wills::Wills,
     compaction: compaction::Compaction,
+    late: late::Late,
+    /// What is being done now, of the machine's own time.
+    turn: Option<Turn>,
     first_seen: HashMap<ObjectKey, Instant>,
     told: reports::Told,
     /// Pods that did not fit when they were decided.
@@ -184,6 +195,8 @@ impl Core {
             preemptions: preemption::Preemptions::default(),
             reservations: reservations::Reservations::default(),
             gangs: gangs::Gangs::default(),
+            late: late::Late::default(),
+            turn: None,
             first_seen: HashMap::new(),
             told: reports::Told::default(),
             unmet: HashSet::new(),
@@ -453,6 +466,18 @@ impl Core {
         }
         self.first_seen.entry(key.clone()).or_insert(now);
         self.queue.offer(Rank::new(key.clone(), pod.priority, pod.created));
+    }
+
+    /// Begins something of which all decisions together take twice as long as one, at most.
+    fn begin_turn(&mut self) {
+        let began = Instant::now();
+        self.turn = Some(Turn { began, until: began + self.settings.deadline.saturating_mul(2) });
+    }
+
+    /// Until when a decision that begins now may take.
+    fn until(&self) -> Instant {
+        let own = Instant::now() + self.settings.deadline;
+        self.turn.map_or(own, |turn| turn.until.min(own))
     }
 
     fn wants_decision(&self, pod: &Pod) -> bool {

@@ -101,7 +101,8 @@ impl Leader {
                 core.handle(input, Instant::now());
             }
             let now = Instant::now();
-            // Before pods: what a share gives back for a smaller part must not go to somebody else.
+            // Before pods: what a share gives back for a smaller part must not go to somebody else. What grows waits
+            // behind pods that stand before it.
             core.keep_elastic(now, Timestamp::now());
             // So must a new leader know which budgets are used up before its first decision.
             core.keep_budgets(now, Timestamp::now());

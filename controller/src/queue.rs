@@ -1,9 +1,11 @@
-//! Which pod is decided next: by priority, then age. What did not fit waits until something
-//! changes, and each time longer.
+//! Which pod is decided next: by priority, then age; of pods of one priority those first whose namespace has not
+//! spent much time on decisions of late. What did not fit waits until something changes, and each time longer;
+//! what ran out of time waits in proportion to what it cost, whatever changes.
 
 use crate::index::ObjectKey;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Order of pods: higher priority first, then older, then by name.
@@ -37,6 +39,27 @@ struct Entry {
     place: Place,
     failures: u32,
     last: Option<Instant>,
+    /// How often in a row it ran out of time.
+    late: u32,
+    /// Whether it waits for that, so that nothing makes it ready before.
+    owes: bool,
+}
+
+/// A decision up to this long is not held against its namespace.
+const CHEAP: Duration = Duration::from_millis(20);
+/// What a namespace has spent is forgotten at this part of the pace at which it was spent.
+const FORGOTTEN: u32 = 10;
+/// Most that is held against a namespace.
+const MOST_SPENT: Duration = Duration::from_secs(5);
+/// What ran out of time waits so many times as long as it took, doubled each time.
+const PATIENCE: u32 = 20;
+/// And this long at most.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+/// How long something waits that ran out of time for the n-th time in a row.
+pub fn wait_of_late(cost: Duration, times: u32) -> Duration {
+    let doubled = 1u32.checked_shl(times.saturating_sub(1)).unwrap_or(u32::MAX);
+    cost.saturating_mul(PATIENCE).saturating_mul(doubled).min(LONGEST_WAIT)
 }
 
 /// Pods that want a decision.
@@ -45,6 +68,8 @@ pub struct Queue {
     entries: HashMap<ObjectKey, Entry>,
     ready: BTreeSet<Rank>,
     delayed: BTreeSet<(Instant, ObjectKey)>,
+    /// Decision time of namespaces that spent much of it, and when it was that.
+    spent: HashMap<Arc<str>, (Duration, Instant)>,
     first_delay: Duration,
     longest_delay: Duration,
 }
@@ -56,20 +81,32 @@ impl Queue {
             entries: HashMap::new(),
             ready: BTreeSet::new(),
             delayed: BTreeSet::new(),
+            spent: HashMap::new(),
             first_delay,
             longest_delay,
         }
     }
 
-    /// Adds a pod, or makes a waiting one ready because it changed itself.
+    /// Adds a pod, or makes a waiting one ready because it changed itself; not one that ran out of time, or a
+    /// change of its labels would be a way round its wait.
     pub fn offer(&mut self, rank: Rank) {
         let pod = rank.pod.clone();
-        let (failures, last) = match self.take_out(&pod) {
-            Some(entry) => (entry.failures, entry.last),
-            None => (0, None),
+        let before = self.take_out(&pod);
+        let entry = match before {
+            Some(entry) if entry.owes => Entry { rank, ..entry },
+            Some(entry) => Entry { rank, place: Place::Ready, ..entry },
+            None => Entry { rank, place: Place::Ready, failures: 0, last: None, late: 0, owes: false },
         };
-        self.ready.insert(rank.clone());
-        self.entries.insert(pod, Entry { rank, place: Place::Ready, failures, last });
+        match entry.place {
+            Place::Delayed(until) => {
+                self.delayed.insert((until, pod.clone()));
+            }
+            Place::Ready => {
+                self.ready.insert(entry.rank.clone());
+            }
+            Place::Parked => {}
+        }
+        self.entries.insert(pod, entry);
     }
 
     /// Removes a pod: it needs no decision any more.
@@ -80,11 +117,74 @@ impl Queue {
     /// The next pod. It stays known, and has to be parked, delayed, offered or removed.
     pub fn pop(&mut self, now: Instant) -> Option<ObjectKey> {
         self.promote(now);
-        let rank = self.ready.pop_first()?;
+        let rank = self.first(now)?;
+        self.ready.remove(&rank);
         let entry = self.entries.get_mut(&rank.pod)?;
         entry.place = Place::Parked;
         entry.last = Some(now);
         Some(rank.pod)
+    }
+
+    /// The first in order: of the highest priority the oldest whose namespace has spent nothing of late, else
+    /// one of the namespace that has spent least.
+    fn first(&mut self, now: Instant) -> Option<Rank> {
+        self.spent.retain(|_, (spent, at)| {
+            *spent = spent.saturating_sub(now.saturating_duration_since(*at) / FORGOTTEN);
+            *at = now.max(*at);
+            !spent.is_zero()
+        });
+        let oldest = self.ready.first()?;
+        let spent =
+            |rank: &Rank| self.spent.get(&rank.pod.namespace).map_or(Duration::ZERO, |(spent, _)| *spent);
+        let mut best = oldest;
+        for rank in self.ready.iter().take_while(|rank| rank.priority == oldest.priority) {
+            if spent(best).is_zero() {
+                break;
+            }
+            if spent(rank) < spent(best) {
+                best = rank;
+            }
+        }
+        Some(best.clone())
+    }
+
+    /// Notes how long the decision for a pod of a namespace took.
+    pub fn charge(&mut self, namespace: &Arc<str>, cost: Duration, now: Instant) {
+        let Some(much) = cost.checked_sub(CHEAP).filter(|much| !much.is_zero()) else { return };
+        let (spent, _) = self.spent.entry(namespace.clone()).or_insert((Duration::ZERO, now));
+        *spent = spent.saturating_add(much).min(MOST_SPENT);
+    }
+
+    /// It ran out of time, which took so long: it waits in proportion to that, whatever changes. How often in a
+    /// row that has happened, and how long it waits.
+    pub fn run_late(&mut self, pod: &ObjectKey, cost: Duration, now: Instant) -> (u32, Duration) {
+        let times = self.entries.get(pod).map_or(0, |entry| entry.late).saturating_add(1);
+        let wait = wait_of_late(cost, times).max(self.first_delay);
+        self.put_off(pod, times, now + wait);
+        (times, wait)
+    }
+
+    /// It waits until then as one that ran out of time so often.
+    pub fn put_off(&mut self, pod: &ObjectKey, times: u32, until: Instant) {
+        if let Some(mut entry) = self.take_out(pod) {
+            (entry.late, entry.owes) = (times, true);
+            entry.place = Place::Delayed(until);
+            self.delayed.insert((until, pod.clone()));
+            self.entries.insert(pod.clone(), entry);
+        }
+    }
+
+    /// It was decided in time.
+    pub fn in_time(&mut self, pod: &ObjectKey) {
+        if let Some(entry) = self.entries.get_mut(pod) {
+            entry.late = 0;
+        }
+    }
+
+    /// Whether a pod is ready that stands before this.
+    pub fn is_ahead(&mut self, rank: &Rank, now: Instant) -> bool {
+        self.promote(now);
+        self.ready.first().is_some_and(|first| first < rank)
     }
 
     /// It did not fit: wait for a change.
@@ -154,7 +254,7 @@ impl Queue {
             }
             self.delayed.pop_first();
             if let Some(entry) = self.entries.get_mut(&pod) {
-                entry.place = Place::Ready;
+                (entry.place, entry.owes) = (Place::Ready, false);
                 self.ready.insert(entry.rank.clone());
             }
         }
@@ -264,5 +364,45 @@ mod tests {
         queue.wake(now + Duration::from_secs(999));
         assert_eq!(queue.pop(now + Duration::from_secs(999)), None);
         assert_eq!(queue.lengths(), (0, 0, 0));
+    }
+
+    #[test]
+    fn no_change_shortens_the_wait_of_what_ran_out_of_time() {
+        let mut queue = queue();
+        let mut now = Instant::now();
+        queue.offer(rank("a", 0, 0));
+        let cost = Duration::from_millis(500);
+        for (times, seconds) in [(1, 10), (2, 20), (3, 40), (4, 80), (5, 160), (6, 300), (7, 300)] {
+            assert_eq!(queue.pop(now), Some(pod("a")));
+            assert_eq!(queue.run_late(&pod("a"), cost, now), (times, Duration::from_secs(seconds)));
+            queue.wake(now);
+            queue.offer(rank("a", 0, 0));
+            assert!(!queue.has_ready(now + Duration::from_secs(seconds - 1)));
+            now += Duration::from_secs(seconds);
+        }
+        assert_eq!(queue.pop(now), Some(pod("a")));
+        queue.in_time(&pod("a"));
+        assert_eq!(queue.run_late(&pod("a"), cost, now), (1, Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn a_namespace_that_spent_much_lets_others_of_its_priority_go_first_for_a_while() {
+        let mut queue = queue();
+        let now = Instant::now();
+        let other = ObjectKey::new("other", "easy");
+        for number in 0..3 {
+            queue.offer(rank(&format!("hard-{number}"), 0, number));
+        }
+        queue.offer(Rank::new(other.clone(), 0, 9));
+        queue.offer(rank("important", 1, 9));
+        assert_eq!(queue.pop(now), Some(pod("important")), "priority comes first");
+        queue.charge(&"default".into(), CHEAP, now);
+        assert_eq!(queue.pop(now), Some(pod("hard-0")), "what is cheap is not counted");
+        queue.charge(&"default".into(), Duration::from_millis(520), now);
+        assert_eq!(queue.pop(now), Some(other.clone()));
+        assert_eq!(queue.pop(now), Some(pod("hard-1")), "nobody else is there");
+        queue.offer(Rank::new(other.clone(), 0, 9));
+        let later = now + Duration::from_secs(6);
+        assert_eq!(queue.pop(later), Some(pod("hard-2")), "it is forgotten");
     }
 }

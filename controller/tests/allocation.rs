@@ -342,3 +342,25 @@ async fn the_service_account_tells_who_may_write_and_which_classes_are_ours() {
     assert_eq!(annotation("aliquot.dev/writer").await.as_deref(), Some("c2"));
     second.terminate().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_pods_that_no_board_can_hold_do_not_keep_a_later_one_waiting() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 4).await;
+    let mut spec = fixtures::spec(&[fixtures::request("r", "mig.aliquot.dev", 8)]);
+    spec["devices"]["constraints"] = json!([{"matchAttribute": format!("{}/parentUUID", fixtures::DRIVER)}]);
+    for number in 0..50 {
+        let name = format!("hard-{number}");
+        cluster.create(&fixtures::claim(&name, &spec)).await;
+        cluster.pod(&name, &[&name]).await;
+    }
+    cluster.claim("easy", &[fixtures::partition("part", "1g.10gb")]).await;
+    cluster.pod("easy", &["easy"]).await;
+    let controller = cluster.controller("c1", &[]).await;
+    assert_eq!(cluster.bound("easy").await, "n1");
+    let note = event(&cluster, "hard-0", "DevicesDoNotFit").await;
+    assert!(note.contains("hold at most 7 devices for request r on one GPU"), "{note}");
+    // Each was looked at, and none until its time was over.
+    assert!(!controller.metrics.text().contains("out_of_time"), "{}", controller.metrics.text());
+    controller.terminate().await;
+}

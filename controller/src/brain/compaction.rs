@@ -136,7 +136,7 @@ impl Core {
             self.stay_idle("below_threshold", &format!("{found}, and GPUs are emptied only above {above} %"));
             return;
         }
-        let until = Instant::now() + self.settings.deadline;
+        let until = self.until();
         let terms = Terms { gpus: 1, in_all: settings.terms.in_all.min(left), ..settings.terms };
         let outline = self.outline(terms, &mut || Instant::now() >= until);
         let Some(step) = outline.steps.into_iter().next() else {
@@ -257,7 +257,7 @@ impl Core {
     fn fits_in_a_gap(&mut self, pod: &ObjectKey, now: Instant) -> bool {
         let Some(pod) = self.index.pod(pod).cloned() else { return false };
         let situation = self.situation(&pod, now);
-        let until = Instant::now() + self.settings.deadline;
+        let until = self.until();
         let mut expired = || Instant::now() >= until;
         let (index, options) = (&self.index, self.settings.options);
         compact::has_room(index, &mut self.matcher, options, &pod, situation, &mut expired)

@@ -8,7 +8,7 @@ use crate::index::{ObjectKey, Pod};
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::HashSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A plan that counts as made.
 pub(super) struct Assumed {
@@ -33,30 +33,37 @@ impl Core {
         self.holds.wall = wall.as_second();
         self.nominate_again(now, wall);
         self.hold_again(now);
+        self.begin_turn();
         // Pods come first: somebody waits for them.
         let Some(key) = self.queue.pop(now) else { return self.bind_next(now, wall) };
-        let Some(pod) = self.index.pod(&key).cloned() else {
-            self.queue.remove(&key);
+        self.work_on(&key, now, wall);
+        let cost = self.turn.map_or(Duration::ZERO, |turn| turn.began.elapsed());
+        self.queue.charge(&key.namespace, cost, now);
+    }
+
+    fn work_on(&mut self, key: &ObjectKey, now: Instant, wall: Timestamp) {
+        let Some(pod) = self.index.pod(key).cloned() else {
+            self.queue.remove(key);
             return;
         };
         if !self.wants_decision(&pod) {
-            self.queue.remove(&key);
+            self.queue.remove(key);
             return;
         }
         // Kubernetes took its devices back, as it does when a pod ends: what it had is for the next.
         if self.holds.awaits_end_of(&pod.uid) {
-            self.queue.park(&key);
+            self.queue.park(key);
             return;
         }
         // Another gate means: not yet.
         if pod.is_held_by_others() {
-            self.queue.park(&key);
+            self.queue.park(key);
             return;
         }
         if let Turn::Done = self.work_gang(&pod, now, wall) {
             return;
         }
-        if self.inherit(&pod, now, wall) {
+        if self.waits_as_late(&pod, now) || self.inherit(&pod, now, wall) {
             return;
         }
         let situation = self.situation(&pod, now);
@@ -78,7 +85,7 @@ impl Core {
     /// Decides for a pod, or what stands for one, within the time that there is.
     pub(super) fn decide(&mut self, pod: &Pod, situation: &Situation) -> Decision {
         let started = Instant::now();
-        let until = started + self.settings.deadline;
+        let until = self.until();
         let (options, mut expired) = (self.settings.options, || Instant::now() >= until);
         let decision =
             decide::decide_in(&self.index, &mut self.matcher, pod, situation, options, &mut expired);
@@ -99,6 +106,9 @@ impl Core {
     }
 
     fn follow(&mut self, pod: &Pod, decision: Decision, now: Instant, wall: Timestamp) {
+        if !matches!(decision, Decision::OutOfTime(_)) {
+            self.was_in_time(pod);
+        }
         match decision {
             Decision::NotOurs => self.settle(pod, Vec::new()),
             Decision::Settled { reserve } => self.settle(pod, reserve),
@@ -130,12 +140,8 @@ impl Core {
                 }
             }
             Decision::OutOfTime(reason) => {
-                self.queue.delay(&pod.key, now);
-                let note = format!(
-                    "the search for devices did not end within {:?}; it goes on later. So far: {reason}",
-                    self.settings.deadline
-                );
-                self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
+                let cost = self.turn.map_or(self.settings.deadline, |turn| turn.began.elapsed());
+                self.was_late(pod, &reason, cost, now);
             }
             Decision::LeaveToScheduler { node } => {
                 self.queue.park(&pod.key);

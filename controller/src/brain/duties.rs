@@ -168,6 +168,8 @@ impl Core {
         if !self.is_synced() {
             return;
         }
+        self.begin_turn();
+        self.late.tidy(now);
         self.resolve_overlaps();
         self.acknowledge_hand_overs();
         let due: Vec<ObjectKey> = self

@@ -14,12 +14,13 @@ use crate::index::{
     Allocation, Change, Claim, CompanionOf, Held, Holder, Index, ObjectKey, Owner, Pod, Pool, Uid,
 };
 use crate::quantity::Quantity;
+use crate::queue::Rank;
 use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus, ShareName};
 use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,10 @@ pub(super) struct Elastic {
     busy: HashSet<Arc<str>>,
     /// Companions that were to lose their devices, and when.
     released: HashMap<Uid, Instant>,
+    /// Since when shares are to have more than they have, in seconds.
+    since: HashMap<Uid, i64>,
+    /// Claims whose share could grow, behind pods that stand before them.
+    behind: BTreeSet<(Rank, Uid)>,
 }
 
 /// What a node is told, as it was seen last.
@@ -92,6 +97,7 @@ impl Elastic {
     pub(super) fn gone(&mut self, uid: &str) {
         self.keys.remove(uid);
         self.released.remove(uid);
+        self.since.remove(uid);
         let parents: Vec<Uid> = self
             .companions
             .iter()
@@ -187,6 +193,11 @@ impl Core {
         for uid in due {
             self.elastic.due.remove(&uid);
             self.elastic.look.insert(uid);
+        }
+        while let Some((rank, _)) = self.elastic.behind.first()
+            && !self.queue.is_ahead(rank, now)
+        {
+            self.elastic.look.extend(self.elastic.behind.pop_first().map(|(_, uid)| uid));
         }
         let mut look: Vec<Uid> = std::mem::take(&mut self.elastic.look).into_iter().collect();
         look.sort_unstable();
@@ -347,6 +358,11 @@ impl Core {
                 Step::Limit(size) => return self.say_limit(parent, held, &node, name, (given, size), now),
                 // Nothing new for a claim that goes.
                 Step::Make(_) | Step::Allocate(_) if parent.deleting => continue,
+                Step::Make(_) | Step::Allocate(_)
+                    if self.is_behind(parent, (given, wish), &facts, now, wall) =>
+                {
+                    return;
+                }
                 Step::Make(_) | Step::Allocate(_) => {
                     let held_back = match &step {
                         Step::Make(size) => self.make_companion(of, parent, held, *size, now, wall),
@@ -381,9 +397,39 @@ impl Core {
                 }
             }
         }
+        if rests {
+            self.elastic.since.remove(&parent.uid);
+        }
         if rests && parent.limits.is_none() && companions.is_empty() {
             self.elastic.parents.remove(&parent.uid);
         }
+    }
+
+    /// Whether a share is to have more than it has while a pod is ready that stands before it: of higher priority
+    /// than its pods, or of the same and older than the wish. Then it is looked at again once no such pod is.
+    fn is_behind(
+        &mut self,
+        parent: &Claim,
+        (given, wish): (Size, Size),
+        companions: &[Companion],
+        now: Instant,
+        wall: Timestamp,
+    ) -> bool {
+        let held = companions.iter().filter(|companion| companion.held);
+        let has = held.fold(given, |sum, companion| sum.plus(companion.size));
+        // What is made smaller by an exchange is no growth, and its place is for nobody else.
+        if wish.beyond(has) == Size::ZERO {
+            return false;
+        }
+        let since = *self.elastic.since.entry(parent.uid.clone()).or_insert_with(|| wall.as_second());
+        let priority =
+            self.index.pods_of_claim(&parent.key).map(|pod| pod.priority).max().unwrap_or_default();
+        let rank = Rank::new(parent.key.clone(), priority, since);
+        let behind = self.queue.is_ahead(&rank, now);
+        if behind {
+            self.elastic.behind.insert((rank, parent.uid.clone()));
+        }
+        behind
     }
 
     /// The pool of a share as a decision for its pods would see it, if the controller may give of it.

@@ -38,6 +38,8 @@ enum Not {
     Yet,
     /// This is in the way.
     Because(String),
+    /// It took too long to find out.
+    Late(String),
 }
 
 /// A plan that counts as made, and its pod.
@@ -101,6 +103,18 @@ impl Core {
                 }
             }
             Err(Not::Yet) => return self.put_off(pod, &waiting, None, now),
+            Err(Not::Late(reason)) => {
+                let note = format!(
+                    "its group {} of {} pods was not decided within {:?}; it is tried again later, each time later. Ask \
+                     for less, or with fewer constraints: {reason}",
+                    group.name,
+                    waiting.len(),
+                    self.settings.deadline.saturating_mul(2)
+                );
+                let turn = self.put_off(pod, &waiting, Some((reasons::OUT_OF_TIME, note)), now);
+                self.were_late(waiting.iter().map(|member| &member.key), now);
+                return turn;
+            }
             Err(Not::Because(reason)) => {
                 let note = format!(
                     "its group {} needs devices for {} pods at once, or nobody of it gets any: {reason}",
@@ -147,12 +161,14 @@ impl Core {
                     for (claim, uid) in given.iter().flat_map(|given| &given.assumed.in_flight.claims) {
                         self.index.forget(claim, uid);
                     }
-                    let Not::Because(reason) = not else { return Err(not) };
                     let name = &member.key.name;
                     let (fitting, all) = (given.len(), members.len());
-                    return Err(Not::Because(format!(
-                        "{fitting} of {all} would fit, then pod {name}: {reason}"
-                    )));
+                    let then = |reason| format!("{fitting} of {all} would fit, then pod {name}: {reason}");
+                    return Err(match not {
+                        Not::Yet => Not::Yet,
+                        Not::Because(reason) => Not::Because(then(reason)),
+                        Not::Late(reason) => Not::Late(then(reason)),
+                    });
                 }
             }
         }
@@ -191,7 +207,7 @@ impl Core {
             Decision::Rejected(rejection) => because(rejection.to_string()),
             Decision::NoFit(reason) | Decision::Undo { reason, .. } => because(reason.to_string()),
             Decision::OutOfTime(reason) => {
-                because(format!("the search did not end in time; so far: {reason}"))
+                Err(Not::Late(format!("the search did not end in time; so far: {reason}")))
             }
             Decision::LeaveToScheduler { node } => because(format!(
                 "only node {node} could serve it, which is in scheduler mode; a gang needs the controller"

@@ -7,9 +7,9 @@
 
 use super::kept::Kept;
 use super::spare::hold_standing;
-use super::{Core, Effect, InFlight, Regarding, Report, reasons};
+use super::{Core, Effect, InFlight, Regarding, Report, Turn, reasons};
 use crate::act::{Eviction, Fate, Job, Victim, WriteError};
-use crate::decide::{self, Decision, NoFit, Plan, Situation, Stage};
+use crate::decide::{Decision, NoFit, Plan, Situation, Stage};
 use crate::index::{Change, Claim, Holder, ObjectKey, Pod, PodNeeds, Sym, Uid};
 use crate::preempt::{self, Choice, Room};
 use k8s_openapi::jiff::Timestamp;
@@ -17,6 +17,9 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// What an earlier controller began is taken up within so many times as long as a decision may take.
+const RESUMED_WITHIN: u32 = 10;
 
 /// What is going on.
 #[derive(Debug, Default)]
@@ -113,7 +116,8 @@ impl Core {
                 self.index.note_asked(*board, *place);
             }
         }
-        let choice = if self.may_preempt(pod) { self.choose(pod, None, now, wall) } else { Choice::None };
+        let may_help = self.may_preempt(pod) && !reason.is_for_good();
+        let choice = if may_help { self.choose(pod, None, now, wall) } else { Choice::None };
         match choice {
             // Nobody goes for what a quota would hold back.
             Choice::Room(room) if self.waits_for_quota(pod, &room.plan, now) => {
@@ -121,7 +125,7 @@ impl Core {
             }
             Choice::Room(room) => self.nominate(pod, &room, now),
             Choice::OutOfTime => {
-                self.queue.delay(&pod.key, now);
+                self.were_late(std::iter::once(&pod.key), now);
                 self.tell_pod(pod, reasons::DOES_NOT_FIT, &reason.to_string(), now);
             }
             // Who is spared may be evicted later: what others left for the pod stays kept until then.
@@ -184,7 +188,7 @@ impl Core {
             spared: &spared,
         };
         let started = Instant::now();
-        let until = started + self.settings.deadline;
+        let until = self.until();
         let mut expired = || Instant::now() >= until;
         let (index, matcher) = (&self.index, &mut self.matcher);
         let choice =
@@ -309,10 +313,21 @@ impl Core {
             .cloned()
             .collect();
         pods.sort_by_key(|pod| (std::cmp::Reverse(self.standing(pod)), pod.created, pod.key.clone()));
-        for pod in pods {
+        // Nobody is decided before, so it is bounded as a whole.
+        let began = Instant::now();
+        let until = began + self.settings.deadline.saturating_mul(RESUMED_WITHIN);
+        self.turn = Some(Turn { began, until });
+        let count = pods.len();
+        for (done, pod) in pods.into_iter().enumerate() {
+            if Instant::now() >= until {
+                tracing::warn!(
+                    left = count - done,
+                    "not all that was kept for pods could be looked at in time"
+                );
+                break;
+            }
             let situation = Situation { only: pod.nominated.clone(), ..self.situation(&pod, now) };
-            let (options, matcher) = (self.settings.options, &mut self.matcher);
-            let decision = decide::decide_in(&self.index, matcher, &pod, &situation, options, &mut || false);
+            let decision = self.decide(&pod, &situation);
             let plan = match decision {
                 Decision::Placed(plan) => Some(*plan),
                 _ if self.may_preempt(&pod) => match self.choose(&pod, pod.nominated.clone(), now, wall) {

@@ -67,6 +67,7 @@ impl Core {
             return;
         }
         self.reservations.looked = Some(now);
+        self.begin_turn();
         self.end_late_reservations(&reserving, now);
         self.tidy_reservations();
         self.reserve_next(&reserving, now, wall);
@@ -231,7 +232,7 @@ impl Core {
             evicted,
             spared: &nobody,
         };
-        let until = Instant::now() + self.settings.deadline;
+        let until = self.until();
         let mut expired = || Instant::now() >= until;
         let (index, matcher) = (&self.index, &mut self.matcher);
         preempt::choose(index, matcher, pod, &situation, &terms, self.settings.options, &mut expired)

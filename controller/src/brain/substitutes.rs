@@ -157,7 +157,7 @@ impl Core {
                 continue;
             }
             let situation = self.situation(&pod, now);
-            let until = Instant::now() + self.settings.deadline;
+            let until = self.until();
             let plan = decide::place_as_asked(
                 &self.index,
                 &mut self.matcher,

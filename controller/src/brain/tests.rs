@@ -13,6 +13,7 @@ mod compaction;
 mod elastic;
 mod gangs;
 mod heirs;
+mod late;
 mod preemption;
 mod reservations;
 mod substitutes;

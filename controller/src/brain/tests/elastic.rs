@@ -270,6 +270,8 @@ fn what_does_not_fit_is_told_and_granted_when_there_is_room() {
     assert!(told.note.contains("does not have 20Gi and 0 percent"), "{}", told.note);
     let gone = world.claim_with("b", &other, json!({}), json!({}));
     world.handle(Input::Claim(Seen::Delete(Box::new(gone))));
+    // Its pod is older than the wish, and is looked at first.
+    world.work();
     world.jobs.clear();
     assert_eq!(world.settle(&mut api), ["make", "grow", "limit"]);
 }
@@ -381,4 +383,28 @@ fn what_a_share_grew_by_is_of_use_while_a_quota_is_in_the_way_of_more() {
     world.wish(Some("memory=40Gi,cores=10"));
     assert_eq!(world.settle(&mut api), ["limit"]);
     assert_eq!(world.standing(&api), (Some(size(20, 10)), size(20, 30)));
+}
+
+/// Pods that wait stand where their priority puts them, and so does a share that is to grow.
+#[rstest::rstest]
+#[case::of_higher_priority(5, "gets")]
+#[case::of_the_same_and_older(0, "gets")]
+#[case::of_lower_priority(-5, "waits")]
+fn a_share_grows_behind_pods_that_stand_before_it(#[case] priority: i32, #[case] pod: &str) {
+    let (mut world, _) = World::elastic();
+    // All that is left of the GPU's memory, for one of them.
+    world.wish(Some("memory=80Gi"));
+    world.claim("b", &[fixtures::share("r", "70Gi", "10")]);
+    world.pod("b", &["b"], |pod| pod.spec.as_mut().expect("a spec").priority = Some(priority));
+    world.core.keep_elastic(world.now, Timestamp::from_second(2_000).expect("a time"));
+    world.collect();
+    let grows = world.jobs.iter().any(|job| matches!(job, Job::MakeCompanion { .. }));
+    assert_eq!(grows, pod == "waits", "{:?}", world.jobs);
+    world.work();
+    let given = world.jobs.iter().any(|job| matches!(job, Job::Allocate { .. }));
+    assert!(given || pod == "waits", "{:?}", world.jobs);
+    world.core.keep_elastic(world.now, Timestamp::from_second(2_000).expect("a time"));
+    world.collect();
+    let made = world.jobs.iter().filter(|job| matches!(job, Job::MakeCompanion { .. })).count();
+    assert_eq!(made, usize::from(pod == "waits"));
 }

@@ -1,0 +1,106 @@
+//! What ran out of time, by what was asked: pods that ask for the same of the same cluster do not each try it.
+
+use super::{Core, reasons};
+use crate::decide::NoFit;
+use crate::index::{ObjectKey, Pod};
+use crate::queue::wait_of_late;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::{Duration, Instant};
+
+/// What is known of one demand.
+#[derive(Debug)]
+struct Known {
+    times: u32,
+    until: Instant,
+    note: String,
+}
+
+/// Demands that ran out of time.
+#[derive(Debug, Default)]
+pub(super) struct Late {
+    known: HashMap<u64, Known>,
+}
+
+/// What is kept at most.
+const MOST: usize = 10_000;
+/// How long it is remembered how often something ran out of time, after its wait.
+const MEMORY: Duration = Duration::from_secs(600);
+
+impl Late {
+    /// Drops what is over.
+    pub(super) fn tidy(&mut self, now: Instant) {
+        self.known.retain(|_, known| known.until + MEMORY > now);
+        if self.known.len() > MOST {
+            self.known.retain(|_, known| known.until > now);
+        }
+    }
+}
+
+impl Core {
+    /// A number that pods have in common that ask for the same: what their claims want, where they could be, and
+    /// what they are among other pods.
+    fn demand(&self, pod: &Pod) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (&pod.key.namespace, pod.priority, &pod.node, &pod.nominated, &pod.labels).hash(&mut hasher);
+        format!("{:?} {:?} {:?}", pod.needs, pod.company, pod.volumes).hash(&mut hasher);
+        for key in pod.claim_keys() {
+            let Some(claim) = self.index.claim(&key) else { continue };
+            serde_json::to_string(&*claim.spec).unwrap_or_default().hash(&mut hasher);
+            // One that has devices is like no other.
+            let allocated = self.index.effective_allocation(&key);
+            allocated.map(|_| &claim.uid).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    /// Whether what a pod asks for ran out of time just now; then it waits as long.
+    pub(super) fn waits_as_late(&mut self, pod: &Pod, now: Instant) -> bool {
+        if self.late.known.is_empty() {
+            return false;
+        }
+        let demand = self.demand(pod);
+        let Some(known) = self.late.known.get(&demand).filter(|known| known.until > now) else {
+            return false;
+        };
+        let (times, until, note) = (known.times, known.until, known.note.clone());
+        self.queue.put_off(&pod.key, times, until);
+        self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
+        true
+    }
+
+    /// A pod could not be decided in time, which took so long. It waits in proportion, with all that ask for the
+    /// same.
+    pub(super) fn was_late(&mut self, pod: &Pod, reason: &NoFit, cost: Duration, now: Instant) {
+        let demand = self.demand(pod);
+        let times = self.late.known.get(&demand).map_or(0, |known| known.times).saturating_add(1);
+        let wait = wait_of_late(cost, times).max(self.settings.backoff.0);
+        let note = format!(
+            "not decided within {:?} (attempt {times}); the next is in {} s, for all pods that ask for the same. Ask \
+             for less in one pod, or with fewer constraints. So far: {reason}",
+            self.settings.deadline,
+            wait.as_secs().max(1)
+        );
+        self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
+        let until = now + wait;
+        self.queue.put_off(&pod.key, times, until);
+        self.late.known.insert(demand, Known { times, until, note });
+    }
+
+    /// A pod was decided in time.
+    pub(super) fn was_in_time(&mut self, pod: &Pod) {
+        self.queue.in_time(&pod.key);
+        if !self.late.known.is_empty() {
+            let demand = self.demand(pod);
+            self.late.known.remove(&demand);
+        }
+    }
+
+    /// Pods of a group could not be decided in time together.
+    pub(super) fn were_late<'p>(&mut self, pods: impl Iterator<Item = &'p ObjectKey>, now: Instant) {
+        let cost = self.turn.map_or(self.settings.deadline, |turn| turn.began.elapsed());
+        for pod in pods {
+            self.queue.run_late(pod, cost, now);
+        }
+    }
+}
