@@ -263,7 +263,8 @@ impl Server {
             "delete" => {
                 let options = delete_options(ask)?;
                 let kind = Arc::clone(&target.kind);
-                let request = request(target);
+                let mut request = request(target);
+                request.dry_run |= options.dry_run;
                 let deleted = self.api.delete(&request, &options).await?;
                 if deleted.gone && !kind.returns_deleted {
                     let uid = text(&deleted.object, &["metadata", "uid"]);

@@ -96,6 +96,11 @@ async fn a_dry_run_leaves_no_trace() {
     let before = handle.revision();
     api.create(&PostParams { dry_run: true, ..Default::default() }, &config_map("a")).await.unwrap();
     assert_eq!(handle.revision(), before);
+    api.create(&PostParams::default(), &config_map("b")).await.unwrap();
+    let before = handle.revision();
+    api.delete("b", &DeleteParams { dry_run: true, ..Default::default() }).await.unwrap();
+    assert_eq!(handle.revision(), before);
+    api.get("b").await.unwrap();
 }
 
 #[tokio::test]

@@ -19,6 +19,8 @@ pub(crate) struct DeleteOptions {
     pub(crate) uid: Option<String>,
     pub(crate) resource_version: Option<String>,
     pub(crate) propagation: Option<String>,
+    /// Deletions say it here, all other requests in the query.
+    pub(crate) dry_run: bool,
 }
 
 impl DeleteOptions {
@@ -32,6 +34,7 @@ impl DeleteOptions {
             resource_version: string(&["preconditions", "resourceVersion"]),
             propagation: string(&["propagationPolicy"])
                 .or_else(|| orphan.map(|o| if o { "Orphan" } else { "Background" }.to_owned())),
+            dry_run: body["dryRun"].as_array().is_some_and(|all| all.iter().any(|one| one == "All")),
         }
     }
 
