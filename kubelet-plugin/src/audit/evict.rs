@@ -1,16 +1,21 @@
-//! Evicts a pod that goes on using more than its share, after it is on record why.
+//! Ends a pod that goes on using more than its share, after it is on record why.
+//!
+//! The pod is deleted, not evicted through the Eviction API, for three reasons. A policy can tell from a pod that is
+//! deleted on which node it is, so that an agent ends pods of its own node alone (`aliquot-node-pods`). Whoever
+//! evades a limit could keep the pod by a PodDisruptionBudget that allows none. And the time that the pod has to end
+//! is ours to say, not the pod's. The kubelet, too, ends pods under node pressure whatever budgets say.
 
 use super::task::{API_TIMEOUT, EVICT_AGAIN};
 use super::whose::PodFacts;
 use crate::events::Events;
 use crate::reasons;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::policy::v1::Eviction;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{DeleteOptions, ObjectMeta, Preconditions};
-use kube::api::PostParams;
-use kube::core::Status;
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client};
 use tokio::time::timeout;
+
+/// How long the pod has to end, in seconds. The pod's own `terminationGracePeriodSeconds` may be a year.
+const GRACE_SECONDS: u32 = 30;
 
 /// What became of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +37,7 @@ pub(super) struct Evictor<'a> {
 }
 
 impl Evictor<'_> {
-    /// Asks the API to evict a pod that has too much of what `kind` says. It is rehearsed first, so that a pod
+    /// Asks the API to end a pod that has too much of what `kind` says. It is rehearsed first, so that a pod
     /// that stays is not told that it goes.
     pub(super) async fn evict(&self, pod: &PodFacts, uid: &str, kind: &str, claim: &str) -> Evicted {
         if let Some(ends) = self.ask(pod, uid, kind, claim, true).await {
@@ -59,17 +64,14 @@ impl Evictor<'_> {
         claim: &str,
         rehearsal: bool,
     ) -> Option<Evicted> {
-        // Not `Api::evict`, whose options the API server does not know by the name that kube gives them.
-        let eviction = Eviction {
-            metadata: ObjectMeta { name: Some(pod.name.clone()), ..ObjectMeta::default() },
-            delete_options: Some(DeleteOptions {
-                preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
-                ..DeleteOptions::default()
-            }),
+        let params = DeleteParams {
+            dry_run: rehearsal,
+            grace_period_seconds: Some(GRACE_SECONDS),
+            preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
+            ..DeleteParams::default()
         };
-        let params = PostParams { dry_run: rehearsal, ..PostParams::default() };
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-        let asked = api.create_subresource::<_, Status>("eviction", &pod.name, &params, &eviction);
+        let asked = api.delete(&pod.name, &params);
         let text = match timeout(API_TIMEOUT, asked).await {
             Ok(Ok(_)) => return None,
             Ok(Err(kube::Error::Api(status))) if status.code == 404 || status.code == 409 => {
@@ -95,7 +97,7 @@ fn unsaid(pod: &PodFacts, error: &dyn std::fmt::Display) -> Evicted {
 fn refusal(kind: &str, claim: &str, error: &dyn std::fmt::Display) -> String {
     format!(
         "uses more {kind} of the GPU than claim {claim} grants and cannot be evicted: {error}; trying again in \
-         {} s. A PodDisruptionBudget that allows no disruption has to give way, or delete the pod",
+         {} s. Delete the pod, or let the node's agent do it (kubeletPlugin.audit.evict of the chart)",
         EVICT_AGAIN.as_secs()
     )
 }
@@ -105,7 +107,7 @@ mod tests {
     use super::*;
     use aliquot_control_plane::{Fault, FaultRule, Handle, Matcher, Options, PodDeletion, serve};
     use k8s_openapi::api::events::v1::Event;
-    use kube::api::ListParams;
+    use kube::api::{ListParams, PostParams};
     use serde_json::json;
 
     struct World {
@@ -118,15 +120,21 @@ mod tests {
     impl World {
         async fn new() -> Self {
             let options = Options { pod_deletion: PodDeletion::Immediate, ..Options::default() };
+            Self::with(options, json!({})).await
+        }
+
+        /// A world with one pod, which has these fields besides.
+        async fn with(options: Options, spec: serde_json::Value) -> Self {
             let plane = serve(options).await.unwrap();
             let mut config = kube::Config::new(plane.url().parse().unwrap());
             config.default_retry = false;
             let client = Client::try_from(config).unwrap();
-            let pod: Pod = serde_json::from_value(json!({
+            let mut pod = json!({
                 "metadata": {"name": "greedy"},
                 "spec": {"nodeName": "n1", "containers": [{"name": "main", "image": "x"}]},
-            }))
-            .unwrap();
+            });
+            pod["spec"].as_object_mut().unwrap().extend(spec.as_object().cloned().unwrap());
+            let pod: Pod = serde_json::from_value(pod).unwrap();
             let api: Api<Pod> = Api::namespaced(client.clone(), "default");
             let made = api.create(&PostParams::default(), &pod).await.unwrap();
             let (uid, pod) = PodFacts::of(&made).unwrap();
@@ -188,10 +196,10 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_pod_that_a_budget_keeps_is_not_told_that_it_goes() {
+    async fn a_pod_that_may_not_be_ended_is_not_told_that_it_goes() {
         let world = World::new().await;
-        let evictions = Matcher::new("create", "pods").subresource("eviction");
-        world.plane.faults().add(fails(evictions, 429, "it would violate the pod's disruption budget"));
+        let deletions = Matcher::new("delete", "pods");
+        world.plane.faults().add(fails(deletions, 422, "it is not on that node"));
         assert_eq!(world.evict().await, Evicted::Refused);
         assert!(world.stays().await);
         // Told in the background.
@@ -202,5 +210,18 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
         assert_eq!(world.told().await, [reasons::AUDIT_EVICTION_REFUSED]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn neither_a_budget_nor_the_pods_own_grace_keeps_a_pod_that_evades_its_limit() {
+        let options = Options { pod_deletion: PodDeletion::Graceful, ..Options::default() };
+        let world = World::with(options, json!({"terminationGracePeriodSeconds": 31_536_000})).await;
+        let evictions = Matcher::new("create", "pods").subresource("eviction");
+        world.plane.faults().add(fails(evictions, 429, "it would violate the pod's disruption budget"));
+        assert_eq!(world.evict().await, Evicted::Yes);
+        let api: Api<Pod> = Api::namespaced(world.client.clone(), "default");
+        let pod = api.get("greedy").await.unwrap();
+        assert!(pod.metadata.deletion_timestamp.is_some());
+        assert_eq!(pod.metadata.deletion_grace_period_seconds, Some(i64::from(GRACE_SECONDS)));
     }
 }
