@@ -4,6 +4,7 @@
 //! the class come first and later ones override; opaque parameters are decoded strictly; quantities come
 //! from `consumedCapacity`, never from the request.
 
+use aliquot_model::allocation::{self, MarkedResult, stated_seconds};
 use aliquot_model::config::{self, Config, FailMode, GpuConfig, MpsConfig, ShareConfig};
 use aliquot_model::hold::Hold;
 use aliquot_model::{DeviceKind, DeviceName, ProfileName, Quantity};
@@ -171,16 +172,25 @@ pub fn hold(object: &ResourceClaim) -> Option<Hold> {
     consumers.iter().find_map(|c| Hold::read(c.api_group.as_deref(), &c.resource, &c.name))
 }
 
-/// When the claim was allocated, in seconds: `allocationTimestamp`, or what our controller wrote into its
-/// annotation, as servers of 1.34 drop the former. Nobody else may write it (policy `aliquot-allocations`),
-/// and it decides nothing but what that very claim is charged for, and only where the controller did not
-/// see the allocation.
+/// Returns when the claim was allocated, in seconds since 1970: `allocationTimestamp`, or the time in the
+/// controller's mark of this very allocation, as servers of 1.34 drop the former. A text that is not that mark
+/// counts for nothing, whoever wrote it and when. The time decides only what that claim is charged for, and
+/// only where the controller did not see the allocation.
 fn charged_since(object: &ResourceClaim) -> Option<i64> {
     let allocation = object.status.as_ref()?.allocation.as_ref()?;
     let stamped = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
     let written = || {
-        let annotation = object.metadata.annotations.as_ref()?.get(aliquot_model::names::ALLOCATION)?;
-        annotation.split_once('.')?.0.parse::<i64>().ok().filter(|seconds| *seconds > 0)
+        let mark = object.metadata.annotations.as_ref()?.get(aliquot_model::names::ALLOCATION)?;
+        let seconds = stated_seconds(mark).filter(|seconds| *seconds > 0)?;
+        let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+        let results = results.map(|result| MarkedResult {
+            request: &result.request,
+            driver: &result.driver,
+            pool: &result.pool,
+            device: &result.device,
+            share_id: result.share_id.as_deref(),
+        });
+        (allocation::mark(object.metadata.uid.as_deref()?, seconds, results) == *mark).then_some(seconds)
     };
     let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
     stamped.or_else(written).map(|since| since.max(created))

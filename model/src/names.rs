@@ -9,7 +9,7 @@ pub const NVIDIA_API_VERSION: &str = "resource.nvidia.com/v1beta1";
 /// Scheduling gate that the webhook sets and the controller lifts (Pod `spec.schedulingGates`).
 pub const SCHEDULING_GATE: &str = "aliquot.dev/allocation";
 /// Annotation by which the controller knows an allocation of its own again; begins with its time in
-/// seconds and a dot. A policy lets nobody else write it.
+/// seconds and a dot (see [`crate::allocation::mark`]). A policy lets nobody else change it.
 pub const ALLOCATION: &str = "aliquot.dev/allocation";
 /// Kubernetes' finalizer on an allocated claim.
 pub const CLAIM_FINALIZER: &str = "resource.kubernetes.io/delete-protection";

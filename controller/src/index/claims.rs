@@ -7,6 +7,7 @@ use crate::hold::heir::Bequest;
 use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
 use crate::substitute::Record;
+use aliquot_model::allocation::{self, MarkedResult};
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
@@ -15,7 +16,6 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
-use uuid::Uuid;
 
 /// Annotation by which an allocation of ours is known again: written before the allocation, it
 /// names exactly the devices that follow, so an allocation by anybody else does not match it.
@@ -197,26 +197,23 @@ impl Tombstones {
     }
 }
 
-/// The name of an allocation, also of one that is about to be written: see [`FINGERPRINT`]. The time is
-/// in clear before the dot: a server without `allocationTimestamp` (1.34 with its default gates) drops
-/// it from the status, and the annotation is then the only place that still knows it.
+/// Returns the mark of an allocation, also of one that is about to be written: see [`FINGERPRINT`].
 pub fn fingerprint(claim: &str, timestamp: i64, results: &[DeviceRequestAllocationResult]) -> String {
-    let mut text = format!("{claim} {timestamp}");
-    for result in results {
-        let share = result.share_id.as_deref().unwrap_or("-");
-        text.push_str(&format!(
-            " {} {} {} {} {share}",
-            result.request, result.driver, result.pool, result.device
-        ));
-    }
-    format!("{timestamp}.{}", Uuid::new_v5(&Uuid::NAMESPACE_OID, text.as_bytes()))
+    let results = results.iter().map(|result| MarkedResult {
+        request: &result.request,
+        driver: &result.driver,
+        pool: &result.pool,
+        device: &result.device,
+        share_id: result.share_id.as_deref(),
+    });
+    allocation::mark(claim, timestamp, results)
 }
 
-/// The name of an allocation as it stands in a claim with that annotation.
+/// Returns the mark of an allocation as it stands in a claim with that annotation.
 pub fn fingerprint_of(claim: &str, annotation: Option<&str>, allocation: &AllocationResult) -> String {
     let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_deref());
     let stamped = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
-    let written = || annotation?.split_once('.')?.0.parse().ok();
+    let written = || annotation.and_then(allocation::stated_seconds);
     fingerprint(claim, stamped.or_else(written).unwrap_or_default(), results.unwrap_or_default())
 }
 

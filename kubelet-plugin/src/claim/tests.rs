@@ -228,12 +228,37 @@ fn a_claim_is_charged_from_its_allocation_or_what_the_controller_wrote_down() {
             Some([(aliquot_model::names::ALLOCATION.to_owned(), text.to_owned())].into());
         since(&object)
     };
-    assert_eq!(written("1767323000.0d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f00"), Some(1_767_323_000));
-    for nonsense in ["", "x.y", "1767323000", "-5.x", "0.x"] {
+    let mark = |uid: &str, seconds| {
+        let result =
+            MarkedResult { request: "gpu", driver: DRIVER, pool: POOL, device: "gpu-3", share_id: None };
+        allocation::mark(uid, seconds, [result])
+    };
+    assert_eq!(written(&mark("u-1", 1_767_323_000)), Some(1_767_323_000));
+    for nonsense in ["", "x.y", "1767323000", "-5.x", "0.x", &mark("u-1", 0)] {
         assert_eq!(written(nonsense), None, "{nonsense}");
     }
     object.metadata.creation_timestamp = serde_json::from_value(json!("2026-01-02T03:04:00Z")).unwrap();
     object.metadata.annotations =
-        Some([(aliquot_model::names::ALLOCATION.to_owned(), "7.x".to_owned())].into());
+        Some([(aliquot_model::names::ALLOCATION.to_owned(), mark("u-1", 7))].into());
     assert_eq!(since(&object), Some(1_767_323_040), "not before the claim was made");
+}
+
+#[test]
+fn a_time_that_the_controller_did_not_write_for_this_allocation_charges_nothing_less() {
+    let mut object = claim(json!([result("gpu", "gpu-3")]), json!([]));
+    object.status.as_mut().unwrap().allocation.as_mut().unwrap().allocation_timestamp = None;
+    let late = 9_999_999_999;
+    let result = MarkedResult { request: "gpu", driver: DRIVER, pool: POOL, device: "gpu-3", share_id: None };
+    for forged in [
+        format!("{late}.x"),
+        format!("{late}.0d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f00"),
+        // Of a claim that this one is a copy of, and of other devices.
+        allocation::mark("u-0", late, [result]),
+        allocation::mark("u-1", late, [MarkedResult { device: "gpu-4", ..result }]),
+    ] {
+        object.metadata.annotations =
+            Some([(aliquot_model::names::ALLOCATION.to_owned(), forged.clone())].into());
+        let request = decode(&reference(), &object, DRIVER, POOL).unwrap();
+        assert_eq!(request.charged_since, None, "{forged}");
+    }
 }
