@@ -32,8 +32,13 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 14] = [
+const POLICIES: [&str; 19] = [
     "aliquot-node-slices",
+    "aliquot-node-claims",
+    "aliquot-node-pods",
+    "aliquot-controller-pods",
+    "aliquot-controller-nodes",
+    "aliquot-controller-records",
     "aliquot-fenced-writes",
     "aliquot-tolerations",
     "aliquot-blanket-tolerations",
@@ -314,5 +319,41 @@ fn ignore_absent(result: kube::Result<()>) -> kube::Result<()> {
     match result {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_policy_and_no_class_of_the_chart_is_left_behind() {
+        let manifests = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/manifests/aliquot.yaml");
+        let manifests = std::fs::read_to_string(manifests).expect("the rendered chart");
+        let names = |kind: &str| -> Vec<String> {
+            let objects =
+                manifests.split("\n---\n").filter(|object| object.contains(&format!("\nkind: {kind}\n")));
+            let name = |object: &str| {
+                let (_, metadata) = object.split_once("\nmetadata:\n").expect("metadata");
+                metadata
+                    .trim_start()
+                    .strip_prefix("name: ")
+                    .expect("a name")
+                    .lines()
+                    .next()
+                    .map(str::to_owned)
+            };
+            let mut names: Vec<String> = objects.filter_map(name).collect();
+            names.sort();
+            names
+        };
+        let sorted = |names: &[&str]| {
+            let mut names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names("ValidatingAdmissionPolicy"), sorted(&POLICIES));
+        assert_eq!(names("ValidatingAdmissionPolicyBinding"), sorted(&POLICIES));
+        assert_eq!(names("DeviceClass"), sorted(&CLASSES));
     }
 }

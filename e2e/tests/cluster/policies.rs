@@ -4,12 +4,14 @@
 use crate::support::{on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::objects;
-use aliquot_model::names::CLAIM_FINALIZER;
+use aliquot_model::names::{ALLOCATION, CLAIM_FINALIZER};
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use kube::Client;
-use kube::api::{Api, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
@@ -37,6 +39,15 @@ fn refused<T: Debug>(what: &str, answer: kube::Result<T>, words: &str) -> Result
             Ok(())
         }
         Err(other) => Err(other).context(what.to_owned()),
+    }
+}
+
+/// It was refused by one of our policies with these words, or by the server's own check of who may write what of
+/// a claim's status, which Kubernetes 1.36 and newer have.
+fn refused_here_or_there<T: Debug>(what: &str, answer: kube::Result<T>, words: &str) -> Result<()> {
+    match answer {
+        Err(kube::Error::Api(status)) if status.message.contains("permission: resourceclaims.") => Ok(()),
+        other => refused(what, other, words),
     }
 }
 
@@ -198,6 +209,256 @@ fn users_cannot_drop_the_finalizer_of_an_allocated_claim() -> Result<()> {
         let own = json!({"metadata": {"finalizers": [CLAIM_FINALIZER]}});
         accepted("a finalizer", alice.patch("idle", &PatchParams::default(), &Patch::Merge(&own)).await)?;
         accepted("its removal", alice.patch("idle", &PatchParams::default(), &Patch::Merge(&drop)).await)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_node_agent_writes_only_its_own_part_of_claims_of_its_own_node() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("node-claims").await?;
+        let request = objects::partition_of("gpu", "1g.10gb", "A100");
+        cluster.create(&[
+            objects::claim(&namespace, "mine", std::slice::from_ref(&request)),
+            objects::claim(&namespace, "elsewhere", &[request]),
+            objects::PodManifest::of_claim(&namespace, "user", "mine").build(),
+        ])?;
+        cluster.running(&namespace, "user").await?;
+        let admin = Api::<ResourceClaim>::namespaced(cluster.client.clone(), &namespace);
+        let device = json!({
+            "request": "gpu", "driver": "gpu.aliquot.dev", "pool": "gpu.aliquot.dev/elsewhere", "device": "gpu-0",
+        });
+        let field = json!({"key": "metadata.name", "operator": "In", "values": ["elsewhere"]});
+        let allocation = json!({
+            "devices": {"results": [device]},
+            "nodeSelector": {"nodeSelectorTerms": [{"matchFields": [field]}]},
+        });
+        let patch = Patch::Merge(json!({"status": {"allocation": allocation}}));
+        admin.patch_status("elsewhere", &PatchParams::default(), &patch).await?;
+
+        let agents = cluster.system_pods("kubelet-plugin").await?;
+        let agent = agents.first().context("no agent")?;
+        let client = cluster.client_of_pod("aliquot-kubelet-plugin", agent).await?;
+        let claims = Api::<ResourceClaim>::namespaced(client, &namespace);
+        let write = async |name: &str, patch: Value| {
+            claims.patch_status(name, &dry_patch(), &Patch::Merge(patch)).await
+        };
+        let devices = cluster
+            .wait_for("the agent's part of the status", || async {
+                Ok(admin.get("mine").await?.status.and_then(|status| status.devices))
+            })
+            .await?;
+        let mut devices = serde_json::to_value(devices)?;
+        devices[0]["data"] = json!({"gpuUUID": "another"});
+        accepted("its own entry", write("mine", json!({"status": {"devices": devices}})).await)?;
+        let words = "may not change allocation and reservedFor";
+        let answer = write("mine", json!({"status": {"reservedFor": null}})).await;
+        refused_here_or_there("another reservation", answer, words)?;
+        let consumer = json!([{"resource": "pods", "name": "x", "uid": "y"}]);
+        let answer = write("mine", json!({"status": {"reservedFor": consumer}})).await;
+        refused_here_or_there("a made-up consumer", answer, words)?;
+        let metadata = json!({"metadata": {"finalizers": null}});
+        refused("the finalizer's removal", write("mine", metadata).await, "may not change metadata")?;
+        let metadata = json!({"metadata": {"annotations": {ALLOCATION: "1.x"}}});
+        refused("an annotation", write("mine", metadata.clone()).await, "may not change metadata")?;
+        let words = "has no device of node";
+        refused("another node's claim", write("elsewhere", metadata).await, words)?;
+        let answer = write("elsewhere", json!({"status": {"allocation": null}})).await;
+        refused_here_or_there("another node's allocation", answer, words)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_node_agent_ends_pods_of_its_own_node_only() -> Result<()> {
+    on_any_cluster(async |cluster: &Cluster| {
+        cluster.configure(&["kubeletPlugin.audit.evict=true"]).await?;
+        let namespace = cluster.namespace("node-pods").await?;
+        let pod = |name: &str, node: &str| {
+            let container = json!({"name": "main", "image": "none", "imagePullPolicy": "Never"});
+            json!({
+                "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": &namespace},
+                "spec": {"nodeName": node, "containers": [container]},
+            })
+        };
+        let node = cluster.setting("NODE_NAME")?;
+        cluster.create(&[pod("here", node), pod("elsewhere", "elsewhere")])?;
+        let agents = cluster.system_pods("kubelet-plugin").await?;
+        let agent = agents.first().context("no agent")?;
+        let client = cluster.client_of_pod("aliquot-kubelet-plugin", agent).await?;
+        let pods = Api::<Pod>::namespaced(client, &namespace);
+        let dry = DeleteParams { dry_run: true, ..DeleteParams::default() };
+        accepted("a pod of its node", pods.delete("here", &dry).await)?;
+        let words = "which is not on that node";
+        refused("a pod of another node", pods.delete("elsewhere", &dry).await, words)?;
+        let unbound = cluster.client_of_account("aliquot-kubelet-plugin").await?;
+        let pods = Api::<Pod>::namespaced(unbound, &namespace);
+        refused("a token without a node", pods.delete("here", &dry).await, words)?;
+        cluster.delete_namespace(&namespace).await?;
+        cluster.configure(&[]).await
+    })
+}
+
+#[test]
+fn the_controller_changes_gates_and_what_begins_with_our_name_and_nothing_else() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("controller-rights").await?;
+        let container = json!({"name": "main", "image": "none", "imagePullPolicy": "Never"});
+        let gates = json!([{"name": "aliquot.dev/allocation"}, {"name": "example.com/other"}]);
+        cluster.create(&[json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "name": "gated", "namespace": &namespace,
+                "labels": {"app": "x"}, "annotations": {"example.com/team": "a", "aliquot.dev/gang-size": "2"},
+            },
+            "spec": {"containers": [container], "schedulingGates": gates},
+        })])?;
+        let pods_of_ours = cluster.system_pods("controller").await?;
+        let controller = pods_of_ours.first().context("no controller")?;
+        let client = cluster.client_of_pod("aliquot-controller", controller).await?;
+        let pods = Api::<Pod>::namespaced(client.clone(), &namespace);
+        let patch = async |patch: Value| pods.patch("gated", &dry_patch(), &Patch::Merge(patch)).await;
+        let ours = json!({"spec": {"schedulingGates": [{"name": "example.com/other"}]}});
+        accepted("its gate", patch(ours).await)?;
+        accepted(
+            "its annotation",
+            patch(json!({"metadata": {"annotations": {"aliquot.dev/x": "y"}}})).await,
+        )?;
+        accepted(
+            "none of its",
+            patch(json!({"metadata": {"annotations": {"aliquot.dev/gang-size": null}}})).await,
+        )?;
+        let not_ours = json!({"spec": {"schedulingGates": [{"name": "aliquot.dev/allocation"}]}});
+        let image = json!({"spec": {"containers": [{"name": "main", "image": "evil"}]}});
+        let image = pods.patch("gated", &dry_patch(), &Patch::Strategic(image)).await;
+        refused("an image", image, "may change the scheduling gate only")?;
+        let admin = Api::<Pod>::namespaced(cluster.client.clone(), &namespace);
+        let mut tolerations =
+            serde_json::to_value(admin.get("gated").await?.spec.and_then(|spec| spec.tolerations))?;
+        tolerations.as_array_mut().context("no tolerations")?.push(json!({"operator": "Exists"}));
+        let toleration = json!({"spec": {"tolerations": tolerations}});
+        let owner = json!([{"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "u"}]);
+        let cases = [
+            ("somebody else's gate", not_ours, "may only remove aliquot.dev/allocation"),
+            ("a toleration", toleration, "may change the scheduling gate only"),
+            (
+                "a node selector",
+                json!({"spec": {"nodeSelector": {"a": "b"}}}),
+                "may change the scheduling gate only",
+            ),
+            ("a label", json!({"metadata": {"labels": {"app": "y"}}}), "of labels the controller"),
+            ("a label less", json!({"metadata": {"labels": {"app": null}}}), "of labels the controller"),
+            (
+                "an annotation",
+                json!({"metadata": {"annotations": {"example.com/x": "y"}}}),
+                "of annotations the",
+            ),
+            ("an owner", json!({"metadata": {"ownerReferences": owner}}), "finalizers and owners"),
+        ];
+        for (what, change, words) in cases {
+            refused(what, patch(change).await, words)?;
+        }
+        let status = async |status: Value| {
+            pods.patch_status("gated", &dry_patch(), &Patch::Merge(json!({"status": status}))).await
+        };
+        accepted("a nomination", status(json!({"nominatedNodeName": "n1"})).await)?;
+        for other in [json!({"phase": "Failed"}), json!({"podIP": "10.0.0.1"}), json!({"conditions": null})] {
+            refused("another status", status(other).await, "may change nominatedNodeName only")?;
+        }
+        let nodes = Api::<Node>::all(client.clone());
+        let name = cluster.setting("NODE_NAME")?;
+        let patch = async |patch: Value| nodes.patch(name, &dry_patch(), &Patch::Merge(patch)).await;
+        let ours = json!({"metadata": {"annotations": {"aliquot.dev/hand-over-acknowledged": "3"}}});
+        accepted("an acknowledgement", patch(ours).await)?;
+        let words = "of labels the controller";
+        refused("a label", patch(json!({"metadata": {"labels": {"zone": "x"}}})).await, words)?;
+        let words = "and nothing else";
+        refused("a cordon", patch(json!({"spec": {"unschedulable": true}})).await, words)?;
+        let taints = json!([{"key": "x", "effect": "NoExecute"}]);
+        refused("a taint", patch(json!({"spec": {"taints": taints}})).await, words)?;
+        let words = "the controller writes Secret aliquot-webhook-tls";
+        let other: Secret = serde_json::from_value(json!({"metadata": {"name": "other"}}))?;
+        let secrets = Api::<Secret>::namespaced(client.clone(), SYSTEM);
+        refused("another Secret", secrets.create(&dry(), &other).await, words)?;
+        accepted("its own Secret", secrets.get("aliquot-webhook-tls").await)?;
+        ensure!(secrets.get("other").await.is_err_and(|error| error.to_string().contains("forbidden")));
+        let other: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "other"}}))?;
+        let own: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "aliquot-will-x"}}))?;
+        let maps = Api::<ConfigMap>::namespaced(client, SYSTEM);
+        refused("another ConfigMap", maps.create(&dry(), &other).await, words)?;
+        accepted("one of its own", maps.create(&dry(), &own).await)?;
+        refused(
+            "one of others",
+            maps.delete("kube-root-ca.crt", &DeleteParams { dry_run: true, ..DeleteParams::default() }).await,
+            words,
+        )?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// As if the driver had been installed after the claim was made.
+#[test]
+fn what_was_there_before_us_and_what_a_backup_restores_can_be_updated_and_deleted() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("before-us").await?;
+        let claims = Api::<ResourceClaim>::namespaced(cluster.client.clone(), &namespace);
+        let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(cluster.client.clone());
+        let names = ["aliquot-tolerations", "aliquot-blanket-tolerations"];
+        let mut kept = Vec::new();
+        for name in names {
+            let mut binding = bindings.get(name).await?;
+            binding.metadata.resource_version = None;
+            binding.metadata.uid = None;
+            binding.metadata.managed_fields = None;
+            kept.push(binding);
+            bindings.delete(name, &DeleteParams::default()).await?;
+        }
+        let request = |tolerations: Value| json!({"name": "gpu", "exactly": {"deviceClassName": "share.aliquot.dev", "tolerations": tolerations}});
+        let ours = json!([{"key": "gpu.aliquot.dev/controller-allocated", "operator": "Exists"}]);
+        let mut made = Vec::new();
+        for (name, tolerations) in [("blanket", json!([{"operator": "Exists"}])), ("ours", ours)] {
+            let mut claim = objects::claim(&namespace, name, &[request(tolerations)]);
+            claim["metadata"]["finalizers"] = json!(["example.com/kept"]);
+            let claim = serde_json::from_value(claim)?;
+            made.push(
+                cluster
+                    .wait_for("a claim from before the policies", || async {
+                        Ok(claims.create(&PostParams::default(), &claim).await.ok())
+                    })
+                    .await,
+            );
+        }
+        for binding in &kept {
+            bindings.create(&PostParams::default(), binding).await?;
+        }
+        for claim in made {
+            claim?;
+        }
+        let blanket = serde_json::from_value(objects::claim(
+            &namespace,
+            "late",
+            &[request(json!([{"key": "gpu.aliquot.dev/held", "operator": "Exists"}]))],
+        ))?;
+        cluster
+            .wait_for("the policies", || async {
+                Ok(claims.create(&dry(), &blanket).await.is_err().then_some(()))
+            })
+            .await?;
+        for name in ["blanket", "ours"] {
+            let label = json!({"metadata": {"labels": {"team": "a"}}});
+            accepted("a label", claims.patch(name, &PatchParams::default(), &Patch::Merge(&label)).await)?;
+            accepted("the deletion", claims.delete(name, &DeleteParams::default()).await)?;
+            let free = json!({"metadata": {"finalizers": null}});
+            accepted("its end", claims.patch(name, &PatchParams::default(), &Patch::Merge(&free)).await)?;
+        }
+        // From a backup, with the annotation that the controller had written.
+        let mut restored =
+            objects::claim(&namespace, "restored", &[objects::partition_of("gpu", "1g.10gb", "A100")]);
+        restored["metadata"]["annotations"] =
+            json!({ALLOCATION: "9999999999.0d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f00"});
+        cluster
+            .create(&[restored, objects::PodManifest::of_claim(&namespace, "user", "restored").build()])?;
+        cluster.running(&namespace, "user").await?;
         cluster.delete_namespace(&namespace).await
     })
 }

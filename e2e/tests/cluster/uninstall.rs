@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use kube::api::{Api, ListParams};
+use serde_json::json;
 
 #[test]
 fn after_an_uninstall_pods_run_on_and_end_and_nothing_of_ours_is_left() -> Result<()> {
@@ -43,6 +44,17 @@ async fn leave(cluster: &Cluster) -> Result<()> {
         PodManifest::of_template(&namespace, "part", "part").build(),
         PodManifest::of_template(&namespace, "whole", "whole").build(),
         objects::immediate(objects::claim(&namespace, "kept", &[objects::gpu_of("gpu", "H100")])),
+    ])?;
+    cluster.create(&[
+        json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuQuota",
+            "metadata": {"name": "theirs", "namespace": &namespace}, "spec": {"hard": {"memory": "1Ti"}},
+        }),
+        json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuBudget",
+            "metadata": {"name": "theirs", "namespace": &namespace},
+            "spec": {"gpuHours": 1000, "window": {"rolling": "24h"}, "enforcement": "Warn"},
+        }),
     ])?;
     cluster
         .wait_for("a claim that has devices without a pod", || async {
@@ -80,6 +92,9 @@ async fn leave(cluster: &Cluster) -> Result<()> {
 
     let left = cluster.cluster_objects().await?;
     ensure!(left.is_empty(), "left in the cluster: {left:?}");
+    for kind in ["gpuquotas.aliquot.dev", "gpubudgets.aliquot.dev"] {
+        cluster.kubectl(&["-n", &namespace, "get", kind, "theirs"]).context("the users' own objects stay")?;
+    }
     let waiting = cluster.pod(&namespace, "waiting").await?.context("no pod")?;
     ensure!(!gated(&waiting), "no gate of ours is left");
     let kept = cluster.claim(&namespace, "kept").await?.context("no claim")?;

@@ -20,3 +20,14 @@ system:serviceaccount:{{ .Release.Namespace }}:aliquot-kubelet-plugin
 {{- define "aliquot.uninstallUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:aliquot-uninstall
 {{- end }}
+
+{{/* Validations: of the labels (or annotations) of an object only ours are changed. Takes the field's name. */}}
+{{- define "aliquot.onlyOurKeys" -}}
+- expression: >-
+    object.metadata.?{{ . }}.orValue({}).all(k, k.startsWith('aliquot.dev/') ||
+    oldObject.metadata.?{{ . }}[?k] == object.metadata.?{{ . }}[?k]) &&
+    oldObject.metadata.?{{ . }}.orValue({}).all(k, k.startsWith('aliquot.dev/') ||
+    k in object.metadata.?{{ . }}.orValue({}))
+  messageExpression: >-
+    request.resource.resource + ' ' + request.name + ': of {{ . }} the controller may change only those that begin with aliquot.dev/'
+{{- end }}
