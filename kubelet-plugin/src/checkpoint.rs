@@ -4,6 +4,7 @@
 //! second part as they lie on disk, never a re-encoding of them, so that a release that writes a field
 //! more or less can still read it (dra-driver-nvidia-gpu#1326 is what happens otherwise). Fields that
 //! this release does not know are kept and written back; only a higher `version` is refused.
+//! Blanks at the end give the file room to be written again in its own place ([`crate::store`]).
 
 use crate::ledger::Ledger;
 use serde::{Deserialize, Serialize};
@@ -56,23 +57,70 @@ fn checksum(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The file's bytes. `sequence` orders copies: the higher is the newer.
+/// Every file's size is a multiple of this, in bytes.
+const GRAIN: usize = 16 << 10;
+/// Room for notes about claims (when the kubelet asked first to give them back, that it is under way), on top
+/// of a quarter of the content; in bytes. A note has about 50, a claim 500 at least.
+const ROOM: usize = 4 << 10;
+
+/// A ledger as text, and the number that orders copies: the higher is the newer.
+#[derive(Debug)]
+pub struct Content {
+    text: Vec<u8>,
+    sequence: u64,
+}
+
+impl Content {
+    /// With blanks at the end, so that the file has `size` bytes; as it is if it has more without.
+    ///
+    /// # Errors
+    /// If the header does not serialise, which its types exclude.
+    pub fn padded(mut self, size: usize) -> Result<Self, serde_json::Error> {
+        // The header of a file that large has as many digits.
+        let around = self.header(size)?.len().saturating_add(1);
+        let length = size.saturating_sub(around).max(self.text.len());
+        self.text.resize(length, b' ');
+        Ok(self)
+    }
+
+    /// With blanks at the end: giving its claims back makes a file that is no larger.
+    ///
+    /// # Errors
+    /// As [`Self::padded`].
+    pub fn with_room(self) -> Result<Self, serde_json::Error> {
+        let length = self.text.len();
+        let wanted = length.saturating_add(length / 4).saturating_add(ROOM);
+        self.padded(wanted.next_multiple_of(GRAIN))
+    }
+
+    fn header(&self, bytes: usize) -> Result<Vec<u8>, serde_json::Error> {
+        serde_json::to_vec(&Header {
+            format: MAGIC.to_owned(),
+            version: VERSION,
+            sequence: self.sequence,
+            bytes,
+            sha256: checksum(&self.text),
+        })
+    }
+
+    /// The file's bytes.
+    ///
+    /// # Errors
+    /// As [`Self::padded`].
+    pub fn file(&self) -> Result<Vec<u8>, serde_json::Error> {
+        let mut bytes = self.header(self.text.len())?;
+        bytes.push(b'\n');
+        bytes.extend_from_slice(&self.text);
+        Ok(bytes)
+    }
+}
+
+/// A ledger as the content of a file.
 ///
 /// # Errors
 /// If the ledger does not serialise, which its types exclude.
-pub fn encode(ledger: &Ledger, sequence: u64) -> Result<Vec<u8>, serde_json::Error> {
-    let content = serde_json::to_vec_pretty(ledger)?;
-    let header = Header {
-        format: MAGIC.to_owned(),
-        version: VERSION,
-        sequence,
-        bytes: content.len(),
-        sha256: checksum(&content),
-    };
-    let mut bytes = serde_json::to_vec(&header)?;
-    bytes.push(b'\n');
-    bytes.extend_from_slice(&content);
-    Ok(bytes)
+pub fn encode(ledger: &Ledger, sequence: u64) -> Result<Content, serde_json::Error> {
+    Ok(Content { text: serde_json::to_vec_pretty(ledger)?, sequence })
 }
 
 /// Reads a file's bytes: ledger and sequence number.
@@ -111,6 +159,10 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
+    fn file(ledger: &Ledger, sequence: u64) -> Vec<u8> {
+        encode(ledger, sequence).unwrap().file().unwrap()
+    }
+
     fn gpu() -> GpuUuid {
         GpuUuid::parse("GPU-0000").unwrap()
     }
@@ -143,13 +195,23 @@ mod tests {
         #[test]
         fn what_is_encoded_is_decoded(names in prop::collection::vec(".{0,20}", 0..4), sequence: u64) {
             let ledger = ledger(&names);
-            let bytes = encode(&ledger, sequence).unwrap();
+            let bytes = file(&ledger, sequence);
+            prop_assert_eq!(decode(&bytes), Ok((ledger, sequence)));
+        }
+
+        #[test]
+        fn blanks_change_nothing_but_the_size(names in prop::collection::vec(".{0,20}", 0..40), sequence: u64) {
+            let ledger = ledger(&names);
+            let bare = file(&ledger, sequence);
+            let bytes = encode(&ledger, sequence).unwrap().with_room().unwrap().file().unwrap();
+            prop_assert!(bytes.len() >= bare.len() + bare.len() / 4, "{} after {}", bytes.len(), bare.len());
+            prop_assert_eq!(bytes.len() % GRAIN, 0);
             prop_assert_eq!(decode(&bytes), Ok((ledger, sequence)));
         }
 
         #[test]
         fn every_truncation_and_every_flipped_byte_is_noticed(cut in 0usize..2000, flip in 0usize..2000) {
-            let bytes = encode(&ledger(&["a".to_owned()]), 1).unwrap();
+            let bytes = file(&ledger(&["a".to_owned()]), 1);
             let cut = cut % bytes.len();
             prop_assert!(decode(&bytes[..cut]).is_err());
             // The header's own sequence number is not covered; its digits are all that may change.
@@ -181,20 +243,20 @@ mod tests {
 
     #[test]
     fn fields_of_a_newer_release_survive_a_downgrade() {
-        let bytes = encode(&ledger(&["a".to_owned()]), 1).unwrap();
+        let bytes = file(&ledger(&["a".to_owned()]), 1);
         let newer = rewrite(&bytes, |content| {
             content["future"] = json!({"x": 1});
             content["claims"]["u-0"]["alsoNew"] = json!("y");
         });
         let (read, _) = decode(&newer).unwrap();
-        let again = encode(&read, 2).unwrap();
+        let again = file(&read, 2);
         let text = String::from_utf8(again).unwrap();
         assert!(text.contains("\"future\"") && text.contains("\"alsoNew\""), "{text}");
     }
 
     #[test]
     fn a_newer_format_is_named_not_guessed() {
-        let bytes = encode(&Ledger::default(), 1).unwrap();
+        let bytes = file(&Ledger::default(), 1);
         let text = String::from_utf8(bytes).unwrap().replacen("\"version\":1", "\"version\":2", 1);
         assert_eq!(decode(text.as_bytes()), Err(CheckpointError::Newer { found: 2 }));
     }

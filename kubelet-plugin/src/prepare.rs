@@ -228,7 +228,7 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         if ledger.releases.prepare(acknowledged) {
             self.machine.probe.at("before forgetting");
-            locked.save(&ledger)?;
+            locked.save_releasing(&ledger)?;
             self.machine.probe.at("after forgetting");
         }
         Ok(releases::spec(&ledger))
@@ -296,26 +296,51 @@ impl Node {
                     let mut locked = self.store.lock(self.lock_timeout)?;
                     let mut ledger = locked.load()?.ledger;
                     forget_attempt(&mut ledger, record);
-                    locked.save(&ledger)?;
+                    locked.save_releasing(&ledger)?;
                     PrepareError::Step { step, source }
                 }
                 Err(undo) => PrepareError::StepAndUndo { step, source, undo: Box::new(undo.1) },
             });
         }
+        let confirmed = std::mem::replace(&mut record.confirmed, true);
         record.state = State::Completed;
-        record.confirmed = true;
-        let prepared = self.answer(&record);
+        let error = match self.complete(record.clone()) {
+            Ok(()) => return Ok(self.answer(&record)),
+            // What cannot be written down must not be held: the disk may have filled up meanwhile.
+            Err(error @ (PrepareError::Store(StoreError::Full { .. }) | PrepareError::Step { .. })) => error,
+            Err(error) => return Err(error),
+        };
+        record.state = State::Started;
+        record.confirmed = confirmed;
+        let undone = self.undo_all(&record, ledger, &record.boot_id);
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        if ledger.claims.get(&uid).is_none_or(|there| there.state != State::Started) {
+        match undone {
+            Ok(()) => forget_attempt(&mut ledger, record),
+            Err((undo, error)) => {
+                tracing::warn!(%undo, %error, "a claim that is not prepared holds hardware");
+                put(&mut ledger, record);
+            }
+        }
+        locked.save_releasing(&ledger)?;
+        if let Err(error) = self.rebalance(&ledger) {
+            tracing::warn!(%error, "best-effort shares keep the cap of a claim that is not prepared");
+        }
+        Err(error)
+    }
+
+    /// Writes that a claim is prepared, and what the others may have beside it.
+    fn complete(&self, record: Record) -> Result<(), PrepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if ledger.claims.get(&record.claim.uid).is_none_or(|there| there.state != State::Started) {
             return Err(PrepareError::Interfered { claim: record.claim });
         }
         put(&mut ledger, record);
         self.machine.probe.at("before completion");
         locked.save(&ledger)?;
         self.machine.probe.at("after completion");
-        self.rebalance(&ledger)?;
-        Ok(prepared)
+        self.rebalance(&ledger)
     }
 
     /// The same answer again: whatever is missing (a CDI spec that was wiped, a partition that somebody
@@ -348,7 +373,7 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         if changed || before != record {
             put(&mut ledger, record);
-            locked.save(&ledger)?;
+            locked.save_releasing(&ledger)?;
         }
         self.rebalance(&ledger)?;
         Ok(prepared)
@@ -416,7 +441,7 @@ impl Node {
                 // From here on it is not what the kubelet was told any more.
                 record.state = State::Lost;
                 put(&mut ledger, record.clone());
-                locked.save(&ledger)?;
+                locked.save_releasing(&ledger)?;
             }
             ledger
         };
@@ -425,7 +450,7 @@ impl Node {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
             forget_attempt(&mut ledger, record);
-            locked.save(&ledger)?;
+            locked.save_releasing(&ledger)?;
         }
         Ok(())
     }

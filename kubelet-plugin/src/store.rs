@@ -6,13 +6,22 @@
 //!
 //! Two equal copies are kept, each replaced by rename after fsync. The newer one that reads wins, so a
 //! truncated file costs nothing (dra-driver-nvidia-gpu#1100, #1259).
+//!
+//! A third file of the same size is the reserve, which only giving back may use ([`Locked::save_releasing`]):
+//! on a full disk nothing is prepared, and everything that is prepared can be unprepared.
+
+mod files;
+mod reserve;
+
+pub(crate) use files::io_error;
+pub use files::{replace, sync_dir};
 
 use crate::checkpoint::{self, CheckpointError};
 use crate::ledger::Ledger;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -46,6 +55,18 @@ pub enum StoreError {
         /// What it says.
         source: CheckpointError,
     },
+    /// No block or no inode is left, or a quota is used up.
+    #[error(
+        "cannot {action} {}: {source}: free space or inodes on the file system of {} (df -h, df -i), for until then nothing new is prepared there; what is prepared can be unprepared", path.display(), path.parent().unwrap_or(path).display()
+    )]
+    Full {
+        /// What was tried.
+        action: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// The file system refused.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
@@ -56,12 +77,6 @@ pub enum StoreError {
         /// Why not.
         source: io::Error,
     },
-}
-
-/// Makes an [`StoreError::Io`].
-pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
-    let path = path.to_owned();
-    move |source| StoreError::Io { action, path, source }
 }
 
 /// The data directory.
@@ -173,23 +188,74 @@ impl Locked {
         }
     }
 
-    /// Writes both copies. After the return, or a crash, at least one is whole.
+    /// Writes both copies, to take something on. After the return, or a crash, at least one is whole, and
+    /// there is room to give back everything that the ledger holds.
     ///
     /// # Errors
-    /// If the first copy cannot be written. The second one is only worth a warning.
+    /// If the reserve or the first copy cannot be written; [`StoreError::Full`] on a full disk. The ledger on
+    /// disk is then what it was. A second copy that cannot be written is only worth a warning.
     pub fn save(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
-        self.sequence = self.sequence.saturating_add(1);
+        let bytes = self.encode(ledger, None)?;
+        reserve::keep(&self.dir, bytes.len())?;
         let [first, second] = FILES.map(|name| self.dir.join(name));
-        let bytes = checkpoint::encode(ledger, self.sequence).map_err(|error| StoreError::Io {
-            action: "encode",
-            path: first.clone(),
-            source: error.into(),
-        })?;
         replace(&first, &bytes, 0o600)?;
         if let Err(error) = replace(&second, &bytes, 0o600) {
             tracing::warn!(%error, "the second copy of the checkpoint is stale");
         }
         Ok(())
+    }
+
+    /// Writes both copies, to give something back or to keep what there is: as [`Self::save`], but a full
+    /// disk does not stop it, for there is a reserve.
+    ///
+    /// # Errors
+    /// If the first copy cannot be written.
+    pub fn save_releasing(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
+        let full = match self.save(ledger) {
+            Err(error @ StoreError::Full { .. }) => error,
+            other => return other,
+        };
+        let [first, second] = FILES.map(|name| self.dir.join(name));
+        let reserved = reserve::size(&self.dir).unwrap_or_default();
+        let bytes = self.encode(ledger, Some(reserved))?;
+        if reserve::exchange(&self.dir, &first, &bytes).is_err() {
+            // Without a reserve there may still be room for the content alone.
+            let bare = self.encode(ledger, Some(0))?;
+            return replace(&first, &bare, 0o600).map_err(|_| full);
+        }
+        if let Err(error) = reserve::exchange(&self.dir, &second, &bytes) {
+            tracing::warn!(%error, "the second copy of the checkpoint is stale");
+        }
+        tracing::warn!(error = %full, "wrote the checkpoint into its reserve");
+        Ok(())
+    }
+
+    /// Makes the reserve, and gives both copies their full size, where an earlier release or a full disk left
+    /// them smaller.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`] if there is no room for it.
+    pub fn settle(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
+        let size = self.encode(ledger, None)?.len() as u64;
+        let fits = |name: &str| fs::metadata(self.dir.join(name)).is_ok_and(|meta| meta.len() >= size);
+        let settled = FILES.iter().all(|name| fits(name)) && reserve::size(&self.dir) >= Some(size);
+        if settled { Ok(()) } else { self.save(ledger) }
+    }
+
+    /// The file's bytes under the next sequence number; of the size that they should have, or of this one.
+    fn encode(&mut self, ledger: &Ledger, size: Option<u64>) -> Result<Vec<u8>, StoreError> {
+        self.sequence = self.sequence.saturating_add(1);
+        checkpoint::encode(ledger, self.sequence)
+            .and_then(|content| match size {
+                Some(size) => content.padded(usize::try_from(size).unwrap_or(usize::MAX)),
+                None => content.with_room(),
+            })
+            .and_then(|content| content.file())
+            .map_err(|error| StoreError::Io {
+                action: "encode",
+                path: self.dir.join("checkpoint.json"),
+                source: error.into(),
+            })
     }
 
     /// Moves unreadable copies out of the way, so that the agent can start at all.
@@ -210,33 +276,6 @@ impl Locked {
         sync_dir(&self.dir)?;
         Ok(moved)
     }
-}
-
-/// Replaces a file by rename: readers see the old or the new content, also after a crash.
-///
-/// # Errors
-/// If the file system refuses; the old file is then untouched.
-pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
-    let temp = path.with_extension("tmp");
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(mode)
-        .open(&temp)
-        .map_err(io_error("create", &temp))?;
-    file.write_all(content).map_err(io_error("write", &temp))?;
-    file.sync_all().map_err(io_error("sync", &temp))?;
-    fs::rename(&temp, path).map_err(io_error("replace", path))?;
-    path.parent().map_or(Ok(()), sync_dir)
-}
-
-/// Makes renames and removals in a directory last.
-///
-/// # Errors
-/// If the directory cannot be synced.
-pub fn sync_dir(dir: &Path) -> Result<(), StoreError> {
-    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))
 }
 
 #[cfg(test)]

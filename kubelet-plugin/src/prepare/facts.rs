@@ -34,7 +34,7 @@ impl Node {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
             if bind(&mut ledger, &facts, now) {
-                locked.save(&ledger)?;
+                locked.save_releasing(&ledger)?;
             }
         }
         Err(PrepareError::Renumbered { claim: request.claim.clone() })

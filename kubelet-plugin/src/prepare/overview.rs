@@ -63,7 +63,7 @@ impl Node {
         if let Some(inventory) = &inventory
             && bind(&mut ledger, inventory, now)
         {
-            locked.save(&ledger)?;
+            locked.save_releasing(&ledger)?;
         }
         drop(locked);
         let on_demand = self.partitioning.get() == Partitioning::OnDemand;

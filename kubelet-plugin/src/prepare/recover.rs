@@ -30,7 +30,10 @@ impl Node {
             Err(error) => return Err(error.into()),
         };
         if !recovery.damaged.is_empty() {
-            locked.save(&ledger)?;
+            locked.save_releasing(&ledger)?;
+        }
+        if let Err(error) = locked.settle(&ledger) {
+            tracing::error!(%error, "no space can be reserved for giving claims back, and nothing new is prepared");
         }
         drop(locked);
         let boot_id = self.boot_id()?;
@@ -76,7 +79,7 @@ impl Node {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         forget_attempt(&mut ledger, record);
-        locked.save(&ledger)?;
+        locked.save_releasing(&ledger)?;
         Ok(half_done)
     }
 

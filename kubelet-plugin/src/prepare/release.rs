@@ -61,7 +61,7 @@ impl Node {
             let mut ledger = locked.load()?.ledger;
             put(&mut ledger, record.clone());
             self.machine.probe.at("before write-ahead");
-            locked.save(&ledger)?;
+            locked.save_releasing(&ledger)?;
             self.machine.probe.at("after write-ahead");
             ledger
         };
@@ -72,7 +72,7 @@ impl Node {
         ledger.claims.remove(&uid);
         ledger.releases.count(record);
         self.machine.probe.at("before completion");
-        locked.save(&ledger)?;
+        locked.save_releasing(&ledger)?;
         self.machine.probe.at("after completion");
         // The others only get more by it, so a failure is no reason to keep this claim.
         if let Err(error) = self.rebalance(&ledger) {

@@ -47,7 +47,7 @@ impl Node {
             record.retention = Some(Retention::Parked { until: now.as_second().saturating_add(at_most) });
             put(&mut ledger, record.clone());
             self.machine.probe.at("before parking");
-            locked.save(&ledger)?;
+            locked.save_releasing(&ledger)?;
             self.machine.probe.at("after parking");
             ledger
         };
@@ -106,7 +106,7 @@ impl Node {
             return Ok(());
         }
         record.retention = wanted;
-        locked.save(&ledger)
+        locked.save_releasing(&ledger)
     }
 
     /// Notes until when the API keeps a parked claim.
@@ -120,7 +120,7 @@ impl Node {
             Some(Retention::Parked { until }) if *until != second => *until = second,
             _ => return Ok(()),
         }
-        locked.save(&ledger)
+        locked.save_releasing(&ledger)
     }
 
     /// Ends a parked claim; one that was taken up meanwhile is left alone. Returns whether it was parked.

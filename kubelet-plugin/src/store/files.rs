@@ -1,0 +1,52 @@
+//! Files that are replaced, and directories that last.
+
+use super::StoreError;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Makes an error of the file system: [`StoreError::Full`] if space, inodes or a quota are the matter.
+pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StoreError {
+    let path = path.to_owned();
+    move |source| match source.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => StoreError::Full { action, path, source },
+        _ => StoreError::Io { action, path, source },
+    }
+}
+
+/// Replaces a file by rename: readers see the old or the new content, also after a crash.
+///
+/// # Errors
+/// If the file system refuses; the old file is then untouched, and no other is left.
+pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
+    let temp = path.with_extension("tmp");
+    let replaced =
+        write(&temp, content, mode).and_then(|()| fs::rename(&temp, path).map_err(io_error("replace", path)));
+    if replaced.is_err() {
+        // What it takes is what others lack. The first error is the one to report.
+        let _ = fs::remove_file(&temp);
+        return replaced;
+    }
+    path.parent().map_or(Ok(()), sync_dir)
+}
+
+fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .open(path)
+        .map_err(io_error("create", path))?;
+    file.write_all(content).map_err(io_error("write", path))?;
+    file.sync_all().map_err(io_error("sync", path))
+}
+
+/// Makes renames and removals in a directory last.
+///
+/// # Errors
+/// If the directory cannot be synced.
+pub fn sync_dir(dir: &Path) -> Result<(), StoreError> {
+    File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))
+}
