@@ -49,6 +49,11 @@ pub struct Args {
     #[arg(long, value_parser = parse_duration)]
     pub retry_period: Option<Duration>,
 
+    /// How long decisions may stand still before the lease is given up, `/healthz` fails and the controller ends.
+    /// Longer than any step that it takes; at least 1s.
+    #[arg(long, default_value = "30s", value_parser = parse_stall)]
+    pub stall_timeout: Duration,
+
     /// Where the admission webhook listens, or `off`.
     #[arg(long, default_value = "0.0.0.0:8443")]
     pub webhook_addr: WebhookAddr,
@@ -260,6 +265,17 @@ fn parse_life(text: &str) -> Result<Duration, String> {
     Ok(life)
 }
 
+/// A duration that no ordinary step takes.
+fn parse_stall(text: &str) -> Result<Duration, String> {
+    let timeout = parse_duration(text)?;
+    if timeout < Duration::from_secs(1) {
+        return Err(format!(
+            "{text:?} is too short to tell a stuck controller from a busy one: use at least 1s"
+        ));
+    }
+    Ok(timeout)
+}
+
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let quantity: aliquot_model::Quantity = text.parse().map_err(|error| format!("{error}"))?;
     quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
@@ -294,5 +310,6 @@ mod tests {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
         assert!(parse_duration("15").is_err() && parse_duration("s").is_err());
+        assert!(parse_stall("999ms").is_err() && parse_stall("1s").is_ok());
     }
 }

@@ -1,28 +1,30 @@
-//! Metrics and health over HTTP.
+//! Metrics and health over HTTP, on a thread of its own: probes are answered whatever else goes on.
 
+use crate::isolated::{self, Ended};
 use crate::metrics::Metrics;
+use crate::pulse::Pulse;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// What the health pages tell.
 #[derive(Debug, Clone)]
 pub struct Health {
     metrics: Arc<Metrics>,
+    pulse: Pulse,
     ready: Arc<AtomicBool>,
 }
 
 impl Health {
-    /// Not ready yet.
-    pub fn new(metrics: Arc<Metrics>) -> Self {
-        Self { metrics, ready: Arc::new(AtomicBool::new(false)) }
+    /// Not ready yet. Health depends on the pulse of the leader's loop.
+    pub fn new(metrics: Arc<Metrics>, pulse: Pulse) -> Self {
+        Self { metrics, pulse, ready: Arc::new(AtomicBool::new(false)) }
     }
 
     /// The webhook serves, or is off; leading is no condition, every replica serves it.
@@ -32,18 +34,33 @@ impl Health {
 }
 
 /// Listens; the address tells the port that was taken.
-pub async fn listen(addr: SocketAddr) -> std::io::Result<TcpListener> {
-    TcpListener::bind(addr).await
+///
+/// # Errors
+/// If the address cannot be listened on.
+pub fn listen(addr: SocketAddr) -> std::io::Result<TcpListener> {
+    let listener = TcpListener::bind(addr)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// Serves `/metrics`, `/healthz`, `/readyz` until `stop`.
-pub async fn serve(listener: TcpListener, health: Health, stop: CancellationToken) -> std::io::Result<()> {
-    let router = Router::new()
-        .route("/metrics", get(metrics))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/readyz", get(ready))
-        .with_state(health);
-    axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+///
+/// # Errors
+/// If there is no thread for it.
+pub fn serve(
+    listener: TcpListener,
+    health: Health,
+    stop: CancellationToken,
+) -> std::io::Result<Ended<std::io::Result<()>>> {
+    isolated::start("http", move || async move {
+        let router = Router::new()
+            .route("/metrics", get(metrics))
+            .route("/healthz", get(healthy))
+            .route("/readyz", get(ready))
+            .with_state(health);
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+    })
 }
 
 async fn metrics(State(health): State<Health>) -> impl IntoResponse {
@@ -51,10 +68,59 @@ async fn metrics(State(health): State<Health>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, kind)], health.metrics.text())
 }
 
+async fn healthy(State(health): State<Health>) -> (StatusCode, String) {
+    match health.pulse.stalled() {
+        None => (StatusCode::OK, "ok\n".to_owned()),
+        Some(stalled) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stalled}\n")),
+    }
+}
+
 async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
     if health.ready.load(Ordering::Relaxed) {
         (StatusCode::OK, "ok\n")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, "the webhook does not serve yet\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::time::{Duration, Instant};
+
+    /// Status line and body of what a probe gets. It blocks the thread that asks, and with it the test's runtime.
+    fn get(addr: SocketAddr, path: &str) -> (String, String) {
+        let mut stream = std::net::TcpStream::connect(addr).expect("somebody listens");
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").expect("sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("answered");
+        let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
+        (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+    }
+
+    #[tokio::test]
+    async fn probes_are_answered_beside_a_blocked_runtime_and_say_what_the_leader_is_stuck_in() {
+        let (pulse, stop) = (Pulse::default(), CancellationToken::new());
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let health = Health::new(Arc::new(Metrics::new()), pulse.clone());
+        let ended = serve(listener, health, stop.clone()).expect("a thread");
+        assert_eq!(get(addr, "/healthz"), ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned()));
+        pulse.begin();
+        pulse.doing("deciding for pod a/b");
+        let (start, limit) = (Instant::now(), Duration::from_secs(3));
+        for second in 0..5 {
+            pulse.look(start + Duration::from_secs(second), limit);
+        }
+        let (status, body) = get(addr, "/healthz");
+        assert_eq!(status, "HTTP/1.1 503 Service Unavailable");
+        assert!(body.contains("deciding for pod a/b"), "{body}");
+        pulse.turn();
+        pulse.look(start + Duration::from_secs(6), limit);
+        assert_eq!(get(addr, "/healthz").1, "ok\n");
+        assert!(get(addr, "/metrics").1.contains("aliquot_controller_leading"));
+        stop.cancel();
+        ended.await.expect("no panic").expect("served");
     }
 }

@@ -25,7 +25,9 @@ const INPUTS: usize = 4096;
 /// How often duties are looked at when nothing happens.
 const TICK: Duration = Duration::from_secs(1);
 /// How long writes that are under way are waited for at the end.
-const DRAIN: Duration = Duration::from_secs(5);
+pub(crate) const DRAIN: Duration = Duration::from_secs(5);
+/// How long inputs are taken in before everything else has its turn.
+const INTAKE: Duration = Duration::from_millis(5);
 
 /// What a leadership needs.
 #[derive(Clone)]
@@ -78,7 +80,11 @@ impl Leader {
         let mut writes: JoinSet<Input> = JoinSet::new();
         let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
         let mut ticked = Instant::now();
+        let pulse = &self.settings.pulse;
+        pulse.begin();
         loop {
+            pulse.turn();
+            pulse.doing("waiting for the runtime");
             let now = Instant::now();
             let until = if core.has_work(now) {
                 now
@@ -95,11 +101,14 @@ impl Leader {
                 Some(input) = inputs.recv() => core.handle(input, Instant::now()),
                 () = tokio::time::sleep_until(until.into()) => {}
             }
+            pulse.doing("taking in what the watches saw");
             // What is there already is looked at before deciding on what it may change.
-            for _ in 0..INPUTS {
+            let taking_in = Instant::now();
+            while taking_in.elapsed() < INTAKE {
                 let Ok(input) = inputs.try_recv() else { break };
                 core.handle(input, Instant::now());
             }
+            pulse.doing("looking after duties");
             let now = Instant::now();
             // Before pods: what a share gives back for a smaller part must not go to somebody else. What grows waits
             // behind pods that stand before it.
@@ -120,6 +129,7 @@ impl Leader {
                 self.start(effect, &mut writes, &permits);
             }
         }
+        pulse.end();
         drop(watches);
         // No new decision; what was sent shall be seen to arrive.
         let drained =

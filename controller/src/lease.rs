@@ -5,17 +5,24 @@
 //! what the holder wrote into [`crate::fence`], so the identity must be exactly the pod's name, and
 //! nobody leads before that is written. Time is the monotonic clock throughout; another holder's
 //! lease is judged by how long it has not changed here, never by the time stamps in it.
+//!
+//! The election has a thread, a runtime and a connection of its own ([`Election`]), so no work of the leader delays a
+//! renewal. That the leader works is not shown by the renewal, then: the election looks at its [`Pulse`], and gives the
+//! lease up when decisions have stopped.
 
 use crate::fence::Fence;
+use crate::isolated::{self, Ended};
+use crate::pulse::{Pulse, Stalled};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::PostParams;
 use kube::{Api, Client};
 use parking_lot::Mutex;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// How leaders are elected.
 #[derive(Debug, Clone)]
@@ -92,61 +99,131 @@ struct Observed {
     since: Instant,
 }
 
-/// Runs the election until `stop`, then gives the lease up. `leading` says who leads; the fence is
-/// `leadership`.
-pub async fn run(
-    client: Client,
+/// An election that runs, on a thread of its own. Dropped before it ended, it ends at once and leaves the lease to
+/// run out, as if the process had died.
+#[derive(Debug)]
+pub struct Election {
+    /// Whether we lead.
+    pub leading: watch::Receiver<bool>,
+    /// To be cancelled when nothing is written any more; the lease is given up then.
+    pub drained: CancellationToken,
+    /// Its end: why it stopped by itself, if it did.
+    pub ended: Ended<Result<(), ElectionError>>,
+    _abandon: DropGuard,
+}
+
+/// Why an election ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum ElectionError {
+    /// There is no client to ask for the lease with.
+    #[error("making a client for the lease: {0}")]
+    Client(#[from] kube::Error),
+    /// Decisions do not turn; the lease was given up.
+    #[error(transparent)]
+    Stalled(#[from] Stalled),
+}
+
+impl Election {
+    /// Takes part until `stop`, with a connection of its own. `account` is what the policies read, if there are any;
+    /// `leadership` becomes valid while we lead. A leader whose `pulse` stands still for `stall` loses the lease.
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    pub fn start(
+        connection: kube::Config,
+        config: LeaseConfig,
+        account: Option<String>,
+        leadership: Leadership,
+        (pulse, stall): (Pulse, Duration),
+        stop: CancellationToken,
+    ) -> std::io::Result<Self> {
+        let (sender, leading) = watch::channel(false);
+        let (drained, abandoned) = (CancellationToken::new(), CancellationToken::new());
+        let (drains, abandon) = (drained.clone(), abandoned.clone().drop_guard());
+        let ended = isolated::start("lease", move || async move {
+            let client = Client::try_from(connection)?;
+            let fence = account.map(|name| Fence::new(client.clone(), &config.namespace, &name));
+            let voter = Voter { api: Api::namespaced(client, &config.namespace), config, fence, leadership };
+            tokio::select! {
+                ended = voter.run(&sender, (&pulse, stall), &drains, &stop) => ended.map_or(Ok(()), |e| Err(e.into())),
+                () = abandoned.cancelled() => Ok(()),
+            }
+        })?;
+        Ok(Self { leading, drained, ended, _abandon: abandon })
+    }
+}
+
+/// Who takes part.
+struct Voter {
+    api: Api<Lease>,
     config: LeaseConfig,
     fence: Option<Fence>,
     leadership: Leadership,
-    leading: watch::Sender<bool>,
-    drained: CancellationToken,
-    stop: CancellationToken,
-) {
-    let api: Api<Lease> = Api::namespaced(client, &config.namespace);
-    let mut observed: Option<Observed> = None;
-    let mut held: Option<Lease> = None;
-    loop {
-        let asked_at = Instant::now();
-        let attempt = fenced_attempt(&api, &config, fence.as_ref(), held.as_ref(), &mut observed);
-        match tokio::time::timeout(config.renew_deadline, attempt).await {
-            Ok(Ok(Some(lease))) => {
-                held = Some(lease);
-                leadership.set(Some(asked_at + config.renew_deadline));
-                if leading.send_replace(true) {
-                    tracing::trace!("lease renewed");
-                } else {
-                    tracing::info!(identity = config.identity, "leading");
+}
+
+impl Voter {
+    /// Runs until `stop`, or until decisions have stopped; then gives the lease up.
+    async fn run(
+        &self,
+        leading: &watch::Sender<bool>,
+        (pulse, stall): (&Pulse, Duration),
+        drained: &CancellationToken,
+        stop: &CancellationToken,
+    ) -> Option<Stalled> {
+        let Self { api, config, fence, leadership } = self;
+        let mut observed: Option<Observed> = None;
+        let mut held: Option<Lease> = None;
+        let mut stands_still = pin!(pulse.watch(stall));
+        let stalled = loop {
+            let asked_at = Instant::now();
+            let attempt = fenced_attempt(api, config, fence.as_ref(), held.as_ref(), &mut observed);
+            match tokio::time::timeout(config.renew_deadline, attempt).await {
+                Ok(Ok(Some(lease))) => {
+                    held = Some(lease);
+                    leadership.set(Some(asked_at + config.renew_deadline));
+                    if leading.send_replace(true) {
+                        tracing::trace!("lease renewed");
+                    } else {
+                        tracing::info!(identity = config.identity, "leading");
+                    }
                 }
+                Ok(Ok(None)) => {
+                    held = None;
+                    leadership.set(None);
+                    leading.send_replace(false);
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "cannot reach the lease");
+                    // Whose it is now is not known: read it next time.
+                    held = None;
+                }
+                Err(_) => held = None,
             }
-            Ok(Ok(None)) => {
-                held = None;
+            if leadership.check().is_err() && leading.send_replace(false) {
+                tracing::warn!("the lease was not renewed in time: standing back");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(config.retry_period) => {}
+                stalled = &mut stands_still => break Some(stalled),
+                () = stop.cancelled() => break None,
+            }
+        };
+        leading.send_replace(false);
+        if leadership.check().is_ok() {
+            if stalled.is_some() {
+                // No further write is sent, and nobody will say when those under way have returned: they have so long.
                 leadership.set(None);
-                leading.send_replace(false);
+                tokio::time::sleep(config.write_timeout()).await;
+            } else {
+                // Writes that are under way come first.
+                let _ = tokio::time::timeout(config.write_timeout(), drained.cancelled()).await;
+                leadership.set(None);
             }
-            Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot reach the lease");
-                // Whose it is now is not known: read it next time.
-                held = None;
+            if let Err(error) = release(api, config).await {
+                tracing::debug!(%error, "could not give up the lease; it runs out by itself");
             }
-            Err(_) => held = None,
         }
-        if leadership.check().is_err() && leading.send_replace(false) {
-            tracing::warn!("the lease was not renewed in time: standing back");
-        }
-        tokio::select! {
-            () = tokio::time::sleep(config.retry_period) => {}
-            () = stop.cancelled() => break,
-        }
-    }
-    leading.send_replace(false);
-    if leadership.check().is_ok() {
-        // Writes that are under way come first.
-        let _ = tokio::time::timeout(config.write_timeout(), drained.cancelled()).await;
-        leadership.set(None);
-        if let Err(error) = release(&api, &config).await {
-            tracing::debug!(%error, "could not give up the lease; it runs out by itself");
-        }
+        stalled
     }
 }
 

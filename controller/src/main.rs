@@ -5,13 +5,12 @@
 use aliquot_controller::args::{Args, LogFormat};
 use anyhow::Context;
 use clap::Parser;
+use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
-// A long search occupies one worker; renewing the lease must not wait for it, also on one core.
-#[tokio::main(flavor = "multi_thread", worker_threads = 4)]
-async fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube=warn"));
     match args.log_format {
@@ -26,6 +25,17 @@ async fn main() -> anyhow::Result<()> {
     if rustls::crypto::ring::default_provider().install_default().is_err() {
         tracing::debug!("a TLS provider is installed already");
     }
+    // A long search occupies one worker, so watches and writes need others, also on one core. What must not wait for
+    // any of it has a thread of its own.
+    let runtime =
+        Builder::new_multi_thread().worker_threads(4).enable_all().build().context("making a runtime")?;
+    let result = runtime.block_on(serve(args));
+    // A task that is stuck in a computation would be waited for.
+    runtime.shutdown_background();
+    result
+}
+
+async fn serve(args: Args) -> anyhow::Result<()> {
     let stop = CancellationToken::new();
     let mut terminate = signal(SignalKind::terminate()).context("listening for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listening for SIGINT")?;

@@ -1,4 +1,8 @@
 //! Wiring: the election runs always, the leader's part while it leads.
+//!
+//! Threads: the lease, probes and the webhook's connections have one each, with a runtime of their own; what the
+//! leader does, and all watches, are on the runtime that [`run`] is called on. So nothing that is computed there delays
+//! a renewal, a probe or a handshake.
 
 use crate::act::MovesIn;
 use crate::act::Writer;
@@ -10,33 +14,40 @@ use crate::events::Reporter;
 use crate::fence::Fence;
 use crate::hold;
 use crate::http::{self, Health};
-use crate::lead::Leader;
-use crate::lease::{self, Leadership, LeaseConfig};
+use crate::lead::{DRAIN, Leader};
+use crate::lease::{Election, Leadership, LeaseConfig};
 use crate::metrics::Metrics;
+use crate::pulse::Pulse;
 use crate::webhook;
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+/// A leader that is told to end has so long, beside the writes that it waits for, to finish the step that it is in.
+const STEP: Duration = Duration::from_secs(10);
+
 /// Runs until `stop`.
+///
+/// # Errors
+/// What cannot be set up, or what made it end by itself.
 pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
-    let client = connect(&args).await?;
-    let metrics = Arc::new(Metrics::new());
+    let connection = connection(&args).await?;
+    let client = Client::try_from(connection.clone()).context("making a client")?;
+    let (metrics, pulse) = (Arc::new(Metrics::new()), Pulse::default());
     if args.lift_gates {
         return lift_gates(client, metrics).await;
     }
     if args.identity.is_empty() {
         bail!("--identity (or POD_NAME) is not set: it must be the name of the pod");
     }
-    let health = Health::new(metrics.clone());
+    let health = Health::new(metrics.clone(), pulse.clone());
     let listener =
-        http::listen(args.http_addr).await.with_context(|| format!("listening on {}", args.http_addr))?;
+        http::listen(args.http_addr).with_context(|| format!("listening on {}", args.http_addr))?;
     tracing::info!(addr = %listener.local_addr()?, "serving metrics and health");
-    let pages = tokio::spawn(http::serve(listener, health.clone(), stop.clone()));
+    let pages = http::serve(listener, health.clone(), stop.clone()).context("serving metrics and health")?;
     let hook = match args.webhook_addr {
         WebhookAddr::Off => {
             health.set_ready();
@@ -44,22 +55,32 @@ pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
         }
         WebhookAddr::At(addr) => {
             let config = webhook::Config::from_args(&args, addr);
-            let serving =
-                webhook::serve(client.clone(), config, metrics.clone(), health.clone(), stop.clone());
+            let serving = webhook::serve(client, config, metrics.clone(), health.clone(), stop.clone());
             Some(tokio::spawn(serving))
         }
     };
-    elect(client, &args, metrics, stop.clone()).await;
+    let elected = elect(connection, &args, metrics, pulse, stop.clone()).await;
     stop.cancel();
+    elected?;
     if let Some(hook) = hook {
         hook.await.context("webhook")??;
     }
-    pages.await.context("metrics and health")??;
+    pages.await.context("metrics and health ended in a panic")??;
     Ok(())
 }
 
 /// Takes part in the election until `stop`, and leads when elected.
-pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: CancellationToken) {
+///
+/// # Errors
+/// What made it end by itself: the lease is given up then, or runs out.
+pub async fn elect(
+    connection: Config,
+    args: &Args,
+    metrics: Arc<Metrics>,
+    pulse: Pulse,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let client = Client::try_from(connection.clone()).context("making a client")?;
     let mut config = LeaseConfig::new(&args.namespace, &args.lease_name, &args.identity, args.lease_duration);
     config.renew_deadline = args.renew_deadline.unwrap_or(config.renew_deadline);
     config.retry_period = args.retry_period.unwrap_or(config.retry_period);
@@ -109,57 +130,62 @@ pub async fn elect(client: Client, args: &Args, metrics: Arc<Metrics>, stop: Can
             surroundings: true,
             elastic: args.elastic_shares,
             gang_timeout: args.gang_timeout,
+            pulse: pulse.clone(),
             ..Settings::default()
         },
         metrics: metrics.clone(),
     };
-    let (sender, mut leading) = watch::channel(false);
-    let drained = CancellationToken::new();
-    let election =
-        tokio::spawn(lease::run(client, config, fence, leadership, sender, drained.clone(), stop.clone()));
-    loop {
+    let account = account.map(str::to_owned);
+    let stall = (pulse.clone(), args.stall_timeout);
+    let mut election = Election::start(connection, config, account, leadership, stall, stop.clone())
+        .context("starting the election")?;
+    let result = loop {
         let elected = tokio::select! {
-            elected = leading.wait_for(|leads| *leads) => elected.is_ok(),
+            elected = election.leading.wait_for(|leads| *leads) => elected.is_ok(),
             () = stop.cancelled() => false,
         };
         if !elected {
-            break;
+            break Ok(());
         }
         metrics.leading.set(1);
         let over = CancellationToken::new();
         let mut work = tokio::spawn(leader.clone().run(over.clone()));
         let ended = tokio::select! {
-            _ = leading.wait_for(|leads| !*leads) => None,
+            _ = election.leading.wait_for(|leads| !*leads) => None,
             () = stop.cancelled() => None,
             ended = &mut work => Some(ended),
         };
         over.cancel();
-        let early = ended.is_some();
-        let result = match ended {
-            Some(result) => result,
-            None => work.await,
-        };
-        if let Err(error) = &result {
-            tracing::error!(%error, "leading ended in a panic");
-        }
-        if early || result.is_err() {
-            // A leader that does not lead must not keep the lease: end, and be started anew.
-            tracing::error!("leading ended by itself, stopping");
-            stop.cancel();
-        }
         metrics.leading.set(0);
+        let ended = match ended {
+            // A leader that does not lead must not keep the lease: end, and be started anew.
+            Some(Ok(())) if !stop.is_cancelled() => break Err(anyhow!("leading ended by itself")),
+            Some(ended) => Ok(ended),
+            // Whoever is stuck in a computation does not hear that it is over.
+            None if pulse.stalled().is_some() => break Ok(()),
+            None => tokio::time::timeout(DRAIN + STEP, work).await,
+        };
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => break Err(anyhow::Error::new(error).context("leading ended in a panic")),
+            Err(_) => break Err(anyhow!("the leader did not stop within {:?}", DRAIN + STEP)),
+        }
         if stop.is_cancelled() {
-            break;
+            break Ok(());
         }
         tracing::info!("standing by");
+    };
+    if result.is_err() {
+        stop.cancel();
     }
-    drained.cancel();
-    if let Err(error) = election.await {
-        tracing::error!(%error, "the election ended in a panic");
-    }
+    election.drained.cancel();
+    let ended = (&mut election.ended).await.context("the election ended in a panic")?;
+    // Why the lease was given up says more than what came of it.
+    ended.context("the election ended")?;
+    result
 }
 
-async fn connect(args: &Args) -> anyhow::Result<Client> {
+async fn connection(args: &Args) -> anyhow::Result<Config> {
     let mut config = match &args.kubeconfig {
         Some(path) => {
             let file = Kubeconfig::read_from(path).with_context(|| format!("reading {}", path.display()))?;
@@ -171,7 +197,7 @@ async fn connect(args: &Args) -> anyhow::Result<Client> {
     };
     // Everybody here retries by itself, and knows when not to: a disruption budget also answers 429.
     config.default_retry = false;
-    Client::try_from(config).context("making a client")
+    Ok(config)
 }
 
 /// The one-shot mode: no lease, as the controller is switched off.

@@ -172,6 +172,61 @@ async fn a_controller_that_is_terminated_hands_over_at_once() {
     second.terminate().await;
 }
 
+/// Who holds the lease, and when it was renewed.
+fn lease(cluster: &Cluster) -> Option<(String, String)> {
+    let lease = cluster.handle.object("coordination.k8s.io", "leases", "default", "aliquot-controller")?;
+    let text = |field: &str| lease["spec"][field].as_str().map(str::to_owned);
+    Some((text("holderIdentity")?, text("renewTime")?))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_lease_is_renewed_while_the_leaders_work_keeps_its_runtime() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    let controller = cluster.controller("c1", &["--stall-timeout", "1h"]).await;
+    crowd(&cluster, 1).await;
+    all_bound(&cluster, 1).await;
+    let busy = controller.block();
+    let mut seen = std::collections::BTreeSet::new();
+    // So often that the lease would have run out three times: it lasts 3 s, and is renewed every 0.4 s.
+    eventually("renewals", async || {
+        let (holder, renewed) = lease(&cluster)?;
+        assert_eq!(holder, "c1");
+        seen.insert(renewed);
+        (seen.len() > 24).then_some(())
+    })
+    .await;
+    drop(busy);
+    cluster.claim("late", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.pod("late", &["late"]).await;
+    cluster.bound("late").await;
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_whose_decisions_stand_still_gives_the_lease_up_and_ends() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    // Nobody would wait for such a lease to run out.
+    let patient = ["--lease-duration", "600s", "--renew-deadline", "599s", "--retry-period", "50ms"];
+    let mut first = cluster.controller("c1", &[&patient[..], &["--stall-timeout", "1s"]].concat()).await;
+    crowd(&cluster, 1).await;
+    all_bound(&cluster, 1).await;
+    let second = cluster.controller("c2", &patient).await;
+    let stuck = first.block();
+    cluster.claim("late", &[fixtures::partition("r", "1g.10gb")]).await;
+    cluster.pod("late", &["late"]).await;
+    // While the first is stuck still.
+    cluster.bound("late").await;
+    assert_eq!(lease(&cluster).expect("a lease").0, "c2");
+    assert!(first.pulse.stalled().is_some());
+    drop(stuck);
+    let said = first.end().await.expect_err("it ends by itself");
+    assert!(format!("{said:#}").contains("decisions have not turned"), "{said:#}");
+    auditor::check(&cluster.handle);
+    second.terminate().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_pods_at_once_never_overlap_while_pods_come_and_go() {
     let cluster = Cluster::start().await;

@@ -7,6 +7,7 @@ use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher};
 use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
 use aliquot_controller::metrics::Metrics;
+use aliquot_controller::pulse::Pulse;
 use aliquot_controller::substitute::{ANNOTATION, POLICY};
 use aliquot_controller::webhook::{self, Config};
 use aliquot_model::layout::AllocatorMode;
@@ -52,7 +53,7 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         interval: Duration::from_millis(50),
     };
     let metrics = Arc::new(Metrics::new());
-    let health = Health::new(metrics.clone());
+    let health = Health::new(metrics.clone(), Pulse::default());
     let stop = CancellationToken::new();
     let client = client(&cluster.handle, replica).await;
     let task =

@@ -84,6 +84,7 @@ impl Core {
 
     /// Decides for a pod, or what stands for one, within the time that there is.
     pub(super) fn decide(&mut self, pod: &Pod, situation: &Situation) -> Decision {
+        self.settings.pulse.doing(format!("deciding for pod {}", pod.key));
         let started = Instant::now();
         let until = self.until();
         let (options, mut expired) = (self.settings.options, || Instant::now() >= until);

@@ -2,6 +2,7 @@
 
 use super::{Compacting, Reserving};
 use crate::decide::Options;
+use crate::pulse::Pulse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct Settings {
     pub budgets: bool,
     /// Whether limits of shares are raised and lowered while they run.
     pub elastic: bool,
+    /// Where it is said what the brain does.
+    pub pulse: Pulse,
 }
 
 impl Default for Settings {
@@ -76,6 +79,7 @@ impl Default for Settings {
             quotas: false,
             budgets: false,
             elastic: false,
+            pulse: Pulse::default(),
         }
     }
 }

@@ -8,6 +8,7 @@ use aliquot_control_plane::AuditEntry;
 use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
 use aliquot_controller::metrics::Metrics;
+use aliquot_controller::pulse::Pulse;
 use aliquot_controller::substitute::ANNOTATION;
 use aliquot_controller::webhook::{self, Config};
 use aliquot_model::names::{LIMITS, SCHEDULING_GATE};
@@ -77,7 +78,8 @@ impl Webhook {
             interval: Duration::from_secs(1),
         };
         let (metrics, stop) = (Arc::new(Metrics::new()), CancellationToken::new());
-        let (health, client) = (Health::new(metrics.clone()), client(&cluster.handle, "webhook").await);
+        let (health, client) =
+            (Health::new(metrics.clone(), Pulse::default()), client(&cluster.handle, "webhook").await);
         tokio::spawn(webhook::serve_on(listener, client, config, metrics.clone(), health, stop.clone()));
         cluster
             .create_global::<MutatingWebhookConfiguration>(&configuration("MutatingWebhookConfiguration"))

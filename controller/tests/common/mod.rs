@@ -14,6 +14,7 @@ use aliquot_control_plane::{Controllers, Handle, Options, PodDeletion, serve};
 use aliquot_controller::args::Args;
 use aliquot_controller::budget::kinds;
 use aliquot_controller::metrics::Metrics;
+use aliquot_controller::pulse::Pulse;
 use aliquot_model::layout::AllocatorMode;
 use clap::Parser;
 use fixtures::DRIVER;
@@ -39,8 +40,9 @@ pub struct Cluster {
 /// A controller that runs, in a runtime of its own.
 pub struct Running {
     pub metrics: Arc<Metrics>,
+    pub pulse: Pulse,
     pub stop: CancellationToken,
-    task: JoinHandle<()>,
+    task: JoinHandle<anyhow::Result<()>>,
     runtime: Option<Runtime>,
 }
 
@@ -59,7 +61,24 @@ impl Running {
     /// Ends it as SIGTERM would.
     pub async fn terminate(mut self) {
         self.stop.cancel();
-        (&mut self.task).await.expect("no panic");
+        self.end().await.expect("an end in order");
+    }
+
+    /// Waits until it ends by itself.
+    pub async fn end(&mut self) -> anyhow::Result<()> {
+        (&mut self.task).await.expect("no panic")
+    }
+
+    /// Takes the only thread of its runtime until what is returned is dropped: all that it does on that runtime stands
+    /// still, as behind a computation that does not end.
+    pub fn block(&self) -> std::sync::mpsc::Sender<()> {
+        let (hold, held) = std::sync::mpsc::channel();
+        let runtime = self.runtime.as_ref().expect("a runtime");
+        // It ends when the other side is dropped.
+        runtime.spawn(async move {
+            let _ = held.recv();
+        });
+        hold
     }
 }
 
@@ -68,12 +87,16 @@ pub async fn client(handle: &Handle, user: &str) -> Client {
 }
 
 async fn client_of(kubeconfig: &str) -> Client {
+    Client::try_from(connection_of(kubeconfig).await).expect("a client")
+}
+
+async fn connection_of(kubeconfig: &str) -> kube::Config {
     let kubeconfig = Kubeconfig::from_yaml(kubeconfig).expect("a kubeconfig");
     let mut config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
         .await
         .expect("a configuration");
     config.default_retry = false;
-    Client::try_from(config).expect("a client")
+    config
 }
 
 impl Cluster {
@@ -232,15 +255,16 @@ impl Cluster {
         let args = Args::parse_from(words);
         let metrics = Arc::new(Metrics::new());
         let stop = CancellationToken::new();
-        let (task_metrics, task_stop) = (metrics.clone(), stop.clone());
+        let pulse = Pulse::default();
+        let (task_metrics, task_pulse, task_stop) = (metrics.clone(), pulse.clone(), stop.clone());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
         let kubeconfig = self.handle.kubeconfig(identity);
         let task = runtime.spawn(async move {
-            let client = client_of(&kubeconfig).await;
-            aliquot_controller::run::elect(client, &args, task_metrics, task_stop).await;
+            let connection = connection_of(&kubeconfig).await;
+            aliquot_controller::run::elect(connection, &args, task_metrics, task_pulse, task_stop).await
         });
-        Running { metrics, stop, task, runtime: Some(runtime) }
+        Running { metrics, pulse, stop, task, runtime: Some(runtime) }
     }
 
     /// Every claim that is allocated, as the API has it now.
