@@ -16,6 +16,7 @@ mod late;
 mod outcomes;
 mod preemption;
 mod quotas;
+mod relists;
 mod reports;
 mod reservations;
 mod settings;
@@ -27,6 +28,7 @@ mod wills;
 
 pub use compaction::{Compacting, plan_compaction};
 pub use heirs::GivesWay;
+pub use relists::Part;
 pub use reports::{Regarding, Report, reasons};
 pub use reservations::Reserving;
 pub use settings::Settings;
@@ -62,12 +64,18 @@ pub enum Seen<T> {
 pub enum Input {
     /// ResourceSlices.
     Slice(Seen<ResourceSlice>),
+    /// A fresh list of ResourceSlices, in steps.
+    Slices(Part<ResourceSlice>),
     /// DeviceClasses.
     Class(Seen<DeviceClass>),
     /// ResourceClaims.
     Claim(Seen<ResourceClaim>),
+    /// A fresh list of ResourceClaims, in steps.
+    Claims(Part<ResourceClaim>),
     /// Pods.
     Pod(Seen<ApiPod>),
+    /// A fresh list of pods, in steps.
+    Pods(Part<ApiPod>),
     /// Nodes.
     Node(Seen<Node>),
     /// PodGroups, with their API group.
@@ -135,6 +143,7 @@ pub struct Core {
     settings: Settings,
     metrics: Arc<Metrics>,
     synced: HashSet<&'static str>,
+    relists: relists::Relists,
     announced: bool,
     effects: Vec<Effect>,
     in_flight: HashMap<ObjectKey, InFlight>,
@@ -184,6 +193,7 @@ impl Core {
             settings,
             metrics,
             synced: HashSet::new(),
+            relists: relists::Relists::default(),
             announced: false,
             effects: Vec::new(),
             in_flight: HashMap::new(),
@@ -232,8 +242,13 @@ impl Core {
             + self.elastic.writes_under_way()
     }
 
-    /// Whether everything that decisions depend on was listed once.
+    /// Whether everything that decisions depend on was listed once, and no fresh list is half taken in.
     pub fn is_synced(&self) -> bool {
+        self.relists.is_idle() && self.was_listed()
+    }
+
+    /// Whether everything that decisions depend on was listed once.
+    pub(super) fn was_listed(&self) -> bool {
         let optional = [
             ("taintrules", self.settings.taint_rules),
             ("quotas", self.settings.quotas),
@@ -253,6 +268,7 @@ impl Core {
     pub fn handle(&mut self, input: Input, now: Instant) {
         let change = match input {
             Input::Slice(seen) => self.slices(seen),
+            Input::Slices(part) => self.list_slices(part),
             Input::Class(seen) => {
                 let change = match seen {
                     Seen::Apply(class) => self.index.apply_class(&class),
@@ -269,7 +285,9 @@ impl Core {
                 change
             }
             Input::Claim(seen) => self.claims(seen, now),
+            Input::Claims(part) => self.list_claims(part, now),
             Input::Pod(seen) => self.pods(seen, now),
+            Input::Pods(part) => self.list_pods(part, now),
             Input::Node(seen) => {
                 let change = match seen {
                     Seen::Apply(node) => self.index.apply_node(&node),
@@ -310,6 +328,10 @@ impl Core {
             Input::Kept(kept) => self.kept(*kept),
         };
         self.changed(change, now);
+        self.announce(now);
+    }
+
+    fn announce(&mut self, now: Instant) {
         if !self.announced && self.is_synced() {
             self.announced = true;
             self.first_look(now);
@@ -321,6 +343,7 @@ impl Core {
             Seen::Apply(pod) => {
                 let change = self.index.apply_pod(&pod);
                 if let Some(key) = key_of(&pod.metadata) {
+                    self.relists.saw_pod(&key);
                     self.stranded.note(&key, self.index.pod(&key), now);
                     let ends = self.index.pod(&key).filter(|pod| pod.deleting || pod.terminal).cloned();
                     if let Some(pod) = ends {
@@ -352,6 +375,7 @@ impl Core {
         let mut touched = Vec::new();
         let change = match seen {
             Seen::Apply(slice) => {
+                self.relists.saw_slice(slice.metadata.name.as_deref().unwrap_or_default());
                 touched.push(slice.spec.pool.name.clone());
                 self.index.apply_slice(&slice)
             }
@@ -408,14 +432,7 @@ impl Core {
                     .map(|claim| (claim.key.clone(), claim.uid.clone()))
                     .collect();
                 for (key, uid) in gone {
-                    if let Some(known) = self.index.claim(&key).cloned()
-                        && let Some(taken) = &known.allocation
-                    {
-                        self.note_lost(&known, taken);
-                    }
-                    let change = self.index.delete_claim(&key, Some(&uid));
-                    self.claim_gone(&uid);
-                    self.changed(change, now);
+                    self.claim_missing(&key, &uid, now);
                 }
                 for claim in &claims {
                     let change = self.claim(claim, now);

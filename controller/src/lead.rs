@@ -86,7 +86,7 @@ impl Leader {
             pulse.turn();
             pulse.doing("waiting for the runtime");
             let now = Instant::now();
-            let until = if core.has_work(now) {
+            let until = if core.has_work(now) || core.has_steps() {
                 now
             } else {
                 core.next_due().map_or(ticked + TICK, |due| due.min(ticked + TICK)).max(now)
@@ -107,6 +107,9 @@ impl Leader {
             while taking_in.elapsed() < INTAKE {
                 let Ok(input) = inputs.try_recv() else { break };
                 core.handle(input, Instant::now());
+            }
+            if core.has_steps() {
+                core.step(Instant::now());
             }
             pulse.doing("looking after duties");
             let now = Instant::now();

@@ -1,6 +1,6 @@
-//! Watches: each kind's objects as inputs, lists as resets.
+//! Watches: each kind's objects as inputs, lists as resets; the lists of kinds that have many or large objects in steps.
 
-use crate::brain::{Input, Seen, Surrounding};
+use crate::brain::{Input, Part, Seen, Surrounding};
 use crate::budget::kinds;
 use crate::govern::GpuQuota;
 use crate::index::{POD_GROUP_APIS, TaintRule};
@@ -22,6 +22,11 @@ use tokio::task::JoinSet;
 
 /// Versions of DeviceTaintRule, newest first.
 const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
+
+/// Slices of a list that are taken in at a time, rounded up to whole pools.
+const SLICES: usize = 4;
+/// Other objects of a list that are.
+const OBJECTS: usize = 256;
 
 /// Pauses after a watch broke: from a tenth of a second to five, as what is not seen cannot be decided
 /// on; over as soon as something is seen again. kube's own goes to half a minute.
@@ -60,10 +65,14 @@ pub fn start(
     let mut tasks = JoinSet::new();
     let slices = watcher::Config::default().fields(&format!("spec.driver={driver}"));
     let all = watcher::Config::default;
-    tasks.spawn(follow(Api::<ResourceSlice>::all(client.clone()), slices, to.clone(), Input::Slice));
+    let api = Api::<ResourceSlice>::all(client.clone());
+    tasks.spawn(follow_slices(api, slices, to.clone()));
     tasks.spawn(follow(Api::<DeviceClass>::all(client.clone()), all(), to.clone(), Input::Class));
-    tasks.spawn(follow(Api::<ResourceClaim>::all(client.clone()), all(), to.clone(), Input::Claim));
-    tasks.spawn(follow(Api::<Pod>::all(client.clone()), all(), to.clone(), Input::Pod));
+    let api = Api::<ResourceClaim>::all(client.clone());
+    let listed = |claims| in_steps(claims, OBJECTS, |_, _| true, Input::Claims);
+    tasks.spawn(follow_listed(api, all(), to.clone(), Input::Claim, listed));
+    let listed = |pods| in_steps(pods, OBJECTS, |_, _| true, Input::Pods);
+    tasks.spawn(follow_listed(Api::<Pod>::all(client.clone()), all(), to.clone(), Input::Pod, listed));
     tasks.spawn(follow(Api::<Node>::all(client.clone()), all(), to.clone(), Input::Node));
     let namespaces = Api::<Namespace>::all(client.clone());
     tasks.spawn(follow(namespaces, all(), to.clone(), |seen| Input::Around(Surrounding::Namespace(seen))));
@@ -205,12 +214,58 @@ pub fn read_moves(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
     });
 }
 
+/// The slices' watch, for ever. A list comes in steps of few slices, those of a pool together, so that the pool is built
+/// once: a slice has up to 128 devices, and costs as much as hundreds of other objects.
+pub(crate) async fn follow_slices(api: Api<ResourceSlice>, config: watcher::Config, to: mpsc::Sender<Input>) {
+    follow_listed(api, config, to, Input::Slice, slices_in_steps).await;
+}
+
+fn slices_in_steps(mut slices: Vec<ResourceSlice>) -> Vec<Input> {
+    slices.sort_by(|one, other| one.spec.pool.name.cmp(&other.spec.pool.name));
+    let end = |one: &ResourceSlice, next: &ResourceSlice| one.spec.pool.name != next.spec.pool.name;
+    in_steps(slices, SLICES, end, Input::Slices)
+}
+
+/// A list in steps of `size` objects at least, which end where `end` says that one may.
+fn in_steps<K>(
+    objects: Vec<K>,
+    size: usize,
+    end: impl Fn(&K, &K) -> bool,
+    input: impl Fn(Part<K>) -> Input,
+) -> Vec<Input> {
+    let mut steps = vec![input(Part::Begin)];
+    let mut step: Vec<K> = Vec::new();
+    for object in objects {
+        if step.len() >= size && step.last().is_some_and(|last| end(last, &object)) {
+            steps.push(input(Part::Some(std::mem::take(&mut step))));
+        }
+        step.push(object);
+    }
+    steps.push(input(Part::Some(step)));
+    steps.push(input(Part::End));
+    steps
+}
+
 /// One kind's watch, for ever: what breaks is started anew, with growing pauses.
 pub(crate) async fn follow<K>(
     api: Api<K>,
     config: watcher::Config,
     to: mpsc::Sender<Input>,
     input: impl Fn(Seen<K>) -> Input,
+) where
+    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    let listed = |all| vec![input(Seen::Reset(all))];
+    follow_listed(api, config, to, &input, listed).await;
+}
+
+/// The same, with what becomes of a list.
+async fn follow_listed<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    to: mpsc::Sender<Input>,
+    input: impl Fn(Seen<K>) -> Input,
+    inputs: impl Fn(Vec<K>) -> Vec<Input>,
 ) where
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
@@ -222,8 +277,8 @@ pub(crate) async fn follow<K>(
     let mut listed = Vec::new();
     loop {
         let seen = match stream.try_next().await {
-            Ok(Some(Event::Apply(object))) => Seen::Apply(Box::new(object)),
-            Ok(Some(Event::Delete(object))) => Seen::Delete(Box::new(object)),
+            Ok(Some(Event::Apply(object))) => vec![input(Seen::Apply(Box::new(object)))],
+            Ok(Some(Event::Delete(object))) => vec![input(Seen::Delete(Box::new(object)))],
             Ok(Some(Event::Init)) => {
                 listed.clear();
                 continue;
@@ -232,15 +287,17 @@ pub(crate) async fn follow<K>(
                 listed.push(object);
                 continue;
             }
-            Ok(Some(Event::InitDone)) => Seen::Reset(std::mem::take(&mut listed)),
+            Ok(Some(Event::InitDone)) => inputs(std::mem::take(&mut listed)),
             Ok(None) => return,
             Err(error) => {
                 tracing::warn!(kind = std::any::type_name::<K>(), %error, "watch broke");
                 continue;
             }
         };
-        if to.send(input(seen)).await.is_err() {
-            return;
+        for input in seen {
+            if to.send(input).await.is_err() {
+                return;
+            }
         }
     }
 }
@@ -282,5 +339,40 @@ async fn follow_rules(api: Api<DynamicObject>, resource: ApiResource, to: mpsc::
         if to.send(Input::TaintRule(seen)).await.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+    use aliquot_model::layout::AllocatorMode;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn a_list_of_many_pools_comes_in_small_steps_each_of_whole_pools() {
+        let one = fixtures::slices("n", 1, AllocatorMode::Controller, 1);
+        let mut listed = Vec::new();
+        // As the API server lists them: by name, so those of a pool far apart.
+        for slice in &one {
+            for node in 0..1500 {
+                let mut slice = slice.clone();
+                slice.spec.pool.name = format!("pool-{node}");
+                listed.push(slice);
+            }
+        }
+        let (most, all) = (SLICES + one.len(), listed.len());
+        let (mut named, mut seen) = (BTreeSet::new(), 0);
+        let steps = slices_in_steps(listed);
+        assert!(matches!(steps.first(), Some(Input::Slices(Part::Begin))));
+        assert!(matches!(steps.last(), Some(Input::Slices(Part::End))));
+        for step in &steps {
+            let Input::Slices(Part::Some(slices)) = step else { continue };
+            assert!(slices.len() <= most, "{} slices in a step", slices.len());
+            let pools: BTreeSet<&str> = slices.iter().map(|slice| slice.spec.pool.name.as_str()).collect();
+            assert!(pools.iter().all(|pool| named.insert((*pool).to_owned())), "a pool in two steps");
+            seen += slices.len();
+        }
+        assert_eq!((named.len(), seen), (1500, all));
     }
 }

@@ -29,7 +29,7 @@ impl Core {
         }
         let after = self.index.effective_allocation(&key).cloned();
         if let Some(known) = self.index.claim(&key).cloned() {
-            let appeared = observed_before == Some(false) || (observed_before.is_none() && self.is_synced());
+            let appeared = observed_before == Some(false) || (observed_before.is_none() && self.was_listed());
             if let (true, Some(allocation)) = (appeared, &known.allocation)
                 && !allocation.by_us
             {

@@ -15,6 +15,7 @@ mod gangs;
 mod heirs;
 mod late;
 mod preemption;
+mod relists;
 mod reservations;
 mod substitutes;
 

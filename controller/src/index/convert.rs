@@ -16,8 +16,10 @@ use std::sync::Arc;
 type Amounts = Arc<[(Sym, Quantity)]>;
 
 /// A ResourceSlice of our driver.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SliceRecord {
+    /// `resourceVersion` of what was read.
+    pub(crate) version: Option<Box<str>>,
     pub(crate) generation: i64,
     pub(crate) slice_count: i64,
     pub(crate) node: Option<Arc<str>>,
@@ -27,7 +29,7 @@ pub(crate) struct SliceRecord {
 }
 
 /// A device before its counters are found in the pool's sets, which may lie in other slices.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RawDevice {
     pub(crate) name: Sym,
     pub(crate) position: u32,
@@ -57,6 +59,7 @@ pub(crate) fn slice(index: &mut Index, slice: &ResourceSlice) -> SliceRecord {
         }
     }
     SliceRecord {
+        version: slice.metadata.resource_version.as_deref().map(Into::into),
         generation: spec.pool.generation,
         slice_count: spec.pool.resource_slice_count,
         node: spec.node_name.as_deref().map(Into::into),

@@ -98,32 +98,71 @@ impl Pool {
 impl Index {
     /// Adds or replaces a slice. Slices of other drivers are ignored.
     pub fn apply_slice(&mut self, slice: &ResourceSlice) -> Change {
-        let Some(object) = slice.metadata.name.as_deref() else { return Change::Nothing };
+        self.apply_slices(std::slice::from_ref(slice))
+    }
+
+    /// Adds or replaces slices. A pool is built anew once, however many of its slices there are, and not at all if they
+    /// are as they were.
+    pub fn apply_slices(&mut self, slices: &[ResourceSlice]) -> Change {
+        let mut touched = BTreeSet::new();
+        for slice in slices {
+            self.take_in(slice, &mut touched);
+        }
+        self.rebuild_pools(touched)
+    }
+
+    fn take_in(&mut self, slice: &ResourceSlice, touched: &mut BTreeSet<Sym>) {
+        let Some(object) = slice.metadata.name.as_deref() else { return };
         if slice.spec.driver != self.driver() {
-            return self.delete_slice(object);
+            self.leave_out(object, touched);
+            return;
         }
         let pool = self.names.intern(&slice.spec.pool.name);
-        let mut touched = Vec::new();
+        let known = self.pools.get(&pool).and_then(|pool| pool.slices.get(object));
+        let version = slice.metadata.resource_version.as_deref();
+        if version.is_some() && known.is_some_and(|known| known.version.as_deref() == version) {
+            return;
+        }
+        let record = convert::slice(self, slice);
         if let Some(before) = self.pool_of_slice.insert(object.into(), pool)
             && before != pool
         {
-            touched.push(before);
-        }
-        let record = convert::slice(self, slice);
-        for before in touched {
-            self.remove_slice(before, object);
+            if let Some(entry) = self.pools.get_mut(&before) {
+                entry.slices.remove(object);
+            }
+            touched.insert(before);
         }
         let entry = self.pools.entry(pool).or_insert_with(|| Pool::new(pool));
+        let same = entry
+            .slices
+            .get(object)
+            .is_some_and(|known| *known == SliceRecord { version: known.version.clone(), ..record.clone() });
         entry.slices.insert(object.into(), record);
-        self.rebuild_pool(pool);
-        Change::Room
+        if !same {
+            touched.insert(pool);
+        }
     }
 
     /// Removes a slice.
     pub fn delete_slice(&mut self, object: &str) -> Change {
-        let Some(pool) = self.pool_of_slice.remove(object) else { return Change::Nothing };
-        self.remove_slice(pool, object);
-        Change::Room
+        self.delete_slices(std::iter::once(object))
+    }
+
+    /// Removes slices.
+    pub fn delete_slices<'a>(&mut self, objects: impl Iterator<Item = &'a str>) -> Change {
+        let mut touched = BTreeSet::new();
+        for object in objects {
+            self.leave_out(object, &mut touched);
+        }
+        self.rebuild_pools(touched)
+    }
+
+    fn leave_out(&mut self, object: &str, touched: &mut BTreeSet<Sym>) {
+        let Some(pool) = self.pool_of_slice.remove(object) else { return };
+        if let Some(entry) = self.pools.get_mut(&pool) {
+            entry.slices.remove(object);
+        }
+        touched.insert(pool);
     }
 
     /// Replaces all slices.
@@ -131,20 +170,27 @@ impl Index {
         let kept: HashSet<&str> = slices.iter().filter_map(|slice| slice.metadata.name.as_deref()).collect();
         let gone: Vec<Arc<str>> =
             self.pool_of_slice.keys().filter(|name| !kept.contains(&***name)).cloned().collect();
+        let mut touched = BTreeSet::new();
         for name in gone {
-            self.delete_slice(&name);
+            self.leave_out(&name, &mut touched);
         }
         for slice in slices {
-            self.apply_slice(slice);
+            self.take_in(slice, &mut touched);
         }
-        Change::Room
+        self.rebuild_pools(touched)
     }
 
-    fn remove_slice(&mut self, pool: Sym, object: &str) {
-        if let Some(entry) = self.pools.get_mut(&pool) {
-            entry.slices.remove(object);
+    /// Names of all slices.
+    pub fn slice_names(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.pool_of_slice.keys()
+    }
+
+    fn rebuild_pools(&mut self, touched: BTreeSet<Sym>) -> Change {
+        let change = if touched.is_empty() { Change::Nothing } else { Change::Room };
+        for pool in touched {
+            self.rebuild_pool(pool);
         }
-        self.rebuild_pool(pool);
+        change
     }
 
     /// Stops a pool, or lets it go on.

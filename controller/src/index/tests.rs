@@ -237,6 +237,38 @@ fn equal_nodes_share_one_layout() {
     assert_eq!(ids[0], ids[1]);
 }
 
+/// How often a pool was built: every change of it counts.
+fn built(index: &Index, node: &str) -> u64 {
+    index.pools_of_node(node).map(|pool| pool.version).sum()
+}
+
+#[test]
+fn a_pool_is_built_once_for_a_list_and_not_at_all_for_one_that_says_nothing_new() {
+    let mut slices = fixtures::slices("n1", 8, AllocatorMode::Controller, 1);
+    assert!(slices.len() > 2);
+    for (slice, version) in slices.iter_mut().zip(1..) {
+        slice.metadata.resource_version = Some(format!("{version}"));
+    }
+    let mut index = Index::new(DRIVER);
+    assert_eq!(index.reset_slices(&slices), Change::Room);
+    assert_eq!(built(&index, "n1"), 1);
+    assert_eq!(index.reset_slices(&slices), Change::Nothing);
+    // Written anew with what was in it before.
+    slices[1].metadata.resource_version = Some("100".to_owned());
+    assert_eq!(index.apply_slices(&slices), Change::Nothing);
+    assert_eq!(built(&index, "n1"), 1);
+    let mut next = fixtures::slices("n1", 8, AllocatorMode::Controller, 2);
+    for (slice, version) in next.iter_mut().zip(200..) {
+        slice.metadata.resource_version = Some(format!("{version}"));
+    }
+    assert_eq!(index.apply_slices(&next), Change::Room);
+    assert_eq!(built(&index, "n1"), 2);
+    assert!(index.pools_of_node("n1").all(|pool| pool.state == PoolState::Ready));
+    let names: Vec<String> = next.iter().filter_map(|slice| slice.metadata.name.clone()).collect();
+    assert_eq!(index.delete_slices(names.iter().map(String::as_str)), Change::Room);
+    assert_eq!(index.pools().count(), 0);
+}
+
 #[test]
 fn slices_of_other_drivers_are_not_ours() {
     let mut index = Index::new(DRIVER);
