@@ -48,6 +48,11 @@ impl Cluster {
         self.kubectl(&["-n", SYSTEM, "delete", "pods", "--all", "--ignore-not-found"])?;
         self.no_pods_in_system().await?;
         self.kubectl(&["delete", "resourceslices", "--all"])?;
+        let shares = self.agent_dir()?.join("shares");
+        for share in list(&shares).unwrap_or_default() {
+            // None where the share was given back already.
+            let _ = nix::mount::umount2(&shares.join(share).join("region"), nix::mount::MntFlags::MNT_DETACH);
+        }
         let dirs = [self.agent_dir()?, self.limiter_dir()?, PathBuf::from(SIM)];
         for dir in dirs.iter().filter(|d| d.exists()) {
             std::fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;

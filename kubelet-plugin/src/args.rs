@@ -2,6 +2,7 @@
 //! downward API or from chart values.
 
 use crate::mode::Target;
+use crate::share::RegionStorage;
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -85,6 +86,10 @@ pub struct Args {
     /// Host path of the OCI hook binary; without it the limiter is only mounted, not checked.
     #[arg(long, env = "OCI_HOOK")]
     pub oci_hook: Option<PathBuf>,
+
+    /// What the regions of new shares lie in; the one file of ours that their containers write.
+    #[arg(long, env = "REGION_STORAGE", value_enum, default_value_t = RegionStorage::Tmpfs)]
+    pub region_storage: RegionStorage,
 
     /// An extra mount for every container with a device of ours, `host:container[:ro|rw]`.
     #[arg(long = "container-mount", value_name = "HOST:CONTAINER[:ro|rw]", value_parser = parse_mount)]

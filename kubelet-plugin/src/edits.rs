@@ -8,6 +8,7 @@ use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
 use crate::driver::DriverFiles;
 use crate::ledger::{Device, Share};
+use crate::share::RegionMount;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
 use std::path::{Path, PathBuf};
 
@@ -62,6 +63,8 @@ pub struct Nodes {
     pub minor: u32,
     /// Minor numbers of capability nodes.
     pub caps: Vec<u32>,
+    /// How a share's region is mounted.
+    pub region: RegionMount,
 }
 
 /// CDI id of a result.
@@ -164,7 +167,7 @@ fn of_device(
     if let Some(share) = &device.share {
         share_env(&mut edits, device, share, tail, indexed_env);
         if let Some(limiter) = limiter {
-            mount_limiter(&mut edits, site, device, limiter);
+            mount_limiter(&mut edits, site, device, nodes.region, limiter);
         }
     }
     edits
@@ -186,17 +189,32 @@ fn share_env(edits: &mut ContainerEdits, device: &Device, share: &Share, tail: &
     }
 }
 
-fn mount_limiter(edits: &mut ContainerEdits, site: &Site, device: &Device, limiter: &Limiter) {
+fn mount_limiter(
+    edits: &mut ContainerEdits,
+    site: &Site,
+    device: &Device,
+    region: RegionMount,
+    limiter: &Limiter,
+) {
     let id = &device.result_id;
     let share = site.shares_dir.join(id);
     let inside = format!("{LIMITER_DIR}/{}", limiter.version);
     let host = |name: &str| limiter.host_dir.join(name).to_string_lossy().into_owned();
+    let region = match region {
+        RegionMount::File => {
+            let host = share.join("region/region");
+            Mount::read_write(host.to_string_lossy(), format!("{REGION_DIR}/{id}/region"))
+        }
+        RegionMount::Directory => {
+            Mount::read_write(share.join("region").to_string_lossy(), format!("{REGION_DIR}/{id}"))
+        }
+    };
     edits.mounts.extend([
         Mount::read_only(host(PRELOAD), format!("{inside}/{PRELOAD}")),
         Mount::read_only(host(CORE), format!("{inside}/{CORE}")),
         Mount::read_only(limiter.preload_file.to_string_lossy(), "/etc/ld.so.preload"),
         Mount::read_only(share.join("quota").to_string_lossy(), format!("{QUOTA_DIR}/{id}")),
-        Mount::read_write(share.join("region").to_string_lossy(), format!("{REGION_DIR}/{id}")),
+        region,
     ]);
     if let Some(hook) = &site.oci_hook {
         edits.hooks.push(Hook {

@@ -4,7 +4,7 @@ use crate::driver::monitor_capability;
 use crate::edits::{self, Limiter, Nodes, Site};
 use crate::ledger::{Device, Ledger, Record};
 use crate::plan::{Step, Undo};
-use crate::share::{self, ShareError};
+use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
 use aliquot_cdi::{DirError, NameError, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
@@ -111,6 +111,8 @@ pub struct Machine {
     pub site: Site,
     /// Directory of shares, as this process sees it.
     pub shares: PathBuf,
+    /// What the regions of new shares lie in.
+    pub regions: RegionStorage,
     /// Directory of limiter releases.
     pub limiter_dir: PathBuf,
     /// Our data directory.
@@ -155,7 +157,7 @@ impl Machine {
                 let (device, share) = device
                     .and_then(|device| Some((device, device.share.as_ref()?)))
                     .ok_or_else(|| StepError::NoQuota(result_id.clone()))?;
-                share::make(&self.shares, device, share)?;
+                share::make(&self.shares, self.regions, device, share)?;
             }
             Step::WriteSpec => self.write_spec(record)?,
         }
@@ -179,7 +181,12 @@ impl Machine {
             Undo::SettleMig { gpu } => self.settle_mig(record, gpu, ledger),
             Undo::DestroyPartition { gpu, placement } => self.destroy(record, gpu, *placement, boot_id)?,
             Undo::ResetTimeSlice { gpu } => self.reset_time_slice(record, gpu, ledger),
-            Undo::RemoveShare { result_id } => share::remove(&self.shares, result_id)?,
+            // Files that stay keep nobody's claim: they are looked for again at the next start.
+            Undo::RemoveShare { result_id } => {
+                if let Err(error) = share::discard(&self.shares, result_id) {
+                    tracing::warn!(share = %result_id, %error, "a share's files stay until the agent's next start");
+                }
+            }
             Undo::RemoveSpec => {
                 self.cdi.remove(&edits::spec_name(&self.site.driver, &record.claim.uid))?;
             }
@@ -296,7 +303,8 @@ impl Machine {
     fn nodes(&self, device: &Device, caps: &MigMinors) -> Result<Nodes, StepError> {
         let info = self.gpus.gpu(&device.gpu)?;
         self.require_node(&format!("nvidia{}", info.minor))?;
-        let mut nodes = Nodes { minor: info.minor, caps: Vec::new() };
+        let region = share::region_mount(&self.shares, &device.result_id);
+        let mut nodes = Nodes { minor: info.minor, caps: Vec::new(), region };
         let admin = device.held.is_none();
         if device.partition.is_none() && !admin {
             return Ok(nodes);

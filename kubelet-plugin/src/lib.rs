@@ -47,6 +47,7 @@ pub mod socket;
 pub mod status;
 pub mod store;
 pub mod stuck;
+pub mod trash;
 pub mod usage;
 
 #[cfg(test)]

@@ -126,6 +126,8 @@ pub struct Metrics {
     pub prepared_devices: Family<Kind, Gauge>,
     /// Claims in the ledger that the API does not know any more.
     pub vanished_claims: Gauge,
+    /// Entries of the trash that cannot be removed.
+    pub trash_stuck: Gauge,
     /// Vanished claims that the agent released itself.
     pub collected_claims: Counter,
     /// GPU instances that no claim has.
@@ -187,6 +189,7 @@ impl Default for Metrics {
             parked_claims: Gauge::default(),
             prepared_devices: Family::default(),
             vanished_claims: Gauge::default(),
+            trash_stuck: Gauge::default(),
             collected_claims: Counter::default(),
             foreign_instances: Gauge::default(),
             gpus: Gauge::default(),
@@ -229,6 +232,11 @@ impl Default for Metrics {
             "vanished_claims",
             "Claims that hold hardware and are not in the API as they were prepared",
             m.vanished_claims.clone(),
+        );
+        registry.register(
+            "trash_stuck",
+            "Directories of former shares that cannot be removed; tried again, and named in the log",
+            m.trash_stuck.clone(),
         );
         registry.register(
             "collected_claims",

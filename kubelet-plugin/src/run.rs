@@ -26,6 +26,7 @@ use crate::socket::{self, Socket};
 use crate::status::StatusWriter;
 use crate::store::Store;
 use crate::stuck::Teller;
+use crate::trash::Trash;
 use crate::{arbitrate, audit, dra, partitioning, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
@@ -271,6 +272,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
                 oci_hook: args.oci_hook.clone(),
             },
             shares: data_dir.join("shares"),
+            regions: args.region_storage,
             limiter_dir: args.limiter_dir.clone(),
             data_dir,
             dev_root: args.dev_root.clone(),
@@ -479,6 +481,8 @@ impl Parts {
             let (metrics, loops) = (self.metrics.clone(), loops.clone());
             async move { arbitrate::run(&data_dir, time_slice, &metrics, loops).await }
         });
+        let shares = args.data_dir().join("shares");
+        tasks.spawn(Trash::new(&shares, self.metrics.clone()).run(loops.clone()));
 
         // A loop that ends by itself has panicked; better to start anew than to go on without it.
         let failed = tokio::select! {

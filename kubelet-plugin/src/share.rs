@@ -2,18 +2,26 @@
 //!
 //! `<shares>/<result id>/quota/quota` is mounted read-only as a directory, because a file replaced by
 //! rename over a file mount stays the old one inside; beside it lies the grant, overwritten by the arbiter of
-//! GPU time. `<shares>/<result id>/region/region` is mounted
-//! writable for this claim's containers only, whatever user they run as.
+//! GPU time. `<shares>/<result id>/region/region` is mounted writable, as a file, for this claim's containers only,
+//! whatever user they run as, and lies in a file system of its own ([`region`]). `<shares>/<result id>/layout` says so;
+//! shares of earlier releases, whose containers have the region's directory, lack it.
+
+mod region;
+
+pub use region::{RegionError, RegionMount, RegionStorage};
 
 use crate::ledger::{Device, Ledger, Share, State};
 use crate::store::{StoreError, io_error, replace, sync_dir};
+use crate::trash;
 use aliquot_model::config::{ComputePolicy, FailMode};
-use aliquot_quota::region::{LOCK_BASE, RegionView, initial_header};
+use aliquot_quota::region::{LOCK_BASE, RegionView};
 use aliquot_quota::{QuotaError, QuotaFile, REGION_FILE_SIZE};
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Why a share's directories could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +37,13 @@ pub enum ShareError {
     /// The file system refused.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The region could not be made.
+    #[error(transparent)]
+    Region(#[from] RegionError),
 }
+
+/// Says that containers have the region's file, and not its directory.
+const LAYOUT: &str = "layout";
 
 /// The content of a share's quota file.
 ///
@@ -58,11 +72,11 @@ pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFil
 /// Makes a share's directories anew.
 ///
 /// # Errors
-/// [`ShareError`]; what was made is then for [`remove`] to remove.
-pub fn make(shares: &Path, device: &Device, share: &Share) -> Result<(), ShareError> {
+/// [`ShareError`]; what was made is then for [`discard`] to remove.
+pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Share) -> Result<(), ShareError> {
     let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
     let quota = quota(device, share, 1).map_err(fail)?.encode();
-    remove(shares, &device.result_id)?;
+    discard(shares, &device.result_id)?;
     let dir = shares.join(&device.result_id);
     let (quota_dir, region_dir) = (dir.join("quota"), dir.join("region"));
     for path in [&quota_dir, &region_dir] {
@@ -74,26 +88,16 @@ pub fn make(shares: &Path, device: &Device, share: &Share) -> Result<(), ShareEr
     replace(&path, &quota, 0o644)?;
     fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
     aliquot_arbiter::files::make_grant(&quota_dir).map_err(io_error("make the grant in", &quota_dir))?;
-    make_region(&region_dir.join("region"))?;
+    replace(&dir.join(LAYOUT), b"2\n", 0o644)?;
+    region::make(&region_dir, storage)?;
     sync_dir(&region_dir)?;
     Ok(())
 }
 
-fn make_region(path: &Path) -> Result<(), StoreError> {
-    let mut file: File = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o666)
-        .open(path)
-        .map_err(io_error("create", path))?;
-    let header = initial_header();
-    file.write_all(&header).map_err(io_error("write", path))?;
-    // Written, not only sized: a hole that cannot be filled later would kill the process that maps it.
-    let zeros = vec![0u8; REGION_FILE_SIZE.saturating_sub(header.len())];
-    file.write_all(&zeros).map_err(io_error("write", path))?;
-    file.sync_all().map_err(io_error("sync", path))?;
-    fs::set_permissions(path, Permissions::from_mode(0o666)).map_err(io_error("chmod", path))
+/// How a share's region comes into its containers.
+pub fn region_mount(shares: &Path, result_id: &str) -> RegionMount {
+    let path = shares.join(result_id).join(LAYOUT);
+    if path.is_file() { RegionMount::File } else { RegionMount::Directory }
 }
 
 /// What a best-effort share may use of the compute time at most, where `promised` percent of the GPU are
@@ -141,17 +145,43 @@ pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
     Ok(())
 }
 
-/// Removes a share's directories; none there is fine.
+/// Takes a share's directories out of the way; none there is fine. Takes the same time whatever is in them: they are
+/// renamed into the trash, which [`trash::Trash`] empties.
 ///
 /// # Errors
-/// If the file system refuses.
-pub fn remove(shares: &Path, result_id: &str) -> Result<(), StoreError> {
+/// If they cannot be renamed.
+pub fn discard(shares: &Path, result_id: &str) -> Result<(), StoreError> {
     let dir = shares.join(result_id);
-    match fs::remove_dir_all(&dir) {
-        Ok(()) => sync_dir(shares),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(StoreError::Io { action: "remove", path: dir, source }),
+    if let Err(error) = region::unmount(&dir.join("region")) {
+        // It goes into the trash with its directory.
+        tracing::warn!(share = result_id, %error, "the region's file system stays mounted");
     }
+    let trash = trash::dir(shares);
+    let to = trash.join(unique(result_id));
+    let rename = || match fs::rename(&dir, &to) {
+        Err(error) if error.kind() == ErrorKind::NotFound && fs::symlink_metadata(&dir).is_ok() => {
+            fs::create_dir_all(&trash).and_then(|()| fs::rename(&dir, &to))
+        }
+        renamed => renamed,
+    };
+    match rename() {
+        Err(error) if error.kind() == ErrorKind::StorageFull || error.kind() == ErrorKind::QuotaExceeded => {
+            // Room for the directory's entry.
+            let _ = fs::remove_file(dir.join("region/region"));
+            rename()
+        }
+        renamed => renamed,
+    }
+    .or_else(|error| if error.kind() == ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    .map_err(io_error("move to the trash", &dir))
+}
+
+/// A name that no other entry of the trash has.
+fn unique(result_id: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{result_id}.{}.{}.{number}", since.as_nanos(), std::process::id())
 }
 
 /// Result ids that have directories.

@@ -361,6 +361,8 @@ async fn start_node(
         flag("proc-root", &root.join("proc")),
         flag("sys-root", &root.join("sys")),
         flag("limiter-dir", limiter),
+        // A user without rights may not mount.
+        "--region-storage=directory".to_owned(),
         flag("oci-hook", &build.limiter_file("aliquot-oci-hook")?),
         format!("--container-mount={}:/run/aliquot-sim:rw", sim.display()),
     ];

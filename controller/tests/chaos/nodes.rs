@@ -14,6 +14,7 @@ use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::parked;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared};
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
 use aliquot_model::layout::Holding;
 use aliquot_model::names::pool_name;
@@ -416,6 +417,7 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
                 oci_hook: None,
             },
             shares: data.join("shares"),
+            regions: RegionStorage::Directory,
             limiter_dir: dir.join("limiter"),
             data_dir: data,
             dev_root: root.clone(),

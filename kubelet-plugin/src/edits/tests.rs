@@ -75,7 +75,7 @@ fn made(devices: &[(Device, Nodes)], indexed: bool) -> Spec {
 
 #[test]
 fn each_result_is_a_device_beside_the_common_one() {
-    let gpu = (device("0000000a", "gpu-0"), Nodes { minor: 0, caps: vec![] });
+    let gpu = (device("0000000a", "gpu-0"), Nodes { minor: 0, caps: vec![], ..Nodes::default() });
     let mig = Device {
         partition: Some(Partition {
             profile_id: 19,
@@ -86,12 +86,12 @@ fn each_result_is_a_device_beside_the_common_one() {
         }),
         ..device("0000000b", "gpu-1-mig-1g10gb-19-6")
     };
-    let spec = made(&[gpu, (mig, Nodes { minor: 1, caps: vec![12, 13] })], false);
+    let spec = made(&[gpu, (mig, Nodes { minor: 1, caps: vec![12, 13], ..Nodes::default() })], false);
     insta::assert_snapshot!(serde_json::to_string_pretty(&spec).unwrap());
 }
 
 #[test]
-fn a_share_carries_the_limiter_and_its_own_directories() {
+fn a_share_carries_the_limiter_its_own_quota_and_one_writable_file() {
     let spec = made(&[(share("0000000c", 0), Nodes::default())], false);
     let name = "u-1-0000000c".parse().unwrap();
     let edits = &spec.device(&name).unwrap().container_edits;
@@ -115,7 +115,7 @@ fn a_share_carries_the_limiter_and_its_own_directories() {
             ),
             ("/data/limiter/0.1.0/ld.so.preload", "/etc/ld.so.preload", false),
             ("/data/shares/u-1-0000000c/quota", "/run/aliquot/quota/u-1-0000000c", false),
-            ("/data/shares/u-1-0000000c/region", "/run/aliquot/region/u-1-0000000c", true),
+            ("/data/shares/u-1-0000000c/region/region", "/run/aliquot/region/u-1-0000000c/region", true),
         ]
     );
 }
@@ -167,7 +167,7 @@ fn whole_gpus_get_no_limiter() {
 fn device_nodes_elsewhere_on_the_host_say_where() {
     let mut elsewhere = site();
     elsewhere.host_dev_root = "/run/sim/root".into();
-    let devices = [(device("0000000a", "gpu-0"), Nodes { minor: 3, caps: vec![] })];
+    let devices = [(device("0000000a", "gpu-0"), Nodes { minor: 3, caps: vec![], ..Nodes::default() })];
     let spec = spec(&elsewhere, &claim("u-1"), &devices, None, false).unwrap();
     let node = &spec.device(&"u-1-0000000a".parse().unwrap()).unwrap().container_edits.device_nodes[0];
     assert_eq!(node.path, "/dev/nvidia3");

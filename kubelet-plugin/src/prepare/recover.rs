@@ -100,7 +100,7 @@ impl Node {
             .flat_map(|record| record.devices.iter().map(|device| device.result_id.as_str()))
             .collect();
         for id in share::list(&self.machine.shares).unwrap_or_default() {
-            if !ids.contains(id.as_str()) && share::remove(&self.machine.shares, &id).is_ok() {
+            if !ids.contains(id.as_str()) && share::discard(&self.machine.shares, &id).is_ok() {
                 recovery.orphans.push(format!("share {id}"));
             }
         }

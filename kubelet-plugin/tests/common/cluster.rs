@@ -136,6 +136,8 @@ impl Cluster {
             format!("--dev-root={}", path("root")),
             format!("--proc-root={}", path("root/proc")),
             format!("--limiter-dir={}", path("limiter")),
+            // Nothing of a test is left mounted.
+            "--region-storage=directory".to_owned(),
             "--claim-check-interval=100ms".into(),
             "--inventory-interval=200ms".into(),
             "--lock-timeout=5s".into(),

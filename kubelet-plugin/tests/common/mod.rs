@@ -20,6 +20,7 @@ use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::ledger::Ledger;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared};
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
 use aliquot_model::config::ShareConfig;
 use aliquot_model::{DeviceKind, DeviceName};
@@ -139,6 +140,7 @@ impl World {
                     oci_hook: None,
                 },
                 shares: self.data().join("shares"),
+                regions: RegionStorage::Directory,
                 limiter_dir: self.limiter(),
                 data_dir: self.data(),
                 dev_root: root,
@@ -191,6 +193,19 @@ impl World {
             assert!(needs_reset || !gpu.mig_enabled(), "GPU {} was left in MIG mode", gpu.minor);
         }
     }
+}
+
+/// Gives this thread, and what it starts, mounts of its own. Prints why a test is skipped where that does not go.
+pub fn private_mounts(test: &str) -> bool {
+    use nix::mount::{MsFlags, mount};
+    use nix::sched::{CloneFlags, unshare};
+    let none = None::<&str>;
+    let made = unshare(CloneFlags::CLONE_NEWNS)
+        .and_then(|()| mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none));
+    if let Err(errno) = made {
+        println!("SKIPPED: {test}: needs the right to mount ({errno})");
+    }
+    made.is_ok()
 }
 
 /// A directory in memory where there is one: these tests sync thousands of files.
