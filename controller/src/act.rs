@@ -1,5 +1,6 @@
 //! The one writer. Everything that we change in the API is changed here: with the version that was
-//! seen, within a time limit, and only while the lease is ours.
+//! seen, within a time limit, and only while the lease is ours. Requests that are under way at the same time are
+//! limited, in all and for each namespace; whoever waits between two requests takes nobody's turn.
 
 mod budgets;
 mod claims;
@@ -7,17 +8,24 @@ mod elastic;
 mod holds;
 mod job;
 mod moves;
+mod park;
 mod pods;
 mod room;
+pub(crate) mod slow;
+mod sure;
 mod together;
+mod turns;
+mod verdict;
 
 pub use job::{Consumers, Gates, Job, Outcome};
 pub use moves::MovesIn;
 pub use room::{Eviction, Fate, Victim};
 
 pub use budgets::Kept;
+pub(crate) use turns::Gate;
 
 use crate::budget::window::time;
+use crate::events::Reporter;
 use crate::fence::Fence;
 use crate::govern::{GpuQuota, GpuQuotaStatus};
 use crate::index::ObjectKey;
@@ -26,10 +34,14 @@ use crate::metrics::Metrics;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use serde_json::json;
+use slow::Slow;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use verdict::{Doubt, Verdict, judge};
 
 /// Field manager of our writes.
 pub const FIELD_MANAGER: &str = "aliquot-controller";
@@ -85,6 +97,14 @@ pub enum WriteError {
     },
 }
 
+impl WriteError {
+    /// Whether it says something about the object or the API server, so that it may well come again; not that somebody
+    /// else was faster, or that we do not lead.
+    pub const fn is_of_the_object(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::Unread { .. } | Self::Exhausted { .. })
+    }
+}
+
 /// Writes.
 #[derive(Clone)]
 pub struct Writer {
@@ -95,29 +115,17 @@ pub struct Writer {
     metrics: Arc<Metrics>,
     /// Who says what is said.
     instance: Arc<str>,
+    gate: Gate,
+    /// Whose turns requests take: a namespace, or nothing for what is the cluster's.
+    lane: Arc<str>,
+    slow: Arc<Mutex<Slow>>,
+    reporter: Option<Reporter>,
+    /// Nothing waits any more.
+    ending: CancellationToken,
 }
 
-/// What to do about an error.
-enum Verdict {
-    /// Read what is there and try again.
-    Again(String),
-    NotFound,
-    Never(String),
-}
-
-fn judge(error: &kube::Error) -> Verdict {
-    match error {
-        kube::Error::Api(status) => match status.code {
-            404 => Verdict::NotFound,
-            // Waiting does not help against a budget, not as long as we wait.
-            429 if room::is_budget(status) => Verdict::Never(status.message.clone()),
-            // Conflicts, time-outs and overload pass.
-            409 | 408 | 429 | 500..=599 => Verdict::Again(status.message.clone()),
-            _ => Verdict::Never(status.message.clone()),
-        },
-        other => Verdict::Again(other.to_string()),
-    }
-}
+/// Requests that are under way at the same time, at most.
+const AT_A_TIME: usize = 64;
 
 impl Writer {
     /// Attempts before the decision is made anew.
@@ -125,7 +133,7 @@ impl Writer {
 
     /// A writer that is fenced by `leadership`; no request takes longer than `timeout`. `fence` is what
     /// the admission policies read, where there are any; `instance` is who events are from.
-    pub const fn new(
+    pub fn new(
         client: Client,
         leadership: Leadership,
         timeout: Duration,
@@ -133,11 +141,45 @@ impl Writer {
         metrics: Arc<Metrics>,
         instance: Arc<str>,
     ) -> Self {
-        Self { client, leadership, timeout, fence, metrics, instance }
+        Self {
+            client,
+            leadership,
+            timeout,
+            fence,
+            metrics,
+            instance,
+            gate: Gate::new(AT_A_TIME),
+            lane: Arc::default(),
+            slow: Arc::default(),
+            reporter: None,
+            ending: CancellationToken::new(),
+        }
     }
 
-    /// Does a job to the end.
+    /// Says what it waits for.
+    #[must_use]
+    pub fn telling(self, reporter: Reporter) -> Self {
+        Self { reporter: Some(reporter), ..self }
+    }
+
+    /// For one leadership: with `ending` it gives up whatever waits.
+    #[must_use]
+    pub fn until(&self, ending: CancellationToken) -> Self {
+        Self { ending, ..self.clone() }
+    }
+
+    /// Does a job to the end. If the same object's jobs fail again and again, their outcome is told later each time, but
+    /// for those that keep devices meanwhile: whoever asks for those waits before they ask.
     pub async fn run(&self, job: Job) -> Outcome {
+        let slowed = job.slowed().cloned();
+        let outcome = Self { lane: job.lane(), ..self.clone() }.carry_out_job(job).await;
+        if let Some(uid) = slowed {
+            self.slow_down(&uid, outcome.error.as_ref()).await;
+        }
+        outcome
+    }
+
+    async fn carry_out_job(&self, job: Job) -> Outcome {
         let mut outcome = Outcome::of(job.clone());
         let result = match job {
             Job::Allocate { plan, allocations, claims, gates, gives } => {
@@ -192,21 +234,24 @@ impl Writer {
         outcome
     }
 
-    /// A request, if the lease is ours, within the time limit. Nothing is sent otherwise.
+    /// A request in its turn, if the lease is ours then, within the time limit. Nothing is sent otherwise.
     async fn send<T>(
         &self,
         verb: &'static str,
         request: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<Result<T, Verdict>, NotLeader> {
+        let turn = self.gate.enter(&self.lane).await;
         self.leadership.check()?;
         let answer = match tokio::time::timeout(self.timeout, request).await {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(error)) => Err(judge(&error)),
-            Err(_) => Err(Verdict::Again("the request took too long".to_owned())),
+            Err(_) => Err(Verdict::Unsure(Doubt::Late, "the request took too long".to_owned())),
         };
+        drop(turn);
         let outcome = match &answer {
             Ok(_) => "ok",
             Err(Verdict::Again(_)) => "retry",
+            Err(Verdict::Unsure(..)) => "unsure",
             Err(Verdict::NotFound) => "gone",
             Err(Verdict::Never(_)) => "refused",
         };
@@ -260,7 +305,7 @@ impl Writer {
                 Err(Verdict::Never(message)) => {
                     return Err(WriteError::Refused { what: what.to_owned(), message });
                 }
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(attempt).await;
         }

@@ -34,6 +34,7 @@ pub use reservations::Reserving;
 pub use settings::Settings;
 pub use surroundings::Surrounding;
 
+use crate::act::slow::Slow;
 use crate::act::{Job, Kept, Outcome};
 use crate::budget::{Action, Book};
 use crate::decide::Matcher;
@@ -147,6 +148,8 @@ pub struct Core {
     announced: bool,
     effects: Vec<Effect>,
     in_flight: HashMap<ObjectKey, InFlight>,
+    /// Pods and claims whose allocation could not be written again and again.
+    slow: Slow,
     deallocating: HashMap<Uid, &'static str>,
     idle: HashMap<Uid, (ObjectKey, Instant)>,
     foreign: HashMap<Uid, (ObjectKey, HashSet<Sym>)>,
@@ -197,6 +200,7 @@ impl Core {
             announced: false,
             effects: Vec::new(),
             in_flight: HashMap::new(),
+            slow: Slow::default(),
             deallocating: HashMap::new(),
             idle: HashMap::new(),
             foreign: HashMap::new(),
@@ -482,7 +486,11 @@ impl Core {
             return;
         }
         self.first_seen.entry(key.clone()).or_insert(now);
+        let slowed = self.slow.until(&pod.uid, now);
         self.queue.offer(Rank::new(key.clone(), pod.priority, pod.created));
+        if let Some(until) = slowed {
+            self.queue.hold_back(key, until);
+        }
     }
 
     /// Begins something of which all decisions together take twice as long as one, at most.

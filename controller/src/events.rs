@@ -1,23 +1,32 @@
 //! Events: what users see with `kubectl describe`.
 
-use crate::act::{FIELD_MANAGER, creation};
+use crate::act::{FIELD_MANAGER, Gate, creation};
 use crate::brain::{Regarding, Report};
-use futures::StreamExt;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
+/// Longest name that an object of the API may have.
+const LONGEST_NAME: usize = 253;
 /// Longest note that the API takes.
 const LONGEST_NOTE: usize = 1024;
-/// Events that wait to be sent; beyond that they are dropped, with a word in the log.
-const WAITING: usize = 1024;
+/// Events on their way to the task that sends them; beyond that they are dropped, with a word in the log.
+const ON_THE_WAY: usize = 1024;
+/// Events of one namespace that wait to be sent, at most: what one namespace brings about must not keep the events of
+/// all others waiting, nor fill memory.
+const WAITING: usize = 256;
 
 /// Events that are sent at a time: one after the other they would come minutes late where many pods are
-/// decided, and be lost with a controller that ends.
+/// decided, and be lost with a controller that ends. One namespace has a part of them, see [`Gate`].
 const AT_A_TIME: usize = 16;
 
 /// Sends events in the background. Losing one is not an error.
@@ -27,16 +36,10 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// Starts the task that sends; it ends when every clone is gone.
+    /// Starts the task that sends; it ends when every clone is gone and the last event is sent.
     pub fn start(client: Client, instance: &str) -> Self {
-        let (queue, reports) = mpsc::channel::<Report>(WAITING);
-        let instance = instance.to_owned();
-        tokio::spawn(async move {
-            let reports = futures::stream::unfold(reports, async |mut reports| {
-                reports.recv().await.map(|report| (report, reports))
-            });
-            reports.for_each_concurrent(AT_A_TIME, |report| send(&client, &instance, report)).await;
-        });
+        let (queue, reports) = mpsc::channel::<Report>(ON_THE_WAY);
+        tokio::spawn(send_all(client, instance.into(), reports));
         Self { queue }
     }
 
@@ -46,6 +49,43 @@ impl Reporter {
             tracing::debug!("too many events at once: one is dropped");
         }
     }
+}
+
+async fn send_all(client: Client, instance: Arc<str>, mut reports: mpsc::Receiver<Report>) {
+    let gate = Gate::new(AT_A_TIME);
+    let mut waiting: HashMap<Arc<str>, usize> = HashMap::new();
+    let mut sending: JoinSet<Arc<str>> = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(sent) = sending.join_next() => {
+                if let Ok(lane) = sent
+                    && let Entry::Occupied(mut count) = waiting.entry(lane)
+                {
+                    *count.get_mut() -= 1;
+                    if *count.get() == 0 {
+                        count.remove();
+                    }
+                }
+            }
+            report = reports.recv() => {
+                let Some(report) = report else { break };
+                let lane = report.regarding.namespace();
+                let count = waiting.entry(lane.clone()).or_default();
+                if *count >= WAITING {
+                    tracing::debug!(namespace = %lane, "too many events of one namespace wait: one is dropped");
+                    continue;
+                }
+                *count += 1;
+                let (client, instance, gate) = (client.clone(), instance.clone(), gate.clone());
+                sending.spawn(async move {
+                    let _turn = gate.enter(&lane).await;
+                    send(&client, &instance, report).await;
+                    lane
+                });
+            }
+        }
+    }
+    while sending.join_next().await.is_some() {}
 }
 
 async fn send(client: &Client, instance: &str, report: Report) {
@@ -66,7 +106,8 @@ pub(crate) fn event(report: &Report, instance: &str) -> Event {
         Regarding::Claim(key, uid) => {
             ("ResourceClaim", "resource.k8s.io/v1", Some(key), Some(uid.to_string()))
         }
-        Regarding::Node(_) => ("Node", "v1", None, None),
+        // As the kubelet has it: `kubectl describe node` looks for events by this.
+        Regarding::Node(name) => ("Node", "v1", None, Some(name.to_string())),
         Regarding::Budget(key, uid) => {
             ("GpuBudget", aliquot_model::names::API_VERSION, Some(key), Some(uid.to_string()))
         }
@@ -75,12 +116,11 @@ pub(crate) fn event(report: &Report, instance: &str) -> Event {
         Regarding::Pod(key, _) | Regarding::Claim(key, _) | Regarding::Budget(key, _) => key.name.to_string(),
         Regarding::Node(name) => name.to_string(),
     };
-    // Events of nodes are kept in the namespace default.
-    let namespace = key.map_or_else(|| "default".to_owned(), |key| key.namespace.to_string());
+    let namespace = report.regarding.namespace().to_string();
     let now = Timestamp::now();
     Event {
         metadata: ObjectMeta {
-            name: Some(format!("{name}.{:x}", now.as_nanosecond())),
+            name: Some(event_name(report, &name, now)),
             namespace: Some(namespace),
             ..ObjectMeta::default()
         },
@@ -103,6 +143,17 @@ pub(crate) fn event(report: &Report, instance: &str) -> Event {
     }
 }
 
+/// Another one for another object of the same name, and for other words about the same object in the same moment.
+fn event_name(report: &Report, object: &str, now: Timestamp) -> String {
+    let mut hasher = DefaultHasher::new();
+    (&report.regarding, report.reason, &report.note).hash(&mut hasher);
+    let own = format!(".{:x}{:08x}", now.as_nanosecond(), hasher.finish() & 0xffff_ffff);
+    // Names are ASCII. What is left of a long one must end as a name may.
+    let room = LONGEST_NAME.saturating_sub(own.len()).min(object.len());
+    let begin = object.get(..room).unwrap_or_default().trim_end_matches(['.', '-']);
+    format!("{begin}{own}")
+}
+
 fn shorten(note: &str) -> String {
     if note.len() <= LONGEST_NOTE {
         return note.to_owned();
@@ -115,6 +166,43 @@ fn shorten(note: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn report(regarding: Regarding, note: &str) -> Report {
+        Report { regarding, warning: true, reason: "Reason", note: note.to_owned() }
+    }
+
+    #[test]
+    fn events_about_other_objects_or_with_other_words_are_other_events() {
+        let now = Timestamp::now();
+        let key = crate::index::ObjectKey::new("team", "same");
+        let reports = [
+            report(Regarding::Pod(key.clone(), "1".into()), "one"),
+            report(Regarding::Pod(key.clone(), "1".into()), "another"),
+            report(Regarding::Pod(key.clone(), "2".into()), "one"),
+            report(Regarding::Claim(key, "1".into()), "one"),
+        ];
+        let names: std::collections::HashSet<String> =
+            reports.iter().map(|report| event_name(report, "same", now)).collect();
+        assert_eq!(names.len(), reports.len());
+    }
+
+    #[test]
+    fn an_object_with_a_long_name_gets_its_events_too() {
+        for name in ["x".repeat(253), format!("{}-{}", "x".repeat(226), "y".repeat(26))] {
+            let key = crate::index::ObjectKey::new("team", &name);
+            let event = event(&report(Regarding::Pod(key, "1".into()), "note"), "c1");
+            let own = event.metadata.name.expect("a name");
+            assert!(own.len() <= 253 && !own.contains("-."), "{own}");
+            assert_eq!(event.regarding.expect("an object").name, Some(name), "the object is named in full");
+        }
+    }
+
+    #[test]
+    fn an_event_of_a_node_is_found_by_those_who_describe_the_node() {
+        let event = event(&report(Regarding::Node("n1".into()), "note"), "c1");
+        assert_eq!(event.regarding.expect("an object").uid.as_deref(), Some("n1"));
+        assert_eq!(event.metadata.namespace.as_deref(), Some("default"));
+    }
 
     #[test]
     fn long_notes_are_cut_to_what_the_api_takes() {

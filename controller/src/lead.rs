@@ -14,12 +14,10 @@ use kube::Client;
 use kube::api::ApiResource;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// Writes that are sent at the same time, at most.
-const PARALLEL_WRITES: usize = 64;
 /// Inputs that wait for the brain, at most; watches wait beyond that.
 const INPUTS: usize = 4096;
 /// How often duties are looked at when nothing happens.
@@ -78,7 +76,7 @@ impl Leader {
             watch::read_moves(&self.client, &compacting.within.namespace, &sender, &mut watches);
         }
         let mut writes: JoinSet<Input> = JoinSet::new();
-        let permits = Arc::new(Semaphore::new(PARALLEL_WRITES));
+        let writer = self.writer.until(stop.clone());
         let mut ticked = Instant::now();
         let pulse = &self.settings.pulse;
         pulse.begin();
@@ -129,7 +127,7 @@ impl Leader {
             core.keep_holds(now, Timestamp::now());
             core.keep_reservations(now, Timestamp::now());
             for effect in core.take_effects() {
-                self.start(effect, &mut writes, &permits);
+                self.start(effect, &writer, &mut writes);
             }
         }
         pulse.end();
@@ -181,22 +179,14 @@ impl Leader {
         }
     }
 
-    fn start(&self, effect: Effect, writes: &mut JoinSet<Input>, permits: &Arc<Semaphore>) {
+    fn start(&self, effect: Effect, writer: &Writer, writes: &mut JoinSet<Input>) {
+        let writer = writer.clone();
         match effect {
             Effect::Do(job) => {
-                let (writer, permits) = (self.writer.clone(), permits.clone());
-                writes.spawn(async move {
-                    // Closed never, so this only waits.
-                    let _permit = permits.acquire_owned().await;
-                    Input::Done(Box::new(writer.run(job).await))
-                });
+                writes.spawn(async move { Input::Done(Box::new(writer.run(job).await)) });
             }
             Effect::Keep(action) => {
-                let (writer, permits) = (self.writer.clone(), permits.clone());
-                writes.spawn(async move {
-                    let _permit = permits.acquire_owned().await;
-                    Input::Kept(Box::new(writer.keep(action).await))
-                });
+                writes.spawn(async move { Input::Kept(Box::new(writer.keep(action).await)) });
             }
             Effect::Tell(report) => self.reporter.tell(report),
         }

@@ -22,6 +22,11 @@ struct KindLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabel {
     outcome: &'static str,
 }
@@ -31,6 +36,7 @@ struct OutcomeLabel {
 pub struct Metrics {
     registry: Registry,
     writes: Family<WriteLabels, Counter>,
+    parked: Family<ReasonLabel, Gauge>,
     decisions: Family<OutcomeLabel, Counter>,
     decision_seconds: Histogram,
     waiting_seconds: Histogram,
@@ -82,6 +88,7 @@ impl Metrics {
         let metrics = Self {
             registry: Registry::default(),
             writes: Family::default(),
+            parked: Family::default(),
             decisions: Family::default(),
             decision_seconds: Histogram::new(exponential_buckets(0.000_01, 2.0, 20)),
             waiting_seconds: Histogram::new(exponential_buckets(0.001, 2.0, 20)),
@@ -108,6 +115,11 @@ impl Metrics {
             budgets: BudgetMetrics::register(&mut registry),
         };
         registry.register("writes", "Requests to the API server", metrics.writes.clone());
+        registry.register(
+            "parked_writes",
+            "Writes that wait: for certainty whether they were carried out, or because they fail again and again",
+            metrics.parked.clone(),
+        );
         registry.register("decisions", "Decisions by outcome", metrics.decisions.clone());
         registry.register("decision_seconds", "Time to decide for a pod", metrics.decision_seconds.clone());
         registry.register(
@@ -189,6 +201,11 @@ impl Metrics {
     /// A request to the API server.
     pub fn write(&self, verb: &'static str, outcome: &'static str) {
         self.writes.get_or_create(&WriteLabels { verb, outcome }).inc();
+    }
+
+    /// Writes that wait for this reason.
+    pub fn parked(&self, reason: &'static str) -> Gauge {
+        self.parked.get_or_create(&ReasonLabel { reason }).clone()
     }
 
     /// How often requests ended so.

@@ -207,6 +207,15 @@ impl Queue {
         }
     }
 
+    /// Not before `until`, change or not.
+    pub fn hold_back(&mut self, pod: &ObjectKey, until: Instant) {
+        if let Some(mut entry) = self.take_out(pod) {
+            entry.place = Place::Delayed(until);
+            self.delayed.insert((until, pod.clone()));
+            self.entries.insert(pod.clone(), entry);
+        }
+    }
+
     /// There may be room: whoever did not fit tries again, but none more often than its failures
     /// allow, so that many who never fit do not keep everybody busy.
     pub fn wake(&mut self, now: Instant) {

@@ -90,6 +90,7 @@ pub async fn elect(
     if fence.is_none() {
         tracing::warn!("no --fence-service-account: the API server does not fence our writes");
     }
+    let reporter = Reporter::start(client.clone(), &args.identity);
     let leader = Leader {
         client: client.clone(),
         writer: Writer::new(
@@ -99,8 +100,9 @@ pub async fn elect(
             fence.clone(),
             metrics.clone(),
             args.identity.as_str().into(),
-        ),
-        reporter: Reporter::start(client.clone(), &args.identity),
+        )
+        .telling(reporter.clone()),
+        reporter,
         driver: args.driver_name.clone(),
         settings: Settings {
             options: Options { strategy: args.strategy() },

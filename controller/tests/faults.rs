@@ -5,7 +5,11 @@ mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
 use common::{Cluster, auditor, eventually, fixtures};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::events::v1::Event;
+use kube::Api;
 use rstest::rstest;
+use serde_json::json;
 use std::time::Duration;
 
 /// Claims and pods that need every partition of the node, and more.
@@ -88,6 +92,134 @@ async fn devices_of_an_allocation_that_may_still_be_written_are_given_to_nobody(
     // Until the last late write has come.
     tokio::time::sleep(Duration::from_millis(LATE)).await;
     auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
+/// As before, and nobody may touch the claim, so that nothing can be done to make the late writes fail: the devices wait.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn devices_wait_for_a_late_write_also_where_the_claim_cannot_be_changed() {
+    const LATE: u64 = 14_000;
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 1).await;
+    let controller = cluster.controller("c1", &[]).await;
+    let named = |subresource: &str| claims("patch").subresource(subresource).named("a");
+    let late = FaultRule::always(named("status"), Fault::Latency { millis: LATE });
+    let late = cluster.handle.faults().add(late);
+    let denied = FaultRule { skip: 1, ..FaultRule::always(named(""), status(403, "denied by a policy")) };
+    let denied = cluster.handle.faults().add(denied);
+    for name in ["a", "b"] {
+        cluster.claim(name, &[fixtures::partition("r", "7g.80gb")]).await;
+        cluster.pod(name, &[name]).await;
+        eventually("a write that hangs", async || (cluster.handle.faults().hits(late) > 0).then_some(()))
+            .await;
+    }
+    eventually("attempts to make it fail", async || (cluster.handle.faults().hits(denied) > 0).then_some(()))
+        .await;
+    assert_eq!(controller.metrics.parked("no_answer").get(), 1);
+    cluster.handle.faults().remove(late);
+    cluster.bound("a").await;
+    // Until the last late write has come.
+    tokio::time::sleep(Duration::from_millis(LATE)).await;
+    auditor::check(&cluster.handle);
+    assert_eq!(auditor::allocations(&cluster.handle, "b"), 0);
+    assert_eq!(controller.metrics.parked("no_answer").get(), 0);
+    controller.terminate().await;
+}
+
+fn status(code: u16, message: &str) -> Fault {
+    Fault::Status { code, reason: String::new(), message: message.to_owned(), retry_after: None }
+}
+
+/// What one namespace's claims answer is uncertain, and stays so: three times as many as may be written at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn claims_of_one_namespace_that_cannot_be_written_stop_no_other() {
+    const BAD: usize = 200;
+    let cluster = Cluster::start().await;
+    for node in ["n1", "n2", "n3", "n4"] {
+        cluster.add_node(node, 8).await;
+    }
+    let namespace = fixtures::object::<Namespace>(json!({"metadata": {"name": "bad"}}));
+    cluster.create_global(&namespace).await;
+    let in_bad = |subresource: &str| Matcher {
+        namespace: Some("bad".to_owned()),
+        ..claims("patch").subresource(subresource)
+    };
+    let fails = || status(500, "etcdserver: request timed out");
+    let broken = cluster.handle.faults().add(FaultRule::always(in_bad("status"), fails()));
+    let touched = FaultRule { skip: BAD as u64, ..FaultRule::always(in_bad(""), fails()) };
+    let touched = cluster.handle.faults().add(touched);
+    let controller = cluster.controller("c1", &[]).await;
+    let spec = fixtures::spec(&[fixtures::share("r", "1Gi", "1")]);
+    let bad: Vec<String> = (0..BAD).map(|number| format!("b{number}")).collect();
+    for name in &bad {
+        let mut claim = fixtures::claim(name, &spec);
+        claim.metadata.namespace = Some("bad".to_owned());
+        cluster.create(&claim).await;
+        let mut pod = fixtures::pod(name, &[name]);
+        pod.metadata.namespace = Some("bad".to_owned());
+        cluster.create(&pod).await;
+    }
+    // As many as were ever written at a time, each to its last attempt and beyond.
+    eventually("writes that cannot be made sure", async || {
+        let faults = cluster.handle.faults();
+        (faults.hits(broken) >= 64 * 8 && faults.hits(touched) > 0).then_some(())
+    })
+    .await;
+    crowd(&cluster, 6).await;
+    all_bound(&cluster, 6).await;
+    auditor::check(&cluster.handle);
+    eventually("all are parked", async || {
+        (controller.metrics.parked("server_error").get() == BAD as i64).then_some(())
+    })
+    .await;
+    for rule in [broken, touched] {
+        cluster.handle.faults().remove(rule);
+    }
+    // None of them waits for ever, nor is a turn left with anybody.
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "bad");
+    for name in ["b0", "b199"] {
+        eventually(&format!("{name} is bound"), async || pods.get(name).await.ok()?.spec?.node_name).await;
+    }
+    auditor::check(&cluster.handle);
+    let metrics = controller.metrics.clone();
+    controller.terminate().await;
+    assert_eq!(metrics.parked("server_error").get(), 0, "with the leadership everything parked is dropped");
+}
+
+/// Claims that the store never takes, beside claims of the same namespace that it takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_error_that_repeats_for_one_claim_slows_that_claim_alone() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 8).await;
+    let large = |number: usize| {
+        let matches = claims("patch").subresource("status").named(&format!("large{number}"));
+        FaultRule::always(matches, status(500, "etcdserver: request is too large"))
+    };
+    let rules: Vec<u64> = (0..10).map(|number| cluster.handle.faults().add(large(number))).collect();
+    let controller = cluster.controller("c1", &[]).await;
+    for number in 0..rules.len() {
+        let name = format!("large{number}");
+        cluster.claim(&name, &[fixtures::partition("r", "1g.10gb")]).await;
+        cluster.pod(&name, &[&name]).await;
+    }
+    crowd(&cluster, 6).await;
+    all_bound(&cluster, 6).await;
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    for rule in rules {
+        let hits = cluster.handle.faults().hits(rule);
+        assert!((1..=12).contains(&hits), "{hits} attempts, although each answer was definite");
+    }
+    let events: Api<Event> = Api::namespaced(cluster.client.clone(), "default");
+    let about = async |name: &str| {
+        let events = events.list(&Default::default()).await.expect("listed").items;
+        events.into_iter().find(|event| {
+            event.reason.as_deref() == Some("AllocationWriteFailed")
+                && event.regarding.as_ref().and_then(|object| object.name.as_deref()) == Some(name)
+        })
+    };
+    let event = about("large0").await.expect("the pod is told");
+    assert!(event.note.expect("a note").contains("request is too large"));
+    assert!(about("p0").await.is_none());
     controller.terminate().await;
 }
 

@@ -5,6 +5,7 @@ use crate::budget::{Action, kinds};
 use kube::Api;
 use kube::api::{DeleteParams, DynamicObject, Patch, Preconditions};
 use serde_json::json;
+use std::sync::Arc;
 
 /// What became of an [`Action`].
 #[derive(Debug)]
@@ -18,7 +19,11 @@ pub struct Kept {
 impl Writer {
     /// Does one thing for the book of budgets.
     pub async fn keep(&self, action: Action) -> Kept {
-        let result = self.try_keep(&action).await;
+        let lane = match &action {
+            Action::Store { key, .. } => key.namespace.clone(),
+            _ => Arc::default(),
+        };
+        let result = Self { lane, ..self.clone() }.try_keep(&action).await;
         Kept { action, result }
     }
 
@@ -66,7 +71,7 @@ impl Writer {
 fn error(what: String, verdict: Verdict) -> WriteError {
     match verdict {
         Verdict::Never(message) => WriteError::Refused { what, message },
-        Verdict::Again(last) => WriteError::Exhausted { what, attempts: 1, last },
+        Verdict::Again(last) | Verdict::Unsure(_, last) => WriteError::Exhausted { what, attempts: 1, last },
         Verdict::NotFound => WriteError::Refused { what, message: "it is gone".to_owned() },
     }
 }

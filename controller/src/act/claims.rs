@@ -1,5 +1,7 @@
 //! Claims: finalizer first, then allocation and reservation in one status write.
 
+use super::sure::Doubts;
+use super::verdict::Doubt;
 use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::decide::{Draft, Plan};
 use crate::hold::{self, Hold, is_hold};
@@ -29,7 +31,7 @@ pub(super) fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
     claim.status.as_ref()?.allocation.as_ref()
 }
 
-fn results(
+pub(super) fn results(
     allocation: &AllocationResult,
 ) -> &[k8s_openapi::api::resource::v1::DeviceRequestAllocationResult] {
     allocation.devices.as_ref().and_then(|devices| devices.results.as_deref()).unwrap_or_default()
@@ -60,7 +62,10 @@ pub(super) fn note(
 /// What an attempt came to.
 pub(super) enum Step {
     Done(Box<ResourceClaim>),
+    /// It was not done.
     Again(String),
+    /// It may have been done, or may be yet.
+    Unsure(Doubt, String),
     Failed(WriteError),
 }
 
@@ -122,64 +127,6 @@ impl Writer {
             }
         }
         first_error.map_or(Ok(()), Err)
-    }
-
-    /// Allocates one claim, and answers when it is certain whether it is.
-    pub(super) async fn allocate_one(
-        &self,
-        key: &ObjectKey,
-        uid: &str,
-        seen: Option<ResourceClaim>,
-        wanted: &AllocationResult,
-        users: &[ResourceClaimConsumerReference],
-    ) -> Result<Box<ResourceClaim>, WriteError> {
-        let attempt = |claim| Box::pin(self.try_allocate(claim, key, wanted, users)) as _;
-        match self.until_done(key, uid, seen, attempt).await {
-            Err(error @ (WriteError::Exhausted { .. } | WriteError::Changed(..))) => {
-                self.make_sure(key, uid, wanted, error).await
-            }
-            certain => certain,
-        }
-    }
-
-    /// An allocation whose answers were lost or late may still be written by the API server. Until it cannot be any more
-    /// its devices are given to nobody: this returns when it is seen there, or when the claim was changed, so that what
-    /// is under way applies to something else than it was meant for. Goes on for as long as we lead.
-    async fn make_sure(
-        &self,
-        key: &ObjectKey,
-        uid: &str,
-        wanted: &AllocationResult,
-        error: WriteError,
-    ) -> Result<Box<ResourceClaim>, WriteError> {
-        let api = self.claims(key);
-        for round in 0_u32.. {
-            match self.send("get", api.get(&key.name)).await? {
-                Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => {
-                    if let Some(present) = allocation(&claim) {
-                        let ours = results(present) == results(wanted);
-                        let taken = WriteError::Taken(key.clone());
-                        return if ours { Ok(Box::new(claim)) } else { Err(taken) };
-                    }
-                    let mut metadata = precondition(&claim);
-                    if let Some(fields) = metadata.as_object_mut() {
-                        // Another one each time, so that the object changes.
-                        let nothing = uuid::Uuid::new_v4().to_string();
-                        fields.insert("annotations".to_owned(), json!({FINGERPRINT: nothing}));
-                    }
-                    match self.patch_claim(key, false, json!({"metadata": metadata})).await? {
-                        Ok(_) | Err(Step::Failed(WriteError::Refused { .. })) => return Err(error),
-                        Err(Step::Failed(gone)) => return Err(gone),
-                        Err(_) => {}
-                    }
-                }
-                Ok(_) | Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
-                Err(_) => {}
-            }
-            tracing::warn!(claim = %key, round, "it is not certain yet that an allocation is not written: its devices wait");
-            Self::pause(round).await;
-        }
-        Err(error)
     }
 
     /// Puts our entry among the consumers of an allocated claim, or takes it away.
@@ -263,14 +210,14 @@ impl Writer {
             match claim {
                 Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => match attempt(claim).await? {
                     Step::Done(claim) => return Ok(claim),
-                    Step::Again(message) => last = message,
+                    Step::Again(message) | Step::Unsure(_, message) => last = message,
                     Step::Failed(error) => return Err(error),
                 },
                 Ok(_) | Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
                 Err(Verdict::Never(message)) => {
                     return Err(WriteError::Refused { what: format!("claim {key}"), message });
                 }
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(round).await;
         }
@@ -293,6 +240,7 @@ impl Writer {
         };
         Ok(answer.map_err(|verdict| match verdict {
             Verdict::Again(message) => Step::Again(message),
+            Verdict::Unsure(doubt, message) => Step::Unsure(doubt, message),
             Verdict::NotFound => Step::Failed(WriteError::Gone(key.clone())),
             Verdict::Never(message) => {
                 Step::Failed(WriteError::Refused { what: format!("claim {key}"), message })
@@ -300,12 +248,13 @@ impl Writer {
         }))
     }
 
-    async fn try_allocate(
+    pub(super) async fn try_allocate(
         &self,
         claim: ResourceClaim,
         key: &ObjectKey,
         wanted: &AllocationResult,
         users: &[ResourceClaimConsumerReference],
+        doubts: &Doubts,
     ) -> Result<Step, WriteError> {
         let mark = mark_of(&claim, wanted);
         let marked = |claim: &ResourceClaim| {
@@ -351,7 +300,12 @@ impl Writer {
         });
         Ok(match self.patch_claim(key, true, patch).await? {
             Ok(claim) => Step::Done(Box::new(claim)),
-            Err(step) => step,
+            Err(step) => {
+                if let Step::Unsure(doubt, _) = &step {
+                    doubts.note(&claim, *doubt);
+                }
+                step
+            }
         })
     }
 
@@ -382,7 +336,7 @@ impl Writer {
                     match self.patch_claim(key, true, patch).await? {
                         Ok(claim) => return Ok(Box::new(claim)),
                         Err(Step::Failed(error)) => return Err(error),
-                        Err(Step::Again(message)) => last = message,
+                        Err(Step::Again(message) | Step::Unsure(_, message)) => last = message,
                         Err(Step::Done(claim)) => return Ok(claim),
                     }
                 }
@@ -390,7 +344,7 @@ impl Writer {
                 Err(Verdict::Never(message)) => {
                     return Err(WriteError::Refused { what: format!("claim {key}"), message });
                 }
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(round).await;
         }

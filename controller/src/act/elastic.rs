@@ -151,7 +151,7 @@ impl Writer {
 fn once(what: String, verdict: Verdict) -> WriteError {
     match verdict {
         Verdict::Never(message) => WriteError::Refused { what, message },
-        Verdict::Again(last) => WriteError::Exhausted { what, attempts: 1, last },
+        Verdict::Again(last) | Verdict::Unsure(_, last) => WriteError::Exhausted { what, attempts: 1, last },
         Verdict::NotFound => WriteError::Refused { what, message: "it is gone".to_owned() },
     }
 }

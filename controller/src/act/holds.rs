@@ -35,7 +35,7 @@ impl Writer {
                 Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
                 // The namespace is gone, or the claim between the two requests.
                 Err(Verdict::NotFound) => return Err(WriteError::Gone(ObjectKey::new(&namespace, &name))),
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(attempt).await;
         }

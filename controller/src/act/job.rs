@@ -216,6 +216,56 @@ pub enum Job {
     },
 }
 
+impl Job {
+    /// Whose turns its requests take: a namespace, or nothing for what is the cluster's.
+    pub(super) fn lane(&self) -> Arc<str> {
+        let namespace = |name: Option<&String>| name.map(String::as_str).unwrap_or_default().into();
+        match self {
+            Self::Allocate { plan, .. } | Self::Bind { plan, .. } => plan.pod.namespace.clone(),
+            Self::Lift { pod, .. }
+            | Self::MakeRoom { pod, .. }
+            | Self::Move { pod, .. }
+            | Self::GoBack { pod, .. } => pod.namespace.clone(),
+            Self::DropHold { claim, .. } | Self::Deallocate { claim, .. } | Self::Hold { claim, .. } => {
+                claim.namespace.clone()
+            }
+            Self::DeleteCompanion { companion, .. }
+            | Self::Grow { companion, .. }
+            | Self::Share { companion, .. } => companion.namespace.clone(),
+            Self::MakeHold { claim, .. } | Self::MakeCompanion { claim, .. } => {
+                namespace(claim.metadata.namespace.as_ref())
+            }
+            Self::MakeWill { will, .. } => namespace(will.metadata.namespace.as_ref()),
+            Self::DropWill { will, .. } => will.0.clone(),
+            Self::AllowMoves(within) => within.namespace.clone(),
+            Self::QuotaStatus { quota, .. } => quota.namespace.clone(),
+            Self::Acknowledge { .. }
+            | Self::Limits { .. }
+            | Self::PlaceFree { .. }
+            | Self::Classes { .. } => Arc::default(),
+        }
+    }
+
+    /// The object that waits when jobs of this kind fail again and again. None of them keeps devices from others while
+    /// it does; those that would wait before they are decided, and evictions are decided anew each time.
+    pub(super) const fn slowed(&self) -> Option<&Uid> {
+        match self {
+            Self::DropHold { uid, .. }
+            | Self::Deallocate { uid, .. }
+            | Self::Hold { uid, .. }
+            | Self::Lift { uid, .. }
+            | Self::DeleteCompanion { uid, .. }
+            | Self::Share { uid, .. } => Some(uid),
+            Self::MakeHold { source, .. } | Self::MakeWill { source, .. } | Self::DropWill { source, .. } => {
+                Some(source)
+            }
+            Self::MakeCompanion { of, .. } => Some(&of.uid),
+            Self::Limits { about, .. } => Some(about),
+            _ => None,
+        }
+    }
+}
+
 /// The gates of a pod as they were seen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gates {

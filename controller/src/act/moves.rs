@@ -104,7 +104,7 @@ impl Writer {
                 Err(Verdict::Never(message)) => return Err(WriteError::Refused { what: what(), message }),
                 // Somebody deleted it meanwhile.
                 Err(Verdict::NotFound) => last = "it is gone".to_owned(),
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(attempt).await;
         }

@@ -52,7 +52,7 @@ impl Writer {
                     }
                     Ok(_) | Err(Verdict::NotFound) => return Ok(None),
                     Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
-                    Err(Verdict::Again(message)) => {
+                    Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => {
                         last = message;
                         Self::pause(attempt).await;
                         continue;
@@ -73,7 +73,7 @@ impl Writer {
                 Ok(pod) => return Ok(Some(pod)),
                 Err(Verdict::NotFound) => return Ok(None),
                 Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(attempt).await;
         }

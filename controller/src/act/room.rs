@@ -200,7 +200,7 @@ impl Writer {
                 // There is no such namespace any more.
                 Ok(()) | Err(Verdict::NotFound) => return Ok(()),
                 Err(Verdict::Never(message)) => return Err(WriteError::Refused { what: what(), message }),
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(attempt).await;
         }
@@ -229,7 +229,7 @@ impl Writer {
                 Ok(pod) => return Ok(pod),
                 Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
                 Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(attempt).await;
         }
@@ -265,7 +265,7 @@ impl Writer {
                 Ok(_) => return Ok(Fate::Evicted),
                 Err(Verdict::NotFound) => return Ok(gone),
                 Err(Verdict::Never(message)) => return Ok(Fate::Refused(message)),
-                Err(Verdict::Again(message)) => {
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => {
                     if !rehearsal {
                         gone = Fate::Evicted;
                     }

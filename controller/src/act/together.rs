@@ -82,7 +82,7 @@ impl Writer {
                 Ok(found) => return Ok(Some(found)),
                 Err(Verdict::NotFound) => return Ok(None),
                 Err(Verdict::Never(message)) => return Err(WriteError::Unread { what, message }),
-                Err(Verdict::Again(message)) => last = message,
+                Err(Verdict::Again(message) | Verdict::Unsure(_, message)) => last = message,
             }
             Self::pause(attempt).await;
         }

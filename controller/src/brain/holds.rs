@@ -148,7 +148,12 @@ impl Core {
                     self.holds.due.insert(key.clone(), now + Duration::from_secs(left));
                 }
             }
-            Step::Bind(_) => self.holds.offer(&claim),
+            Step::Bind(_) => {
+                self.holds.offer(&claim);
+                if let Some(until) = self.slow.until(&claim.uid, now) {
+                    self.holds.unbound.hold_back(key, until);
+                }
+            }
             Step::Set(hold) => self.set_hold(&claim, Some(hold)),
             Step::Unset => {
                 if facts.evicted {
@@ -329,7 +334,14 @@ impl Core {
             }
             Some(error) => {
                 tracing::warn!(claim = %key, %error, "could not bind a claim");
-                self.holds.unbound.delay(key, now);
+                if error.is_of_the_object() {
+                    let until = self.slow.failed(uid, now);
+                    self.holds.unbound.hold_back(key, until);
+                    let note = format!("it could not be given devices before its first pod: {error}");
+                    self.tell_claim(&claim, true, reasons::WRITE_FAILED, &note);
+                } else {
+                    self.holds.unbound.delay(key, now);
+                }
             }
         }
         change

@@ -1,6 +1,7 @@
 //! What came of the writes.
 
 use super::{Core, Regarding, Report, reasons};
+use crate::act::slow::LONGEST;
 use crate::act::{Job, Outcome, WriteError};
 use crate::decide::Plan;
 use crate::index::Change;
@@ -131,6 +132,25 @@ impl Core {
         }
     }
 
+    /// Has a pod wait whose allocation cannot be written, each time longer, and says so.
+    fn write_failed(&mut self, plan: &Plan, error: &WriteError, now: Instant) {
+        let until = self.slow.failed(&plan.pod_uid, now);
+        self.queue.hold_back(&plan.pod, until);
+        let Some(pod) = self.index.pod(&plan.pod).cloned() else { return };
+        let what_to_do = match error {
+            WriteError::Exhausted { .. } => {
+                "look at the API server and at the admission webhooks for ResourceClaims and Pods"
+            }
+            _ => "look at what the answer names: an object that is too large, a policy, a right",
+        };
+        let note = format!(
+            "its devices were found and could not be written, so they are free again: {error}. It is tried again after \
+             {} s at most; if this goes on, {what_to_do}",
+            LONGEST.as_secs()
+        );
+        self.tell_pod(&pod, reasons::WRITE_FAILED, &note, now);
+    }
+
     fn allocated(&mut self, plan: &Plan, error: Option<WriteError>, now: Instant) -> Change {
         let pod = &plan.pod;
         let in_flight = self.in_flight.remove(pod);
@@ -147,6 +167,7 @@ impl Core {
         self.offer(pod, now);
         match error {
             None => {
+                self.slow.forget(&plan.pod_uid);
                 self.metrics.placed(waited.unwrap_or_default());
                 self.told.forget_pod(pod);
                 if self.preemptions.is_reserved_for(pod) {
@@ -162,11 +183,10 @@ impl Core {
             }
             Some(error) => {
                 tracing::warn!(%pod, %error, "could not write an allocation");
-                self.queue.delay(pod, now);
-                if matches!(error, WriteError::Refused { .. })
-                    && let Some(known) = self.index.pod(pod).cloned()
-                {
-                    self.tell_pod(&known, reasons::WRITE_FAILED, &error.to_string(), now);
+                if error.is_of_the_object() {
+                    self.write_failed(plan, &error, now);
+                } else {
+                    self.queue.delay(pod, now);
                 }
             }
         }

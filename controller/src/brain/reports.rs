@@ -44,6 +44,8 @@ pub mod reasons {
     pub const RESERVATION_ENDED: &str = "ReservationEnded";
     /// A write failed.
     pub const WRITE_FAILED: &str = "AllocationWriteFailed";
+    /// Nobody knows whether an allocation was written.
+    pub const WRITE_UNCERTAIN: &str = "AllocationUncertain";
     /// A claim of ours that nobody uses was taken back.
     pub const IDLE: &str = "UnusedAllocationReleased";
     /// A claim keeps its devices without a pod.
@@ -89,6 +91,16 @@ pub enum Regarding {
     Node(Arc<str>),
     /// A budget.
     Budget(ObjectKey, Uid),
+}
+
+impl Regarding {
+    /// The namespace of its events; those of nodes are kept in the namespace `default`.
+    pub fn namespace(&self) -> Arc<str> {
+        match self {
+            Self::Pod(key, _) | Self::Claim(key, _) | Self::Budget(key, _) => key.namespace.clone(),
+            Self::Node(_) => "default".into(),
+        }
+    }
 }
 
 /// An event.

@@ -1,0 +1,190 @@
+//! Who may send a request now: at most so many at a time, a bounded part of them for each namespace, and in turn
+//! among the namespaces that wait.
+
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// Requests of one namespace that are under way at the same time, at most, of so many in all.
+const fn part_of(all: usize) -> usize {
+    let part = all / 8;
+    if part < 4 { 4 } else { part }
+}
+
+/// Who has a turn and who waits for one; a ticket stands for whoever waits.
+#[derive(Debug)]
+struct Turns<T> {
+    free: usize,
+    part: usize,
+    busy: HashMap<Arc<str>, usize>,
+    waiting: HashMap<Arc<str>, VecDeque<T>>,
+    /// Lanes of which somebody waits: the first is asked first.
+    order: VecDeque<Arc<str>>,
+}
+
+impl<T> Turns<T> {
+    fn new(all: usize) -> Self {
+        Self {
+            free: all,
+            part: part_of(all),
+            busy: HashMap::new(),
+            waiting: HashMap::new(),
+            order: VecDeque::new(),
+        }
+    }
+
+    fn ask(&mut self, lane: &Arc<str>, ticket: T) {
+        let tickets = self.waiting.entry(lane.clone()).or_default();
+        if tickets.is_empty() {
+            self.order.push_back(lane.clone());
+        }
+        tickets.push_back(ticket);
+    }
+
+    /// Whose turn it is, if there is one left for anybody who waits.
+    fn next(&mut self) -> Option<(Arc<str>, T)> {
+        if self.free == 0 {
+            return None;
+        }
+        let busy = |lane: &Arc<str>| self.busy.get(lane).copied().unwrap_or_default();
+        let at = self.order.iter().position(|lane| busy(lane) < self.part)?;
+        let lane = self.order.remove(at)?;
+        let tickets = self.waiting.get_mut(&lane)?;
+        let ticket = tickets.pop_front()?;
+        if tickets.is_empty() {
+            self.waiting.remove(&lane);
+        } else {
+            self.order.push_back(lane.clone());
+        }
+        *self.busy.entry(lane.clone()).or_default() += 1;
+        self.free -= 1;
+        Some((lane, ticket))
+    }
+
+    /// A turn is over.
+    fn leave(&mut self, lane: &Arc<str>) {
+        self.free += 1;
+        if let Some(count) = self.busy.get_mut(lane) {
+            *count -= 1;
+            if *count == 0 {
+                self.busy.remove(lane);
+            }
+        }
+    }
+}
+
+/// The turns of everybody who sends.
+#[derive(Debug, Clone)]
+pub(crate) struct Gate {
+    turns: Arc<Mutex<Turns<oneshot::Sender<Pass>>>>,
+}
+
+/// A turn, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    gate: Gate,
+    lane: Arc<str>,
+}
+
+impl Drop for Pass {
+    fn drop(&mut self) {
+        self.gate.turns.lock().leave(&self.lane);
+        self.gate.admit();
+    }
+}
+
+impl Gate {
+    /// For so many requests at the same time.
+    pub(crate) fn new(all: usize) -> Self {
+        Self { turns: Arc::new(Mutex::new(Turns::new(all))) }
+    }
+
+    /// Waits for a turn.
+    pub(crate) async fn enter(&self, lane: &Arc<str>) -> Pass {
+        loop {
+            let (ticket, turn) = oneshot::channel();
+            self.turns.lock().ask(lane, ticket);
+            self.admit();
+            // A ticket is dropped with the gate alone, and we hold that.
+            if let Ok(pass) = turn.await {
+                return pass;
+            }
+        }
+    }
+
+    /// Gives the turns that are free to those who wait. Whoever does not wait any more hands his back by dropping it.
+    fn admit(&self) {
+        loop {
+            let Some((lane, ticket)) = self.turns.lock().next() else { return };
+            let unused = ticket.send(Pass { gate: self.clone(), lane });
+            drop(unused);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lane(name: &str) -> Arc<str> {
+        name.into()
+    }
+
+    #[test]
+    fn one_namespace_gets_its_part_and_no_more() {
+        let mut turns = Turns::new(64);
+        for ticket in 0..100 {
+            turns.ask(&lane("bad"), ticket);
+        }
+        let given = std::iter::from_fn(|| turns.next()).count();
+        assert_eq!(given, 8);
+        turns.ask(&lane("good"), 1000);
+        assert_eq!(turns.next().map(|(_, ticket)| ticket), Some(1000));
+    }
+
+    #[test]
+    fn namespaces_that_wait_take_turns() {
+        let mut turns = Turns::new(4);
+        let held: Vec<_> = (0..4)
+            .filter_map(|ticket| {
+                turns.ask(&lane("a"), ticket);
+                turns.next()
+            })
+            .collect();
+        for ticket in 10..14 {
+            turns.ask(&lane("a"), ticket);
+        }
+        for ticket in 20..22 {
+            turns.ask(&lane("b"), ticket);
+        }
+        turns.ask(&lane("c"), 30);
+        assert!(turns.next().is_none());
+        let mut order = Vec::new();
+        let mut over = VecDeque::from(held);
+        while let Some((lane, _)) = over.pop_front() {
+            turns.leave(&lane);
+            if let Some((lane, ticket)) = turns.next() {
+                order.push(ticket);
+                over.push_back((lane, ticket));
+            }
+        }
+        assert_eq!(order, [10, 20, 30, 11, 21, 12, 13]);
+        assert_eq!((turns.free, turns.busy.len(), turns.waiting.len()), (4, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_turn_that_nobody_waits_for_any_more_goes_to_the_next() {
+        let gate = Gate::new(1);
+        let first = gate.enter(&lane("a")).await;
+        let (second, third) = (gate.clone(), gate.clone());
+        let waits = tokio::spawn(async move { drop(second.enter(&lane("a")).await) });
+        tokio::task::yield_now().await;
+        waits.abort();
+        assert!(waits.await.is_err());
+        let waits = tokio::spawn(async move { drop(third.enter(&lane("b")).await) });
+        tokio::task::yield_now().await;
+        drop(first);
+        waits.await.unwrap();
+    }
+}

@@ -1,0 +1,92 @@
+//! What an answer of the API server means: whether what was asked was done, was not, or may have been.
+
+use super::room;
+
+/// Why nobody knows whether a request was carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Doubt {
+    /// No answer within the time limit.
+    Late,
+    /// The connection broke.
+    Lost,
+    /// The server says that something went wrong, and not before which step.
+    Failed,
+}
+
+impl Doubt {
+    /// In one word, as metrics have it.
+    pub(super) const fn word(self) -> &'static str {
+        match self {
+            Self::Late => "no_answer",
+            Self::Lost => "connection_lost",
+            Self::Failed => "server_error",
+        }
+    }
+}
+
+/// What to do about an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Nothing was done. Read what is there and try again.
+    Again(String),
+    /// It may have been done, or may be yet. Read what is there and try again.
+    Unsure(Doubt, String),
+    /// There is no such object.
+    NotFound,
+    /// Nothing was done, and nothing will be.
+    Never(String),
+}
+
+/// What a 500 says whose request never reached the store, or was refused by it: the admission chain comes before it
+/// (`failed calling webhook`), and the store has room for all of a write or takes nothing of it (etcd's errors).
+const NOT_DONE: [&str; 2] =
+    ["Internal error occurred: failed calling webhook", "etcdserver: mvcc: database space exceeded"];
+/// The same, of requests that are too large and stay so (etcd's limit, and that of the connection to it).
+const TOO_LARGE: [&str; 2] = ["etcdserver: request is too large", "trying to send message larger than max"];
+
+pub(super) fn judge(error: &kube::Error) -> Verdict {
+    let kube::Error::Api(status) = error else { return Verdict::Unsure(Doubt::Lost, error.to_string()) };
+    let message = status.message.clone();
+    match status.code {
+        404 => Verdict::NotFound,
+        // Waiting does not help against a budget, not as long as we wait.
+        429 if room::is_budget(status) => Verdict::Never(message),
+        // Conflicts and overload pass.
+        409 | 429 => Verdict::Again(message),
+        500 if TOO_LARGE.iter().any(|said| message.contains(said)) => Verdict::Never(message),
+        500 if NOT_DONE.iter().any(|said| message.contains(said)) => Verdict::Again(message),
+        408 | 500..=599 => Verdict::Unsure(Doubt::Failed, message),
+        _ => Verdict::Never(message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kube::core::Status;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::gone(404, "not found", Verdict::NotFound)]
+    #[case::conflict(409, "modified", Verdict::Again("modified".to_owned()))]
+    #[case::overload(429, "slow down", Verdict::Again("slow down".to_owned()))]
+    #[case::denied(403, "denied by policy", Verdict::Never("denied by policy".to_owned()))]
+    #[case::invalid(422, "is invalid", Verdict::Never("is invalid".to_owned()))]
+    #[case::body_too_large(413, "limit is 3145728", Verdict::Never("limit is 3145728".to_owned()))]
+    #[case::object_too_large(500, "etcdserver: request is too large",
+        Verdict::Never("etcdserver: request is too large".to_owned()))]
+    #[case::webhook_away(500, "Internal error occurred: failed calling webhook \"x\": refused",
+        Verdict::Again("Internal error occurred: failed calling webhook \"x\": refused".to_owned()))]
+    #[case::other_failure(500, "etcdserver: request timed out",
+        Verdict::Unsure(Doubt::Failed, "etcdserver: request timed out".to_owned()))]
+    #[case::time_out(504, "Timeout", Verdict::Unsure(Doubt::Failed, "Timeout".to_owned()))]
+    #[case::leader_change(503, "leader changed", Verdict::Unsure(Doubt::Failed, "leader changed".to_owned()))]
+    fn an_answer_is_taken_for_what_it_says(
+        #[case] code: u16,
+        #[case] message: &str,
+        #[case] verdict: Verdict,
+    ) {
+        let status = Status { code, message: message.to_owned(), ..Status::default() };
+        assert_eq!(judge(&kube::Error::Api(Box::new(status))), verdict);
+    }
+}
