@@ -113,7 +113,7 @@ fn choose_of_shortlist(
     matcher: &mut Matcher,
     expired: &mut dyn FnMut() -> bool,
 ) -> Option<Choice> {
-    let list = Shortlist::new(inputs, matcher)?;
+    let list = Shortlist::new(inputs, matcher, expired)?;
     let mut known = Some(Known::new());
     let mut best: Option<Best> = None;
     let (mut reasons, mut late, mut found) = (NoFit::default(), false, 0);
@@ -337,7 +337,7 @@ fn consider(
     }
     // A node that is taken to be otherwise is like no other.
     let comparable = known.is_some() && !situation.stages.contains_key(name);
-    let kind = comparable.then(|| search::equality(index, matcher, name, inputs.asks)).flatten();
+    let kind = comparable.then(|| search::equality(index, matcher, name, inputs.asks, expired)).flatten();
     if let (Some(known), Some(kind)) = (&known, kind)
         && let Some(outcome) = known.get(&kind)
     {

@@ -2,33 +2,33 @@
 //! device; equal nodes share the answer for a whole layout.
 
 use crate::index::{Class, IDENTITIES, Index, Layout};
-use crate::selector::{Environment, Reads, Selector, SelectorError};
+use crate::selector::{Compiled, Reads, SelectorError, Selectors};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
-/// Compiled selectors and what they answered. A cache: it can be dropped at any time.
+/// What selectors answered. A cache: it can be dropped at any time. It belongs to one thread; the compiled
+/// expressions behind it can be those of several.
 #[derive(Debug, Default)]
 pub struct Matcher {
-    environment: Environment,
-    selectors: HashMap<Arc<str>, Arc<Compiled>>,
+    selectors: Arc<Selectors>,
     answers: HashMap<LayoutKey, Arc<Answers>>,
     values: HashMap<DeviceKey, Answer>,
-    last: u32,
+    /// Estimates of the memory that answers and values are in, in bytes.
+    bytes: (usize, usize),
     evaluations: u64,
     generation: u64,
+    until: Option<Instant>,
 }
 
 /// Selector, fixed part of a layout, columns that the selector reads.
-type LayoutKey = (u32, u64, Box<[u64]>);
+type LayoutKey = (u64, u64, Box<[u64]>);
 /// Selector, shape if the selector reads of it, values that the selector reads.
-type DeviceKey = (u32, Option<u32>, Box<[Option<u32>]>);
+type DeviceKey = (u64, Option<u32>, Box<[Option<u32>]>);
 
-#[derive(Debug)]
-struct Compiled {
-    id: u32,
-    selector: Selector,
-    may_select: bool,
-}
+/// Time is up before every device has its answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OutOfTime;
 
 /// A selector's answer for a device.
 pub type Answer = Result<bool, SelectorError>;
@@ -57,6 +57,11 @@ impl Answers {
         Self { accepted: bits(|answer| *answer == Ok(true)), failed: bits(Result::is_err), all }
     }
 
+    /// Estimate of the memory that they are in, in bytes.
+    const fn bytes(&self) -> usize {
+        self.all.len() * size_of::<Answer>() + (self.accepted.len() + self.failed.len()) * 8
+    }
+
     /// Of up to 64 devices from a position on: which are selected, and on which the selector fails.
     pub fn of(&self, first: u32, count: usize) -> (u64, u64) {
         let (word, shift) = (first as usize / 64, first % 64);
@@ -71,12 +76,26 @@ impl Answers {
 }
 
 impl Matcher {
-    /// Answers that are kept before all are dropped.
-    const MOST: usize = 200_000;
+    /// Memory of the answers for layouts, and of those for devices, in bytes, before they are dropped.
+    const MOST_BYTES: usize = 48 << 20;
+    /// What an entry of a map needs beside what it says, in bytes.
+    const ENTRY: usize = 96;
+    /// Evaluations between two looks at the clock, beside those that each evaluation takes itself.
+    const EVALUATIONS_BETWEEN_LOOKS: u64 = 16;
 
     /// A matcher that knows nothing yet.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A matcher that uses the compiled expressions of others.
+    pub fn sharing(selectors: Arc<Selectors>) -> Self {
+        Self { selectors, ..Self::default() }
+    }
+
+    /// The compiled expressions, for another matcher.
+    pub const fn selectors(&self) -> &Arc<Selectors> {
+        &self.selectors
     }
 
     /// How often an expression ran on a device.
@@ -90,22 +109,8 @@ impl Matcher {
         self.generation
     }
 
-    fn compiled(&mut self, driver: &str, expression: &Arc<str>) -> Arc<Compiled> {
-        if let Some(known) = self.selectors.get(expression) {
-            return known.clone();
-        }
-        if self.selectors.len() >= Self::MOST {
-            self.selectors.clear();
-            self.answers.clear();
-            self.values.clear();
-            self.generation = self.generation.wrapping_add(1);
-        }
-        let selector = Selector::compile(expression);
-        let may_select = selector.may_select(driver, &self.environment);
-        self.last = self.last.wrapping_add(1);
-        let compiled = Arc::new(Compiled { id: self.last, selector, may_select });
-        self.selectors.insert(expression.clone(), compiled.clone());
-        compiled
+    fn compiled(&self, driver: &str, expression: &Arc<str>) -> Arc<Compiled> {
+        self.selectors.get(driver, expression)
     }
 
     /// Whether a class can select devices of the driver, whatever is published at the moment.
@@ -134,9 +139,46 @@ impl Matcher {
         index.makes_published().collect()
     }
 
-    /// What an expression answers for every device of a layout.
-    pub fn answers(&mut self, index: &Index, layout: &Layout, expression: &Arc<str>) -> Arc<Answers> {
-        let compiled = self.compiled(index.driver(), expression);
+    /// Until when [`Self::answers_until`] may take; without it, as long as it needs. For callers that have
+    /// no clock of their own, such as a review of the webhook.
+    pub const fn set_until(&mut self, until: Option<Instant>) {
+        self.until = until;
+    }
+
+    /// Like [`Self::answers`], within the time that was set.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfTime`] if it was up.
+    pub fn answers_until(
+        &mut self,
+        index: &Index,
+        layout: &Layout,
+        expression: &Arc<str>,
+    ) -> Result<Arc<Answers>, OutOfTime> {
+        let until = self.until;
+        let mut expired = || until.is_some_and(|until| Instant::now() >= until);
+        self.answers(index, layout, expression, &mut expired)
+    }
+
+    /// What an expression answers for every device of a layout. `expired` is asked now and then whether time
+    /// is up, also while an expression runs; what was answered until then is kept.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfTime`] if it was.
+    pub fn answers(
+        &mut self,
+        index: &Index,
+        layout: &Layout,
+        expression: &Arc<str>,
+        expired: &mut dyn FnMut() -> bool,
+    ) -> Result<Arc<Answers>, OutOfTime> {
+        let compiled = match self.selectors.known(expression) {
+            Some(known) => known,
+            None if expired() => return Err(OutOfTime),
+            None => self.compiled(index.driver(), expression),
+        };
         let (reads, shaped, columns): (Option<Vec<_>>, bool, Box<[u64]>) = match compiled.selector.reads() {
             Reads::Everything => (None, true, layout.columns().map(|column| column.id).collect()),
             Reads::Names { names, shape } => {
@@ -147,30 +189,35 @@ impl Matcher {
         };
         let key = (compiled.id, layout.id, columns);
         if let Some(known) = self.answers.get(&key) {
-            return known.clone();
+            return Ok(known.clone());
         }
-        let answers = (0u32..)
-            .zip(layout.devices.iter())
-            .map(|(position, device)| {
-                let read = match &reads {
-                    Some(syms) => syms.iter().map(|sym| layout.attribute(position, *sym)).collect(),
-                    None => {
-                        let names = index.shape(device).attributes.iter();
-                        names.map(|name| layout.attribute(position, *name)).collect()
-                    }
-                };
-                self.answer(index, layout, position, shaped.then_some(device.shape), &compiled, read)
-            })
-            .collect();
-        if self.answers.len() >= Self::MOST {
-            self.answers.clear();
-            self.generation = self.generation.wrapping_add(1);
+        let mut answers = Vec::with_capacity(layout.devices.len());
+        for (position, device) in (0u32..).zip(layout.devices.iter()) {
+            let read = match &reads {
+                Some(syms) => syms.iter().map(|sym| layout.attribute(position, *sym)).collect(),
+                None => {
+                    let names = index.shape(device).attributes.iter();
+                    names.map(|name| layout.attribute(position, *name)).collect()
+                }
+            };
+            let shape = shaped.then_some(device.shape);
+            answers.push(self.answer(index, layout, position, shape, &compiled, read, expired)?);
         }
         let answers = Arc::new(Answers::new(answers));
+        self.bytes.0 += Self::ENTRY + key.2.len() * 8 + answers.bytes();
+        if self.bytes.0 > Self::MOST_BYTES {
+            self.answers.clear();
+            self.bytes.0 = 0;
+            self.generation = self.generation.wrapping_add(1);
+        }
         self.answers.insert(key, answers.clone());
-        answers
+        Ok(answers)
     }
 
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "the device, what is read of it, and the time that is left"
+    )]
     fn answer(
         &mut self,
         index: &Index,
@@ -179,18 +226,32 @@ impl Matcher {
         shape: Option<u32>,
         compiled: &Compiled,
         read: Box<[Option<u32>]>,
-    ) -> Answer {
+        expired: &mut dyn FnMut() -> bool,
+    ) -> Result<Answer, OutOfTime> {
+        if compiled.is_too_costly() {
+            return Ok(Err(SelectorError::TooCostly { expression: compiled.selector.source().clone() }));
+        }
         let key = (compiled.id, shape, read);
         if let Some(known) = self.values.get(&key) {
-            return known.clone();
+            return Ok(known.clone());
         }
-        let Some(facts) = index.facts(layout, position) else { return Ok(false) };
+        let Some(facts) = index.facts(layout, position) else { return Ok(Ok(false)) };
         self.evaluations = self.evaluations.wrapping_add(1);
-        let answer = compiled.selector.matches(&self.environment, &facts);
-        if self.values.len() >= Self::MOST {
+        if self.evaluations.is_multiple_of(Self::EVALUATIONS_BETWEEN_LOOKS) && expired() {
+            return Err(OutOfTime);
+        }
+        let answer = compiled.selector.matches(self.selectors.environment(), &facts, expired);
+        match &answer {
+            Err(SelectorError::OutOfTime { .. }) => return Err(OutOfTime),
+            Err(SelectorError::TooCostly { .. }) => compiled.set_too_costly(),
+            _ => {}
+        }
+        self.bytes.1 += Self::ENTRY + key.2.len() * 8 + size_of::<Answer>();
+        if self.bytes.1 > Self::MOST_BYTES {
             self.values.clear();
+            self.bytes.1 = 0;
         }
         self.values.insert(key, answer.clone());
-        answer
+        Ok(answer)
     }
 }

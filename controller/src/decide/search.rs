@@ -75,7 +75,13 @@ pub struct Limits<'l> {
 /// alike by every selector, with the same values where constraints look, and the same parts taken.
 /// `None` if a node has to be looked at by itself. The numbers are hashes, so whoever acts on one
 /// searches the very node first.
-pub fn equality(index: &Index, matcher: &mut Matcher, node: &str, asks: &[Ask<'_>]) -> Option<u64> {
+pub fn equality(
+    index: &Index,
+    matcher: &mut Matcher,
+    node: &str,
+    asks: &[Ask<'_>],
+    expired: &mut dyn FnMut() -> bool,
+) -> Option<u64> {
     let mut pools = index.pools_of_node(node);
     let (pool, None) = (pools.next()?, pools.next()) else { return None };
     let layout = pool.layout.as_ref()?;
@@ -92,7 +98,8 @@ pub fn equality(index: &Index, matcher: &mut Matcher, node: &str, asks: &[Ask<'_
         for alternative in ask.requests.iter().flat_map(|request| &request.alternatives) {
             for expression in &alternative.selectors {
                 // Equal answers are one object.
-                Arc::as_ptr(&matcher.answers(index, layout, expression)).hash(&mut hasher);
+                let answers = matcher.answers(index, layout, expression, expired).ok()?;
+                Arc::as_ptr(&answers).hash(&mut hasher);
             }
         }
     }
@@ -118,8 +125,10 @@ pub fn search(
             let mut of_request = Vec::new();
             let mut why = None;
             for alternative in &request.alternatives {
-                let found = eligible(index, matcher, &views, ask, &request.name, alternative, owner)?;
-                match enough(index, &views, &request.name, alternative, &found) {
+                let request = &request.name;
+                let expired = &mut *limits.expired;
+                let found = eligible(index, matcher, &views, ask, request, alternative, owner, expired)?;
+                match enough(index, &views, request, alternative, &found) {
                     Ok(()) => of_request.push(Some(found)),
                     Err(reason) => {
                         why = why.or(Some(reason));

@@ -52,7 +52,11 @@ struct Group<'s> {
 
 impl<'a> Shortlist<'a> {
     /// `None` if a decision depends on more than states and makes.
-    pub(super) fn new(inputs: &Inputs<'a>, matcher: &mut Matcher) -> Option<Self> {
+    pub(super) fn new(
+        inputs: &Inputs<'a>,
+        matcher: &mut Matcher,
+        expired: &mut dyn FnMut() -> bool,
+    ) -> Option<Self> {
         let index = inputs.index;
         let whole = inputs.pod.node.is_none()
             && inputs.pinned.node.is_none()
@@ -79,7 +83,7 @@ impl<'a> Shortlist<'a> {
                 part.supplies.entry(*board).or_insert_with(supplies);
             }
         }
-        let looks = Looks::new(inputs, matcher, fleet, &parts)?;
+        let looks = Looks::new(inputs, matcher, fleet, &parts, expired)?;
         let bindings = agree::bindings(inputs, fleet, &parts, &looks);
         let pairs = agree::pairs(fleet, &parts, &looks);
         let bounds = Bounds::new(fleet, &parts, &looks, bindings.iter().filter_map(Binding::agreeing));

@@ -116,7 +116,9 @@ pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wante
     let mut most: [Option<Quantity>; 2] = [None, None];
     let mut uncertain = false;
     for layout in matcher.layouts(index, &expressions) {
-        let answers: Vec<_> = expressions.iter().map(|e| matcher.answers(index, layout, e)).collect();
+        let answers = expressions.iter().map(|e| matcher.answers_until(index, layout, e));
+        // What is not known in time cannot be told.
+        let Ok(answers) = answers.collect::<Result<Vec<_>, _>>() else { return Offer::default() };
         for (position, device) in (0u32..).zip(layout.devices.iter()) {
             let verdicts = answers.iter().map(|answers| answers.get(position));
             match verdicts.fold(Some(true), and) {

@@ -4,25 +4,40 @@
 //! unknown; attributes of other domains are known not to exist on the driver's devices.
 
 use super::environment::Environment;
+use super::eval::Run;
+use super::meter::Meter;
+use super::plan::plan;
 use super::rewrite::{children, device_domain, device_field, is_device, literal_text};
+use super::value::Value;
 use super::{DeviceFacts, rewrite};
 use cel::common::ast::{Expr, IdedExpr, operators};
 
 const STANDARD_DOMAIN: &str = "resource.kubernetes.io";
 
+/// Steps that finding this out may take; what takes more is unknown.
+const MOST_STEPS: u64 = 50_000;
+
 pub(super) fn may_be_true(expression: &IdedExpr, driver: &str, environment: &Environment) -> bool {
+    let mut never = || false;
+    let mut meter = Meter::new(MOST_STEPS, &mut never);
     [false, true].into_iter().any(|shareable| {
         let facts = DeviceFacts { driver, shareable, ..DeviceFacts::default() };
-        evaluate(expression, &facts, environment) != Some(false)
+        evaluate(expression, &facts, &mut Leaves { environment, meter: &mut meter }) != Some(false)
     })
 }
 
-fn evaluate(expression: &IdedExpr, facts: &DeviceFacts<'_>, environment: &Environment) -> Option<bool> {
-    let Expr::Call(call) = &expression.expr else { return leaf(expression, facts, environment) };
+/// What evaluates the parts that do not depend on what is unknown.
+struct Leaves<'l, 'm> {
+    environment: &'l Environment,
+    meter: &'l mut Meter<'m>,
+}
+
+fn evaluate(expression: &IdedExpr, facts: &DeviceFacts<'_>, leaves: &mut Leaves<'_, '_>) -> Option<bool> {
+    let Expr::Call(call) = &expression.expr else { return leaf(expression, facts, leaves) };
     if call.target.is_some() {
-        return leaf(expression, facts, environment);
+        return leaf(expression, facts, leaves);
     }
-    let part = |part: &IdedExpr| evaluate(part, facts, environment);
+    let mut part = |part: &IdedExpr| evaluate(part, facts, leaves);
     match (call.func_name.as_str(), call.args.as_slice()) {
         (operators::LOGICAL_AND, [left, right]) => match (part(left), part(right)) {
             (Some(false), _) | (_, Some(false)) => Some(false),
@@ -49,7 +64,7 @@ fn evaluate(expression: &IdedExpr, facts: &DeviceFacts<'_>, environment: &Enviro
         {
             Some(false)
         }
-        _ => leaf(expression, facts, environment),
+        _ => leaf(expression, facts, leaves),
     }
 }
 
@@ -59,23 +74,15 @@ fn known(domain: &str, driver: &str) -> bool {
 }
 
 /// An error is unknown too: it stops the claim, and the claim must hear of it from us.
-fn leaf(expression: &IdedExpr, facts: &DeviceFacts<'_>, environment: &Environment) -> Option<bool> {
+fn leaf(expression: &IdedExpr, facts: &DeviceFacts<'_>, leaves: &mut Leaves<'_, '_>) -> Option<bool> {
     if touches_unknown(expression, facts.driver) {
         return None;
     }
-    let value = if mentions_device(expression) {
-        environment.evaluate(expression, facts)
-    } else {
-        environment.constant(expression)
-    };
-    match value {
-        Ok(cel::Value::Bool(value)) => Some(value),
+    let program = plan(expression).ok()?;
+    match Run::new(leaves.environment, facts, leaves.meter).eval(&program.root) {
+        Ok(Value::Bool(value)) => Some(value),
         _ => None,
     }
-}
-
-fn mentions_device(expression: &IdedExpr) -> bool {
-    is_device(expression) || children(expression).into_iter().any(mentions_device)
 }
 
 fn touches_unknown(expression: &IdedExpr, driver: &str) -> bool {

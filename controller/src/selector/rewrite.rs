@@ -1,7 +1,8 @@
 //! What the parser's tree needs before the interpreter may see it, and what a tree reads.
 
 use super::Reads;
-use super::environment::{DOMAIN, ENTRIES, FROM_ENTRIES, MERGE};
+use super::environment::{DOMAIN, ENTRIES, FROM_ENTRIES, MERGE, SORT_BY};
+use super::macros::RESULT;
 use cel::common::ast::{
     CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, SelectExpr, operators,
 };
@@ -39,7 +40,7 @@ fn node(expr: Expr) -> IdedExpr {
     IdedExpr { id: 0, expr }
 }
 
-fn ident(name: &str) -> IdedExpr {
+pub(super) fn ident(name: &str) -> IdedExpr {
     node(Expr::Ident(name.to_owned()))
 }
 
@@ -147,6 +148,7 @@ fn receiver(id: u64, target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) ->
             return bind(variable(&name)?, value, body, aliases);
         }
         (_, "optMap" | "optFlatMap", 2) => return optional_map(target, expr, aliases),
+        (_, "sortBy", 2) => return sort_by(target, expr, aliases),
         (_, "all" | "exists" | "existsOne" | "exists_one" | "transformMapEntry", 3)
         | (_, "transformList" | "transformMap", 3 | 4)
         | (_, "transformMapEntry", 4) => return two_variables(target, expr, aliases),
@@ -195,21 +197,48 @@ fn bound(name: &str, value: IdedExpr, body: IdedExpr) -> IdedExpr {
     })))
 }
 
+/// What an optional is bound to, so that it is evaluated once.
+const OPTIONAL: &str = "@optional";
+/// What a list that is sorted is bound to.
+const SORTED: &str = "@sorted";
+
 /// `x.optMap(v, body)` = `x.hasValue() ? optional.of(body with v = x.value()) : optional.none()`.
 fn optional_map(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
     let flat = expr.func_name == "optFlatMap";
     let [name, body] = take(expr.args)?;
     let name = variable(&name)?;
     let target = walk(target, aliases)?;
-    let value = method("value", target.clone(), Vec::new());
+    let value = method("value", ident(OPTIONAL), Vec::new());
     aliases.push((name.clone(), None));
     let body = walk(body, aliases);
     aliases.pop();
     let inner = bound(&name, value, body?);
     let some = if flat { inner } else { method("of", ident("optional"), vec![inner]) };
     let none = method("none", ident("optional"), Vec::new());
-    let present = method("hasValue", target, Vec::new());
-    Ok(node(call(operators::CONDITIONAL, vec![present, some, none])))
+    let present = method("hasValue", ident(OPTIONAL), Vec::new());
+    Ok(bound(OPTIONAL, target, node(call(operators::CONDITIONAL, vec![present, some, none]))))
+}
+
+/// `x.sortBy(v, key)`: the elements of `x` in the order of their keys.
+fn sort_by(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Result<IdedExpr, String> {
+    let [name, key] = take(expr.args)?;
+    let name = variable(&name)?;
+    let target = walk(target, aliases)?;
+    aliases.push((name.clone(), None));
+    let key = walk(key, aliases);
+    aliases.pop();
+    let one = node(Expr::List(ListExpr::new(vec![key?])));
+    let keys = node(Expr::Comprehension(Box::new(ComprehensionExpr {
+        iter_range: ident(SORTED),
+        iter_var: name,
+        iter_var2: None,
+        accu_var: RESULT.to_owned(),
+        accu_init: empty_list(),
+        loop_cond: bool_literal(true),
+        loop_step: node(call(operators::ADD, vec![ident(RESULT), one])),
+        result: ident(RESULT),
+    })));
+    Ok(bound(SORTED, target, node(call(SORT_BY, vec![ident(SORTED), keys]))))
 }
 
 /// Macros of two variables become macros of one over pairs.
@@ -234,7 +263,7 @@ fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Res
         Ok(bound(&first, at(0), bound(&second, at(1), body?)))
     };
     let filter = filter.map(&mut scoped).transpose()?;
-    let result = || ident("@result");
+    let result = || ident(RESULT);
     let append = |value: IdedExpr| {
         let one = node(Expr::List(ListExpr::new(vec![value])));
         let added = node(call(operators::ADD, vec![result(), one]));
@@ -243,31 +272,26 @@ fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Res
             None => added,
         }
     };
-    let not_strictly_false = |expr| node(call(operators::NOT_STRICTLY_FALSE, vec![expr]));
-    let (init, condition, step, wrap): (_, _, _, Option<&str>) = match func_name.as_str() {
-        "all" => (
-            bool_literal(true),
-            not_strictly_false(result()),
-            node(call(operators::LOGICAL_AND, vec![result(), scoped(step)?])),
-            None,
-        ),
-        "exists" => (
-            bool_literal(false),
-            not_strictly_false(node(call(operators::LOGICAL_NOT, vec![result()]))),
-            node(call(operators::LOGICAL_OR, vec![result(), scoped(step)?])),
-            None,
-        ),
+    let (init, step, wrap): (_, _, Option<&str>) = match func_name.as_str() {
+        "all" => {
+            let step = node(call(operators::LOGICAL_AND, vec![result(), scoped(step)?]));
+            (bool_literal(true), step, None)
+        }
+        "exists" => {
+            let step = node(call(operators::LOGICAL_OR, vec![result(), scoped(step)?]));
+            (bool_literal(false), step, None)
+        }
         "existsOne" | "exists_one" => {
             let more = node(call(operators::ADD, vec![result(), int_literal(1)]));
             let step = node(call(operators::CONDITIONAL, vec![scoped(step)?, more, result()]));
-            (int_literal(0), bool_literal(true), step, None)
+            (int_literal(0), step, None)
         }
         "transformMap" => {
             let step = scoped(node(Expr::List(ListExpr::new(vec![ident(&first), step]))))?;
-            (empty_list(), bool_literal(true), append(step), Some(FROM_ENTRIES))
+            (empty_list(), append(step), Some(FROM_ENTRIES))
         }
-        "transformMapEntry" => (empty_list(), bool_literal(true), append(scoped(step)?), Some(MERGE)),
-        _ => (empty_list(), bool_literal(true), append(scoped(step)?), None),
+        "transformMapEntry" => (empty_list(), append(scoped(step)?), Some(MERGE)),
+        _ => (empty_list(), append(scoped(step)?), None),
     };
     let outcome = match (func_name.as_str(), wrap) {
         ("existsOne" | "exists_one", _) => node(call(operators::EQUALS, vec![result(), int_literal(1)])),
@@ -278,15 +302,15 @@ fn two_variables(target: IdedExpr, expr: CallExpr, aliases: &mut Aliases) -> Res
         iter_range: range,
         iter_var: "@pair".to_owned(),
         iter_var2: None,
-        accu_var: "@result".to_owned(),
+        accu_var: RESULT.to_owned(),
         accu_init: init,
-        loop_cond: condition,
+        loop_cond: bool_literal(true),
         loop_step: step,
         result: outcome,
     }))))
 }
 
-fn empty_list() -> IdedExpr {
+pub(super) fn empty_list() -> IdedExpr {
     node(Expr::List(ListExpr::new(Vec::new())))
 }
 

@@ -19,7 +19,7 @@ fn matches(expression: &str) -> Result<bool, SelectorError> {
         attributes: values.iter().map(|(name, value)| (*name, value)).collect(),
         capacities: vec![("gpu.aliquot.dev/memory", Quantity::from_u64(10 << 30))],
     };
-    Selector::compile(expression).matches(&Environment::new(), &facts)
+    Selector::compile(expression).matches(&Environment::new(), &facts, &mut || false)
 }
 
 #[rstest]

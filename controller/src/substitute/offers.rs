@@ -60,7 +60,7 @@ impl Profile {
     }
 }
 
-/// The profiles of devices that class and selectors select; `None` when a selector fails on a device, or
+/// The profiles of devices that class and selectors select; `None` when a selector fails on a device or time is up, or
 /// when something is selected that is no partition.
 pub(super) fn selected(
     index: &Index,
@@ -73,7 +73,8 @@ pub(super) fn selected(
     let name = index.find_qualified("profile");
     let mut found: BTreeMap<String, Profile> = BTreeMap::new();
     for layout in matcher.layouts(index, &expressions) {
-        let answers: Vec<_> = expressions.iter().map(|e| matcher.answers(index, layout, e)).collect();
+        let answers = expressions.iter().map(|e| matcher.answers_until(index, layout, e));
+        let answers: Vec<_> = answers.collect::<Result<_, _>>().ok()?;
         'devices: for (position, device) in (0u32..).zip(layout.devices.iter()) {
             for answer in answers.iter().map(|answers| answers.get(position)) {
                 match answer {

@@ -103,6 +103,7 @@ pub(super) fn views<'a>(
 }
 
 /// Devices that match class, selectors and capacity, in layout order.
+#[expect(clippy::too_many_arguments, reason = "where, for what, and the time that is left")]
 pub(super) fn eligible(
     index: &Index,
     matcher: &mut Matcher,
@@ -111,6 +112,7 @@ pub(super) fn eligible(
     request: &Arc<str>,
     alternative: &Alternative<'_>,
     owner: Owner,
+    expired: &mut dyn FnMut() -> bool,
 ) -> Result<Candidates, Failure> {
     let mut devices = Vec::new();
     // Of few shapes: by number what is taken of one.
@@ -119,8 +121,9 @@ pub(super) fn eligible(
         let answers: Vec<Arc<Answers>> = alternative
             .selectors
             .iter()
-            .map(|expression| matcher.answers(index, view.layout, expression))
-            .collect();
+            .map(|expression| matcher.answers(index, view.layout, expression, expired))
+            .collect::<Result<_, _>>()
+            .map_err(|_| Failure::OutOfTime)?;
         let mut of_pool = Vec::new();
         for (device, position) in view.layout.devices.iter().zip(0u32..) {
             if ask.among.as_ref().is_some_and(|among| !among.contains(&(view.pool.name, device.name))) {

@@ -94,16 +94,17 @@ pub(super) struct Looks {
 }
 
 impl Looks {
-    /// `None` where a selector fails.
+    /// `None` where a selector fails or time is up.
     pub(super) fn new(
         inputs: &Inputs<'_>,
         matcher: &mut Matcher,
         fleet: &Fleet,
         parts: &[Part<'_>],
+        expired: &mut dyn FnMut() -> bool,
     ) -> Option<Self> {
         let mut looks = Self::default();
         for (number, make) in fleet.makes() {
-            let gpus = masks_of(inputs, matcher, make, parts)?;
+            let gpus = masks_of(inputs, matcher, make, parts, expired)?;
             let gpus = gpus.into_iter().map(|masks| looks.intern(masks.into())).collect();
             looks.by_make.insert(*number, gpus);
         }
@@ -142,17 +143,19 @@ impl Looks {
     }
 }
 
-/// By GPU and part: the places that are selected and give something. `None` where a selector fails.
+/// By GPU and part: the places that are selected and give something. `None` where a selector fails or time is up.
 fn masks_of(
     inputs: &Inputs<'_>,
     matcher: &mut Matcher,
     make: &Make,
     parts: &[Part<'_>],
+    expired: &mut dyn FnMut() -> bool,
 ) -> Option<Vec<Vec<u64>>> {
     let mut masks = vec![Vec::with_capacity(parts.len()); make.layout.gpus.len()];
     for part in parts {
         let selectors = part.alternative.selectors.iter();
-        let answers: Vec<_> = selectors.map(|e| matcher.answers(inputs.index, &make.layout, e)).collect();
+        let answers = selectors.map(|e| matcher.answers(inputs.index, &make.layout, e, expired));
+        let answers: Vec<_> = answers.collect::<Result<_, _>>().ok()?;
         for ((gpu, board), masks) in make.layout.gpus.iter().zip(&make.boards).zip(&mut masks) {
             let first = gpu.devices.first().copied().unwrap_or_default();
             let mut mask = u64::MAX;

@@ -1,0 +1,117 @@
+//! Go's syntax of regular expressions, written as the `regex-syntax` crate has it.
+//!
+//! In Go `\d`, `\w`, `\s` and `\b` are of ASCII; in a class an opening bracket, `&&`, `--` and `~~` mean
+//! themselves; `\Q…\E` quotes.
+
+use std::iter::Peekable;
+use std::str::Chars;
+
+/// A pattern of Go's as one of `regex-syntax`. What is wrong with it is left as it is, to be found there.
+pub(super) fn from_go(pattern: &str) -> String {
+    let mut out = String::with_capacity(pattern.len() + 16);
+    let mut chars = pattern.chars().peekable();
+    while let Some(char) = chars.next() {
+        match char {
+            '\\' => outside(&mut chars, &mut out),
+            '[' => {
+                out.push('[');
+                class(&mut chars, &mut out);
+            }
+            other => out.push(other),
+        }
+    }
+    out
+}
+
+/// An escape sequence outside of a class, after its backslash.
+fn outside(chars: &mut Peekable<Chars<'_>>, out: &mut String) {
+    match chars.next() {
+        Some('d') => out.push_str("[0-9]"),
+        Some('D') => out.push_str("[^0-9]"),
+        Some('w') => out.push_str("[0-9A-Za-z_]"),
+        Some('W') => out.push_str("[^0-9A-Za-z_]"),
+        Some('s') => out.push_str("[\\t\\n\\f\\r ]"),
+        Some('S') => out.push_str("[^\\t\\n\\f\\r ]"),
+        Some('b') => out.push_str("(?-u:\\b)"),
+        Some('B') => out.push_str("(?-u:\\B)"),
+        Some('C') => out.push_str("(?s:.)"),
+        Some('Q') => quoted(chars, out),
+        Some(other) => escaped(other, chars, out),
+        None => out.push('\\'),
+    }
+}
+
+/// After `\Q`: everything up to `\E` means itself.
+fn quoted(chars: &mut Peekable<Chars<'_>>, out: &mut String) {
+    while let Some(char) = chars.next() {
+        if char == '\\' && chars.next_if_eq(&'E').is_some() {
+            return;
+        }
+        out.push_str(&regex_syntax::escape(char.encode_utf8(&mut [0; 4])));
+    }
+}
+
+/// An escape sequence that means the same everywhere; octal digits are a character's number.
+fn escaped(char: char, chars: &mut Peekable<Chars<'_>>, out: &mut String) {
+    let octal = |next: Option<&char>| next.is_some_and(|next| next.is_digit(8));
+    let first = char.to_digit(8).filter(|digit| *digit == 0 || octal(chars.peek()));
+    let Some(first) = first else {
+        out.push('\\');
+        out.push(char);
+        return;
+    };
+    let mut code = first;
+    for _ in 0..2 {
+        let Some(digit) = chars.peek().and_then(|next| next.to_digit(8)) else { break };
+        chars.next();
+        code = code * 8 + digit;
+    }
+    out.push_str(&format!("\\x{{{code:X}}}"));
+}
+
+/// A class, after its opening bracket.
+fn class(chars: &mut Peekable<Chars<'_>>, out: &mut String) {
+    if chars.next_if_eq(&'^').is_some() {
+        out.push('^');
+    }
+    // A closing bracket in the first place means itself.
+    if chars.next_if_eq(&']').is_some() {
+        out.push_str("\\]");
+    }
+    while let Some(char) = chars.next() {
+        match char {
+            ']' => {
+                out.push(']');
+                return;
+            }
+            '[' if chars.peek() == Some(&':') => {
+                out.push('[');
+                // `[:alpha:]`
+                for char in chars.by_ref() {
+                    out.push(char);
+                    if char == ']' {
+                        break;
+                    }
+                }
+            }
+            '[' => out.push_str("\\["),
+            '&' | '~' => {
+                out.push('\\');
+                out.push(char);
+            }
+            '-' if chars.peek() == Some(&'-') => out.push_str("\\-"),
+            '\\' => match chars.next() {
+                Some('d') => out.push_str("0-9"),
+                Some('w') => out.push_str("0-9A-Za-z_"),
+                Some('s') => out.push_str("\\t\\n\\f\\r "),
+                Some('D') => out.push_str("[^0-9]"),
+                Some('W') => out.push_str("[^0-9A-Za-z_]"),
+                Some('S') => out.push_str("[^\\t\\n\\f\\r ]"),
+                Some('Q') => quoted(chars, out),
+                Some(other) => escaped(other, chars, out),
+                None => out.push('\\'),
+            },
+            other => out.push(other),
+        }
+    }
+}
