@@ -73,11 +73,15 @@ func main() {
 	limit := flag.Duration("limit", 2*time.Second, "how long a search on one node may take")
 	workers := flag.Int("workers", runtime.NumCPU(), "how many scenes are worked on at once")
 	speed := flag.Bool("speed", false, "measure how long claims take instead of answering")
+	selectors := flag.Bool("selectors", false, "say what selectors cost instead of answering")
 	flag.Parse()
 	structured.EnableAllocators("incubating")
 	run := func() error { return serve(*limit, *workers) }
-	if *speed {
+	switch {
+	case *speed:
 		run = measure
+	case *selectors:
+		run = trySelectors
 	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "oracle:", err)
