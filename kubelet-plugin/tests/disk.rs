@@ -83,12 +83,12 @@ impl Disk {
         self.empty = 0;
     }
 
-    /// What the agent has there, without what fills the disk.
+    /// What the agent has there, without what fills the disk and without the trash, which is emptied in the background.
     fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.path).unwrap();
         let mut names: Vec<String> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        names.retain(|name| name != "filler" && name != "many");
+        names.retain(|name| name != "filler" && name != "many" && name != "trash");
         names.sort();
         names
     }
@@ -230,6 +230,8 @@ fn a_prepare_that_any_write_of_fails_leaves_nothing() {
     let (files, instances) = (world.files(), world.instances());
     let (mut reasons, mut pages) = (std::collections::BTreeSet::new(), 0);
     loop {
+        // As the agent does in the background.
+        let _ = fs::remove_dir_all(world.data().join("trash"));
         disk.fill();
         disk.release(pages * 4096);
         let ours = disk.names();
