@@ -21,6 +21,10 @@ impl Cluster {
     /// # Errors
     /// If something is not built.
     pub async fn start_anew(&self) -> Result<()> {
+        // A node that another release of the simulator left cannot be read, and nobody uses it any more.
+        if Path::new(SIM).exists() && self.hardware().is_err() {
+            std::fs::remove_dir_all(SIM).context("cannot remove the simulated node of an earlier run")?;
+        }
         self.remove_all().await.context("cannot remove what an earlier run left")?;
         self.create_hardware()?;
         self.build_images()
