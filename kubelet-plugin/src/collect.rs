@@ -84,9 +84,11 @@ impl Collector {
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut since: BTreeMap<String, Instant> = BTreeMap::new();
         let mut strangers: BTreeMap<(String, u32, u32), Instant> = BTreeMap::new();
+        let mut unaccounted: BTreeMap<String, Instant> = BTreeMap::new();
         loop {
             let overview = Arc::clone(&self.overview.borrow_and_update());
             self.check_claims(&overview, &mut since).await;
+            self.check_unaccounted(&overview, &mut unaccounted).await;
             self.check_strangers(&overview, &mut strangers).await;
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -234,6 +236,62 @@ impl Collector {
         }
     }
 
+    /// Gives back claims without a record that nobody can be using any more, after the grace period. Which pod
+    /// uses them is not known, only their UIDs are: a claim that the API has by that UID is in use, and so is every
+    /// one while a pod of this node names a claim that the API does not have.
+    async fn check_unaccounted(&self, overview: &Overview, since: &mut BTreeMap<String, Instant>) {
+        since.retain(|uid, _| overview.unaccounted.iter().any(|lost| lost.uid == *uid));
+        self.metrics.unaccounted_claims.set(i64::try_from(overview.unaccounted.len()).unwrap_or(i64::MAX));
+        if overview.unaccounted.is_empty() {
+            return;
+        }
+        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
+        // Pods first: a claim that one of them names was made before it.
+        let Ok(Ok(pods)) = timeout(API_TIMEOUT, pods.list(&here)).await else { return };
+        let Ok(Ok(claims)) = timeout(API_TIMEOUT, claims.list(&ListParams::default())).await else { return };
+        let uids: BTreeSet<&str> =
+            claims.items.iter().filter_map(|claim| claim.metadata.uid.as_deref()).collect();
+        let names: BTreeSet<(&str, &str)> = claims
+            .items
+            .iter()
+            .filter_map(|claim| Some((claim.metadata.namespace.as_deref()?, claim.metadata.name.as_deref()?)))
+            .collect();
+        let in_doubt = pods.items.iter().any(|pod| {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            may_run(pod) && claims_of(pod).any(|name| !names.contains(&(namespace, name)))
+        });
+        for lost in &overview.unaccounted {
+            if in_doubt || uids.contains(lost.uid.as_str()) {
+                since.remove(&lost.uid);
+                continue;
+            }
+            if since.entry(lost.uid.clone()).or_insert_with(Instant::now).elapsed() < self.grace {
+                continue;
+            }
+            let (node, uid) = (Arc::clone(&self.node), lost.uid.clone());
+            match tokio::task::spawn_blocking(move || node.give_up(&uid, Timestamp::now())).await {
+                Ok(Ok(_)) => {
+                    self.metrics.collected_claims.inc();
+                    self.events.node_normal(
+                        reasons::CLAIM_COLLECTED,
+                        format!(
+                            "released the files of the claim with UID {}, which is gone, used by no pod of this node, \
+                             and of which the checkpoint has no record",
+                            lost.uid
+                        ),
+                    );
+                    self.changed.notify_one();
+                }
+                Ok(Err(error)) => {
+                    tracing::warn!(claim.uid = lost.uid, %error, "cannot release a claim without a record")
+                }
+                Err(error) => tracing::error!(claim.uid = lost.uid, %error, "releasing ended abnormally"),
+            }
+        }
+    }
+
     async fn check_strangers(
         &self,
         overview: &Overview,
@@ -255,6 +313,13 @@ impl Collector {
                 continue;
             };
             if !self.destroy_unknown || first_seen.elapsed() < self.interval / 2 {
+                continue;
+            }
+            // It may be of a claim whose record is lost.
+            let minor = |gpu: &aliquot_model::GpuInfo| (gpu.uuid == mig.parent).then_some(gpu.minor);
+            let minor = overview.inventory.iter().flat_map(|inventory| &inventory.gpus).find_map(minor);
+            let mut lost = overview.unaccounted.iter().flat_map(|lost| &lost.devices);
+            if lost.any(|device| Some(device.minor()) == minor) {
                 continue;
             }
             if self.is_claimed(overview, mig).await {
@@ -302,24 +367,32 @@ impl Collector {
     }
 }
 
-/// Whether a pod that may still run uses the claim.
-fn consumes(pod: &Pod, claim: &ClaimRef) -> bool {
+/// Returns true if containers of the pod may be running.
+fn may_run(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
-    if pod.metadata.namespace.as_deref() != Some(&claim.namespace) || matches!(phase, "Succeeded" | "Failed")
-    {
-        return false;
-    }
+    !matches!(phase, "Succeeded" | "Failed")
+}
+
+/// Names of the claims that a pod uses, written in its spec or made for it.
+fn claims_of(pod: &Pod) -> impl Iterator<Item = &str> {
     let direct = pod
         .spec
         .iter()
         .flat_map(|spec| spec.resource_claims.iter().flatten())
-        .any(|used| used.resource_claim_name.as_ref() == Some(&claim.name));
+        .filter_map(|used| used.resource_claim_name.as_deref());
     let generated = pod
         .status
         .iter()
         .flat_map(|status| status.resource_claim_statuses.iter().flatten())
-        .any(|used| used.resource_claim_name.as_ref() == Some(&claim.name));
-    direct || generated
+        .filter_map(|used| used.resource_claim_name.as_deref());
+    direct.chain(generated)
+}
+
+/// Returns true if a pod that may still run uses the claim.
+fn consumes(pod: &Pod, claim: &ClaimRef) -> bool {
+    pod.metadata.namespace.as_deref() == Some(&claim.namespace)
+        && may_run(pod)
+        && claims_of(pod).any(|name| name == claim.name)
 }
 
 #[cfg(test)]

@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 
 /// Class part of our CDI kind; the vendor is the driver's name.
 pub const CLASS: &str = "claim";
+/// What the names of variables that name a device of ours begin with; the value is `<device>=<UUID>`.
+pub const DEVICE_ENV: &str = "ALIQUOT_DEVICE_";
 /// Where containers find quota files.
 pub const QUOTA_DIR: &str = "/run/aliquot/quota";
 /// Where containers find regions.
@@ -163,7 +165,7 @@ fn of_device(
         .as_ref()
         .and_then(|partition| partition.uuid.as_ref())
         .map_or_else(|| device.gpu.to_string(), ToString::to_string);
-    edits.set_env(&format!("ALIQUOT_DEVICE_{tail}"), &format!("{}={uuid}", device.device));
+    edits.set_env(&format!("{DEVICE_ENV}{tail}"), &format!("{}={uuid}", device.device));
     if let Some(share) = &device.share {
         share_env(&mut edits, device, share, tail, indexed_env);
         if let Some(limiter) = limiter {

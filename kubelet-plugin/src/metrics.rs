@@ -126,6 +126,8 @@ pub struct Metrics {
     pub prepared_devices: Family<Kind, Gauge>,
     /// Claims in the ledger that the API does not know any more.
     pub vanished_claims: Gauge,
+    /// Claims without a record in the ledger whose CDI specs are here.
+    pub unaccounted_claims: Gauge,
     /// Entries of the trash that cannot be removed.
     pub trash_stuck: Gauge,
     /// Vanished claims that the agent released itself.
@@ -189,6 +191,7 @@ impl Default for Metrics {
             parked_claims: Gauge::default(),
             prepared_devices: Family::default(),
             vanished_claims: Gauge::default(),
+            unaccounted_claims: Gauge::default(),
             trash_stuck: Gauge::default(),
             collected_claims: Counter::default(),
             foreign_instances: Gauge::default(),
@@ -232,6 +235,11 @@ impl Default for Metrics {
             "vanished_claims",
             "Claims that hold hardware and are not in the API as they were prepared",
             m.vanished_claims.clone(),
+        );
+        registry.register(
+            "unaccounted_claims",
+            "Claims whose records the checkpoint has lost and whose CDI specs are here",
+            m.unaccounted_claims.clone(),
         );
         registry.register(
             "trash_stuck",

@@ -24,10 +24,12 @@ mod overview;
 mod recover;
 mod release;
 mod retain;
+mod unaccounted;
 
 pub use error::{PrepareError, UnprepareError};
 pub use limit::Limited;
 pub use overview::Overview;
+pub use unaccounted::Unaccounted;
 
 use crate::claim::{ClaimRef, Request, ResultKey};
 use crate::edits;
@@ -73,6 +75,8 @@ pub struct Recovery {
     pub undone: Vec<ClaimRef>,
     /// Half-done claims that could not be undone yet, with the reason.
     pub failed: Vec<(ClaimRef, String)>,
+    /// Claims that the checkpoint does not know although their CDI specs are here.
+    pub unaccounted: Vec<Unaccounted>,
     /// Files and directories without a claim that were removed.
     pub orphans: Vec<String>,
 }
@@ -174,6 +178,7 @@ impl Node {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts, now);
+        self.refuse_beside_unaccounted(request, &ledger)?;
         let plan = self.decide(facts, &ledger, request, prior.as_ref())?;
         let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));

@@ -24,6 +24,8 @@ pub const CLAIM_VANISHED: &str = "ClaimVanished";
 pub const CLAIM_COLLECTED: &str = "VanishedClaimReleased";
 /// A copy of the checkpoint was unreadable.
 pub const CHECKPOINT_DAMAGED: &str = "CheckpointDamaged";
+/// Claims are prepared whose records the checkpoint has lost.
+pub const CLAIMS_UNACCOUNTED: &str = "ClaimsWithoutRecord";
 /// The node's mode setting is not a mode.
 pub const MODE_INVALID: &str = "InvalidAllocatorMode";
 /// A hand-over between allocators began.

@@ -308,6 +308,20 @@ async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
         };
         events.node_warning(reasons::CHECKPOINT_DAMAGED, format!("{}; {what}", recovery.damaged.join("; ")));
     }
+    if !recovery.unaccounted.is_empty() {
+        let lost = recovery.unaccounted.iter().map(|lost| {
+            let devices: Vec<String> = lost.devices.iter().map(ToString::to_string).collect();
+            format!("{} ({})", lost.uid, devices.join(", "))
+        });
+        events.node_warning(
+            reasons::CLAIMS_UNACCOUNTED,
+            format!(
+                "the checkpoint has no record of claims whose CDI specs are here, by UID: {}; their pods go on, and \
+                 their GPUs take no other claim until these pods have ended",
+                lost.collect::<Vec<_>>().join(", ")
+            ),
+        );
+    }
     for claim in &recovery.undone {
         tracing::info!(%claim, "undid a half-done claim");
     }

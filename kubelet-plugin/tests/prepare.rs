@@ -373,6 +373,59 @@ fn an_unreadable_checkpoint_is_set_aside_and_running_pods_keep_their_files() {
     assert!(world.node().prepare(&request("c-2", &[("g", "gpu-1")]), false, now()).is_ok());
 }
 
+/// Of the first start after the loss the checkpoint is whole again, and empty.
+#[test]
+fn whatever_starts_follow_a_lost_checkpoint_running_pods_keep_their_files_and_their_gpu() {
+    let world = world();
+    world.node().prepare(&request("c-1", &[("s", "gpu-0-share")]), false, now()).unwrap();
+    let files = world.files();
+    for loss in ["garbage", ""] {
+        for name in ["checkpoint.json", "checkpoint.copy.json"] {
+            match loss {
+                "" => fs::remove_file(world.data().join(name)).unwrap(),
+                garbage => fs::write(world.data().join(name), garbage).unwrap(),
+            }
+        }
+        for start in 0..3 {
+            let node = world.node();
+            let recovery = node.recover(now()).unwrap();
+            assert_eq!(recovery.unaccounted.len(), 1, "start {start}");
+            assert_eq!(recovery.unaccounted[0].uid, "c-1");
+            assert_eq!(recovery.orphans, [""; 0], "start {start}");
+            assert_eq!(world.files(), files, "start {start}");
+            for device in ["gpu-0", "gpu-0-share", "gpu-0-mig-1g10gb-19-6"] {
+                let error = node.prepare(&request("c-2", &[("g", device)]), false, now()).unwrap_err();
+                assert!(error.is_conflict(), "{error}");
+                assert!(error.to_string().contains("a claim with UID c-1 may be using"), "{error}");
+            }
+            assert_eq!(node.overview(now()).unwrap().0.unaccounted.len(), 1);
+            // Other GPUs are not concerned.
+            node.prepare(&request("c-3", &[("g", "gpu-1")]), false, now()).unwrap();
+            assert!(node.unprepare("c-3").unwrap());
+        }
+    }
+    // The pod ends.
+    assert!(world.node().unprepare("c-1").unwrap());
+    world.assert_clean();
+    assert!(!world.node().unprepare("c-1").unwrap());
+    world.node().prepare(&request("c-2", &[("g", "gpu-0")]), false, now()).unwrap();
+}
+
+#[test]
+fn a_claim_whose_record_was_lost_gets_it_back_when_it_is_prepared_again() {
+    let world = world();
+    let before = world.node().prepare(&request("c-1", &[("s", "gpu-0-share")]), false, now()).unwrap();
+    for name in ["checkpoint.json", "checkpoint.copy.json"] {
+        fs::remove_file(world.data().join(name)).unwrap();
+    }
+    let node = world.node();
+    assert_eq!(node.recover(now()).unwrap().unaccounted.len(), 1);
+    assert_eq!(node.prepare(&request("c-1", &[("s", "gpu-0-share")]), false, now()).unwrap(), before);
+    assert!(world.node().recover(now()).unwrap().unaccounted.is_empty());
+    assert!(world.node().unprepare("c-1").unwrap());
+    world.assert_clean();
+}
+
 #[test]
 fn files_without_a_claim_are_removed_at_start() {
     let world = world();

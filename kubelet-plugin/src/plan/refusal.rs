@@ -28,6 +28,7 @@ impl PlanError {
             Refusal::Conflict { .. }
                 | Refusal::Oversubscribed { .. }
                 | Refusal::Foreign { .. }
+                | Refusal::Unaccounted { .. }
                 | Refusal::WithinClaim { .. }
         )
     }
@@ -93,6 +94,18 @@ pub enum Refusal {
         other_request: String,
         /// Its device.
         other_device: String,
+    },
+    /// The checkpoint does not know a claim that may be using the GPU.
+    #[error(
+        "device {device} is on a GPU that a claim with UID {uid} may be using, of which the node's checkpoint has lost the record; it becomes free when the pods of that claim have ended (if none runs, remove {})", spec.display()
+    )]
+    Unaccounted {
+        /// Device.
+        device: DeviceName,
+        /// UID of the other claim.
+        uid: String,
+        /// Its CDI spec.
+        spec: std::path::PathBuf,
     },
     /// A partition that nobody knows is in the way.
     #[error(

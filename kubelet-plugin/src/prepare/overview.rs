@@ -1,6 +1,6 @@
 //! Ledger and hardware together.
 
-use super::{Node, PrepareError, bind};
+use super::{Node, PrepareError, Unaccounted, bind};
 use crate::ledger::Ledger;
 use crate::partitioning::Partitioning;
 use aliquot_model::layout::Holding;
@@ -18,6 +18,8 @@ pub struct Overview {
     pub inventory: Option<Inventory>,
     /// GPU instances that no claim has.
     pub foreign: Vec<LiveMig>,
+    /// Claims that the ledger does not know although their CDI specs are here.
+    pub unaccounted: Vec<Unaccounted>,
 }
 
 impl Overview {
@@ -65,6 +67,7 @@ impl Node {
         {
             locked.save_releasing(&ledger)?;
         }
+        let unaccounted = self.unaccounted(&ledger);
         drop(locked);
         let on_demand = self.partitioning.get() == Partitioning::OnDemand;
         let foreign = inventory
@@ -73,6 +76,6 @@ impl Node {
             .filter(|mig| on_demand && !before.knows(mig) && !ledger.knows(mig))
             .cloned()
             .collect();
-        Ok((Overview { ledger, inventory, foreign }, error))
+        Ok((Overview { ledger, inventory, foreign, unaccounted }, error))
     }
 }

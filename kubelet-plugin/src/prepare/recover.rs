@@ -53,6 +53,7 @@ impl Node {
         if let Err(error) = self.rebalance(&ledger) {
             tracing::warn!(%error, "best-effort shares keep their old cap");
         }
+        recovery.unaccounted = self.unaccounted(&ledger);
         // With the ledger lost, what looks like an orphan may belong to a running pod.
         if recovery.set_aside.is_empty() {
             self.remove_orphans(&ledger, &mut recovery);
@@ -83,13 +84,15 @@ impl Node {
         Ok(half_done)
     }
 
-    /// Removes CDI specs and share directories that no claim has.
+    /// Removes CDI specs and share directories that no claim has, nor one that the ledger may have lost.
     fn remove_orphans(&self, ledger: &Ledger, recovery: &mut Recovery) {
         let driver = &self.machine.site.driver;
         let prefix = edits::spec_prefix(driver);
         let specs = self.machine.cdi.list(&prefix).unwrap_or_default();
         for name in specs {
-            let known = name.strip_prefix(&prefix).is_some_and(|uid| ledger.claims.contains_key(uid));
+            let known = name.strip_prefix(&prefix).is_some_and(|uid| {
+                ledger.claims.contains_key(uid) || recovery.unaccounted.iter().any(|lost| lost.uid == uid)
+            });
             if !known && self.machine.cdi.remove(&name).unwrap_or(false) {
                 recovery.orphans.push(format!("CDI spec {name}"));
             }
@@ -98,9 +101,12 @@ impl Node {
             .claims
             .values()
             .flat_map(|record| record.devices.iter().map(|device| device.result_id.as_str()))
+            .chain(recovery.unaccounted.iter().flat_map(|lost| lost.results.iter().map(String::as_str)))
             .collect();
-        for id in share::list(&self.machine.shares).unwrap_or_default() {
-            if !ids.contains(id.as_str()) && share::discard(&self.machine.shares, &id).is_ok() {
+        let strays = share::list(&self.machine.shares).unwrap_or_default();
+        let strays: Vec<String> = strays.into_iter().filter(|id| !ids.contains(id.as_str())).collect();
+        for id in strays {
+            if share::discard(&self.machine.shares, &id).is_ok() {
                 recovery.orphans.push(format!("share {id}"));
             }
         }

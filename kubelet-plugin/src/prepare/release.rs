@@ -20,7 +20,7 @@ impl Node {
     /// [`UnprepareError`].
     pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
-        let Some(record) = self.record(uid)? else { return Ok(false) };
+        let Some(record) = self.record(uid)? else { return self.release_unaccounted(uid) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         let _gpus = self.reserve_gpus(&hardware(&record))?;
         if record.is_parked() {
@@ -39,7 +39,7 @@ impl Node {
     /// [`UnprepareError`], as [`Self::unprepare`].
     pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
-        let Some(record) = self.record(uid)? else { return Ok(false) };
+        let Some(record) = self.record(uid)? else { return self.release_unaccounted(uid) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         let _gpus = self.reserve_gpus(&hardware(&record))?;
         self.release_at(record, &boot_id, now)?;
