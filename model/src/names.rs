@@ -55,6 +55,12 @@ pub const LIMITS: &str = "aliquot.dev/limits";
 pub const COMPANION_OF: &str = "aliquot.dev/companion-of";
 /// Value of the controller taint while neither allocator may use the pool.
 pub const HAND_OVER: &str = "hand-over";
+/// Annotation of a ResourceSlice whose pool is handed over from kube-scheduler to the controller: when that ends at the
+/// latest, by the node's clock (RFC 3339). The first slice of the pool has it.
+pub const HAND_OVER_UNTIL: &str = "aliquot.dev/hand-over-until";
+/// Annotation of a Node: generation (decimal) of a pool under hand-over of which the controller has seen that
+/// kube-scheduler has nothing under way any more that could take devices of it.
+pub const SCHEDULER_IDLE: &str = "aliquot.dev/scheduler-idle";
 /// Standard attribute: PCI address, `dddd:bb:dd.f` (k8s.io/dynamic-resource-allocation).
 pub const ATTR_PCI_BUS_ID: &str = "resource.kubernetes.io/pciBusID";
 /// Standard attribute: PCIe root complex, `pci0000:00`.

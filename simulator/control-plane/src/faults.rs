@@ -10,6 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
 
+mod lasting;
+
+use lasting::{Ear, Lasting, Silence};
+
 /// Which requests a fault is for. Every field that is given must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
@@ -25,7 +29,7 @@ pub struct Matcher {
     pub subresource: Option<String>,
     /// Namespace.
     pub namespace: Option<String>,
-    /// Object name.
+    /// Object name, also of an object that is to be made; `web-*` for all that begin so.
     pub name: Option<String>,
     /// User, exactly.
     pub user: Option<String>,
@@ -80,10 +84,14 @@ impl Matcher {
             && same(&self.resource, &call.resource)
             && same(&self.subresource, &call.subresource)
             && same(&self.namespace, &call.namespace)
-            && same(&self.name, &call.name)
+            && self.name.as_deref().is_none_or(|w| name_matches(w, &call.name))
             && same(&self.user, &call.user)
             && self.user_agent.as_deref().is_none_or(|w| call.user_agent.contains(w))
     }
+}
+
+fn name_matches(want: &str, have: &str) -> bool {
+    want == have || want.strip_suffix('*').is_some_and(|beginning| have.starts_with(beginning))
 }
 
 fn verb_matches(want: &str, have: &str) -> bool {
@@ -121,6 +129,20 @@ pub enum Fault {
     Hang {
         /// For how long it is silent.
         millis: u64,
+    },
+    /// Nothing goes wrong; the request is on record: [`Faults::noted`].
+    Note,
+    /// Nothing is heard of the request's user any more, as of a process that is killed here: what it sends from now on
+    /// is neither carried out nor answered. [`Faults::is_cut_off`] says when that is so.
+    CutOff {
+        /// Whether this request is carried out; its answer is lost in any case.
+        carried_out: bool,
+    },
+    /// From this request on watches of a resource by its user are silent, as behind an API server that lags. What this
+    /// request writes is not seen either. Lasts until [`Faults::end_silence`].
+    Silence {
+        /// Plural name of the resource.
+        resource: String,
     },
     /// The connection breaks before anything is done.
     DropBefore,
@@ -202,16 +224,24 @@ pub struct FaultState {
 }
 
 /// A request, as faults see it.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Call {
-    pub(crate) verb: String,
-    pub(crate) group: String,
-    pub(crate) resource: String,
-    pub(crate) subresource: String,
-    pub(crate) namespace: String,
-    pub(crate) name: String,
-    pub(crate) user: String,
-    pub(crate) user_agent: String,
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Call {
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `apply`, `delete`, `deletecollection`.
+    pub verb: String,
+    /// API group; empty for the core group.
+    pub group: String,
+    /// Plural name of the resource.
+    pub resource: String,
+    /// `status`, `binding`, …; empty for the object itself.
+    pub subresource: String,
+    /// The object's namespace; empty for cluster-scoped kinds.
+    pub namespace: String,
+    /// The object's name; of one that is to be made what its body says.
+    pub name: String,
+    /// The user.
+    pub user: String,
+    /// The `User-Agent` header.
+    pub user_agent: String,
 }
 
 /// What befalls one request.
@@ -236,11 +266,17 @@ pub(crate) struct WatchControl {
     pub(crate) stop: CancellationToken,
     end: Mutex<WatchEnd>,
     call: Call,
+    ear: Ear,
 }
 
 impl WatchControl {
     pub(crate) fn end(&self) -> WatchEnd {
         *self.end.lock()
+    }
+
+    /// Waits while this watch is to be silent, unless it is ended.
+    pub(crate) async fn silence(&self) {
+        self.ear.wait(&self.call).await;
     }
 }
 
@@ -248,6 +284,7 @@ impl WatchControl {
 struct State {
     rules: Vec<FaultState>,
     watches: Vec<std::sync::Weak<WatchControl>>,
+    lasting: Lasting,
 }
 
 /// The faults of one control plane.
@@ -255,6 +292,7 @@ struct State {
 pub struct Faults {
     state: Mutex<State>,
     next: AtomicU64,
+    silence: Arc<Silence>,
     down: tokio::sync::watch::Sender<bool>,
 }
 
@@ -274,9 +312,10 @@ impl Faults {
         state.rules.len() < before
     }
 
-    /// Removes all rules and ends an outage.
+    /// Removes all rules and ends an outage, silence, and being cut off; forgets what was noted.
     pub fn clear(&self) {
         self.state.lock().rules.clear();
+        self.end_lasting();
         self.set_outage(false);
     }
 
@@ -329,8 +368,13 @@ impl Faults {
     }
 
     pub(crate) fn judge(&self, call: &Call) -> Verdict {
+        let mut guard = self.state.lock();
+        let State { rules, lasting, .. } = &mut *guard;
+        if let Some(verdict) = lasting.judge(call) {
+            return verdict;
+        }
         let mut verdict = Verdict::default();
-        for state in &mut self.state.lock().rules {
+        for state in rules {
             if !state.rule.matches.matches(call) {
                 continue;
             }
@@ -342,7 +386,11 @@ impl Faults {
             }
             match &state.rule.fault {
                 Fault::Latency { millis } => verdict.latency += Duration::from_millis(*millis),
-                fault if verdict.fault.is_none() => verdict.fault = Some(fault.clone()),
+                fault if verdict.fault.is_none() => {
+                    if lasting.begin(fault, call, &self.silence) {
+                        verdict.fault = Some(fault.clone());
+                    }
+                }
                 _ => continue,
             }
             state.hits += 1;
@@ -351,7 +399,12 @@ impl Faults {
     }
 
     pub(crate) fn register(&self, call: Call, stop: CancellationToken) -> Arc<WatchControl> {
-        let control = Arc::new(WatchControl { stop, end: Mutex::new(WatchEnd::Close), call });
+        let control = Arc::new(WatchControl {
+            ear: Ear { silence: self.silence.clone(), stop: stop.clone() },
+            stop,
+            end: Mutex::new(WatchEnd::Close),
+            call,
+        });
         let mut state = self.state.lock();
         state.watches.retain(|w| w.strong_count() > 0);
         state.watches.push(Arc::downgrade(&control));

@@ -63,6 +63,13 @@ impl Ask {
     fn json(&self) -> Result<Value, ApiError> {
         parse_body(&self.body, &self.content_type)
     }
+
+    /// What an object is called that is to be made; as far as that is known before it is.
+    fn new_name(&self, verb: &str) -> String {
+        let body = if verb == "create" { self.json().unwrap_or_default() } else { Value::Null };
+        let name = |field| text(&body, &["metadata", field]);
+        (if name("name").is_empty() { name("generateName") } else { name("name") }).to_owned()
+    }
 }
 
 fn parse_body(body: &[u8], content_type: &str) -> Result<Value, ApiError> {
@@ -177,7 +184,7 @@ impl Server {
             resource: target.kind.plural.clone(),
             subresource: target.subresource.clone(),
             namespace: target.namespace.clone(),
-            name: target.name.clone(),
+            name: if target.name.is_empty() { ask.new_name(verb) } else { target.name.clone() },
             user: ask.caller.user.clone(),
             user_agent: ask.caller.user_agent.clone(),
         };
@@ -187,6 +194,7 @@ impl Server {
         }
         match &verdict.fault {
             Some(Fault::DropBefore) => return Err(Outcome::Broken),
+            Some(Fault::CutOff { carried_out: false }) => return self.no_answer().await,
             Some(Fault::Hang { millis }) => {
                 tokio::time::sleep(Duration::from_millis(*millis)).await;
                 return Err(Outcome::Broken);
@@ -199,10 +207,20 @@ impl Server {
             None => {}
         }
         let response = self.perform(ask, target, verb, call, verdict.fault.clone()).await;
-        if matches!(verdict.fault, Some(Fault::DropAfter)) {
-            return Err(Outcome::Broken);
+        match verdict.fault {
+            Some(Fault::DropAfter) => Err(Outcome::Broken),
+            Some(Fault::CutOff { .. }) => {
+                self.faults.was_carried_out(&ask.caller.user);
+                self.no_answer().await
+            }
+            _ => Ok(response?),
         }
-        Ok(response?)
+    }
+
+    /// For whom is cut off.
+    async fn no_answer(&self) -> Result<Response<Body>, Outcome> {
+        self.shutdown.cancelled().await;
+        Err(Outcome::Broken)
     }
 
     async fn perform(

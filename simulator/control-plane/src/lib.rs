@@ -36,6 +36,6 @@ mod value;
 mod watching;
 
 pub use audit::{AuditEntry, ChangeKind, Origin};
-pub use faults::{Fault, FaultRule, FaultState, Faults, Matcher, WatchEnd};
+pub use faults::{Call, Fault, FaultRule, FaultState, Faults, Matcher, WatchEnd};
 pub use handle::{Handle, ServeError, serve};
 pub use options::{Controllers, Gates, Options, PodDeletion, ServerVersion, UnknownVersion};

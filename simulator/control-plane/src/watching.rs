@@ -115,6 +115,7 @@ impl Watching {
             if self.over {
                 return None;
             }
+            self.control.silence().await;
             if self.control.stop.is_cancelled() {
                 return self.finish(self.control.end());
             }

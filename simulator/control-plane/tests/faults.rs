@@ -92,8 +92,12 @@ async fn faults_are_for_whom_they_name() {
     assert_eq!(code(maps(&client).get("a").await).0, 404);
     let matched = Matcher { name: Some("b".into()), ..Matcher::new("write", "configmaps") };
     handle.faults().add(FaultRule::always(matched, Fault::Conflict));
-    maps(&client).create(&PostParams::default(), &map("b")).await.unwrap();
+    // A creation names its object in the body.
+    let create = async |name| maps(&client).create(&PostParams::default(), &map(name)).await;
+    assert_eq!(code(create("b").await).0, 409);
+    create("c").await.unwrap();
     assert_eq!(code(maps(&client).delete("b", &DeleteParams::default()).await).0, 409);
+    maps(&client).delete("c", &DeleteParams::default()).await.unwrap();
     let seen = maps(&other).get("a").await;
     assert_eq!(code(seen).0, 504);
 }
@@ -142,4 +146,28 @@ async fn the_audit_shows_each_write_with_before_and_after() {
         ("delete".to_owned(), "DELETED", true, false),
     ];
     assert_eq!(shown, want);
+}
+
+#[tokio::test]
+async fn of_whom_is_cut_off_nothing_is_carried_out_any_more() {
+    for carried_out in [true, false] {
+        let (handle, client) = start(Options::default()).await;
+        let faults = handle.faults();
+        let writes = Matcher::new("create", "configmaps").by("admin");
+        faults.add(FaultRule::always(writes.clone(), Fault::Note));
+        faults.add(FaultRule::nth(1, writes.named("a*"), Fault::CutOff { carried_out }));
+        maps(&client).create(&PostParams::default(), &map("b")).await.unwrap();
+        for name in ["ab", "c"] {
+            let api = maps(&client);
+            tokio::spawn(async move { api.create(&PostParams::default(), &map(name)).await });
+            while !faults.is_cut_off("admin") {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+        let noted: Vec<String> = faults.noted().into_iter().map(|call| call.name).collect();
+        assert_eq!(noted, ["b", "ab"]);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let there = |name: &str| handle.object("", "configmaps", "default", name).is_some();
+        assert_eq!((there("b"), there("ab"), there("c")), (true, carried_out, false));
+    }
 }

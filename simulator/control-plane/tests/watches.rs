@@ -214,3 +214,36 @@ async fn many_control_planes_live_side_by_side() {
     assert!(maps(&first).get("a").await.is_err());
     assert!(maps(&second).get_opt("a").await.unwrap().is_none());
 }
+
+#[rstest::rstest]
+#[case::seen_late(None, &["+a", "-a", "+a"])]
+#[case::never_seen(Some(WatchEnd::Expire), &["list", "+a"])]
+#[tokio::test]
+async fn what_a_silent_watch_did_not_say_is(#[case] how: Option<WatchEnd>, #[case] wanted: &[&str]) {
+    let (handle, client) = start(Options::default()).await;
+    let api = maps(&client);
+    let mut stream = watcher(api.clone(), watcher::Config::default()).backoff(Quick).boxed();
+    while !matches!(stream.try_next().await.unwrap(), Some(watcher::Event::InitDone)) {}
+    // The write at which it begins is not seen either.
+    let silence = Fault::Silence { resource: "configmaps".to_owned() };
+    handle.faults().add(FaultRule::nth(1, Matcher::new("create", "configmaps").named("a"), silence));
+    let first = make(&api, "a").await;
+    api.delete("a", &DeleteParams::default()).await.unwrap();
+    make(&api, "a").await;
+    let waits = tokio::time::timeout(Duration::from_millis(100), stream.try_next()).await;
+    assert!(waits.is_err(), "{waits:?}");
+    handle.faults().end_silence(how);
+    let mut seen = Vec::new();
+    while seen.len() < wanted.len() {
+        match stream.next().await.unwrap() {
+            Ok(watcher::Event::Apply(_) | watcher::Event::InitApply(_)) => seen.push("+a"),
+            Ok(watcher::Event::Delete(gone)) => {
+                assert_eq!(gone.metadata.uid, first.metadata.uid);
+                seen.push("-a");
+            }
+            Ok(watcher::Event::Init) => seen.push("list"),
+            Ok(watcher::Event::InitDone) | Err(_) => {}
+        }
+    }
+    assert_eq!(seen, wanted);
+}
