@@ -7,7 +7,7 @@ use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, Mark};
 use aliquot_quota::grant::{GRANT_SIZE, Grant};
 use aliquot_quota::region::{self, INITIAL_HEADER_SIZE, Region, RegionView, Slot};
 use aliquot_quota::{ComputePolicy, QuotaFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -50,6 +50,8 @@ pub struct Keeper {
     shares: BTreeMap<String, Kept>,
     /// By the GPU's UUID.
     arbiters: BTreeMap<String, Arbiter>,
+    /// GPUs with shares whose regions are not understood: what those may have is not known.
+    obscure: BTreeSet<String>,
     slice_us: u32,
     listed_ns: u64,
 }
@@ -74,6 +76,7 @@ impl Keeper {
             folder: folder.to_owned(),
             shares: BTreeMap::new(),
             arbiters: BTreeMap::new(),
+            obscure: BTreeSet::new(),
             slice_us: u32::try_from(slice.as_micros()).unwrap_or(u32::MAX),
             listed_ns: 0,
         }
@@ -96,6 +99,7 @@ impl Keeper {
                 continue;
             }
             is_needed = true;
+            let is_obscure = self.obscure.contains(&gpu);
             let seen: Vec<Share> = shares.iter_mut().map(|(id, kept)| kept.look(id)).collect();
             let slice_us = self.slice_us;
             let arbiter = self.arbiters.entry(gpu).or_insert_with(|| Arbiter::with_slices(slice_us));
@@ -104,6 +108,7 @@ impl Keeper {
                 let grant = Grant {
                     true_up_ns: grant.true_up_ns.saturating_add(own),
                     borrowed_true_up_ns: grant.borrowed_true_up_ns.saturating_add(borrowed),
+                    beside_ns: if is_obscure { 0 } else { grant.beside_ns },
                     ..grant
                 };
                 // A grant that cannot be written runs out.
@@ -117,6 +122,7 @@ impl Keeper {
         let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         self.shares.retain(|id, _| names.contains(id));
+        self.obscure.clear();
         for id in names {
             let folder = self.folder.join(&id);
             match self.shares.get_mut(&id) {
@@ -129,6 +135,8 @@ impl Keeper {
                 None => {
                     if let Some(kept) = Kept::open(&folder) {
                         self.shares.insert(id, kept);
+                    } else if let Some(quota) = read_quota(&folder) {
+                        self.obscure.insert(quota.gpu_uuid.as_str().to_owned());
                     }
                 }
             }
@@ -301,7 +309,9 @@ mod tests {
         Keeper::new(folder.path(), Duration::ZERO).tick(1_000_000_000);
         let valid_until = |id: &str| {
             let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
-            Grant::decode(&bytes).unwrap().valid_until_ns
+            let grant = Grant::decode(&bytes).unwrap();
+            assert_eq!(grant.beside_ns, 0, "what the third may have is not known");
+            grant.valid_until_ns
         };
         assert!(valid_until("a") > 0 && valid_until("b") > 0);
         assert_eq!(valid_until("c"), 0);

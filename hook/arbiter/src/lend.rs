@@ -45,21 +45,27 @@ impl Use {
         }
     }
 
-    fn sum(&self, part: impl Fn(&(u64, i64, i64, u64)) -> i64) -> f32 {
-        let span: u64 = self.recent.iter().map(|tick| tick.0).sum();
-        self.recent.iter().map(part).sum::<i64>().max(0) as f32 / span.max(1) as f32
+    /// A part of the last so many ticks as a part of their time. What a tick shows is whatever a tenant wrote, so the sum
+    /// needs more room than one of them.
+    fn mean(&self, ticks: usize, part: impl Fn(&(u64, i64, i64, u64)) -> i64) -> f32 {
+        let newest = || self.recent.iter().rev().take(ticks);
+        let span: u128 = newest().map(|tick| u128::from(tick.0)).sum();
+        let all: i128 = newest().map(|tick| i128::from(part(tick))).sum();
+        all.max(0) as f32 / span.max(1) as f32
+    }
+
+    fn lately(&self, part: impl Fn(&(u64, i64, i64, u64)) -> i64) -> f32 {
+        self.mean(MEMORY, part)
     }
 
     /// GPU time of late, as a part of all time.
     pub(crate) fn rate(&self) -> f32 {
-        self.sum(|tick| tick.1.saturating_add(tick.2))
+        self.lately(|tick| tick.1.saturating_add(tick.2))
     }
 
     /// GPU time on the share's own quota in the last two ticks: who comes back has its time back at once.
     fn newest(&self) -> f32 {
-        let newest = || self.recent.iter().rev().take(2);
-        let span: u64 = newest().map(|tick| tick.0).sum();
-        newest().map(|tick| tick.1).sum::<i64>().max(0) as f32 / span.max(1) as f32
+        self.mean(2, |tick| tick.1)
     }
 
     fn waits(&self) -> bool {
@@ -68,7 +74,7 @@ impl Use {
 
     /// Percent of the GPU that the share may claim at any moment.
     fn reserved(&self, quota: f32) -> f32 {
-        let own = 100.0 * self.sum(|tick| tick.1).max(self.newest());
+        let own = 100.0 * self.lately(|tick| tick.1).max(self.newest());
         if self.waits() || own >= WANTS_ALL * quota {
             quota
         } else if self.recent.iter().any(|tick| tick.1 != 0) {
@@ -79,7 +85,7 @@ impl Use {
     }
 
     fn wants_more(&self) -> bool {
-        self.waits() || self.sum(|tick| tick.2) > 0.01
+        self.waits() || self.lately(|tick| tick.2) > 0.01
     }
 }
 
@@ -88,10 +94,15 @@ impl Use {
 pub(crate) fn lend(shares: &[Share], uses: &BTreeMap<String, Use>) -> Vec<u8> {
     let quota = |share: &Share| f32::from(if share.percent == 0 { 100 } else { share.percent });
     let of = |share: &Share| uses.get(&share.id);
-    let reserved: f32 = shares.iter().filter_map(|s| Some(of(s)?.reserved(quota(s)))).sum();
-    let idle = (100.0 - reserved).max(0.0);
     let borrows =
         |share: &&Share| share.is_soft && share.percent > 0 && of(share).is_some_and(Use::wants_more);
+    // Who borrows has its quota first, whatever its region says that it uses.
+    let reserves = |share: &Share, of: &Use| match borrows(&share) {
+        true => quota(share),
+        false => of.reserved(quota(share)),
+    };
+    let reserved: f32 = shares.iter().filter_map(|share| Some(reserves(share, of(share)?))).sum();
+    let idle = (100.0 - reserved).max(0.0);
     let Some(highest) = shares.iter().filter(borrows).map(|share| share.priority).max() else {
         return vec![0; shares.len()];
     };
@@ -136,6 +147,28 @@ mod tests {
     }
 
     #[test]
+    fn who_says_that_it_uses_nothing_borrows_no_more_for_it() {
+        let share = |id: &str, percent, is_soft, tick: u64| Share {
+            id: id.to_owned(),
+            percent,
+            is_soft,
+            charged_ns: tick * TICK_NS * if is_soft { 5 } else { 3 } / 10,
+            borrowed_ns: if is_soft { tick * TICK_NS / 2 } else { 0 },
+            ..Share::default()
+        };
+        let mut uses = BTreeMap::new();
+        let mut lent = Vec::new();
+        for tick in 0..20 {
+            let shares = [share("a", 40, true, tick), share("b", 30, false, tick)];
+            for share in &shares {
+                uses.entry(share.id.clone()).or_insert_with(|| Use::of(share)).note(tick * TICK_NS, share);
+            }
+            lent = lend(&shares, &uses);
+        }
+        assert_eq!(lent, [30, 0], "the rest of the GPU");
+    }
+
+    #[test]
     fn a_share_that_uses_its_quota_lends_nothing_of_it() {
         assert_eq!(lent(&[(30, 0, true, 300, 1), (60, 0, false, 600, 1)]), [10, 0]);
     }
@@ -164,6 +197,32 @@ mod tests {
         assert_eq!((0..20).map(|at| tick(0, at)).last(), Some(80));
         // Two ticks of ten at its quota.
         assert_eq!((20..22).map(|at| tick(TICK_NS / 100 * 70, at)).last(), Some(10));
+    }
+
+    #[test]
+    fn counts_that_no_gpu_can_have_made_are_added_up_all_the_same() {
+        let wild = [u64::MAX >> 1, 0, u64::MAX >> 1, 1, u64::MAX, 1 << 63, u64::MAX >> 2];
+        for start in wild {
+            for step in wild {
+                let share = |tick: u64, is_borrowed| Share {
+                    id: "a".to_owned(),
+                    percent: 40,
+                    is_soft: true,
+                    charged_ns: start.wrapping_add(tick.wrapping_mul(step)),
+                    borrowed_ns: if is_borrowed { tick.wrapping_mul(step) } else { 0 },
+                    ..Share::default()
+                };
+                for is_borrowed in [false, true] {
+                    let mut of = Use::of(&share(0, is_borrowed));
+                    for tick in 1..30 {
+                        of.note(tick * TICK_NS, &share(tick, is_borrowed));
+                        assert!(of.rate() >= 0.0 && of.reserved(40.0) <= 40.0);
+                    }
+                    let lent = lend(&[share(30, is_borrowed)], &BTreeMap::from([("a".to_owned(), of)]));
+                    assert!(lent[0] <= 60, "{start} {step}: {lent:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests"))]
 
+mod beside;
 mod divide;
 pub mod files;
 mod habits;
@@ -15,6 +16,7 @@ mod settle;
 mod slices;
 
 use aliquot_quota::grant::Grant;
+use beside::Beside;
 use lend::Use;
 use settle::Settlement;
 use std::collections::BTreeMap;
@@ -81,6 +83,7 @@ pub struct Share {
 pub struct Arbiter {
     uses: BTreeMap<String, Use>,
     settlement: Settlement,
+    beside: Beside,
     /// Percent that each share may borrow.
     lent: BTreeMap<String, u8>,
     slice_us: u32,
@@ -128,6 +131,7 @@ impl Arbiter {
         let limits = entitled.iter().map(|part| *part as f32);
         let rates: Vec<f32> = rates.iter().zip(limits).map(|(rate, most)| rate.min(most)).collect();
         self.settlement.tick(now_ns, shares, &rates, &entitled);
+        self.beside.tick(now_ns, shares, &entitled);
         let lent = lend::lend(shares, &self.uses);
         self.lent = shares.iter().zip(&lent).map(|(share, lent)| (share.id.clone(), *lent)).collect();
         let grant = |(share, borrow_percent): (&Share, u8)| {
@@ -139,6 +143,7 @@ impl Arbiter {
                 own_permille: account.map_or(0, |account| account.own_permille),
                 true_up_ns: account.map_or(0, |account| account.true_up_ns),
                 borrowed_true_up_ns: account.map_or(0, |account| account.borrowed_true_up_ns),
+                beside_ns: self.beside.of(&share.id),
             }
         };
         shares.iter().zip(lent).map(grant).collect()

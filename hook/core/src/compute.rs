@@ -6,6 +6,7 @@
 //! gated nor charged nor timed: the launch of the graph is. Driver calls of ours are made so that they spoil no
 //! capture, and while one is open nothing is timed on the legacy stream.
 
+mod here;
 mod several;
 
 pub(crate) use several::launch_on_many;
@@ -17,28 +18,25 @@ use crate::device::{self, Device};
 use crate::lock::Mutex;
 use crate::share::Share;
 use crate::state::{self, Mode, REFUSED};
-use crate::{nvml, real, sys};
-use aliquot_quota::gate::{self, Entrance, Terms};
-use aliquot_quota::lease::{Lease, Purse, Room};
-use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
-use aliquot_quota::pacer::{self, Answer, Ask, Host, Reached, Step, Timing};
+use crate::sys;
+use aliquot_quota::lease::Purse;
+use aliquot_quota::meter::{EVENTS, Launch, Meter};
+use aliquot_quota::pacer::{self, Step};
 use aliquot_quota::region::Region;
 use aliquot_quota::till::Till;
-use core::cell::Cell;
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+use here::Here;
 
 /// `CU_STREAM_LEGACY`
 pub(crate) const LEGACY: u64 = 1;
 /// `CU_STREAM_PER_THREAD`
 pub(crate) const PER_THREAD: u64 = 2;
 
-/// How often the processes on a GPU are counted.
-const COUNT_AGE_MS: u64 = 1000;
-/// How long a launch waits for what others of its share have launched, by its own clock. Beyond that it goes and is
-/// charged: a debt of theirs that lasts longer is of kernels of 300 ms and more in a share of one percent,
-/// or was written into the region.
+/// How long a launch waits for what others of its share have launched, by its own clock. Beyond that it goes as soon as
+/// what this process has launched is paid for, and is charged: a debt of theirs that lasts longer is of kernels of 300 ms
+/// and more in a share of one percent, or was written into the region.
 const MOST_WAIT_NS: u64 = 30_000_000_000;
 /// Launches of a thread without a limit between two looks at the quota.
 const UNLIMITED_LAUNCHES: u32 = 256;
@@ -82,197 +80,6 @@ fn payer(account: u32) -> Option<(&'static Share, &'static Region)> {
     Some((share, share.region()?))
 }
 
-/// A context on a device, for the pacer.
-struct Here {
-    device: Device,
-    context: u64,
-    /// Whether the launch has waited as long as any does.
-    is_overdue: Cell<bool>,
-}
-
-impl Host for Here {
-    fn now_ns(&self) -> u64 {
-        sys::now_ns()
-    }
-
-    fn meter<T>(&self, part: impl FnOnce(&mut Meter) -> T) -> T {
-        part(&mut METER.lock())
-    }
-
-    fn till(&self) -> &Till {
-        till(self.device)
-    }
-
-    fn purse(&self) -> Option<&Purse> {
-        let found = limiting(self.device).next().and_then(|(_, share, _)| share.purse());
-        if let Some(cell) = PURSES.get(self.device) {
-            cell.store(found.map_or(null_mut(), |purse| core::ptr::from_ref(purse).cast_mut()), Release);
-        }
-        found
-    }
-
-    fn allowance_ns(&self) -> u64 {
-        limiting(self.device).next().map_or(0, |(_, share, _)| share.allowance_ns())
-    }
-
-    fn account(&self, is_borrowed: bool) -> u32 {
-        let own = limiting(self.device).next().map_or(0, |(index, ..)| index as u32);
-        if is_borrowed { own | BORROWED } else { own }
-    }
-
-    fn give_back(&self, lease: Lease) {
-        if let Some((_, share, _)) = limiting(self.device).next() {
-            share.give_back(lease);
-        }
-    }
-
-    fn timing(&self, launch: &Launch) -> Timing {
-        match captures::are_open() {
-            false => Timing::Windows,
-            // An event on the legacy stream would spoil the capture of any blocking stream.
-            true if launch.stream == LEGACY => Timing::No,
-            true => Timing::Alone,
-        }
-    }
-
-    fn admit(&self, now_ns: u64, ask: Ask) -> Answer {
-        let mut earliest = u64::MAX;
-        for (at, (index, share, percent)) in limiting(self.device).enumerate() {
-            let Some(region) = share.region() else { continue };
-            let (compute, grant) = (&region.compute, share.grant(now_ns));
-            if self.is_overdue.get() {
-                let cost_ns = i64::try_from(ask.cost_ns).unwrap_or(i64::MAX);
-                gate::correct(compute, now_ns, cost_ns, percent);
-                return Answer::Go(index as u32, Lease::default());
-            }
-            gate::true_up(compute, now_ns, &grant, percent);
-            let terms = Terms { percent, borrow_percent: grant.borrow_percent };
-            // Leases are the first one's.
-            let room = if at == 0 { ask.room } else { Room::default() };
-            let ask = Ask { slot: share.slot().unwrap_or(usize::MAX), room, ..ask };
-            match gate::enter(compute, now_ns, ask, terms) {
-                Entrance::Own(ns) => return Answer::Go(index as u32, Lease { ns, is_borrowed: false }),
-                Entrance::Borrowed(ns) => {
-                    return Answer::Go(index as u32 | BORROWED, Lease { ns, is_borrowed: true });
-                }
-                Entrance::Wait(until) => earliest = earliest.min(until),
-            }
-        }
-        if earliest == u64::MAX { Answer::Free } else { Answer::Wait(earliest) }
-    }
-
-    fn correct(&self, account: u32, delta_ns: i64) {
-        let Some((share, region)) = payer(account) else { return };
-        let now = sys::now_ns();
-        if account & BORROWED != 0 {
-            let percent = share.grant(now).borrow_percent.max(1);
-            gate::correct_borrowed(&region.compute, now, delta_ns, percent);
-        } else if share.percent() > 0 {
-            gate::correct(&region.compute, now, delta_ns, share.percent());
-        }
-    }
-
-    fn log(&self, account: u32, seen: &Seen) {
-        if let Some((share, region)) = payer(account)
-            && let Some(slot) = share.slot()
-        {
-            gate::log(&region.compute, slot as u16, account & BORROWED != 0, seen);
-        }
-    }
-
-    fn is_pending(&self, pending: bool) {
-        for (_, share, _) in limiting(self.device) {
-            if let (Some(region), Some(slot)) = (share.region(), share.slot())
-                && let Some(mine) = region.slots.get(slot)
-                && mine.pending.load(Relaxed) != u64::from(pending)
-            {
-                mine.pending.store(u64::from(pending), Release);
-            }
-        }
-    }
-
-    fn others(&self) -> Others {
-        let granted = limiting(self.device).map(|(_, share, _)| share.grant(sys::now_ns()));
-        match granted.filter(|grant| grant.own_permille > 0).min_by_key(|grant| grant.own_permille) {
-            Some(grant) => Others {
-                own_permille: Some(u32::from(grant.own_permille)),
-                slice_ns: if grant.slice_us == 0 {
-                    ASSUMED_SLICE_NS
-                } else {
-                    u64::from(grant.slice_us) * 1000
-                },
-            },
-            None if processes(self.device) <= 1 => Others::NONE,
-            None => Others { own_permille: None, slice_ns: ASSUMED_SLICE_NS },
-        }
-    }
-
-    fn record(&self, event: usize, stream: u64) -> bool {
-        let Some(handle) = self.event(event) else { return false };
-        // SAFETY: an event of the current context, and the stream of a launch of the program.
-        unsafe { real::cuEventRecord(handle, stream) == Some(0) }
-    }
-
-    fn reached(&self, event: usize) -> Reached {
-        const NOT_READY: i32 = 600;
-        // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
-        match self.known(event).and_then(|handle| unsafe { real::cuEventQuery(handle) }) {
-            Some(0) => Reached::Yes,
-            Some(NOT_READY) => Reached::No,
-            _ => Reached::Lost,
-        }
-    }
-
-    fn between(&self, from: usize, to: usize) -> Option<i64> {
-        let (from, to) = (self.known(from)?, self.known(to)?);
-        let mut millis = 0.0_f32;
-        // SAFETY: events of ours, of a context that lives; the driver writes one number.
-        let code = unsafe { real::cuEventElapsedTime(&mut millis, from, to) };
-        (code == Some(0)).then_some((f64::from(millis) * 1e6) as i64)
-    }
-
-    fn may_look(&self) -> bool {
-        !LOOKING.swap(true, AcqRel)
-    }
-
-    fn has_looked(&self) {
-        LOOKING.store(false, Release);
-    }
-}
-
-impl Here {
-    const fn new(device: Device, context: u64) -> Self {
-        Self { device, context, is_overdue: Cell::new(false) }
-    }
-
-    /// The driver's handle of an event of this context.
-    fn known(&self, event: usize) -> Option<u64> {
-        let is_ours = OWNERS.get(event)?.load(Acquire) == self.context;
-        HANDLES.get(event).map(|handle| handle.load(Acquire)).filter(|handle| is_ours && *handle != 0)
-    }
-
-    /// The same, made if need be.
-    fn event(&self, event: usize) -> Option<u64> {
-        if let Some(known) = self.known(event) {
-            return Some(known);
-        }
-        let (handle, owner) = (HANDLES.get(event)?, OWNERS.get(event)?);
-        let stranger = handle.swap(0, AcqRel);
-        if stranger != 0 {
-            // SAFETY: an event of ours, of a context that lives: else it would have been forgotten.
-            unsafe { real::cuEventDestroy_v2(stranger) };
-        }
-        let mut made = 0;
-        // SAFETY: the driver writes one handle.
-        if unsafe { real::cuEventCreate(&mut made, 0) } != Some(0) {
-            return None;
-        }
-        owner.store(self.context, Release);
-        handle.store(made, Release);
-        Some(made)
-    }
-}
-
 fn till(device: Device) -> &'static Till {
     static NONE: Till = Till::new();
     TILLS.get(device).unwrap_or(&NONE)
@@ -297,16 +104,19 @@ pub(crate) fn launch(key: u64, stream: u64, is_delicate: bool, driver: impl Fn()
     if !IS_LIMITING.load(Relaxed) && !till(0).is_turn(cell, UNLIMITED_LAUNCHES) {
         return driver();
     }
-    if !captures::are_open() {
-        let is_paid = match device::only() {
-            Some(device) => purse(device).is_some_and(|purse| till(device).pays(purse, cell, key)),
-            None => is_paid_somewhere(key, stream, cell),
-        };
-        if is_paid {
-            return driver();
-        }
+    if !captures::are_open() && is_paid(key, stream, cell) {
+        return driver();
     }
     slow(key, stream, is_delicate, cell, &driver)
+}
+
+/// Whether a lease pays for a launch.
+#[inline]
+fn is_paid(key: u64, stream: u64, cell: usize) -> bool {
+    match device::only() {
+        Some(device) => purse(device).is_some_and(|purse| till(device).pays(purse, cell, key)),
+        None => is_paid_somewhere(key, stream, cell),
+    }
 }
 
 /// The same where there are several devices: the driver is asked which one it is.
@@ -393,22 +203,6 @@ fn pass(here: &Here, cell: usize, launch: &Launch, may_time: bool) -> Option<pac
             }
         }
     }
-}
-
-/// Processes with contexts on a device, as far as NVML tells: 1 where it does not, so that a measurement
-/// counts in full.
-fn processes(device: Device) -> u32 {
-    static COUNTED: [AtomicU64; device::MOST] = [const { AtomicU64::new(0) }; device::MOST];
-    let Some(cell) = COUNTED.get(device) else { return 1 };
-    let (now, before) = (sys::coarse_ms(), cell.load(Relaxed));
-    // Milliseconds since boot, and the count in the lowest 16 bits.
-    if before != 0 && now.wrapping_sub(before >> 16) < COUNT_AGE_MS {
-        return (before & 0xffff) as u32;
-    }
-    let uuid = account::shares_on(device).find_map(Share::uuid);
-    let count = uuid.and_then(|uuid| nvml::computing(&uuid)).map_or(1, |list| list.len().clamp(1, 0xffff));
-    cell.store(now << 16 | count as u64, Relaxed);
-    count as u32
 }
 
 /// A capture is about to begin, and counted: nothing may be timed over several streams from now on.

@@ -12,16 +12,15 @@ use crate::grant::Grant;
 use crate::lease::{HOLDERS, Lease, Purse, Room, WORDS as PURSE_WORDS};
 use crate::line::{GRACE_NS, LINE_WORDS, Line, STEP_NS, is_within};
 use crate::meter::Seen;
+use crate::own::{Own, untold};
+pub use crate::rate::LONGEST_DEBT_NS;
+use crate::rate::{self, Rate, price};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 /// GPU time in nanoseconds that a share can save up: a fifth of what the promise over a window allows, so
 /// that windows of ten seconds are off by 0.2 percentage points at the most for it.
 pub const BURST_NS: u64 = 20_000_000;
-
-/// No debt lasts longer than this many nanoseconds of the clock: beyond it, the word cannot be (kernels of
-/// six seconds at one percent come to it), and it is read as this much.
-pub const LONGEST_DEBT_NS: u64 = 600_000_000_000;
 
 /// Longest launch that may borrow: borrowed work is to end soon after its owner comes back.
 pub const LONGEST_BORROWED_NS: u64 = 100_000_000;
@@ -33,10 +32,6 @@ pub const MOST_AHEAD_NS: u64 = 60_000_000;
 /// No launch borrows more than is lent in so many nanoseconds: where little is lent, a long launch would hold up
 /// those whose time it is.
 pub const LONGEST_LOAN_NS: u64 = 400_000_000;
-
-/// How often a word is tried to be changed that others change at the same time. Who writes it all the while, which only
-/// somebody can that means harm, has the launch come again, or the correction lost.
-pub(crate) const TRIES: usize = 1000;
 
 /// Measurements that the log holds.
 pub const LOG_LENGTH: usize = 1024;
@@ -174,16 +169,9 @@ pub enum Admission {
     Wait(u64),
 }
 
-/// Clock time in which `percent` of the GPU pays for `cost_ns`, rounded up.
-fn price(cost_ns: u64, percent: u8) -> u64 {
-    cost_ns.saturating_mul(100).div_ceil(u64::from(percent.clamp(1, 100)))
-}
-
-/// Moves `paid_until` on by a cost, from what can be saved up at the earliest.
-fn charged(paid_until: u64, now_ns: u64, cost_ns: u64, percent: u8) -> u64 {
-    let earliest = now_ns.saturating_sub(price(BURST_NS, percent));
-    let latest = now_ns.saturating_add(LONGEST_DEBT_NS);
-    paid_until.clamp(earliest, latest).saturating_add(price(cost_ns, percent)).min(latest)
+/// At what rate a share pays.
+const fn rate(percent: u8) -> Rate {
+    Rate { percent, burst_ns: BURST_NS }
 }
 
 /// On which terms a share's launches may go.
@@ -230,14 +218,14 @@ impl Ask {
     }
 }
 
-/// Asks for a launch: on the share's own quota first, then on borrowed time. Where the gate has just opened, those of
-/// the share's processes that wait longer come first.
-pub fn enter(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
+/// Asks for a launch: on the share's own quota first, then on borrowed time, and of the process's own account as well.
+/// Where the gate has just opened, those of the share's processes that wait longer come first.
+pub fn enter(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
     let line = &compute.line;
     let entrance = if has_just_opened(compute, now_ns, terms) && line.is_behind(ask.slot, now_ns) {
         Entrance::Wait(now_ns.saturating_add(STEP_NS))
     } else {
-        enter_at_once(compute, now_ns, ask, terms)
+        enter_at_once(compute, own, now_ns, ask, terms)
     };
     match entrance {
         Entrance::Wait(_) => line.wait(ask.slot, now_ns),
@@ -254,20 +242,38 @@ fn has_just_opened(compute: &Compute, now_ns: u64, terms: Terms) -> bool {
     is_within(until, now_ns, GRACE_NS)
 }
 
-fn enter_at_once(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
+/// Lets a launch go that has waited as long as any does for what others have launched or for wall time, if it does not
+/// have to wait for what its own process was charged: it is charged, and takes no lease.
+pub fn enter_overdue(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
+    if let Err(until) = own.admit_overdue(now_ns, ask.cost_ns, terms.percent) {
+        return Entrance::Wait(until);
+    }
+    compute.line.leave(ask.slot);
+    correct(compute, now_ns, i64::try_from(ask.cost_ns).unwrap_or(i64::MAX), terms.percent);
+    Entrance::Own(0)
+}
+
+fn enter_at_once(compute: &Compute, own: &Own, now_ns: u64, ask: Ask, terms: Terms) -> Entrance {
     let Ask { cost_ns, .. } = ask;
     // Near its limit a share has nothing saved up, and a long lease would be a debt that all its processes pay.
     let lease = |saved_ns: u64| ask.room.lease_ns(saved_ns.saturating_sub(cost_ns));
-    let entrance = match admit_with(compute, now_ns, cost_ns, terms.percent, lease) {
+    let admitted = admit_with(compute, now_ns, cost_ns, terms.percent, lease).and_then(|lease| {
+        let amount_ns = cost_ns.saturating_add(lease);
+        own.admit(now_ns, amount_ns, terms.percent).map(|()| lease).inspect_err(|_| {
+            correct(compute, now_ns, refund_of(amount_ns), terms.percent);
+        })
+    });
+    let entrance = match admitted {
         Ok(lease) => Entrance::Own(lease),
         Err(until) if terms.borrow_percent == 0 || !ask.is_known => Entrance::Wait(until),
         Err(until) => match ask.excess_ns() {
             0 => {
                 // Nothing is saved up there, so whoever wakes late has lost that time.
                 let lease = ask.room.lease_ns(u64::MAX);
-                match borrow(compute, now_ns, cost_ns.saturating_add(lease), terms.borrow_percent) {
-                    Admission::Go => Entrance::Borrowed(lease),
-                    Admission::Wait(other) => Entrance::Wait(until.min(other)),
+                let amount_ns = cost_ns.saturating_add(lease);
+                match borrow_with(compute, own, now_ns, amount_ns, terms.borrow_percent) {
+                    Ok(()) => Entrance::Borrowed(lease),
+                    Err(other) => Entrance::Wait(until.min(other)),
                 }
             }
             excess => Entrance::Wait(until.min(now_ns.saturating_add(excess))),
@@ -281,13 +287,26 @@ fn enter_at_once(compute: &Compute, now_ns: u64, ask: Ask, terms: Terms) -> Entr
     entrance
 }
 
+/// What takes a charge back.
+fn refund_of(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX).saturating_neg()
+}
+
+/// Borrows on both accounts or on neither; when to ask again.
+fn borrow_with(compute: &Compute, own: &Own, now_ns: u64, amount_ns: u64, percent: u8) -> Result<(), u64> {
+    if let Admission::Wait(until) = borrow(compute, now_ns, amount_ns, percent) {
+        return Err(until);
+    }
+    own.borrow(now_ns, amount_ns, percent)
+        .inspect_err(|_| correct_borrowed(compute, now_ns, refund_of(amount_ns), percent))
+}
+
 /// Gives back a lease that was taken out of a purse.
 pub fn give_back(compute: &Compute, now_ns: u64, lease: Lease, percent: u8) {
-    let refund = i64::try_from(lease.ns).unwrap_or(i64::MAX).saturating_neg();
-    match refund {
+    match refund_of(lease.ns) {
         0 => return,
-        _ if lease.is_borrowed => correct_borrowed(compute, now_ns, refund, percent),
-        _ => correct(compute, now_ns, refund, percent),
+        refund if lease.is_borrowed => correct_borrowed(compute, now_ns, refund, percent),
+        refund => correct(compute, now_ns, refund, percent),
     }
     compute.leased_ns.fetch_sub(lease.ns, Relaxed);
 }
@@ -298,68 +317,42 @@ pub fn borrow(compute: &Compute, now_ns: u64, cost_ns: u64, percent: u8) -> Admi
     if cost_ns > LONGEST_BORROWED_NS || percent == 0 || price(cost_ns, percent) > LONGEST_LOAN_NS {
         return Admission::Wait(u64::MAX);
     }
-    let mut found = compute.borrowed_until_ns.load(Acquire);
-    for _ in 0..TRIES {
-        let latest = now_ns.saturating_add(price(LONGEST_BORROWED_NS, percent));
-        if found > now_ns {
-            return Admission::Wait(found.min(latest));
+    let longest_ns = price(LONGEST_BORROWED_NS, percent);
+    match rate::borrow(&compute.borrowed_until_ns, now_ns, cost_ns, percent, [0, longest_ns]) {
+        Ok(()) => {
+            compute.charged_ns.fetch_add(cost_ns, Relaxed);
+            compute.borrowed_ns.fetch_add(cost_ns, Relaxed);
+            Admission::Go
         }
-        let next = now_ns.saturating_add(price(cost_ns, percent));
-        match compute.borrowed_until_ns.compare_exchange_weak(found, next, AcqRel, Acquire) {
-            Ok(_) => {
-                compute.charged_ns.fetch_add(cost_ns, Relaxed);
-                compute.borrowed_ns.fetch_add(cost_ns, Relaxed);
-                return Admission::Go;
-            }
-            Err(other) => found = other,
-        }
+        Err(until) => Admission::Wait(until),
     }
-    Admission::Wait(now_ns.saturating_add(STEP_NS))
 }
 
 /// Charges what borrowing launches took beyond their estimate, or refunds what they did not take.
 pub fn correct_borrowed(compute: &Compute, now_ns: u64, delta_ns: i64, percent: u8) {
-    // A refund is worth no more than it was charged, and more may have been lent then.
-    let amount = price(delta_ns.unsigned_abs(), if delta_ns > 0 { percent.max(1) } else { 100 });
-    let change = |found: u64| {
-        if delta_ns > 0 { found.max(now_ns).saturating_add(amount) } else { found.saturating_sub(amount) }
-    };
-    let until = &compute.borrowed_until_ns;
-    let mut found = until.load(Acquire);
-    for _ in 0..TRIES {
-        match until.compare_exchange_weak(found, change(found), AcqRel, Acquire) {
-            Ok(_) => break,
-            Err(other) => found = other,
-        }
-    }
+    rate::correct_borrowed(&compute.borrowed_until_ns, now_ns, delta_ns, percent);
     compute.charged_ns.fetch_add(delta_ns as u64, Relaxed);
     compute.borrowed_ns.fetch_add(delta_ns as u64, Relaxed);
 }
 
-/// Applies what the agent found to be charged wrongly up to now, once for all processes of the share. What was
-/// borrowed is put right as soon as the share borrows again. At most ten seconds of GPU time are applied at a time.
-pub fn true_up(compute: &Compute, now_ns: u64, grant: &Grant, percent: u8) {
-    if let Some(delta) = untrued(&compute.trued_ns, grant.true_up_ns) {
+/// Applies what the agent found to be charged wrongly up to now, once for all processes of the share, and to the
+/// process's own account. What was borrowed is put right as soon as the share borrows again. At most ten seconds of GPU
+/// time are applied at a time.
+pub fn true_up(compute: &Compute, own: &Own, now_ns: u64, grant: &Grant, percent: u8) {
+    own.true_up(now_ns, grant, percent);
+    if let Some(delta) = untold(&compute.trued_ns, grant.true_up_ns) {
         correct(compute, now_ns, delta, percent);
     }
     if grant.borrow_percent > 0
-        && let Some(delta) = untrued(&compute.trued_borrowed_ns, grant.borrowed_true_up_ns)
+        && let Some(delta) = untold(&compute.trued_borrowed_ns, grant.borrowed_true_up_ns)
     {
         correct_borrowed(compute, now_ns, delta, grant.borrow_percent);
     }
 }
 
-/// What of the agent's corrections has not been charged; for one caller only.
-fn untrued(trued_ns: &AtomicU64, found_ns: i64) -> Option<i64> {
-    const MOST: i64 = 10_000_000_000;
-    let before = trued_ns.load(Acquire);
-    let delta = (found_ns as u64).wrapping_sub(before) as i64;
-    let is_mine = || trued_ns.compare_exchange(before, found_ns as u64, AcqRel, Acquire).is_ok();
-    (delta != 0 && is_mine()).then_some(delta.clamp(-MOST, MOST))
-}
-
 /// Writes a measurement to the log.
-pub fn log(compute: &Compute, slot: u16, is_borrowed: bool, seen: &Seen) {
+pub fn log(compute: &Compute, own: &Own, slot: u16, is_borrowed: bool, seen: &Seen) {
+    own.note(is_borrowed, seen);
     let mark = Mark { slot, is_sure: seen.is_sure, is_borrowed, key: seen.key };
     let number = compute.logged.fetch_add(1, AcqRel);
     if let Some(entry) = compute.log.get(number as usize % LOG_LENGTH) {
@@ -388,25 +381,9 @@ fn admit_with(
     percent: u8,
     lease: impl Fn(u64) -> u64,
 ) -> Result<u64, u64> {
-    let mut found = compute.paid_until_ns.load(Acquire);
-    for _ in 0..TRIES {
-        if found > now_ns {
-            return Err(found.min(now_ns.saturating_add(LONGEST_DEBT_NS)));
-        }
-        let saved_ns =
-            (now_ns - found).min(price(BURST_NS, percent)) / 100 * u64::from(percent.clamp(1, 100));
-        let lease_ns = lease(saved_ns);
-        let amount_ns = cost_ns.saturating_add(lease_ns);
-        let next = charged(found, now_ns, amount_ns, percent);
-        match compute.paid_until_ns.compare_exchange_weak(found, next, AcqRel, Acquire) {
-            Ok(_) => {
-                compute.charged_ns.fetch_add(amount_ns, Relaxed);
-                return Ok(lease_ns);
-            }
-            Err(other) => found = other,
-        }
-    }
-    Err(now_ns.saturating_add(STEP_NS))
+    let (lease_ns, amount_ns) = rate(percent).admit(&compute.paid_until_ns, now_ns, cost_ns, lease)?;
+    compute.charged_ns.fetch_add(amount_ns, Relaxed);
+    Ok(lease_ns)
 }
 
 /// Charges what launches took beyond their estimate, or refunds what they did not take.
@@ -414,19 +391,7 @@ pub fn correct(compute: &Compute, now_ns: u64, delta_ns: i64, percent: u8) {
     if delta_ns == 0 {
         return;
     }
-    let amount = delta_ns.unsigned_abs();
-    let mut found = compute.paid_until_ns.load(Acquire);
-    for _ in 0..TRIES {
-        let next = if delta_ns > 0 {
-            charged(found, now_ns, amount, percent)
-        } else {
-            found.saturating_sub(price(amount, percent))
-        };
-        match compute.paid_until_ns.compare_exchange_weak(found, next, AcqRel, Acquire) {
-            Ok(_) => break,
-            Err(other) => found = other,
-        }
-    }
+    rate(percent).correct(&compute.paid_until_ns, now_ns, delta_ns);
     compute.charged_ns.fetch_add(delta_ns as u64, Relaxed);
 }
 

@@ -24,6 +24,9 @@ pub struct Grant {
     pub true_up_ns: i64,
     /// The same of what it borrowed.
     pub borrowed_true_up_ns: i64,
+    /// GPU time that the share's neighbours can have had at the most since the agent began, and one, in nanoseconds; 0 = not
+    /// known.
+    pub beside_ns: u64,
 }
 
 impl Grant {
@@ -38,6 +41,7 @@ impl Grant {
             [self.borrow_percent, 0, own0, own1, slice0, slice1, slice2, slice3],
             self.true_up_ns.to_le_bytes(),
             self.borrowed_true_up_ns.to_le_bytes(),
+            self.beside_ns.to_le_bytes(),
         ];
         for (to, word) in out.chunks_exact_mut(8).zip(&words) {
             to.copy_from_slice(word);
@@ -65,6 +69,7 @@ impl Grant {
             slice_us: u32::from_le_bytes([slice0, slice1, slice2, slice3]),
             true_up_ns: i64::from_le_bytes(word(3)?),
             borrowed_true_up_ns: i64::from_le_bytes(word(4)?),
+            beside_ns: u64::from_le_bytes(word(5)?),
         })
     }
 }
@@ -76,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_encode_is_identity(until: u64, borrow in 0..=100_u8, own in 0..=1000_u16, slice: u32, up: i64, borrowed: i64) {
+        fn decode_of_encode_is_identity(until: u64, borrow in 0..=100_u8, own in 0..=1000_u16, slice: u32, up: i64, borrowed: i64, beside: u64) {
             let grant = Grant {
                 valid_until_ns: until,
                 borrow_percent: borrow,
@@ -84,6 +89,7 @@ mod tests {
                 slice_us: slice,
                 true_up_ns: up,
                 borrowed_true_up_ns: borrowed,
+                beside_ns: beside,
             };
             prop_assert_eq!(Grant::decode(&grant.encode()), Some(grant));
         }

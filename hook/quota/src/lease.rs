@@ -9,7 +9,7 @@
 //! All leases of a share together are at most [`ALL_NS`]: each process holds no more than [`allowance_ns`] of their
 //! number. Who joins makes the others' allowance less, and takes from their cells what is beyond it.
 
-use crate::gate::TRIES;
+use crate::rate::TRIES;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicI64, AtomicU64};
 
@@ -149,6 +149,24 @@ impl Purse {
             }
         }
         lease
+    }
+
+    /// Puts back what was just taken out of a cell, unless what is there now is of the other kind: then it is lost, which
+    /// is no more than one short launch, charged and not made.
+    pub(crate) fn unspend(&self, cell: usize, lease: Lease) {
+        let Some(left) = self.cell(cell) else { return };
+        let mut found = left.load(Relaxed);
+        for _ in 0..TRIES {
+            let was = Lease::of(found);
+            if was.ns > 0 && was.is_borrowed != lease.is_borrowed {
+                return;
+            }
+            let sum = Lease { ns: was.ns.saturating_add(lease.ns), ..lease };
+            match left.compare_exchange_weak(found, sum.word(), SeqCst, Relaxed) {
+                Ok(_) => return,
+                Err(other) => found = other,
+            }
+        }
     }
 
     /// Nanoseconds in all cells.

@@ -7,7 +7,9 @@
 //! Invariants:
 //! - a quota that does not decode is never a larger quota: every doubt is an error;
 //! - the region's total is never the truth alone: [`ledger`] says how the account is rebuilt from what a
-//!   process left behind when it died after any single store.
+//!   process left behind when it died after any single store;
+//! - a launch goes only where the region and the process's own account ([`own`]) both let it: the region can be written by
+//!   every process of the share, so alone it lifts no limit of time.
 //!
 //! Start reading at [`QuotaFile`], then [`region`], then [`ledger`] for memory, [`pacer`] for GPU time.
 
@@ -21,10 +23,13 @@ pub mod ledger;
 pub mod line;
 pub mod measured;
 pub mod meter;
+pub mod own;
 pub mod pacer;
+mod rate;
 pub mod region;
 pub mod spans;
 pub mod till;
+pub mod wall;
 
 pub use file::{
     ComputePolicy, FailMode, GpuUuid, QUOTA_FILE_SIZE, QUOTA_LAYOUT_VERSION, QuotaError, QuotaFile, UUID_SIZE,

@@ -208,6 +208,11 @@ impl Meter {
         self.plan(launch, account, charged_ns, now_ns, true)
     }
 
+    /// Wall time that launches of a key take on average beside the process's others, as far as they were timed.
+    pub fn usual_wall_ns(&mut self, key: u64) -> u64 {
+        self.find(key).map_or(0, |cost| cost.wall_ns)
+    }
+
     /// The same where no events may be recorded on other streams: short ones are timed one by one, now and then.
     pub fn launch_alone(&mut self, launch: &Launch, account: u32, charged_ns: u64, now_ns: u64) -> Plan {
         self.plan(launch, account, charged_ns, now_ns, false)

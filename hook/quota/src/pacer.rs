@@ -65,8 +65,10 @@ pub trait Host {
     fn allowance_ns(&self) -> u64;
     /// Whom leases are charged to.
     fn account(&self, is_borrowed: bool) -> u32;
-    /// Gives back a lease that was taken out of a purse.
+    /// Gives back to the share a lease that was taken out of a purse.
     fn give_back(&self, lease: Lease);
+    /// Gives back to the process's own account what backed a lease ([`crate::own`]).
+    fn give_back_own(&self, lease: Lease);
     /// How a launch can be timed. Asked once more with the learner locked: what is told there holds until whoever
     /// begins a capture has had the learner.
     fn timing(&self, _launch: &Launch) -> Timing {
@@ -76,6 +78,8 @@ pub trait Host {
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer;
     /// Charges or refunds.
     fn correct(&self, account: u32, delta_ns: i64);
+    /// A launch that is not timed will be on the GPU for about so long.
+    fn untimed(&self, account: u32, wall_ns: u64);
     /// Notes a measurement for the node agent.
     fn log(&self, account: u32, seen: &Seen);
     /// Tells whether launches run whose end is not known.
@@ -111,6 +115,7 @@ pub struct Ticket {
     account: u32,
     charged_ns: u64,
     plan: Plan,
+    is_short: bool,
     /// Whether the GPU had nothing before the launch.
     is_idle: bool,
     /// When the driver was called.
@@ -152,10 +157,11 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
     let charged_ns = prediction.cost_ns;
     let is_short = prediction.is_short;
     let purse = if is_short { host.purse() } else { None };
-    let spent = purse.and_then(|purse| purse.spend(cell, charged_ns));
+    let spent = purse.and_then(|purse| host.till().spend(purse, cell, charged_ns));
     let refill = purse.filter(|_| spent.is_none()).and_then(|purse| Some((purse, host.till().refill()?)));
     let (mut room, mut spent) = (Room::default(), spent);
     if let Some((purse, _)) = &refill {
+        compare(host, purse);
         room = Room { allowance_ns: host.allowance_ns(), held_ns: purse.held_ns() };
         if room.is_full() {
             spent = gather(host, purse, cell, charged_ns);
@@ -211,24 +217,59 @@ pub fn before<H: Host>(host: &H, cell: usize, launch: &Launch, may_time: bool) -
             called_ns = host.now_ns();
         }
     }
-    Step::Go(Ticket { account, charged_ns, plan, is_idle, called_ns })
+    Step::Go(Ticket { account, charged_ns, plan, is_short, is_idle, called_ns })
+}
+
+/// Brings a purse and what backs it together again. There is less in the purse where others have taken back what was too
+/// much, and more where somebody has written into it.
+fn compare<H: Host>(host: &H, purse: &Purse) {
+    let backing = host.till().backing();
+    let (backed, held) = (backing.held_ns(), purse.held_ns());
+    if backed > held {
+        backing.trim(held).into_iter().for_each(|lease| host.give_back_own(lease));
+    } else if held > backed {
+        purse.trim(backed).into_iter().for_each(|lease| host.give_back(lease));
+    }
 }
 
 /// Pays a short launch out of all cells together, where there is no room for another lease; whether it was borrowed.
 fn gather<H: Host>(host: &H, purse: &Purse, cell: usize, cost_ns: u64) -> Option<bool> {
-    let [own, borrowed] = purse.trim(0);
-    let (more, less) = if own.ns >= borrowed.ns { (own, borrowed) } else { (borrowed, own) };
-    host.give_back(less);
-    host.give_back(purse.put(cell, more));
-    purse.spend(cell, cost_ns)
+    let backing = host.till().backing();
+    let more = |[own, borrowed]: [Lease; 2]| if own.ns >= borrowed.ns { own } else { borrowed };
+    let (shown, backed) = (purse.trim(0), backing.trim(0));
+    // What is kept is there and backed; the rest is given back where it was.
+    let most = more(backed);
+    let has = |of: &[Lease; 2]| {
+        of.iter().find(|lease| lease.is_borrowed == most.is_borrowed).map_or(0, |lease| lease.ns)
+    };
+    let kept = Lease { ns: has(&shown).min(most.ns), ..most };
+    let rest = |lease: Lease| match lease.is_borrowed == kept.is_borrowed {
+        true => Lease { ns: lease.ns.saturating_sub(kept.ns), ..lease },
+        false => lease,
+    };
+    for lease in shown {
+        host.give_back(rest(lease));
+    }
+    for lease in backed {
+        host.give_back_own(rest(lease));
+    }
+    put(host, purse, cell, kept);
+    host.till().spend(purse, cell, cost_ns)
 }
 
-/// Puts a lease into a cell.
+/// Puts a lease into a cell of the purse and of what backs it; what of the other kind was there is given back.
+fn put<H: Host>(host: &H, purse: &Purse, cell: usize, lease: Lease) {
+    // Nothing is spent that is not in both.
+    host.give_back_own(host.till().backing().put(cell, lease));
+    host.give_back(purse.put(cell, lease));
+}
+
+/// Keeps a lease for the next launches.
 fn keep<H: Host>(host: &H, purse: &Purse, cell: usize, lease: Lease, allowed_ns: u64) {
     if lease.ns == 0 {
         return;
     }
-    host.give_back(purse.put(cell, lease));
+    put(host, purse, cell, lease);
     host.meter(|meter| meter.passed(lease.ns));
     // Who has come meanwhile may have looked before it was there.
     let allowance = host.allowance_ns();
@@ -247,6 +288,8 @@ pub fn after<H: Host>(host: &H, launch: &Launch, ticket: &Ticket, is_made: bool)
     let plan = &ticket.plan;
     if !is_made {
         refund(host, ticket.paid());
+    } else if plan.single.is_none() && !ticket.is_short {
+        host.untimed(ticket.account, host.meter(|meter| meter.usual_wall_ns(launch.key)));
     }
     if !ticket.is_timed() {
         return;

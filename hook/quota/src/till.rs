@@ -1,10 +1,14 @@
 //! The fast path of a launch: what a process may launch without asking the gate.
 //!
 //! A process takes GPU time from the gate in leases ([`crate::lease`]) and spends them, from cells that threads find
-//! by their thread pointer, so that a launch of a known small kernel costs one look-up and one subtraction on a
-//! cache line of the thread's own: no driver call, no clock, no lock, nothing that other processes use.
+//! by their thread pointer, so that a launch of a known small kernel costs one look-up and two subtractions on cache
+//! lines of the thread's own: no driver call, no clock, no lock, nothing that other processes use.
+//!
+//! Two, because the cells are in the region, where everybody in the share can write: what the process has charged and
+//! not spent it knows itself as well (its *backing*), and a launch is paid for by both or by neither. Others may take out
+//! of the region's cells, so there may be less in them than is backed; the difference comes back with the next lease.
 
-use crate::lease::Purse;
+use crate::lease::{Lease, Purse};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
@@ -27,6 +31,8 @@ struct Known {
 /// Known costs of one process on one device.
 pub struct Till {
     turns: [Turn; CELLS],
+    /// What the process has charged in leases and not spent, in cells like those of its purse.
+    backing: Purse,
     known: [Known; KEYS],
     /// Every launch is to be shown to the learner.
     watched: AtomicBool,
@@ -47,6 +53,7 @@ impl Till {
     pub const fn new() -> Self {
         Self {
             turns: [const { Turn(AtomicU32::new(0)) }; CELLS],
+            backing: Purse::new(),
             known: [const { Known { key: AtomicU64::new(0), cost_ns: AtomicU64::new(0) } }; KEYS],
             watched: AtomicBool::new(false),
             used: AtomicBool::new(false),
@@ -74,8 +81,25 @@ impl Till {
         let Some(known) = self.places(key).find(|known| known.key.load(Acquire) == key) else { return false };
         match known.cost_ns.load(Relaxed) {
             0 => false,
-            cost => purse.spend(cell, cost).is_some(),
+            cost => self.spend(purse, cell, cost).is_some(),
         }
+    }
+
+    /// Takes `cost_ns` out of a cell of the purse and of what backs it, all or nothing. Tells whether it was borrowed.
+    #[inline]
+    pub fn spend(&self, purse: &Purse, cell: usize, cost_ns: u64) -> Option<bool> {
+        let is_borrowed = self.backing.spend(cell, cost_ns)?;
+        if purse.spend(cell, cost_ns).is_none() {
+            // Somebody has taken out of the purse what is backed.
+            self.backing.unspend(cell, Lease { ns: cost_ns, is_borrowed });
+            return None;
+        }
+        Some(is_borrowed)
+    }
+
+    /// What backs the leases.
+    pub(crate) fn backing(&self) -> &Purse {
+        &self.backing
     }
 
     /// Whether it is time to do what one launch in `of` does. Threads of one cell may miss each other's count.
@@ -94,9 +118,10 @@ impl Till {
         is_mine.then_some(Refill(&self.refilled))
     }
 
-    /// In a forked child: no other thread takes leases.
+    /// In a forked child: no other thread takes leases, and there are none.
     pub fn renew_after_fork(&self) {
         self.refilled.store(false, Relaxed);
+        self.backing.trim(0);
     }
 
     /// Lets launches of `key` go by the fast path for `cost_ns`; 0 = no longer.
@@ -148,15 +173,18 @@ mod tests {
     use super::*;
     use crate::lease::Lease;
 
-    fn purse(cell: usize, ns: u64) -> Purse {
-        let purse = Purse::new();
-        purse.put(cell, Lease { ns, is_borrowed: false });
-        purse
+    /// A till and its purse with a lease in a cell.
+    fn with_lease(cell: usize, ns: u64) -> (Till, Purse) {
+        let (till, purse) = (Till::new(), Purse::new());
+        for both in [&till.backing, &purse] {
+            both.put(cell, Lease { ns, is_borrowed: false });
+        }
+        (till, purse)
     }
 
     #[test]
     fn a_known_launch_is_paid_by_the_cell_until_it_is_empty() {
-        let (till, purse) = (Till::new(), purse(3, 100));
+        let (till, purse) = with_lease(3, 100);
         assert!(!till.pays(&purse, 3, 42), "unknown");
         till.publish(42, 30);
         assert_eq!((0..5).filter(|_| till.pays(&purse, 3, 42)).count(), 3);
@@ -166,7 +194,7 @@ mod tests {
 
     #[test]
     fn nothing_is_paid_while_the_learner_watches_or_after_forgetting() {
-        let (till, purse) = (Till::new(), purse(0, 100));
+        let (till, purse) = with_lease(0, 100);
         till.publish(42, 1);
         till.watch(true);
         assert!(!till.pays(&purse, 0, 42));
@@ -187,10 +215,35 @@ mod tests {
 
     #[test]
     fn a_full_table_keeps_the_newest() {
-        let till = Till::new();
+        let (till, purse) = with_lease(0, 5000);
         for key in 1..if cfg!(miri) { 1100 } else { 5000 } {
             till.publish(key, 1);
-            assert!(till.pays(&purse(0, 10), 0, key));
+            assert!(till.pays(&purse, 0, key));
         }
+    }
+
+    #[test]
+    fn what_others_write_into_a_purse_pays_for_nothing() {
+        let (till, purse) = with_lease(3, 100);
+        till.publish(42, 30);
+        let mut paid = 0;
+        for round in 0..1000 {
+            // Somebody puts there what he likes, of either kind.
+            for cell in 0..CELLS {
+                purse.put(cell, Lease { ns: 1_000_000, is_borrowed: round % 2 == 0 });
+            }
+            paid += u64::from(till.pays(&purse, 3, 42));
+        }
+        assert_eq!(paid, 3, "what was charged pays for three");
+        assert_eq!(till.backing.held_ns(), 10);
+    }
+
+    #[test]
+    fn what_others_take_out_of_a_purse_pays_for_nothing_and_is_not_lost() {
+        let (till, purse) = with_lease(3, 100);
+        till.publish(42, 30);
+        purse.trim(40);
+        assert_eq!((0..5).filter(|_| till.pays(&purse, 3, 42)).count(), 1);
+        assert_eq!((purse.held_ns(), till.backing.held_ns()), (10, 70));
     }
 }

@@ -1,6 +1,5 @@
 //! What a tenant can write: region, environment. Whatever stands there, no limit is lifted and nothing crashes or hangs.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
-#![allow(unsafe_code, reason = "maps a region as a tenant can")]
 
 mod support;
 
@@ -14,30 +13,8 @@ use std::collections::HashMap;
 use std::os::unix::fs::FileExt;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::Duration;
+use support::scribbler::{Random, Scribbler};
 use support::{Bench, GIB, Holder, MIB, values};
-
-/// Numbers without a pattern, the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-
-    /// A word as a tenant would write it: nothing, little, everything, something like what belongs there.
-    fn word(&mut self) -> u64 {
-        let any = self.next();
-        let like = (((any >> 8) % 6) << 48) | (any % 8);
-        [0, any % 200, u64::MAX, 1 << 63, any, like, (any % 3) | (like << 8)][self.below(7)]
-    }
-}
 
 const SLOTS: usize = 4;
 const LIMIT: u64 = 100;
@@ -417,48 +394,6 @@ fn no_content_of_a_region_lifts_a_limit_or_holds_anybody_up() {
     two_take_what_they_can(&bench, "a share that nobody uses", || scribble(&bench, 0, &sound_region()));
 }
 
-/// Somebody who writes garbage into a region all the while, as fast as a processor can.
-struct Scribbler {
-    is_over: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Scribbler {
-    fn start(
-        bench: &Bench,
-        words: std::ops::Range<usize>,
-        mut value: impl FnMut(usize) -> u64 + Send + 'static,
-    ) -> Self {
-        use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-        let file = std::fs::OpenOptions::new().read(true).write(true).open(bench.region_path("a")).unwrap();
-        let is_over = std::sync::Arc::new(AtomicBool::new(false));
-        let seen = std::sync::Arc::clone(&is_over);
-        let thread = std::thread::spawn(move || {
-            use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
-            let size = std::num::NonZeroUsize::new(REGION_FILE_SIZE).unwrap();
-            let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
-            // SAFETY: a new mapping of the whole file, which is not truncated while it lives; it is reached as atomics.
-            let at = unsafe { mmap(None, size, access, MapFlags::MAP_SHARED, &file, 0).unwrap() };
-            while !seen.load(Relaxed) {
-                for word in words.clone().step_by(8) {
-                    // SAFETY: within the mapping, and aligned.
-                    unsafe { at.byte_add(word).cast::<AtomicU64>().as_ref() }.store(value(word), Relaxed);
-                }
-            }
-            // SAFETY: the mapping of above, which nothing refers to any more.
-            unsafe { munmap(at, REGION_FILE_SIZE).unwrap() };
-        });
-        Self { is_over, thread: Some(thread) }
-    }
-}
-
-impl Drop for Scribbler {
-    fn drop(&mut self) {
-        self.is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        drop(self.thread.take().map(std::thread::JoinHandle::join));
-    }
-}
-
 #[test]
 fn who_writes_garbage_all_the_while_takes_no_limit_away_and_holds_nobody_up_for_long() {
     let compute = std::mem::offset_of!(Region, compute);
@@ -486,7 +421,7 @@ fn who_writes_garbage_all_the_while_takes_no_limit_away_and_holds_nobody_up_for_
             bench.probe(&["init", "retain", "alloc:linear:768M", "hold", "fill:linear:16M", "hold"]);
         let mut first = Holder::start(&mut first);
         let _watch = Watch::of(first.child.id(), 200);
-        let scribbler = Scribbler::start(&bench, words, value);
+        let scribbler = Scribbler::start(&bench, [words], value);
         // A launch may wait half a minute, and whatever is refused looks for the dead for some seconds first.
         let mut second = bench.probe(&["init", "retain", "kernel", "fill:linear:16M", "hold"]);
         let second = Holder::start_watched(&mut second, |pid| Watch::of(pid, 200));

@@ -9,6 +9,7 @@ use aliquot_quota::gate::{self, Compute, Entrance, LOG_LENGTH, Mark, Terms};
 use aliquot_quota::grant::Grant;
 use aliquot_quota::lease::{self, Lease, Purse};
 use aliquot_quota::meter::{ASSUMED_SLICE_NS, EVENTS, Launch, Meter, Others, Seen};
+use aliquot_quota::own::Own;
 use aliquot_quota::pacer::{self, Answer, Ask, Host, Reached, Step};
 use aliquot_quota::till::Till;
 use std::cell::{Cell, RefCell};
@@ -44,6 +45,7 @@ struct Process {
     slot: usize,
     meter: RefCell<Box<Meter>>,
     till: Box<Till>,
+    own: Own,
     is_looking: Cell<bool>,
     /// Host time that the limiter's calls took in the present step.
     spent_ns: Cell<u64>,
@@ -61,6 +63,7 @@ impl Process {
             slot,
             meter: RefCell::new(Box::new(Meter::new())),
             till: Box::new(Till::new()),
+            own: Own::new(),
             is_looking: Cell::new(false),
             spent_ns: Cell::new(0),
             launches: 0,
@@ -122,6 +125,7 @@ pub struct World {
     arbiter: Arbiter,
     waits: Waits,
     start_ns: u64,
+    lie: Option<Lie>,
 }
 
 struct View<'a> {
@@ -166,6 +170,10 @@ impl Host for View<'_> {
         gate::give_back(&self.share.compute, self.now_ns(), lease, self.share.tenant.percent);
     }
 
+    fn give_back_own(&self, lease: Lease) {
+        self.process.own.give_back(self.now_ns(), lease, self.share.tenant.percent);
+    }
+
     fn admit(&self, now_ns: u64, ask: Ask) -> Answer {
         let grant = &self.share.grant;
         let terms = Terms {
@@ -173,9 +181,9 @@ impl Host for View<'_> {
             borrow_percent: if grant.valid_until_ns > now_ns { grant.borrow_percent } else { 0 },
         };
         let grant = Grant { borrow_percent: terms.borrow_percent, ..*grant };
-        gate::true_up(&self.share.compute, now_ns, &grant, terms.percent);
+        gate::true_up(&self.share.compute, &self.process.own, now_ns, &grant, terms.percent);
         let ask = Ask { slot: self.process.slot, ..ask };
-        match gate::enter(&self.share.compute, now_ns, ask, terms) {
+        match gate::enter(&self.share.compute, &self.process.own, now_ns, ask, terms) {
             Entrance::Own(ns) => Answer::Go(0, Lease { ns, is_borrowed: false }),
             Entrance::Borrowed(ns) => Answer::Go(1, Lease { ns, is_borrowed: true }),
             Entrance::Wait(until) => Answer::Wait(until),
@@ -185,14 +193,20 @@ impl Host for View<'_> {
     fn correct(&self, account: u32, delta_ns: i64) {
         let (compute, now) = (&self.share.compute, self.now_ns());
         if account == 1 {
+            self.process.own.correct_borrowed(now, delta_ns, self.share.grant.borrow_percent);
             gate::correct_borrowed(compute, now, delta_ns, self.share.grant.borrow_percent);
         } else {
+            self.process.own.correct(now, delta_ns, self.share.tenant.percent);
             gate::correct(compute, now, delta_ns, self.share.tenant.percent);
         }
     }
 
+    fn untimed(&self, _: u32, wall_ns: u64) {
+        self.process.own.untimed(wall_ns);
+    }
+
     fn log(&self, account: u32, seen: &Seen) {
-        gate::log(&self.share.compute, self.process.slot as u16, account == 1, seen);
+        gate::log(&self.share.compute, &self.process.own, self.process.slot as u16, account == 1, seen);
     }
 
     fn is_pending(&self, pending: bool) {
@@ -257,6 +271,22 @@ pub fn run(variant: Variant, tenants: &[Tenant], window_ns: u64, windows: usize,
     play(World::new(variant, tenants, seed), tenants, window_ns, windows)
 }
 
+/// Writes something into a share's region, at a time.
+pub type Lie = fn(&Compute, u64);
+
+/// The same while somebody writes into the first share's region whenever anybody does anything.
+pub fn run_beside(
+    lie: Lie,
+    variant: Variant,
+    tenants: &[Tenant],
+    window_ns: u64,
+    windows: usize,
+    seed: u64,
+) -> Outcome {
+    let world = World { lie: Some(lie), ..World::new(variant, tenants, seed) };
+    play(world, tenants, window_ns, windows)
+}
+
 /// The same with another limiter than ours, on a board as it sees it.
 pub fn run_rival(
     (rule, board): (Rule, Board),
@@ -291,6 +321,9 @@ fn play(mut world: World, tenants: &[Tenant], window_ns: u64, windows: usize) ->
         {
             agenda.pop();
             world.pass(time);
+            if let (Some(lie), Some(share)) = (world.lie, world.shares.first()) {
+                lie(&share.compute, time);
+            }
             let next = if at == AGENT { world.tick(time) } else { world.act(at) };
             world.note_gates();
             agenda.push(Reverse((next, at)));
@@ -338,6 +371,7 @@ impl World {
             processes,
             arbiter: Arbiter::with_slices((variant.told_ns / 1000) as u32),
             waits: Waits::default(),
+            lie: None,
         }
     }
 

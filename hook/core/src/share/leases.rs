@@ -5,6 +5,7 @@ use crate::sys;
 use aliquot_quota::gate;
 use aliquot_quota::lease::{HOLDERS, Lease, Purse, allowance_ns};
 use aliquot_quota::ledger::{Cells, Word};
+use aliquot_quota::own::Own;
 use aliquot_quota::region::{Region, SlotState};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -15,6 +16,11 @@ impl Share {
     /// This process's leases, if its slot is one of those that can have some.
     pub(crate) fn purse(&self) -> Option<&Purse> {
         self.region()?.compute.purses.get(self.slot()?)
+    }
+
+    /// This process's own account of its GPU time.
+    pub(crate) const fn own(&self) -> &Own {
+        &self.own
     }
 
     /// What this process may hold in leases now.

@@ -32,6 +32,9 @@ impl Meter {
                 let fresh = self.count(single.context, pairs, &[span], None, now_ns);
                 let length = span.end.saturating_sub(span.start).unsigned_abs();
                 let (taken, is_sure) = self.learn(&single, fresh, length, others, is_vague);
+                if let Some(cost) = self.find(single.key) {
+                    cost.note_wall(fresh);
+                }
                 publish(single.key, self.routine(single.key));
                 let delta_ns =
                     i64::try_from(taken).unwrap_or(i64::MAX).saturating_sub_unsigned(single.charged_ns);
@@ -44,6 +47,7 @@ impl Meter {
                     start_ns: wall(span.start),
                     end_ns: wall(span.end),
                     taken_ns: taken,
+                    fresh_ns: fresh,
                     is_sure,
                     key: Self::short_key(single.key),
                 });

@@ -1,6 +1,6 @@
 //! What the learner keeps, and what it is told and tells.
 
-use super::{CLEAN_ALL, CLEAN_FIRST, LEAST_NS, LONG_NS, MIXED, STREAMS};
+use super::{CLEAN_ALL, CLEAN_FIRST, LEAST_NS, LEAST_WEIGHT, LONG_NS, MIXED, STREAMS};
 
 #[derive(Clone, Copy)]
 pub(super) struct Cost {
@@ -9,6 +9,8 @@ pub(super) struct Cost {
     pub(super) estimate_ns: u64,
     /// Low measurements: falls fast and rises slowly.
     pub(super) low_ns: u64,
+    /// Wall time that a launch adds to what others of the process take, on average.
+    pub(super) wall_ns: u64,
     /// A measurement far below those; 0 = none.
     pub(super) dip_ns: u64,
     /// Measurements so far, up to the inverse of the learning rate.
@@ -27,6 +29,7 @@ pub(super) const NO_COST: Cost = Cost {
     key: 0,
     estimate_ns: 0,
     low_ns: 0,
+    wall_ns: 0,
     dip_ns: 0,
     count: 0,
     clean: 0,
@@ -51,6 +54,15 @@ impl Cost {
         } else if self.estimate_ns < LONG_NS / 4 * 3 {
             self.was_long = false;
         }
+    }
+
+    /// Notes how much wall time a launch had that no other measurement counts.
+    pub(super) fn note_wall(&mut self, fresh_ns: u64) {
+        let weight = u64::from(LEAST_WEIGHT);
+        self.wall_ns = match self.wall_ns {
+            0 => fresh_ns,
+            before => before.saturating_mul(weight - 1).saturating_add(fresh_ns) / weight,
+        };
     }
 
     /// Notes the length of a launch, which had the GPU to itself or maybe not (`is_alone`). Whether it is about as long
@@ -203,7 +215,9 @@ pub struct Seen {
     pub end_ns: u64,
     /// What it was charged.
     pub taken_ns: u64,
-    /// Whether that is what it had, and not its part by supposition.
+    /// Wall time of it that no other measurement has counted.
+    pub fresh_ns: u64,
+    /// Whether what it was charged is what it had, and not its part by supposition.
     pub is_sure: bool,
     /// Which launch it was: of its key, 24 bits.
     pub key: u32,

@@ -13,6 +13,7 @@ pub(crate) mod arm;
 pub(crate) mod c;
 pub(crate) mod namespace;
 pub(crate) mod old;
+pub(crate) mod scribbler;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod traced;
 pub(crate) mod variant;
