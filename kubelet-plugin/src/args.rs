@@ -197,7 +197,8 @@ pub struct Args {
     pub destroy_unknown_mig: bool,
 
     /// How long kube-scheduler may still act on devices that it saw untainted: its filter time-out
-    /// and its bind time-out together. Waited out before the controller gets the pool.
+    /// and its bind time-out together. Waited out before the controller gets the pool, unless the controller
+    /// finds out before that kube-scheduler has nothing under way.
     #[arg(long, default_value = "610s", value_parser = parse_duration)]
     pub scheduler_timeouts: Duration,
 

@@ -2,17 +2,49 @@
 //!
 //! Two parts: one line of JSON (the header) and the ledger as JSON. The checksum covers the bytes of the
 //! second part as they lie on disk, never a re-encoding of them, so that a release that writes a field
-//! more or less can still read it (dra-driver-nvidia-gpu#1326 is what happens otherwise). Fields that
-//! this release does not know are kept and written back; only a higher `version` is refused.
+//! more or less can still read it (dra-driver-nvidia-gpu#1326 is what happens otherwise).
 //! Blanks at the end give the file room to be written again in its own place ([`crate::store`]).
+//!
+//! What a newer release wrote is told from damage: damaged is what fails its checksum, is cut off, or is no
+//! JSON. Everything else is kept and written back:
+//!
+//! - fields that this release does not know, in records at any depth ([`Surplus`]), and beside them;
+//! - a record that does not decode (a step, a state, a kind of device that is new), to the byte, as a
+//!   [`NewerRecord`], of which any release can tell which GPUs it takes: `claims.<uid>.devices[].gpu`;
+//! - other parts that do not decode, to the byte.
+//!
+//! Rules for releases to come:
+//!
+//! - What is added is a new field, state or step; no version changes for it.
+//! - What would be misread is written with a higher version: `format` in the one record, or `version` in the
+//!   header for all records that have no `format`. Header, `claims` by UID, and the GPU of each device stay as
+//!   they are. A release that finds a higher version than its own takes nothing of such records but that; what it
+//!   writes itself beside them says `format`, and the header stays at the higher version while there are any.
+//! - `release` is the release that wrote what is newest in it, for people.
 
-use crate::ledger::Ledger;
+// As in `ledger.rs`.
+#[path = "checkpoint/surplus.rs"]
+mod surplus;
+
+pub use surplus::Surplus;
+
+use crate::ledger::{Beside, Ledger, NewerRecord, Record};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
 
 /// Version of the format. Raised only when an older release could misread the file.
 pub const VERSION: u32 = 1;
 const MAGIC: &str = "aliquot-checkpoint";
+/// The parts of the content that this release knows.
+const CLAIMS: &str = "claims";
+const BINDINGS: &str = "bindings";
+const RELEASES: &str = "releases";
+const LOST: &str = "lost";
+const RELEASE: &str = "release";
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Header {
@@ -29,13 +61,17 @@ pub enum CheckpointError {
     /// The first line is not a header.
     #[error("it does not start with a checkpoint header")]
     Header,
-    /// Written by a release that changed the format.
+    /// Written by a release that changed even what all releases should have in common.
     #[error(
-        "it has format version {found}, this release reads up to {VERSION}; use the newer release to drain the node first"
+        "it was written by a newer release (format version {found}, this release reads {VERSION}) and nothing of it can be read: {reason}; nothing of it was changed. Run that release on this node again, or drain the node with it first"
     )]
     Newer {
         /// Its version.
         found: u32,
+        /// What cannot be read.
+        reason: String,
+        /// Its place in the order of copies.
+        sequence: u64,
     },
     /// Fewer or more bytes than the header says.
     #[error("it has {found} bytes of content where its header says {wanted}")]
@@ -53,7 +89,7 @@ pub enum CheckpointError {
     Content(String),
 }
 
-fn checksum(content: &[u8]) -> String {
+pub(crate) fn checksum(content: &[u8]) -> String {
     Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
@@ -67,6 +103,7 @@ const ROOM: usize = 4 << 10;
 #[derive(Debug)]
 pub struct Content {
     text: Vec<u8>,
+    version: u32,
     sequence: u64,
 }
 
@@ -96,7 +133,7 @@ impl Content {
     fn header(&self, bytes: usize) -> Result<Vec<u8>, serde_json::Error> {
         serde_json::to_vec(&Header {
             format: MAGIC.to_owned(),
-            version: VERSION,
+            version: self.version,
             sequence: self.sequence,
             bytes,
             sha256: checksum(&self.text),
@@ -115,18 +152,64 @@ impl Content {
     }
 }
 
+/// What is written of a ledger. `claims` and the parts of a newer release are text already.
+#[derive(Serialize)]
+struct Parts<'a> {
+    claims: BTreeMap<&'a str, Box<RawValue>>,
+    #[serde(flatten)]
+    others: BTreeMap<&'a str, Box<RawValue>>,
+}
+
 /// A ledger as the content of a file.
 ///
 /// # Errors
 /// If the ledger does not serialise, which its types exclude.
 pub fn encode(ledger: &Ledger, sequence: u64) -> Result<Content, serde_json::Error> {
-    Ok(Content { text: serde_json::to_vec_pretty(ledger)?, sequence })
+    let Beside { version, release, parts } = &ledger.beside;
+    // Once nothing of the newer release is left, the file is ours again.
+    let newer = ledger.has_newer();
+    let version = version.filter(|_| newer);
+    let release = release.as_deref().filter(|_| newer).unwrap_or(env!("CARGO_PKG_VERSION"));
+    let mut claims = BTreeMap::new();
+    for (uid, record) in &ledger.claims {
+        claims.insert(uid.as_str(), text(record, version.map(|_| VERSION))?);
+    }
+    for (uid, record) in &ledger.newer {
+        claims.insert(uid.as_str(), RawValue::from_string(record.text().to_owned())?);
+    }
+    let mut others =
+        BTreeMap::from([(BINDINGS, to_raw_value(&ledger.bindings)?), (RELEASE, to_raw_value(release)?)]);
+    if !ledger.releases.is_unused() {
+        others.insert(RELEASES, to_raw_value(&ledger.releases)?);
+    }
+    if let Some(lost) = &ledger.lost {
+        others.insert(LOST, to_raw_value(lost)?);
+    }
+    // A part that this release did not understand stands as it was.
+    for (name, part) in parts {
+        others.insert(name, RawValue::from_string(part.clone())?);
+    }
+    let text = serde_json::to_vec_pretty(&Parts { claims, others })?;
+    Ok(Content { text, version: version.unwrap_or(VERSION), sequence })
+}
+
+/// A record, with what a newer release wrote into it.
+fn text(record: &Record, format: Option<u32>) -> Result<Box<RawValue>, serde_json::Error> {
+    if record.extra.is_empty() && format.is_none() {
+        return to_raw_value(record);
+    }
+    let mut value = serde_json::to_value(record)?;
+    record.extra.put_back(&mut value);
+    if let (Value::Object(fields), Some(format)) = (&mut value, format) {
+        fields.insert("format".to_owned(), format.into());
+    }
+    to_raw_value(&value)
 }
 
 /// Reads a file's bytes: ledger and sequence number.
 ///
 /// # Errors
-/// [`CheckpointError`]; the bytes are then worth nothing.
+/// [`CheckpointError`]; the bytes are then worth nothing, but those of a newer release.
 pub fn decode(bytes: &[u8]) -> Result<(Ledger, u64), CheckpointError> {
     let end = bytes.iter().position(|byte| *byte == b'\n').ok_or(CheckpointError::Header)?;
     let (head, content) = bytes.split_at(end);
@@ -135,18 +218,81 @@ pub fn decode(bytes: &[u8]) -> Result<(Ledger, u64), CheckpointError> {
     if header.format != MAGIC {
         return Err(CheckpointError::Header);
     }
-    if header.version > VERSION {
-        return Err(CheckpointError::Newer { found: header.version });
-    }
     if header.bytes != content.len() {
         return Err(CheckpointError::Truncated { wanted: header.bytes, found: content.len() });
     }
     if header.sha256 != checksum(content) {
         return Err(CheckpointError::Checksum);
     }
-    let ledger =
-        serde_json::from_slice(content).map_err(|error| CheckpointError::Content(error.to_string()))?;
+    let unreadable = |error: serde_json::Error| {
+        let reason = error.to_string();
+        if header.version > VERSION {
+            CheckpointError::Newer { found: header.version, reason, sequence: header.sequence }
+        } else {
+            CheckpointError::Content(reason)
+        }
+    };
+    let mut parts: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(content).map_err(unreadable)?;
+    let claims: BTreeMap<String, Box<RawValue>> = match parts.remove(CLAIMS) {
+        Some(claims) => serde_json::from_str(claims.get()).map_err(unreadable)?,
+        None => BTreeMap::new(),
+    };
+    let mut ledger = Ledger {
+        bindings: known(&mut parts, BINDINGS),
+        releases: known(&mut parts, RELEASES),
+        // One that is not understood is one all the same.
+        lost: parts.contains_key(LOST).then(|| known(&mut parts, LOST)),
+        ..Ledger::default()
+    };
+    let release = known(&mut parts, RELEASE);
+    // The hardware tells them anew.
+    parts.remove(BINDINGS);
+    parts.remove(LOST);
+    ledger.beside.version = (header.version > VERSION).then_some(header.version);
+    ledger.beside.parts =
+        parts.into_iter().map(|(name, part)| (name, String::from(Box::<str>::from(part)))).collect();
+    for (uid, record) in claims {
+        match record_of(&uid, record.get(), header.version) {
+            Ok(record) => drop(ledger.claims.insert(uid, record)),
+            Err(newer) => drop(ledger.newer.insert(uid, *newer)),
+        }
+    }
+    if ledger.has_newer() {
+        ledger.beside.release = release;
+    }
     Ok((ledger, header.sequence))
+}
+
+/// A part that is there and decodes is taken out; one that does not is left.
+fn known<T: DeserializeOwned + Default>(parts: &mut BTreeMap<String, Box<RawValue>>, name: &str) -> T {
+    let found = parts.get(name).and_then(|part| serde_json::from_str(part.get()).ok());
+    if found.is_some() {
+        parts.remove(name);
+    }
+    found.unwrap_or_default()
+}
+
+fn record_of(uid: &str, text: &str, version: u32) -> Result<Record, Box<NewerRecord>> {
+    #[derive(Deserialize)]
+    struct Format {
+        format: Option<u32>,
+    }
+    let newer = |why: String, readable| Box::new(NewerRecord::read(uid, text, why, readable));
+    let format =
+        serde_json::from_str::<Format>(text).ok().and_then(|record| record.format).unwrap_or(version);
+    if format > VERSION {
+        return Err(newer(format!("format version {format}"), false));
+    }
+    let fail = |error: serde_json::Error| newer(error.to_string(), true);
+    let mut record: Record = serde_json::from_str(text).map_err(fail)?;
+    if record.claim.uid != uid {
+        return Err(newer(format!("it says that its UID is {}", record.claim.uid), true));
+    }
+    let written: Value = serde_json::from_str(text).map_err(fail)?;
+    let ours = serde_json::to_value(&record).map_err(fail)?;
+    record.extra = Surplus::of(&written, &ours);
+    record.extra.forget("format");
+    Ok(record)
 }
 
 #[cfg(test)]
@@ -187,7 +333,7 @@ mod tests {
             };
             ledger.claims.insert(uid, record);
         }
-        ledger.bindings.insert(3, Binding { gpu: gpu(), since: None });
+        ledger.bindings.insert(3, Binding { gpu: gpu(), former: Default::default() });
         ledger
     }
 
@@ -252,12 +398,5 @@ mod tests {
         let again = file(&read, 2);
         let text = String::from_utf8(again).unwrap();
         assert!(text.contains("\"future\"") && text.contains("\"alsoNew\""), "{text}");
-    }
-
-    #[test]
-    fn a_newer_format_is_named_not_guessed() {
-        let bytes = file(&Ledger::default(), 1);
-        let text = String::from_utf8(bytes).unwrap().replacen("\"version\":1", "\"version\":2", 1);
-        assert_eq!(decode(text.as_bytes()), Err(CheckpointError::Newer { found: 2 }));
     }
 }

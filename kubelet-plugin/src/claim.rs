@@ -12,32 +12,15 @@ use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fmt;
 
 mod asked;
 mod error;
+mod names;
 
 pub use error::ClaimError;
-
-/// A claim as the kubelet names it.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct ClaimRef {
-    /// Namespace.
-    pub namespace: String,
-    /// Name.
-    pub name: String,
-    /// UID; a claim of the same name with another UID is another claim.
-    pub uid: String,
-}
-
-impl fmt::Display for ClaimRef {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{} (uid {})", self.namespace, self.name, self.uid)
-    }
-}
+pub use names::{ClaimRef, Consumed, ResultKey};
 
 /// Whether a UID is safe as part of a file name. Kubernetes makes UUIDs, but the text comes over a
 /// socket and ends in paths.
@@ -58,17 +41,6 @@ pub enum Settings {
     Mps(MpsConfig),
     /// Admin access.
     Admin,
-}
-
-/// What a share takes of its device (`consumedCapacity`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Consumed {
-    /// Bytes of memory.
-    pub memory_bytes: u64,
-    /// Percent of compute; 0 is best effort.
-    pub cores_percent: u8,
-    /// Slots.
-    pub slots: u64,
 }
 
 /// One allocation result that is ours.
@@ -215,19 +187,6 @@ pub fn still_allocated(object: &ResourceClaim, driver: &str, results: &[ResultKe
         })
         .collect();
     found.len() == results.len() && results.iter().all(|key| found.contains(key))
-}
-
-/// What identifies an allocation result within a claim.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ResultKey {
-    /// Request.
-    pub request: String,
-    /// Pool.
-    pub pool: String,
-    /// Device.
-    pub device: String,
-    /// Share.
-    pub share_id: Option<String>,
 }
 
 struct Entry {

@@ -7,9 +7,12 @@
 //!
 //! GPU instances that no claim has are destroyed here too, if nothing can depend on them.
 
-use crate::claim::{self, ClaimRef, still_allocated};
+mod lost;
+
+use crate::claim::{self, ClaimRef, ResultKey, still_allocated};
 use crate::events::Events;
-use crate::ledger::{Record, Retention, State};
+use crate::http::Notes;
+use crate::ledger::{Device, Record, Retention, State};
 use crate::metrics::Metrics;
 use crate::parked;
 use crate::prepare::{Node, Overview};
@@ -45,6 +48,8 @@ pub struct Collector {
     pub metrics: Metrics,
     /// Events.
     pub events: Events,
+    /// What `/healthz` names.
+    pub notes: Notes,
     /// Ledger and hardware.
     pub overview: watch::Receiver<Arc<Overview>>,
     /// Where the UIDs of vanished claims go.
@@ -84,11 +89,11 @@ impl Collector {
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut since: BTreeMap<String, Instant> = BTreeMap::new();
         let mut strangers: BTreeMap<(String, u32, u32), Instant> = BTreeMap::new();
-        let mut unaccounted: BTreeMap<String, Instant> = BTreeMap::new();
+        let mut lost = lost::Memory::default();
         loop {
             let overview = Arc::clone(&self.overview.borrow_and_update());
-            self.check_claims(&overview, &mut since).await;
-            self.check_unaccounted(&overview, &mut unaccounted).await;
+            let gone = self.check_lost(&overview, &mut lost).await;
+            self.check_claims(&overview, &mut since, gone).await;
             self.check_strangers(&overview, &mut strangers).await;
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -97,7 +102,13 @@ impl Collector {
         }
     }
 
-    async fn check_claims(&self, overview: &Overview, since: &mut BTreeMap<String, Instant>) {
+    /// `gone` are claims that have vanished besides.
+    async fn check_claims(
+        &self,
+        overview: &Overview,
+        since: &mut BTreeMap<String, Instant>,
+        gone: BTreeSet<String>,
+    ) {
         let (parked, settled): (Vec<&Record>, Vec<&Record>) = overview
             .ledger
             .claims
@@ -111,7 +122,7 @@ impl Collector {
         }
         for record in &settled {
             let uid = &record.claim.uid;
-            match self.standing(record).await {
+            match self.standing(&record.claim, &record.keys()).await {
                 Standing::Unknown => {}
                 Standing::Allocated { kept } => {
                     since.remove(uid);
@@ -120,14 +131,30 @@ impl Collector {
                 Standing::Vanished => {
                     if !since.contains_key(uid) {
                         since.insert(uid.clone(), Instant::now());
-                        self.say_vanished(record);
+                        self.say_vanished(&record.claim, record.devices.iter());
                     }
                 }
             }
         }
-        since.retain(|uid, _| settled.iter().any(|record| &record.claim.uid == uid));
+        // Those of a newer release are for it to give back.
+        let newer = overview.ledger.newer.values().filter(|record| !record.claim.namespace.is_empty());
+        for (record, devices) in newer.filter_map(|record| Some((record, record.devices()?))) {
+            let uid = &record.claim.uid;
+            match self.standing(&record.claim, &record.keys()).await {
+                Standing::Unknown => {}
+                Standing::Allocated { .. } => drop(since.remove(uid)),
+                Standing::Vanished => {
+                    if since.insert(uid.clone(), Instant::now()).is_none() {
+                        self.say_vanished(&record.claim, devices.iter());
+                    }
+                }
+            }
+        }
+        since.retain(|uid, _| {
+            overview.ledger.newer.contains_key(uid) || settled.iter().any(|record| &record.claim.uid == uid)
+        });
         self.metrics.vanished_claims.set(i64::try_from(since.len()).unwrap_or(i64::MAX));
-        let uids: BTreeSet<String> = since.keys().cloned().collect();
+        let uids: BTreeSet<String> = since.keys().cloned().chain(gone).collect();
         self.vanished.send_if_modified(|current| {
             let changed = **current != uids;
             if changed {
@@ -158,33 +185,32 @@ impl Collector {
         }
     }
 
-    fn say_vanished(&self, record: &Record) {
-        let devices: Vec<&str> = record.devices.iter().map(|device| device.device.as_str()).collect();
+    fn say_vanished<'a>(&self, claim: &ClaimRef, devices: impl Iterator<Item = &'a Device>) {
+        let devices: Vec<&str> = devices.map(|device| device.device.as_str()).collect();
         self.events.node_warning(
             reasons::CLAIM_VANISHED,
             format!(
-                "claim {} is gone or allocated otherwise while {} is still prepared for it; the devices are \
+                "claim {claim} is gone or allocated otherwise while {} is still prepared for it; the devices are \
                  kept out of allocation until they are unprepared",
-                record.claim,
                 devices.join(", ")
             ),
         );
     }
 
     /// Asks the API's cache, and the store itself before anything is believed to be gone.
-    async fn standing(&self, record: &Record) -> Standing {
-        match self.look(record, &GetParams::any()).await {
-            Standing::Vanished => self.look(record, &GetParams::default()).await,
+    async fn standing(&self, claim: &ClaimRef, keys: &[ResultKey]) -> Standing {
+        match self.look(claim, keys, &GetParams::any()).await {
+            Standing::Vanished => self.look(claim, keys, &GetParams::default()).await,
             other => other,
         }
     }
 
-    async fn look(&self, record: &Record, params: &GetParams) -> Standing {
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &record.claim.namespace);
-        match timeout(API_TIMEOUT, api.get_with(&record.claim.name, params)).await {
+    async fn look(&self, claim: &ClaimRef, keys: &[ResultKey], params: &GetParams) -> Standing {
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
+        match timeout(API_TIMEOUT, api.get_with(&claim.name, params)).await {
             Ok(Ok(object)) => {
-                let same = object.metadata.uid.as_deref() == Some(&record.claim.uid);
-                if same && still_allocated(&object, &self.driver, &record.keys()) {
+                let same = object.metadata.uid.as_deref() == Some(&claim.uid);
+                if same && still_allocated(&object, &self.driver, keys) {
                     Standing::Allocated { kept: claim::hold(&object).is_some() }
                 } else {
                     Standing::Vanished
@@ -192,7 +218,7 @@ impl Collector {
             }
             Ok(Err(kube::Error::Api(status))) if status.code == 404 => Standing::Vanished,
             Ok(Err(error)) => {
-                tracing::debug!(claim.uid = %record.claim.uid, %error, "cannot ask for the claim");
+                tracing::debug!(claim.uid = %claim.uid, %error, "cannot ask for the claim");
                 Standing::Unknown
             }
             Err(_) => Standing::Unknown,
@@ -236,62 +262,6 @@ impl Collector {
         }
     }
 
-    /// Gives back claims without a record that nobody can be using any more, after the grace period. Which pod
-    /// uses them is not known, only their UIDs are: a claim that the API has by that UID is in use, and so is every
-    /// one while a pod of this node names a claim that the API does not have.
-    async fn check_unaccounted(&self, overview: &Overview, since: &mut BTreeMap<String, Instant>) {
-        since.retain(|uid, _| overview.unaccounted.iter().any(|lost| lost.uid == *uid));
-        self.metrics.unaccounted_claims.set(i64::try_from(overview.unaccounted.len()).unwrap_or(i64::MAX));
-        if overview.unaccounted.is_empty() {
-            return;
-        }
-        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
-        let pods: Api<Pod> = Api::all(self.client.clone());
-        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
-        // Pods first: a claim that one of them names was made before it.
-        let Ok(Ok(pods)) = timeout(API_TIMEOUT, pods.list(&here)).await else { return };
-        let Ok(Ok(claims)) = timeout(API_TIMEOUT, claims.list(&ListParams::default())).await else { return };
-        let uids: BTreeSet<&str> =
-            claims.items.iter().filter_map(|claim| claim.metadata.uid.as_deref()).collect();
-        let names: BTreeSet<(&str, &str)> = claims
-            .items
-            .iter()
-            .filter_map(|claim| Some((claim.metadata.namespace.as_deref()?, claim.metadata.name.as_deref()?)))
-            .collect();
-        let in_doubt = pods.items.iter().any(|pod| {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            may_run(pod) && claims_of(pod).any(|name| !names.contains(&(namespace, name)))
-        });
-        for lost in &overview.unaccounted {
-            if in_doubt || uids.contains(lost.uid.as_str()) {
-                since.remove(&lost.uid);
-                continue;
-            }
-            if since.entry(lost.uid.clone()).or_insert_with(Instant::now).elapsed() < self.grace {
-                continue;
-            }
-            let (node, uid) = (Arc::clone(&self.node), lost.uid.clone());
-            match tokio::task::spawn_blocking(move || node.give_up(&uid, Timestamp::now())).await {
-                Ok(Ok(_)) => {
-                    self.metrics.collected_claims.inc();
-                    self.events.node_normal(
-                        reasons::CLAIM_COLLECTED,
-                        format!(
-                            "released the files of the claim with UID {}, which is gone, used by no pod of this node, \
-                             and of which the checkpoint has no record",
-                            lost.uid
-                        ),
-                    );
-                    self.changed.notify_one();
-                }
-                Ok(Err(error)) => {
-                    tracing::warn!(claim.uid = lost.uid, %error, "cannot release a claim without a record")
-                }
-                Err(error) => tracing::error!(claim.uid = lost.uid, %error, "releasing ended abnormally"),
-            }
-        }
-    }
-
     async fn check_strangers(
         &self,
         overview: &Overview,
@@ -312,6 +282,10 @@ impl Collector {
                 );
                 continue;
             };
+            // Of what is lost nobody knows yet what belongs to it.
+            if overview.ledger.lost.is_some() {
+                continue;
+            }
             if !self.destroy_unknown || first_seen.elapsed() < self.interval / 2 {
                 continue;
             }

@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 pub const CLASS: &str = "claim";
 /// What the names of variables that name a device of ours begin with; the value is `<device>=<UUID>`.
 pub const DEVICE_ENV: &str = "ALIQUOT_DEVICE_";
+/// What the names of HAMi's variables for a limit of memory begin with.
+const INDEXED_MEMORY_ENV: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
 /// Where containers find quota files.
 pub const QUOTA_DIR: &str = "/run/aliquot/quota";
 /// Where containers find regions.
@@ -26,6 +28,9 @@ pub const LIMITER_DIR: &str = "/usr/local/lib/aliquot";
 pub const PRELOAD: &str = "libaliquot_preload.so";
 /// The limiter's core.
 pub const CORE: &str = "libaliquot_core.so";
+
+/// What our hooks are called: the first of their arguments.
+const HOOK: &str = "aliquot-oci-hook";
 
 /// The whole environment of our hooks. Without one, runc up to 1.2 runs them with the container's.
 pub const HOOK_ENV: [&str; 1] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"];
@@ -87,6 +92,34 @@ pub fn spec_name(driver: &str, uid: &str) -> String {
 /// What the names of all our spec files start with.
 pub fn spec_prefix(driver: &str) -> String {
     format!("{driver}-{CLASS}-")
+}
+
+/// Whether a spec of ours has HAMi's indexed variables.
+pub fn is_indexed(spec: &Spec) -> bool {
+    let names = spec.devices.iter().flat_map(|device| device.container_edits.environment());
+    names.into_iter().any(|(name, _)| name.starts_with(INDEXED_MEMORY_ENV))
+}
+
+/// Gives hooks of ours without an environment the one that they are to have, and all of them today's path. Returns
+/// whether anything changed.
+pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
+    let Spec { devices, container_edits, .. } = spec;
+    let all = devices.iter_mut().map(|device| &mut device.container_edits).chain([container_edits]);
+    let mut changed = false;
+    for hook in all.flat_map(|edits| &mut edits.hooks) {
+        if hook.args.first().is_none_or(|name| name != HOOK) {
+            continue;
+        }
+        if hook.env.is_empty() {
+            hook.env = HOOK_ENV.map(str::to_owned).into();
+            changed = true;
+        }
+        if let Some(path) = path.map(Path::to_string_lossy).filter(|path| *path != hook.path) {
+            hook.path = path.into_owned();
+            changed = true;
+        }
+    }
+    changed
 }
 
 /// The spec of a claim.
@@ -184,7 +217,7 @@ fn share_env(edits: &mut ContainerEdits, device: &Device, share: &Share, tail: &
     );
     if indexed {
         let mebibytes = consumed.memory_bytes >> 20;
-        edits.set_env(&format!("CUDA_DEVICE_MEMORY_LIMIT_{order}"), &format!("{mebibytes}m"));
+        edits.set_env(&format!("{INDEXED_MEMORY_ENV}{order}"), &format!("{mebibytes}m"));
         if consumed.cores_percent > 0 {
             edits.set_env(&format!("CUDA_DEVICE_SM_LIMIT_{order}"), &consumed.cores_percent.to_string());
         }
@@ -223,7 +256,7 @@ fn mount_limiter(
             hook_name: HookName::CreateContainer,
             path: hook.to_string_lossy().into_owned(),
             args: vec![
-                "aliquot-oci-hook".to_owned(),
+                HOOK.to_owned(),
                 "create-container".to_owned(),
                 "--limiter".to_owned(),
                 format!("{inside}/{PRELOAD}"),

@@ -219,7 +219,7 @@ mod tests {
         let mut faults = Faults::default();
         let gpu = h100(3).uuid;
         let mut overview = Overview::default();
-        overview.ledger.bind([(3, gpu.clone())], Timestamp::UNIX_EPOCH);
+        overview.ledger.bind([(3, gpu.clone())]);
         let judged = |faults: &Faults, overview: &Overview| {
             judge(&[DeviceName::gpu(3)], overview, faults, Timestamp::UNIX_EPOCH).remove(0).fault
         };

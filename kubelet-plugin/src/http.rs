@@ -7,6 +7,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::net::TcpListener;
@@ -23,6 +25,24 @@ pub struct Readiness {
     pub published: AtomicBool,
     /// Calls to the driver; those that are late are named by `/healthz`.
     pub calls: Calls,
+    /// What else `/healthz` names.
+    pub notes: Notes,
+}
+
+/// What is not as it should be, and no reason to end: named by `/healthz`.
+#[derive(Debug, Clone, Default)]
+pub struct Notes(Arc<Mutex<BTreeMap<&'static str, Vec<String>>>>);
+
+impl Notes {
+    /// What there is to say about a matter from now on.
+    pub fn set(&self, about: &'static str, notes: Vec<String>) {
+        self.0.lock().insert(about, notes);
+    }
+
+    /// All of them.
+    pub fn all(&self) -> Vec<String> {
+        self.0.lock().values().flatten().cloned().collect()
+    }
 }
 
 impl Readiness {
@@ -67,6 +87,7 @@ pub async fn serve(
 async fn healthy(State(shared): State<Shared>) -> String {
     let stuck = shared.readiness.calls.stuck();
     let lines = std::iter::once("ok".to_owned()).chain(stuck.iter().map(ToString::to_string));
+    let lines = lines.chain(shared.readiness.notes.all());
     lines.collect::<Vec<_>>().join("\n")
 }
 

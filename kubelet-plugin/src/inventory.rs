@@ -2,6 +2,7 @@
 
 use crate::events::Events;
 use crate::health::Faults;
+use crate::http::Notes;
 use crate::metrics::{GpuFault, Kind, Metrics};
 use crate::prepare::{Node, Overview};
 use crate::reasons;
@@ -30,6 +31,8 @@ pub struct Watcher {
     pub overview: watch::Sender<Arc<Overview>>,
     /// Where errors of GPUs go.
     pub faults: watch::Sender<Arc<Faults>>,
+    /// What `/healthz` names.
+    pub notes: Notes,
     /// Wakes us after a change of the ledger.
     pub changed: Arc<Notify>,
     /// Look at least this often.
@@ -75,7 +78,7 @@ impl Watcher {
     /// One look; `None` if lock or checkpoint could not be had.
     async fn look(&self, reported: &mut BTreeSet<String>) -> Option<Arc<Overview>> {
         let node = Arc::clone(&self.node);
-        let looked = tokio::task::spawn_blocking(move || node.overview(Timestamp::now())).await;
+        let looked = tokio::task::spawn_blocking(move || node.overview()).await;
         let (overview, error) = match looked {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => {
@@ -98,11 +101,45 @@ impl Watcher {
             }));
             self.say_once(reported, &seen, reasons::GPU_UNREADABLE);
         }
+        self.say_state(reported, &mut seen, &overview);
         *reported = seen;
         self.measure(&overview);
         let overview = Arc::new(overview);
         self.overview.send_replace(Arc::clone(&overview));
         Some(overview)
+    }
+
+    /// Damage of the checkpoint, and what a newer release left in it.
+    fn say_state(&self, reported: &BTreeSet<String>, seen: &mut BTreeSet<String>, overview: &Overview) {
+        for damage in self.node.store.take_damage() {
+            self.events.node_warning(reasons::CHECKPOINT_DAMAGED, damage.to_string());
+        }
+        let ledger = &overview.ledger;
+        let release = ledger.beside.release_or_unknown();
+        let newer: BTreeSet<String> = ledger
+            .newer
+            .values()
+            .map(|record| {
+                format!(
+                    "claim {} was written by a newer release ({release}) and is kept as it is, with the hardware that it \
+                     holds, until that release runs here again or the claim is unprepared; not understood: {}",
+                    record.claim,
+                    record.why()
+                )
+            })
+            .collect();
+        self.say_once(reported, &newer, reasons::CHECKPOINT_NEWER);
+        self.notes.set("newer", newer.iter().cloned().collect());
+        seen.extend(newer);
+        let lost = ledger.lost.as_ref().map(|lost| {
+            format!(
+                "the checkpoint was lost ({}); until API, CDI specs and hardware agree nothing unknown is removed, and \
+                 GPUs of {} claims without a record take no other claim",
+                lost.reason,
+                overview.unaccounted.len()
+            )
+        });
+        self.notes.set("lost", lost.into_iter().collect());
     }
 
     fn say_once(&self, before: &BTreeSet<String>, now: &BTreeSet<String>, reason: &str) {
@@ -118,6 +155,8 @@ impl Watcher {
             self.metrics.unreadable_gpus.set(count(inventory.unreadable.len()));
         }
         self.metrics.foreign_instances.set(count(overview.foreign.len()));
+        self.metrics.newer_claims.set(count(overview.ledger.newer.len()));
+        self.metrics.ledger_lost.set(i64::from(overview.ledger.lost.is_some()));
         self.metrics
             .prepared_claims
             .set(count(overview.ledger.claims.values().filter(|record| !record.is_parked()).count()));

@@ -3,15 +3,26 @@
 //! The ledger is the last line of defence (design.md, "Who allocates", rule 8): whatever an allocator
 //! or a race says, nothing is prepared that overlaps something prepared.
 
+// The fuzzer of the checkpoint has this file without the rest of the agent (`e2e/fuzz`).
+#[path = "ledger/former.rs"]
+mod former;
+#[path = "ledger/lost.rs"]
+mod lost;
+#[path = "ledger/newer.rs"]
+mod newer;
+
+pub use former::{Former, Given};
+pub use lost::{Lost, Running};
+pub use newer::NewerRecord;
+
+use crate::checkpoint::Surplus;
 use crate::claim::{ClaimRef, Consumed, ResultKey};
 use crate::plan::Step;
 use crate::releases::{Charge, Releases};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid, LiveMig, MigUuid, Placement, ProfileName};
-use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// How far a claim is.
@@ -263,8 +274,8 @@ pub struct Record {
     /// What was done, in order; the inverses in reverse order undo it.
     pub steps: Vec<Step>,
     /// What a newer release wrote beside it.
-    #[serde(flatten)]
-    pub extra: BTreeMap<String, Value>,
+    #[serde(skip)]
+    pub extra: Surplus,
 }
 
 impl Record {
@@ -298,81 +309,117 @@ impl Record {
     }
 }
 
-/// Which GPU a minor number means, and since when.
+/// Which GPU a minor number means.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Binding {
     /// The GPU.
     pub gpu: GpuUuid,
-    /// Since when; absent if it never meant another.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub since: Option<Timestamp>,
+    /// Who was given the GPU that it meant before.
+    #[serde(default, skip_serializing_if = "Former::is_empty")]
+    pub former: Former,
 }
 
-/// Everything that this node holds.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
+/// Everything that this node holds. How it is written down: [`crate::checkpoint`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ledger {
     /// By claim UID.
-    #[serde(default)]
     pub claims: BTreeMap<String, Record>,
+    /// Records that only a newer release understands, by claim UID.
+    pub newer: BTreeMap<String, NewerRecord>,
     /// By minor number.
-    #[serde(default)]
     pub bindings: BTreeMap<u32, Binding>,
     /// What was released and is not acknowledged.
-    #[serde(default, skip_serializing_if = "Releases::is_unused")]
     pub releases: Releases,
+    /// Set from the loss of a checkpoint until everything is accounted for again.
+    pub lost: Option<Lost>,
     /// What a newer release wrote beside it.
-    #[serde(flatten)]
-    pub extra: BTreeMap<String, Value>,
+    pub beside: Beside,
+}
+
+/// What of a checkpoint only a newer release understands, apart from claims.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Beside {
+    /// Version of the format that it wrote, if that is higher than ours.
+    pub version: Option<u32>,
+    /// The release that wrote it.
+    pub release: Option<String>,
+    /// Parts of the checkpoint, as they are on disk.
+    pub parts: BTreeMap<String, String>,
+}
+
+impl Beside {
+    /// The release that wrote what is not understood, for people.
+    pub fn release_or_unknown(&self) -> &str {
+        self.release.as_deref().unwrap_or("(newer, it does not say which)")
+    }
+}
+
+/// Who holds a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Holder<'a> {
+    /// The claim.
+    pub claim: &'a ClaimRef,
+    /// How far it is, for messages.
+    pub standing: &'static str,
 }
 
 impl Ledger {
+    /// Whether the checkpoint has anything of this claim.
+    pub fn has(&self, uid: &str) -> bool {
+        self.claims.contains_key(uid) || self.newer.contains_key(uid)
+    }
+
+    /// Whether there is anything that only a newer release understands.
+    pub fn has_newer(&self) -> bool {
+        !self.newer.is_empty() || !self.beside.parts.is_empty()
+    }
+
+    /// All devices that are held, and who holds them.
+    pub fn held(&self) -> impl Iterator<Item = (Holder<'_>, &Device)> {
+        let known = self.claims.values().flat_map(|record| {
+            let holder = Holder { claim: &record.claim, standing: record.standing() };
+            record.devices.iter().map(move |device| (holder, device))
+        });
+        let newer = self.newer.values().flat_map(|record| {
+            let holder = Holder { claim: &record.claim, standing: "held by a newer release" };
+            record.devices().unwrap_or_default().iter().map(move |device| (holder, device))
+        });
+        known.chain(newer)
+    }
+
     /// Devices of other claims on a GPU.
     pub fn others<'a>(
         &'a self,
         uid: &'a str,
         gpu: &'a GpuUuid,
-    ) -> impl Iterator<Item = (&'a Record, &'a Device)> + 'a {
-        self.claims
-            .values()
-            .filter(move |record| record.claim.uid != uid)
-            .flat_map(|record| record.devices.iter().map(move |device| (record, device)))
-            .filter(move |(_, device)| &device.gpu == gpu)
+    ) -> impl Iterator<Item = (Holder<'a>, &'a Device)> + 'a {
+        self.held().filter(move |(holder, device)| holder.claim.uid != uid && &device.gpu == gpu)
     }
 
     /// Whether any claim has a partition that covers this instance.
     pub fn knows(&self, live: &LiveMig) -> bool {
-        self.claims
+        let known = self
+            .claims
             .values()
             .flat_map(|record| &record.devices)
             .filter(|device| device.gpu == live.parent)
             .filter_map(|device| device.partition.as_ref())
-            .any(|partition| partition.placement.overlaps(live.placement))
+            .any(|partition| partition.placement.overlaps(live.placement));
+        known || self.newer.values().any(|record| record.may_have(live))
     }
 
     /// Notes which GPU each minor number means now. Returns whether anything changed.
-    pub fn bind(&mut self, gpus: impl IntoIterator<Item = (u32, GpuUuid)>, now: Timestamp) -> bool {
+    pub fn bind(&mut self, gpus: impl IntoIterator<Item = (u32, GpuUuid)>) -> bool {
         let mut changed = false;
         for (minor, gpu) in gpus {
-            match self.bindings.get_mut(&minor) {
-                // A time to come was written while our clock was ahead: it says nothing of when that was, and
-                // would refuse every claim until then.
-                Some(binding) if binding.gpu == gpu => {
-                    if binding.since.is_some_and(|since| since > now) {
-                        binding.since = Some(now);
-                        changed = true;
-                    }
-                }
-                Some(binding) => {
-                    *binding = Binding { gpu, since: Some(now) };
-                    changed = true;
-                }
-                None => {
-                    self.bindings.insert(minor, Binding { gpu, since: None });
-                    changed = true;
-                }
-            }
+            let former = match self.bindings.get(&minor) {
+                Some(binding) if binding.gpu == gpu => continue,
+                Some(_) => Former::NotAsked,
+                None => Former::default(),
+            };
+            self.bindings.insert(minor, Binding { gpu, former });
+            changed = true;
         }
         changed
     }

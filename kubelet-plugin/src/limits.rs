@@ -116,15 +116,12 @@ fn refusal(ledger: &Ledger, place: &Place, granted: Option<Limit>, gpus: &[GpuIn
     };
     let mut wanted = device.clone();
     wanted.share.as_mut()?.granted = granted;
-    let others = ledger.claims.iter().flat_map(|(uid, record)| {
-        record.devices.iter().enumerate().map(move |(at, device)| (uid, at, device))
-    });
-    let others = others.filter(|(uid, at, other)| {
+    let others = ledger.held().filter(|(holder, other)| {
         other.gpu == device.gpu
             && other.kind() == Some(DeviceKind::Share)
-            && (uid.as_str(), *at) != (place.0.as_str(), place.1)
+            && (&holder.claim.uid, &other.result_id) != (&place.0, &device.result_id)
     });
-    let all = others.map(|(_, _, other)| other).chain([&wanted]).filter_map(Device::reserved);
+    let all = others.map(|(_, other)| other).chain([&wanted]).filter_map(Device::reserved);
     let (memory, cores) = all.fold((0u64, 0u64), |(memory, cores), reserved| {
         (
             memory.saturating_add(reserved.memory_bytes),

@@ -126,8 +126,14 @@ pub struct Metrics {
     pub prepared_devices: Family<Kind, Gauge>,
     /// Claims in the ledger that the API does not know any more.
     pub vanished_claims: Gauge,
-    /// Claims without a record in the ledger whose CDI specs are here.
+    /// Claims without a record in the ledger that pods may be using.
     pub unaccounted_claims: Gauge,
+    /// Claims in the ledger whose records only a newer release understands.
+    pub newer_claims: Gauge,
+    /// 1 from the loss of the checkpoint until everything is accounted for again.
+    pub ledger_lost: Gauge,
+    /// Claims whose records were made anew after a loss.
+    pub rebuilt_claims: Counter,
     /// Entries of the trash that cannot be removed.
     pub trash_stuck: Gauge,
     /// Vanished claims that the agent released itself.
@@ -156,6 +162,8 @@ pub struct Metrics {
     pub server_features: Family<Gate, Gauge>,
     /// 1 for the mode that is published.
     pub mode: Family<Mode, Gauge>,
+    /// When the hand-over to the controller that is under way ends at the latest, in seconds of Unix time; 0 without one.
+    pub hand_over_until: Gauge,
     /// Quota of shares in bytes.
     pub share_quota: Family<ShareLabels, Gauge>,
     /// Bytes that shares have charged.
@@ -192,6 +200,9 @@ impl Default for Metrics {
             prepared_devices: Family::default(),
             vanished_claims: Gauge::default(),
             unaccounted_claims: Gauge::default(),
+            newer_claims: Gauge::default(),
+            ledger_lost: Gauge::default(),
+            rebuilt_claims: Counter::default(),
             trash_stuck: Gauge::default(),
             collected_claims: Counter::default(),
             foreign_instances: Gauge::default(),
@@ -206,6 +217,7 @@ impl Default for Metrics {
             publish_errors: Counter::default(),
             server_features: Family::default(),
             mode: Family::default(),
+            hand_over_until: Gauge::default(),
             share_quota: Family::default(),
             share_used: Family::default(),
             share_refused: Family::default(),
@@ -238,8 +250,23 @@ impl Default for Metrics {
         );
         registry.register(
             "unaccounted_claims",
-            "Claims whose records the checkpoint has lost and whose CDI specs are here",
+            "Claims whose records the checkpoint has lost and that pods may be using",
             m.unaccounted_claims.clone(),
+        );
+        registry.register(
+            "newer_claims",
+            "Claims in the checkpoint whose records only a newer release understands",
+            m.newer_claims.clone(),
+        );
+        registry.register(
+            "ledger_lost",
+            "1 from the loss of the checkpoint until everything is accounted for again",
+            m.ledger_lost.clone(),
+        );
+        registry.register(
+            "rebuilt_claims",
+            "Claims whose records were made anew after the checkpoint was lost",
+            m.rebuilt_claims.clone(),
         );
         registry.register(
             "trash_stuck",
@@ -277,6 +304,11 @@ impl Default for Metrics {
             "server_feature",
             "1 if the API server keeps what this feature gate guards",
             m.server_features.clone(),
+        );
+        registry.register(
+            "hand_over_until_timestamp_seconds",
+            "When the hand-over to the controller that is under way ends at the latest; 0 without one",
+            m.hand_over_until.clone(),
         );
         registry.register("allocator_mode", "1 for the mode that is published", m.mode.clone());
         registry.register("share_quota_bytes", "Memory quota of a share", m.share_quota.clone());

@@ -21,16 +21,19 @@
 //!
 //! Scheduler to controller:
 //! 1. The agent publishes value `hand-over`. kube-scheduler allocates nothing new from then on.
-//! 2. It waits `--scheduler-timeouts` (filter and bind time-outs), after which no allocation that was
-//!    decided before can still be written.
-//! 3. It publishes the taint with an empty value. The controller counts every claim that it sees.
+//! 2. It notes on the first slice when that ends at the latest: after `--scheduler-timeouts` (filter and bind
+//!    time-outs) no allocation that was decided before can still be written. The controller, which sees that,
+//!    looks whether kube-scheduler has anything under way that could take devices of the pool; once it has
+//!    not, it sets the Node's annotation `aliquot.dev/scheduler-idle` to the generation of the pool.
+//! 3. When it sees that of `g` or higher, or the time is over, it publishes the taint with an empty value. The
+//!    controller counts every claim that it sees.
 //!
 //! A change of mind during a hand-over goes straight back to where it came from: the other side never
 //! began. The phase is kept on disk, so a restart goes on where it was; where it is unknown from where a
 //! hand-over came, both conditions are waited for.
 //!
 //! Pool generations never go back: the agent keeps the highest one on disk and starts above whatever the
-//! slices and the Node's acknowledgement say, so an old acknowledgement is never taken for a new one.
+//! slices and the Node's annotations say, so what was said of an old hand-over is never taken for a new one.
 
 use aliquot_model::layout::AllocatorMode;
 use clap::ValueEnum;
@@ -107,6 +110,16 @@ impl Phase {
             Self::HandOver { .. } => AllocatorMode::HandOver,
         }
     }
+
+    /// When kube-scheduler is waited for no longer, where a published hand-over waits for it.
+    pub fn until(&self, waits: &Waits) -> Option<Timestamp> {
+        match self {
+            Self::HandOver { from, published: Some(published) } if *from != Some(Target::Controller) => {
+                Some(after(published.at, waits.scheduler))
+            }
+            _ => None,
+        }
+    }
 }
 
 /// What is known of the world.
@@ -118,6 +131,8 @@ pub struct Observed {
     pub now: Timestamp,
     /// Generation in the Node's acknowledgement.
     pub acknowledged: Option<i64>,
+    /// Generation for which the controller found kube-scheduler idle.
+    pub scheduler_idle: Option<i64>,
     /// Since when the controller has been absent without interruption; `None` while it is there or while
     /// that cannot be told.
     pub controller_absent_since: Option<Timestamp>,
@@ -150,10 +165,13 @@ pub fn next(phase: Phase, observed: &Observed, waits: &Waits) -> (Phase, Option<
                 }
                 !due
             };
-            let scheduler_done =
-                from == Some(Target::Controller) || wait_until(after(published.at, waits.scheduler));
+            // A later generation is of the same hand-over: another one would have been published anew.
+            let is_of_this = |generation: Option<i64>| generation.is_some_and(|g| g >= published.generation);
+            let scheduler_done = from == Some(Target::Controller)
+                || is_of_this(observed.scheduler_idle)
+                || wait_until(after(published.at, waits.scheduler));
             let controller_done = from == Some(Target::Scheduler)
-                || observed.acknowledged.is_some_and(|generation| generation >= published.generation)
+                || is_of_this(observed.acknowledged)
                 || observed
                     .controller_absent_since
                     .is_some_and(|since| wait_until(after(since.max(published.at), waits.absent_controller)));
@@ -164,6 +182,12 @@ pub fn next(phase: Phase, observed: &Observed, waits: &Waits) -> (Phase, Option<
             }
         }
     }
+}
+
+/// A time in the words of the API, rounded up to a second: for what ends then at the latest.
+pub fn stated(time: Timestamp) -> String {
+    let up = SignedDuration::from_nanos(999_999_999);
+    time.checked_add(up).unwrap_or(time).strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 fn after(time: Timestamp, wait: Duration) -> Timestamp {

@@ -3,132 +3,18 @@
 
 mod checks;
 mod refusal;
+mod step;
 
 pub use refusal::{PlanError, Refusal};
+pub use step::{Step, Undo};
 
 use crate::claim::{Allocated, Request, Settings};
+use crate::former::{Former, Given};
 use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
-use aliquot_model::{
-    DeviceKind, DeviceName, GpuInfo, GpuUuid, LiveMig, MigCapability, Placement, ProfileName,
-};
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use aliquot_model::{DeviceKind, DeviceName, GpuInfo, LiveMig, MigCapability};
 use std::fmt;
-
-/// One change of the node. Each has an [`inverse`](Step::inverse) that is right from whatever state a
-/// crash left: before, in the middle of or after the step.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
-pub enum Step {
-    /// Switch MIG mode of a board that needs no reset for it.
-    SwitchMig {
-        /// GPU.
-        gpu: GpuUuid,
-        /// Wanted mode.
-        on: bool,
-    },
-    /// Create a GPU instance at exactly this place, and its compute instance.
-    CreatePartition {
-        /// GPU.
-        gpu: GpuUuid,
-        /// Profile's lgip id.
-        profile_id: u32,
-        /// Profile's name, for people.
-        profile: ProfileName,
-        /// Place.
-        placement: Placement,
-    },
-    /// Set the time slice of a GPU.
-    SetTimeSlice {
-        /// GPU.
-        gpu: GpuUuid,
-        /// Interval.
-        interval: TimeSliceInterval,
-    },
-    /// Make a share's directories with quota and region.
-    MakeShare {
-        /// Result id; the quota is in the record's device.
-        result_id: String,
-    },
-    /// Write the claim's CDI spec.
-    WriteSpec,
-}
-
-/// The inverse of a step. Doing it twice, or without the step, does no harm.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Undo {
-    /// Switch MIG mode off again if nothing is left on the GPU.
-    SettleMig {
-        /// GPU.
-        gpu: GpuUuid,
-    },
-    /// Destroy whatever lies at this place.
-    DestroyPartition {
-        /// GPU.
-        gpu: GpuUuid,
-        /// Place.
-        placement: Placement,
-    },
-    /// Give the GPU its default time slice again if nobody else set one.
-    ResetTimeSlice {
-        /// GPU.
-        gpu: GpuUuid,
-    },
-    /// Remove a share's directories.
-    RemoveShare {
-        /// Result id.
-        result_id: String,
-    },
-    /// Remove the claim's CDI spec.
-    RemoveSpec,
-}
-
-impl Step {
-    /// What undoes it.
-    pub fn inverse(&self) -> Undo {
-        match self {
-            Self::SwitchMig { gpu, .. } => Undo::SettleMig { gpu: gpu.clone() },
-            Self::CreatePartition { gpu, placement, .. } => {
-                Undo::DestroyPartition { gpu: gpu.clone(), placement: *placement }
-            }
-            Self::SetTimeSlice { gpu, .. } => Undo::ResetTimeSlice { gpu: gpu.clone() },
-            Self::MakeShare { result_id } => Undo::RemoveShare { result_id: result_id.clone() },
-            Self::WriteSpec => Undo::RemoveSpec,
-        }
-    }
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SwitchMig { gpu, on } => {
-                write!(f, "switch MIG mode of {gpu} {}", if *on { "on" } else { "off" })
-            }
-            Self::CreatePartition { gpu, profile, placement, .. } => {
-                write!(f, "create {profile} at {placement} on {gpu}")
-            }
-            Self::SetTimeSlice { gpu, interval } => write!(f, "set the time slice of {gpu} to {interval:?}"),
-            Self::MakeShare { result_id } => write!(f, "make share {result_id}"),
-            Self::WriteSpec => f.write_str("write the CDI spec"),
-        }
-    }
-}
-
-impl fmt::Display for Undo {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::SettleMig { gpu } => write!(f, "switch MIG mode of {gpu} off if it is empty"),
-            Self::DestroyPartition { gpu, placement } => {
-                write!(f, "destroy the partition at {placement} on {gpu}")
-            }
-            Self::ResetTimeSlice { gpu } => write!(f, "reset the time slice of {gpu}"),
-            Self::RemoveShare { result_id } => write!(f, "remove share {result_id}"),
-            Self::RemoveSpec => f.write_str("remove the CDI spec"),
-        }
-    }
-}
 
 /// What to do for a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,6 +90,7 @@ fn device(
     let order = u16::try_from(earlier.len()).unwrap_or(u16::MAX);
     let mut device = describe(request, allocated, gpu, order)?;
     if let Some(held) = device.held {
+        checks::refuse_beside_unfathomed(snapshot, request, allocated)?;
         checks::refuse_conflicts(snapshot, request, allocated, &device, held)?;
         checks::refuse_overlap_within(allocated, earlier, &device, held)?;
         checks::refuse_oversubscription(snapshot, request, allocated, gpu, earlier)?;
@@ -312,20 +199,18 @@ fn gpu_of<'a>(
         Some(device) if device.gpu != gpu.uuid => Err(other(device.gpu.to_string())),
         Some(_) => Ok(gpu),
         None => {
-            let changed = snapshot.ledger.bindings.get(&minor).and_then(|binding| binding.since);
-            match (changed, request.allocated_at) {
-                // Allocation times have whole seconds, so an allocation of that second is in doubt.
-                (Some(changed), Some(allocated_at)) if is_older(allocated_at, changed) => {
-                    Err(other("another GPU, before the node's GPUs were renumbered".to_owned()))
+            let given = Given { claim: request.claim.uid.clone(), at: request.allocated_at };
+            match snapshot.ledger.bindings.get(&minor).map(|binding| &binding.former) {
+                Some(Former::Claims(claims)) if claims.contains(&given) => {
+                    Err(other("another GPU, before the node's GPUs were exchanged or renumbered".to_owned()))
+                }
+                Some(Former::NotAsked) => {
+                    Err(Refusal::Exchanged { device: allocated.device.clone(), now: gpu.uuid.clone() })
                 }
                 _ => Ok(gpu),
             }
         }
     }
-}
-
-fn is_older(allocated_at: Timestamp, changed: Timestamp) -> bool {
-    allocated_at.as_second() < changed.as_second()
 }
 
 /// The ledger's view of a result.

@@ -14,13 +14,18 @@
 //! | `Completed`, this boot | kept; the same answer is given again |
 //! | `Completed`, earlier boot | kept; the hardware is made again when the kubelet asks |
 //! | `Completed`, parked ([`retain`]) | its instances are kept, everything else is undone again |
+//! | not understood ([`newer`]) | kept as it is |
 //!
 //! Everything here blocks; callers are on a blocking thread.
 
 mod error;
 mod facts;
+mod hooks;
 mod limit;
+mod newer;
 mod overview;
+mod processes;
+mod rebuild;
 mod recover;
 mod release;
 mod retain;
@@ -29,24 +34,25 @@ mod unaccounted;
 pub use error::{PrepareError, UnprepareError};
 pub use limit::Limited;
 pub use overview::Overview;
-pub use unaccounted::Unaccounted;
+pub use rebuild::{Conclusion, RebuildError};
+pub use unaccounted::{Named, Unaccounted};
 
 use crate::claim::{ClaimRef, Request, ResultKey};
 use crate::edits;
 use crate::execute::{Machine, StepError};
-use crate::ledger::{Ledger, Record, Retention, State};
+use crate::former::Allocations;
+use crate::ledger::{Device, Ledger, Lost, Record, Retention, State};
 use crate::partitioning::{self, Partitioning};
 use crate::plan::{self, Plan, PlanError, Snapshot, Step};
 use crate::releases::{self, Charge};
 use crate::reservation::{self, ReserveError, Reserved};
 use crate::share;
-use crate::store::{Store, StoreError};
+use crate::store::{Damage, Store, StoreError};
+use aliquot_model::GpuUuid;
 use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
-use aliquot_model::{GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
 use jiff::Timestamp;
-use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// One prepared allocation result, as the kubelet wants it.
@@ -68,9 +74,11 @@ pub struct Prepared {
 #[derive(Debug, Default)]
 pub struct Recovery {
     /// Copies of the checkpoint that could not be read.
-    pub damaged: Vec<String>,
-    /// Both copies were unreadable and were moved here.
-    pub set_aside: Vec<PathBuf>,
+    pub damaged: Vec<Damage>,
+    /// Whether none could, now or at an earlier start, so that not everything is accounted for.
+    pub lost: Option<Lost>,
+    /// Claims whose records only a newer release understands.
+    pub newer: Vec<ClaimRef>,
     /// Half-done claims that were undone.
     pub undone: Vec<ClaimRef>,
     /// Half-done claims that could not be undone yet, with the reason.
@@ -79,6 +87,8 @@ pub struct Recovery {
     pub unaccounted: Vec<Unaccounted>,
     /// Files and directories without a claim that were removed.
     pub orphans: Vec<String>,
+    /// CDI specs of earlier releases whose hooks were brought up to date.
+    pub renewed: Vec<String>,
 }
 
 /// The node as prepare and unprepare see it.
@@ -130,7 +140,17 @@ impl Node {
         let uid = &request.claim.uid;
         let _claim = self.reserve_claim(uid)?;
         let boot_id = self.boot_id()?;
-        let prior = self.record(uid)?;
+        let mut ledger = self.ledger()?;
+        if let Some(newer) = ledger.newer.remove(uid) {
+            return self.prepare_newer(&newer, &ledger, Some(request), &boot_id);
+        }
+        let prior = ledger.claims.remove(uid);
+        if prior.is_none() && self.has_spec(uid) {
+            match self.rebuild_reserved(request, &boot_id, now) {
+                Ok(record) => return self.prepare_again(record, false),
+                Err(error) => self.refuse_over(request, error)?,
+            }
+        }
         if let Some(record) = &prior {
             let (same, now_booted) = (same_results(&record.keys(), request), record.boot_id == boot_id);
             if record.is_parked() {
@@ -150,7 +170,7 @@ impl Node {
                 }
             }
         }
-        let (_gpus, facts) = self.reserve_and_read(request, prior.as_ref(), now)?;
+        let (_gpus, facts) = self.reserve_and_read(request, prior.as_ref())?;
         let facts = match &prior {
             Some(record) => {
                 self.clear_away(record, &boot_id)?;
@@ -175,10 +195,11 @@ impl Node {
         boot_id: &str,
         now: Timestamp,
     ) -> Result<Vec<Prepared>, PrepareError> {
+        let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        bind(&mut ledger, facts, now);
-        self.refuse_beside_unaccounted(request, &ledger)?;
+        bind(&mut ledger, facts);
+        self.refuse_beside_unaccounted(request, &specs, &ledger)?;
         let plan = self.decide(facts, &ledger, request, prior.as_ref())?;
         let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
@@ -196,7 +217,7 @@ impl Node {
             retention: request.hold.map(|_| Retention::Keep),
             confirmed: prior.is_some(),
             steps: plan.steps,
-            extra: prior.map(|record| record.extra).unwrap_or_default(),
+            extra: prior.map(|record| record.extra.of_the_whole()).unwrap_or_default(),
         };
         ledger.claims.insert(record.claim.uid.clone(), record.clone());
         self.machine.probe.at("before write-ahead");
@@ -213,7 +234,11 @@ impl Node {
     pub fn prepare_known(&self, uid: &str) -> Result<Option<Vec<Prepared>>, PrepareError> {
         let _claim = self.reserve_claim(uid)?;
         let boot_id = self.boot_id()?;
-        match self.record(uid)? {
+        let mut ledger = self.ledger()?;
+        if let Some(newer) = ledger.newer.remove(uid) {
+            return self.prepare_newer(&newer, &ledger, None, &boot_id).map(Some);
+        }
+        match ledger.claims.remove(uid) {
             // For a parked claim the kubelet must ask anew, and the API must say that it is allocated.
             Some(record)
                 if record.state == State::Completed && record.boot_id == boot_id && !record.is_parked() =>
@@ -239,6 +264,24 @@ impl Node {
         Ok(releases::spec(&ledger))
     }
 
+    /// Notes who was given GPUs that are no longer here, as the API said. Returns whether anything changed.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn note_former(
+        &self,
+        asked: &BTreeMap<u32, GpuUuid>,
+        allocated: &Allocations,
+    ) -> Result<bool, StoreError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let changed = ledger.note_former(asked, allocated);
+        if changed {
+            locked.save_releasing(&ledger)?;
+        }
+        Ok(changed)
+    }
+
     /// A claim's record.
     ///
     /// # Errors
@@ -260,12 +303,14 @@ impl Node {
         reservation::gpus(self.store.dir(), gpus, self.lock_timeout)
     }
 
-    /// Whether no claim holds anything here.
+    /// Whether no claim holds anything here. What a newer release left behind of a claim that was given back holds
+    /// nobody up.
     ///
     /// # Errors
     /// If lock or checkpoint cannot be had.
     pub fn is_idle(&self) -> Result<bool, StoreError> {
-        Ok(self.store.lock(self.lock_timeout)?.load()?.ledger.claims.is_empty())
+        let ledger = self.ledger()?;
+        Ok(ledger.claims.is_empty() && self.specs()?.is_empty())
     }
 
     fn decide(
@@ -415,19 +460,19 @@ impl Node {
 
     /// The kubelet's answer for a completed record.
     pub fn answer(&self, record: &Record) -> Vec<Prepared> {
+        self.answer_for(&record.claim.uid, &record.devices)
+    }
+
+    fn answer_for(&self, uid: &str, devices: &[Device]) -> Vec<Prepared> {
         let driver = &self.machine.site.driver;
-        record
-            .devices
+        devices
             .iter()
             .map(|device| Prepared {
                 request: device.request.split('/').next().unwrap_or_default().to_owned(),
                 pool: device.pool.clone(),
                 device: device.device.clone(),
                 share_id: device.share_id.clone(),
-                cdi: vec![
-                    edits::common_id(driver, &record.claim.uid),
-                    edits::device_id(driver, &device.result_id),
-                ],
+                cdi: vec![edits::common_id(driver, uid), edits::device_id(driver, &device.result_id)],
             })
             .collect()
     }
@@ -471,42 +516,6 @@ impl Node {
         }
         first.map_or(Ok(()), Err)
     }
-
-    /// Whether a process runs on the hardware of a claim, as far as that can be told: on a shared GPU a
-    /// neighbour's process looks the same. In doubt one does.
-    pub fn has_processes(&self, record: &Record) -> bool {
-        record.devices.iter().filter(|device| device.held.is_some()).any(|device| {
-            let Ok(processes) = self.machine.gpus.processes(&device.gpu) else { return true };
-            match &device.partition {
-                None => !processes.is_empty(),
-                Some(partition) => {
-                    let Ok(live) = self.machine.gpus.live_migs(&device.gpu) else { return true };
-                    let instance = live.iter().find(|mig| mig.placement == partition.placement);
-                    let Some(instance) = instance else { return false };
-                    processes.iter().any(|process| process.gpu_instance == Some(instance.gpu_instance))
-                }
-            }
-        })
-    }
-
-    /// Destroys an instance that no claim has and in which no process runs. Returns whether it was.
-    ///
-    /// # Errors
-    /// If the lock cannot be had or the GPU refuses.
-    pub fn destroy_foreign(&self, mig: &LiveMig) -> Result<bool, PrepareError> {
-        // Nobody can take the place while the GPU is reserved.
-        let _gpu = self.reserve_gpus(&BTreeSet::from([mig.parent.clone()]))?;
-        let ledger = self.ledger()?;
-        if ledger.knows(mig) || self.partitioning.get() != Partitioning::OnDemand {
-            return Ok(false);
-        }
-        let processes = self.machine.gpus.processes(&mig.parent)?;
-        if processes.iter().any(|process| process.gpu_instance == Some(mig.gpu_instance)) {
-            return Ok(false);
-        }
-        self.machine.gpus.destroy_mig(mig)?;
-        Ok(true)
-    }
 }
 
 /// GPUs whose hardware a claim's steps and their inverses change.
@@ -544,8 +553,8 @@ fn forget_attempt(ledger: &mut Ledger, mut record: Record) {
     }
 }
 
-fn bind(ledger: &mut Ledger, inventory: &Inventory, now: Timestamp) -> bool {
-    ledger.bind(inventory.gpus.iter().map(|gpu| (gpu.minor, gpu.uuid.clone())), now)
+fn bind(ledger: &mut Ledger, inventory: &Inventory) -> bool {
+    ledger.bind(inventory.gpus.iter().map(|gpu| (gpu.minor, gpu.uuid.clone())))
 }
 
 /// Whether prepared and allocated results are the same ones.

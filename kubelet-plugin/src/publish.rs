@@ -8,30 +8,32 @@
 //! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
 
 mod call;
+mod former;
 mod lease;
 mod memory;
+mod phase;
 
 pub use call::PublishError;
 
 use call::call;
 use lease::ControllerLease;
 use memory::Memory;
+use phase::published_mode;
 
 use crate::events::Events;
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
-use crate::mode::{self, Observed, Phase, Published, Target, Waits};
+use crate::mode::{Target, Waits};
 use crate::partitioning::{self, Partitioning};
 use crate::plan;
-use crate::prepare::Overview;
+use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{self as slices, Dropped, Owner};
 use aliquot_model::DeviceName;
 use aliquot_model::layout::{self, AllocatorMode, GpuState, ServerFeatures, Slice};
 use aliquot_model::names;
 use futures::{Stream, StreamExt};
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -84,6 +86,9 @@ pub struct Publisher {
     events: Events,
     metrics: Metrics,
     readiness: Arc<Readiness>,
+    node: Arc<Node>,
+    /// When it was last asked who was given GPUs that are no longer here.
+    asked_for_former: Option<Instant>,
     partitioning: partitioning::Shared,
     /// Told when that changes, for it decides which partitions are strangers.
     changed: Arc<Notify>,
@@ -103,7 +108,7 @@ type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
 
 enum Wake {
     Slices,
-    Node(Option<Box<Node>>),
+    Node(Option<Box<ApiNode>>),
 }
 
 impl std::fmt::Debug for Publisher {
@@ -121,7 +126,7 @@ impl Publisher {
         events: Events,
         metrics: Metrics,
         readiness: Arc<Readiness>,
-        partitioning: partitioning::Shared,
+        node: Arc<Node>,
         changed: Arc<Notify>,
         overview: watch::Receiver<Arc<Overview>>,
         vanished: watch::Receiver<Arc<BTreeSet<String>>>,
@@ -133,7 +138,9 @@ impl Publisher {
             events,
             metrics,
             readiness,
-            partitioning,
+            partitioning: node.partitioning.clone(),
+            node,
+            asked_for_former: None,
             changed,
             overview,
             vanished,
@@ -150,7 +157,7 @@ impl Publisher {
     pub async fn run(mut self, cancel: CancellationToken) {
         let Some(_lock) = self.stand_by(&cancel).await else { return };
         self.memory = Memory::load(&self.settings.data_dir);
-        let mut node: Option<Box<Node>> = None;
+        let mut node: Option<Box<ApiNode>> = None;
         let mut wakes = self.wakes();
         let mut retry = FIRST_RETRY;
         let mut next = Instant::now();
@@ -255,7 +262,7 @@ impl Publisher {
                 }
             }
         });
-        let nodes: Api<Node> = Api::all(self.client.clone());
+        let nodes: Api<ApiNode> = Api::all(self.client.clone());
         let config = watcher::Config::default().fields(&format!("metadata.name={}", self.settings.node));
         let node = watcher(nodes, config).default_backoff().filter_map(|event| async move {
             match event {
@@ -274,7 +281,7 @@ impl Publisher {
     }
 
     /// One look and what follows from it. Returns when to look again at the latest.
-    async fn reconcile(&mut self, node: Option<&Node>) -> Result<Option<Duration>, PublishError> {
+    async fn reconcile(&mut self, node: Option<&ApiNode>) -> Result<Option<Duration>, PublishError> {
         let overview = Arc::clone(&self.overview.borrow_and_update());
         let Some(inventory) = &overview.inventory else {
             // Without any look at the hardware, what is published stays.
@@ -282,9 +289,12 @@ impl Publisher {
         };
         let vanished = Arc::clone(&self.vanished.borrow_and_update());
         let mut held = overview.held(&vanished);
+        // Who was given the GPU from before is asked while this one is not published.
+        let not_asked = overview.ledger.not_asked();
         let gpus: Vec<GpuState> = inventory
             .gpus
             .iter()
+            .filter(|info| !not_asked.contains_key(&info.minor))
             .map(|info| GpuState {
                 info: info.clone(),
                 live: inventory.live_on(&info.uuid).cloned().collect(),
@@ -295,16 +305,18 @@ impl Publisher {
             Some(node) => node.clone(),
             None => self.get_node().await?,
         };
-        let owner = Owner {
+        let mut owner = Owner {
             driver: self.settings.driver.clone(),
             pool: names::pool_name(&self.settings.driver, &self.settings.node),
             node: self.settings.node.clone(),
             node_uid: node.metadata.uid.clone().unwrap_or_default(),
+            hand_over_until: None,
         };
         let mut features = self.features().await?;
         loop {
             let actual = self.list().await?;
             let (phase, wake) = self.decide_phase(&node, &actual, features).await?;
+            owner.hand_over_until = phase.until(&self.settings.waits);
             let options = layout::Options {
                 driver: owner.driver.clone(),
                 mode: phase.mode(),
@@ -323,12 +335,13 @@ impl Publisher {
             self.note_partitioning(features)?;
             self.note_published(&desired, phase.mode());
             let again = self.note_hand_over(&desired, phase)?;
+            self.ask_for_former(&overview, &owner.pool).await?;
             return Ok(if again { Some(Duration::ZERO) } else { wake });
         }
     }
 
-    async fn get_node(&self) -> Result<Node, PublishError> {
-        let api: Api<Node> = Api::all(self.client.clone());
+    async fn get_node(&self) -> Result<ApiNode, PublishError> {
+        let api: Api<ApiNode> = Api::all(self.client.clone());
         let node = call("read the Node", api.get_opt(&self.settings.node)).await?;
         node.ok_or_else(|| PublishError::NoNode(self.settings.node.clone()))
     }
@@ -379,82 +392,6 @@ impl Publisher {
             *known = features;
         }
         features
-    }
-
-    /// Where the pool is between the allocators.
-    async fn decide_phase(
-        &mut self,
-        node: &Node,
-        actual: &[ResourceSlice],
-        features: ServerFeatures,
-    ) -> Result<(Phase, Option<Duration>), PublishError> {
-        let label = node.metadata.labels.as_ref().and_then(|map| map.get(mode::MODE_KEY));
-        let annotations = node.metadata.annotations.as_ref();
-        let annotation = annotations.and_then(|map| map.get(mode::MODE_KEY));
-        let target =
-            mode::target(label.map(String::as_str), annotation.map(String::as_str), self.settings.mode)
-                .unwrap_or_else(|text| {
-                    self.events.node_warning(
-                        reasons::MODE_INVALID,
-                        format!(
-                            "{} of Node {} is {text:?}, neither controller nor scheduler; {:?} counts",
-                            mode::MODE_KEY,
-                            self.settings.node,
-                            self.settings.mode
-                        ),
-                    );
-                    self.settings.mode
-                });
-        if !features.taints {
-            return Ok((Phase::Settled { by: Target::Scheduler }, None));
-        }
-        let acknowledged = annotations
-            .and_then(|map| map.get(mode::ACKNOWLEDGED_KEY))
-            .and_then(|text| text.parse::<i64>().ok());
-        // An acknowledgement of a time that we have forgotten must not count for the next hand-over.
-        if let Some(acknowledged) = acknowledged.filter(|seen| *seen > self.memory.generation) {
-            self.memory.generation = acknowledged;
-        }
-        let published = published_mode(actual, &self.settings.driver);
-        let mut phase = mode::at_start(self.memory.phase, published, target);
-        let now = Timestamp::now();
-        if matches!(phase, Phase::HandOver { published: Some(_), .. }) {
-            self.lease
-                .poll(&self.client, &self.settings.lease_namespace, &self.settings.lease_name, now)
-                .await;
-        } else {
-            self.lease = ControllerLease::default();
-        }
-        let observed =
-            Observed { target, now, acknowledged, controller_absent_since: self.lease.absent_since() };
-        let (next, wake) = mode::next(phase, &observed, &self.settings.waits);
-        if next != phase {
-            tracing::info!(from = ?phase, to = ?next, "allocator mode");
-        }
-        phase = next;
-        if self.memory.phase != Some(phase) {
-            let before = self.memory.phase.replace(phase);
-            self.save_memory()?;
-            if before.is_some() {
-                self.say_phase(phase, target);
-            }
-        }
-        let wake = wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or_default());
-        let polling = matches!(phase, Phase::HandOver { .. }).then_some(lease::POLL);
-        Ok((phase, [wake, polling].into_iter().flatten().min()))
-    }
-
-    fn say_phase(&self, phase: Phase, target: Target) {
-        match phase {
-            Phase::HandOver { published: None, .. } => self.events.node_normal(
-                reasons::HAND_OVER_BEGAN,
-                format!("devices are handed over to the {target:?}; nobody allocates them until it is done"),
-            ),
-            Phase::HandOver { .. } => {}
-            Phase::Settled { by } => self
-                .events
-                .node_normal(reasons::HAND_OVER_DONE, format!("devices are allocated by the {by:?}")),
-        }
     }
 
     /// Writes the difference and says what the server dropped.
@@ -578,38 +515,8 @@ impl Publisher {
             changed
         });
     }
-
-    /// A hand-over that is now visible to all starts its clock. Returns whether to look again at once.
-    fn note_hand_over(&mut self, desired: &[Slice], phase: Phase) -> Result<bool, PublishError> {
-        let Phase::HandOver { from, published: None } = phase else { return Ok(false) };
-        if desired.iter().all(|slice| slice.devices.is_empty()) {
-            // Nothing to hand over, nobody to acknowledge it.
-            self.memory.phase = None;
-            return self.save_memory().map(|()| false);
-        }
-        let published = Some(Published { generation: self.generation, at: Timestamp::now() });
-        self.memory.phase = Some(Phase::HandOver { from, published });
-        self.save_memory()?;
-        Ok(true)
-    }
 }
 
 fn action(verb: &str, slice: &ResourceSlice) -> String {
     format!("{verb} ResourceSlice {}", slice.metadata.name.as_deref().unwrap_or_default())
-}
-
-/// Who is in charge according to the slices in the API. Mixed slices (a write that was cut off) count
-/// as a hand-over; slices without devices say nothing.
-fn published_mode(actual: &[ResourceSlice], driver: &str) -> Option<AllocatorMode> {
-    let key = names::controller_taint(driver);
-    let mut modes = actual.iter().flat_map(|slice| slice.spec.devices.iter().flatten()).map(|device| {
-        let taint = device.taints.iter().flatten().find(|taint| taint.key == key);
-        match taint.map(|taint| taint.value.as_deref().unwrap_or_default()) {
-            None => AllocatorMode::Scheduler,
-            Some(names::HAND_OVER) => AllocatorMode::HandOver,
-            Some(_) => AllocatorMode::Controller,
-        }
-    });
-    let first = modes.next()?;
-    Some(if modes.all(|mode| mode == first) { first } else { AllocatorMode::HandOver })
 }

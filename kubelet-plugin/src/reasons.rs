@@ -24,6 +24,14 @@ pub const CLAIM_VANISHED: &str = "ClaimVanished";
 pub const CLAIM_COLLECTED: &str = "VanishedClaimReleased";
 /// A copy of the checkpoint was unreadable.
 pub const CHECKPOINT_DAMAGED: &str = "CheckpointDamaged";
+/// The checkpoint has records that only a newer release understands.
+pub const CHECKPOINT_NEWER: &str = "CheckpointOfNewerRelease";
+/// The checkpoint was lost, and not everything is accounted for.
+pub const LEDGER_LOST: &str = "LedgerLost";
+/// The record of a claim was lost, and was made anew.
+pub const CLAIM_REBUILT: &str = "ClaimRecordRebuilt";
+/// Everything is accounted for again.
+pub const LEDGER_REBUILT: &str = "LedgerRebuilt";
 /// Claims are prepared whose records the checkpoint has lost.
 pub const CLAIMS_UNACCOUNTED: &str = "ClaimsWithoutRecord";
 /// The node's mode setting is not a mode.

@@ -184,7 +184,7 @@ mod tests {
             retention: None,
             confirmed: true,
             steps: Vec::new(),
-            extra: BTreeMap::new(),
+            extra: Default::default(),
         }
     }
 

@@ -10,20 +10,18 @@
 //! the process (open file description locks, fcntl_locking(2)). Two names that share a place, which 2^63 places
 //! make very unlikely, only wait for each other.
 
-use crate::store::{StoreError, io_error};
+use crate::store::{StoreError, io_error, open_lock, patiently};
 use aliquot_model::GpuUuid;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::fs::{self, File};
+use std::path::Path;
+use std::time::Duration;
 
 const FILE: &str = "operations.lock";
-const RETRY: Duration = Duration::from_millis(20);
 
 /// Why something could not be reserved.
 #[derive(Debug, thiserror::Error)]
@@ -71,35 +69,17 @@ pub fn gpus(dir: &Path, gpus: &BTreeSet<GpuUuid>, timeout: Duration) -> Result<R
 fn lock(dir: &Path, name: &str, what: &str, timeout: Duration) -> Result<File, ReserveError> {
     fs::create_dir_all(dir).map_err(io_error("create", dir))?;
     let path = dir.join(FILE);
-    let started = Instant::now();
-    let file = open(&path)?;
+    let file = open_lock(&path)?;
     let wanted = byte(place(name));
-    loop {
-        match fcntl(&file, FcntlArg::F_OFD_SETLK(&wanted)) {
-            Ok(_) => return Ok(file),
-            Err(Errno::EAGAIN | Errno::EACCES | Errno::EINTR) => {
-                if started.elapsed() >= timeout {
-                    return Err(ReserveError::Busy { what: what.to_owned(), waited: timeout });
-                }
-                std::thread::sleep(RETRY);
-            }
-            Err(errno) => {
-                let source = errno.into();
-                return Err(StoreError::Io { action: "lock", path, source }.into());
-            }
-        }
+    let taken = patiently(timeout, || match fcntl(&file, FcntlArg::F_OFD_SETLK(&wanted)) {
+        Ok(_) => Ok(Some(())),
+        Err(Errno::EAGAIN | Errno::EACCES | Errno::EINTR) => Ok(None),
+        Err(errno) => Err(StoreError::Io { action: "lock", path: path.clone(), source: errno.into() }),
+    })?;
+    match taken {
+        Some(()) => Ok(file),
+        None => Err(ReserveError::Busy { what: what.to_owned(), waited: timeout }),
     }
-}
-
-fn open(path: &PathBuf) -> Result<File, StoreError> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(io_error("open", path))
 }
 
 /// The byte that stands for a name.

@@ -1,7 +1,10 @@
 //! From the model's slices to ResourceSlice objects, and from what the API has to what must be written.
 //! Pure; [`crate::publish`] does the I/O.
 
+use crate::mode;
 use aliquot_model::layout::{Attribute, Capacity, CapacityPolicy, Device, ServerFeatures, Slice};
+use aliquot_model::names;
+use jiff::Timestamp;
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -18,6 +21,16 @@ pub struct Owner {
     pub node: String,
     /// UID of the Node object, which owns the slices.
     pub node_uid: String,
+    /// When a hand-over to the controller ends at the latest; noted on the first slice.
+    pub hand_over_until: Option<Timestamp>,
+}
+
+impl Owner {
+    /// What is noted on a slice. One slice is enough, and one is written in place: the pool stays complete.
+    fn annotations(&self, index: usize) -> Option<BTreeMap<String, String>> {
+        let until = self.hand_over_until.filter(|_| index == 0)?;
+        Some([(names::HAND_OVER_UNTIL.to_owned(), mode::stated(until))].into())
+    }
 }
 
 /// `<5-digit index>-<driver>-<node>`: names sort in the order in which kube-scheduler should try the
@@ -49,6 +62,7 @@ pub fn objects(slices: &[Slice], owner: &Owner, generation: i64) -> Vec<api::Res
                     controller: Some(true),
                     block_owner_deletion: None,
                 }]),
+                annotations: owner.annotations(index),
                 ..ObjectMeta::default()
             },
             spec: api::ResourceSliceSpec {
@@ -303,6 +317,7 @@ pub fn writes(
         };
         normal(&there.spec) != normal(&slice.spec)
             || there.metadata.owner_references != slice.metadata.owner_references
+            || noted_until(there) != noted_until(slice)
             || (same_generation && there.spec.pool != slice.spec.pool)
     };
     let changed = keep.iter().filter(|slice| differs(slice, true)).count();
@@ -326,6 +341,10 @@ pub fn writes(
         }
     }
     writes
+}
+
+fn noted_until(slice: &api::ResourceSlice) -> Option<&String> {
+    slice.metadata.annotations.as_ref()?.get(names::HAND_OVER_UNTIL)
 }
 
 /// A taint that stays keeps the time at which it was added.

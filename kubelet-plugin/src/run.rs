@@ -35,7 +35,6 @@ use aliquot_proto::dra::{v1, v1beta1};
 use aliquot_proto::dra_health;
 use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServer;
 use anyhow::Context;
-use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -292,34 +291,37 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
 /// Puts right what a dead process left, before anything is served.
 async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
     let worker = Arc::clone(node);
-    let recovery: Recovery = tokio::task::spawn_blocking(move || worker.recover(Timestamp::now()))
+    let recovery: Recovery = tokio::task::spawn_blocking(move || worker.recover())
         .await
         .context("recovery ended abnormally")?
         .context("cannot recover the node's state")?;
-    if !recovery.damaged.is_empty() {
-        let aside: Vec<String> = recovery.set_aside.iter().map(|path| path.display().to_string()).collect();
-        let what = if aside.is_empty() {
-            "the other copy was used".to_owned()
-        } else {
-            format!(
-                "no copy was left; they were kept as {}, and prepared claims are forgotten",
-                aside.join(", ")
-            )
-        };
-        events.node_warning(reasons::CHECKPOINT_DAMAGED, format!("{}; {what}", recovery.damaged.join("; ")));
+    for damage in &recovery.damaged {
+        events.node_warning(reasons::CHECKPOINT_DAMAGED, damage.to_string());
     }
-    if !recovery.unaccounted.is_empty() {
-        let lost = recovery.unaccounted.iter().map(|lost| {
-            let devices: Vec<String> = lost.devices.iter().map(ToString::to_string).collect();
-            format!("{} ({})", lost.uid, devices.join(", "))
-        });
-        events.node_warning(
-            reasons::CLAIMS_UNACCOUNTED,
+    match &recovery.lost {
+        // So it is on a new node, too.
+        Some(lost) if recovery.damaged.is_empty() && recovery.unaccounted.is_empty() => {
+            tracing::info!(reason = lost.reason, "the ledger begins anew");
+        }
+        Some(lost) => events.node_warning(
+            reasons::LEDGER_LOST,
             format!(
-                "the checkpoint has no record of claims whose CDI specs are here, by UID: {}; their pods go on, and \
-                 their GPUs take no other claim until these pods have ended",
-                lost.collect::<Vec<_>>().join(", ")
+                "the checkpoint was lost ({}); until API, CDI specs and hardware agree nothing unknown is removed and \
+                 nothing is prepared beside it",
+                lost.reason
             ),
+        ),
+        None => {}
+    }
+    for claim in &recovery.newer {
+        tracing::warn!(%claim, "a newer release wrote the claim's record, which is kept as it is");
+    }
+    for lost in &recovery.unaccounted {
+        let devices: Vec<String> = lost.devices.iter().map(ToString::to_string).collect();
+        tracing::warn!(
+            claim.uid = lost.uid,
+            devices = devices.join(", "),
+            "the checkpoint has no record of the claim"
         );
     }
     for claim in &recovery.undone {
@@ -327,6 +329,9 @@ async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
     }
     for (claim, error) in &recovery.failed {
         tracing::warn!(%claim, %error, "a half-done claim could not be undone yet");
+    }
+    for spec in &recovery.renewed {
+        tracing::info!(%spec, "brought the hooks of a CDI spec up to date");
     }
     for orphan in &recovery.orphans {
         tracing::info!(%orphan, "removed what no claim has");
@@ -408,6 +413,7 @@ impl Parts {
             events: self.events.clone(),
             overview,
             faults,
+            notes: self.readiness.notes.clone(),
             changed: Arc::clone(&changed),
             interval: args.inventory_interval,
         };
@@ -422,6 +428,7 @@ impl Parts {
             node_name: args.node_name.clone(),
             metrics: self.metrics.clone(),
             events: self.events.clone(),
+            notes: self.readiness.notes.clone(),
             overview: overview_rx.clone(),
             vanished,
             changed: Arc::clone(&changed),
@@ -480,7 +487,7 @@ impl Parts {
             self.events.clone(),
             self.metrics.clone(),
             Arc::clone(&self.readiness),
-            self.node.partitioning.clone(),
+            Arc::clone(&self.node),
             Arc::clone(&changed),
             overview_rx,
             vanished_rx,

@@ -69,13 +69,35 @@ pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFil
     Ok(quota)
 }
 
-/// Makes a share's directories anew.
+/// What is left of a share that a container may be using: its quota.
+///
+/// # Errors
+/// What is missing.
+pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, String> {
+    let quota = shares.join(result_id).join("quota/quota");
+    let bytes = fs::read(&quota).map_err(|error| format!("cannot read {}: {error}", quota.display()))?;
+    let decoded = QuotaFile::decode(&bytes).map_err(|error| format!("{}: {error}", quota.display()))?;
+    let region = region_path(shares, result_id);
+    match fs::symlink_metadata(&region) {
+        Ok(meta) if meta.is_file() => Ok(decoded),
+        Ok(_) => Err(format!("{} is no file", region.display())),
+        Err(error) => Err(format!("cannot read {}: {error}", region.display())),
+    }
+}
+
+/// Makes a share's directories, anew unless containers may be using those that are there: with a region of their own,
+/// new containers would not know what the old ones use.
 ///
 /// # Errors
 /// [`ShareError`]; what was made is then for [`discard`] to remove.
 pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Share) -> Result<(), ShareError> {
     let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
-    let quota = quota(device, share, 1).map_err(fail)?.encode();
+    let quota = quota(device, share, 1).map_err(fail)?;
+    if left(shares, &device.result_id).is_ok_and(|left| left.gpu_uuid == quota.gpu_uuid) {
+        // Only the record of it was lost. What its quota says is brought up to date with all others.
+        return Ok(());
+    }
+    let quota = quota.encode();
     discard(shares, &device.result_id)?;
     let dir = shares.join(&device.result_id);
     let (quota_dir, region_dir) = (dir.join("quota"), dir.join("region"));
@@ -131,7 +153,9 @@ pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
         let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
         let mut wanted = quota(device, share, present.generation).map_err(fail)?;
         if wanted.cores_percent == 0 {
-            let others = all().filter(|(other, _)| other.gpu == device.gpu);
+            let newer = ledger.newer.values().flat_map(|record| record.devices().unwrap_or_default());
+            let newer = newer.filter_map(|device| Some((device, device.share.as_ref()?)));
+            let others = all().chain(newer).filter(|(other, _)| other.gpu == device.gpu);
             wanted.cores_percent =
                 leftover(others.map(|(_, other)| u64::from(other.limit().cores_percent)).sum());
         }

@@ -5,30 +5,36 @@
 //! disk, and writes it back: disk is the truth, memory is nothing.
 //!
 //! Two equal copies are kept, each replaced by rename after fsync. The newer one that reads wins, so a
-//! truncated file costs nothing (dra-driver-nvidia-gpu#1100, #1259).
+//! truncated file costs nothing (dra-driver-nvidia-gpu#1100, #1259). A copy that does not read is kept under
+//! another name before anything is written in its place. Where none reads, or none is there, what is read is an
+//! empty ledger that says so ([`Ledger::lost`]).
 //!
 //! A third file of the same size is the reserve, which only giving back may use ([`Locked::save_releasing`]):
 //! on a full disk nothing is prepared, and everything that is prepared can be unprepared.
 
+mod aside;
 mod files;
 mod reserve;
+mod wait;
 
 pub(crate) use files::io_error;
 pub use files::{replace, sync_dir};
+pub(crate) use wait::{open_lock, patiently};
 
 use crate::checkpoint::{self, CheckpointError};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Lost};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use std::fs::{self, File, OpenOptions};
+use parking_lot::Mutex;
+use std::fmt;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 const FILES: [&str; 2] = ["checkpoint.json", "checkpoint.copy.json"];
 const LOCK: &str = "lock";
-const RETRY: Duration = Duration::from_millis(20);
 
 /// Why state could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -41,19 +47,13 @@ pub enum StoreError {
         /// How long we waited.
         waited: Duration,
     },
-    /// No copy of the checkpoint can be read though there is one.
-    #[error("no checkpoint can be read: {details}")]
-    Corrupt {
-        /// File and reason of each copy.
-        details: String,
-    },
-    /// A newer release wrote it.
+    /// A newer release wrote it, and not even what all releases should have in common can be read.
     #[error("cannot use the checkpoint {}: {source}", path.display())]
     Newer {
         /// The file.
         path: PathBuf,
         /// What it says.
-        source: CheckpointError,
+        source: Box<CheckpointError>,
     },
     /// No block or no inode is left, or a quota is used up.
     #[error(
@@ -79,17 +79,36 @@ pub enum StoreError {
     },
 }
 
+/// A copy of the checkpoint that could not be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// Where it was.
+    pub path: PathBuf,
+    /// What is wrong with it.
+    pub reason: String,
+    /// Where it is now.
+    pub kept: PathBuf,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}; it was kept as {}", self.path.display(), self.reason, self.kept.display())
+    }
+}
+
 /// The data directory.
 #[derive(Debug, Clone)]
 pub struct Store {
     dir: PathBuf,
+    damage: Arc<Mutex<Vec<Damage>>>,
 }
 
-/// The node's lock. Everything that changes hardware, checkpoint or CDI directory happens under it.
+/// The node's lock. The checkpoint is read and written under it, and nothing that takes long happens under it.
 #[derive(Debug)]
 pub struct Locked {
     dir: PathBuf,
     sequence: u64,
+    damage: Arc<Mutex<Vec<Damage>>>,
     _lock: Flock<File>,
 }
 
@@ -98,19 +117,24 @@ pub struct Locked {
 pub struct Loaded {
     /// The ledger.
     pub ledger: Ledger,
-    /// Copies that could not be read, with the reason; the ledger came from the other one.
-    pub damaged: Vec<String>,
+    /// Copies that could not be read; the ledger came from the other one, or says that it was lost.
+    pub damaged: Vec<Damage>,
 }
 
 impl Store {
     /// A data directory, which [`Store::lock`] makes when it is missing.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into() }
+        Self { dir: dir.into(), damage: Arc::default() }
     }
 
     /// Where it is.
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Copies that could not be read since this was called last.
+    pub fn take_damage(&self) -> Vec<Damage> {
+        std::mem::take(&mut *self.damage.lock())
     }
 
     /// Takes the lock. Blocks the thread for at most `timeout`.
@@ -120,72 +144,79 @@ impl Store {
     pub fn lock(&self, timeout: Duration) -> Result<Locked, StoreError> {
         fs::create_dir_all(&self.dir).map_err(io_error("create", &self.dir))?;
         let path = self.dir.join(LOCK);
-        let started = Instant::now();
-        let mut file = open_lock(&path)?;
-        loop {
-            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Locked { dir: self.dir.clone(), sequence: 0, _lock: lock }),
+        let mut file = Some(open_lock(&path)?);
+        let taken = patiently(timeout, || {
+            let Some(unlocked) = file.take() else { return Ok(None) };
+            match Flock::lock(unlocked, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => Ok(Some(lock)),
                 Err((unlocked, Errno::EWOULDBLOCK | Errno::EINTR)) => {
-                    if started.elapsed() >= timeout {
-                        return Err(StoreError::Busy { path, waited: timeout });
-                    }
-                    file = unlocked;
-                    std::thread::sleep(RETRY);
+                    file = Some(unlocked);
+                    Ok(None)
                 }
                 Err((_, errno)) => {
-                    return Err(StoreError::Io { action: "lock", path, source: errno.into() });
+                    Err(StoreError::Io { action: "lock", path: path.clone(), source: errno.into() })
                 }
             }
+        })?;
+        match taken {
+            Some(lock) => {
+                let damage = Arc::clone(&self.damage);
+                Ok(Locked { dir: self.dir.clone(), sequence: 0, damage, _lock: lock })
+            }
+            None => Err(StoreError::Busy { path, waited: timeout }),
         }
     }
 }
 
-fn open_lock(path: &Path) -> Result<File, StoreError> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(io_error("open", path))
-}
-
 impl Locked {
-    /// Reads the newer readable copy. No file at all is an empty ledger.
+    /// Reads the newer readable copy, and keeps what does not read under another name. Where none reads, or none is
+    /// there, the ledger is one that was lost.
     ///
     /// # Errors
-    /// [`StoreError::Corrupt`] when copies exist and none reads.
+    /// [`StoreError::Newer`], and if the file system refuses.
     pub fn load(&mut self) -> Result<Loaded, StoreError> {
         let mut best: Option<(Ledger, u64)> = None;
+        let mut newer: Option<(u64, StoreError)> = None;
         let mut damaged = Vec::new();
         for name in FILES {
             let path = self.dir.join(name);
-            let bytes = match fs::read(&path) {
-                Ok(bytes) => bytes,
+            let reason = match fs::read(&path) {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) if is_damage(&error) => error.to_string(),
                 Err(source) => return Err(StoreError::Io { action: "read", path, source }),
-            };
-            match checkpoint::decode(&bytes) {
-                Ok((ledger, sequence)) => {
-                    if best.as_ref().is_none_or(|(_, newest)| sequence > *newest) {
-                        best = Some((ledger, sequence));
+                Ok(bytes) => match checkpoint::decode(&bytes) {
+                    Ok((ledger, sequence)) => {
+                        if best.as_ref().is_none_or(|(_, newest)| sequence > *newest) {
+                            best = Some((ledger, sequence));
+                        }
+                        continue;
                     }
-                }
-                Err(source @ CheckpointError::Newer { .. }) => {
-                    return Err(StoreError::Newer { path, source });
-                }
-                Err(error) => damaged.push(format!("{}: {error}", path.display())),
-            }
+                    Err(source @ CheckpointError::Newer { sequence, .. }) => {
+                        newer = Some((sequence, StoreError::Newer { path, source: Box::new(source) }));
+                        continue;
+                    }
+                    Err(error) => error.to_string(),
+                },
+            };
+            let kept = aside::keep(&self.dir, name)?;
+            damaged.push(Damage { path, reason, kept });
         }
-        match best {
-            Some((ledger, sequence)) => {
-                self.sequence = sequence;
-                Ok(Loaded { ledger, damaged })
-            }
-            None if damaged.is_empty() => Ok(Loaded { ledger: Ledger::default(), damaged }),
-            None => Err(StoreError::Corrupt { details: damaged.join("; ") }),
+        for damage in &damaged {
+            tracing::warn!(%damage, "a copy of the checkpoint cannot be read");
         }
+        self.damage.lock().extend(damaged.iter().cloned());
+        let sequence = best.as_ref().map(|(_, sequence)| *sequence);
+        if let Some((_, error)) = newer.filter(|(newer, _)| Some(*newer) > sequence) {
+            return Err(error);
+        }
+        let (ledger, sequence) = best.unwrap_or_else(|| {
+            let reasons: Vec<String> = damaged.iter().map(ToString::to_string).collect();
+            let reason = if reasons.is_empty() { "none was there".to_owned() } else { reasons.join("; ") };
+            let lost = Some(Lost { reason, ..Lost::default() });
+            (Ledger { lost, ..Ledger::default() }, 0)
+        });
+        self.sequence = sequence;
+        Ok(Loaded { ledger, damaged })
     }
 
     /// Writes both copies, to take something on. After the return, or a crash, at least one is whole, and
@@ -257,25 +288,12 @@ impl Locked {
                 source: error.into(),
             })
     }
+}
 
-    /// Moves unreadable copies out of the way, so that the agent can start at all.
-    ///
-    /// # Errors
-    /// If a file cannot be renamed.
-    pub fn set_aside(&mut self, suffix: &str) -> Result<Vec<PathBuf>, StoreError> {
-        let mut moved = Vec::new();
-        for name in FILES {
-            let from = self.dir.join(name);
-            let to = self.dir.join(format!("{name}.corrupt-{suffix}"));
-            match fs::rename(&from, &to) {
-                Ok(()) => moved.push(to),
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(source) => return Err(StoreError::Io { action: "rename", path: from, source }),
-            }
-        }
-        sync_dir(&self.dir)?;
-        Ok(moved)
-    }
+/// Whether it is what is on the disk that cannot be read, and not the asking.
+fn is_damage(error: &io::Error) -> bool {
+    let damage = [Errno::EIO, Errno::EBADMSG, Errno::EUCLEAN, Errno::EISDIR];
+    error.raw_os_error().is_some_and(|code| damage.contains(&Errno::from_raw(code)))
 }
 
 #[cfg(test)]
@@ -287,7 +305,7 @@ mod tests {
     fn ledger(minor: u32) -> Ledger {
         let mut ledger = Ledger::default();
         let gpu = GpuUuid::parse("GPU-00").unwrap();
-        ledger.bindings.insert(minor, Binding { gpu, since: None });
+        ledger.bindings.insert(minor, Binding { gpu, former: Default::default() });
         ledger
     }
 
@@ -296,9 +314,11 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_directory_is_an_empty_ledger() {
+    fn an_empty_directory_is_an_empty_ledger_that_may_have_been_lost() {
         let temp = tempfile::tempdir().unwrap();
-        assert_eq!(locked(&temp.path().join("new")).load().unwrap().ledger, Ledger::default());
+        let lost = Some(Lost { reason: "none was there".into(), ..Lost::default() });
+        let ledger = locked(&temp.path().join("new")).load().unwrap().ledger;
+        assert_eq!(ledger, Ledger { lost, ..Ledger::default() });
     }
 
     #[test]
@@ -331,16 +351,83 @@ mod tests {
     }
 
     #[test]
-    fn two_broken_copies_are_an_error_and_can_be_set_aside() {
+    fn copies_that_do_not_read_are_kept_as_they_are_and_named_and_only_so_many() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut kept = Vec::new();
+        for round in 0..6 {
+            let mut lock = locked(temp.path());
+            lock.save(&ledger(1)).unwrap();
+            for name in FILES {
+                fs::write(temp.path().join(name), format!("{{{round} {name}")).unwrap();
+            }
+            let loaded = lock.load().unwrap();
+            let lost = loaded.ledger.lost.clone().unwrap();
+            assert_eq!(loaded.damaged.len(), 2);
+            for (damage, name) in loaded.damaged.iter().zip(FILES) {
+                assert!(lost.reason.contains(&damage.kept.display().to_string()), "{}", lost.reason);
+                assert_eq!(fs::read_to_string(&damage.kept).unwrap(), format!("{{{round} {name}"));
+                kept.push(damage.kept.clone());
+            }
+            // It is on disk that it was lost as soon as anything is.
+            assert!(lock.load().unwrap().ledger.lost.is_some());
+            lock.save(&loaded.ledger).unwrap();
+            assert_eq!(lock.load().unwrap().ledger.lost, Some(lost));
+        }
+        let there: Vec<bool> = kept.iter().map(|path| path.exists()).collect();
+        assert_eq!(there.iter().filter(|there| **there).count(), aside::KEPT);
+        assert!(there.ends_with(&[true; aside::KEPT]), "the newest: {there:?}");
+    }
+
+    #[test]
+    fn one_copy_that_does_not_read_is_kept_too_and_told_of_once() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = Store::new(temp.path());
+        let mut lock = store.lock(Duration::ZERO).unwrap();
+        lock.save(&ledger(1)).unwrap();
+        fs::write(temp.path().join(FILES[0]), "{").unwrap();
+        assert_eq!(lock.load().unwrap().ledger, ledger(1));
+        lock.save(&ledger(2)).unwrap();
+        let damage = store.take_damage();
+        assert_eq!(damage.len(), 1);
+        assert_eq!(fs::read_to_string(&damage[0].kept).unwrap(), "{");
+        assert_eq!(store.take_damage(), []);
+    }
+
+    /// Rewrites a copy's header.
+    fn of_newer(dir: &Path, name: &str, content: Option<&str>) {
+        let path = dir.join(name);
+        let text = fs::read_to_string(&path).unwrap();
+        let text = text.replacen("\"version\":1", "\"version\":7", 1);
+        let text = match content {
+            None => text,
+            Some(content) => {
+                let mut header: serde_json::Value =
+                    serde_json::from_str(text.lines().next().unwrap()).unwrap();
+                header["bytes"] = content.len().into();
+                header["sha256"] = checkpoint::checksum(content.as_bytes()).into();
+                format!("{header}\n{content}")
+            }
+        };
+        fs::write(path, text).unwrap();
+    }
+
+    #[test]
+    fn a_checkpoint_of_which_a_newer_release_left_nothing_to_read_is_an_error_and_stays() {
         let temp = tempfile::tempdir().unwrap();
         let mut lock = locked(temp.path());
         lock.save(&ledger(1)).unwrap();
         for name in FILES {
-            fs::write(temp.path().join(name), "{").unwrap();
+            of_newer(temp.path(), name, Some("[]"));
         }
-        assert!(matches!(lock.load(), Err(StoreError::Corrupt { .. })));
-        assert_eq!(lock.set_aside("x").unwrap().len(), 2);
-        assert_eq!(lock.load().unwrap().ledger, Ledger::default());
+        let before = FILES.map(|name| fs::read(temp.path().join(name)).unwrap());
+        let error = lock.load().unwrap_err();
+        assert!(error.to_string().contains("written by a newer release (format version 7"), "{error}");
+        assert_eq!(FILES.map(|name| fs::read(temp.path().join(name)).unwrap()), before);
+        // Of two copies the later one counts.
+        lock.save(&ledger(2)).unwrap();
+        lock.save(&ledger(3)).unwrap();
+        of_newer(temp.path(), FILES[0], None);
+        assert_eq!(lock.load().unwrap().ledger.bindings, ledger(3).bindings);
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn expected() -> Vec<Vec<String>> {
 fn settles_after_restart(world: &World, what: &str) {
     world.gpus.clear_faults();
     let node = world.node();
-    let recovery = node.recover(now()).unwrap();
+    let recovery = node.recover().unwrap();
     assert!(recovery.failed.is_empty(), "{what}: {recovery:?}");
     for record in world.ledger().claims.values() {
         assert_eq!(record.state, State::Completed, "{what}");
@@ -101,7 +101,7 @@ fn a_kill_at_any_point_of_unprepare_converges() {
         points += 1;
         // The kubelet asks again; a restart alone must not resurrect the claim either.
         let node = world.node();
-        node.recover(now()).unwrap();
+        node.recover().unwrap();
         node.unprepare("c-1").unwrap();
         world.assert_clean();
     }
@@ -127,7 +127,7 @@ fn a_kill_at_any_point_of_unprepare_records_the_release_once_with_its_first_time
         let done = until_killed(|| node.unprepare_at("c-1", later(10))).is_some();
         // A restart long after, and a kubelet that asks again later still.
         let node = world.node();
-        node.recover(later(5000)).unwrap();
+        node.recover().unwrap();
         node.unprepare_at("c-1", later(6000)).unwrap();
         let found = released(&world);
         let until = found.first().map(|(_, _, until)| *until);
@@ -152,7 +152,7 @@ fn a_kill_at_any_point_of_prepare_records_no_release_until_the_claim_is_given_ba
         let node = world.node_with(probe);
         let done = until_killed(|| node.prepare(&wanted(), false, now())).is_some();
         let node = world.node();
-        node.recover(now()).unwrap();
+        node.recover().unwrap();
         node.prepare(&wanted(), false, now()).unwrap();
         let spec = node.usage(&NodeUsageStatus::default()).unwrap();
         assert!(spec.released.is_empty(), "killed at {at}: {spec:?}");
@@ -195,7 +195,7 @@ fn a_reboot_does_not_change_since_when_a_claim_is_charged() {
     world.node().prepare(&wanted, false, now()).unwrap();
     world.reboot("boot-2");
     let node = world.node();
-    node.recover(now()).unwrap();
+    node.recover().unwrap();
     let later = Timestamp::from_second(now().as_second() + 900).unwrap();
     node.prepare(&Request { charged_since: None, ..wanted }, false, later).unwrap();
     let spec = node.usage(&NodeUsageStatus::default()).unwrap();
@@ -236,7 +236,7 @@ fn a_kill_during_recovery_converges() {
             assert!(until_killed(|| node.prepare(&wanted(), false, now())).is_none());
             let (probe, _) = killer(at);
             let node = world.node_with(probe);
-            let done = until_killed(|| node.recover(now())).is_some();
+            let done = until_killed(|| node.recover()).is_some();
             settles_after_restart(&world, &format!("killed at {first}, then at {at} of the recovery"));
             if done {
                 break;
@@ -280,7 +280,7 @@ fn a_kill_inside_any_call_while_unpreparing_converges(#[case] kind: FaultKind) {
                 killed += 1;
                 world.gpus.clear_faults();
                 let node = world.node();
-                node.recover(now()).unwrap();
+                node.recover().unwrap();
                 node.unprepare("c-1").unwrap();
                 world.assert_clean();
             }
@@ -353,7 +353,7 @@ fn after_a_reboot_the_same_claim_gets_the_same_ids_on_new_hardware() {
     let before = world.ledger().claims["c-1"].clone();
     world.reboot("boot-2");
     let node = world.node();
-    node.recover(now()).unwrap();
+    node.recover().unwrap();
     assert_eq!(world.instances(), []);
     let prepared = node.prepare(&wanted(), false, now()).unwrap();
     assert_eq!(ids(&prepared), expected());
@@ -371,7 +371,7 @@ fn after_a_reboot_unprepare_alone_cleans_up() {
     world.node().prepare(&wanted(), false, now()).unwrap();
     world.reboot("boot-2");
     let node = world.node();
-    node.recover(now()).unwrap();
+    node.recover().unwrap();
     assert!(node.unprepare("c-1").unwrap());
     world.assert_clean();
 }
@@ -388,7 +388,7 @@ fn a_kill_while_preparing_again_after_a_reboot_keeps_the_claims_place() {
             break;
         }
         let node: Node = world.node();
-        node.recover(now()).unwrap();
+        node.recover().unwrap();
         let other = request("c-2", &[("x", "gpu-0-mig-1g10gb-19-6")]);
         assert!(node.prepare(&other, false, now()).is_err(), "killed at {at}: the place was given away");
         assert_eq!(ids(&node.prepare(&wanted(), false, now()).unwrap()), expected(), "killed at {at}");

@@ -144,7 +144,7 @@ const SMALL: &str = "size=8m,nr_inodes=200";
 fn a_full_disk_does_not_stop_an_unprepare(#[case] lacks: Lacks, #[case] restart: bool) {
     let world = world();
     let Some(mut disk) = Disk::mount(&world, SMALL) else { return };
-    world.node().recover(now()).unwrap();
+    world.node().recover().unwrap();
     for tenant in tenants() {
         world.node().prepare(&tenant, false, now()).unwrap();
     }
@@ -163,7 +163,7 @@ fn a_full_disk_does_not_stop_an_unprepare(#[case] lacks: Lacks, #[case] restart:
 
     for tenant in tenants() {
         if restart {
-            let recovery = world.node().recover(now()).unwrap();
+            let recovery = world.node().recover().unwrap();
             assert!(recovery.failed.is_empty() && recovery.damaged.is_empty(), "{recovery:?}");
         }
         assert!(world.node().unprepare(&tenant.claim.uid).unwrap(), "{}", tenant.claim.uid);

@@ -11,15 +11,16 @@
 mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
+use aliquot_model::GpuInfo;
 use aliquot_nvml::EventKind;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use aliquot_proto::dra::{v1, v1beta1};
 use aliquot_proto::dra_health::v1::dra_resource_health_client::DraResourceHealthClient;
 use aliquot_proto::dra_health::v1::{HealthStatus, NodeWatchResourcesRequest};
 use aliquot_proto::pluginregistration::v1::{InfoRequest, RegistrationStatus};
-use common::cluster::{Cluster, claim, dial, eventually, of_agent, taints};
+use common::cluster::{Cluster, claim, devices, dial, eventually, of_agent, taints};
 use common::{DRIVER, World};
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
@@ -394,4 +395,40 @@ async fn an_ordinary_socket_name_is_refused_when_dialled_by_raw_path() {
         };
         assert_eq!(answer, accepted, "{name}");
     }
+}
+
+/// The node's clock is ahead of the API's: every time that the API writes is over by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn after_an_exchange_what_is_allocated_is_prepared_whatever_the_clocks_say() {
+    let mut cluster = Cluster::new(World::new(FakeGpus::new([h100_80(0)]))).await;
+    let published = |slices: &[ResourceSlice]| devices(slices).contains(&"gpu-0-share".to_owned());
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("published", published).await;
+    let old = cluster.allocated_claim("old", &[("g", "gpu-0-share")], json!([])).await;
+    agent.terminate().await;
+
+    let other = GpuInfo { uuid: h100_80(1).uuid, ..h100_80(0) };
+    cluster.world.gpus = FakeGpus::new([other.clone()]);
+    // While the API cannot be asked, nobody is given the GPU, and what is published of it goes.
+    let unanswered = of_agent(Matcher::new("list", "resourceclaims"));
+    cluster.plane.faults().add(FaultRule::always(unanswered, Fault::DropBefore));
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("the GPU is not published", |slices| devices(slices).is_empty()).await;
+    let error = cluster.prepare("old", &old).await.unwrap_err();
+    assert!(error.contains("is being asked of the API server"), "{error}");
+    cluster.plane.faults().clear();
+    cluster.pool_where("the GPU is published", published).await;
+    let new = cluster.allocated_claim("new", &[("g", "gpu-0-share")], json!([])).await;
+    let refused = async |cluster: &Cluster| {
+        let error = cluster.prepare("old", &old).await.unwrap_err();
+        assert!(error.contains(&format!("now means GPU {}", other.uuid)), "{error}");
+    };
+    cluster.prepare("new", &new).await.unwrap();
+    refused(&cluster).await;
+    agent.terminate().await;
+    let agent = cluster.start(&[]).await;
+    cluster.unprepare("new", &new).await.unwrap();
+    cluster.prepare("new", &new).await.unwrap();
+    refused(&cluster).await;
+    agent.terminate().await;
 }

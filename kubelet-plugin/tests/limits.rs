@@ -97,7 +97,7 @@ fn a_kill_at_any_point_of_a_change_leaves_files_that_say_what_the_ledger_says() 
                 break;
             }
             points += 1;
-            world.node().recover(now()).unwrap();
+            world.node().recover().unwrap();
             let (memory, cores, _) = quota(&world);
             assert_eq!((memory, cores), ledger(&world), "killed at point {at}");
             assert!([(before, 25), (after, 40)].contains(&(memory, cores)));
@@ -126,7 +126,7 @@ fn a_share_that_grew_leaves_less_for_others_and_is_made_so_after_a_reboot() {
     assert_eq!(ledger(&world), (70, 30));
     world.reboot("boot-2");
     let node = world.node();
-    node.recover(now()).unwrap();
+    node.recover().unwrap();
     node.unprepare("c-2").unwrap();
     // The kubelet prepares it anew, with its allocation, and the controller's word counts again.
     node.prepare(&request("c-1", &[("c", "gpu-1-share")]), false, now()).unwrap();

@@ -10,6 +10,7 @@
 mod common;
 
 use aliquot_kubelet_plugin::claim::{Request, Settings};
+use aliquot_kubelet_plugin::former::Given;
 use aliquot_kubelet_plugin::prepare::PrepareError;
 use aliquot_model::config::ShareConfig;
 use aliquot_model::{GpuInfo, Quantity};
@@ -315,7 +316,7 @@ fn instances_of_nobody_are_seen_and_destroyed_only_when_idle() {
     world.gpus.set_mig_mode(&gpu, true).unwrap();
     let mig = world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
     let node = world.node();
-    let (overview, _) = node.overview(now()).unwrap();
+    let (overview, _) = node.overview().unwrap();
     assert_eq!(overview.foreign.len(), 1);
     let held = overview.held(&BTreeSet::new());
     assert_eq!(held[&gpu], [aliquot_model::layout::Holding::Partition(mig.placement)]);
@@ -337,7 +338,7 @@ fn before_the_server_is_known_and_where_partitions_are_fixed_nothing_is_destroye
     for partitioning in [Partitioning::Unknown, Partitioning::Fixed] {
         node.partitioning.set(partitioning);
         assert!(!node.destroy_foreign(&mig).unwrap());
-        assert!(node.overview(now()).unwrap().0.foreign.is_empty());
+        assert!(node.overview().unwrap().0.foreign.is_empty());
     }
     // Fixed partitions are lent and given back as they are.
     let prepared = node.prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now()).unwrap();
@@ -353,7 +354,7 @@ fn hardware_of_a_vanished_claim_is_held() {
     let node = world.node();
     node.prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now()).unwrap();
     node.prepare(&request("c-2", &[("s", "gpu-1-share")]), false, now()).unwrap();
-    let (overview, _) = node.overview(now()).unwrap();
+    let (overview, _) = node.overview().unwrap();
     assert!(overview.held(&BTreeSet::new()).is_empty());
     let vanished = BTreeSet::from(["c-1".to_owned(), "c-2".to_owned()]);
     let held = overview.held(&vanished);
@@ -367,8 +368,11 @@ fn an_unreadable_checkpoint_is_set_aside_and_running_pods_keep_their_files() {
     for name in ["checkpoint.json", "checkpoint.copy.json"] {
         fs::write(world.data().join(name), "garbage").unwrap();
     }
-    let recovery = world.node().recover(now()).unwrap();
-    assert_eq!(recovery.set_aside.len(), 2);
+    let recovery = world.node().recover().unwrap();
+    assert_eq!(recovery.damaged.len(), 2);
+    for damage in &recovery.damaged {
+        assert_eq!(fs::read_to_string(&damage.kept).unwrap(), "garbage");
+    }
     assert_eq!(world.files().len(), 2);
     assert!(world.node().prepare(&request("c-2", &[("g", "gpu-1")]), false, now()).is_ok());
 }
@@ -388,7 +392,7 @@ fn whatever_starts_follow_a_lost_checkpoint_running_pods_keep_their_files_and_th
         }
         for start in 0..3 {
             let node = world.node();
-            let recovery = node.recover(now()).unwrap();
+            let recovery = node.recover().unwrap();
             assert_eq!(recovery.unaccounted.len(), 1, "start {start}");
             assert_eq!(recovery.unaccounted[0].uid, "c-1");
             assert_eq!(recovery.orphans, [""; 0], "start {start}");
@@ -398,7 +402,7 @@ fn whatever_starts_follow_a_lost_checkpoint_running_pods_keep_their_files_and_th
                 assert!(error.is_conflict(), "{error}");
                 assert!(error.to_string().contains("a claim with UID c-1 may be using"), "{error}");
             }
-            assert_eq!(node.overview(now()).unwrap().0.unaccounted.len(), 1);
+            assert_eq!(node.overview().unwrap().0.unaccounted.len(), 1);
             // Other GPUs are not concerned.
             node.prepare(&request("c-3", &[("g", "gpu-1")]), false, now()).unwrap();
             assert!(node.unprepare("c-3").unwrap());
@@ -419,11 +423,61 @@ fn a_claim_whose_record_was_lost_gets_it_back_when_it_is_prepared_again() {
         fs::remove_file(world.data().join(name)).unwrap();
     }
     let node = world.node();
-    assert_eq!(node.recover(now()).unwrap().unaccounted.len(), 1);
+    assert_eq!(node.recover().unwrap().unaccounted.len(), 1);
     assert_eq!(node.prepare(&request("c-1", &[("s", "gpu-0-share")]), false, now()).unwrap(), before);
-    assert!(world.node().recover(now()).unwrap().unaccounted.is_empty());
+    assert!(world.node().recover().unwrap().unaccounted.is_empty());
     assert!(world.node().unprepare("c-1").unwrap());
     world.assert_clean();
+}
+
+#[test]
+fn hooks_of_earlier_releases_get_their_environment_and_path_at_the_next_start() {
+    let world = world();
+    let with_hook = |path: &str| {
+        let mut node = world.node();
+        node.machine.site.oci_hook = Some(path.into());
+        node
+    };
+    let node = with_hook("/new/aliquot-oci-hook");
+    node.prepare(&request("c-1", &[("s", "gpu-0-share"), ("g", "gpu-1")]), false, now()).unwrap();
+    let (dir, name) = (&node.machine.cdi, format!("{DRIVER}-claim-c-1"));
+    let today = fs::read(dir.file(&name)).unwrap();
+    // As an earlier release wrote it, beside a hook that an administrator added.
+    let mut old = dir.read(&name).unwrap().unwrap();
+    let hooks = &mut old.devices[1].container_edits.hooks;
+    assert_eq!(hooks.len(), 1);
+    hooks[0].env.clear();
+    hooks[0].path = "/old/aliquot-oci-hook".into();
+    let foreign = aliquot_cdi::Hook {
+        args: vec!["other".into()],
+        path: "/bin/other".into(),
+        env: vec!["A=b".into()],
+        ..hooks[0].clone()
+    };
+    let write = |spec| fs::write(dir.file(&name), serde_json::to_vec(spec).unwrap()).unwrap();
+    let mut with_foreign = old.clone();
+    with_foreign.devices[1].container_edits.hooks.push(foreign.clone());
+    write(&with_foreign);
+    // Another instance is at work on it.
+    let reserved =
+        aliquot_kubelet_plugin::reservation::claim(&world.data(), "c-1", std::time::Duration::ZERO);
+    assert_eq!(node.recover().unwrap().renewed, [""; 0]);
+    drop(reserved.unwrap());
+    assert_eq!(node.recover().unwrap().renewed, std::slice::from_ref(&name));
+    let renewed = dir.read(&name).unwrap().unwrap();
+    assert_eq!(renewed.devices[1].container_edits.hooks[1], foreign);
+    write(&old);
+    assert_eq!(node.recover().unwrap().renewed, std::slice::from_ref(&name));
+    assert_eq!(fs::read(dir.file(&name)).unwrap(), today, "it is what a prepare writes today");
+    let inode = || std::os::unix::fs::MetadataExt::ino(&fs::metadata(dir.file(&name)).unwrap());
+    let before = inode();
+    assert_eq!(node.recover().unwrap().renewed, [""; 0]);
+    assert_eq!(inode(), before, "once");
+    // An agent that was given no hook leaves the path.
+    write(&old);
+    world.node().recover().unwrap();
+    let hook = dir.read(&name).unwrap().unwrap().devices[1].container_edits.hooks[0].clone();
+    assert_eq!((hook.path.as_str(), hook.env.len()), ("/old/aliquot-oci-hook", 1));
 }
 
 #[test]
@@ -433,7 +487,7 @@ fn files_without_a_claim_are_removed_at_start() {
     fs::write(world.cdi().join(format!("{DRIVER}-claim-dead.json")), "{}").unwrap();
     fs::write(world.cdi().join("other-vendor.json"), "{}").unwrap();
     fs::create_dir_all(world.data().join("shares/dead-00000000/quota")).unwrap();
-    let recovery = world.node().recover(now()).unwrap();
+    let recovery = world.node().recover().unwrap();
     assert_eq!(recovery.orphans.len(), 2);
     assert_eq!(world.files(), ["other-vendor.json"]);
 }
@@ -463,22 +517,31 @@ fn two_instances_wait_for_each_other() {
     assert_eq!(world.ledger().claims.len(), 4);
 }
 
+/// By whatever its clock says: what the API says is not compared with it.
 #[test]
-fn a_gpu_exchanged_while_the_clock_was_ahead_is_given_out_once_the_clock_is_right() {
+fn a_gpu_that_was_exchanged_is_given_to_nobody_who_was_given_the_one_from_before() {
     let world = World::new(FakeGpus::new([h100_80(0)]));
-    let node = world.node();
-    node.overview(now()).unwrap();
-    // Another GPU under the same minor number, seen by a clock that is a year ahead.
+    world.node().overview().unwrap();
     let exchanged =
         World { gpus: FakeGpus::new([GpuInfo { uuid: h100_80(1).uuid, ..h100_80(0) }]), dir: world.dir };
     let node = exchanged.node();
     let at = |seconds: i64| Timestamp::from_second(now().as_second() + seconds).unwrap();
-    node.overview(at(365 * 86_400)).unwrap();
-    node.overview(at(10)).unwrap();
     let of = |uid: &str, allocated: i64| Request {
         allocated_at: Some(at(allocated)),
         ..request(uid, &[("a", "gpu-0-share")])
     };
-    assert!(node.prepare(&of("old", -10), false, at(60)).is_err(), "it was allocated the GPU from before");
-    node.prepare(&of("new", 30), false, at(60)).unwrap();
+    let refusal = |request: &Request| node.prepare(request, false, now()).unwrap_err().to_string();
+    // Noticed by a prepare, before the API was asked.
+    assert!(refusal(&of("new", 30)).contains("is being asked of the API server"));
+    let asked = node.overview().unwrap().0.ledger.not_asked();
+    let old = Given { claim: "old".to_owned(), at: Some(at(-10)) };
+    assert!(node.note_former(&asked, &[(0, [old].into())].into()).unwrap());
+    assert!(refusal(&of("old", -10)).contains("delete the pod so that the claim is allocated anew"));
+    for hours_behind in [0, 1, 24 * 365] {
+        let uid = format!("new-{hours_behind}");
+        node.prepare(&of(&uid, -3600 * hours_behind), false, now()).unwrap();
+        node.unprepare(&uid).unwrap();
+    }
+    // Allocated anew, it is for the GPU that is here.
+    node.prepare(&of("old", -9), false, now()).unwrap();
 }

@@ -274,14 +274,24 @@ async fn a_gpu_that_cannot_be_read_is_reported_and_the_others_are_published() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_changes_hands_only_through_hand_over() {
     let cluster = Cluster::new(world()).await;
-    let agent = cluster.start(&["--scheduler-timeouts=1s", "--absent-controller-grace=1h"]).await;
+    let flags = ["--scheduler-timeouts=1s", "--absent-controller-grace=1h"];
+    let agent = cluster.start(&flags).await;
     cluster.pool_where("controller mode", |s| all_tainted(s, "")).await;
     cluster.annotate(json!({"labels": {MODE_KEY: "scheduler"}})).await;
     let (generation, _) = cluster.pool_where("hand-over", |s| all_tainted(s, names::HAND_OVER)).await;
-    // An acknowledgement of an earlier generation is not one.
+    // An acknowledgement of an earlier generation is not one. An agent that starts after it has seen it when it first
+    // decides; that it looks for the controller twice says that it has decided, and waits on.
+    agent.terminate().await;
     cluster.annotate(json!({"annotations": {ACKNOWLEDGED_KEY: (generation - 1).to_string()}})).await;
-    tokio::time::sleep(std::time::Duration::from_millis(700)).await;
-    assert!(all_tainted(&cluster.pool().await.unwrap().1, names::HAND_OVER));
+    let faults = cluster.plane.faults();
+    let looks = faults.add(FaultRule::nth(2, of_agent(Matcher::new("get", "leases")), Fault::Note));
+    let agent = cluster.start(&flags).await;
+    eventually("two looks for the controller", || async {
+        (faults.hits(looks) == 1).then_some(()).ok_or_else(|| format!("{:?}", faults.rules()))
+    })
+    .await;
+    let (now, slices) = cluster.pool().await.unwrap();
+    assert!(now == generation && all_tainted(&slices, names::HAND_OVER));
     cluster.annotate(json!({"annotations": {ACKNOWLEDGED_KEY: generation.to_string()}})).await;
     let (scheduler, _) = cluster.pool_where("scheduler mode", untainted).await;
     assert!(scheduler > generation);
@@ -291,6 +301,50 @@ async fn a_pool_changes_hands_only_through_hand_over() {
     assert!(back > scheduler);
     let (last, _) = cluster.pool_where("controller mode", |s| all_tainted(s, "")).await;
     assert!(last > back);
+    agent.terminate().await;
+}
+
+/// Which without that would last for a day.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_goes_to_the_controller_as_soon_as_kube_scheduler_is_idle() {
+    let cluster = Cluster::new(world()).await;
+    let flags = ["--mode=scheduler", "--scheduler-timeouts=24h"];
+    let agent = cluster.start(&flags).await;
+    cluster.pool_where("scheduler mode", untainted).await;
+    cluster.annotate(json!({"labels": {MODE_KEY: "controller"}})).await;
+    let until = |slices: &[ResourceSlice]| {
+        let noted = |slice: &ResourceSlice| {
+            slice.metadata.annotations.clone().unwrap_or_default().get(names::HAND_OVER_UNTIL).cloned()
+        };
+        slices.iter().find_map(noted)
+    };
+    let noted = |slices: &[ResourceSlice]| all_tainted(slices, names::HAND_OVER) && until(slices).is_some();
+    let (generation, slices) = cluster.pool_where("hand-over, and until when", noted).await;
+    let noted = until(&slices).unwrap();
+    eventually("event", || async {
+        let notes = events(&cluster, "HandOverBegan").await;
+        let says = |note: &String| note.contains(&format!("until {noted} at the latest"));
+        notes.iter().any(says).then_some(()).ok_or_else(|| format!("{notes:?}"))
+    })
+    .await;
+    // What was said of an earlier one does not count, after a restart either.
+    cluster.annotate(json!({"annotations": {names::SCHEDULER_IDLE: (generation - 1).to_string()}})).await;
+    agent.terminate().await;
+    let agent = cluster.start(&flags).await;
+    // It has decided, and waits on: the metric is nothing before, and after a hand-over that is over.
+    let waits = || async {
+        let metrics = agent.get("/metrics").await.1;
+        let name = "dra_gpu_hand_over_until_timestamp_seconds ";
+        let value = metrics.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+        value.clone().filter(|value| value != "0").ok_or_else(|| format!("{value:?}"))
+    };
+    eventually("decided", waits).await;
+    let (now, slices) = cluster.pool().await.unwrap();
+    assert!(now == generation && all_tainted(&slices, names::HAND_OVER) && until(&slices) == Some(noted));
+    cluster.annotate(json!({"annotations": {names::SCHEDULER_IDLE: generation.to_string()}})).await;
+    let (_, slices) = cluster.pool_where("controller mode", |s| all_tainted(s, "")).await;
+    assert_eq!(until(&slices), None);
+    assert!(metric(&agent, "dra_gpu_hand_over_until_timestamp_seconds 0").await);
     agent.terminate().await;
 }
 

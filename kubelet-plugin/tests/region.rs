@@ -145,7 +145,7 @@ fn a_region_survives_the_agent_and_is_made_anew_after_a_reboot() {
     let before = fs::metadata(&path).unwrap().ino_and_dev();
     // Another process of the agent.
     let node = bounded(world.node());
-    assert!(node.recover(now()).unwrap().orphans.is_empty());
+    assert!(node.recover().unwrap().orphans.is_empty());
     prepare(&node, "c-1");
     assert_eq!(fs::metadata(&path).unwrap().ino_and_dev(), before);
     // A reboot takes what lies in memory.
@@ -154,7 +154,7 @@ fn a_region_survives_the_agent_and_is_made_anew_after_a_reboot() {
     }
     world.reboot("boot-2");
     let node = bounded(world.node());
-    node.recover(now()).unwrap();
+    node.recover().unwrap();
     prepare(&node, "c-1");
     assert_eq!(mounts(&world).len(), 1);
     assert_eq!(size(&region_dir(&world)).0, REGION_FILE_SIZE as u64);
@@ -176,7 +176,7 @@ fn a_kill_at_any_point_leaves_no_mount_behind() {
             node.unprepare("c-1").unwrap()
         });
         let node = bounded(world.node());
-        node.recover(now()).unwrap();
+        node.recover().unwrap();
         prepare(&node, "c-1");
         assert_eq!(mounts(&world).len(), 1, "killed at point {at}");
         assert!(node.unprepare("c-1").unwrap());

@@ -133,7 +133,7 @@ fn a_parked_claim_of_another_allocation_or_boot_makes_room_for_its_new_devices()
     node.unprepare("c-1").unwrap();
     world.reboot("boot-2");
     let node = world.node();
-    node.recover(now()).unwrap();
+    node.recover().unwrap();
     assert!(world.ledger().claims.is_empty(), "the reboot took what was kept");
     node.prepare(&kept(), false, now()).unwrap();
     node.give_up("c-1", now()).unwrap();
@@ -172,12 +172,12 @@ fn a_kill_at_any_point_of_parking_ends_in_the_same_state() {
         let node = world.node_with(probe);
         let done = until_killed(|| node.unprepare_at("c-1", later(10))).is_some();
         let node = world.node();
-        assert!(node.recover(now()).unwrap().failed.is_empty());
+        assert!(node.recover().unwrap().failed.is_empty());
         node.unprepare_at("c-1", later(20)).unwrap();
         assert_parked(&world, &format!("killed at {at}"));
         assert_eq!(reported(&world).0.len(), 1, "killed at {at}");
         // A restart alone leaves it.
-        world.node().recover(now()).unwrap();
+        world.node().recover().unwrap();
         assert_parked(&world, &format!("killed at {at}"));
         world.node().prepare(&kept(), false, now()).unwrap();
         node.give_up("c-1", now()).unwrap();
@@ -204,7 +204,7 @@ fn a_kill_at_any_point_of_taking_up_keeps_the_instance() {
         if !done {
             points += 1;
             let node = world.node();
-            node.recover(now()).unwrap();
+            node.recover().unwrap();
             assert_parked(&world, &format!("killed at {at}"));
             node.prepare(&kept(), false, now()).unwrap();
         }
@@ -230,7 +230,7 @@ fn a_kill_at_any_point_of_ending_a_parked_claim_leaks_nothing() {
         let node = world.node_with(probe);
         let done = until_killed(|| node.release_parked("c-1")).is_some();
         let node = world.node();
-        node.recover(now()).unwrap();
+        node.recover().unwrap();
         node.release_parked("c-1").unwrap();
         world.assert_clean();
         if done {

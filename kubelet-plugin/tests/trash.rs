@@ -66,7 +66,7 @@ fn twenty_thousand_nested_directories_cost_an_unprepare_nothing_and_are_removed(
     world.assert_clean();
     // Nothing of it was touched under the node's lock.
     assert_eq!(left(&world), 1);
-    assert!(world.node().recover(now()).unwrap().orphans.is_empty());
+    assert!(world.node().recover().unwrap().orphans.is_empty());
     assert_eq!(swept(&world), Vec::<String>::new());
     assert_eq!(left(&world), 0);
 }
@@ -77,7 +77,7 @@ fn a_share_without_a_claim_is_out_of_the_way_after_a_start_whatever_is_in_it() {
     nest(&region, 20_000);
     let stray = world.data().join("shares/stray");
     fs::rename(region.parent().unwrap(), &stray).unwrap();
-    let recovery = world.node().recover(now()).unwrap();
+    let recovery = world.node().recover().unwrap();
     assert_eq!(recovery.orphans, ["share stray"]);
     assert!(!stray.exists());
     assert_eq!(swept(&world), Vec::<String>::new());

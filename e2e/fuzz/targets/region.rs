@@ -8,6 +8,7 @@ use aliquot_quota::grant::Grant;
 use aliquot_quota::lease::{ALL_NS, Lease, Room};
 use aliquot_quota::ledger::{self, Cells, LedgerError, Word};
 use aliquot_quota::meter::Seen;
+use aliquot_quota::own::Own;
 use aliquot_quota::region::{Region, RegionView, SLOT_COUNT};
 use aliquot_quota::REGION_FILE_SIZE;
 use libfuzzer_sys::fuzz_target;
@@ -41,6 +42,7 @@ fuzz_target!(
         unsafe { at.copy_from_nonoverlapping(sound.as_ptr(), REGION_FILE_SIZE) };
         let mut input = Input(bytes);
         let mut held = [0_u64; PROCESSES];
+        let owns: [Own; PROCESSES] = Default::default();
         for (slot, held) in held.iter_mut().enumerate() {
             ledger::attach(region, slot).expect("a free slot");
             *held = 0;
@@ -52,7 +54,7 @@ fuzz_target!(
             }
             let (call, who) = (input.byte(), usize::from(input.byte()) % PROCESSES);
             now += u64::from(input.byte()) << 16;
-            let purse = &region.compute.purses[who];
+            let (purse, own) = (&region.compute.purses[who], &owns[who]);
             match call {
                 200.. => {
                     let (place, value) = (input.place(), input.word());
@@ -108,7 +110,7 @@ fuzz_target!(
                             is_known: call & 16 == 0,
                             ahead_ns: 0,
                         };
-                        match gate::enter(compute, now, ask, terms) {
+                        match gate::enter(compute, own, now, ask, terms) {
                             Entrance::Own(ns) | Entrance::Borrowed(ns) => assert!(ns <= ALL_NS),
                             Entrance::Wait(until) => {
                                 assert!(until <= now + LONGEST_DEBT_NS, "no wait is longer than the longest debt");
@@ -121,6 +123,7 @@ fuzz_target!(
                         let _ = purse.spend(usize::from(input.byte()), input.word());
                         for taken in purse.trim(input.word()) {
                             gate::give_back(compute, now, taken, 30);
+                            own.give_back(now, taken, 30);
                         }
                     }
                     9 => {
@@ -130,16 +133,19 @@ fuzz_target!(
                             borrowed_true_up_ns: input.word() as i64,
                             ..Grant::default()
                         };
-                        gate::true_up(compute, now, &grant, 30);
+                        gate::true_up(compute, own, now, &grant, 30);
                     }
                     10 => {
                         let seen = Seen { start_ns: now, end_ns: input.word(), ..Seen::default() };
-                        gate::log(compute, who as u16, false, &seen);
+                        gate::log(compute, own, who as u16, false, &seen);
                         let _ = Mark::of(input.word());
                     }
                     _ => {
-                        gate::correct(compute, now, input.word() as i64, 30);
-                        gate::correct_borrowed(compute, now, input.word() as i64, input.byte() % 101);
+                        let (delta, borrowed, percent) = (input.word() as i64, input.word() as i64, input.byte() % 101);
+                        gate::correct(compute, now, delta, 30);
+                        gate::correct_borrowed(compute, now, borrowed, percent);
+                        own.correct(now, delta, 30);
+                        own.correct_borrowed(now, borrowed, percent);
                     }
                 },
             }

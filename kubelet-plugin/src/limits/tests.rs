@@ -4,7 +4,6 @@ use crate::ledger::{Held, Record, Share};
 use crate::testing;
 use aliquot_model::config::{ComputePolicy, FailMode};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
 
 const GIB: u64 = 1 << 30;
 
@@ -49,7 +48,7 @@ fn ledger(claims: &[(&str, Device)]) -> Ledger {
             confirmed: true,
             retention: None,
             steps: Vec::new(),
-            extra: BTreeMap::new(),
+            extra: Default::default(),
         };
         ledger.claims.insert((*uid).to_owned(), record);
     }

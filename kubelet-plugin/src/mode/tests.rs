@@ -9,7 +9,13 @@ fn time(second: i64) -> Timestamp {
 }
 
 fn observed(target: Target, now: i64) -> Observed {
-    Observed { target, now: time(now), acknowledged: None, controller_absent_since: None }
+    Observed {
+        target,
+        now: time(now),
+        acknowledged: None,
+        scheduler_idle: None,
+        controller_absent_since: None,
+    }
 }
 
 fn hand_over(from: Option<Target>, published: Option<(i64, i64)>) -> Phase {
@@ -73,6 +79,42 @@ fn the_controller_gets_the_pool_after_the_schedulers_time_outs() {
 }
 
 #[rstest]
+#[case::nobody_said_so(None, false)]
+#[case::of_an_earlier_hand_over(Some(6), false)]
+#[case::of_this_one(Some(7), true)]
+#[case::of_this_one_published_anew_meanwhile(Some(8), true)]
+fn the_controller_gets_the_pool_as_soon_as_kube_scheduler_is_idle(
+    #[case] idle: Option<i64>,
+    #[case] done: bool,
+) {
+    let phase = hand_over(Some(Scheduler), Some((7, 100)));
+    let seen = Observed { scheduler_idle: idle, ..observed(Controller, 101) };
+    let want = if done { Phase::Settled { by: Controller } } else { phase };
+    assert_eq!(next(phase, &seen, &WAITS).0, want);
+    // It says nothing about the controller, which may still be writing.
+    let phase = hand_over(Some(Controller), Some((7, 100)));
+    let seen = Observed { scheduler_idle: idle, ..observed(Scheduler, 101) };
+    assert_eq!(next(phase, &seen, &WAITS).0, phase);
+}
+
+#[test]
+fn what_was_said_before_the_hand_over_was_published_does_not_end_it() {
+    let phase = hand_over(Some(Scheduler), None);
+    let seen = Observed { scheduler_idle: Some(99), ..observed(Controller, 10_000) };
+    assert_eq!(next(phase, &seen, &WAITS).0, phase);
+}
+
+#[test]
+fn only_a_published_hand_over_that_waits_for_kube_scheduler_says_until_when() {
+    let until = |phase: Phase| phase.until(&WAITS);
+    assert_eq!(until(hand_over(Some(Scheduler), Some((7, 100)))), Some(time(710)));
+    assert_eq!(until(hand_over(None, Some((7, 100)))), Some(time(710)));
+    assert_eq!(until(hand_over(Some(Scheduler), None)), None);
+    assert_eq!(until(hand_over(Some(Controller), Some((7, 100)))), None);
+    assert_eq!(until(Phase::Settled { by: Controller }), None);
+}
+
+#[rstest]
 #[case(Controller)]
 #[case(Scheduler)]
 fn a_change_of_mind_goes_straight_back(#[case] from: Target) {
@@ -87,6 +129,8 @@ fn from_an_unknown_origin_both_sides_are_waited_for() {
     assert_eq!(next(phase, &acknowledged(200), &WAITS).0, phase);
     assert_eq!(next(phase, &observed(Scheduler, 5000), &WAITS).0, phase);
     assert_eq!(next(phase, &acknowledged(710), &WAITS).0, Phase::Settled { by: Scheduler });
+    let idle = Observed { scheduler_idle: Some(7), ..acknowledged(200) };
+    assert_eq!(next(phase, &idle, &WAITS).0, Phase::Settled { by: Scheduler });
 }
 
 #[test]

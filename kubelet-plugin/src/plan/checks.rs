@@ -21,12 +21,28 @@ pub(super) fn refuse_conflicts(
         .find(|(_, other)| other.held.is_some_and(|other| other.holding().conflicts(held.holding())));
     match taken {
         None => Ok(()),
-        Some((record, other)) => Err(Refusal::Conflict {
+        Some((holder, other)) => Err(Refusal::Conflict {
             device: allocated.device.clone(),
             gpu: device.gpu.clone(),
-            other: Box::new(record.claim.clone()),
+            other: Box::new(holder.claim.clone()),
             other_device: other.device.clone(),
-            state: record.standing(),
+            state: holder.standing,
+        }),
+    }
+}
+
+/// A record that does not say which GPUs it has may have any.
+pub(super) fn refuse_beside_unfathomed(
+    snapshot: &Snapshot<'_>,
+    request: &Request,
+    allocated: &Allocated,
+) -> Result<(), Refusal> {
+    match snapshot.ledger.unfathomed().filter(|other| other.claim.uid != request.claim.uid) {
+        None => Ok(()),
+        Some(other) => Err(Refusal::Unfathomed {
+            device: allocated.device.clone(),
+            other: Box::new(other.claim.clone()),
+            release: snapshot.ledger.beside.release_or_unknown().to_owned(),
         }),
     }
 }
@@ -77,7 +93,7 @@ pub(super) fn refuse_oversubscription(
     ];
     for (capacity, wanted, total) in checks {
         if wanted > total {
-            let holders: Vec<String> = others.iter().map(|(record, _)| record.claim.to_string()).collect();
+            let holders: Vec<String> = others.iter().map(|(holder, _)| holder.claim.to_string()).collect();
             return Err(Refusal::Oversubscribed {
                 gpu: gpu.uuid.clone(),
                 capacity,
@@ -149,11 +165,11 @@ pub(super) fn refuse_other_time_slice(
     let other = snapshot
         .ledger
         .others(&request.claim.uid, &device.gpu)
-        .find_map(|(record, other)| other.time_slice.filter(|set| *set != wanted).map(|set| (record, set)));
+        .find_map(|(holder, other)| other.time_slice.filter(|set| *set != wanted).map(|set| (holder, set)));
     match other {
         None => Ok(()),
-        Some((record, set)) => {
-            Err(Refusal::TimeSlice { gpu: device.gpu.clone(), set, wanted, other: record.claim.clone() })
+        Some((holder, set)) => {
+            Err(Refusal::TimeSlice { gpu: device.gpu.clone(), set, wanted, other: holder.claim.clone() })
         }
     }
 }

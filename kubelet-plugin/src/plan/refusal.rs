@@ -29,6 +29,7 @@ impl PlanError {
                 | Refusal::Oversubscribed { .. }
                 | Refusal::Foreign { .. }
                 | Refusal::Unaccounted { .. }
+                | Refusal::Unfathomed { .. }
                 | Refusal::WithinClaim { .. }
         )
     }
@@ -58,6 +59,16 @@ pub enum Refusal {
         now: GpuUuid,
         /// What it meant, as far as known.
         then: String,
+    },
+    /// The name means another GPU than before, and nobody knows yet whether the claim was given the former one.
+    #[error(
+        "device {device} means GPU {now} since a short while, and which claims were given the former one is being asked of the API server; it is tried again, and if this lasts, look at why the node agent cannot list ResourceClaims"
+    )]
+    Exchanged {
+        /// Device.
+        device: DeviceName,
+        /// GPU now.
+        now: GpuUuid,
     },
     /// No such profile or placement on the board.
     #[error(
@@ -97,15 +108,27 @@ pub enum Refusal {
     },
     /// The checkpoint does not know a claim that may be using the GPU.
     #[error(
-        "device {device} is on a GPU that a claim with UID {uid} may be using, of which the node's checkpoint has lost the record; it becomes free when the pods of that claim have ended (if none runs, remove {})", spec.display()
+        "device {device} is on a GPU that a claim with UID {uid} may be using, of which the node's checkpoint has lost the record; it becomes free when the pods of that claim have ended{}", spec.as_ref().map(|spec| format!(" (if none runs, remove {})", spec.display())).unwrap_or_default()
     )]
     Unaccounted {
         /// Device.
         device: DeviceName,
         /// UID of the other claim.
         uid: String,
-        /// Its CDI spec.
-        spec: std::path::PathBuf,
+        /// Its CDI spec, if it has one.
+        spec: Option<std::path::PathBuf>,
+    },
+    /// A record of a newer release does not say which GPUs it has.
+    #[error(
+        "device {device} may be held by claim {other}, whose record release {release} of the node agent wrote and this one ({own}) does not understand; it becomes free when that release runs on this node again and the claim is unprepared", own = env!("CARGO_PKG_VERSION")
+    )]
+    Unfathomed {
+        /// Device.
+        device: DeviceName,
+        /// The other claim.
+        other: Box<ClaimRef>,
+        /// The newer release.
+        release: String,
     },
     /// A partition that nobody knows is in the way.
     #[error(

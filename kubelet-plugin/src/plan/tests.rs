@@ -3,7 +3,8 @@ use crate::claim::Consumed;
 use crate::ledger::State;
 use crate::testing::{allocated, board, claim, h100, request};
 use aliquot_model::config::{GpuConfig, ShareConfig};
-use aliquot_model::{MigUuid, Quantity};
+use aliquot_model::{MigUuid, Placement, Quantity};
+use jiff::Timestamp;
 use rstest::rstest;
 
 struct World {
@@ -249,17 +250,27 @@ fn a_name_that_means_another_gpu_than_before_is_refused() {
 }
 
 #[rstest]
-#[case::before(99, false)]
-#[case::in_the_same_second(100, true)]
-#[case::after(101, true)]
-fn an_allocation_from_before_a_renumbering_is_refused(#[case] allocated_at: i64, #[case] ok: bool) {
+#[case::given_the_gpu_from_before("a", 99, Some("means GPU"))]
+#[case::allocated_anew("a", 100, None)]
+#[case::another_claim("b", 99, None)]
+fn an_allocation_from_before_an_exchange_is_refused(
+    #[case] uid: &str,
+    #[case] allocated_at: i64,
+    #[case] words: Option<&str>,
+) {
     let mut world = World::of(vec![h100(0)]);
     let time = |second| Timestamp::from_second(second).unwrap();
-    world.ledger.bind([(0, h100(5).uuid)], time(1));
-    world.ledger.bind([(0, h100(0).uuid)], time(100));
-    let mut request = request("a", &[("g", "gpu-0")]);
+    world.ledger.bind([(0, h100(5).uuid)]);
+    world.ledger.bind([(0, h100(0).uuid)]);
+    let mut request = request(uid, &[("g", "gpu-0")]);
     request.allocated_at = Some(time(allocated_at));
-    assert_eq!(world.plan(&request).is_ok(), ok);
+    let got = world.plan(&request).unwrap_err();
+    assert!(matches!(got, Refusal::Exchanged { .. }), "{got:?}");
+    let given = Given { claim: "a".to_owned(), at: Some(time(99)) };
+    world.ledger.note_former(&world.ledger.not_asked(), &[(0, [given].into())].into());
+    let got = world.plan(&request).err().map(|refusal| refusal.to_string());
+    assert_eq!(got.is_some(), words.is_some(), "{got:?}");
+    assert!(got.is_none_or(|got| words.is_some_and(|words| got.contains(words))));
 }
 
 #[test]

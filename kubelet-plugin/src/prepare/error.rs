@@ -3,6 +3,7 @@
 use crate::claim::ClaimRef;
 use crate::execute::StepError;
 use crate::plan::PlanError;
+use crate::rebuild::Disagreement;
 use crate::reservation::ReserveError;
 use crate::store::StoreError;
 use aliquot_nvml::GpuError;
@@ -62,6 +63,30 @@ pub enum PrepareError {
         claim: ClaimRef,
         /// Devices that are prepared.
         prepared: String,
+    },
+    /// The claim's record is lost, and containers may be running with something else than it has now.
+    #[error(
+        "the checkpoint has no record of claim {claim}, and {reason}: containers may be running with what {} gives them, so it stays as it is; delete the pods that use the claim and create them again (if none of them runs, removing the file is enough)", spec.display()
+    )]
+    Disagrees {
+        /// The claim.
+        claim: ClaimRef,
+        /// Its CDI spec.
+        spec: PathBuf,
+        /// In what it and the rest do not agree.
+        reason: Box<Disagreement>,
+    },
+    /// Only a newer release understands the claim's record.
+    #[error(
+        "claim {claim} was prepared by release {release} of the node agent, whose record this one ({own}) does not understand ({why}): its containers go on, and new ones can be started once that release runs on this node again, or after the pods that use the claim are deleted", own = env!("CARGO_PKG_VERSION")
+    )]
+    Newer {
+        /// The claim.
+        claim: Box<ClaimRef>,
+        /// The newer release.
+        release: String,
+        /// What is not understood.
+        why: String,
     },
     /// Another process changed the claim's record in between.
     #[error(

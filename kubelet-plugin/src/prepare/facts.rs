@@ -6,7 +6,6 @@ use crate::ledger::Record;
 use crate::reservation::Reserved;
 use aliquot_model::GpuUuid;
 use aliquot_nvml::Inventory;
-use jiff::Timestamp;
 use std::collections::BTreeSet;
 
 /// How often GPUs may turn out to have other minor numbers than a moment ago.
@@ -19,7 +18,6 @@ impl Node {
         &self,
         request: &Request,
         prior: Option<&Record>,
-        now: Timestamp,
     ) -> Result<(Reserved, Inventory), PrepareError> {
         for _ in 0..TRIES {
             let bindings = self.ledger()?.bindings;
@@ -33,7 +31,7 @@ impl Node {
             }
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
-            if bind(&mut ledger, &facts, now) {
+            if bind(&mut ledger, &facts) {
                 locked.save_releasing(&ledger)?;
             }
         }

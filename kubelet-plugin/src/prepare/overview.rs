@@ -6,7 +6,6 @@ use crate::partitioning::Partitioning;
 use aliquot_model::layout::Holding;
 use aliquot_model::{GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
-use jiff::Timestamp;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the ledger says, for publishing, health and metrics.
@@ -29,14 +28,18 @@ impl Overview {
         let mut held: BTreeMap<GpuUuid, Vec<Holding>> = BTreeMap::new();
         let of_claims = self
             .ledger
-            .claims
-            .values()
-            .filter(|record| vanished.contains(&record.claim.uid))
-            .flat_map(|record| &record.devices)
-            .filter_map(|device| Some((device.gpu.clone(), device.held?.holding())));
+            .held()
+            .filter(|(holder, _)| vanished.contains(&holder.claim.uid))
+            .filter_map(|(_, device)| Some((device.gpu.clone(), device.held?.holding())));
         let of_nobody =
             self.foreign.iter().map(|mig| (mig.parent.clone(), Holding::Partition(mig.placement)));
-        for (gpu, holding) in of_claims.chain(of_nobody) {
+        let gpus = || self.inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let lost = self.unaccounted.iter().filter(|lost| vanished.contains(&lost.uid));
+        let of_lost = lost.flat_map(|lost| &lost.devices).filter_map(|device| {
+            let gpu = gpus().find(|gpu| gpu.minor == device.minor())?;
+            Some((gpu.uuid.clone(), Holding::of(device, gpu)?))
+        });
+        for (gpu, holding) in of_claims.chain(of_nobody).chain(of_lost) {
             let list = held.entry(gpu).or_default();
             if !list.contains(&holding) {
                 list.push(holding);
@@ -54,21 +57,22 @@ impl Node {
     ///
     /// # Errors
     /// If lock or checkpoint cannot be had. GPUs that cannot be read leave the inventory empty.
-    pub fn overview(&self, now: Timestamp) -> Result<(Overview, Option<GpuError>), PrepareError> {
+    pub fn overview(&self) -> Result<(Overview, Option<GpuError>), PrepareError> {
         let before = self.ledger()?;
         let (inventory, error) = match self.machine.gpus.inventory() {
             Ok(inventory) => (Some(inventory), None),
             Err(error) => (None, Some(error)),
         };
+        let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         if let Some(inventory) = &inventory
-            && bind(&mut ledger, inventory, now)
+            && bind(&mut ledger, inventory)
         {
             locked.save_releasing(&ledger)?;
         }
-        let unaccounted = self.unaccounted(&ledger);
         drop(locked);
+        let unaccounted = self.unaccounted(&specs, &ledger);
         let on_demand = self.partitioning.get() == Partitioning::OnDemand;
         let foreign = inventory
             .iter()

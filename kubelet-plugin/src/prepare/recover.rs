@@ -4,8 +4,6 @@ use super::{Node, PrepareError, Recovery, forget_attempt, hardware};
 use crate::edits;
 use crate::ledger::{Ledger, Record, State};
 use crate::share;
-use crate::store::StoreError;
-use jiff::Timestamp;
 use std::collections::BTreeSet;
 
 impl Node {
@@ -14,22 +12,13 @@ impl Node {
     ///
     /// # Errors
     /// If lock or checkpoint cannot be had at all.
-    pub fn recover(&self, now: Timestamp) -> Result<Recovery, PrepareError> {
+    pub fn recover(&self) -> Result<Recovery, PrepareError> {
         let mut locked = self.store.lock(self.lock_timeout)?;
-        let mut recovery = Recovery::default();
-        let mut ledger = match locked.load() {
-            Ok(loaded) => {
-                recovery.damaged = loaded.damaged;
-                loaded.ledger
-            }
-            Err(StoreError::Corrupt { details }) => {
-                recovery.damaged.push(details);
-                recovery.set_aside = locked.set_aside(&now.as_second().to_string())?;
-                Ledger::default()
-            }
-            Err(error) => return Err(error.into()),
-        };
-        if !recovery.damaged.is_empty() {
+        let mut ledger = locked.load()?.ledger;
+        let mut recovery =
+            Recovery { damaged: self.store.take_damage(), lost: ledger.lost.clone(), ..Recovery::default() };
+        if !recovery.damaged.is_empty() || ledger.lost.is_some() {
+            // From here on no start takes what is there for all that there was.
             locked.save_releasing(&ledger)?;
         }
         if let Err(error) = locked.settle(&ledger) {
@@ -48,15 +37,18 @@ impl Node {
                 Err(error) => recovery.failed.push((claim, error.to_string())),
             }
         }
+        recovery.renewed = self.renew_hooks(&ledger);
+        let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         ledger = locked.load()?.ledger;
         if let Err(error) = self.rebalance(&ledger) {
             tracing::warn!(%error, "best-effort shares keep their old cap");
         }
-        recovery.unaccounted = self.unaccounted(&ledger);
+        recovery.newer = ledger.newer.values().map(|newer| newer.claim.clone()).collect();
+        recovery.unaccounted = self.unaccounted(&specs, &ledger);
         // With the ledger lost, what looks like an orphan may belong to a running pod.
-        if recovery.set_aside.is_empty() {
-            self.remove_orphans(&ledger, &mut recovery);
+        if ledger.lost.is_none() {
+            recovery.orphans = self.remove_orphans(&ledger);
         }
         Ok(recovery)
     }
@@ -84,32 +76,34 @@ impl Node {
         Ok(half_done)
     }
 
-    /// Removes CDI specs and share directories that no claim has, nor one that the ledger may have lost.
-    fn remove_orphans(&self, ledger: &Ledger, recovery: &mut Recovery) {
+    /// Removes CDI specs and share directories that no claim has, nor one that the ledger may have lost. The node is
+    /// locked, and `ledger` is what it has. Returns what was removed.
+    pub(super) fn remove_orphans(&self, ledger: &Ledger) -> Vec<String> {
         let driver = &self.machine.site.driver;
-        let prefix = edits::spec_prefix(driver);
-        let specs = self.machine.cdi.list(&prefix).unwrap_or_default();
-        for name in specs {
-            let known = name.strip_prefix(&prefix).is_some_and(|uid| {
-                ledger.claims.contains_key(uid) || recovery.unaccounted.iter().any(|lost| lost.uid == uid)
-            });
+        let mut orphans = Vec::new();
+        let specs = self.specs().unwrap_or_default();
+        let unaccounted = self.unaccounted(&specs, ledger);
+        for uid in &specs {
+            let known = ledger.has(uid) || unaccounted.iter().any(|lost| lost.uid == *uid);
+            let name = edits::spec_name(driver, uid);
             if !known && self.machine.cdi.remove(&name).unwrap_or(false) {
-                recovery.orphans.push(format!("CDI spec {name}"));
+                orphans.push(format!("CDI spec {name}"));
             }
         }
         let ids: BTreeSet<&str> = ledger
-            .claims
-            .values()
-            .flat_map(|record| record.devices.iter().map(|device| device.result_id.as_str()))
-            .chain(recovery.unaccounted.iter().flat_map(|lost| lost.results.iter().map(String::as_str)))
+            .held()
+            .map(|(_, device)| device.result_id.as_str())
+            .chain(unaccounted.iter().flat_map(|lost| &lost.named).map(|named| named.result_id.as_str()))
             .collect();
+        // What a newer release has is only it to say: the ids of results begin with the claim's UID.
+        let of_newer = |id: &str| ledger.newer.keys().any(|uid| id.starts_with(uid.as_str()));
         let strays = share::list(&self.machine.shares).unwrap_or_default();
-        let strays: Vec<String> = strays.into_iter().filter(|id| !ids.contains(id.as_str())).collect();
-        for id in strays {
+        for id in strays.into_iter().filter(|id| !ids.contains(id.as_str()) && !of_newer(id)) {
             if share::discard(&self.machine.shares, &id).is_ok() {
-                recovery.orphans.push(format!("share {id}"));
+                orphans.push(format!("share {id}"));
             }
         }
+        orphans
     }
 }
 

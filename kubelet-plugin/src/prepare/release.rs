@@ -20,7 +20,7 @@ impl Node {
     /// [`UnprepareError`].
     pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
-        let Some(record) = self.record(uid)? else { return self.release_unaccounted(uid) };
+        let Some(record) = self.record(uid)? else { return self.release_unknown(uid, now) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         let _gpus = self.reserve_gpus(&hardware(&record))?;
         if record.is_parked() {
@@ -39,14 +39,27 @@ impl Node {
     /// [`UnprepareError`], as [`Self::unprepare`].
     pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
-        let Some(record) = self.record(uid)? else { return self.release_unaccounted(uid) };
+        let Some(record) = self.record(uid)? else { return self.release_unknown(uid, now) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         let _gpus = self.reserve_gpus(&hardware(&record))?;
         self.release_at(record, &boot_id, now)?;
         Ok(true)
     }
 
-    fn release_at(&self, mut record: Record, boot_id: &str, now: Timestamp) -> Result<(), UnprepareError> {
+    /// What the ledger does not have as a record of this release. The claim is reserved.
+    fn release_unknown(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
+        match self.ledger()?.newer.remove(uid) {
+            Some(newer) => self.release_newer(&newer, now).map(|()| true),
+            None => self.release_unaccounted(uid),
+        }
+    }
+
+    pub(super) fn release_at(
+        &self,
+        mut record: Record,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<(), UnprepareError> {
         // What keeps it from being released now is not the claim's fault: the first time counts.
         record.ended.get_or_insert(now.as_second());
         self.release(&mut record, boot_id)
@@ -59,6 +72,8 @@ impl Node {
         let ledger = {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
+            // One of a newer release that is understood so far.
+            ledger.newer.remove(&uid);
             put(&mut ledger, record.clone());
             self.machine.probe.at("before write-ahead");
             locked.save_releasing(&ledger)?;

@@ -1,4 +1,4 @@
-//! Claims that the checkpoint does not know although their CDI specs are here.
+//! Claims that pods may be using and that the checkpoint does not know.
 //!
 //! An intact checkpoint knows every claim with a spec: a record is written before the spec, and removed after it.
 //! A spec without a record therefore says that the checkpoint was lost, and that a pod may be running with what
@@ -7,8 +7,13 @@
 //!
 //! - files that such a spec names are not removed;
 //! - no other claim is prepared on a GPU that it names;
-//! - its own claim may be prepared again, which makes the record anew, and unprepared, which removes the files;
-//! - the collector gives it back once the API does not have the claim and no pod can be using it.
+//! - its own claim may be prepared again, which makes the record anew if it has what the spec names, and
+//!   unprepared, which removes the files;
+//! - the collector has the record made anew from what the API has ([`super::rebuild`]), or gives the claim back
+//!   once the API does not have it and nothing can be using it.
+//!
+//! A claim that pods run with, says the API, and that has no spec either, is written down with the loss
+//! ([`Lost::running`](crate::ledger::Lost)) and keeps its GPU likewise.
 
 use super::{Node, UnprepareError};
 use crate::claim::Request;
@@ -16,35 +21,56 @@ use crate::edits;
 use crate::ledger::Ledger;
 use crate::plan::{PlanError, Refusal};
 use crate::share;
+use crate::store::StoreError;
 use aliquot_cdi::Spec;
 use aliquot_model::{DeviceKind, DeviceName};
+use std::collections::BTreeSet;
 
-/// A claim of which only the CDI spec is known.
+/// A device that a CDI spec names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Named {
+    /// Id of the allocation result.
+    pub result_id: String,
+    /// The device.
+    pub device: DeviceName,
+    /// UUID of its GPU, or of its MIG device.
+    pub uuid: String,
+}
+
+/// Reads which devices a spec of ours gives containers.
+pub(super) fn named(spec: &Spec) -> Vec<Named> {
+    let named = spec.devices.iter().filter_map(|device| {
+        let (name, uuid) = device.container_edits.environment().into_iter().find_map(|(name, value)| {
+            value.split_once('=').filter(|_| name.starts_with(edits::DEVICE_ENV))
+        })?;
+        let (device_name, uuid) = (DeviceName::parse(name)?, uuid.to_owned());
+        Some(Named { result_id: device.name.to_string(), device: device_name, uuid })
+    });
+    named.collect()
+}
+
+/// A claim that has no record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unaccounted {
     /// UID of the claim.
     pub uid: String,
-    /// Ids of its allocation results.
-    pub results: Vec<String>,
+    /// Devices that its CDI spec names; empty if only the API knows it.
+    pub named: Vec<Named>,
     /// Its devices.
     pub devices: Vec<DeviceName>,
 }
 
 impl Unaccounted {
-    /// Reads what a spec says. A spec that names no device of ours gives no container anything.
+    /// A spec that names no device of ours gives no container anything.
     fn of(uid: &str, spec: &Spec) -> Option<Self> {
-        let mut found = Self { uid: uid.to_owned(), results: Vec::new(), devices: Vec::new() };
-        for device in &spec.devices {
-            let named = device.container_edits.environment().into_iter().find_map(|(name, value)| {
-                let (device, _) = value.split_once('=').filter(|_| name.starts_with(edits::DEVICE_ENV))?;
-                DeviceName::parse(device)
-            });
-            if let Some(named) = named {
-                found.results.push(device.name.to_string());
-                found.devices.push(named);
-            }
-        }
-        (!found.devices.is_empty()).then_some(found)
+        let named = named(spec);
+        let devices = named.iter().map(|named| named.device.clone()).collect();
+        (!named.is_empty()).then(|| Self { uid: uid.to_owned(), named, devices })
+    }
+
+    /// Whether its CDI spec is here.
+    pub fn has_spec(&self) -> bool {
+        !self.named.is_empty()
     }
 
     /// Returns true if a pod that uses it may be using the GPU with this minor number.
@@ -54,15 +80,40 @@ impl Unaccounted {
 }
 
 impl Node {
-    /// Claims whose CDI specs are here and whose records are not. Specs that cannot be read are none.
-    pub(super) fn unaccounted(&self, ledger: &Ledger) -> Vec<Unaccounted> {
+    /// UIDs of the claims that have a CDI spec. It is asked before the ledger is read: what comes between has a
+    /// record, and what goes is gone when it is read.
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub(super) fn specs(&self) -> Result<BTreeSet<String>, StoreError> {
         let prefix = edits::spec_prefix(&self.machine.site.driver);
-        let names = self.machine.cdi.list(&prefix).unwrap_or_default();
-        let unknown = names.iter().filter_map(|name| {
-            let uid = name.strip_prefix(&prefix).filter(|uid| !ledger.claims.contains_key(*uid))?;
-            Unaccounted::of(uid, &self.machine.cdi.read(name).ok().flatten()?)
+        let names = self.machine.cdi.list(&prefix).map_err(|error| StoreError::Io {
+            action: "list",
+            path: self.machine.cdi.path().to_owned(),
+            source: std::io::Error::other(error),
+        })?;
+        Ok(names.iter().filter_map(|name| Some(name.strip_prefix(&prefix)?.to_owned())).collect())
+    }
+
+    /// Whether a claim has a CDI spec.
+    pub(super) fn has_spec(&self, uid: &str) -> bool {
+        self.machine.cdi.file(&edits::spec_name(&self.machine.site.driver, uid)).exists()
+    }
+
+    /// Claims that may be in use and have no record. Reads specs only of those; one that cannot be read is none.
+    pub(super) fn unaccounted(&self, specs: &BTreeSet<String>, ledger: &Ledger) -> Vec<Unaccounted> {
+        let driver = &self.machine.site.driver;
+        let by_spec = specs.iter().filter(|uid| !ledger.has(uid)).filter_map(|uid| {
+            Unaccounted::of(uid, &self.machine.cdi.read(&edits::spec_name(driver, uid)).ok().flatten()?)
         });
-        unknown.collect()
+        let mut found: Vec<Unaccounted> = by_spec.collect();
+        for (uid, running) in ledger.lost.iter().flat_map(|lost| &lost.running) {
+            if !ledger.has(uid) && found.iter().all(|found| found.uid != *uid) {
+                let devices = running.names().collect();
+                found.push(Unaccounted { uid: uid.clone(), named: Vec::new(), devices });
+            }
+        }
+        found
     }
 
     /// Refuses a claim that would share a GPU with one that the checkpoint does not know.
@@ -72,17 +123,19 @@ impl Node {
     pub(super) fn refuse_beside_unaccounted(
         &self,
         request: &Request,
+        specs: &BTreeSet<String>,
         ledger: &Ledger,
     ) -> Result<(), PlanError> {
-        let unaccounted = self.unaccounted(ledger);
+        let unaccounted = self.unaccounted(specs, ledger);
         for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
             let minor = wanted.device.minor();
             let other = unaccounted.iter().find(|other| other.uid != request.claim.uid && other.uses(minor));
             if let Some(other) = other {
+                let spec = edits::spec_name(&self.machine.site.driver, &other.uid);
                 let refusal = Refusal::Unaccounted {
                     device: wanted.device.clone(),
                     uid: other.uid.clone(),
-                    spec: self.machine.cdi.file(&edits::spec_name(&self.machine.site.driver, &other.uid)),
+                    spec: other.has_spec().then(|| self.machine.cdi.file(&spec)),
                 };
                 return Err(PlanError::new(&wanted.request, refusal));
             }
@@ -90,23 +143,34 @@ impl Node {
         Ok(())
     }
 
-    /// Removes the files of a claim that has no record. Its GPU instances then belong to no claim, and go as
-    /// such. Returns whether there were any files. The claim is reserved.
+    /// Removes what is here of a claim that has no record. Its GPU instances then belong to no claim, and go as
+    /// such. Returns whether there was anything. The claim is reserved.
     ///
     /// # Errors
     /// [`UnprepareError`]; the spec is still there, and it can be tried again.
     pub(super) fn release_unaccounted(&self, uid: &str) -> Result<bool, UnprepareError> {
-        let ledger = self.ledger()?;
-        let Some(found) = self.unaccounted(&ledger).into_iter().find(|found| found.uid == uid) else {
-            return Ok(false);
-        };
-        for id in &found.results {
-            share::discard(&self.machine.shares, id)?;
+        let removed = self.remove_files(uid)?;
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let running = ledger.lost.as_mut().and_then(|lost| lost.running.remove(uid)).is_some();
+        if running {
+            locked.save_releasing(&ledger)?;
+        }
+        Ok(removed || running)
+    }
+
+    /// Removes a claim's CDI spec and the shares that it names. Returns whether there was a spec.
+    ///
+    /// # Errors
+    /// [`UnprepareError`]; the spec is still there, and it can be tried again.
+    pub(super) fn remove_files(&self, uid: &str) -> Result<bool, UnprepareError> {
+        let name = edits::spec_name(&self.machine.site.driver, uid);
+        let spec = self.machine.cdi.read(&name).ok().flatten();
+        for named in spec.iter().flat_map(named) {
+            share::discard(&self.machine.shares, &named.result_id)?;
         }
         // Last: while the spec is there the GPU is kept.
-        let name = edits::spec_name(&self.machine.site.driver, uid);
-        let removed = self.machine.cdi.remove(&name);
-        removed.map_err(|error| UnprepareError::Undo {
+        self.machine.cdi.remove(&name).map_err(|error| UnprepareError::Undo {
             undo: format!("remove CDI spec {name}"),
             source: error.into(),
         })

@@ -4,7 +4,13 @@ use aliquot_model::layout::{AllocatorMode, GpuState, Options, publish};
 use rstest::rstest;
 
 fn owner() -> Owner {
-    Owner { driver: DRIVER.into(), pool: POOL.into(), node: "n1".into(), node_uid: "node-uid".into() }
+    Owner {
+        driver: DRIVER.into(),
+        pool: POOL.into(),
+        node: "n1".into(),
+        node_uid: "node-uid".into(),
+        hand_over_until: None,
+    }
 }
 
 fn layout_of(mode: AllocatorMode) -> Vec<Slice> {
@@ -92,6 +98,22 @@ fn a_change_of_mode_is_always_a_new_generation() {
     let writes = writes(&stored(4), &layout_of(AllocatorMode::HandOver), &owner(), 4, true);
     assert_eq!(writes.generation, 5);
     assert_eq!(writes.update.len(), layout().len());
+}
+
+#[test]
+fn until_when_a_hand_over_lasts_is_noted_in_place_and_goes_with_it() {
+    let hand_over = layout_of(AllocatorMode::HandOver);
+    let until = Owner { hand_over_until: Some("2026-01-02T03:04:05.6Z".parse().unwrap()), ..owner() };
+    let actual = objects(&hand_over, &owner(), 4);
+    let noted = writes(&actual, &hand_over, &until, 4, false);
+    assert_eq!((noted.generation, noted.create.len(), noted.update.len()), (4, 0, 1));
+    let annotations = noted.update[0].metadata.annotations.as_ref().unwrap();
+    assert_eq!(annotations[names::HAND_OVER_UNTIL], "2026-01-02T03:04:06Z", "rounded up");
+    let mut actual = actual;
+    actual[0].metadata.annotations = Some(annotations.clone());
+    assert!(writes(&actual, &hand_over, &until, 4, false).is_empty());
+    let over = writes(&actual, &layout(), &owner(), 4, true);
+    assert!(over.update.iter().all(|slice| slice.metadata.annotations.is_none()));
 }
 
 #[test]

@@ -1,0 +1,313 @@
+//! After a loss of the checkpoint: asks the API what there should be, has records made anew where CDI specs and
+//! hardware agree with it, and gives back what nobody can be using.
+
+use super::{API_TIMEOUT, Collector, claims_of, may_run};
+use crate::claim::{self, ClaimRef};
+use crate::ledger::Running;
+use crate::prepare::{Conclusion, Overview, Unaccounted};
+use crate::reasons;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::Api;
+use kube::api::ListParams;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio::time::{Instant, timeout};
+
+/// What is remembered between two looks.
+#[derive(Debug, Default)]
+pub(super) struct Memory {
+    /// Since when nobody can be using a claim.
+    unused: BTreeMap<String, Instant>,
+    /// What the API does not have.
+    gone: BTreeSet<String>,
+    /// What was said of a claim.
+    told: BTreeMap<String, String>,
+}
+
+/// What the API has.
+struct Known {
+    pods: Vec<Pod>,
+    claims: Vec<ResourceClaim>,
+}
+
+impl Known {
+    fn by_uid(&self, uid: &str) -> Option<&ResourceClaim> {
+        self.claims.iter().find(|claim| claim.metadata.uid.as_deref() == Some(uid))
+    }
+
+    /// Whether a pod of this node with containers names a claim that the API does not have: then that pod may be
+    /// using anything. One without containers uses nothing yet, and anybody can make such a pod.
+    fn is_in_doubt(&self) -> bool {
+        let names: BTreeSet<(&str, &str)> = self
+            .claims
+            .iter()
+            .filter_map(|claim| Some((claim.metadata.namespace.as_deref()?, claim.metadata.name.as_deref()?)))
+            .collect();
+        self.pods.iter().any(|pod| {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            may_have_containers(pod) && claims_of(pod).any(|name| !names.contains(&(namespace, name)))
+        })
+    }
+
+    /// Claims with devices of a pool that pods of this node run with.
+    fn running(&self, driver: &str, pool: &str) -> BTreeMap<String, Running> {
+        let of_pods: BTreeSet<(&str, &str)> = self
+            .pods
+            .iter()
+            .filter(|pod| may_have_containers(pod))
+            .flat_map(|pod| {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                claims_of(pod).map(move |name| (namespace, name))
+            })
+            .collect();
+        let running = self.claims.iter().filter_map(|object| {
+            let claim = reference(object)?;
+            let used = of_pods.contains(&(claim.namespace.as_str(), claim.name.as_str()));
+            let allocation = object.status.as_ref().filter(|_| used)?.allocation.as_ref()?;
+            let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+            let ours = results.filter(|result| result.driver == driver && result.pool == pool);
+            let devices: Vec<String> = ours.map(|result| result.device.clone()).collect();
+            (!devices.is_empty()).then(|| (claim.uid.clone(), Running { claim, devices }))
+        });
+        running.collect()
+    }
+}
+
+/// Whether a pod that has not ended may have containers, or had some that others follow: with init containers it is
+/// `Pending` while these run.
+fn may_have_containers(pod: &Pod) -> bool {
+    let Some(status) = pod.status.as_ref().filter(|_| may_run(pod)) else { return false };
+    let has_run = |container: &ContainerStatus| {
+        let states = [container.state.as_ref(), container.last_state.as_ref()];
+        container.started == Some(true)
+            || container.restart_count > 0
+            || states.into_iter().flatten().any(|state| state.running.is_some() || state.terminated.is_some())
+    };
+    let containers = [&status.init_container_statuses, &status.container_statuses];
+    // A pod whose node cannot be asked is `Unknown`.
+    matches!(status.phase.as_deref(), Some("Running" | "Unknown"))
+        || containers.into_iter().flatten().flatten().any(has_run)
+}
+
+fn reference(object: &ResourceClaim) -> Option<ClaimRef> {
+    Some(ClaimRef {
+        namespace: object.metadata.namespace.clone()?,
+        name: object.metadata.name.clone()?,
+        uid: object.metadata.uid.clone()?,
+    })
+}
+
+impl Collector {
+    /// One look, if there is anything to look for. Returns the UIDs of claims that are gone while nobody can say that
+    /// they are not in use.
+    pub(super) async fn check_lost(&self, overview: &Overview, memory: &mut Memory) -> BTreeSet<String> {
+        let unaccounted = &overview.unaccounted;
+        memory.unused.retain(|uid, _| unaccounted.iter().any(|lost| lost.uid == *uid));
+        self.metrics.unaccounted_claims.set(i64::try_from(unaccounted.len()).unwrap_or(i64::MAX));
+        let mut reasons = BTreeMap::new();
+        if !unaccounted.is_empty() || overview.ledger.lost.is_some() {
+            match self.ask().await {
+                Some(known) => {
+                    let gone = unaccounted.iter().filter(|lost| known.by_uid(&lost.uid).is_none());
+                    memory.gone = gone.map(|lost| lost.uid.clone()).collect();
+                    for lost in unaccounted {
+                        if let Some(reason) = self.account_for(lost, &known, memory).await {
+                            reasons.insert(lost.uid.clone(), reason);
+                        }
+                    }
+                    self.conclude(&known).await;
+                }
+                None => {
+                    let why = || "the API server cannot be asked".to_owned();
+                    reasons.extend(unaccounted.iter().map(|lost| (lost.uid.clone(), why())));
+                }
+            }
+        }
+        self.tell(unaccounted, reasons, memory);
+        memory.gone.retain(|uid| unaccounted.iter().any(|lost| lost.uid == *uid));
+        memory.gone.clone()
+    }
+
+    async fn ask(&self) -> Option<Known> {
+        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
+        let pods: Api<Pod> = Api::all(self.client.clone());
+        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
+        // Pods first: a claim that one of them names was made before it.
+        let pods = timeout(API_TIMEOUT, pods.list(&here)).await.ok()?.ok()?.items;
+        let claims = timeout(API_TIMEOUT, claims.list(&ListParams::default())).await.ok()?.ok()?.items;
+        Some(Known { pods, claims })
+    }
+
+    /// Has a claim's record made anew, or gives the claim back. Returns why neither can be.
+    async fn account_for(&self, lost: &Unaccounted, known: &Known, memory: &mut Memory) -> Option<String> {
+        let Some(object) = known.by_uid(&lost.uid) else {
+            return self.give_back(lost, known.is_in_doubt(), memory).await;
+        };
+        memory.unused.remove(&lost.uid);
+        let claim = reference(object)?;
+        let request = match claim::decode(&claim, object, &self.driver, &self.pool) {
+            Ok(request) => request,
+            Err(error) => return Some(error.to_string()),
+        };
+        let node = Arc::clone(&self.node);
+        match tokio::task::spawn_blocking(move || node.rebuild(&request, Timestamp::now())).await {
+            Ok(Ok(false)) => None,
+            Ok(Ok(true)) => {
+                self.metrics.rebuilt_claims.inc();
+                self.events.node_normal(
+                    reasons::CLAIM_REBUILT,
+                    format!("made the lost record of claim {claim} anew: API, CDI spec and hardware agree"),
+                );
+                self.changed.notify_one();
+                None
+            }
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(error) => Some(format!("making its record anew ended abnormally: {error}")),
+        }
+    }
+
+    /// Gives back a claim that the API does not have, once nobody can be using it and the grace period is over.
+    /// Which pod uses it is not known, only its UID is.
+    async fn give_back(&self, lost: &Unaccounted, in_doubt: bool, memory: &mut Memory) -> Option<String> {
+        let (node, unaccounted) = (Arc::clone(&self.node), lost.clone());
+        let busy = tokio::task::spawn_blocking(move || node.has_strangers(&unaccounted));
+        let doubt = if in_doubt {
+            Some("the API does not have it, and a pod of this node uses a claim that the API does not have")
+        } else if busy.await.unwrap_or(true) {
+            Some("the API does not have it, and processes run on its GPU")
+        } else {
+            None
+        };
+        if let Some(doubt) = doubt {
+            memory.unused.remove(&lost.uid);
+            return Some(doubt.to_owned());
+        }
+        if memory.unused.entry(lost.uid.clone()).or_insert_with(Instant::now).elapsed() < self.grace {
+            return Some("the API does not have it; it is given back soon".to_owned());
+        }
+        let (node, uid) = (Arc::clone(&self.node), lost.uid.clone());
+        match tokio::task::spawn_blocking(move || node.give_up(&uid, Timestamp::now())).await {
+            Ok(Ok(_)) => {
+                self.metrics.collected_claims.inc();
+                self.events.node_normal(
+                    reasons::CLAIM_COLLECTED,
+                    format!(
+                        "released the files of the claim with UID {}, which is gone, used by no pod of this node, \
+                         and of which the checkpoint has no record",
+                        lost.uid
+                    ),
+                );
+                self.changed.notify_one();
+                None
+            }
+            Ok(Err(error)) => Some(format!("it cannot be given back: {error}")),
+            Err(error) => Some(format!("giving it back ended abnormally: {error}")),
+        }
+    }
+
+    async fn conclude(&self, known: &Known) {
+        let running = known.running(&self.driver, &self.pool);
+        let node = Arc::clone(&self.node);
+        match tokio::task::spawn_blocking(move || node.conclude(running)).await {
+            Ok(Ok(Conclusion::Unchanged)) => {}
+            Ok(Ok(Conclusion::Found { reason, orphans })) => {
+                for orphan in &orphans {
+                    tracing::info!(%orphan, "removed what no claim has");
+                }
+                self.events.node_normal(
+                    reasons::LEDGER_REBUILT,
+                    format!("everything is accounted for after the checkpoint was lost ({reason})"),
+                );
+                self.changed.notify_one();
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "cannot look after a lost checkpoint, trying again"),
+            Err(error) => tracing::error!(%error, "looking after a lost checkpoint ended abnormally"),
+        }
+    }
+
+    /// Says of each claim once why it is unaccounted for.
+    fn tell(&self, unaccounted: &[Unaccounted], reasons: BTreeMap<String, String>, memory: &mut Memory) {
+        let notes = unaccounted.iter().filter_map(|lost| {
+            let devices: Vec<String> = lost.devices.iter().map(ToString::to_string).collect();
+            let reason = reasons.get(&lost.uid)?;
+            let note = format!(
+                "the checkpoint has no record of the claim with UID {} ({}): {reason}; its pods go on, and its GPUs take \
+                 no other claim until they have ended",
+                lost.uid,
+                devices.join(", ")
+            );
+            Some((lost.uid.clone(), note))
+        });
+        let notes: BTreeMap<String, String> = notes.collect();
+        for (uid, note) in notes.iter().filter(|(uid, note)| memory.told.get(*uid) != Some(note)) {
+            tracing::debug!(claim.uid = %uid, "unaccounted for");
+            self.events.node_warning(reasons::CLAIMS_UNACCOUNTED, note.clone());
+        }
+        self.notes.set("unaccounted", notes.values().cloned().collect());
+        memory.told = notes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    const DRIVER: &str = "gpu.aliquot.dev";
+
+    fn container(rest: Value) -> Value {
+        let mut all = json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0});
+        for (key, value) in rest.as_object().unwrap() {
+            all[key] = value.clone();
+        }
+        json!([all])
+    }
+
+    /// One pod that uses the claim `g`, in an API that has it or not.
+    fn known(status: &Value, has_claim: bool) -> Known {
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "ns"}, "status": status,
+            "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "g"}]},
+        });
+        let claim = json!({
+            "metadata": {"name": "g", "namespace": "ns", "uid": "u"}, "spec": {},
+            "status": {"allocation": {"devices": {"results": [
+                {"request": "r", "driver": DRIVER, "pool": "n1", "device": "gpu-0"}]}}},
+        });
+        let claims = if has_claim { vec![serde_json::from_value(claim).unwrap()] } else { Vec::new() };
+        Known { pods: vec![serde_json::from_value(pod).unwrap()], claims }
+    }
+
+    #[rstest]
+    #[case::running(json!({"phase": "Running"}), true)]
+    #[case::of_a_lost_node(json!({"phase": "Unknown"}), true)]
+    #[case::init_container_runs(json!({"phase": "Pending", "initContainerStatuses":
+        container(json!({"state": {"running": {}}}))}), true)]
+    #[case::init_container_started(json!({"phase": "Pending", "initContainerStatuses":
+        container(json!({"started": true}))}), true)]
+    #[case::between_init_containers(json!({"phase": "Pending", "initContainerStatuses":
+        container(json!({"state": {"terminated": {"exitCode": 0}}}))}), true)]
+    #[case::container_restarted(json!({"phase": "Pending", "containerStatuses":
+        container(json!({"restartCount": 1, "state": {"waiting": {}}}))}), true)]
+    #[case::container_ran_before(json!({"phase": "Pending", "containerStatuses":
+        container(json!({"state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 1}}}))}), true)]
+    #[case::containers_wait(json!({"phase": "Pending", "containerStatuses":
+        container(json!({"started": false, "state": {"waiting": {"reason": "ContainerCreating"}}}))}), false)]
+    #[case::bound_only(json!({"phase": "Pending"}), false)]
+    #[case::without_status(json!(null), false)]
+    #[case::succeeded(json!({"phase": "Succeeded", "initContainerStatuses":
+        container(json!({"state": {"terminated": {"exitCode": 0}}}))}), false)]
+    #[case::failed(json!({"phase": "Failed", "containerStatuses": container(json!({"started": true}))}), false)]
+    fn only_pods_that_may_have_containers_keep_claims_and_cast_doubt(
+        #[case] status: Value,
+        #[case] want: bool,
+    ) {
+        let running = known(&status, true).running(DRIVER, "n1");
+        assert_eq!(running.keys().collect::<Vec<_>>(), if want { vec!["u"] } else { vec![] });
+        assert!(!known(&status, true).is_in_doubt());
+        assert_eq!(known(&status, false).is_in_doubt(), want, "a claim that does not exist");
+    }
+}

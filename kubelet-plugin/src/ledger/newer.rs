@@ -1,0 +1,148 @@
+//! Records that a newer release wrote and this one does not understand. Pure.
+//!
+//! Such a record is kept as it is, to the byte, so that the newer release finds it. This one takes from it what
+//! any release must be able to take (its *envelope*): whose it is, and which GPUs its devices are on. What it
+//! holds stays taken. Whatever is not understood counts for the worst: a device for its whole GPU, a record
+//! without devices for every GPU.
+
+use super::{Device, Held, Ledger, Record, Retention, State};
+use crate::claim::{ClaimRef, ResultKey};
+use crate::plan::Step;
+use crate::releases::Charge;
+use aliquot_model::{GpuUuid, LiveMig};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// A record of a newer release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewerRecord {
+    /// Its claim; namespace and name are empty where it does not say.
+    pub claim: ClaimRef,
+    /// What it holds, as far as this release understands it; `None` if it does not say.
+    devices: Option<Vec<Device>>,
+    /// What is not understood.
+    why: String,
+    /// Whether what this release does understand of it means what it thinks.
+    readable: bool,
+    text: String,
+}
+
+impl NewerRecord {
+    /// Takes the envelope of a record. `readable` is false where the newer release gave another meaning to what this
+    /// one knows.
+    pub fn read(uid: &str, text: &str, why: String, readable: bool) -> Self {
+        let value: Value = serde_json::from_str(text).unwrap_or_default();
+        let word = |name: &str| value.pointer(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let claim =
+            ClaimRef { namespace: word("/claim/namespace"), name: word("/claim/name"), uid: uid.to_owned() };
+        let devices = value.get("devices").and_then(Value::as_array);
+        let devices = devices.filter(|devices| !devices.is_empty());
+        let devices = devices.and_then(|all| all.iter().map(|device| envelope(device, readable)).collect());
+        Self { claim, devices, why, readable, text: text.to_owned() }
+    }
+
+    /// As it is on disk.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// What of it is not understood.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// What it holds; a device that is not understood holds its whole GPU. `None`: it may hold any GPU.
+    pub fn devices(&self) -> Option<&[Device]> {
+        self.devices.as_deref()
+    }
+
+    /// Whether the instance may be its.
+    pub fn may_have(&self, live: &LiveMig) -> bool {
+        self.devices.as_ref().is_none_or(|devices| {
+            devices.iter().filter(|device| device.gpu == live.parent).any(|device| match &device.partition {
+                Some(partition) => partition.placement.overlaps(live.placement),
+                None => device.held == Some(Held::Whole),
+            })
+        })
+    }
+
+    /// What identifies its results, if it was completed in this boot and all of them are understood: what the
+    /// kubelet was told can then be told again.
+    pub fn answerable(&self, boot_id: &str) -> Option<&[Device]> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Standing {
+            state: State,
+            boot_id: String,
+            #[serde(default)]
+            retention: Option<Retention>,
+        }
+        let standing: Standing = serde_json::from_str(&self.text).ok()?;
+        let stands = self.readable
+            && standing.state == State::Completed
+            && standing.boot_id == boot_id
+            && !matches!(standing.retention, Some(Retention::Parked { .. }));
+        self.devices().filter(|devices| stands && devices.iter().all(|device| !device.result_id.is_empty()))
+    }
+
+    /// What identifies its results.
+    pub fn keys(&self) -> Vec<ResultKey> {
+        self.devices.iter().flatten().map(Device::key).collect()
+    }
+
+    /// A record from which it can be undone: if every step and every device is understood, and only something
+    /// else is not.
+    pub fn undoable(&self) -> Option<Record> {
+        let value: Value = serde_json::from_str(&self.text).ok().filter(|_| self.readable)?;
+        let devices: Vec<Device> = part(&value, "devices")?;
+        let steps: Vec<Step> = part(&value, "steps")?;
+        Some(Record {
+            claim: self.claim.clone(),
+            state: State::Unpreparing,
+            boot_id: part(&value, "bootId")?,
+            since: part(&value, "since").unwrap_or_default(),
+            devices,
+            indexed_env: false,
+            charge: part::<Charge>(&value, "charge"),
+            ended: part(&value, "ended"),
+            retention: None,
+            confirmed: part(&value, "confirmed").unwrap_or_default(),
+            steps,
+            extra: Default::default(),
+        })
+    }
+}
+
+fn part<T: DeserializeOwned>(value: &Value, name: &str) -> Option<T> {
+    serde_json::from_value(value.get(name)?.clone()).ok()
+}
+
+/// A device as far as it is understood; `None` if not even its GPU is named.
+fn envelope(value: &Value, readable: bool) -> Option<Device> {
+    if readable && let Ok(device) = serde_json::from_value(value.clone()) {
+        return Some(device);
+    }
+    let word = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default();
+    Some(Device {
+        result_id: String::new(),
+        request: word("request").to_owned(),
+        pool: word("pool").to_owned(),
+        device: word("device").to_owned(),
+        share_id: value.get("shareId").and_then(Value::as_str).map(str::to_owned),
+        gpu: GpuUuid::parse(word("gpu"))?,
+        held: Some(Held::Whole),
+        partition: None,
+        consumed: None,
+        share: None,
+        time_slice: None,
+        mps: None,
+    })
+}
+
+impl Ledger {
+    /// A claim whose record does not say which GPUs it has.
+    pub fn unfathomed(&self) -> Option<&NewerRecord> {
+        self.newer.values().find(|record| record.devices.is_none())
+    }
+}

@@ -1,0 +1,119 @@
+//! Changes of the node, as the checkpoint has them, and what undoes them.
+
+use aliquot_model::config::TimeSliceInterval;
+use aliquot_model::{GpuUuid, Placement, ProfileName};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// One change of the node. Each has an [`inverse`](Step::inverse) that is right from whatever state a
+/// crash left: before, in the middle of or after the step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "camelCase", rename_all_fields = "camelCase")]
+pub enum Step {
+    /// Switch MIG mode of a board that needs no reset for it.
+    SwitchMig {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Wanted mode.
+        on: bool,
+    },
+    /// Create a GPU instance at exactly this place, and its compute instance.
+    CreatePartition {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Profile's lgip id.
+        profile_id: u32,
+        /// Profile's name, for people.
+        profile: ProfileName,
+        /// Place.
+        placement: Placement,
+    },
+    /// Set the time slice of a GPU.
+    SetTimeSlice {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Interval.
+        interval: TimeSliceInterval,
+    },
+    /// Make a share's directories with quota and region.
+    MakeShare {
+        /// Result id; the quota is in the record's device.
+        result_id: String,
+    },
+    /// Write the claim's CDI spec.
+    WriteSpec,
+}
+
+/// The inverse of a step. Doing it twice, or without the step, does no harm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Undo {
+    /// Switch MIG mode off again if nothing is left on the GPU.
+    SettleMig {
+        /// GPU.
+        gpu: GpuUuid,
+    },
+    /// Destroy whatever lies at this place.
+    DestroyPartition {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Place.
+        placement: Placement,
+    },
+    /// Give the GPU its default time slice again if nobody else set one.
+    ResetTimeSlice {
+        /// GPU.
+        gpu: GpuUuid,
+    },
+    /// Remove a share's directories.
+    RemoveShare {
+        /// Result id.
+        result_id: String,
+    },
+    /// Remove the claim's CDI spec.
+    RemoveSpec,
+}
+
+impl Step {
+    /// What undoes it.
+    pub fn inverse(&self) -> Undo {
+        match self {
+            Self::SwitchMig { gpu, .. } => Undo::SettleMig { gpu: gpu.clone() },
+            Self::CreatePartition { gpu, placement, .. } => {
+                Undo::DestroyPartition { gpu: gpu.clone(), placement: *placement }
+            }
+            Self::SetTimeSlice { gpu, .. } => Undo::ResetTimeSlice { gpu: gpu.clone() },
+            Self::MakeShare { result_id } => Undo::RemoveShare { result_id: result_id.clone() },
+            Self::WriteSpec => Undo::RemoveSpec,
+        }
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SwitchMig { gpu, on } => {
+                write!(f, "switch MIG mode of {gpu} {}", if *on { "on" } else { "off" })
+            }
+            Self::CreatePartition { gpu, profile, placement, .. } => {
+                write!(f, "create {profile} at {placement} on {gpu}")
+            }
+            Self::SetTimeSlice { gpu, interval } => write!(f, "set the time slice of {gpu} to {interval:?}"),
+            Self::MakeShare { result_id } => write!(f, "make share {result_id}"),
+            Self::WriteSpec => f.write_str("write the CDI spec"),
+        }
+    }
+}
+
+impl fmt::Display for Undo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SettleMig { gpu } => write!(f, "switch MIG mode of {gpu} off if it is empty"),
+            Self::DestroyPartition { gpu, placement } => {
+                write!(f, "destroy the partition at {placement} on {gpu}")
+            }
+            Self::ResetTimeSlice { gpu } => write!(f, "reset the time slice of {gpu}"),
+            Self::RemoveShare { result_id } => write!(f, "remove share {result_id}"),
+            Self::RemoveSpec => f.write_str("remove the CDI spec"),
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! After a loss of the checkpoint: records are made anew where API, CDI specs and hardware agree, and the state
+//! ends when everything is accounted for. The decision is [`crate::rebuild`]'s.
+
+use super::unaccounted::named;
+use super::{Node, PrepareError, bind};
+use crate::claim::Request;
+use crate::edits;
+use crate::ledger::{Ledger, Record, Retention, Running, State};
+use crate::partitioning::Partitioning;
+use crate::plan::Plan;
+use crate::rebuild::{self, Disagreement, Left};
+use crate::releases::Charge;
+use crate::share;
+use crate::store::StoreError;
+use jiff::Timestamp;
+use std::collections::BTreeMap;
+
+/// Why a record was not made anew.
+#[derive(Debug, thiserror::Error)]
+pub enum RebuildError {
+    /// What is left does not agree.
+    #[error(transparent)]
+    Disagreement(#[from] Disagreement),
+    /// Lock, checkpoint or hardware.
+    #[error(transparent)]
+    Node(Box<PrepareError>),
+}
+
+impl<E: Into<PrepareError>> From<E> for RebuildError {
+    fn from(error: E) -> Self {
+        Self::Node(Box::new(error.into()))
+    }
+}
+
+/// What became of a look at a lost ledger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Conclusion {
+    /// Nothing was lost, or the state goes on.
+    Unchanged,
+    /// Everything is accounted for; what belonged to nobody was removed.
+    Found {
+        /// How it was lost.
+        reason: String,
+        /// Files and directories without a claim.
+        orphans: Vec<String>,
+    },
+}
+
+impl Node {
+    /// Makes the record of a claim anew from what the API says of it. Returns whether that was to be done.
+    ///
+    /// # Errors
+    /// [`RebuildError`]; the claim is then as unaccounted for as before.
+    pub fn rebuild(&self, request: &Request, now: Timestamp) -> Result<bool, RebuildError> {
+        let _claim = self.reserve_claim(&request.claim.uid)?;
+        if self.ledger()?.has(&request.claim.uid) {
+            return Ok(false);
+        }
+        let boot_id = self.boot_id()?;
+        self.rebuild_reserved(request, &boot_id, now).map(|_| true)
+    }
+
+    /// The same of a claim that is reserved and has no record.
+    pub(super) fn rebuild_reserved(
+        &self,
+        request: &Request,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<Record, RebuildError> {
+        let uid = &request.claim.uid;
+        let spec = self
+            .machine
+            .cdi
+            .read(&edits::spec_name(&self.machine.site.driver, uid))
+            .map_err(|error| Disagreement::Unreadable(error.to_string()))?;
+        let spec = spec.ok_or(Disagreement::NoSpec)?;
+        let named = named(&spec);
+        if named.is_empty() {
+            return Err(Disagreement::NoSpec.into());
+        }
+        let (_gpus, facts) = self.reserve_and_read(request, None)?;
+        let quotas = named.iter().map(|named| {
+            let left = share::left(&self.machine.shares, &named.result_id);
+            (named.result_id.clone(), left)
+        });
+        let quotas: BTreeMap<_, _> = quotas.collect();
+        let left = Left {
+            named: &named,
+            quotas: &quotas,
+            facts: &facts,
+            fixed_partitions: self.partitioning.get() == Partitioning::Fixed,
+        };
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        bind(&mut ledger, &facts);
+        let Plan { devices, steps } = rebuild::rebuild(request, &left, &ledger)?;
+        let charge = self.report_usage.then(|| {
+            let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
+            Charge::of(&devices, &request.asked, &facts, since)
+        });
+        let record = Record {
+            claim: request.claim.clone(),
+            state: State::Completed,
+            boot_id: boot_id.to_owned(),
+            since: now.as_second(),
+            devices,
+            indexed_env: edits::is_indexed(&spec),
+            charge,
+            ended: None,
+            retention: request.hold.map(|_| Retention::Keep),
+            // A spec is the last step.
+            confirmed: true,
+            steps,
+            extra: Default::default(),
+        };
+        ledger.claims.insert(uid.clone(), record.clone());
+        self.machine.probe.at("before rebuilding");
+        locked.save_releasing(&ledger)?;
+        self.machine.probe.at("after rebuilding");
+        self.rebalance(&ledger)?;
+        tracing::info!(claim.uid = %uid, "made the record of the claim anew");
+        Ok(record)
+    }
+
+    /// Whether a claim may be prepared anew although its lost record could not be made anew: only if no container
+    /// runs with another device than it has now, and nobody was merely busy.
+    ///
+    /// # Errors
+    /// [`PrepareError`]; nothing was changed.
+    pub(super) fn refuse_over(&self, request: &Request, error: RebuildError) -> Result<(), PrepareError> {
+        let claim = &request.claim;
+        match error {
+            RebuildError::Node(error) => Err(*error),
+            RebuildError::Disagreement(Disagreement::Plan(error)) => Err(error.into()),
+            RebuildError::Disagreement(reason @ (Disagreement::NoSpec | Disagreement::Share { .. })) => {
+                tracing::warn!(claim.uid = %claim.uid, %reason, "the claim's lost record is not what it was");
+                Ok(())
+            }
+            RebuildError::Disagreement(
+                reason @ (Disagreement::Unreadable(_)
+                | Disagreement::Results { .. }
+                | Disagreement::Hardware { .. }),
+            ) => Err(PrepareError::Disagrees {
+                claim: claim.clone(),
+                spec: self.machine.cdi.file(&edits::spec_name(&self.machine.site.driver, &claim.uid)),
+                reason: Box::new(reason),
+            }),
+        }
+    }
+
+    /// Takes in which claims pods of this node run with, as the API says, and ends the state if nothing is
+    /// unaccounted for.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn conclude(&self, running: BTreeMap<String, Running>) -> Result<Conclusion, StoreError> {
+        let specs = self.specs()?;
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let Ledger { claims, newer, lost, .. } = &mut ledger;
+        let Some(lost) = lost else { return Ok(Conclusion::Unchanged) };
+        let reason = lost.reason.clone();
+        let running =
+            running.into_iter().filter(|(uid, _)| !claims.contains_key(uid) && !newer.contains_key(uid));
+        let before = std::mem::replace(&mut lost.running, running.collect());
+        let changed = lost.running != before;
+        if !self.unaccounted(&specs, &ledger).is_empty() {
+            if changed {
+                locked.save_releasing(&ledger)?;
+            }
+            return Ok(Conclusion::Unchanged);
+        }
+        ledger.lost = None;
+        // Orphans first: what a kill leaves of them is then still that of a lost ledger.
+        let orphans = self.remove_orphans(&ledger);
+        locked.save_releasing(&ledger)?;
+        Ok(Conclusion::Found { reason, orphans })
+    }
+}

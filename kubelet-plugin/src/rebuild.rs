@@ -1,0 +1,179 @@
+//! A record that was lost, made anew from what is left: the claim's allocation in the API, its CDI spec, the
+//! hardware, and the files of its shares. Pure.
+//!
+//! Where these agree there is one record that can have been written, but for when it was. Where they do not, nobody
+//! knows what a pod is running with, so there is none, and the reason is told.
+
+use crate::claim::Request;
+use crate::ledger::{Device, Ledger, Limit, Share};
+use crate::plan::{self, Plan, PlanError, Snapshot};
+use crate::prepare::Named;
+use aliquot_model::config::{ComputePolicy, FailMode};
+use aliquot_model::{DeviceName, LiveMig};
+use aliquot_nvml::Inventory;
+use aliquot_quota::QuotaFile;
+use std::collections::BTreeMap;
+
+/// In what they do not agree.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Disagreement {
+    /// There is no spec.
+    #[error("it has no CDI spec, or one that gives no device")]
+    NoSpec,
+    /// What the spec gives cannot be told.
+    #[error("its CDI spec cannot be read: {0}")]
+    Unreadable(String),
+    /// Other results.
+    #[error("its CDI spec gives {spec}, and the API says that it has {api}")]
+    Results {
+        /// Devices in the spec.
+        spec: String,
+        /// Devices in the allocation.
+        api: String,
+    },
+    /// The hardware is another one.
+    #[error("its CDI spec gives {device} as {then}, which is {now} now")]
+    Hardware {
+        /// The device.
+        device: DeviceName,
+        /// UUID in the spec.
+        then: String,
+        /// What is there.
+        now: String,
+    },
+    /// The files of a share.
+    #[error("its share of {device} cannot be told from its files: {reason}")]
+    Share {
+        /// The device.
+        device: DeviceName,
+        /// Why.
+        reason: String,
+    },
+    /// It cannot be held beside what is held.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// What is left of a claim on the node.
+#[derive(Debug, Clone, Copy)]
+pub struct Left<'a> {
+    /// Devices that its CDI spec names.
+    pub named: &'a [Named],
+    /// Quotas of its shares, or why there are none, by result.
+    pub quotas: &'a BTreeMap<String, Result<QuotaFile, String>>,
+    /// The GPUs that its allocation names.
+    pub facts: &'a Inventory,
+    /// Whether partitions are the administrator's.
+    pub fixed_partitions: bool,
+}
+
+/// Makes devices and steps of a claim anew, as they were when it was prepared.
+///
+/// # Errors
+/// [`Disagreement`].
+pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Plan, Disagreement> {
+    let uid = &request.claim.uid;
+    let wanted = request.devices.iter().map(|allocated| (allocated.result_id(uid), allocated.device.clone()));
+    let wanted: BTreeMap<String, DeviceName> = wanted.collect();
+    let given = left.named.iter().map(|named| (named.result_id.clone(), named.device.clone()));
+    let given: BTreeMap<String, DeviceName> = given.collect();
+    if wanted != given {
+        let list = |all: &BTreeMap<String, DeviceName>| {
+            let names: Vec<String> = all.iter().map(|(id, device)| format!("{device} ({id})")).collect();
+            if names.is_empty() { "nothing".to_owned() } else { names.join(", ") }
+        };
+        return Err(Disagreement::Results { spec: list(&given), api: list(&wanted) });
+    }
+    let uuid_of = |result_id: &str| {
+        left.named.iter().find(|named| named.result_id == result_id).map_or("", |named| named.uuid.as_str())
+    };
+    // Its own instances are in nobody's way; where partitions are fixed, it has them as they are.
+    let own = |mig: &&LiveMig| {
+        let uuid = mig.uuid.as_ref().map(|uuid| uuid.as_str());
+        uuid.is_some_and(|uuid| left.named.iter().any(|named| named.uuid == uuid))
+    };
+    let live = left.facts.live.iter().filter(|mig| left.fixed_partitions || !own(mig)).cloned();
+    let live: Vec<LiveMig> = live.collect();
+    let snapshot = Snapshot {
+        gpus: &left.facts.gpus,
+        live: &live,
+        ledger,
+        fixed_partitions: left.fixed_partitions,
+        // These bind what is prepared from now on.
+        slots: u32::MAX,
+        oversubscribe_at_most: u64::MAX,
+    };
+    let mut plan = plan::plan(&snapshot, request, None)?;
+    for device in &mut plan.devices {
+        let Some(name) = wanted.get(&device.result_id) else { continue };
+        same_hardware(device, name, uuid_of(&device.result_id), left.facts)?;
+    }
+    // After all hardware: that a share is not whole says nothing of the other devices.
+    for device in &mut plan.devices {
+        let Some(name) = wanted.get(&device.result_id) else { continue };
+        let share = |reason| Disagreement::Share { device: name.clone(), reason };
+        let gpu = device.gpu.to_string();
+        if let Some(own) = &mut device.share {
+            let missing = || Err("there are none".to_owned());
+            let quota = left.quotas.get(&device.result_id).cloned().unwrap_or_else(missing).map_err(share)?;
+            if quota.gpu_uuid.as_str() != gpu {
+                return Err(share(format!("its quota is for GPU {}", quota.gpu_uuid.as_str())));
+            }
+            adopt(own, &quota);
+        }
+    }
+    Ok(plan)
+}
+
+/// Sees to it that the device is what it was, and notes the partition that it has.
+fn same_hardware(
+    device: &mut Device,
+    name: &DeviceName,
+    then: &str,
+    facts: &Inventory,
+) -> Result<(), Disagreement> {
+    let other = |now: String| Disagreement::Hardware { device: name.clone(), then: then.to_owned(), now };
+    match &mut device.partition {
+        Some(partition) => {
+            let at_its_place = |mig: &&LiveMig| {
+                mig.parent == device.gpu
+                    && mig.placement == partition.placement
+                    && mig.profile_id == partition.profile_id
+            };
+            let found = facts.live.iter().find(at_its_place).and_then(|mig| mig.uuid.as_ref());
+            match found.filter(|uuid| uuid.as_str() == then) {
+                Some(uuid) => partition.uuid = Some(uuid.clone()),
+                None => return Err(other(found.map_or_else(|| "gone".to_owned(), ToString::to_string))),
+            }
+        }
+        None => {
+            if device.gpu.as_str() != then {
+                return Err(other(device.gpu.to_string()));
+            }
+            let gpu = facts.gpus.iter().find(|gpu| gpu.uuid == device.gpu);
+            if device.held.is_some() && gpu.is_some_and(|gpu| gpu.mig_enabled()) {
+                return Err(other("divided by MIG".to_owned()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the limiter in running containers goes by.
+fn adopt(share: &mut Share, quota: &QuotaFile) {
+    // A best-effort share has in its quota what others leave.
+    let cores_percent = if share.consumed.cores_percent == 0 { 0 } else { quota.cores_percent };
+    let limit = Limit { memory_bytes: quota.memory_bytes, cores_percent };
+    share.granted = (limit != share.limit()).then_some(limit);
+    share.compute_policy = match quota.compute_policy {
+        aliquot_quota::ComputePolicy::Hard => ComputePolicy::Hard,
+        aliquot_quota::ComputePolicy::Soft => ComputePolicy::Soft,
+    };
+    share.fail_mode = match quota.fail_mode {
+        aliquot_quota::FailMode::Closed => FailMode::Closed,
+        aliquot_quota::FailMode::Open => FailMode::Open,
+    };
+    share.priority = quota.priority;
+    share.oversubscribe_bytes = quota.oversubscribe_bytes;
+    share.order = quota.device_order;
+}

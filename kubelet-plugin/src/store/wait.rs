@@ -1,0 +1,43 @@
+//! Locks that another process may have for a moment.
+
+use super::StoreError;
+use super::files::io_error;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+const RETRY: Duration = Duration::from_millis(20);
+
+/// Opens a file to lock, and makes it if it is not there.
+///
+/// # Errors
+/// If the file system refuses.
+pub(crate) fn open_lock(path: &Path) -> Result<File, StoreError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(path)
+        .map_err(io_error("open", path))
+}
+
+/// Tries again and again until there is something, at least once. Blocks the thread for at most `timeout`; `None` then.
+///
+/// # Errors
+/// The first of an attempt.
+pub(crate) fn patiently<T, E>(
+    timeout: Duration,
+    mut attempt: impl FnMut() -> Result<Option<T>, E>,
+) -> Result<Option<T>, E> {
+    let started = Instant::now();
+    loop {
+        let found = attempt()?;
+        if found.is_some() || started.elapsed() >= timeout {
+            return Ok(found);
+        }
+        std::thread::sleep(RETRY);
+    }
+}

@@ -1,0 +1,248 @@
+//! The agent with the embedded control plane.
+
+use super::common::cluster::{Agent, Cluster, eventually, of_agent, taints};
+use super::common::{DRIVER, POOL, now};
+use super::{lose, records, region, spec, world};
+use aliquot_control_plane::{Fault, FaultRule, Matcher};
+use aliquot_kubelet_plugin::claim::{self, ClaimRef};
+use aliquot_nvml::fake::h100_80;
+use aliquot_nvml::{GpuProcess, Gpus, ProcessKind};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use std::fs;
+
+async fn lost(cluster: &Cluster) -> (String, String) {
+    let agent = cluster.start(&[]).await;
+    let share = cluster.allocated_claim("share", &[("s", "gpu-1-share")], json!([])).await;
+    let part = cluster.allocated_claim("part", &[("a", "gpu-0-mig-1g10gb-19-6")], json!([])).await;
+    for (name, uid) in [("share", &share), ("part", &part)] {
+        cluster.prepare(name, uid).await.unwrap();
+    }
+    agent.terminate().await;
+    lose(&cluster.world);
+    (share, part)
+}
+
+async fn metric(agent: &Agent, name: &str) -> String {
+    let (_, text) = agent.get("/metrics").await;
+    let line = text.lines().find(|line| line.starts_with(&format!("dra_gpu_{name} ")));
+    line.and_then(|line| line.split(' ').nth(1)).unwrap_or("absent").to_owned()
+}
+
+async fn over(cluster: &Cluster, agent: &Agent) {
+    eventually("the state is over", || async {
+        let state = (metric(agent, "ledger_lost").await, metric(agent, "unaccounted_claims").await);
+        // Before the first look nothing is counted.
+        let lost = cluster.world.ledger().lost;
+        if lost.is_none() && state == ("0".into(), "0".into()) {
+            Ok(())
+        } else {
+            Err(format!("{state:?} {lost:?}"))
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_agent_rebuilds_its_ledger_and_unprepares_as_if_nothing_had_been() {
+    let cluster = Cluster::new(world()).await;
+    let (share, part) = lost(&cluster).await;
+    let (files, instances) = (cluster.world.files(), cluster.world.instances());
+    let agent = cluster.start(&[]).await;
+    over(&cluster, &agent).await;
+    assert_eq!(metric(&agent, "rebuilt_claims_total").await, "2");
+    assert_eq!(metric(&agent, "prepared_claims").await, "2");
+    let (_, text) = agent.get("/metrics").await;
+    assert!(
+        text.contains(r#"dra_gpu_share_quota_bytes{namespace="ns",claim="share""#),
+        "its use is reported"
+    );
+    assert_eq!(agent.get("/healthz").await.1, "ok");
+    assert_eq!((cluster.world.files(), cluster.world.instances()), (files, instances));
+    cluster.unprepare("share", &share).await.unwrap();
+    cluster.unprepare("part", &part).await.unwrap();
+    agent.terminate().await;
+    cluster.world.assert_clean();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_api_cannot_be_asked_everything_stays_and_says_so() {
+    let cluster = Cluster::new(world()).await;
+    let (share, part) = lost(&cluster).await;
+    let (files, instances) = (cluster.world.files(), cluster.world.instances());
+    let mute = of_agent(Matcher::new("list", "resourceclaims"));
+    let rule = cluster.plane.faults().add(FaultRule::always(mute, Fault::DropBefore));
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+    eventually("healthz says so", || async {
+        let text = agent.get("/healthz").await.1;
+        let says =
+            text.contains("the checkpoint was lost") && text.contains("the API server cannot be asked");
+        if says && text.contains(&share) && text.contains(&part) { Ok(()) } else { Err(text) }
+    })
+    .await;
+    assert_eq!(
+        (metric(&agent, "ledger_lost").await, metric(&agent, "unaccounted_claims").await),
+        ("1".into(), "2".into())
+    );
+    let other = cluster.allocated_claim("other", &[("g", "gpu-1")], json!([])).await;
+    let refused = cluster.prepare("other", &other).await.unwrap_err();
+    assert!(refused.contains(&share), "{refused}");
+    let beside = cluster.allocated_claim("beside", &[("g", "gpu-2")], json!([])).await;
+    cluster.prepare("beside", &beside).await.unwrap();
+    cluster.unprepare("beside", &beside).await.unwrap();
+    assert_eq!((cluster.world.files(), cluster.world.instances()), (files, instances));
+    cluster.plane.faults().remove(rule);
+    over(&cluster, &agent).await;
+    agent.terminate().await;
+}
+
+fn pod(name: &str, claim: &str) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "ns"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}],
+            "resourceClaims": [{"name": "g", "resourceClaimName": claim}]},
+    }))
+    .unwrap()
+}
+
+async fn status(pods: &Api<Pod>, name: &str, phase: &str) {
+    let patch: Value = json!({"status": {"phase": phase}});
+    pods.patch_status(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_the_api_knows_keeps_its_gpu_until_its_pod_has_ended() {
+    let cluster = Cluster::new(world()).await;
+    let (share, _) = lost(&cluster).await;
+    fs::remove_dir_all(cluster.world.cdi()).unwrap();
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "ns");
+    pods.create(&PostParams::default(), &pod("p", "share")).await.unwrap();
+    status(&pods, "p", "Running").await;
+    let (files, instances) = (cluster.world.files(), cluster.world.instances());
+    for start in 0..2 {
+        let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+        eventually("it is known", || async {
+            let state = metric(&agent, "unaccounted_claims").await;
+            if state == "1" { Ok(()) } else { Err(state) }
+        })
+        .await;
+        let name = format!("other-{start}");
+        let other = cluster.allocated_claim(&name, &[("g", "gpu-1")], json!([])).await;
+        let refused = cluster.prepare(&name, &other).await.unwrap_err();
+        assert!(refused.contains(&share), "{refused}");
+        assert_eq!((cluster.world.files(), cluster.world.instances()), (files.clone(), instances.clone()));
+        agent.terminate().await;
+    }
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+    status(&pods, "p", "Succeeded").await;
+    over(&cluster, &agent).await;
+    cluster.prepare("other-0", &by_name(&cluster, "other-0").await).await.unwrap();
+    agent.terminate().await;
+}
+
+async fn by_name(cluster: &Cluster, name: &str) -> String {
+    let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
+        Api::namespaced(cluster.client.clone(), "ns");
+    claims.get(name).await.unwrap().metadata.uid.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_gone_from_the_api_goes_once_no_process_uses_it() {
+    let cluster = Cluster::new(world()).await;
+    let (share, part) = lost(&cluster).await;
+    let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
+        Api::namespaced(cluster.client.clone(), "ns");
+    for name in ["share", "part"] {
+        let patch = json!({"metadata": {"finalizers": null}});
+        claims.patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+        claims.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+    let gpu = h100_80(0).uuid;
+    let instance = cluster.world.gpus.live_migs(&gpu).unwrap()[0].gpu_instance;
+    cluster.world.gpus.start_process(
+        &gpu,
+        GpuProcess {
+            pid: 4711,
+            name: None,
+            kind: ProcessKind::Compute,
+            memory_bytes: None,
+            gpu_instance: Some(instance),
+            compute_instance: Some(0),
+        },
+    );
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+    eventually("the share goes", || async {
+        let files = cluster.world.files();
+        if files == [format!("{}.json", spec(&part))] { Ok(()) } else { Err(format!("{share}: {files:?}")) }
+    })
+    .await;
+    eventually("healthz names the process", || async {
+        let text = agent.get("/healthz").await.1;
+        if text.contains("processes run on its GPU") && text.contains(&part) { Ok(()) } else { Err(text) }
+    })
+    .await;
+    // Nobody is given what it holds.
+    cluster
+        .pool_where("the GPU is held", |slices| {
+            let taints = taints(slices);
+            taints.iter().any(|(device, key, _)| device == "gpu-0" && key.ends_with("/held"))
+        })
+        .await;
+    cluster.world.gpus.stop_process(4711);
+    over(&cluster, &agent).await;
+    eventually("the instance goes", || async {
+        let left = cluster.world.instances();
+        if left.is_empty() { Ok(()) } else { Err(format!("{left:?}")) }
+    })
+    .await;
+    agent.terminate().await;
+    assert_eq!(cluster.world.files(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_api_and_the_node_do_not_agree_in_is_told_and_waits() {
+    let cluster = Cluster::new(world()).await;
+    let (share, _) = lost(&cluster).await;
+    fs::remove_file(region(&cluster.world, &share)).unwrap();
+    let agent = cluster.start(&[]).await;
+    let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(cluster.client.clone());
+    eventually("the event says why", || async {
+        let all = events.list(&ListParams::default()).await.unwrap().items;
+        let notes = all.iter().filter(|event| event.reason.as_deref() == Some("ClaimsWithoutRecord"));
+        let notes: Vec<&str> = notes.filter_map(|event| event.note.as_deref()).collect();
+        if notes.iter().any(|note| note.contains(&share) && note.contains("region/region")) {
+            Ok(())
+        } else {
+            Err(format!("{notes:?}"))
+        }
+    })
+    .await;
+    eventually("one of two is left", || async {
+        let state = (metric(&agent, "ledger_lost").await, metric(&agent, "unaccounted_claims").await);
+        if state == ("1".into(), "1".into()) { Ok(()) } else { Err(format!("{state:?}")) }
+    })
+    .await;
+    cluster.unprepare("share", &share).await.unwrap();
+    over(&cluster, &agent).await;
+    agent.terminate().await;
+}
+
+/// What the agent asks of a claim in the API is what a test hands to the node.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_is_decoded_from_the_api_for_the_record_as_for_a_prepare() {
+    let cluster = Cluster::new(world()).await;
+    let uid = cluster.allocated_claim("share", &[("s", "gpu-1-share")], json!([])).await;
+    let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
+        Api::namespaced(cluster.client.clone(), "ns");
+    let object = claims.get("share").await.unwrap();
+    let claim = ClaimRef { namespace: "ns".into(), name: "share".into(), uid };
+    let request = claim::decode(&claim, &object, DRIVER, POOL).unwrap();
+    let node = cluster.world.node();
+    node.prepare(&request, false, now()).unwrap();
+    let before = records(&cluster.world);
+    lose(&cluster.world);
+    node.rebuild(&request, now()).unwrap();
+    assert_eq!(records(&cluster.world), before);
+}
