@@ -7,6 +7,7 @@ mod claims;
 mod elastic;
 mod holds;
 mod job;
+mod look;
 mod moves;
 mod park;
 mod pods;
@@ -14,15 +15,14 @@ mod room;
 pub(crate) mod slow;
 mod sure;
 mod together;
-mod turns;
 mod verdict;
 
 pub use job::{Consumers, Gates, Job, Outcome};
+pub use look::{Look, Pending};
 pub use moves::MovesIn;
 pub use room::{Eviction, Fate, Victim};
 
 pub use budgets::Kept;
-pub(crate) use turns::Gate;
 
 use crate::budget::window::time;
 use crate::events::Reporter;
@@ -31,6 +31,8 @@ use crate::govern::{GpuQuota, GpuQuotaStatus};
 use crate::index::ObjectKey;
 use crate::lease::{Leadership, NotLeader};
 use crate::metrics::Metrics;
+use crate::turns::Gate;
+use aliquot_model::names::SCHEDULER_IDLE;
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, Client};
@@ -126,6 +128,8 @@ pub struct Writer {
 
 /// Requests that are under way at the same time, at most.
 const AT_A_TIME: usize = 64;
+/// Of these for one namespace.
+const AT_A_TIME_OF_ONE: usize = AT_A_TIME / 8;
 
 impl Writer {
     /// Attempts before the decision is made anew.
@@ -148,7 +152,7 @@ impl Writer {
             fence,
             metrics,
             instance,
-            gate: Gate::new(AT_A_TIME),
+            gate: Gate::new(AT_A_TIME, AT_A_TIME_OF_ONE),
             lane: Arc::default(),
             slow: Arc::default(),
             reporter: None,
@@ -222,7 +226,12 @@ impl Writer {
             Job::Limits { node, version, spec, .. } => {
                 self.limits(&node, version.as_deref(), &spec, &mut outcome).await
             }
-            Job::Acknowledge { node, generation } => self.acknowledge(&node, generation).await,
+            Job::Acknowledge { node, generation } => {
+                self.note_generation(&node, crate::index::ACKNOWLEDGED, generation).await
+            }
+            Job::SchedulerIdle { node, generation } => {
+                self.note_generation(&node, SCHEDULER_IDLE, generation).await
+            }
             Job::GoBack { pod, uid, node, place, why } => {
                 self.go_back(&pod, &uid, (&node, &place), &why, &mut outcome).await
             }
@@ -265,10 +274,10 @@ impl Writer {
         tokio::time::sleep(Duration::from_millis(10).saturating_mul(doubled)).await;
     }
 
-    async fn acknowledge(&self, node: &str, generation: i64) -> Result<(), WriteError> {
+    /// Says something of a generation of a node's pool, in an annotation of the node.
+    async fn note_generation(&self, node: &str, key: &str, generation: i64) -> Result<(), WriteError> {
         let api: Api<Node> = Api::all(self.client.clone());
-        let patch =
-            json!({"metadata": {"annotations": {crate::index::ACKNOWLEDGED: generation.to_string()}}});
+        let patch = json!({"metadata": {"annotations": {key: generation.to_string()}}});
         self.patch_until_done(&format!("node {node}"), || {
             let (api, patch) = (api.clone(), patch.clone());
             async move { api.patch(node, &params(), &Patch::Merge(&patch)).await.map(drop) }

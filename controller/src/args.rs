@@ -2,6 +2,7 @@
 
 use crate::decide::Strategy;
 use crate::govern::Unknown;
+use crate::webhook::FailurePolicy;
 use clap::{ArgAction, Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -78,6 +79,15 @@ pub struct Args {
     #[arg(long, default_value = "8760h", value_parser = parse_life)]
     pub webhook_certificate_life: Duration,
 
+    /// How long a review of the webhook may take, waiting for its turn included; less than the time after which the
+    /// API server gives up (`timeoutSeconds`, 5 s in the chart), at least 100ms.
+    #[arg(long, default_value = "2s", value_parser = parse_review)]
+    pub review_deadline: Duration,
+
+    /// What becomes of claims, templates and classes that could not be checked within --review-deadline.
+    #[arg(long, value_enum, default_value_t = FailurePolicy::Ignore)]
+    pub governance_failure_policy: FailurePolicy,
+
     /// Where metrics and health are served.
     #[arg(long, default_value = "127.0.0.1:8081")]
     pub http_addr: SocketAddr,
@@ -129,6 +139,12 @@ pub struct Args {
     /// How long a claim of ours may be without a consumer before it is taken back.
     #[arg(long, default_value = "30s", value_parser = parse_duration)]
     pub idle_timeout: Duration,
+
+    /// How long kube-scheduler may go without noticing that devices changed, while it notices pods. A node that
+    /// switches from scheduler to controller mode waits at least so long, and then until kube-scheduler has
+    /// nothing under way.
+    #[arg(long, default_value = "30s", value_parser = parse_duration)]
+    pub scheduler_settle: Duration,
 
     /// Whether claims, templates and classes are checked at admission.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
@@ -276,6 +292,15 @@ fn parse_stall(text: &str) -> Result<Duration, String> {
     Ok(timeout)
 }
 
+/// A duration in which something can be evaluated.
+fn parse_review(text: &str) -> Result<Duration, String> {
+    let deadline = parse_duration(text)?;
+    if deadline < Duration::from_millis(100) {
+        return Err(format!("{text:?} is too short to check anything: use at least 100ms"));
+    }
+    Ok(deadline)
+}
+
 fn parse_bytes(text: &str) -> Result<u64, String> {
     let quantity: aliquot_model::Quantity = text.parse().map_err(|error| format!("{error}"))?;
     quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
@@ -311,5 +336,6 @@ mod tests {
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
         assert!(parse_duration("15").is_err() && parse_duration("s").is_err());
         assert!(parse_stall("999ms").is_err() && parse_stall("1s").is_ok());
+        assert!(parse_review("99ms").is_err() && parse_review("100ms").is_ok());
     }
 }

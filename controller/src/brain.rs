@@ -9,6 +9,7 @@ mod deciding;
 mod duties;
 mod elastic;
 mod gangs;
+mod handovers;
 mod heirs;
 mod holds;
 mod kept;
@@ -24,6 +25,7 @@ mod spare;
 mod stranded;
 mod substitutes;
 mod surroundings;
+mod verdicts;
 mod wills;
 
 pub use compaction::{Compacting, plan_compaction};
@@ -35,10 +37,11 @@ pub use settings::Settings;
 pub use surroundings::Surrounding;
 
 use crate::act::slow::Slow;
-use crate::act::{Job, Kept, Outcome};
+use crate::act::{Job, Kept, Look, Outcome};
 use crate::budget::{Action, Book};
 use crate::decide::Matcher;
 use crate::govern::GpuQuota;
+use crate::handover::HandOvers;
 use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
 use crate::metrics::Metrics;
 use crate::queue::{Queue, Rank};
@@ -101,6 +104,8 @@ pub enum Input {
     Moves(Option<Box<ConfigMap>>),
     /// Something was done for the budgets, or could not be.
     Kept(Box<Kept>),
+    /// It was looked what schedulers have under way, or could not be.
+    Looked(Box<Look>),
 }
 
 /// What the brain wants done.
@@ -112,6 +117,8 @@ pub enum Effect {
     Keep(Action),
     /// Tell.
     Tell(Report),
+    /// Look what schedulers have under way; it is later than this by then.
+    Look(Instant),
 }
 
 /// A pod whose decision is being written.
@@ -162,6 +169,7 @@ pub struct Core {
     wills: wills::Wills,
     compaction: compaction::Compaction,
     late: late::Late,
+    verdicts: verdicts::Verdicts,
     /// What is being done now, of the machine's own time.
     turn: Option<Turn>,
     first_seen: HashMap<ObjectKey, Instant>,
@@ -172,15 +180,13 @@ pub struct Core {
     returns: substitutes::Returns,
     elastic: elastic::Elastic,
     acknowledging: HashMap<Arc<str>, i64>,
+    hand_overs: HandOvers,
+    looking: Option<handovers::Looking>,
     classes_written: Option<Vec<String>>,
     classes_failed: Option<Instant>,
     dirty_pools: HashSet<Sym>,
     book: Book,
-    /// Pods that a budget keeps waiting.
-    refused: HashSet<ObjectKey>,
-    budgets_looked: Option<Instant>,
-    /// Seconds since the epoch, as of the last look at budgets.
-    wall: i64,
+    budgets: budgets::Looks,
 }
 
 impl Core {
@@ -210,6 +216,7 @@ impl Core {
             reservations: reservations::Reservations::default(),
             gangs: gangs::Gangs::default(),
             late: late::Late::default(),
+            verdicts: verdicts::Verdicts::default(),
             turn: None,
             first_seen: HashMap::new(),
             told: reports::Told::default(),
@@ -218,13 +225,13 @@ impl Core {
             returns: substitutes::Returns::default(),
             elastic: elastic::Elastic::default(),
             acknowledging: HashMap::new(),
+            hand_overs: HandOvers::default(),
+            looking: None,
             classes_written: None,
             classes_failed: None,
             dirty_pools: HashSet::new(),
             book: Book::default(),
-            refused: HashSet::new(),
-            budgets_looked: None,
-            wall: 0,
+            budgets: budgets::Looks::default(),
         }
     }
 
@@ -270,6 +277,16 @@ impl Core {
 
     /// Takes something in that happened.
     pub fn handle(&mut self, input: Input, now: Instant) {
+        // Pods and claims tell by themselves whether there is room, and only those that ask for the same say the same.
+        let is_about_pods = matches!(
+            input,
+            Input::Pod(_)
+                | Input::Pods(_)
+                | Input::Claim(_)
+                | Input::Claims(_)
+                | Input::Done(_)
+                | Input::Kept(_)
+        );
         let change = match input {
             Input::Slice(seen) => self.slices(seen),
             Input::Slices(part) => self.list_slices(part),
@@ -294,12 +311,18 @@ impl Core {
             Input::Pods(part) => self.list_pods(part, now),
             Input::Node(seen) => {
                 let change = match seen {
-                    Seen::Apply(node) => self.index.apply_node(&node),
+                    Seen::Apply(node) => {
+                        self.budget_node(node.metadata.name.as_deref().unwrap_or_default());
+                        self.index.apply_node(&node)
+                    }
                     Seen::Delete(node) => {
-                        self.index.delete_node(node.metadata.name.as_deref().unwrap_or_default())
+                        let name = node.metadata.name.as_deref().unwrap_or_default();
+                        self.budget_node(name);
+                        self.index.delete_node(name)
                     }
                     Seen::Reset(nodes) => {
                         self.synced.insert("nodes");
+                        self.budget_nodes();
                         self.index.reset_nodes(&nodes)
                     }
                 };
@@ -330,7 +353,14 @@ impl Core {
             }
             Input::Done(outcome) => self.done(*outcome, now),
             Input::Kept(kept) => self.kept(*kept),
+            Input::Looked(look) => {
+                self.looked(*look, now);
+                Change::Nothing
+            }
         };
+        if !is_about_pods && change != Change::Nothing {
+            self.verdicts.forget();
+        }
         self.changed(change, now);
         self.announce(now);
     }
@@ -474,7 +504,7 @@ impl Core {
             self.unmet.remove(key);
             self.first_seen.remove(key);
             self.end_nomination(key, now);
-            self.refused.remove(key);
+            self.budgets.forget(key);
             return;
         };
         if !self.wants_decision(pod) {

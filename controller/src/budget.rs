@@ -21,5 +21,5 @@ pub mod profile;
 pub mod status;
 pub mod window;
 
-pub use book::{Action, Around, Book, Verdict};
+pub use book::{Action, AllocatedClaim, Book, Presence, Verdict};
 pub use kinds::{Budget, Enforcement, NodeUsage};

@@ -1,7 +1,8 @@
 //! Events: what users see with `kubectl describe`.
 
-use crate::act::{FIELD_MANAGER, Gate, creation};
+use crate::act::{FIELD_MANAGER, creation};
 use crate::brain::{Regarding, Report};
+use crate::turns::Gate;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
@@ -28,6 +29,8 @@ const WAITING: usize = 256;
 /// Events that are sent at a time: one after the other they would come minutes late where many pods are
 /// decided, and be lost with a controller that ends. One namespace has a part of them, see [`Gate`].
 const AT_A_TIME: usize = 16;
+/// Of these for one namespace.
+const AT_A_TIME_OF_ONE: usize = 4;
 
 /// Sends events in the background. Losing one is not an error.
 #[derive(Debug, Clone)]
@@ -52,7 +55,7 @@ impl Reporter {
 }
 
 async fn send_all(client: Client, instance: Arc<str>, mut reports: mpsc::Receiver<Report>) {
-    let gate = Gate::new(AT_A_TIME);
+    let gate = Gate::new(AT_A_TIME, AT_A_TIME_OF_ONE);
     let mut waiting: HashMap<Arc<str>, usize> = HashMap::new();
     let mut sending: JoinSet<Arc<str>> = JoinSet::new();
     loop {

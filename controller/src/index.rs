@@ -18,6 +18,7 @@ mod node;
 mod outlook;
 mod pod;
 mod pool;
+mod published;
 mod storage;
 mod taints;
 mod usage;
@@ -117,6 +118,8 @@ pub struct Index {
     pool_of_slice: HashMap<Arc<str>, Sym>,
     classes: HashMap<Arc<str>, Class>,
     claims: HashMap<ObjectKey, Claim>,
+    /// Claims that were added, changed or removed since this was taken; `None` while nobody asks.
+    claims_changed: Option<HashSet<ObjectKey>>,
     /// Hold claims of ours.
     bequests: BTreeSet<ObjectKey>,
     claims_gone: claims::Tombstones,
@@ -131,6 +134,8 @@ pub struct Index {
     gangs: gang::Gangs,
     storage: storage::Storage,
     fleet: Fleet,
+    /// A layout of each make, in a copy that only tells what is published.
+    makes: Option<Box<[Arc<Layout>]>>,
     /// Devices as they were read before, by name.
     templates: HashMap<Sym, Vec<convert::Template>>,
 }
@@ -154,6 +159,7 @@ impl Index {
             pool_of_slice: HashMap::new(),
             classes: HashMap::new(),
             claims: HashMap::new(),
+            claims_changed: None,
             bequests: BTreeSet::new(),
             claims_gone: claims::Tombstones::default(),
             assumed: HashMap::new(),
@@ -167,6 +173,7 @@ impl Index {
             gangs: gang::Gangs::default(),
             storage: storage::Storage::default(),
             fleet: Fleet::default(),
+            makes: None,
             templates: HashMap::new(),
         }
     }
@@ -262,6 +269,16 @@ impl Index {
     /// All claims.
     pub fn claims(&self) -> impl Iterator<Item = &Claim> {
         self.claims.values()
+    }
+
+    /// Takes in the answer to a write of a pod. It brings back no pod whose end was seen meanwhile, and takes the place of
+    /// none that has its name by now.
+    pub fn answer_pod(&mut self, pod: &k8s_openapi::api::core::v1::Pod) -> Change {
+        let known = key_of(&pod.metadata).and_then(|key| self.pods.get(&key));
+        match known {
+            Some(known) if pod.metadata.uid.as_deref() == Some(&*known.uid) => self.apply_pod(pod),
+            _ => Change::Nothing,
+        }
     }
 
     /// A pod.

@@ -188,6 +188,9 @@ impl Leader {
             Effect::Keep(action) => {
                 writes.spawn(async move { Input::Kept(Box::new(writer.keep(action).await)) });
             }
+            Effect::Look(began) => {
+                writes.spawn(async move { Input::Looked(Box::new(writer.look(began).await)) });
+            }
             Effect::Tell(report) => self.reporter.tell(report),
         }
     }

@@ -21,6 +21,7 @@ pub mod events;
 pub mod explain;
 pub mod fence;
 pub mod govern;
+pub mod handover;
 pub mod hold;
 pub mod http;
 pub mod index;
@@ -35,6 +36,7 @@ pub mod queue;
 pub mod run;
 pub mod selector;
 pub mod substitute;
+mod turns;
 pub mod watch;
 pub mod webhook;
 

@@ -59,6 +59,10 @@ pub struct Metrics {
     pub overlaps: Counter,
     /// Pools that are stopped because somebody else allocates from them.
     pub stopped_pools: Gauge,
+    /// Nodes that are handed over to us, and wait for kube-scheduler.
+    hand_overs: Gauge,
+    /// Pods that they wait for.
+    hand_over_pods: Gauge,
     /// Whether this replica leads.
     pub leading: Gauge,
     /// Pods that the webhook set the gate on.
@@ -67,10 +71,13 @@ pub struct Metrics {
     pub substituted: Counter,
     /// Objects that the webhook refused.
     pub refused: Counter,
+    unchecked: Family<ReasonLabel, Counter>,
     /// Pods that were given a device.
     pub allocated: Counter,
     /// CEL expressions that ran on a device.
     pub selector_evaluations: Gauge,
+    /// Memory of compiled CEL expressions, in bytes.
+    pub selector_cache: Gauge,
     /// Budgets.
     pub budgets: BudgetMetrics,
 }
@@ -106,12 +113,16 @@ impl Metrics {
             nominated: Gauge::default(),
             overlaps: Counter::default(),
             stopped_pools: Gauge::default(),
+            hand_overs: Gauge::default(),
+            hand_over_pods: Gauge::default(),
             leading: Gauge::default(),
             gated: Counter::default(),
             substituted: Counter::default(),
             refused: Counter::default(),
+            unchecked: Family::default(),
             allocated: Counter::default(),
             selector_evaluations: Gauge::default(),
+            selector_cache: Gauge::default(),
             budgets: BudgetMetrics::register(&mut registry),
         };
         registry.register("writes", "Requests to the API server", metrics.writes.clone());
@@ -177,6 +188,16 @@ impl Metrics {
             "Pools that are not given from because somebody else allocates from them",
             metrics.stopped_pools.clone(),
         );
+        registry.register(
+            "hand_overs",
+            "Nodes that are handed over from kube-scheduler to the controller",
+            metrics.hand_overs.clone(),
+        );
+        registry.register(
+            "hand_over_pods",
+            "Pods that kube-scheduler may be giving devices, for which hand-overs wait",
+            metrics.hand_over_pods.clone(),
+        );
         registry.register("leading", "1 if this replica leads", metrics.leading.clone());
         registry.register(
             "substituted_requests",
@@ -188,12 +209,22 @@ impl Metrics {
             "Claims, templates and classes that the webhook refused",
             metrics.refused.clone(),
         );
+        registry.register(
+            "unchecked_reviews",
+            "Reviews that the webhook could not evaluate, by reason",
+            metrics.unchecked.clone(),
+        );
         registry.register("gated_pods", "Pods that the webhook set the gate on", metrics.gated.clone());
         registry.register("allocated_pods", "Pods that were given devices", metrics.allocated.clone());
         registry.register(
             "selector_evaluations",
             "CEL expressions that ran on a device",
             metrics.selector_evaluations.clone(),
+        );
+        registry.register(
+            "selector_cache_bytes",
+            "Memory of compiled CEL expressions, an estimate",
+            metrics.selector_cache.clone(),
         );
         Self { registry, ..metrics }
     }
@@ -211,6 +242,16 @@ impl Metrics {
     /// How often requests ended so.
     pub fn writes(&self, verb: &'static str, outcome: &'static str) -> u64 {
         self.writes.get_or_create(&WriteLabels { verb, outcome }).get()
+    }
+
+    /// A review that could not be evaluated.
+    pub fn unchecked(&self, reason: &'static str) {
+        self.unchecked.get_or_create(&ReasonLabel { reason }).inc();
+    }
+
+    /// How many reviews could not be evaluated for this reason.
+    pub fn unchecked_reviews(&self, reason: &'static str) -> u64 {
+        self.unchecked.get_or_create(&ReasonLabel { reason }).get()
     }
 
     /// A decision.
@@ -273,6 +314,12 @@ impl Metrics {
     /// Victims were looked for.
     pub fn preemption(&self, took: Duration) {
         self.preemption_seconds.observe(took.as_secs_f64());
+    }
+
+    /// How many nodes are handed over to us, and how many pods they wait for.
+    pub fn hand_overs(&self, (nodes, pods): (usize, usize)) {
+        self.hand_overs.set(i64::try_from(nodes).unwrap_or(i64::MAX));
+        self.hand_over_pods.set(i64::try_from(pods).unwrap_or(i64::MAX));
     }
 
     /// How many pods wait.

@@ -1,6 +1,7 @@
 //! Which pod is decided next: by priority, then age; of pods of one priority those first whose namespace has not
-//! spent much time on decisions of late. What did not fit waits until something changes, and each time longer;
-//! what ran out of time waits in proportion to what it cost, whatever changes.
+//! spent much time on decisions of late. While others wait, each is first given a short look; what that does not
+//! decide goes behind those of its priority that had none. What did not fit waits until something changes, and each
+//! time longer; what ran out of time waits in proportion to what it cost, whatever changes.
 
 use crate::index::ObjectKey;
 use std::cmp::Reverse;
@@ -8,10 +9,11 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Order of pods: higher priority first, then older, then by name.
+/// Order of pods: higher priority first, then those that were not looked at in vain, then older, then by name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank {
     priority: Reverse<i32>,
+    behind: bool,
     created: i64,
     pod: ObjectKey,
 }
@@ -19,7 +21,7 @@ pub struct Rank {
 impl Rank {
     /// The rank of a pod.
     pub const fn new(pod: ObjectKey, priority: i32, created: i64) -> Self {
-        Self { priority: Reverse(priority), created, pod }
+        Self { priority: Reverse(priority), behind: false, created, pod }
     }
 }
 
@@ -56,6 +58,9 @@ const PATIENCE: u32 = 20;
 /// And this long at most.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
+/// One of those behind is decided after so many others of its priority, however many come.
+const MOST_BEFORE: u32 = 100;
+
 /// How long something waits that ran out of time for the n-th time in a row.
 pub fn wait_of_late(cost: Duration, times: u32) -> Duration {
     let doubled = 1u32.checked_shl(times.saturating_sub(1)).unwrap_or(u32::MAX);
@@ -70,6 +75,9 @@ pub struct Queue {
     delayed: BTreeSet<(Instant, ObjectKey)>,
     /// Decision time of namespaces that spent much of it, and when it was that.
     spent: HashMap<Arc<str>, (Duration, Instant)>,
+    /// How many were decided in a row while others were behind.
+    passed: u32,
+    wakes: u64,
     first_delay: Duration,
     longest_delay: Duration,
 }
@@ -82,6 +90,8 @@ impl Queue {
             ready: BTreeSet::new(),
             delayed: BTreeSet::new(),
             spent: HashMap::new(),
+            passed: 0,
+            wakes: 0,
             first_delay,
             longest_delay,
         }
@@ -92,6 +102,8 @@ impl Queue {
     pub fn offer(&mut self, rank: Rank) {
         let pod = rank.pod.clone();
         let before = self.take_out(&pod);
+        let behind = before.as_ref().is_some_and(|entry| entry.rank.behind);
+        let rank = Rank { behind, ..rank };
         let entry = match before {
             Some(entry) if entry.owes => Entry { rank, ..entry },
             Some(entry) => Entry { rank, place: Place::Ready, ..entry },
@@ -125,9 +137,45 @@ impl Queue {
         Some(rank.pod)
     }
 
+    /// Whether a pod that was popped is to be given a short look only: it had none, and another one of its priority
+    /// that had none is ready.
+    pub fn is_first_look(&self, pod: &ObjectKey) -> bool {
+        let Some(Entry { rank, .. }) = self.entries.get(pod) else { return false };
+        let next = self.ready.first();
+        !rank.behind && next.is_some_and(|next| !next.behind && next.priority == rank.priority)
+    }
+
+    /// A short look, which took so long, did not decide it: it goes behind those that had none. All of it is held
+    /// against its namespace.
+    pub fn put_behind(&mut self, pod: &ObjectKey, cost: Duration, now: Instant) {
+        self.charge(&pod.namespace, cost.saturating_add(CHEAP), now);
+        if let Some(mut entry) = self.take_out(pod) {
+            (entry.rank.behind, entry.place) = (true, Place::Ready);
+            self.ready.insert(entry.rank.clone());
+            self.entries.insert(pod.clone(), entry);
+        }
+    }
+
+    /// The first of those behind, if enough others of its priority went before.
+    fn overdue(&mut self) -> Option<Rank> {
+        let priority = self.ready.first()?.priority;
+        let pod = ObjectKey { namespace: Arc::default(), name: Arc::default() };
+        let least = Rank { priority, behind: true, created: i64::MIN, pod };
+        let behind = self.ready.range(least..).next().filter(|rank| rank.priority == priority)?.clone();
+        self.passed = self.passed.saturating_add(1);
+        if self.passed <= MOST_BEFORE {
+            return None;
+        }
+        self.passed = 0;
+        Some(behind)
+    }
+
     /// The first in order: of the highest priority the oldest whose namespace has spent nothing of late, else
     /// one of the namespace that has spent least.
     fn first(&mut self, now: Instant) -> Option<Rank> {
+        if let Some(overdue) = self.overdue() {
+            return Some(overdue);
+        }
         self.spent.retain(|_, (spent, at)| {
             *spent = spent.saturating_sub(now.saturating_duration_since(*at) / FORGOTTEN);
             *at = now.max(*at);
@@ -178,6 +226,10 @@ impl Queue {
     pub fn in_time(&mut self, pod: &ObjectKey) {
         if let Some(entry) = self.entries.get_mut(pod) {
             entry.late = 0;
+            // It is in no order while it is being decided.
+            if entry.place == Place::Parked {
+                entry.rank.behind = false;
+            }
         }
     }
 
@@ -219,6 +271,7 @@ impl Queue {
     /// There may be room: whoever did not fit tries again, but none more often than its failures
     /// allow, so that many who never fit do not keep everybody busy.
     pub fn wake(&mut self, now: Instant) {
+        self.wakes = self.wakes.wrapping_add(1);
         let parked: Vec<ObjectKey> = self
             .entries
             .iter()
@@ -237,6 +290,11 @@ impl Queue {
             }
             self.entries.insert(pod, entry);
         }
+    }
+
+    /// How often there may have been room: what did not fit since the last time does not fit now.
+    pub const fn wakes(&self) -> u64 {
+        self.wakes
     }
 
     /// When the next waiting pod becomes ready by itself.
@@ -413,5 +471,50 @@ mod tests {
         queue.offer(Rank::new(other.clone(), 0, 9));
         let later = now + Duration::from_secs(6);
         assert_eq!(queue.pop(later), Some(pod("hard-2")), "it is forgotten");
+    }
+
+    #[test]
+    fn what_a_short_look_does_not_decide_goes_behind_those_that_had_none() {
+        let mut queue = queue();
+        let now = Instant::now();
+        for number in 0..50 {
+            queue.offer(rank(&format!("hard-{number:02}"), 0, number));
+        }
+        queue.offer(rank("easy", 0, 99));
+        queue.offer(rank("unimportant", -1, 0));
+        for number in 0..50 {
+            let next = queue.pop(now).expect("one");
+            assert_eq!(next, pod(&format!("hard-{number:02}")));
+            assert!(queue.is_first_look(&next));
+            queue.put_behind(&next, Duration::ZERO, now);
+        }
+        assert_eq!(queue.pop(now), Some(pod("easy")));
+        assert!(!queue.is_first_look(&pod("easy")), "nobody waits for it but those behind");
+        assert_eq!(queue.pop(now), Some(pod("hard-00")), "before those of lower priority");
+        assert!(!queue.is_first_look(&pod("hard-00")));
+        // A change of the pod is no way round.
+        queue.offer(rank("hard-00", 0, 0));
+        queue.offer(rank("new", 0, 100));
+        assert_eq!(queue.pop(now), Some(pod("new")));
+        assert_eq!(queue.pop(now), Some(pod("hard-00")));
+        queue.in_time(&pod("hard-00"));
+        queue.offer(rank("hard-00", 0, 0));
+        queue.offer(rank("new", 0, 100));
+        assert_eq!(queue.pop(now), Some(pod("hard-00")), "what was decided in time is like any other");
+    }
+
+    #[test]
+    fn those_behind_get_their_turn_however_many_come() {
+        let mut queue = queue();
+        let now = Instant::now();
+        queue.offer(rank("hard", 0, 0));
+        queue.offer(rank("easy", 0, 1));
+        assert_eq!(queue.pop(now), Some(pod("hard")));
+        queue.put_behind(&pod("hard"), Duration::ZERO, now);
+        let before = (2..1_000).take_while(|created| {
+            queue.offer(rank(&format!("easy-{created}"), 0, *created));
+            queue.pop(now) != Some(pod("hard"))
+        });
+        assert_eq!(before.count(), 100);
     }
 }

@@ -1,8 +1,8 @@
 //! Wiring: the election runs always, the leader's part while it leads.
 //!
-//! Threads: the lease, probes and the webhook's connections have one each, with a runtime of their own; what the
-//! leader does, and all watches, are on the runtime that [`run`] is called on. So nothing that is computed there delays
-//! a renewal, a probe or a handshake.
+//! Threads: the lease, probes, the webhook's connections and its watches have runtimes of their own, and what it
+//! evaluates has threads beside those; what the leader does, and its watches, are on the runtime that [`run`] is called
+//! on. So nothing that is computed there delays a renewal, a probe or a handshake.
 
 use crate::act::MovesIn;
 use crate::act::Writer;
@@ -35,9 +35,9 @@ const STEP: Duration = Duration::from_secs(10);
 /// What cannot be set up, or what made it end by itself.
 pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let connection = connection(&args).await?;
-    let client = Client::try_from(connection.clone()).context("making a client")?;
     let (metrics, pulse) = (Arc::new(Metrics::new()), Pulse::default());
     if args.lift_gates {
+        let client = Client::try_from(connection).context("making a client")?;
         return lift_gates(client, metrics).await;
     }
     if args.identity.is_empty() {
@@ -54,16 +54,18 @@ pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
             None
         }
         WebhookAddr::At(addr) => {
-            let config = webhook::Config::from_args(&args, addr);
-            let serving = webhook::serve(client, config, metrics.clone(), health.clone(), stop.clone());
-            Some(tokio::spawn(serving))
+            let config = webhook::Config::from_args(&args);
+            let listener = http::listen(addr).with_context(|| format!("listening on {addr}"))?;
+            let (connection, metrics) = (connection.clone(), metrics.clone());
+            let hook = webhook::serve(listener, connection, config, metrics, health.clone(), stop.clone());
+            Some(hook.context("serving the webhook")?)
         }
     };
     let elected = elect(connection, &args, metrics, pulse, stop.clone()).await;
     stop.cancel();
     elected?;
     if let Some(hook) = hook {
-        hook.await.context("webhook")??;
+        hook.await.context("the webhook ended in a panic")??;
     }
     pages.await.context("metrics and health ended in a panic")??;
     Ok(())
@@ -108,6 +110,7 @@ pub async fn elect(
             options: Options { strategy: args.strategy() },
             deadline: args.decision_deadline,
             idle: args.idle_timeout,
+            scheduler_settle: args.scheduler_settle,
             quotas: args.quotas,
             go_back: args.go_back,
             settled: args.go_back_after,

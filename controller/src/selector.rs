@@ -97,7 +97,7 @@ pub enum Reads {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SelectorError {
     /// The expression is not valid CEL.
-    #[error("the CEL expression {expression:?} does not compile: {reason}")]
+    #[error("the CEL expression {} does not compile: {reason}", quoted(expression))]
     Compile {
         /// The expression.
         expression: Arc<str>,
@@ -105,7 +105,7 @@ pub enum SelectorError {
         reason: String,
     },
     /// The expression failed on a device.
-    #[error("the CEL expression {expression:?} fails: {reason}{}", hint(reason))]
+    #[error("the CEL expression {} fails: {reason}{}", quoted(expression), hint(reason))]
     Runtime {
         /// The expression.
         expression: Arc<str>,
@@ -114,19 +114,30 @@ pub enum SelectorError {
     },
     /// The expression was given up: it takes more steps than any expression may.
     #[error(
-        "the CEL expression {expression:?} costs more than {MOST_STEPS} steps on a device, which is the most; \
-         simplify it: shorter lists and strings, fewer macros in each other, smaller regular expressions"
+        "the CEL expression {} costs more than {MOST_STEPS} steps on a device, which is the most; \
+         simplify it: shorter lists and strings, fewer macros in each other, smaller regular expressions",
+        quoted(expression)
     )]
     TooCostly {
         /// The expression.
         expression: Arc<str>,
     },
     /// The time of whoever waited was over before there was an answer.
-    #[error("the CEL expression {expression:?} could not be evaluated in time")]
+    #[error("the CEL expression {} could not be evaluated in time", quoted(expression))]
     OutOfTime {
         /// The expression.
         expression: Arc<str>,
     },
+}
+
+/// An expression as messages show it: of a long one the beginning, so that what is wrong with it has room, too.
+pub(crate) fn quoted(expression: &str) -> String {
+    const LONGEST: usize = 256;
+    if expression.len() <= LONGEST {
+        return format!("{expression:?}");
+    }
+    let start = expression.get(..expression.floor_char_boundary(LONGEST)).unwrap_or_default();
+    format!("{start:?}… ({} bytes)", expression.len())
 }
 
 /// Upstream gives the same advice; an unguarded look-up is by far the most common mistake.

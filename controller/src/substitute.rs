@@ -12,7 +12,7 @@ pub mod expand;
 mod offers;
 mod replace;
 
-pub use expand::{Expansion, expand};
+pub use expand::{Expansion, expand, may_expand};
 
 use crate::index::{Allocation, Claim};
 use aliquot_model::config::{self, AllocationPolicy, Config};

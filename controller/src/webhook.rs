@@ -9,8 +9,10 @@
 
 mod admission;
 mod certificate;
+mod evaluators;
 mod keeper;
 mod knowledge;
+mod known;
 mod review;
 mod server;
 
@@ -21,19 +23,30 @@ use crate::args::Args;
 use crate::budget::admission::Watched;
 use crate::govern::Rules;
 use crate::http::Health;
+use crate::isolated::{self, Ended};
 use crate::metrics::Metrics;
 use kube::Client;
-use std::net::SocketAddr;
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+/// Threads that speak TLS and HTTP. They evaluate nothing.
+const THREADS: usize = 2;
+
+/// What becomes of a claim, template or class that could not be checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum FailurePolicy {
+    /// It is accepted with a warning.
+    #[default]
+    Ignore,
+    /// It is refused.
+    Fail,
+}
 
 /// How the webhook is served.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where it listens.
-    pub addr: SocketAddr,
     /// Driver name.
     pub driver: String,
     /// Namespace of the Secret and of the Service.
@@ -52,6 +65,10 @@ pub struct Config {
     pub governance: bool,
     /// What is refused then.
     pub rules: Rules,
+    /// How long a review may take, waiting for its turn included.
+    pub review_deadline: Duration,
+    /// What becomes of objects that could not be checked by then.
+    pub failure: FailurePolicy,
     /// Whether pods of used-up budgets get a lower priority class.
     pub budgets: bool,
     /// How long certificates last; they are renewed after two thirds of it.
@@ -62,7 +79,7 @@ pub struct Config {
 
 impl Config {
     /// As the command line says.
-    pub fn from_args(args: &Args, addr: SocketAddr) -> Self {
+    pub fn from_args(args: &Args) -> Self {
         let (service, namespace) = (&args.webhook_service, &args.namespace);
         let mut names = vec![
             format!("{service}.{namespace}.svc"),
@@ -71,7 +88,6 @@ impl Config {
         ];
         names.extend(args.webhook_san.iter().cloned());
         Self {
-            addr,
             driver: args.driver_name.clone(),
             namespace: namespace.clone(),
             secret: args.webhook_secret.clone(),
@@ -81,6 +97,8 @@ impl Config {
             elastic: args.elastic_shares,
             governance: args.governance,
             rules: Rules { unknown: args.unknown_devices, oversubscribe_at_most: args.oversubscribe_at_most },
+            review_deadline: args.review_deadline,
+            failure: args.governance_failure_policy,
             budgets: args.budgets,
             certificate_life: args.webhook_certificate_life,
             interval: Duration::from_secs(60).min(args.webhook_certificate_life / 12),
@@ -88,38 +106,53 @@ impl Config {
     }
 }
 
-/// Serves until `stop`.
-pub async fn serve(
-    client: Client,
+/// Serves on a listener until `stop`, on threads of its own: nothing that is computed elsewhere delays a handshake or
+/// an answer.
+///
+/// # Errors
+/// If there are no threads for it; what it ends with if there is no client.
+pub fn serve(
+    listener: TcpListener,
+    connection: kube::Config,
     config: Config,
     metrics: Arc<Metrics>,
     health: Health,
     stop: CancellationToken,
-) -> std::io::Result<()> {
-    let listener = TcpListener::bind(config.addr).await?;
+) -> std::io::Result<Ended<std::io::Result<()>>> {
     tracing::info!(addr = %listener.local_addr()?, "serving the admission webhook");
-    serve_on(listener, client, config, metrics, health, stop).await
+    listener.set_nonblocking(true)?;
+    isolated::start_with("webhook", THREADS, move || async move {
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let client = Client::try_from(connection.clone()).map_err(std::io::Error::other)?;
+        let (knowledge, writers) = knowledge::Knowledge::new(client.clone(), &config.driver, config.rules);
+        let watching = writers.start(connection, stop.clone())?;
+        let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));
+        let known = knowledge.known.clone();
+        let app = review::App {
+            knowledge,
+            metrics,
+            governance: config.governance,
+            budgets,
+            substitution: config.substitution,
+            elastic: config.elastic,
+            deadline: config.review_deadline,
+            failure: config.failure,
+        };
+        let keeper = keeper::Keeper::new(client, config, known);
+        let current = keeper.current();
+        let keeping = tokio::spawn(keeper.run(health, stop.clone()));
+        server::serve(listener, current, app, stop).await;
+        if let Err(error) = keeping.await {
+            tracing::error!(%error, "looking after the certificate ended in a panic");
+        }
+        match watching.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "watching ended"),
+            Err(_) => tracing::error!("watching ended in a panic"),
+        }
+        Ok(())
+    })
 }
 
-/// Serves on a listener until `stop`.
-pub async fn serve_on(
-    listener: TcpListener,
-    client: Client,
-    config: Config,
-    metrics: Arc<Metrics>,
-    health: Health,
-    stop: CancellationToken,
-) -> std::io::Result<()> {
-    let keeper = keeper::Keeper::new(client.clone(), config.clone());
-    let current = keeper.current();
-    let keeping = tokio::spawn(keeper.run(health, stop.clone()));
-    let (governance, substitution, elastic) = (config.governance, config.substitution, config.elastic);
-    let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));
-    let knowledge = knowledge::Knowledge::start(client, &config.driver, config.rules, stop.clone());
-    let app = review::App { knowledge, metrics, governance, budgets, substitution, elastic };
-    server::serve(listener, current, app, stop).await;
-    if let Err(error) = keeping.await {
-        tracing::error!(%error, "looking after the certificate ended in a panic");
-    }
-    Ok(())
-}
+#[cfg(test)]
+mod tests;

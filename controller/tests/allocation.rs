@@ -5,10 +5,11 @@ mod common;
 
 use aliquot_control_plane::{Options, PodDeletion, ServerVersion};
 use aliquot_model::layout::AllocatorMode;
+use aliquot_model::names;
 use common::{Cluster, auditor, eventually, fixtures};
 use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
-use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, ResourceExt};
@@ -210,10 +211,39 @@ async fn a_hand_over_is_acknowledged_and_nothing_is_given_out_until_it_ends() {
     cluster.claim("b", &[fixtures::request("r", "gpu.aliquot.dev", 1)]).await;
     cluster.pod("b", &["b"]).await;
     let note = event(&cluster, "b", "DevicesDoNotFit").await;
-    assert!(note.contains("are not in controller mode"), "{note}");
+    assert!(note.contains("are being handed over between kube-scheduler and the controller"), "{note}");
     cluster.publish("n1", 2, AllocatorMode::Controller, 3).await;
     cluster.bound("b").await;
     assert_eq!(cluster.devices("b").await, ["n1/gpu-1"]);
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hand_over_from_kube_scheduler_ends_when_it_has_nothing_under_way() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 2).await;
+    cluster.publish("n1", 2, AllocatorMode::Scheduler, 2).await;
+    let wanted = [fixtures::request("r", "gpu.aliquot.dev", 1)];
+    cluster.claim("a", &wanted).await;
+    let mut pod = fixtures::pod("a", &["a"]);
+    let spec = pod.spec.as_mut().expect("a spec");
+    // kube-scheduler of this control plane leaves it alone, so it stays under way.
+    (spec.scheduling_gates, spec.scheduler_name) = (None, Some("another".to_owned()));
+    cluster.create(&pod).await;
+    let controller = cluster.controller("c1", &["--scheduler-settle=200ms"]).await;
+    cluster.publish("n1", 2, AllocatorMode::HandOver, 3).await;
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
+    let name = fixtures::slices("n1", 2, AllocatorMode::HandOver, 3)[0].name_any();
+    let until = json!({"metadata": {"annotations": {names::HAND_OVER_UNTIL: "2026-01-02T03:14:00Z"}}});
+    slices.patch(&name, &PatchParams::default(), &Patch::Merge(until)).await.expect("patched");
+    let note = event(&cluster, "n1", "HandOverWaits").await;
+    assert!(note.contains("default/a") && note.contains("2026-01-02T03:14:00Z at the latest"), "{note}");
+    let nodes: Api<Node> = Api::all(cluster.client.clone());
+    let idle =
+        async || nodes.get("n1").await.expect("a node").annotations().get(names::SCHEDULER_IDLE).cloned();
+    assert_eq!(idle().await, None);
+    allocate_by_hand(&cluster, "a", "gpu-0", Some("2026-01-02T03:04:05Z")).await;
+    eventually("generation 3 is idle", async || (idle().await.as_deref() == Some("3")).then_some(())).await;
     controller.terminate().await;
 }
 

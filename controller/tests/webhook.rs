@@ -6,12 +6,13 @@ mod common;
 use aliquot_control_plane::{Controllers, Fault, FaultRule, Matcher};
 use aliquot_controller::govern::Rules;
 use aliquot_controller::http::Health;
+use aliquot_controller::isolated::Ended;
 use aliquot_controller::metrics::Metrics;
 use aliquot_controller::pulse::Pulse;
 use aliquot_controller::substitute::{ANNOTATION, POLICY};
-use aliquot_controller::webhook::{self, Config};
+use aliquot_controller::webhook::{self, Config, FailurePolicy};
 use aliquot_model::layout::AllocatorMode;
-use common::{Cluster, client, eventually, fixtures};
+use common::{Cluster, connection, eventually, fixtures};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -20,25 +21,22 @@ use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTe
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 struct Hook {
     addr: SocketAddr,
     metrics: Arc<Metrics>,
     stop: CancellationToken,
-    task: JoinHandle<std::io::Result<()>>,
+    task: Ended<std::io::Result<()>>,
 }
 
 async fn start(cluster: &Cluster, replica: &str) -> Hook {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = listener.local_addr().expect("an address");
     let config = Config {
-        addr,
         driver: fixtures::DRIVER.to_owned(),
         namespace: "default".to_owned(),
         secret: "aliquot-webhook-tls".to_owned(),
@@ -48,6 +46,9 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         elastic: true,
         governance: true,
         rules: Rules::default(),
+        // Whatever the machine: nothing here is about time.
+        review_deadline: Duration::from_secs(60),
+        failure: FailurePolicy::Ignore,
         budgets: false,
         certificate_life: Duration::from_secs(36),
         interval: Duration::from_millis(50),
@@ -55,9 +56,9 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
     let metrics = Arc::new(Metrics::new());
     let health = Health::new(metrics.clone(), Pulse::default());
     let stop = CancellationToken::new();
-    let client = client(&cluster.handle, replica).await;
-    let task =
-        tokio::spawn(webhook::serve_on(listener, client, config, metrics.clone(), health, stop.clone()));
+    let connection = connection(&cluster.handle, replica).await;
+    let task = webhook::serve(listener, connection, config, metrics.clone(), health, stop.clone());
+    let task = task.expect("threads");
     Hook { addr, metrics, stop, task }
 }
 

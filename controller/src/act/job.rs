@@ -131,6 +131,13 @@ pub enum Job {
         /// The pool generation that is answered.
         generation: i64,
     },
+    /// Say that kube-scheduler has nothing under way for a node that is handed over to us.
+    SchedulerIdle {
+        /// The node.
+        node: Arc<str>,
+        /// The pool generation of which it is said.
+        generation: i64,
+    },
     /// Make a claim that holds what a share grew by.
     MakeCompanion {
         /// Whose.
@@ -240,6 +247,7 @@ impl Job {
             Self::AllowMoves(within) => within.namespace.clone(),
             Self::QuotaStatus { quota, .. } => quota.namespace.clone(),
             Self::Acknowledge { .. }
+            | Self::SchedulerIdle { .. }
             | Self::Limits { .. }
             | Self::PlaceFree { .. }
             | Self::Classes { .. } => Arc::default(),

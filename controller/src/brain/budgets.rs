@@ -2,9 +2,8 @@
 
 use super::{Core, Effect, Regarding, Report, Seen, reasons};
 use crate::act::Kept;
-use crate::budget::account::AllocatedClaim;
-use crate::budget::{Action, Around, Budget, Enforcement, NodeUsage, Verdict, part};
-use crate::index::{Change, Node, ObjectKey, Pod};
+use crate::budget::{Action, AllocatedClaim, Budget, Enforcement, NodeUsage, Presence, Verdict, part};
+use crate::index::{Change, Claim, Index, Node, ObjectKey, Pod};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use std::collections::{HashMap, HashSet};
@@ -16,10 +15,36 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Taints of nodes that nobody hears of: what they said is old.
 const SILENT: [&str; 2] = ["node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"];
 
+/// Looks at budgets.
+#[derive(Debug, Default)]
+pub(super) struct Looks {
+    last: Option<Instant>,
+    /// Seconds since the epoch, as of the last one.
+    wall: i64,
+    /// Nodes that changed, or of which a report came, since then.
+    nodes: HashSet<Arc<str>>,
+    /// Pods that a budget keeps waiting, by namespace.
+    refused: HashMap<Arc<str>, HashSet<ObjectKey>>,
+}
+
+impl Looks {
+    /// Whether a budget keeps a pod waiting.
+    pub(super) fn has_refused(&self, pod: &ObjectKey) -> bool {
+        self.refused.get(&pod.namespace).is_some_and(|pods| pods.contains(pod))
+    }
+
+    /// A pod wants nothing any more.
+    pub(super) fn forget(&mut self, pod: &ObjectKey) {
+        if let Some(pods) = self.refused.get_mut(&pod.namespace) {
+            pods.remove(pod);
+        }
+    }
+}
+
 impl Core {
     /// A budget changed.
     pub(super) fn budget(&mut self, seen: Seen<DynamicObject>) -> Change {
-        let now = self.wall;
+        let now = self.budgets.wall;
         match seen {
             Seen::Apply(object) => {
                 if let Some(budget) = Budget::read(&object) {
@@ -36,7 +61,7 @@ impl Core {
                 self.book.reset_budgets(objects.iter().filter_map(Budget::read).collect(), now);
             }
         }
-        self.budgets_looked = None;
+        self.budgets.last = None;
         Change::Nothing
     }
 
@@ -45,6 +70,7 @@ impl Core {
         match seen {
             Seen::Apply(object) => {
                 if let Some(usage) = NodeUsage::read(&object) {
+                    self.budgets.nodes.insert(usage.node.clone());
                     self.book.apply_usage(usage);
                 }
             }
@@ -54,9 +80,22 @@ impl Core {
             Seen::Reset(objects) => {
                 self.synced.insert("nodeusages");
                 self.book.reset_usages(objects.iter().filter_map(NodeUsage::read).collect());
+                self.budget_nodes();
             }
         }
         Change::Nothing
+    }
+
+    /// A node changed.
+    pub(super) fn budget_node(&mut self, name: &str) {
+        if self.book.hears_from(name) {
+            self.budgets.nodes.insert(name.into());
+        }
+    }
+
+    /// Any node may have changed.
+    pub(super) fn budget_nodes(&mut self) {
+        self.budgets.nodes.extend(self.book.nodes().cloned());
     }
 
     /// What became of something that the book wanted.
@@ -65,24 +104,24 @@ impl Core {
             tracing::warn!(%error, "a budget could not be kept, trying again");
         }
         if let Action::Store { key, uid, revision, .. } = &kept.action {
-            self.book.stored(key, uid, *revision, kept.result.ok(), self.wall);
+            self.book.stored(key, uid, *revision, kept.result.ok(), self.budgets.wall);
         }
         Change::Nothing
     }
 
     /// Counts what there is now, at most once a second.
     pub fn keep_budgets(&mut self, now: Instant, wall: Timestamp) {
-        self.wall = wall.as_second();
+        self.budgets.wall = wall.as_second();
         if !self.settings.budgets || !self.is_synced() || !self.book.is_synced() {
             return;
         }
-        if self.budgets_looked.is_some_and(|at| now.saturating_duration_since(at) < LOOK) {
+        if self.budgets.last.is_some_and(|at| now.saturating_duration_since(at) < LOOK) {
             return;
         }
-        self.budgets_looked = Some(now);
-        let around = self.around();
+        self.budgets.last = Some(now);
+        self.tell_book();
         let mut back = false;
-        for action in self.book.step(&around, self.wall) {
+        for action in self.book.step(self.budgets.wall) {
             match action {
                 Action::Tell { key, uid, over, note } => {
                     tracing::info!(budget = %key, over, note, "a budget changed its state");
@@ -99,10 +138,13 @@ impl Core {
         }
         self.metrics.budgets.update(&self.book);
         // Pods that were refused for another reason, or by a budget that is gone, are asked for anew too.
-        let refused = std::mem::take(&mut self.refused);
-        let (still, free): (HashSet<ObjectKey>, HashSet<ObjectKey>) =
-            refused.into_iter().partition(|key| self.refusal(&key.namespace).is_some());
-        self.refused = still;
+        let book = &self.book;
+        let free: Vec<ObjectKey> = self
+            .budgets
+            .refused
+            .extract_if(|namespace, _| !book.refuses(namespace))
+            .flat_map(|(_, pods)| pods)
+            .collect();
         for key in &free {
             self.offer(key, now);
         }
@@ -112,30 +154,30 @@ impl Core {
         self.bind_within_budget(now);
     }
 
-    fn around(&self) -> Around {
-        let mut claims: HashMap<Arc<str>, Vec<AllocatedClaim>> = HashMap::new();
-        let mut asked = HashMap::new();
-        if !self.book.is_empty() {
-            for claim in self.index.claims().filter(|claim| self.book.has_budget(&claim.key.namespace)) {
-                let Some(allocation) = claim.allocation.as_ref().filter(|a| !a.held.is_empty()) else {
-                    continue;
-                };
-                if let Some(part) = part::of_asked(&self.index, claim, allocation) {
-                    asked.insert(claim.uid.clone(), part);
+    /// Tells the book what became of claims and nodes since the last look.
+    fn tell_book(&mut self) {
+        match self.index.take_changed_claims() {
+            Some(changed) => {
+                let swept = self.book.sweep();
+                for key in changed.into_iter().chain(swept) {
+                    if self.book.has_budget(&key.namespace) {
+                        let claim = self.index.claim(&key).and_then(|claim| charged(&self.index, claim));
+                        self.book.apply_claim(&key, claim);
+                    }
                 }
-                claims.entry(claim.key.namespace.clone()).or_default().push(AllocatedClaim {
-                    uid: claim.uid.clone(),
-                    name: claim.key.name.clone(),
-                    since: part::allocated_at(claim),
-                    part: part::of_allocation(&self.index, allocation),
-                });
             }
+            None => self.book.read_again(),
         }
-        let heard =
-            |node: &Node| node.known && !node.taints.iter().any(|taint| SILENT.contains(&taint.key.as_str()));
-        let nodes = self.book.nodes().filter(|name| self.index.node(name).is_some_and(heard));
-        let gone = self.book.nodes().filter(|name| self.index.node(name).is_none_or(|node| !node.known));
-        Around { claims, nodes: nodes.cloned().collect(), gone: gone.cloned().collect(), asked }
+        if !self.book.unread().is_empty() {
+            let unread =
+                self.index.claims().filter(|claim| self.book.unread().contains(&claim.key.namespace));
+            let claims: Vec<(ObjectKey, AllocatedClaim)> =
+                unread.filter_map(|claim| Some((claim.key.clone(), charged(&self.index, claim)?))).collect();
+            self.book.read_claims(claims);
+        }
+        for name in std::mem::take(&mut self.budgets.nodes) {
+            self.book.presence(&name, presence(self.index.node(&name)));
+        }
     }
 
     /// The used-up budget that holds a namespace back, if one does.
@@ -146,14 +188,14 @@ impl Core {
     /// Whether a budget keeps a pod, for which devices were found, from getting them; it is told so.
     pub(super) fn is_refused(&mut self, pod: &Pod, now: Instant) -> bool {
         let Some(verdict) = self.book.verdict(&pod.key.namespace) else { return false };
-        let first = !self.refused.contains(&pod.key);
+        let first = !self.budgets.has_refused(&pod.key);
         match verdict.enforcement {
             Enforcement::Refuse => {
                 let note = format!("{}; the pod waits for its devices until then", verdict.note);
                 if first {
                     self.metrics.budgets.pod(verdict.enforcement);
                 }
-                self.refused.insert(pod.key.clone());
+                self.budgets.refused.entry(pod.key.namespace.clone()).or_default().insert(pod.key.clone());
                 self.tell_pod(pod, reasons::BUDGET_REFUSED, &note, now);
                 true
             }
@@ -168,6 +210,27 @@ impl Core {
     /// Whether a pod may be given devices as far as budgets are concerned: what is refused makes no room
     /// for itself either.
     pub fn may_allocate(&self, namespace: &str) -> bool {
-        self.refusal(namespace).is_none()
+        !self.book.refuses(namespace)
+    }
+}
+
+/// A claim as it is charged; `None` if it has no devices of ours.
+fn charged(index: &Index, claim: &Claim) -> Option<AllocatedClaim> {
+    let allocation = claim.allocation.as_ref().filter(|allocation| !allocation.held.is_empty())?;
+    Some(AllocatedClaim {
+        uid: claim.uid.clone(),
+        since: part::allocated_at(claim),
+        part: part::of_allocation(index, allocation),
+        asked: part::of_asked(index, claim, allocation),
+    })
+}
+
+fn presence(node: Option<&Node>) -> Presence {
+    match node.filter(|node| node.known) {
+        None => Presence::Gone,
+        Some(node) if node.taints.iter().any(|taint| SILENT.contains(&taint.key.as_str())) => {
+            Presence::Silent
+        }
+        Some(_) => Presence::Heard,
     }
 }

@@ -58,6 +58,13 @@ pub(super) struct Compaction {
     idle: Option<&'static str>,
 }
 
+impl Compaction {
+    /// Whether a GPU is being emptied.
+    pub(super) const fn is_under_way(&self) -> bool {
+        self.current.is_some()
+    }
+}
+
 /// A GPU that is being emptied.
 #[derive(Debug)]
 struct Current {

@@ -1,7 +1,8 @@
 //! Decisions and what follows from them.
 
 use super::gangs::Turn;
-use super::{Core, Effect, GivesWay, InFlight, reasons};
+use super::verdicts::Verdict;
+use super::{Core, Effect, GivesWay, InFlight, Regarding, Report, reasons};
 use crate::act::{Consumers, Eviction, Fate, Gates, Job};
 use crate::decide::{self, Decision, LeftOut, Reservation, Situation, Wait};
 use crate::index::{ObjectKey, Pod};
@@ -67,31 +68,92 @@ impl Core {
             return;
         }
         let situation = self.situation(&pod, now);
-        let mut decision = self.decide(&pod, &situation);
+        let is_first_look = self.queue.is_first_look(key);
+        match self.known(&pod, &situation) {
+            Some(Verdict::NoFit(reason)) => {
+                self.metrics.decision("no_fit_again", Duration::ZERO);
+                return self.follow(&pod, Decision::NoFit(Box::new(reason)), now, wall);
+            }
+            Some(Verdict::NotAtOnce) if is_first_look => {
+                return self.queue.put_behind(key, Duration::ZERO, now);
+            }
+            _ => {}
+        }
+        let decision = if is_first_look {
+            let began = Instant::now();
+            let until = self.until().min(began + self.settings.first_look);
+            let decision = self.decide_until(&pod, &situation, until);
+            if matches!(decision, Decision::OutOfTime(_)) {
+                self.metrics.decision("put_behind", began.elapsed());
+                // Not what all the time did not do for.
+                self.matcher.take_given_up();
+                self.remember(&pod, &situation, Verdict::NotAtOnce);
+                return self.queue.put_behind(key, began.elapsed(), now);
+            }
+            self.metrics.decision(name_of(&decision), began.elapsed());
+            decision
+        } else {
+            self.decide(&pod, &situation)
+        };
+        self.decided(&pod, &situation, decision, now, wall);
+    }
+
+    /// What was found of pods that ask for the same, if there was no room since.
+    fn known(&mut self, pod: &Pod, situation: &Situation) -> Option<Verdict> {
+        if !self.verdicts.has_any(self.queue.wakes()) || self.compaction.is_under_way() {
+            return None;
+        }
+        self.question(pod, situation).and_then(|question| self.verdicts.get(question).cloned())
+    }
+
+    fn remember(&mut self, pod: &Pod, situation: &Situation, verdict: Verdict) {
+        // While a GPU is emptied, what does not fit is asked again without that.
+        if self.compaction.is_under_way() {
+            return;
+        }
+        if let Some(question) = self.question(pod, situation) {
+            self.verdicts.insert(question, self.queue.wakes(), verdict);
+        }
+    }
+
+    /// What follows from a decision, and is remembered of it.
+    fn decided(
+        &mut self,
+        pod: &Pod,
+        situation: &Situation,
+        mut decision: Decision,
+        now: Instant,
+        wall: Timestamp,
+    ) {
         // Nobody waits for a gap to be filled, if it is that which keeps it waiting.
         if is_short(&decision)
-            && let Some(open) = self.without_compaction(&pod, now)
+            && let Some(open) = self.without_compaction(pod, now)
         {
-            let with_all = self.decide(&pod, &open);
+            let with_all = self.decide(pod, &open);
             if !is_short(&with_all) {
                 self.end_compaction("a pod needs the room", now);
                 decision = with_all;
             }
         }
-        tracing::debug!(pod = %key, outcome = name_of(&decision), "decided");
-        self.follow(&pod, decision, now, wall);
+        tracing::debug!(pod = %pod.key, outcome = name_of(&decision), "decided");
+        if let Decision::NoFit(reason) = &decision {
+            self.remember(pod, situation, Verdict::NoFit((**reason).clone()));
+        }
+        self.follow(pod, decision, now, wall);
     }
 
     /// Decides for a pod, or what stands for one, within the time that there is.
     pub(super) fn decide(&mut self, pod: &Pod, situation: &Situation) -> Decision {
-        self.settings.pulse.doing(format!("deciding for pod {}", pod.key));
-        let started = Instant::now();
-        let until = self.until();
-        let (options, mut expired) = (self.settings.options, || Instant::now() >= until);
-        let decision =
-            decide::decide_in(&self.index, &mut self.matcher, pod, situation, options, &mut expired);
+        let (started, until) = (Instant::now(), self.until());
+        let decision = self.decide_until(pod, situation, until);
         self.metrics.decision(name_of(&decision), started.elapsed());
         decision
+    }
+
+    fn decide_until(&mut self, pod: &Pod, situation: &Situation, until: Instant) -> Decision {
+        self.settings.pulse.doing(format!("deciding for pod {}", pod.key));
+        let (options, mut expired) = (self.settings.options, || Instant::now() >= until);
+        decide::decide_in(&self.index, &mut self.matcher, pod, situation, options, &mut expired)
     }
 
     pub(super) fn left_out(&self, pod: &Pod, now: Instant) -> LeftOut {
@@ -133,7 +195,13 @@ impl Core {
             }
             Decision::Rejected(rejection) => {
                 self.queue.park(&pod.key);
-                self.tell_pod(pod, reasons::CLAIM_REJECTED, &rejection.to_string(), now);
+                let note = rejection.to_string();
+                let news = self.tell_pod(pod, reasons::CLAIM_REJECTED, &note, now);
+                // Whoever wrote the claim looks there.
+                if let (true, Some(claim)) = (news, self.index.claim(rejection.claim())) {
+                    let regarding = Regarding::Claim(claim.key.clone(), claim.uid.clone());
+                    self.tell(Report { regarding, warning: true, reason: reasons::CLAIM_REJECTED, note });
+                }
             }
             Decision::NoFit(reason) => {
                 if !self.take_spare(pod, now, wall) {

@@ -172,6 +172,7 @@ impl Core {
         self.late.tidy(now);
         self.resolve_overlaps();
         self.acknowledge_hand_overs();
+        self.keep_hand_overs(now);
         let due: Vec<ObjectKey> = self
             .idle
             .values()
@@ -210,6 +211,7 @@ impl Core {
         self.metrics.queue(ready, delayed, parked);
         self.metrics.objects(&self.index.sizes());
         self.metrics.selector_evaluations.set(i64::try_from(self.matcher.evaluations()).unwrap_or(i64::MAX));
+        self.metrics.selector_cache.set(i64::try_from(self.matcher.selectors().bytes()).unwrap_or(i64::MAX));
     }
 
     /// When there is something to do by itself.
@@ -222,7 +224,8 @@ impl Core {
             .min();
         let classes = self.classes_failed.map(|at| at + CLASSES_RETRY);
         let stranded = self.stranded.next(self.settings.idle);
-        [idle, classes, stranded, self.queue.next(), self.holds.next()].into_iter().flatten().min()
+        let look = self.hand_overs.next_look(self.settings.scheduler_settle);
+        [idle, classes, stranded, look, self.queue.next(), self.holds.next()].into_iter().flatten().min()
     }
 
     /// Takes back what was given out twice, and says so.

@@ -1,11 +1,12 @@
 //! What ran out of time, by what was asked: pods that ask for the same of the same cluster do not each try it.
 
 use super::{Core, reasons};
-use crate::decide::NoFit;
-use crate::index::{ObjectKey, Pod};
+use crate::decide::{NoFit, Situation};
+use crate::index::{ObjectKey, Pod, Resolution};
 use crate::queue::wait_of_late;
+use crate::selector;
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 /// What is known of one demand.
@@ -20,6 +21,8 @@ struct Known {
 #[derive(Debug, Default)]
 pub(super) struct Late {
     known: HashMap<u64, Known>,
+    /// Of this process alone, so that nobody can look for a claim that has the number of another one.
+    numbers: RandomState,
 }
 
 /// What is kept at most.
@@ -41,17 +44,38 @@ impl Core {
     /// A number that pods have in common that ask for the same: what their claims want, where they could be, and
     /// what they are among other pods.
     fn demand(&self, pod: &Pod) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        (&pod.key.namespace, pod.priority, &pod.node, &pod.nominated, &pod.labels).hash(&mut hasher);
-        format!("{:?} {:?} {:?}", pod.needs, pod.company, pod.volumes).hash(&mut hasher);
+        let mut hasher = self.late.numbers.build_hasher();
+        self.hash_demand(pod, &mut hasher);
+        hasher.finish()
+    }
+
+    fn hash_demand(&self, pod: &Pod, hasher: &mut impl Hasher) {
+        (&pod.key.namespace, pod.priority, &pod.node, &pod.nominated, &pod.labels).hash(hasher);
+        format!("{:?} {:?} {:?}", pod.needs, pod.company, pod.volumes).hash(hasher);
+        for wanted in &pod.claims {
+            matches!(wanted.resolution, Resolution::NotMade).hash(hasher);
+        }
         for key in pod.claim_keys() {
             let Some(claim) = self.index.claim(&key) else { continue };
-            serde_json::to_string(&*claim.spec).unwrap_or_default().hash(&mut hasher);
+            serde_json::to_string(&*claim.spec).unwrap_or_default().hash(hasher);
             // One that has devices is like no other.
             let allocated = self.index.effective_allocation(&key);
-            allocated.map(|_| &claim.uid).hash(&mut hasher);
+            allocated.map(|_| &claim.uid).hash(hasher);
+            let is_foreign = claim.owner_pod.as_ref().is_some_and(|owner| *owner != pod.uid);
+            (claim.deleting, is_foreign).hash(hasher);
         }
-        hasher.finish()
+    }
+
+    /// A number that pods have in common that are decided the same while there is no more room than now; `None` for
+    /// one whose volumes can change what it could do.
+    pub(super) fn question(&self, pod: &Pod, situation: &Situation) -> Option<u64> {
+        if !pod.volumes.is_empty() {
+            return None;
+        }
+        let mut hasher = self.late.numbers.build_hasher();
+        self.hash_demand(pod, &mut hasher);
+        situation.hash_into(&mut hasher);
+        Some(hasher.finish())
     }
 
     /// Whether what a pod asks for ran out of time just now; then it waits as long.
@@ -75,9 +99,18 @@ impl Core {
         let demand = self.demand(pod);
         let times = self.late.known.get(&demand).map_or(0, |known| known.times).saturating_add(1);
         let wait = wait_of_late(cost, times).max(self.settings.backoff.0);
+        let advice = match self.matcher.take_given_up() {
+            Some(expression) => {
+                format!(
+                    "Time was up within the CEL expression {}: simplify it",
+                    selector::quoted(&expression)
+                )
+            }
+            None => "Ask for less in one pod, or with fewer constraints".to_owned(),
+        };
         let note = format!(
-            "not decided within {:?} (attempt {times}); the next is in {} s, for all pods that ask for the same. Ask \
-             for less in one pod, or with fewer constraints. So far: {reason}",
+            "not decided within {:?} (attempt {times}); the next is in {} s, for all pods that ask for the same. \
+             {advice}. So far: {reason}",
             self.settings.deadline,
             wait.as_secs().max(1)
         );

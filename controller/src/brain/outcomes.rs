@@ -21,7 +21,7 @@ impl Core {
             self.changed(change, now);
         }
         if let Some(pod) = &pod {
-            let change = self.index.apply_pod(pod);
+            let change = self.index.answer_pod(pod);
             self.changed(change, now);
         }
         self.moves_counted(moves);
@@ -95,6 +95,13 @@ impl Core {
                 if let Some(error) = error {
                     tracing::warn!(%node, %error, "could not acknowledge the hand-over");
                     self.acknowledging.remove(&node);
+                }
+                Change::Nothing
+            }
+            Job::SchedulerIdle { node, generation } => {
+                if let Some(error) = error {
+                    tracing::warn!(%node, %error, "could not say that kube-scheduler is idle");
+                    self.hand_overs.not_written(&node, generation);
                 }
                 Change::Nothing
             }

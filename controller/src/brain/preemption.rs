@@ -121,7 +121,7 @@ impl Core {
         match choice {
             // Nobody goes for what a quota would hold back.
             Choice::Room(room) if self.waits_for_quota(pod, &room.plan, now) => {
-                self.end_nomination(&pod.key, now);
+                self.call_off(pod, now);
             }
             Choice::Room(room) => self.nominate(pod, &room, now),
             Choice::OutOfTime => {
@@ -154,9 +154,7 @@ impl Core {
                     None => reason.to_string(),
                 };
                 self.tell_pod(pod, reasons::DOES_NOT_FIT, &note, now);
-                if self.end_nomination(&pod.key, now) && pod.nominated.is_some() {
-                    self.note_room(pod, None, Vec::new());
-                }
+                self.call_off(pod, now);
             }
         }
     }
@@ -297,6 +295,15 @@ impl Core {
             self.queue.wake(now);
         }
         ended
+    }
+
+    /// No room is made for a pod any more, nor noted on it. An earlier controller may have noted it, of which nothing is
+    /// known here if there was no room any more when this one began; on a gated pod nobody else does.
+    fn call_off(&mut self, pod: &Pod, now: Instant) {
+        let ended = self.end_nomination(&pod.key, now);
+        if pod.nominated.is_some() && (ended || pod.gated) {
+            self.note_room(pod, None, Vec::new());
+        }
     }
 
     /// Takes up, once, what an earlier controller began: before anybody is decided, devices are kept

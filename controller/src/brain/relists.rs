@@ -15,8 +15,8 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Most objects that are dropped in one step.
-const MOST: usize = 256;
+/// Most objects that are dropped, or taken in of a look at what kube-scheduler has under way, in one step.
+pub(super) const MOST: usize = 256;
 
 /// A step of a fresh list. The steps of one list come one after the other, with nothing else of its kind between.
 #[derive(Debug)]
@@ -102,15 +102,16 @@ impl Relists {
 }
 
 impl Core {
-    /// Whether something of a list is left to be dropped: see [`Core::step`].
+    /// Whether something of a list is left to be dropped, or of a look to be taken in: see [`Core::step`].
     pub fn has_steps(&self) -> bool {
         let dropping = |step| step == Step::Dropping;
-        dropping(self.relists.slices.step)
+        self.looking.is_some()
+            || dropping(self.relists.slices.step)
             || dropping(self.relists.claims.step)
             || dropping(self.relists.pods.step)
     }
 
-    /// Drops some of what fresh lists do not name.
+    /// Drops some of what fresh lists do not name, and takes in some of a look at what kube-scheduler has under way.
     pub fn step(&mut self, now: Instant) {
         self.settings.pulse.doing("dropping what a fresh list does not name");
         if let Some(names) = self.relists.slices.drop_some() {
@@ -131,6 +132,7 @@ impl Core {
         }
         if let Some(gone) = self.relists.pods.drop_some() {
             for key in gone {
+                self.pod_missing(&key, None, now);
                 let change = self.index.delete_pod(&key);
                 self.relists.pods.changed |= change != Change::Nothing;
                 self.changed(change, now);
@@ -140,6 +142,7 @@ impl Core {
                 self.listed("pods", self.relists.pods.changed, now);
             }
         }
+        self.take_in_look(now);
         self.announce(now);
     }
 
@@ -203,8 +206,10 @@ impl Core {
             }
             Part::Some(pods) => {
                 for pod in &pods {
-                    if let Some(key) = key_of(&pod.metadata) {
-                        self.relists.saw_pod(&key);
+                    let key = key_of(&pod.metadata);
+                    if let Some(key) = &key {
+                        self.relists.saw_pod(key);
+                        self.pod_missing(key, pod.metadata.uid.as_deref(), now);
                     }
                     let change = self.index.apply_pod(pod);
                     self.relists.pods.changed |= change != Change::Nothing;
@@ -214,6 +219,17 @@ impl Core {
             Part::End => self.relists.pods.step = Step::Dropping,
         }
         Change::Nothing
+    }
+
+    /// A pod is gone, and nobody saw it end; `uid` is whose name it was by now. What it has is left to the next, as when it
+    /// ends while nobody leads: see [`super::wills`].
+    fn pod_missing(&mut self, key: &ObjectKey, uid: Option<&str>, now: Instant) {
+        let known = self.index.pod(key).filter(|known| uid.is_none_or(|uid| *known.uid != *uid));
+        if let Some(mut known) = known.cloned() {
+            // Whether it was bound was not seen either; as for a new leader, what is written down of it counts.
+            known.node = known.node.take().or_else(|| self.willed_node(&known));
+            self.note_ending(&known, now);
+        }
     }
 
     /// A claim is gone, and nobody saw it go.

@@ -68,6 +68,8 @@ pub mod reasons {
     pub const HELD: &str = "HardwareStillHeld";
     /// Somebody else allocates what is ours to give.
     pub const FOREIGN: &str = "ForeignAllocation";
+    /// A node's hand-over from kube-scheduler waits for pods.
+    pub const HAND_OVER_WAITS: &str = "HandOverWaits";
     /// A claim tolerates the taint that keeps kube-scheduler off.
     pub const TOLERATES: &str = "ClaimToleratesControllerTaint";
     /// A budget is used up.

@@ -120,7 +120,7 @@ impl Core {
             .filter(|(key, _)| {
                 !self.preemptions.nominations.contains_key(*key)
                     && !self.in_flight.contains_key(*key)
-                    && !self.refused.contains(*key)
+                    && !self.budgets.has_refused(key)
             })
             .filter_map(|(key, _)| self.index.pod(key))
             .filter(|pod| pod.gated && pod.node.is_none() && !pod.is_held_by_others())

@@ -12,6 +12,7 @@ mod budgets;
 mod compaction;
 mod elastic;
 mod gangs;
+mod handovers;
 mod heirs;
 mod late;
 mod preemption;
@@ -27,6 +28,8 @@ struct World {
     version: u64,
     jobs: Vec<Job>,
     reports: Vec<Report>,
+    /// Looks at what schedulers have under way.
+    looks: Vec<Instant>,
 }
 
 impl World {
@@ -34,7 +37,15 @@ impl World {
         let settings = Settings { idle: Duration::from_secs(30), ..Settings::default() };
         let core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
         let now = Instant::now();
-        let mut world = Self { core, began: now, now, version: 0, jobs: Vec::new(), reports: Vec::new() };
+        let mut world = Self {
+            core,
+            began: now,
+            now,
+            version: 0,
+            jobs: Vec::new(),
+            reports: Vec::new(),
+            looks: Vec::new(),
+        };
         let slices = nodes
             .iter()
             .flat_map(|(name, gpus)| fixtures::slices(name, *gpus, AllocatorMode::Controller, 1))
@@ -68,6 +79,7 @@ impl World {
                     self.jobs.push(job);
                 }
                 Effect::Keep(_) => {}
+                Effect::Look(began) => self.looks.push(began),
                 Effect::Tell(report) => self.reports.push(report),
             }
         }
@@ -351,7 +363,8 @@ fn a_controller_that_comes_later_takes_back_what_lost_its_annotation() {
     let settings = Settings { idle: Duration::from_secs(30), ..Settings::default() };
     let core = Core::new(DRIVER, settings, Arc::new(Metrics::new()));
     let now = Instant::now();
-    let mut second = World { core, began: now, now, version: 0, jobs: Vec::new(), reports: Vec::new() };
+    let mut second =
+        World { core, began: now, now, version: 0, jobs: Vec::new(), reports: Vec::new(), looks: Vec::new() };
     second.handle(Input::Claim(Seen::Reset(vec![claim])));
     second.handle(Input::Class(Seen::Reset(fixtures::classes())));
     second.handle(Input::Pod(Seen::Reset(Vec::new())));

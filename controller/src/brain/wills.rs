@@ -9,7 +9,7 @@ use super::heirs::Ending;
 use super::holds::RETRY;
 use super::{Core, Effect};
 use crate::act::{Job, WriteError};
-use crate::index::{Claim, ObjectKey, Uid};
+use crate::index::{Claim, ObjectKey, Pod, Uid};
 use aliquot_model::names::WILL;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -82,6 +82,18 @@ impl Core {
         }
     }
 
+    /// The node of a pod of which it is written down what it leaves.
+    pub(super) fn willed_node(&self, pod: &Pod) -> Option<Arc<str>> {
+        let lost = self.holds.lost.get(&pod.uid).into_iter().flatten();
+        let lost = lost.map(|lost| (lost.claim.uid.clone(), lost.allocation.node.clone()));
+        let held = pod.claim_keys().filter_map(|key| {
+            let allocation = self.index.effective_allocation(&key)?;
+            Some((self.index.claim(&key)?.uid.clone(), allocation.node.clone()))
+        });
+        let mut all = lost.chain(held);
+        all.find_map(|(uid, node)| node.filter(|_| self.wills.known.contains_key(&uid)))
+    }
+
     fn has_devices(&self, uid: &Uid) -> bool {
         self.wills.known.get(uid).is_some_and(|known| {
             self.index.claim(&known.claim).is_some_and(|claim| claim.uid == *uid)
@@ -100,7 +112,7 @@ impl Core {
         {
             return;
         }
-        let runs = |pod: &&crate::index::Pod| pod.uid == *owner && !pod.deleting && !pod.terminal;
+        let runs = |pod: &&Pod| pod.uid == *owner && !pod.deleting && !pod.terminal;
         let Some(pod) = self.index.pods_of_claim(&claim.key).find(runs) else { return };
         let Some(ending) = self.ending(claim, allocation, pod) else { return };
         let Ok(text) = serde_json::to_string(&ending) else { return };

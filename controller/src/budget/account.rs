@@ -1,131 +1,73 @@
 //! What one budget has been charged: a pure function of what was seen, and safe to repeat.
 //!
-//! A *use* is the time from a claim's allocation to its release. It is kept as an interval a claim, so
-//! whatever is seen twice changes nothing. It goes on while the API shows the allocation or a node says
-//! that the claim holds hardware, and ends with the later of
-//! - the last moment at which the API showed the allocation, and
-//! - the moment at which the node gave the devices back, from its numbered release; without one, the last
-//!   moment at which a node said that they are held.
+//! Everything that is charged is in one [`Profile`], of bounded size. Beside it the account remembers of
+//! each claim what it was charged for ([`uses`]), so that whatever is seen twice changes nothing and what is
+//! told late changes only what it says. Only claims of which something changed are looked at, so a look
+//! costs what changed since the one before, not what there is.
 //!
-//! So an outage of the controller costs nothing where a node had prepared the claim: the release says
-//! when it ended. A claim that no node ever prepared and that vanished during an outage is charged up to
-//! the last moment that was written down, see [`super::book::HEARTBEAT`].
-//!
-//! A use is moved into the [`Profile`] when its release was counted and the node lists it no more; a use
-//! without a release stays by itself until the window has left it behind, so that a release that comes
-//! very late still finds what was charged already.
+//! A claim is forgotten, and what it was charged stays, when its release was counted and the node lists it
+//! no more, or when the window has left it behind. Of the others at most [`MOST_CLAIMS`] uses are kept by
+//! themselves where that is not for free: of those that ended and whose node never said when, and of all of
+//! them in the stored form ([`stored`]). A use that is not kept by itself is charged until the account's
+//! *watermark*; whatever is told of a claim that the account does not know counts from there on. So nothing
+//! is charged twice, and nothing that was charged is taken back.
 
-use super::profile::{Profile, Spent};
-use aliquot_model::usage::{HeldClaim, MicroGpus, Release};
-use serde::{Deserialize, Serialize};
-use std::collections::{HashMap, HashSet};
+mod stored;
+mod uses;
+
+pub use stored::{MOST_BYTES, Stored};
+pub use uses::{Allocated, Released, Sight, Taken};
+
+use super::profile::{Profile, Spent, signed};
+use aliquot_model::usage::MicroGpus;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
+use uses::{Charge, Marks, Moment, Uses};
 
-/// The API shows an allocation for so long after the node's release, at most, when all is well: the
-/// kubelet has to say that the pod ended, and kube-controller-manager to act on it.
-const LINGER: i64 = 60;
-/// Ended uses without a release that are kept by themselves, at most.
-const MOST_OPEN_ENDED: usize = 2000;
+/// Uses that are stored one by one at most, and as many that ended without a release are remembered.
+pub const MOST_CLAIMS: usize = 1000;
 
-/// A claim that the API shows as allocated.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllocatedClaim {
-    /// Identity.
-    pub uid: Arc<str>,
-    /// Name.
-    pub name: Arc<str>,
-    /// When it was allocated, if anything says so.
-    pub since: Option<i64>,
-    /// Its part of GPUs, if its devices are published.
-    pub part: Option<MicroGpus>,
-}
-
-/// What is seen of one namespace at one moment. Complete: what is not in it is not there.
-#[derive(Debug, Clone, Default)]
-pub struct Observed<'a> {
-    /// Allocated claims.
-    pub claims: &'a [AllocatedClaim],
-    /// What nodes hold.
-    pub held: &'a [&'a HeldClaim],
-    /// What nodes released and nobody acknowledged.
-    pub released: &'a [&'a Release],
-    /// UIDs of claims of which a release is listed, acknowledged or not.
-    pub listed: Option<&'a HashSet<&'a str>>,
-}
-
-/// One use.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Use {
-    uid: String,
-    claim: String,
-    since: i64,
-    /// Last second at which the API showed it.
-    claimed: i64,
-    /// Last second at which a node said that it is held.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    held: Option<i64>,
-    /// When a node released it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    released: Option<i64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    micro_gpus: Option<MicroGpus>,
-    open: bool,
-}
-
-impl Use {
-    fn end(&self) -> i64 {
-        self.released.or(self.held).map_or(self.claimed, |told| told.max(self.claimed)).max(self.since)
-    }
-
-    /// Whether its node said for good when it ended.
-    fn is_settled(&self) -> bool {
-        !self.open && self.released.is_some_and(|released| released >= self.claimed.saturating_sub(LINGER))
-    }
+/// Which claims a look tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// All that there are: any other is gone.
+    All,
+    /// Those of which something changed.
+    Changed,
 }
 
 /// What is kept for a budget.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone)]
 pub struct Account {
     begun: i64,
     seen: i64,
-    uses: Vec<Use>,
-    history: Profile,
-}
-
-/// An account as it is stored in the budget's status.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Stored {
-    begun: i64,
-    seen: i64,
-    #[serde(default)]
-    uses: Vec<Use>,
-    #[serde(default)]
-    history: String,
+    /// What began before and is not in `uses` is charged until then; the earliest second if all are.
+    watermark: i64,
+    uses: BTreeMap<Arc<str>, Uses>,
+    charged: Profile,
+    running: (usize, MicroGpus),
+    /// Ends of uses whose node never said when they ended.
+    loose: BTreeSet<(i64, Arc<str>)>,
+    /// Claims that lose most if they are not stored: see [`Marks`].
+    delicate: BTreeSet<Arc<str>>,
+    most: usize,
+    visited: u64,
 }
 
 impl Account {
     /// A new account: what ended before is not counted, what runs is counted from its allocation.
     pub fn new(now: i64) -> Self {
-        Self { begun: now, seen: now, ..Self::default() }
-    }
-
-    /// As it was stored; `None` if that cannot be read.
-    pub fn restore(stored: &Stored) -> Option<Self> {
-        let history = stored.history.parse().ok()?;
-        let mut uses = stored.uses.clone();
-        uses.sort_by(|a, b| (&a.uid, a.since).cmp(&(&b.uid, b.since)));
-        Some(Self { begun: stored.begun, seen: stored.seen, uses, history })
-    }
-
-    /// To be stored.
-    pub fn store(&self) -> Stored {
-        Stored {
-            begun: self.begun,
-            seen: self.seen,
-            uses: self.uses.clone(),
-            history: self.history.to_string(),
+        Self {
+            begun: now,
+            seen: now,
+            watermark: i64::MIN,
+            uses: BTreeMap::new(),
+            charged: Profile::default(),
+            running: (0, MicroGpus(0)),
+            loose: BTreeSet::new(),
+            delicate: BTreeSet::new(),
+            most: MOST_CLAIMS,
+            visited: 0,
         }
     }
 
@@ -134,216 +76,138 @@ impl Account {
         self.seen
     }
 
+    /// How many claims were looked at since the account was made or read: what looks cost.
+    pub const fn visited(&self) -> u64 {
+        self.visited
+    }
+
     /// How many claims are charged now, and their parts together.
-    pub fn running(&self) -> (usize, MicroGpus) {
-        let open = self.uses.iter().filter(|u| u.open);
-        open.fold((0, MicroGpus(0)), |(count, sum), u| {
-            (count + 1, sum.plus(u.micro_gpus.unwrap_or_default()))
-        })
+    pub const fn running(&self) -> (usize, MicroGpus) {
+        self.running
     }
 
-    /// Everything that is charged, up to what was seen last.
-    pub fn profile(&self) -> Profile {
-        let mut profile = self.history.clone();
-        for (since, until, part) in self.intervals() {
-            profile.add(since, until, part);
-        }
-        profile
+    /// Everything that is charged; what runs has no end.
+    pub const fn profile(&self) -> &Profile {
+        &self.charged
     }
 
-    /// What was charged between two seconds.
+    /// What was charged between two seconds, up to what was seen last.
     pub fn spent(&self, since: i64, until: i64) -> Spent {
-        let running: Spent = self
-            .intervals()
-            .map(|(from, to, part)| {
-                Spent::from(part.0) * Spent::from(to.min(until).saturating_sub(from.max(since)).max(0))
-            })
-            .sum();
-        self.history.spent(since, until).saturating_add(running)
+        self.charged.spent(since, until.min(self.seen))
     }
 
-    /// The uses as intervals; of one claim they never overlap.
-    fn intervals(&self) -> impl Iterator<Item = (i64, i64, MicroGpus)> {
-        let mut last: Option<(&str, i64)> = None;
-        self.uses.iter().map(move |u| {
-            let taken = last.filter(|(uid, _)| *uid == &*u.uid).map_or(i64::MIN, |(_, end)| end);
-            let since = u.since.max(taken);
-            let end = u.end().max(since);
-            last = Some((&u.uid, end));
-            (since, end, u.micro_gpus.unwrap_or_default())
-        })
-    }
-
-    /// Takes in what there is now; `keep` is the first second that is still of interest. Returns whether
-    /// there is something new to store besides the time.
-    pub fn observe(&mut self, observed: &Observed<'_>, keep: i64, now: i64) -> bool {
+    /// Takes in what there is now of claims, each with everything that is seen of it; `keep` is the first
+    /// second that is still of interest. Returns whether there is something new to store besides the time.
+    pub fn observe(
+        &mut self,
+        sights: impl IntoIterator<Item = (Arc<str>, Sight)>,
+        extent: Extent,
+        keep: i64,
+        now: i64,
+    ) -> bool {
         // A clock that was set back must not undo anything.
         let now = now.max(self.seen);
-        self.seen = now;
+        let at = Moment { before: self.seen, now, begun: self.begun, watermark: self.watermark };
         let mut changed = false;
-        let mut present: HashSet<&str> = HashSet::new();
-        for claim in observed.claims {
-            present.insert(&claim.uid);
-            // A time that is still to come says nothing.
-            let since = claim.since.filter(|since| *since <= now);
-            let at = self.open(&claim.uid, &claim.name, since, claim.part, now, &mut changed);
-            if let Some(found) = self.uses.get_mut(at) {
-                found.claimed = now;
+        let mut present: HashSet<Arc<str>> = HashSet::new();
+        for (uid, sight) in sights {
+            changed |= self.look(&uid, &sight, at);
+            if extent == Extent::All {
+                present.insert(uid);
             }
         }
-        for held in observed.held {
-            present.insert(&held.uid);
-            let since = Some(held.since).filter(|since| *since <= now);
-            // The API's word on the part comes first.
-            let at = self.open(&held.uid, &held.name, since, None, now, &mut changed);
-            if let Some(found) = self.uses.get_mut(at) {
-                found.held = Some(now);
-                if found.micro_gpus.is_none() {
-                    found.micro_gpus = Some(held.micro_gpus);
-                    changed = true;
-                }
+        if extent == Extent::All {
+            let gone: Vec<Arc<str>> =
+                self.uses.keys().filter(|uid| !present.contains(*uid)).cloned().collect();
+            for uid in gone {
+                changed |= self.look(&uid, &Sight::default(), at);
             }
         }
-        for release in observed.released {
-            changed |= self.release(release, now);
-        }
-        for u in self.uses.iter_mut().filter(|u| u.open && !present.contains(u.uid.as_str())) {
-            u.open = false;
-            changed = true;
-        }
-        changed |= self.settle(observed, keep);
+        self.seen = now;
+        self.forget_loose(keep);
+        self.charged.forget_before(keep);
+        self.charged.coarsen(now);
         changed
     }
 
-    /// The open use of a claim, a new one if there is none. Its position.
-    fn open(
-        &mut self,
-        uid: &str,
-        name: &str,
-        since: Option<i64>,
-        part: Option<MicroGpus>,
-        now: i64,
-        changed: &mut bool,
-    ) -> usize {
-        let mut start = since.unwrap_or(now);
-        if let Some(at) = self.uses.iter().rposition(|u| u.uid == uid)
-            && let Some(last) = self.uses.get_mut(at)
-        {
-            if last.open {
-                // Taken back and given again between two looks?
-                let other_part = part.is_some() && last.micro_gpus.is_some() && part != last.micro_gpus;
-                let later = since.is_some_and(|since| since > last.end());
-                if !other_part && !later {
-                    if last.micro_gpus.is_none() && part.is_some() {
-                        last.micro_gpus = part;
-                        *changed = true;
-                    }
-                    return at;
-                }
-                last.open = false;
-            }
-            start = start.max(last.end());
+    /// Everything that is seen of one claim.
+    fn look(&mut self, uid: &Arc<str>, sight: &Sight, at: Moment) -> bool {
+        self.visited = self.visited.saturating_add(1);
+        let uses = self.uses.entry(uid.clone()).or_default();
+        let (charges, marks) = (uses.charges(), uses.marks());
+        let changed = uses.look(sight, at);
+        let charges_after = uses.charges();
+        uses.settle();
+        let marks_after = uses.marks();
+        if uses.is_empty() {
+            self.uses.remove(uid);
         }
-        *changed = true;
-        self.insert(Use {
-            uid: uid.to_owned(),
-            claim: name.to_owned(),
-            since: start,
-            claimed: start,
-            held: None,
-            released: None,
-            micro_gpus: part,
-            open: true,
-        })
+        if charges != charges_after {
+            self.charge(&charges, false);
+            self.charge(&charges_after, true);
+        }
+        if marks != marks_after {
+            self.mark(uid, &marks, &marks_after);
+        }
+        changed
     }
 
-    fn insert(&mut self, new: Use) -> usize {
-        let at = self.uses.partition_point(|u| (&u.uid, u.since) <= (&new.uid, new.since));
-        self.uses.insert(at, new);
-        at
+    /// Counts in what a claim is charged, or counts it out.
+    fn charge(&mut self, charges: &[Charge], counts: bool) {
+        for Charge { since, until, part } in charges {
+            let part = signed(*part);
+            self.charged.change_between(*since, *until, if counts { part } else { part.saturating_neg() });
+        }
     }
 
-    /// Counts a release. Returns whether it says anything new.
-    fn release(&mut self, release: &Release, now: i64) -> bool {
-        let claim = &release.claim;
-        // The node's clock may be ahead.
-        let until = release.until.min(now);
-        let own = |u: &Use| u.uid == claim.uid;
-        let found = self.uses.iter().rposition(|u| own(u) && u.since <= claim.since);
-        let found = found.or_else(|| self.uses.iter().position(|u| own(u) && u.since < until));
-        let last = found.and_then(|at| self.uses.get_mut(at));
-        if let Some(last) = last
-            // What was allocated after a release is another use, whether or not the claim still counts as there.
-            && ((last.open && last.released.is_none()) || claim.since <= last.end())
-        {
-            let mut changed = false;
-            if last.released.is_none_or(|released| released < until) {
-                last.released = Some(until);
-                changed = true;
-            }
-            if last.micro_gpus.is_none() {
-                last.micro_gpus = Some(claim.micro_gpus);
-                changed = true;
-            }
-            return changed;
+    fn mark(&mut self, uid: &Arc<str>, before: &Marks, after: &Marks) {
+        for end in &before.loose {
+            self.loose.remove(&(*end, uid.clone()));
         }
-        if until <= self.begun || until <= claim.since {
-            return false;
+        self.loose.extend(after.loose.iter().map(|end| (*end, uid.clone())));
+        if after.delicate {
+            self.delicate.insert(uid.clone());
+        } else {
+            self.delicate.remove(uid);
         }
-        // Between the uses before it and those after it: it may be told of when the next has begun.
-        let (before, after): (Vec<&Use>, Vec<&Use>) =
-            self.uses.iter().filter(|u| own(u)).partition(|u| u.since <= claim.since);
-        let since = before.iter().map(|u| u.end()).max().map_or(claim.since, |end| claim.since.max(end));
-        let until = after.iter().map(|u| u.since).min().map_or(until, |next| until.min(next));
-        self.insert(Use {
-            uid: claim.uid.clone(),
-            claim: claim.name.clone(),
-            since,
-            claimed: since,
-            held: None,
-            released: Some(until.max(since)),
-            micro_gpus: Some(claim.micro_gpus),
-            open: false,
-        });
-        true
+        let (claims, part) = self.running;
+        self.running = (
+            claims.saturating_sub(before.running.0).saturating_add(after.running.0),
+            MicroGpus(part.0.saturating_sub(before.running.1.0).saturating_add(after.running.1.0)),
+        );
     }
 
-    /// Moves what is settled into the profile and drops what is of no interest any more.
-    fn settle(&mut self, observed: &Observed<'_>, keep: i64) -> bool {
-        let ends: Vec<(i64, i64, MicroGpus)> = self.intervals().collect();
-        let surplus = {
-            let loose = |u: &&Use| !u.open && !u.is_settled();
-            self.uses.iter().filter(loose).count().saturating_sub(MOST_OPEN_ENDED)
+    /// Forgets uses without a release that the window has left behind, and the oldest of too many.
+    fn forget_loose(&mut self, keep: i64) {
+        let is_old = |(end, uid): &&(i64, Arc<str>)| {
+            *end <= keep && self.uses.get(uid).is_some_and(|uses| !uses.is_listed())
         };
-        let mut surplus = surplus;
-        let mut taken: HashMap<String, i64> = HashMap::new();
-        let mut kept = Vec::with_capacity(self.uses.len());
-        let mut changed = false;
-        for (u, (since, end, part)) in std::mem::take(&mut self.uses).into_iter().zip(ends) {
-            let listed = observed.listed.is_some_and(|listed| listed.contains(u.uid.as_str()));
-            let mut settled = u.is_settled();
-            if !u.open && !settled && surplus > 0 {
-                surplus = surplus.saturating_sub(1);
-                settled = true;
-            }
-            if !u.open && !listed && (settled || end <= keep) {
-                self.history.add(since, end, part);
-                taken.insert(u.uid, end);
-                changed = true;
-                continue;
-            }
-            let mut u = u;
-            if let Some(end) = taken.get(&u.uid) {
-                u.since = u.since.max(*end);
-            }
-            kept.push(u);
+        let old: Vec<(i64, Arc<str>)> =
+            self.loose.range(..(keep.saturating_add(1), Arc::default())).filter(is_old).cloned().collect();
+        for (end, uid) in old {
+            self.forget(&uid, end);
         }
-        self.uses = kept;
-        self.history.forget_before(keep);
-        changed | self.history.coarsen()
+        while self.loose.len() > self.most {
+            let Some((end, uid)) = self.loose.first().cloned() else { break };
+            self.forget(&uid, end);
+            self.watermark = self.watermark.max(end);
+        }
+    }
+
+    /// Forgets a use without a release; what it was charged stays.
+    fn forget(&mut self, uid: &Arc<str>, end: i64) {
+        self.visited = self.visited.saturating_add(1);
+        self.loose.remove(&(end, uid.clone()));
+        let Some(uses) = self.uses.get_mut(uid) else { return };
+        let before = uses.marks();
+        uses.forget(end);
+        let after = uses.marks();
+        if uses.is_empty() {
+            self.uses.remove(uid);
+        }
+        self.mark(uid, &before, &after);
     }
 }
 
 #[cfg(test)]
-#[path = "account/tests.rs"]
 mod tests;

@@ -5,16 +5,19 @@
 //! an account that has it already does not count it again.
 
 mod entry;
+mod sights;
 
-use super::account::{AllocatedClaim, Observed};
-use super::kinds::{Budget, Enforcement, NodeUsage, Substitutes, Terms};
+pub use sights::{AllocatedClaim, Presence};
+
+use super::account::Extent;
+use super::kinds::{Budget, Enforcement, NodeUsage, Terms};
 use super::status::Standing;
 use super::{amount, window};
 use crate::index::{ObjectKey, Uid};
-use aliquot_model::usage::{HeldClaim, MicroGpus, Release};
+use aliquot_model::usage::Release;
 use entry::{Entry, account_of};
 use serde_json::Value;
-use std::borrow::Cow;
+use sights::Sights;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -25,45 +28,6 @@ pub const HEARTBEAT: i64 = 15;
 pub const SYSTEM: i32 = 2_000_000_000;
 /// Failed writes are repeated after so many seconds.
 const RETRY: i64 = 2;
-
-/// What the rest of the controller says at one moment.
-#[derive(Debug, Default)]
-pub struct Around {
-    /// Claims of our driver that are allocated, by namespace.
-    pub claims: HashMap<Arc<str>, Vec<AllocatedClaim>>,
-    /// Nodes that are there and can be reached: only what they hold counts.
-    pub nodes: HashSet<Arc<str>>,
-    /// Nodes that said something and are not there.
-    pub gone: HashSet<Arc<str>>,
-    /// What claims with a larger profile than they asked for asked for, by UID.
-    pub asked: HashMap<Arc<str>, MicroGpus>,
-}
-
-impl Around {
-    /// Whether a node is gone, and nothing that it held has its devices: they say then what is to be charged. A node
-    /// that is gone for a while only would miss what it said.
-    fn is_over(&self, usage: &NodeUsage) -> bool {
-        let has_devices = |held: &HeldClaim| {
-            self.claims
-                .get(held.namespace.as_str())
-                .is_some_and(|all| all.iter().any(|c| *c.uid == *held.uid))
-        };
-        self.gone.contains(&usage.node) && !usage.spec.held.iter().any(has_devices)
-    }
-
-    /// The claims of a namespace with the parts that they are charged for.
-    fn claims_of(&self, namespace: &str, substitutes: Substitutes) -> Cow<'_, [AllocatedClaim]> {
-        let claims = self.claims.get(namespace).map(Vec::as_slice).unwrap_or_default();
-        if substitutes == Substitutes::Given || self.asked.is_empty() {
-            return Cow::Borrowed(claims);
-        }
-        let charged = |claim: &AllocatedClaim| AllocatedClaim {
-            part: self.asked.get(&claim.uid).copied().or(claim.part),
-            ..claim.clone()
-        };
-        Cow::Owned(claims.iter().map(charged).collect())
-    }
-}
 
 /// Something to do.
 #[derive(Debug, Clone)]
@@ -133,7 +97,9 @@ struct Counted {
 pub struct Book {
     budgets: HashMap<ObjectKey, Entry>,
     of_namespace: HashMap<Arc<str>, BTreeSet<ObjectKey>>,
-    usages: HashMap<Arc<str>, NodeUsage>,
+    sights: Sights,
+    /// Namespaces with a budget whose claims were not read since.
+    unread: HashSet<Arc<str>>,
     counted: HashMap<Arc<str>, Counted>,
     answering: HashMap<Arc<str>, i64>,
     revision: u64,
@@ -153,7 +119,11 @@ impl Book {
 
     /// A budget as the API has it.
     pub fn apply_budget(&mut self, budget: Budget, now: i64) {
-        self.of_namespace.entry(budget.key.namespace.clone()).or_default().insert(budget.key.clone());
+        let keys = self.of_namespace.entry(budget.key.namespace.clone()).or_default();
+        if keys.is_empty() {
+            self.unread.insert(budget.key.namespace.clone());
+        }
+        keys.insert(budget.key.clone());
         match self.budgets.get_mut(&budget.key) {
             Some(entry) if entry.budget.uid == budget.uid => {
                 if is_older(&budget.version, &entry.budget.version) {
@@ -163,7 +133,11 @@ impl Book {
                 if foreign && entry.budget.version != budget.version && !entry.ours.is_empty() {
                     tracing::warn!(budget = %budget.key, "its account was written by somebody else, which is taken over");
                     entry.account = account_of(&budget, now);
+                    entry.extent = Extent::All;
                     entry.ours.clear();
+                }
+                if entry.substitutes() != budget.substitutes() {
+                    entry.extent = Extent::All;
                 }
                 entry.looked_at = i64::MIN;
                 entry.budget = budget;
@@ -181,6 +155,8 @@ impl Book {
             keys.remove(key);
             if keys.is_empty() {
                 self.of_namespace.remove(&key.namespace);
+                self.unread.remove(&key.namespace);
+                self.sights.reset_claims(&key.namespace, Vec::new());
             }
         }
     }
@@ -198,61 +174,87 @@ impl Book {
         }
     }
 
+    /// Namespaces of which all claims are to be given by [`Self::read_claims`] before the next look.
+    pub const fn unread(&self) -> &HashSet<Arc<str>> {
+        &self.unread
+    }
+
+    /// It may have been missed what became of claims: all are to be read again.
+    pub fn read_again(&mut self) {
+        self.unread.extend(self.of_namespace.keys().cloned());
+    }
+
+    /// All claims with devices of ours in the namespaces that are to be read.
+    pub fn read_claims(&mut self, claims: impl IntoIterator<Item = (ObjectKey, AllocatedClaim)>) {
+        let mut all: HashMap<Arc<str>, Vec<(ObjectKey, AllocatedClaim)>> = HashMap::new();
+        for (key, claim) in claims {
+            all.entry(key.namespace.clone()).or_default().push((key, claim));
+        }
+        for namespace in std::mem::take(&mut self.unread) {
+            let claims = all.remove(&namespace).unwrap_or_default();
+            self.sights.reset_claims(&namespace, claims);
+        }
+    }
+
+    /// A claim as it is now; `None` if it has no devices of ours, or is not there.
+    pub fn apply_claim(&mut self, key: &ObjectKey, claim: Option<AllocatedClaim>) {
+        if self.has_budget(&key.namespace) {
+            self.sights.claim(key, claim);
+        }
+    }
+
+    /// Claims to be compared with the cluster at this look, though nothing was heard of them: a fixed number, in
+    /// turn, and of those whose part is not known as many.
+    pub fn sweep(&mut self) -> Vec<ObjectKey> {
+        self.sights.sweep()
+    }
+
     /// What a node says now.
     pub fn apply_usage(&mut self, usage: NodeUsage) {
-        self.usages.insert(usage.node.clone(), usage);
+        self.sights.apply_usage(usage);
     }
 
     /// A node says nothing any more.
     pub fn delete_usage(&mut self, node: &str) {
-        self.usages.remove(node);
+        self.sights.delete_usage(node);
         self.counted.remove(node);
     }
 
     /// What all nodes say.
     pub fn reset_usages(&mut self, usages: Vec<NodeUsage>) {
         self.synced.1 = true;
-        self.usages = usages.into_iter().map(|usage| (usage.node.clone(), usage)).collect();
-        let usages = &self.usages;
-        self.counted.retain(|node, _| usages.contains_key(node));
+        let kept: HashSet<&Arc<str>> = usages.iter().map(|usage| &usage.node).collect();
+        self.counted.retain(|node, _| kept.contains(node));
+        self.sights.reset_usages(usages);
     }
 
-    /// Counts what there is now, and says what has to be done.
-    pub fn step(&mut self, around: &Around, now: i64) -> Vec<Action> {
-        if !self.is_synced() {
+    /// Whether a node that says something is there.
+    pub fn presence(&mut self, node: &str, presence: Presence) {
+        self.sights.presence(node, presence);
+    }
+
+    /// Counts what there is now, and says what has to be done; nothing before everything was listed and read.
+    pub fn step(&mut self, now: i64) -> Vec<Action> {
+        if !self.is_synced() || !self.unread.is_empty() {
             return Vec::new();
         }
         self.revision = self.revision.saturating_add(1);
         let mut actions = Vec::new();
-        let mut held: HashMap<&str, Vec<&HeldClaim>> = HashMap::new();
-        let mut released: HashMap<&str, Vec<&Release>> = HashMap::new();
-        let mut listed: HashMap<&str, HashSet<&str>> = HashMap::new();
-        for usage in self.usages.values() {
-            if around.nodes.contains(&usage.node) {
-                for claim in &usage.spec.held {
-                    held.entry(&claim.namespace).or_default().push(claim);
-                }
-            }
-            for release in &usage.spec.released {
-                let namespace = release.claim.namespace.as_str();
-                listed.entry(namespace).or_default().insert(&release.claim.uid);
-                if release.number > usage.acknowledged() {
-                    released.entry(namespace).or_default().push(release);
-                }
-            }
-        }
+        let touched = self.sights.take_touched();
+        let mut all = None;
         for entry in self.budgets.values_mut() {
-            let namespace = &*entry.budget.key.namespace;
+            let namespace = &entry.budget.key.namespace;
             let keep = entry.counts_from(now);
-            let substitutes = entry.budget.terms.as_ref().map(|terms| terms.substitutes).unwrap_or_default();
-            let claims = around.claims_of(namespace, substitutes);
-            let held = charged(held.get(namespace), substitutes, |held| held);
-            let held: Vec<&HeldClaim> = held.iter().map(Cow::as_ref).collect();
-            let released = charged(released.get(namespace), substitutes, |release| &mut release.claim);
-            let released: Vec<&Release> = released.iter().map(Cow::as_ref).collect();
-            let observed =
-                Observed { claims: &claims, held: &held, released: &released, listed: listed.get(namespace) };
-            let changed = entry.account.observe(&observed, keep, now);
+            let substitutes = entry.substitutes();
+            let extent = std::mem::replace(&mut entry.extent, Extent::Changed);
+            let uids = match extent {
+                Extent::All => all.get_or_insert_with(|| self.sights.all()).get(namespace),
+                Extent::Changed => touched.get(namespace),
+            };
+            let sights = &self.sights;
+            let seen = uids.into_iter().flatten();
+            let seen = seen.map(|uid| (uid.clone(), sights.of(namespace, uid, substitutes)));
+            let changed = entry.account.observe(seen, extent, keep, now);
             if changed {
                 entry.changed = self.revision;
                 entry.dirty.get_or_insert(self.revision);
@@ -260,15 +262,15 @@ impl Book {
             entry.judge(changed, now, &mut actions);
             entry.store(self.revision, now, &mut actions);
         }
-        self.acknowledge(around, now, &mut actions);
+        self.acknowledge(now, &mut actions);
         actions
     }
 
-    fn acknowledge(&mut self, around: &Around, now: i64, actions: &mut Vec<Action>) {
-        for usage in self.usages.values() {
+    fn acknowledge(&mut self, now: i64, actions: &mut Vec<Action>) {
+        for usage in self.sights.waiting() {
             let node = &usage.node;
             let last = usage.spec.released.last().map(|release| release.number);
-            if around.is_over(usage)
+            if self.sights.is_over(usage)
                 && usage.spec.released.iter().all(|release| self.is_past(usage, release, now))
             {
                 self.answering.entry(node.clone()).or_insert_with(|| {
@@ -370,6 +372,16 @@ impl Book {
         (terms.enforcement == Enforcement::LowerPriority).then_some(&entry.budget.key)
     }
 
+    /// How many claims were looked at for budgets since they are known: what looks cost.
+    pub fn visited(&self) -> u64 {
+        self.budgets.values().map(|entry| entry.account.visited()).sum()
+    }
+
+    /// Whether a used-up budget keeps new pods of a namespace waiting.
+    pub fn refuses(&self, namespace: &str) -> bool {
+        self.strictest(namespace).is_some_and(|(_, terms, _)| terms.enforcement == Enforcement::Refuse)
+    }
+
     /// Whether any namespace has such a budget.
     pub fn has_first_victims(&self) -> bool {
         self.of_namespace.keys().any(|namespace| self.first_victim_of(namespace).is_some())
@@ -391,9 +403,14 @@ impl Book {
         self.of_namespace.contains_key(namespace)
     }
 
+    /// Whether a node says something.
+    pub fn hears_from(&self, node: &str) -> bool {
+        self.sights.hears_from(node)
+    }
+
     /// Nodes that say something.
     pub fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
-        self.usages.keys()
+        self.sights.nodes()
     }
 
     /// Every budget with its standing, for metrics.
@@ -407,26 +424,8 @@ impl Book {
             let acknowledged = usage.acknowledged();
             usage.spec.released.iter().filter(|release| release.number > acknowledged).count()
         };
-        self.usages.values().map(pending).sum()
+        self.sights.waiting().map(pending).sum()
     }
-}
-
-/// What nodes say, with the parts that are charged for.
-fn charged<'a, T: Clone>(
-    said: Option<&Vec<&'a T>>,
-    substitutes: Substitutes,
-    claim: impl Fn(&mut T) -> &mut HeldClaim,
-) -> Vec<Cow<'a, T>> {
-    let one = |said: &&'a T| {
-        if substitutes == Substitutes::Given {
-            return Cow::Borrowed(*said);
-        }
-        let mut own = T::clone(said);
-        let held = claim(&mut own);
-        held.micro_gpus = held.asked_micro_gpus.map_or(held.micro_gpus, |asked| asked.min(held.micro_gpus));
-        Cow::Owned(own)
-    };
-    said.into_iter().flatten().map(one).collect()
 }
 
 /// What the watch shows may be from before what a write returned.

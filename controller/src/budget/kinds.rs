@@ -180,6 +180,11 @@ impl Budget {
         })
     }
 
+    /// What its substitutes are charged for.
+    pub fn substitutes(&self) -> Substitutes {
+        self.terms.as_ref().map(|terms| terms.substitutes).unwrap_or_default()
+    }
+
     /// Whether the status says that it is used up.
     pub fn is_over(&self) -> bool {
         self.status.get("state").and_then(Value::as_str) == Some("Over")

@@ -1,5 +1,7 @@
 //! How many GPUs were charged at which time: a function that changes at some seconds and is constant
-//! between them. Exact; coarser only where it would not fit into an object of the API.
+//! between them. Its size is bounded, its total exact: where there are too many changes, the rate is
+//! averaged over the cells of a grid, so that within a cell it is not known any more when something was
+//! charged, and of all cells together not a millionth of a GPU for a second is lost.
 
 use aliquot_model::usage::MicroGpus;
 use std::collections::BTreeMap;
@@ -9,16 +11,21 @@ use std::str::FromStr;
 /// GPU time in millionths of a GPU for a second.
 pub type Spent = i128;
 
-/// Changes that are kept at most; beyond that they are moved to a grid.
-const MOST_POINTS: usize = 4096;
-/// Width of the grid in seconds. Both ends of a claim move by at most half of it.
-pub const GRID: i64 = 40;
+/// Changes that are kept at most, if they lie within [`super::window::LONGEST`] and two cells of the grid.
+pub const MOST_POINTS: usize = 4096;
+/// Cells of the grid at most: what was charged is known to a three-thousandth of the window then. So few
+/// leave room for the seconds since the last cell, which are not averaged.
+const CELLS: i64 = 3072;
 
 /// Millionths of a GPU over time.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Profile {
     /// By second: by how much it changes there.
     points: BTreeMap<i64, i64>,
+    /// Sum of all changes: what is charged after the last.
+    rate: Spent,
+    /// Sum of all changes, each times its second.
+    moment: Spent,
 }
 
 /// What is asked for of the future.
@@ -33,24 +40,41 @@ pub enum Crossing {
 impl Profile {
     /// Charges a part of a GPU from one second to another.
     pub fn add(&mut self, since: i64, until: i64, part: MicroGpus) {
-        if since >= until || part.0 == 0 {
+        self.change_between(since, Some(until), signed(part));
+    }
+
+    /// Changes the rate from one second to another, or for good, by millionths of a GPU.
+    pub fn change_between(&mut self, since: i64, until: Option<i64>, by: i64) {
+        if until.is_some_and(|until| since >= until) {
             return;
         }
-        let part = i64::try_from(part.0).unwrap_or(i64::MAX);
-        self.change(since, part);
-        self.change(until, part.saturating_neg());
+        self.change(since, by);
+        if let Some(until) = until {
+            self.change(until, by.saturating_neg());
+        }
     }
 
     fn change(&mut self, at: i64, by: i64) {
-        let entry = self.points.entry(at).or_default();
-        *entry = entry.saturating_add(by);
-        if *entry == 0 {
+        let before = self.points.get(&at).copied().unwrap_or_default();
+        let after = before.saturating_add(by);
+        if after == 0 {
             self.points.remove(&at);
+        } else {
+            self.points.insert(at, after);
         }
+        let by = Spent::from(after).saturating_sub(Spent::from(before));
+        self.rate = self.rate.saturating_add(by);
+        self.moment = self.moment.saturating_add(by.saturating_mul(Spent::from(at)));
     }
 
-    /// Everything between two seconds.
+    /// Everything between two seconds. Where no change lies outside of them, this takes the same time
+    /// however many there are.
     pub fn spent(&self, since: i64, until: i64) -> Spent {
+        let first = self.points.first_key_value().map_or(since, |(at, _)| *at);
+        let last = self.points.last_key_value().map_or(until, |(at, _)| *at);
+        if since <= first && last <= until {
+            return self.rate.saturating_mul(Spent::from(until)).saturating_sub(self.moment);
+        }
         let mut total: Spent = 0;
         let (mut rate, mut from) = (0i64, since);
         for (at, by) in self.points.range(..until) {
@@ -65,23 +89,61 @@ impl Profile {
 
     /// Forgets what was before a second.
     pub fn forget_before(&mut self, second: i64) {
-        let later = self.points.split_off(&second);
-        let rate = self.points.values().fold(0i64, |rate, by| rate.saturating_add(*by));
-        self.points = later;
+        let mut rate = 0i64;
+        while let Some((at, by)) = self.points.first_key_value().map(|(at, by)| (*at, *by)) {
+            if at >= second {
+                break;
+            }
+            self.change(at, by.saturating_neg());
+            rate = rate.saturating_add(by);
+        }
         self.change(second, rate);
     }
 
-    /// Moves changes to a grid if there are too many of them. Returns whether it did.
-    pub fn coarsen(&mut self) -> bool {
+    /// Averages over a grid what was before now, if there are too many changes.
+    pub fn coarsen(&mut self, now: i64) {
+        let Some(first) = self.points.first_key_value().map(|(at, _)| *at) else { return };
         if self.points.len() <= MOST_POINTS {
-            return false;
+            return;
         }
-        let before = self.points.len();
-        for (at, by) in std::mem::take(&mut self.points) {
-            let moved = at.saturating_add(GRID / 2).div_euclid(GRID).saturating_mul(GRID);
-            self.change(moved, by);
+        // Powers of two: the cells of a later grid hold whole cells of this one.
+        let least = now.saturating_sub(first).max(0) / CELLS;
+        let grid = i64::try_from(least.unsigned_abs().max(2).next_power_of_two()).unwrap_or(i64::MAX);
+        let cell = |at: i64| at.div_euclid(grid).saturating_mul(grid);
+        let mut coarse = Self::default();
+        let mut points = self.points.range(..cell(now)).map(|(at, by)| (*at, *by)).peekable();
+        let (mut rate, mut left): (i64, Spent) = (0, 0);
+        while let Some((at, _)) = points.peek() {
+            let (start, stop) = (cell(*at).max(first), cell(*at).saturating_add(grid));
+            let (mut charged, mut from) = (left, start);
+            let before = rate;
+            while let Some((at, by)) = points.next_if(|(at, _)| *at < stop) {
+                charged = charged.saturating_add(area(rate, at.saturating_sub(from)));
+                rate = rate.saturating_add(by);
+                from = at;
+            }
+            charged = charged.saturating_add(area(rate, stop.saturating_sub(from)));
+            let width = Spent::from(stop.saturating_sub(start)).max(1);
+            // What cannot be shared out evenly goes on to the next cell.
+            let average = i64::try_from(charged.div_euclid(width)).unwrap_or(rate);
+            left = charged.rem_euclid(width);
+            coarse.change(start, average.saturating_sub(before));
+            coarse.change(stop, rate.saturating_sub(average));
         }
-        self.points.len() < before
+        let end = cell(now);
+        coarse.change_between(end.saturating_sub(1), Some(end), i64::try_from(left).unwrap_or_default());
+        for (at, by) in self.points.range(end..) {
+            coarse.change(*at, *by);
+        }
+        *self = coarse;
+    }
+
+    /// The same, but nothing is charged from a second on that is not before any change.
+    #[must_use]
+    pub fn ended(&self, second: i64) -> Self {
+        let mut ended = self.clone();
+        ended.change(second, i64::try_from(self.rate.saturating_neg()).unwrap_or_default());
+        ended
     }
 
     /// How many changes there are.
@@ -148,6 +210,11 @@ fn within(value: Spent, slope: i64, seconds: i64, bound: Spent, which: Crossing)
     i64::try_from(needed).ok().filter(|needed| *needed <= seconds)
 }
 
+/// A part as a change.
+pub fn signed(part: MicroGpus) -> i64 {
+    i64::try_from(part.0).unwrap_or(i64::MAX)
+}
+
 fn area(rate: i64, seconds: i64) -> Spent {
     Spent::from(rate).saturating_mul(Spent::from(seconds))
 }
@@ -192,6 +259,7 @@ impl FromStr for Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::window::LONGEST;
     use proptest::prelude::*;
 
     type Interval = (i64, i64, u64);
@@ -262,16 +330,59 @@ mod tests {
         }
     }
 
-    #[test]
-    fn too_many_changes_are_moved_by_less_than_the_grid() {
+    /// So many changes a day as there are seconds of it, and a bit of a part that divides by nothing.
+    fn busy(seconds: i64) -> Profile {
         let mut profile = Profile::default();
-        for at in 0..3000i64 {
-            profile.add(at * 7, at * 7 + 3, MicroGpus(1));
+        for at in 0..seconds {
+            let part = u64::try_from(at % 7 * 142_857 + 1).unwrap();
+            profile.change_between(at, Some(at + 100 + at % 50), i64::try_from(part).unwrap());
         }
-        let exact = profile.spent(0, 21_000);
-        assert!(profile.coarsen() && profile.len() <= 3 * MOST_POINTS);
-        let moved = profile.spent(0, 30_000);
-        assert!((moved - exact).abs() <= 3000 * Spent::from(GRID), "{exact} {moved}");
-        assert!(!Profile::default().coarsen());
+        profile.change_between(seconds, None, 333_333);
+        profile
+    }
+
+    #[test]
+    fn averaging_loses_nothing_and_stays_within_its_bound() {
+        for seconds in [5_000, 20_000, 86_400, LONGEST / 20] {
+            let mut profile = busy(seconds);
+            let now = seconds + 1_000;
+            let exact = profile.spent(0, now);
+            let half = profile.spent(now / 2, now);
+            profile.coarsen(now);
+            assert!(profile.len() <= MOST_POINTS, "{} changes", profile.len());
+            assert_eq!(profile.spent(0, now), exact, "{seconds}");
+            assert_eq!(profile.spent(0, now + 10) - exact, 3_333_330, "what runs goes on");
+            // One cell of what was charged at the same time, at most.
+            let cell = Spent::from(now / CELLS * 2 + 2) * 7 * 142_857 * 150;
+            assert!((profile.spent(now / 2, now) - half).abs() <= cell);
+        }
+    }
+
+    #[test]
+    fn the_longest_window_fits_however_often_it_changed() {
+        let mut profile = Profile::default();
+        // A change in each second at the end, and as many as there may be before.
+        let busy = (0..LONGEST).step_by(601).chain(LONGEST - 3_000..LONGEST);
+        for (number, at) in busy.enumerate() {
+            profile.change_between(at, None, i64::try_from(number % 2).unwrap() * 2 - 1);
+            profile.coarsen(at);
+            assert!(profile.len() <= MOST_POINTS, "{} changes", profile.len());
+        }
+    }
+
+    #[test]
+    fn few_changes_stay_as_they_are() {
+        let mut profile = busy(1_000);
+        let before = profile.clone();
+        profile.coarsen(2_000);
+        assert_eq!(profile, before);
+    }
+
+    #[test]
+    fn what_ended_is_charged_until_then() {
+        let mut profile = Profile::default();
+        profile.change_between(10, None, 5);
+        assert_eq!(profile.ended(30).spent(0, 100), 100);
+        assert_eq!(profile.ended(10), Profile::default());
     }
 }

@@ -37,8 +37,9 @@ impl Standing {
     pub fn later(&self, terms: &Terms, account: &Account, now: i64) -> Option<Self> {
         let (start, end) = terms.window.bounds(now);
         let used = account.spent(start, now);
+        let (claims, rate) = account.running();
         let same = terms.limit == self.limit && (used >= terms.limit) == self.is_over();
-        same.then(|| Self { used, start, end, ..self.clone() })
+        same.then(|| Self { used, start, end, claims, rate, ..self.clone() })
     }
 
     /// Looks at an account.
@@ -148,7 +149,7 @@ pub fn status(budget: &Budget, standing: Option<&Standing>, now: i64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::budget::account::{AllocatedClaim, Observed};
+    use crate::budget::account::{Allocated, Extent, Sight};
     use crate::budget::window::second;
 
     const NOW: &str = "2026-11-21T12:00:00Z";
@@ -167,16 +168,11 @@ mod tests {
     /// One claim with half a GPU, allocated so many hours ago.
     fn account(now: i64, hours: i64, runs: bool) -> Account {
         let mut account = Account::new(0);
-        let claim = AllocatedClaim {
-            uid: "a".into(),
-            name: "a".into(),
-            since: Some(now - hours * 3600),
-            part: Some(MicroGpus(500_000)),
-        };
-        let claims = [claim];
-        account.observe(&Observed { claims: &claims, ..Observed::default() }, 0, now);
+        let allocated = Allocated { since: Some(now - hours * 3600), part: Some(MicroGpus(500_000)) };
+        let seen = Sight { allocated: Some(allocated), ..Sight::default() };
+        account.observe([("a".into(), seen)], Extent::All, 0, now);
         if !runs {
-            account.observe(&Observed::default(), 0, now);
+            account.observe([], Extent::All, 0, now);
         }
         account
     }

@@ -11,7 +11,8 @@ use std::fmt;
 use std::sync::Arc;
 
 /// Extended resources that DeviceClasses stand for under their own name.
-const IMPLICIT_EXTENDED: &str = "deviceclass.resource.kubernetes.io/";
+/// A resource that stands for a class of this name.
+pub(crate) const IMPLICIT_EXTENDED: &str = "deviceclass.resource.kubernetes.io/";
 /// Beginning of taints that Kubernetes sets, as nodes become unreachable or full.
 const STATE_OF_NODE: &str = "node.kubernetes.io/";
 const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";

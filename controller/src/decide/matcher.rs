@@ -19,6 +19,9 @@ pub struct Matcher {
     evaluations: u64,
     generation: u64,
     until: Option<Instant>,
+    given_up: Option<Arc<str>>,
+    ran_out: bool,
+    most_bytes: Option<usize>,
 }
 
 /// Selector, fixed part of a layout, columns that the selector reads.
@@ -93,6 +96,12 @@ impl Matcher {
         Self { selectors, ..Self::default() }
     }
 
+    /// The same with so much memory for answers for layouts, and as much for those for devices, in bytes.
+    #[must_use]
+    pub fn within(self, most_bytes: usize) -> Self {
+        Self { most_bytes: Some(most_bytes), ..self }
+    }
+
     /// The compiled expressions, for another matcher.
     pub const fn selectors(&self) -> &Arc<Selectors> {
         &self.selectors
@@ -107,6 +116,15 @@ impl Matcher {
     /// they lie.
     pub const fn generation(&self) -> u64 {
         self.generation
+    }
+
+    /// The expression within which time was up since the last call, if it was within one.
+    pub const fn take_given_up(&mut self) -> Option<Arc<str>> {
+        self.given_up.take()
+    }
+
+    fn most_bytes(&self) -> usize {
+        self.most_bytes.unwrap_or(Self::MOST_BYTES)
     }
 
     fn compiled(&self, driver: &str, expression: &Arc<str>) -> Arc<Compiled> {
@@ -130,19 +148,35 @@ impl Matcher {
     }
 
     /// The layouts that tell all that can be selected: of nodes of one make one, unless an expression reads
-    /// what identifies a device.
+    /// what identifies a device. Then those with a device that has what an expression demands, and all if none
+    /// demands anything.
     pub fn layouts<'a>(&mut self, index: &'a Index, expressions: &[Arc<str>]) -> Vec<&'a Arc<Layout>> {
-        let identities = IDENTITIES.map(|name| format!("{}/{name}", index.driver()));
-        if expressions.iter().any(|expression| self.reads_any(index.driver(), expression, &identities)) {
-            return index.pools().filter_map(|pool| pool.layout.as_ref()).collect();
+        let driver = index.driver();
+        let identities = IDENTITIES.map(|name| format!("{driver}/{name}"));
+        if !expressions.iter().any(|expression| self.reads_any(driver, expression, &identities)) {
+            return index.makes_published().collect();
         }
-        index.makes_published().collect()
+        for expression in expressions {
+            let compiled = self.compiled(driver, expression);
+            for identity in IDENTITIES {
+                if let Some(values) = compiled.selector.demanded(driver, identity) {
+                    return index.layouts_with(identity, &values).collect();
+                }
+            }
+        }
+        index.pools().filter_map(|pool| pool.layout.as_ref()).collect()
     }
 
     /// Until when [`Self::answers_until`] may take; without it, as long as it needs. For callers that have
     /// no clock of their own, such as a review of the webhook.
     pub const fn set_until(&mut self, until: Option<Instant>) {
         self.until = until;
+        self.ran_out = false;
+    }
+
+    /// Whether the time that was set was up before an answer was found: what was asked since is not all known.
+    pub const fn ran_out(&self) -> bool {
+        self.ran_out
     }
 
     /// Like [`Self::answers`], within the time that was set.
@@ -158,7 +192,29 @@ impl Matcher {
     ) -> Result<Arc<Answers>, OutOfTime> {
         let until = self.until;
         let mut expired = || until.is_some_and(|until| Instant::now() >= until);
-        self.answers(index, layout, expression, &mut expired)
+        let answers = self.answers(index, layout, expression, &mut expired);
+        self.ran_out |= answers.is_err();
+        answers
+    }
+
+    /// Whether the time that was set is up. Remembered as [`Self::ran_out`]: whoever asks leaves something undone.
+    pub fn is_late(&mut self) -> bool {
+        let late = self.until.is_some_and(|until| Instant::now() >= until);
+        self.ran_out |= late;
+        late
+    }
+
+    /// An expression, compiled within the time that was set.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfTime`] if it was up, and the expression was not compiled before.
+    pub fn compile_until(&mut self, driver: &str, expression: &Arc<str>) -> Result<Arc<Compiled>, OutOfTime> {
+        match self.selectors.known(expression) {
+            Some(known) => Ok(known),
+            None if self.is_late() => Err(OutOfTime),
+            None => Ok(self.compiled(driver, expression)),
+        }
     }
 
     /// What an expression answers for every device of a layout. `expired` is asked now and then whether time
@@ -205,7 +261,7 @@ impl Matcher {
         }
         let answers = Arc::new(Answers::new(answers));
         self.bytes.0 += Self::ENTRY + key.2.len() * 8 + answers.bytes();
-        if self.bytes.0 > Self::MOST_BYTES {
+        if self.bytes.0 > self.most_bytes() {
             self.answers.clear();
             self.bytes.0 = 0;
             self.generation = self.generation.wrapping_add(1);
@@ -242,12 +298,15 @@ impl Matcher {
         }
         let answer = compiled.selector.matches(self.selectors.environment(), &facts, expired);
         match &answer {
-            Err(SelectorError::OutOfTime { .. }) => return Err(OutOfTime),
+            Err(SelectorError::OutOfTime { expression }) => {
+                self.given_up = Some(expression.clone());
+                return Err(OutOfTime);
+            }
             Err(SelectorError::TooCostly { .. }) => compiled.set_too_costly(),
             _ => {}
         }
         self.bytes.1 += Self::ENTRY + key.2.len() * 8 + size_of::<Answer>();
-        if self.bytes.1 > Self::MOST_BYTES {
+        if self.bytes.1 > self.most_bytes() {
             self.values.clear();
             self.bytes.1 = 0;
         }

@@ -1,6 +1,7 @@
 //! Why there is no allocation, in words for whoever reads the pod's events.
 
 use super::fit::NotOnNode;
+use crate::budget::window::time;
 use crate::index::{ClaimSource, ObjectKey, PodClaim};
 use crate::selector::SelectorError;
 use std::collections::BTreeMap;
@@ -153,6 +154,22 @@ pub enum Rejection {
     },
 }
 
+impl Rejection {
+    /// The claim that is wrong.
+    pub const fn claim(&self) -> &ObjectKey {
+        match self {
+            Self::NoSuchClass { claim, .. }
+            | Self::Selector { claim, .. }
+            | Self::TooManyDevices { claim, .. }
+            | Self::Unsupported { claim, .. }
+            | Self::UnknownConstraint { claim, .. }
+            | Self::MixedDrivers { claim, .. }
+            | Self::Apart { claim, .. }
+            | Self::TooManyConsumers { claim, .. } => claim,
+        }
+    }
+}
+
 /// Why a pod cannot be on one node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum NodeReason {
@@ -175,6 +192,8 @@ pub enum NodeReason {
 pub enum DeviceReason {
     /// No device is ours to give there.
     NotInControllerMode,
+    /// They are between kube-scheduler and us; to us until then at the latest, in seconds of Unix time.
+    HandOver(Option<i64>),
     /// The pool is between two generations.
     Updating(String),
     /// The pool's slices contradict each other.
@@ -291,6 +310,16 @@ impl fmt::Display for DeviceReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotInControllerMode => f.write_str("are not in controller mode"),
+            Self::HandOver(None) => f.write_str(
+                "are being handed over between kube-scheduler and the controller, and nobody allocates there until \
+                 that is done",
+            ),
+            Self::HandOver(Some(until)) => write!(
+                f,
+                "are being handed over from kube-scheduler to the controller, and nobody allocates there until \
+                 kube-scheduler has nothing under way that could take devices there, until {} at the latest",
+                time(*until)
+            ),
             Self::Updating(pool) => write!(f, "are publishing their devices anew (pool {pool})"),
             Self::Invalid(reason) => {
                 write!(f, "have published devices that contradict each other ({reason})")

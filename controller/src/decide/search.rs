@@ -89,7 +89,7 @@ pub fn equality(
         return None;
     }
     let mut hasher = DefaultHasher::new();
-    (layout.id, pool.usage.fingerprint, matcher.generation()).hash(&mut hasher);
+    (layout.id, pool.usage.fingerprint, pool.hand_over_until, matcher.generation()).hash(&mut hasher);
     for ask in asks {
         for constraint in &ask.constraints {
             let column = constraint.attribute.and_then(|name| layout.column(name));

@@ -4,6 +4,8 @@
 use super::LeftOut;
 use crate::index::{Holder, Index, Node, Pod, PodNeeds, Pool, Sym, Uid};
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::fmt::Debug;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// Devices, by pool.
@@ -31,6 +33,22 @@ impl Situation {
     pub fn leaving_out(left_out: &LeftOut) -> Self {
         Self { left_out: left_out.clone(), ..Self::default() }
     }
+
+    /// Adds what two situations have in common that are the same of the same cluster.
+    pub fn hash_into(&self, hasher: &mut impl Hasher) {
+        let mut stages: Vec<_> = self.stages.iter().map(|(node, stage)| (node, stage.changes)).collect();
+        let mut left_out: Vec<_> = self.left_out.iter().collect();
+        let mut anew: Vec<_> = self.anew.iter().collect();
+        let mut together: Vec<_> = self.together.iter().collect();
+        let mut exactly: Vec<_> = self.exactly.iter().collect();
+        stages.sort_unstable();
+        left_out.sort_unstable();
+        anew.sort_unstable();
+        together.sort_unstable();
+        exactly.sort_unstable();
+        (stages, left_out, &self.only, anew, together).hash(hasher);
+        format!("{exactly:?}").hash(hasher);
+    }
 }
 
 /// A node as it would be.
@@ -40,6 +58,8 @@ pub struct Stage {
     pools: Vec<Pool>,
     /// Pods that are there no more.
     left: HashSet<Uid>,
+    /// What was changed of it, in one number.
+    changes: u64,
 }
 
 impl Stage {
@@ -49,7 +69,14 @@ impl Stage {
             node: index.node(name).cloned(),
             pools: index.pools_of_node(name).map(Pool::without_slices).collect(),
             left: HashSet::new(),
+            changes: 0,
         }
+    }
+
+    fn note(&mut self, change: &'static str, of: impl Debug) {
+        let mut hasher = DefaultHasher::new();
+        (self.changes, change, format!("{of:?}")).hash(&mut hasher);
+        self.changes = hasher.finish();
     }
 
     /// The node itself.
@@ -64,6 +91,7 @@ impl Stage {
 
     /// These claims hold nothing any more.
     pub fn release(&mut self, index: &Index, claims: &HashSet<Uid>) {
+        self.note("release", claims.iter().collect::<BTreeSet<_>>());
         for pool in &mut self.pools {
             let (gone, kept) = std::mem::take(&mut pool.holders)
                 .into_iter()
@@ -77,6 +105,7 @@ impl Stage {
 
     /// This is held as well.
     pub fn hold(&mut self, index: &Index, held: &[(Sym, Holder)]) {
+        self.note("hold", held);
         for pool in &mut self.pools {
             let of = pool.name;
             for (_, holder) in held.iter().filter(|(name, _)| *name == of) {
@@ -98,6 +127,7 @@ impl Stage {
         {
             node.subtract(&pod.needs);
             self.left.insert(pod.uid.clone());
+            self.note("leave", &pod.uid);
         }
     }
 
@@ -108,6 +138,7 @@ impl Stage {
 
     /// A pod with these needs comes to the node.
     pub fn join(&mut self, needs: &PodNeeds) {
+        self.note("join", needs);
         if let Some(node) = &mut self.node {
             node.add(needs);
         }

@@ -545,6 +545,22 @@ fn running_out_of_time_is_not_a_no() {
     assert!(reason.to_string().contains("could not be searched in time"), "{reason}");
 }
 
+#[test]
+fn a_decision_stops_within_one_evaluation_of_a_selector() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let mut long = request("r", "gpu.aliquot.dev", 1);
+    let expression = "lists.range(200000).all(i, i >= 0)";
+    long["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    let spec = fixtures::spec(&[long]);
+    // The clock is looked at some hundred times while this expression runs once.
+    let decision = decided_within(&mut world, "c", &spec, 40);
+    assert!(matches!(decision, Decision::OutOfTime(_)), "{decision:?}");
+    assert_eq!(world.matcher.take_given_up().as_deref(), Some(expression));
+    // What was given up is evaluated again, to its end.
+    let decision = decided_within(&mut world, "c", &spec, usize::MAX);
+    assert!(matches!(decision, Decision::Placed(_)), "{decision:?}");
+}
+
 fn on_one_gpu(requests: &[Value]) -> Value {
     let mut spec = fixtures::spec(requests);
     spec["devices"]["constraints"] = json!([{"matchAttribute": format!("{DRIVER}/parentUUID")}]);

@@ -7,6 +7,9 @@ use aliquot_model::names::LIMITS;
 use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
+/// Requests that are named at most of those that a claim does not have.
+const NAMED: usize = 4;
+
 /// Everything that is wrong with a claim's wish; nothing if it has none.
 pub fn claim(index: &Index, claim: &ResourceClaim) -> Vec<String> {
     let Some(text) = claim.metadata.annotations.as_ref().and_then(|all| all.get(LIMITS)) else {
@@ -24,13 +27,14 @@ pub fn claim(index: &Index, claim: &ResourceClaim) -> Vec<String> {
         .map(|request| request.name.as_str())
         .collect();
     let mut errors = Vec::new();
-    for named in wish.parts.iter().filter_map(|part| part.request.as_deref()) {
-        if !requests.contains(&named.split('/').next().unwrap_or(named)) {
-            errors.push(format!(
-                "annotation {LIMITS} names request {named}, which the claim does not have; it has {}",
-                requests.join(", ")
-            ));
-        }
+    let named = wish.parts.iter().filter_map(|part| part.request.as_deref());
+    for unknown in
+        named.filter(|named| !requests.contains(&named.split('/').next().unwrap_or(named))).take(NAMED)
+    {
+        errors.push(format!(
+            "annotation {LIMITS} names request {unknown}, which the claim does not have; it has {}",
+            requests.join(", ")
+        ));
     }
     let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
     let results = allocation.iter().flat_map(|allocation| &allocation.devices);

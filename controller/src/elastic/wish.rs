@@ -8,6 +8,11 @@ use aliquot_model::names::LIMITS;
 /// Memory is given in steps of this.
 const STEP: u64 = 1 << 20;
 
+/// The longest annotation that is read, in bytes, and its most parts: what 32 requests with eight alternatives each can
+/// need. Whoever may write it makes us read it again and again.
+const LONGEST: usize = 32 << 10;
+const MOST_PARTS: usize = 256;
+
 /// What is asked for one request's shares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
@@ -37,6 +42,9 @@ impl Wish {
                 "annotation {LIMITS}: {why}; write for example memory=20Gi,cores=40, or <request>: memory=20Gi"
             )
         };
+        if text.len() > LONGEST {
+            return Err(fail(format!("it has {} bytes, {LONGEST} are the most", text.len())));
+        }
         let mut wish = Self::default();
         for part in text.split(';').map(str::trim).filter(|part| !part.is_empty()) {
             let part = parse_part(part).map_err(fail)?;
@@ -46,6 +54,11 @@ impl Wish {
                     .as_deref()
                     .map_or_else(|| "all requests".to_owned(), |r| format!("request {r}"));
                 return Err(fail(format!("{whom} stands in it twice")));
+            }
+            if wish.parts.len() == MOST_PARTS {
+                return Err(fail(format!(
+                    "it has more than {MOST_PARTS} parts, more than a claim has requests"
+                )));
             }
             wish.parts.push(part);
         }
@@ -155,6 +168,17 @@ mod tests {
     fn mistakes_are_named_with_an_example(#[case] text: &str, #[case] words: &str) {
         let error = Wish::parse(text).expect_err("a mistake");
         assert!(error.contains(words) && error.contains("write for example"), "{error}");
+    }
+
+    #[test]
+    fn what_is_longer_than_any_claim_can_need_is_not_read() {
+        let parts = |count: usize| -> String { (0..count).map(|n| format!("r{n}:cores=1;")).collect() };
+        assert!(Wish::parse(&parts(MOST_PARTS)).is_ok());
+        let error = Wish::parse(&parts(MOST_PARTS + 1)).expect_err("too many");
+        assert!(error.contains("more than 256 parts"), "{error}");
+        let error = Wish::parse(&parts(20_000)).expect_err("too long");
+        assert!(error.contains("32768 are the most"), "{error}");
+        assert!(error.len() < 300, "{error}");
     }
 
     proptest::proptest! {

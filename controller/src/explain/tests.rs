@@ -119,3 +119,34 @@ fn a_pod_that_fits_is_told_what_it_would_get() {
     let text = world.explain(&pod);
     assert!(text.contains("nothing is allocated yet, but gpu-0 on node n1 would do"), "{text}");
 }
+
+#[test]
+fn a_selector_that_costs_too_much_is_named_with_what_to_do() {
+    let mut world = World::new(&["n1"]);
+    let mut costly = gpu();
+    let expression = "lists.range(3000).all(a, lists.range(3000).all(b, a + b >= 0))";
+    costly["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    let pod = world.pod("costly", &costly, 0);
+    let text = world.explain(&pod);
+    assert!(
+        text.contains("request r") && text.contains("costs more than 10000000 steps on a device"),
+        "{text}"
+    );
+    assert!(text.contains("simplify it"), "{text}");
+}
+
+#[test]
+fn a_pod_that_waits_for_a_hand_over_is_told_until_when() {
+    let mut world = World::new(&[]);
+    world.index.apply_node(&fixtures::node("n1"));
+    for mut slice in fixtures::slices("n1", 1, AllocatorMode::HandOver, 2) {
+        let noted = (aliquot_model::names::HAND_OVER_UNTIL.to_owned(), "2026-01-02T03:14:00Z".to_owned());
+        slice.metadata.annotations = Some([noted].into());
+        world.index.apply_slice(&slice);
+    }
+    let pod = world.pod("waits", &gpu(), 0);
+    let text = world.explain(&pod);
+    assert!(text.contains("nearest: node n1, one of those that are being handed over"), "{text}");
+    assert!(text.contains("until 2026-01-02T03:14:00Z at the latest"), "{text}");
+    assert!(!text.contains("check class and selectors"), "{text}");
+}

@@ -10,10 +10,10 @@ use super::quota::{Given, GpuQuota};
 use crate::decide::Matcher;
 use crate::decide::ask::MOST_RESULTS;
 use crate::index::{Class, Index, ObjectKey};
-use crate::selector::Selector;
 use aliquot_model::DeviceKind;
 use k8s_openapi::api::resource::v1::{DeviceClassSpec, ResourceClaimSpec};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// What to do about a request that no board of the cluster can satisfy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
@@ -57,6 +57,18 @@ pub struct Judgement {
     pub warnings: Vec<String>,
 }
 
+/// Whether a claim asks for devices of a class that can select ours. One of a class that is not there yet may later;
+/// until then there is nothing to compare it with.
+pub fn asks_for_ours(index: &Index, matcher: &mut Matcher, spec: &ResourceClaimSpec) -> bool {
+    let mut ways = least::requests(spec, "").into_iter().flatten();
+    ways.any(|wanted| class_of(index, matcher, &wanted).is_some())
+}
+
+/// The class that is asked for, if it can select our devices. Another driver's classes are none of our business.
+fn class_of<'i>(index: &'i Index, matcher: &mut Matcher, wanted: &Wanted<'_>) -> Option<&'i Class> {
+    index.class(wanted.class).filter(|class| matcher.may_select(index.driver(), class))
+}
+
 /// Judges a claim's spec; `prefix` is where it stands in the object.
 pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> Judgement {
     let mut judgement = Judgement::default();
@@ -66,21 +78,21 @@ pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> J
     for request in requests {
         let mut ways = Vec::new();
         for wanted in request {
-            // Another driver's classes are none of our business; one that is not there yet may be.
-            let class = index.class(wanted.class);
-            let ours = class.is_some_and(|class| scene.matcher.may_select(index.driver(), class));
-            let offer = match class.filter(|_| ours) {
-                Some(class) => {
+            let class = class_of(index, scene.matcher, &wanted);
+            let offer = match class {
+                // What is not looked at in time may be as it should.
+                Some(class) if !scene.matcher.is_late() => {
                     let offer = least::offer(index, scene.matcher, class, &wanted);
                     judge_way(scene, &wanted, &offer, &mut judgement);
-                    let names = Names::of_request(index, class, &wanted);
+                    let names = Names::of_request(index, scene.matcher, class, &wanted);
                     judgement.errors.extend(names.unknown_capacities(&wanted));
-                    judgement.warnings.extend(names.unknown_in(wanted.selectors, &wanted.path));
+                    let unknown = names.unknown_in(scene.matcher, wanted.selectors, &wanted.path);
+                    judgement.warnings.extend(unknown);
                     offer
                 }
-                None => Offer::default(),
+                _ => Offer::default(),
             };
-            ways.push((wanted, class.filter(|_| ours), offer));
+            ways.push((wanted, class, offer));
         }
         looked.push(ways);
     }
@@ -95,7 +107,7 @@ pub fn claim(scene: &mut Scene<'_>, spec: &ResourceClaimSpec, prefix: &str) -> J
 }
 
 /// Judges a class.
-pub fn class(index: &Index, rules: Rules, spec: &DeviceClassSpec) -> Judgement {
+pub fn class(index: &Index, matcher: &mut Matcher, rules: Rules, spec: &DeviceClassSpec) -> Judgement {
     let driver = index.driver();
     let entries = spec.config.iter().flatten().enumerate();
     let errors = entries.filter_map(|(at, entry)| {
@@ -106,11 +118,11 @@ pub fn class(index: &Index, rules: Rules, spec: &DeviceClassSpec) -> Judgement {
         }
     });
     let selectors = spec.selectors.as_deref().unwrap_or_default();
-    let warnings = Names::of_class(index, selectors).unknown_in(selectors, "spec");
+    let warnings = Names::of_class(index, matcher, selectors).unknown_in(matcher, selectors, "spec");
     Judgement { errors: errors.collect(), warnings }
 }
 
-fn judge_way(scene: &Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgement: &mut Judgement) {
+fn judge_way(scene: &mut Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgement: &mut Judgement) {
     let path = &wanted.path;
     let only = |kind: DeviceKind| offer.kinds.len() == 1 && offer.kinds.contains(&kind);
     if only(DeviceKind::Mps) {
@@ -138,7 +150,7 @@ fn judge_way(scene: &Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgement: &
         Unknown::Warn => &mut judgement.warnings,
         Unknown::Allow => return,
     };
-    unknown.extend(unknown_profile(scene.index, wanted));
+    unknown.extend(unknown_profile(scene.index, scene.matcher, wanted));
     if let Some((name, asked, most)) = offer.too_much {
         unknown.push(format!(
             "{path}.capacity.requests.{name}: no device of this cluster gives {asked}; the most is {most}"
@@ -147,10 +159,11 @@ fn judge_way(scene: &Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgement: &
 }
 
 /// A profile that no board of the cluster has, with those that there are.
-fn unknown_profile(index: &Index, wanted: &Wanted<'_>) -> Option<String> {
+fn unknown_profile(index: &Index, matcher: &mut Matcher, wanted: &Wanted<'_>) -> Option<String> {
     wanted.selectors.iter().enumerate().find_map(|(at, selector)| {
-        let selector = Selector::compile(&selector.cel.as_ref()?.expression);
-        let demanded = selector.demanded(index.driver(), "profile")?;
+        let expression: Arc<str> = selector.cel.as_ref()?.expression.as_str().into();
+        let compiled = matcher.compile_until(index.driver(), &expression).ok()?;
+        let demanded = compiled.selector.demanded(index.driver(), "profile")?;
         let legal = profiles(index);
         // Without any partition published there is nothing to compare with.
         if legal.is_empty() || demanded.iter().any(|name| legal.values().any(|names| names.contains(*name))) {

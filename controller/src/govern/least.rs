@@ -6,7 +6,6 @@ use crate::decide::Matcher;
 use crate::decide::capacity::consumed;
 use crate::index::{Class, Index, Layout};
 use crate::quantity::Quantity;
-use crate::selector::Selector;
 use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::{
     CapacityRequirements, DeviceRequest, DeviceSelector, ResourceClaimSpec,
@@ -112,12 +111,16 @@ pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wante
     else {
         return Offer::default();
     };
+    // What is not known in time cannot be told.
+    let compiled = |e: &Arc<str>| matcher.compile_until(index.driver(), e);
+    if expressions.iter().map(compiled).collect::<Result<Vec<_>, _>>().is_err() {
+        return Offer::default();
+    }
     let mut offer = Offer::default();
     let mut most: [Option<Quantity>; 2] = [None, None];
     let mut uncertain = false;
     for layout in matcher.layouts(index, &expressions) {
         let answers = expressions.iter().map(|e| matcher.answers_until(index, layout, e));
-        // What is not known in time cannot be told.
         let Ok(answers) = answers.collect::<Result<Vec<_>, _>>() else { return Offer::default() };
         for (position, device) in (0u32..).zip(layout.devices.iter()) {
             let verdicts = answers.iter().map(|answers| answers.get(position));
@@ -140,7 +143,7 @@ pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wante
         return Offer::default();
     }
     if offer.kinds.is_empty() {
-        offer.kinds = demanded_kinds(index.driver(), &expressions);
+        offer.kinds = demanded_kinds(index.driver(), matcher, &expressions);
         return offer;
     }
     if offer.least.is_none() {
@@ -154,10 +157,14 @@ pub fn offer(index: &Index, matcher: &mut Matcher, class: &Class, wanted: &Wante
 }
 
 /// The kinds of which a device must be for the expressions to be true.
-pub(super) fn demanded_kinds(driver: &str, expressions: &[Arc<str>]) -> BTreeSet<DeviceKind> {
+pub(super) fn demanded_kinds(
+    driver: &str,
+    matcher: &mut Matcher,
+    expressions: &[Arc<str>],
+) -> BTreeSet<DeviceKind> {
     let demanded = expressions.iter().find_map(|expression| {
-        let selector = Selector::compile(expression);
-        let kinds = selector.demanded(driver, "type")?;
+        let compiled = matcher.compile_until(driver, expression).ok()?;
+        let kinds = compiled.selector.demanded(driver, "type")?;
         kinds.into_iter().map(DeviceKind::parse).collect::<Option<BTreeSet<_>>>()
     });
     demanded.unwrap_or_default()

@@ -2,8 +2,9 @@
 //! have. A name that none has is a mistake that would never come to light: the claim waits for ever.
 
 use super::least::{Wanted, demanded_kinds};
+use crate::decide::Matcher;
 use crate::index::{Class, Index};
-use crate::selector::{Field, Selector};
+use crate::selector::Field;
 use aliquot_model::layout::{attribute_names, capacity_names, has_capacity};
 use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::{DeviceConstraint, DeviceSelector};
@@ -28,18 +29,23 @@ pub(super) struct Names<'a> {
 
 impl<'a> Names<'a> {
     /// Of what a request can be given, as far as its own selectors and its class' tell.
-    pub(super) fn of_request(index: &'a Index, class: &Class, wanted: &Wanted<'_>) -> Self {
+    pub(super) fn of_request(
+        index: &'a Index,
+        matcher: &mut Matcher,
+        class: &Class,
+        wanted: &Wanted<'_>,
+    ) -> Self {
         let own = wanted.selectors.iter().filter_map(|selector| selector.cel.as_ref());
         let own = own.map(|cel| Arc::from(cel.expression.as_str()));
         let expressions: Vec<Arc<str>> = class.selectors.iter().flatten().cloned().chain(own).collect();
-        Self::demanded(index, &expressions, format!("device of class {}", wanted.class))
+        Self::demanded(index, matcher, &expressions, format!("device of class {}", wanted.class))
     }
 
     /// Of what a class can select.
-    pub(super) fn of_class(index: &'a Index, selectors: &[DeviceSelector]) -> Self {
+    pub(super) fn of_class(index: &'a Index, matcher: &mut Matcher, selectors: &[DeviceSelector]) -> Self {
         let expressions = selectors.iter().filter_map(|selector| selector.cel.as_ref());
         let expressions: Vec<_> = expressions.map(|cel| Arc::from(cel.expression.as_str())).collect();
-        Self::demanded(index, &expressions, "device of such a class".to_owned())
+        Self::demanded(index, matcher, &expressions, "device of such a class".to_owned())
     }
 
     /// Of all our devices.
@@ -48,9 +54,12 @@ impl<'a> Names<'a> {
         Self { index, kinds: DeviceKind::ALL.into(), only: false, who }
     }
 
-    fn demanded(index: &'a Index, expressions: &[Arc<str>], who: String) -> Self {
-        let kinds = demanded_kinds(index.driver(), expressions);
-        let ours = |expression: &Arc<str>| Selector::compile(expression).demands_driver(index.driver());
+    fn demanded(index: &'a Index, matcher: &mut Matcher, expressions: &[Arc<str>], who: String) -> Self {
+        let kinds = demanded_kinds(index.driver(), matcher, expressions);
+        let ours = |expression: &Arc<str>| {
+            let compiled = matcher.compile_until(index.driver(), expression);
+            compiled.is_ok_and(|compiled| compiled.selector.demands_driver(index.driver()))
+        };
         let only = !kinds.is_empty() || expressions.iter().any(ours);
         let kinds = if kinds.is_empty() { DeviceKind::ALL.into() } else { kinds };
         Self { index, kinds, only, who }
@@ -82,12 +91,18 @@ impl<'a> Names<'a> {
     }
 
     /// What selectors name that nothing has which can be selected.
-    pub(super) fn unknown_in(&self, selectors: &[DeviceSelector], path: &str) -> Vec<String> {
+    pub(super) fn unknown_in(
+        &self,
+        matcher: &mut Matcher,
+        selectors: &[DeviceSelector],
+        path: &str,
+    ) -> Vec<String> {
         let driver = self.index.driver();
         let mut unknown = Vec::new();
         for (at, selector) in selectors.iter().enumerate() {
             let Some(cel) = &selector.cel else { continue };
-            for named in Selector::compile(&cel.expression).named() {
+            let Ok(compiled) = matcher.compile_until(driver, &cel.expression.as_str().into()) else { break };
+            for named in compiled.selector.named() {
                 let (field, domain, name) = (named.field, named.domain.as_str(), named.name.as_str());
                 // Of what another driver may give as well we know our own domain only.
                 if (self.only || domain == driver) && !self.has(field, domain, name) {

@@ -245,6 +245,7 @@ impl Index {
             self.bequests.remove(&key);
         }
         self.claims.insert(key.clone(), read);
+        self.note_claim(&key);
         let after = self.effective_allocation(&key).cloned();
         room |= self.exchange(&uid, before.as_ref(), after.as_ref());
         self.claim_changed(&key, room)
@@ -287,6 +288,18 @@ impl Index {
             merge(self.apply_claim(claim));
         }
         Change::of(pods, true)
+    }
+
+    /// Claims that were added, changed or removed since this was asked before; `None` the first time, when any
+    /// may have been.
+    pub fn take_changed_claims(&mut self) -> Option<HashSet<ObjectKey>> {
+        self.claims_changed.replace(HashSet::new())
+    }
+
+    fn note_claim(&mut self, key: &ObjectKey) {
+        if let Some(changed) = &mut self.claims_changed {
+            changed.insert(key.clone());
+        }
     }
 
     /// Hold claims of ours.
@@ -335,6 +348,7 @@ impl Index {
         let Some(claim) = self.claims.get_mut(key) else { return };
         claim.allocation = None;
         let uid = claim.uid.clone();
+        self.note_claim(key);
         self.assumed.remove(&uid);
         self.exchange(&uid, before.as_ref(), None);
     }
@@ -363,6 +377,7 @@ impl Index {
     fn remove_claim(&mut self, key: &ObjectKey) -> bool {
         let before = self.effective_allocation(key).cloned();
         let Some(claim) = self.claims.remove(key) else { return false };
+        self.note_claim(key);
         self.bequests.remove(key);
         self.assumed.remove(&claim.uid);
         self.claims_gone.add(claim.uid.clone());

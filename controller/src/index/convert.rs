@@ -3,6 +3,7 @@
 
 use super::device::Range;
 use super::{Capacity, Index, Owner, Policy, Shape, Sym, Taint};
+use crate::budget::window::second;
 use crate::quantity::Quantity;
 use crate::selector::AttributeValue;
 use k8s_openapi::api::resource::v1::{
@@ -26,6 +27,8 @@ pub(crate) struct SliceRecord {
     pub(crate) sets: Box<[(Sym, Amounts)]>,
     pub(crate) devices: Box<[RawDevice]>,
     pub(crate) problem: Option<String>,
+    /// When a hand-over to us ends at the latest, in seconds of Unix time.
+    pub(crate) hand_over_until: Option<i64>,
 }
 
 /// A device before its counters are found in the pool's sets, which may lie in other slices.
@@ -66,6 +69,11 @@ pub(crate) fn slice(index: &mut Index, slice: &ResourceSlice) -> SliceRecord {
         sets: sets.into(),
         devices: devices.into(),
         problem,
+        hand_over_until: slice
+            .metadata
+            .annotations
+            .as_ref()
+            .and_then(|all| second(all.get(aliquot_model::names::HAND_OVER_UNTIL)?)),
     }
 }
 

@@ -321,22 +321,8 @@ impl Index {
         self.taint_lists.get(place.taints)
     }
 
-    /// What is published, of nodes of one make once: the others differ from it in nothing but what
-    /// identifies a device.
-    pub fn makes_published(&self) -> impl Iterator<Item = &Arc<Layout>> {
-        let (mut makes, mut others) = (BTreeSet::new(), BTreeSet::new());
-        self.pools().filter_map(move |pool| {
-            let layout = pool.layout.as_ref()?;
-            let first = match self.fleet.row(pool.name) {
-                Some(row) => makes.insert(row.make),
-                None => others.insert(self.make_of(layout)),
-            };
-            first.then_some(layout)
-        })
-    }
-
     /// What nodes of one make have in common: the fixed part of their layouts, and columns.
-    fn make_of(&self, layout: &Layout) -> (u64, Vec<u64>) {
+    pub(super) fn make_of(&self, layout: &Layout) -> (u64, Vec<u64>) {
         let identities = IDENTITIES.map(|name| self.find_qualified(name));
         let columns = layout.named_columns().filter(|(name, _)| !identities.contains(&Some(*name)));
         (layout.id, columns.map(|(_, column)| column.id).collect())

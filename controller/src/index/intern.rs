@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub struct Sym(u32);
 
 /// Numbers for strings; a number is never given up.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Interner {
     table: Table<str>,
 }
@@ -78,6 +78,12 @@ impl<T: ?Sized> Default for Table<T> {
     }
 }
 
+impl<T: ?Sized> Clone for Table<T> {
+    fn clone(&self) -> Self {
+        Self { ids: self.ids.clone(), items: self.items.clone() }
+    }
+}
+
 impl<T: Hash + Eq> Table<T> {
     /// The number of a value, new if need be.
     pub fn intern(&mut self, value: T) -> u32 {
@@ -85,6 +91,11 @@ impl<T: Hash + Eq> Table<T> {
             return *id;
         }
         self.insert(Arc::new(value))
+    }
+
+    /// The number of a value that is known.
+    pub fn find(&self, value: &T) -> Option<u32> {
+        self.ids.get(value).copied()
     }
 
     /// The value.

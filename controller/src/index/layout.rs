@@ -99,6 +99,11 @@ impl Column {
     pub fn value(&self, position: u32) -> Option<u32> {
         self.values.get(position as usize).copied().filter(|value| *value != NO_VALUE)
     }
+
+    /// The values that devices have.
+    pub fn values(&self) -> impl Iterator<Item = u32> {
+        self.values.iter().copied().filter(|value| *value != NO_VALUE)
+    }
 }
 
 impl PartialEq for Column {

@@ -2,6 +2,7 @@
 
 use super::{Change, Index, ObjectKey, PodNeeds, Uid, convert};
 use crate::quantity::Quantity;
+use aliquot_model::names::SCHEDULER_IDLE;
 use k8s_openapi::api::core::v1::{Node as ApiNode, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use std::collections::{BTreeMap, HashSet};
@@ -16,6 +17,8 @@ pub struct Node {
     pub labels: BTreeMap<String, String>,
     /// Annotations of ours.
     pub acknowledged: Option<String>,
+    /// The generation of a pool for which kube-scheduler was found idle.
+    pub scheduler_idle: Option<String>,
     /// A place that is held on it for a pod that goes back to what it asked for.
     pub going_back: Option<String>,
     /// Taints.
@@ -127,6 +130,7 @@ impl Index {
         let annotation =
             |name: &str| node.metadata.annotations.as_ref().and_then(|all| all.get(name)).cloned();
         entry.acknowledged = annotation(ACKNOWLEDGED);
+        entry.scheduler_idle = annotation(SCHEDULER_IDLE);
         entry.going_back = annotation(GOING_BACK);
         let spec = node.spec.as_ref();
         entry.taints = spec.and_then(|spec| spec.taints.clone()).unwrap_or_default();

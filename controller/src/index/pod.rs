@@ -195,7 +195,8 @@ impl Pod {
         Self { version: other.version.clone(), unschedulable_because, ..self.clone() } == *other
     }
 
-    fn read(pod: &ApiPod) -> Option<Self> {
+    /// From the API's object.
+    pub(crate) fn read(pod: &ApiPod) -> Option<Self> {
         let key = key_of(&pod.metadata)?;
         let spec = pod.spec.as_ref()?;
         let status = pod.status.as_ref();

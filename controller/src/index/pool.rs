@@ -47,6 +47,9 @@ pub struct Pool {
     /// Why nothing is given from it at the moment, beside its state: set by the controller when it
     /// finds that somebody else allocates from it.
     pub stopped: Option<String>,
+    /// When kube-scheduler is waited for no longer, in seconds of Unix time by the node's clock, if the pool is handed
+    /// over from it to us.
+    pub hand_over_until: Option<i64>,
     pub(crate) slices: BTreeMap<Arc<str>, SliceRecord>,
 }
 
@@ -61,6 +64,7 @@ impl Pool {
             holders: Vec::new(),
             version: 0,
             stopped: None,
+            hand_over_until: None,
             slices: BTreeMap::new(),
         }
     }
@@ -76,6 +80,7 @@ impl Pool {
             holders: self.holders.clone(),
             version: self.version,
             stopped: self.stopped.clone(),
+            hand_over_until: self.hand_over_until,
             slices: BTreeMap::new(),
         }
     }
@@ -208,6 +213,7 @@ impl Index {
         let before = pool.node.clone();
         self.fleet.remove(name);
         let (state, layout, node) = self.layout_of(&pool);
+        pool.hand_over_until = pool.slices.values().filter_map(|slice| slice.hand_over_until).max();
         pool.state = state;
         pool.node = node;
         pool.layout = layout.map(Arc::new);

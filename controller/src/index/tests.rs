@@ -45,6 +45,24 @@ fn pod(name: &str, version: u64, node: Option<&str>, phase: &str) -> ApiPod {
     pod
 }
 
+#[test]
+fn a_late_answer_brings_no_pod_back_and_takes_no_others_place() {
+    let mut index = Index::new(DRIVER);
+    let answer = pod("p", 2, None, "Pending");
+    let key = ObjectKey::new("default", "p");
+    index.apply_pod(&pod("p", 1, None, "Pending"));
+    index.answer_pod(&answer);
+    assert_eq!(index.pod(&key).map(|known| known.version.to_string()).as_deref(), Some("2"));
+    index.delete_pod(&key);
+    index.answer_pod(&answer);
+    assert!(index.pod(&key).is_none());
+    let mut next = pod("p", 9, None, "Pending");
+    next.metadata.uid = Some("uid-next".to_owned());
+    index.apply_pod(&next);
+    index.answer_pod(&answer);
+    assert_eq!(index.pod(&key).map(|known| &*known.uid), Some("uid-next"));
+}
+
 /// Everything that decisions read, in an order of its own.
 #[derive(Debug, PartialEq)]
 struct Picture {

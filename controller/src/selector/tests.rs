@@ -215,3 +215,11 @@ proptest::proptest! {
         let _ = matches(&text);
     }
 }
+
+#[test]
+fn an_error_about_a_long_expression_has_room_for_its_reason() {
+    let long = format!("device.driver == \"{}\" &&", "é".repeat(4_000));
+    let error = Selector::compile(&long).matches(&Environment::new(), &DeviceFacts::default(), &mut || false);
+    let text = error.expect_err("it does not compile").to_string();
+    assert!(text.len() < 1_000 && text.contains("does not compile: "), "{text}");
+}

@@ -28,6 +28,28 @@ pub struct Expansion {
     pub record: Record,
 }
 
+/// Whether there is anything to look at: a request for a class that can select our devices, and somebody who may want
+/// larger profiles.
+pub fn may_expand(
+    index: &Index,
+    matcher: &mut Matcher,
+    claim: &Value,
+    namespace: Option<&AllocationPolicy>,
+) -> bool {
+    let driver = index.driver();
+    let list = |path: &str| claim.pointer(path).and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+    let larger = |policy: &AllocationPolicy| policy.substitution == Substitution::Larger;
+    let is_ours = |config: &Value| config.pointer("/opaque/driver").is_some_and(|name| name == driver);
+    let wished = namespace.is_some_and(larger) || list("/spec/devices/config").iter().any(is_ours);
+    list("/spec/devices/requests").iter().any(|request| {
+        let class = request.pointer("/exactly/deviceClassName").and_then(Value::as_str);
+        class.and_then(|class| index.class(class)).is_some_and(|class| {
+            let mut own = class.config.iter().filter_map(|config| config.opaque.as_ref());
+            (wished || own.any(|opaque| opaque.driver == driver)) && matcher.may_select(driver, class)
+        })
+    })
+}
+
 /// The claim's requests that a larger profile may satisfy, with their alternatives. `claim` is the object
 /// as the API server has it, so that nothing of it is lost.
 pub fn expand(
@@ -130,17 +152,18 @@ fn alternatives(
         return None;
     }
     let selectors = expressions(exactly)?;
-    let demanding: Vec<(usize, String)> = selectors
-        .iter()
-        .enumerate()
-        .filter_map(|(at, expression)| Some((at, profile(expression, driver)?)))
-        .collect();
+    let demanding = selectors.iter().enumerate().filter(|_| !matcher.is_late());
+    let demanding: Vec<(usize, String)> =
+        demanding.filter_map(|(at, expression)| Some((at, profile(expression, driver)?))).collect();
     let [(at, asked)] = demanding.as_slice() else { return None };
     let (at, asked) = (*at, asked.clone());
     let wanted = selected(index, matcher, class, &selectors)?;
     let wanted = wanted.get(&asked).filter(|_| wanted.len() == 1)?.clone();
     let mut larger = Vec::new();
     for other in published(index).into_iter().filter(|other| *other != asked) {
+        if matcher.is_late() {
+            return None;
+        }
         let Some(expression) = selectors.get(at).and_then(|e| replace(e, driver, &other)) else { continue };
         let mut selectors = selectors.clone();
         if let Some(slot) = selectors.get_mut(at) {

@@ -70,6 +70,9 @@ pub(super) fn selected(
 ) -> Option<BTreeMap<String, Profile>> {
     let own = selectors.iter().cloned().map(Some);
     let expressions: Vec<Arc<str>> = class.selectors.iter().cloned().chain(own).collect::<Option<_>>()?;
+    for expression in &expressions {
+        matcher.compile_until(index.driver(), expression).ok()?;
+    }
     let name = index.find_qualified("profile");
     let mut found: BTreeMap<String, Profile> = BTreeMap::new();
     for layout in matcher.layouts(index, &expressions) {

@@ -28,6 +28,14 @@ pub enum Verdict {
     Leave,
 }
 
+/// Whether a pod can wait at all: it is not bound already, and does not have the gate.
+pub(super) fn may_wait(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let bound = spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
+    let gated = spec.scheduling_gates.iter().flatten().any(|gate| gate.name == SCHEDULING_GATE);
+    !bound && !gated
+}
+
 /// Whether a pod is to wait for us. Pods that are bound already, and pods that have the gate, are
 /// left alone.
 pub fn needs_gate(
@@ -37,10 +45,7 @@ pub fn needs_gate(
     class: impl Fn(&str) -> Option<Class>,
     matcher: &mut Matcher,
 ) -> Verdict {
-    let Some(spec) = &pod.spec else { return Verdict::Leave };
-    let bound = spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
-    let gated = spec.scheduling_gates.iter().flatten().any(|gate| gate.name == SCHEDULING_GATE);
-    if bound || gated {
+    if !may_wait(pod) {
         return Verdict::Leave;
     }
     // A class that is not there yet may become one of ours.

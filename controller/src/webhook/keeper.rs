@@ -3,6 +3,7 @@
 
 use super::Config;
 use super::certificate::{self, Certificate};
+use super::known::Known;
 use crate::act::{FIELD_MANAGER, creation};
 use crate::http::Health;
 use k8s_openapi::ByteString;
@@ -34,11 +35,13 @@ pub(super) struct Keeper {
     client: Client,
     config: Config,
     current: watch::Sender<Option<Arc<Certificate>>>,
+    known: Known,
 }
 
 impl Keeper {
-    pub(super) fn new(client: Client, config: Config) -> Self {
-        Self { client, config, current: watch::Sender::new(None) }
+    /// `known` is what reviews are checked against: who asks before it is complete gets no check.
+    pub(super) fn new(client: Client, config: Config, known: Known) -> Self {
+        Self { client, config, current: watch::Sender::new(None), known }
     }
 
     pub(super) fn current(&self) -> Current {
@@ -50,7 +53,13 @@ impl Keeper {
             let round = async {
                 let pause = match self.look_after().await {
                     Ok(()) => {
-                        health.set_ready();
+                        if tokio::time::timeout(self.config.interval, self.known.complete()).await.is_ok() {
+                            health.set_ready();
+                        } else {
+                            tracing::warn!(
+                                "the webhook is not ready: slices or classes could not be listed yet"
+                            );
+                        }
                         self.config.interval.min(self.fresh_for().max(LEAST))
                     }
                     Err(error) => {

@@ -1,16 +1,20 @@
-//! What the webhook knows of the cluster, kept by watches in every replica.
+//! What the webhook knows of the cluster, kept by watches in every replica, and what it says of objects.
 
 use super::admission::{self, KnownClaim, Verdict};
-use crate::brain::{Input, Seen};
+use super::evaluators::{Evaluators, Time, Unchecked};
+use super::known::{Follower, Known};
+use crate::brain::Input;
 use crate::decide::Matcher;
 use crate::elastic;
 use crate::govern::check::Scene;
 use crate::govern::{GpuQuota, Judgement, Rules, check};
-use crate::index::{Index, ObjectKey};
+use crate::index::ObjectKey;
+use crate::isolated::{self, Ended};
 use crate::substitute::{self, Expansion};
 use crate::watch::{self, Pauses};
 use aliquot_model::config::AllocationPolicy;
 use futures::StreamExt;
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceClassSpec, ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate, ResourceSlice,
@@ -18,107 +22,119 @@ use k8s_openapi::api::resource::v1::{
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
-use parking_lot::Mutex;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// A claim is looked up for at most this long; then it counts as unknown.
-const LOOK_UP: Duration = Duration::from_secs(2);
 /// Changes that wait to be taken in.
 const INPUTS: usize = 1024;
 /// How often it is asked whether GpuQuotas are defined, while they are not.
 const DEFINED: Duration = Duration::from_secs(30);
-
-/// Slices and classes, and what selectors answered on them.
-struct Cluster {
-    index: Index,
-    matcher: Matcher,
-}
 
 /// What is known.
 #[derive(Clone)]
 pub(super) struct Knowledge {
     driver: Arc<str>,
     client: Client,
-    cluster: Arc<Mutex<Cluster>>,
+    pub(super) known: Known,
+    pub(super) evaluators: Evaluators,
     templates: Store<ResourceClaimTemplate>,
     quotas: Store<GpuQuota>,
     namespaces: Store<Namespace>,
     rules: Rules,
 }
 
+/// Who writes what is known.
+pub(super) struct Writers {
+    driver: Arc<str>,
+    pub(super) follower: Follower,
+    templates: reflector::store::Writer<ResourceClaimTemplate>,
+    quotas: reflector::store::Writer<GpuQuota>,
+    pub(super) namespaces: reflector::store::Writer<Namespace>,
+}
+
+impl Writers {
+    /// Watches until `stop`, on a thread of its own: large lists are read and taken in there.
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    pub(super) fn start(
+        self,
+        connection: kube::Config,
+        stop: CancellationToken,
+    ) -> std::io::Result<Ended<kube::Result<()>>> {
+        isolated::start("webhook-watches", move || async move {
+            let client = Client::try_from(connection)?;
+            tokio::select! {
+                () = self.follow(client) => {}
+                () = stop.cancelled() => {}
+            }
+            Ok(())
+        })
+    }
+
+    async fn follow(self, client: Client) {
+        let (sender, inputs) = mpsc::channel(INPUTS);
+        let ours = watcher::Config::default().fields(&format!("spec.driver={}", self.driver));
+        let slices = watch::follow_slices(Api::<ResourceSlice>::all(client.clone()), ours, sender.clone());
+        let classes = Api::<DeviceClass>::all(client.clone());
+        let classes = watch::follow(classes, watcher::Config::default(), sender, Input::Class);
+        let templates = watcher(Api::all(client.clone()), watcher::Config::default())
+            .backoff(Pauses::default())
+            .reflect(self.templates)
+            .for_each(|_| async {});
+        let namespaces = watcher(Api::all(client.clone()), watcher::Config::default())
+            .backoff(Pauses::default())
+            .reflect(self.namespaces)
+            .for_each(|_| async {});
+        let mut tasks = tokio::task::JoinSet::new();
+        tasks.spawn(slices);
+        tasks.spawn(classes);
+        tasks.spawn(self.follower.follow(inputs));
+        tasks.spawn(templates);
+        tasks.spawn(namespaces);
+        tasks.spawn(follow_quotas(client, self.quotas));
+        // None of them ends but by a panic. What is known then gets old, and somebody has to see it.
+        while let Some(ended) = tasks.join_next().await {
+            tracing::error!(?ended, "a watch of the webhook ended");
+        }
+    }
+}
+
+/// Never returns.
+async fn follow_quotas(client: Client, writer: reflector::store::Writer<GpuQuota>) {
+    while !matches!(watch::is_served(&client, "gpuquotas").await, Ok(true)) {
+        tokio::time::sleep(DEFINED).await;
+    }
+    watcher(Api::all(client), watcher::Config::default())
+        .backoff(Pauses::default())
+        .reflect(writer)
+        .for_each(|_| async {})
+        .await;
+}
+
 impl Knowledge {
-    /// Watches until `stop`.
-    pub(super) fn start(client: Client, driver: &str, rules: Rules, stop: CancellationToken) -> Self {
-        let cluster = Arc::new(Mutex::new(Cluster { index: Index::new(driver), matcher: Matcher::new() }));
+    /// Nothing is known before the writers are started. `client` is for looking up claims.
+    pub(super) fn new(client: Client, driver: &str, rules: Rules) -> (Self, Writers) {
+        let driver: Arc<str> = driver.into();
         let (templates, template_writer) = reflector::store();
         let (quotas, quota_writer) = reflector::store();
         let (namespaces, namespace_writer) = reflector::store();
-        let knowledge = Self { driver: driver.into(), client, cluster, templates, quotas, namespaces, rules };
-        let (watched, follower) = (knowledge.clone(), knowledge.clone());
-        let template_watch = watcher(Api::all(watched.client.clone()), watcher::Config::default())
-            .backoff(Pauses::default())
-            .reflect(template_writer)
-            .for_each(|_| async {});
-        let namespace_watch = watcher(Api::all(watched.client.clone()), watcher::Config::default())
-            .backoff(Pauses::default())
-            .reflect(namespace_writer)
-            .for_each(|_| async {});
-        tokio::spawn(async move {
-            tokio::select! {
-                () = template_watch => {}
-                () = namespace_watch => {}
-                () = follower.follow_cluster() => {}
-                () = watched.follow_quotas(quota_writer) => {}
-                () = stop.cancelled() => {}
-            }
-        });
-        knowledge
+        let follower = Follower::new(&driver);
+        let (known, evaluators) = (follower.known(), Evaluators::new());
+        let writers = Writers {
+            driver: driver.clone(),
+            follower,
+            templates: template_writer,
+            quotas: quota_writer,
+            namespaces: namespace_writer,
+        };
+        (Self { driver, client, known, evaluators, templates, quotas, namespaces, rules }, writers)
     }
 
-    async fn follow_cluster(&self) {
-        let (sender, mut inputs) = mpsc::channel(INPUTS);
-        let ours = watcher::Config::default().fields(&format!("spec.driver={}", self.driver));
-        let slices = Api::<ResourceSlice>::all(self.client.clone());
-        let classes = Api::<DeviceClass>::all(self.client.clone());
-        let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(watch::follow(slices, ours, sender.clone(), Input::Slice));
-        tasks.spawn(watch::follow(classes, watcher::Config::default(), sender, Input::Class));
-        while let Some(input) = inputs.recv().await {
-            let index = &mut self.cluster.lock().index;
-            match input {
-                Input::Slice(Seen::Apply(slice)) => drop(index.apply_slice(&slice)),
-                Input::Slice(Seen::Delete(slice)) => {
-                    drop(index.delete_slice(slice.metadata.name.as_deref().unwrap_or_default()));
-                }
-                Input::Slice(Seen::Reset(slices)) => drop(index.reset_slices(&slices)),
-                Input::Class(Seen::Apply(class)) => drop(index.apply_class(&class)),
-                Input::Class(Seen::Delete(class)) => {
-                    drop(index.delete_class(class.metadata.name.as_deref().unwrap_or_default()));
-                }
-                Input::Class(Seen::Reset(classes)) => drop(index.reset_classes(&classes)),
-                _ => {}
-            }
-        }
-    }
-
-    /// Never returns.
-    async fn follow_quotas(&self, writer: reflector::store::Writer<GpuQuota>) {
-        while !matches!(watch::is_served(&self.client, "gpuquotas").await, Ok(true)) {
-            tokio::time::sleep(DEFINED).await;
-        }
-        watcher(Api::all(self.client.clone()), watcher::Config::default())
-            .backoff(Pauses::default())
-            .reflect(writer)
-            .for_each(|_| async {})
-            .await;
-        std::future::pending().await
-    }
-
-    async fn claim(&self, namespace: &str, claim: &PodResourceClaim) -> KnownClaim {
+    async fn claim(&self, namespace: &str, claim: &PodResourceClaim, time: Time) -> KnownClaim {
         if let Some(template) = &claim.resource_claim_template_name {
             let reference = ObjectRef::<ResourceClaimTemplate>::new(template).within(namespace);
             return match self.templates.get(&reference) {
@@ -128,7 +144,7 @@ impl Knowledge {
         }
         let Some(name) = &claim.resource_claim_name else { return KnownClaim::Unknown };
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
-        match tokio::time::timeout(LOOK_UP, api.get_opt(name)).await {
+        match tokio::time::timeout_at(time.until(), api.get_opt(name)).await {
             Ok(Ok(Some(claim)))
                 if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) =>
             {
@@ -139,43 +155,81 @@ impl Knowledge {
         }
     }
 
-    /// Whether a pod gets the gate.
-    pub(super) async fn judge_pod(&self, namespace: &str, pod: &Pod) -> Verdict {
-        let mut claims = Vec::new();
-        for claim in pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()) {
-            claims.push(self.claim(namespace, claim).await);
+    /// Whether a pod gets the gate. Nothing is evaluated for that; claims that cannot be looked up in time count as
+    /// unknown.
+    pub(super) async fn judge_pod(&self, namespace: &str, pod: &Pod, time: Time) -> Verdict {
+        if !admission::may_wait(pod) {
+            return Verdict::Leave;
         }
-        let Cluster { index, matcher } = &mut *self.cluster.lock();
+        let claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+        let claims = join_all(claims.map(|claim| self.claim(namespace, claim, time))).await;
+        let index = self.known.now();
+        let matcher = &mut self.evaluators.matcher();
         admission::needs_gate(pod, &claims, &self.driver, |name| index.class(name).cloned(), matcher)
     }
 
-    /// What is wrong with a claim, or a template's claims.
-    pub(super) fn judge_claim(&self, namespace: &str, spec: &ResourceClaimSpec, prefix: &str) -> Judgement {
+    /// What is wrong with a claim, or a template's claims. One that asks for nothing of ours has its answer at once.
+    pub(super) async fn judge_claim(
+        &self,
+        namespace: &str,
+        spec: ResourceClaimSpec,
+        prefix: &'static str,
+        time: Time,
+    ) -> Result<Judgement, Unchecked> {
+        self.listed()?;
         let quotas = self.quotas.state();
         let quotas = quotas.iter().filter_map(|quota| {
             let meta = &quota.metadata;
             let (found, name) = (meta.namespace.as_deref()?, meta.name.as_deref()?);
             (found == namespace).then(|| (ObjectKey::new(found, name), GpuQuota::clone(quota)))
         });
-        let quotas = quotas.collect();
+        let quotas: Vec<_> = quotas.collect();
         let wrong = self.policy(namespace).and_then(Result::err);
-        let Cluster { index, matcher } = &mut *self.cluster.lock();
-        let mut judgement =
-            check::claim(&mut Scene { index, matcher, rules: self.rules, quotas }, spec, prefix);
+        let (index, rules) = (self.known.now(), self.rules);
+        let mut matcher = self.evaluators.matcher();
+        let ours = check::asks_for_ours(&index, &mut matcher, &spec);
+        let judge = move |matcher: &mut Matcher| {
+            check::claim(&mut Scene { index: &index, matcher, rules, quotas }, &spec, prefix)
+        };
+        let mut judgement = if ours {
+            let judge = |matcher: &mut Matcher| in_time(judge(matcher), matcher);
+            self.evaluators.run(namespace, time, judge).await?
+        } else {
+            judge(&mut matcher)
+        };
         judgement.warnings.extend(wrong);
-        judgement
+        Ok(judgement)
+    }
+
+    /// Whether anything can be checked yet.
+    fn listed(&self) -> Result<(), Unchecked> {
+        if self.known.is_complete() { Ok(()) } else { Err(Unchecked::Unlisted) }
     }
 
     /// What is wrong with what a claim's shares are to have.
     pub(super) fn judge_limits(&self, claim: &ResourceClaim) -> Vec<String> {
-        elastic::check::claim(&self.cluster.lock().index, claim)
+        elastic::check::claim(&self.known.now(), claim)
     }
 
     /// The claim's requests that a larger profile may satisfy.
-    pub(super) fn expand(&self, namespace: &str, claim: &Value) -> Expansion {
+    pub(super) async fn expand(
+        &self,
+        namespace: &str,
+        claim: &Value,
+        time: Time,
+    ) -> Result<Expansion, Unchecked> {
+        self.listed()?;
         let policy = self.policy(namespace).and_then(Result::ok);
-        let Cluster { index, matcher } = &mut *self.cluster.lock();
-        substitute::expand(index, matcher, claim, policy.as_ref())
+        let index = self.known.now();
+        if !substitute::may_expand(&index, &mut self.evaluators.matcher(), claim, policy.as_ref()) {
+            return Ok(Expansion::default());
+        }
+        let claim = claim.clone();
+        let expand = move |matcher: &mut Matcher| {
+            let expansion = substitute::expand(&index, matcher, &claim, policy.as_ref());
+            if matcher.ran_out() { Err(Unchecked::Late) } else { Ok(expansion) }
+        };
+        self.evaluators.run(namespace, time, expand).await
     }
 
     /// The namespace's allocation policy, if it has one; what is wrong with it, if it cannot be read.
@@ -185,7 +239,20 @@ impl Knowledge {
     }
 
     /// What is wrong with a class.
-    pub(super) fn judge_class(&self, spec: &DeviceClassSpec) -> Judgement {
-        check::class(&self.cluster.lock().index, self.rules, spec)
+    pub(super) async fn judge_class(
+        &self,
+        spec: DeviceClassSpec,
+        time: Time,
+    ) -> Result<Judgement, Unchecked> {
+        self.listed()?;
+        let (index, rules) = (self.known.now(), self.rules);
+        let judge =
+            move |matcher: &mut Matcher| in_time(check::class(&index, matcher, rules, &spec), matcher);
+        self.evaluators.run("", time, judge).await
     }
+}
+
+/// What was found wrong is wrong, also where time was up for the rest.
+fn in_time(judgement: Judgement, matcher: &Matcher) -> Result<Judgement, Unchecked> {
+    if matcher.ran_out() && judgement.errors.is_empty() { Err(Unchecked::Late) } else { Ok(judgement) }
 }

@@ -1,6 +1,8 @@
 //! AdmissionReviews, in and out.
 
+use super::FailurePolicy;
 use super::admission::{self, Verdict};
+use super::evaluators::{Time, Unchecked};
 use super::knowledge::Knowledge;
 use crate::budget::admission::{Lowered, Watched};
 use crate::govern::Judgement;
@@ -17,6 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What requests are answered from.
 #[derive(Clone)]
@@ -27,6 +30,45 @@ pub(super) struct App {
     pub(super) budgets: Option<Watched>,
     pub(super) substitution: bool,
     pub(super) elastic: bool,
+    /// How long a review may take.
+    pub(super) deadline: Duration,
+    /// What becomes of objects that could not be checked by then.
+    pub(super) failure: FailurePolicy,
+}
+
+impl App {
+    /// What was found out; what could not be is told, and counted.
+    fn found<T>(&self, result: Result<T, Unchecked>) -> Result<T, String> {
+        result.map_err(|unchecked| {
+            self.metrics.unchecked(unchecked.reason());
+            let limit = self.deadline.as_millis();
+            match unchecked {
+                Unchecked::Late => format!("it was not evaluated within {limit} ms (--review-deadline)"),
+                Unchecked::Crowded => "too many others are being checked".to_owned(),
+                Unchecked::Unlisted => {
+                    "this replica has just started and does not know the classes and devices yet".to_owned()
+                }
+                Unchecked::Broken => "the check failed, see the controller's log".to_owned(),
+            }
+        })
+    }
+
+    /// The answer about an object that was checked, or was not.
+    fn answer(&self, judgement: Result<Judgement, Unchecked>) -> Response {
+        let why = match self.found(judgement) {
+            Ok(judgement) => return Response::of(judgement),
+            Err(why) => why,
+        };
+        match self.failure {
+            FailurePolicy::Ignore => Response::warn(format!(
+                "accepted without aliquot's checks, as {why}; mistakes come to light when it is allocated or prepared"
+            )),
+            FailurePolicy::Fail => Response::unavailable(&format!(
+                "aliquot could not check it: {why}; try again, with simpler selectors if it is told so again \
+                 (governance.failurePolicy is Fail)"
+            )),
+        }
+    }
 }
 
 /// `AdmissionResponse`.
@@ -58,6 +100,15 @@ impl Response {
         Self { allowed: errors.is_empty(), status, warnings, ..Self::default() }
     }
 
+    fn warn(warning: String) -> Self {
+        Self { warnings: vec![warning], ..Self::allow(None) }
+    }
+
+    fn unavailable(message: &str) -> Self {
+        let status = json!({"code": 503, "reason": "ServiceUnavailable", "message": message});
+        Self { status: Some(status), ..Self::default() }
+    }
+
     fn to(self, review: &Value) -> Json<Value> {
         let uid = review.pointer("/request/uid").cloned().unwrap_or_default();
         let response = Self { uid, ..self };
@@ -67,10 +118,11 @@ impl Response {
 
 /// Whatever cannot be understood is let through as it is: the API server has checked its form.
 pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+    let time = Time::from_now(app.deadline);
     let mut patch = None;
     let mut warnings = Vec::new();
     if let Some(pod) = object::<Pod>(&review)
-        && app.knowledge.judge_pod(namespace(&review), &pod).await == Verdict::Gate
+        && app.knowledge.judge_pod(namespace(&review), &pod, time).await == Verdict::Gate
     {
         app.metrics.gated.inc();
         let lowered = app.budgets.as_ref().map(|budgets| budgets.lower(namespace(&review), &pod));
@@ -87,15 +139,21 @@ pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value
     Response { warnings, ..Response::allow(patch.as_ref()) }.to(&review)
 }
 
-/// Claims whose requests a larger profile may satisfy.
+/// Claims whose requests a larger profile may satisfy. Without an answer in time a claim asks for what it says.
 pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
     // A hold claim asks for what was given already.
     let is_hold =
         |claim: &&Value| claim.pointer("/metadata/annotations").is_some_and(|all| all.get(HOLD_OF).is_some());
-    let claim = review.pointer("/request/object").filter(|claim| app.substitution && !is_hold(claim));
-    let expansion = claim.map(|claim| app.knowledge.expand(namespace(&review), claim)).unwrap_or_default();
-    let patch = claim.and_then(|claim| expansion.patch(claim));
-    Response::allow(patch.as_ref()).to(&review)
+    let Some(claim) = review.pointer("/request/object").filter(|claim| app.substitution && !is_hold(claim))
+    else {
+        return Response::allow(None).to(&review);
+    };
+    let expansion = app.knowledge.expand(namespace(&review), claim, Time::from_now(app.deadline)).await;
+    match app.found(expansion) {
+        Ok(expansion) => Response::allow(expansion.patch(claim).as_ref()),
+        Err(why) => Response::warn(format!("no larger profiles are considered for it, as {why}")),
+    }
+    .to(&review)
 }
 
 /// Wishes of claims for more or less of their shares.
@@ -115,6 +173,7 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
     }
     let kind = review.pointer("/request/kind/kind").and_then(Value::as_str).unwrap_or_default();
     let (knowledge, namespace) = (&app.knowledge, namespace(&review));
+    let time = Time::from_now(app.deadline);
     let judgement = match kind {
         // Its spec does not change, and what was wrong with it before must stay changeable.
         "ResourceClaim" if is_update(&review) => object::<ResourceClaim>(&review).map(|claim| {
@@ -122,35 +181,60 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
             let mut errors = Wish::read(claim.metadata.annotations.as_ref()).mistakes;
             let known = Wish::read(before.metadata.annotations.as_ref()).mistakes;
             errors.retain(|mistake| !known.contains(mistake));
-            Judgement { errors, warnings: Vec::new() }
+            Ok(Judgement { errors, warnings: Vec::new() })
         }),
         "ResourceClaimTemplate" if is_update(&review) => None,
-        "ResourceClaim" => object::<ResourceClaim>(&review).map(|claim| {
-            let mut judgement = knowledge.judge_claim(namespace, &claim.spec, "spec");
-            judgement.errors.extend(Wish::read(claim.metadata.annotations.as_ref()).mistakes);
-            judgement
-        }),
-        "ResourceClaimTemplate" => object::<ResourceClaimTemplate>(&review).map(|template| {
-            let mut judgement = knowledge.judge_claim(namespace, &template.spec.spec, "spec.spec");
-            let metadata = template.spec.metadata.as_ref();
-            let wish = Wish::read(metadata.and_then(|metadata| metadata.annotations.as_ref()));
-            judgement.errors.extend(wish.mistakes.iter().map(|mistake| format!("spec.metadata: {mistake}")));
-            judgement
-        }),
-        "DeviceClass" => object::<DeviceClass>(&review).map(|class| {
-            let mut judgement = knowledge.judge_class(&class.spec);
-            // Changes of a class are looked at too, and one that is there must stay changeable.
-            judgement.warnings.extend(Wish::read(class.metadata.annotations.as_ref()).mistakes);
-            judgement
-        }),
+        "ResourceClaim" => match object::<ResourceClaim>(&review) {
+            Some(claim) => {
+                let errors = Wish::read(claim.metadata.annotations.as_ref()).mistakes;
+                Some(with(errors, knowledge.judge_claim(namespace, claim.spec, "spec", time).await))
+            }
+            None => None,
+        },
+        "ResourceClaimTemplate" => match object::<ResourceClaimTemplate>(&review) {
+            Some(ResourceClaimTemplate { spec, .. }) => {
+                let metadata = spec.metadata.as_ref();
+                let wish = Wish::read(metadata.and_then(|metadata| metadata.annotations.as_ref()));
+                let errors =
+                    wish.mistakes.iter().map(|mistake| format!("spec.metadata: {mistake}")).collect();
+                Some(with(errors, knowledge.judge_claim(namespace, spec.spec, "spec.spec", time).await))
+            }
+            None => None,
+        },
+        "DeviceClass" => match object::<DeviceClass>(&review) {
+            Some(class) => {
+                let judgement = knowledge.judge_class(class.spec, time).await;
+                // Changes of a class are looked at too, and one that is there must stay changeable.
+                let mistakes = Wish::read(class.metadata.annotations.as_ref()).mistakes;
+                Some(judgement.map(|mut judgement| {
+                    judgement.warnings.extend(mistakes);
+                    judgement
+                }))
+            }
+            None => None,
+        },
         _ => None,
     };
-    let judgement = judgement.unwrap_or_default();
-    if !judgement.errors.is_empty() {
+    let judgement = judgement.unwrap_or_else(|| Ok(Judgement::default()));
+    if let Ok(Judgement { errors, .. }) = &judgement
+        && !errors.is_empty()
+    {
         app.metrics.refused.inc();
-        tracing::debug!(namespace, kind, errors = ?judgement.errors, "refused");
+        tracing::debug!(namespace, kind, ?errors, "refused");
     }
-    Response::of(judgement).to(&review)
+    app.answer(judgement).to(&review)
+}
+
+/// With what is wrong whether the rest could be checked or not.
+fn with(mistakes: Vec<String>, judgement: Result<Judgement, Unchecked>) -> Result<Judgement, Unchecked> {
+    match judgement {
+        Ok(mut judgement) => {
+            judgement.errors.extend(mistakes);
+            Ok(judgement)
+        }
+        Err(_) if !mistakes.is_empty() => Ok(Judgement { errors: mistakes, warnings: Vec::new() }),
+        Err(unchecked) => Err(unchecked),
+    }
 }
 
 fn object<T: DeserializeOwned>(review: &Value) -> Option<T> {

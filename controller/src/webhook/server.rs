@@ -1,19 +1,77 @@
 //! TLS and HTTP around the answers.
+//!
+//! Whoever reaches the port can ask: the API server shows no certificate unless its administrator sets one up. So what
+//! one peer can take is bounded, in connections, requests, bytes and time.
 
 use super::keeper::Current;
 use super::review::{self, App};
 use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::StatusCode;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
 use axum::routing::post;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use parking_lot::Mutex;
 use rustls::ServerConfig;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
+use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
+
+/// Connections of one peer, and of all.
+const CONNECTIONS_OF_ONE: usize = 16;
+const CONNECTIONS: usize = 1024;
+/// Requests at a time on one connection; client-go opens another one when it has more.
+const STREAMS: u32 = 8;
+/// A handshake, a request's head, and a request from its head to its answer: the API server waits for 30 s at most.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+const REQUEST: Duration = Duration::from_secs(30);
+/// A body, in bytes: a review has an object twice, and etcd takes 1.5 MiB.
+const BODY: usize = 4 << 20;
+
+/// How many connections each peer has.
+#[derive(Debug, Default, Clone)]
+struct Peers(Arc<Mutex<HashMap<IpAddr, usize>>>);
+
+/// A peer's connection, for as long as it lives.
+#[derive(Debug)]
+struct Connected {
+    peers: Peers,
+    peer: IpAddr,
+}
+
+impl Peers {
+    /// One more connection of a peer, unless it has its part or all have all.
+    fn connect(&self, peer: IpAddr) -> Option<Connected> {
+        let mut peers = self.0.lock();
+        let all: usize = peers.values().sum();
+        let own = peers.get(&peer).copied().unwrap_or_default();
+        if all >= CONNECTIONS || own >= CONNECTIONS_OF_ONE {
+            return None;
+        }
+        peers.insert(peer, own + 1);
+        Some(Connected { peers: self.clone(), peer })
+    }
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        let mut peers = self.peers.0.lock();
+        if let Some(own) = peers.get_mut(&self.peer) {
+            *own -= 1;
+            if *own == 0 {
+                peers.remove(&self.peer);
+            }
+        }
+    }
+}
 
 /// Serves what the keeper has at the moment.
 #[derive(Debug)]
@@ -42,7 +100,10 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, sto
         .route("/mutate-claims", post(review::mutate_claims))
         .route("/validate", post(review::validate))
         .route("/validate-limits", post(review::validate_limits))
+        .layer(DefaultBodyLimit::max(BODY))
+        .layer(middleware::from_fn(in_time))
         .with_state(app);
+    let peers = Peers::default();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -50,8 +111,13 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, sto
         };
         match accepted {
             Ok((stream, peer)) => {
+                let Some(connected) = peers.connect(peer.ip().to_canonical()) else {
+                    tracing::debug!(%peer, "a connection too many");
+                    continue;
+                };
                 let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
                 tokio::spawn(async move {
+                    let _connected = connected;
                     tokio::select! {
                         result = connection(stream, acceptor, router) => {
                             if let Err(error) = result {
@@ -70,12 +136,50 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, sto
     }
 }
 
+/// Whoever takes too long to send its request gets no answer to it.
+async fn in_time(request: Request, next: Next) -> Response {
+    let answer = tokio::time::timeout(REQUEST, next.run(request)).await;
+    answer.unwrap_or_else(|_| StatusCode::REQUEST_TIMEOUT.into_response())
+}
+
 async fn connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     router: Router,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let stream = tokio::time::timeout(Duration::from_secs(10), acceptor.accept(stream)).await??;
-    let server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await??;
+    let mut server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
+    server.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST);
+    server.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS);
+    server.http2().keep_alive_interval(REQUEST).keep_alive_timeout(HANDSHAKE);
     server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_peer_has_its_part_of_the_connections_and_gets_it_back() {
+        let peers = Peers::default();
+        let (bad, good) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let held: Vec<_> = (0..100).filter_map(|_| peers.connect(bad)).collect();
+        assert_eq!(held.len(), CONNECTIONS_OF_ONE);
+        assert!(peers.connect(good).is_some());
+        drop(held);
+        assert!(peers.connect(bad).is_some());
+        assert!(peers.0.lock().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_does_not_finish_its_request_is_let_go() {
+        use axum::body::Body;
+        use tower::ServiceExt;
+        let read = |_: axum::body::Bytes| async {};
+        let router = Router::new().route("/", post(read)).layer(middleware::from_fn(in_time));
+        let endless = futures::stream::pending::<Result<axum::body::Bytes, std::io::Error>>();
+        let request = Request::post("/").body(Body::from_stream(endless)).expect("a request");
+        let answer = router.oneshot(request).await.expect("an answer");
+        assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
+    }
 }

@@ -1,8 +1,8 @@
 //! The independent accountant: what each tenant used, told from the record of allocations alone, how far a
 //! budget may be off by its stated error and by what an onlooker saw late (ARCHITECTURE.md, "Budgets"), and whether it is not.
 
-use super::elastic::MEMORY;
-use super::judge::{consumed, results};
+use super::audits::shares::MEMORY;
+use super::audits::{consumed, results};
 use super::onlooker::{Sights, lag};
 use aliquot_control_plane::AuditEntry;
 use aliquot_model::usage::NodeUsageSpec;
@@ -184,10 +184,11 @@ fn explain(record: &[AuditEntry], sights: &Sights, namespace: &str) {
                 }
             }
             ("gpubudgets", Some(budget)) => {
-                for known in budget["status"]["account"]["uses"].as_array().into_iter().flatten() {
-                    let seen = uses.entry(known["uid"].as_str().unwrap()).or_default();
-                    let time = |name: &str| known[name].as_i64().unwrap_or(0);
-                    let end = time("claimed").max(time("held")).max(time("released"));
+                let known = budget["status"]["account"]["claims"].as_str().unwrap_or_default();
+                for known in known.split_whitespace() {
+                    let fields: Vec<&str> = known.split(':').collect();
+                    let seen = uses.entry(fields[0]).or_default();
+                    let end = fields[2..5].iter().filter_map(|time| time.parse::<i64>().ok()).max().unwrap();
                     seen.last = Some((end as f64, format!("at {}: {known}", seconds(&entry.time))));
                 }
             }

@@ -1,7 +1,7 @@
 //! Admission in the run: the webhook is served, and called for what the chart's rendered configurations say, and
 //! tenants make mistakes that it must answer.
 
-use super::common::{Cluster, client, eventually, fixtures};
+use super::common::{Cluster, connection, eventually, fixtures};
 use super::dice::Dice;
 use super::tenants::{TENANTS, tenant};
 use aliquot_control_plane::AuditEntry;
@@ -10,7 +10,7 @@ use aliquot_controller::http::Health;
 use aliquot_controller::metrics::Metrics;
 use aliquot_controller::pulse::Pulse;
 use aliquot_controller::substitute::ANNOTATION;
-use aliquot_controller::webhook::{self, Config};
+use aliquot_controller::webhook::{self, Config, FailurePolicy};
 use aliquot_model::names::{LIMITS, SCHEDULING_GATE};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -21,10 +21,9 @@ use kube::Api;
 use kube::api::{DeleteParams, PostParams};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 /// What the chart renders to.
@@ -44,8 +43,8 @@ pub struct Webhook {
 }
 
 /// Where it will be served.
-pub async fn listen() -> (TcpListener, SocketAddr) {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+pub fn listen() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = listener.local_addr().expect("an address");
     (listener, addr)
 }
@@ -63,7 +62,6 @@ impl Webhook {
     /// Serves it and waits until it knows the cluster.
     pub async fn serve(cluster: &Cluster, listener: TcpListener) -> Self {
         let config = Config {
-            addr: listener.local_addr().expect("an address"),
             driver: fixtures::DRIVER.to_owned(),
             namespace: "default".to_owned(),
             secret: "aliquot-webhook-tls".to_owned(),
@@ -73,14 +71,21 @@ impl Webhook {
             elastic: true,
             governance: true,
             rules: Rules::default(),
+            // A loaded machine checks everything, too.
+            review_deadline: Duration::from_secs(60),
+            failure: FailurePolicy::Fail,
             budgets: true,
             certificate_life: Duration::from_secs(3600),
             interval: Duration::from_secs(1),
         };
         let (metrics, stop) = (Arc::new(Metrics::new()), CancellationToken::new());
-        let (health, client) =
-            (Health::new(metrics.clone(), Pulse::default()), client(&cluster.handle, "webhook").await);
-        tokio::spawn(webhook::serve_on(listener, client, config, metrics.clone(), health, stop.clone()));
+        let health = Health::new(metrics.clone(), Pulse::default());
+        let connection = connection(&cluster.handle, "webhook").await;
+        // It ends with the run.
+        drop(
+            webhook::serve(listener, connection, config, metrics.clone(), health, stop.clone())
+                .expect("threads"),
+        );
         cluster
             .create_global::<MutatingWebhookConfiguration>(&configuration("MutatingWebhookConfiguration"))
             .await;

@@ -15,6 +15,8 @@
     reason = "test code"
 )]
 
+#[path = "../audits/mod.rs"]
+mod audits;
 #[path = "../common/mod.rs"]
 mod common;
 
@@ -22,7 +24,6 @@ mod accounts;
 mod admission;
 mod dice;
 mod elastic;
-mod gangs;
 mod judge;
 mod nodes;
 mod onlooker;
@@ -251,7 +252,8 @@ async fn calm(cluster: &Cluster, agents: &mut elastic::Agents, real: &mut [RealN
             check_quotas(cluster, real).await;
             real.iter().for_each(RealNode::check_quiet);
             let record = cluster.handle.audit(0);
-            let (groups, shares) = (gangs::quiet(&record), elastic::quiet(&record));
+            let (groups, shares) =
+                (audits::gangs::quiet(&record), audits::shares::quiet(&record, &["tenant-3", "tenant-5"]));
             return format!("quiet with {groups} groups and {shares} shares of another size");
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

@@ -161,7 +161,7 @@ impl RealNode {
                 self.node = Arc::new(fresh);
                 let node = Arc::clone(&self.node);
                 // It may be killed while it recovers, too.
-                match until_killed(|| node.recover(Timestamp::now())) {
+                match until_killed(|| node.recover()) {
                     Some(recovery) => {
                         let recovery = recovery.expect("recovered");
                         assert!(recovery.failed.is_empty(), "{}: {recovery:?}", self.name);

@@ -73,7 +73,7 @@ fn substitutes(number: usize) -> bool {
 
 /// A cluster with tenants, their terms and templates, and admission.
 pub async fn start() -> (Cluster, Webhook) {
-    let (listener, addr) = admission::listen().await;
+    let (listener, addr) = admission::listen();
     let options = Options {
         services: [(admission::SERVICE.to_owned(), addr)].into(),
         controllers: Controllers::ALL,

@@ -83,11 +83,12 @@ impl Running {
 }
 
 pub async fn client(handle: &Handle, user: &str) -> Client {
-    client_of(&handle.kubeconfig(user)).await
+    Client::try_from(connection(handle, user).await).expect("a client")
 }
 
-async fn client_of(kubeconfig: &str) -> Client {
-    Client::try_from(connection_of(kubeconfig).await).expect("a client")
+/// How a user reaches the API.
+pub async fn connection(handle: &Handle, user: &str) -> kube::Config {
+    connection_of(&handle.kubeconfig(user)).await
 }
 
 async fn connection_of(kubeconfig: &str) -> kube::Config {
@@ -237,6 +238,12 @@ impl Cluster {
 
     /// Starts a controller under a user and identity of this name.
     pub async fn controller(&self, identity: &str, more: &[&str]) -> Running {
+        self.controller_as(identity, identity, more).await
+    }
+
+    /// Starts a controller of which the API server knows the user. One of the same identity as another takes the lease
+    /// over at once, as a container that is started anew in its pod.
+    pub async fn controller_as(&self, user: &str, identity: &str, more: &[&str]) -> Running {
         let mut words = vec![
             "aliquot-controller",
             "--driver-name",
@@ -259,7 +266,7 @@ impl Cluster {
         let (task_metrics, task_pulse, task_stop) = (metrics.clone(), pulse.clone(), stop.clone());
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.expect("a runtime");
-        let kubeconfig = self.handle.kubeconfig(identity);
+        let kubeconfig = self.handle.kubeconfig(user);
         let task = runtime.spawn(async move {
             let connection = connection_of(&kubeconfig).await;
             aliquot_controller::run::elect(connection, &args, task_metrics, task_pulse, task_stop).await

@@ -159,3 +159,79 @@ fn a_claim_that_wants_devices_before_a_pod_waits_for_the_budget_too() {
     world.hold(1_004);
     assert!(matches!(world.take_job(), Job::Bind { .. }));
 }
+
+/// A claim that holds this share of a board.
+fn shared(world: &mut World, name: &str, node: &str) -> ResourceClaim {
+    let result = json!({
+        "request": "r", "driver": DRIVER, "pool": aliquot_model::names::pool_name(DRIVER, node),
+        "device": "gpu-0-share", "shareID": format!("share-{name}"),
+        "consumedCapacity": {"memory": "8Gi", "cores": "10", "slots": "1"},
+    });
+    let status = json!({"allocation": {
+        "devices": {"results": [result]}, "allocationTimestamp": "1970-01-01T00:16:40Z",
+    }});
+    world.claim_with(name, &[fixtures::share("r", "8Gi", "10")], status, json!({}))
+}
+
+impl World {
+    fn visited(&self) -> u64 {
+        self.core.book.visited()
+    }
+
+    /// GPUs that are charged to the one budget, in millionths.
+    fn charged(&self) -> u64 {
+        self.core.book.standings().map(|(_, standing)| standing.rate.0).sum()
+    }
+}
+
+#[test]
+fn a_look_at_budgets_visits_the_claims_of_which_something_changed() {
+    let mut world = world(terms("1000", "Refuse"));
+    for number in 0..300 {
+        let claim = shared(&mut world, &format!("c{number}"), "n1");
+        world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    }
+    world.look(1_001);
+    assert_eq!((world.visited(), world.charged()), (300, 30_000_000));
+    for second in 1_002..1_070 {
+        world.look(second);
+    }
+    assert_eq!(world.visited(), 300, "nothing changed");
+    let gone = shared(&mut world, "c7", "n1");
+    world.handle(Input::Claim(Seen::Delete(Box::new(gone))));
+    world.look(1_070);
+    assert_eq!((world.visited(), world.charged()), (301, 29_900_000));
+}
+
+#[test]
+fn a_part_that_is_published_later_is_charged_though_no_claim_changed() {
+    let mut world = world(terms("1000", "Refuse"));
+    for (node, count) in [("n1", 300), ("n2", 50)] {
+        for number in 0..count {
+            let claim = shared(&mut world, &format!("{node}-{number}"), node);
+            world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+        }
+    }
+    world.look(1_001);
+    assert_eq!(
+        (world.core.book.standings().next().expect("one").1.claims, world.charged()),
+        (350, 30_000_000)
+    );
+    for slice in fixtures::slices("n2", 1, AllocatorMode::Controller, 1) {
+        world.handle(Input::Slice(Seen::Apply(Box::new(slice))));
+    }
+    world.look(1_002);
+    assert_eq!(world.charged(), 35_000_000);
+}
+
+#[test]
+fn a_budget_that_is_made_later_is_told_of_the_claims_that_are_there() {
+    let mut world = world(terms("1000", "Refuse"));
+    world.handle(Input::Budget(Seen::Reset(Vec::new())));
+    let claim = shared(&mut world, "early", "n1");
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    world.look(1_001);
+    world.handle(Input::Budget(Seen::Reset(vec![budget(terms("1000", "Refuse"))])));
+    world.look(1_002);
+    assert_eq!(world.charged(), 100_000);
+}

@@ -1,9 +1,41 @@
 //! The account against an accountant that sees everything and counts second by second.
 
+mod reference;
+
 use super::*;
+use crate::budget::profile::MOST_POINTS;
 use proptest::prelude::*;
+use reference::Simple;
 
 const PART: MicroGpus = MicroGpus(250_000);
+
+/// All that is seen at one moment.
+#[derive(Debug, Clone, Default)]
+struct Look {
+    claims: Vec<(String, Allocated)>,
+    held: Vec<(String, Taken)>,
+    released: Vec<(String, Released)>,
+    listed: HashSet<String>,
+}
+
+impl Look {
+    fn sights(&self) -> BTreeMap<Arc<str>, Sight> {
+        let mut sights: BTreeMap<Arc<str>, Sight> = BTreeMap::new();
+        for (uid, claim) in &self.claims {
+            sights.entry(uid.as_str().into()).or_default().allocated = Some(*claim);
+        }
+        for (uid, held) in &self.held {
+            sights.entry(uid.as_str().into()).or_default().held.push(*held);
+        }
+        for (uid, release) in &self.released {
+            sights.entry(uid.as_str().into()).or_default().released.push(*release);
+        }
+        for uid in &self.listed {
+            sights.entry(uid.as_str().into()).or_default().listed = true;
+        }
+        sights
+    }
+}
 
 /// What really happens to a claim, in seconds.
 #[derive(Debug, Clone)]
@@ -34,15 +66,8 @@ impl Life {
         }
     }
 
-    fn held(&self) -> HeldClaim {
-        HeldClaim {
-            namespace: "team".to_owned(),
-            name: self.uid.clone(),
-            uid: self.uid.clone(),
-            micro_gpus: MicroGpus(self.part),
-            asked_micro_gpus: None,
-            since: self.allocated,
-        }
+    fn taken(&self) -> Taken {
+        Taken { since: self.allocated, part: MicroGpus(self.part) }
     }
 }
 
@@ -59,13 +84,16 @@ fn naive(lives: &[Life], controller: &Away, since: i64, until: i64) -> Spent {
     total
 }
 
+/// A release with its number.
+type End = (u64, String, Released);
+
 /// A node's ledger: what it did, what it last told, and what was acknowledged.
 #[derive(Default)]
 struct Node {
-    held: Vec<HeldClaim>,
-    released: Vec<Release>,
+    held: Vec<(String, Taken)>,
+    released: Vec<End>,
     numbers: u64,
-    told: (Vec<HeldClaim>, Vec<Release>),
+    told: (Vec<(String, Taken)>, Vec<End>),
 }
 
 impl Node {
@@ -73,53 +101,91 @@ impl Node {
         for life in lives {
             let Some((prepared, unprepared)) = life.prepared else { continue };
             if prepared == now {
-                self.held.push(life.held());
+                self.held.push((life.uid.clone(), life.taken()));
             }
             if unprepared == now {
-                self.held.retain(|held| *held != life.held());
+                self.held.retain(|(uid, held)| *uid != life.uid || *held != life.taken());
                 self.numbers += 1;
-                self.released.push(Release { number: self.numbers, claim: life.held(), until: now });
+                let released = Released { taken: life.taken(), until: now };
+                self.released.push((self.numbers, life.uid.clone(), released));
             }
         }
         if is_away(agent, now).is_none() {
-            self.released.retain(|release| release.number > acknowledged);
+            self.released.retain(|(number, ..)| *number > acknowledged);
             self.told = (self.held.clone(), self.released.clone());
         }
     }
 }
 
+/// Who counts, besides the account.
+#[derive(Default)]
+struct Beside {
+    /// Told of everything at each look, also by the simple rule. They are not compared once uses were left out.
+    simple: Option<Simple>,
+    /// Uses that are stored.
+    most: Option<usize>,
+}
+
 /// Runs everything second by second; the account at the end.
 fn play(lives: &[Life], controller: &Away, agent: &Away, end: i64, width: i64) -> Account {
+    play_beside(lives, controller, agent, end, width, &mut Beside::default())
+}
+
+fn play_beside(
+    lives: &[Life],
+    controller: &Away,
+    agent: &Away,
+    end: i64,
+    width: i64,
+    beside: &mut Beside,
+) -> Account {
+    let most = beside.most.unwrap_or(MOST_CLAIMS);
     let mut node = Node::default();
-    let mut account = Account::new(0);
+    let mut account = Account { most, ..Account::new(0) };
     let mut stored = account.store();
     let (mut acknowledged, mut heartbeat) = (0, 0);
+    let mut before: Option<BTreeMap<Arc<str>, Sight>> = None;
     for now in 0..=end {
         node.step(lives, agent, acknowledged, now);
         if is_away(controller, now).is_some() {
             // Whatever it knew is gone; what it had stored is not.
-            account = Account::restore(&stored).expect("readable");
+            account = Account { most, ..Account::restore(&stored).expect("readable") };
+            before = None;
             continue;
         }
-        let claims: Vec<AllocatedClaim> = lives
-            .iter()
-            .filter(|life| (life.allocated..life.deallocated).contains(&now))
-            .map(|life| AllocatedClaim {
-                uid: life.uid.as_str().into(),
-                name: life.uid.as_str().into(),
-                since: Some(life.allocated),
-                part: Some(MicroGpus(life.part)),
-            })
-            .collect();
-        let held: Vec<&HeldClaim> = node.told.0.iter().collect();
-        let listed: HashSet<&str> = node.told.1.iter().map(|release| release.claim.uid.as_str()).collect();
-        let released: Vec<&Release> =
-            node.told.1.iter().filter(|release| release.number > acknowledged).collect();
-        let observed = Observed { claims: &claims, held: &held, released: &released, listed: Some(&listed) };
-        let last = node.told.1.last().map_or(0, |release| release.number);
-        let changed = account.observe(&observed, now - width, now);
+        let claims = lives.iter().filter(|life| (life.allocated..life.deallocated).contains(&now));
+        let claims = claims.map(|life| {
+            let part = Some(MicroGpus(life.part));
+            (life.uid.clone(), Allocated { since: Some(life.allocated), part })
+        });
+        let released = node.told.1.iter().filter(|(number, ..)| *number > acknowledged);
+        let look = Look {
+            claims: claims.collect(),
+            held: node.told.0.clone(),
+            released: released.map(|(_, uid, release)| (uid.clone(), *release)).collect(),
+            listed: node.told.1.iter().map(|(_, uid, _)| uid.clone()).collect(),
+        };
+        let last = node.told.1.last().map_or(0, |(number, ..)| *number);
+        let sights = look.sights();
+        let keep = now - width;
+        let changed = match before.replace(sights.clone()) {
+            // A look tells of what changed.
+            Some(before) => {
+                let gone = before.keys().filter(|uid| !sights.contains_key(*uid));
+                let gone: Vec<_> = gone.map(|uid| (uid.clone(), Sight::default())).collect();
+                let other = sights.into_iter().filter(|(uid, sight)| before.get(uid) != Some(sight));
+                account.observe(other.chain(gone), Extent::Changed, keep, now)
+            }
+            None => account.observe(sights, Extent::All, keep, now),
+        };
+        if let Some(simple) = &mut beside.simple {
+            simple.observe(&look, keep, now);
+            assert_eq!(account.running(), simple.running(), "at {now}");
+            assert_eq!(account.spent(keep, now), simple.spent(keep, now), "at {now}");
+        }
         if changed || now - heartbeat >= 15 {
             stored = account.store();
+            assert!(stored.len() <= MOST_BYTES);
             heartbeat = now;
             acknowledged = acknowledged.max(last);
         }
@@ -193,24 +259,84 @@ proptest! {
         let account = play(&lives, &controller, &Away::new(), 800, 3000);
         let text = serde_json::to_string(&account.store()).unwrap();
         let stored: Stored = serde_json::from_str(&text).unwrap();
-        prop_assert_eq!(Account::restore(&stored), Some(account));
+        let restored = Account::restore(&stored).unwrap();
+        prop_assert_eq!(restored.store(), account.store());
+        prop_assert_eq!(restored.running(), account.running());
+        prop_assert_eq!(restored.spent(0, 800), account.spent(0, 800));
+    }
+
+    #[test]
+    fn what_changed_comes_to_the_same_as_everything_at_each_look_by_the_simple_rule(
+        lives in lives(), agent in away(2, 2500), width in 200i64..4000,
+    ) {
+        let mut beside = Beside { simple: Some(Simple::default()), ..Beside::default() };
+        play_beside(&lives, &Away::new(), &agent, 3000, width, &mut beside);
+    }
+
+    /// However few uses are stored by themselves: while controllers come and go and nodes are there.
+    #[test]
+    fn what_is_left_out_of_the_stored_form_is_charged_once_all_the_same(
+        lives in lives(), controller in away(3, 2500), most in 0usize..4, width in 200i64..4000,
+    ) {
+        let mut beside = Beside { most: Some(most), ..Beside::default() };
+        let account = play_beside(&lives, &controller, &Away::new(), 4000, width, &mut beside);
+        let bound: Spent = lives.iter().map(|life| Spent::from(life.part) * 60).sum();
+        let (counted, truth) = (account.spent(4000 - width, 4000), naive(&lives, &controller, 4000 - width, 4000));
+        prop_assert!((counted - truth).abs() <= bound, "{counted} is not {truth} within {bound}");
+    }
+
+    /// Whoever is away and however little is remembered: no second of a claim is charged twice.
+    #[test]
+    fn a_claim_is_never_charged_for_more_than_the_time_that_passed(
+        lives in lives(), controller in away(3, 2500), agent in away(3, 2500), most in 0usize..4,
+    ) {
+        let mut beside = Beside { most: Some(most), ..Beside::default() };
+        let account = play_beside(&lives, &controller, &agent, 4000, 4000, &mut beside);
+        let mut longest: BTreeMap<&str, (i64, i64, u64)> = BTreeMap::new();
+        for life in &lives {
+            let (since, until, _) = longest.entry(&life.uid).or_insert((life.allocated, 0, life.part));
+            *since = life.allocated.min(*since);
+            *until = life.deallocated.max(life.prepared.map_or(0, |(_, to)| to)).max(*until);
+        }
+        // What a node that is away said last is believed, also once a claim that it held is gone.
+        let late = |at: i64| is_away(&agent, at).map_or(at, |(_, to)| to);
+        let bound: Spent = longest
+            .values()
+            .map(|(since, until, part)| Spent::from(late(*until) - since + 60) * Spent::from(*part))
+            .sum();
+        prop_assert!(account.spent(0, 4000) <= bound, "{} of {bound}", account.spent(0, 4000));
+    }
+
+    /// A store at any moment and a new controller: what was charged by then is what the next one begins with.
+    #[test]
+    fn what_is_charged_is_never_taken_back_by_the_next_controller(
+        lives in lives(), at in 1i64..2000, most in 0usize..4,
+    ) {
+        let mut beside = Beside { most: Some(most), ..Beside::default() };
+        let none = Away::new();
+        let account = play_beside(&lives, &none, &none, at, 10_000, &mut beside);
+        let next = Account::restore(&account.store()).unwrap();
+        prop_assert_eq!(next.spent(0, at), account.spent(0, at));
+        let later = play_beside(&lives, &vec![(at, at + 5)], &none, at + 60, 10_000, &mut beside);
+        prop_assert!(later.spent(0, at) + Spent::from(PART.0) * 120 >= account.spent(0, at));
     }
 }
 
-fn claim(uid: &str, since: i64) -> AllocatedClaim {
-    AllocatedClaim { uid: uid.into(), name: uid.into(), since: Some(since), part: Some(PART) }
+fn claim(uid: &str, since: i64) -> (String, Allocated) {
+    (uid.to_owned(), Allocated { since: Some(since), part: Some(PART) })
 }
 
-fn release(number: u64, uid: &str, since: i64, until: i64) -> Release {
-    let (namespace, name) = ("team".to_owned(), uid.to_owned());
-    let claim =
-        HeldClaim { namespace, name, uid: uid.to_owned(), micro_gpus: PART, asked_micro_gpus: None, since };
-    Release { number, claim, until }
+fn release(uid: &str, since: i64, until: i64) -> (String, Released) {
+    (uid.to_owned(), Released { taken: Taken { since, part: PART }, until })
+}
+
+fn see(account: &mut Account, look: &Look, keep: i64, now: i64) -> bool {
+    account.observe(look.sights(), Extent::All, keep, now)
 }
 
 /// One look without nodes.
-fn look(account: &mut Account, claims: &[AllocatedClaim], now: i64) -> bool {
-    account.observe(&Observed { claims, ..Observed::default() }, now - 10_000, now)
+fn look(account: &mut Account, claims: &[(String, Allocated)], now: i64) -> bool {
+    see(account, &Look { claims: claims.to_vec(), ..Look::default() }, now - 10_000, now)
 }
 
 fn seconds(account: &Account, now: i64) -> Spent {
@@ -228,42 +354,37 @@ fn a_claim_is_charged_from_its_allocation_not_from_when_it_was_seen() {
 #[test]
 fn a_release_that_is_told_again_and_again_is_counted_once() {
     let mut account = Account::new(0);
-    let release = release(1, "a", 100, 400);
-    let released = [&release];
-    let listed = HashSet::from(["a"]);
-    let observed = Observed { released: &released, listed: Some(&listed), ..Observed::default() };
-    assert!(account.observe(&observed, 0, 1000));
+    let observed =
+        Look { released: vec![release("a", 100, 400)], listed: ["a".to_owned()].into(), ..Look::default() };
+    assert!(see(&mut account, &observed, 0, 1000));
     for now in 1001..1010 {
-        assert!(!account.observe(&observed, 0, now));
+        assert!(!see(&mut account, &observed, 0, now));
         account = Account::restore(&account.store()).unwrap();
     }
     look(&mut account, &[], 1010);
-    assert!(account.uses.is_empty(), "moved into the profile when it is not listed any more");
-    assert_eq!(seconds(&account, 2000), 300);
+    assert!(account.uses.is_empty(), "forgotten when it is not listed any more");
+    assert_eq!(seconds(&account, 1010), 300);
 }
 
 #[test]
 fn what_a_node_holds_for_a_claim_that_was_deleted_by_force_is_charged_until_it_is_released() {
     let mut account = Account::new(0);
     look(&mut account, &[claim("a", 100)], 110);
-    let held = release(1, "a", 100, 0).claim;
-    let observed = Observed { held: &[&held], ..Observed::default() };
-    account.observe(&observed, 0, 500);
+    let held = ("a".to_owned(), Taken { since: 100, part: PART });
+    see(&mut account, &Look { held: vec![held], ..Look::default() }, 0, 500);
     assert_eq!(seconds(&account, 500), 400);
-    let last = release(1, "a", 100, 450);
-    let listed = HashSet::from(["a"]);
-    let observed = Observed { released: &[&last], listed: Some(&listed), ..Observed::default() };
-    account.observe(&observed, 0, 510);
-    assert_eq!(seconds(&account, 600), 350, "the release says when");
+    let last =
+        Look { released: vec![release("a", 100, 450)], listed: ["a".to_owned()].into(), ..Look::default() };
+    see(&mut account, &last, 0, 510);
+    assert_eq!(seconds(&account, 510), 350, "the release says when");
 }
 
 #[test]
 fn what_ended_before_the_budget_was_made_is_not_charged() {
     let mut account = Account::new(1000);
-    let old = release(1, "a", 100, 900);
-    let running = claim("b", 800);
-    let observed = Observed { claims: &[running], released: &[&old], ..Observed::default() };
-    account.observe(&observed, 0, 1010);
+    let seen =
+        Look { claims: vec![claim("b", 800)], released: vec![release("a", 100, 900)], ..Look::default() };
+    see(&mut account, &seen, 0, 1010);
     assert_eq!(seconds(&account, 1010), 210, "what runs is counted from its allocation");
 }
 
@@ -289,8 +410,8 @@ fn a_clock_that_is_set_back_undoes_nothing() {
 #[test]
 fn a_part_that_becomes_known_later_is_charged_from_the_beginning() {
     let mut account = Account::new(0);
-    let unknown = AllocatedClaim { part: None, ..claim("a", 100) };
-    look(&mut account, &[unknown], 200);
+    let unknown = Allocated { since: Some(100), part: None };
+    look(&mut account, &[("a".to_owned(), unknown)], 200);
     assert_eq!(seconds(&account, 200), 0);
     look(&mut account, &[claim("a", 100)], 300);
     assert_eq!(seconds(&account, 300), 200);
@@ -310,4 +431,91 @@ fn two_releases_of_a_claim_that_was_allocated_twice_in_an_absence_are_two_uses()
         let account = play(&lives, &vec![away], &Away::new(), 1000, 999);
         assert_eq!(seconds(&account, 1000), 495 - 282 + 829 - 616, "away {away:?}");
     }
+}
+
+/// So many claims that run, allocated at different times of the last day.
+fn fleet(account: &mut Account, claims: i64, now: i64) {
+    let uid = |number| format!("5b6d8a0e-3c1f-4e7a-9d2b-{number:012}");
+    let claims = (0..claims).map(|number| claim(&uid(number), now - (number * 7919) % 86_400)).collect();
+    see(account, &Look { claims, ..Look::default() }, now - 86_400, now);
+}
+
+#[test]
+fn twenty_thousand_claims_are_stored_in_a_bounded_form_and_charged_in_full() {
+    let now = 1_800_000_000;
+    let mut account = Account::new(0);
+    fleet(&mut account, 20_000, now);
+    let mut stored = account.store();
+    let json = serde_json::to_string(&stored).unwrap();
+    assert!(json.len() <= MOST_BYTES && MOST_BYTES < 400_000, "{} of {MOST_BYTES} bytes", json.len());
+    assert_eq!(stored.claims.split_whitespace().count(), MOST_CLAIMS);
+    assert!(stored.charged.split_whitespace().count() <= MOST_POINTS + 1);
+    // Controllers that take turns, and what was stored is all that the next one knows.
+    for turn in 1..=3 {
+        let mut next = Account::restore(&stored).unwrap();
+        fleet(&mut next, 20_000, now);
+        assert_eq!(next.spent(now - 86_400, now), account.spent(now - 86_400, now), "turn {turn}");
+        assert_eq!(next.running(), account.running());
+        stored = next.store();
+    }
+}
+
+#[test]
+fn a_look_visits_what_changed_and_not_what_there_is() {
+    let now = 1_800_000_000;
+    for claims in [20, 20_000] {
+        let mut account = Account::new(0);
+        fleet(&mut account, claims, now);
+        let before = account.visited();
+        account.observe([], Extent::Changed, now - 86_399, now + 1);
+        assert_eq!(account.visited(), before, "nothing changed");
+        let new = Sight { allocated: Some(claim("new", now).1), ..Sight::default() };
+        account.observe([("new".into(), new)], Extent::Changed, now - 86_398, now + 2);
+        assert_eq!(account.visited(), before + 1);
+    }
+}
+
+#[test]
+fn uses_without_a_release_are_forgotten_from_the_oldest_on_and_their_release_is_not_charged_again() {
+    let mut account = Account { most: 2, ..Account::new(0) };
+    for (number, uid) in ["a", "b", "c"].into_iter().enumerate() {
+        let now = 100 * (number as i64 + 1);
+        look(&mut account, &[claim(uid, now - 50)], now);
+    }
+    look(&mut account, &[], 400);
+    assert_eq!(account.loose.len(), 2, "a is forgotten, charged until 100");
+    let charged = seconds(&account, 400);
+    let late = |uid: &str, until| Look { released: vec![release(uid, 50, until)], ..Look::default() };
+    see(&mut account, &late("a", 100), 0, 500);
+    assert_eq!(seconds(&account, 500), charged, "that was charged");
+    see(&mut account, &late("a", 130), 0, 510);
+    assert_eq!(seconds(&account, 510), charged + 30, "the time after what was charged was not");
+}
+
+#[test]
+fn an_account_in_the_former_form_is_read_and_written_in_the_new_one() {
+    let stored: Stored = serde_json::from_value(serde_json::json!({
+        "begun": 0, "seen": 1000, "history": "100:250000 200:-250000",
+        "uses": [
+            {"uid": "a", "claim": "a", "since": 400, "claimed": 1000, "microGpus": 250_000, "open": true},
+            {"uid": "b", "claim": "b", "since": 300, "claimed": 500, "microGpus": 250_000, "open": false},
+        ],
+    }))
+    .unwrap();
+    let mut account = Account::restore(&stored).unwrap();
+    assert_eq!(seconds(&account, 1000), 200 + 600 + 200);
+    look(&mut account, &[claim("a", 400)], 1100);
+    assert_eq!(seconds(&account, 1100), 200 + 700 + 200);
+    let json = serde_json::to_value(account.store()).unwrap();
+    // What a merge patch does not name stays.
+    assert_eq!((&json["uses"], &json["history"]), (&serde_json::Value::Null, &serde_json::Value::Null));
+    assert_eq!(seconds(&Account::restore(&serde_json::from_value(json).unwrap()).unwrap(), 1100), 1100);
+}
+
+#[test]
+fn a_uid_that_is_none_breaks_no_account() {
+    let mut account = Account::new(0);
+    look(&mut account, &[claim("a b:c", 100), claim(&"x".repeat(70_000), 100)], 200);
+    let next = Account::restore(&account.store()).unwrap();
+    assert_eq!((seconds(&next, 200), next.uses.len()), (200, 0));
 }

@@ -1,16 +1,28 @@
 //! One budget in the book: its account, where it stands, and when its status is written.
 
 use super::{Action, HEARTBEAT};
-use crate::budget::account::{Account, Stored};
-use crate::budget::kinds::Budget;
+use crate::budget::account::{Account, Extent, Stored};
+use crate::budget::kinds::{Budget, Substitutes};
 use crate::budget::status::{self, Standing};
 use crate::budget::window;
 use serde_json::{Value, json};
+
+/// What changes of claims may cost of etcd's log, for a budget.
+const BYTES_A_SECOND: usize = 32 * 1024;
+
+/// What is stored at once when it changes.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    over: Option<bool>,
+    generation: i64,
+}
 
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) budget: Budget,
     pub(super) account: Account,
+    /// What the account is to be told at the next look.
+    pub(super) extent: Extent,
     pub(super) standing: Option<Standing>,
     /// When what lies ahead was looked for.
     pub(super) looked_at: i64,
@@ -22,8 +34,15 @@ pub(super) struct Entry {
     /// What we stored, and what is being stored.
     pub(super) ours: Vec<Stored>,
     stored_at: i64,
+    /// When the status was found to be what is stored.
+    compared_at: i64,
+    /// How long nothing but changes of claims is stored after that: what was written is not small.
+    pause: i64,
     pub(super) retry_at: i64,
     shown: Value,
+    told: Option<Told>,
+    /// How many claims the stored status tells of.
+    claims: Option<usize>,
     over: bool,
 }
 
@@ -32,6 +51,7 @@ impl Entry {
     pub(super) fn new(budget: Budget, now: i64) -> Self {
         Self {
             account: account_of(&budget, now),
+            extent: Extent::All,
             standing: None,
             looked_at: i64::MIN,
             // So that a budget is stored once before anything is acknowledged.
@@ -40,11 +60,19 @@ impl Entry {
             writing: None,
             ours: Vec::new(),
             stored_at: i64::MIN,
+            compared_at: i64::MIN,
+            pause: 0,
             retry_at: i64::MIN,
             shown: Value::Null,
+            told: None,
+            claims: None,
             over: budget.is_over(),
             budget,
         }
+    }
+
+    pub(super) fn substitutes(&self) -> Substitutes {
+        self.budget.substitutes()
     }
 
     /// The first second that is of interest.
@@ -85,18 +113,26 @@ impl Entry {
         if self.writing.is_some() || now < self.retry_at {
             return;
         }
+        let told =
+            Told { over: self.standing.as_ref().map(Standing::is_over), generation: self.budget.generation };
+        let claims = self.standing.as_ref().map(|standing| standing.claims);
+        let since = now.saturating_sub(self.stored_at);
+        let news = self.dirty.is_some() || self.claims != claims;
+        let is_urgent = self.told.as_ref() != Some(&told);
+        let is_due = since.min(now.saturating_sub(self.compared_at)) >= HEARTBEAT;
+        if !(is_urgent || news && since >= self.pause || is_due) {
+            return;
+        }
         let mut status = status::status(&self.budget, self.standing.as_ref(), now);
-        let state = |status: &Value| {
-            let field = |name: &str| status.get(name).cloned();
-            (field("state"), field("observedGeneration"), field("claims"))
-        };
-        let news = self.dirty.is_some() || state(&status) != state(&self.shown);
-        let due = now.saturating_sub(self.stored_at) >= HEARTBEAT;
-        if !(news || due && (self.account.running().0 > 0 || status != self.shown)) {
+        if !(is_urgent || news || self.account.running().0 > 0 || status != self.shown) {
+            self.compared_at = now;
             return;
         }
         self.shown = status.clone();
+        self.told = Some(told);
+        self.claims = claims;
         let stored = self.account.store();
+        self.pause = i64::try_from(stored.len() / BYTES_A_SECOND).unwrap_or(HEARTBEAT).min(HEARTBEAT);
         if let Some(fields) = status.as_object_mut() {
             fields.insert("account".to_owned(), json!(stored));
         }

@@ -1,8 +1,8 @@
 //! What is written in which order, and what comes of it when things go wrong.
 
 use super::*;
-use crate::budget::account::Account;
-use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
+use crate::budget::account::{Account, Allocated, Sight};
+use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus};
 use kube::api::DynamicObject;
 use rstest::rstest;
 use serde_json::json;
@@ -57,19 +57,22 @@ impl World {
         self.book.reset_usages(vec![self.usage.clone()]);
     }
 
-    fn around(&self) -> Around {
-        Around {
-            claims: HashMap::from([("team".into(), self.claims.clone())]),
-            nodes: self.nodes.clone(),
-            gone: HashSet::from(["n1".into()]).difference(&self.nodes).cloned().collect(),
-            asked: self.asked.clone(),
-        }
+    /// Tells the book of claims and nodes what the cluster shows.
+    fn tell(&mut self) {
+        let key = |claim: &AllocatedClaim| ObjectKey::new("team", &claim.uid);
+        let asked = |claim: &AllocatedClaim| self.asked.get(&claim.uid).copied();
+        let claims = self.claims.iter().map(|c| (key(c), AllocatedClaim { asked: asked(c), ..c.clone() }));
+        self.book.read_again();
+        self.book.read_claims(claims.collect::<Vec<_>>());
+        let presence = if self.nodes.contains("n1") { Presence::Heard } else { Presence::Gone };
+        self.book.presence("n1", presence);
     }
 
     /// One step; every write is done at once and seen by the watch. The kinds of the writes.
     fn step(&mut self, now: i64) -> Vec<&'static str> {
         let mut kinds = Vec::new();
-        for action in self.book.step(&self.around(), now) {
+        self.tell();
+        for action in self.book.step(now) {
             match action {
                 Action::Store { key, uid, version, status, revision } => {
                     kinds.push("store");
@@ -100,7 +103,7 @@ impl World {
 
     fn claim(&mut self, uid: &str, since: i64) {
         let part = Some(MicroGpus::WHOLE);
-        self.claims.push(AllocatedClaim { uid: uid.into(), name: uid.into(), since: Some(since), part });
+        self.claims.push(AllocatedClaim { uid: uid.into(), since: Some(since), part, asked: None });
     }
 
     fn held(&self, uid: &str, since: i64) -> HeldClaim {
@@ -253,10 +256,10 @@ fn a_stored_account_that_somebody_else_wrote_is_taken_over() {
     }
     // Another controller led for a while.
     let mut other = Account::new(0);
-    let claims =
-        [AllocatedClaim { uid: "x".into(), name: "x".into(), since: Some(0), part: Some(MicroGpus::WHOLE) }];
-    other.observe(&Observed { claims: &claims, ..Observed::default() }, -100_000, 7200);
-    other.observe(&Observed::default(), -100_000, 7200);
+    let allocated = Some(Allocated { since: Some(0), part: Some(MicroGpus::WHOLE) });
+    let seen = [("x".into(), Sight { allocated, ..Sight::default() })];
+    other.observe(seen, Extent::All, -100_000, 7200);
+    other.observe([], Extent::All, -100_000, 7200);
     world.budget.data["status"]["account"] = json!(other.store());
     world.version += 1;
     world.budget.metadata.resource_version = Some(world.version.to_string());
@@ -435,4 +438,45 @@ fn a_substitute_that_no_controller_saw_is_charged_as_the_budget_says(
     world.release(1, "x", 100, 7300);
     world.step(7300);
     assert_eq!(world.status("used"), used);
+}
+
+#[test]
+fn what_a_node_holds_counts_while_the_node_is_heard() {
+    let mut world = World::new(terms("10"));
+    world.hold("a", 0);
+    world.step(10);
+    let charged = |world: &World| world.book.standings().next().unwrap().1.claims;
+    assert_eq!(charged(&world), 1);
+    for (presence, claims) in [(Presence::Silent, 0), (Presence::Heard, 1)] {
+        world.nodes.clear();
+        world.book.presence("n1", presence);
+        // Past what tells the book of nodes.
+        world.book.step(20);
+        assert_eq!(charged(&world), claims, "{presence:?}");
+    }
+}
+
+#[test]
+fn a_large_account_is_not_written_for_each_claim_but_no_later_than_a_heartbeat() {
+    let mut world = World::new(terms("1000000"));
+    let uid = |number| format!("5b6d8a0e-3c1f-4e7a-9d2b-{number:012}");
+    for number in 0..3000 {
+        world.claim(&uid(number), number * 7);
+    }
+    let start = 100_000;
+    let (mut stores, mut bytes) = (0, 0);
+    for second in 0..150 {
+        world.claim(&uid(10_000 + second), start + second);
+        if world.step(start + second).contains(&"store") {
+            stores += 1;
+            bytes += world.budget.data["status"]["account"].to_string().len();
+        }
+    }
+    assert!(stores >= 10 && bytes / 150 <= 48 * 1024, "{stores} writes, {bytes} bytes in 150 s");
+    world.restart(start + 150);
+    for second in 151..160 {
+        world.step(start + second);
+    }
+    let (_, standing) = world.book.standings().next().unwrap();
+    assert_eq!(standing.claims, 3150);
 }

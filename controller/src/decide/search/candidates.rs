@@ -74,6 +74,11 @@ pub(super) fn views<'a>(
                     Owner::Scheduler => layout.owners.scheduler,
                 };
                 match (&pool.stopped, owned) {
+                    (_, false) if layout.owners.hand_over => {
+                        // Nodes that are handed over at about the same time are told as one.
+                        let until = pool.hand_over_until.map(|until| until.saturating_add(59) / 60 * 60);
+                        reason = reason.or(Some(DeviceReason::HandOver(until)));
+                    }
                     (_, false) => reason = reason.or(Some(DeviceReason::NotInControllerMode)),
                     (Some(why), true) => reason = reason.or_else(|| Some(DeviceReason::Stopped(why.clone()))),
                     (None, true) => views.push(View { pool, layout }),

@@ -7,7 +7,7 @@ fn only_devices_with_our_taint_are_given_out() {
     let mut world = World::new();
     world.node("n1", 1, AllocatorMode::HandOver);
     let reason = world.refused("a", &[request("r", "gpu.aliquot.dev", 1)]);
-    assert!(reason.contains("1 (n1) are not in controller mode"), "{reason}");
+    assert!(reason.contains("1 (n1) are being handed over between"), "{reason}");
     world.node("n2", 1, AllocatorMode::Scheduler);
     world.requests("b", &[request("r", "gpu.aliquot.dev", 1)]);
     let pod = world.pod("b", &["b"]);

@@ -316,7 +316,7 @@ fn what_nodes_publish_is_no_mistake_whatever_its_name() {
 fn classes_that_read_what_no_device_has_are_warned_of() {
     let judge = |expression: String| {
         let spec = object(json!({"selectors": [{"cel": {"expression": expression}}]}));
-        class(&index(), Rules::default(), &spec)
+        class(&index(), &mut Matcher::new(), Rules::default(), &spec)
     };
     let read = |name: &str| {
         judge(format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].{name} == "x""#))
@@ -429,7 +429,13 @@ fn more_than_a_namespace_may_have_is_refused(
 fn classes_are_checked_for_their_configuration() {
     let judge = |parameters: Value| {
         let rules = Rules { oversubscribe_at_most: 8 << 30, ..Rules::default() };
-        class(&index(), rules, &object(json!({"config": [{"opaque": opaque(parameters)}]}))).errors
+        class(
+            &index(),
+            &mut Matcher::new(),
+            rules,
+            &object(json!({"config": [{"opaque": opaque(parameters)}]})),
+        )
+        .errors
     };
     assert_eq!(judge(json!({"kind": "ShareConfig", "failMode": "Open"})), Vec::<String>::new());
     assert_eq!(judge(json!({"kind": "ShareConfig", "oversubscribe": "8Gi"})), Vec::<String>::new());
@@ -481,4 +487,62 @@ fn a_selector_for_one_gpu_is_judged_by_that_gpu() {
             "{node}: {judgement:?}"
         );
     }
+}
+
+/// The same claim with and without the selector for a GPU: what its partitions have is known either way.
+#[test]
+fn a_partition_of_a_named_gpu_is_estimated_by_the_pools_with_that_gpu_alone() {
+    let mut index = index();
+    for node in 2..50 {
+        let slices = fixtures::slices(&format!("n{node}"), 2, AllocatorMode::Controller, 1);
+        drop(index.apply_slices(&slices));
+    }
+    let uuid = fixtures::h100("n7", 1).uuid;
+    let of = |condition: &str| {
+        let mut request = partition("r", "3g.40gb");
+        let expression = format!(r#"device.attributes["{DRIVER}"].parentUUID {condition}"#);
+        let selectors = request["exactly"]["selectors"].as_array_mut().expect("selectors");
+        selectors.push(json!({"cel": {"expression": expression}}));
+        request
+    };
+    let pools = |request: &Value| {
+        let selectors = request["exactly"]["selectors"].as_array().expect("selectors");
+        let text = |s: &Value| Arc::from(s["cel"]["expression"].as_str().expect("text"));
+        let expressions: Vec<Arc<str>> = selectors.iter().map(text).collect();
+        Matcher::new().layouts(&index, &expressions).len()
+    };
+    assert_eq!(pools(&partition("r", "3g.40gb")), 1);
+    assert_eq!(pools(&of(&format!("== {:?}", uuid.to_string()))), 1);
+    assert_eq!(pools(&of(&format!("in [{:?}, \"GPU-none\"]", uuid.to_string()))), 1);
+    assert_eq!(pools(&of("== \"GPU-none\"")), 0);
+    // What cannot be told from a comparison is looked at everywhere.
+    assert_eq!(pools(&of(&format!("!= {:?}", uuid.to_string()))), 49);
+    let quota = object(json!({"metadata": {"name": "limits"}, "spec": {"perClaim": {"memory": "20Gi"}}}));
+    let judge = |request: Value| {
+        let quotas = vec![(ObjectKey::new("team-a", "limits"), GpuQuota::clone(&quota))];
+        let mut matcher = Matcher::new();
+        let mut scene = Scene { index: &index, matcher: &mut matcher, rules: Rules::default(), quotas };
+        claim(&mut scene, &object(fixtures::spec(&[request])), "spec")
+    };
+    let want = judge(partition("r", "3g.40gb"));
+    assert!(want.errors[0].contains("asks for at least 40Gi of GPU memory"), "{want:?}");
+    assert_eq!(judge(of(&format!("== {:?}", uuid.to_string()))), want);
+}
+
+#[test]
+fn what_is_not_looked_at_in_time_is_neither_refused_nor_passed_off_as_looked_at() {
+    let index = index();
+    let mut matcher = Matcher::new();
+    matcher.set_until(Some(std::time::Instant::now()));
+    let mut judge = |spec: Value| {
+        let (rules, quotas) = (Rules::default(), Vec::new());
+        claim(&mut Scene { index: &index, matcher: &mut matcher, rules, quotas }, &object(spec), "spec")
+    };
+    let open = json!({"kind": "ShareConfig", "failMode": "Open"});
+    let mut spec = with_config(&[share("r", "200Gi", "5")], &[], open);
+    spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = json!("open.example.com");
+    assert_eq!(judge(spec), Judgement::default());
+    assert!(matcher.ran_out());
+    matcher.set_until(None);
+    assert!(!matcher.ran_out());
 }

@@ -328,3 +328,23 @@ proptest! {
         prop_assert!(serde_json::from_value::<ResourceClaim>(patched).is_ok());
     }
 }
+
+#[test]
+fn a_request_that_names_a_gpu_is_expanded_as_one_that_does_not() {
+    let mut index = index();
+    for node in ["n2", "n3"] {
+        drop(index.apply_slices(&fixtures::slices(node, 2, AllocatorMode::Controller, 1)));
+    }
+    let plain = partition("r", "1g.10gb");
+    let mut named = plain.clone();
+    let uuid = h100("n2", 1).uuid;
+    also(&mut named, &format!(r#"device.attributes["{DRIVER}"].parentUUID == "{uuid}""#));
+    let want = names(&of(&index, &claim(&[plain]), Some(&LARGER)), 0);
+    assert_eq!(want, ["1g10gb", "1g20gb", "2g20gb"]);
+    let (copy, claim) = (index.published(), claim(&[named]));
+    for index in [&index, &copy] {
+        assert_eq!(names(&of(index, &claim, Some(&LARGER)), 0), want);
+    }
+    assert!(may_expand(&copy, &mut Matcher::new(), &claim, Some(&LARGER)));
+    assert!(!may_expand(&copy, &mut Matcher::new(), &claim, None));
+}

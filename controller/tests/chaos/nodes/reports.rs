@@ -1,8 +1,8 @@
 //! What a real node says to the controller and takes from it, with the agent's own code: which claims it holds
 //! and released, and what its shares may use. The agent is killed in the middle of that, too.
 
+use super::super::audits::{consumed, results};
 use super::super::common::{Cluster, fixtures};
-use super::super::judge::{consumed, results};
 use super::{Given, RealNode};
 use aliquot_controller::budget::kinds;
 use aliquot_kubelet_plugin::ledger::State;

@@ -83,6 +83,7 @@ impl Fleet {
             pool: names::pool_name(names::DEFAULT_DRIVER, node),
             node: node.to_owned(),
             node_uid: uid.to_owned(),
+            hand_over_until: None,
         };
         resourceslice::objects(&layout, &owner, self.generation)
     }

@@ -1,15 +1,18 @@
-//! Who may send a request now: at most so many at a time, a bounded part of them for each namespace, and in turn
-//! among the namespaces that wait.
+//! Whose turn it is: at most so many at a time, a bounded part of them for each namespace, and in turn among the
+//! namespaces that wait. So are requests sent, and reviews evaluated.
 
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Requests of one namespace that are under way at the same time, at most, of so many in all.
-const fn part_of(all: usize) -> usize {
-    let part = all / 8;
-    if part < 4 { 4 } else { part }
+/// How many may wait, of one namespace and in all.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    /// Of one namespace.
+    pub(crate) part: usize,
+    /// In all, beside the first one of each namespace.
+    pub(crate) all: usize,
 }
 
 /// Who has a turn and who waits for one; a ticket stands for whoever waits.
@@ -24,14 +27,24 @@ struct Turns<T> {
 }
 
 impl<T> Turns<T> {
-    fn new(all: usize) -> Self {
-        Self {
-            free: all,
-            part: part_of(all),
-            busy: HashMap::new(),
-            waiting: HashMap::new(),
-            order: VecDeque::new(),
-        }
+    fn new(all: usize, part: usize) -> Self {
+        Self { free: all, part, busy: HashMap::new(), waiting: HashMap::new(), order: VecDeque::new() }
+    }
+
+    /// Whether one more of the lane may wait. Of a lane of which nobody waits one always may: however many others
+    /// there are, it is asked before the second of any of them.
+    fn has_room(&self, lane: &Arc<str>, room: Room) -> bool {
+        let own = self.waiting.get(lane).map_or(0, VecDeque::len);
+        own == 0 || own < room.part && self.waiting.values().map(VecDeque::len).sum::<usize>() < room.all
+    }
+
+    /// Forgets those who do not wait any more.
+    fn sweep(&mut self, waits: impl Fn(&T) -> bool) {
+        self.waiting.retain(|_, tickets| {
+            tickets.retain(&waits);
+            !tickets.is_empty()
+        });
+        self.order.retain(|lane| self.waiting.contains_key(lane));
     }
 
     fn ask(&mut self, lane: &Arc<str>, ticket: T) {
@@ -95,12 +108,12 @@ impl Drop for Pass {
 }
 
 impl Gate {
-    /// For so many requests at the same time.
-    pub(crate) fn new(all: usize) -> Self {
-        Self { turns: Arc::new(Mutex::new(Turns::new(all))) }
+    /// For so many at the same time, and so many of them of one namespace.
+    pub(crate) fn new(all: usize, part: usize) -> Self {
+        Self { turns: Arc::new(Mutex::new(Turns::new(all, part))) }
     }
 
-    /// Waits for a turn.
+    /// Waits for a turn, whoever else does.
     pub(crate) async fn enter(&self, lane: &Arc<str>) -> Pass {
         loop {
             let (ticket, turn) = oneshot::channel();
@@ -111,6 +124,28 @@ impl Gate {
                 return pass;
             }
         }
+    }
+
+    /// How many namespaces wait for a turn.
+    pub(crate) fn waiting(&self) -> usize {
+        self.turns.lock().order.len()
+    }
+
+    /// Waits for a turn; `None` if there is none free and too many wait already.
+    pub(crate) async fn enter_within(&self, lane: &Arc<str>, room: Room) -> Option<Pass> {
+        let (ticket, turn) = oneshot::channel();
+        {
+            let mut turns = self.turns.lock();
+            if !turns.has_room(lane, room) {
+                turns.sweep(|ticket| !ticket.is_closed());
+            }
+            if !turns.has_room(lane, room) {
+                return None;
+            }
+            turns.ask(lane, ticket);
+        }
+        self.admit();
+        turn.await.ok()
     }
 
     /// Gives the turns that are free to those who wait. Whoever does not wait any more hands his back by dropping it.
@@ -133,7 +168,7 @@ mod tests {
 
     #[test]
     fn one_namespace_gets_its_part_and_no_more() {
-        let mut turns = Turns::new(64);
+        let mut turns = Turns::new(64, 8);
         for ticket in 0..100 {
             turns.ask(&lane("bad"), ticket);
         }
@@ -145,7 +180,7 @@ mod tests {
 
     #[test]
     fn namespaces_that_wait_take_turns() {
-        let mut turns = Turns::new(4);
+        let mut turns = Turns::new(4, 4);
         let held: Vec<_> = (0..4)
             .filter_map(|ticket| {
                 turns.ask(&lane("a"), ticket);
@@ -175,7 +210,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_turn_that_nobody_waits_for_any_more_goes_to_the_next() {
-        let gate = Gate::new(1);
+        let gate = Gate::new(1, 1);
         let first = gate.enter(&lane("a")).await;
         let (second, third) = (gate.clone(), gate.clone());
         let waits = tokio::spawn(async move { drop(second.enter(&lane("a")).await) });
@@ -186,5 +221,35 @@ mod tests {
         tokio::task::yield_now().await;
         drop(first);
         waits.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn who_finds_too_many_waiting_is_told_at_once_and_who_left_does_not_count() {
+        let gate = Gate::new(1, 1);
+        let room = Room { part: 2, all: 3 };
+        let held = gate.enter(&lane("a")).await;
+        let waits = |name: &'static str| {
+            let gate = gate.clone();
+            tokio::spawn(async move { gate.enter_within(&lane(name), room).await.is_some() })
+        };
+        let waiting = [waits("a"), waits("a"), waits("b")];
+        tokio::task::yield_now().await;
+        assert!(gate.enter_within(&lane("a"), room).await.is_none(), "two of this namespace wait");
+        assert!(gate.enter_within(&lane("b"), room).await.is_none(), "three wait in all");
+        let newcomer = waits("c");
+        tokio::task::yield_now().await;
+        assert_eq!(gate.waiting(), 3, "the first of a namespace always may");
+        newcomer.abort();
+        assert!(newcomer.await.is_err());
+        for one in &waiting {
+            one.abort();
+        }
+        for one in waiting {
+            assert!(one.await.is_err());
+        }
+        let last = waits("a");
+        tokio::task::yield_now().await;
+        drop(held);
+        assert!(last.await.unwrap());
     }
 }

@@ -1,6 +1,6 @@
 //! Groups of pods: all of their devices, or none.
 
-use super::judge::results;
+use super::results;
 use aliquot_control_plane::AuditEntry;
 use aliquot_model::names::{GANG, GANG_SIZE};
 use serde_json::Value;

@@ -1,0 +1,358 @@
+//! What one claim is charged for: a pure function of what was seen of it.
+//!
+//! A *use* is the time from a claim's allocation to its release, kept as an interval, so that whatever is
+//! seen twice changes nothing. It goes on while the API shows the allocation or a node says that the claim
+//! holds hardware, and ends with the later of
+//! - the last moment at which the API showed the allocation, and
+//! - the moment at which the node gave the devices back, from its numbered release; without one, the last
+//!   moment at which a node said that they are held.
+//!
+//! So an outage of the controller costs nothing where a node had prepared the claim: the release says
+//! when it ended. A claim that no node ever prepared and that vanished during an outage is charged up to
+//! the last moment that was written down, see [`super::super::book::HEARTBEAT`].
+
+use aliquot_model::usage::MicroGpus;
+
+/// The API shows an allocation for so long after the node's release, at most, when all is well: the
+/// kubelet has to say that the pod ended, and kube-controller-manager to act on it.
+const LINGER: i64 = 60;
+
+/// An allocation that the API shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allocated {
+    /// When it was made, if anything says so.
+    pub since: Option<i64>,
+    /// Its part of GPUs, if its devices are published.
+    pub part: Option<MicroGpus>,
+}
+
+/// What a node says that a claim holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// When it was allocated.
+    pub since: i64,
+    /// Its part of GPUs.
+    pub part: MicroGpus,
+}
+
+/// What a node says that a claim held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Released {
+    /// What it was.
+    pub taken: Taken,
+    /// When it was given back.
+    pub until: i64,
+}
+
+/// Everything that is seen of a claim at one moment. What is not in it is not there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Sight {
+    /// Its allocation.
+    pub allocated: Option<Allocated>,
+    /// What nodes hold for it.
+    pub held: Vec<Taken>,
+    /// What nodes released and nobody acknowledged.
+    pub released: Vec<Released>,
+    /// Whether a release of it is listed, acknowledged or not.
+    pub listed: bool,
+}
+
+/// When something is seen.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Moment {
+    /// The look before.
+    pub(super) before: i64,
+    /// Now.
+    pub(super) now: i64,
+    /// When the account was made: what had ended by then is not counted.
+    pub(super) begun: i64,
+    /// Until when claims that are not known are charged.
+    pub(super) watermark: i64,
+}
+
+/// A part of GPUs that is charged from one second to another, or goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Charge {
+    pub(super) since: i64,
+    pub(super) until: Option<i64>,
+    pub(super) part: MicroGpus,
+}
+
+/// What an account adds up over all claims.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Marks {
+    pub(super) running: (usize, MicroGpus),
+    /// Ends of uses whose node never said when they ended.
+    pub(super) loose: Vec<i64>,
+    /// Whether more is to be said of what is charged already: a late release, or a part that is not known.
+    /// Of what merely runs nothing is lost if it is charged until a moment and then from there on.
+    pub(super) delicate: bool,
+}
+
+/// One use.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Use {
+    pub(super) since: i64,
+    /// Last second at which the API showed it, unless it shows it now.
+    pub(super) claimed: i64,
+    /// Last second at which a node said that it is held, unless one says so now.
+    pub(super) held: Option<i64>,
+    /// When a node released it.
+    pub(super) released: Option<i64>,
+    pub(super) part: Option<MicroGpus>,
+    pub(super) open: bool,
+    /// Whether the API showed it at the last look.
+    shown: bool,
+    /// Whether a node held it at the last look.
+    on_node: bool,
+}
+
+impl Use {
+    fn begin(since: i64, part: Option<MicroGpus>) -> Self {
+        Self {
+            since,
+            claimed: since,
+            held: None,
+            released: None,
+            part,
+            open: true,
+            shown: false,
+            on_node: false,
+        }
+    }
+
+    /// As it was stored: nothing of it was seen yet.
+    pub(super) fn restored(
+        (since, claimed): (i64, i64),
+        (held, released): (Option<i64>, Option<i64>),
+        part: Option<MicroGpus>,
+        open: bool,
+    ) -> Self {
+        Self { since, claimed, held, released, part, open, shown: false, on_node: false }
+    }
+
+    /// As far as it was seen at the look `at`.
+    pub(super) fn at(&self, at: i64) -> Self {
+        let mut seen = self.clone();
+        seen.let_go(at);
+        seen
+    }
+
+    /// Neither the API nor a node shows it any more since the look `at`.
+    fn let_go(&mut self, at: i64) {
+        if std::mem::take(&mut self.shown) {
+            self.claimed = at;
+        }
+        if std::mem::take(&mut self.on_node) {
+            self.held = Some(at);
+        }
+    }
+
+    /// Its end, if it is as it was at the look `at`.
+    fn end(&self, at: i64) -> i64 {
+        let claimed = if self.shown { at } else { self.claimed };
+        let held = if self.on_node { Some(at) } else { self.held };
+        self.released.or(held).map_or(claimed, |told| told.max(claimed)).max(self.since)
+    }
+
+    /// Whether it grows with time.
+    const fn grows(&self) -> bool {
+        self.shown || (self.on_node && self.released.is_none())
+    }
+
+    /// Whether its node said for good when it ended.
+    fn is_settled(&self) -> bool {
+        !self.open && self.released.is_some_and(|released| released >= self.claimed.saturating_sub(LINGER))
+    }
+
+    fn is_loose(&self) -> bool {
+        !self.open && !self.is_settled()
+    }
+}
+
+/// All uses of a claim, ascending by when they began.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Uses {
+    list: Vec<Use>,
+    listed: bool,
+}
+
+impl Uses {
+    pub(super) fn push(&mut self, restored: Use) {
+        let at = self.list.partition_point(|u| u.since <= restored.since);
+        self.list.insert(at, restored);
+    }
+
+    pub(super) fn list(&self) -> &[Use] {
+        &self.list
+    }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) const fn is_listed(&self) -> bool {
+        self.listed
+    }
+
+    /// What it is charged; the intervals never overlap.
+    pub(super) fn charges(&self) -> Vec<Charge> {
+        let mut taken = i64::MIN;
+        let one = |u: &Use| {
+            let since = u.since.max(taken);
+            // The end of what does not grow is the same at any look.
+            let until = (!u.grows()).then(|| u.end(since).max(since));
+            taken = until.unwrap_or(i64::MAX);
+            Charge { since, until, part: u.part.unwrap_or_default() }
+        };
+        self.list.iter().map(one).collect()
+    }
+
+    pub(super) fn marks(&self) -> Marks {
+        let open = self.list.iter().filter(|u| u.open);
+        let running = open.fold((0usize, MicroGpus(0)), |(count, sum), u| {
+            (count.saturating_add(1), sum.plus(u.part.unwrap_or_default()))
+        });
+        let loose = self.list.iter().filter(|u| u.is_loose()).map(|u| u.end(u.since)).collect();
+        let delicate = self.list.iter().any(|u| !u.open || u.part.is_none());
+        Marks { running, loose, delicate }
+    }
+
+    /// Takes in what is seen. Returns whether it says anything besides that time passed.
+    pub(super) fn look(&mut self, sight: &Sight, at: Moment) -> bool {
+        self.listed = sight.listed;
+        let mut changed = false;
+        // Until then everything is as it was at the look before.
+        for u in &mut self.list {
+            if sight.allocated.is_none() && std::mem::take(&mut u.shown) {
+                u.claimed = at.before;
+            }
+            if sight.held.is_empty() && std::mem::take(&mut u.on_node) {
+                u.held = Some(at.before);
+            }
+        }
+        let mut seen = at.before;
+        if let Some(allocated) = &sight.allocated {
+            changed |= self.open(allocated.since, allocated.part, seen, at);
+            if let Some(last) = self.list.last_mut() {
+                last.shown = true;
+            }
+            seen = at.now;
+        }
+        for held in &sight.held {
+            // The API's word on the part comes first.
+            changed |= self.open(Some(held.since), None, seen, at);
+            if let Some(last) = self.list.last_mut() {
+                last.on_node = true;
+                if last.part.is_none() {
+                    last.part = Some(held.part);
+                    changed = true;
+                }
+            }
+            seen = at.now;
+        }
+        for release in &sight.released {
+            changed |= self.release(release, at);
+        }
+        for u in self.list.iter_mut().filter(|u| u.open && !u.shown && !u.on_node) {
+            u.open = false;
+            changed = true;
+        }
+        changed
+    }
+
+    /// Makes the last use one that is open, a new one if need be. `seen` is the look as of which the last one
+    /// stands.
+    fn open(&mut self, since: Option<i64>, part: Option<MicroGpus>, seen: i64, at: Moment) -> bool {
+        // A time that is still to come says nothing.
+        let since = since.filter(|since| *since <= at.now);
+        let mut start = since.unwrap_or(at.now);
+        let mut changed = false;
+        if let Some(last) = self.list.last_mut() {
+            let end = last.end(seen);
+            if last.open {
+                // Taken back and given again between two looks?
+                let other_part = part.is_some() && last.part.is_some() && part != last.part;
+                let later = since.is_some_and(|since| since > end);
+                if !other_part && !later {
+                    if last.part.is_none() && part.is_some() {
+                        last.part = part;
+                        changed = true;
+                    }
+                    return changed;
+                }
+                last.let_go(at.before);
+                last.open = false;
+            }
+            start = start.max(end);
+        }
+        self.list.push(Use::begin(start.max(at.watermark), part));
+        true
+    }
+
+    /// Counts a release. Returns whether it says anything new.
+    fn release(&mut self, release: &Released, at: Moment) -> bool {
+        let Released { taken, until } = *release;
+        // The node's clock may be ahead.
+        let until = until.min(at.now);
+        let found = self.list.iter().rposition(|u| u.since <= taken.since);
+        let found = found.or_else(|| self.list.iter().position(|u| u.since < until));
+        if let Some(last) = found.and_then(|found| self.list.get_mut(found))
+            // What was allocated after a release is another use, whether or not the claim still counts as there.
+            && ((last.open && last.released.is_none()) || taken.since <= last.end(at.now))
+        {
+            let mut changed = false;
+            if last.released.is_none_or(|released| released < until) {
+                last.released = Some(until);
+                changed = true;
+            }
+            if last.part.is_none() {
+                last.part = Some(taken.part);
+                changed = true;
+            }
+            return changed;
+        }
+        if until <= at.begun || until <= taken.since || until <= at.watermark {
+            return false;
+        }
+        // Between the uses before it and those after it: it may be told of when the next has begun.
+        let (before, after) = self.list.split_at(self.list.partition_point(|u| u.since <= taken.since));
+        let since =
+            before.iter().map(|u| u.end(at.now)).max().map_or(taken.since, |end| taken.since.max(end));
+        let since = since.max(at.watermark);
+        let until = after.iter().map(|u| u.since).min().map_or(until, |next| until.min(next));
+        let ended =
+            Use { released: Some(until.max(since)), open: false, ..Use::begin(since, Some(taken.part)) };
+        self.push(ended);
+        true
+    }
+
+    /// Forgets what is settled and listed by no node.
+    pub(super) fn settle(&mut self) {
+        if !self.listed {
+            self.drop_all(Use::is_settled);
+        }
+    }
+
+    /// Forgets the uses without a release that ended then.
+    pub(super) fn forget(&mut self, end: i64) {
+        self.drop_all(|u| u.is_loose() && u.end(u.since) == end);
+    }
+
+    /// Drops uses; those after them begin when they end at the earliest.
+    fn drop_all(&mut self, goes: impl Fn(&Use) -> bool) {
+        if !self.list.iter().any(&goes) {
+            return;
+        }
+        let mut taken = i64::MIN;
+        let charges = self.charges();
+        for (mut u, charge) in std::mem::take(&mut self.list).into_iter().zip(charges) {
+            if goes(&u) {
+                taken = charge.until.unwrap_or(taken);
+            } else {
+                u.since = u.since.max(taken);
+                self.list.push(u);
+            }
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! What claims and nodes show, and of which claims something changed since the last look.
+
+use super::super::account::{Allocated, Released, Sight, Taken};
+use super::super::kinds::{NodeUsage, Substitutes};
+use crate::index::{ObjectKey, Uid};
+use aliquot_model::usage::{HeldClaim, MicroGpus, Release};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Bound::{self, Excluded, Unbounded};
+use std::sync::Arc;
+
+/// Claims that are compared with the cluster at a look though nothing was heard of them: so many of all, in turn, and
+/// so many of those whose part is not known, as nothing is heard of a claim when its devices are published.
+const SWEPT: usize = 64;
+
+/// A claim that the API shows as allocated, of our driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AllocatedClaim {
+    /// Identity.
+    pub uid: Uid,
+    /// When it was allocated, if anything says so.
+    pub since: Option<i64>,
+    /// Its part of GPUs, if its devices are published.
+    pub part: Option<MicroGpus>,
+    /// What its part would be had it been given what it asked for, if that is less.
+    pub asked: Option<MicroGpus>,
+}
+
+/// Whether a node is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Presence {
+    /// It is, and can be reached: what it says that it holds counts.
+    Heard,
+    /// It cannot be reached, or nothing is known of it.
+    #[default]
+    Silent,
+    /// It is not there.
+    Gone,
+}
+
+#[derive(Debug)]
+struct Node {
+    usage: NodeUsage,
+    presence: Presence,
+}
+
+impl Node {
+    /// Whether something is to be answered or dropped.
+    fn waits(&self) -> bool {
+        self.presence == Presence::Gone || !self.usage.spec.released.is_empty()
+    }
+
+    fn held(&self) -> &[HeldClaim] {
+        &self.usage.spec.held
+    }
+
+    fn released(&self) -> &[Release] {
+        &self.usage.spec.released
+    }
+}
+
+/// What claims and nodes show.
+#[derive(Debug, Default)]
+pub(super) struct Sights {
+    /// Of namespaces with a budget.
+    claims: BTreeMap<ObjectKey, AllocatedClaim>,
+    key_of: HashMap<Uid, ObjectKey>,
+    nodes: HashMap<Arc<str>, Node>,
+    /// Nodes that list a claim as held, or a release of it.
+    listing: HashMap<Uid, BTreeSet<Arc<str>>>,
+    waiting: BTreeSet<Arc<str>>,
+    touched: HashMap<Arc<str>, BTreeSet<Uid>>,
+    /// Claims whose part is not known.
+    unknown: BTreeSet<ObjectKey>,
+    /// The last that were swept, of all and of those.
+    swept: (Option<ObjectKey>, Option<ObjectKey>),
+}
+
+impl Sights {
+    /// A claim as it is now; `None` if it has no devices, or is not there.
+    pub(super) fn claim(&mut self, key: &ObjectKey, claim: Option<AllocatedClaim>) {
+        if self.claims.get(key) == claim.as_ref() {
+            return;
+        }
+        if let Some(before) = self.claims.remove(key) {
+            self.key_of.remove(&before.uid);
+            self.unknown.remove(key);
+            self.touch(&key.namespace, before.uid);
+        }
+        if let Some(claim) = claim {
+            self.key_of.insert(claim.uid.clone(), key.clone());
+            if claim.part.is_none() {
+                self.unknown.insert(key.clone());
+            }
+            self.touch(&key.namespace, claim.uid.clone());
+            self.claims.insert(key.clone(), claim);
+        }
+    }
+
+    /// These are all claims of a namespace that have devices.
+    pub(super) fn reset_claims(&mut self, namespace: &Arc<str>, claims: Vec<(ObjectKey, AllocatedClaim)>) {
+        let kept: HashSet<&ObjectKey> = claims.iter().map(|(key, _)| key).collect();
+        let gone: Vec<ObjectKey> =
+            self.keys_of(namespace).filter(|key| !kept.contains(key)).cloned().collect();
+        for key in gone {
+            self.claim(&key, None);
+        }
+        for (key, claim) in claims {
+            self.claim(&key, Some(claim));
+        }
+    }
+
+    fn keys_of(&self, namespace: &Arc<str>) -> impl Iterator<Item = &ObjectKey> {
+        let first = ObjectKey { namespace: namespace.clone(), name: Arc::default() };
+        let keys = self.claims.range(first..).map(|(key, _)| key);
+        keys.take_while(move |key| key.namespace == *namespace)
+    }
+
+    /// Claims to be compared with the cluster now, so that all are again and again.
+    pub(super) fn sweep(&mut self) -> Vec<ObjectKey> {
+        let mut keys =
+            next(&mut self.swept.0, |from| self.claims.range((from, Unbounded)).map(|(key, _)| key));
+        keys.extend(next(&mut self.swept.1, |from| self.unknown.range((from, Unbounded))));
+        keys
+    }
+
+    /// What a node says now.
+    pub(super) fn apply_usage(&mut self, usage: NodeUsage) {
+        let presence = self.nodes.get(&usage.node).map(|node| node.presence).unwrap_or_default();
+        self.exchange(&usage.node.clone(), Some(Node { usage, presence }));
+    }
+
+    /// A node says nothing any more.
+    pub(super) fn delete_usage(&mut self, node: &str) {
+        self.exchange(node, None);
+    }
+
+    /// What all nodes say.
+    pub(super) fn reset_usages(&mut self, usages: Vec<NodeUsage>) {
+        let kept: HashSet<&Arc<str>> = usages.iter().map(|usage| &usage.node).collect();
+        let gone: Vec<Arc<str>> = self.nodes.keys().filter(|node| !kept.contains(node)).cloned().collect();
+        for node in gone {
+            self.exchange(&node, None);
+        }
+        for usage in usages {
+            self.apply_usage(usage);
+        }
+    }
+
+    fn exchange(&mut self, name: &str, node: Option<Node>) {
+        let before = self.nodes.remove(name);
+        let was = before.as_ref().map(Said::of).unwrap_or_default();
+        let is = node.as_ref().map(Said::of).unwrap_or_default();
+        let mut touched: Vec<(Arc<str>, Uid)> = Vec::new();
+        for (uid, said) in was.iter().filter(|(uid, said)| is.get(*uid) != Some(*said)) {
+            touched.extend(said.namespaces().map(|namespace| (namespace.into(), (*uid).into())));
+            if !is.contains_key(uid)
+                && self.listing.get_mut(*uid).is_some_and(|nodes| {
+                    nodes.remove(name);
+                    nodes.is_empty()
+                })
+            {
+                self.listing.remove(*uid);
+            }
+        }
+        for (uid, said) in is.iter().filter(|(uid, said)| was.get(*uid) != Some(*said)) {
+            touched.extend(said.namespaces().map(|namespace| (namespace.into(), (*uid).into())));
+            self.listing.entry((*uid).into()).or_default().insert(name.into());
+        }
+        for (namespace, uid) in touched {
+            self.touch(&namespace, uid);
+        }
+        if let Some(node) = node {
+            self.nodes.insert(name.into(), node);
+        }
+        self.note_waiting(name);
+    }
+
+    fn note_waiting(&mut self, name: &str) {
+        if self.nodes.get(name).is_some_and(Node::waits) {
+            self.waiting.insert(name.into());
+        } else {
+            self.waiting.remove(name);
+        }
+    }
+
+    /// Whether a node is there.
+    pub(super) fn presence(&mut self, name: &str, presence: Presence) {
+        let Some(node) = self.nodes.get_mut(name).filter(|node| node.presence != presence) else { return };
+        node.presence = presence;
+        let held: Vec<(Arc<str>, Uid)> = node
+            .held()
+            .iter()
+            .map(|held| (held.namespace.as_str().into(), held.uid.as_str().into()))
+            .collect();
+        for (namespace, uid) in held {
+            self.touch(&namespace, uid);
+        }
+        self.note_waiting(name);
+    }
+
+    fn touch(&mut self, namespace: &Arc<str>, uid: Uid) {
+        self.touched.entry(namespace.clone()).or_default().insert(uid);
+    }
+
+    /// Claims of which something changed since this was asked before, by namespace.
+    pub(super) fn take_touched(&mut self) -> HashMap<Arc<str>, BTreeSet<Uid>> {
+        std::mem::take(&mut self.touched)
+    }
+
+    /// All claims of which anything is seen, by namespace.
+    pub(super) fn all(&self) -> HashMap<Arc<str>, BTreeSet<Uid>> {
+        let mut all: HashMap<Arc<str>, BTreeSet<Uid>> = HashMap::new();
+        for (key, claim) in &self.claims {
+            all.entry(key.namespace.clone()).or_default().insert(claim.uid.clone());
+        }
+        for node in self.nodes.values() {
+            let released = node.released().iter().map(|release| &release.claim);
+            for held in node.held().iter().chain(released) {
+                all.entry(held.namespace.as_str().into()).or_default().insert(held.uid.as_str().into());
+            }
+        }
+        all
+    }
+
+    /// Everything that is seen of a claim now, with the parts that it is charged for.
+    pub(super) fn of(&self, namespace: &str, uid: &Uid, substitutes: Substitutes) -> Sight {
+        let asked = |part: MicroGpus, asked: Option<MicroGpus>| match substitutes {
+            Substitutes::Given => part,
+            Substitutes::Asked => asked.map_or(part, |asked| asked.min(part)),
+        };
+        let taken = |held: &HeldClaim| Taken {
+            since: held.since,
+            part: asked(held.micro_gpus, held.asked_micro_gpus),
+        };
+        let is_it = |held: &HeldClaim| *held.uid == **uid && held.namespace == namespace;
+        let key = self.key_of.get(uid).filter(|key| *key.namespace == *namespace);
+        let allocated = key.and_then(|key| self.claims.get(key)).map(|claim| Allocated {
+            since: claim.since,
+            part: match substitutes {
+                Substitutes::Given => claim.part,
+                Substitutes::Asked => claim.asked.or(claim.part),
+            },
+        });
+        let mut sight = Sight { allocated, ..Sight::default() };
+        let nodes = self.listing.get(uid).into_iter().flatten().filter_map(|name| self.nodes.get(name));
+        for node in nodes {
+            if node.presence == Presence::Heard {
+                sight.held.extend(node.held().iter().filter(|held| is_it(held)).map(taken));
+            }
+            let acknowledged = node.usage.acknowledged();
+            for release in node.released().iter().filter(|release| is_it(&release.claim)) {
+                sight.listed = true;
+                if release.number > acknowledged {
+                    sight.released.push(Released { taken: taken(&release.claim), until: release.until });
+                }
+            }
+        }
+        sight
+    }
+
+    pub(super) fn hears_from(&self, node: &str) -> bool {
+        self.nodes.contains_key(node)
+    }
+
+    /// Nodes that say something.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.nodes.keys()
+    }
+
+    /// What nodes say whose releases are to be answered, or that are gone.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &NodeUsage> {
+        self.waiting.iter().filter_map(|name| self.nodes.get(name)).map(|node| &node.usage)
+    }
+
+    /// Whether a node is gone, and nothing that it held has its devices: they say then what is to be charged. A
+    /// node that is gone for a while only would miss what it said.
+    pub(super) fn is_over(&self, usage: &NodeUsage) -> bool {
+        let is_gone = self.nodes.get(&usage.node).is_some_and(|node| node.presence == Presence::Gone);
+        is_gone && !usage.spec.held.iter().any(|held| self.key_of.contains_key(held.uid.as_str()))
+    }
+}
+
+/// The next of what there is, from the beginning again after the last.
+fn next<'a, I: Iterator<Item = &'a ObjectKey>>(
+    last: &mut Option<ObjectKey>,
+    from: impl Fn(Bound<ObjectKey>) -> I,
+) -> Vec<ObjectKey> {
+    let after = last.take().map_or(Unbounded, Excluded);
+    let keys: Vec<ObjectKey> = from(after).take(SWEPT).cloned().collect();
+    *last = keys.last().filter(|_| keys.len() == SWEPT).cloned();
+    keys
+}
+
+/// What one node says of one claim.
+#[derive(Debug, Default, PartialEq)]
+struct Said<'a> {
+    held: Vec<&'a HeldClaim>,
+    /// With the ledger: the same number of another is another release.
+    released: Vec<(&'a str, &'a Release)>,
+}
+
+impl<'a> Said<'a> {
+    fn of(node: &'a Node) -> HashMap<&'a str, Self> {
+        let mut all: HashMap<&str, Self> = HashMap::new();
+        for held in node.held() {
+            all.entry(&held.uid).or_default().held.push(held);
+        }
+        for release in node.released() {
+            let said = all.entry(&release.claim.uid).or_default();
+            said.released.push((&node.usage.spec.ledger, release));
+        }
+        all
+    }
+
+    fn namespaces(&self) -> impl Iterator<Item = &'a str> {
+        let released = self.released.iter().map(|(_, release)| &release.claim);
+        self.held.iter().copied().chain(released).map(|held| held.namespace.as_str())
+    }
+}

@@ -1,0 +1,247 @@
+//! What nodes publish and which classes there are, as reviews see it: a copy that does not change.
+//!
+//! Changes are taken in beside it, by one task that nobody waits for, and the next copy takes the place of this one in
+//! one move. A review looks at the copy that was there when it began, however long it takes; the lock around it is held
+//! for as long as it takes to clone a pointer.
+
+use crate::brain::{Input, Part, Seen};
+use crate::index::Index;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+use parking_lot::RwLock;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Most changes that a copy lags behind while more of them come.
+const MOST_CHANGES: usize = 1024;
+/// A pause after each copy, in the time that it took, and at most: where copies are large, few are made.
+const PAUSE: u32 = 4;
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often it is looked whether all was listed.
+const LISTED: Duration = Duration::from_millis(100);
+
+/// What is known. Clones are the same one.
+#[derive(Clone)]
+pub(super) struct Known {
+    copy: Arc<RwLock<Arc<Index>>>,
+    complete: Arc<AtomicBool>,
+}
+
+impl Known {
+    /// As of now.
+    pub(super) fn now(&self) -> Arc<Index> {
+        self.copy.read().clone()
+    }
+
+    /// Whether slices and classes were listed once. Before that nothing seems to be ours.
+    pub(super) fn is_complete(&self) -> bool {
+        self.complete.load(Ordering::Acquire)
+    }
+
+    /// Waits until it is complete.
+    pub(super) async fn complete(&self) {
+        while !self.is_complete() {
+            tokio::time::sleep(LISTED).await;
+        }
+    }
+}
+
+/// Takes changes in.
+pub(super) struct Follower {
+    index: Index,
+    known: Known,
+    /// Slices that a list which is being taken in did not name so far.
+    missing: Option<HashSet<Arc<str>>>,
+    changes: usize,
+    /// Whether slices were listed once, and classes.
+    listed: (bool, bool),
+}
+
+impl Follower {
+    /// That knows nothing yet.
+    pub(super) fn new(driver: &str) -> Self {
+        let index = Index::new(driver);
+        let copy = Arc::new(RwLock::new(Arc::new(index.published())));
+        let known = Known { copy, complete: Arc::default() };
+        Self { index, known, missing: None, changes: 0, listed: (false, false) }
+    }
+
+    /// What is known.
+    pub(super) fn known(&self) -> Known {
+        self.known.clone()
+    }
+
+    /// Takes in what comes until there is no more.
+    pub(super) async fn follow(mut self, mut inputs: mpsc::Receiver<Input>) {
+        while let Some(input) = inputs.recv().await {
+            self.take(input);
+            if inputs.is_empty() || self.changes >= MOST_CHANGES {
+                let begun = Instant::now();
+                if self.publish() {
+                    let pause = begun.elapsed().saturating_mul(PAUSE).min(LONGEST_PAUSE);
+                    tokio::time::sleep(pause).await;
+                }
+            }
+            // Watches go on between the steps of a list.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Takes in a change.
+    pub(super) fn take(&mut self, input: Input) {
+        match input {
+            Input::Slice(seen) => self.slice(seen),
+            Input::Slices(part) => self.slices(part),
+            Input::Class(seen) => self.class(seen),
+            _ => return,
+        }
+        self.changes += 1;
+    }
+
+    /// Makes the next copy, unless nothing changed or a list is half taken in. Whether it did.
+    pub(super) fn publish(&mut self) -> bool {
+        if self.changes == 0 || self.missing.is_some() {
+            return false;
+        }
+        self.changes = 0;
+        let next = Arc::new(self.index.published());
+        let last = std::mem::replace(&mut *self.known.copy.write(), next);
+        // Not under the lock: it may be the last that holds a large one.
+        drop(last);
+        if self.listed == (true, true) {
+            self.known.complete.store(true, Ordering::Release);
+        }
+        true
+    }
+
+    fn slice(&mut self, seen: Seen<ResourceSlice>) {
+        match seen {
+            Seen::Apply(slice) => drop(self.index.apply_slice(&slice)),
+            Seen::Delete(slice) => {
+                drop(self.index.delete_slice(slice.metadata.name.as_deref().unwrap_or_default()));
+            }
+            Seen::Reset(slices) => {
+                self.listed.0 = true;
+                drop(self.index.reset_slices(&slices));
+            }
+        }
+    }
+
+    fn slices(&mut self, part: Part<ResourceSlice>) {
+        match part {
+            Part::Begin => self.missing = Some(self.index.slice_names().cloned().collect()),
+            Part::Some(slices) => {
+                if let Some(missing) = &mut self.missing {
+                    for name in slices.iter().filter_map(|slice| slice.metadata.name.as_deref()) {
+                        missing.remove(name);
+                    }
+                }
+                drop(self.index.apply_slices(&slices));
+            }
+            Part::End => {
+                self.listed.0 = true;
+                let missing = self.missing.take().unwrap_or_default();
+                drop(self.index.delete_slices(missing.iter().map(|name| &**name)));
+            }
+        }
+    }
+
+    fn class(&mut self, seen: Seen<DeviceClass>) {
+        match seen {
+            Seen::Apply(class) => drop(self.index.apply_class(&class)),
+            Seen::Delete(class) => {
+                drop(self.index.delete_class(class.metadata.name.as_deref().unwrap_or_default()));
+            }
+            Seen::Reset(classes) => {
+                self.listed.1 = true;
+                drop(self.index.reset_classes(&classes));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{self, DRIVER};
+    use aliquot_model::layout::AllocatorMode;
+
+    fn slices(node: &str, generation: i64) -> Vec<ResourceSlice> {
+        fixtures::slices(node, 1, AllocatorMode::Controller, generation)
+    }
+
+    fn listed(follower: &mut Follower, slices: Vec<ResourceSlice>) {
+        for part in [Part::Begin, Part::Some(slices), Part::End] {
+            follower.take(Input::Slices(part));
+        }
+        follower.publish();
+    }
+
+    fn nodes(index: &Index) -> Vec<&str> {
+        let mut nodes: Vec<&str> = index.pools().filter_map(|pool| pool.node.as_deref()).collect();
+        nodes.sort_unstable();
+        nodes
+    }
+
+    #[test]
+    fn reviews_see_all_that_was_known_before_a_list_until_all_of_the_list_is_known() {
+        let mut follower = Follower::new(DRIVER);
+        let known = follower.known();
+        listed(&mut follower, [slices("n1", 1), slices("n2", 1)].concat());
+        assert_eq!(nodes(&known.now()), ["n1", "n2"]);
+        // A review that goes on all the while, and a list that takes its time.
+        let review = known.now();
+        follower.take(Input::Slices(Part::Begin));
+        follower.take(Input::Slices(Part::Some(slices("n2", 2))));
+        follower.take(Input::Class(Seen::Reset(fixtures::classes())));
+        assert!(!follower.publish());
+        assert_eq!(nodes(&known.now()), ["n1", "n2"]);
+        follower.take(Input::Slices(Part::Some(slices("n3", 1))));
+        follower.take(Input::Slices(Part::End));
+        assert!(follower.publish());
+        assert_eq!(nodes(&known.now()), ["n2", "n3"]);
+        assert!(known.now().class("gpu.aliquot.dev").is_some());
+        assert_eq!(nodes(&review), ["n1", "n2"]);
+    }
+
+    #[test]
+    fn it_is_complete_when_both_slices_and_classes_were_listed() {
+        let mut follower = Follower::new(DRIVER);
+        let known = follower.known();
+        listed(&mut follower, slices("n1", 1));
+        assert!(!known.is_complete());
+        follower.take(Input::Class(Seen::Reset(Vec::new())));
+        assert!(!known.is_complete(), "nobody sees it yet");
+        follower.publish();
+        assert!(known.is_complete());
+    }
+
+    #[test]
+    fn pools_that_a_list_does_not_change_are_not_built_again() {
+        let mut follower = Follower::new(DRIVER);
+        let known = follower.known();
+        let layout = |index: &Index, node: &str| {
+            let mut pools = index.pools();
+            pools.find(|pool| pool.node.as_deref() == Some(node)).and_then(|pool| pool.layout.clone())
+        };
+        listed(&mut follower, [slices("n1", 1), slices("n2", 1)].concat());
+        let before = known.now();
+        listed(&mut follower, [slices("n1", 1), slices("n2", 2)].concat());
+        let (one, other) = (layout(&before, "n1").expect("one"), layout(&known.now(), "n1").expect("one"));
+        assert!(Arc::ptr_eq(&one, &other));
+        let (one, other) = (layout(&before, "n2").expect("one"), layout(&known.now(), "n2").expect("one"));
+        assert_eq!((one.generation, other.generation), (1, 2));
+    }
+
+    #[test]
+    fn a_copy_tells_of_each_make_once_as_the_index_does() {
+        let mut follower = Follower::new(DRIVER);
+        let known = follower.known();
+        listed(&mut follower, [slices("n1", 1), slices("n2", 1)].concat());
+        assert_eq!(follower.index.makes_published().count(), 1);
+        assert_eq!(known.now().makes_published().count(), 1);
+    }
+}
