@@ -1,0 +1,163 @@
+//! What namespaces may have, and shares that change while they run.
+
+use super::Scenario;
+use crate::common::eventually;
+use crate::common::fixtures::{self, partition, request, share};
+use crate::world::World;
+use aliquot_controller::budget::kinds;
+use aliquot_model::names::LIMITS;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::Api;
+use kube::api::{DynamicObject, Patch, PatchParams};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const GIB: u64 = 1 << 30;
+
+/// A share grows, shrinks and ends.
+pub const ELASTIC: Scenario = Scenario {
+    name: "elastic",
+    args: &["--elastic-shares=true"],
+    prepare: |world| {
+        Box::pin(async move { world.cluster.define("NodeLimits", "nodelimits", "Cluster").await })
+    },
+    play: |world| {
+        Box::pin(async move {
+            world.lone("a", share("r", "10Gi", "30")).await;
+            world.bound("a").await;
+            for size in [20, 15] {
+                world.annotate("a", json!({LIMITS: format!("memory={size}Gi")})).await;
+                let limit = json!(size * GIB);
+                world.field_is("nodelimits", "", "n1", "/spec/shares/0/memoryBytes", limit).await;
+                eventually("that is reserved", async || (world.reserved() == size * GIB).then_some(())).await;
+            }
+            world.annotate("a", json!({LIMITS: null})).await;
+            eventually("that is given back", async || (world.reserved() == 10 * GIB).then_some(())).await;
+        })
+    },
+    ..Scenario::USUAL
+};
+
+async fn budget_kinds(world: &World) {
+    world.cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
+    world.cluster.define("NodeUsage", "nodeusages", "Cluster").await;
+}
+
+/// What the agent of node n1 says: releases of half an hour of a whole GPU each.
+async fn say(world: &World, numbers: &[u64], until: i64) {
+    let released: Vec<Value> = numbers
+        .iter()
+        .map(|number| {
+            json!({
+                "number": number, "namespace": "default", "name": format!("c{number}"),
+                "uid": format!("uid-{number}"), "microGpus": 1_000_000, "since": until - 1800, "until": until,
+            })
+        })
+        .collect();
+    let object = json!({
+        "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeUsage", "metadata": {"name": "n1"},
+        "spec": {"ledger": "l1", "held": [], "released": released},
+    });
+    let api: Api<DynamicObject> = Api::all_with(world.cluster.client.clone(), &kinds::node_usages());
+    api.patch("n1", &PatchParams::apply("agent").force(), &Patch::Apply(&object)).await.expect("applied");
+}
+
+/// Releases that a node reports are charged once each.
+pub const BUDGET: Scenario = Scenario {
+    name: "budget",
+    args: &["--budgets=true"],
+    jolt: "a",
+    prepare: |world| {
+        Box::pin(async move {
+            budget_kinds(&world).await;
+            world.custom("GpuBudget", "default", json!({"gpuHours": 10, "window": {"rolling": "24h"}})).await;
+        })
+    },
+    play: |world| {
+        Box::pin(async move {
+            let acknowledged = async |number: u64| {
+                world.field_is("nodeusages", "", "n1", "/status/acknowledged", json!(number)).await;
+            };
+            let used = || world.field("gpubudgets", "default", "gpu", "/status/used");
+            world.field_is("gpubudgets", "default", "gpu", "/status/state", json!("Within")).await;
+            // What ended before the budget was seen first is not charged.
+            tokio::time::sleep(Duration::from_millis(2100)).await;
+            let until = k8s_openapi::jiff::Timestamp::now().as_second() - 1;
+            say(&world, &[1, 2], until).await;
+            acknowledged(2).await;
+            world.lone("a", partition("r", "1g.10gb")).await;
+            world.bound("a").await;
+            // The agent forgets what is acknowledged.
+            say(&world, &[3], until).await;
+            acknowledged(3).await;
+            say(&world, &[], until).await;
+            world.end("a").await;
+            world.field_is("gpubudgets", "default", "gpu", "/status/claims", json!(0)).await;
+            // An eighth of a GPU for some seconds is beside it.
+            let hours: f64 = used().as_str().and_then(|text| text.parse().ok()).expect("hours");
+            assert!((1.5..1.6).contains(&hours), "{hours} GPU-hours were charged for 1.5");
+        })
+    },
+    ..Scenario::USUAL
+};
+
+/// Of a namespace whose budget is used up a pod is evicted for one of another that has none.
+pub const OVER_BUDGET: Scenario = Scenario {
+    name: "over-budget",
+    args: &["--budgets=true"],
+    jolt: "beyond",
+    wait: &["beyond"],
+    prepare: |world| {
+        Box::pin(async move {
+            budget_kinds(&world).await;
+            let class = json!({"metadata": {"name": "low"}, "value": -10});
+            world.cluster.create_global::<PriorityClass>(&fixtures::object(class)).await;
+            let terms = json!({"gpuHours": 0, "window": {"calendar": "Day"}, "enforcement": "LowerPriority",
+                "lowerPriorityClassName": "low"});
+            world.custom("GpuBudget", "default", terms).await;
+        })
+    },
+    play: |world| {
+        Box::pin(async move {
+            world.field_is("gpubudgets", "default", "gpu", "/status/state", json!("Over")).await;
+            world.lone("beyond", request("r", "gpu.aliquot.dev", 1)).await;
+            world.bound("beyond").await;
+            world.elsewhere("free", "other").await;
+            let other = || world.cluster.handle.object("", "pods", "free", "other");
+            eventually("it has room", async || other()?["spec"]["nodeName"].is_string().then_some(())).await;
+            // Its controller tries again.
+            world.end("beyond").await;
+            world.pod(fixtures::pod("beyond", &["beyond"])).await;
+        })
+    },
+    ..Scenario::USUAL
+};
+
+/// The second pod waits for the first although there is a GPU.
+pub const QUOTA: Scenario = Scenario {
+    name: "quota",
+    nodes: &[("n1", 2)],
+    jolt: "a",
+    wait: &["c"],
+    prepare: |world| {
+        Box::pin(async move {
+            world.cluster.define("GpuQuota", "gpuquotas", "Namespaced").await;
+            world.custom("GpuQuota", "default", json!({"hard": {"gpus": 1}})).await;
+        })
+    },
+    play: |world| {
+        Box::pin(async move {
+            for name in ["a", "b"] {
+                world.lone(name, request("r", "gpu.aliquot.dev", 1)).await;
+                if name == "a" {
+                    world.bound(name).await;
+                }
+            }
+            world.end("a").await;
+            world.bound("b").await;
+            world.lone("c", request("r", "gpu.aliquot.dev", 1)).await;
+            world.field_is("gpuquotas", "default", "gpu", "/status/claims", json!(1)).await;
+        })
+    },
+    ..Scenario::USUAL
+};
