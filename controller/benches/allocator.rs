@@ -11,10 +11,14 @@
     reason = "a measurement ends where anything is not as it should be"
 )]
 
+#[path = "allocator/budgets.rs"]
+mod budgets;
 #[path = "allocator/claims.rs"]
 mod claims;
 #[path = "allocator/cluster.rs"]
 mod cluster;
+#[path = "../tests/common/costly.rs"]
+mod costly;
 #[path = "allocator/exact.rs"]
 mod exact;
 #[path = "../tests/common/fixtures.rs"]
@@ -29,6 +33,8 @@ mod plot;
 mod random;
 #[path = "allocator/rules.rs"]
 mod rules;
+#[path = "allocator/selectors.rs"]
+mod selectors;
 #[path = "allocator/speed.rs"]
 mod speed;
 #[path = "allocator/trace.rs"]
@@ -60,6 +66,12 @@ struct Args {
     /// Packing only.
     #[arg(long)]
     packing_only: bool,
+    /// Costly selectors only.
+    #[arg(long)]
+    selectors_only: bool,
+    /// Budgets only.
+    #[arg(long)]
+    budgets_only: bool,
     /// Draws occupancy against fragmentation into this file and measures nothing.
     #[arg(long)]
     plot: Option<std::path::PathBuf>,
@@ -103,15 +115,22 @@ fn main() {
         args.nodes, args.decisions, args.seed, args.seeds
     );
     let mut figures = Vec::new();
-    if !args.packing_only {
+    if !args.packing_only && !args.budgets_only {
+        figures.extend(selectors::measure(&command));
+    }
+    if !args.packing_only && !args.selectors_only {
+        figures.extend(budgets::measure(&command));
+    }
+    let all = !args.selectors_only && !args.budgets_only;
+    if all && !args.packing_only {
         figures.extend(speed::measure(&args, &command));
         figures.extend(upstream::measure(&args, &command));
     }
-    if args.seeds > 0 {
+    if all && args.seeds > 0 {
         figures.extend(packing::measure(&args, &command));
         figures.extend(exact::measure(&args, &command));
     }
-    if args.trace_seeds > 0 {
+    if all && args.trace_seeds > 0 {
         figures.extend(trace::measure(&args, &command));
     }
     println!("{:<44} {:>12} {:>12} {:>8}  unit", "name", "value", "baseline", "ratio");

@@ -14,11 +14,14 @@
     reason = "test code"
 )]
 
+#[path = "../common/costly.rs"]
+mod costly;
 #[path = "../common/fixtures.rs"]
 mod fixtures;
 
 mod checker;
 mod claims;
+mod costly_selectors;
 mod judge;
 mod ours;
 mod random;
