@@ -5,6 +5,9 @@ use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::look::{allocated_by, containers};
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use serde_json::json;
 
 async fn writers(cluster: &Cluster, namespace: &str, pod: &str) -> Result<Vec<String>> {
     let name = cluster.claim_of(namespace, pod).await?;
@@ -74,6 +77,63 @@ fn the_allocator_changes_and_changes_back_while_pods_run() -> Result<()> {
             ensure!(containers(&now) == containers(&pod), "{name} was disturbed");
         }
         cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// Without looking what is under way each of these would last for a day.
+#[test]
+fn a_hand_over_to_the_controller_ends_when_kube_scheduler_has_nothing_under_way() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let outcome = async {
+            cluster
+                .configure(&[
+                    "controller.extraArgs={--lease-duration=8s,--idle-timeout=10s,--scheduler-settle=2s}",
+                    "kubeletPlugin.extraArgs={--scheduler-timeouts=24h,--absent-controller-grace=3s}",
+                ])
+                .await?;
+            cluster.allocator(Some("scheduler")).await?;
+            cluster.allocator(None).await?;
+
+            // A pod whose scheduler could give it devices at any time.
+            cluster.allocator(Some("scheduler")).await?;
+            let namespace = cluster.namespace("hand-over").await?;
+            let pod = PodManifest::of_template(&namespace, "under-way", "share");
+            cluster.create(&[
+                objects::template(&namespace, "share", &[objects::share("gpu", "2Gi", 10)]),
+                pod.with("schedulerName", json!("nobody")).build(),
+            ])?;
+            let pods = Api::<Pod>::namespaced(cluster.client.clone(), &namespace);
+            cluster
+                .wait_for("the pod without a gate", || async {
+                    let spec = pods.get("under-way").await?.spec.unwrap_or_default();
+                    Ok(spec.scheduling_gates.unwrap_or_default().is_empty().then_some(()))
+                })
+                .await?;
+            cluster.kubectl(&[
+                "label",
+                "node",
+                cluster.setting("NODE_NAME")?,
+                "aliquot.dev/allocator-mode-",
+            ])?;
+            let told = cluster.event("default", &format!("{namespace}/under-way")).await?;
+            ensure!(told.contains("HandOverWaits") && told.contains("at the latest"), "{told}");
+            ensure!(cluster.controller_taints().await? == [Some("hand-over".to_owned())].into());
+            // Who waits for devices meanwhile is told so.
+            cluster.create(&[PodManifest::of_template(&namespace, "waits", "share").build()])?;
+            let told = cluster.event(&namespace, "waits DevicesDoNotFit").await?;
+            ensure!(told.contains("being handed over") && told.contains("at the latest"), "{told}");
+            let text = cluster.explain(&["pod", "waits", "-n", &namespace])?;
+            ensure!(text.contains("nearest: node") && text.contains("being handed over"), "{text}");
+            cluster.delete_pod(&namespace, "under-way").await?;
+            cluster.running(&namespace, "waits").await?;
+            let who = writers(cluster, &namespace, "waits").await?;
+            ensure!(who == ["aliquot-controller"], "waits was allocated by {who:?}");
+            cluster.delete_namespace(&namespace).await
+        }
+        .await;
+        cluster.configure(&[]).await?;
+        cluster.allocator(None).await?;
+        outcome
     })
 }
 
