@@ -4,21 +4,22 @@
 //! the class come first and later ones override; opaque parameters are decoded strictly; quantities come
 //! from `consumedCapacity`, never from the request.
 
-use aliquot_model::allocation::{self, MarkedResult, stated_seconds};
+use crate::ledger::Given;
 use aliquot_model::config::{self, Config, FailMode, GpuConfig, MpsConfig, ShareConfig};
 use aliquot_model::hold::Hold;
 use aliquot_model::{DeviceKind, DeviceName, ProfileName, Quantity};
-use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
 };
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 
+mod allocation;
 mod asked;
 mod error;
 mod names;
 
+pub use allocation::given;
 pub use error::ClaimError;
 pub use names::{ClaimRef, Consumed, ResultKey};
 
@@ -89,8 +90,8 @@ pub struct Request {
     pub claim: ClaimRef,
     /// Our results, in the order of the allocation. May be empty.
     pub devices: Vec<Allocated>,
-    /// When it was allocated, if the allocator said so.
-    pub allocated_at: Option<Timestamp>,
+    /// Which allocation of the claim it is.
+    pub given: Given,
     /// Since when it is charged, in seconds: its allocation, as far as anything says so.
     pub charged_since: Option<i64>,
     /// What requests asked for first that were given another alternative, by the request of the result.
@@ -113,12 +114,12 @@ pub fn decode(
     if found != claim.uid {
         return Err(ClaimError::OtherUid { claim: claim.clone(), found: found.to_owned() });
     }
-    let allocation = object
+    let allocated = object
         .status
         .as_ref()
         .and_then(|status| status.allocation.as_ref())
         .ok_or_else(|| ClaimError::NotAllocated(claim.clone()))?;
-    let devices = allocation.devices.as_ref();
+    let devices = allocated.devices.as_ref();
     let results = devices.and_then(|d| d.results.as_deref()).unwrap_or_default();
     let entries = devices.and_then(|d| d.config.as_deref()).unwrap_or_default();
     let entries = decode_entries(entries, driver)?;
@@ -131,8 +132,8 @@ pub fn decode(
         claim: claim.clone(),
         asked: asked::profiles(object, &devices),
         devices,
-        allocated_at: allocation.allocation_timestamp.as_ref().map(|time| time.0),
-        charged_since: charged_since(object),
+        given: given(object).unwrap_or_else(|| Given::of(&claim.uid)),
+        charged_since: allocation::charged_since(object),
         hold: hold(object),
     })
 }
@@ -142,30 +143,6 @@ pub fn decode(
 pub fn hold(object: &ResourceClaim) -> Option<Hold> {
     let consumers = object.status.as_ref()?.reserved_for.as_deref()?;
     consumers.iter().find_map(|c| Hold::read(c.api_group.as_deref(), &c.resource, &c.name))
-}
-
-/// Returns when the claim was allocated, in seconds since 1970: `allocationTimestamp`, or the time in the
-/// controller's mark of this very allocation, as servers of 1.34 drop the former. A text that is not that mark
-/// counts for nothing, whoever wrote it and when. The time decides only what that claim is charged for, and
-/// only where the controller did not see the allocation.
-fn charged_since(object: &ResourceClaim) -> Option<i64> {
-    let allocation = object.status.as_ref()?.allocation.as_ref()?;
-    let stamped = allocation.allocation_timestamp.as_ref().map(|time| time.0.as_second());
-    let written = || {
-        let mark = object.metadata.annotations.as_ref()?.get(aliquot_model::names::ALLOCATION)?;
-        let seconds = stated_seconds(mark).filter(|seconds| *seconds > 0)?;
-        let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
-        let results = results.map(|result| MarkedResult {
-            request: &result.request,
-            driver: &result.driver,
-            pool: &result.pool,
-            device: &result.device,
-            share_id: result.share_id.as_deref(),
-        });
-        (allocation::mark(object.metadata.uid.as_deref()?, seconds, results) == *mark).then_some(seconds)
-    };
-    let created = object.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
-    stamped.or_else(written).map(|since| since.max(created))
 }
 
 /// Whether the allocation in the API still holds exactly the devices of `results` for us. `results` are

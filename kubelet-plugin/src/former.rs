@@ -9,14 +9,17 @@
 //!    written down.
 //! 4. The GPU is published. What is allocated from now on is for it, and is prepared.
 //!
-//! A claim is forgotten once it is gone or allocated anew, so there are never more than the API gave out of one GPU.
+//! A claim is forgotten once it is gone or allocated anew ([`Given::may_be`]), so there are never more than the API gave out of one GPU.
 //! What somebody decided before the second step and writes after the third is taken for new, and is prepared on the GPU
 //! that has the name now. The controller writes within moments. kube-scheduler, in scheduler mode, has a decision in
 //! memory for as long as the pod's volumes take, which may be minutes. No overlap comes of it: such a claim is counted
-//! like any other. But its pod gets another GPU than the one whose attributes were chosen.
+//! like any other. But its pod gets another GPU than the one whose attributes were chosen. So does, on a server that
+//! keeps no `allocationTimestamp`, a pod of a shared claim whose former users all went between two looks at it, of
+//! which each refused prepare is one.
 
 pub use crate::ledger::{Former, Given};
 
+use crate::claim;
 use crate::ledger::Ledger;
 use aliquot_model::{DeviceName, GpuUuid};
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -33,11 +36,10 @@ pub fn allocations<'a>(
 ) -> Allocations {
     let mut found = Allocations::new();
     for claim in claims {
-        let allocation = claim.status.as_ref().and_then(|status| status.allocation.as_ref());
-        let (Some(uid), Some(allocation)) = (&claim.metadata.uid, allocation) else { continue };
-        let given =
-            Given { claim: uid.clone(), at: allocation.allocation_timestamp.as_ref().map(|time| time.0) };
-        let results = allocation.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+        let Some(given) = claim::given(claim) else { continue };
+        let allocation =
+            claim.status.iter().filter_map(|status| status.allocation.as_ref()?.devices.as_ref());
+        let results = allocation.flat_map(|devices| devices.results.iter().flatten());
         for result in results.filter(|result| result.driver == driver && result.pool == pool) {
             if let Some(device) = DeviceName::parse(&result.device) {
                 found.entry(device.minor()).or_default().insert(given.clone());
@@ -69,11 +71,28 @@ impl Ledger {
                 // Exchanged once more meanwhile: that has to be asked again.
                 Former::NotAsked if asked.get(minor) != Some(&binding.gpu) => continue,
                 Former::NotAsked => given,
-                Former::Claims(claims) => claims & &given,
+                // As they are now: consumers come and go.
+                before => given.into_iter().filter(|now| before.has(now)).collect(),
             };
             let former = Former::Claims(claims);
             changed |= former != binding.former;
             binding.former = former;
+        }
+        changed
+    }
+
+    /// Notes who uses an allocation of the GPU from before, so that who comes next is not taken for the first of
+    /// another one. Returns whether anything changed.
+    pub fn note_consumers(&mut self, given: &Given) -> bool {
+        let mut changed = false;
+        for binding in self.bindings.values_mut() {
+            let Former::Claims(claims) = &mut binding.former else { continue };
+            let Some(then) = claims.iter().find(|then| then.may_be(given)).cloned() else { continue };
+            if !given.consumers.is_empty() && then.consumers != given.consumers {
+                claims.remove(&then);
+                claims.insert(Given { consumers: given.consumers.clone(), ..then });
+                changed = true;
+            }
         }
         changed
     }
@@ -84,7 +103,11 @@ mod tests {
     use super::*;
     use crate::checkpoint;
     use crate::ledger::Binding;
+    use crate::plan::{Snapshot, plan};
     use crate::testing::{DRIVER, POOL, h100};
+    use aliquot_model::allocation::{self, MarkedResult};
+    use aliquot_model::names::ALLOCATION;
+    use rstest::rstest;
     use serde_json::json;
 
     fn claim(uid: &str, at: Option<&str>, pool: &str, device: &str) -> ResourceClaim {
@@ -94,6 +117,91 @@ mod tests {
             json!({"metadata": {"uid": uid}, "spec": {}, "status": {"allocation": allocation}}),
         )
         .unwrap()
+    }
+
+    /// As a server of 1.34 keeps it: without a time. `marked` is the second in the controller's mark, if it has one.
+    fn untimed(uid: &str, marked: Option<i64>, device: &str, pods: &[&str]) -> ResourceClaim {
+        let mut claim = claim(uid, None, POOL, device);
+        let pods = pods.iter().map(|pod| json!({"resource": "pods", "name": pod, "uid": pod}));
+        claim.status.as_mut().unwrap().reserved_for =
+            serde_json::from_value(pods.collect::<Vec<_>>().into()).unwrap();
+        let result = MarkedResult { request: "r", driver: DRIVER, pool: POOL, device, share_id: None };
+        claim.metadata.annotations =
+            marked.map(|seconds| [(ALLOCATION.to_owned(), allocation::mark(uid, seconds, [result]))].into());
+        claim
+    }
+
+    /// Why it is not prepared.
+    fn refusal(ledger: &Ledger, object: &ResourceClaim) -> Option<String> {
+        let name = crate::testing::claim(object.metadata.uid.as_deref().unwrap());
+        let request = crate::claim::decode(&name, object, DRIVER, POOL).unwrap();
+        let snapshot = Snapshot {
+            gpus: &[h100(0), h100(1)],
+            live: &[],
+            ledger,
+            fixed_partitions: false,
+            slots: 10,
+            oversubscribe_at_most: 0,
+        };
+        plan(&snapshot, &request, None).err().map(|error| error.to_string())
+    }
+
+    #[rstest]
+    #[case::the_same(untimed("c", Some(100), "gpu-0", &["p"]), true)]
+    #[case::of_another_second(untimed("c", Some(101), "gpu-0", &["p"]), false)]
+    #[case::without_a_mark_now(untimed("c", None, "gpu-0", &["p"]), false)]
+    #[case::with_another_pod_beside_the_first(untimed("c", Some(100), "gpu-0", &["p", "q"]), true)]
+    #[case::in_the_same_second_for_another_pod(untimed("c", Some(100), "gpu-0", &["q"]), false)]
+    fn without_times_the_mark_tells_allocations_of_a_claim_apart(
+        #[case] now: ResourceClaim,
+        #[case] same: bool,
+    ) {
+        let mut ledger = exchanged();
+        ledger.note_former(&ledger.not_asked(), &all(&[untimed("c", Some(100), "gpu-0", &["p"])]));
+        let refused = refusal(&ledger, &now);
+        assert_eq!(refused.is_some_and(|text| text.contains("allocated anew")), same);
+        ledger.note_former(&ledger.not_asked(), &all(&[now]));
+        assert_eq!(ledger.has_former(), same);
+    }
+
+    #[rstest]
+    #[case::the_same(untimed("c", None, "gpu-0", &["p"]), true)]
+    #[case::nobody_uses_it(untimed("c", None, "gpu-0", &[]), true)]
+    #[case::another_device_of_the_gpu(untimed("c", None, "gpu-0-mig-1g10gb-19-6", &["p"]), false)]
+    #[case::for_another_pod(untimed("c", None, "gpu-0", &["q"]), false)]
+    fn without_times_and_marks_devices_and_pods_do(#[case] now: ResourceClaim, #[case] same: bool) {
+        let mut ledger = exchanged();
+        // As kube-scheduler does it; the second mark is of an allocation that the controller made before.
+        let mut then = untimed("c", None, "gpu-0", &["p"]);
+        then.metadata.annotations = Some([(ALLOCATION.to_owned(), "100.x".to_owned())].into());
+        ledger.note_former(&ledger.not_asked(), &all(&[then]));
+        assert_eq!(refusal(&ledger, &now).is_some(), same);
+        ledger.note_former(&ledger.not_asked(), &all(&[now]));
+        assert_eq!(ledger.has_former(), same);
+    }
+
+    #[test]
+    fn pods_that_take_a_claim_over_from_one_another_do_not_make_it_another_allocation() {
+        let mut ledger = exchanged();
+        let with = |pods: &[&str]| untimed("c", None, "gpu-0", pods);
+        ledger.note_former(&ledger.not_asked(), &all(&[with(&["p"])]));
+        assert!(ledger.note_consumers(&claim::given(&with(&["p", "q"])).unwrap()));
+        assert!(!ledger.note_consumers(&claim::given(&with(&["p", "q"])).unwrap()));
+        assert!(refusal(&ledger, &with(&["q"])).is_some());
+        ledger.note_former(&ledger.not_asked(), &all(&[with(&["q", "r"])]));
+        assert!(refusal(&ledger, &with(&["r"])).is_some());
+        assert!(refusal(&ledger, &with(&["s"])).is_none());
+    }
+
+    #[test]
+    fn what_an_earlier_release_wrote_is_of_every_allocation_with_that_time() {
+        let mut ledger = exchanged();
+        let then: Former = serde_json::from_value(json!({"claims": [{"claim": "c"}]})).unwrap();
+        ledger.bindings.get_mut(&0).unwrap().former = then;
+        let now = untimed("c", Some(7), "gpu-0", &["p"]);
+        assert!(refusal(&ledger, &now).is_some());
+        assert!(ledger.note_former(&ledger.not_asked(), &all(&[now])), "what is seen now is written down");
+        assert!(refusal(&ledger, &untimed("c", Some(8), "gpu-0", &["p"])).is_none());
     }
 
     const BEFORE: Option<&str> = Some("2026-01-02T03:04:05Z");

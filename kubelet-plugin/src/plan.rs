@@ -9,7 +9,7 @@ pub use refusal::{PlanError, Refusal};
 pub use step::{Step, Undo};
 
 use crate::claim::{Allocated, Request, Settings};
-use crate::former::{Former, Given};
+use crate::former::Former;
 use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
@@ -198,18 +198,15 @@ fn gpu_of<'a>(
     match before {
         Some(device) if device.gpu != gpu.uuid => Err(other(device.gpu.to_string())),
         Some(_) => Ok(gpu),
-        None => {
-            let given = Given { claim: request.claim.uid.clone(), at: request.allocated_at };
-            match snapshot.ledger.bindings.get(&minor).map(|binding| &binding.former) {
-                Some(Former::Claims(claims)) if claims.contains(&given) => {
-                    Err(other("another GPU, before the node's GPUs were exchanged or renumbered".to_owned()))
-                }
-                Some(Former::NotAsked) => {
-                    Err(Refusal::Exchanged { device: allocated.device.clone(), now: gpu.uuid.clone() })
-                }
-                _ => Ok(gpu),
+        None => match snapshot.ledger.bindings.get(&minor).map(|binding| &binding.former) {
+            Some(former) if former.has(&request.given) => {
+                Err(other("another GPU, before the node's GPUs were exchanged or renumbered".to_owned()))
             }
-        }
+            Some(Former::NotAsked) => {
+                Err(Refusal::Exchanged { device: allocated.device.clone(), now: gpu.uuid.clone() })
+            }
+            _ => Ok(gpu),
+        },
     }
 }
 

@@ -200,7 +200,15 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts);
         self.refuse_beside_unaccounted(request, &specs, &ledger)?;
-        let plan = self.decide(facts, &ledger, request, prior.as_ref())?;
+        let plan = match self.decide(facts, &ledger, request, prior.as_ref()) {
+            Ok(plan) => plan,
+            Err(error) => {
+                if ledger.note_consumers(&request.given) {
+                    locked.save_releasing(&ledger)?;
+                }
+                return Err(error.into());
+            }
+        };
         let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
             self.report_usage.then(|| Charge::of(&plan.devices, &request.asked, facts, since))

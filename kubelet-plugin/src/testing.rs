@@ -1,6 +1,7 @@
 //! Boards and claims for unit tests.
 
 use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
+use crate::ledger::Given;
 use aliquot_model::config::ShareConfig;
 use aliquot_model::{
     Architecture, DeviceKind, DeviceName, Engines, GpuInfo, GpuUuid, MigCapability, MigProfile, Placement,
@@ -89,7 +90,7 @@ pub(crate) fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
     Request {
         claim: claim(uid),
         devices: devices.iter().map(|(request, device)| allocated(request, device)).collect(),
-        allocated_at: None,
+        given: Given::of(uid),
         charged_since: None,
         asked: std::collections::BTreeMap::new(),
         hold: None,

@@ -527,14 +527,14 @@ fn a_gpu_that_was_exchanged_is_given_to_nobody_who_was_given_the_one_from_before
     let node = exchanged.node();
     let at = |seconds: i64| Timestamp::from_second(now().as_second() + seconds).unwrap();
     let of = |uid: &str, allocated: i64| Request {
-        allocated_at: Some(at(allocated)),
+        given: Given { at: Some(at(allocated)), ..Given::of(uid) },
         ..request(uid, &[("a", "gpu-0-share")])
     };
     let refusal = |request: &Request| node.prepare(request, false, now()).unwrap_err().to_string();
     // Noticed by a prepare, before the API was asked.
     assert!(refusal(&of("new", 30)).contains("is being asked of the API server"));
     let asked = node.overview().unwrap().0.ledger.not_asked();
-    let old = Given { claim: "old".to_owned(), at: Some(at(-10)) };
+    let old = Given { at: Some(at(-10)), ..Given::of("old") };
     assert!(node.note_former(&asked, &[(0, [old].into())].into()).unwrap());
     assert!(refusal(&of("old", -10)).contains("delete the pod so that the claim is allocated anew"));
     for hours_behind in [0, 1, 24 * 365] {

@@ -1,4 +1,5 @@
 use super::*;
+use aliquot_model::allocation::{self, MarkedResult};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -53,7 +54,7 @@ fn results_of_other_drivers_are_not_ours() {
     let request = decoded(results, json!([])).unwrap();
     assert_eq!(request.devices.len(), 1);
     assert_eq!(request.devices[0].device, DeviceName::gpu(3));
-    assert_eq!(request.allocated_at.unwrap().to_string(), "2026-01-02T03:04:05Z");
+    assert_eq!(request.given.at.unwrap().to_string(), "2026-01-02T03:04:05Z");
 }
 
 #[test]

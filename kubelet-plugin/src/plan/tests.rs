@@ -1,6 +1,6 @@
 use super::*;
 use crate::claim::Consumed;
-use crate::ledger::State;
+use crate::ledger::{Given, State};
 use crate::testing::{allocated, board, claim, h100, request};
 use aliquot_model::config::{GpuConfig, ShareConfig};
 use aliquot_model::{MigUuid, Placement, Quantity};
@@ -263,10 +263,10 @@ fn an_allocation_from_before_an_exchange_is_refused(
     world.ledger.bind([(0, h100(5).uuid)]);
     world.ledger.bind([(0, h100(0).uuid)]);
     let mut request = request(uid, &[("g", "gpu-0")]);
-    request.allocated_at = Some(time(allocated_at));
+    request.given.at = Some(time(allocated_at));
     let got = world.plan(&request).unwrap_err();
     assert!(matches!(got, Refusal::Exchanged { .. }), "{got:?}");
-    let given = Given { claim: "a".to_owned(), at: Some(time(99)) };
+    let given = Given { at: Some(time(99)), ..Given::of("a") };
     world.ledger.note_former(&world.ledger.not_asked(), &[(0, [given].into())].into());
     let got = world.plan(&request).err().map(|refusal| refusal.to_string());
     assert_eq!(got.is_some(), words.is_some(), "{got:?}");

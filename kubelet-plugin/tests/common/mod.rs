@@ -17,7 +17,7 @@ use aliquot_kubelet_plugin::claim::{Allocated, ClaimRef, Consumed, Request, Sett
 use aliquot_kubelet_plugin::driver::DriverFiles;
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
-use aliquot_kubelet_plugin::ledger::Ledger;
+use aliquot_kubelet_plugin::ledger::{Given, Ledger};
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared};
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
@@ -262,7 +262,7 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
     Request {
         claim: ClaimRef { namespace: "ns".into(), name: format!("claim-{uid}"), uid: uid.into() },
         devices: devices.collect(),
-        allocated_at: None,
+        given: Given::of(uid),
         charged_since: None,
         asked: std::collections::BTreeMap::new(),
         hold: None,
