@@ -14,6 +14,7 @@ use crate::events::Events;
 use crate::http::Notes;
 use crate::ledger::{Device, Record, Retention, State};
 use crate::metrics::Metrics;
+use crate::pages;
 use crate::parked;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
@@ -322,9 +323,12 @@ impl Collector {
         let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
         let Some(gpu) = gpus.into_iter().find(|gpu| gpu.uuid == mig.parent) else { return true };
         let api: Api<ResourceClaim> = Api::all(self.client.clone());
-        let claims = match timeout(API_TIMEOUT, api.list(&ListParams::default())).await {
-            Ok(Ok(claims)) => claims.items,
-            _ => return true,
+        let claims = match pages::all(&api, ListParams::default(), API_TIMEOUT).await {
+            Ok(claims) => claims,
+            Err(error) => {
+                tracing::debug!(%error, "nobody knows whether an unknown instance is of a claim");
+                return true;
+            }
         };
         let results = claims
             .iter()

@@ -3,6 +3,7 @@
 use crate::events::Events;
 use crate::health::Faults;
 use crate::http::Notes;
+use crate::ledger::Lost;
 use crate::metrics::{GpuFault, Kind, Metrics};
 use crate::prepare::{Node, Overview};
 use crate::reasons;
@@ -131,7 +132,7 @@ impl Watcher {
         self.say_once(reported, &newer, reasons::CHECKPOINT_NEWER);
         self.notes.set("newer", newer.iter().cloned().collect());
         seen.extend(newer);
-        let lost = ledger.lost.as_ref().map(|lost| {
+        let lost = ledger.lost.as_ref().filter(|lost| lost.is_loss()).map(|lost| {
             format!(
                 "the checkpoint was lost ({}); until API, CDI specs and hardware agree nothing unknown is removed, and \
                  GPUs of {} claims without a record take no other claim",
@@ -156,7 +157,8 @@ impl Watcher {
         }
         self.metrics.foreign_instances.set(count(overview.foreign.len()));
         self.metrics.newer_claims.set(count(overview.ledger.newer.len()));
-        self.metrics.ledger_lost.set(i64::from(overview.ledger.lost.is_some()));
+        let lost = overview.ledger.lost.as_ref().is_some_and(Lost::is_loss);
+        self.metrics.ledger_lost.set(i64::from(lost));
         self.metrics
             .prepared_claims
             .set(count(overview.ledger.claims.values().filter(|record| !record.is_parked()).count()));

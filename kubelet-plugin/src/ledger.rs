@@ -12,7 +12,7 @@ mod lost;
 mod newer;
 
 pub use former::{Former, Given};
-pub use lost::{Lost, Running};
+pub use lost::{Cause, Lost, Running};
 pub use newer::NewerRecord;
 
 use crate::checkpoint::Surplus;
@@ -395,6 +395,11 @@ impl Ledger {
         gpu: &'a GpuUuid,
     ) -> impl Iterator<Item = (Holder<'a>, &'a Device)> + 'a {
         self.held().filter(move |(holder, device)| holder.claim.uid != uid && &device.gpu == gpu)
+    }
+
+    /// Whether a claim has all of a GPU, alone.
+    pub fn is_held_whole(&self, gpu: &GpuUuid) -> bool {
+        self.held().any(|(_, device)| &device.gpu == gpu && device.held == Some(Held::Whole))
     }
 
     /// Whether any claim has a partition that covers this instance.

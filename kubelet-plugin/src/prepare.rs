@@ -35,7 +35,7 @@ pub use error::{PrepareError, UnprepareError};
 pub use limit::Limited;
 pub use overview::Overview;
 pub use rebuild::{Conclusion, RebuildError};
-pub use unaccounted::{Named, Unaccounted};
+pub use unaccounted::{Named, Unaccounted, Unreadable};
 
 use crate::claim::{ClaimRef, Request, ResultKey};
 use crate::edits;
@@ -199,7 +199,7 @@ impl Node {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts);
-        self.refuse_beside_unaccounted(request, &specs, &ledger)?;
+        self.refuse_beside_unaccounted(request, &specs, &ledger, prior.is_some())?;
         let plan = match self.decide(facts, &ledger, request, prior.as_ref()) {
             Ok(plan) => plan,
             Err(error) => {

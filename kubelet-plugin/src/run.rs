@@ -298,20 +298,9 @@ async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
     for damage in &recovery.damaged {
         events.node_warning(reasons::CHECKPOINT_DAMAGED, damage.to_string());
     }
-    match &recovery.lost {
-        // So it is on a new node, too.
-        Some(lost) if recovery.damaged.is_empty() && recovery.unaccounted.is_empty() => {
-            tracing::info!(reason = lost.reason, "the ledger begins anew");
-        }
-        Some(lost) => events.node_warning(
-            reasons::LEDGER_LOST,
-            format!(
-                "the checkpoint was lost ({}); until API, CDI specs and hardware agree nothing unknown is removed and \
-                 nothing is prepared beside it",
-                lost.reason
-            ),
-        ),
-        None => {}
+    // What was lost is told by the collector, as is what is lost later.
+    if let Some(lost) = recovery.lost.as_ref().filter(|lost| !lost.is_loss()) {
+        tracing::info!(reason = lost.reason, "the ledger begins anew");
     }
     for claim in &recovery.newer {
         tracing::warn!(%claim, "a newer release wrote the claim's record, which is kept as it is");

@@ -69,20 +69,36 @@ pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFil
     Ok(quota)
 }
 
-/// What is left of a share that a container may be using: its quota.
+/// The quota of a share that a container may be using.
 ///
 /// # Errors
-/// What is missing.
+/// Why it cannot be told.
 pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, String> {
     let quota = shares.join(result_id).join("quota/quota");
     let bytes = fs::read(&quota).map_err(|error| format!("cannot read {}: {error}", quota.display()))?;
-    let decoded = QuotaFile::decode(&bytes).map_err(|error| format!("{}: {error}", quota.display()))?;
-    let region = region_path(shares, result_id);
-    match fs::symlink_metadata(&region) {
-        Ok(meta) if meta.is_file() => Ok(decoded),
-        Ok(_) => Err(format!("{} is no file", region.display())),
-        Err(error) => Err(format!("cannot read {}: {error}", region.display())),
+    QuotaFile::decode(&bytes).map_err(|error| format!("{}: {error}", quota.display()))
+}
+
+/// What is in the place of a share's region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RegionFound {
+    File,
+    Nothing,
+    /// No file of ours.
+    Other,
+}
+
+fn find_region(shares: &Path, result_id: &str) -> RegionFound {
+    match fs::symlink_metadata(region_path(shares, result_id)) {
+        Ok(meta) if meta.is_file() => RegionFound::File,
+        Err(error) if error.kind() == ErrorKind::NotFound => RegionFound::Nothing,
+        Ok(_) | Err(_) => RegionFound::Other,
     }
+}
+
+/// Whether containers that start now have the region that those have that run.
+pub fn has_region(shares: &Path, result_id: &str) -> bool {
+    find_region(shares, result_id) == RegionFound::File
 }
 
 /// Makes a share's directories, anew unless containers may be using those that are there: with a region of their own,
@@ -93,14 +109,19 @@ pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, String> {
 pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Share) -> Result<(), ShareError> {
     let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
     let quota = quota(device, share, 1).map_err(fail)?;
+    let dir = shares.join(&device.result_id);
+    let (quota_dir, region_dir) = (dir.join("quota"), dir.join("region"));
     if left(shares, &device.result_id).is_ok_and(|left| left.gpu_uuid == quota.gpu_uuid) {
-        // Only the record of it was lost. What its quota says is brought up to date with all others.
-        return Ok(());
+        match find_region(shares, &device.result_id) {
+            // Only the record of it was lost. What its quota says is brought up to date with all others.
+            RegionFound::File => return Ok(()),
+            // With the layout, everything but the region was made, and containers have its file only.
+            RegionFound::Nothing if dir.join(LAYOUT).is_file() => return make_region(&region_dir, storage),
+            RegionFound::Nothing | RegionFound::Other => {}
+        }
     }
     let quota = quota.encode();
     discard(shares, &device.result_id)?;
-    let dir = shares.join(&device.result_id);
-    let (quota_dir, region_dir) = (dir.join("quota"), dir.join("region"));
     for path in [&quota_dir, &region_dir] {
         fs::create_dir_all(path).map_err(io_error("create", path))?;
         // Containers run as any user; the umask must not decide.
@@ -113,6 +134,16 @@ pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Shar
     replace(&dir.join(LAYOUT), b"2\n", 0o644)?;
     region::make(&region_dir, storage)?;
     sync_dir(&region_dir)?;
+    Ok(())
+}
+
+/// Makes a region in the place of one that is gone. Containers that run keep theirs, and read the quota that is there.
+fn make_region(dir: &Path, storage: RegionStorage) -> Result<(), ShareError> {
+    region::unmount(dir).map_err(io_error("unmount", dir))?;
+    fs::create_dir_all(dir).map_err(io_error("create", dir))?;
+    fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(io_error("chmod", dir))?;
+    region::make(dir, storage)?;
+    sync_dir(dir)?;
     Ok(())
 }
 

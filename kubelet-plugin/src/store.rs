@@ -22,7 +22,7 @@ pub use files::{replace, sync_dir};
 pub(crate) use wait::{open_lock, patiently};
 
 use crate::checkpoint::{self, CheckpointError};
-use crate::ledger::{Ledger, Lost};
+use crate::ledger::{Cause, Ledger, Lost};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
@@ -212,11 +212,21 @@ impl Locked {
         let (ledger, sequence) = best.unwrap_or_else(|| {
             let reasons: Vec<String> = damaged.iter().map(ToString::to_string).collect();
             let reason = if reasons.is_empty() { "none was there".to_owned() } else { reasons.join("; ") };
-            let lost = Some(Lost { reason, ..Lost::default() });
+            let cause = match (reasons.is_empty(), self.has_traces()) {
+                (false, _) => Cause::Unreadable,
+                (true, true) => Cause::Gone,
+                (true, false) => Cause::Nothing,
+            };
+            let lost = Some(Lost { reason, cause, ..Lost::default() });
             (Ledger { lost, ..Ledger::default() }, 0)
         });
         self.sequence = sequence;
         Ok(Loaded { ledger, damaged })
+    }
+
+    /// Whether something here says that there was a checkpoint.
+    fn has_traces(&self) -> bool {
+        reserve::size(&self.dir).is_some() || aside::any(&self.dir)
     }
 
     /// Writes both copies, to take something on. After the return, or a crash, at least one is whole, and
@@ -314,11 +324,19 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_directory_is_an_empty_ledger_that_may_have_been_lost() {
+    fn an_empty_directory_is_an_empty_ledger_and_one_without_its_checkpoint_is_a_lost_one() {
         let temp = tempfile::tempdir().unwrap();
-        let lost = Some(Lost { reason: "none was there".into(), ..Lost::default() });
-        let ledger = locked(&temp.path().join("new")).load().unwrap().ledger;
-        assert_eq!(ledger, Ledger { lost, ..Ledger::default() });
+        let empty = |cause| {
+            let lost = Some(Lost { reason: "none was there".into(), cause, ..Lost::default() });
+            Ledger { lost, ..Ledger::default() }
+        };
+        let mut lock = locked(&temp.path().join("new"));
+        assert_eq!(lock.load().unwrap().ledger, empty(Cause::Nothing));
+        lock.save(&ledger(1)).unwrap();
+        for name in FILES {
+            fs::remove_file(temp.path().join("new").join(name)).unwrap();
+        }
+        assert_eq!(lock.load().unwrap().ledger, empty(Cause::Gone));
     }
 
     #[test]

@@ -10,6 +10,10 @@
 #[path = "lost/agent.rs"]
 mod agent;
 mod common;
+#[path = "lost/strangers.rs"]
+mod strangers;
+#[path = "lost/unreadable.rs"]
+mod unreadable;
 
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::ledger::{Ledger, State};
@@ -185,18 +189,45 @@ fn a_lent_partition_is_lent_again_only_if_it_is_the_same() {
     assert!(error.contains(&other.uuid.unwrap().to_string()), "{error}");
 }
 
+/// As where the record is there and the region is not: the next prepare makes it.
 #[test]
-fn a_share_without_its_region_or_with_the_quota_of_another_gpu_is_not_taken_for_whole() {
+fn a_share_whose_region_is_gone_has_its_record_from_its_quota() {
+    let world = world();
+    let node = world.node();
+    let mut own = share("c-1");
+    own.devices[0].consumed.as_mut().unwrap().memory_bytes = 60 << 30;
+    node.prepare(&own, false, now()).unwrap();
+    let before = records(&world);
+    lose(&world);
+    node.recover().unwrap();
+    let region = region(&world, "c-1");
+    let quota = region.parent().unwrap().with_file_name("quota");
+    let inode = fs::metadata(&quota).unwrap().ino();
+    fs::remove_file(&region).unwrap();
+    assert!(node.rebuild(&own, now()).unwrap());
+    assert_eq!(records(&world), before);
+    // Its GPU is open to others, beside what it has.
+    let mut large = share("c-2");
+    large.devices[0].consumed.as_mut().unwrap().memory_bytes = 30 << 30;
+    let refused = node.prepare(&large, false, now()).unwrap_err().to_string();
+    assert!(refused.contains("would take") && refused.contains("c-1"), "{refused}");
+    node.prepare(&share("c-2"), false, now()).unwrap();
+    node.prepare(&own, false, now()).unwrap();
+    assert!(region.is_file());
+    assert_eq!(fs::metadata(&quota).unwrap().ino(), inode, "running containers read this quota");
+}
+
+#[test]
+fn a_share_without_its_quota_or_with_that_of_another_gpu_is_not_taken_for_whole() {
     let world = world();
     let node = world.node();
     node.prepare(&share("c-1"), false, now()).unwrap();
     lose(&world);
     node.recover().unwrap();
-    let region = region(&world, "c-1");
-    let quota = region.parent().unwrap().with_file_name("quota").join("quota");
-    fs::rename(&region, region.with_extension("away")).unwrap();
-    assert!(node.rebuild(&share("c-1"), now()).unwrap_err().to_string().contains("region/region"));
-    fs::rename(region.with_extension("away"), &region).unwrap();
+    let quota = region(&world, "c-1").parent().unwrap().with_file_name("quota").join("quota");
+    fs::rename(&quota, quota.with_extension("away")).unwrap();
+    assert!(node.rebuild(&share("c-1"), now()).unwrap_err().to_string().contains("quota/quota"));
+    fs::rename(quota.with_extension("away"), &quota).unwrap();
     let sound = fs::read(&quota).unwrap();
     let mut other = QuotaFile::decode(&sound).unwrap();
     other.gpu_uuid = aliquot_quota::GpuUuid::new(h100_80(2).uuid.as_str()).unwrap();

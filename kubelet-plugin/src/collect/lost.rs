@@ -3,7 +3,8 @@
 
 use super::{API_TIMEOUT, Collector, claims_of, may_run};
 use crate::claim::{self, ClaimRef};
-use crate::ledger::Running;
+use crate::ledger::{Ledger, Running};
+use crate::pages::{self, ListError};
 use crate::prepare::{Conclusion, Overview, Unaccounted};
 use crate::reasons;
 use jiff::Timestamp;
@@ -13,7 +14,7 @@ use kube::Api;
 use kube::api::ListParams;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 /// What is remembered between two looks.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub(super) struct Memory {
     gone: BTreeSet<String>,
     /// What was said of a claim.
     told: BTreeMap<String, String>,
+    /// What was said of the loss.
+    loss: Option<String>,
 }
 
 /// What the API has.
@@ -49,6 +52,31 @@ impl Known {
             let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
             may_have_containers(pod) && claims_of(pod).any(|name| !names.contains(&(namespace, name)))
         })
+    }
+
+    /// UIDs of pods of this node that use only claims that have records. Their processes are nobody else's.
+    fn known_pods(&self, ledger: &Ledger) -> BTreeSet<String> {
+        let known = |pod: &Pod, uid: &str, name: &str| {
+            let same = |claim: &&ResourceClaim| {
+                claim.metadata.namespace == pod.metadata.namespace
+                    && claim.metadata.name.as_deref() == Some(name)
+            };
+            let consumes = |claim: &ResourceClaim| {
+                let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+                consumers.into_iter().any(|consumer| consumer.uid == uid)
+            };
+            // A claim that was made anew under the name is not what the pod runs with.
+            self.claims.iter().find(same).is_some_and(|claim| {
+                claim.metadata.uid.as_deref().is_some_and(|uid| ledger.has(uid)) && consumes(claim)
+            })
+        };
+        let pods = self.pods.iter().filter_map(|pod| {
+            let uid = pod.metadata.uid.as_deref()?;
+            let mut names = claims_of(pod).peekable();
+            let all = names.peek().is_some() && names.all(|name| known(pod, uid, name));
+            all.then(|| uid.to_owned())
+        });
+        pods.collect()
     }
 
     /// Claims with devices of a pool that pods of this node run with.
@@ -106,45 +134,61 @@ impl Collector {
         let unaccounted = &overview.unaccounted;
         memory.unused.retain(|uid, _| unaccounted.iter().any(|lost| lost.uid == *uid));
         self.metrics.unaccounted_claims.set(i64::try_from(unaccounted.len()).unwrap_or(i64::MAX));
+        self.tell_loss(&overview.ledger, memory);
         let mut reasons = BTreeMap::new();
+        let mut unknown = None;
         if !unaccounted.is_empty() || overview.ledger.lost.is_some() {
             match self.ask().await {
-                Some(known) => {
+                Ok(known) => {
                     let gone = unaccounted.iter().filter(|lost| known.by_uid(&lost.uid).is_none());
                     memory.gone = gone.map(|lost| lost.uid.clone()).collect();
+                    let running = known.running(&self.driver, &self.pool);
                     for lost in unaccounted {
-                        if let Some(reason) = self.account_for(lost, &known, memory).await {
-                            reasons.insert(lost.uid.clone(), reason);
-                        }
+                        let runs = running.contains_key(&lost.uid);
+                        let reason = self.account_for(lost, &known, runs, &overview.ledger, memory).await;
+                        reasons.extend(reason.map(|reason| (lost.uid.clone(), reason)));
                     }
-                    self.conclude(&known).await;
+                    self.conclude(running).await;
                 }
-                None => {
-                    let why = || "the API server cannot be asked".to_owned();
+                Err(error) => {
+                    let why = || format!("the API server cannot be asked: {error}");
                     reasons.extend(unaccounted.iter().map(|lost| (lost.uid.clone(), why())));
+                    unknown = overview.ledger.lost.as_ref().filter(|lost| lost.is_loss()).map(|_| why());
                 }
             }
         }
+        self.notes.set("not asked", unknown.into_iter().collect());
         self.tell(unaccounted, reasons, memory);
         memory.gone.retain(|uid| unaccounted.iter().any(|lost| lost.uid == *uid));
         memory.gone.clone()
     }
 
-    async fn ask(&self) -> Option<Known> {
+    async fn ask(&self) -> Result<Known, ListError> {
         let claims: Api<ResourceClaim> = Api::all(self.client.clone());
         let pods: Api<Pod> = Api::all(self.client.clone());
         let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
         // Pods first: a claim that one of them names was made before it.
-        let pods = timeout(API_TIMEOUT, pods.list(&here)).await.ok()?.ok()?.items;
-        let claims = timeout(API_TIMEOUT, claims.list(&ListParams::default())).await.ok()?.ok()?.items;
-        Some(Known { pods, claims })
+        let pods = pages::all(&pods, here, API_TIMEOUT).await?;
+        let claims = pages::all(&claims, ListParams::default(), API_TIMEOUT).await?;
+        Ok(Known { pods, claims })
     }
 
-    /// Has a claim's record made anew, or gives the claim back. Returns why neither can be.
-    async fn account_for(&self, lost: &Unaccounted, known: &Known, memory: &mut Memory) -> Option<String> {
+    /// Has a claim's record made anew, or gives the claim back. Returns why neither can be. `runs` says that a pod of
+    /// this node runs with it.
+    async fn account_for(
+        &self,
+        lost: &Unaccounted,
+        known: &Known,
+        runs: bool,
+        ledger: &Ledger,
+        memory: &mut Memory,
+    ) -> Option<String> {
         let Some(object) = known.by_uid(&lost.uid) else {
-            return self.give_back(lost, known.is_in_doubt(), memory).await;
+            return self.give_back(lost, "the API does not have it", known, ledger, memory).await;
         };
+        if !lost.has_spec() && !runs {
+            return self.give_back(lost, "no pod of this node runs with it", known, ledger, memory).await;
+        }
         memory.unused.remove(&lost.uid);
         let claim = reference(object)?;
         let request = match claim::decode(&claim, object, &self.driver, &self.pool) {
@@ -168,24 +212,34 @@ impl Collector {
         }
     }
 
-    /// Gives back a claim that the API does not have, once nobody can be using it and the grace period is over.
-    /// Which pod uses it is not known, only its UID is.
-    async fn give_back(&self, lost: &Unaccounted, in_doubt: bool, memory: &mut Memory) -> Option<String> {
-        let (node, unaccounted) = (Arc::clone(&self.node), lost.clone());
-        let busy = tokio::task::spawn_blocking(move || node.has_strangers(&unaccounted));
-        let doubt = if in_doubt {
-            Some("the API does not have it, and a pod of this node uses a claim that the API does not have")
-        } else if busy.await.unwrap_or(true) {
-            Some("the API does not have it, and processes run on its GPU")
+    /// Gives back a claim that the API does not have, or says that nobody uses, once nobody can be using it and the
+    /// grace period is over.
+    async fn give_back(
+        &self,
+        lost: &Unaccounted,
+        standing: &str,
+        known: &Known,
+        ledger: &Ledger,
+        memory: &mut Memory,
+    ) -> Option<String> {
+        let doubt = if known.is_in_doubt() {
+            // Which pod uses it is not known, only its UID is.
+            Some("a pod of this node uses a claim that the API does not have")
         } else {
-            None
+            let (node, unaccounted) = (Arc::clone(&self.node), lost.clone());
+            let others = known.known_pods(ledger);
+            let busy = tokio::task::spawn_blocking(move || node.has_strangers(&unaccounted, &others));
+            busy.await.unwrap_or(true).then_some(match lost.unreadable {
+                None => "processes run on its GPU",
+                Some(_) => "processes run on GPUs that it may be using",
+            })
         };
         if let Some(doubt) = doubt {
             memory.unused.remove(&lost.uid);
-            return Some(doubt.to_owned());
+            return Some(format!("{standing}, and {doubt}"));
         }
         if memory.unused.entry(lost.uid.clone()).or_insert_with(Instant::now).elapsed() < self.grace {
-            return Some("the API does not have it; it is given back soon".to_owned());
+            return Some(format!("{standing}; it is given back soon"));
         }
         let (node, uid) = (Arc::clone(&self.node), lost.uid.clone());
         match tokio::task::spawn_blocking(move || node.give_up(&uid, Timestamp::now())).await {
@@ -207,11 +261,11 @@ impl Collector {
         }
     }
 
-    async fn conclude(&self, known: &Known) {
-        let running = known.running(&self.driver, &self.pool);
+    async fn conclude(&self, running: BTreeMap<String, Running>) {
         let node = Arc::clone(&self.node);
         match tokio::task::spawn_blocking(move || node.conclude(running)).await {
             Ok(Ok(Conclusion::Unchanged)) => {}
+            Ok(Ok(Conclusion::Nothing)) => self.changed.notify_one(),
             Ok(Ok(Conclusion::Found { reason, orphans })) => {
                 for orphan in &orphans {
                     tracing::info!(%orphan, "removed what no claim has");
@@ -227,18 +281,40 @@ impl Collector {
         }
     }
 
+    /// Says once that something was lost, whether before this agent or under it.
+    fn tell_loss(&self, ledger: &Ledger, memory: &mut Memory) {
+        let loss = ledger.lost.as_ref().filter(|lost| lost.is_loss()).map(|lost| lost.reason.clone());
+        if let Some(reason) = loss.as_ref().filter(|_| memory.loss != loss) {
+            self.events.node_warning(
+                reasons::LEDGER_LOST,
+                format!(
+                    "the checkpoint was lost ({reason}); until API, CDI specs and hardware agree nothing unknown is \
+                     removed and nothing is prepared beside it"
+                ),
+            );
+        }
+        memory.loss = loss;
+    }
+
     /// Says of each claim once why it is unaccounted for.
     fn tell(&self, unaccounted: &[Unaccounted], reasons: BTreeMap<String, String>, memory: &mut Memory) {
         let notes = unaccounted.iter().filter_map(|lost| {
             let devices: Vec<String> = lost.devices.iter().map(ToString::to_string).collect();
-            let reason = reasons.get(&lost.uid)?;
-            let note = format!(
-                "the checkpoint has no record of the claim with UID {} ({}): {reason}; its pods go on, and its GPUs take \
-                 no other claim until they have ended",
-                lost.uid,
-                devices.join(", ")
-            );
-            Some((lost.uid.clone(), note))
+            let (uid, reason) = (&lost.uid, reasons.get(&lost.uid)?);
+            let note = match &lost.unreadable {
+                None => format!(
+                    "the checkpoint has no record of the claim with UID {uid} ({}): {reason}; its pods go on, and its \
+                     GPUs take no other claim until they have ended",
+                    devices.join(", ")
+                ),
+                Some(spec) => format!(
+                    "the checkpoint has no record of the claim with UID {uid}: {reason}; its pods go on, and as nobody \
+                     knows what they use, only GPUs that another claim holds whole are safe from them and no other GPU \
+                     takes a new claim. Once they have ended, delete {}",
+                    spec.file.display()
+                ),
+            };
+            Some((uid.clone(), note))
         });
         let notes: BTreeMap<String, String> = notes.collect();
         for (uid, note) in notes.iter().filter(|(uid, note)| memory.told.get(*uid) != Some(note)) {

@@ -5,6 +5,19 @@ use aliquot_model::DeviceName;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+/// Why there is no checkpoint to go by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Cause {
+    /// Nothing on this node says that there ever was one.
+    Nothing,
+    /// There was one, as other files say, and it is gone. What an earlier release wrote says no more.
+    #[default]
+    Gone,
+    /// No copy of it can be read.
+    Unreadable,
+}
+
 /// The checkpoint was lost, and not everything is accounted for. Written down with the ledger, so that no start
 /// forgets it. An older release keeps it and does not understand it.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -12,9 +25,18 @@ use std::collections::BTreeMap;
 pub struct Lost {
     /// How it was lost, for people.
     pub reason: String,
+    /// How it was lost.
+    pub cause: Cause,
     /// Claims that pods run with, says the API, of which neither record nor CDI spec is here; by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub running: BTreeMap<String, Running>,
+}
+
+impl Lost {
+    /// Whether there was anything to lose, as far as is known.
+    pub fn is_loss(&self) -> bool {
+        self.cause != Cause::Nothing
+    }
 }
 
 /// A claim of which only the API knows.

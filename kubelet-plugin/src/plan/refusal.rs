@@ -29,6 +29,7 @@ impl PlanError {
                 | Refusal::Oversubscribed { .. }
                 | Refusal::Foreign { .. }
                 | Refusal::Unaccounted { .. }
+                | Refusal::Unreadable { .. }
                 | Refusal::Unfathomed { .. }
                 | Refusal::WithinClaim { .. }
         )
@@ -117,6 +118,20 @@ pub enum Refusal {
         uid: String,
         /// Its CDI spec, if it has one.
         spec: Option<std::path::PathBuf>,
+    },
+    /// The checkpoint does not know a claim, and its spec does not say which GPUs it may be using.
+    #[error(
+        "device {device} may be in use by a claim with UID {uid}, of which the node's checkpoint has lost the record and the CDI spec cannot be read ({reason}); it becomes free when the pods of that claim have ended (if none runs, delete {})", spec.display()
+    )]
+    Unreadable {
+        /// Device.
+        device: DeviceName,
+        /// UID of the other claim.
+        uid: String,
+        /// Its CDI spec.
+        spec: std::path::PathBuf,
+        /// Why it cannot be read.
+        reason: String,
     },
     /// A record of a newer release does not say which GPUs it has.
     #[error(

@@ -35,11 +35,15 @@ impl Overview {
             self.foreign.iter().map(|mig| (mig.parent.clone(), Holding::Partition(mig.placement)));
         let gpus = || self.inventory.iter().flat_map(|inventory| &inventory.gpus);
         let lost = self.unaccounted.iter().filter(|lost| vanished.contains(&lost.uid));
-        let of_lost = lost.flat_map(|lost| &lost.devices).filter_map(|device| {
+        let of_lost = lost.clone().flat_map(|lost| &lost.devices).filter_map(|device| {
             let gpu = gpus().find(|gpu| gpu.minor == device.minor())?;
             Some((gpu.uuid.clone(), Holding::of(device, gpu)?))
         });
-        for (gpu, holding) in of_claims.chain(of_nobody).chain(of_lost) {
+        let of_unreadable = lost.clone().any(|lost| lost.unreadable.is_some());
+        let anywhere = gpus()
+            .filter(|gpu| of_unreadable && !self.ledger.is_held_whole(&gpu.uuid))
+            .map(|gpu| (gpu.uuid.clone(), Holding::Whole));
+        for (gpu, holding) in of_claims.chain(of_nobody).chain(of_lost).chain(anywhere) {
             let list = held.entry(gpu).or_default();
             if !list.contains(&holding) {
                 list.push(holding);
@@ -71,6 +75,7 @@ impl Node {
         {
             locked.save_releasing(&ledger)?;
         }
+        self.note_traces(&specs, &mut ledger);
         drop(locked);
         let unaccounted = self.unaccounted(&specs, &ledger);
         let on_demand = self.partitioning.get() == Partitioning::OnDemand;

@@ -1,9 +1,11 @@
 //! Who runs on what, as far as the driver tells.
 
 use super::{Node, PrepareError, Unaccounted};
+use crate::audit::whose;
 use crate::ledger::Record;
 use crate::partitioning::Partitioning;
-use aliquot_model::{DeviceKind, DeviceName, GpuUuid, LiveMig};
+use aliquot_model::{DeviceKind, DeviceName, LiveMig};
+use aliquot_nvml::GpuProcess;
 use std::collections::BTreeSet;
 
 impl Node {
@@ -43,31 +45,80 @@ impl Node {
         Ok(true)
     }
 
-    /// Whether a process runs on what the spec of an unaccounted claim names, as far as that can be told. In doubt
-    /// one does.
-    pub fn has_strangers(&self, unaccounted: &Unaccounted) -> bool {
-        unaccounted.named.iter().filter(|named| named.device.kind() != DeviceKind::Admin).any(|named| {
-            let inventory = self.machine.gpus.inventory_of(&BTreeSet::from([named.device.minor()]));
-            let Some(inventory) = inventory.ok().filter(|inventory| inventory.unreadable.is_empty()) else {
-                return true;
-            };
-            let on = |gpu: &GpuUuid, instance: Option<u32>| {
-                self.machine.gpus.processes(gpu).map_or(true, |processes| {
-                    processes.iter().any(|process| instance.is_none() || process.gpu_instance == instance)
-                })
-            };
-            match &named.device {
-                DeviceName::Mig { .. } => inventory
-                    .live
-                    .iter()
-                    .filter(|mig| mig.uuid.as_ref().is_some_and(|uuid| uuid.as_str() == named.uuid))
-                    .any(|mig| on(&mig.parent, Some(mig.gpu_instance))),
-                DeviceName::Plain { .. } => inventory
-                    .gpus
-                    .iter()
-                    .filter(|gpu| gpu.uuid.as_str() == named.uuid)
-                    .any(|gpu| on(&gpu.uuid, None)),
-            }
-        })
+    /// Whether a process runs on what an unaccounted claim may have, as far as that can be told. In doubt one does.
+    /// Processes of the pods `others` are not its.
+    pub fn has_strangers(&self, unaccounted: &Unaccounted, others: &BTreeSet<String>) -> bool {
+        if unaccounted.unreadable.is_some() {
+            return self.has_strangers_anywhere(others).unwrap_or(true);
+        }
+        let named: Vec<(&DeviceName, Option<&str>)> = if unaccounted.named.is_empty() {
+            unaccounted.devices.iter().map(|device| (device, None)).collect()
+        } else {
+            unaccounted.named.iter().map(|named| (&named.device, Some(named.uuid.as_str()))).collect()
+        };
+        named
+            .into_iter()
+            .filter(|(device, _)| device.kind() != DeviceKind::Admin)
+            .any(|(device, uuid)| self.has_strangers_on(device, uuid, others).unwrap_or(true))
     }
+
+    /// On one device; `uuid` is the one that it had, if that is known. `None` if it cannot be told.
+    fn has_strangers_on(
+        &self,
+        device: &DeviceName,
+        uuid: Option<&str>,
+        others: &BTreeSet<String>,
+    ) -> Option<bool> {
+        let inventory = self.machine.gpus.inventory_of(&BTreeSet::from([device.minor()])).ok()?;
+        if !inventory.unreadable.is_empty() {
+            return None;
+        }
+        let is_it = |present: &str| uuid.is_none_or(|uuid| uuid == present);
+        let DeviceName::Mig { profile_id, start, .. } = device else {
+            let gpus = inventory.gpus.iter().filter(|gpu| is_it(gpu.uuid.as_str()));
+            return any(gpus.map(|gpu| {
+                let processes = self.machine.gpus.processes(&gpu.uuid).ok()?;
+                Some(processes.iter().any(|process| !self.is_of(process, others)))
+            }));
+        };
+        let at_its_place = |mig: &&LiveMig| mig.profile_id == *profile_id && mig.placement.start == *start;
+        let instances = inventory.live.iter().filter(|mig| match uuid {
+            Some(_) => mig.uuid.as_ref().is_some_and(|uuid| is_it(uuid.as_str())),
+            None => at_its_place(mig),
+        });
+        any(instances.map(|mig| {
+            let processes = self.machine.gpus.processes(&mig.parent).ok()?;
+            Some(processes.iter().any(|process| process.gpu_instance == Some(mig.gpu_instance)))
+        }))
+    }
+
+    /// On any GPU that no claim with a record holds whole. `None` if it cannot be told.
+    fn has_strangers_anywhere(&self, others: &BTreeSet<String>) -> Option<bool> {
+        let inventory = self.machine.gpus.inventory().ok()?;
+        let ledger = self.ledger().ok()?;
+        if !inventory.unreadable.is_empty() {
+            return None;
+        }
+        let open = inventory.gpus.iter().filter(|gpu| !ledger.is_held_whole(&gpu.uuid));
+        any(open.map(|gpu| {
+            let processes = self.machine.gpus.processes(&gpu.uuid).ok()?;
+            let known = |process: &GpuProcess| {
+                let mut live = inventory.live.iter().filter(|mig| mig.parent == gpu.uuid);
+                live.any(|mig| process.gpu_instance == Some(mig.gpu_instance) && ledger.knows(mig))
+            };
+            Some(processes.iter().any(|process| !known(process) && !self.is_of(process, others)))
+        }))
+    }
+
+    /// Whether a process is of one of these pods, by their UIDs.
+    fn is_of(&self, process: &GpuProcess, pods: &BTreeSet<String>) -> bool {
+        let cgroups = std::fs::read_to_string(self.machine.proc_root.join(format!("{}/cgroup", process.pid)));
+        let owner = cgroups.ok().and_then(|cgroups| whose::owner(&cgroups));
+        owner.is_some_and(|owner| pods.contains(&owner.pod))
+    }
+}
+
+/// Whether one of them is so; `None` if that cannot be told of all.
+fn any(all: impl Iterator<Item = Option<bool>>) -> Option<bool> {
+    all.collect::<Option<Vec<bool>>>().map(|all| all.contains(&true))
 }

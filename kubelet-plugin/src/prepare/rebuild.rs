@@ -37,6 +37,8 @@ impl<E: Into<PrepareError>> From<E> for RebuildError {
 pub enum Conclusion {
     /// Nothing was lost, or the state goes on.
     Unchanged,
+    /// There was nothing before that could have been lost.
+    Nothing,
     /// Everything is accounted for; what belonged to nobody was removed.
     Found {
         /// How it was lost.
@@ -119,6 +121,16 @@ impl Node {
         self.machine.probe.at("after rebuilding");
         self.rebalance(&ledger)?;
         tracing::info!(claim.uid = %uid, "made the record of the claim anew");
+        for device in record.devices.iter().filter(|device| device.share.is_some()) {
+            if !share::has_region(&self.machine.shares, &device.result_id) {
+                tracing::warn!(
+                    claim.uid = %uid,
+                    share = %device.result_id,
+                    "its region is gone and is made anew for the containers that start next; what runs keeps an account \
+                     that nobody else sees"
+                );
+            }
+        }
         Ok(record)
     }
 
@@ -159,21 +171,27 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         let Ledger { claims, newer, lost, .. } = &mut ledger;
         let Some(lost) = lost else { return Ok(Conclusion::Unchanged) };
-        let reason = lost.reason.clone();
-        let running =
-            running.into_iter().filter(|(uid, _)| !claims.contains_key(uid) && !newer.contains_key(uid));
-        let before = std::mem::replace(&mut lost.running, running.collect());
-        let changed = lost.running != before;
+        let before = lost.clone();
+        // What was running is not told to have ended by its pod being gone: that is for who gives it back.
+        for (uid, claim) in running {
+            lost.running.entry(uid).or_insert(claim);
+        }
+        lost.running.retain(|uid, _| !claims.contains_key(uid) && !newer.contains_key(uid));
+        self.note_traces(&specs, &mut ledger);
         if !self.unaccounted(&specs, &ledger).is_empty() {
-            if changed {
+            if ledger.lost.as_ref() != Some(&before) {
                 locked.save_releasing(&ledger)?;
             }
             return Ok(Conclusion::Unchanged);
         }
-        ledger.lost = None;
         // Orphans first: what a kill leaves of them is then still that of a lost ledger.
         let orphans = self.remove_orphans(&ledger);
+        let lost = ledger.lost.take().unwrap_or(before);
         locked.save_releasing(&ledger)?;
-        Ok(Conclusion::Found { reason, orphans })
+        Ok(if lost.is_loss() {
+            Conclusion::Found { reason: lost.reason, orphans }
+        } else {
+            Conclusion::Nothing
+        })
     }
 }

@@ -1,8 +1,8 @@
 //! What a dead process left: finished or undone when the next one starts.
 
-use super::{Node, PrepareError, Recovery, forget_attempt, hardware};
+use super::{Node, PrepareError, Recovery, Unaccounted, forget_attempt, hardware};
 use crate::edits;
-use crate::ledger::{Ledger, Record, State};
+use crate::ledger::{Cause, Ledger, Lost, Record, State};
 use crate::share;
 use std::collections::BTreeSet;
 
@@ -13,8 +13,10 @@ impl Node {
     /// # Errors
     /// If lock or checkpoint cannot be had at all.
     pub fn recover(&self) -> Result<Recovery, PrepareError> {
+        let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
+        self.note_traces(&specs, &mut ledger);
         let mut recovery =
             Recovery { damaged: self.store.take_damage(), lost: ledger.lost.clone(), ..Recovery::default() };
         if !recovery.damaged.is_empty() || ledger.lost.is_some() {
@@ -90,6 +92,16 @@ impl Node {
                 orphans.push(format!("CDI spec {name}"));
             }
         }
+        for id in self.strays(ledger, &unaccounted) {
+            if share::discard(&self.machine.shares, &id).is_ok() {
+                orphans.push(format!("share {id}"));
+            }
+        }
+        orphans
+    }
+
+    /// Share directories that no claim has.
+    fn strays(&self, ledger: &Ledger, unaccounted: &[Unaccounted]) -> Vec<String> {
         let ids: BTreeSet<&str> = ledger
             .held()
             .map(|(_, device)| device.result_id.as_str())
@@ -97,13 +109,21 @@ impl Node {
             .collect();
         // What a newer release has is only it to say: the ids of results begin with the claim's UID.
         let of_newer = |id: &str| ledger.newer.keys().any(|uid| id.starts_with(uid.as_str()));
-        let strays = share::list(&self.machine.shares).unwrap_or_default();
-        for id in strays.into_iter().filter(|id| !ids.contains(id.as_str()) && !of_newer(id)) {
-            if share::discard(&self.machine.shares, &id).is_ok() {
-                orphans.push(format!("share {id}"));
-            }
+        let all = share::list(&self.machine.shares).unwrap_or_default();
+        all.into_iter().filter(|id| !ids.contains(id.as_str()) && !of_newer(id)).collect()
+    }
+
+    /// On a node on which there was nothing before, nothing was lost: looks whether there was something. The node is
+    /// locked.
+    pub(super) fn note_traces(&self, specs: &BTreeSet<String>, ledger: &mut Ledger) {
+        if ledger.lost.as_ref().is_none_or(Lost::is_loss) {
+            return;
         }
-        orphans
+        let unaccounted = self.unaccounted(specs, ledger);
+        let traces = !unaccounted.is_empty() || !self.strays(ledger, &unaccounted).is_empty();
+        if let Some(lost) = ledger.lost.as_mut().filter(|_| traces) {
+            lost.cause = Cause::Gone;
+        }
     }
 }
 

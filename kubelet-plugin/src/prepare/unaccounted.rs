@@ -14,6 +14,9 @@
 //!
 //! A claim that pods run with, says the API, and that has no spec either, is written down with the loss
 //! ([`Lost::running`](crate::ledger::Lost)) and keeps its GPU likewise.
+//!
+//! While the checkpoint is lost, a spec that cannot be read may name anything: no GPU takes a new claim then, but one
+//! that a claim with a record holds whole, of which the other cannot have anything.
 
 use super::{Node, UnprepareError};
 use crate::claim::Request;
@@ -25,6 +28,7 @@ use crate::store::StoreError;
 use aliquot_cdi::Spec;
 use aliquot_model::{DeviceKind, DeviceName};
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 
 /// A device that a CDI spec names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +62,17 @@ pub struct Unaccounted {
     pub named: Vec<Named>,
     /// Its devices.
     pub devices: Vec<DeviceName>,
+    /// Its CDI spec, if that cannot be read: then it may have any device.
+    pub unreadable: Option<Unreadable>,
+}
+
+/// A CDI spec that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The file.
+    pub file: PathBuf,
+    /// Why not.
+    pub reason: String,
 }
 
 impl Unaccounted {
@@ -65,18 +80,23 @@ impl Unaccounted {
     fn of(uid: &str, spec: &Spec) -> Option<Self> {
         let named = named(spec);
         let devices = named.iter().map(|named| named.device.clone()).collect();
-        (!named.is_empty()).then(|| Self { uid: uid.to_owned(), named, devices })
+        (!named.is_empty()).then(|| Self { uid: uid.to_owned(), named, devices, unreadable: None })
     }
 
     /// Whether its CDI spec is here.
     pub fn has_spec(&self) -> bool {
-        !self.named.is_empty()
+        !self.named.is_empty() || self.unreadable.is_some()
     }
 
     /// Returns true if a pod that uses it may be using the GPU with this minor number.
     fn uses(&self, minor: u32) -> bool {
         self.devices.iter().any(|device| device.minor() == minor && device.kind() != DeviceKind::Admin)
     }
+}
+
+/// Whether a claim with a record has the whole GPU with this minor number.
+fn is_held_whole(ledger: &Ledger, minor: u32) -> bool {
+    ledger.bindings.get(&minor).is_some_and(|binding| ledger.is_held_whole(&binding.gpu))
 }
 
 impl Node {
@@ -100,31 +120,47 @@ impl Node {
         self.machine.cdi.file(&edits::spec_name(&self.machine.site.driver, uid)).exists()
     }
 
-    /// Claims that may be in use and have no record. Reads specs only of those; one that cannot be read is none.
+    /// Claims that may be in use and have no record. Reads specs only of those. With an intact checkpoint one that
+    /// cannot be read is none.
     pub(super) fn unaccounted(&self, specs: &BTreeSet<String>, ledger: &Ledger) -> Vec<Unaccounted> {
         let driver = &self.machine.site.driver;
         let by_spec = specs.iter().filter(|uid| !ledger.has(uid)).filter_map(|uid| {
-            Unaccounted::of(uid, &self.machine.cdi.read(&edits::spec_name(driver, uid)).ok().flatten()?)
+            let name = edits::spec_name(driver, uid);
+            match self.machine.cdi.read(&name) {
+                Ok(spec) => Unaccounted::of(uid, &spec?),
+                Err(error) => ledger.lost.is_some().then(|| Unaccounted {
+                    uid: uid.clone(),
+                    named: Vec::new(),
+                    devices: Vec::new(),
+                    unreadable: Some(Unreadable {
+                        file: self.machine.cdi.file(&name),
+                        reason: error.to_string(),
+                    }),
+                }),
+            }
         });
         let mut found: Vec<Unaccounted> = by_spec.collect();
         for (uid, running) in ledger.lost.iter().flat_map(|lost| &lost.running) {
             if !ledger.has(uid) && found.iter().all(|found| found.uid != *uid) {
                 let devices = running.names().collect();
-                found.push(Unaccounted { uid: uid.clone(), named: Vec::new(), devices });
+                let (uid, named) = (uid.clone(), Vec::new());
+                found.push(Unaccounted { uid, named, devices, unreadable: None });
             }
         }
         found
     }
 
-    /// Refuses a claim that would share a GPU with one that the checkpoint does not know.
+    /// Refuses a claim that would share a GPU with one that the checkpoint does not know. `known` says that the claim
+    /// had its devices before.
     ///
     /// # Errors
-    /// [`Refusal::Unaccounted`].
+    /// [`Refusal::Unaccounted`], [`Refusal::Unreadable`].
     pub(super) fn refuse_beside_unaccounted(
         &self,
         request: &Request,
         specs: &BTreeSet<String>,
         ledger: &Ledger,
+        known: bool,
     ) -> Result<(), PlanError> {
         let unaccounted = self.unaccounted(specs, ledger);
         for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
@@ -136,6 +172,17 @@ impl Node {
                     device: wanted.device.clone(),
                     uid: other.uid.clone(),
                     spec: other.has_spec().then(|| self.machine.cdi.file(&spec)),
+                };
+                return Err(PlanError::new(&wanted.request, refusal));
+            }
+            let others = unaccounted.iter().filter(|other| other.uid != request.claim.uid);
+            let unreadable = others.filter_map(|other| Some((other, other.unreadable.as_ref()?))).next();
+            if let Some((other, spec)) = unreadable.filter(|_| !known && !is_held_whole(ledger, minor)) {
+                let refusal = Refusal::Unreadable {
+                    device: wanted.device.clone(),
+                    uid: other.uid.clone(),
+                    spec: spec.file.clone(),
+                    reason: spec.reason.clone(),
                 };
                 return Err(PlanError::new(&wanted.request, refusal));
             }

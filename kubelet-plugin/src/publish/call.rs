@@ -1,10 +1,11 @@
 //! API calls with a time limit, and how they fail.
 
+use crate::pages::ListError;
 use crate::store::StoreError;
 use std::time::Duration;
 use tokio::time::timeout;
 
-const API_TIMEOUT: Duration = Duration::from_secs(15);
+pub(super) const API_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Why publishing failed this time.
 #[derive(Debug, thiserror::Error)]
@@ -26,6 +27,9 @@ pub enum PublishError {
     /// The Node object is not there (yet).
     #[error("there is no Node {0}")]
     NoNode(String),
+    /// A list could not be had.
+    #[error(transparent)]
+    List(#[from] ListError),
     /// Our own state.
     #[error(transparent)]
     Store(#[from] StoreError),

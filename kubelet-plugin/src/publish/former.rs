@@ -1,17 +1,15 @@
 //! Asks the API who was given GPUs that are no longer here: see [`crate::former`].
 
-use super::call::call;
+use super::call::API_TIMEOUT;
 use super::{PublishError, Publisher};
 use crate::former::allocations;
+use crate::pages;
 use crate::prepare::Overview;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
 use kube::api::ListParams;
 use std::sync::Arc;
 use tokio::time::Instant;
-
-/// Claims of a page.
-const PAGE: u32 = 500;
 
 impl Publisher {
     /// Asks where it was not asked yet, and now and then who of those that were given them is still there. What is
@@ -26,7 +24,8 @@ impl Publisher {
         if asked.is_empty() && (recent || !overview.ledger.has_former()) {
             return Ok(());
         }
-        let claims = self.claims().await?;
+        let api: Api<ResourceClaim> = Api::all(self.client.clone());
+        let claims = pages::all(&api, ListParams::default(), API_TIMEOUT).await?;
         let allocated = allocations(&claims, &self.settings.driver, pool);
         let node = Arc::clone(&self.node);
         let noted = tokio::task::spawn_blocking(move || node.note_former(&asked, &allocated)).await;
@@ -39,20 +38,5 @@ impl Publisher {
         }
         self.asked_for_former = Some(Instant::now());
         Ok(())
-    }
-
-    /// All claims, as they are now: without a version the API server does not answer from what it had.
-    async fn claims(&self) -> Result<Vec<ResourceClaim>, PublishError> {
-        let api: Api<ResourceClaim> = Api::all(self.client.clone());
-        let mut claims = Vec::new();
-        let mut page = ListParams::default().limit(PAGE);
-        loop {
-            let list = call("list the ResourceClaims", api.list(&page)).await?;
-            claims.extend(list.items);
-            match list.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = ListParams::default().limit(PAGE).continue_token(&token),
-                None => return Ok(claims),
-            }
-        }
     }
 }

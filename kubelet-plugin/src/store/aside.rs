@@ -28,6 +28,11 @@ pub(super) fn keep(dir: &Path, name: &str) -> Result<PathBuf, StoreError> {
     Ok(to)
 }
 
+/// Whether any is kept.
+pub(super) fn any(dir: &Path) -> bool {
+    kept(dir).is_ok_and(|kept| !kept.is_empty())
+}
+
 /// Those that are kept, the oldest first.
 fn kept(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     let entries = fs::read_dir(dir).map_err(io_error("list", dir))?;

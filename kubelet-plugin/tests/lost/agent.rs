@@ -78,7 +78,7 @@ async fn while_the_api_cannot_be_asked_everything_stays_and_says_so() {
     eventually("healthz says so", || async {
         let text = agent.get("/healthz").await.1;
         let says =
-            text.contains("the checkpoint was lost") && text.contains("the API server cannot be asked");
+            text.contains("the checkpoint was lost") && text.contains("cannot list the ResourceClaims");
         if says && text.contains(&share) && text.contains(&part) { Ok(()) } else { Err(text) }
     })
     .await;
@@ -142,6 +142,117 @@ async fn what_only_the_api_knows_keeps_its_gpu_until_its_pod_has_ended() {
     agent.terminate().await;
 }
 
+fn process(pid: u32, gpu_instance: Option<u32>) -> GpuProcess {
+    let compute_instance = gpu_instance.map(|_| 0);
+    let kind = ProcessKind::Compute;
+    GpuProcess { pid, name: None, kind, memory_bytes: None, gpu_instance, compute_instance }
+}
+
+/// The containers of a pod that was deleted by force may go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_only_the_api_knew_keeps_its_gpu_while_a_process_runs_there() {
+    let cluster = Cluster::new(world()).await;
+    let (share, _) = lost(&cluster).await;
+    fs::remove_dir_all(cluster.world.cdi()).unwrap();
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "ns");
+    pods.create(&PostParams::default(), &pod("p", "share")).await.unwrap();
+    status(&pods, "p", "Running").await;
+    cluster.world.gpus.start_process(&h100_80(1).uuid, process(4711, None));
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+    eventually("it is known", || async {
+        let state = metric(&agent, "unaccounted_claims").await;
+        if state == "1" { Ok(()) } else { Err(state) }
+    })
+    .await;
+    pods.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
+    eventually("healthz names the process", || async {
+        let text = agent.get("/healthz").await.1;
+        if text.contains("processes run on its GPU") && text.contains(&share) { Ok(()) } else { Err(text) }
+    })
+    .await;
+    let other = cluster.allocated_claim("other", &[("g", "gpu-1")], json!([])).await;
+    assert!(cluster.prepare("other", &other).await.unwrap_err().contains(&share));
+    cluster.world.gpus.stop_process(4711);
+    over(&cluster, &agent).await;
+    cluster.prepare("other", &other).await.unwrap();
+    agent.terminate().await;
+}
+
+async fn told(cluster: &Cluster, reason: &str) -> Vec<String> {
+    let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(cluster.client.clone());
+    let all = events.list(&ListParams::default()).await.unwrap().items;
+    let notes = all.into_iter().filter(|event| event.reason.as_deref() == Some(reason));
+    notes.filter_map(|event| event.note).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_node_has_lost_nothing() {
+    let cluster = Cluster::new(world()).await;
+    fs::remove_dir_all(cluster.world.data()).unwrap();
+    let mute = of_agent(Matcher::new("list", "resourceclaims"));
+    let rule = cluster.plane.faults().add(FaultRule::always(mute, Fault::DropBefore));
+    let agent = cluster.start(&[]).await;
+    // Until the API was asked, nobody knows.
+    let uid = cluster.allocated_claim("first", &[("g", "gpu-0")], json!([])).await;
+    cluster.prepare("first", &uid).await.unwrap();
+    eventually("it is counted", || async {
+        let state = metric(&agent, "prepared_claims").await;
+        if state == "1" { Ok(()) } else { Err(state) }
+    })
+    .await;
+    assert_eq!(metric(&agent, "ledger_lost").await, "0");
+    assert_eq!(agent.get("/healthz").await.1, "ok");
+    cluster.plane.faults().remove(rule);
+    over(&cluster, &agent).await;
+    agent.terminate().await;
+    let again = cluster.start(&[]).await;
+    over(&cluster, &again).await;
+    again.terminate().await;
+    for reason in ["LedgerLost", "LedgerRebuilt"] {
+        assert_eq!(told(&cluster, reason).await, Vec::<String>::new(), "{reason}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loss_while_the_agent_runs_is_told_as_one_at_its_start() {
+    let cluster = Cluster::new(world()).await;
+    let agent = cluster.start(&[]).await;
+    let share = cluster.allocated_claim("share", &[("s", "gpu-1-share")], json!([])).await;
+    cluster.prepare("share", &share).await.unwrap();
+    over(&cluster, &agent).await;
+    lose(&cluster.world);
+    eventually("the events", || async {
+        let (lost, rebuilt) = (told(&cluster, "LedgerLost").await, told(&cluster, "LedgerRebuilt").await);
+        if lost.len() == 1 && rebuilt.len() == 1 { Ok(()) } else { Err(format!("{lost:?} {rebuilt:?}")) }
+    })
+    .await;
+    over(&cluster, &agent).await;
+    assert_eq!(metric(&agent, "prepared_claims").await, "1");
+    agent.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_spec_that_cannot_be_read_is_named_with_what_to_do() {
+    let cluster = Cluster::new(world()).await;
+    let (share, _) = lost(&cluster).await;
+    let file = cluster.world.cdi().join(format!("{}.json", spec(&share)));
+    fs::write(&file, "{").unwrap();
+    let agent = cluster.start(&[]).await;
+    let names = |text: &str| text.contains(&format!("delete {}", file.display())) && text.contains(&share);
+    eventually("event and healthz say so", || async {
+        let (text, notes) = (agent.get("/healthz").await.1, told(&cluster, "ClaimsWithoutRecord").await);
+        if names(&text) && notes.iter().any(|note| names(note)) {
+            Ok(())
+        } else {
+            Err(format!("{text} {notes:?}"))
+        }
+    })
+    .await;
+    fs::remove_file(&file).unwrap();
+    over(&cluster, &agent).await;
+    agent.terminate().await;
+}
+
 async fn by_name(cluster: &Cluster, name: &str) -> String {
     let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
         Api::namespaced(cluster.client.clone(), "ns");
@@ -161,17 +272,7 @@ async fn a_claim_that_is_gone_from_the_api_goes_once_no_process_uses_it() {
     }
     let gpu = h100_80(0).uuid;
     let instance = cluster.world.gpus.live_migs(&gpu).unwrap()[0].gpu_instance;
-    cluster.world.gpus.start_process(
-        &gpu,
-        GpuProcess {
-            pid: 4711,
-            name: None,
-            kind: ProcessKind::Compute,
-            memory_bytes: None,
-            gpu_instance: Some(instance),
-            compute_instance: Some(0),
-        },
-    );
+    cluster.world.gpus.start_process(&gpu, process(4711, Some(instance)));
     let agent = cluster.start(&["--orphan-grace=1ms"]).await;
     eventually("the share goes", || async {
         let files = cluster.world.files();
@@ -205,14 +306,15 @@ async fn a_claim_that_is_gone_from_the_api_goes_once_no_process_uses_it() {
 async fn what_the_api_and_the_node_do_not_agree_in_is_told_and_waits() {
     let cluster = Cluster::new(world()).await;
     let (share, _) = lost(&cluster).await;
-    fs::remove_file(region(&cluster.world, &share)).unwrap();
+    let quota = region(&cluster.world, &share).parent().unwrap().with_file_name("quota").join("quota");
+    fs::remove_file(quota).unwrap();
     let agent = cluster.start(&[]).await;
     let events: Api<k8s_openapi::api::events::v1::Event> = Api::all(cluster.client.clone());
     eventually("the event says why", || async {
         let all = events.list(&ListParams::default()).await.unwrap().items;
         let notes = all.iter().filter(|event| event.reason.as_deref() == Some("ClaimsWithoutRecord"));
         let notes: Vec<&str> = notes.filter_map(|event| event.note.as_deref()).collect();
-        if notes.iter().any(|note| note.contains(&share) && note.contains("region/region")) {
+        if notes.iter().any(|note| note.contains(&share) && note.contains("quota/quota")) {
             Ok(())
         } else {
             Err(format!("{notes:?}"))
