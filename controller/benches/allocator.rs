@@ -23,6 +23,8 @@ mod costly;
 mod exact;
 #[path = "../tests/common/fixtures.rs"]
 mod fixtures;
+#[path = "allocator/hard_pods.rs"]
+mod hard_pods;
 #[path = "allocator/packing.rs"]
 mod packing;
 #[path = "allocator/placers.rs"]
@@ -72,6 +74,9 @@ struct Args {
     /// Budgets only.
     #[arg(long)]
     budgets_only: bool,
+    /// Hard pods only.
+    #[arg(long)]
+    hard_pods_only: bool,
     /// Draws occupancy against fragmentation into this file and measures nothing.
     #[arg(long)]
     plot: Option<std::path::PathBuf>,
@@ -115,22 +120,26 @@ fn main() {
         args.nodes, args.decisions, args.seed, args.seeds
     );
     let mut figures = Vec::new();
-    if !args.packing_only && !args.budgets_only {
+    let one = [args.packing_only, args.selectors_only, args.budgets_only, args.hard_pods_only];
+    let is_wanted = |only: bool| only || !one.contains(&true);
+    if is_wanted(args.selectors_only) {
         figures.extend(selectors::measure(&command));
     }
-    if !args.packing_only && !args.selectors_only {
+    if is_wanted(args.budgets_only) {
         figures.extend(budgets::measure(&command));
     }
-    let all = !args.selectors_only && !args.budgets_only;
-    if all && !args.packing_only {
+    if is_wanted(args.hard_pods_only) {
+        figures.extend(hard_pods::measure(args.seed, &command));
+    }
+    if is_wanted(false) {
         figures.extend(speed::measure(&args, &command));
         figures.extend(upstream::measure(&args, &command));
     }
-    if all && args.seeds > 0 {
+    if is_wanted(args.packing_only) && args.seeds > 0 {
         figures.extend(packing::measure(&args, &command));
         figures.extend(exact::measure(&args, &command));
     }
-    if all && args.trace_seeds > 0 {
+    if is_wanted(args.packing_only) && args.trace_seeds > 0 {
         figures.extend(trace::measure(&args, &command));
     }
     println!("{:<44} {:>12} {:>12} {:>8}  unit", "name", "value", "baseline", "ratio");

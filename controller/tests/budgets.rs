@@ -65,22 +65,9 @@ fn now() -> i64 {
     k8s_openapi::jiff::Timestamp::now().as_second()
 }
 
-/// What the agent of node n1 says: releases of half an hour of a whole GPU each, from a number on.
 async fn say(cluster: &Cluster, numbers: &[u64], until: i64) {
-    let released: Vec<Value> = numbers
-        .iter()
-        .map(|number| {
-            json!({
-                "number": number, "namespace": "default", "name": format!("c{number}"),
-                "uid": format!("uid-{number}"), "microGpus": 1_000_000, "since": until - 1800, "until": until,
-            })
-        })
-        .collect();
-    let object = json!({
-        "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeUsage", "metadata": {"name": "n1"},
-        "spec": {"ledger": "l1", "held": [], "released": released},
-    });
     let params = PatchParams::apply("agent").force();
+    let object = fixtures::released(numbers, until);
     usages(cluster).patch("n1", &params, &Patch::Apply(&object)).await.expect("applied");
 }
 

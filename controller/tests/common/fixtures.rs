@@ -271,3 +271,20 @@ pub fn pod(name: &str, claims: &[&str]) -> Pod {
         },
     }))
 }
+
+/// What the agent of node n1 says of released claims, by number: half an hour of a whole GPU each.
+pub fn released(numbers: &[u64], until: i64) -> Value {
+    let released: Vec<Value> = numbers
+        .iter()
+        .map(|number| {
+            json!({
+                "number": number, "namespace": "default", "name": format!("c{number}"),
+                "uid": format!("uid-{number}"), "microGpus": 1_000_000, "since": until - 1800, "until": until,
+            })
+        })
+        .collect();
+    json!({
+        "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeUsage", "metadata": {"name": "n1"},
+        "spec": {"ledger": "l1", "held": [], "released": released},
+    })
+}

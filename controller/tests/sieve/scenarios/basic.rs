@@ -2,6 +2,7 @@
 
 use super::Scenario;
 use crate::common::fixtures::{self, partition, request, share};
+use crate::world::World;
 use aliquot_control_plane::PodDeletion;
 use aliquot_model::names::{GANG as LABEL, GANG_SIZE};
 use serde_json::Value;
@@ -86,6 +87,17 @@ pub const GANG: Scenario = Scenario {
     ..Scenario::USUAL
 };
 
+fn whole() -> Value {
+    request("r", "gpu.aliquot.dev", 1)
+}
+
+/// The GPU is the pod's of low priority, and one of high priority comes.
+async fn high_wants_what_low_has(world: &World) {
+    world.ranked("low", whole(), 0).await;
+    world.bound("low").await;
+    world.ranked("high", whole(), 100).await;
+}
+
 /// A pod of high priority takes the GPU of a low one, before one between.
 pub const PREEMPTION: Scenario = Scenario {
     name: "preemption",
@@ -93,10 +105,7 @@ pub const PREEMPTION: Scenario = Scenario {
     wait: &["between"],
     play: |world| {
         Box::pin(async move {
-            let whole = || request("r", "gpu.aliquot.dev", 1);
-            world.ranked("low", whole(), 0).await;
-            world.bound("low").await;
-            world.ranked("high", whole(), 100).await;
+            high_wants_what_low_has(&world).await;
             world.ranked("between", whole(), 50).await;
             world.bound("high").await;
         })
@@ -112,10 +121,7 @@ pub const OVERTAKEN: Scenario = Scenario {
     wait: &["high"],
     play: |world| {
         Box::pin(async move {
-            let whole = || request("r", "gpu.aliquot.dev", 1);
-            world.ranked("low", whole(), 0).await;
-            world.bound("low").await;
-            world.ranked("high", whole(), 100).await;
+            high_wants_what_low_has(&world).await;
             world.ending("low").await;
             world.ranked("higher", whole(), 200).await;
             world.nominated("higher").await;

@@ -2,14 +2,14 @@
 
 use super::Scenario;
 use crate::common::eventually;
-use crate::common::fixtures::{self, partition, request, share};
+use crate::common::fixtures::{self, partition, released, request, share};
 use crate::world::World;
 use aliquot_controller::budget::kinds;
 use aliquot_model::names::LIMITS;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::time::Duration;
 
 const GIB: u64 = 1 << 30;
@@ -43,23 +43,11 @@ async fn budget_kinds(world: &World) {
     world.cluster.define("NodeUsage", "nodeusages", "Cluster").await;
 }
 
-/// What the agent of node n1 says: releases of half an hour of a whole GPU each.
+/// Says it of node n1.
 async fn say(world: &World, numbers: &[u64], until: i64) {
-    let released: Vec<Value> = numbers
-        .iter()
-        .map(|number| {
-            json!({
-                "number": number, "namespace": "default", "name": format!("c{number}"),
-                "uid": format!("uid-{number}"), "microGpus": 1_000_000, "since": until - 1800, "until": until,
-            })
-        })
-        .collect();
-    let object = json!({
-        "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeUsage", "metadata": {"name": "n1"},
-        "spec": {"ledger": "l1", "held": [], "released": released},
-    });
     let api: Api<DynamicObject> = Api::all_with(world.cluster.client.clone(), &kinds::node_usages());
-    api.patch("n1", &PatchParams::apply("agent").force(), &Patch::Apply(&object)).await.expect("applied");
+    let apply = PatchParams::apply("agent").force();
+    api.patch("n1", &apply, &Patch::Apply(&released(numbers, until))).await.expect("applied");
 }
 
 /// Releases that a node reports are charged once each.
