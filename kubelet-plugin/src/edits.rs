@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 pub const CLASS: &str = "claim";
 /// What the names of variables that name a device of ours begin with; the value is `<device>=<UUID>`.
 pub const DEVICE_ENV: &str = "ALIQUOT_DEVICE_";
+/// Name of the variable with the boot in which a spec was written: what it gives ended with that boot.
+pub const BOOT_ENV: &str = "ALIQUOT_BOOT_ID";
 /// What the names of HAMi's variables for a limit of memory begin with.
 const INDEXED_MEMORY_ENV: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
 /// Where containers find quota files.
@@ -100,6 +102,12 @@ pub fn is_indexed(spec: &Spec) -> bool {
     names.into_iter().any(|(name, _)| name.starts_with(INDEXED_MEMORY_ENV))
 }
 
+/// The boot in which a spec of ours was written. Earlier releases do not say.
+pub fn boot_id(spec: &Spec) -> Option<String> {
+    let mut all = spec.devices.iter().flat_map(|device| device.container_edits.environment());
+    all.find_map(|(name, value)| (name == BOOT_ENV).then(|| value.to_owned()))
+}
+
 /// Gives hooks of ours without an environment the one that they are to have, and all of them today's path. Returns
 /// whether anything changed.
 pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
@@ -122,19 +130,20 @@ pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     changed
 }
 
-/// The spec of a claim.
+/// The spec of a claim in this boot.
 ///
 /// # Errors
 /// If the driver's name is not a CDI vendor.
 pub fn spec(
     site: &Site,
+    boot_id: &str,
     claim: &ClaimRef,
     devices: &[(Device, Nodes)],
     limiter: Option<&Limiter>,
     indexed_env: bool,
 ) -> Result<Spec, NameError> {
     let kind = format!("{}/{CLASS}", site.driver).parse()?;
-    let mut cdi = vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site))];
+    let mut cdi = vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site, boot_id))];
     for (device, nodes) in devices {
         cdi.push(CdiDevice::new(
             device.result_id.parse()?,
@@ -144,8 +153,9 @@ pub fn spec(
     Ok(Spec::new(kind, cdi))
 }
 
-fn common(site: &Site) -> ContainerEdits {
+fn common(site: &Site, boot_id: &str) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
+    edits.set_env(BOOT_ENV, boot_id);
     // A legacy NVIDIA runtime hook in the path must not add devices of its own.
     edits.set_env("NVIDIA_VISIBLE_DEVICES", "void");
     edits.device_nodes = site.files.control_nodes.iter().map(|name| node(site, name)).collect();

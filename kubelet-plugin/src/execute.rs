@@ -294,7 +294,8 @@ impl Machine {
             .map(|device| Ok((device.clone(), self.nodes(device, &caps)?)))
             .collect::<Result<Vec<_>, StepError>>()?;
         let indexed = record.indexed_env;
-        let spec = edits::spec(&self.site, &record.claim, &devices, limiter.as_ref(), indexed)?;
+        let (boot_id, claim) = (&record.boot_id, &record.claim);
+        let spec = edits::spec(&self.site, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
         Ok(())
     }

@@ -41,6 +41,14 @@ pub enum Disagreement {
         /// What is there.
         now: String,
     },
+    /// The partition is gone with everything that used it.
+    #[error(
+        "the node was booted since its CDI spec gave {device}, which is gone; it is made anew when a pod asks"
+    )]
+    Rebooted {
+        /// The device.
+        device: DeviceName,
+    },
     /// The files of a share.
     #[error("its share of {device} cannot be told from its files: {reason}")]
     Share {
@@ -59,6 +67,8 @@ pub enum Disagreement {
 pub struct Left<'a> {
     /// Devices that its CDI spec names.
     pub named: &'a [Named],
+    /// Whether the spec says that it is of another boot, so that no container runs with it.
+    pub rebooted: bool,
     /// Quotas of its shares, or why there are none, by result.
     pub quotas: &'a BTreeMap<String, Result<QuotaFile, String>>,
     /// The GPUs that its allocation names.
@@ -106,7 +116,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
     let mut plan = plan::plan(&snapshot, request, None)?;
     for device in &mut plan.devices {
         let Some(name) = wanted.get(&device.result_id) else { continue };
-        same_hardware(device, name, uuid_of(&device.result_id), left.facts)?;
+        same_hardware(device, name, uuid_of(&device.result_id), left)?;
     }
     // After all hardware: that a share is not whole says nothing of the other devices.
     for device in &mut plan.devices {
@@ -130,8 +140,9 @@ fn same_hardware(
     device: &mut Device,
     name: &DeviceName,
     then: &str,
-    facts: &Inventory,
+    left: &Left<'_>,
 ) -> Result<(), Disagreement> {
+    let facts = left.facts;
     let other = |now: String| Disagreement::Hardware { device: name.clone(), then: then.to_owned(), now };
     match &mut device.partition {
         Some(partition) => {
@@ -143,6 +154,9 @@ fn same_hardware(
             let found = facts.live.iter().find(at_its_place).and_then(|mig| mig.uuid.as_ref());
             match found.filter(|uuid| uuid.as_str() == then) {
                 Some(uuid) => partition.uuid = Some(uuid.clone()),
+                None if found.is_none() && left.rebooted => {
+                    return Err(Disagreement::Rebooted { device: name.clone() });
+                }
                 None => return Err(other(found.map_or_else(|| "gone".to_owned(), ToString::to_string))),
             }
         }

@@ -9,6 +9,8 @@
 
 #[path = "lost/agent.rs"]
 mod agent;
+#[path = "lost/boot.rs"]
+mod boot;
 mod common;
 #[path = "lost/strangers.rs"]
 mod strangers;

@@ -68,7 +68,7 @@ fn limiter() -> Limiter {
 }
 
 fn made(devices: &[(Device, Nodes)], indexed: bool) -> Spec {
-    let spec = spec(&site(), &claim("u-1"), devices, Some(&limiter()), indexed).unwrap();
+    let spec = spec(&site(), "boot-1", &claim("u-1"), devices, Some(&limiter()), indexed).unwrap();
     spec.validate().unwrap();
     spec
 }
@@ -128,7 +128,7 @@ fn every_hook_has_an_environment_that_nobody_else_writes() {
         (share("0000000d", 1), Nodes::default()),
         (device("0000000a", "gpu-0"), Nodes::default()),
     ];
-    let spec = spec(&hooked, &claim("u-1"), &devices, Some(&limiter()), true).unwrap();
+    let spec = spec(&hooked, "boot-1", &claim("u-1"), &devices, Some(&limiter()), true).unwrap();
     spec.validate().unwrap();
     let edits = spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]);
     let hooks: Vec<&Hook> = edits.flat_map(|edits| &edits.hooks).collect();
@@ -168,7 +168,7 @@ fn device_nodes_elsewhere_on_the_host_say_where() {
     let mut elsewhere = site();
     elsewhere.host_dev_root = "/run/sim/root".into();
     let devices = [(device("0000000a", "gpu-0"), Nodes { minor: 3, caps: vec![], ..Nodes::default() })];
-    let spec = spec(&elsewhere, &claim("u-1"), &devices, None, false).unwrap();
+    let spec = spec(&elsewhere, "boot-1", &claim("u-1"), &devices, None, false).unwrap();
     let node = &spec.device(&"u-1-0000000a".parse().unwrap()).unwrap().container_edits.device_nodes[0];
     assert_eq!(node.path, "/dev/nvidia3");
     assert_eq!(node.host_path.as_deref(), Some("/run/sim/root/dev/nvidia3"));

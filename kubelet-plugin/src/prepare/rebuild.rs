@@ -88,6 +88,7 @@ impl Node {
         let quotas: BTreeMap<_, _> = quotas.collect();
         let left = Left {
             named: &named,
+            rebooted: edits::boot_id(&spec).is_some_and(|then| then != boot_id),
             quotas: &quotas,
             facts: &facts,
             fixed_partitions: self.partitioning.get() == Partitioning::Fixed,
@@ -144,7 +145,9 @@ impl Node {
         match error {
             RebuildError::Node(error) => Err(*error),
             RebuildError::Disagreement(Disagreement::Plan(error)) => Err(error.into()),
-            RebuildError::Disagreement(reason @ (Disagreement::NoSpec | Disagreement::Share { .. })) => {
+            RebuildError::Disagreement(
+                reason @ (Disagreement::NoSpec | Disagreement::Rebooted { .. } | Disagreement::Share { .. }),
+            ) => {
                 tracing::warn!(claim.uid = %claim.uid, %reason, "the claim's lost record is not what it was");
                 Ok(())
             }
