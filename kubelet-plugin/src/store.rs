@@ -14,11 +14,13 @@
 
 mod aside;
 mod files;
+mod newer;
 mod reserve;
 mod wait;
 
 pub(crate) use files::io_error;
 pub use files::{replace, sync_dir};
+use newer::NewerCopy;
 pub(crate) use wait::{open_lock, patiently};
 
 use crate::checkpoint::{self, CheckpointError};
@@ -46,14 +48,6 @@ pub enum StoreError {
         path: PathBuf,
         /// How long we waited.
         waited: Duration,
-    },
-    /// A newer release wrote it, and not even what all releases should have in common can be read.
-    #[error("cannot use the checkpoint {}: {source}", path.display())]
-    Newer {
-        /// The file.
-        path: PathBuf,
-        /// What it says.
-        source: Box<CheckpointError>,
     },
     /// No block or no inode is left, or a quota is used up.
     #[error(
@@ -173,10 +167,10 @@ impl Locked {
     /// there, the ledger is one that was lost.
     ///
     /// # Errors
-    /// [`StoreError::Newer`], and if the file system refuses.
+    /// If the file system refuses.
     pub fn load(&mut self) -> Result<Loaded, StoreError> {
-        let mut best: Option<(Ledger, u64)> = None;
-        let mut newer: Option<(u64, StoreError)> = None;
+        let mut best: Option<(Ledger, u64, &'static str)> = None;
+        let mut newer: Vec<NewerCopy> = Vec::new();
         let mut damaged = Vec::new();
         for name in FILES {
             let path = self.dir.join(name);
@@ -186,13 +180,13 @@ impl Locked {
                 Err(source) => return Err(StoreError::Io { action: "read", path, source }),
                 Ok(bytes) => match checkpoint::decode(&bytes) {
                     Ok((ledger, sequence)) => {
-                        if best.as_ref().is_none_or(|(_, newest)| sequence > *newest) {
-                            best = Some((ledger, sequence));
+                        if best.as_ref().is_none_or(|(_, newest, _)| sequence > *newest) {
+                            best = Some((ledger, sequence, name));
                         }
                         continue;
                     }
-                    Err(source @ CheckpointError::Newer { sequence, .. }) => {
-                        newer = Some((sequence, StoreError::Newer { path, source: Box::new(source) }));
+                    Err(CheckpointError::Newer { sequence, .. }) => {
+                        newer.push(NewerCopy { name, sequence });
                         continue;
                     }
                     Err(error) => error.to_string(),
@@ -201,15 +195,18 @@ impl Locked {
             let kept = aside::keep(&self.dir, name)?;
             damaged.push(Damage { path, reason, kept });
         }
+        // Of two copies the later one counts.
+        let sequence = best.as_ref().map(|(_, sequence, _)| *sequence);
+        if newer.iter().any(|copy| Some(copy.sequence) > sequence) {
+            let stale = best.take().map(|(_, _, name)| name);
+            damaged.extend(self.set_newer_aside(newer, stale)?);
+        }
         for damage in &damaged {
-            tracing::warn!(%damage, "a copy of the checkpoint cannot be read");
+            tracing::warn!(%damage, "a copy of the checkpoint cannot be used");
         }
         self.damage.lock().extend(damaged.iter().cloned());
-        let sequence = best.as_ref().map(|(_, sequence)| *sequence);
-        if let Some((_, error)) = newer.filter(|(newer, _)| Some(*newer) > sequence) {
-            return Err(error);
-        }
-        let (ledger, sequence) = best.unwrap_or_else(|| {
+        let best = best.map(|(ledger, sequence, _)| (ledger, sequence));
+        let (mut ledger, sequence) = best.unwrap_or_else(|| {
             let reasons: Vec<String> = damaged.iter().map(ToString::to_string).collect();
             let reason = if reasons.is_empty() { "none was there".to_owned() } else { reasons.join("; ") };
             let cause = match (reasons.is_empty(), self.has_traces()) {
@@ -221,6 +218,7 @@ impl Locked {
             (Ledger { lost, ..Ledger::default() }, 0)
         });
         self.sequence = sequence;
+        self.look_aside(&mut ledger)?;
         Ok(Loaded { ledger, damaged })
     }
 
@@ -430,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_of_which_a_newer_release_left_nothing_to_read_is_an_error_and_stays() {
+    fn a_checkpoint_of_which_a_newer_release_left_nothing_to_read_is_set_aside_if_it_is_the_later_one() {
         let temp = tempfile::tempdir().unwrap();
         let mut lock = locked(temp.path());
         lock.save(&ledger(1)).unwrap();
@@ -438,14 +436,37 @@ mod tests {
             of_newer(temp.path(), name, Some("[]"));
         }
         let before = FILES.map(|name| fs::read(temp.path().join(name)).unwrap());
-        let error = lock.load().unwrap_err();
-        assert!(error.to_string().contains("written by a newer release (format version 7"), "{error}");
-        assert_eq!(FILES.map(|name| fs::read(temp.path().join(name)).unwrap()), before);
+        let lost = lock.load().unwrap().ledger.lost.unwrap();
+        assert_eq!(lost.cause, Cause::Newer);
+        assert!(lost.reason.contains("written by a newer release (format version 7"), "{}", lost.reason);
+        let aside = aside::newer(temp.path()).unwrap();
+        assert_eq!(aside.iter().map(|path| fs::read(path).unwrap()).collect::<Vec<_>>(), before);
+        // Whatever a later one says.
+        lock.save(&ledger(1)).unwrap();
+        assert_eq!(lock.load().unwrap().ledger.lost.unwrap().cause, Cause::Newer);
+        aside.iter().for_each(|path| fs::remove_file(path).unwrap());
+        lock.save(&Ledger { lost: Some(lost), ..ledger(1) }).unwrap();
+        assert_eq!(lock.load().unwrap().ledger.lost.unwrap().cause, Cause::Gone);
         // Of two copies the later one counts.
         lock.save(&ledger(2)).unwrap();
         lock.save(&ledger(3)).unwrap();
         of_newer(temp.path(), FILES[0], None);
         assert_eq!(lock.load().unwrap().ledger.bindings, ledger(3).bindings);
+    }
+
+    #[test]
+    fn an_older_copy_that_reads_does_not_stand_for_a_later_one_of_a_newer_release() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut lock = locked(temp.path());
+        lock.save(&ledger(1)).unwrap();
+        let old = fs::read(temp.path().join(FILES[1])).unwrap();
+        lock.save(&ledger(2)).unwrap();
+        fs::write(temp.path().join(FILES[1]), old).unwrap();
+        of_newer(temp.path(), FILES[0], Some("[]"));
+        let loaded = lock.load().unwrap();
+        assert!(loaded.ledger.bindings.is_empty());
+        assert_eq!(loaded.ledger.lost.unwrap().cause, Cause::Newer);
+        assert!(loaded.damaged[0].reason.contains("older than the other copy"), "{:?}", loaded.damaged);
     }
 
     #[test]

@@ -16,6 +16,8 @@ pub enum Cause {
     Gone,
     /// No copy of it can be read.
     Unreadable,
+    /// A newer release wrote it in a shape that cannot be read, and it is set aside. It may say that anything is held.
+    Newer,
 }
 
 /// The checkpoint was lost, and not everything is accounted for. Written down with the ledger, so that no start
@@ -36,6 +38,11 @@ impl Lost {
     /// Whether there was anything to lose, as far as is known.
     pub fn is_loss(&self) -> bool {
         self.cause != Cause::Nothing
+    }
+
+    /// Whether any GPU may be held by claims of which nobody here can know.
+    pub fn is_beyond(&self) -> bool {
+        self.cause == Cause::Newer
     }
 }
 

@@ -30,6 +30,7 @@ impl PlanError {
                 | Refusal::Foreign { .. }
                 | Refusal::Unaccounted { .. }
                 | Refusal::Unreadable { .. }
+                | Refusal::Beyond { .. }
                 | Refusal::Unfathomed { .. }
                 | Refusal::WithinClaim { .. }
         )
@@ -131,6 +132,16 @@ pub enum Refusal {
         /// Its CDI spec.
         spec: std::path::PathBuf,
         /// Why it cannot be read.
+        reason: String,
+    },
+    /// The checkpoint is of a newer release, and nothing of it can be read.
+    #[error(
+        "device {device} may be in use: nobody here can read what the node's checkpoint says is held: {reason}"
+    )]
+    Beyond {
+        /// Device.
+        device: DeviceName,
+        /// Which file, and what to do.
         reason: String,
     },
     /// A record of a newer release does not say which GPUs it has.

@@ -1,7 +1,7 @@
 //! Ledger and hardware together.
 
 use super::{Node, PrepareError, Unaccounted, bind};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Lost};
 use crate::partitioning::Partitioning;
 use aliquot_model::layout::Holding;
 use aliquot_model::{GpuUuid, LiveMig};
@@ -39,9 +39,10 @@ impl Overview {
             let gpu = gpus().find(|gpu| gpu.minor == device.minor())?;
             Some((gpu.uuid.clone(), Holding::of(device, gpu)?))
         });
-        let of_unreadable = lost.clone().any(|lost| lost.unreadable.is_some());
+        let beyond = self.ledger.lost.as_ref().is_some_and(Lost::is_beyond);
+        let unknown = beyond || lost.clone().any(|lost| lost.unreadable.is_some());
         let anywhere = gpus()
-            .filter(|gpu| of_unreadable && !self.ledger.is_held_whole(&gpu.uuid))
+            .filter(|gpu| unknown && !self.ledger.is_held_whole(&gpu.uuid))
             .map(|gpu| (gpu.uuid.clone(), Holding::Whole));
         for (gpu, holding) in of_claims.chain(of_nobody).chain(of_lost).chain(anywhere) {
             let list = held.entry(gpu).or_default();

@@ -5,7 +5,7 @@ use super::unaccounted::named;
 use super::{Node, PrepareError, bind};
 use crate::claim::Request;
 use crate::edits;
-use crate::ledger::{Ledger, Record, Retention, Running, State};
+use crate::ledger::{Ledger, Lost, Record, Retention, Running, State};
 use crate::partitioning::Partitioning;
 use crate::plan::Plan;
 use crate::rebuild::{self, Disagreement, Left};
@@ -181,7 +181,8 @@ impl Node {
         }
         lost.running.retain(|uid, _| !claims.contains_key(uid) && !newer.contains_key(uid));
         self.note_traces(&specs, &mut ledger);
-        if !self.unaccounted(&specs, &ledger).is_empty() {
+        let beyond = ledger.lost.as_ref().is_some_and(Lost::is_beyond);
+        if beyond || !self.unaccounted(&specs, &ledger).is_empty() {
             if ledger.lost.as_ref() != Some(&before) {
                 locked.save_releasing(&ledger)?;
             }

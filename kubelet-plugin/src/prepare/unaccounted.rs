@@ -154,7 +154,7 @@ impl Node {
     /// had its devices before.
     ///
     /// # Errors
-    /// [`Refusal::Unaccounted`], [`Refusal::Unreadable`].
+    /// [`Refusal::Unaccounted`], [`Refusal::Unreadable`], [`Refusal::Beyond`].
     pub(super) fn refuse_beside_unaccounted(
         &self,
         request: &Request,
@@ -164,6 +164,10 @@ impl Node {
     ) -> Result<(), PlanError> {
         let unaccounted = self.unaccounted(specs, ledger);
         for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
+            if let Some(lost) = ledger.lost.as_ref().filter(|lost| lost.is_beyond() && !known) {
+                let refusal = Refusal::Beyond { device: wanted.device.clone(), reason: lost.reason.clone() };
+                return Err(PlanError::new(&wanted.request, refusal));
+            }
             let minor = wanted.device.minor();
             let other = unaccounted.iter().find(|other| other.uid != request.claim.uid && other.uses(minor));
             if let Some(other) = other {

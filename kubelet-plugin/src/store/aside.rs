@@ -1,24 +1,22 @@
-//! Copies of the checkpoint that do not read, kept for whoever looks into it.
+//! Copies of the checkpoint that do not read, kept under other names: damaged ones for whoever looks into it, those of a
+//! newer release for that release.
 
 use super::StoreError;
 use super::files::{io_error, sync_dir};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const MARK: &str = ".corrupt-";
-/// How many are kept; the oldest go first.
+const DAMAGED: &str = ".corrupt-";
+const NEWER: &str = ".newer-";
+/// How many damaged ones are kept; the oldest go first.
 pub(super) const KEPT: usize = 8;
 
-/// Renames a copy. It is renamed for good when this returns, so whatever is written in its place comes later.
+/// Renames a damaged copy. It is renamed for good when this returns, so whatever is written in its place comes later.
 ///
 /// # Errors
 /// If the file system refuses.
 pub(super) fn keep(dir: &Path, name: &str) -> Result<PathBuf, StoreError> {
-    let mut there = kept(dir)?;
-    let number = there.last().map_or(1, |(number, _)| number.saturating_add(1));
-    let (from, to) = (dir.join(name), dir.join(format!("{name}{MARK}{number}")));
-    fs::rename(&from, &to).map_err(io_error("rename", &from))?;
-    there.push((number, to.clone()));
+    let (there, to) = rename(dir, name, DAMAGED)?;
     for (_, old) in there.iter().take(there.len().saturating_sub(KEPT)) {
         if let Err(error) = fs::remove_file(old) {
             tracing::warn!(path = %old.display(), %error, "an old copy of the checkpoint stays");
@@ -28,19 +26,47 @@ pub(super) fn keep(dir: &Path, name: &str) -> Result<PathBuf, StoreError> {
     Ok(to)
 }
 
-/// Whether any is kept.
-pub(super) fn any(dir: &Path) -> bool {
-    kept(dir).is_ok_and(|kept| !kept.is_empty())
+/// The same with a copy of a newer release. None of them goes but by that release, or by hand.
+///
+/// # Errors
+/// If the file system refuses.
+pub(super) fn keep_newer(dir: &Path, name: &str) -> Result<PathBuf, StoreError> {
+    let (_, to) = rename(dir, name, NEWER)?;
+    sync_dir(dir)?;
+    Ok(to)
 }
 
-/// Those that are kept, the oldest first.
-fn kept(dir: &Path) -> Result<Vec<(u64, PathBuf)>, StoreError> {
+/// Whether any damaged copy is kept.
+pub(super) fn any(dir: &Path) -> bool {
+    kept(dir, DAMAGED).is_ok_and(|kept| !kept.is_empty())
+}
+
+/// Copies of a newer release, the one that was set aside first in front.
+///
+/// # Errors
+/// If the file system refuses.
+pub(super) fn newer(dir: &Path) -> Result<Vec<PathBuf>, StoreError> {
+    Ok(kept(dir, NEWER)?.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Returns all that are kept with this mark, and the new one.
+fn rename(dir: &Path, name: &str, mark: &str) -> Result<(Vec<(u64, PathBuf)>, PathBuf), StoreError> {
+    let mut there = kept(dir, mark)?;
+    let number = there.last().map_or(1, |(number, _)| number.saturating_add(1));
+    let (from, to) = (dir.join(name), dir.join(format!("{name}{mark}{number}")));
+    fs::rename(&from, &to).map_err(io_error("rename", &from))?;
+    there.push((number, to.clone()));
+    Ok((there, to))
+}
+
+/// Those that are kept with this mark, the oldest first.
+fn kept(dir: &Path, mark: &str) -> Result<Vec<(u64, PathBuf)>, StoreError> {
     let entries = fs::read_dir(dir).map_err(io_error("list", dir))?;
     let mut found: Vec<(u64, PathBuf)> = entries
         .flatten()
         .filter_map(|entry| {
             let name = entry.file_name().into_string().ok()?;
-            let (_, number) = name.rsplit_once(MARK)?;
+            let (_, number) = name.rsplit_once(mark)?;
             Some((number.parse().ok()?, entry.path()))
         })
         .collect();

@@ -1,0 +1,87 @@
+//! A checkpoint of which a newer release left nothing that this one can read.
+//!
+//! It is set aside as it is. Nobody knows what it says is held, so while it is there the ledger is one that was lost, and
+//! nothing new is prepared ([`Cause::Newer`]). A release that reads it takes it back, with what came meanwhile; an
+//! operator who goes on without removes the file. Only the files say which of these it is, so a kill between two
+//! changes is none of them.
+
+use super::{Damage, Locked, StoreError, aside, io_error, sync_dir};
+use crate::checkpoint;
+use crate::ledger::{Cause, Ledger};
+use std::fs;
+
+/// A copy of a newer release that cannot be read.
+#[derive(Debug)]
+pub(super) struct NewerCopy {
+    /// Its name.
+    pub name: &'static str,
+    /// Its place in the order of copies.
+    pub sequence: u64,
+}
+
+impl Locked {
+    /// Sets copies of a newer release aside, after the older one that this release would read, if there is one: that
+    /// does not say what is held either, and must not be the only one left.
+    pub(super) fn set_newer_aside(
+        &self,
+        mut newer: Vec<NewerCopy>,
+        stale: Option<&'static str>,
+    ) -> Result<Option<Damage>, StoreError> {
+        let stale = match stale {
+            Some(name) => Some(Damage {
+                path: self.dir.join(name),
+                reason: "it is older than the other copy, which is of a newer release".to_owned(),
+                kept: aside::keep(&self.dir, name)?,
+            }),
+            None => None,
+        };
+        newer.sort_by_key(|copy| copy.sequence);
+        for copy in newer {
+            let kept = aside::keep_newer(&self.dir, copy.name)?;
+            tracing::error!(path = %kept.display(), "set a checkpoint of a newer release aside");
+        }
+        Ok(stale)
+    }
+
+    /// Looks at what is set aside: takes back what this release reads, and says in the ledger that there is what it
+    /// does not read, or no more.
+    pub(super) fn look_aside(&mut self, ledger: &mut Ledger) -> Result<(), StoreError> {
+        let (mut readable, mut reasons) = (Vec::new(), Vec::new());
+        for path in aside::newer(&self.dir)? {
+            let read = fs::read(&path).map_err(|error| error.to_string());
+            match read.and_then(|bytes| checkpoint::decode(&bytes).map_err(|error| error.to_string())) {
+                Ok((theirs, sequence)) => readable.push((sequence, path, theirs)),
+                Err(error) => reasons.push(format!(
+                    "{}: {error}; no GPU takes a new claim while that file is there: if the release will not run here \
+                     again, delete it once no pod of this node uses a GPU",
+                    path.display()
+                )),
+            }
+        }
+        readable.sort_by_key(|(sequence, ..)| *sequence);
+        let files: Vec<_> = readable.iter().map(|(_, path, _)| path.clone()).collect();
+        if let Some((_, path, theirs)) = readable.pop() {
+            tracing::info!(path = %path.display(), "took back a checkpoint that was set aside");
+            let ours = std::mem::replace(ledger, theirs);
+            ledger.take_in(ours);
+        }
+        match (&mut ledger.lost, reasons.is_empty()) {
+            (lost, false) => {
+                let lost = lost.get_or_insert_default();
+                lost.cause = Cause::Newer;
+                lost.reason = reasons.join("; ");
+            }
+            (Some(lost), true) if lost.cause == Cause::Newer => lost.cause = Cause::Gone,
+            (_, true) => {}
+        }
+        if !files.is_empty() {
+            // On disk before its file goes.
+            self.save_releasing(ledger)?;
+            for path in files {
+                fs::remove_file(&path).map_err(io_error("remove", &path))?;
+            }
+            sync_dir(&self.dir)?;
+        }
+        Ok(())
+    }
+}
