@@ -14,6 +14,7 @@ mod keeper;
 mod knowledge;
 mod known;
 mod review;
+mod review_memory;
 mod server;
 
 pub use admission::{Verdict, needs_gate};
@@ -141,7 +142,7 @@ pub fn serve(
         let keeper = keeper::Keeper::new(client, config, known);
         let current = keeper.current();
         let keeping = tokio::spawn(keeper.run(health, stop.clone()));
-        server::serve(listener, current, app, stop).await;
+        server::serve(listener, current, app, review_memory::ReviewMemory::default(), stop).await;
         if let Err(error) = keeping.await {
             tracing::error!(%error, "looking after the certificate ended in a panic");
         }

@@ -29,6 +29,10 @@ pub(super) enum Unchecked {
     Late,
     /// Too many waited before it.
     Crowded,
+    /// The reviews under way take all the memory that there is for them.
+    OutOfMemory,
+    /// It takes more memory than one review may.
+    TooLarge,
     /// The evaluation ended in a panic.
     Broken,
     /// What it is checked against was not read from the API yet.
@@ -41,6 +45,8 @@ impl Unchecked {
         match self {
             Self::Late => "deadline",
             Self::Crowded => "queue",
+            Self::OutOfMemory => "memory",
+            Self::TooLarge => "size",
             Self::Broken => "panic",
             Self::Unlisted => "not-listed",
         }

@@ -45,6 +45,8 @@ impl App {
             match unchecked {
                 Unchecked::Late => format!("it was not evaluated within {limit} ms (--review-deadline)"),
                 Unchecked::Crowded => "too many others are being checked".to_owned(),
+                Unchecked::OutOfMemory => "the reviews under way take all the memory that they may".to_owned(),
+                Unchecked::TooLarge => "it is larger than what a review may hold".to_owned(),
                 Unchecked::Unlisted => {
                     "this replica has just started and does not know the classes and devices yet".to_owned()
                 }
@@ -114,6 +116,22 @@ impl Response {
         let response = Self { uid, ..self };
         Json(json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}))
     }
+}
+
+/// The answer to a review of which no more was read than its UID.
+pub(super) fn not_read(app: &App, path: &str, uid: &str, why: Unchecked) -> Json<Value> {
+    let warn = |what: &str| match app.found::<()>(Err(why)) {
+        Ok(()) => Response::allow(None),
+        Err(why) => Response::warn(format!("{what}, as {why}")),
+    };
+    let response = match path {
+        "/mutate-pods" => warn("it is left to kube-scheduler without aliquot's scheduling gate"),
+        "/mutate-claims" => warn("no larger profiles are considered for it"),
+        "/validate-limits" => warn("the limits that it asks for were not checked"),
+        _ if app.governance => app.answer(Err(why)),
+        _ => Response::allow(None),
+    };
+    response.to(&json!({"request": {"uid": uid}}))
 }
 
 /// Whatever cannot be understood is let through as it is: the API server has checked its form.
@@ -246,7 +264,7 @@ fn is_update(review: &Value) -> bool {
 }
 
 fn at<T: DeserializeOwned>(review: &Value, path: &str) -> Option<T> {
-    match serde_json::from_value(review.pointer(path).cloned().unwrap_or_default()) {
+    match T::deserialize(review.pointer(path).unwrap_or(&Value::Null)) {
         Ok(object) => Some(object),
         Err(error) => {
             tracing::debug!(%error, "an admission request that is not understood");

@@ -5,7 +5,8 @@
 
 use super::keeper::Current;
 use super::review::{self, App};
-use axum::Router;
+use super::review_memory::{self, BODY, Peer, ReviewMemory};
+use axum::{Extension, Router};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
@@ -27,14 +28,16 @@ use tokio_util::sync::CancellationToken;
 
 /// Connections of one peer, and of all.
 const CONNECTIONS_OF_ONE: usize = 16;
-const CONNECTIONS: usize = 1024;
+const CONNECTIONS: usize = 512;
 /// Requests at a time on one connection; client-go opens another one when it has more.
 const STREAMS: u32 = 8;
 /// A handshake, a request's head, and a request from its head to its answer: the API server waits for 30 s at most.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 const REQUEST: Duration = Duration::from_secs(30);
-/// A body, in bytes: a review has an object twice, and etcd takes 1.5 MiB.
-const BODY: usize = 4 << 20;
+/// What a connection keeps of what was sent and is not read yet, and of the heads of its requests, in bytes. With TLS a
+/// connection takes 128 KiB at most, and all of them 64 MiB.
+const WINDOW: u32 = 32 << 10;
+const HEADERS: u32 = 8 << 10;
 
 /// How many connections each peer has.
 #[derive(Debug, Default, Clone)]
@@ -83,7 +86,7 @@ impl ResolvesServerCert for Resolver {
     }
 }
 
-pub(super) async fn serve(listener: TcpListener, current: Current, app: App, stop: CancellationToken) {
+pub(super) async fn serve(listener: TcpListener, current: Current, app: App, memory: ReviewMemory, stop: CancellationToken) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = match ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions() {
         Ok(builder) => builder,
@@ -101,6 +104,7 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, sto
         .route("/validate", post(review::validate))
         .route("/validate-limits", post(review::validate_limits))
         .layer(DefaultBodyLimit::max(BODY))
+        .layer(middleware::from_fn_with_state((app.clone(), memory), review_memory::within))
         .layer(middleware::from_fn(in_time))
         .with_state(app);
     let peers = Peers::default();
@@ -115,7 +119,8 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, sto
                     tracing::debug!(%peer, "a connection too many");
                     continue;
                 };
-                let (acceptor, router, stop) = (acceptor.clone(), router.clone(), stop.clone());
+                let router = router.clone().layer(Extension(Peer(connected.peer)));
+                let (acceptor, stop) = (acceptor.clone(), stop.clone());
                 tokio::spawn(async move {
                     let _connected = connected;
                     tokio::select! {
@@ -149,8 +154,10 @@ async fn connection(
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await??;
     let mut server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
-    server.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST);
+    server.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST).max_buf_size(WINDOW as usize);
     server.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS);
+    server.http2().initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    server.http2().max_header_list_size(HEADERS).max_send_buf_size(WINDOW as usize);
     server.http2().keep_alive_interval(REQUEST).keep_alive_timeout(HANDSHAKE);
     server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await
 }

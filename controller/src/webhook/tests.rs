@@ -5,6 +5,7 @@ use super::certificate::{self, Certificate};
 use super::evaluators::{Evaluators, Time, Unchecked};
 use super::knowledge::{Knowledge, Writers};
 use super::review::{self, App};
+use super::review_memory::{ReviewMemory, weight};
 use super::{FailurePolicy, server};
 use crate::brain::{Input, Part, Seen};
 use crate::fixtures::{self, DRIVER};
@@ -140,20 +141,37 @@ async fn post(addr: SocketAddr, bundle: &str, path: &str, review: &Value) -> Val
     serde_json::from_str(body).expect("JSON")
 }
 
+/// A webhook over TLS.
+struct Served {
+    addr: SocketAddr,
+    bundle: String,
+    stop: CancellationToken,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+async fn serve(app: &App, memory: ReviewMemory) -> Served {
+    let now = Timestamp::now();
+    let secret = certificate::make("s", "n", &["127.0.0.1".to_owned()], HOUR, None, now).expect("made");
+    let certificate = Arc::new(Certificate::read(&secret).expect("readable"));
+    let bundle = certificate.bundle.clone();
+    let (keep, served) = watch::channel(Some(certificate));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let addr = listener.local_addr().expect("an address");
+    let (app, stop) = (app.clone(), CancellationToken::new());
+    let serve = server::serve(listener, served, app, memory, stop.clone());
+    let serving = tokio::spawn(async move {
+        serve.await;
+        drop(keep);
+    });
+    Served { addr, bundle, stop, serving }
+}
+
 /// With one thread for everything but evaluations, as one evaluation on it would stop all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn evaluations_that_do_not_end_keep_no_other_namespace_no_handshake_and_no_probe_waiting() {
     let (app, _writers) = app(HOUR, FailurePolicy::Ignore);
     let _held = hold(&app.knowledge.evaluators, "bad", 50).await;
-    let now = Timestamp::now();
-    let secret = certificate::make("s", "n", &["127.0.0.1".to_owned()], HOUR, None, now).expect("made");
-    let certificate = Arc::new(Certificate::read(&secret).expect("readable"));
-    let bundle = certificate.bundle.clone();
-    let (_current, served) = watch::channel(Some(certificate));
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let addr = listener.local_addr().expect("an address");
-    let stop = CancellationToken::new();
-    let serving = tokio::spawn(server::serve(listener, served, app.clone(), stop.clone()));
+    let Served { addr, bundle, stop, serving } = serve(&app, ReviewMemory::default()).await;
     let answer = post(addr, &bundle, "/validate", &review("good", "ResourceClaim", &wrong())).await;
     assert_eq!(answer["response"]["allowed"], false, "{answer}");
     assert_eq!(answer["response"]["status"]["code"], 422, "{answer}");
@@ -350,4 +368,53 @@ async fn a_list_that_is_half_taken_in_neither_blocks_a_review_nor_shows_in_it() 
     let answer =
         validate(&app, review("n", "ResourceClaim", &claim(fixtures::partition("r", "9g.1gb")))).await;
     assert_eq!(answer, none);
+}
+
+/// Waits until reviews are charged for so much.
+async fn charged(memory: &ReviewMemory, bytes: usize) {
+    while memory.used() != bytes {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[rstest]
+#[case::ignore(FailurePolicy::Ignore, true)]
+#[case::fail(FailurePolicy::Fail, false)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn reviews_beyond_the_memory_of_all_are_not_read_and_count_as_unchecked(
+    #[case] failure: FailurePolicy,
+    #[case] allowed: bool,
+) {
+    let (app, _writers) = app(HOUR, failure);
+    let held = hold(&app.knowledge.evaluators, "bad", 0).await;
+    let first = review("bad", "ResourceClaim", &wrong());
+    let bytes = weight(first.to_string().as_bytes());
+    let memory = ReviewMemory::of(bytes + bytes / 2, bytes + bytes / 2);
+    let Served { addr, bundle, stop, serving } = serve(&app, memory.clone()).await;
+    let waiting = tokio::spawn({
+        let bundle = bundle.clone();
+        async move { post(addr, &bundle, "/validate", &first).await }
+    });
+    charged(&memory, bytes).await;
+    let other = review("good", "ResourceClaim", &wrong());
+    let answer = post(addr, &bundle, "/validate", &other).await;
+    let answer = &answer["response"];
+    assert_eq!((&answer["uid"], &answer["allowed"]), (&json!("u"), &json!(allowed)), "{answer}");
+    let told = if allowed { &answer["warnings"][0] } else { &answer["status"]["message"] };
+    assert!(told.as_str().expect("told").contains("take all the memory"), "{answer}");
+    assert_eq!(app.metrics.unchecked_reviews("memory"), 1);
+    // Pods, larger profiles and limits stop nobody.
+    for path in ["/mutate-pods", "/mutate-claims", "/validate-limits"] {
+        let answer = post(addr, &bundle, path, &other).await;
+        assert_eq!(answer["response"]["allowed"], true, "{answer}");
+        assert!(answer["response"]["warnings"][0].as_str().expect("told").contains("take all"), "{answer}");
+    }
+    assert_eq!(app.metrics.unchecked_reviews("memory"), 4);
+    drop(held);
+    assert_eq!(waiting.await.expect("no panic")["response"]["status"]["code"], 422);
+    charged(&memory, 0).await;
+    let answer = post(addr, &bundle, "/validate", &other).await;
+    assert_eq!(answer["response"]["status"]["code"], 422, "{answer}");
+    stop.cancel();
+    serving.await.expect("no panic");
 }
