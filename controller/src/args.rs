@@ -84,6 +84,11 @@ pub struct Args {
     #[arg(long, default_value = "2s", value_parser = parse_review)]
     pub review_deadline: Duration,
 
+    /// Authorities (PEM) of those who may ask the webhook: a caller without a certificate of one of them gets no
+    /// review. Read at the start. For API servers that show a certificate (AdmissionConfiguration, kubeConfigFile).
+    #[arg(long)]
+    pub client_ca_file: Option<PathBuf>,
+
     /// What becomes of claims, templates and classes that could not be checked within --review-deadline.
     #[arg(long, value_enum, default_value_t = FailurePolicy::Ignore)]
     pub governance_failure_policy: FailurePolicy,

@@ -9,8 +9,8 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
 
 /// What the health pages tell.
@@ -19,17 +19,30 @@ pub struct Health {
     metrics: Arc<Metrics>,
     pulse: Pulse,
     ready: Arc<AtomicBool>,
+    failed: Arc<OnceLock<String>>,
 }
 
 impl Health {
     /// Not ready yet. Health depends on the pulse of the leader's loop.
     pub fn new(metrics: Arc<Metrics>, pulse: Pulse) -> Self {
-        Self { metrics, pulse, ready: Arc::new(AtomicBool::new(false)) }
+        Self { metrics, pulse, ready: Arc::default(), failed: Arc::default() }
     }
 
     /// The webhook serves, or is off; leading is no condition, every replica serves it.
     pub fn set_ready(&self) {
         self.ready.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether `/readyz` says so.
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::Relaxed) && self.failed.get().is_none()
+    }
+
+    /// The webhook goes by what gets old from now on: it is not ready any more, whatever comes. Only a new process is.
+    /// The first reason stays.
+    pub fn fail(&self, why: String) {
+        // Later ones follow from it.
+        let _ = self.failed.set(why);
     }
 }
 
@@ -75,11 +88,14 @@ async fn healthy(State(health): State<Health>) -> (StatusCode, String) {
     }
 }
 
-async fn ready(State(health): State<Health>) -> (StatusCode, &'static str) {
-    if health.ready.load(Ordering::Relaxed) {
-        (StatusCode::OK, "ok\n")
+pub(crate) async fn ready(State(health): State<Health>) -> (StatusCode, String) {
+    if let Some(why) = health.failed.get() {
+        return (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"));
+    }
+    if health.is_ready() {
+        (StatusCode::OK, "ok\n".to_owned())
     } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "the webhook does not serve yet\n")
+        (StatusCode::SERVICE_UNAVAILABLE, "the webhook does not serve yet\n".to_owned())
     }
 }
 

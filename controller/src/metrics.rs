@@ -131,7 +131,12 @@ impl Metrics {
             "Writes that wait: for certainty whether they were carried out, or because they fail again and again",
             metrics.parked.clone(),
         );
-        registry.register("decisions", "Decisions by outcome", metrics.decisions.clone());
+        registry.register(
+            "decisions",
+            "Decisions by outcome; no_fit_again: the answer for a pod that asks for the same, put_behind: not decided in \
+             the short first look, and so behind others",
+            metrics.decisions.clone(),
+        );
         registry.register("decision_seconds", "Time to decide for a pod", metrics.decision_seconds.clone());
         registry.register(
             "allocation_seconds",

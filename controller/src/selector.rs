@@ -132,11 +132,15 @@ pub enum SelectorError {
 
 /// An expression as messages show it: of a long one the beginning, so that what is wrong with it has room, too.
 pub(crate) fn quoted(expression: &str) -> String {
-    const LONGEST: usize = 256;
-    if expression.len() <= LONGEST {
+    quoted_within(expression, 256)
+}
+
+/// The same, with so many bytes of it at most.
+pub(crate) fn quoted_within(expression: &str, longest: usize) -> String {
+    if expression.len() <= longest {
         return format!("{expression:?}");
     }
-    let start = expression.get(..expression.floor_char_boundary(LONGEST)).unwrap_or_default();
+    let start = expression.get(..expression.floor_char_boundary(longest)).unwrap_or_default();
     format!("{start:?}… ({} bytes)", expression.len())
 }
 

@@ -28,6 +28,7 @@ use crate::isolated::{self, Ended};
 use crate::metrics::Metrics;
 use kube::Client;
 use std::net::TcpListener;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -74,6 +75,8 @@ pub struct Config {
     pub budgets: bool,
     /// How long certificates last; they are renewed after two thirds of it.
     pub certificate_life: Duration,
+    /// Authorities of those who may ask, PEM; without it whoever reaches the port may.
+    pub client_ca: Option<PathBuf>,
     /// How often certificate and configuration are looked after.
     pub interval: Duration,
 }
@@ -102,6 +105,7 @@ impl Config {
             failure: args.governance_failure_policy,
             budgets: args.budgets,
             certificate_life: args.webhook_certificate_life,
+            client_ca: args.client_ca_file.clone(),
             interval: Duration::from_secs(60).min(args.webhook_certificate_life / 12),
         }
     }
@@ -111,7 +115,8 @@ impl Config {
 /// an answer.
 ///
 /// # Errors
-/// If there are no threads for it; what it ends with if there is no client.
+/// If there are no threads for it, or the authorities of clients cannot be read; what it ends with if there is no
+/// client.
 pub fn serve(
     listener: TcpListener,
     connection: kube::Config,
@@ -122,11 +127,25 @@ pub fn serve(
 ) -> std::io::Result<Ended<std::io::Result<()>>> {
     tracing::info!(addr = %listener.local_addr()?, "serving the admission webhook");
     listener.set_nonblocking(true)?;
+    let callers = config.client_ca.as_deref().map(server::authorities).transpose()?;
     isolated::start_with("webhook", THREADS, move || async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let client = Client::try_from(connection.clone()).map_err(std::io::Error::other)?;
         let (knowledge, writers) = knowledge::Knowledge::new(client.clone(), &config.driver, config.rules);
-        let watching = writers.start(connection, stop.clone())?;
+        let watching = writers.start(connection, health.clone(), stop.clone())?;
+        let (watched, stopped) = (health.clone(), stop.clone());
+        let watching = tokio::spawn(async move {
+            let why = match watching.await {
+                _ if stopped.is_cancelled() => return,
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "a panic".to_owned(),
+            };
+            tracing::error!(why, "the webhook's watches ended: the replica is not ready any more");
+            watched.fail(format!(
+                "the webhook's watches ended ({why}), see the log; delete this pod to start anew"
+            ));
+        });
         let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));
         let known = knowledge.known.clone();
         let app = review::App {
@@ -142,16 +161,12 @@ pub fn serve(
         let keeper = keeper::Keeper::new(client, config, known);
         let current = keeper.current();
         let keeping = tokio::spawn(keeper.run(health, stop.clone()));
-        server::serve(listener, current, app, review_memory::ReviewMemory::default(), stop).await;
+        let memory = review_memory::ReviewMemory::default();
+        server::serve(listener, current, callers, app, memory, stop).await;
         if let Err(error) = keeping.await {
             tracing::error!(%error, "looking after the certificate ended in a panic");
         }
-        match watching.await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "watching ended"),
-            Err(_) => tracing::error!("watching ended in a panic"),
-        }
-        Ok(())
+        watching.await.map_err(std::io::Error::other)
     })
 }
 

@@ -51,6 +51,7 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         failure: FailurePolicy::Ignore,
         budgets: false,
         certificate_life: Duration::from_secs(36),
+        client_ca: None,
         interval: Duration::from_millis(50),
     };
     let metrics = Arc::new(Metrics::new());

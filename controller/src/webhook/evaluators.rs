@@ -23,10 +23,10 @@ const COMPILED: usize = 32 << 20;
 const ANSWERS: usize = 8 << 20;
 
 /// Why a review got no answer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Unchecked {
-    /// Its time was up.
-    Late,
+    /// Its time was up; within this expression, if it was within one.
+    Late(Option<Arc<str>>),
     /// Too many waited before it.
     Crowded,
     /// The reviews under way take all the memory that there is for them.
@@ -41,9 +41,9 @@ pub(super) enum Unchecked {
 
 impl Unchecked {
     /// The label of the metric.
-    pub(super) const fn reason(self) -> &'static str {
+    pub(super) const fn reason(&self) -> &'static str {
         match self {
-            Self::Late => "deadline",
+            Self::Late(_) => "deadline",
             Self::Crowded => "queue",
             Self::OutOfMemory => "memory",
             Self::TooLarge => "size",
@@ -129,12 +129,17 @@ impl Evaluators {
                 let mut matcher = idle.lock().pop().unwrap_or(fresh);
                 matcher.set_until(Some(time.of_evaluation(gate.waiting())));
                 let answer = evaluate(&mut matcher);
+                let given_up = matcher.take_given_up();
+                let answer = match answer {
+                    Err(Unchecked::Late(None)) => Err(Unchecked::Late(given_up)),
+                    answer => answer,
+                };
                 idle.lock().push(matcher);
                 answer
             });
             work.await.unwrap_or(Err(Unchecked::Broken))
         };
-        tokio::time::timeout_at(time.until(), answer).await.unwrap_or(Err(Unchecked::Late))
+        tokio::time::timeout_at(time.until(), answer).await.unwrap_or(Err(Unchecked::Late(None)))
     }
 }
 

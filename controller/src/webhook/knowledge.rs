@@ -8,13 +8,14 @@ use crate::decide::Matcher;
 use crate::elastic;
 use crate::govern::check::Scene;
 use crate::govern::{GpuQuota, Judgement, Rules, check};
+use crate::http::Health;
 use crate::index::ObjectKey;
 use crate::isolated::{self, Ended};
 use crate::substitute::{self, Expansion};
 use crate::watch::{self, Pauses};
 use aliquot_model::config::AllocationPolicy;
-use futures::StreamExt;
-use futures::future::join_all;
+use futures::future::{BoxFuture, join_all};
+use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
     DeviceClass, DeviceClassSpec, ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate, ResourceSlice,
@@ -23,6 +24,7 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::Value;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -63,19 +65,20 @@ impl Writers {
     pub(super) fn start(
         self,
         connection: kube::Config,
+        health: Health,
         stop: CancellationToken,
     ) -> std::io::Result<Ended<kube::Result<()>>> {
         isolated::start("webhook-watches", move || async move {
             let client = Client::try_from(connection)?;
             tokio::select! {
-                () = self.follow(client) => {}
+                () = self.follow(client, &health) => {}
                 () = stop.cancelled() => {}
             }
             Ok(())
         })
     }
 
-    async fn follow(self, client: Client) {
+    async fn follow(self, client: Client, health: &Health) {
         let (sender, inputs) = mpsc::channel(INPUTS);
         let ours = watcher::Config::default().fields(&format!("spec.driver={}", self.driver));
         let slices = watch::follow_slices(Api::<ResourceSlice>::all(client.clone()), ours, sender.clone());
@@ -89,17 +92,42 @@ impl Writers {
             .backoff(Pauses::default())
             .reflect(self.namespaces)
             .for_each(|_| async {});
-        let mut tasks = tokio::task::JoinSet::new();
-        tasks.spawn(slices);
-        tasks.spawn(classes);
-        tasks.spawn(self.follower.follow(inputs));
-        tasks.spawn(templates);
-        tasks.spawn(namespaces);
-        tasks.spawn(follow_quotas(client, self.quotas));
-        // None of them ends but by a panic. What is known then gets old, and somebody has to see it.
-        while let Some(ended) = tasks.join_next().await {
-            tracing::error!(?ended, "a watch of the webhook ended");
-        }
+        let tasks: [(&str, BoxFuture<'static, ()>); 6] = [
+            ("slices", slices.boxed()),
+            ("device classes", classes.boxed()),
+            ("slices and device classes", self.follower.follow(inputs).boxed()),
+            ("claim templates", templates.boxed()),
+            ("namespaces", namespaces.boxed()),
+            ("GpuQuotas", follow_quotas(client, self.quotas).boxed()),
+        ];
+        supervise(tasks, health).await;
+    }
+}
+
+/// Runs what takes in changes of this and that. None of it ends but by a panic; what is known then gets old, so the
+/// replica gives up being ready.
+pub(super) async fn supervise(
+    tasks: impl IntoIterator<Item = (&'static str, BoxFuture<'static, ()>)>,
+    health: &Health,
+) {
+    let mut running = tokio::task::JoinSet::new();
+    let mut names = HashMap::new();
+    for (name, task) in tasks {
+        names.insert(running.spawn(task).id(), name);
+    }
+    while let Some(ended) = running.join_next_with_id().await {
+        let id = match &ended {
+            Ok((id, ())) => *id,
+            Err(error) => error.id(),
+        };
+        let name = names.get(&id).copied().unwrap_or_default();
+        tracing::error!(
+            watch = name,
+            ?ended,
+            "a watch of the webhook ended: the replica is not ready any more"
+        );
+        health
+            .fail(format!("the webhook's watch of {name} ended, see the log; delete this pod to start anew"));
     }
 }
 
@@ -227,7 +255,7 @@ impl Knowledge {
         let claim = claim.clone();
         let expand = move |matcher: &mut Matcher| {
             let expansion = substitute::expand(&index, matcher, &claim, policy.as_ref());
-            if matcher.ran_out() { Err(Unchecked::Late) } else { Ok(expansion) }
+            if matcher.ran_out() { Err(Unchecked::Late(None)) } else { Ok(expansion) }
         };
         self.evaluators.run(namespace, time, expand).await
     }
@@ -254,5 +282,5 @@ impl Knowledge {
 
 /// What was found wrong is wrong, also where time was up for the rest.
 fn in_time(judgement: Judgement, matcher: &Matcher) -> Result<Judgement, Unchecked> {
-    if matcher.ran_out() && judgement.errors.is_empty() { Err(Unchecked::Late) } else { Ok(judgement) }
+    if matcher.ran_out() && judgement.errors.is_empty() { Err(Unchecked::Late(None)) } else { Ok(judgement) }
 }

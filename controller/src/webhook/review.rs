@@ -8,6 +8,7 @@ use crate::budget::admission::{Lowered, Watched};
 use crate::govern::Judgement;
 use crate::hold::Wish;
 use crate::metrics::Metrics;
+use crate::selector;
 use aliquot_model::names::HOLD_OF;
 use axum::Json;
 use axum::extract::State;
@@ -20,6 +21,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// The API server cuts warnings off after 256 bytes; this is left for an expression, in bytes.
+const LONGEST_EXPRESSION: usize = 48;
 
 /// What requests are answered from.
 #[derive(Clone)]
@@ -43,9 +47,17 @@ impl App {
             self.metrics.unchecked(unchecked.reason());
             let limit = self.deadline.as_millis();
             match unchecked {
-                Unchecked::Late => format!("it was not evaluated within {limit} ms (--review-deadline)"),
+                Unchecked::Late(None) => {
+                    format!("it was not evaluated within {limit} ms (--review-deadline)")
+                }
+                Unchecked::Late(Some(expression)) => format!(
+                    "time was up ({limit} ms) within the CEL expression {}",
+                    selector::quoted_within(&expression, LONGEST_EXPRESSION)
+                ),
                 Unchecked::Crowded => "too many others are being checked".to_owned(),
-                Unchecked::OutOfMemory => "the reviews under way take all the memory that they may".to_owned(),
+                Unchecked::OutOfMemory => {
+                    "the reviews under way take all the memory that they may".to_owned()
+                }
                 Unchecked::TooLarge => "it is larger than what a review may hold".to_owned(),
                 Unchecked::Unlisted => {
                     "this replica has just started and does not know the classes and devices yet".to_owned()
@@ -120,7 +132,7 @@ impl Response {
 
 /// The answer to a review of which no more was read than its UID.
 pub(super) fn not_read(app: &App, path: &str, uid: &str, why: Unchecked) -> Json<Value> {
-    let warn = |what: &str| match app.found::<()>(Err(why)) {
+    let warn = |what: &str| match app.found::<()>(Err(why.clone())) {
         Ok(()) => Response::allow(None),
         Err(why) => Response::warn(format!("{what}, as {why}")),
     };

@@ -29,8 +29,8 @@ const ONE: usize = 16 << 20;
 /// What a byte of text is charged for: the body and the buffer that it is read into, strings, and copies of them.
 const BYTE: usize = 4;
 /// What an object, and an element of a list or an object, can take once they are read: a map's node, and what the API's
-/// structs are besides.
-const OBJECT: usize = 2048;
+/// structs are besides: a Container is the largest, with 2.1 KiB.
+const OBJECT: usize = 4096;
 const ELEMENT: usize = 256;
 /// What is looked at of a review that is not read: the API server writes its UID first.
 const HEAD: usize = 4096;
@@ -236,8 +236,8 @@ mod tests {
     #[test]
     fn text_that_becomes_much_is_charged_for_what_it_becomes() {
         let mut charge = ReviewMemory::default().charge(BAD);
-        assert_eq!(charge.add("{},".repeat(ONE / 4096).as_bytes()), Ok(()));
-        assert_eq!(charge.add("{},".repeat(ONE / 4096).as_bytes()), Err(Unchecked::TooLarge));
+        assert_eq!(charge.add("{},".repeat(ONE / 8192).as_bytes()), Ok(()));
+        assert_eq!(charge.add("{},".repeat(ONE / 8192).as_bytes()), Err(Unchecked::TooLarge));
     }
 
     #[rstest::rstest]

@@ -1,25 +1,31 @@
 //! TLS and HTTP around the answers.
 //!
-//! Whoever reaches the port can ask: the API server shows no certificate unless its administrator sets one up. So what
-//! one peer can take is bounded, in connections, requests, bytes and time.
+//! Whoever reaches the port can ask, unless `--client-ca-file` says whose certificates callers have to show: the API
+//! server shows none before its administrator sets one up. So what one peer can take is bounded, in connections,
+//! requests, bytes and time.
 
 use super::keeper::Current;
 use super::review::{self, App};
 use super::review_memory::{self, BODY, Peer, ReviewMemory};
-use axum::{Extension, Router};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
-use rustls::ServerConfig;
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::server::{ClientHello, ResolvesServerCert, VerifierBuilderError, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
+use rustls::{RootCertStore, ServerConfig};
 use std::collections::HashMap;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -86,8 +92,52 @@ impl ResolvesServerCert for Resolver {
     }
 }
 
-pub(super) async fn serve(listener: TcpListener, current: Current, app: App, memory: ReviewMemory, stop: CancellationToken) {
+/// The authorities of those who may ask.
+///
+/// # Errors
+/// If there is none in the file; the error names it.
+pub(super) fn authorities(path: &Path) -> std::io::Result<Arc<RootCertStore>> {
+    let fail = |why: String| {
+        let what = format!("--client-ca-file {}: {why}; it must hold certificates in PEM", path.display());
+        std::io::Error::other(what)
+    };
+    let text = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(&text) {
+        let added = certificate.map_err(|error| error.to_string());
+        added.and_then(|der| roots.add(der).map_err(|error| error.to_string())).map_err(fail)?;
+    }
+    if roots.is_empty() { Err(fail("it has no certificate".to_owned())) } else { Ok(Arc::new(roots)) }
+}
+
+/// Who may ask: whoever has a certificate of these authorities, or anybody without them.
+fn verifier(
+    callers: Option<Arc<RootCertStore>>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError> {
+    match callers {
+        Some(roots) => WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build(),
+        None => Ok(WebPkiClientVerifier::no_client_auth()),
+    }
+}
+
+/// Serves until `stop`, to those who show a certificate of `callers`' authorities, if there are any.
+pub(super) async fn serve(
+    listener: TcpListener,
+    current: Current,
+    callers: Option<Arc<RootCertStore>>,
+    app: App,
+    memory: ReviewMemory,
+    stop: CancellationToken,
+) {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = match verifier(callers, &provider) {
+        Ok(verifier) => verifier,
+        Err(error) => {
+            tracing::error!(%error, "callers cannot be told: the webhook is not served");
+            return;
+        }
+    };
     let builder = match ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions() {
         Ok(builder) => builder,
         Err(error) => {
@@ -95,7 +145,8 @@ pub(super) async fn serve(listener: TcpListener, current: Current, app: App, mem
             return;
         }
     };
-    let mut config = builder.with_no_client_auth().with_cert_resolver(Arc::new(Resolver(current)));
+    let mut config =
+        builder.with_client_cert_verifier(verifier).with_cert_resolver(Arc::new(Resolver(current)));
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     let acceptor = TlsAcceptor::from(Arc::new(config));
     let router = Router::new()

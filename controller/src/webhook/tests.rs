@@ -3,11 +3,12 @@
 
 use super::certificate::{self, Certificate};
 use super::evaluators::{Evaluators, Time, Unchecked};
-use super::knowledge::{Knowledge, Writers};
+use super::knowledge::{self, Knowledge, Writers};
 use super::review::{self, App};
 use super::review_memory::{ReviewMemory, weight};
 use super::{FailurePolicy, server};
 use crate::brain::{Input, Part, Seen};
+use crate::decide::Matcher;
 use crate::fixtures::{self, DRIVER};
 use crate::govern::Rules;
 use crate::http::{self, Health};
@@ -16,11 +17,12 @@ use crate::pulse::Pulse;
 use aliquot_model::layout::AllocatorMode;
 use axum::Json;
 use axum::extract::State;
+use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use rstest::rstest;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::{Arc, mpsc};
@@ -114,6 +116,39 @@ async fn mutate(app: &App, review: Value) -> Value {
 
 /// The body of an answer over a connection of its own.
 async fn post(addr: SocketAddr, bundle: &str, path: &str, review: &Value) -> Value {
+    post_as(None, addr, bundle, path, review).await.expect("answered")
+}
+
+/// A caller's certificate, and what signed it.
+struct Caller {
+    authority: String,
+    chain: Vec<CertificateDer<'static>>,
+    key: Vec<u8>,
+}
+
+impl Caller {
+    fn new() -> Self {
+        let mut authority = rcgen::CertificateParams::default();
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority_key = rcgen::KeyPair::generate().expect("a key");
+        let certificate = authority.self_signed(&authority_key).expect("signed");
+        let issuer = rcgen::Issuer::new(authority, authority_key);
+        let mut leaf = rcgen::CertificateParams::new(vec!["kube-apiserver".to_owned()]).expect("a name");
+        leaf.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let leaf = leaf.signed_by(&key, &issuer).expect("signed");
+        Self { authority: certificate.pem(), chain: vec![leaf.der().clone()], key: key.serialize_der() }
+    }
+}
+
+/// The same, with a certificate of the caller's.
+async fn post_as(
+    caller: Option<&Caller>,
+    addr: SocketAddr,
+    bundle: &str,
+    path: &str,
+    review: &Value,
+) -> std::io::Result<Value> {
     let mut roots = rustls::RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
         roots.add(authority.expect("PEM")).expect("an authority");
@@ -122,23 +157,29 @@ async fn post(addr: SocketAddr, bundle: &str, path: &str, review: &Value) -> Val
     let config = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let config = match caller {
+        None => config.with_no_client_auth(),
+        Some(caller) => {
+            let key = PrivateKeyDer::try_from(caller.key.clone()).expect("a key");
+            config.with_client_auth_cert(caller.chain.clone(), key).expect("its key")
+        }
+    };
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let stream = TcpStream::connect(addr).await.expect("somebody listens");
     let name = ServerName::try_from("127.0.0.1").expect("a name");
-    let mut stream = connector.connect(name, stream).await.expect("a handshake");
+    let mut stream = connector.connect(name, stream).await?;
     let body = review.to_string();
     let head = format!(
         "POST {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    stream.write_all(head.as_bytes()).await.expect("sent");
+    stream.write_all(head.as_bytes()).await?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).await.expect("answered");
+    stream.read_to_string(&mut answer).await?;
     let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-    serde_json::from_str(body).expect("JSON")
+    Ok(serde_json::from_str(body).expect("JSON"))
 }
 
 /// A webhook over TLS.
@@ -150,6 +191,11 @@ struct Served {
 }
 
 async fn serve(app: &App, memory: ReviewMemory) -> Served {
+    serve_to(None, app, memory).await
+}
+
+/// The same, to those alone who show a certificate of these authorities.
+async fn serve_to(callers: Option<Arc<rustls::RootCertStore>>, app: &App, memory: ReviewMemory) -> Served {
     let now = Timestamp::now();
     let secret = certificate::make("s", "n", &["127.0.0.1".to_owned()], HOUR, None, now).expect("made");
     let certificate = Arc::new(Certificate::read(&secret).expect("readable"));
@@ -158,7 +204,7 @@ async fn serve(app: &App, memory: ReviewMemory) -> Served {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let addr = listener.local_addr().expect("an address");
     let (app, stop) = (app.clone(), CancellationToken::new());
-    let serve = server::serve(listener, served, app, memory, stop.clone());
+    let serve = server::serve(listener, served, callers, app, memory, stop.clone());
     let serving = tokio::spawn(async move {
         serve.await;
         drop(keep);
@@ -313,8 +359,8 @@ async fn a_turn_lasts_until_the_thread_is_free_and_not_only_until_nobody_waits_f
         let _ = held.recv();
         Ok(())
     };
-    assert_eq!(evaluators.run("n", Time::from_now(SHORT), endless).await, Err(Unchecked::Late));
-    assert_eq!(evaluators.run("n", Time::from_now(SHORT), |_| Ok(())).await, Err(Unchecked::Late));
+    assert_eq!(evaluators.run("n", Time::from_now(SHORT), endless).await, Err(Unchecked::Late(None)));
+    assert_eq!(evaluators.run("n", Time::from_now(SHORT), |_| Ok(())).await, Err(Unchecked::Late(None)));
     assert_eq!(evaluators.run("other", Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
     drop(hold);
     assert_eq!(evaluators.run("n", Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
@@ -417,4 +463,84 @@ async fn reviews_beyond_the_memory_of_all_are_not_read_and_count_as_unchecked(
     assert_eq!(answer["response"]["status"]["code"], 422, "{answer}");
     stop.cancel();
     serving.await.expect("no panic");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn who_shows_no_certificate_of_the_callers_authority_gets_no_review() {
+    let (app, _writers) = app(HOUR, FailurePolicy::Ignore);
+    let (known, stranger) = (Caller::new(), Caller::new());
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), "").expect("written");
+    let error = server::authorities(file.path()).expect_err("nobody").to_string();
+    assert!(error.contains("--client-ca-file") && error.contains("no certificate"), "{error}");
+    std::fs::write(file.path(), &known.authority).expect("written");
+    let callers = server::authorities(file.path()).expect("an authority");
+    let Served { addr, bundle, stop, serving } = serve_to(Some(callers), &app, ReviewMemory::default()).await;
+    let review = review("good", "ResourceClaim", &wrong());
+    let answer = post_as(Some(&known), addr, &bundle, "/validate", &review).await.expect("an answer");
+    assert_eq!(answer["response"]["status"]["code"], 422, "{answer}");
+    for caller in [None, Some(&stranger)] {
+        let answer = post_as(caller, addr, &bundle, "/validate", &review).await;
+        assert!(answer.is_err(), "{answer:?}");
+    }
+    assert_eq!(app.metrics.refused.get(), 1);
+    stop.cancel();
+    serving.await.expect("no panic");
+}
+
+#[rstest]
+#[case::ignore(FailurePolicy::Ignore, "/response/warnings/0")]
+#[case::fail(FailurePolicy::Fail, "/response/status/message")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn what_was_not_checked_because_of_an_expression_names_it(
+    #[case] failure: FailurePolicy,
+    #[case] told: &str,
+) {
+    let (app, _writers) = app(HOUR, failure);
+    let index = app.knowledge.known.now();
+    let expression: Arc<str> = format!("lists.range(200000).all(i, i >= 0{})", " ".repeat(300)).into();
+    let costly = expression.clone();
+    let evaluate = move |matcher: &mut Matcher| {
+        let layout = index.pools().find_map(|pool| pool.layout.clone()).expect("a layout");
+        let mut looks = 0;
+        let mut expired = || {
+            looks += 1;
+            looks > 40
+        };
+        let answers = matcher.answers(&index, &layout, &costly, &mut expired);
+        answers.map(drop).map_err(|_| Unchecked::Late(None))
+    };
+    let evaluators = &app.knowledge.evaluators;
+    let late = evaluators.run("n", Time::from_now(HOUR), evaluate).await.expect_err("no time");
+    assert_eq!(late, Unchecked::Late(Some(expression)));
+    let answer = review::not_read(&app, "/validate", "u", late).0;
+    let told = answer.pointer(told).and_then(Value::as_str).expect("told");
+    assert!(told.contains(r#"expression "lists.range(200000).all(i, i >= 0 "#), "{told}");
+    assert!(failure == FailurePolicy::Fail || told.len() <= 256, "{told}");
+    // Who comes next is not told of it.
+    let next = |_: &mut Matcher| -> Result<(), _> { Err(Unchecked::Late(None)) };
+    assert_eq!(evaluators.run("n", Time::from_now(HOUR), next).await, Err(Unchecked::Late(None)));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_watch_that_ends_makes_the_replica_not_ready_for_good() {
+    let health = Health::new(Arc::new(Metrics::new()), Pulse::default());
+    health.set_ready();
+    let ready = || async {
+        let (status, text) = http::ready(State(health.clone())).await;
+        (status.as_u16(), text)
+    };
+    assert_eq!(ready().await.0, 200);
+    let dies = async { panic!("on purpose") }.boxed();
+    let lives = std::future::pending().boxed();
+    let tasks = [("namespaces", lives), ("GpuQuotas", dies)];
+    let mut supervised = Box::pin(knowledge::supervise(tasks, &health));
+    while health.is_ready() {
+        assert!(futures::poll!(&mut supervised).is_pending());
+        tokio::task::yield_now().await;
+    }
+    health.set_ready();
+    let (status, text) = ready().await;
+    assert_eq!(status, 503);
+    assert!(text.contains("watch of GpuQuotas ended"), "{text}");
 }

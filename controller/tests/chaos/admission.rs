@@ -76,6 +76,7 @@ impl Webhook {
             failure: FailurePolicy::Fail,
             budgets: true,
             certificate_life: Duration::from_secs(3600),
+            client_ca: None,
             interval: Duration::from_secs(1),
         };
         let (metrics, stop) = (Arc::new(Metrics::new()), CancellationToken::new());
