@@ -351,7 +351,7 @@ fn may_run(pod: &Pod) -> bool {
     !matches!(phase, "Succeeded" | "Failed")
 }
 
-/// Names of the claims that a pod uses, written in its spec or made for it.
+/// Names of the claims that a pod uses, written in its spec or made for it, also for extended resources.
 fn claims_of(pod: &Pod) -> impl Iterator<Item = &str> {
     let direct = pod
         .spec
@@ -363,7 +363,12 @@ fn claims_of(pod: &Pod) -> impl Iterator<Item = &str> {
         .iter()
         .flat_map(|status| status.resource_claim_statuses.iter().flatten())
         .filter_map(|used| used.resource_claim_name.as_deref());
-    direct.chain(generated)
+    let extended = pod
+        .status
+        .iter()
+        .filter_map(|status| status.extended_resource_claim_status.as_ref())
+        .map(|used| used.resource_claim_name.as_str());
+    direct.chain(generated).chain(extended)
 }
 
 /// Returns true if a pod that may still run uses the claim.
@@ -384,6 +389,8 @@ mod tests {
         "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "claim-a"}]}}), true)]
     #[case::by_template(json!({"metadata": {"namespace": "ns"}, "spec": {"containers": []},
         "status": {"resourceClaimStatuses": [{"name": "g", "resourceClaimName": "claim-a"}]}}), true)]
+    #[case::by_extended_resource(json!({"metadata": {"namespace": "ns"}, "spec": {"containers": []},
+        "status": {"extendedResourceClaimStatus": {"resourceClaimName": "claim-a", "requestMappings": []}}}), true)]
     #[case::finished(json!({"metadata": {"namespace": "ns"}, "status": {"phase": "Succeeded"},
         "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "claim-a"}]}}), false)]
     #[case::elsewhere(json!({"metadata": {"namespace": "other"},

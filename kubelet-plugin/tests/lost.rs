@@ -12,21 +12,23 @@ mod agent;
 #[path = "lost/boot.rs"]
 mod boot;
 mod common;
+#[path = "lost/shares.rs"]
+mod shares;
 #[path = "lost/strangers.rs"]
 mod strangers;
 #[path = "lost/unreadable.rs"]
 mod unreadable;
 
 use aliquot_kubelet_plugin::claim::Request;
-use aliquot_kubelet_plugin::ledger::{Ledger, State};
+use aliquot_kubelet_plugin::ledger::{Ledger, Running, State};
 use aliquot_kubelet_plugin::partitioning::Partitioning;
-use aliquot_kubelet_plugin::prepare::{Conclusion, Node, PrepareError};
+use aliquot_kubelet_plugin::prepare::{Conclusion, PrepareError};
 use aliquot_model::{MigUuid, Placement};
 use aliquot_nvml::fake::{FakeGpus, FaultKind, h100_80, until_killed};
 use aliquot_nvml::{Gpus, NvmlCode};
 use aliquot_quota::QuotaFile;
 use common::kill::killer;
-use common::{DRIVER, World, now, private_mounts, request};
+use common::{DRIVER, World, now, request};
 use rstest::rstest;
 use std::collections::BTreeMap;
 use std::fs;
@@ -111,25 +113,6 @@ fn records_are_made_anew_as_they_were_from_api_cdi_specs_and_hardware() {
     world.assert_clean();
 }
 
-#[test]
-fn a_share_goes_on_under_the_limit_that_is_in_force() {
-    let world = world();
-    let node = world.node();
-    node.prepare(&share("c-1"), false, now()).unwrap();
-    let path = region(&world, "c-1").parent().unwrap().with_file_name("quota").join("quota");
-    let mut quota = QuotaFile::decode(&fs::read(&path).unwrap()).unwrap();
-    quota.memory_bytes = 6 << 30;
-    quota.priority = -2;
-    quota.generation = 9;
-    fs::write(&path, quota.encode()).unwrap();
-    lose(&world);
-    world.node().recover().unwrap();
-    world.node().rebuild(&share("c-1"), now()).unwrap();
-    assert_eq!(QuotaFile::decode(&fs::read(&path).unwrap()).unwrap(), quota, "the limiter reads nothing new");
-    let device = &world.ledger().claims["c-1"].devices[0];
-    assert_eq!(device.reserved().unwrap().memory_bytes, 6 << 30, "no other claim gets it");
-}
-
 /// What can be different on the node from what the API says.
 #[rstest]
 #[case::another_allocation(|request: &mut Request, _: &World| request.devices[1] = self::request("x", &[("b", "gpu-0-mig-3g40gb-9-4")]).devices[0].clone(), "its CDI spec gives")]
@@ -191,52 +174,22 @@ fn a_lent_partition_is_lent_again_only_if_it_is_the_same() {
     assert!(error.contains(&other.uuid.unwrap().to_string()), "{error}");
 }
 
-/// As where the record is there and the region is not: the next prepare makes it.
+/// On a node where nothing says that there was a checkpoint.
 #[test]
-fn a_share_whose_region_is_gone_has_its_record_from_its_quota() {
+fn a_pod_that_runs_with_a_claim_says_that_there_was_something_to_lose() {
     let world = world();
+    fs::remove_dir_all(world.data()).unwrap();
     let node = world.node();
-    let mut own = share("c-1");
-    own.devices[0].consumed.as_mut().unwrap().memory_bytes = 60 << 30;
-    node.prepare(&own, false, now()).unwrap();
-    let before = records(&world);
-    lose(&world);
-    node.recover().unwrap();
-    let region = region(&world, "c-1");
-    let quota = region.parent().unwrap().with_file_name("quota");
-    let inode = fs::metadata(&quota).unwrap().ino();
-    fs::remove_file(&region).unwrap();
-    assert!(node.rebuild(&own, now()).unwrap());
-    assert_eq!(records(&world), before);
-    // Its GPU is open to others, beside what it has.
-    let mut large = share("c-2");
-    large.devices[0].consumed.as_mut().unwrap().memory_bytes = 30 << 30;
-    let refused = node.prepare(&large, false, now()).unwrap_err().to_string();
-    assert!(refused.contains("would take") && refused.contains("c-1"), "{refused}");
-    node.prepare(&share("c-2"), false, now()).unwrap();
-    node.prepare(&own, false, now()).unwrap();
-    assert!(region.is_file());
-    assert_eq!(fs::metadata(&quota).unwrap().ino(), inode, "running containers read this quota");
-}
-
-#[test]
-fn a_share_without_its_quota_or_with_that_of_another_gpu_is_not_taken_for_whole() {
-    let world = world();
-    let node = world.node();
-    node.prepare(&share("c-1"), false, now()).unwrap();
-    lose(&world);
-    node.recover().unwrap();
-    let quota = region(&world, "c-1").parent().unwrap().with_file_name("quota").join("quota");
-    fs::rename(&quota, quota.with_extension("away")).unwrap();
-    assert!(node.rebuild(&share("c-1"), now()).unwrap_err().to_string().contains("quota/quota"));
-    fs::rename(quota.with_extension("away"), &quota).unwrap();
-    let sound = fs::read(&quota).unwrap();
-    let mut other = QuotaFile::decode(&sound).unwrap();
-    other.gpu_uuid = aliquot_quota::GpuUuid::new(h100_80(2).uuid.as_str()).unwrap();
-    fs::write(&quota, other.encode()).unwrap();
-    assert!(node.rebuild(&share("c-1"), now()).unwrap_err().to_string().contains("its quota is for GPU"));
-    fs::write(&quota, sound).unwrap();
-    assert!(node.rebuild(&share("c-1"), now()).unwrap());
+    assert!(!node.recover().unwrap().lost.unwrap().is_loss());
+    let running = Running { claim: share("c-1").claim, devices: vec!["gpu-1-share".into()] };
+    let running = BTreeMap::from([("c-1".to_owned(), running)]);
+    assert_eq!(node.conclude(running).unwrap(), Conclusion::Unchanged);
+    assert!(world.ledger().lost.unwrap().is_loss());
+    // Its pod is not seen any more.
+    assert_eq!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Unchanged);
+    assert!(node.prepare(&request("c-2", &[("g", "gpu-1")]), false, now()).is_err());
+    assert!(node.give_up("c-1", now()).unwrap());
+    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
 }
 
 #[test]
@@ -411,28 +364,4 @@ fn an_error_that_passes_leaves_spec_and_region_of_a_running_pod() {
     fs::rename(away, world.limiter()).unwrap();
     assert!(node.prepare(&share("c-1"), false, now()).is_ok());
     assert_eq!(fs::read(&path).unwrap(), b"account");
-}
-
-#[test]
-fn a_region_in_memory_is_taken_over_where_it_is_mounted() {
-    if !private_mounts("a region in memory after a loss") {
-        return;
-    }
-    let bounded = |world: &World| -> Node {
-        let mut node = world.node();
-        node.machine.regions = aliquot_kubelet_plugin::share::RegionStorage::Tmpfs;
-        node
-    };
-    let world = world();
-    bounded(&world).prepare(&share("c-1"), false, now()).unwrap();
-    let id = |path: PathBuf| fs::metadata(path).map(|meta| (meta.dev(), meta.ino())).unwrap();
-    let before = id(region(&world, "c-1"));
-    lose(&world);
-    let node = bounded(&world);
-    node.recover().unwrap();
-    node.machine.cdi.remove(&spec("c-1")).unwrap();
-    node.prepare(&share("c-1"), false, now()).unwrap();
-    assert_eq!(id(region(&world, "c-1")), before);
-    node.unprepare("c-1").unwrap();
-    world.assert_clean();
 }

@@ -329,6 +329,7 @@ impl Collector {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ledger::NewerRecord;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -385,5 +386,38 @@ mod tests {
         assert_eq!(running.keys().collect::<Vec<_>>(), if want { vec!["u"] } else { vec![] });
         assert!(!known(&status, true).is_in_doubt());
         assert_eq!(known(&status, false).is_in_doubt(), want, "a claim that does not exist");
+    }
+
+    /// Pods whose claims are (name, UID, whether the pod is among the consumers); `known` has a record.
+    #[rstest]
+    #[case::known(&[("a", "known", true)], true)]
+    #[case::one_of_two(&[("a", "known", true), ("b", "other", true)], false)]
+    #[case::made_anew_under_the_name(&[("a", "known", false)], false)]
+    #[case::none(&[], false)]
+    fn a_pod_is_known_if_all_its_claims_have_records(
+        #[case] claims: &[(&str, &str, bool)],
+        #[case] want: bool,
+    ) {
+        let used: Vec<Value> =
+            claims.iter().map(|(name, ..)| json!({"name": name, "resourceClaimName": name})).collect();
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "pod"},
+            "spec": {"containers": [], "resourceClaims": used},
+        });
+        let object = |(name, uid, consumes): &(&str, &str, bool)| {
+            let consumers =
+                if *consumes { json!([{"resource": "pods", "name": "p", "uid": "pod"}]) } else { json!([]) };
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "namespace": "ns", "uid": uid}, "spec": {},
+                "status": {"reservedFor": consumers},
+            }))
+        };
+        let known = Known {
+            pods: vec![serde_json::from_value(pod).unwrap()],
+            claims: claims.iter().map(|claim| object(claim).unwrap()).collect(),
+        };
+        let mut ledger = Ledger::default();
+        ledger.newer.insert("known".into(), NewerRecord::read("known", "{}", String::new(), true));
+        assert_eq!(known.known_pods(&ledger), BTreeSet::from_iter(want.then(|| "pod".to_owned())));
     }
 }
