@@ -1,0 +1,99 @@
+//! The same answer again for a claim that is prepared: what is missing is made anew, what is there is not touched.
+
+use super::{Node, PrepareError, Prepared, hardware, put};
+use crate::edits;
+use crate::execute::StepError;
+use crate::ledger::{Device, Ledger, Record};
+use crate::plan::Step;
+use crate::share;
+use aliquot_nvml::GpuError;
+
+impl Node {
+    /// The same answer again: whatever is missing (a CDI spec that was wiped, a partition that somebody
+    /// destroyed) is made anew, and nothing that is there is touched, for pods may be running on it. The claim
+    /// is reserved. `changed` says that the record is not what the ledger has.
+    pub(super) fn prepare_again(
+        &self,
+        mut record: Record,
+        changed: bool,
+    ) -> Result<Vec<Prepared>, PrepareError> {
+        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let before = record.clone();
+        for step in record.steps.clone() {
+            if self.holds(&record, &step)? {
+                continue;
+            }
+            // What is only written or switched again may well be as it should be.
+            if !matches!(step, Step::WriteSpec | Step::SwitchMig { .. }) {
+                tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
+            }
+            match self.machine.run(&mut record, &step) {
+                Ok(()) => {}
+                // What pods may be running with stays as it was written while the GPU answered.
+                Err(StepError::Gpu(error))
+                    if error.is_stuck() && step == Step::WriteSpec && self.machine.has_spec(&record) =>
+                {
+                    tracing::warn!(claim.uid = %record.claim.uid, %error, "the CDI spec stays as it is");
+                }
+                Err(source) => return Err(PrepareError::Step { step: step.to_string(), source }),
+            }
+        }
+        let prepared = self.answer(&record);
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if changed || before != record {
+            put(&mut ledger, record);
+            locked.save_releasing(&ledger)?;
+        }
+        self.rebalance(&ledger)?;
+        Ok(prepared)
+    }
+
+    /// Whether a step's effect is there.
+    fn holds(&self, record: &Record, step: &Step) -> Result<bool, GpuError> {
+        Ok(match step {
+            // Writing an unchanged spec and switching to the mode in force do nothing.
+            Step::WriteSpec | Step::SwitchMig { .. } => false,
+            Step::SetTimeSlice { .. } => true,
+            Step::CreatePartition { gpu, placement, .. } => {
+                let uuid = record
+                    .devices
+                    .iter()
+                    .filter(|device| &device.gpu == gpu)
+                    .filter_map(|device| device.partition.as_ref())
+                    .find(|partition| partition.placement == *placement)
+                    .and_then(|partition| partition.uuid.as_ref());
+                let live = self.machine.gpus.live_migs(gpu)?;
+                live.iter().any(|mig| mig.placement == *placement && mig.uuid.as_ref() == uuid)
+            }
+            Step::MakeShare { result_id } => share::region_path(&self.machine.shares, result_id).is_file(),
+        })
+    }
+
+    /// The kubelet's answer for a completed record.
+    pub fn answer(&self, record: &Record) -> Vec<Prepared> {
+        self.answer_for(&record.claim.uid, &record.devices)
+    }
+
+    pub(super) fn answer_for(&self, uid: &str, devices: &[Device]) -> Vec<Prepared> {
+        let driver = &self.machine.site.driver;
+        devices
+            .iter()
+            .map(|device| Prepared {
+                request: device.request.split('/').next().unwrap_or_default().to_owned(),
+                pool: device.pool.clone(),
+                device: device.device.clone(),
+                share_id: device.share_id.clone(),
+                cdi: vec![edits::common_id(driver, uid), edits::device_id(driver, &device.result_id)],
+            })
+            .collect()
+    }
+
+    /// Gives best-effort shares what nobody was promised.
+    pub(super) fn rebalance(&self, ledger: &Ledger) -> Result<(), PrepareError> {
+        share::rebalance(&self.machine.shares, ledger).map_err(|source| PrepareError::Step {
+            step: "divide what no share was promised".to_owned(),
+            source: source.into(),
+        })
+    }
+}

@@ -1,0 +1,180 @@
+//! What the kubelet asks: the same answer again, or a decision that is written ahead and executed.
+
+use super::{Node, PrepareError, Prepared, bind};
+use crate::claim::{Request, ResultKey};
+use crate::ledger::{Ledger, Record, Retention, State};
+use crate::partitioning::Partitioning;
+use crate::plan::{self, Plan, PlanError, Snapshot};
+use crate::releases::Charge;
+use aliquot_nvml::Inventory;
+use jiff::Timestamp;
+
+impl Node {
+    /// Prepares a claim, or gives the same answer again.
+    ///
+    /// # Errors
+    /// [`PrepareError`]; nothing is then held that was not held before, or the ledger knows of it.
+    pub fn prepare(
+        &self,
+        request: &Request,
+        indexed_env: bool,
+        now: Timestamp,
+    ) -> Result<Vec<Prepared>, PrepareError> {
+        if request.devices.is_empty() {
+            return Ok(Vec::new());
+        }
+        let uid = &request.claim.uid;
+        let _claim = self.reserve_claim(uid)?;
+        let boot_id = self.boot_id()?;
+        let mut ledger = self.ledger()?;
+        if let Some(newer) = ledger.newer.remove(uid) {
+            return self.prepare_newer(&newer, &ledger, Some(request), &boot_id);
+        }
+        let prior = ledger.claims.remove(uid);
+        if prior.is_none() && self.has_spec(uid) {
+            match self.rebuild_reserved(request, &boot_id, now) {
+                Ok(record) => return self.prepare_again(record, false),
+                Err(error) => self.refuse_over(request, error)?,
+            }
+        }
+        if let Some(record) = &prior {
+            let (same, now_booted) = (same_results(&record.keys(), request), record.boot_id == boot_id);
+            if record.is_parked() {
+                if now_booted && same {
+                    return self.take_up(record.clone(), request, now);
+                }
+            } else {
+                if matches!(record.state, State::Completed | State::Lost) && !same {
+                    let prepared: Vec<&str> = record.devices.iter().map(|d| d.device.as_str()).collect();
+                    return Err(PrepareError::Reallocated {
+                        claim: request.claim.clone(),
+                        prepared: prepared.join(", "),
+                    });
+                }
+                if record.state == State::Completed && now_booted {
+                    return self.prepare_again(record.clone(), false);
+                }
+            }
+        }
+        let (_gpus, facts) = self.reserve_and_read(request, prior.as_ref())?;
+        let facts = match &prior {
+            Some(record) => {
+                self.clear_away(record, &boot_id)?;
+                self.facts(request)?
+            }
+            None => facts,
+        };
+        // Only what is confirmed binds the claim to GPUs, and only while it is not kept without a pod.
+        let prior = prior.filter(|record| {
+            !record.is_parked() && record.confirmed && same_results(&record.keys(), request)
+        });
+        self.prepare_anew(request, &facts, prior, indexed_env, &boot_id, now)
+    }
+
+    /// Decides, writes ahead and executes. The claim and the GPUs are reserved.
+    fn prepare_anew(
+        &self,
+        request: &Request,
+        facts: &Inventory,
+        prior: Option<Record>,
+        indexed_env: bool,
+        boot_id: &str,
+        now: Timestamp,
+    ) -> Result<Vec<Prepared>, PrepareError> {
+        let specs = self.specs()?;
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        bind(&mut ledger, facts);
+        self.refuse_beside_unaccounted(request, &specs, &ledger, prior.is_some())?;
+        let plan = match self.decide(facts, &ledger, request, prior.as_ref()) {
+            Ok(plan) => plan,
+            Err(error) => {
+                if ledger.note_consumers(&request.given) {
+                    locked.save_releasing(&ledger)?;
+                }
+                return Err(error.into());
+            }
+        };
+        let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
+            let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
+            self.report_usage.then(|| Charge::of(&plan.devices, &request.asked, facts, since))
+        });
+        let record = Record {
+            claim: request.claim.clone(),
+            state: State::Started,
+            boot_id: boot_id.to_owned(),
+            since: now.as_second(),
+            devices: plan.devices,
+            indexed_env,
+            charge,
+            ended: None,
+            retention: request.hold.map(|_| Retention::Keep),
+            confirmed: prior.is_some(),
+            steps: plan.steps,
+            extra: prior.map(|record| record.extra.of_the_whole()).unwrap_or_default(),
+        };
+        ledger.claims.insert(record.claim.uid.clone(), record.clone());
+        self.machine.probe.at("before write-ahead");
+        locked.save(&ledger)?;
+        self.machine.probe.at("after write-ahead");
+        drop(locked);
+        self.execute(&ledger, record)
+    }
+
+    /// The same answer as before for a claim that cannot be looked up now; `None` if there is none.
+    ///
+    /// # Errors
+    /// [`PrepareError`].
+    pub fn prepare_known(&self, uid: &str) -> Result<Option<Vec<Prepared>>, PrepareError> {
+        let _claim = self.reserve_claim(uid)?;
+        let boot_id = self.boot_id()?;
+        let mut ledger = self.ledger()?;
+        if let Some(newer) = ledger.newer.remove(uid) {
+            return self.prepare_newer(&newer, &ledger, None, &boot_id).map(Some);
+        }
+        match ledger.claims.remove(uid) {
+            // For a parked claim the kubelet must ask anew, and the API must say that it is allocated.
+            Some(record)
+                if record.state == State::Completed && record.boot_id == boot_id && !record.is_parked() =>
+            {
+                self.prepare_again(record, false).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn decide(
+        &self,
+        inventory: &Inventory,
+        ledger: &Ledger,
+        request: &Request,
+        prior: Option<&Record>,
+    ) -> Result<Plan, PlanError> {
+        let snapshot = Snapshot {
+            gpus: &inventory.gpus,
+            live: &inventory.live,
+            ledger,
+            fixed_partitions: self.partitioning.get() == Partitioning::Fixed,
+            slots: self.slots,
+            oversubscribe_at_most: self.oversubscribe_at_most,
+        };
+        let plan = plan::plan(&snapshot, request, prior)?;
+        tracing::debug!(claim.uid = %request.claim.uid, %plan, "decided");
+        Ok(plan)
+    }
+}
+
+/// Whether prepared and allocated results are the same ones.
+pub(super) fn same_results(prepared: &[ResultKey], request: &Request) -> bool {
+    let wanted: Vec<ResultKey> = request
+        .devices
+        .iter()
+        .map(|allocated| ResultKey {
+            request: allocated.request.clone(),
+            pool: allocated.pool.clone(),
+            device: allocated.device.to_string(),
+            share_id: allocated.share_id.clone(),
+        })
+        .collect();
+    prepared.len() == wanted.len() && wanted.iter().all(|key| prepared.contains(key))
+}

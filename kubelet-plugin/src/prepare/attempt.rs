@@ -1,0 +1,151 @@
+//! Executing what was written ahead, and undoing what a failed attempt, or an earlier allocation or boot, left.
+
+use super::{Node, PrepareError, Prepared};
+use crate::execute::StepError;
+use crate::ledger::{Ledger, Record, State};
+use crate::plan::Step;
+use crate::store::StoreError;
+use aliquot_model::GpuUuid;
+use std::collections::BTreeSet;
+
+impl Node {
+    /// Executes what was written ahead with `ledger`, and writes that it is done.
+    pub(super) fn execute(&self, ledger: &Ledger, mut record: Record) -> Result<Vec<Prepared>, PrepareError> {
+        let uid = record.claim.uid.clone();
+        for step in record.steps.clone() {
+            let Err(source) = self.machine.run(&mut record, &step) else { continue };
+            tracing::warn!(claim.uid = %uid, %step, error = %source, "a step failed, undoing");
+            let step = step.to_string();
+            let boot_id = record.boot_id.clone();
+            return Err(match self.undo_all(&record, ledger, &boot_id) {
+                Ok(()) => {
+                    let mut locked = self.store.lock(self.lock_timeout)?;
+                    let mut ledger = locked.load()?.ledger;
+                    forget_attempt(&mut ledger, record);
+                    locked.save_releasing(&ledger)?;
+                    PrepareError::Step { step, source }
+                }
+                Err(undo) => PrepareError::StepAndUndo { step, source, undo: Box::new(undo.1) },
+            });
+        }
+        let confirmed = std::mem::replace(&mut record.confirmed, true);
+        record.state = State::Completed;
+        let error = match self.complete(record.clone()) {
+            Ok(()) => return Ok(self.answer(&record)),
+            // What cannot be written down must not be held: the disk may have filled up meanwhile.
+            Err(error @ (PrepareError::Store(StoreError::Full { .. }) | PrepareError::Step { .. })) => error,
+            Err(error) => return Err(error),
+        };
+        record.state = State::Started;
+        record.confirmed = confirmed;
+        let undone = self.undo_all(&record, ledger, &record.boot_id);
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        match undone {
+            Ok(()) => forget_attempt(&mut ledger, record),
+            Err((undo, error)) => {
+                tracing::warn!(%undo, %error, "a claim that is not prepared holds hardware");
+                put(&mut ledger, record);
+            }
+        }
+        locked.save_releasing(&ledger)?;
+        if let Err(error) = self.rebalance(&ledger) {
+            tracing::warn!(%error, "best-effort shares keep the cap of a claim that is not prepared");
+        }
+        Err(error)
+    }
+
+    /// Writes that a claim is prepared, and what the others may have beside it.
+    fn complete(&self, record: Record) -> Result<(), PrepareError> {
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if ledger.claims.get(&record.claim.uid).is_none_or(|there| there.state != State::Started) {
+            return Err(PrepareError::Interfered { claim: record.claim });
+        }
+        put(&mut ledger, record);
+        self.machine.probe.at("before completion");
+        locked.save(&ledger)?;
+        self.machine.probe.at("after completion");
+        self.rebalance(&ledger)
+    }
+
+    /// Undoes what an earlier attempt, allocation or boot left of a claim. The claim and its GPUs are reserved.
+    pub(super) fn clear_away(&self, record: &Record, boot_id: &str) -> Result<(), PrepareError> {
+        let mut record = record.clone();
+        if record.is_parked() {
+            // Of another boot or allocation: nothing of it is of use.
+            return self.release(&mut record, boot_id).map_err(PrepareError::Parked);
+        }
+        let ledger = {
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            if record.state == State::Completed {
+                // From here on it is not what the kubelet was told any more.
+                record.state = State::Lost;
+                put(&mut ledger, record.clone());
+                locked.save_releasing(&ledger)?;
+            }
+            ledger
+        };
+        self.undo_all(&record, &ledger, boot_id).map_err(|(_, error)| PrepareError::Leftovers(error))?;
+        if record.state != State::Lost {
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            forget_attempt(&mut ledger, record);
+            locked.save_releasing(&ledger)?;
+        }
+        Ok(())
+    }
+
+    /// Runs all inverses in reverse order. Each is tried; the first error is returned with what failed.
+    pub(super) fn undo_all(
+        &self,
+        record: &Record,
+        ledger: &Ledger,
+        boot_id: &str,
+    ) -> Result<(), (String, StepError)> {
+        let mut first = None;
+        for undo in record.steps.iter().rev().map(Step::inverse) {
+            if let Err(error) = self.machine.undo(record, &undo, ledger, boot_id) {
+                tracing::warn!(claim.uid = %record.claim.uid, %undo, %error, "undoing failed");
+                first.get_or_insert_with(|| (undo.to_string(), error));
+            }
+        }
+        first.map_or(Ok(()), Err)
+    }
+}
+
+/// GPUs whose hardware a claim's steps and their inverses change.
+pub(super) fn hardware(record: &Record) -> BTreeSet<GpuUuid> {
+    let gpus = record.steps.iter().filter_map(|step| match step {
+        Step::SwitchMig { gpu, .. } | Step::CreatePartition { gpu, .. } | Step::SetTimeSlice { gpu, .. } => {
+            Some(gpu.clone())
+        }
+        Step::MakeShare { .. } | Step::WriteSpec => None,
+    });
+    gpus.collect()
+}
+
+/// Writes a record, with the limits that the ledger has got meanwhile.
+pub(super) fn put(ledger: &mut Ledger, mut record: Record) {
+    let there = ledger.claims.get(&record.claim.uid);
+    for device in &mut record.devices {
+        let other = there.and_then(|there| there.devices.iter().find(|o| o.result_id == device.result_id));
+        if let (Some(share), Some(other)) = (&mut device.share, other.and_then(|o| o.share.as_ref())) {
+            share.granted = other.granted;
+        }
+    }
+    ledger.claims.insert(record.claim.uid.clone(), record);
+}
+
+/// After undoing: a claim that the kubelet was told of keeps its place, others are forgotten.
+pub(super) fn forget_attempt(ledger: &mut Ledger, mut record: Record) {
+    let uid = record.claim.uid.clone();
+    if record.confirmed && record.state == State::Started {
+        record.state = State::Lost;
+        ledger.claims.insert(uid, record);
+    } else {
+        ledger.claims.remove(&uid);
+        ledger.releases.count(&record);
+    }
+}
