@@ -7,6 +7,7 @@
 //!
 //! GPU instances that no claim has are destroyed here too, if nothing can depend on them.
 
+mod known;
 mod lost;
 
 use crate::claim::{self, ClaimRef, ResultKey, still_allocated};

@@ -302,6 +302,28 @@ async fn a_claim_that_is_gone_from_the_api_goes_once_no_process_uses_it() {
     assert_eq!(cluster.world.files(), Vec::<String>::new());
 }
 
+/// Its pod was deleted by force and the kubelet forgot it, so nobody will ask to unprepare it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_that_is_not_allocated_any_more_goes_once_no_process_uses_it() {
+    let cluster = Cluster::new(world()).await;
+    let (share, _) = lost(&cluster).await;
+    cluster.world.gpus.start_process(&h100_80(1).uuid, process(4711, None));
+    let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
+        Api::namespaced(cluster.client.clone(), "ns");
+    let patch = json!({"status": {"allocation": null}});
+    claims.patch_status("share", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+    eventually("healthz names the process", || async {
+        let text = agent.get("/healthz").await.1;
+        if text.contains("processes run on its GPU") && text.contains(&share) { Ok(()) } else { Err(text) }
+    })
+    .await;
+    cluster.world.gpus.stop_process(4711);
+    over(&cluster, &agent).await;
+    assert_eq!(metric(&agent, "prepared_claims").await, "1");
+    agent.terminate().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_api_and_the_node_do_not_agree_in_is_told_and_waits() {
     let cluster = Cluster::new(world()).await;

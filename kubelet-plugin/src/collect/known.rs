@@ -1,0 +1,234 @@
+//! What the API says of the pods of this node and of all claims, after a loss of the checkpoint. Pure.
+
+use super::{claims_of, may_run};
+use crate::claim::ClaimRef;
+use crate::ledger::{Ledger, Running};
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the API has.
+pub(super) struct Known {
+    pub pods: Vec<Pod>,
+    pub claims: Vec<ResourceClaim>,
+}
+
+impl Known {
+    pub(super) fn by_uid(&self, uid: &str) -> Option<&ResourceClaim> {
+        self.claims.iter().find(|claim| claim.metadata.uid.as_deref() == Some(uid))
+    }
+
+    /// Whether a pod of this node with containers names a claim that the API does not have: then that pod may be
+    /// using anything. One without containers uses nothing yet, and anybody can make such a pod.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        let names: BTreeSet<(&str, &str)> = self
+            .claims
+            .iter()
+            .filter_map(|claim| Some((claim.metadata.namespace.as_deref()?, claim.metadata.name.as_deref()?)))
+            .collect();
+        self.pods.iter().any(|pod| {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            may_have_containers(pod) && claims_of(pod).any(|name| !names.contains(&(namespace, name)))
+        })
+    }
+
+    /// UIDs of pods of this node that use only claims that have records. Their processes are nobody else's.
+    pub(super) fn known_pods(&self, ledger: &Ledger) -> BTreeSet<String> {
+        let known = |pod: &Pod, uid: &str, name: &str| {
+            let same = |claim: &&ResourceClaim| {
+                claim.metadata.namespace == pod.metadata.namespace
+                    && claim.metadata.name.as_deref() == Some(name)
+            };
+            let consumes = |claim: &ResourceClaim| {
+                let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+                consumers.into_iter().any(|consumer| consumer.uid == uid)
+            };
+            // A claim that was made anew under the name is not what the pod runs with.
+            self.claims.iter().find(same).is_some_and(|claim| {
+                claim.metadata.uid.as_deref().is_some_and(|uid| ledger.has(uid)) && consumes(claim)
+            })
+        };
+        let pods = self.pods.iter().filter_map(|pod| {
+            let uid = pod.metadata.uid.as_deref()?;
+            let mut names = claims_of(pod).peekable();
+            let all = names.peek().is_some() && names.all(|name| known(pod, uid, name));
+            all.then(|| uid.to_owned())
+        });
+        pods.collect()
+    }
+
+    /// Namespaces and names of the claims that pods of this node run with.
+    fn named(&self) -> BTreeSet<(&str, &str)> {
+        let with_containers = self.pods.iter().filter(|pod| may_have_containers(pod));
+        let named = with_containers.flat_map(|pod| {
+            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+            claims_of(pod).map(move |name| (namespace, name))
+        });
+        named.collect()
+    }
+
+    /// Claims with devices of a pool that pods of this node run with.
+    pub(super) fn running(&self, driver: &str, pool: &str) -> BTreeMap<String, Running> {
+        let named = self.named();
+        let running = self.claims.iter().filter_map(|object| {
+            let claim = reference(object)?;
+            let used = named.contains(&(claim.namespace.as_str(), claim.name.as_str()));
+            let devices = devices_of(object, driver, pool);
+            (used && !devices.is_empty()).then(|| (claim.uid.clone(), Running { claim, devices }))
+        });
+        running.collect()
+    }
+
+    /// Why a claim that the API has is not in use here, if it says so.
+    pub(super) fn is_over(
+        &self,
+        object: &ResourceClaim,
+        has_spec: bool,
+        driver: &str,
+        pool: &str,
+    ) -> Option<&'static str> {
+        let (namespace, name) = (object.metadata.namespace.as_deref()?, object.metadata.name.as_deref()?);
+        if self.named().contains(&(namespace, name)) {
+            return None;
+        }
+        // An allocation stays as long as a pod is to use it.
+        let elsewhere = devices_of(object, driver, pool).is_empty();
+        if elsewhere {
+            Some("it has no device of this node any more, says the API")
+        } else {
+            // With a spec, a pod may be about to start with what it gives.
+            (!has_spec).then_some("no pod of this node runs with it")
+        }
+    }
+}
+
+/// Names of the devices of a pool that a claim has.
+pub(super) fn devices_of(object: &ResourceClaim, driver: &str, pool: &str) -> Vec<String> {
+    let allocation = object.status.as_ref().and_then(|status| status.allocation.as_ref());
+    let results = allocation
+        .and_then(|allocation| allocation.devices.as_ref())
+        .into_iter()
+        .flat_map(|devices| devices.results.iter().flatten());
+    let ours = results.filter(|result| result.driver == driver && result.pool == pool);
+    ours.map(|result| result.device.clone()).collect()
+}
+
+/// Whether a pod that has not ended may have containers, or had some that others follow: with init containers it is
+/// `Pending` while these run.
+fn may_have_containers(pod: &Pod) -> bool {
+    let Some(status) = pod.status.as_ref().filter(|_| may_run(pod)) else { return false };
+    let has_run = |container: &ContainerStatus| {
+        let states = [container.state.as_ref(), container.last_state.as_ref()];
+        container.started == Some(true)
+            || container.restart_count > 0
+            || states.into_iter().flatten().any(|state| state.running.is_some() || state.terminated.is_some())
+    };
+    let containers = [&status.init_container_statuses, &status.container_statuses];
+    // A pod whose node cannot be asked is `Unknown`.
+    matches!(status.phase.as_deref(), Some("Running" | "Unknown"))
+        || containers.into_iter().flatten().flatten().any(has_run)
+}
+
+pub(super) fn reference(object: &ResourceClaim) -> Option<ClaimRef> {
+    Some(ClaimRef {
+        namespace: object.metadata.namespace.clone()?,
+        name: object.metadata.name.clone()?,
+        uid: object.metadata.uid.clone()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::NewerRecord;
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    const DRIVER: &str = "gpu.aliquot.dev";
+
+    fn container(rest: Value) -> Value {
+        let mut all = json!({"name": "c", "image": "i", "imageID": "", "ready": false, "restartCount": 0});
+        for (key, value) in rest.as_object().unwrap() {
+            all[key] = value.clone();
+        }
+        json!([all])
+    }
+
+    /// One pod that uses the claim `g`, in an API that has it or not.
+    fn known(status: &Value, has_claim: bool) -> Known {
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "ns"}, "status": status,
+            "spec": {"containers": [], "resourceClaims": [{"name": "g", "resourceClaimName": "g"}]},
+        });
+        let claim = json!({
+            "metadata": {"name": "g", "namespace": "ns", "uid": "u"}, "spec": {},
+            "status": {"allocation": {"devices": {"results": [
+                {"request": "r", "driver": DRIVER, "pool": "n1", "device": "gpu-0"}]}}},
+        });
+        let claims = if has_claim { vec![serde_json::from_value(claim).unwrap()] } else { Vec::new() };
+        Known { pods: vec![serde_json::from_value(pod).unwrap()], claims }
+    }
+
+    #[rstest]
+    #[case::running(json!({"phase": "Running"}), true)]
+    #[case::of_a_lost_node(json!({"phase": "Unknown"}), true)]
+    #[case::init_container_runs(json!({"phase": "Pending", "initContainerStatuses":
+        container(json!({"state": {"running": {}}}))}), true)]
+    #[case::init_container_started(json!({"phase": "Pending", "initContainerStatuses":
+        container(json!({"started": true}))}), true)]
+    #[case::between_init_containers(json!({"phase": "Pending", "initContainerStatuses":
+        container(json!({"state": {"terminated": {"exitCode": 0}}}))}), true)]
+    #[case::container_restarted(json!({"phase": "Pending", "containerStatuses":
+        container(json!({"restartCount": 1, "state": {"waiting": {}}}))}), true)]
+    #[case::container_ran_before(json!({"phase": "Pending", "containerStatuses":
+        container(json!({"state": {"waiting": {}}, "lastState": {"terminated": {"exitCode": 1}}}))}), true)]
+    #[case::containers_wait(json!({"phase": "Pending", "containerStatuses":
+        container(json!({"started": false, "state": {"waiting": {"reason": "ContainerCreating"}}}))}), false)]
+    #[case::bound_only(json!({"phase": "Pending"}), false)]
+    #[case::without_status(json!(null), false)]
+    #[case::succeeded(json!({"phase": "Succeeded", "initContainerStatuses":
+        container(json!({"state": {"terminated": {"exitCode": 0}}}))}), false)]
+    #[case::failed(json!({"phase": "Failed", "containerStatuses": container(json!({"started": true}))}), false)]
+    fn only_pods_that_may_have_containers_keep_claims_and_cast_doubt(
+        #[case] status: Value,
+        #[case] want: bool,
+    ) {
+        let running = known(&status, true).running(DRIVER, "n1");
+        assert_eq!(running.keys().collect::<Vec<_>>(), if want { vec!["u"] } else { vec![] });
+        assert!(!known(&status, true).is_in_doubt());
+        assert_eq!(known(&status, false).is_in_doubt(), want, "a claim that does not exist");
+    }
+
+    /// Pods whose claims are (name, UID, whether the pod is among the consumers); `known` has a record.
+    #[rstest]
+    #[case::known(&[("a", "known", true)], true)]
+    #[case::one_of_two(&[("a", "known", true), ("b", "other", true)], false)]
+    #[case::made_anew_under_the_name(&[("a", "known", false)], false)]
+    #[case::none(&[], false)]
+    fn a_pod_is_known_if_all_its_claims_have_records(
+        #[case] claims: &[(&str, &str, bool)],
+        #[case] want: bool,
+    ) {
+        let used: Vec<Value> =
+            claims.iter().map(|(name, ..)| json!({"name": name, "resourceClaimName": name})).collect();
+        let pod = json!({
+            "metadata": {"name": "p", "namespace": "ns", "uid": "pod"},
+            "spec": {"containers": [], "resourceClaims": used},
+        });
+        let object = |(name, uid, consumes): &(&str, &str, bool)| {
+            let consumers =
+                if *consumes { json!([{"resource": "pods", "name": "p", "uid": "pod"}]) } else { json!([]) };
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "namespace": "ns", "uid": uid}, "spec": {},
+                "status": {"reservedFor": consumers},
+            }))
+        };
+        let known = Known {
+            pods: vec![serde_json::from_value(pod).unwrap()],
+            claims: claims.iter().map(|claim| object(claim).unwrap()).collect(),
+        };
+        let mut ledger = Ledger::default();
+        ledger.newer.insert("known".into(), NewerRecord::read("known", "{}", String::new(), true));
+        assert_eq!(known.known_pods(&ledger), BTreeSet::from_iter(want.then(|| "pod".to_owned())));
+    }
+}
