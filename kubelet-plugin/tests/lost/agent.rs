@@ -302,6 +302,36 @@ async fn a_claim_that_is_gone_from_the_api_goes_once_no_process_uses_it() {
     assert_eq!(cluster.world.files(), Vec::<String>::new());
 }
 
+/// Who uses the claim is not known then, whatever runs on its GPU.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_doubt_the_driver_is_not_asked() {
+    let cluster = Cluster::new(world()).await;
+    let (share, _) = lost(&cluster).await;
+    let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
+        Api::namespaced(cluster.client.clone(), "ns");
+    let patch = json!({"metadata": {"finalizers": null}});
+    claims.patch("share", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    claims.delete("share", &DeleteParams::default()).await.unwrap();
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "ns");
+    pods.create(&PostParams::default(), &pod("p", "share")).await.unwrap();
+    status(&pods, "p", "Running").await;
+    let before = cluster.world.gpus.calls().len();
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+    eventually("healthz names the doubt", || async {
+        let text = agent.get("/healthz").await.1;
+        let says = text.contains("a pod of this node uses a claim that the API does not have");
+        if says && text.contains(&share) { Ok(()) } else { Err(text) }
+    })
+    .await;
+    let calls = cluster.world.gpus.calls();
+    assert!(calls[before..].iter().all(|call| !call.contains("RunningProcesses")));
+    pods.delete("p", &DeleteParams::default().grace_period(0)).await.unwrap();
+    over(&cluster, &agent).await;
+    let calls = cluster.world.gpus.calls();
+    assert!(calls[before..].iter().any(|call| call.contains("RunningProcesses")));
+    agent.terminate().await;
+}
+
 /// Its pod was deleted by force and the kubelet forgot it, so nobody will ask to unprepare it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_that_is_not_allocated_any_more_goes_once_no_process_uses_it() {
