@@ -255,6 +255,11 @@ impl Core {
 
     /// Whether everything that decisions depend on was listed once, and no fresh list is half taken in.
     pub fn is_synced(&self) -> bool {
+        self.is_listed_whole() && !self.elastic.is_looking()
+    }
+
+    /// Whether everything was listed, and no list is half taken in.
+    fn is_listed_whole(&self) -> bool {
         self.relists.is_idle() && self.was_listed()
     }
 

@@ -127,6 +127,8 @@ pub struct Index {
     pods: HashMap<ObjectKey, Pod>,
     pods_of_claim: HashMap<ObjectKey, HashSet<ObjectKey>>,
     priorities: BTreeMap<i32, usize>,
+    /// How often it changed who holds devices, or whether they go.
+    holders_version: u64,
     accounted: HashMap<Uid, node::Accounted>,
     nodes: HashMap<Arc<str>, Node>,
     taint_rules: HashMap<Arc<str>, TaintRule>,
@@ -166,6 +168,7 @@ impl Index {
             pods: HashMap::new(),
             pods_of_claim: HashMap::new(),
             priorities: BTreeMap::new(),
+            holders_version: 0,
             accounted: HashMap::new(),
             nodes: HashMap::new(),
             taint_rules: HashMap::new(),

@@ -21,11 +21,18 @@ use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// After a write that failed, and where a budget or quota is in the way.
 const RETRY: Duration = Duration::from_secs(5);
+/// Most claims that are looked at in one step, and for how long, before all else has its turn.
+pub(super) const MOST: usize = 64;
+const STEP: Duration = Duration::from_millis(20);
+
+/// What an annotation asks for, or what is wrong with it.
+type ReadWish = Result<Arc<Wish>, Arc<str>>;
 
 /// What is kept about them.
 #[derive(Debug, Default)]
@@ -39,9 +46,15 @@ pub(super) struct Elastic {
     /// What nodes are told.
     nodes: HashMap<Arc<str>, Told>,
     /// Claims to look at.
-    look: HashSet<Uid>,
+    look: BTreeSet<Uid>,
+    /// Claims to look at when those have been: room may have become free for them meanwhile.
+    pub(super) next: BTreeSet<Uid>,
+    /// The claim that was looked at last, while not all have been.
+    last: Option<Uid>,
+    /// What annotations ask for, by the text that was read.
+    pub(super) wishes: HashMap<Uid, (Arc<str>, ReadWish)>,
     /// Claims that wait for room.
-    waiting: HashSet<Uid>,
+    pub(super) waiting: HashSet<Uid>,
     /// Claims to look at by themselves.
     due: HashMap<Uid, Instant>,
     /// Claims of which something is being written.
@@ -90,12 +103,43 @@ impl Elastic {
 
     /// Something may have become free.
     pub(super) fn look_again(&mut self) {
-        self.look.extend(self.waiting.drain());
+        let look = if self.is_looking() { &mut self.next } else { &mut self.look };
+        look.extend(self.waiting.drain());
+    }
+
+    /// Whether claims are left of those that are being looked at, step by step.
+    pub(super) const fn is_looking(&self) -> bool {
+        self.last.is_some()
+    }
+
+    /// The claim that is looked at next: they take turns, whoever comes to it meanwhile.
+    fn next_look(&mut self) -> Option<Uid> {
+        let after = self
+            .last
+            .as_ref()
+            .and_then(|last| self.look.range::<Uid, _>((Bound::Excluded(last), Bound::Unbounded)).next());
+        let uid = after.or_else(|| self.look.first())?.clone();
+        self.look.remove(&uid);
+        Some(uid)
+    }
+
+    /// What a claim's annotation asks for. It is read once, however often it is looked at.
+    pub(super) fn wish_of(&mut self, claim: &Claim) -> Option<ReadWish> {
+        let text = claim.limits.as_ref()?;
+        if let Some((known, wish)) = self.wishes.get(&claim.uid)
+            && known == text
+        {
+            return Some(wish.clone());
+        }
+        let wish = Wish::parse(text).map(Arc::new).map_err(Arc::from);
+        self.wishes.insert(claim.uid.clone(), (text.clone(), wish.clone()));
+        Some(wish)
     }
 
     /// Drops what is kept for a claim that is gone.
     pub(super) fn gone(&mut self, uid: &str) {
         self.keys.remove(uid);
+        self.wishes.remove(uid);
         self.released.remove(uid);
         self.since.remove(uid);
         let parents: Vec<Uid> = self
@@ -183,11 +227,34 @@ impl Core {
         }
     }
 
-    /// Does the next step for every claim that changed or is due.
+    /// Does the next step for claims that changed or are due: for some of them, so that all else goes on between, except
+    /// what decides. Pods come when all have been looked at that were there when it began, or that changed since; what
+    /// only waits for room is for the next time, so that pods have their turn however many wait.
     pub fn keep_elastic(&mut self, now: Instant, wall: Timestamp) {
-        if !self.is_synced() {
+        if !self.is_listed_whole() {
             return;
         }
+        if !self.elastic.is_looking() {
+            self.begin_looking(now);
+        }
+        let began = Instant::now();
+        for done in 0.. {
+            let Some(uid) = self.elastic.next_look() else { break };
+            // What is being written is looked at again when it is.
+            if !self.elastic.writing.contains(&uid) {
+                self.look_at(&uid, now, wall);
+            }
+            if done + 1 >= MOST || began.elapsed() >= STEP {
+                self.elastic.last = Some(uid).filter(|_| !self.elastic.look.is_empty());
+                return;
+            }
+        }
+        self.elastic.last = None;
+    }
+
+    fn begin_looking(&mut self, now: Instant) {
+        let next = std::mem::take(&mut self.elastic.next);
+        self.elastic.look.extend(next);
         let due: Vec<Uid> =
             self.elastic.due.iter().filter(|(_, at)| **at <= now).map(|(uid, _)| uid.clone()).collect();
         for uid in due {
@@ -198,14 +265,6 @@ impl Core {
             && !self.queue.is_ahead(rank, now)
         {
             self.elastic.look.extend(self.elastic.behind.pop_first().map(|(_, uid)| uid));
-        }
-        let mut look: Vec<Uid> = std::mem::take(&mut self.elastic.look).into_iter().collect();
-        look.sort_unstable();
-        for uid in look {
-            // What is being written is looked at again when it is.
-            if !self.elastic.writing.contains(&uid) {
-                self.look_at(&uid, now, wall);
-            }
         }
     }
 
@@ -291,8 +350,9 @@ impl Core {
         else {
             return;
         };
-        let wish = match parent.limits.as_deref().filter(|_| !users.is_empty()).map(Wish::parse) {
-            None => Some(Wish::default()),
+        let asked = if users.is_empty() { None } else { self.elastic.wish_of(parent) };
+        let wish = match asked {
+            None => Some(Arc::default()),
             Some(Ok(wish)) => Some(wish),
             Some(Err(mistake)) => {
                 let note = format!("{mistake}. Its shares keep the limits that they have");

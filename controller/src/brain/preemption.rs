@@ -117,7 +117,7 @@ impl Core {
             }
         }
         let may_help = self.may_preempt(pod) && !reason.is_for_good();
-        let choice = if may_help { self.choose(pod, None, now, wall) } else { Choice::None };
+        let choice = if may_help { self.choose_once(pod, now, wall) } else { Choice::None };
         match choice {
             // Nobody goes for what a quota would hold back.
             Choice::Room(room) if self.waits_for_quota(pod, &room.plan, now) => {
@@ -170,8 +170,27 @@ impl Core {
                 || self.index.lowest_priority().is_some_and(|lowest| lowest < pod.priority))
     }
 
-    fn choose(&mut self, pod: &Pod, only: Option<Arc<str>>, now: Instant, wall: Timestamp) -> Choice {
-        let situation = Situation { only, ..self.situation(pod, now) };
+    /// Looks for victims, once for pods that ask for the same, as long as nothing changed of those who could go.
+    fn choose_once(&mut self, pod: &Pod, now: Instant, wall: Timestamp) -> Choice {
+        let situation = self.situation(pod, now);
+        // What is being written shows its holders later; who is spared, or over a budget, is so for a time.
+        let settled = self.in_flight.is_empty()
+            && self.preemptions.spared.is_empty()
+            && !self.book.has_first_victims()
+            && !self.compaction.is_under_way();
+        let question = if settled { self.question(pod, &situation) } else { None };
+        let (wakes, holders) = (self.queue.wakes(), self.index.holders_version());
+        if question.is_some_and(|question| self.verdicts.is_hopeless(question, wakes, holders)) {
+            return Choice::None;
+        }
+        let choice = self.choose(pod, &situation, wall);
+        if let (Some(question), Choice::None) = (question, &choice) {
+            self.verdicts.note_hopeless(question, wakes, holders);
+        }
+        choice
+    }
+
+    fn choose(&mut self, pod: &Pod, situation: &Situation, wall: Timestamp) -> Choice {
         let spared: HashSet<Uid> = self.preemptions.spared.keys().cloned().collect();
         let book = &self.book;
         let standing = |pod: &Pod| book.standing(&pod.key.namespace, pod.priority);
@@ -190,7 +209,7 @@ impl Core {
         let mut expired = || Instant::now() >= until;
         let (index, matcher) = (&self.index, &mut self.matcher);
         let choice =
-            preempt::choose(index, matcher, pod, &situation, &terms, self.settings.options, &mut expired);
+            preempt::choose(index, matcher, pod, situation, &terms, self.settings.options, &mut expired);
         self.metrics.preemption(started.elapsed());
         choice
     }
@@ -337,7 +356,7 @@ impl Core {
             let decision = self.decide(&pod, &situation);
             let plan = match decision {
                 Decision::Placed(plan) => Some(*plan),
-                _ if self.may_preempt(&pod) => match self.choose(&pod, pod.nominated.clone(), now, wall) {
+                _ if self.may_preempt(&pod) => match self.choose(&pod, &situation, wall) {
                     Choice::Room(room) => Some(room.plan),
                     Choice::None | Choice::OutOfTime => None,
                 },

@@ -102,10 +102,12 @@ impl Relists {
 }
 
 impl Core {
-    /// Whether something of a list is left to be dropped, or of a look to be taken in: see [`Core::step`].
+    /// Whether something of a list is left to be dropped, or of a look to be taken in, see [`Core::step`], or claims are
+    /// left to be looked at, see [`Core::keep_elastic`].
     pub fn has_steps(&self) -> bool {
         let dropping = |step| step == Step::Dropping;
         self.looking.is_some()
+            || self.elastic.is_looking()
             || dropping(self.relists.slices.step)
             || dropping(self.relists.claims.step)
             || dropping(self.relists.pods.step)

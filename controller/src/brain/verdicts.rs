@@ -20,6 +20,8 @@ pub(super) enum Verdict {
 #[derive(Debug, Default)]
 pub(super) struct Verdicts {
     known: HashMap<u64, Verdict>,
+    /// Questions for which nobody could go who would make room, and the state of the holders then.
+    hopeless: HashMap<u64, u64>,
     /// How often there had been room, see [`crate::queue::Queue::wakes`].
     wakes: u64,
 }
@@ -28,12 +30,13 @@ impl Verdicts {
     /// Something changed that decisions read.
     pub(super) fn forget(&mut self) {
         self.known.clear();
+        self.hopeless.clear();
     }
 
     /// Whether anything is known.
     pub(super) fn has_any(&mut self, wakes: u64) -> bool {
         if std::mem::replace(&mut self.wakes, wakes) != wakes {
-            self.known.clear();
+            self.forget();
         }
         !self.known.is_empty()
     }
@@ -41,6 +44,21 @@ impl Verdicts {
     /// What is known.
     pub(super) fn get(&self, question: u64) -> Option<&Verdict> {
         self.known.get(&question)
+    }
+
+    /// Whether nobody could go who would make room, with the same holders.
+    pub(super) fn is_hopeless(&mut self, question: u64, wakes: u64, holders: u64) -> bool {
+        self.has_any(wakes);
+        self.hopeless.get(&question) == Some(&holders)
+    }
+
+    /// Nobody could go who would make room.
+    pub(super) fn note_hopeless(&mut self, question: u64, wakes: u64, holders: u64) {
+        self.has_any(wakes);
+        if self.hopeless.len() >= MOST {
+            self.hopeless.clear();
+        }
+        self.hopeless.insert(question, holders);
     }
 
     /// Keeps what was found.

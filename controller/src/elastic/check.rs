@@ -19,18 +19,17 @@ pub fn claim(index: &Index, claim: &ResourceClaim) -> Vec<String> {
         Ok(wish) => wish,
         Err(error) => return vec![error],
     };
-    let requests: Vec<&str> = claim
-        .spec
-        .devices
-        .iter()
-        .flat_map(|devices| devices.requests.iter().flatten())
-        .map(|request| request.name.as_str())
-        .collect();
+    let made = || claim.spec.devices.iter().flat_map(|devices| devices.requests.iter().flatten());
+    let requests: Vec<&str> = made().map(|request| request.name.as_str()).collect();
+    let is_there = |named: &str| match named.split_once('/') {
+        None => requests.contains(&named),
+        Some((main, sub)) => made()
+            .filter(|request| request.name == main)
+            .any(|request| request.first_available.iter().flatten().any(|known| known.name == sub)),
+    };
     let mut errors = Vec::new();
     let named = wish.parts.iter().filter_map(|part| part.request.as_deref());
-    for unknown in
-        named.filter(|named| !requests.contains(&named.split('/').next().unwrap_or(named))).take(NAMED)
-    {
+    for unknown in named.filter(|named| !is_there(named)).take(NAMED) {
         errors.push(format!(
             "annotation {LIMITS} names request {unknown}, which the claim does not have; it has {}",
             requests.join(", ")
@@ -119,6 +118,11 @@ mod tests {
         "b: cores=3",
         None,
         Some("names request b, which the claim does not have; it has a")
+    )]
+    #[case::no_such_alternative(
+        "a/large: cores=3",
+        None,
+        Some("names request a/large, which the claim does not have; it has a")
     )]
     #[case::no_share("memory=2Gi", Some("gpu-0"), Some("only shares"))]
     #[case::more_than_the_gpu(

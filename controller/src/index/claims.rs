@@ -238,6 +238,15 @@ impl Index {
         if read.allocation.is_some() {
             self.assumed.remove(&read.uid);
         }
+        let known = self.claims.get(&key);
+        let was_allocated = known.is_some_and(|known| known.allocation.is_some());
+        let same = known.is_some_and(|known| {
+            (&known.allocation, &known.reserved_for, known.deleting)
+                == (&read.allocation, &read.reserved_for, read.deleting)
+        });
+        if (was_allocated || read.allocation.is_some()) && !same {
+            self.holders_changed();
+        }
         let uid = read.uid.clone();
         if read.bequest.is_some() {
             self.bequests.insert(key.clone());
@@ -342,6 +351,16 @@ impl Index {
         self.claim_changed(key, room)
     }
 
+    /// A number that is another one after any change of who holds devices, or whether those pods end.
+    pub const fn holders_version(&self) -> u64 {
+        self.holders_version
+    }
+
+    /// Somebody has devices, has none any more, or is about to end.
+    pub(super) const fn holders_changed(&mut self) {
+        self.holders_version = self.holders_version.wrapping_add(1);
+    }
+
     /// Takes off what a claim has: for a snapshot that asks what would be without it.
     pub fn withdraw(&mut self, key: &ObjectKey) {
         let before = self.effective_allocation(key).cloned();
@@ -378,6 +397,9 @@ impl Index {
         let before = self.effective_allocation(key).cloned();
         let Some(claim) = self.claims.remove(key) else { return false };
         self.note_claim(key);
+        if claim.allocation.is_some() {
+            self.holders_changed();
+        }
         self.bequests.remove(key);
         self.assumed.remove(&claim.uid);
         self.claims_gone.add(claim.uid.clone());

@@ -410,6 +410,10 @@ impl Index {
         let replaced = before.as_ref().is_some_and(|before| before.uid != read.uid);
         if let Some(before) = &before {
             self.unlink(before);
+            let going = |pod: &Pod| (pod.deleting, pod.terminal, pod.ends_by, pod.priority);
+            if replaced || going(before) != going(&read) {
+                self.holders_changed();
+            }
         }
         let mut room = false;
         if replaced && let Some(before) = &before {
@@ -435,6 +439,7 @@ impl Index {
     pub fn delete_pod(&mut self, key: &ObjectKey) -> Change {
         let Some(pod) = self.pods.remove(key) else { return Change::Nothing };
         self.unlink(&pod);
+        self.holders_changed();
         let room = self.unaccount(&pod.uid);
         // The caller drops what it keeps for the pod.
         Change::of(vec![key.clone()], room)

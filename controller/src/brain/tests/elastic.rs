@@ -408,3 +408,84 @@ fn a_share_grows_behind_pods_that_stand_before_it(#[case] priority: i32, #[case]
     let made = world.jobs.iter().filter(|job| matches!(job, Job::MakeCompanion { .. })).count();
     assert_eq!(made, usize::from(pod == "waits"));
 }
+
+impl World {
+    /// A claim of that name that has nothing, and asks for other limits.
+    fn wishful(&mut self, name: &str) {
+        let claim = self.claim_with(name, &base(), json!({}), json!({LIMITS: "memory=20Gi"}));
+        self.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    }
+
+    fn look_at_claims(&mut self) {
+        self.core.keep_elastic(self.now, Timestamp::from_second(2_000).expect("a time"));
+        self.collect();
+    }
+}
+
+#[test]
+fn many_claims_are_looked_at_in_steps_and_pods_come_after_all_of_them() {
+    let (mut world, _) = World::elastic();
+    world.look_at_claims();
+    let many = 2 * crate::brain::elastic::MOST + 1;
+    for number in 0..many {
+        world.wishful(&format!("wish-{number}"));
+    }
+    world.claim("b", &base());
+    world.pod("b", &["b"], |_| {});
+    assert!(world.core.has_work(world.now));
+    world.look_at_claims();
+    let mut steps = 1;
+    while world.core.has_steps() {
+        // Nothing is decided meanwhile; writes that return, probes and the lease go on.
+        assert!(!world.core.has_work(world.now));
+        world.core.step(world.now);
+        world.look_at_claims();
+        steps += 1;
+        assert!(steps <= many);
+    }
+    assert!(steps >= 3, "{steps}");
+    world.work();
+    assert!(world.jobs.iter().any(|job| matches!(job, Job::Allocate { .. })), "{:?}", world.jobs);
+}
+
+#[test]
+fn claims_that_only_wait_for_room_let_pods_have_their_turn() {
+    let (mut world, _) = World::elastic();
+    world.look_at_claims();
+    for number in 0..2 * crate::brain::elastic::MOST {
+        world.wishful(&format!("wish-{number}"));
+    }
+    world.look_at_claims();
+    assert!(world.core.has_steps());
+    // Somebody waits for room, and there is some again and again.
+    let uid: Uid = "uid-wish-1".into();
+    for _ in 0..4 * crate::brain::elastic::MOST {
+        world.core.elastic.waiting.insert(uid.clone());
+        world.core.elastic.look_again();
+        world.look_at_claims();
+        if !world.core.has_steps() {
+            assert!(world.core.elastic.next.contains(&uid));
+            return;
+        }
+    }
+    panic!("it goes on for ever");
+}
+
+#[test]
+fn an_annotation_is_read_once_until_it_says_something_else() {
+    let (mut world, _) = World::elastic();
+    world.wish(Some("memory=20Gi"));
+    let share = world.share("a");
+    let first = world.core.elastic.wish_of(&share).expect("asked").expect("fine");
+    // Another version of the claim that says the same.
+    world.wish(Some("memory=20Gi"));
+    let share = world.share("a");
+    let second = world.core.elastic.wish_of(&share).expect("asked").expect("fine");
+    assert!(Arc::ptr_eq(&first, &second));
+    world.wish(Some("memory=30Gi"));
+    let share = world.share("a");
+    let third = world.core.elastic.wish_of(&share).expect("asked").expect("fine");
+    assert_eq!(third.parts[0].memory, Some(30 * GIB));
+    world.core.elastic.gone("uid-a");
+    assert!(world.core.elastic.wishes.is_empty());
+}

@@ -270,3 +270,36 @@ fn what_is_kept_for_a_pod_that_goes_is_free_at_once() {
     world.work();
     assert!(world.core.preemptions.nominations.is_empty());
 }
+
+impl World {
+    /// How often it was looked whom to evict.
+    fn searches(&self) -> usize {
+        let text = self.core.metrics.text();
+        let line = text.lines().find(|line| line.contains("preemption_seconds_count"));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or_default()
+    }
+}
+
+#[test]
+fn pods_that_ask_for_the_same_cost_one_search_for_victims_until_somebody_ends() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.placed("high", 20);
+    // Of lower priority than those that come, but it has nothing.
+    world.wanting("low", -10);
+    for number in 0..20 {
+        world.wanting(&format!("pod-{number}"), 0);
+    }
+    assert_eq!(world.searches(), 1);
+    assert!(world.jobs.is_empty(), "{:?}", world.jobs);
+    // Who has the GPU is to end: the next one waits for that.
+    world.pod("high", &["high"], |pod| {
+        priority(20)(pod);
+        let spec = pod.spec.as_mut().expect("a spec");
+        (spec.node_name, spec.scheduling_gates) = (Some("n1".to_owned()), None);
+        pod.metadata.deletion_timestamp = Some(Time(Timestamp::from_second(1_010).expect("a time")));
+    });
+    world.wanting("last", 0);
+    assert_eq!(world.searches(), 2);
+    let (_, node, victims) = world.make_room();
+    assert_eq!((node.as_deref(), victims.len()), (Some("n1"), 0));
+}
