@@ -11,11 +11,12 @@ mod admission;
 mod certificate;
 mod evaluators;
 mod keeper;
-mod knowledge;
-mod known;
 mod review;
 mod review_memory;
+mod reviewer;
 mod server;
+mod snapshot;
+mod watches;
 
 pub use admission::{Verdict, needs_gate};
 pub use certificate::{Certificate, CertificateError};
@@ -131,8 +132,8 @@ pub fn serve(
     isolated::start_with("webhook", THREADS, move || async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let client = Client::try_from(connection.clone()).map_err(std::io::Error::other)?;
-        let (knowledge, writers) = knowledge::Knowledge::new(client.clone(), &config.driver, config.rules);
-        let watching = writers.start(connection, health.clone(), stop.clone())?;
+        let (reviewer, watches) = reviewer::Reviewer::new(client.clone(), &config.driver, config.rules);
+        let watching = watches.start(connection, health.clone(), stop.clone())?;
         let (watched, stopped) = (health.clone(), stop.clone());
         let watching = tokio::spawn(async move {
             let why = match watching.await {
@@ -147,9 +148,9 @@ pub fn serve(
             ));
         });
         let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));
-        let known = knowledge.known.clone();
+        let snapshots = reviewer.snapshots.clone();
         let app = review::App {
-            knowledge,
+            reviewer,
             metrics,
             governance: config.governance,
             budgets,
@@ -158,7 +159,7 @@ pub fn serve(
             deadline: config.review_deadline,
             failure: config.failure,
         };
-        let keeper = keeper::Keeper::new(client, config, known);
+        let keeper = keeper::Keeper::new(client, config, snapshots);
         let current = keeper.current();
         let keeping = tokio::spawn(keeper.run(health, stop.clone()));
         let memory = review_memory::ReviewMemory::default();

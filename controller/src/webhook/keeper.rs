@@ -3,7 +3,7 @@
 
 use super::Config;
 use super::certificate::{self, Certificate};
-use super::known::Known;
+use super::snapshot::SnapshotStore;
 use crate::act::{FIELD_MANAGER, creation};
 use crate::http::Health;
 use k8s_openapi::ByteString;
@@ -35,13 +35,13 @@ pub(super) struct Keeper {
     client: Client,
     config: Config,
     current: watch::Sender<Option<Arc<Certificate>>>,
-    known: Known,
+    snapshots: SnapshotStore,
 }
 
 impl Keeper {
-    /// `known` is what reviews are checked against: who asks before it is complete gets no check.
-    pub(super) fn new(client: Client, config: Config, known: Known) -> Self {
-        Self { client, config, current: watch::Sender::new(None), known }
+    /// `snapshots` are what reviews are checked against: who asks before it is complete gets no check.
+    pub(super) fn new(client: Client, config: Config, snapshots: SnapshotStore) -> Self {
+        Self { client, config, current: watch::Sender::new(None), snapshots }
     }
 
     pub(super) fn current(&self) -> Current {
@@ -53,7 +53,8 @@ impl Keeper {
             let round = async {
                 let pause = match self.look_after().await {
                     Ok(()) => {
-                        if tokio::time::timeout(self.config.interval, self.known.complete()).await.is_ok() {
+                        if tokio::time::timeout(self.config.interval, self.snapshots.complete()).await.is_ok()
+                        {
                             health.set_ready();
                         } else {
                             tracing::warn!(

@@ -3,7 +3,7 @@
 use super::FailurePolicy;
 use super::admission::{self, Verdict};
 use super::evaluators::{Time, Unchecked};
-use super::knowledge::Knowledge;
+use super::reviewer::Reviewer;
 use crate::budget::admission::{Lowered, Watched};
 use crate::govern::Judgement;
 use crate::hold::Wish;
@@ -28,7 +28,7 @@ const LONGEST_EXPRESSION: usize = 48;
 /// What requests are answered from.
 #[derive(Clone)]
 pub(super) struct App {
-    pub(super) knowledge: Knowledge,
+    pub(super) reviewer: Reviewer,
     pub(super) metrics: Arc<Metrics>,
     pub(super) governance: bool,
     pub(super) budgets: Option<Watched>,
@@ -152,7 +152,7 @@ pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value
     let mut patch = None;
     let mut warnings = Vec::new();
     if let Some(pod) = object::<Pod>(&review)
-        && app.knowledge.judge_pod(namespace(&review), &pod, time).await == Verdict::Gate
+        && app.reviewer.judge_pod(namespace(&review), &pod, time).await == Verdict::Gate
     {
         app.metrics.gated.inc();
         let lowered = app.budgets.as_ref().map(|budgets| budgets.lower(namespace(&review), &pod));
@@ -178,7 +178,7 @@ pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Val
     else {
         return Response::allow(None).to(&review);
     };
-    let expansion = app.knowledge.expand(namespace(&review), claim, Time::from_now(app.deadline)).await;
+    let expansion = app.reviewer.expand(namespace(&review), claim, Time::from_now(app.deadline)).await;
     match app.found(expansion) {
         Ok(expansion) => Response::allow(expansion.patch(claim).as_ref()),
         Err(why) => Response::warn(format!("no larger profiles are considered for it, as {why}")),
@@ -189,7 +189,7 @@ pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Val
 /// Wishes of claims for more or less of their shares.
 pub(super) async fn validate_limits(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
     let claim = object::<ResourceClaim>(&review).filter(|_| app.elastic);
-    let errors = claim.map(|claim| app.knowledge.judge_limits(&claim)).unwrap_or_default();
+    let errors = claim.map(|claim| app.reviewer.judge_limits(&claim)).unwrap_or_default();
     if !errors.is_empty() {
         app.metrics.refused.inc();
     }
@@ -202,7 +202,7 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
         return Response::allow(None).to(&review);
     }
     let kind = review.pointer("/request/kind/kind").and_then(Value::as_str).unwrap_or_default();
-    let (knowledge, namespace) = (&app.knowledge, namespace(&review));
+    let (reviewer, namespace) = (&app.reviewer, namespace(&review));
     let time = Time::from_now(app.deadline);
     let judgement = match kind {
         // Its spec does not change, and what was wrong with it before must stay changeable.
@@ -217,7 +217,7 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
         "ResourceClaim" => match object::<ResourceClaim>(&review) {
             Some(claim) => {
                 let errors = Wish::read(claim.metadata.annotations.as_ref()).mistakes;
-                Some(with(errors, knowledge.judge_claim(namespace, claim.spec, "spec", time).await))
+                Some(with(errors, reviewer.judge_claim(namespace, claim.spec, "spec", time).await))
             }
             None => None,
         },
@@ -227,13 +227,13 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
                 let wish = Wish::read(metadata.and_then(|metadata| metadata.annotations.as_ref()));
                 let errors =
                     wish.mistakes.iter().map(|mistake| format!("spec.metadata: {mistake}")).collect();
-                Some(with(errors, knowledge.judge_claim(namespace, spec.spec, "spec.spec", time).await))
+                Some(with(errors, reviewer.judge_claim(namespace, spec.spec, "spec.spec", time).await))
             }
             None => None,
         },
         "DeviceClass" => match object::<DeviceClass>(&review) {
             Some(class) => {
-                let judgement = knowledge.judge_class(class.spec, time).await;
+                let judgement = reviewer.judge_class(class.spec, time).await;
                 // Changes of a class are looked at too, and one that is there must stay changeable.
                 let mistakes = Wish::read(class.metadata.annotations.as_ref()).mistakes;
                 Some(judgement.map(|mut judgement| {

@@ -3,9 +3,10 @@
 
 use super::certificate::{self, Certificate};
 use super::evaluators::{Evaluators, Time, Unchecked};
-use super::knowledge::{self, Knowledge, Writers};
 use super::review::{self, App};
 use super::review_memory::{ReviewMemory, weight};
+use super::reviewer::Reviewer;
+use super::watches::{self, Watches};
 use super::{FailurePolicy, server};
 use crate::brain::{Input, Part, Seen};
 use crate::decide::Matcher;
@@ -39,21 +40,21 @@ const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(100);
 
 /// A webhook that knows a node, the chart's classes and another driver's one. Its API answers nothing.
-fn app(deadline: Duration, failure: FailurePolicy) -> (App, Writers) {
+fn app(deadline: Duration, failure: FailurePolicy) -> (App, Watches) {
     // No request is made, and so no connection.
     let nowhere = kube::Config::new("http://127.0.0.1:9".parse().expect("an address"));
     let client = Client::try_from(nowhere).expect("a client");
-    let (knowledge, mut writers) = Knowledge::new(client, DRIVER, Rules::default());
+    let (reviewer, mut watches) = Reviewer::new(client, DRIVER, Rules::default());
     let slices = fixtures::slices("n1", 1, AllocatorMode::Controller, 1);
     for part in [Part::Begin, Part::Some(slices), Part::End] {
-        writers.follower.take(Input::Slices(part));
+        watches.snapshots.take(Input::Slices(part));
     }
     let mut classes = fixtures::classes();
     classes.push(fixtures::class("nic.example.com", r#"device.driver == "nic.example.com""#));
-    writers.follower.take(Input::Class(Seen::Reset(classes)));
-    assert!(writers.follower.publish());
+    watches.snapshots.take(Input::Class(Seen::Reset(classes)));
+    assert!(watches.snapshots.publish());
     let app = App {
-        knowledge,
+        reviewer,
         metrics: Arc::new(Metrics::new()),
         governance: true,
         budgets: None,
@@ -62,7 +63,7 @@ fn app(deadline: Duration, failure: FailurePolicy) -> (App, Writers) {
         deadline,
         failure,
     };
-    (app, writers)
+    (app, watches)
 }
 
 /// Evaluations that go on until this is dropped.
@@ -215,8 +216,8 @@ async fn serve_to(callers: Option<Arc<rustls::RootCertStore>>, app: &App, memory
 /// With one thread for everything but evaluations, as one evaluation on it would stop all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn evaluations_that_do_not_end_keep_no_other_namespace_no_handshake_and_no_probe_waiting() {
-    let (app, _writers) = app(HOUR, FailurePolicy::Ignore);
-    let _held = hold(&app.knowledge.evaluators, "bad", 50).await;
+    let (app, _watches) = app(HOUR, FailurePolicy::Ignore);
+    let _held = hold(&app.reviewer.evaluators, "bad", 50).await;
     let Served { addr, bundle, stop, serving } = serve(&app, ReviewMemory::default()).await;
     let answer = post(addr, &bundle, "/validate", &review("good", "ResourceClaim", &wrong())).await;
     assert_eq!(answer["response"]["allowed"], false, "{answer}");
@@ -245,8 +246,8 @@ async fn what_could_not_be_checked_in_time_is_accepted_with_a_warning_or_refused
     #[case] failure: FailurePolicy,
     #[case] allowed: bool,
 ) {
-    let (app, _writers) = app(SHORT, failure);
-    let _held = hold(&app.knowledge.evaluators, "bad", 0).await;
+    let (app, _watches) = app(SHORT, failure);
+    let _held = hold(&app.reviewer.evaluators, "bad", 0).await;
     let answer = validate(&app, review("bad", "ResourceClaim", &wrong())).await;
     assert_eq!(answer["allowed"], allowed, "{answer}");
     if allowed {
@@ -270,8 +271,8 @@ async fn what_could_not_be_checked_in_time_is_accepted_with_a_warning_or_refused
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_is_wrong_without_an_evaluation_is_refused_also_when_there_is_no_time_for_one() {
-    let (app, _writers) = app(SHORT, FailurePolicy::Ignore);
-    let _held = hold(&app.knowledge.evaluators, "bad", 0).await;
+    let (app, _watches) = app(SHORT, FailurePolicy::Ignore);
+    let _held = hold(&app.reviewer.evaluators, "bad", 0).await;
     let mut claim = wrong();
     claim["metadata"]["annotations"] = json!({"aliquot.dev/binding": "Now"});
     let answer = validate(&app, review("bad", "ResourceClaim", &claim)).await;
@@ -281,11 +282,11 @@ async fn what_is_wrong_without_an_evaluation_is_refused_also_when_there_is_no_ti
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_is_asked_before_the_classes_are_known_counts_as_unchecked_not_as_foreign() {
-    let (mut app, _writers) = app(HOUR, FailurePolicy::Fail);
+    let (mut app, _watches) = app(HOUR, FailurePolicy::Fail);
     let nowhere = kube::Config::new("http://127.0.0.1:9".parse().expect("an address"));
     let client = Client::try_from(nowhere).expect("a client");
-    let (knowledge, _none) = Knowledge::new(client, DRIVER, Rules::default());
-    app.knowledge = knowledge;
+    let (reviewer, _none) = Reviewer::new(client, DRIVER, Rules::default());
+    app.reviewer = reviewer;
     let answer = validate(&app, review("n", "ResourceClaim", &wrong())).await;
     assert_eq!(answer["status"]["code"], 503, "{answer}");
     assert!(
@@ -297,8 +298,8 @@ async fn what_is_asked_before_the_classes_are_known_counts_as_unchecked_not_as_f
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn what_asks_for_nothing_of_ours_takes_no_turn() {
-    let (app, mut writers) = app(SHORT, FailurePolicy::Fail);
-    let evaluators = &app.knowledge.evaluators;
+    let (app, mut watches) = app(SHORT, FailurePolicy::Fail);
+    let evaluators = &app.reviewer.evaluators;
     // Every turn that there is, and the namespace's own.
     let mut held = Vec::new();
     for namespace in ["n", "b", "c", "d"] {
@@ -306,7 +307,7 @@ async fn what_asks_for_nothing_of_ours_takes_no_turn() {
     }
     let namespace = fixtures::object(json!({"metadata": {"name": "n", "annotations": {
         crate::substitute::POLICY: r#"{"substitution": "Larger"}"#}}}));
-    writers.namespaces.apply_watcher_event(&kube::runtime::watcher::Event::Apply(namespace));
+    watches.namespaces.apply_watcher_event(&kube::runtime::watcher::Event::Apply(namespace));
     let nic = claim(fixtures::request("r", "nic.example.com", 1));
     let template = json!({"metadata": {"name": "t", "namespace": "n"}, "spec": {"spec": nic["spec"]}});
     for (kind, object) in [("ResourceClaim", &nic), ("ResourceClaimTemplate", &template)] {
@@ -338,10 +339,10 @@ async fn what_asks_for_nothing_of_ours_takes_no_turn() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn pods_are_gated_while_every_turn_is_taken() {
-    let (app, _writers) = app(HOUR, FailurePolicy::Ignore);
+    let (app, _watches) = app(HOUR, FailurePolicy::Ignore);
     let mut held = Vec::new();
     for namespace in ["n", "b", "c", "d"] {
-        held.push(hold(&app.knowledge.evaluators, namespace, 0).await);
+        held.push(hold(&app.reviewer.evaluators, namespace, 0).await);
     }
     let mut pod = serde_json::to_value(fixtures::pod("p", &[])).expect("JSON");
     pod["spec"]["schedulingGates"] = Value::Null;
@@ -396,20 +397,20 @@ async fn an_evaluation_that_panics_gives_its_turn_back() {
 /// By construction: a list that is half taken in lies beside what reviews see.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_list_that_is_half_taken_in_neither_blocks_a_review_nor_shows_in_it() {
-    let (app, mut writers) = app(HOUR, FailurePolicy::Ignore);
+    let (app, mut watches) = app(HOUR, FailurePolicy::Ignore);
     // A pool of which a slice is missing has no boards.
     let mut half = fixtures::slices("n1", 1, AllocatorMode::Controller, 2);
     half.truncate(1);
     for part in [Part::Begin, Part::Some(half)] {
-        writers.follower.take(Input::Slices(part));
-        writers.follower.publish();
+        watches.snapshots.take(Input::Slices(part));
+        watches.snapshots.publish();
     }
     let none = json!({"uid": "u", "allowed": true});
     let answer =
         validate(&app, review("n", "ResourceClaim", &claim(fixtures::partition("r", "9g.1gb")))).await;
     assert_eq!(answer["allowed"], false, "{answer}");
-    writers.follower.take(Input::Slices(Part::End));
-    assert!(writers.follower.publish());
+    watches.snapshots.take(Input::Slices(Part::End));
+    assert!(watches.snapshots.publish());
     // Without boards nothing is known to be wrong.
     let answer =
         validate(&app, review("n", "ResourceClaim", &claim(fixtures::partition("r", "9g.1gb")))).await;
@@ -431,8 +432,8 @@ async fn reviews_beyond_the_memory_of_all_are_not_read_and_count_as_unchecked(
     #[case] failure: FailurePolicy,
     #[case] allowed: bool,
 ) {
-    let (app, _writers) = app(HOUR, failure);
-    let held = hold(&app.knowledge.evaluators, "bad", 0).await;
+    let (app, _watches) = app(HOUR, failure);
+    let held = hold(&app.reviewer.evaluators, "bad", 0).await;
     let first = review("bad", "ResourceClaim", &wrong());
     let bytes = weight(first.to_string().as_bytes());
     let memory = ReviewMemory::of(bytes + bytes / 2, bytes + bytes / 2);
@@ -467,7 +468,7 @@ async fn reviews_beyond_the_memory_of_all_are_not_read_and_count_as_unchecked(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn who_shows_no_certificate_of_the_callers_authority_gets_no_review() {
-    let (app, _writers) = app(HOUR, FailurePolicy::Ignore);
+    let (app, _watches) = app(HOUR, FailurePolicy::Ignore);
     let (known, stranger) = (Caller::new(), Caller::new());
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), "").expect("written");
@@ -496,8 +497,8 @@ async fn what_was_not_checked_because_of_an_expression_names_it(
     #[case] failure: FailurePolicy,
     #[case] told: &str,
 ) {
-    let (app, _writers) = app(HOUR, failure);
-    let index = app.knowledge.known.now();
+    let (app, _watches) = app(HOUR, failure);
+    let index = app.reviewer.snapshots.latest();
     let expression: Arc<str> = format!("lists.range(200000).all(i, i >= 0{})", " ".repeat(300)).into();
     let costly = expression.clone();
     let evaluate = move |matcher: &mut Matcher| {
@@ -510,7 +511,7 @@ async fn what_was_not_checked_because_of_an_expression_names_it(
         let answers = matcher.answers(&index, &layout, &costly, &mut expired);
         answers.map(drop).map_err(|_| Unchecked::Late(None))
     };
-    let evaluators = &app.knowledge.evaluators;
+    let evaluators = &app.reviewer.evaluators;
     let late = evaluators.run("n", Time::from_now(HOUR), evaluate).await.expect_err("no time");
     assert_eq!(late, Unchecked::Late(Some(expression)));
     let answer = review::not_read(&app, "/validate", "u", late).0;
@@ -534,7 +535,7 @@ async fn a_watch_that_ends_makes_the_replica_not_ready_for_good() {
     let dies = async { panic!("on purpose") }.boxed();
     let lives = std::future::pending().boxed();
     let tasks = [("namespaces", lives), ("GpuQuotas", dies)];
-    let mut supervised = Box::pin(knowledge::supervise(tasks, &health));
+    let mut supervised = Box::pin(watches::supervise(tasks, &health));
     while health.is_ready() {
         assert!(futures::poll!(&mut supervised).is_pending());
         tokio::task::yield_now().await;

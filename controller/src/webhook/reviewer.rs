@@ -1,46 +1,32 @@
-//! What the webhook knows of the cluster, kept by watches in every replica, and what it says of objects.
+//! What the webhook says of objects, by what its watches show of the cluster.
 
 use super::admission::{self, KnownClaim, Verdict};
 use super::evaluators::{Evaluators, Time, Unchecked};
-use super::known::{Follower, Known};
-use crate::brain::Input;
+use super::snapshot::{SnapshotStore, SnapshotWriter};
+use super::watches::Watches;
 use crate::decide::Matcher;
 use crate::elastic;
 use crate::govern::check::Scene;
 use crate::govern::{GpuQuota, Judgement, Rules, check};
-use crate::http::Health;
 use crate::index::ObjectKey;
-use crate::isolated::{self, Ended};
 use crate::substitute::{self, Expansion};
-use crate::watch::{self, Pauses};
 use aliquot_model::config::AllocationPolicy;
-use futures::future::{BoxFuture, join_all};
-use futures::{FutureExt, StreamExt};
+use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
-    DeviceClass, DeviceClassSpec, ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate, ResourceSlice,
+    DeviceClassSpec, ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate,
 };
 use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::Value;
-use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
-/// Changes that wait to be taken in.
-const INPUTS: usize = 1024;
-/// How often it is asked whether GpuQuotas are defined, while they are not.
-const DEFINED: Duration = Duration::from_secs(30);
-
-/// What is known.
+/// Judges objects. Clones are the same one.
 #[derive(Clone)]
-pub(super) struct Knowledge {
+pub(super) struct Reviewer {
     driver: Arc<str>,
     client: Client,
-    pub(super) known: Known,
+    pub(super) snapshots: SnapshotStore,
     pub(super) evaluators: Evaluators,
     templates: Store<ResourceClaimTemplate>,
     quotas: Store<GpuQuota>,
@@ -48,118 +34,23 @@ pub(super) struct Knowledge {
     rules: Rules,
 }
 
-/// Who writes what is known.
-pub(super) struct Writers {
-    driver: Arc<str>,
-    pub(super) follower: Follower,
-    templates: reflector::store::Writer<ResourceClaimTemplate>,
-    quotas: reflector::store::Writer<GpuQuota>,
-    pub(super) namespaces: reflector::store::Writer<Namespace>,
-}
-
-impl Writers {
-    /// Watches until `stop`, on a thread of its own: large lists are read and taken in there.
-    ///
-    /// # Errors
-    /// If there is no thread for it.
-    pub(super) fn start(
-        self,
-        connection: kube::Config,
-        health: Health,
-        stop: CancellationToken,
-    ) -> std::io::Result<Ended<kube::Result<()>>> {
-        isolated::start("webhook-watches", move || async move {
-            let client = Client::try_from(connection)?;
-            tokio::select! {
-                () = self.follow(client, &health) => {}
-                () = stop.cancelled() => {}
-            }
-            Ok(())
-        })
-    }
-
-    async fn follow(self, client: Client, health: &Health) {
-        let (sender, inputs) = mpsc::channel(INPUTS);
-        let ours = watcher::Config::default().fields(&format!("spec.driver={}", self.driver));
-        let slices = watch::follow_slices(Api::<ResourceSlice>::all(client.clone()), ours, sender.clone());
-        let classes = Api::<DeviceClass>::all(client.clone());
-        let classes = watch::follow(classes, watcher::Config::default(), sender, Input::Class);
-        let templates = watcher(Api::all(client.clone()), watcher::Config::default())
-            .backoff(Pauses::default())
-            .reflect(self.templates)
-            .for_each(|_| async {});
-        let namespaces = watcher(Api::all(client.clone()), watcher::Config::default())
-            .backoff(Pauses::default())
-            .reflect(self.namespaces)
-            .for_each(|_| async {});
-        let tasks: [(&str, BoxFuture<'static, ()>); 6] = [
-            ("slices", slices.boxed()),
-            ("device classes", classes.boxed()),
-            ("slices and device classes", self.follower.follow(inputs).boxed()),
-            ("claim templates", templates.boxed()),
-            ("namespaces", namespaces.boxed()),
-            ("GpuQuotas", follow_quotas(client, self.quotas).boxed()),
-        ];
-        supervise(tasks, health).await;
-    }
-}
-
-/// Runs what takes in changes of this and that. None of it ends but by a panic; what is known then gets old, so the
-/// replica gives up being ready.
-pub(super) async fn supervise(
-    tasks: impl IntoIterator<Item = (&'static str, BoxFuture<'static, ()>)>,
-    health: &Health,
-) {
-    let mut running = tokio::task::JoinSet::new();
-    let mut names = HashMap::new();
-    for (name, task) in tasks {
-        names.insert(running.spawn(task).id(), name);
-    }
-    while let Some(ended) = running.join_next_with_id().await {
-        let id = match &ended {
-            Ok((id, ())) => *id,
-            Err(error) => error.id(),
-        };
-        let name = names.get(&id).copied().unwrap_or_default();
-        tracing::error!(
-            watch = name,
-            ?ended,
-            "a watch of the webhook ended: the replica is not ready any more"
-        );
-        health
-            .fail(format!("the webhook's watch of {name} ended, see the log; delete this pod to start anew"));
-    }
-}
-
-/// Never returns.
-async fn follow_quotas(client: Client, writer: reflector::store::Writer<GpuQuota>) {
-    while !matches!(watch::is_served(&client, "gpuquotas").await, Ok(true)) {
-        tokio::time::sleep(DEFINED).await;
-    }
-    watcher(Api::all(client), watcher::Config::default())
-        .backoff(Pauses::default())
-        .reflect(writer)
-        .for_each(|_| async {})
-        .await;
-}
-
-impl Knowledge {
-    /// Nothing is known before the writers are started. `client` is for looking up claims.
-    pub(super) fn new(client: Client, driver: &str, rules: Rules) -> (Self, Writers) {
+impl Reviewer {
+    /// Nothing is known before the watches are started. `client` is for looking up claims.
+    pub(super) fn new(client: Client, driver: &str, rules: Rules) -> (Self, Watches) {
         let driver: Arc<str> = driver.into();
         let (templates, template_writer) = reflector::store();
         let (quotas, quota_writer) = reflector::store();
         let (namespaces, namespace_writer) = reflector::store();
-        let follower = Follower::new(&driver);
-        let (known, evaluators) = (follower.known(), Evaluators::new());
-        let writers = Writers {
+        let writer = SnapshotWriter::new(&driver);
+        let (snapshots, evaluators) = (writer.store(), Evaluators::new());
+        let watches = Watches {
             driver: driver.clone(),
-            follower,
+            snapshots: writer,
             templates: template_writer,
             quotas: quota_writer,
             namespaces: namespace_writer,
         };
-        (Self { driver, client, known, evaluators, templates, quotas, namespaces, rules }, writers)
+        (Self { driver, client, snapshots, evaluators, templates, quotas, namespaces, rules }, watches)
     }
 
     async fn claim(&self, namespace: &str, claim: &PodResourceClaim, time: Time) -> KnownClaim {
@@ -191,7 +82,7 @@ impl Knowledge {
         }
         let claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
         let claims = join_all(claims.map(|claim| self.claim(namespace, claim, time))).await;
-        let index = self.known.now();
+        let index = self.snapshots.latest();
         let matcher = &mut self.evaluators.matcher();
         admission::needs_gate(pod, &claims, &self.driver, |name| index.class(name).cloned(), matcher)
     }
@@ -213,7 +104,7 @@ impl Knowledge {
         });
         let quotas: Vec<_> = quotas.collect();
         let wrong = self.policy(namespace).and_then(Result::err);
-        let (index, rules) = (self.known.now(), self.rules);
+        let (index, rules) = (self.snapshots.latest(), self.rules);
         let mut matcher = self.evaluators.matcher();
         let ours = check::asks_for_ours(&index, &mut matcher, &spec);
         let judge = move |matcher: &mut Matcher| {
@@ -231,12 +122,12 @@ impl Knowledge {
 
     /// Whether anything can be checked yet.
     fn listed(&self) -> Result<(), Unchecked> {
-        if self.known.is_complete() { Ok(()) } else { Err(Unchecked::Unlisted) }
+        if self.snapshots.is_complete() { Ok(()) } else { Err(Unchecked::Unlisted) }
     }
 
     /// What is wrong with what a claim's shares are to have.
     pub(super) fn judge_limits(&self, claim: &ResourceClaim) -> Vec<String> {
-        elastic::check::claim(&self.known.now(), claim)
+        elastic::check::claim(&self.snapshots.latest(), claim)
     }
 
     /// The claim's requests that a larger profile may satisfy.
@@ -248,7 +139,7 @@ impl Knowledge {
     ) -> Result<Expansion, Unchecked> {
         self.listed()?;
         let policy = self.policy(namespace).and_then(Result::ok);
-        let index = self.known.now();
+        let index = self.snapshots.latest();
         if !substitute::may_expand(&index, &mut self.evaluators.matcher(), claim, policy.as_ref()) {
             return Ok(Expansion::default());
         }
@@ -273,7 +164,7 @@ impl Knowledge {
         time: Time,
     ) -> Result<Judgement, Unchecked> {
         self.listed()?;
-        let (index, rules) = (self.known.now(), self.rules);
+        let (index, rules) = (self.snapshots.latest(), self.rules);
         let judge =
             move |matcher: &mut Matcher| in_time(check::class(&index, matcher, rules, &spec), matcher);
         self.evaluators.run("", time, judge).await

@@ -23,16 +23,16 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How often it is looked whether all was listed.
 const LISTED: Duration = Duration::from_millis(100);
 
-/// What is known. Clones are the same one.
+/// The latest copy. Clones are the same one.
 #[derive(Clone)]
-pub(super) struct Known {
+pub(super) struct SnapshotStore {
     copy: Arc<RwLock<Arc<Index>>>,
     complete: Arc<AtomicBool>,
 }
 
-impl Known {
-    /// As of now.
-    pub(super) fn now(&self) -> Arc<Index> {
+impl SnapshotStore {
+    /// The copy that was made last.
+    pub(super) fn latest(&self) -> Arc<Index> {
         self.copy.read().clone()
     }
 
@@ -49,10 +49,10 @@ impl Known {
     }
 }
 
-/// Takes changes in.
-pub(super) struct Follower {
+/// Takes changes in, and makes the copies.
+pub(super) struct SnapshotWriter {
     index: Index,
-    known: Known,
+    store: SnapshotStore,
     /// Slices that a list which is being taken in did not name so far.
     missing: Option<HashSet<Arc<str>>>,
     changes: usize,
@@ -60,18 +60,18 @@ pub(super) struct Follower {
     listed: (bool, bool),
 }
 
-impl Follower {
+impl SnapshotWriter {
     /// That knows nothing yet.
     pub(super) fn new(driver: &str) -> Self {
         let index = Index::new(driver);
         let copy = Arc::new(RwLock::new(Arc::new(index.published())));
-        let known = Known { copy, complete: Arc::default() };
-        Self { index, known, missing: None, changes: 0, listed: (false, false) }
+        let store = SnapshotStore { copy, complete: Arc::default() };
+        Self { index, store, missing: None, changes: 0, listed: (false, false) }
     }
 
-    /// What is known.
-    pub(super) fn known(&self) -> Known {
-        self.known.clone()
+    /// Where the copies are read.
+    pub(super) fn store(&self) -> SnapshotStore {
+        self.store.clone()
     }
 
     /// Takes in what comes until there is no more.
@@ -108,11 +108,11 @@ impl Follower {
         }
         self.changes = 0;
         let next = Arc::new(self.index.published());
-        let last = std::mem::replace(&mut *self.known.copy.write(), next);
+        let last = std::mem::replace(&mut *self.store.copy.write(), next);
         // Not under the lock: it may be the last that holds a large one.
         drop(last);
         if self.listed == (true, true) {
-            self.known.complete.store(true, Ordering::Release);
+            self.store.complete.store(true, Ordering::Release);
         }
         true
     }
@@ -173,11 +173,11 @@ mod tests {
         fixtures::slices(node, 1, AllocatorMode::Controller, generation)
     }
 
-    fn listed(follower: &mut Follower, slices: Vec<ResourceSlice>) {
+    fn listed(writer: &mut SnapshotWriter, slices: Vec<ResourceSlice>) {
         for part in [Part::Begin, Part::Some(slices), Part::End] {
-            follower.take(Input::Slices(part));
+            writer.take(Input::Slices(part));
         }
-        follower.publish();
+        writer.publish();
     }
 
     fn nodes(index: &Index) -> Vec<&str> {
@@ -188,60 +188,60 @@ mod tests {
 
     #[test]
     fn reviews_see_all_that_was_known_before_a_list_until_all_of_the_list_is_known() {
-        let mut follower = Follower::new(DRIVER);
-        let known = follower.known();
-        listed(&mut follower, [slices("n1", 1), slices("n2", 1)].concat());
-        assert_eq!(nodes(&known.now()), ["n1", "n2"]);
+        let mut writer = SnapshotWriter::new(DRIVER);
+        let store = writer.store();
+        listed(&mut writer, [slices("n1", 1), slices("n2", 1)].concat());
+        assert_eq!(nodes(&store.latest()), ["n1", "n2"]);
         // A review that goes on all the while, and a list that takes its time.
-        let review = known.now();
-        follower.take(Input::Slices(Part::Begin));
-        follower.take(Input::Slices(Part::Some(slices("n2", 2))));
-        follower.take(Input::Class(Seen::Reset(fixtures::classes())));
-        assert!(!follower.publish());
-        assert_eq!(nodes(&known.now()), ["n1", "n2"]);
-        follower.take(Input::Slices(Part::Some(slices("n3", 1))));
-        follower.take(Input::Slices(Part::End));
-        assert!(follower.publish());
-        assert_eq!(nodes(&known.now()), ["n2", "n3"]);
-        assert!(known.now().class("gpu.aliquot.dev").is_some());
+        let review = store.latest();
+        writer.take(Input::Slices(Part::Begin));
+        writer.take(Input::Slices(Part::Some(slices("n2", 2))));
+        writer.take(Input::Class(Seen::Reset(fixtures::classes())));
+        assert!(!writer.publish());
+        assert_eq!(nodes(&store.latest()), ["n1", "n2"]);
+        writer.take(Input::Slices(Part::Some(slices("n3", 1))));
+        writer.take(Input::Slices(Part::End));
+        assert!(writer.publish());
+        assert_eq!(nodes(&store.latest()), ["n2", "n3"]);
+        assert!(store.latest().class("gpu.aliquot.dev").is_some());
         assert_eq!(nodes(&review), ["n1", "n2"]);
     }
 
     #[test]
     fn it_is_complete_when_both_slices_and_classes_were_listed() {
-        let mut follower = Follower::new(DRIVER);
-        let known = follower.known();
-        listed(&mut follower, slices("n1", 1));
-        assert!(!known.is_complete());
-        follower.take(Input::Class(Seen::Reset(Vec::new())));
-        assert!(!known.is_complete(), "nobody sees it yet");
-        follower.publish();
-        assert!(known.is_complete());
+        let mut writer = SnapshotWriter::new(DRIVER);
+        let store = writer.store();
+        listed(&mut writer, slices("n1", 1));
+        assert!(!store.is_complete());
+        writer.take(Input::Class(Seen::Reset(Vec::new())));
+        assert!(!store.is_complete(), "nobody sees it yet");
+        writer.publish();
+        assert!(store.is_complete());
     }
 
     #[test]
     fn pools_that_a_list_does_not_change_are_not_built_again() {
-        let mut follower = Follower::new(DRIVER);
-        let known = follower.known();
+        let mut writer = SnapshotWriter::new(DRIVER);
+        let store = writer.store();
         let layout = |index: &Index, node: &str| {
             let mut pools = index.pools();
             pools.find(|pool| pool.node.as_deref() == Some(node)).and_then(|pool| pool.layout.clone())
         };
-        listed(&mut follower, [slices("n1", 1), slices("n2", 1)].concat());
-        let before = known.now();
-        listed(&mut follower, [slices("n1", 1), slices("n2", 2)].concat());
-        let (one, other) = (layout(&before, "n1").expect("one"), layout(&known.now(), "n1").expect("one"));
+        listed(&mut writer, [slices("n1", 1), slices("n2", 1)].concat());
+        let before = store.latest();
+        listed(&mut writer, [slices("n1", 1), slices("n2", 2)].concat());
+        let (one, other) = (layout(&before, "n1").expect("one"), layout(&store.latest(), "n1").expect("one"));
         assert!(Arc::ptr_eq(&one, &other));
-        let (one, other) = (layout(&before, "n2").expect("one"), layout(&known.now(), "n2").expect("one"));
+        let (one, other) = (layout(&before, "n2").expect("one"), layout(&store.latest(), "n2").expect("one"));
         assert_eq!((one.generation, other.generation), (1, 2));
     }
 
     #[test]
     fn a_copy_tells_of_each_make_once_as_the_index_does() {
-        let mut follower = Follower::new(DRIVER);
-        let known = follower.known();
-        listed(&mut follower, [slices("n1", 1), slices("n2", 1)].concat());
-        assert_eq!(follower.index.makes_published().count(), 1);
-        assert_eq!(known.now().makes_published().count(), 1);
+        let mut writer = SnapshotWriter::new(DRIVER);
+        let store = writer.store();
+        listed(&mut writer, [slices("n1", 1), slices("n2", 1)].concat());
+        assert_eq!(writer.index.makes_published().count(), 1);
+        assert_eq!(store.latest().makes_published().count(), 1);
     }
 }

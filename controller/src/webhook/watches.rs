@@ -1,0 +1,119 @@
+//! The webhook's watches of the API, in every replica, on a thread of their own.
+
+use super::snapshot::SnapshotWriter;
+use crate::brain::Input;
+use crate::govern::GpuQuota;
+use crate::http::Health;
+use crate::isolated::{self, Ended};
+use crate::watch::{self, Pauses};
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt};
+use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaimTemplate, ResourceSlice};
+use kube::runtime::{WatchStreamExt, reflector, watcher};
+use kube::{Api, Client};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// Changes that wait to be taken in.
+const INPUTS: usize = 1024;
+/// How often it is asked whether GpuQuotas are defined, while they are not.
+const DEFINED: Duration = Duration::from_secs(30);
+
+/// Watches that are not started yet, and where each of them writes.
+pub(super) struct Watches {
+    pub(super) driver: Arc<str>,
+    pub(super) snapshots: SnapshotWriter,
+    pub(super) templates: reflector::store::Writer<ResourceClaimTemplate>,
+    pub(super) quotas: reflector::store::Writer<GpuQuota>,
+    pub(super) namespaces: reflector::store::Writer<Namespace>,
+}
+
+impl Watches {
+    /// Watches until `stop`, on a thread of its own: large lists are read and taken in there.
+    ///
+    /// # Errors
+    /// If there is no thread for it.
+    pub(super) fn start(
+        self,
+        connection: kube::Config,
+        health: Health,
+        stop: CancellationToken,
+    ) -> std::io::Result<Ended<kube::Result<()>>> {
+        isolated::start("webhook-watches", move || async move {
+            let client = Client::try_from(connection)?;
+            tokio::select! {
+                () = self.follow(client, &health) => {}
+                () = stop.cancelled() => {}
+            }
+            Ok(())
+        })
+    }
+
+    async fn follow(self, client: Client, health: &Health) {
+        let (sender, inputs) = mpsc::channel(INPUTS);
+        let ours = watcher::Config::default().fields(&format!("spec.driver={}", self.driver));
+        let slices = watch::follow_slices(Api::<ResourceSlice>::all(client.clone()), ours, sender.clone());
+        let classes = Api::<DeviceClass>::all(client.clone());
+        let classes = watch::follow(classes, watcher::Config::default(), sender, Input::Class);
+        let templates = watcher(Api::all(client.clone()), watcher::Config::default())
+            .backoff(Pauses::default())
+            .reflect(self.templates)
+            .for_each(|_| async {});
+        let namespaces = watcher(Api::all(client.clone()), watcher::Config::default())
+            .backoff(Pauses::default())
+            .reflect(self.namespaces)
+            .for_each(|_| async {});
+        let tasks: [(&str, BoxFuture<'static, ()>); 6] = [
+            ("slices", slices.boxed()),
+            ("device classes", classes.boxed()),
+            ("slices and device classes", self.snapshots.follow(inputs).boxed()),
+            ("claim templates", templates.boxed()),
+            ("namespaces", namespaces.boxed()),
+            ("GpuQuotas", follow_quotas(client, self.quotas).boxed()),
+        ];
+        supervise(tasks, health).await;
+    }
+}
+
+/// Runs what takes in changes of this and that. None of it ends but by a panic; what is known then gets old, so the
+/// replica gives up being ready.
+pub(super) async fn supervise(
+    tasks: impl IntoIterator<Item = (&'static str, BoxFuture<'static, ()>)>,
+    health: &Health,
+) {
+    let mut running = tokio::task::JoinSet::new();
+    let mut names = HashMap::new();
+    for (name, task) in tasks {
+        names.insert(running.spawn(task).id(), name);
+    }
+    while let Some(ended) = running.join_next_with_id().await {
+        let id = match &ended {
+            Ok((id, ())) => *id,
+            Err(error) => error.id(),
+        };
+        let name = names.get(&id).copied().unwrap_or_default();
+        tracing::error!(
+            watch = name,
+            ?ended,
+            "a watch of the webhook ended: the replica is not ready any more"
+        );
+        health
+            .fail(format!("the webhook's watch of {name} ended, see the log; delete this pod to start anew"));
+    }
+}
+
+/// Never returns.
+async fn follow_quotas(client: Client, writer: reflector::store::Writer<GpuQuota>) {
+    while !matches!(watch::is_served(&client, "gpuquotas").await, Ok(true)) {
+        tokio::time::sleep(DEFINED).await;
+    }
+    watcher(Api::all(client), watcher::Config::default())
+        .backoff(Pauses::default())
+        .reflect(writer)
+        .for_each(|_| async {})
+        .await;
+}
