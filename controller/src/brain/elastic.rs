@@ -3,25 +3,28 @@
 //! What is known here is what the API showed: claims with a wish, companions, and what nodes are told. A
 //! claim of which something is being written is looked at again when that has returned.
 
+mod state;
 mod writes;
+
+pub(super) use state::Elastic;
+use state::Told;
 
 use super::{Core, Seen, reasons};
 use crate::act::{Consumers, Job};
 use crate::decide::Situation;
-use crate::elastic::{self, Companion, Share, Size, Step, Wish};
+use crate::elastic::{self, Companion, Share, Size, Step};
 use crate::hold::is_hold;
 use crate::index::{
     Allocation, Change, Claim, CompanionOf, Held, Holder, Index, ObjectKey, Owner, Pod, Pool, Uid,
 };
 use crate::quantity::Quantity;
 use crate::queue::Rank;
-use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus, ShareName};
+use aliquot_model::limits::ShareName;
 use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::ops::Bound;
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,156 +33,6 @@ const RETRY: Duration = Duration::from_secs(5);
 /// Most claims that are looked at in one step, and for how long, before all else has its turn.
 pub(super) const MOST: usize = 64;
 const STEP: Duration = Duration::from_millis(20);
-
-/// What an annotation asks for, or what is wrong with it.
-type ReadWish = Result<Arc<Wish>, Arc<str>>;
-
-/// What is kept about them.
-#[derive(Debug, Default)]
-pub(super) struct Elastic {
-    /// Claims with a wish, or that had one.
-    parents: HashMap<Uid, ObjectKey>,
-    /// Companions by the claim that they belong to.
-    companions: HashMap<Uid, HashMap<Uid, CompanionOf>>,
-    /// Where they are.
-    keys: HashMap<Uid, ObjectKey>,
-    /// What nodes are told.
-    nodes: HashMap<Arc<str>, Told>,
-    /// Claims to look at.
-    look: BTreeSet<Uid>,
-    /// Claims to look at when those have been: room may have become free for them meanwhile.
-    pub(super) next: BTreeSet<Uid>,
-    /// The claim that was looked at last, while not all have been.
-    last: Option<Uid>,
-    /// What annotations ask for, by the text that was read.
-    pub(super) wishes: HashMap<Uid, (Arc<str>, ReadWish)>,
-    /// Claims that wait for room.
-    pub(super) waiting: HashSet<Uid>,
-    /// Claims to look at by themselves.
-    due: HashMap<Uid, Instant>,
-    /// Claims of which something is being written.
-    writing: HashSet<Uid>,
-    /// Nodes whose object is being written.
-    busy: HashSet<Arc<str>>,
-    /// Companions that were to lose their devices, and when.
-    released: HashMap<Uid, Instant>,
-    /// Since when shares are to have more than they have, in seconds.
-    since: HashMap<Uid, i64>,
-    /// Claims whose share could grow, behind pods that stand before them.
-    behind: BTreeSet<(Rank, Uid)>,
-}
-
-/// What a node is told, as it was seen last.
-#[derive(Debug, Clone)]
-struct Told {
-    version: String,
-    generation: i64,
-    spec: NodeLimitsSpec,
-    status: NodeLimitsStatus,
-}
-
-impl Told {
-    fn read(object: &DynamicObject) -> Option<(Arc<str>, Self)> {
-        let part = |name: &str| object.data.get(name).cloned().unwrap_or_default();
-        let told = Self {
-            version: object.metadata.resource_version.clone().unwrap_or_default(),
-            generation: object.metadata.generation.unwrap_or_default(),
-            spec: serde_json::from_value(part("spec")).unwrap_or_default(),
-            status: serde_json::from_value(part("status")).unwrap_or_default(),
-        };
-        Some((object.metadata.name.as_deref()?.into(), told))
-    }
-
-    fn is_older(&self, than: &Self) -> bool {
-        let number = |told: &Self| told.version.parse::<u64>().ok();
-        number(self).zip(number(than)).is_some_and(|(own, other)| own < other)
-    }
-}
-
-impl Elastic {
-    pub(super) fn writes_under_way(&self) -> usize {
-        self.writing.len()
-    }
-
-    /// Something may have become free.
-    pub(super) fn look_again(&mut self) {
-        let look = if self.is_looking() { &mut self.next } else { &mut self.look };
-        look.extend(self.waiting.drain());
-    }
-
-    /// Whether claims are left of those that are being looked at, step by step.
-    pub(super) const fn is_looking(&self) -> bool {
-        self.last.is_some()
-    }
-
-    /// The claim that is looked at next: they take turns, whoever comes to it meanwhile.
-    fn next_look(&mut self) -> Option<Uid> {
-        let after = self
-            .last
-            .as_ref()
-            .and_then(|last| self.look.range::<Uid, _>((Bound::Excluded(last), Bound::Unbounded)).next());
-        let uid = after.or_else(|| self.look.first())?.clone();
-        self.look.remove(&uid);
-        Some(uid)
-    }
-
-    /// What a claim's annotation asks for. It is read once, however often it is looked at.
-    pub(super) fn wish_of(&mut self, claim: &Claim) -> Option<ReadWish> {
-        let text = claim.limits.as_ref()?;
-        if let Some((known, wish)) = self.wishes.get(&claim.uid)
-            && known == text
-        {
-            return Some(wish.clone());
-        }
-        let wish = Wish::parse(text).map(Arc::new).map_err(Arc::from);
-        self.wishes.insert(claim.uid.clone(), (text.clone(), wish.clone()));
-        Some(wish)
-    }
-
-    /// Drops what is kept for a claim that is gone.
-    pub(super) fn gone(&mut self, uid: &str) {
-        self.keys.remove(uid);
-        self.wishes.remove(uid);
-        self.released.remove(uid);
-        self.since.remove(uid);
-        let parents: Vec<Uid> = self
-            .companions
-            .iter()
-            .filter(|(parent, companions)| ***parent == *uid || companions.contains_key(uid))
-            .map(|(parent, _)| parent.clone())
-            .collect();
-        for parent in parents {
-            if let Some(companions) = self.companions.get_mut(&parent) {
-                companions.remove(uid);
-            }
-            self.look.insert(parent);
-        }
-        if self.parents.contains_key(uid) {
-            self.look.insert(uid.into());
-        }
-    }
-
-    fn take_told(&mut self, name: Arc<str>, told: Option<Told>) {
-        let before = match &told {
-            Some(told) if self.nodes.get(&name).is_some_and(|known| told.is_older(known)) => return,
-            Some(told) => self.nodes.insert(name, told.clone()),
-            None => self.nodes.remove(&name),
-        };
-        let named = before.iter().chain(&told).flat_map(|told| &told.spec.shares);
-        self.look.extend(named.map(|limit| Uid::from(limit.share.uid.as_str())));
-        self.look.extend(self.companions.keys().cloned());
-    }
-
-    /// Nodes that are told something about a claim.
-    fn nodes_about(&self, uid: &str) -> Option<Arc<str>> {
-        let names = |told: &Told| told.spec.shares.iter().any(|limit| limit.share.uid == *uid);
-        self.nodes.iter().find(|(_, told)| names(told)).map(|(node, _)| node.clone())
-    }
-
-    fn again(&mut self, uid: &Uid, at: Instant) {
-        self.due.insert(uid.clone(), at);
-    }
-}
 
 impl Core {
     /// What nodes are told changed, or what they answer.
