@@ -2,7 +2,9 @@
 
 use crate::decide::Strategy;
 use crate::govern::Unknown;
+use crate::lease::{usual_renew_deadline, usual_retry_period};
 use crate::webhook::FailurePolicy;
+use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use clap::{ArgAction, Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,7 +16,7 @@ use std::time::Duration;
 #[command(version, about)]
 pub struct Args {
     /// Name of the DRA driver.
-    #[arg(long, env = "DRIVER_NAME", default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    #[arg(long, env = "DRIVER_NAME", default_value = DEFAULT_DRIVER, value_parser = parse_driver)]
     pub driver_name: String,
 
     /// kubeconfig; otherwise KUBECONFIG, otherwise the pod's service account.
@@ -39,20 +41,20 @@ pub struct Args {
     pub fence_service_account: Option<String>,
 
     /// How long a lease lasts that is not renewed.
-    #[arg(long, default_value = "15s", value_parser = parse_duration)]
+    #[arg(long, default_value = "15s", value_parser = at_least(Duration::from_secs(1)))]
     pub lease_duration: Duration,
 
-    /// How long we go on without having renewed; two thirds of the lease unless set.
-    #[arg(long, value_parser = parse_duration)]
+    /// How long we go on without having renewed, less than --lease-duration; two thirds of it unless set.
+    #[arg(long, value_parser = at_least(Duration::from_millis(100)))]
     pub renew_deadline: Option<Duration>,
 
-    /// Between two attempts to renew; two fifteenths of the lease unless set.
-    #[arg(long, value_parser = parse_duration)]
+    /// Between two attempts to renew, less than --renew-deadline; two fifteenths of --lease-duration unless set.
+    #[arg(long, value_parser = at_least(Duration::from_millis(10)))]
     pub retry_period: Option<Duration>,
 
     /// How long decisions may stand still before the lease is given up, `/healthz` fails and the controller ends.
     /// Longer than any step that it takes; at least 1s.
-    #[arg(long, default_value = "30s", value_parser = parse_stall)]
+    #[arg(long, default_value = "30s", value_parser = at_least(Duration::from_secs(1)))]
     pub stall_timeout: Duration,
 
     /// Where the admission webhook listens, or `off`.
@@ -76,12 +78,12 @@ pub struct Args {
     pub webhook_secret: String,
 
     /// How long the webhook's certificate lasts; it is renewed after two thirds of it. At least 10s.
-    #[arg(long, default_value = "8760h", value_parser = parse_life)]
+    #[arg(long, default_value = "8760h", value_parser = at_least(Duration::from_secs(10)))]
     pub webhook_certificate_life: Duration,
 
     /// How long a review of the webhook may take, waiting for its turn included; less than the time after which the
     /// API server gives up (`timeoutSeconds`, 5 s in the chart), at least 100ms.
-    #[arg(long, default_value = "2s", value_parser = parse_review)]
+    #[arg(long, default_value = "2s", value_parser = at_least(Duration::from_millis(100)))]
     pub review_deadline: Duration,
 
     /// Authorities (PEM) of those who may ask the webhook: a caller without a certificate of one of them gets no
@@ -113,8 +115,8 @@ pub struct Args {
     #[arg(long, value_enum)]
     pub gpu_strategy: Option<StrategyArg>,
 
-    /// Longest search for one pod. Running into it is reported, and tried again.
-    #[arg(long, default_value = "500ms", value_parser = parse_duration)]
+    /// Longest search for one pod, less than --stall-timeout. Running into it is reported, and tried again.
+    #[arg(long, default_value = "500ms", value_parser = at_least(Duration::from_millis(10)))]
     pub decision_deadline: Duration,
 
     /// Evict pods of lower priority for pods that fit nowhere.
@@ -122,7 +124,7 @@ pub struct Args {
     pub preemption: bool,
 
     /// How long pods that belong together may have some of their devices and not all.
-    #[arg(long, default_value = "30s", value_parser = parse_duration)]
+    #[arg(long, default_value = "30s", value_parser = at_least(Duration::from_secs(1)))]
     pub gang_timeout: Duration,
 
     /// Keep devices for pods that have waited long for room, so that smaller ones do not starve them.
@@ -260,6 +262,34 @@ pub enum StrategyArg {
 }
 
 impl Args {
+    /// How long we lead without having renewed, and wait between two attempts to.
+    pub fn renewal(&self) -> (Duration, Duration) {
+        let deadline = self.renew_deadline.unwrap_or_else(|| usual_renew_deadline(self.lease_duration));
+        (deadline, self.retry_period.unwrap_or_else(|| usual_retry_period(self.lease_duration)))
+    }
+
+    /// Says which of them cannot go together.
+    ///
+    /// # Errors
+    /// The flags, their values, and what has to hold.
+    pub fn check(&self) -> Result<(), String> {
+        let (renew, retry) = self.renewal();
+        if !(retry < renew && renew < self.lease_duration) {
+            return Err(format!(
+                "--retry-period {retry:?}, --renew-deadline {renew:?} and --lease-duration {:?}: each has to be less than \
+                 the next, or two controllers could lead at a time",
+                self.lease_duration
+            ));
+        }
+        if self.decision_deadline >= self.stall_timeout {
+            return Err(format!(
+                "--decision-deadline {:?} has to be less than --stall-timeout {:?}, or one hard claim ends the controller",
+                self.decision_deadline, self.stall_timeout
+            ));
+        }
+        Ok(())
+    }
+
     /// How to choose on both levels.
     pub fn strategy(&self) -> Strategy {
         let all = Strategy::from(self.strategy);
@@ -277,33 +307,15 @@ impl From<StrategyArg> for Strategy {
     }
 }
 
-/// A duration that leaves time for a renewal.
-fn parse_life(text: &str) -> Result<Duration, String> {
-    let life = parse_duration(text)?;
-    if life < Duration::from_secs(10) {
-        return Err(format!("{text:?} is too short for a certificate: use at least 10s"));
+/// A duration that is not shorter than that.
+fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| {
+        let duration = parse_duration(text)?;
+        if duration < least {
+            return Err(format!("{text:?} is too short: use at least {least:?}"));
+        }
+        Ok(duration)
     }
-    Ok(life)
-}
-
-/// A duration that no ordinary step takes.
-fn parse_stall(text: &str) -> Result<Duration, String> {
-    let timeout = parse_duration(text)?;
-    if timeout < Duration::from_secs(1) {
-        return Err(format!(
-            "{text:?} is too short to tell a stuck controller from a busy one: use at least 1s"
-        ));
-    }
-    Ok(timeout)
-}
-
-/// A duration in which something can be evaluated.
-fn parse_review(text: &str) -> Result<Duration, String> {
-    let deadline = parse_duration(text)?;
-    if deadline < Duration::from_millis(100) {
-        return Err(format!("{text:?} is too short to check anything: use at least 100ms"));
-    }
-    Ok(deadline)
 }
 
 fn parse_bytes(text: &str) -> Result<u64, String> {
@@ -329,6 +341,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 mod tests {
     use super::*;
     use clap::CommandFactory;
+    use rstest::rstest;
 
     #[test]
     fn the_command_line_is_well_formed() {
@@ -340,7 +353,36 @@ mod tests {
         assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
         assert_eq!(parse_duration("2m"), Ok(Duration::from_secs(120)));
         assert!(parse_duration("15").is_err() && parse_duration("s").is_err());
-        assert!(parse_stall("999ms").is_err() && parse_stall("1s").is_ok());
-        assert!(parse_review("99ms").is_err() && parse_review("100ms").is_ok());
+    }
+
+    fn words(words: &str) -> Result<Args, String> {
+        let line = format!("controller --identity c {words}");
+        let args = Args::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
+        args.check().map(|()| args)
+    }
+
+    #[rstest]
+    #[case::usual("", None)]
+    #[case::short_but_in_order("--lease-duration 2s --renew-deadline 1s --retry-period 50ms", None)]
+    #[case::renews_after_its_end(
+        "--lease-duration 2s --renew-deadline 20s",
+        Some("two controllers could lead")
+    )]
+    #[case::renews_at_its_end("--lease-duration 2s --renew-deadline 2s", Some("two controllers could lead"))]
+    #[case::tries_too_late("--lease-duration 9s --retry-period 7s", Some("two controllers could lead"))]
+    #[case::never_leads("--lease-duration 0s", Some("at least 1s"))]
+    #[case::asks_without_a_pause("--retry-period 0s", Some("at least 10ms"))]
+    #[case::decides_nothing("--decision-deadline 0s", Some("at least 10ms"))]
+    #[case::ends_at_a_hard_claim("--decision-deadline 60s --stall-timeout 2s", Some("--stall-timeout 2s"))]
+    #[case::tells_nothing_stuck("--stall-timeout 999ms", Some("at least 1s"))]
+    #[case::reviews_nothing("--review-deadline 99ms", Some("at least 100ms"))]
+    #[case::takes_gangs_back_at_once("--gang-timeout 0s", Some("at least 1s"))]
+    #[case::no_name("--driver-name Bad_Name", Some("DNS"))]
+    fn values_that_cannot_work_are_refused_with_the_reason(#[case] line: &str, #[case] reason: Option<&str>) {
+        match (words(line), reason) {
+            (Ok(_), None) => {}
+            (Err(said), Some(reason)) => assert!(said.contains(reason), "{said}"),
+            (got, want) => panic!("{line}: {got:?}, not {want:?}"),
+        }
     }
 }

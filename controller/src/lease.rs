@@ -42,6 +42,16 @@ pub struct LeaseConfig {
     pub retry_period: Duration,
 }
 
+/// How long a lease of that duration is held without a renewal, unless said otherwise: as client-go's 10 of 15 s.
+pub fn usual_renew_deadline(duration: Duration) -> Duration {
+    duration.mul_f64(2.0 / 3.0)
+}
+
+/// How long is waited between two attempts to renew it, unless said otherwise: as client-go's 2 of 15 s.
+pub fn usual_retry_period(duration: Duration) -> Duration {
+    duration.mul_f64(2.0 / 15.0)
+}
+
 impl LeaseConfig {
     /// The usual proportions for a duration.
     pub fn new(namespace: &str, name: &str, identity: &str, duration: Duration) -> Self {
@@ -50,8 +60,8 @@ impl LeaseConfig {
             name: name.to_owned(),
             identity: identity.to_owned(),
             duration,
-            renew_deadline: duration.mul_f64(2.0 / 3.0),
-            retry_period: duration.mul_f64(2.0 / 15.0),
+            renew_deadline: usual_renew_deadline(duration),
+            retry_period: usual_retry_period(duration),
         }
     }
 

@@ -4,7 +4,8 @@
 
 use aliquot_controller::args::{Args, LogFormat};
 use anyhow::Context;
-use clap::Parser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -12,6 +13,9 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    if let Err(reason) = args.check() {
+        Args::command().error(ErrorKind::ArgumentConflict, reason).exit();
+    }
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube=warn"));
     match args.log_format {
         LogFormat::Text => {

@@ -84,8 +84,7 @@ pub async fn elect(
 ) -> anyhow::Result<()> {
     let client = Client::try_from(connection.clone()).context("making a client")?;
     let mut config = LeaseConfig::new(&args.namespace, &args.lease_name, &args.identity, args.lease_duration);
-    config.renew_deadline = args.renew_deadline.unwrap_or(config.renew_deadline);
-    config.retry_period = args.retry_period.unwrap_or(config.retry_period);
+    (config.renew_deadline, config.retry_period) = args.renewal();
     let leadership = Leadership::default();
     let account = args.fence_service_account.as_deref().filter(|name| !name.is_empty());
     let fence = account.map(|name| Fence::new(client.clone(), &args.namespace, name));

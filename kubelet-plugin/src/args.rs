@@ -3,6 +3,7 @@
 
 use crate::mode::Target;
 use crate::share::RegionStorage;
+use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ pub struct Args {
     pub node_name: String,
 
     /// Name of the DRA driver.
-    #[arg(long, env = "DRIVER_NAME", default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    #[arg(long, env = "DRIVER_NAME", default_value = DEFAULT_DRIVER, value_parser = parse_driver)]
     pub driver_name: String,
 
     /// UID of our pod. When given, the sockets carry it, so that two instances can run side by side
@@ -101,7 +102,8 @@ pub struct Args {
     pub mode: Target,
 
     /// Most tenants of a shared GPU.
-    #[arg(long, env = "SLOTS", default_value_t = aliquot_model::layout::DEFAULT_SLOTS)]
+    #[arg(long, env = "SLOTS", default_value_t = aliquot_model::layout::DEFAULT_SLOTS,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub slots: u32,
 
     /// Most managed memory (bytes, or `8Gi`) that a share may have on top of its memory where its ShareConfig
@@ -128,7 +130,7 @@ pub struct Args {
     pub farewell: bool,
 
     /// How often claims that hold hardware here are looked up in the API.
-    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    #[arg(long, default_value = "10s", value_parser = at_least(Duration::from_millis(50)))]
     pub claim_check_interval: Duration,
 
     /// How long hardware of a vanished claim that no pod uses is kept before this agent unprepares it
@@ -150,16 +152,16 @@ pub struct Args {
     pub audit: bool,
 
     /// How often; NVML tells the GPU time of about the last second.
-    #[arg(long, default_value = "2s", value_parser = parse_duration)]
+    #[arg(long, default_value = "2s", value_parser = at_least(Duration::from_millis(50)))]
     pub audit_interval: Duration,
 
     /// Looks in a row after which a share that exceeds its quota is reported.
-    #[arg(long, default_value_t = 15)]
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     pub audit_looks: u32,
 
     /// Percent of a share's memory that is forgiven, and memory for each of its processes besides: code
     /// that is loaded late and local memory are asked for by no call that the limiter sees.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub audit_memory_percent: u8,
 
     /// See `--audit-memory-percent`.
@@ -167,7 +169,7 @@ pub struct Args {
     pub audit_memory_per_process: u64,
 
     /// Percent of the GPU's time that is forgiven.
-    #[arg(long, default_value_t = 10)]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(0..=100))]
     pub audit_time_points: u8,
 
     /// GPU time beyond that which may come at once: a long kernel cannot be split.
@@ -212,24 +214,24 @@ pub struct Args {
     pub controller_lease_name: String,
 
     /// How often everything published is compared with what should be, beside watching it.
-    #[arg(long, default_value = "5m", value_parser = parse_duration)]
+    #[arg(long, default_value = "5m", value_parser = at_least(Duration::from_secs(1)))]
     pub resync_interval: Duration,
 
     /// How long a prepare or unprepare waits for the other instance's lock.
-    #[arg(long, default_value = "20s", value_parser = parse_duration)]
+    #[arg(long, default_value = "20s", value_parser = at_least(Duration::from_secs(1)))]
     pub lock_timeout: Duration,
 
     /// How long the driver may take to read one GPU. A GPU that takes longer is marked as stuck and left out
     /// until the driver has answered.
-    #[arg(long, default_value = "10s", value_parser = parse_duration)]
+    #[arg(long, default_value = "10s", value_parser = at_least(Duration::from_secs(1)))]
     pub gpu_read_timeout: Duration,
 
     /// How long the driver may take to change one GPU: MIG mode, instances, time slice.
-    #[arg(long, default_value = "30s", value_parser = parse_duration)]
+    #[arg(long, default_value = "30s", value_parser = at_least(Duration::from_secs(1)))]
     pub gpu_change_timeout: Duration,
 
     /// How often the inventory is read again, beside NVML's events.
-    #[arg(long, default_value = "60s", value_parser = parse_duration)]
+    #[arg(long, default_value = "60s", value_parser = at_least(Duration::from_millis(50)))]
     pub inventory_interval: Duration,
 }
 
@@ -264,6 +266,17 @@ impl Args {
 fn parse_duration(text: &str) -> Result<Duration, String> {
     let span: jiff::SignedDuration = text.parse().map_err(|e| format!("{e} (examples: 10s, 5m, 250ms)"))?;
     Duration::try_from(span).map_err(|_| "a duration must not be negative".to_owned())
+}
+
+/// A duration that is not shorter than that.
+fn at_least(least: Duration) -> impl Fn(&str) -> Result<Duration, String> + Clone {
+    move |text| {
+        let duration = parse_duration(text)?;
+        if duration < least {
+            return Err(format!("{text:?} is too short: use at least {least:?}"));
+        }
+        Ok(duration)
+    }
 }
 
 fn parse_bytes(text: &str) -> Result<u64, String> {
@@ -319,6 +332,31 @@ mod tests {
     #[case("soon", None)]
     fn durations_have_units(#[case] text: &str, #[case] millis: Option<u64>) {
         assert_eq!(parse_duration(text).ok(), millis.map(Duration::from_millis));
+    }
+
+    #[rstest]
+    #[case::usual("", None)]
+    #[case::looks_all_the_time("--audit-interval 0s", Some("at least 50ms"))]
+    #[case::reads_all_the_time("--inventory-interval 0s", Some("at least 50ms"))]
+    #[case::asks_all_the_time("--claim-check-interval 1ms", Some("at least 50ms"))]
+    #[case::compares_all_the_time("--resync-interval 0s", Some("at least 1s"))]
+    #[case::every_gpu_hangs("--gpu-read-timeout 0s", Some("at least 1s"))]
+    #[case::no_gpu_changes("--gpu-change-timeout 10ms", Some("at least 1s"))]
+    #[case::nobody_waits("--lock-timeout 0s", Some("at least 1s"))]
+    #[case::no_tenants("--slots 0", Some("1..=1000"))]
+    #[case::more_than_all("--audit-memory-percent 101", Some("0..=100"))]
+    #[case::no_name("--driver-name Bad_Name", Some("DNS"))]
+    fn values_that_cannot_work_are_refused_with_the_reason(
+        #[case] words: &str,
+        #[case] reason: Option<&str>,
+    ) {
+        let line = format!("agent --node-name n {words}");
+        let said = Args::try_parse_from(line.split_whitespace()).err().map(|error| error.to_string());
+        match (&said, reason) {
+            (None, None) => {}
+            (Some(said), Some(reason)) if said.contains(reason) => {}
+            _ => panic!("{words}: {said:?}, not {reason:?}"),
+        }
     }
 
     #[test]

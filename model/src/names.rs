@@ -2,6 +2,27 @@
 
 /// The driver name unless configured otherwise (`--driver-name`).
 pub const DEFAULT_DRIVER: &str = "gpu.aliquot.dev";
+/// Longest name of a DRA driver, as Kubernetes checks it (`resource/v1`, DriverNameMaxLength).
+const DRIVER_NAME_MAX: usize = 63;
+
+/// Reads a driver's name: a DNS subdomain of at most 63 characters.
+///
+/// # Errors
+/// Says what it has to look like.
+pub fn parse_driver(text: &str) -> Result<String, String> {
+    let is_part = |part: &str| {
+        let inner = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+        !part.is_empty() && part.chars().all(inner) && !part.starts_with('-') && !part.ends_with('-')
+    };
+    if text.len() <= DRIVER_NAME_MAX && text.split('.').all(is_part) {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "{text:?} is not a name of a DRA driver: use a DNS subdomain of at most {DRIVER_NAME_MAX} characters, for example \
+         {DEFAULT_DRIVER}"
+    ))
+}
+
 /// API group and version of our opaque configuration kinds and CRDs.
 pub const API_VERSION: &str = "aliquot.dev/v1alpha1";
 /// API group and version of NVIDIA's opaque configuration kinds, which are understood as well.
@@ -92,6 +113,18 @@ pub fn pool_node<'a>(driver: &str, pool: &'a str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_drivers_are_dns_subdomains() {
+        let long = format!("{}.dev", "a".repeat(59));
+        for good in [DEFAULT_DRIVER, "gpu", "a-1.b", &long] {
+            assert_eq!(parse_driver(good).as_deref(), Ok(good));
+        }
+        let too_long = format!("a{long}");
+        for bad in ["", "Bad", "a_b", "a b", ".a", "a.", "a..b", "-a", "a-", "a/b", &too_long] {
+            assert!(parse_driver(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn pool_names_round_trip_and_foreign_pools_are_refused() {

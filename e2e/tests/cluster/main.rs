@@ -26,4 +26,5 @@ mod substitution;
 mod support;
 mod surroundings;
 mod uninstall;
+mod values;
 mod vanishing;

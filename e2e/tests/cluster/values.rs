@@ -1,0 +1,38 @@
+//! Values of the chart that cannot work together are refused before anything is installed.
+
+use crate::support::on_cluster;
+use aliquot_e2e::cluster::Cluster;
+use aliquot_e2e::command;
+use anyhow::{Result, ensure};
+
+/// Values, and what is said of them; nothing if they can work.
+const COMBINATIONS: [(&str, Option<&str>); 9] = [
+    ("mode=controller", None),
+    ("controller.enabled=false", Some("mode is controller, and there is none")),
+    ("controller.replicas=0", Some("mode is controller, and there is none")),
+    ("controller.enabled=false,mode=scheduler", None),
+    ("webhook.enabled=false,governance.failurePolicy=Fail", Some("nothing would be checked")),
+    ("kubeletPlugin.audit.enabled=false,kubeletPlugin.audit.evict=true", Some("nobody would be found")),
+    ("kubeletPlugin.audit.interval=0s", Some("/kubeletPlugin/audit/interval")),
+    ("controller.gangTimeout=0s", Some("/controller/gangTimeout")),
+    ("controller.gangTimeout=1500ms", None),
+];
+
+#[test]
+fn values_that_cannot_work_together_are_refused_by_name() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let chart = cluster.repo().join("deploy/helm/aliquot").display().to_string();
+        for (values, refusal) in COMBINATIONS {
+            let rendered =
+                command::run(cluster.setting("HELM")?, &["template", "x", &chart, "--set", values]);
+            let said = rendered.err().map(|error| format!("{error:#}"));
+            let is_right = match (&said, refusal) {
+                (None, None) => true,
+                (Some(said), Some(refusal)) => said.contains(refusal),
+                _ => false,
+            };
+            ensure!(is_right, "{values}: {said:?}, not {refusal:?}");
+        }
+        Ok(())
+    })
+}
