@@ -33,6 +33,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Between two looks at least, if the settle time is not shorter: a look lists pods and claims of the whole cluster.
+const PAUSE: Duration = Duration::from_secs(2);
+
 /// Whether kube-scheduler, or another scheduler, may be binding a pod: nothing but itself keeps it from it. A deletion
 /// does not: the pod is there for as long as it has a finalizer, and a binding that has begun goes on.
 pub fn may_be_bound(pod: &ApiPod) -> bool {
@@ -156,7 +159,10 @@ impl HandOvers {
         let mut waiting = self.nodes.values().filter(|known| !known.done).map(|known| known.seen);
         let first = waiting.next().filter(|_| !self.looking)?;
         let newest = waiting.fold(first, Instant::max);
-        Some(self.looked.filter(|last| newest <= *last).map_or(newest, |last| last + settle))
+        // Nodes that are handed over one after the other do not each have a look of their own.
+        let again =
+            |last: Instant| if newest <= last { last + settle } else { newest.max(last + PAUSE.min(settle)) };
+        Some(self.looked.map_or(newest, again))
     }
 
     /// A look could not be finished.

@@ -38,8 +38,8 @@ impl Health {
         self.ready.load(Ordering::Relaxed) && self.failed.get().is_none()
     }
 
-    /// The webhook goes by what gets old from now on: it is not ready any more, whatever comes. Only a new process is.
-    /// The first reason stays.
+    /// The webhook goes by what gets old from now on: it is not ready any more, whatever comes, and not healthy, as only
+    /// a new process is. The first reason stays.
     pub fn fail(&self, why: String) {
         // Later ones follow from it.
         let _ = self.failed.set(why);
@@ -82,9 +82,10 @@ async fn metrics(State(health): State<Health>) -> impl IntoResponse {
 }
 
 async fn healthy(State(health): State<Health>) -> (StatusCode, String) {
-    match health.pulse.stalled() {
+    let stalled = health.pulse.stalled().map(|stalled| stalled.to_string());
+    match stalled.or_else(|| health.failed.get().cloned()) {
         None => (StatusCode::OK, "ok\n".to_owned()),
-        Some(stalled) => (StatusCode::SERVICE_UNAVAILABLE, format!("{stalled}\n")),
+        Some(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
 }
 
@@ -113,6 +114,21 @@ mod tests {
         stream.read_to_string(&mut answer).expect("answered");
         let (head, body) = answer.split_once("\r\n\r\n").expect("a body");
         (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+    }
+
+    #[tokio::test]
+    async fn what_only_a_new_process_can_mend_fails_both_probes() {
+        let health = Health::new(Arc::new(Metrics::new()), Pulse::default());
+        health.set_ready();
+        assert_eq!(healthy(State(health.clone())).await.0, StatusCode::OK);
+        assert_eq!(ready(State(health.clone())).await.0, StatusCode::OK);
+        health.fail("the watch of slices ended".to_owned());
+        for (status, said) in [healthy(State(health.clone())).await, ready(State(health)).await] {
+            assert_eq!(
+                (status, said.as_str()),
+                (StatusCode::SERVICE_UNAVAILABLE, "the watch of slices ended\n")
+            );
+        }
     }
 
     #[tokio::test]

@@ -17,7 +17,7 @@ use kube::{Api, Client};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 /// Versions of DeviceTaintRule, newest first.
@@ -70,9 +70,12 @@ pub fn start(
     tasks.spawn(follow(Api::<DeviceClass>::all(client.clone()), all(), to.clone(), Input::Class));
     let api = Api::<ResourceClaim>::all(client.clone());
     let listed = |claims| in_steps(claims, OBJECTS, |_, _| true, Input::Claims);
-    tasks.spawn(follow_listed(api, all(), to.clone(), Input::Claim, listed));
+    let asked = |ask| Some(Input::Claims(Part::Asked(ask)));
+    tasks.spawn(follow_listed(api, all(), to.clone(), Input::Claim, asked, listed));
     let listed = |pods| in_steps(pods, OBJECTS, |_, _| true, Input::Pods);
-    tasks.spawn(follow_listed(Api::<Pod>::all(client.clone()), all(), to.clone(), Input::Pod, listed));
+    let asked = |ask| Some(Input::Pods(Part::Asked(ask)));
+    let api = Api::<Pod>::all(client.clone());
+    tasks.spawn(follow_listed(api, all(), to.clone(), Input::Pod, asked, listed));
     tasks.spawn(follow(Api::<Node>::all(client.clone()), all(), to.clone(), Input::Node));
     let namespaces = Api::<Namespace>::all(client.clone());
     tasks.spawn(follow(namespaces, all(), to.clone(), |seen| Input::Around(Surrounding::Namespace(seen))));
@@ -217,7 +220,7 @@ pub fn read_moves(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
 /// The slices' watch, for ever. A list comes in steps of few slices, those of a pool together, so that the pool is built
 /// once: a slice has up to 128 devices, and costs as much as hundreds of other objects.
 pub(crate) async fn follow_slices(api: Api<ResourceSlice>, config: watcher::Config, to: mpsc::Sender<Input>) {
-    follow_listed(api, config, to, Input::Slice, slices_in_steps).await;
+    follow_listed(api, config, to, Input::Slice, |_| None, slices_in_steps).await;
 }
 
 fn slices_in_steps(mut slices: Vec<ResourceSlice>) -> Vec<Input> {
@@ -256,15 +259,17 @@ pub(crate) async fn follow<K>(
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let listed = |all| vec![input(Seen::Reset(all))];
-    follow_listed(api, config, to, &input, listed).await;
+    follow_listed(api, config, to, &input, |_| None, listed).await;
 }
 
-/// The same, with what becomes of a list.
+/// The same, with what becomes of a list, and with what says that one is about to be asked for: it is once that was
+/// answered, so that what is known then is known before the list.
 async fn follow_listed<K>(
     api: Api<K>,
     config: watcher::Config,
     to: mpsc::Sender<Input>,
     input: impl Fn(Seen<K>) -> Input,
+    asked: impl Fn(oneshot::Sender<()>) -> Option<Input>,
     inputs: impl Fn(Vec<K>) -> Vec<Input>,
 ) where
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
@@ -279,8 +284,17 @@ async fn follow_listed<K>(
         let seen = match stream.try_next().await {
             Ok(Some(Event::Apply(object))) => vec![input(Seen::Apply(Box::new(object)))],
             Ok(Some(Event::Delete(object))) => vec![input(Seen::Delete(Box::new(object)))],
+            // Comes before the request (kube_runtime::watcher::Event::Init).
             Ok(Some(Event::Init)) => {
                 listed.clear();
+                let (ask, answered) = oneshot::channel();
+                if let Some(input) = asked(ask) {
+                    if to.send(input).await.is_err() {
+                        return;
+                    }
+                    // An answer is that the sender is gone.
+                    let _ = answered.await;
+                }
                 continue;
             }
             Ok(Some(Event::InitApply(object))) => {

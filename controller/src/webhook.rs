@@ -144,7 +144,7 @@ pub fn serve(
             };
             tracing::error!(why, "the webhook's watches ended: the replica is not ready any more");
             watched.fail(format!(
-                "the webhook's watches ended ({why}), see the log; delete this pod to start anew"
+                "the webhook's watches ended ({why}), see the log; only a new process goes on, which the kubelet starts"
             ));
         });
         let budgets = config.budgets.then(|| Watched::start(client.clone(), stop.clone()));

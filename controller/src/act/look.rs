@@ -77,7 +77,11 @@ impl Writer {
                 Err(Verdict::Never(message)) => {
                     return Err(WriteError::Unread { what: what.to_owned(), message });
                 }
-                Err(Verdict::NotFound) => return Ok(found),
+                // An API server that does not serve the kind, or has not yet: that shows nothing.
+                Err(Verdict::NotFound) => {
+                    let message = "the API server does not know it".to_owned();
+                    return Err(WriteError::Unread { what: what.to_owned(), message });
+                }
                 Err(Verdict::Again(last) | Verdict::Unsure(_, last)) => {
                     return Err(WriteError::Exhausted { what: what.to_owned(), attempts: 1, last });
                 }

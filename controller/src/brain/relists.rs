@@ -5,15 +5,19 @@
 //! part of it is old and another new, and a device whose claim was not reached yet would look free. So what the list
 //! does not name is dropped at its end, never before what it does name was taken in; and nothing is decided, and no duty
 //! done, until then.
+//!
+//! A list is of some moment between being asked for and being complete, and what we write ourselves is known before the
+//! watch tells of it. So only what was known when the list was asked for can be missing in it; what came since is newer.
 
 use super::{Core, key_of};
-use crate::index::{Change, ObjectKey, Uid};
+use crate::index::{Change, Index, ObjectKey, Uid};
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::Instant;
+use tokio::sync::oneshot;
 
 /// Most objects that are dropped, or taken in of a look at what kube-scheduler has under way, in one step.
 pub(super) const MOST: usize = 256;
@@ -21,7 +25,9 @@ pub(super) const MOST: usize = 256;
 /// A step of a fresh list. The steps of one list come one after the other, with nothing else of its kind between.
 #[derive(Debug)]
 pub enum Part<T> {
-    /// A list begins.
+    /// A list is about to be asked for. It is when the sender was dropped.
+    Asked(oneshot::Sender<()>),
+    /// It is there, and begins.
     Begin,
     /// Some of its objects.
     Some(Vec<T>),
@@ -41,6 +47,10 @@ pub(super) struct Relists {
 #[derive(Debug)]
 struct Relist<K> {
     step: Step,
+    /// Known when the next list was asked for.
+    asked: Option<HashSet<K>>,
+    /// Known when this one was.
+    before: HashSet<K>,
     /// Known before, and not named by the list so far.
     missing: HashSet<K>,
     changed: bool,
@@ -55,13 +65,25 @@ enum Step {
 
 impl<K> Default for Relist<K> {
     fn default() -> Self {
-        Self { step: Step::Idle, missing: HashSet::new(), changed: false }
+        Self {
+            step: Step::Idle,
+            asked: None,
+            before: HashSet::new(),
+            missing: HashSet::new(),
+            changed: false,
+        }
     }
 }
 
 impl<K: Hash + Eq + Clone> Relist<K> {
-    fn begin(&mut self, known: HashSet<K>) {
-        *self = Self { step: Step::Naming, missing: known, changed: false };
+    fn ask(&mut self, known: HashSet<K>) {
+        self.asked = Some(known);
+    }
+
+    /// `known` is for a list of which nobody said when it was asked for.
+    fn begin(&mut self, known: impl FnOnce() -> HashSet<K>) {
+        let before = self.asked.take().unwrap_or_else(known);
+        *self = Self { step: Step::Naming, asked: None, missing: before.clone(), before, changed: false };
     }
 
     /// Some of what the list did not name, when all that it does was taken in.
@@ -75,6 +97,7 @@ impl<K: Hash + Eq + Clone> Relist<K> {
         }
         if self.missing.is_empty() {
             self.step = Step::Idle;
+            self.before = HashSet::new();
         }
         Some(some)
     }
@@ -82,6 +105,14 @@ impl<K: Hash + Eq + Clone> Relist<K> {
     fn is_idle(&self) -> bool {
         self.step == Step::Idle
     }
+}
+
+fn known_claims(index: &Index) -> HashSet<(ObjectKey, Uid)> {
+    index.claims().map(|claim| (claim.key.clone(), claim.uid.clone())).collect()
+}
+
+fn known_pods(index: &Index) -> HashSet<ObjectKey> {
+    index.pods().map(|pod| pod.key.clone()).collect()
 }
 
 impl Relists {
@@ -157,7 +188,9 @@ impl Core {
 
     pub(super) fn list_slices(&mut self, part: Part<ResourceSlice>) -> Change {
         match part {
-            Part::Begin => self.relists.slices.begin(self.index.slice_names().cloned().collect()),
+            // They come by their watch alone.
+            Part::Asked(_) => {}
+            Part::Begin => self.relists.slices.begin(|| self.index.slice_names().cloned().collect()),
             Part::Some(slices) => {
                 for slice in &slices {
                     self.relists.saw_slice(slice.metadata.name.as_deref().unwrap_or_default());
@@ -176,10 +209,8 @@ impl Core {
 
     pub(super) fn list_claims(&mut self, part: Part<ResourceClaim>, now: Instant) -> Change {
         match part {
-            Part::Begin => {
-                let known = self.index.claims().map(|claim| (claim.key.clone(), claim.uid.clone()));
-                self.relists.claims.begin(known.collect());
-            }
+            Part::Asked(_) => self.relists.claims.ask(known_claims(&self.index)),
+            Part::Begin => self.relists.claims.begin(|| known_claims(&self.index)),
             Part::Some(claims) => {
                 for claim in &claims {
                     let Some(key) = key_of(&claim.metadata) else { continue };
@@ -187,6 +218,10 @@ impl Core {
                     self.relists.claims.missing.remove(&(key.clone(), uid.into()));
                     let before = self.index.claim(&key).map(|known| known.uid.clone());
                     if let Some(before) = before.filter(|before| **before != *uid) {
+                        if !self.relists.claims.before.contains(&(key.clone(), before.clone())) {
+                            // Made since in the place of this one, which the watch will tell of.
+                            continue;
+                        }
                         // Another one of its name is in its place.
                         self.claim_missing(&key, &before, now);
                     }
@@ -202,10 +237,8 @@ impl Core {
 
     pub(super) fn list_pods(&mut self, part: Part<ApiPod>, now: Instant) -> Change {
         match part {
-            Part::Begin => {
-                let known = self.index.pods().map(|pod| pod.key.clone());
-                self.relists.pods.begin(known.collect());
-            }
+            Part::Asked(_) => self.relists.pods.ask(known_pods(&self.index)),
+            Part::Begin => self.relists.pods.begin(|| known_pods(&self.index)),
             Part::Some(pods) => {
                 for pod in &pods {
                     let key = key_of(&pod.metadata);

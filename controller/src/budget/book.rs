@@ -328,10 +328,6 @@ impl Book {
         if !is_older(&version, &entry.budget.version) {
             entry.budget.version = version;
         }
-        // The one before is not of interest any more; one whose answer was lost may be.
-        if entry.ours.len() > 2 {
-            entry.ours.remove(0);
-        }
         entry.dirty = (entry.changed > revision).then_some(revision.saturating_add(1));
     }
 

@@ -61,6 +61,17 @@ fn an_idle_cluster_is_looked_at_twice_a_settle_time_apart() {
 }
 
 #[test]
+fn nodes_that_come_one_after_the_other_share_looks() {
+    let mut world = World::new();
+    assert!(world.is_due(0));
+    world.look(0, &[]);
+    world.note(1, &[("n1", 7), ("n2", 3)]);
+    assert!(!world.is_due(1), "too soon after the last one");
+    world.note(2, &[("n1", 7), ("n2", 3), ("n3", 1)]);
+    assert!(world.is_due(2), "for both");
+}
+
+#[test]
 fn a_look_that_began_before_the_hand_over_was_seen_says_nothing() {
     let mut world = World::new();
     world.note(10, &[("n1", 8)]);

@@ -132,6 +132,7 @@ impl SnapshotWriter {
 
     fn slices(&mut self, part: Part<ResourceSlice>) {
         match part {
+            Part::Asked(_) => {}
             Part::Begin => self.missing = Some(self.index.slice_names().cloned().collect()),
             Part::Some(slices) => {
                 if let Some(missing) = &mut self.missing {

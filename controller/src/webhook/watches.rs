@@ -102,7 +102,7 @@ pub(super) async fn supervise(
             "a watch of the webhook ended: the replica is not ready any more"
         );
         health
-            .fail(format!("the webhook's watch of {name} ended, see the log; delete this pod to start anew"));
+            .fail(format!("the webhook's watch of {name} ended, see the log; only a new process goes on, which the kubelet starts"));
     }
 }
 

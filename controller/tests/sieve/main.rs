@@ -43,6 +43,9 @@ use tracing_subscriber::EnvFilter;
 /// Runs at a time; most of what they do is to wait.
 const AT_A_TIME: usize = 4;
 
+/// A scenario that shows fewer writes than that, twice in the same way, shows nothing.
+const FEWEST: usize = 4;
+
 /// What came of a case: whether its write came, or what was wrong.
 type Ran = (Case, Result<bool, String>);
 
@@ -119,6 +122,7 @@ fn whatever_goes_wrong_at_a_write_it_ends_as_without(#[case] scenario: &'static 
     }
     assert!(failed.is_empty(), "{} of {} runs failed:\n{}", failed.len(), runs.len(), failed.join("\n\n"));
     // Of one or a few it may be any.
-    let is_covered = missed.len() * 2 <= runs.len() || runs.len() < 10;
-    assert!(is_covered, "too few writes came again");
+    let is_chosen = std::env::var_os("ALIQUOT_SIEVE").is_some_and(|chosen| chosen != "all");
+    let is_covered = writes.len() >= FEWEST && runs.len() >= FEWEST && missed.len() * 2 <= runs.len();
+    assert!(is_covered || is_chosen, "too few writes came again");
 }

@@ -83,6 +83,59 @@ fn a_claim_that_was_made_anew_while_nobody_watched_has_nothing_of_the_one_before
     assert!(world.has("b"));
 }
 
+/// That a list is asked for.
+fn asked(world: &mut World) {
+    let (ask, mut answered) = tokio::sync::oneshot::channel();
+    world.handle(Input::Claims(Part::Asked(ask)));
+    assert_eq!(
+        answered.try_recv(),
+        Err(tokio::sync::oneshot::error::TryRecvError::Closed),
+        "it was answered"
+    );
+}
+
+#[test]
+fn what_came_since_a_list_was_asked_for_is_not_missing_in_it() {
+    let (mut world, a, b) = full();
+    asked(&mut world);
+    // We know what we wrote before the watch tells of it.
+    let status = a.status.as_ref().map_or_else(|| json!({}), |status| json!(status));
+    let c = world.claim_with("c", &gpu(), status, json!({}));
+    world.handle(Input::Claim(Seen::Apply(Box::new(c.clone()))));
+    for part in [Part::Begin, Part::Some(vec![a, b]), Part::End] {
+        world.handle(Input::Claims(part));
+    }
+    world.drop_all();
+    assert!(world.has("c"), "its device is taken");
+    // The next list does not name it either.
+    asked(&mut world);
+    for part in [Part::Begin, Part::Some(Vec::new()), Part::End] {
+        world.handle(Input::Claims(part));
+    }
+    world.drop_all();
+    assert!(!world.has("c"));
+}
+
+#[test]
+fn a_claim_in_the_place_of_one_that_an_older_list_still_names_stays() {
+    let (mut world, a, b) = full();
+    asked(&mut world);
+    world.handle(Input::Claim(Seen::Delete(Box::new(a.clone()))));
+    let mut again = a.clone();
+    again.metadata.uid = Some("uid-a-again".to_owned());
+    again.metadata.resource_version = Some(world.stamp());
+    world.handle(Input::Claim(Seen::Apply(Box::new(again.clone()))));
+    for part in [Part::Begin, Part::Some(vec![a.clone(), b]), Part::End] {
+        world.handle(Input::Claims(part));
+    }
+    world.drop_all();
+    assert!(world.has("a"));
+    // As the watch tells.
+    world.handle(Input::Claim(Seen::Delete(Box::new(a))));
+    world.handle(Input::Claim(Seen::Apply(Box::new(again))));
+    assert!(world.has("a"));
+}
+
 #[test]
 fn what_many_lists_do_not_name_is_dropped_in_bounded_steps() {
     let mut world = World::new(&[("n1", 1)]);

@@ -287,6 +287,18 @@ fn a_lost_conflict_is_tried_again_with_what_is_there() {
 }
 
 #[test]
+fn a_budget_that_cannot_be_written_keeps_a_bounded_number_of_stored_forms() {
+    let mut world = World::new(terms("10"));
+    world.broken = "store";
+    for hour in 0..50 {
+        world.hold(&format!("c{hour}"), hour * 3600);
+        assert!(world.step(hour * 3600).contains(&"store"), "it is tried again");
+    }
+    let kept = world.book.budgets.values().map(|entry| entry.ours.len()).max();
+    assert!(kept <= Some(3), "{kept:?}");
+}
+
+#[test]
 fn a_budget_that_cannot_be_understood_says_so_and_limits_nothing() {
     let mut world =
         World::new(json!({"gpuHours": "many", "window": {"rolling": "24h"}, "enforcement": "Refuse"}));

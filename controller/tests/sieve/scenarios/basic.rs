@@ -20,10 +20,11 @@ pub const PLAIN: Scenario = Scenario {
             world.claim("first", &[partition("r", "2g.20gb")], Value::Null).await;
             world.claim("second", &[partition("r", "1g.10gb")], Value::Null).await;
             world.pod(fixtures::pod("both", &["first", "second"])).await;
-            world.lone("late", request("r", "gpu.aliquot.dev", 1)).await;
             for pod in ["mig", "both"] {
                 world.bound(pod).await;
             }
+            // Not before: what a short look does not decide goes behind it, and it would have the second GPU.
+            world.lone("late", request("r", "gpu.aliquot.dev", 1)).await;
             world.end("whole").await;
             world.bound("late").await;
             world.end("late").await;
