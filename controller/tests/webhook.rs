@@ -142,8 +142,14 @@ async fn replicas_share_one_certificate_and_take_a_new_one_over() {
     let (first, second) = (start(&cluster, "r1").await, start(&cluster, "r2").await);
     configure(&cluster, second.addr).await;
     let before = eventually("the authority is announced", async || bundle(&cluster).await).await;
-    // Only the second is called, with a certificate that either may have made.
-    assert_eq!(gates(&cluster.create(&ungated("a", &["later"])).await), OURS);
+    // Only the second is called, with a certificate that either may have made: it serves that once it has read it.
+    let mut number = 0;
+    eventually("the certificate is served", async || {
+        number += 1;
+        let pod = cluster.create(&ungated(&format!("a{number}"), &["later"])).await;
+        (gates(&pod) == OURS).then_some(())
+    })
+    .await;
     let secrets: Api<Secret> = Api::namespaced(cluster.client.clone(), "default");
     secrets.delete("aliquot-webhook-tls", &DeleteParams::default()).await.expect("deleted");
     eventually("another authority is announced", async || {
