@@ -146,7 +146,8 @@ impl Collector {
                 Standing::Unknown => {}
                 Standing::Allocated { .. } => drop(since.remove(uid)),
                 Standing::Vanished => {
-                    if since.insert(uid.clone(), Instant::now()).is_none() {
+                    if !since.contains_key(uid) {
+                        since.insert(uid.clone(), Instant::now());
                         self.say_vanished(&record.claim, devices.iter());
                     }
                 }

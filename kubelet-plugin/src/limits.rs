@@ -114,6 +114,13 @@ fn refusal(ledger: &Ledger, place: &Place, granted: Option<Limit>, gpus: &[GpuIn
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == device.gpu) else {
         return Some(format!("GPU {} cannot be read", device.gpu));
     };
+    if let Some(other) = ledger.unknown_share(&device.gpu) {
+        return Some(format!(
+            "a newer release prepared claim {} and may have given it a share of GPU {}; how much is not known to this \
+             release: run the newer release again, or delete the pods of that claim",
+            other.claim, gpu.uuid
+        ));
+    }
     let mut wanted = device.clone();
     wanted.share.as_mut()?.granted = granted;
     let others = ledger.held().filter(|(holder, other)| {

@@ -7,7 +7,7 @@
 //!
 //! Order, which keeps operations from waiting for each other in a circle: claim, GPUs by ascending UUID, node's
 //! lock. Each is a lock on one byte of a file, at a place that follows from the name; the kernel drops it with
-//! the process (open file description locks, fcntl_locking(2)). Two names that share a place, which 2^63 places
+//! the process (open file description locks, fcntl_locking(2)). Two names that share a place, which 2^62 places
 //! make very unlikely, only wait for each other.
 
 use crate::store::{StoreError, io_error, open_lock, patiently};

@@ -162,8 +162,17 @@ fn leftover(promised: u64) -> u8 {
     }
 }
 
+/// The lower one of two caps, where 0 is none.
+fn tighter(one: u8, other: u8) -> u8 {
+    match (one, other) {
+        (0, cap) | (cap, 0) => cap,
+        (one, other) => one.min(other),
+    }
+}
+
 /// Makes the quota files say what the ledger says, and caps best-effort shares (`cores` 0) at what no share
-/// of their GPU was promised. Only files that say something else are written. The limiter reads them anew.
+/// of their GPU was promised. Where that is not known, as a newer release promised it, a cap is never lifted. Only files
+/// that say something else are written. The limiter reads them anew.
 ///
 /// # Errors
 /// If a file cannot be replaced.
@@ -189,6 +198,9 @@ pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
             let others = all().chain(newer).filter(|(other, _)| other.gpu == device.gpu);
             wanted.cores_percent =
                 leftover(others.map(|(_, other)| u64::from(other.limit().cores_percent)).sum());
+            if ledger.unknown_share(&device.gpu).is_some() {
+                wanted.cores_percent = tighter(wanted.cores_percent, present.cores_percent);
+            }
         }
         if wanted == present {
             continue;
@@ -302,3 +314,6 @@ fn open_region(shares: &Path, result_id: &str) -> std::io::Result<(File, (u64, u
     (&file).take(REGION_FILE_SIZE as u64 + 1).read_to_end(&mut bytes)?;
     Ok((file, (meta.dev(), meta.ino()), bytes))
 }
+
+#[cfg(test)]
+mod tests;

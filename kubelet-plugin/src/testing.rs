@@ -2,6 +2,7 @@
 
 use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
 use crate::ledger::Given;
+use crate::ledger::NewerRecord;
 use aliquot_model::config::ShareConfig;
 use aliquot_model::{
     Architecture, DeviceKind, DeviceName, Engines, GpuInfo, GpuUuid, MigCapability, MigProfile, Placement,
@@ -95,4 +96,11 @@ pub(crate) fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         asked: std::collections::BTreeMap::new(),
         hold: None,
     }
+}
+
+/// A record of a newer release: with a device of which only the GPU is understood, or with nothing understood.
+pub(crate) fn newer(uid: &str, gpu: Option<&GpuUuid>) -> NewerRecord {
+    let devices: Vec<_> = gpu.map(|gpu| serde_json::json!({"gpu": gpu.as_str()})).into_iter().collect();
+    let text = serde_json::json!({"devices": devices}).to_string();
+    NewerRecord::read(uid, &text, "of a newer release".into(), true)
 }

@@ -145,4 +145,14 @@ impl Ledger {
     pub fn unfathomed(&self) -> Option<&NewerRecord> {
         self.newer.values().find(|record| record.devices.is_none())
     }
+
+    /// A claim that may have a share of a GPU of which nobody here knows how much was promised.
+    pub fn unknown_share(&self, gpu: &GpuUuid) -> Option<&NewerRecord> {
+        self.newer.values().find(|record| {
+            record.devices().is_none_or(|devices| {
+                let mut here = devices.iter().filter(|device| &device.gpu == gpu);
+                here.any(|device| device.share.is_none() && device.partition.is_none())
+            })
+        })
+    }
 }

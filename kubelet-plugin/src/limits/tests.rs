@@ -156,3 +156,19 @@ proptest! {
         }
     }
 }
+
+#[rstest::rstest]
+#[case::device_not_understood(true)]
+#[case::no_devices(false)]
+fn nothing_is_raised_beside_what_a_newer_release_may_have_given(#[case] device_named: bool) {
+    let gpu = testing::h100(0);
+    let mut ledger = ledger(&[("b", device(&gpu, GIB, 10))]);
+    ledger.newer.insert("a".into(), testing::newer("a", device_named.then_some(&gpu.uuid)));
+    let gpus = [gpu];
+    let verdict = apply(&mut ledger, &[wants("b", 2 * GIB, 20)], &gpus);
+    assert!(!verdict.changed && verdict.refused.len() == 1, "{verdict:?}");
+    assert!(verdict.refused[0].reason.contains("newer release"), "{verdict:?}");
+    // Lowering needs nothing of it.
+    let verdict = apply(&mut ledger, &[wants("b", GIB / 2, 5)], &gpus);
+    assert!(verdict.changed && verdict.refused.is_empty(), "{verdict:?}");
+}
