@@ -147,6 +147,15 @@ pub struct Waits {
     pub absent_controller: Duration,
 }
 
+/// No pool gets as far, even with a thousand generations in a second.
+const HIGHEST_GENERATION: i64 = 1 << 53;
+
+/// A generation in an annotation of the Node. One that no pool reaches was not read from a pool: taken in, it would
+/// leave none to follow, and every later hand-over would count as answered. `used` is the highest one that this pool had.
+pub fn generation_said(text: &str, used: i64) -> Option<i64> {
+    text.parse().ok().filter(|generation| (0..=HIGHEST_GENERATION.max(used)).contains(generation))
+}
+
 /// The phase after looking at the world, and when to look again at the latest.
 pub fn next(phase: Phase, observed: &Observed, waits: &Waits) -> (Phase, Option<Timestamp>) {
     match phase {

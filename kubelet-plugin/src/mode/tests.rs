@@ -165,3 +165,19 @@ fn the_label_counts_before_annotation_and_flag(
 ) {
     assert_eq!(target(label, annotation, Controller), want);
 }
+
+#[rstest]
+#[case::none("", 5, None)]
+#[case::a_generation("7", 5, Some(7))]
+#[case::the_highest("9007199254740992", 5, Some(1 << 53))]
+#[case::higher("9007199254740993", 5, None)]
+#[case::higher_and_used("9007199254740993", (1 << 53) + 1, Some((1 << 53) + 1))]
+#[case::where_the_next_one_saturates("9223372036854775807", 5, None)]
+#[case::negative("-1", 5, None)]
+fn a_generation_that_no_pool_reaches_was_said_by_nobody_who_saw_one(
+    #[case] text: &str,
+    #[case] used: i64,
+    #[case] want: Option<i64>,
+) {
+    assert_eq!(generation_said(text, used), want);
+}

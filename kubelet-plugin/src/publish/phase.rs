@@ -39,8 +39,17 @@ impl Publisher {
         if !features.taints {
             return Ok((Phase::Settled { by: Target::Scheduler }, None));
         }
-        let said =
-            |key: &str| annotations.and_then(|map| map.get(key)).and_then(|text| text.parse::<i64>().ok());
+        let said = |key: &str| {
+            let text = annotations?.get(key)?;
+            let generation = mode::generation_said(text, self.memory.generation);
+            if generation.is_none() {
+                tracing::warn!(
+                    node = self.settings.node,
+                    "annotation {key} is {text:?}, which is no generation of a pool: it is ignored; remove it"
+                );
+            }
+            generation
+        };
         let (acknowledged, scheduler_idle) = (said(mode::ACKNOWLEDGED_KEY), said(names::SCHEDULER_IDLE));
         // What was said at a time that we have forgotten must not count for the next hand-over.
         let highest = self.memory.generation;
