@@ -3,6 +3,10 @@
 //! Whoever reaches the port can send reviews, many at a time, and text becomes much more when it is read: two bytes
 //! can be an object of its own. So reviews are charged for what they can become, before they are read. What is beyond
 //! the bound is not read; its answer is that it was not checked.
+//!
+//! A body is charged for its bytes while it comes in, and for what it can become once it is whole and says for which
+//! namespace it is. A peer has at most half of what the others leave, and a namespace an eighth of all: whoever writes
+//! reviews, or makes the API server send some, leaves room for the others'.
 
 use super::evaluators::Unchecked;
 use super::review::{self, App};
@@ -16,16 +20,21 @@ use parking_lot::Mutex;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
 use std::collections::HashMap;
 use std::fmt;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A body, in bytes: a review has an object twice, and etcd takes 1.5 MiB.
 pub(super) const BODY: usize = 4 << 20;
-/// What all reviews are charged for at most, those of one peer, and one review, in bytes. Evaluations that go on after
+/// What all reviews are charged for at most, and those of one namespace, or one, in bytes. Evaluations that go on after
 /// their review was answered hold four reviews more at most.
 const ALL: usize = 128 << 20;
-const OF_ONE_PEER: usize = ALL / 2;
-const ONE: usize = 16 << 20;
+const ONE: usize = ALL / 8;
+/// How long a body may take to come in: the API server itself waits no longer than `timeoutSeconds`, 5 s in the chart.
+const WITHIN: Duration = Duration::from_secs(5);
+/// What a byte of a body is charged for while it comes in: the buffer may be twice as large.
+const BUFFERED: usize = 2;
 /// What a byte of text is charged for: the body and the buffer that it is read into, strings, and copies of them.
 const BYTE: usize = 4;
 /// What an object, and an element of a list or an object, can take once they are read: a map's node, and what the API's
@@ -43,30 +52,36 @@ pub(super) struct Peer(pub(super) IpAddr);
 #[derive(Debug, Clone)]
 pub(super) struct ReviewMemory {
     all: usize,
-    of_one_peer: usize,
-    used: Arc<Mutex<HashMap<IpAddr, usize>>>,
+    used: Arc<Mutex<Used>>,
+}
+
+/// What reviews are charged for, by who sent them and for which namespace they are.
+#[derive(Debug, Default)]
+struct Used {
+    peers: HashMap<IpAddr, usize>,
+    namespaces: HashMap<String, usize>,
 }
 
 impl Default for ReviewMemory {
     fn default() -> Self {
-        Self::of(ALL, OF_ONE_PEER)
+        Self::of(ALL)
     }
 }
 
 impl ReviewMemory {
-    /// So much for all, and for each peer of it.
-    pub(super) fn of(all: usize, of_one_peer: usize) -> Self {
-        Self { all, of_one_peer, used: Arc::default() }
+    /// So much for all.
+    pub(super) fn of(all: usize) -> Self {
+        Self { all, used: Arc::default() }
     }
 
     /// What reviews are charged for now.
     #[cfg(test)]
     pub(super) fn used(&self) -> usize {
-        self.used.lock().values().sum()
+        self.used.lock().peers.values().sum()
     }
 
     fn charge(&self, peer: IpAddr) -> Charge {
-        Charge { memory: self.clone(), peer, bytes: 0 }
+        Charge { memory: self.clone(), peer, namespace: None, bytes: 0 }
     }
 }
 
@@ -75,24 +90,40 @@ impl ReviewMemory {
 struct Charge {
     memory: ReviewMemory,
     peer: IpAddr,
+    namespace: Option<String>,
     bytes: usize,
 }
 
 impl Charge {
-    /// Charges for more text.
-    fn add(&mut self, text: &[u8]) -> Result<(), Unchecked> {
-        let bytes = weight(text);
-        if self.bytes + bytes > ONE {
+    /// Charges so much in all from now on.
+    fn be(&mut self, bytes: usize) -> Result<(), Unchecked> {
+        if bytes > ONE {
             return Err(Unchecked::TooLarge);
         }
         let mut used = self.memory.used.lock();
-        let all: usize = used.values().sum();
-        let own = used.get(&self.peer).copied().unwrap_or_default();
-        if all + bytes > self.memory.all || own + bytes > self.memory.of_one_peer {
+        let others = used.peers.iter().filter(|(peer, _)| **peer != self.peer).map(|(_, used)| used).sum();
+        let own = used.peers.get(&self.peer).copied().unwrap_or_default() - self.bytes + bytes;
+        if own > self.memory.all.saturating_sub(others) / 2 {
             return Err(Unchecked::OutOfMemory);
         }
-        used.insert(self.peer, own + bytes);
-        self.bytes += bytes;
+        used.peers.insert(self.peer, own);
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Charges for a whole body.
+    fn read(&mut self, text: &[u8]) -> Result<(), Unchecked> {
+        let bytes = weight(text);
+        self.be(bytes)?;
+        // What is of no namespace has a part of its own.
+        let namespace = string(text, &["request", "namespace"]).unwrap_or_default();
+        let mut used = self.memory.used.lock();
+        let part = used.namespaces.get(&namespace).copied().unwrap_or_default() + bytes;
+        if part > self.memory.all / 8 {
+            return Err(Unchecked::OutOfMemory);
+        }
+        used.namespaces.insert(namespace.clone(), part);
+        self.namespace = Some(namespace);
         Ok(())
     }
 }
@@ -100,23 +131,43 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         let mut used = self.memory.used.lock();
-        if let Some(own) = used.get_mut(&self.peer) {
-            *own -= self.bytes;
-            if *own == 0 {
-                used.remove(&self.peer);
-            }
+        let Used { peers, namespaces } = &mut *used;
+        give_back(peers, &self.peer, self.bytes);
+        if let Some(namespace) = &self.namespace {
+            give_back(namespaces, namespace, self.bytes);
         }
     }
 }
 
-/// What JSON can take in memory, told without reading it. What stands in strings counts as if it did not.
+fn give_back<K: Hash + Eq>(used: &mut HashMap<K, usize>, of: &K, bytes: usize) {
+    if let Some(own) = used.get_mut(of) {
+        *own -= bytes;
+        if *own == 0 {
+            used.remove(of);
+        }
+    }
+}
+
+/// What JSON can take in memory, told without reading it: by its brackets and commas outside of strings.
 pub(super) fn weight(text: &[u8]) -> usize {
-    let of = |byte: &u8| match byte {
-        b'{' => OBJECT,
-        b'[' | b',' => ELEMENT,
-        _ => BYTE,
-    };
-    text.iter().map(of).sum()
+    let (mut in_string, mut is_escaped, mut all) = (false, false, 0);
+    for byte in text {
+        all += match byte {
+            b'{' if !in_string => OBJECT,
+            b'[' | b',' if !in_string => ELEMENT,
+            _ => BYTE,
+        };
+        match byte {
+            b'"' if !is_escaped => in_string = !in_string,
+            b'\\' if in_string && !is_escaped => {
+                is_escaped = true;
+                continue;
+            }
+            _ => {}
+        }
+        is_escaped = false;
+    }
+    all
 }
 
 /// Reads a review's body as far as there is memory for it, and has it answered; what is too much is let go by.
@@ -129,28 +180,22 @@ pub(super) async fn within(
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
     let (head, body) = request.into_parts();
-    let mut charge = Some(memory.charge(peer));
-    let mut refused = None;
-    let (mut text, mut length) = (Vec::new(), 0);
-    let mut parts = body.into_data_stream();
-    while let Some(part) = parts.next().await {
-        let Ok(part) = part else { return StatusCode::BAD_REQUEST.into_response() };
-        length += part.len();
-        if length > BODY {
-            return StatusCode::PAYLOAD_TOO_LARGE.into_response();
+    let mut charge = memory.charge(peer);
+    let taken = match tokio::time::timeout(WITHIN, take_in(body, &mut charge)).await {
+        Ok(Ok(taken)) => taken,
+        Ok(Err(status)) => return status.into_response(),
+        Err(_) => return StatusCode::REQUEST_TIMEOUT.into_response(),
+    };
+    let (text, refused) = match taken {
+        (text, Ok(())) => {
+            let read = charge.read(&text);
+            (text, read.err())
         }
-        match charge.as_mut().map(|charge| charge.add(&part)) {
-            Some(Ok(())) => text.extend_from_slice(&part),
-            Some(Err(why)) => {
-                (charge, refused) = (None, Some(why));
-                text = begin(&text, &part);
-            }
-            None if text.len() < HEAD => text = begin(&text, &part),
-            None => {}
-        }
-    }
+        (text, Err(why)) => (text, Some(why)),
+    };
     if let Some(why) = refused {
-        return match uid(&text) {
+        drop(charge);
+        return match string(text.get(..HEAD).unwrap_or(&text), &["request", "uid"]) {
             Some(uid) => review::not_read(&app, head.uri.path(), &uid, why).into_response(),
             // The API server does as the webhook's failure policy says.
             None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
@@ -161,17 +206,40 @@ pub(super) async fn within(
     answer
 }
 
+/// The whole of a body; or its beginning, and why the rest was let go by.
+async fn take_in(body: Body, charge: &mut Charge) -> Result<(Vec<u8>, Result<(), Unchecked>), StatusCode> {
+    let (mut text, mut length, mut taken) = (Vec::new(), 0, Ok(()));
+    let mut parts = body.into_data_stream();
+    while let Some(part) = parts.next().await {
+        let Ok(part) = part else { return Err(StatusCode::BAD_REQUEST) };
+        length += part.len();
+        if length > BODY {
+            return Err(StatusCode::PAYLOAD_TOO_LARGE);
+        }
+        if taken.is_ok() {
+            taken = charge.be(length * BUFFERED);
+        }
+        if taken.is_ok() {
+            text.extend_from_slice(&part);
+        } else if text.len() < HEAD || text.capacity() > HEAD {
+            text = begin(&text, &part);
+            let _ = charge.be(0);
+        }
+    }
+    Ok((text, taken))
+}
+
 /// The beginning of what two pieces of text are together.
 fn begin(text: &[u8], more: &[u8]) -> Vec<u8> {
     text.iter().chain(more).take(HEAD).copied().collect()
 }
 
-/// The review's UID, if it stands in the beginning of its text.
-fn uid(head: &[u8]) -> Option<String> {
+/// A string of the review, if it stands in this text.
+fn string(text: &[u8], path: &'static [&'static str]) -> Option<String> {
     let mut found = None;
-    let mut text = serde_json::Deserializer::from_slice(head);
-    // The text is cut off, so an error says nothing.
-    let _ = At { path: &["request", "uid"], found: &mut found }.deserialize(&mut text);
+    let mut text = serde_json::Deserializer::from_slice(text);
+    // The text may be cut off, so an error says nothing.
+    let _ = At { path, found: &mut found }.deserialize(&mut text);
     found
 }
 
@@ -220,24 +288,77 @@ mod tests {
     const BAD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
     const GOOD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
 
+    fn review(namespace: &str, more: &str) -> Vec<u8> {
+        format!(r#"{{"request":{{"uid":"u","namespace":"{namespace}","object":{more}}}}}"#).into_bytes()
+    }
+
     #[test]
-    fn one_peer_has_its_part_of_the_memory_and_gets_it_back() {
-        let memory = ReviewMemory::of(100 * BYTE, 60 * BYTE);
-        let mut held = memory.charge(BAD);
-        assert_eq!(held.add(&[b' '; 50]), Ok(()));
-        assert_eq!(memory.charge(BAD).add(&[b' '; 11]), Err(Unchecked::OutOfMemory));
-        assert_eq!(memory.charge(GOOD).add(&[b' '; 50]), Ok(()));
-        assert_eq!(memory.charge(GOOD).add(&[b' '; 51]), Err(Unchecked::OutOfMemory));
+    fn a_peer_has_half_of_what_the_others_leave_and_gets_it_back() {
+        let memory = ReviewMemory::of(96);
+        let (mut bad, mut good) = (memory.charge(BAD), memory.charge(GOOD));
+        assert_eq!(bad.be(49), Err(Unchecked::OutOfMemory));
+        assert_eq!(bad.be(48), Ok(()));
+        assert_eq!(memory.charge(BAD).be(1), Err(Unchecked::OutOfMemory));
+        assert_eq!((good.be(25), good.be(24)), (Err(Unchecked::OutOfMemory), Ok(())));
+        assert_eq!(bad.be(36), Ok(()), "what is given back is there again");
+        assert_eq!(memory.used(), 60);
+        drop((bad, good));
+        assert!(memory.used.lock().peers.is_empty());
+    }
+
+    #[test]
+    fn half_sent_bodies_of_a_few_kib_leave_room_for_the_api_server_whatever_they_say() {
+        let memory = ReviewMemory::default();
+        let mut held = Vec::new();
+        for pod in 1..100 {
+            for _ in 0..128 {
+                let mut charge = memory.charge(IpAddr::from([10, 1, 0, pod]));
+                let _ = charge.be(4096 * BUFFERED);
+                held.push(charge);
+            }
+        }
+        assert_eq!(memory.charge(GOOD).read(&review("good", "{}")), Ok(()));
+    }
+
+    #[test]
+    fn one_namespace_leaves_room_for_those_whose_reviews_come_from_the_same_api_server() {
+        let memory = ReviewMemory::default();
+        let object = format!("[{}]", "{},".repeat(300));
+        let (mut held, mut refused) = (Vec::new(), 0);
+        for _ in 0..100 {
+            let mut charge = memory.charge(GOOD);
+            match charge.read(&review("bad", &object)) {
+                Ok(()) => held.push(charge),
+                Err(why) => {
+                    assert_eq!(why, Unchecked::OutOfMemory);
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 0 && memory.used() <= ONE, "{}", memory.used());
+        assert_eq!(memory.charge(GOOD).read(&review("good", &object)), Ok(()));
         drop(held);
-        assert_eq!(memory.charge(BAD).add(&[b' '; 60]), Ok(()));
-        assert!(memory.used.lock().is_empty());
+        assert_eq!(memory.charge(GOOD).read(&review("bad", &object)), Ok(()));
+        assert!(memory.used.lock().namespaces.is_empty());
     }
 
     #[test]
     fn text_that_becomes_much_is_charged_for_what_it_becomes() {
         let mut charge = ReviewMemory::default().charge(BAD);
-        assert_eq!(charge.add("{},".repeat(ONE / 8192).as_bytes()), Ok(()));
-        assert_eq!(charge.add("{},".repeat(ONE / 8192).as_bytes()), Err(Unchecked::TooLarge));
+        assert_eq!(charge.read("{},".repeat(ONE / 8192).as_bytes()), Ok(()));
+        drop(charge);
+        let mut charge = ReviewMemory::default().charge(BAD);
+        assert_eq!(charge.read("{},".repeat(ONE / 4096).as_bytes()), Err(Unchecked::TooLarge));
+    }
+
+    #[rstest::rstest]
+    #[case::brackets(r#"{[,"#, OBJECT + 2 * ELEMENT)]
+    #[case::in_a_string(r#""{[,""#, 5 * BYTE)]
+    #[case::behind_a_string(r#""a"{"#, 3 * BYTE + OBJECT)]
+    #[case::a_quote_in_a_string(r#""\"{"{"#, 5 * BYTE + OBJECT)]
+    #[case::a_backslash_at_its_end(r#""\\"{"#, 4 * BYTE + OBJECT)]
+    fn what_stands_in_strings_is_a_string(#[case] text: &str, #[case] want: usize) {
+        assert_eq!(weight(text.as_bytes()), want);
     }
 
     #[rstest::rstest]
@@ -247,6 +368,6 @@ mod tests {
     #[case::another_one(r#"{"uid":"no","request":{"object":{"uid":"no"}}}"#, None)]
     #[case::no_text(r#"{"request":{"uid":7}}"#, None)]
     fn the_uid_is_found_in_the_beginning(#[case] head: &str, #[case] expected: Option<&str>) {
-        assert_eq!(uid(head.as_bytes()).as_deref(), expected);
+        assert_eq!(string(head.as_bytes(), &["request", "uid"]).as_deref(), expected);
     }
 }

@@ -428,7 +428,7 @@ async fn charged(memory: &ReviewMemory, bytes: usize) {
 #[case::ignore(FailurePolicy::Ignore, true)]
 #[case::fail(FailurePolicy::Fail, false)]
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn reviews_beyond_the_memory_of_all_are_not_read_and_count_as_unchecked(
+async fn reviews_beyond_their_namespaces_memory_are_not_read_count_as_unchecked_and_stop_no_other(
     #[case] failure: FailurePolicy,
     #[case] allowed: bool,
 ) {
@@ -436,14 +436,18 @@ async fn reviews_beyond_the_memory_of_all_are_not_read_and_count_as_unchecked(
     let held = hold(&app.reviewer.evaluators, "bad", 0).await;
     let first = review("bad", "ResourceClaim", &wrong());
     let bytes = weight(first.to_string().as_bytes());
-    let memory = ReviewMemory::of(bytes + bytes / 2, bytes + bytes / 2);
+    // A namespace has an eighth of it.
+    let memory = ReviewMemory::of(8 * (bytes + bytes / 2));
     let Served { addr, bundle, stop, serving } = serve(&app, memory.clone()).await;
     let waiting = tokio::spawn({
         let bundle = bundle.clone();
         async move { post(addr, &bundle, "/validate", &first).await }
     });
     charged(&memory, bytes).await;
-    let other = review("good", "ResourceClaim", &wrong());
+    let good = review("good", "ResourceClaim", &wrong());
+    let answer = post(addr, &bundle, "/validate", &good).await;
+    assert_eq!(answer["response"]["status"]["code"], 422, "another namespace is checked: {answer}");
+    let other = review("bad", "ResourceClaim", &wrong());
     let answer = post(addr, &bundle, "/validate", &other).await;
     let answer = &answer["response"];
     assert_eq!((&answer["uid"], &answer["allowed"]), (&json!("u"), &json!(allowed)), "{answer}");
