@@ -20,12 +20,13 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// `entitled` is the part of the GPU that each share may have.
-    pub(crate) fn tick(&mut self, now_ns: u64, shares: &[Share], entitled: &[f64]) {
+    /// `entitled` is the part of the GPU that each share may have, `unseen` what those may together whose regions are
+    /// not understood.
+    pub(crate) fn tick(&mut self, now_ns: u64, shares: &[Share], entitled: &[f64], unseen: f64) {
         self.had.retain(|id, _| shares.iter().any(|share| share.id == *id));
         let before = std::mem::replace(&mut self.at_ns, now_ns);
         let span = if before == 0 { 0.0 } else { now_ns.saturating_sub(before) as f64 };
-        let all: f64 = entitled.iter().sum();
+        let all: f64 = unseen + entitled.iter().sum::<f64>();
         for (share, entitled) in shares.iter().zip(entitled) {
             *self.had.entry(share.id.clone()).or_default() += (all - entitled).clamp(0.0, 1.0) * span;
         }
@@ -52,7 +53,7 @@ mod tests {
             let share =
                 |(at, _)| Share { id: format!("{at}"), charged_ns: charge(second), ..Share::default() };
             let shares: Vec<Share> = parts.iter().enumerate().map(share).collect();
-            beside.tick((1000 + second) * SECOND, &shares, &parts);
+            beside.tick((1000 + second) * SECOND, &shares, &parts, 0.0);
         }
         beside.of("0") as f64 / SECOND as f64
     }

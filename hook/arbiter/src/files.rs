@@ -7,7 +7,7 @@ use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, Mark};
 use aliquot_quota::grant::{GRANT_SIZE, Grant};
 use aliquot_quota::region::{self, INITIAL_HEADER_SIZE, Region, RegionView, Slot};
 use aliquot_quota::{ComputePolicy, QuotaFile};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -50,8 +50,8 @@ pub struct Keeper {
     shares: BTreeMap<String, Kept>,
     /// By the GPU's UUID.
     arbiters: BTreeMap<String, Arbiter>,
-    /// GPUs with shares whose regions are not understood: what those may have is not known.
-    obscure: BTreeSet<String>,
+    /// Quotas in percent of shares whose regions are not understood, by GPU. A tenant can see to it that its own is one.
+    unseen: BTreeMap<String, Vec<u8>>,
     slice_us: u32,
     listed_ns: u64,
 }
@@ -76,7 +76,7 @@ impl Keeper {
             folder: folder.to_owned(),
             shares: BTreeMap::new(),
             arbiters: BTreeMap::new(),
-            obscure: BTreeSet::new(),
+            unseen: BTreeMap::new(),
             slice_us: u32::try_from(slice.as_micros()).unwrap_or(u32::MAX),
             listed_ns: 0,
         }
@@ -99,16 +99,16 @@ impl Keeper {
                 continue;
             }
             is_needed = true;
-            let is_obscure = self.obscure.contains(&gpu);
             let seen: Vec<Share> = shares.iter_mut().map(|(id, kept)| kept.look(id)).collect();
             let slice_us = self.slice_us;
+            let unseen = self.unseen.get(&gpu).cloned().unwrap_or_default();
             let arbiter = self.arbiters.entry(gpu).or_insert_with(|| Arbiter::with_slices(slice_us));
+            arbiter.note_unseen(&unseen);
             for ((_, kept), grant) in shares.iter().zip(arbiter.tick(now_ns, &seen)) {
                 let (own, borrowed) = kept.found_before;
                 let grant = Grant {
                     true_up_ns: grant.true_up_ns.saturating_add(own),
                     borrowed_true_up_ns: grant.borrowed_true_up_ns.saturating_add(borrowed),
-                    beside_ns: if is_obscure { 0 } else { grant.beside_ns },
                     ..grant
                 };
                 // A grant that cannot be written runs out.
@@ -122,7 +122,7 @@ impl Keeper {
         let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         self.shares.retain(|id, _| names.contains(id));
-        self.obscure.clear();
+        self.unseen.clear();
         for id in names {
             let folder = self.folder.join(&id);
             match self.shares.get_mut(&id) {
@@ -136,7 +136,8 @@ impl Keeper {
                     if let Some(kept) = Kept::open(&folder) {
                         self.shares.insert(id, kept);
                     } else if let Some(quota) = read_quota(&folder) {
-                        self.obscure.insert(quota.gpu_uuid.as_str().to_owned());
+                        let percents = self.unseen.entry(quota.gpu_uuid.as_str().to_owned()).or_default();
+                        percents.push(quota.cores_percent);
                     }
                 }
             }
@@ -297,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_whose_region_is_of_another_release_gets_no_grant_and_its_neighbours_do() {
+    fn a_share_whose_region_is_not_understood_gets_no_grant_and_counts_as_a_neighbour_with_its_quota() {
         let folder = tempfile::tempdir().unwrap();
         for id in ["a", "b", "c"] {
             share(folder.path(), id, &Grant::default());
@@ -306,14 +307,17 @@ mod tests {
         let mut bytes = fs::read(&path).unwrap();
         bytes[8] ^= 1;
         fs::write(&path, bytes).unwrap();
-        Keeper::new(folder.path(), Duration::ZERO).tick(1_000_000_000);
-        let valid_until = |id: &str| {
+        let mut keeper = Keeper::new(folder.path(), Duration::ZERO);
+        keeper.tick(1_000_000_000);
+        keeper.tick(1_200_000_000);
+        let grant = |id: &str| {
             let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
-            let grant = Grant::decode(&bytes).unwrap();
-            assert_eq!(grant.beside_ns, 0, "what the third may have is not known");
-            grant.valid_until_ns
+            Grant::decode(&bytes).unwrap()
         };
-        assert!(valid_until("a") > 0 && valid_until("b") > 0);
-        assert_eq!(valid_until("c"), 0);
+        // The half of the other, and the half of the one that is not understood, in 0.2 s.
+        for id in ["a", "b"] {
+            assert_eq!((grant(id).valid_until_ns > 0, grant(id).beside_ns), (true, 200_000_001), "{id}");
+        }
+        assert_eq!(grant("c").valid_until_ns, 0);
     }
 }

@@ -87,6 +87,8 @@ pub struct Arbiter {
     /// Percent that each share may borrow.
     lent: BTreeMap<String, u8>,
     slice_us: u32,
+    /// Part of the GPU of those whose regions are not understood.
+    unseen: f64,
 }
 
 /// Whether anything is to be decided about the shares of a GPU: who is alone on it and may not borrow has all the wall
@@ -111,6 +113,13 @@ impl Arbiter {
         Self { slice_us, ..Self::default() }
     }
 
+    /// Of these quotas in percent are shares on the GPU whose regions are not understood: they get no grants, so they
+    /// have their quotas and nothing else.
+    pub fn note_unseen(&mut self, percents: &[u8]) {
+        let part = |percent: &u8| if *percent == 0 { 1.0 } else { f64::from(*percent) / 100.0 };
+        self.unseen = percents.iter().map(part).sum();
+    }
+
     /// Part of the GPU that a share may have.
     fn entitled(&self, share: &Share) -> f64 {
         let lent = self.lent.get(&share.id).copied().unwrap_or(0);
@@ -131,7 +140,7 @@ impl Arbiter {
         let limits = entitled.iter().map(|part| *part as f32);
         let rates: Vec<f32> = rates.iter().zip(limits).map(|(rate, most)| rate.min(most)).collect();
         self.settlement.tick(now_ns, shares, &rates, &entitled);
-        self.beside.tick(now_ns, shares, &entitled);
+        self.beside.tick(now_ns, shares, &entitled, self.unseen);
         let lent = lend::lend(shares, &self.uses);
         self.lent = shares.iter().zip(&lent).map(|(share, lent)| (share.id.clone(), *lent)).collect();
         let grant = |(share, borrow_percent): (&Share, u8)| {
