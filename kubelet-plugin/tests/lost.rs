@@ -7,6 +7,8 @@
     reason = "helpers of tests fail the test"
 )]
 
+#[path = "lost/again.rs"]
+mod again;
 #[path = "lost/agent.rs"]
 mod agent;
 #[path = "lost/boot.rs"]

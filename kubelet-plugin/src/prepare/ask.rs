@@ -81,6 +81,7 @@ impl Node {
         boot_id: &str,
         now: Timestamp,
     ) -> Result<Vec<Prepared>, PrepareError> {
+        let uid = &request.claim.uid;
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -109,7 +110,9 @@ impl Node {
             charge,
             ended: None,
             retention: request.hold.map(|_| Retention::Keep),
-            confirmed: prior.is_some(),
+            // A claim that a pod runs with, as the API said after a loss, keeps its place whatever becomes of this.
+            confirmed: prior.is_some()
+                || ledger.lost.as_ref().is_some_and(|lost| lost.running.contains_key(uid)),
             steps: plan.steps,
             extra: prior.map(|record| record.extra.of_the_whole()).unwrap_or_default(),
         };

@@ -25,7 +25,7 @@ use crate::ledger::Ledger;
 use crate::plan::{PlanError, Refusal};
 use crate::share;
 use crate::store::StoreError;
-use aliquot_cdi::Spec;
+use aliquot_cdi::{Device, Spec};
 use aliquot_model::{DeviceKind, DeviceName};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -41,16 +41,26 @@ pub struct Named {
     pub uuid: String,
 }
 
+/// Name and UUID of what a device of a spec of ours gives containers, as they are told.
+fn given(device: &Device) -> Option<(&str, &str)> {
+    let mut variables = device.container_edits.environment().into_iter();
+    variables.find_map(|(name, value)| value.split_once('=').filter(|_| name.starts_with(edits::DEVICE_ENV)))
+}
+
 /// Reads which devices a spec of ours gives containers.
 pub(super) fn named(spec: &Spec) -> Vec<Named> {
     let named = spec.devices.iter().filter_map(|device| {
-        let (name, uuid) = device.container_edits.environment().into_iter().find_map(|(name, value)| {
-            value.split_once('=').filter(|_| name.starts_with(edits::DEVICE_ENV))
-        })?;
+        let (name, uuid) = given(device)?;
         let (device_name, uuid) = (DeviceName::parse(name)?, uuid.to_owned());
         Some(Named { result_id: device.name.to_string(), device: device_name, uuid })
     });
     named.collect()
+}
+
+/// The first device of a spec of ours whose name this release does not know: a newer one has written it.
+fn unknown(spec: &Spec) -> Option<&str> {
+    let names = spec.devices.iter().filter_map(|device| given(device).map(|(name, _)| name));
+    names.into_iter().find(|name| DeviceName::parse(name).is_none())
 }
 
 /// A claim that has no record.
@@ -126,18 +136,22 @@ impl Node {
         let driver = &self.machine.site.driver;
         let by_spec = specs.iter().filter(|uid| !ledger.has(uid)).filter_map(|uid| {
             let name = edits::spec_name(driver, uid);
-            match self.machine.cdi.read(&name) {
-                Ok(spec) => Unaccounted::of(uid, &spec?),
-                Err(error) => ledger.lost.is_some().then(|| Unaccounted {
-                    uid: uid.clone(),
-                    named: Vec::new(),
-                    devices: Vec::new(),
-                    unreadable: Some(Unreadable {
-                        file: self.machine.cdi.file(&name),
-                        reason: error.to_string(),
-                    }),
-                }),
-            }
+            let reason = match self.machine.cdi.read(&name) {
+                Ok(spec) => {
+                    let spec = spec?;
+                    match unknown(&spec).filter(|_| ledger.lost.is_some()) {
+                        Some(device) => format!("it gives {device}, which only a newer release knows"),
+                        None => return Unaccounted::of(uid, &spec),
+                    }
+                }
+                Err(error) => error.to_string(),
+            };
+            ledger.lost.is_some().then(|| Unaccounted {
+                uid: uid.clone(),
+                named: Vec::new(),
+                devices: Vec::new(),
+                unreadable: Some(Unreadable { file: self.machine.cdi.file(&name), reason }),
+            })
         });
         let mut found: Vec<Unaccounted> = by_spec.collect();
         for (uid, running) in ledger.lost.iter().flat_map(|lost| &lost.running) {

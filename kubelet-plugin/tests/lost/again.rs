@@ -1,0 +1,63 @@
+//! What a lost checkpoint leaves of claims that a release does not know, or that are prepared once more.
+
+use super::common::{now, request};
+use super::{lose, region, share, spec, world};
+use aliquot_kubelet_plugin::execute::Probe;
+use aliquot_kubelet_plugin::ledger::Running;
+use aliquot_kubelet_plugin::prepare::Conclusion;
+use aliquot_nvml::fake::{Killed, until_killed};
+use std::collections::BTreeMap;
+use std::fs;
+
+#[test]
+fn a_spec_with_a_device_that_only_a_newer_release_knows_is_kept_after_a_loss() {
+    let world = world();
+    let node = world.node();
+    node.prepare(&share("c-1"), false, now()).unwrap();
+    let file = world.cdi().join(format!("{}.json", spec("c-1")));
+    let text = fs::read_to_string(&file).unwrap();
+    // As a newer release may name a new kind of share.
+    fs::write(&file, text.replace("gpu-1-share", "gpu-1-slab")).unwrap();
+    let region = region(&world, "c-1");
+    lose(&world);
+    let node = world.node();
+    node.recover().unwrap();
+    let over = node.conclude(BTreeMap::new()).unwrap();
+    assert!(!matches!(over, Conclusion::Found { .. }), "something is not understood");
+    assert!(file.is_file() && region.is_file(), "a pod may be running with these");
+}
+
+#[test]
+fn a_look_during_a_prepare_and_a_kill_forget_no_running_pod() {
+    let world = world();
+    let own = request("c-1", &[("g", "gpu-2")]);
+    world.node().prepare(&own, false, now()).unwrap();
+    lose(&world);
+    fs::remove_dir_all(world.cdi()).unwrap();
+    world.node().recover().unwrap();
+    let running = || {
+        let running = Running { claim: own.claim.clone(), devices: vec!["gpu-2".into()] };
+        BTreeMap::from([("c-1".to_owned(), running)])
+    };
+    world.node().conclude(running()).unwrap();
+    assert!(world.node().prepare(&request("c-2", &[("g", "gpu-2")]), false, now()).is_err(), "kept so far");
+    let other = world.node();
+    let seen = running();
+    let probe = Probe::new(move |point| {
+        if point == "before step" {
+            other.conclude(seen.clone()).unwrap();
+            std::panic::panic_any(Killed);
+        }
+    });
+    let node = world.node_with(probe);
+    let killed = until_killed(|| {
+        let _ = node.prepare(&own, false, now());
+    });
+    assert!(killed.is_none());
+    let node = world.node();
+    node.recover().unwrap();
+    assert!(
+        node.prepare(&request("c-2", &[("g", "gpu-2")]), false, now()).is_err(),
+        "a pod of c-1 runs on it, which nobody unprepared"
+    );
+}
