@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
-const POLICIES: [&str; 19] = [
+const POLICIES: [&str; 20] = [
     "aliquot-node-slices",
     "aliquot-node-claims",
     "aliquot-node-pods",
@@ -50,6 +50,7 @@ const POLICIES: [&str; 19] = [
     "aliquot-node-usage",
     "aliquot-node-limits",
     "aliquot-node-limits-status",
+    "aliquot-limits",
     "aliquot-companions",
     "aliquot-budget-status",
 ];
