@@ -1,9 +1,8 @@
 //! Boards and claims for unit tests.
 
 use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
-use crate::ledger::Given;
-use crate::ledger::NewerRecord;
-use aliquot_model::config::ShareConfig;
+use crate::ledger::{Device, Given, Held, Ledger, NewerRecord, Record, Share, State};
+use aliquot_model::config::{ComputePolicy, FailMode, ShareConfig};
 use aliquot_model::{
     Architecture, DeviceKind, DeviceName, Engines, GpuInfo, GpuUuid, MigCapability, MigProfile, Placement,
     ProfileName,
@@ -103,4 +102,54 @@ pub(crate) fn newer(uid: &str, gpu: Option<&GpuUuid>) -> NewerRecord {
     let devices: Vec<_> = gpu.map(|gpu| serde_json::json!({"gpu": gpu.as_str()})).into_iter().collect();
     let text = serde_json::json!({"devices": devices}).to_string();
     NewerRecord::read(uid, &text, "of a newer release".into(), true)
+}
+
+/// A hard share of a GPU.
+pub(crate) fn share_of(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> Device {
+    let consumed = Consumed { memory_bytes, cores_percent, slots: 1 };
+    Device {
+        result_id: "id".into(),
+        request: "r".into(),
+        pool: POOL.into(),
+        device: format!("gpu-{}-share", gpu.minor),
+        share_id: Some("s".into()),
+        gpu: gpu.uuid.clone(),
+        held: Some(Held::Share),
+        partition: None,
+        consumed: Some(consumed),
+        share: Some(Share {
+            consumed,
+            granted: None,
+            compute_policy: ComputePolicy::Hard,
+            priority: 0,
+            fail_mode: FailMode::Closed,
+            oversubscribe_bytes: 0,
+            order: 0,
+        }),
+        time_slice: None,
+        mps: None,
+    }
+}
+
+/// A ledger with prepared claims, by UID.
+pub(crate) fn ledger_of(claims: &[(&str, Device)]) -> Ledger {
+    let mut ledger = Ledger::default();
+    for (uid, device) in claims {
+        let record = Record {
+            claim: claim(uid),
+            state: State::Completed,
+            boot_id: "boot".into(),
+            since: 0,
+            devices: vec![device.clone()],
+            indexed_env: false,
+            charge: None,
+            ended: None,
+            confirmed: true,
+            retention: None,
+            steps: Vec::new(),
+            extra: Default::default(),
+        };
+        ledger.claims.insert((*uid).to_owned(), record);
+    }
+    ledger
 }

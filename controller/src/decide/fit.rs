@@ -10,8 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Extended resources that DeviceClasses stand for under their own name.
-/// A resource that stands for a class of this name.
+/// Beginning of extended resources that stand for the DeviceClass whose name follows.
 pub(crate) const IMPLICIT_EXTENDED: &str = "deviceclass.resource.kubernetes.io/";
 /// Beginning of taints that Kubernetes sets, as nodes become unreachable or full.
 const STATE_OF_NODE: &str = "node.kubernetes.io/";

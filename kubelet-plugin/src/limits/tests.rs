@@ -1,59 +1,8 @@
 use super::*;
-use crate::claim::Consumed;
-use crate::ledger::{Held, Record, Share};
-use crate::testing;
-use aliquot_model::config::{ComputePolicy, FailMode};
+use crate::testing::{self, ledger_of as ledger, share_of as device};
 use proptest::prelude::*;
 
 const GIB: u64 = 1 << 30;
-
-fn device(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> Device {
-    let consumed = Consumed { memory_bytes, cores_percent, slots: 1 };
-    Device {
-        result_id: "id".into(),
-        request: "r".into(),
-        pool: testing::POOL.into(),
-        device: format!("gpu-{}-share", gpu.minor),
-        share_id: Some("s".into()),
-        gpu: gpu.uuid.clone(),
-        held: Some(Held::Share),
-        partition: None,
-        consumed: Some(consumed),
-        share: Some(Share {
-            consumed,
-            granted: None,
-            compute_policy: ComputePolicy::Hard,
-            priority: 0,
-            fail_mode: FailMode::Closed,
-            oversubscribe_bytes: 0,
-            order: 0,
-        }),
-        time_slice: None,
-        mps: None,
-    }
-}
-
-fn ledger(claims: &[(&str, Device)]) -> Ledger {
-    let mut ledger = Ledger::default();
-    for (uid, device) in claims {
-        let record = Record {
-            claim: testing::claim(uid),
-            state: State::Completed,
-            boot_id: "boot".into(),
-            since: 0,
-            devices: vec![device.clone()],
-            indexed_env: false,
-            charge: None,
-            ended: None,
-            confirmed: true,
-            retention: None,
-            steps: Vec::new(),
-            extra: Default::default(),
-        };
-        ledger.claims.insert((*uid).to_owned(), record);
-    }
-    ledger
-}
 
 fn wants(uid: &str, memory_bytes: u64, cores_percent: u8) -> ShareLimit {
     ShareLimit {
