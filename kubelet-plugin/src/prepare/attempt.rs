@@ -2,8 +2,8 @@
 
 use super::{Node, PrepareError, Prepared};
 use crate::execute::StepError;
-use crate::ledger::{Ledger, Record, State};
-use crate::plan::Step;
+use crate::ledger::{Ledger, Lost, Record, State};
+use crate::plan::{Step, Undo};
 use crate::store::StoreError;
 use aliquot_model::GpuUuid;
 use std::collections::BTreeSet;
@@ -98,6 +98,10 @@ impl Node {
     }
 
     /// Runs all inverses in reverse order. Each is tried; the first error is returned with what failed.
+    ///
+    /// After a loss an attempt finds the shares of the pods that run with the claim, and nobody knows which those are.
+    /// So of an attempt no share is removed then: the next one finds it again, and with the end of the state goes what
+    /// is nobody's.
     pub(super) fn undo_all(
         &self,
         record: &Record,
@@ -105,7 +109,10 @@ impl Node {
         boot_id: &str,
     ) -> Result<(), (String, StepError)> {
         let mut first = None;
-        for undo in record.steps.iter().rev().map(Step::inverse) {
+        let lost = ledger.lost.as_ref().is_some_and(Lost::is_loss);
+        let spared =
+            |undo: &Undo| lost && record.state == State::Started && matches!(undo, Undo::RemoveShare { .. });
+        for undo in record.steps.iter().rev().map(Step::inverse).filter(|undo| !spared(undo)) {
             if let Err(error) = self.machine.undo(record, &undo, ledger, boot_id) {
                 tracing::warn!(claim.uid = %record.claim.uid, %undo, %error, "undoing failed");
                 first.get_or_insert_with(|| (undo.to_string(), error));

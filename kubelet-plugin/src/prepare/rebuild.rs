@@ -182,7 +182,9 @@ impl Node {
         lost.running.retain(|uid, _| !claims.contains_key(uid) && !newer.contains_key(uid));
         self.note_traces(&specs, &mut ledger);
         let beyond = ledger.lost.as_ref().is_some_and(Lost::is_beyond);
-        if beyond || !self.unaccounted(&specs, &ledger).is_empty() {
+        // What is undone of an attempt is undone as after a loss.
+        let under_way = ledger.claims.values().any(|record| record.state == State::Started);
+        if beyond || under_way || !self.unaccounted(&specs, &ledger).is_empty() {
             if ledger.lost.as_ref() != Some(&before) {
                 locked.save_releasing(&ledger)?;
             }

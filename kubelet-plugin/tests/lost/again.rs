@@ -1,5 +1,6 @@
 //! What a lost checkpoint leaves of claims that a release does not know, or that are prepared once more.
 
+use super::common::kill::killer;
 use super::common::{now, request};
 use super::{lose, region, share, spec, world};
 use aliquot_kubelet_plugin::execute::Probe;
@@ -8,6 +9,7 @@ use aliquot_kubelet_plugin::prepare::Conclusion;
 use aliquot_nvml::fake::{Killed, until_killed};
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 
 #[test]
 fn a_spec_with_a_device_that_only_a_newer_release_knows_is_kept_after_a_loss() {
@@ -60,4 +62,57 @@ fn a_look_during_a_prepare_and_a_kill_forget_no_running_pod() {
         node.prepare(&request("c-2", &[("g", "gpu-2")]), false, now()).is_err(),
         "a pod of c-1 runs on it, which nobody unprepared"
     );
+}
+
+/// A pod runs with a share of which nothing but the files is left, and the kubelet asks again.
+#[test]
+fn a_prepare_that_is_killed_takes_no_share_from_the_pod_that_runs_with_it() {
+    for at in 1.. {
+        let world = world();
+        world.node().prepare(&share("c-1"), false, now()).unwrap();
+        let region = region(&world, "c-1");
+        let quota = region.parent().unwrap().with_file_name("quota").join("quota");
+        let inodes = || [&region, &quota].map(|path| fs::metadata(path).map(|meta| meta.ino()).ok());
+        let before = inodes();
+        lose(&world);
+        fs::remove_dir_all(world.cdi()).unwrap();
+        world.node().recover().unwrap();
+        let (probe, _) = killer(at);
+        let node = world.node_with(probe);
+        let done = until_killed(|| node.prepare(&share("c-1"), false, now()).unwrap());
+        assert_eq!(inodes(), before, "killed at {at}");
+        let node = world.node();
+        node.recover().unwrap();
+        assert_eq!(inodes(), before, "killed at {at}, and started again");
+        node.prepare(&share("c-1"), false, now()).unwrap();
+        assert_eq!(inodes(), before, "killed at {at}, and prepared again");
+        assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+        assert!(node.unprepare("c-1").unwrap());
+        world.assert_clean();
+        if done.is_some() {
+            break;
+        }
+    }
+}
+
+#[test]
+fn the_state_does_not_end_under_a_prepare() {
+    let world = world();
+    world.node().prepare(&share("c-1"), false, now()).unwrap();
+    let region = region(&world, "c-1");
+    let before = fs::metadata(&region).unwrap().ino();
+    lose(&world);
+    fs::remove_dir_all(world.cdi()).unwrap();
+    world.node().recover().unwrap();
+    let other = world.node();
+    let probe = Probe::new(move |point| {
+        if point == "before step" {
+            assert_eq!(other.conclude(BTreeMap::new()).unwrap(), Conclusion::Unchanged);
+            std::panic::panic_any(Killed);
+        }
+    });
+    let node = world.node_with(probe);
+    assert!(until_killed(|| node.prepare(&share("c-1"), false, now())).is_none());
+    world.node().recover().unwrap();
+    assert_eq!(fs::metadata(&region).unwrap().ino(), before);
 }
