@@ -414,17 +414,6 @@ impl Ledger {
         known || self.newer.values().any(|record| record.may_have(live))
     }
 
-    /// Takes in what was noted while this ledger could not be read: claims that it does not have, and which GPUs are
-    /// here.
-    pub fn take_in(&mut self, meanwhile: Self) {
-        for (uid, record) in meanwhile.claims {
-            if !self.has(&uid) {
-                self.claims.insert(uid, record);
-            }
-        }
-        self.bind(meanwhile.bindings.into_iter().map(|(minor, binding)| (minor, binding.gpu)));
-    }
-
     /// Notes which GPU each minor number means now. Returns whether anything changed.
     pub fn bind(&mut self, gpus: impl IntoIterator<Item = (u32, GpuUuid)>) -> bool {
         let mut changed = false;

@@ -120,12 +120,27 @@ impl Releases {
     /// Records that a claim gave its hardware back, if the kubelet asked for it and the claim is charged.
     pub(crate) fn count(&mut self, record: &Record) {
         let (Some(charge), Some(until)) = (record.charge, record.ended) else { return };
+        self.push(held(record, charge), until);
+    }
+
+    fn push(&mut self, claim: HeldClaim, until: i64) {
         self.last = self.last.saturating_add(1);
-        self.list.push(Release { number: self.last, claim: held(record, charge), until });
+        self.list.push(Release { number: self.last, claim, until });
         let surplus = self.list.len().saturating_sub(MOST_KEPT);
         if surplus > 0 {
             tracing::error!(surplus, "nobody acknowledges releases: the oldest are dropped and not charged");
             self.list.drain(..surplus);
+        }
+    }
+
+    /// Takes in what was recorded while this could not be read. What is acknowledged already may be told again, which
+    /// charges nothing twice.
+    pub(crate) fn take_in(&mut self, meanwhile: Self) {
+        let same = meanwhile.ledger == self.ledger;
+        if self.is_unused() || (same && meanwhile.last >= self.last) {
+            *self = meanwhile;
+        } else if !same {
+            meanwhile.list.into_iter().for_each(|release| self.push(release.claim, release.until));
         }
     }
 

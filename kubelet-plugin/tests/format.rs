@@ -7,13 +7,15 @@
     reason = "helpers of tests fail the test"
 )]
 
+#[path = "format/aside.rs"]
+mod aside;
 #[path = "format/before.rs"]
 mod before;
 mod common;
 
 use aliquot_kubelet_plugin::claim::{Request, Settings};
 use aliquot_kubelet_plugin::ledger::State;
-use aliquot_kubelet_plugin::prepare::{Conclusion, Node, Prepared};
+use aliquot_kubelet_plugin::prepare::{Node, Prepared};
 use aliquot_model::config::{GpuConfig, TimeSliceInterval};
 use aliquot_model::hold::Hold;
 use aliquot_nvml::Gpus;
@@ -365,118 +367,6 @@ fn beside_records_of_a_higher_version_those_of_this_release_say_so_and_are_read_
     node.prepare(&request("c-2", &[("g", "gpu-3")]), false, now()).unwrap();
     let ledger = before::decode(&read(&world));
     assert!(ledger.claims["c-2"].extra.is_empty());
-}
-
-/// Where the copies of a newer release are kept.
-fn kept(world: &World) -> Vec<std::path::PathBuf> {
-    let all = fs::read_dir(world.data()).unwrap().map(|entry| entry.unwrap().path());
-    let mut kept: Vec<_> = all.filter(|path| path.to_str().unwrap().contains(".newer-")).collect();
-    kept.sort();
-    kept
-}
-
-/// A node on which nothing can be read of what a newer release wrote, not even whose the claims are.
-fn beyond() -> (World, Vec<u8>, BTreeMap<String, Vec<Prepared>>) {
-    let world = world();
-    let answers = populate(&world.node());
-    let before = read(&world);
-    write(&world, &file("[\"another shape\"]", 7));
-    (world, before, answers)
-}
-
-#[test]
-fn a_checkpoint_of_another_shape_is_kept_to_the_byte_and_closes_the_gpus() {
-    let (world, _, answers) = beyond();
-    let theirs = read(&world);
-    let (files, instances) = (world.files(), world.instances());
-    for start in 0..3 {
-        let node = world.node();
-        let recovery = node.recover().unwrap();
-        let reason = recovery.lost.unwrap().reason;
-        assert!(reason.contains("format version 7") && reason.contains("delete it"), "{reason}");
-        assert!(recovery.orphans.is_empty() && recovery.undone.is_empty(), "start {start}");
-        let kept = kept(&world);
-        assert_eq!(kept.len(), 2);
-        assert!(kept.iter().all(|path| fs::read(path).unwrap() == theirs), "start {start}");
-        for device in ["gpu-1-share", "gpu-0-mig-1g10gb-19-4", "gpu-3"] {
-            let refused = node.prepare(&request("c-2", &[("x", device)]), false, now()).unwrap_err();
-            assert!(refused.is_conflict(), "{refused}");
-            let text = refused.to_string();
-            assert!(text.contains("format version 7") && text.contains(kept[0].to_str().unwrap()), "{text}");
-        }
-        node.prepare(&request("c-3", &[("m", "gpu-1-admin")]), false, now()).unwrap();
-        node.unprepare("c-3").unwrap();
-        // Not that everything else is accounted for opens them.
-        node.conclude(BTreeMap::new()).unwrap();
-        assert_eq!((world.files(), world.instances()), (files.clone(), instances.clone()), "start {start}");
-    }
-    // Containers of pods that run are restarted, and pods end.
-    let node = world.node();
-    assert_eq!(node.prepare(&claims()[2], true, now()).unwrap(), answers["c-share"]);
-    for uid in ALIVE {
-        assert!(node.unprepare(uid).unwrap(), "{uid}");
-    }
-    assert!(world.files().is_empty());
-    assert!(node.prepare(&request("c-2", &[("x", "gpu-3")]), false, now()).is_err());
-}
-
-#[test]
-fn the_release_that_reads_it_finds_everything_and_what_came_meanwhile() {
-    let (world, before, answers) = beyond();
-    let node = world.node();
-    node.recover().unwrap();
-    node.prepare(&claims()[5], true, now()).unwrap();
-    node.unprepare("c-slice").unwrap();
-    // As the release to which it is no other shape.
-    let kept = kept(&world);
-    fs::write(&kept[0], &before).unwrap();
-    fs::write(&kept[1], &before).unwrap();
-    let mut ledgers = Vec::new();
-    for _ in 0..2 {
-        let recovery = world.node().recover().unwrap();
-        assert!(recovery.lost.is_none() && self::kept(&world).is_empty(), "{recovery:?}");
-        ledgers.push(world.ledger());
-        // As after a kill before it was removed.
-        fs::write(&kept[1], &before).unwrap();
-    }
-    assert_eq!(ledgers[0], ledgers[1]);
-    let (node, ledger) = (world.node(), world.ledger());
-    for uid in ALIVE {
-        assert!(ledger.claims.contains_key(uid), "{uid}");
-    }
-    assert!(ledger.claims["c-kept"].is_parked());
-    assert_eq!(node.prepare(&claims()[0], true, now()).unwrap(), answers["c-parts"]);
-    for uid in ALIVE {
-        assert!(node.unprepare(uid).unwrap(), "{uid}");
-    }
-    assert!(node.release_parked("c-kept").unwrap());
-    world.assert_clean();
-}
-
-#[test]
-fn the_operator_can_go_on_without_the_newer_release() {
-    let (world, _, _) = beyond();
-    let node = world.node();
-    node.recover().unwrap();
-    for uid in ALIVE {
-        node.unprepare(uid).unwrap();
-    }
-    kept(&world).iter().for_each(|path| fs::remove_file(path).unwrap());
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
-    node.prepare(&request("c-2", &[("x", "gpu-3")]), false, now()).unwrap();
-}
-
-#[test]
-fn a_kill_while_it_is_set_aside_loses_nothing() {
-    let (world, before, _) = beyond();
-    let theirs = read(&world);
-    // After the first of two renames; the other copy is one that this release reads, from before.
-    fs::write(world.data().join("checkpoint.copy.json"), &before).unwrap();
-    fs::rename(world.data().join("checkpoint.json"), world.data().join("checkpoint.json.newer-1")).unwrap();
-    let node = world.node();
-    assert!(node.recover().unwrap().lost.is_some());
-    assert_eq!(fs::read(&kept(&world)[0]).unwrap(), theirs);
-    assert!(node.prepare(&request("c-2", &[("x", "gpu-1-share")]), false, now()).is_err());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! What is known after the loss of a checkpoint, until everything is accounted for again. Pure.
 
+use super::Ledger;
 use crate::claim::ClaimRef;
 use aliquot_model::DeviceName;
 use serde::{Deserialize, Serialize};
@@ -32,7 +33,15 @@ pub struct Lost {
     /// Claims that pods run with, says the API, of which neither record nor CDI spec is here; by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub running: BTreeMap<String, Running>,
+    /// While a checkpoint is set aside that may have records of them: claims that were given back, by UID, and when, in
+    /// seconds since the epoch.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub ended: BTreeMap<String, i64>,
 }
+
+/// How many claims that were given back are remembered; the oldest go first. No claim that may have a record in what is
+/// set aside is prepared anew meanwhile, so there are hardly more than a node has devices.
+const MOST_ENDED: usize = 4096;
 
 impl Lost {
     /// Whether there was anything to lose, as far as is known.
@@ -60,5 +69,47 @@ impl Running {
     /// Its devices whose names this release knows.
     pub fn names(&self) -> impl Iterator<Item = DeviceName> {
         self.devices.iter().filter_map(|name| DeviceName::parse(name))
+    }
+}
+
+impl Ledger {
+    /// Notes that a claim was given back, if a checkpoint is set aside that may have a record of it. The first time
+    /// counts.
+    pub fn note_ended(&mut self, uid: &str, second: i64) {
+        let Some(lost) = self.lost.as_mut().filter(|lost| lost.is_beyond()) else { return };
+        lost.ended.entry(uid.to_owned()).or_insert(second);
+        if lost.ended.len() > MOST_ENDED
+            && let Some(oldest) = lost.ended.iter().min_by_key(|(_, second)| **second)
+        {
+            let oldest = oldest.0.clone();
+            lost.ended.remove(&oldest);
+        }
+    }
+
+    /// Takes in what was noted while this ledger could not be read: claims that it does not have, what was given back,
+    /// and which GPUs are here. Doing it again changes nothing that is charged.
+    pub fn take_in(&mut self, meanwhile: Self) {
+        self.releases.take_in(meanwhile.releases);
+        if let Some(mut lost) = meanwhile.lost {
+            for (uid, second) in &lost.ended {
+                // Its files are gone. Its GPU instances, if it had any, are nobody's.
+                if let Some(mut record) = self.claims.remove(uid) {
+                    record.ended.get_or_insert(*second);
+                    self.releases.count(&record);
+                }
+            }
+            if let Some(own) = self.lost.take() {
+                lost.running.extend(own.running);
+                lost.ended.extend(own.ended);
+                (lost.reason, lost.cause) = (own.reason, own.cause);
+            }
+            self.lost = Some(lost);
+        }
+        for (uid, record) in meanwhile.claims {
+            if !self.has(&uid) {
+                self.claims.insert(uid, record);
+            }
+        }
+        self.bind(meanwhile.bindings.into_iter().map(|(minor, binding)| (minor, binding.gpu)));
     }
 }

@@ -50,7 +50,7 @@ impl Node {
     fn release_unknown(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         match self.ledger()?.newer.remove(uid) {
             Some(newer) => self.release_newer(&newer, now).map(|()| true),
-            None => self.release_unaccounted(uid),
+            None => self.release_unaccounted(uid, now),
         }
     }
 
@@ -86,6 +86,7 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         ledger.claims.remove(&uid);
         ledger.releases.count(record);
+        ledger.note_ended(&uid, record.ended.unwrap_or(record.since));
         self.machine.probe.at("before completion");
         locked.save_releasing(&ledger)?;
         self.machine.probe.at("after completion");

@@ -42,6 +42,7 @@ impl Node {
             // To the controller it is released as any other: what it is kept for is in the API.
             record.ended.get_or_insert(now.as_second());
             ledger.releases.count(&record);
+            ledger.note_ended(&record.claim.uid, now.as_second());
             record.charge = None;
             record.ended = None;
             record.retention = Some(Retention::Parked { until: now.as_second().saturating_add(at_most) });

@@ -27,6 +27,7 @@ use crate::share;
 use crate::store::StoreError;
 use aliquot_cdi::{Device, Spec};
 use aliquot_model::{DeviceKind, DeviceName};
+use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -213,12 +214,14 @@ impl Node {
     ///
     /// # Errors
     /// [`UnprepareError`]; the spec is still there, and it can be tried again.
-    pub(super) fn release_unaccounted(&self, uid: &str) -> Result<bool, UnprepareError> {
+    pub(super) fn release_unaccounted(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let removed = self.remove_files(uid)?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
+        let before = ledger.lost.clone();
         let running = ledger.lost.as_mut().and_then(|lost| lost.running.remove(uid)).is_some();
-        if running {
+        ledger.note_ended(uid, now.as_second());
+        if ledger.lost != before {
             locked.save_releasing(&ledger)?;
         }
         Ok(removed || running)

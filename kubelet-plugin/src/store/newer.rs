@@ -9,6 +9,7 @@ use super::{Damage, Locked, StoreError, aside, io_error, sync_dir};
 use crate::checkpoint;
 use crate::ledger::{Cause, Ledger};
 use std::fs;
+use std::path::PathBuf;
 
 /// A copy of a newer release that cannot be read.
 #[derive(Debug)]
@@ -35,8 +36,14 @@ impl Locked {
             }),
             None => None,
         };
+        // Of two that are not equal the older one has claims that were given back.
+        let newest = newer.iter().map(|copy| copy.sequence).max();
         newer.sort_by_key(|copy| copy.sequence);
         for copy in newer {
+            if Some(copy.sequence) != newest {
+                aside::keep(&self.dir, copy.name)?;
+                continue;
+            }
             let kept = aside::keep_newer(&self.dir, copy.name)?;
             tracing::error!(path = %kept.display(), "set a checkpoint of a newer release aside");
         }
@@ -50,7 +57,7 @@ impl Locked {
         for path in aside::newer(&self.dir)? {
             let read = fs::read(&path).map_err(|error| error.to_string());
             match read.and_then(|bytes| checkpoint::decode(&bytes).map_err(|error| error.to_string())) {
-                Ok((theirs, sequence)) => readable.push((sequence, path, theirs)),
+                Ok((theirs, _)) => readable.push((path, theirs)),
                 Err(error) => reasons.push(format!(
                     "{}: {error}; no GPU takes a new claim while that file is there: if the release will not run here \
                      again, delete it once no pod of this node uses a GPU",
@@ -58,18 +65,26 @@ impl Locked {
                 )),
             }
         }
-        readable.sort_by_key(|(sequence, ..)| *sequence);
-        let files: Vec<_> = readable.iter().map(|(_, path, _)| path.clone()).collect();
-        if let Some((_, path, theirs)) = readable.pop() {
-            tracing::info!(path = %path.display(), "took back a checkpoint that was set aside");
-            let ours = std::mem::replace(ledger, theirs);
-            ledger.take_in(ours);
+        // Each was the ledger until it was set aside, and then the next one was.
+        let files: Vec<PathBuf> = readable.iter().map(|(path, _)| path.clone()).collect();
+        let theirs = readable.into_iter().map(|(_, theirs)| theirs);
+        if let Some(mut theirs) = theirs.reduce(|mut before, after| {
+            before.take_in(after);
+            before
+        }) {
+            tracing::info!(?files, "took back checkpoints that were set aside");
+            theirs.take_in(std::mem::take(ledger));
+            *ledger = theirs;
         }
         match (&mut ledger.lost, reasons.is_empty()) {
             (lost, false) => {
                 let lost = lost.get_or_insert_default();
                 lost.cause = Cause::Newer;
                 lost.reason = reasons.join("; ");
+            }
+            // What was taken back was not lost. The state ends with the next look at the API.
+            (Some(lost), true) if lost.cause == Cause::Newer && !files.is_empty() => {
+                lost.cause = Cause::Nothing
             }
             (Some(lost), true) if lost.cause == Cause::Newer => lost.cause = Cause::Gone,
             (_, true) => {}

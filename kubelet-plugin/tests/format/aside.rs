@@ -1,0 +1,219 @@
+//! A checkpoint of which a newer release left nothing to read: set aside, and taken back with what came meanwhile.
+
+use super::common::{World, now, request};
+use super::{ALIVE, claims, file, populate, read, world, write};
+use aliquot_kubelet_plugin::prepare::{Conclusion, Prepared};
+use jiff::Timestamp;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+
+/// Where the copies of a newer release are kept.
+fn kept(world: &World) -> Vec<PathBuf> {
+    let all = fs::read_dir(world.data()).unwrap().map(|entry| entry.unwrap().path());
+    let mut kept: Vec<_> = all.filter(|path| path.to_str().unwrap().contains(".newer-")).collect();
+    kept.sort();
+    kept
+}
+
+/// A node on which nothing can be read of what a newer release wrote, not even whose the claims are.
+fn beyond() -> (World, Vec<u8>, BTreeMap<String, Vec<Prepared>>) {
+    let world = world();
+    let answers = populate(&world.node());
+    let before = read(&world);
+    write(&world, &file("[\"another shape\"]", 7));
+    (world, before, answers)
+}
+
+#[test]
+fn a_checkpoint_of_another_shape_is_kept_to_the_byte_and_closes_the_gpus() {
+    let (world, _, answers) = beyond();
+    let theirs = read(&world);
+    let (files, instances) = (world.files(), world.instances());
+    for start in 0..3 {
+        let node = world.node();
+        let recovery = node.recover().unwrap();
+        let reason = recovery.lost.unwrap().reason;
+        assert!(reason.contains("format version 7") && reason.contains("delete it"), "{reason}");
+        assert!(recovery.orphans.is_empty() && recovery.undone.is_empty(), "start {start}");
+        let kept = kept(&world);
+        assert_eq!(kept.len(), 2);
+        assert!(kept.iter().all(|path| fs::read(path).unwrap() == theirs), "start {start}");
+        for device in ["gpu-1-share", "gpu-0-mig-1g10gb-19-4", "gpu-3"] {
+            let refused = node.prepare(&request("c-2", &[("x", device)]), false, now()).unwrap_err();
+            assert!(refused.is_conflict(), "{refused}");
+            let text = refused.to_string();
+            assert!(text.contains("format version 7") && text.contains(kept[0].to_str().unwrap()), "{text}");
+        }
+        node.prepare(&request("c-3", &[("m", "gpu-1-admin")]), false, now()).unwrap();
+        node.unprepare("c-3").unwrap();
+        // Not that everything else is accounted for opens them.
+        node.conclude(BTreeMap::new()).unwrap();
+        assert_eq!((world.files(), world.instances()), (files.clone(), instances.clone()), "start {start}");
+    }
+    // Containers of pods that run are restarted, and pods end.
+    let node = world.node();
+    assert_eq!(node.prepare(&claims()[2], true, now()).unwrap(), answers["c-share"]);
+    for uid in ALIVE {
+        assert!(node.unprepare(uid).unwrap(), "{uid}");
+    }
+    assert!(world.files().is_empty());
+    assert!(node.prepare(&request("c-2", &[("x", "gpu-3")]), false, now()).is_err());
+}
+
+#[test]
+fn the_release_that_reads_it_finds_everything_and_what_came_meanwhile() {
+    let (world, before, answers) = beyond();
+    let node = world.node();
+    node.recover().unwrap();
+    node.prepare(&claims()[5], true, now()).unwrap();
+    node.unprepare("c-slice").unwrap();
+    // As the release to which it is no other shape.
+    let kept = kept(&world);
+    fs::write(&kept[0], &before).unwrap();
+    fs::write(&kept[1], &before).unwrap();
+    let mut ledgers = Vec::new();
+    for _ in 0..2 {
+        let recovery = world.node().recover().unwrap();
+        let lost = recovery.lost.unwrap();
+        assert!(!lost.is_loss() && self::kept(&world).is_empty(), "{lost:?}");
+        let ledger = world.ledger();
+        // A release may be told of twice, which charges nothing twice.
+        ledgers.push((ledger.claims, ledger.bindings));
+        // As after a kill before it was removed.
+        fs::write(&kept[1], &before).unwrap();
+    }
+    assert_eq!(ledgers[0], ledgers[1]);
+    let (node, ledger) = (world.node(), world.ledger());
+    assert_eq!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Nothing);
+    assert!(world.ledger().lost.is_none());
+    let alive: Vec<&str> = ALIVE.into_iter().filter(|uid| *uid != "c-slice").collect();
+    for uid in &alive {
+        assert!(ledger.claims.contains_key(*uid), "{uid}");
+    }
+    assert!(!ledger.claims.contains_key("c-slice"), "it was given back meanwhile");
+    assert!(ledger.claims["c-kept"].is_parked());
+    assert_eq!(node.prepare(&claims()[0], true, now()).unwrap(), answers["c-parts"]);
+    for uid in alive {
+        assert!(node.unprepare(uid).unwrap(), "{uid}");
+    }
+    assert!(node.release_parked("c-kept").unwrap());
+    world.assert_clean();
+}
+
+/// The claims that ended, and when, in the order in which the controller is told.
+fn released(world: &World) -> Vec<(String, i64)> {
+    let told = world.node().usage(&Default::default()).unwrap().released;
+    told.into_iter().map(|release| (release.claim.uid, release.until)).collect()
+}
+
+#[test]
+fn what_ended_while_a_checkpoint_was_set_aside_is_charged_until_then_and_does_not_come_back() {
+    let world = world();
+    let mut node = world.node();
+    node.report_usage = true;
+    let at = |second: i64| Timestamp::from_second(now().as_second() + second).unwrap();
+    for uid in ["c-first", "c-share", "c-whole", "c-again"] {
+        let device = if uid == "c-whole" { "gpu-3" } else { "gpu-1-share" };
+        node.prepare(&request(uid, &[("x", device)]), false, now()).unwrap();
+    }
+    node.unprepare_at("c-first", at(10)).unwrap();
+    node.usage(&Default::default()).unwrap();
+    let before = read(&world);
+    write(&world, &file("[]", 7));
+    node.recover().unwrap();
+    // One of which only files are left, one whose record was made anew, and one that comes again.
+    node.unprepare_at("c-share", at(20)).unwrap();
+    node.rebuild(&request("c-whole", &[("x", "gpu-3")]), now()).unwrap();
+    node.unprepare_at("c-whole", at(30)).unwrap();
+    node.unprepare_at("c-whole", at(35)).unwrap();
+    node.unprepare_at("c-again", at(40)).unwrap();
+    kept(&world).iter().for_each(|path| fs::write(path, &before).unwrap());
+    for start in 0..2 {
+        world.node().recover().unwrap();
+        assert_eq!(world.ledger().claims.keys().collect::<Vec<_>>(), Vec::<&String>::new(), "start {start}");
+        let mut told = released(&world);
+        told.sort();
+        // Some are told twice, which charges nothing twice.
+        told.dedup();
+        let want = [("c-again", 40), ("c-first", 10), ("c-share", 20), ("c-whole", 30)];
+        let want = want.map(|(uid, second)| (uid.to_owned(), at(second).as_second()));
+        assert_eq!(told, want, "start {start}");
+        // As after a kill before it was removed.
+        fs::write(world.data().join("checkpoint.json.newer-1"), &before).unwrap();
+    }
+    // The same claim may have another device by now.
+    world.node().prepare(&request("c-whole", &[("x", "gpu-1-share")]), false, now()).unwrap();
+}
+
+#[test]
+fn what_was_set_aside_twice_is_taken_back_as_one() {
+    let world = world();
+    let node = world.node();
+    let claim = |uid: &str, device: &str| request(uid, &[("x", device)]);
+    node.prepare(&claim("c-1", "gpu-3"), false, now()).unwrap();
+    node.prepare(&claim("c-2", "gpu-2-share"), false, now()).unwrap();
+    let first = read(&world);
+    write(&world, &file("[]", 8));
+    node.recover().unwrap();
+    let unread = kept(&world);
+    // A release in between, which does not read that either, and goes as well.
+    node.unprepare("c-2").unwrap();
+    node.prepare(&claim("c-3", "gpu-1-admin"), false, now()).unwrap();
+    let second = read(&world);
+    write(&world, &file("[]", 7));
+    node.recover().unwrap();
+    for path in kept(&world) {
+        fs::write(&path, if unread.contains(&path) { &first } else { &second }).unwrap();
+    }
+    node.recover().unwrap();
+    assert_eq!(world.ledger().claims.keys().collect::<Vec<_>>(), ["c-1", "c-3"]);
+    assert!(kept(&world).is_empty());
+}
+
+#[test]
+fn of_two_unequal_copies_of_a_newer_release_the_older_one_is_not_taken_back() {
+    let world = world();
+    let node = world.node();
+    node.prepare(&request("c-1", &[("x", "gpu-3")]), false, now()).unwrap();
+    let older = read(&world);
+    node.unprepare("c-1").unwrap();
+    let before = read(&world);
+    write(&world, &file("[]", 7));
+    let stale = String::from_utf8(file("[]", 7)).unwrap().replace("1000", "0999");
+    let stale = stale.replace("\"sequence\":0999", "\"sequence\":999");
+    fs::write(world.data().join("checkpoint.copy.json"), stale).unwrap();
+    node.recover().unwrap();
+    let kept = kept(&world);
+    assert_eq!(kept.len(), 1, "{kept:?}");
+    fs::write(&kept[0], &before).unwrap();
+    node.recover().unwrap();
+    assert!(world.ledger().claims.is_empty());
+    assert_ne!(older, before);
+}
+
+#[test]
+fn the_operator_can_go_on_without_the_newer_release() {
+    let (world, _, _) = beyond();
+    let node = world.node();
+    node.recover().unwrap();
+    for uid in ALIVE {
+        node.unprepare(uid).unwrap();
+    }
+    kept(&world).iter().for_each(|path| fs::remove_file(path).unwrap());
+    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    node.prepare(&request("c-2", &[("x", "gpu-3")]), false, now()).unwrap();
+}
+
+#[test]
+fn a_kill_while_it_is_set_aside_loses_nothing() {
+    let (world, before, _) = beyond();
+    let theirs = read(&world);
+    // After the first of two renames; the other copy is one that this release reads, from before.
+    fs::write(world.data().join("checkpoint.copy.json"), &before).unwrap();
+    fs::rename(world.data().join("checkpoint.json"), world.data().join("checkpoint.json.newer-1")).unwrap();
+    let node = world.node();
+    assert!(node.recover().unwrap().lost.is_some());
+    assert_eq!(fs::read(&kept(&world)[0]).unwrap(), theirs);
+    assert!(node.prepare(&request("c-2", &[("x", "gpu-1-share")]), false, now()).is_err());
+}
