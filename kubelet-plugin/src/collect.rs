@@ -9,17 +9,17 @@
 
 mod known;
 mod lost;
+mod pace;
+mod strangers;
 
 use crate::claim::{self, ClaimRef, ResultKey, still_allocated};
 use crate::events::Events;
 use crate::http::Notes;
 use crate::ledger::{Device, Record, Retention, State};
 use crate::metrics::Metrics;
-use crate::pages;
 use crate::parked;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
-use aliquot_model::{DeviceName, LiveMig};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -90,7 +90,7 @@ impl Collector {
     /// Runs until cancelled.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut since: BTreeMap<String, Instant> = BTreeMap::new();
-        let mut strangers: BTreeMap<(String, u32, u32), Instant> = BTreeMap::new();
+        let mut strangers = strangers::Memory::default();
         let mut lost = lost::Memory::default();
         loop {
             let overview = Arc::clone(&self.overview.borrow_and_update());
@@ -263,87 +263,6 @@ impl Collector {
             }
             Err(error) => tracing::error!(claim.uid = %claim.uid, %error, "releasing ended abnormally"),
         }
-    }
-
-    async fn check_strangers(
-        &self,
-        overview: &Overview,
-        strangers: &mut BTreeMap<(String, u32, u32), Instant>,
-    ) {
-        let key = |mig: &LiveMig| (mig.parent.to_string(), mig.placement.start, mig.profile_id);
-        strangers.retain(|seen, _| overview.foreign.iter().any(|mig| key(mig) == *seen));
-        for mig in &overview.foreign {
-            let Some(first_seen) = strangers.get(&key(mig)) else {
-                strangers.insert(key(mig), Instant::now());
-                self.events.node_warning(
-                    reasons::FOREIGN_INSTANCE,
-                    format!(
-                        "GPU instance {} at {} on GPU {} belongs to no claim; what overlaps it is kept out of \
-                         allocation",
-                        mig.gpu_instance, mig.placement, mig.parent
-                    ),
-                );
-                continue;
-            };
-            // Of what is lost nobody knows yet what belongs to it.
-            if overview.ledger.lost.is_some() {
-                continue;
-            }
-            if !self.destroy_unknown || first_seen.elapsed() < self.interval / 2 {
-                continue;
-            }
-            // It may be of a claim whose record is lost.
-            let minor = |gpu: &aliquot_model::GpuInfo| (gpu.uuid == mig.parent).then_some(gpu.minor);
-            let minor = overview.inventory.iter().flat_map(|inventory| &inventory.gpus).find_map(minor);
-            let mut lost = overview.unaccounted.iter().flat_map(|lost| &lost.devices);
-            if lost.any(|device| Some(device.minor()) == minor) {
-                continue;
-            }
-            if self.is_claimed(overview, mig).await {
-                continue;
-            }
-            let (node, target) = (Arc::clone(&self.node), mig.clone());
-            match tokio::task::spawn_blocking(move || node.destroy_foreign(&target)).await {
-                Ok(Ok(true)) => {
-                    self.events.node_normal(
-                        reasons::FOREIGN_DESTROYED,
-                        format!("destroyed GPU instance {} at {} on GPU {}, which no claim had and no process used",
-                            mig.gpu_instance, mig.placement, mig.parent),
-                    );
-                    self.changed.notify_one();
-                }
-                Ok(Ok(false)) => tracing::debug!(gpu.uuid = %mig.parent, "an unknown instance is in use"),
-                Ok(Err(error)) => tracing::warn!(gpu.uuid = %mig.parent, %error, "an unknown instance stays"),
-                Err(error) => tracing::error!(%error, "destroying ended abnormally"),
-            }
-        }
-    }
-
-    /// Whether any allocated claim names a device that overlaps the instance: then it may be a running
-    /// pod's, whose record was lost. In doubt it is.
-    async fn is_claimed(&self, overview: &Overview, mig: &LiveMig) -> bool {
-        let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
-        let Some(gpu) = gpus.into_iter().find(|gpu| gpu.uuid == mig.parent) else { return true };
-        let api: Api<ResourceClaim> = Api::all(self.client.clone());
-        let claims = match pages::all(&api, ListParams::default(), API_TIMEOUT).await {
-            Ok(claims) => claims,
-            Err(error) => {
-                tracing::debug!(%error, "nobody knows whether an unknown instance is of a claim");
-                return true;
-            }
-        };
-        let results = claims
-            .iter()
-            .filter_map(|claim| claim.status.as_ref()?.allocation.as_ref()?.devices.as_ref())
-            .flat_map(|devices| devices.results.iter().flatten())
-            .filter(|result| result.driver == self.driver && result.pool == self.pool);
-        let mut devices = results.filter_map(|result| DeviceName::parse(&result.device));
-        devices.any(|device| {
-            device.minor() == gpu.minor
-                && aliquot_model::layout::Holding::of(&device, gpu).is_some_and(|holding| {
-                    holding.conflicts(aliquot_model::layout::Holding::Partition(mig.placement))
-                })
-        })
     }
 }
 

@@ -241,14 +241,31 @@ async fn hardware_of_a_vanished_claim_without_pods_is_released_after_its_grace()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn instances_of_nobody_are_destroyed_unless_a_claim_names_them_or_it_is_forbidden() {
+async fn instances_of_nobody_are_destroyed_unless_a_pod_runs_with_their_claim_or_it_is_forbidden() {
     use aliquot_nvml::Gpus;
     let cluster = cluster().await;
     let gpu = h100_80(0).uuid;
+    // Once it is known that nothing was lost.
+    let agent = cluster.start(&[]).await;
+    eventually("the first look", || async {
+        if cluster.world.ledger().lost.is_none() { Ok(()) } else { Err("not yet".to_owned()) }
+    })
+    .await;
+    agent.terminate().await;
     cluster.world.gpus.set_mig_mode(&gpu, true).unwrap();
     cluster.world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
     cluster.world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(0, 1)).unwrap();
     cluster.allocated_claim("c", &[("m", "gpu-0-mig-1g10gb-19-0")], json!([])).await;
+    cluster.allocated_claim("of-no-pod", &[("m", "gpu-0-mig-1g10gb-19-6")], json!([])).await;
+    let pods: Api<k8s_openapi::api::core::v1::Pod> = Api::namespaced(cluster.client.clone(), "ns");
+    let pod = serde_json::from_value(json!({
+        "metadata": {"name": "p", "namespace": "ns"},
+        "spec": {"nodeName": "n1", "containers": [{"name": "c", "image": "i"}],
+            "resourceClaims": [{"name": "g", "resourceClaimName": "c"}]},
+    }));
+    pods.create(&Default::default(), &pod.unwrap()).await.unwrap();
+    let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
+    pods.patch_status("p", &PatchParams::default(), &running).await.unwrap();
     let keeping = cluster.start(&["--destroy-unknown-mig=false"]).await;
     cluster.pool_where("held", |s| taints(s).iter().any(|(_, key, _)| key.ends_with("/held"))).await;
     tokio::time::sleep(std::time::Duration::from_millis(600)).await;

@@ -2,9 +2,10 @@
 //! hardware agree with it, and gives back what nobody can be using.
 
 use super::known::{Known, devices_of, reference};
+use super::pace::Pace;
 use super::{API_TIMEOUT, Collector};
 use crate::claim;
-use crate::ledger::{Ledger, Running};
+use crate::ledger::{Cause, Ledger, Running};
 use crate::pages::{self, ListError};
 use crate::prepare::{Conclusion, Overview, Unaccounted};
 use crate::reasons;
@@ -28,6 +29,8 @@ pub(super) struct Memory {
     told: BTreeMap<String, String>,
     /// What was said of the loss.
     loss: Option<String>,
+    /// When the API is asked, about these claims and this loss.
+    pace: Pace<(Vec<String>, Option<Cause>)>,
 }
 
 impl Collector {
@@ -36,11 +39,21 @@ impl Collector {
     pub(super) async fn check_lost(&self, overview: &Overview, memory: &mut Memory) -> BTreeSet<String> {
         let unaccounted = &overview.unaccounted;
         memory.unused.retain(|uid, _| unaccounted.iter().any(|lost| lost.uid == *uid));
+        memory.gone.retain(|uid| unaccounted.iter().any(|lost| lost.uid == *uid));
         self.metrics.unaccounted_claims.set(i64::try_from(unaccounted.len()).unwrap_or(i64::MAX));
         self.tell_loss(&overview.ledger, memory);
+        let lost = overview.ledger.lost.as_ref();
+        // What only a newer release can read closes all GPUs, whatever the API says.
+        let asks = !unaccounted.is_empty() || lost.is_some_and(|lost| !lost.is_beyond());
+        let about = (unaccounted.iter().map(|lost| lost.uid.clone()).collect(), lost.map(|lost| lost.cause));
+        // What is about to be given back is looked at until it is.
+        let due = memory.pace.is_due(about, self.interval, Instant::now()) || !memory.unused.is_empty();
+        if asks && !due {
+            return memory.gone.clone();
+        }
         let mut reasons = BTreeMap::new();
         let mut unknown = None;
-        if !unaccounted.is_empty() || overview.ledger.lost.is_some() {
+        if asks {
             match self.ask().await {
                 Ok(known) => {
                     let gone = unaccounted.iter().filter(|lost| {
@@ -64,11 +77,10 @@ impl Collector {
         }
         self.notes.set("not asked", unknown.into_iter().collect());
         self.tell(unaccounted, reasons, memory);
-        memory.gone.retain(|uid| unaccounted.iter().any(|lost| lost.uid == *uid));
         memory.gone.clone()
     }
 
-    async fn ask(&self) -> Result<Known, ListError> {
+    pub(super) async fn ask(&self) -> Result<Known, ListError> {
         let claims: Api<ResourceClaim> = Api::all(self.client.clone());
         let pods: Api<Pod> = Api::all(self.client.clone());
         let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));

@@ -142,6 +142,24 @@ async fn what_only_the_api_knows_keeps_its_gpu_until_its_pod_has_ended() {
     agent.terminate().await;
 }
 
+/// What is there of a claim that is kept without a pod, or whose agent was killed before it wrote the spec, is its
+/// instance alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_instance_alone_is_left_is_not_in_its_own_way() {
+    let cluster = Cluster::new(world()).await;
+    let (share, part) = lost(&cluster).await;
+    fs::remove_file(cluster.world.cdi().join(format!("{}.json", spec(&part)))).unwrap();
+    assert_eq!(cluster.world.instances().len(), 1);
+    let agent = cluster.start(&[]).await;
+    over(&cluster, &agent).await;
+    eventually("the claim is prepared", || cluster.prepare("part", &part)).await;
+    assert_eq!(cluster.world.instances(), [(0, 6, 1, true)]);
+    cluster.unprepare("part", &part).await.unwrap();
+    cluster.unprepare("share", &share).await.unwrap();
+    agent.terminate().await;
+    cluster.world.assert_clean();
+}
+
 fn process(pid: u32, gpu_instance: Option<u32>) -> GpuProcess {
     let compute_instance = gpu_instance.map(|_| 0);
     let kind = ProcessKind::Compute;
