@@ -2,6 +2,7 @@
 
 use aliquot_controller::args::StrategyArg;
 use clap::{Parser, Subcommand};
+use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -31,6 +32,9 @@ pub(crate) enum Command {
     /// Become a container of the demo.
     #[command(name = "__container", hide = true)]
     Container(ContainerArgs),
+    /// Become a program that ends with the demo.
+    #[command(name = "__tether", hide = true)]
+    Tether(TetherArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -163,4 +167,17 @@ pub(crate) struct InstallArgs {
 pub(crate) struct ContainerArgs {
     /// What to become, as JSON.
     pub(crate) spec: PathBuf,
+    /// Process id of the demo, to end with it.
+    pub(crate) parent: u32,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct TetherArgs {
+    /// Process id of the demo.
+    pub(crate) parent: u32,
+    /// What to run.
+    pub(crate) program: PathBuf,
+    /// Its arguments.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) args: Vec<OsString>,
 }

@@ -5,6 +5,7 @@
 //! `/etc/ld.so.preload` would have brought, comes by `LD_PRELOAD`.
 
 use crate::args::ContainerArgs;
+use crate::tether;
 use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -66,12 +67,19 @@ pub(crate) fn namespaces_work(program: &Path, scratch: &Path) -> bool {
         serde_json::to_vec(&spec).map_err(std::io::Error::other).and_then(|json| fs::write(&path, json));
     written.is_ok()
         && fs::create_dir_all(scratch).is_ok()
-        && Command::new(program).arg("__container").arg(&path).output().is_ok_and(|out| out.status.success())
+        && command(program, &path).output().is_ok_and(|out| out.status.success())
+}
+
+/// A command that becomes the container that a file describes.
+pub(crate) fn command(program: &Path, spec: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.arg("__container").arg(spec).arg(std::process::id().to_string());
+    command
 }
 
 /// Never returns if all goes well.
 pub(crate) fn run(args: &ContainerArgs) -> ExitCode {
-    let error = match become_container(&args.spec) {
+    let error = match become_container(&args.spec, args.parent) {
         Ok(never) => match never {},
         Err(error) => error,
     };
@@ -79,7 +87,7 @@ pub(crate) fn run(args: &ContainerArgs) -> ExitCode {
     ExitCode::from(127)
 }
 
-fn become_container(path: &Path) -> Result<std::convert::Infallible> {
+fn become_container(path: &Path, parent: u32) -> Result<std::convert::Infallible> {
     let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let spec: ContainerSpec = serde_json::from_slice(&text).context("malformed container description")?;
     if spec.namespaces {
@@ -87,6 +95,8 @@ fn become_container(path: &Path) -> Result<std::convert::Infallible> {
     } else {
         link_scratch(&spec)?
     }
+    // Last, since the kernel forgets it where rights change.
+    tether::end_with(parent)?;
     let (program, arguments) = spec.argv.split_first().context("no program to run")?;
     let error = Command::new(program).args(arguments).env_clear().envs(&spec.env).exec();
     Err(error).with_context(|| format!("cannot run {program}"))

@@ -15,6 +15,7 @@ mod processes;
 mod progress;
 mod report;
 mod runtime;
+mod work_dir;
 
 use crate::args::DemoArgs;
 use anyhow::{Context, Result, bail};
@@ -29,11 +30,15 @@ use report::{Report, Row};
 use runtime::{Container, Runtime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use work_dir::WorkDir;
 
 /// How long a pod may wait without anything happening before the demo says why.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// The same where the controller has said of every pod that waits why it does: an answer that may still change, as
+/// devices become free.
+const TOLD: Duration = Duration::from_secs(10);
 /// How often the demo looks at the API.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -43,12 +48,49 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Bad manifests and fleets with file, line and reason; a pod that cannot be placed with the
 /// controller's reason; a limit that did not hold; anything that was left behind.
 pub(crate) async fn run(args: DemoArgs) -> Result<()> {
+    let mut ending = Ending::listen()?;
+    tokio::select! {
+        biased;
+        // What the demo started has ended, and its files are gone, before this is said.
+        signal = ending.signal() => bail!("stopped by {signal}; everything that the demo started has ended"),
+        result = run_through(args) => result,
+    }
+}
+
+/// Signals that end a demo.
+struct Ending {
+    terminate: Signal,
+    interrupt: Signal,
+    hang_up: Signal,
+}
+
+impl Ending {
+    fn listen() -> Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self {
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+            hang_up: listen(SignalKind::hangup())?,
+        })
+    }
+
+    async fn signal(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.terminate.recv() => "SIGTERM",
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.hang_up.recv() => "SIGHUP",
+        }
+    }
+}
+
+async fn run_through(args: DemoArgs) -> Result<()> {
     let fleet = args.fleet.as_deref().map_or_else(|| Ok(Fleet::built_in()), Fleet::read)?;
     let classes = manifests::device_classes()?;
     let documents = documents(&args)?;
     manifests::check(&documents, &classes)?;
     let build = processes::Build::find(args.build_dir.as_deref(), args.limiter_build_dir.as_deref())?;
-    let (dir, _temporary) = work_dir(args.dir.as_deref())?;
+    let work_dir = WorkDir::make(args.dir.as_deref())?;
+    let dir = work_dir.path();
 
     let mut progress = Progress::new(6);
     let gpus: u32 = fleet.nodes.iter().flat_map(|n| &n.gpus).map(|g| g.count).sum();
@@ -56,14 +98,14 @@ pub(crate) async fn run(args: DemoArgs) -> Result<()> {
         "simulate {} nodes with {gpus} GPUs, start control plane, controller and node agents",
         fleet.nodes.len()
     ));
-    let mut cluster = Cluster::start(&dir, &fleet, &build, &classes).await?;
+    let mut cluster = Cluster::start(dir, &fleet, &build, &classes).await?;
     progress.step("publish devices as ResourceSlices");
     let nodes = cluster.wait_for_devices().await?;
     progress.step(&format!("apply {} objects", documents.len()));
     for document in &documents {
         api::create(&cluster.client, document).await?;
     }
-    let runtime = runtime(&args, &dir, &build)?;
+    let runtime = runtime(&args, dir, &build)?;
     let isolation = if runtime.namespaces { "user namespaces" } else { "scratch roots" };
     progress.step(&format!("allocate, prepare and run, each container in {isolation}"));
     let mut played = play(&mut cluster, &runtime, &documents, &progress).await?;
@@ -93,24 +135,6 @@ fn documents(args: &DemoArgs) -> Result<Vec<Document>> {
         bail!("nothing to run: the files have no Pod");
     }
     Ok(documents)
-}
-
-/// The directory to work in, and what removes it at the end.
-fn work_dir(wanted: Option<&std::path::Path>) -> Result<(PathBuf, Option<tempfile::TempDir>)> {
-    match wanted {
-        Some(dir) => {
-            std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
-            Ok((dir.canonicalize()?, None))
-        }
-        None => {
-            // Short, because unix socket paths end at 107 bytes.
-            let dir = tempfile::Builder::new()
-                .prefix("aliquot-")
-                .tempdir()
-                .context("cannot create a temporary directory")?;
-            Ok((dir.path().to_owned(), Some(dir)))
-        }
-    }
 }
 
 fn runtime(args: &DemoArgs, dir: &std::path::Path, build: &processes::Build) -> Result<Runtime> {
@@ -154,8 +178,12 @@ async fn play(
             if bound { ready.push(pod) } else { waiting.push(pod) }
         }
         if ready.is_empty() {
-            if last_change.elapsed() > PATIENCE {
-                return Err(why_waiting(cluster, documents, &waiting).await);
+            let quiet = last_change.elapsed();
+            if quiet > TOLD {
+                let reasons = reasons(cluster, &waiting).await;
+                if quiet > PATIENCE || (!waiting.is_empty() && reasons.iter().all(Option::is_some)) {
+                    return Err(why_waiting(documents, &waiting, reasons));
+                }
             }
             tokio::time::sleep(LOOK).await;
             continue;
@@ -174,10 +202,20 @@ async fn play(
     Ok(played)
 }
 
-/// Why pods are not placed, with the place in the file of the first.
-async fn why_waiting(cluster: &Cluster, documents: &[Document], waiting: &[Pod]) -> anyhow::Error {
+/// What was said of each pod that waits.
+async fn reasons(cluster: &Cluster, waiting: &[Pod]) -> Vec<Option<String>> {
     let mut reasons = Vec::new();
     for pod in waiting {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        reasons.push(api::warning(&cluster.client, &namespace, &name).await.ok().flatten());
+    }
+    reasons
+}
+
+/// Why pods are not placed, with each one's place in the files.
+fn why_waiting(documents: &[Document], waiting: &[Pod], reasons: Vec<Option<String>>) -> anyhow::Error {
+    let mut lines = Vec::new();
+    for (pod, reason) in waiting.iter().zip(reasons) {
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         let place = documents
             .iter()
@@ -186,16 +224,15 @@ async fn why_waiting(cluster: &Cluster, documents: &[Document], waiting: &[Pod])
             })
             .map(|d| format!("{}: ", d.place))
             .unwrap_or_default();
-        let why = api::warning(&cluster.client, &namespace, &name).await.ok().flatten();
-        reasons.push(format!(
+        lines.push(format!(
             "{place}pod {namespace}/{name} cannot run: {}",
-            why.as_deref().unwrap_or("nobody said why")
+            reason.as_deref().unwrap_or("nobody said why")
         ));
     }
-    if reasons.is_empty() {
-        reasons.push("the pods have vanished".to_owned());
+    if lines.is_empty() {
+        lines.push("the pods have vanished".to_owned());
     }
-    anyhow::anyhow!(reasons.join("\n"))
+    anyhow::anyhow!(lines.join("\n"))
 }
 
 async fn run_pod(cluster: &mut Cluster, runtime: &Runtime, pod: &Pod, played: &mut Played) -> Result<()> {

@@ -25,6 +25,7 @@ mod install;
 mod plan;
 mod release;
 mod snapshot;
+mod tether;
 mod uninstall;
 
 use args::{Args, Command};
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     let result = match args.command {
         // Before any thread exists: a process with threads cannot enter a user namespace.
         Command::Container(container) => return container::run(&container),
+        Command::Tether(tether) => return tether::run(&tether),
         Command::InstallNodeFiles(install) => install::run(&install),
         Command::Demo(demo) => in_runtime(demo::run(demo)),
         Command::Plan(plan) => in_runtime(plan::run(plan)),

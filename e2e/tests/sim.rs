@@ -4,6 +4,9 @@
 //! Programs are found beside this test; the limiter's two files in `ALIQUOT_HOOK_DIR`, else in `hook`
 //! beside the build directory. `tools/test` builds both first.
 
+#[path = "sim/ending.rs"]
+mod ending;
+
 use anyhow::{Context, Result, ensure};
 use rstest::rstest;
 use serde_json::Value;

@@ -371,14 +371,8 @@ async fn start_node(
         ("ALIQUOT_SIM_NODE", sim.as_os_str()),
         ("POD_NAMESPACE", OsStr::new("aliquot-system")),
     ];
-    let agent = Process::start(&build.file("aliquot-kubelet-plugin")?, &node.name, logs, &args, &env)?;
-    let mut agent = agent;
-    let kubelet = match Kubelet::register(&registrar, DEFAULT_DRIVER, START).await {
-        Ok(kubelet) => kubelet,
-        Err(error) => {
-            agent.check()?;
-            return Err(error);
-        }
-    };
+    let program = build.file("aliquot-kubelet-plugin")?;
+    let mut agent = Process::start(&program, &node.name, logs, &args, &env)?;
+    let kubelet = Kubelet::register(&registrar, DEFAULT_DRIVER, START, || agent.check()).await?;
     Ok(DemoNode { name: node.name.clone(), dir: own, agent, kubelet })
 }

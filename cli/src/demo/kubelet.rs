@@ -47,21 +47,28 @@ fn socket_in(dir: &Path) -> Option<PathBuf> {
 }
 
 impl Kubelet {
-    /// Waits for the agent's registration socket and registers it.
-    pub(crate) async fn register(registrar_dir: &Path, driver: &str, patience: Duration) -> Result<Self> {
+    /// Waits for the agent's registration socket and registers it, unless `check` says that there is nothing to wait
+    /// for.
+    pub(crate) async fn register(
+        registrar_dir: &Path,
+        driver: &str,
+        patience: Duration,
+        mut check: impl FnMut() -> Result<()>,
+    ) -> Result<Self> {
         let found = tokio::time::timeout(patience, async {
             loop {
+                check()?;
                 if let Some(socket) = socket_in(registrar_dir)
                     && let Ok(channel) = connect(socket).await
                 {
-                    return channel;
+                    return anyhow::Ok(channel);
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         });
         let channel = found.await.with_context(|| {
             format!("no node agent registered in {} within {} s", registrar_dir.display(), patience.as_secs())
-        })?;
+        })??;
         let mut registration = RegistrationClient::new(channel);
         let info = registration.get_info(InfoRequest {}).await.context("GetInfo failed")?.into_inner();
         if info.r#type != aliquot_proto::PLUGIN_TYPE_DRA || info.name != driver {
@@ -114,5 +121,19 @@ impl Kubelet {
             Some(answer) => bail!("claim {namespace}/{name} cannot be unprepared: {}", answer.error),
             None => bail!("the agent's answer leaves out claim {namespace}/{name}"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn nobody_waits_for_an_agent_that_has_ended() {
+        let dir = tempfile::tempdir().unwrap();
+        let check = || bail!("it ended with 3");
+        let day = Duration::from_secs(24 * 60 * 60);
+        let refused = Kubelet::register(dir.path(), "gpu.example.com", day, check).await.err().unwrap();
+        assert_eq!(refused.to_string(), "it ended with 3");
     }
 }

@@ -1,10 +1,10 @@
 //! The product's own programs, run as child processes with their logs in files.
 
+use crate::tether::{self, Tethered};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::process::{Child, Command};
 
 /// Where built files lie.
 #[derive(Debug, Clone)]
@@ -41,10 +41,10 @@ impl Build {
     }
 }
 
-/// A running program of ours. Killed when dropped.
+/// A running program of ours. Killed when dropped, and with this process.
 pub(crate) struct Process {
     name: String,
-    child: Child,
+    child: Tethered,
     log: PathBuf,
 }
 
@@ -59,21 +59,21 @@ impl Process {
     ) -> Result<Self> {
         let log = logs.join(format!("{name}.log"));
         let file = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-        let child = Command::new(program)
+        let own = std::env::current_exe().context("cannot find this program's own path")?;
+        let child = tether::command(&own, program)
             .args(args)
             .envs(env.iter().copied())
             .stdin(std::process::Stdio::null())
             .stdout(file.try_clone()?)
             .stderr(file)
-            .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
-        Ok(Self { name: name.to_owned(), child, log })
+        Ok(Self { name: name.to_owned(), child: Tethered(child), log })
     }
 
     /// An error with the end of its log if it is no longer running.
     pub(crate) fn check(&mut self) -> Result<()> {
-        let Some(status) = self.child.try_wait()? else { return Ok(()) };
+        let Some(status) = self.child.0.try_wait()? else { return Ok(()) };
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines.get(lines.len().saturating_sub(12)..).unwrap_or_default().join("\n");
@@ -82,11 +82,11 @@ impl Process {
 
     /// SIGTERM, then SIGKILL after a while.
     pub(crate) async fn stop(mut self) -> Result<()> {
-        if let Some(pid) = self.child.id().and_then(|pid| i32::try_from(pid).ok()) {
+        if let Some(pid) = self.child.0.id().and_then(|pid| i32::try_from(pid).ok()) {
             nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), nix::sys::signal::Signal::SIGTERM).ok();
         }
-        if tokio::time::timeout(Duration::from_secs(10), self.child.wait()).await.is_err() {
-            self.child.kill().await.with_context(|| format!("cannot stop {}", self.name))?;
+        if tokio::time::timeout(Duration::from_secs(10), self.child.0.wait()).await.is_err() {
+            self.child.0.kill().await.with_context(|| format!("cannot stop {}", self.name))?;
         }
         Ok(())
     }

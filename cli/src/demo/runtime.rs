@@ -1,6 +1,7 @@
 //! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe in it.
 
-use crate::container::{Bind, ContainerSpec, Hook};
+use crate::container::{self, Bind, ContainerSpec, Hook};
+use crate::tether::Tethered;
 use aliquot_cdi::{ContainerEdits, HookName, QualifiedName, Spec};
 use aliquot_sim_node::limiter_at;
 use anyhow::{Context, Result, bail};
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 /// Where the probe is in a container, as an image would have it.
 const PROBE: &str = "/usr/local/bin/cuda-probe";
@@ -39,7 +40,7 @@ struct ProbeReport {
 
 /// A running container. Killed when dropped.
 pub(crate) struct Container {
-    _child: Child,
+    _child: Tethered,
     pub(crate) devices: Vec<ProbedDevice>,
 }
 
@@ -74,17 +75,18 @@ impl Runtime {
         let path = self.dir.join(format!("{name}.json"));
         std::fs::create_dir_all(&spec.scratch)?;
         std::fs::write(&path, serde_json::to_vec_pretty(&spec)?)?;
-        let mut child = Command::new(&self.own_program)
-            .arg("__container")
-            .arg(&path)
+        let mut command = Command::from(container::command(&self.own_program, &path));
+        let child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
+            .process_group(0)
             .spawn()
             .context("cannot start a container")?;
+        let mut child = Tethered(child);
         let mut line = String::new();
-        let mut out = BufReader::new(child.stdout.take().context("no stdout")?);
+        let mut out = BufReader::new(child.0.stdout.take().context("no stdout")?);
         tokio::time::timeout(Duration::from_secs(60), out.read_line(&mut line))
             .await
             .with_context(|| format!("container {name} said nothing for a minute"))??;
@@ -94,9 +96,9 @@ impl Runtime {
             Ok(ProbeReport { error: Some(error), .. }) => error,
             Err(_) => line.trim().to_owned(),
         };
-        child.start_kill().ok();
+        child.0.start_kill().ok();
         let mut said = String::new();
-        if let Some(mut stderr) = child.stderr.take() {
+        if let Some(mut stderr) = child.0.stderr.take() {
             stderr.read_to_string(&mut said).await.ok();
         }
         bail!("container {name} failed: {failure} {}", said.trim())
