@@ -5,18 +5,19 @@
 //! told late changes only what it says. Only claims of which something changed are looked at, so a look
 //! costs what changed since the one before, not what there is.
 //!
-//! A claim is forgotten, and what it was charged stays, when its release was counted and the node lists it
-//! no more, or when the window has left it behind. Of the others at most [`MOST_CLAIMS`] uses are kept by
+//! A claim is forgotten, and what it was charged stays, a while after its release was counted and the node lists
+//! it no more ([`LAG`]), or when the window has left it behind. Of the others at most [`MOST_CLAIMS`] uses are kept by
 //! themselves where that is not for free: of those that ended and whose node never said when, and of all of
 //! them in the stored form ([`stored`]). A use that is not kept by itself is charged until the account's
 //! *watermark*; whatever is told of a claim that the account does not know counts from there on. So nothing
 //! is charged twice, and nothing that was charged is taken back.
 
+mod sight;
 mod stored;
 mod uses;
 
+pub use sight::{Allocated, Released, Sight, Taken};
 pub use stored::{MOST_BYTES, Stored};
-pub use uses::{Allocated, Released, Sight, Taken};
 
 use super::profile::{Profile, Spent, signed};
 use aliquot_model::usage::MicroGpus;
@@ -26,6 +27,14 @@ use uses::{Charge, Marks, Moment, Uses};
 
 /// Uses that are stored one by one at most, and as many that ended without a release are remembered.
 pub const MOST_CLAIMS: usize = 1000;
+
+/// How far what the API or a node shows may lag behind what was seen before, in seconds, so that it is still told
+/// from what is new. Caches of API servers are behind by seconds, or by a minute where one of them was cut off.
+pub const LAG: i64 = 300;
+/// Uses that ended within [`LAG`] and are remembered at most; those that ended last are.
+pub const MOST_SETTLED: usize = 4096;
+/// Of these, those that are stored at most.
+pub const MOST_STORED_SETTLED: usize = 300;
 
 /// Which claims a look tells of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,6 +57,8 @@ pub struct Account {
     running: (usize, MicroGpus),
     /// Ends of uses whose node never said when they ended.
     loose: BTreeSet<(i64, Arc<str>)>,
+    /// Ends of uses that only a view that lags may still show.
+    settled: BTreeSet<(i64, Arc<str>)>,
     /// Claims that lose most if they are not stored: see [`Marks`].
     delicate: BTreeSet<Arc<str>>,
     most: usize,
@@ -65,6 +76,7 @@ impl Account {
             charged: Profile::default(),
             running: (0, MicroGpus(0)),
             loose: BTreeSet::new(),
+            settled: BTreeSet::new(),
             delicate: BTreeSet::new(),
             most: MOST_CLAIMS,
             visited: 0,
@@ -125,6 +137,7 @@ impl Account {
         }
         self.seen = now;
         self.forget_loose(keep);
+        self.forget_settled();
         self.charged.forget_before(keep);
         self.charged.coarsen(now);
         changed
@@ -132,12 +145,22 @@ impl Account {
 
     /// Everything that is seen of one claim.
     fn look(&mut self, uid: &Arc<str>, sight: &Sight, at: Moment) -> bool {
+        self.change(uid, |uses| uses.look(sight, at), |_| ())
+    }
+
+    /// Changes what a claim is charged, then forgets uses of it; what these were charged stays.
+    fn change<T>(
+        &mut self,
+        uid: &Arc<str>,
+        change: impl FnOnce(&mut Uses) -> T,
+        forget: impl FnOnce(&mut Uses),
+    ) -> T {
         self.visited = self.visited.saturating_add(1);
         let uses = self.uses.entry(uid.clone()).or_default();
         let (charges, marks) = (uses.charges(), uses.marks());
-        let changed = uses.look(sight, at);
+        let changed = change(uses);
         let charges_after = uses.charges();
-        uses.settle();
+        forget(uses);
         let marks_after = uses.marks();
         if uses.is_empty() {
             self.uses.remove(uid);
@@ -164,6 +187,10 @@ impl Account {
         for end in &before.loose {
             self.loose.remove(&(*end, uid.clone()));
         }
+        for end in &before.settled {
+            self.settled.remove(&(*end, uid.clone()));
+        }
+        self.settled.extend(after.settled.iter().map(|end| (*end, uid.clone())));
         self.loose.extend(after.loose.iter().map(|end| (*end, uid.clone())));
         if after.delicate {
             self.delicate.insert(uid.clone());
@@ -196,16 +223,21 @@ impl Account {
 
     /// Forgets a use without a release; what it was charged stays.
     fn forget(&mut self, uid: &Arc<str>, end: i64) {
-        self.visited = self.visited.saturating_add(1);
         self.loose.remove(&(end, uid.clone()));
-        let Some(uses) = self.uses.get_mut(uid) else { return };
-        let before = uses.marks();
-        uses.forget(end);
-        let after = uses.marks();
-        if uses.is_empty() {
-            self.uses.remove(uid);
+        self.change(uid, |_| (), |uses| uses.forget(end));
+    }
+
+    /// Forgets settled uses that no view shows any more, and the oldest of too many.
+    fn forget_settled(&mut self) {
+        let last = self.seen.saturating_sub(LAG);
+        while let Some((end, uid)) = self.settled.first().cloned()
+            && (end <= last || self.settled.len() > MOST_SETTLED)
+        {
+            let now = self.seen;
+            self.change(&uid, |uses| uses.believe(end, now), |uses| uses.forget_settled(end));
+            // Whatever became of it, it is over.
+            self.settled.remove(&(end, uid));
         }
-        self.mark(uid, &before, &after);
     }
 }
 

@@ -1,7 +1,7 @@
 //! An account as it is stored in the budget's status: of bounded size, however many claims there are.
 
 use super::uses::{Charge, Marks, Use, Uses};
-use super::{Account, MOST_CLAIMS};
+use super::{Account, MOST_CLAIMS, MOST_STORED_SETTLED};
 use crate::budget::profile::MOST_POINTS;
 use aliquot_model::usage::MicroGpus;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,8 @@ const USE_BYTES: usize = LONGEST_UID + 5 * 20 + 1 + 7;
 const POINT_BYTES: usize = 2 * 20 + 2;
 /// What a stored account takes at most, in bytes of JSON. Of etcd's 1.5 MiB this leaves the rest to whoever else
 /// writes into the object. Typical are 70 bytes a use and 12 a change.
-pub const MOST_BYTES: usize = MOST_CLAIMS * USE_BYTES + (MOST_POINTS + 1) * POINT_BYTES + 256;
+pub const MOST_BYTES: usize =
+    (MOST_CLAIMS + MOST_STORED_SETTLED) * USE_BYTES + (MOST_POINTS + 1) * POINT_BYTES + 256;
 
 /// An account as it is stored in the budget's status.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -90,6 +91,20 @@ impl Display for Word<'_> {
     }
 }
 
+/// Words, one by one, as of a look.
+struct Claims {
+    text: String,
+    at: i64,
+}
+
+impl Claims {
+    fn push(&mut self, uid: &str, known: &Use) {
+        let space = if self.text.is_empty() { "" } else { " " };
+        // A String takes whatever is written to it.
+        let _ = write!(self.text, "{space}{}", Word(uid, known.at(self.at)));
+    }
+}
+
 /// Reads a [`Word`].
 fn read(word: &str) -> Option<(Arc<str>, Use)> {
     fn optional<T: FromStr>(text: &str) -> Option<Option<T>> {
@@ -138,14 +153,19 @@ impl Account {
     }
 
     /// To be stored: at most [`super::MOST_CLAIMS`] uses by themselves, and at most [`MOST_BYTES`]. What is left
-    /// out is charged until now, which is the watermark then.
+    /// out is charged until now, which is the watermark then. Settled uses have a room of their own: what is left
+    /// out of them was charged, and only a view that lags would show it.
     pub fn store(&self) -> Stored {
         let mut room = self.most;
         let mut left_out = false;
-        let mut claims = String::new();
+        let mut claims = Claims { text: String::new(), at: self.seen };
         let others = self.uses.keys().filter(|uid| !self.delicate.contains(*uid));
         for uid in self.delicate.iter().chain(others) {
-            let list = self.uses.get(uid).map(Uses::list).unwrap_or_default();
+            let Some(uses) = self.uses.get(uid) else { continue };
+            let list: Vec<&Use> = uses.list().iter().filter(|u| !uses.is_over(u)).collect();
+            if list.is_empty() {
+                continue;
+            }
             if list.len() > room || !is_plain(uid) {
                 left_out = true;
                 if room == 0 {
@@ -154,11 +174,13 @@ impl Account {
                 continue;
             }
             room = room.saturating_sub(list.len());
-            for known in list {
-                let space = if claims.is_empty() { "" } else { " " };
-                // A String takes whatever is written to it.
-                let _ = write!(claims, "{space}{}", Word(uid, known.at(self.seen)));
-            }
+            list.into_iter().for_each(|known| claims.push(uid, known));
+        }
+        for (end, uid) in self.settled.iter().rev().filter(|(_, uid)| is_plain(uid)).take(MOST_STORED_SETTLED)
+        {
+            let Some(uses) = self.uses.get(uid) else { continue };
+            let known = uses.list().iter().find(|u| uses.is_over(u) && u.end(u.since) == *end);
+            known.into_iter().for_each(|known| claims.push(uid, known));
         }
         let watermark = if left_out { self.seen } else { self.watermark };
         Stored {
@@ -166,7 +188,7 @@ impl Account {
             seen: self.seen,
             watermark: Some(watermark).filter(|at| *at > i64::MIN),
             charged: self.charged.ended(self.seen).to_string(),
-            claims,
+            claims: claims.text,
             uses: None,
             history: None,
         }

@@ -1,5 +1,6 @@
 //! The account against an accountant that sees everything and counts second by second.
 
+mod lagging;
 mod reference;
 
 use super::*;
@@ -124,6 +125,18 @@ struct Beside {
     simple: Option<Simple>,
     /// Uses that are stored.
     most: Option<usize>,
+    /// From when until when what is shown is how much older than now.
+    lags: Vec<(i64, i64, i64)>,
+}
+
+impl Beside {
+    /// As of when things are shown at a moment.
+    fn shown(&self, now: i64) -> i64 {
+        let of = |(from, length, lag): &(i64, i64, i64)| {
+            if (*from..from + length).contains(&now) { *lag } else { 0 }
+        };
+        (now - self.lags.iter().map(of).max().unwrap_or_default()).max(0)
+    }
 }
 
 /// Runs everything second by second; the account at the end.
@@ -145,27 +158,31 @@ fn play_beside(
     let mut stored = account.store();
     let (mut acknowledged, mut heartbeat) = (0, 0);
     let mut before: Option<BTreeMap<Arc<str>, Sight>> = None;
+    let mut said = Vec::new();
     for now in 0..=end {
         node.step(lives, agent, acknowledged, now);
+        said.push((node.told.clone(), acknowledged));
         if is_away(controller, now).is_some() {
             // Whatever it knew is gone; what it had stored is not.
             account = Account { most, ..Account::restore(&stored).expect("readable") };
             before = None;
             continue;
         }
-        let claims = lives.iter().filter(|life| (life.allocated..life.deallocated).contains(&now));
+        let shown = beside.shown(now);
+        let (told, acknowledged_then) = &said[shown as usize];
+        let claims = lives.iter().filter(|life| (life.allocated..life.deallocated).contains(&shown));
         let claims = claims.map(|life| {
             let part = Some(MicroGpus(life.part));
             (life.uid.clone(), Allocated { since: Some(life.allocated), part })
         });
-        let released = node.told.1.iter().filter(|(number, ..)| *number > acknowledged);
+        let released = told.1.iter().filter(|(number, ..)| number > acknowledged_then);
         let look = Look {
             claims: claims.collect(),
-            held: node.told.0.clone(),
+            held: told.0.clone(),
             released: released.map(|(_, uid, release)| (uid.clone(), *release)).collect(),
-            listed: node.told.1.iter().map(|(_, uid, _)| uid.clone()).collect(),
+            listed: told.1.iter().map(|(_, uid, _)| uid.clone()).collect(),
         };
-        let last = node.told.1.last().map_or(0, |(number, ..)| *number);
+        let last = told.1.last().map_or(0, |(number, ..)| *number);
         let sights = look.sights();
         let keep = now - width;
         let changed = match before.replace(sights.clone()) {
@@ -191,6 +208,14 @@ fn play_beside(
         }
     }
     account
+}
+
+/// Whether a node lists a claim is not stored, and what nobody lists comes last.
+fn in_order(mut stored: Stored) -> Stored {
+    let mut claims: Vec<&str> = stored.claims.split_whitespace().collect();
+    claims.sort_unstable();
+    stored.claims = claims.join(" ");
+    stored
 }
 
 fn away(most: usize, until: i64) -> impl Strategy<Value = Away> {
@@ -260,7 +285,7 @@ proptest! {
         let text = serde_json::to_string(&account.store()).unwrap();
         let stored: Stored = serde_json::from_str(&text).unwrap();
         let restored = Account::restore(&stored).unwrap();
-        prop_assert_eq!(restored.store(), account.store());
+        prop_assert_eq!(in_order(restored.store()), in_order(stored));
         prop_assert_eq!(restored.running(), account.running());
         prop_assert_eq!(restored.spent(0, 800), account.spent(0, 800));
     }
@@ -362,7 +387,7 @@ fn a_release_that_is_told_again_and_again_is_counted_once() {
         account = Account::restore(&account.store()).unwrap();
     }
     look(&mut account, &[], 1010);
-    assert!(account.uses.is_empty(), "forgotten when it is not listed any more");
+    assert!(account.uses.is_empty(), "forgotten when it is not listed any more, and ended long ago");
     assert_eq!(seconds(&account, 1010), 300);
 }
 

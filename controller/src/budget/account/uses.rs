@@ -10,52 +10,18 @@
 //! So an outage of the controller costs nothing where a node had prepared the claim: the release says
 //! when it ended. A claim that no node ever prepared and that vanished during an outage is charged up to
 //! the last moment that was written down, see [`super::super::book::HEARTBEAT`].
+//!
+//! A use whose node said when it ended is *settled*. What the API and nodes show may be older than what they
+//! showed before: another API server answers, or a watch begins anew from a cache that lags. So a settled use is
+//! kept for as long as views lag at most ([`super::LAG`]), and what is shown of its claim is doubted
+//! ([`Uses::doubts`]) until something tells that it is another use.
 
+use super::sight::{Released, Sight};
 use aliquot_model::usage::MicroGpus;
 
 /// The API shows an allocation for so long after the node's release, at most, when all is well: the
 /// kubelet has to say that the pod ended, and kube-controller-manager to act on it.
 const LINGER: i64 = 60;
-
-/// An allocation that the API shows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allocated {
-    /// When it was made, if anything says so.
-    pub since: Option<i64>,
-    /// Its part of GPUs, if its devices are published.
-    pub part: Option<MicroGpus>,
-}
-
-/// What a node says that a claim holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
-    /// When it was allocated.
-    pub since: i64,
-    /// Its part of GPUs.
-    pub part: MicroGpus,
-}
-
-/// What a node says that a claim held.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Released {
-    /// What it was.
-    pub taken: Taken,
-    /// When it was given back.
-    pub until: i64,
-}
-
-/// Everything that is seen of a claim at one moment. What is not in it is not there.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Sight {
-    /// Its allocation.
-    pub allocated: Option<Allocated>,
-    /// What nodes hold for it.
-    pub held: Vec<Taken>,
-    /// What nodes released and nobody acknowledged.
-    pub released: Vec<Released>,
-    /// Whether a release of it is listed, acknowledged or not.
-    pub listed: bool,
-}
 
 /// When something is seen.
 #[derive(Debug, Clone, Copy)]
@@ -84,6 +50,8 @@ pub(super) struct Marks {
     pub(super) running: (usize, MicroGpus),
     /// Ends of uses whose node never said when they ended.
     pub(super) loose: Vec<i64>,
+    /// Ends of settled uses that a view that lags may still show, or shows.
+    pub(super) settled: Vec<i64>,
     /// Whether more is to be said of what is charged already: a late release, or a part that is not known.
     /// Of what merely runs nothing is lost if it is charged until a moment and then from there on.
     pub(super) delicate: bool,
@@ -149,7 +117,7 @@ impl Use {
     }
 
     /// Its end, if it is as it was at the look `at`.
-    fn end(&self, at: i64) -> i64 {
+    pub(super) fn end(&self, at: i64) -> i64 {
         let claimed = if self.shown { at } else { self.claimed };
         let held = if self.on_node { Some(at) } else { self.held };
         self.released.or(held).map_or(claimed, |told| told.max(claimed)).max(self.since)
@@ -161,7 +129,7 @@ impl Use {
     }
 
     /// Whether its node said for good when it ended.
-    fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         !self.open && self.released.is_some_and(|released| released >= self.claimed.saturating_sub(LINGER))
     }
 
@@ -170,11 +138,20 @@ impl Use {
     }
 }
 
+/// What is shown of a claim whose last use is settled, and may be that use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Doubt {
+    shown: bool,
+    on_node: bool,
+    part: Option<MicroGpus>,
+}
+
 /// All uses of a claim, ascending by when they began.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Uses {
     list: Vec<Use>,
     listed: bool,
+    doubt: Option<Doubt>,
 }
 
 impl Uses {
@@ -214,8 +191,30 @@ impl Uses {
             (count.saturating_add(1), sum.plus(u.part.unwrap_or_default()))
         });
         let loose = self.list.iter().filter(|u| u.is_loose()).map(|u| u.end(u.since)).collect();
-        let delicate = self.list.iter().any(|u| !u.open || u.part.is_none());
-        Marks { running, loose, delicate }
+        let is_open_to_more = |u: &Use| u.part.is_none() || (!u.open && !self.is_over(u));
+        let delicate = self.list.iter().any(is_open_to_more);
+        let expires = !self.listed || self.doubt.is_some();
+        let settled =
+            self.list.iter().filter(|u| expires && u.is_settled()).map(|u| u.end(u.since)).collect();
+        Marks { running, loose, settled, delicate }
+    }
+
+    /// Whether all was said of a use: it is only kept for views that lag.
+    pub(super) fn is_over(&self, of: &Use) -> bool {
+        !self.listed && of.is_settled()
+    }
+
+    /// Whether what is shown may be the last use, which is settled: it began before that ended, or says not when.
+    ///
+    /// What says not when cannot be told from that use for as long as a view may lag, and is charged only from when
+    /// it can be: when a node holds it since later, or when it is shown for longer than that. Until then a tenant
+    /// may be charged too little, which ends with the release by its node, if one prepared it: that says since when.
+    /// Charged at once, it would be charged twice whenever a view lags, and nothing would take that back.
+    fn doubts(&self, since: Option<i64>) -> bool {
+        self.list.last().is_some_and(|last| {
+            let is_later = |since: i64| since >= last.end(last.since) && since > last.since;
+            last.is_settled() && !since.is_some_and(is_later)
+        })
     }
 
     /// Takes in what is seen. Returns whether it says anything besides that time passed.
@@ -231,8 +230,13 @@ impl Uses {
                 u.held = Some(at.before);
             }
         }
+        let mut doubt = Doubt::default();
         let mut seen = at.before;
-        if let Some(allocated) = &sight.allocated {
+        if let Some(allocated) = &sight.allocated
+            && self.doubts(allocated.since)
+        {
+            doubt = Doubt { shown: true, part: allocated.part, ..doubt };
+        } else if let Some(allocated) = &sight.allocated {
             changed |= self.open(allocated.since, allocated.part, seen, at);
             if let Some(last) = self.list.last_mut() {
                 last.shown = true;
@@ -240,6 +244,10 @@ impl Uses {
             seen = at.now;
         }
         for held in &sight.held {
+            if self.doubts(Some(held.since)) {
+                doubt = Doubt { on_node: true, part: doubt.part.or(Some(held.part)), ..doubt };
+                continue;
+            }
             // The API's word on the part comes first.
             changed |= self.open(Some(held.since), None, seen, at);
             if let Some(last) = self.list.last_mut() {
@@ -250,6 +258,11 @@ impl Uses {
                 }
             }
             seen = at.now;
+        }
+        self.doubt = (doubt.shown || doubt.on_node).then_some(doubt);
+        if self.list.last().is_some_and(|last| last.open) {
+            // Something else that is seen tells it apart.
+            self.resolve();
         }
         for release in &sight.released {
             changed |= self.release(release, at);
@@ -327,10 +340,27 @@ impl Uses {
         true
     }
 
-    /// Forgets what is settled and listed by no node.
-    pub(super) fn settle(&mut self) {
+    /// What is shown is the last use.
+    fn resolve(&mut self) {
+        if let (Some(doubt), Some(last)) = (self.doubt.take(), self.list.last_mut()) {
+            last.shown |= doubt.shown;
+            last.on_node |= doubt.on_node;
+            last.part = last.part.or(doubt.part);
+        }
+    }
+
+    /// No view shows a settled use any more that ended then: what is shown nevertheless is another one.
+    pub(super) fn believe(&mut self, end: i64, now: i64) {
+        if self.doubt.is_some() && self.list.last().is_some_and(|last| last.end(last.since) == end) {
+            self.list.push(Use::begin(now, None));
+            self.resolve();
+        }
+    }
+
+    /// Forgets the settled uses that ended then, if no node lists them.
+    pub(super) fn forget_settled(&mut self, end: i64) {
         if !self.listed {
-            self.drop_all(Use::is_settled);
+            self.drop_all(|u| u.is_settled() && u.end(u.since) == end);
         }
     }
 
