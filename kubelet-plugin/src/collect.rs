@@ -17,6 +17,7 @@ use crate::events::Events;
 use crate::http::Notes;
 use crate::ledger::{Device, Record, Retention, State};
 use crate::metrics::Metrics;
+use crate::notice;
 use crate::parked;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
@@ -190,14 +191,7 @@ impl Collector {
 
     fn say_vanished<'a>(&self, claim: &ClaimRef, devices: impl Iterator<Item = &'a Device>) {
         let devices: Vec<&str> = devices.map(|device| device.device.as_str()).collect();
-        self.events.node_warning(
-            reasons::CLAIM_VANISHED,
-            format!(
-                "claim {claim} is gone or allocated otherwise while {} is still prepared for it; the devices are \
-                 kept out of allocation until they are unprepared",
-                devices.join(", ")
-            ),
-        );
+        self.events.node_warning(reasons::CLAIM_VANISHED, notice::vanished(claim, &devices));
     }
 
     /// Asks the API's cache, and the store itself before anything is believed to be gone.

@@ -23,6 +23,15 @@ const REFRESH: Duration = Duration::from_secs(30);
 /// …and counts for so long.
 const TIMEOUT_SECONDS: i64 = 90;
 
+/// Returns true for an error of the GPU itself that was not corrected.
+pub fn is_grave(kind: EventKind) -> bool {
+    match kind {
+        EventKind::Xid(number) => !OF_APPLICATIONS.contains(&number),
+        EventKind::EccDoubleBit => true,
+        EventKind::EccSingleBit | EventKind::Other(_) => false,
+    }
+}
+
 /// The last grave error of each GPU, and the GPUs that do not answer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Faults {
@@ -34,10 +43,9 @@ impl Faults {
     /// Notes an event if it says something about the GPU's health.
     pub fn note(&mut self, event: &GpuEvent, now: Timestamp) {
         let what = match event.kind {
-            EventKind::Xid(number) if OF_APPLICATIONS.contains(&number) => return,
+            kind if !is_grave(kind) => return,
             EventKind::Xid(number) => format!("XID {number}"),
-            EventKind::EccDoubleBit => "an uncorrectable memory error".to_owned(),
-            EventKind::EccSingleBit | EventKind::Other(_) => return,
+            _ => "an uncorrectable memory error".to_owned(),
         };
         if let Some(gpu) = &event.gpu {
             self.errors.insert(gpu.clone(), (now, what));

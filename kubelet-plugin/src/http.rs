@@ -1,6 +1,7 @@
 //! `/healthz`, `/readyz` and `/metrics`.
 
 use crate::metrics::Metrics;
+use crate::notice;
 use aliquot_nvml::Calls;
 use axum::Router;
 use axum::extract::State;
@@ -86,7 +87,7 @@ pub async fn serve(
 /// other GPUs are served meanwhile. `gpu_stuck` among the metrics is what to alert on.
 async fn healthy(State(shared): State<Shared>) -> String {
     let stuck = shared.readiness.calls.stuck();
-    let lines = std::iter::once("ok".to_owned()).chain(stuck.iter().map(ToString::to_string));
+    let lines = std::iter::once("ok".to_owned()).chain(stuck.iter().map(notice::stuck));
     let lines = lines.chain(shared.readiness.notes.all());
     lines.collect::<Vec<_>>().join("\n")
 }

@@ -5,6 +5,7 @@ use crate::health::Faults;
 use crate::http::Notes;
 use crate::ledger::Lost;
 use crate::metrics::{GpuFault, Kind, Metrics};
+use crate::notice;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use aliquot_model::{DeviceKind, GpuUuid};
@@ -110,10 +111,10 @@ impl Watcher {
         Some(overview)
     }
 
-    /// Damage of the checkpoint, and what a newer release left in it.
+    /// Damage and loss of the checkpoint, and what a newer release left in it.
     fn say_state(&self, reported: &BTreeSet<String>, seen: &mut BTreeSet<String>, overview: &Overview) {
         for damage in self.node.store.take_damage() {
-            self.events.node_warning(reasons::CHECKPOINT_DAMAGED, damage.to_string());
+            self.events.node_warning(reasons::CHECKPOINT_DAMAGED, notice::damage(&damage));
         }
         let ledger = &overview.ledger;
         let release = ledger.beside.release_or_unknown();
@@ -132,15 +133,11 @@ impl Watcher {
         self.say_once(reported, &newer, reasons::CHECKPOINT_NEWER);
         self.notes.set("newer", newer.iter().cloned().collect());
         seen.extend(newer);
-        let lost = ledger.lost.as_ref().filter(|lost| lost.is_loss()).map(|lost| {
-            format!(
-                "the checkpoint was lost ({}); until API, CDI specs and hardware agree nothing unknown is removed, and \
-                 GPUs of {} claims without a record take no other claim",
-                lost.reason,
-                overview.unaccounted.len()
-            )
-        });
-        self.notes.set("lost", lost.into_iter().collect());
+        let lost: BTreeSet<String> =
+            ledger.lost.iter().filter(|lost| lost.is_loss()).map(notice::loss).collect();
+        self.say_once(reported, &lost, reasons::LEDGER_LOST);
+        self.notes.set("lost", lost.iter().cloned().collect());
+        seen.extend(lost);
     }
 
     fn say_once(&self, before: &BTreeSet<String>, now: &BTreeSet<String>, reason: &str) {
@@ -181,7 +178,7 @@ impl Watcher {
         };
         let gpu = event.gpu.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
         self.metrics.gpu_faults.get_or_create(&GpuFault { gpu: gpu.clone(), fault: fault.clone() }).inc();
-        self.events.node_warning(reasons::GPU_ERROR, format!("the driver reported {fault} on GPU {gpu}"));
+        self.events.node_warning(reasons::GPU_ERROR, notice::fault(event, &fault));
         self.faults.send_modify(|faults| Arc::make_mut(faults).note(event, Timestamp::now()));
     }
 }

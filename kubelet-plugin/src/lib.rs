@@ -31,6 +31,7 @@ pub mod ledger;
 pub mod limits;
 pub mod metrics;
 pub mod mode;
+pub mod notice;
 pub mod pages;
 pub mod parked;
 pub mod partitioning;

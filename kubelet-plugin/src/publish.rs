@@ -24,6 +24,7 @@ use crate::events::Events;
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
 use crate::mode::{Target, Waits};
+use crate::notice;
 use crate::partitioning::{self, Partitioning};
 use crate::plan;
 use crate::prepare::{Node, Overview};
@@ -203,7 +204,7 @@ impl Publisher {
 
     fn report(&self, error: &PublishError) {
         match error.code() {
-            Some(422) => self.events.node_warning(reasons::PUBLISH_REFUSED, error.to_string()),
+            Some(422) => self.events.node_warning(reasons::PUBLISH_REFUSED, notice::refused(error)),
             // Somebody else wrote; the next look sees it.
             Some(409) => tracing::debug!(%error, "publishing again after a conflict"),
             _ => tracing::warn!(%error, "not published"),

@@ -27,7 +27,7 @@ use crate::status::StatusWriter;
 use crate::store::Store;
 use crate::stuck::Teller;
 use crate::trash::Trash;
-use crate::{arbitrate, audit, dra, partitioning, reasons};
+use crate::{arbitrate, audit, dra, notice, partitioning, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
 use aliquot_nvml::{Calls, Deadlines, Gpus, NvmlGpus, Operation, Options, Timed};
@@ -296,9 +296,9 @@ async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
         .context("recovery ended abnormally")?
         .context("cannot recover the node's state")?;
     for damage in &recovery.damaged {
-        events.node_warning(reasons::CHECKPOINT_DAMAGED, damage.to_string());
+        events.node_warning(reasons::CHECKPOINT_DAMAGED, notice::damage(damage));
     }
-    // What was lost is told by the collector, as is what is lost later.
+    // What was lost is told with the first look at the hardware, as is what is lost later.
     if let Some(lost) = recovery.lost.as_ref().filter(|lost| !lost.is_loss()) {
         tracing::info!(reason = lost.reason, "the ledger begins anew");
     }

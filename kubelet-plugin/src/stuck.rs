@@ -3,6 +3,7 @@
 use crate::events::Events;
 use crate::health::Faults;
 use crate::metrics::{Gpu, Metrics};
+use crate::notice;
 use crate::reasons;
 use aliquot_nvml::{Calls, Stuck};
 use std::collections::BTreeMap;
@@ -54,14 +55,7 @@ impl Teller {
     fn tell(&self, before: &BTreeMap<String, Stuck>, now: &BTreeMap<String, Stuck>) {
         for (name, stuck) in now.iter().filter(|(name, _)| !before.contains_key(*name)) {
             self.metrics.gpu_stuck.get_or_create(&Gpu { gpu: name.clone() }).set(1);
-            let what = stuck.what();
-            self.events.node_warning(
-                reasons::GPU_STUCK,
-                format!(
-                    "{what}; nothing is read or changed there until the call comes back, other GPUs go on. See the \
-                     kernel's log for NVRM and Xid messages; if it stays so, drain the node and reboot it"
-                ),
-            );
+            self.events.node_warning(reasons::GPU_STUCK, notice::stuck(&stuck.what()));
         }
         for name in before.keys().filter(|name| !now.contains_key(*name)) {
             self.metrics.gpu_stuck.get_or_create(&Gpu { gpu: name.clone() }).set(0);

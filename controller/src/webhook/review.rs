@@ -25,6 +25,10 @@ use std::time::Duration;
 /// The API server cuts warnings off after 256 bytes; this is left for an expression, in bytes.
 const LONGEST_EXPRESSION: usize = 48;
 
+/// A claim that was not expanded, and what to do about it.
+const UNEXPANDED: &str = "no larger profiles are considered for it";
+const EXPAND: &str = "if the profile that it asks for is free nowhere, delete and create it again";
+
 /// What requests are answered from.
 #[derive(Clone)]
 pub(super) struct App {
@@ -74,9 +78,8 @@ impl App {
             Err(why) => why,
         };
         match self.failure {
-            FailurePolicy::Ignore => Response::warn(format!(
-                "accepted without aliquot's checks, as {why}; mistakes come to light when it is allocated or prepared"
-            )),
+            FailurePolicy::Ignore => Response::warn(format!("accepted without aliquot's checks, as {why}"))
+                .with("its events will name mistakes, if it has any; to have it checked now, delete and create it again"),
             FailurePolicy::Fail => Response::unavailable(&format!(
                 "aliquot could not check it: {why}; try again, with simpler selectors if it is told so again \
                  (governance.failurePolicy is Fail)"
@@ -118,6 +121,11 @@ impl Response {
         Self { warnings: vec![warning], ..Self::allow(None) }
     }
 
+    fn with(mut self, warning: &str) -> Self {
+        self.warnings.push(warning.to_owned());
+        self
+    }
+
     fn unavailable(message: &str) -> Self {
         let status = json!({"code": 503, "reason": "ServiceUnavailable", "message": message});
         Self { status: Some(status), ..Self::default() }
@@ -137,9 +145,11 @@ pub(super) fn not_read(app: &App, path: &str, uid: &str, why: Unchecked) -> Json
         Err(why) => Response::warn(format!("{what}, as {why}")),
     };
     let response = match path {
-        "/mutate-pods" => warn("it is left to kube-scheduler without aliquot's scheduling gate"),
-        "/mutate-claims" => warn("no larger profiles are considered for it"),
-        "/validate-limits" => warn("the limits that it asks for were not checked"),
+        "/mutate-pods" => warn("it is left to kube-scheduler without aliquot's scheduling gate")
+            .with("if it stays pending, delete and create it again"),
+        "/mutate-claims" => warn(UNEXPANDED).with(EXPAND),
+        "/validate-limits" => warn("the limits that it asks for were not checked")
+            .with("events of the claim say whether they are taken"),
         _ if app.governance => app.answer(Err(why)),
         _ => Response::allow(None),
     };
@@ -181,7 +191,7 @@ pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Val
     let expansion = app.reviewer.expand(namespace(&review), claim, Time::from_now(app.deadline)).await;
     match app.found(expansion) {
         Ok(expansion) => Response::allow(expansion.patch(claim).as_ref()),
-        Err(why) => Response::warn(format!("no larger profiles are considered for it, as {why}")),
+        Err(why) => Response::warn(format!("{UNEXPANDED}, as {why}")).with(EXPAND),
     }
     .to(&review)
 }

@@ -27,8 +27,6 @@ pub(super) struct Memory {
     gone: BTreeSet<String>,
     /// What was said of a claim.
     told: BTreeMap<String, String>,
-    /// What was said of the loss.
-    loss: Option<String>,
     /// When the API is asked, about these claims and this loss.
     pace: Pace<(Vec<String>, Option<Cause>)>,
 }
@@ -41,7 +39,6 @@ impl Collector {
         memory.unused.retain(|uid, _| unaccounted.iter().any(|lost| lost.uid == *uid));
         memory.gone.retain(|uid| unaccounted.iter().any(|lost| lost.uid == *uid));
         self.metrics.unaccounted_claims.set(i64::try_from(unaccounted.len()).unwrap_or(i64::MAX));
-        self.tell_loss(&overview.ledger, memory);
         let lost = overview.ledger.lost.as_ref();
         // What only a newer release can read closes all GPUs, whatever the API says.
         let asks = !unaccounted.is_empty() || lost.is_some_and(|lost| !lost.is_beyond());
@@ -194,21 +191,6 @@ impl Collector {
             Ok(Err(error)) => tracing::warn!(%error, "cannot look after a lost checkpoint, trying again"),
             Err(error) => tracing::error!(%error, "looking after a lost checkpoint ended abnormally"),
         }
-    }
-
-    /// Says once that something was lost, whether before this agent or under it.
-    fn tell_loss(&self, ledger: &Ledger, memory: &mut Memory) {
-        let loss = ledger.lost.as_ref().filter(|lost| lost.is_loss()).map(|lost| lost.reason.clone());
-        if let Some(reason) = loss.as_ref().filter(|_| memory.loss != loss) {
-            self.events.node_warning(
-                reasons::LEDGER_LOST,
-                format!(
-                    "the checkpoint was lost ({reason}); until API, CDI specs and hardware agree nothing unknown is \
-                     removed and nothing is prepared beside it"
-                ),
-            );
-        }
-        memory.loss = loss;
     }
 
     /// Says of each claim once why it is unaccounted for.

@@ -3,6 +3,7 @@
 use super::known::Known;
 use super::pace::Pace;
 use super::{Collector, Instant};
+use crate::notice;
 use crate::prepare::Overview;
 use crate::reasons;
 use aliquot_model::LiveMig;
@@ -57,13 +58,8 @@ impl Collector {
     }
 
     fn tell_stranger(&self, mig: &LiveMig) {
-        self.events.node_warning(
-            reasons::FOREIGN_INSTANCE,
-            format!(
-                "GPU instance {} at {} on GPU {} belongs to no claim; what overlaps it is kept out of allocation",
-                mig.gpu_instance, mig.placement, mig.parent
-            ),
-        );
+        let note = notice::stranger(mig, self.destroy_unknown);
+        self.events.node_warning(reasons::FOREIGN_INSTANCE, note);
     }
 
     /// Whether it may be destroyed, as far as this node knows: not if a claim whose record is lost may have it.

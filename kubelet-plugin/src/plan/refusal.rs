@@ -136,12 +136,12 @@ pub enum Refusal {
     },
     /// The checkpoint is of a newer release, and nothing of it can be read.
     #[error(
-        "device {device} may be in use: nobody here can read what the node's checkpoint says is held: {reason}"
+        "device {device} may be in use: nobody here can read what the node's checkpoint says is held: {reason}; no GPU takes a new claim while that file is there: if the release will not run here again, delete it once no pod of this node uses a GPU"
     )]
     Beyond {
         /// Device.
         device: DeviceName,
-        /// Which file, and what to do.
+        /// Which file, and why it cannot be read.
         reason: String,
     },
     /// A record of a newer release does not say which GPUs it has.

@@ -58,11 +58,7 @@ impl Locked {
             let read = fs::read(&path).map_err(|error| error.to_string());
             match read.and_then(|bytes| checkpoint::decode(&bytes).map_err(|error| error.to_string())) {
                 Ok((theirs, _)) => readable.push((path, theirs)),
-                Err(error) => reasons.push(format!(
-                    "{}: {error}; no GPU takes a new claim while that file is there: if the release will not run here \
-                     again, delete it once no pod of this node uses a GPU",
-                    path.display()
-                )),
+                Err(error) => reasons.push(format!("{}: {error}", path.display())),
             }
         }
         // Each was the ledger until it was set aside, and then the next one was.

@@ -82,6 +82,12 @@ async fn while_the_api_cannot_be_asked_everything_stays_and_says_so() {
         if says && text.contains(&share) && text.contains(&part) { Ok(()) } else { Err(text) }
     })
     .await;
+    eventually("it is told once, and in the same words", || async {
+        let (notes, health) = (told(&cluster, "LedgerLost").await, agent.get("/healthz").await.1);
+        let same = notes.len() == 1 && notes.iter().all(|note| health.contains(note.as_str()));
+        if same { Ok(()) } else { Err(format!("{notes:?}\n{health}")) }
+    })
+    .await;
     assert_eq!(
         (metric(&agent, "ledger_lost").await, metric(&agent, "unaccounted_claims").await),
         ("1".into(), "2".into())

@@ -1,0 +1,165 @@
+//! What people are told about the node, in events and by `/healthz`: the object, what is wrong with it, what goes on
+//! meanwhile, and what to do. What comes from elsewhere and may be long is cut, as an event has room for 1 KiB and the
+//! advice stands last.
+
+use crate::claim::ClaimRef;
+use crate::health;
+use crate::ledger::Lost;
+use crate::publish::PublishError;
+use crate::store::Damage;
+use aliquot_model::LiveMig;
+use aliquot_nvml::{EventKind, GpuEvent};
+use std::fmt::Display;
+
+/// Most bytes of a reason that is not ours.
+const REASON: usize = 480;
+/// What to do about a call to the driver that does not come back.
+const STUCK: &str = "nothing is read or changed there until the call comes back, other GPUs go on. See the kernel's log \
+                     for NVRM and Xid messages; if it stays so, drain the node and reboot it";
+
+/// The checkpoint was lost.
+pub fn loss(lost: &Lost) -> String {
+    let reason = cut(&lost.reason);
+    if lost.is_beyond() {
+        return format!(
+            "the checkpoint is of a newer release and cannot be read ({reason}). Pods run on, nothing unknown is \
+             removed, and no GPU takes a new claim. Run that release here again, or delete the file once no pod of \
+             this node uses a GPU"
+        );
+    }
+    format!(
+        "the checkpoint was lost ({reason}). Pods run on, nothing unknown is removed, and GPUs of claims without a \
+         record take no new claim. It ends by itself when API, CDI specs and hardware agree; the agent's /healthz and \
+         events ClaimsWithoutRecord name what does not"
+    )
+}
+
+/// A copy of the checkpoint cannot be used.
+pub fn damage(damage: &Damage) -> String {
+    format!(
+        "the checkpoint {} cannot be used ({}) and was kept as {}. The other copy is used; if there is none that can \
+         be, event LedgerLost says so. Check this node's disk, and that nothing else writes there",
+        damage.path.display(),
+        cut(&damage.reason),
+        damage.kept.display()
+    )
+}
+
+/// A claim has gone while it is prepared.
+pub fn vanished(claim: &ClaimRef, devices: &[&str]) -> String {
+    format!(
+        "claim {claim} is gone from the API or allocated otherwise, and {} is still prepared for it. It takes no other \
+         claim until no pod and no process of this node uses it; then the agent releases it (--orphan-grace). If that \
+         does not come, end the pods and processes that use it",
+        cut(&devices.join(", "))
+    )
+}
+
+/// A GPU instance is nobody's.
+pub fn stranger(mig: &LiveMig, destroys: bool) -> String {
+    let (instance, gpu) = (mig.gpu_instance, &mig.parent);
+    let advice = if destroys {
+        "The agent destroys it once nothing can be using it; if it stays, end the processes on it".to_owned()
+    } else {
+        format!(
+            "The agent leaves it as it is (--destroy-unknown-mig=false). If nobody needs it: nvidia-smi mig -dci -gi \
+             {instance} -i {gpu}, then nvidia-smi mig -dgi -gi {instance} -i {gpu}"
+        )
+    };
+    format!(
+        "GPU instance {instance} at {} on GPU {gpu} belongs to no claim; nothing that overlaps it is allocated. {advice}",
+        mig.placement
+    )
+}
+
+/// The driver reported an error.
+pub fn fault(event: &GpuEvent, fault: &str) -> String {
+    let gpu = event.gpu.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
+    let advice = match event.kind {
+        kind if health::is_grave(kind) => {
+            "Pods that use it show it as unhealthy for ten minutes. See the kernel's log for NVRM and Xid messages; if \
+             it comes again, drain the node and reset or replace the GPU"
+        }
+        EventKind::Xid(_) => {
+            "A program on the GPU caused it, and the GPU goes on. See the logs of the pods that use it"
+        }
+        EventKind::EccSingleBit => "It was corrected. If it comes often, have the GPU checked",
+        _ => "See the kernel's log for NVRM messages",
+    };
+    format!("the driver reported {fault} on GPU {gpu}. {advice}")
+}
+
+/// The API server refuses slices.
+pub fn refused(error: &PublishError) -> String {
+    format!(
+        "{}. What was published before stays, and it is tried again. Check whether an admission policy or webhook \
+         refuses ResourceSlices, and whether this API server's version is one that this release supports",
+        cut(&error.to_string())
+    )
+}
+
+/// A call to the driver does not come back.
+pub fn stuck(what: &impl Display) -> String {
+    format!("{what}; {STUCK}")
+}
+
+/// The start of a text that is too long for a note.
+fn cut(text: &str) -> String {
+    if text.len() <= REASON {
+        return text.to_owned();
+    }
+    format!("{}…", text.get(..text.floor_char_boundary(REASON)).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Cause;
+    use rstest::rstest;
+    use std::path::PathBuf;
+
+    const LONG: &str = "a reason without end ";
+
+    fn lost(cause: Cause) -> Lost {
+        Lost { reason: LONG.repeat(100), cause, ..Lost::default() }
+    }
+
+    #[rstest]
+    #[case::of_this_release(Cause::Unreadable, "ClaimsWithoutRecord")]
+    #[case::of_a_newer_release(Cause::Newer, "delete the file")]
+    fn a_loss_says_what_goes_on_and_what_ends_it_however_long_its_reason(
+        #[case] cause: Cause,
+        #[case] wanted: &str,
+    ) {
+        let note = loss(&lost(cause));
+        assert!(note.len() <= 1000, "{}", note.len());
+        for wanted in ["Pods run on", "nothing unknown is removed", "new claim", wanted] {
+            assert!(note.contains(wanted), "{note}");
+        }
+    }
+
+    #[test]
+    fn advice_is_left_when_a_reason_is_long() {
+        let path = || PathBuf::from("/var/lib/kubelet/plugins/gpu.example.com/checkpoint.json");
+        let damaged = Damage { path: path(), reason: LONG.repeat(100), kept: path() };
+        let note = damage(&damaged);
+        assert!(note.len() <= 1000 && note.ends_with("writes there"), "{note}");
+        let refusal = refused(&PublishError::NoNode(LONG.repeat(100)));
+        assert!(refusal.len() <= 1000 && refusal.contains("admission policy"), "{refusal}");
+        assert_eq!(cut("é".repeat(300).as_str()).chars().count(), 241);
+    }
+
+    #[rstest]
+    #[case::of_a_program(EventKind::Xid(31), "pods that use it")]
+    #[case::of_the_gpu(EventKind::Xid(79), "drain the node")]
+    #[case::lost_memory(EventKind::EccDoubleBit, "drain the node")]
+    #[case::corrected(EventKind::EccSingleBit, "was corrected")]
+    fn an_error_of_a_gpu_says_whether_somebody_has_to_act(#[case] kind: EventKind, #[case] wanted: &str) {
+        let event = GpuEvent { kind, gpu: None, gpu_instance: None, compute_instance: None };
+        let note = fault(&event, "xid-1");
+        assert!(
+            note.starts_with("the driver reported xid-1 on GPU unknown.") && note.contains(wanted),
+            "{note}"
+        );
+    }
+}
