@@ -87,7 +87,7 @@ pub struct Args {
     pub review_deadline: Duration,
 
     /// Authorities (PEM) of those who may ask the webhook: a caller without a certificate of one of them gets no
-    /// review. Read at the start. For API servers that show a certificate (AdmissionConfiguration, kubeConfigFile).
+    /// review. Read anew once a minute. For API servers that show a certificate (AdmissionConfiguration, kubeConfigFile).
     #[arg(long)]
     pub client_ca_file: Option<PathBuf>,
 

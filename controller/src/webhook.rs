@@ -8,6 +8,7 @@
 //! that no board has is never found.
 
 mod admission;
+mod callers;
 mod certificate;
 mod evaluators;
 mod keeper;
@@ -76,7 +77,7 @@ pub struct Config {
     pub budgets: bool,
     /// How long certificates last; they are renewed after two thirds of it.
     pub certificate_life: Duration,
-    /// Authorities of those who may ask, PEM; without it whoever reaches the port may.
+    /// Authorities of those who may ask, PEM, read anew while it is served; without it whoever reaches the port may.
     pub client_ca: Option<PathBuf>,
     /// How often certificate and configuration are looked after.
     pub interval: Duration,
@@ -128,7 +129,7 @@ pub fn serve(
 ) -> std::io::Result<Ended<std::io::Result<()>>> {
     tracing::info!(addr = %listener.local_addr()?, "serving the admission webhook");
     listener.set_nonblocking(true)?;
-    let callers = config.client_ca.as_deref().map(server::authorities).transpose()?;
+    let authorities = config.client_ca.clone().map(callers::CallersFile::open).transpose()?;
     isolated::start_with("webhook", THREADS, move || async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let client = Client::try_from(connection.clone()).map_err(std::io::Error::other)?;
@@ -159,6 +160,10 @@ pub fn serve(
             deadline: config.review_deadline,
             failure: config.failure,
         };
+        // Nobody's authorities never change.
+        let anybody = tokio::sync::watch::Sender::new(None);
+        let callers = authorities.as_ref().map_or_else(|| anybody.subscribe(), callers::CallersFile::callers);
+        let reading = authorities.map(|file| tokio::spawn(file.run(config.interval, stop.clone())));
         let keeper = keeper::Keeper::new(client, config, snapshots);
         let current = keeper.current();
         let keeping = tokio::spawn(keeper.run(health, stop.clone()));
@@ -166,6 +171,9 @@ pub fn serve(
         server::serve(listener, current, callers, app, memory, stop).await;
         if let Err(error) = keeping.await {
             tracing::error!(%error, "looking after the certificate ended in a panic");
+        }
+        if let Some(Err(error)) = futures::future::OptionFuture::from(reading).await {
+            tracing::error!(%error, "reading the authorities of callers ended in a panic");
         }
         watching.await.map_err(std::io::Error::other)
     })

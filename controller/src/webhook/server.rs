@@ -4,6 +4,7 @@
 //! server shows none before its administrator sets one up. So what one peer can take is bounded, in connections,
 //! requests, bytes and time.
 
+use super::callers::Callers;
 use super::keeper::Current;
 use super::review::{self, App};
 use super::review_memory::{self, BODY, Peer, ReviewMemory};
@@ -17,15 +18,12 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{ClientHello, ResolvesServerCert, VerifierBuilderError, WebPkiClientVerifier};
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
@@ -92,32 +90,33 @@ impl ResolvesServerCert for Resolver {
     }
 }
 
-/// The authorities of those who may ask.
-///
-/// # Errors
-/// If there is none in the file; the error names it.
-pub(super) fn authorities(path: &Path) -> std::io::Result<Arc<RootCertStore>> {
-    let fail = |why: String| {
-        let what = format!("--client-ca-file {}: {why}; it must hold certificates in PEM", path.display());
-        std::io::Error::other(what)
-    };
-    let text = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&text) {
-        let added = certificate.map_err(|error| error.to_string());
-        added.and_then(|der| roots.add(der).map_err(|error| error.to_string())).map_err(fail)?;
-    }
-    if roots.is_empty() { Err(fail("it has no certificate".to_owned())) } else { Ok(Arc::new(roots)) }
-}
-
 /// Who may ask: whoever has a certificate of these authorities, or anybody without them.
 fn verifier(
     callers: Option<Arc<RootCertStore>>,
     provider: &Arc<CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, VerifierBuilderError> {
-    match callers {
-        Some(roots) => WebPkiClientVerifier::builder_with_provider(roots, provider.clone()).build(),
-        None => Ok(WebPkiClientVerifier::no_client_auth()),
+) -> Result<Arc<dyn ClientCertVerifier>, String> {
+    let Some(roots) = callers else { return Ok(WebPkiClientVerifier::no_client_auth()) };
+    let builder = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
+    builder.build().map_err(|error| format!("callers cannot be told: {error}"))
+}
+
+/// TLS for callers of the same authorities. With other ones comes another door: sessions of the one before are not taken
+/// up again, and its connections end.
+struct Door {
+    acceptor: TlsAcceptor,
+    shut: CancellationToken,
+}
+
+impl Door {
+    fn open(current: &Current, callers: &mut Callers) -> Result<Self, String> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = verifier(callers.borrow_and_update().clone(), &provider)?;
+        let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let builder = builder.map_err(|error| format!("no TLS: {error}"))?;
+        let resolver = Arc::new(Resolver(current.clone()));
+        let mut config = builder.with_client_cert_verifier(verifier).with_cert_resolver(resolver);
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Self { acceptor: TlsAcceptor::from(Arc::new(config)), shut: CancellationToken::new() })
     }
 }
 
@@ -125,30 +124,18 @@ fn verifier(
 pub(super) async fn serve(
     listener: TcpListener,
     current: Current,
-    callers: Option<Arc<RootCertStore>>,
+    mut callers: Callers,
     app: App,
     memory: ReviewMemory,
     stop: CancellationToken,
 ) {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = match verifier(callers, &provider) {
-        Ok(verifier) => verifier,
+    let mut door = match Door::open(&current, &mut callers) {
+        Ok(door) => door,
         Err(error) => {
-            tracing::error!(%error, "callers cannot be told: the webhook is not served");
+            tracing::error!(error, "the webhook is not served");
             return;
         }
     };
-    let builder = match ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions() {
-        Ok(builder) => builder,
-        Err(error) => {
-            tracing::error!(%error, "no TLS: the webhook is not served");
-            return;
-        }
-    };
-    let mut config =
-        builder.with_client_cert_verifier(verifier).with_cert_resolver(Arc::new(Resolver(current)));
-    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    let acceptor = TlsAcceptor::from(Arc::new(config));
     let router = Router::new()
         .route("/mutate-pods", post(review::mutate_pods))
         .route("/mutate-claims", post(review::mutate_claims))
@@ -161,8 +148,16 @@ pub(super) async fn serve(
     let peers = Peers::default();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            biased;
             () = stop.cancelled() => return,
+            Ok(()) = callers.changed() => {
+                match Door::open(&current, &mut callers) {
+                    Ok(next) => std::mem::replace(&mut door, next).shut.cancel(),
+                    Err(error) => tracing::error!(error, "the authorities of callers stay as they were"),
+                }
+                continue;
+            }
+            accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, peer)) => {
@@ -171,11 +166,11 @@ pub(super) async fn serve(
                     continue;
                 };
                 let router = router.clone().layer(Extension(Peer(connected.peer)));
-                let (acceptor, stop) = (acceptor.clone(), stop.clone());
+                let (acceptor, shut, stop) = (door.acceptor.clone(), door.shut.clone(), stop.clone());
                 tokio::spawn(async move {
                     let _connected = connected;
                     tokio::select! {
-                        result = connection(stream, acceptor, router) => {
+                        result = connection(stream, acceptor, shut, router) => {
                             if let Err(error) = result {
                                 tracing::debug!(%peer, %error, "a connection ended");
                             }
@@ -201,6 +196,7 @@ async fn in_time(request: Request, next: Next) -> Response {
 async fn connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
+    shut: CancellationToken,
     router: Router,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await??;
@@ -210,7 +206,14 @@ async fn connection(
     server.http2().initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
     server.http2().max_header_list_size(HEADERS).max_send_buf_size(WINDOW as usize);
     server.http2().keep_alive_interval(REQUEST).keep_alive_timeout(HANDSHAKE);
-    server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)).await
+    let mut served =
+        std::pin::pin!(server.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
+    tokio::select! {
+        ended = served.as_mut() => return ended,
+        () = shut.cancelled() => served.as_mut().graceful_shutdown(),
+    }
+    // What was asked already is answered.
+    served.await
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Reviews beside evaluations that do not end. Nothing here measures time: what must not wait is asked while what it
 //! must not wait for is held.
 
+use super::callers::Callers as Known;
 use super::certificate::{self, Certificate};
 use super::evaluators::{Evaluators, Time, Unchecked};
 use super::review::{self, App};
@@ -32,7 +33,12 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
+
+mod callers;
+
+use callers::Caller;
 
 /// Longer than any test.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -120,28 +126,6 @@ async fn post(addr: SocketAddr, bundle: &str, path: &str, review: &Value) -> Val
     post_as(None, addr, bundle, path, review).await.expect("answered")
 }
 
-/// A caller's certificate, and what signed it.
-struct Caller {
-    authority: String,
-    chain: Vec<CertificateDer<'static>>,
-    key: Vec<u8>,
-}
-
-impl Caller {
-    fn new() -> Self {
-        let mut authority = rcgen::CertificateParams::default();
-        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
-        let authority_key = rcgen::KeyPair::generate().expect("a key");
-        let certificate = authority.self_signed(&authority_key).expect("signed");
-        let issuer = rcgen::Issuer::new(authority, authority_key);
-        let mut leaf = rcgen::CertificateParams::new(vec!["kube-apiserver".to_owned()]).expect("a name");
-        leaf.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
-        let key = rcgen::KeyPair::generate().expect("a key");
-        let leaf = leaf.signed_by(&key, &issuer).expect("signed");
-        Self { authority: certificate.pem(), chain: vec![leaf.der().clone()], key: key.serialize_der() }
-    }
-}
-
 /// The same, with a certificate of the caller's.
 async fn post_as(
     caller: Option<&Caller>,
@@ -150,6 +134,26 @@ async fn post_as(
     path: &str,
     review: &Value,
 ) -> std::io::Result<Value> {
+    let mut stream = connect(caller, addr, bundle).await?;
+    let body = review.to_string();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await?;
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
+    Ok(serde_json::from_str(body).expect("JSON"))
+}
+
+/// A connection with the handshake done; whether its certificate is taken shows when it is read from.
+async fn connect(
+    caller: Option<&Caller>,
+    addr: SocketAddr,
+    bundle: &str,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = rustls::RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
         roots.add(authority.expect("PEM")).expect("an authority");
@@ -169,18 +173,7 @@ async fn post_as(
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
     let stream = TcpStream::connect(addr).await.expect("somebody listens");
     let name = ServerName::try_from("127.0.0.1").expect("a name");
-    let mut stream = connector.connect(name, stream).await?;
-    let body = review.to_string();
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Type: application/json\r\n\
-         Content-Length: {}\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(head.as_bytes()).await?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).await?;
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a body");
-    Ok(serde_json::from_str(body).expect("JSON"))
+    connector.connect(name, stream).await
 }
 
 /// A webhook over TLS.
@@ -192,11 +185,11 @@ struct Served {
 }
 
 async fn serve(app: &App, memory: ReviewMemory) -> Served {
-    serve_to(None, app, memory).await
+    serve_to(watch::channel(None).1, app, memory).await
 }
 
-/// The same, to those alone who show a certificate of these authorities.
-async fn serve_to(callers: Option<Arc<rustls::RootCertStore>>, app: &App, memory: ReviewMemory) -> Served {
+/// The same, to those alone who show a certificate of these authorities, if there are any.
+async fn serve_to(callers: Known, app: &App, memory: ReviewMemory) -> Served {
     let now = Timestamp::now();
     let secret = certificate::make("s", "n", &["127.0.0.1".to_owned()], HOUR, None, now).expect("made");
     let certificate = Arc::new(Certificate::read(&secret).expect("readable"));
@@ -468,29 +461,6 @@ async fn reviews_beyond_their_namespaces_memory_are_not_read_count_as_unchecked_
     charged(&memory, 0).await;
     let answer = post(addr, &bundle, "/validate", &other).await;
     assert_eq!(answer["response"]["status"]["code"], 422, "{answer}");
-    stop.cancel();
-    serving.await.expect("no panic");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn who_shows_no_certificate_of_the_callers_authority_gets_no_review() {
-    let (app, _watches) = app(HOUR, FailurePolicy::Ignore);
-    let (known, stranger) = (Caller::new(), Caller::new());
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), "").expect("written");
-    let error = server::authorities(file.path()).expect_err("nobody").to_string();
-    assert!(error.contains("--client-ca-file") && error.contains("no certificate"), "{error}");
-    std::fs::write(file.path(), &known.authority).expect("written");
-    let callers = server::authorities(file.path()).expect("an authority");
-    let Served { addr, bundle, stop, serving } = serve_to(Some(callers), &app, ReviewMemory::default()).await;
-    let review = review("good", "ResourceClaim", &wrong());
-    let answer = post_as(Some(&known), addr, &bundle, "/validate", &review).await.expect("an answer");
-    assert_eq!(answer["response"]["status"]["code"], 422, "{answer}");
-    for caller in [None, Some(&stranger)] {
-        let answer = post_as(caller, addr, &bundle, "/validate", &review).await;
-        assert!(answer.is_err(), "{answer:?}");
-    }
-    assert_eq!(app.metrics.refused.get(), 1);
     stop.cancel();
     serving.await.expect("no panic");
 }
