@@ -254,6 +254,13 @@ impl Metrics {
         self.unchecked.get_or_create(&ReasonLabel { reason }).inc();
     }
 
+    /// There are reviews, which may be left unchecked for these reasons.
+    pub fn may_be_unchecked(&self, reasons: &[&'static str]) {
+        for reason in reasons {
+            drop(self.unchecked.get_or_create(&ReasonLabel { reason }));
+        }
+    }
+
     /// How many reviews could not be evaluated for this reason.
     pub fn unchecked_reviews(&self, reason: &'static str) -> u64 {
         self.unchecked.get_or_create(&ReasonLabel { reason }).get()

@@ -129,6 +129,7 @@ pub fn serve(
 ) -> std::io::Result<Ended<std::io::Result<()>>> {
     tracing::info!(addr = %listener.local_addr()?, "serving the admission webhook");
     listener.set_nonblocking(true)?;
+    metrics.may_be_unchecked(&evaluators::Unchecked::reasons());
     let authorities = config.client_ca.clone().map(callers::CallersFile::open).transpose()?;
     isolated::start_with("webhook", THREADS, move || async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;

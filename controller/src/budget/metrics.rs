@@ -57,6 +57,9 @@ impl BudgetMetrics {
             "Pods that met a used-up budget, by what it does",
             metrics.pods.clone(),
         );
+        for enforcement in [Enforcement::Warn, Enforcement::LowerPriority, Enforcement::Refuse] {
+            drop(metrics.pods.get_or_create(&EnforcementLabel { enforcement: enforcement.as_str() }));
+        }
         registry.register(
             "budget_pending_releases",
             "Releases of nodes that are not counted for good",

@@ -40,6 +40,19 @@ pub(super) enum Unchecked {
 }
 
 impl Unchecked {
+    /// Every label of the metric, so that it is there before anything was counted.
+    pub(super) fn reasons() -> [&'static str; 6] {
+        let all = [
+            Self::Late(None),
+            Self::Crowded,
+            Self::OutOfMemory,
+            Self::TooLarge,
+            Self::Broken,
+            Self::Unlisted,
+        ];
+        all.map(|unchecked| unchecked.reason())
+    }
+
     /// The label of the metric.
     pub(super) const fn reason(&self) -> &'static str {
         match self {
