@@ -193,7 +193,7 @@ pub struct Args {
     #[arg(long, env = "ELASTIC_SHARES", default_value_t = false, action = clap::ArgAction::Set)]
     pub elastic_shares: bool,
 
-    /// Destroy GPU instances that nobody knows: not in our ledger, not named by an allocated claim,
+    /// Destroy GPU instances that nobody knows: not in our ledger, not of a claim that a pod of this node runs with,
     /// and without a process. With `false` they are only reported and kept out of allocation.
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     pub destroy_unknown_mig: bool,

@@ -7,10 +7,10 @@
 //!
 //! GPU instances that no claim has are destroyed here too, if nothing can depend on them.
 
+mod foreign;
 mod known;
 mod lost;
 mod pace;
-mod strangers;
 
 use crate::claim::{self, ClaimRef, ResultKey, still_allocated};
 use crate::events::Events;
@@ -91,13 +91,13 @@ impl Collector {
     /// Runs until cancelled.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut since: BTreeMap<String, Instant> = BTreeMap::new();
-        let mut strangers = strangers::Memory::default();
+        let mut foreign = foreign::Memory::default();
         let mut lost = lost::Memory::default();
         loop {
             let overview = Arc::clone(&self.overview.borrow_and_update());
             let gone = self.check_lost(&overview, &mut lost).await;
             self.check_claims(&overview, &mut since, gone).await;
-            self.check_strangers(&overview, &mut strangers).await;
+            self.check_foreign(&overview, &mut foreign).await;
             tokio::select! {
                 () = cancel.cancelled() => return,
                 () = tokio::time::sleep(self.interval) => {}

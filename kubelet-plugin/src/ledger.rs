@@ -12,7 +12,7 @@ mod lost;
 mod newer;
 
 pub use former::{Former, Given};
-pub use lost::{Cause, Lost, Running};
+pub use lost::{Cause, Ended, Lost, Running};
 pub use newer::NewerRecord;
 
 use crate::checkpoint::Surplus;
@@ -154,6 +154,10 @@ pub struct Share {
     pub oversubscribe_bytes: u64,
     /// Position among the claim's devices, for indexed variables.
     pub order: u16,
+    /// While the claim is prepared: its files were there before, left of a record that was lost. A pod may be running
+    /// with them, so they are not undone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub found: bool,
 }
 
 fn none(bytes: &u64) -> bool {
@@ -349,6 +353,15 @@ pub struct Beside {
 }
 
 impl Beside {
+    /// Takes in what was noted beside it later.
+    fn take_in(&mut self, meanwhile: Self) {
+        self.version = self.version.max(meanwhile.version);
+        self.release = self.release.take().or(meanwhile.release);
+        for (name, part) in meanwhile.parts {
+            self.parts.entry(name).or_insert(part);
+        }
+    }
+
     /// The release that wrote what is not understood, for people.
     pub fn release_or_unknown(&self) -> &str {
         self.release.as_deref().unwrap_or("(newer, it does not say which)")

@@ -56,7 +56,7 @@ pub fn vanished(claim: &ClaimRef, devices: &[&str]) -> String {
 }
 
 /// A GPU instance is nobody's.
-pub fn stranger(mig: &LiveMig, destroys: bool) -> String {
+pub fn foreign(mig: &LiveMig, destroys: bool) -> String {
     let (instance, gpu) = (mig.gpu_instance, &mig.parent);
     let advice = if destroys {
         "The agent destroys it once nothing can be using it; if it stays, end the processes on it".to_owned()

@@ -241,6 +241,7 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
             fail_mode: config.fail_mode,
             oversubscribe_bytes: config.oversubscribe_bytes(),
             order,
+            found: false,
         }),
         _ => None,
     };

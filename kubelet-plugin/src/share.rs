@@ -79,6 +79,11 @@ pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, String> {
     QuotaFile::decode(&bytes).map_err(|error| format!("{}: {error}", quota.display()))
 }
 
+/// Whether a share's files are there, of which containers may be using them.
+pub fn is_there(shares: &Path, device: &Device) -> bool {
+    left(shares, &device.result_id).is_ok_and(|left| left.gpu_uuid.as_str() == device.gpu.as_str())
+}
+
 /// What is in the place of a share's region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RegionFound {
@@ -111,7 +116,7 @@ pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Shar
     let quota = quota(device, share, 1).map_err(fail)?;
     let dir = shares.join(&device.result_id);
     let (quota_dir, region_dir) = (dir.join("quota"), dir.join("region"));
-    if left(shares, &device.result_id).is_ok_and(|left| left.gpu_uuid == quota.gpu_uuid) {
+    if is_there(shares, device) {
         match find_region(shares, &device.result_id) {
             // Only the record of it was lost. What its quota says is brought up to date with all others.
             RegionFound::File => return Ok(()),

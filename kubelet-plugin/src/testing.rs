@@ -125,6 +125,7 @@ pub(crate) fn share_of(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> D
             fail_mode: FailMode::Closed,
             oversubscribe_bytes: 0,
             order: 0,
+            found: false,
         }),
         time_slice: None,
         mps: None,

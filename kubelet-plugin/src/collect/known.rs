@@ -3,8 +3,6 @@
 use super::{claims_of, may_run};
 use crate::claim::ClaimRef;
 use crate::ledger::{Ledger, Running};
-use aliquot_model::layout::Holding;
-use aliquot_model::{GpuInfo, LiveMig};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use std::collections::{BTreeMap, BTreeSet};
@@ -79,15 +77,6 @@ impl Known {
             (used && !devices.is_empty()).then(|| (claim.uid.clone(), Running { claim, devices }))
         });
         running.collect()
-    }
-
-    /// Whether pods of this node run with a device that overlaps an instance of a GPU.
-    pub(super) fn runs_with(&self, mig: &LiveMig, gpu: &GpuInfo, driver: &str, pool: &str) -> bool {
-        let instance = Holding::Partition(mig.placement);
-        self.running(driver, pool).values().flat_map(Running::names).any(|device| {
-            device.minor() == gpu.minor
-                && Holding::of(&device, gpu).is_some_and(|holding| holding.conflicts(instance))
-        })
     }
 
     /// Why a claim that the API has is not in use here, if it says so.

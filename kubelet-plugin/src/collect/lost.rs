@@ -27,8 +27,17 @@ pub(super) struct Memory {
     gone: BTreeSet<String>,
     /// What was said of a claim.
     told: BTreeMap<String, String>,
-    /// When the API is asked, about these claims and this loss.
-    pace: Pace<(Vec<String>, Option<Cause>)>,
+    /// When the API is asked.
+    pace: Pace<Question>,
+}
+
+/// What the API is asked about.
+#[derive(Debug, PartialEq)]
+struct Question {
+    /// UIDs of claims, and whether their specs can be read.
+    claims: Vec<(String, bool)>,
+    /// How the checkpoint was lost.
+    cause: Option<Cause>,
 }
 
 impl Collector {
@@ -40,12 +49,13 @@ impl Collector {
         memory.gone.retain(|uid| unaccounted.iter().any(|lost| lost.uid == *uid));
         self.metrics.unaccounted_claims.set(i64::try_from(unaccounted.len()).unwrap_or(i64::MAX));
         let lost = overview.ledger.lost.as_ref();
-        // What only a newer release can read closes all GPUs, whatever the API says.
-        let asks = !unaccounted.is_empty() || lost.is_some_and(|lost| !lost.is_beyond());
-        let about = (unaccounted.iter().map(|lost| lost.uid.clone()).collect(), lost.map(|lost| lost.cause));
-        // What is about to be given back is looked at until it is.
-        let due = memory.pace.is_due(about, self.interval, Instant::now()) || !memory.unused.is_empty();
-        if asks && !due {
+        let asks = !unaccounted.is_empty() || lost.is_some();
+        let claims = unaccounted.iter().map(|lost| (lost.uid.clone(), lost.unreadable.is_none()));
+        let about = Question { claims: claims.collect(), cause: lost.map(|lost| lost.cause) };
+        // What is about to be given back is looked at until its time.
+        let soon = self.grace.saturating_add(self.interval);
+        let waits = memory.unused.values().any(|since| since.elapsed() < soon);
+        if asks && !memory.pace.take_turn(about, self.interval, Instant::now()) && !waits {
             return memory.gone.clone();
         }
         let mut reasons = BTreeMap::new();
@@ -66,6 +76,7 @@ impl Collector {
                     self.conclude(running).await;
                 }
                 Err(error) => {
+                    memory.pace.forget();
                     let why = || format!("the API server cannot be asked: {error}");
                     reasons.extend(unaccounted.iter().map(|lost| (lost.uid.clone(), why())));
                     unknown = overview.ledger.lost.as_ref().filter(|lost| lost.is_loss()).map(|_| why());

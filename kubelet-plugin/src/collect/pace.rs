@@ -27,8 +27,8 @@ impl<T> Default for Pace<T> {
 }
 
 impl<T: PartialEq> Pace<T> {
-    /// Whether it is time to ask. `usual` is the first pause.
-    pub(super) fn is_due(&mut self, about: T, usual: Duration, now: Instant) -> bool {
+    /// Takes the turn to ask if it is time for one. `usual` is the first pause.
+    pub(super) fn take_turn(&mut self, about: T, usual: Duration, now: Instant) -> bool {
         let pause = match &self.last {
             Some(last) if last.about == about && now < last.next => return false,
             Some(last) if last.about == about => last.pause.saturating_mul(2).min(LONGEST.max(usual)),
@@ -36,6 +36,13 @@ impl<T: PartialEq> Pace<T> {
         };
         self.last = Some(Last { about, pause, next: now + pause });
         true
+    }
+}
+
+impl<T> Pace<T> {
+    /// Begins anew: what was asked was not answered, or there is nothing to ask about.
+    pub(super) fn forget(&mut self) {
+        self.last = None;
     }
 }
 
@@ -47,7 +54,7 @@ mod tests {
     fn asked(about: impl Fn(u64) -> u32) -> Vec<u64> {
         let (start, mut pace) = (Instant::now(), Pace::default());
         let due = |second: &u64| {
-            pace.is_due(about(*second), Duration::from_secs(10), start + Duration::from_secs(*second))
+            pace.take_turn(about(*second), Duration::from_secs(10), start + Duration::from_secs(*second))
         };
         (0..3600).step_by(10).filter(due).collect()
     }
@@ -64,5 +71,15 @@ mod tests {
         let asked = asked(|second| u32::from(second >= 1000));
         let after: Vec<u64> = asked.into_iter().filter(|second| *second >= 910).take(4).collect();
         assert_eq!(after, [910, 1000, 1010, 1030]);
+    }
+
+    #[test]
+    fn what_was_not_answered_is_asked_again_after_the_usual_pause() {
+        let (start, mut pace) = (Instant::now(), Pace::default());
+        let usual = Duration::from_secs(10);
+        for look in 0..100 {
+            assert!(pace.take_turn(0, usual, start + usual * look));
+            pace.forget();
+        }
     }
 }

@@ -54,6 +54,7 @@ fn share(tail: &str, order: u16) -> Device {
             fail_mode: FailMode::Closed,
             oversubscribe_bytes: 0,
             order,
+            found: false,
         }),
         ..device(tail, "gpu-0-share")
     }

@@ -1,6 +1,6 @@
 //! What is known after the loss of a checkpoint, until everything is accounted for again. Pure.
 
-use super::Ledger;
+use super::{Device, Ledger, Record, State};
 use crate::claim::ClaimRef;
 use aliquot_model::DeviceName;
 use serde::{Deserialize, Serialize};
@@ -33,14 +33,22 @@ pub struct Lost {
     /// Claims that pods run with, says the API, of which neither record nor CDI spec is here; by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub running: BTreeMap<String, Running>,
-    /// While a checkpoint is set aside that may have records of them: claims that were given back, by UID, and when, in
-    /// seconds since the epoch.
+    /// While a checkpoint is set aside that may have records of them: claims that were given back, by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub ended: BTreeMap<String, i64>,
+    pub ended: BTreeMap<String, Ended>,
 }
 
-/// How many claims that were given back are remembered; the oldest go first. No claim that may have a record in what is
-/// set aside is prepared anew meanwhile, so there are hardly more than a node has devices.
+/// That a claim was given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ended {
+    /// When, in seconds since the epoch.
+    pub at: i64,
+    /// Whether its release was recorded.
+    pub recorded: bool,
+}
+
+/// How many claims that were given back are remembered. No claim that holds anything is prepared meanwhile but those that
+/// were before, so there are hardly more than a node has devices.
 const MOST_ENDED: usize = 4096;
 
 impl Lost {
@@ -73,28 +81,35 @@ impl Running {
 }
 
 impl Ledger {
-    /// Notes that a claim was given back, if a checkpoint is set aside that may have a record of it. The first time
-    /// counts.
-    pub fn note_ended(&mut self, uid: &str, second: i64) {
-        let Some(lost) = self.lost.as_mut().filter(|lost| lost.is_beyond()) else { return };
-        lost.ended.entry(uid.to_owned()).or_insert(second);
-        if lost.ended.len() > MOST_ENDED
-            && let Some(oldest) = lost.ended.iter().min_by_key(|(_, second)| **second)
-        {
-            let oldest = oldest.0.clone();
-            lost.ended.remove(&oldest);
+    /// Notes that a claim gave its hardware back, if the kubelet asked for it: for the controller, and for what is set
+    /// aside.
+    pub fn count_end(&mut self, record: &Record) {
+        self.releases.count(record);
+        let Some(at) = record.ended else { return };
+        if record.devices.iter().any(|device| device.held.is_some()) {
+            self.note_ended(&record.claim.uid, Ended { at, recorded: record.charge.is_some() });
         }
     }
 
-    /// Takes in what was noted while this ledger could not be read: claims that it does not have, what was given back,
-    /// and which GPUs are here. Doing it again changes nothing that is charged.
+    /// Notes that a claim was given back, if a checkpoint is set aside that may have a record of it. The first time
+    /// counts.
+    pub fn note_ended(&mut self, uid: &str, ended: Ended) {
+        let Some(lost) = self.lost.as_mut().filter(|lost| lost.is_beyond()) else { return };
+        if lost.ended.len() < MOST_ENDED {
+            lost.ended.entry(uid.to_owned()).or_insert(ended);
+        }
+    }
+
+    /// Takes in what was noted while this ledger could not be read. Doing it again changes nothing.
     pub fn take_in(&mut self, meanwhile: Self) {
         self.releases.take_in(meanwhile.releases);
+        self.beside.take_in(meanwhile.beside);
         if let Some(mut lost) = meanwhile.lost {
-            for (uid, second) in &lost.ended {
+            for (uid, ended) in &mut lost.ended {
                 // Its files are gone. Its GPU instances, if it had any, are nobody's.
-                if let Some(mut record) = self.claims.remove(uid) {
-                    record.ended.get_or_insert(*second);
+                let Some(mut record) = self.claims.remove(uid) else { continue };
+                if !std::mem::replace(&mut ended.recorded, true) {
+                    record.ended.get_or_insert(ended.at);
                     self.releases.count(&record);
                 }
             }
@@ -105,11 +120,30 @@ impl Ledger {
             }
             self.lost = Some(lost);
         }
-        for (uid, record) in meanwhile.claims {
+        for (uid, record) in meanwhile.newer {
             if !self.has(&uid) {
+                self.newer.insert(uid, record);
+            }
+        }
+        for (uid, record) in meanwhile.claims {
+            let outdated = |own: &Record| !own.says_the_same(&record);
+            if !self.newer.contains_key(&uid) && self.claims.get(&uid).is_none_or(outdated) {
                 self.claims.insert(uid, record);
             }
         }
         self.bind(meanwhile.bindings.into_iter().map(|(minor, binding)| (minor, binding.gpu)));
+    }
+}
+
+impl Record {
+    /// Whether it is of the same hardware as one that was made anew from it: then it says more, what a newer release
+    /// wrote.
+    fn says_the_same(&self, anew: &Self) -> bool {
+        let prepared = |record: &Self| record.state == State::Completed && !record.is_parked();
+        let hardware = |record: &Self| -> Vec<_> {
+            let of = |device: &Device| (device.key(), device.gpu.clone(), device.partition.clone());
+            record.devices.iter().map(of).collect()
+        };
+        prepared(self) && prepared(anew) && self.boot_id == anew.boot_id && hardware(self) == hardware(anew)
     }
 }

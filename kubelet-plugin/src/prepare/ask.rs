@@ -2,10 +2,11 @@
 
 use super::{Node, PrepareError, Prepared, bind};
 use crate::claim::{Request, ResultKey};
-use crate::ledger::{Ledger, Record, Retention, State};
+use crate::ledger::{Ledger, Lost, Record, Retention, State};
 use crate::partitioning::Partitioning;
 use crate::plan::{self, Plan, PlanError, Snapshot};
 use crate::releases::Charge;
+use crate::share;
 use aliquot_nvml::Inventory;
 use jiff::Timestamp;
 
@@ -87,7 +88,7 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts);
         self.refuse_beside_unaccounted(request, &specs, &ledger, prior.is_some())?;
-        let plan = match self.decide(facts, &ledger, request, prior.as_ref()) {
+        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref()) {
             Ok(plan) => plan,
             Err(error) => {
                 if ledger.note_consumers(&request.given) {
@@ -96,6 +97,12 @@ impl Node {
                 return Err(error.into());
             }
         };
+        if ledger.lost.as_ref().is_some_and(Lost::is_loss) {
+            for device in &mut plan.devices {
+                let there = share::is_there(&self.machine.shares, device);
+                device.share.iter_mut().for_each(|share| share.found = there);
+            }
+        }
         let charge = prior.as_ref().and_then(|record| record.charge).or_else(|| {
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));
             self.report_usage.then(|| Charge::of(&plan.devices, &request.asked, facts, since))

@@ -2,7 +2,7 @@
 
 use super::{Node, PrepareError, Prepared};
 use crate::execute::StepError;
-use crate::ledger::{Ledger, Lost, Record, State};
+use crate::ledger::{Ledger, Record, State};
 use crate::plan::{Step, Undo};
 use crate::store::StoreError;
 use aliquot_model::GpuUuid;
@@ -56,7 +56,13 @@ impl Node {
     }
 
     /// Writes that a claim is prepared, and what the others may have beside it.
-    fn complete(&self, record: Record) -> Result<(), PrepareError> {
+    fn complete(&self, mut record: Record) -> Result<(), PrepareError> {
+        // They are its own from here on.
+        record
+            .devices
+            .iter_mut()
+            .filter_map(|device| device.share.as_mut())
+            .for_each(|share| share.found = false);
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         if ledger.claims.get(&record.claim.uid).is_none_or(|there| there.state != State::Started) {
@@ -98,10 +104,7 @@ impl Node {
     }
 
     /// Runs all inverses in reverse order. Each is tried; the first error is returned with what failed.
-    ///
-    /// After a loss an attempt finds the shares of the pods that run with the claim, and nobody knows which those are.
-    /// So of an attempt no share is removed then: the next one finds it again, and with the end of the state goes what
-    /// is nobody's.
+    /// What an attempt found is not its to remove.
     pub(super) fn undo_all(
         &self,
         record: &Record,
@@ -109,9 +112,16 @@ impl Node {
         boot_id: &str,
     ) -> Result<(), (String, StepError)> {
         let mut first = None;
-        let lost = ledger.lost.as_ref().is_some_and(Lost::is_loss);
-        let spared =
-            |undo: &Undo| lost && record.state == State::Started && matches!(undo, Undo::RemoveShare { .. });
+        let found = |id: &String| {
+            record
+                .devices
+                .iter()
+                .any(|d| d.result_id == *id && d.share.as_ref().is_some_and(|share| share.found))
+        };
+        let spared = |undo: &Undo| match undo {
+            Undo::RemoveShare { result_id } => record.state == State::Started && found(result_id),
+            _ => false,
+        };
         for undo in record.steps.iter().rev().map(Step::inverse).filter(|undo| !spared(undo)) {
             if let Err(error) = self.machine.undo(record, &undo, ledger, boot_id) {
                 tracing::warn!(claim.uid = %record.claim.uid, %undo, %error, "undoing failed");
@@ -153,6 +163,6 @@ pub(super) fn forget_attempt(ledger: &mut Ledger, mut record: Record) {
         ledger.claims.insert(uid, record);
     } else {
         ledger.claims.remove(&uid);
-        ledger.releases.count(&record);
+        ledger.count_end(&record);
     }
 }

@@ -11,7 +11,6 @@ use crate::plan::Plan;
 use crate::rebuild::{self, Disagreement, Left};
 use crate::releases::Charge;
 use crate::share;
-use crate::store::StoreError;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
 
@@ -168,7 +167,10 @@ impl Node {
     ///
     /// # Errors
     /// If lock or checkpoint cannot be had.
-    pub fn conclude(&self, running: BTreeMap<String, Running>) -> Result<Conclusion, StoreError> {
+    pub fn conclude(&self, running: BTreeMap<String, Running>) -> Result<Conclusion, PrepareError> {
+        if self.ledger()?.lost.is_some() {
+            self.settle_abandoned(&self.boot_id()?)?;
+        }
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -182,7 +184,7 @@ impl Node {
         lost.running.retain(|uid, _| !claims.contains_key(uid) && !newer.contains_key(uid));
         self.note_traces(&specs, &mut ledger);
         let beyond = ledger.lost.as_ref().is_some_and(Lost::is_beyond);
-        // What is undone of an attempt is undone as after a loss.
+        // A claim that is being prepared may have found files, and be undone: then it has no record again.
         let under_way = ledger.claims.values().any(|record| record.state == State::Started);
         if beyond || under_way || !self.unaccounted(&specs, &ledger).is_empty() {
             if ledger.lost.as_ref() != Some(&before) {

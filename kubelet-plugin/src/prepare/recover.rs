@@ -3,8 +3,10 @@
 use super::{Node, PrepareError, Recovery, Unaccounted, forget_attempt, hardware};
 use crate::edits;
 use crate::ledger::{Cause, Ledger, Lost, Record, State};
+use crate::reservation;
 use crate::share;
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 impl Node {
     /// Makes the node consistent: finishes or undoes what a dead process left, removes files without a
@@ -53,6 +55,26 @@ impl Node {
             recovery.orphans = self.remove_orphans(&ledger);
         }
         Ok(recovery)
+    }
+
+    /// Undoes attempts whose process is dead, as a start does, for those that nobody asks for again.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had. What cannot be undone yet stays as it is.
+    pub(super) fn settle_abandoned(&self, boot_id: &str) -> Result<(), PrepareError> {
+        for record in self.ledger()?.claims.values().filter(|record| record.state == State::Started) {
+            let uid = &record.claim.uid;
+            // Whoever is at work on it has it reserved.
+            if reservation::claim(self.store.dir(), uid, Duration::ZERO).is_err() {
+                continue;
+            }
+            match self.settle(uid, boot_id) {
+                Ok(true) => tracing::info!(claim = %record.claim, "undid what a dead process left half done"),
+                Ok(false) | Err(PrepareError::Reserved(_)) => {}
+                Err(error) => tracing::warn!(claim = %record.claim, %error, "it stays half done"),
+            }
+        }
+        Ok(())
     }
 
     /// Undoes a half-done claim, and brings a parked one into the state that it has between two calls. Returns

@@ -85,8 +85,7 @@ impl Node {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         ledger.claims.remove(&uid);
-        ledger.releases.count(record);
-        ledger.note_ended(&uid, record.ended.unwrap_or(record.since));
+        ledger.count_end(record);
         self.machine.probe.at("before completion");
         locked.save_releasing(&ledger)?;
         self.machine.probe.at("after completion");

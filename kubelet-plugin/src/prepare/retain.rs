@@ -41,8 +41,7 @@ impl Node {
             let mut ledger = locked.load()?.ledger;
             // To the controller it is released as any other: what it is kept for is in the API.
             record.ended.get_or_insert(now.as_second());
-            ledger.releases.count(&record);
-            ledger.note_ended(&record.claim.uid, now.as_second());
+            ledger.count_end(&record);
             record.charge = None;
             record.ended = None;
             record.retention = Some(Retention::Parked { until: now.as_second().saturating_add(at_most) });

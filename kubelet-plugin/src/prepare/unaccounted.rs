@@ -21,7 +21,7 @@
 use super::{Node, UnprepareError};
 use crate::claim::Request;
 use crate::edits;
-use crate::ledger::Ledger;
+use crate::ledger::{Ended, Ledger};
 use crate::plan::{PlanError, Refusal};
 use crate::share;
 use crate::store::StoreError;
@@ -220,7 +220,7 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         let before = ledger.lost.clone();
         let running = ledger.lost.as_mut().and_then(|lost| lost.running.remove(uid)).is_some();
-        ledger.note_ended(uid, now.as_second());
+        ledger.note_ended(uid, Ended { at: now.as_second(), recorded: false });
         if ledger.lost != before {
             locked.save_releasing(&ledger)?;
         }

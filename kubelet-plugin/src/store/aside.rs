@@ -61,15 +61,15 @@ fn rename(dir: &Path, name: &str, mark: &str) -> Result<(Vec<(u64, PathBuf)>, Pa
 
 /// Those that are kept with this mark, the oldest first.
 fn kept(dir: &Path, mark: &str) -> Result<Vec<(u64, PathBuf)>, StoreError> {
-    let entries = fs::read_dir(dir).map_err(io_error("list", dir))?;
-    let mut found: Vec<(u64, PathBuf)> = entries
-        .flatten()
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let (_, number) = name.rsplit_once(mark)?;
-            Some((number.parse().ok()?, entry.path()))
-        })
-        .collect();
+    let numbered = |path: PathBuf| {
+        let (_, number) = path.file_name()?.to_str()?.rsplit_once(mark)?;
+        Some((number.parse().ok()?, path))
+    };
+    let mut found = Vec::new();
+    // Whole or not at all: one that is not seen would not count, and be written over.
+    for entry in fs::read_dir(dir).map_err(io_error("list", dir))? {
+        found.extend(numbered(entry.map_err(io_error("list", dir))?.path()));
+    }
     found.sort();
     Ok(found)
 }

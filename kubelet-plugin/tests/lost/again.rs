@@ -113,6 +113,43 @@ fn the_state_does_not_end_under_a_prepare() {
     });
     let node = world.node_with(probe);
     assert!(until_killed(|| node.prepare(&share("c-1"), false, now())).is_none());
-    world.node().recover().unwrap();
+    // The kubelet does not ask again, and the API shows the pod.
+    let running = Running { claim: share("c-1").claim, devices: vec!["gpu-1-share".into()] };
+    let running = BTreeMap::from([("c-1".to_owned(), running)]);
+    assert_eq!(world.node().conclude(running).unwrap(), Conclusion::Unchanged);
+    assert!(!world.ledger().claims.contains_key("c-1"), "undone");
     assert_eq!(fs::metadata(&region).unwrap().ino(), before);
+}
+
+#[test]
+fn what_a_dead_process_left_half_done_does_not_keep_the_state_although_nobody_asks_again() {
+    let world = world();
+    world.node().prepare(&share("c-1"), false, now()).unwrap();
+    lose(&world);
+    world.node().recover().unwrap();
+    // The other instance of an update, say.
+    let (probe, _) = killer(4);
+    let node = world.node_with(probe);
+    let part = request("c-2", &[("a", "gpu-0-mig-1g10gb-19-6")]);
+    assert!(until_killed(|| node.prepare(&part, false, now())).is_none());
+    assert!(world.ledger().claims.contains_key("c-2"));
+    let node = world.node();
+    node.rebuild(&share("c-1"), now()).unwrap();
+    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(world.ledger().lost.is_none() && !world.ledger().claims.contains_key("c-2"));
+    assert!(world.instances().is_empty());
+}
+
+#[test]
+fn a_new_claim_that_cannot_be_prepared_after_a_loss_leaves_nothing() {
+    let world = world();
+    world.node().prepare(&share("c-1"), false, now()).unwrap();
+    lose(&world);
+    let node = world.node();
+    node.recover().unwrap();
+    let files = world.files();
+    // A prepare of a share comes as far as this, and is undone.
+    fs::rename(world.limiter(), world.limiter().with_extension("away")).unwrap();
+    node.prepare(&request("c-2", &[("s", "gpu-2-share")]), false, now()).unwrap_err();
+    assert_eq!(world.files(), files);
 }

@@ -1,12 +1,13 @@
 //! GPU instances that no claim has: named, and destroyed if nothing can depend on them.
 
-use super::known::Known;
 use super::pace::Pace;
 use super::{Collector, Instant};
+use crate::ledger::Running;
 use crate::notice;
 use crate::prepare::Overview;
 use crate::reasons;
 use aliquot_model::LiveMig;
+use aliquot_model::layout::Holding;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -26,14 +27,14 @@ pub(super) struct Memory {
 
 impl Collector {
     /// One look.
-    pub(super) async fn check_strangers(&self, overview: &Overview, memory: &mut Memory) {
+    pub(super) async fn check_foreign(&self, overview: &Overview, memory: &mut Memory) {
         memory.first_seen.retain(|seen, _| overview.foreign.iter().any(|mig| key(mig) == *seen));
         let mut idle = Vec::new();
         for mig in &overview.foreign {
             match memory.first_seen.get(&key(mig)) {
                 None => {
                     memory.first_seen.insert(key(mig), Instant::now());
-                    self.tell_stranger(mig);
+                    self.tell_foreign(mig);
                 }
                 Some(seen) if self.may_go(overview, mig) && seen.elapsed() >= self.interval / 2 => {
                     idle.push(mig)
@@ -41,24 +42,27 @@ impl Collector {
                 Some(_) => {}
             }
         }
-        let about = idle.iter().map(|mig| key(mig)).collect();
-        if idle.is_empty() || !memory.pace.is_due(about, self.interval, Instant::now()) {
+        if idle.is_empty() {
+            return memory.pace.forget();
+        }
+        if !memory.pace.take_turn(idle.iter().map(|mig| key(mig)).collect(), self.interval, Instant::now()) {
             return;
         }
         let known = match self.ask().await {
             Ok(known) => known,
             Err(error) => {
                 tracing::debug!(%error, "nobody knows whether an unknown instance is of a claim");
-                return;
+                return memory.pace.forget();
             }
         };
-        for mig in idle.into_iter().filter(|mig| !self.is_used(overview, mig, &known)) {
+        let running = known.running(&self.driver, &self.pool);
+        for mig in idle.into_iter().filter(|mig| !is_used(overview, mig, &running)) {
             self.destroy(mig).await;
         }
     }
 
-    fn tell_stranger(&self, mig: &LiveMig) {
-        let note = notice::stranger(mig, self.destroy_unknown);
+    fn tell_foreign(&self, mig: &LiveMig) {
+        let note = notice::foreign(mig, self.destroy_unknown);
         self.events.node_warning(reasons::FOREIGN_INSTANCE, note);
     }
 
@@ -71,15 +75,6 @@ impl Collector {
         let minor = gpus.filter(|gpu| gpu.uuid == mig.parent).map(|gpu| gpu.minor).next();
         let mut lost = overview.unaccounted.iter().flat_map(|lost| &lost.devices);
         lost.all(|device| Some(device.minor()) != minor)
-    }
-
-    /// Whether a pod of this node runs with a claim that has a device that overlaps the instance: it may be what is
-    /// left of that claim. A claim that no pod runs with needs no instance: one is made for its next pod. In doubt it
-    /// is used.
-    fn is_used(&self, overview: &Overview, mig: &LiveMig, known: &Known) -> bool {
-        let mut gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
-        let Some(gpu) = gpus.find(|gpu| gpu.uuid == mig.parent) else { return true };
-        known.runs_with(mig, gpu, &self.driver, &self.pool)
     }
 
     async fn destroy(&self, mig: &LiveMig) {
@@ -100,4 +95,16 @@ impl Collector {
             Err(error) => tracing::error!(%error, "destroying ended abnormally"),
         }
     }
+}
+
+/// Whether a claim that a pod of this node runs with has a device that overlaps the instance: it may be what is left of
+/// that claim. One that no pod runs with needs no instance: it gets one with its next pod. In doubt it is used.
+fn is_used(overview: &Overview, mig: &LiveMig, running: &BTreeMap<String, Running>) -> bool {
+    let mut gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+    let Some(gpu) = gpus.find(|gpu| gpu.uuid == mig.parent) else { return true };
+    let instance = Holding::Partition(mig.placement);
+    running.values().flat_map(Running::names).any(|device| {
+        device.minor() == gpu.minor
+            && Holding::of(&device, gpu).is_some_and(|holding| holding.conflicts(instance))
+    })
 }
