@@ -10,6 +10,7 @@ pub mod capacity;
 mod choose;
 mod company;
 pub mod fit;
+mod lack;
 pub mod matcher;
 pub mod overlap;
 mod packing;
@@ -22,6 +23,7 @@ mod shortlist;
 mod stage;
 mod volumes;
 
+pub use lack::Lack;
 pub use matcher::Matcher;
 pub use plan::{Plan, Reservation};
 pub use policy::{Placing, Strategy};

@@ -145,9 +145,7 @@ fn rank(
         match decide_in(index, matcher, pod, &situation, options, expired) {
             Decision::Placed(plan) => ranking.fits.push((plan.score, node)),
             Decision::NoFit(reasons) | Decision::Undo { reason: reasons, .. } => {
-                reasons
-                    .each()
-                    .for_each(|(reason, count, node)| ranking.others.add_many(node, count, reason.clone()));
+                reasons.each().for_each(|(reason, count, node)| ranking.others.add_many(node, count, reason));
             }
             _ => ranking.others.add(&node, NodeReason::OutOfTime),
         }
@@ -205,12 +203,10 @@ fn nearest(
         let lower = room.victims.iter().filter(lower).count();
         return Nearest::IfEnded(room, lower);
     }
-    let obstacle = reasons
-        .each()
-        .filter(|(reason, _, _)| !reason.is_lack_of_kind())
-        .min_by_key(|(reason, _, _)| *reason);
+    let obstacle =
+        reasons.each().filter(|(reason, _, _)| !reason.is_lack_of_kind()).min_by(|(a, ..), (b, ..)| a.cmp(b));
     match obstacle {
-        Some((reason, _, node)) => Nearest::Obstacle(node.clone(), reason.clone()),
+        Some((reason, _, node)) => Nearest::Obstacle(node.clone(), reason),
         None => Nearest::Nowhere,
     }
 }

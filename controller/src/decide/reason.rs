@@ -1,6 +1,7 @@
 //! Why there is no allocation, in words for whoever reads the pod's events.
 
 use super::fit::NotOnNode;
+use super::lack::Lack;
 use crate::budget::window::time;
 use crate::index::{ClaimSource, ObjectKey, PodClaim};
 use crate::selector::SelectorError;
@@ -204,6 +205,8 @@ pub enum DeviceReason {
     NoMatch {
         /// The request.
         request: String,
+        /// What the nearest device lacks, if it is an amount.
+        lack: Option<Lack>,
     },
     /// Matching devices are there, but have taints.
     Tainted {
@@ -216,6 +219,8 @@ pub enum DeviceReason {
     InUse {
         /// The request.
         request: String,
+        /// What the nearest device has too little of, if it is an amount.
+        lack: Option<Lack>,
     },
     /// Not every device that matches is free, which is what `All` wants.
     NotAllFree {
@@ -269,6 +274,26 @@ impl fmt::Display for Scope {
 }
 
 impl NodeReason {
+    /// Takes out what is lacking: it differs by node, and what is the same but for it is told as one.
+    fn take_lack(&mut self) -> Option<Lack> {
+        match self {
+            Self::Devices(DeviceReason::NoMatch { lack, .. } | DeviceReason::InUse { lack, .. }) => {
+                lack.take()
+            }
+            _ => None,
+        }
+    }
+
+    /// Puts what is lacking back.
+    fn with_lack(mut self, lacking: Option<Lack>) -> Self {
+        if let Self::Devices(DeviceReason::NoMatch { lack, .. } | DeviceReason::InUse { lack, .. }) =
+            &mut self
+        {
+            *lack = lacking;
+        }
+        self
+    }
+
     /// Whether the node's devices are simply of another kind, or nobody's to give.
     pub const fn is_lack_of_kind(&self) -> bool {
         matches!(
@@ -325,11 +350,25 @@ impl fmt::Display for DeviceReason {
                 write!(f, "have published devices that contradict each other ({reason})")
             }
             Self::Stopped(reason) => write!(f, "are stopped ({reason})"),
-            Self::NoMatch { request } => write!(f, "have no device that matches request {request}"),
+            Self::NoMatch { request, lack: None } => {
+                write!(f, "have no device that matches request {request}")
+            }
+            Self::NoMatch { request, lack: Some(Lack { capacity, asked, most }) } => write!(
+                f,
+                "have no device that is large enough for request {request}, which asks for {asked} of {capacity}: it can \
+                 have {most} at most"
+            ),
             Self::Tainted { request, taint } => {
                 write!(f, "have devices for request {request} only with the untolerated taint {taint}")
             }
-            Self::InUse { request } => write!(f, "have not enough free devices for request {request}"),
+            Self::InUse { request, lack: None } => {
+                write!(f, "have not enough free devices for request {request}")
+            }
+            Self::InUse { request, lack: Some(Lack { capacity, asked, most }) } => write!(
+                f,
+                "have not enough free devices for request {request}, which asks for {asked} of {capacity}: {most} is \
+                 free on the nearest"
+            ),
             Self::NotAllFree { request } => {
                 write!(f, "have matching devices that are in use, and request {request} wants all of them")
             }
@@ -355,8 +394,8 @@ impl fmt::Display for DeviceReason {
 /// Why a pod fits nowhere: how many nodes for which reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NoFit {
-    /// How many nodes, and one of them.
-    reasons: BTreeMap<NodeReason, (usize, Arc<str>)>,
+    /// How many nodes, and one of them: the nearest, where something is lacking.
+    reasons: BTreeMap<NodeReason, (usize, Arc<str>, Option<Lack>)>,
     nodes: usize,
     doubtful: bool,
     wanted: Vec<(u32, usize)>,
@@ -390,14 +429,24 @@ impl NoFit {
     }
 
     /// Counts so many nodes, of which this is one.
-    pub fn add_many(&mut self, node: &Arc<str>, count: usize, reason: NodeReason) {
+    pub fn add_many(&mut self, node: &Arc<str>, count: usize, mut reason: NodeReason) {
         self.nodes += count;
-        self.reasons.entry(reason).or_insert_with(|| (0, node.clone())).0 += count;
+        let lack = reason.take_lack();
+        let (nodes, nearest, nearest_lack) =
+            self.reasons.entry(reason).or_insert_with(|| (0, node.clone(), None));
+        *nodes += count;
+        if let Some(lack) = lack
+            && nearest_lack.as_ref().is_none_or(|before| lack.share() < before.share())
+        {
+            (*nearest, *nearest_lack) = (node.clone(), Some(lack));
+        }
     }
 
     /// Each reason, with how many nodes and one of them.
-    pub fn each(&self) -> impl Iterator<Item = (&NodeReason, usize, &Arc<str>)> {
-        self.reasons.iter().map(|(reason, (count, node))| (reason, *count, node))
+    pub fn each(&self) -> impl Iterator<Item = (NodeReason, usize, &Arc<str>)> {
+        self.reasons
+            .iter()
+            .map(|(reason, (count, node, lack))| (reason.clone().with_lack(lack.clone()), *count, node))
     }
 
     /// Nodes that were looked at.
@@ -413,9 +462,9 @@ impl fmt::Display for NoFit {
                 .write_str("no node publishes devices; check that the kubelet plugin runs on the GPU nodes");
         }
         write!(f, "0 of {} nodes with devices fit", self.nodes)?;
-        let mut reasons: Vec<_> = self.reasons.iter().collect();
-        reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
-        for (position, (reason, (count, node))) in reasons.into_iter().enumerate() {
+        let mut reasons: Vec<_> = self.each().collect();
+        reasons.sort_by_key(|(_, count, _)| std::cmp::Reverse(*count));
+        for (position, (reason, count, node)) in reasons.into_iter().enumerate() {
             f.write_str(if position == 0 { ": " } else { "; " })?;
             match count {
                 1 => write!(f, "1 ({node})")?,

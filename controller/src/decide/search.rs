@@ -411,7 +411,9 @@ impl Search<'_, '_> {
                     let free = self.state.free_now(found.devices.iter().enumerate(), alternative);
                     match alternative.count {
                         Count::Exactly(count) if free < count => {
-                            reason = reason.or(Some(DeviceReason::InUse { request: name }));
+                            let devices = found.devices.iter().enumerate();
+                            let lack = self.state.lack(devices, alternative);
+                            reason = reason.or(Some(DeviceReason::InUse { request: name, lack }));
                         }
                         Count::All if free < found.devices.iter().map(Vec::len).sum() => {
                             reason = reason.or(Some(DeviceReason::NotAllFree { request: name }));

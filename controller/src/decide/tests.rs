@@ -280,6 +280,20 @@ fn shares_are_packed_until_a_capacity_is_used_up() {
 }
 
 #[test]
+fn what_a_share_asks_too_much_of_is_told_with_what_the_nearest_gpu_has() {
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 2)]);
+    world.one("held", &[share("s", "60Gi", "10")]);
+    world.one("more", &[share("s", "50Gi", "80")]);
+    world.one("last", &[share("s", "70Gi", "10")]);
+    let told = world.refused("memory", &[share("s", "35Gi", "5")]);
+    assert!(told.contains("which asks for 35Gi of memory: 30Gi is free on the nearest"), "{told}");
+    let told = world.refused("cores", &[share("s", "1Gi", "95")]);
+    assert!(told.contains("which asks for 95 of cores: 90 is free on the nearest"), "{told}");
+    let told = world.refused("beyond", &[share("s", "900Gi", "5")]);
+    assert!(told.contains("which asks for 900Gi of memory: it can have 80Gi at most"), "{told}");
+}
+
+#[test]
 fn two_shares_of_one_pod_may_be_on_one_gpu_unless_the_claim_forbids_it() {
     let requests = [share("a", "1Gi", "0"), share("b", "1Gi", "0")];
     let mut world = World::with_nodes(&[("n1", 2)]);

@@ -2,6 +2,7 @@
 
 use super::super::ask::{Alternative, Ask, Count};
 use super::super::capacity;
+use super::super::lack::Lack;
 use super::super::matcher::{Answer, Answers};
 use super::super::reason::DeviceReason;
 use super::super::{Matcher, Rejection};
@@ -21,6 +22,8 @@ pub(super) struct View<'a> {
 pub(super) struct Candidates {
     /// Per pool: position and what would be consumed of it.
     pub(super) devices: Vec<Vec<Candidate>>,
+    /// What the nearest of those devices lacks that do not have as much as is asked.
+    pub(super) lack: Option<Lack>,
 }
 
 /// What is taken of each capacity of a device, if the device is shared.
@@ -122,6 +125,7 @@ pub(super) fn eligible(
     let mut devices = Vec::new();
     // Of few shapes: by number what is taken of one.
     let mut known: Vec<(u32, Option<Consumed>)> = Vec::new();
+    let mut lack = None;
     for view in views {
         let answers: Vec<Arc<Answers>> = alternative
             .selectors
@@ -150,7 +154,11 @@ pub(super) fn eligible(
             let consumed = match known.iter().find(|(shape, _)| *shape == device.shape) {
                 Some((_, consumed)) => consumed.clone(),
                 None => {
-                    let consumed = consumption(index.shape(device), alternative);
+                    let shape = index.shape(device);
+                    let consumed = consumption(shape, alternative);
+                    if consumed.is_none() && device.owner == owner {
+                        lack = Lack::nearer(lack, Lack::of_shape(index, shape, alternative));
+                    }
                     known.push((device.shape, consumed.clone()));
                     consumed
                 }
@@ -160,7 +168,7 @@ pub(super) fn eligible(
         }
         devices.push(of_pool);
     }
-    Ok(Candidates { devices })
+    Ok(Candidates { devices, lack })
 }
 
 fn selected(answers: &[Arc<Answers>], position: u32) -> Answer {
@@ -212,7 +220,7 @@ pub(super) fn enough(
     };
     let usable = || all().filter(|(_, candidate)| candidate.usable);
     if usable().next().is_none() {
-        return Err(DeviceReason::NoMatch { request });
+        return Err(DeviceReason::NoMatch { request, lack: found.lack.clone() });
     }
     let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
     let mut taint = None;

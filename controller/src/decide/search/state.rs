@@ -3,6 +3,7 @@
 mod rank;
 
 use super::super::ask::{Alternative, Ask, ConstraintKind};
+use super::super::lack::Lack;
 use super::super::policy::Worth;
 use super::{Candidate, Pick, View};
 use crate::index::{Device, Gpu, Index};
@@ -323,6 +324,31 @@ impl<'a, 's> State<'a, 's> {
             .flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
             .filter(|(view, candidate)| candidate.usable && self.is_free(None, alternative, *view, candidate))
             .count()
+    }
+
+    /// What the nearest of these has too little of that is free; nothing where that is not what keeps them.
+    pub(super) fn lack<'c>(
+        &self,
+        devices: impl Iterator<Item = (usize, &'c Vec<Candidate>)>,
+        alternative: &Alternative<'_>,
+    ) -> Option<Lack> {
+        let shared = devices
+            .flat_map(|(view, devices)| devices.iter().map(move |candidate| (view, candidate)))
+            .filter(|(_, candidate)| candidate.usable && candidate.consumed.is_some());
+        let lacks = shared.filter_map(|(at, candidate)| {
+            let (view, device) = (self.views.get(at)?, self.device(at, candidate.position)?);
+            let used = view.pool.usage.devices.get(&candidate.position);
+            if used.is_some_and(|used| used.exclusive > 0)
+                || view.pool.usage.blocked.contains_key(&device.gpu)
+            {
+                return None;
+            }
+            Lack::of(self.index, self.index.shape(device), alternative, |at, capacity| {
+                let before = used.and_then(|used| used.consumed.get(at)).copied().unwrap_or_default();
+                (capacity.value - before).max(Quantity::ZERO)
+            })
+        });
+        lacks.fold(None, |nearest, lack| Lack::nearer(nearest, Some(lack)))
     }
 
     /// Whether a device could be taken as things stand, or `now` being false, if nothing of its GPU was held.
