@@ -371,3 +371,43 @@ impl Metrics {
         Ok(text)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    const DOCUMENT: &str = include_str!("../../docs/metrics.md");
+
+    /// Name and type of each metric with this prefix, as the document has them.
+    fn documented(prefix: &str) -> BTreeMap<&'static str, &'static str> {
+        let rows = DOCUMENT.lines().filter_map(|line| {
+            let mut cells = line.strip_prefix("| `")?.split(" | ");
+            Some((cells.next()?.strip_suffix('`')?.strip_prefix(prefix)?, cells.next()?))
+        });
+        rows.map(|(name, kind)| (name.strip_suffix("_total").unwrap_or(name), kind)).collect()
+    }
+
+    #[test]
+    fn every_metric_is_documented_and_every_documented_metric_exists() {
+        let metrics = Metrics::default();
+        // Families without a label set are left out of the text, but not of this.
+        let all = format!("{:?}", metrics.registry);
+        let registered: Vec<&str> =
+            all.split("Descriptor { name: \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+        let documented = documented("dra_gpu_");
+        assert!(registered.len() > 30, "{registered:?}");
+        for name in &registered {
+            assert!(documented.contains_key(name), "docs/metrics.md has no row for {name}");
+        }
+        for name in documented.keys() {
+            assert!(registered.contains(name), "docs/metrics.md has {name}, which is not registered");
+        }
+        let text = metrics.encode().unwrap();
+        for (name, kind) in
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE dra_gpu_")?.split_once(' '))
+        {
+            assert_eq!(documented.get(name), Some(&kind), "{name}");
+        }
+    }
+}
