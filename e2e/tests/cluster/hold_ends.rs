@@ -101,7 +101,7 @@ fn the_instance_of_a_kept_claim_goes_in_time_while_no_controller_runs() -> Resul
 #[test]
 fn the_instance_of_a_claim_whose_pod_ends_without_a_controller_goes_after_the_longest_time() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
-        cluster.configure(&["controller.hold.atMost=12s"]).await?;
+        cluster.configure(&["controller.hold.atMost=12s", "controller.hold.usual=12s"]).await?;
         let outcome = async {
             let namespace = cluster.namespace("unwritten").await?;
             cluster.create(&[

@@ -6,7 +6,7 @@ use aliquot_e2e::command;
 use anyhow::{Result, ensure};
 
 /// Values, and what is said of them; nothing if they can work.
-const COMBINATIONS: [(&str, Option<&str>); 9] = [
+const COMBINATIONS: [(&str, Option<&str>); 13] = [
     ("mode=controller", None),
     ("controller.enabled=false", Some("mode is controller, and there is none")),
     ("controller.replicas=0", Some("mode is controller, and there is none")),
@@ -16,6 +16,10 @@ const COMBINATIONS: [(&str, Option<&str>); 9] = [
     ("kubeletPlugin.audit.interval=0s", Some("/kubeletPlugin/audit/interval")),
     ("controller.gangTimeout=0s", Some("/controller/gangTimeout")),
     ("controller.gangTimeout=1500ms", None),
+    ("controller.hold.usual=90m,controller.hold.atMost=1h", Some("controller.hold.usual is 90m")),
+    ("controller.hold.usual=61000ms,controller.hold.atMost=1m", Some("controller.hold.usual is 61000ms")),
+    ("controller.hold.usual=3600s,controller.hold.atMost=1h", None),
+    ("controller.hold.atMost=0s", None),
 ];
 
 #[test]

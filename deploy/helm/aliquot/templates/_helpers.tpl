@@ -31,3 +31,10 @@ system:serviceaccount:{{ .Release.Namespace }}:aliquot-uninstall
   messageExpression: >-
     request.resource.resource + ' ' + request.name + ': of {{ . }} the controller may change only those that begin with aliquot.dev/'
 {{- end }}
+
+{{/* Milliseconds of a duration such as 1500ms, 30s, 5m or 1h. */}}
+{{- define "aliquot.milliseconds" -}}
+{{- $number := regexFind "^[0-9]+" . | int64 -}}
+{{- $unit := regexFind "[a-z]+$" . -}}
+{{- mul $number (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
+{{- end }}
