@@ -1,8 +1,9 @@
 //! How commands reach the cluster.
 
-use anyhow::{Context, Result, anyhow};
-use kube::Client;
+use anyhow::{Context, Result, anyhow, bail};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Api, Client};
 use std::error::Error;
 use std::path::Path;
 
@@ -26,6 +27,19 @@ pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Client> {
     let file = Kubeconfig::read_from(path).map_err(wrong)?;
     let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
     Client::try_from(config.map_err(wrong)?).context("cannot make a client")
+}
+
+/// Says so if a namespace does not exist. Who may not look is not held up.
+///
+/// # Errors
+/// If it does not exist.
+pub(crate) async fn check_namespace(client: &Client, namespace: &str) -> Result<()> {
+    match Api::<Namespace>::all(client.clone()).get_opt(namespace).await {
+        Ok(None) => {
+            bail!("there is no namespace {namespace}; `kubectl get namespaces` shows those that there are")
+        }
+        Ok(Some(_)) | Err(_) => Ok(()),
+    }
 }
 
 /// What is wrong with a kubeconfig, which it names once.
@@ -91,6 +105,16 @@ mod tests {
             super::told(&error),
             "cannot read the cluster: the API server of the kubeconfig cannot be reached: connection refused"
         );
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_namespace_that_does_not_exist_is_named() {
+        let plane = aliquot_control_plane::serve(Default::default()).await.expect("an API");
+        let config = Config::new(plane.url().parse().expect("a URL"));
+        let client = Client::try_from(config).expect("a client");
+        check_namespace(&client, "default").await.expect("it exists");
+        let said = check_namespace(&client, "nowhere").await.unwrap_err().to_string();
+        assert!(said.starts_with("there is no namespace nowhere; "), "{said}");
     }
 
     async fn told(path: &Path) -> String {

@@ -7,6 +7,7 @@
 mod api;
 mod clean;
 mod cluster;
+mod fields;
 mod fleet;
 mod kubelet;
 mod manifests;

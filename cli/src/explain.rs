@@ -1,6 +1,7 @@
 //! `aliquot explain`: reads what the controller reads, decides again, and says why. Nothing is written.
 
 use crate::args::{ExplainArgs, ExplainKind};
+use crate::client::{check_namespace, connect};
 use crate::snapshot;
 use aliquot_controller::decide::{Matcher, Options};
 use aliquot_controller::explain;
@@ -26,8 +27,9 @@ const STAND_IN: &str = "aliquot-explain";
 /// # Errors
 /// If the API does not answer, or the object does not exist.
 pub(crate) async fn run(args: ExplainArgs) -> Result<()> {
-    let client = crate::client::connect(args.kubeconfig.as_deref()).await?;
+    let client = connect(args.kubeconfig.as_deref()).await?;
     let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+    check_namespace(&client, &namespace).await?;
     let mut index = snapshot::gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
     let key = ObjectKey::new(&namespace, &args.name);
     let pod = match args.kind {

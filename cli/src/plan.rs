@@ -2,7 +2,7 @@
 //! Nothing is written.
 
 use crate::args::PlanArgs;
-use crate::client::connect;
+use crate::client::{check_namespace, connect};
 use crate::snapshot;
 use aliquot_controller::brain::{Reserving, Settings, plan_compaction};
 use aliquot_controller::budget::window::time;
@@ -28,6 +28,7 @@ const PER_HOUR: usize = 20;
 /// If the API does not answer.
 pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     let client = connect(args.kubeconfig.as_deref()).await?;
+    check_namespace(&client, &args.namespace).await.context("--namespace has to be that of Aliquot")?;
     let index = snapshot::gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
     let allowance = allowance(&client, &args).await.context("cannot read which pods were moved")?;
     let staying = in_the_way(&index);

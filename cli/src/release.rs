@@ -3,7 +3,7 @@
 //! The command only says so in the claim; the controller, which alone writes allocations, does it.
 
 use crate::args::ReleaseArgs;
-use crate::client::connect;
+use crate::client::{check_namespace, connect};
 use aliquot_controller::hold::is_hold;
 use aliquot_model::names::{BINDING, HOLD_OF, RECLAIM};
 use anyhow::{Context, Result, bail};
@@ -25,6 +25,7 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
     let claims: Vec<ResourceClaim> = match &args.name {
         Some(name) => {
             let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());
+            check_namespace(&client, &namespace).await?;
             let api = Api::<ResourceClaim>::namespaced(client.clone(), &namespace);
             let claim = api.get_opt(name).await.context("cannot read claims")?;
             let claim = claim.with_context(|| {
@@ -38,7 +39,10 @@ pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
         }
         None => {
             let api = match &args.namespace {
-                Some(namespace) => Api::<ResourceClaim>::namespaced(client.clone(), namespace),
+                Some(namespace) => {
+                    check_namespace(&client, namespace).await?;
+                    Api::<ResourceClaim>::namespaced(client.clone(), namespace)
+                }
                 None => Api::all(client.clone()),
             };
             let all = api.list(&ListParams::default()).await.context("cannot list claims")?;

@@ -1,7 +1,7 @@
 //! The demo's view of the API: apply objects, look at pods, claims, slices and events.
 
 use super::manifests::Document;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -23,6 +23,12 @@ pub(crate) async fn create(client: &Client, document: &Document) -> Result<()> {
     };
     match api.create(&PostParams::default(), &object).await {
         Err(kube::Error::Api(status)) if status.code == 409 && kind == "Namespace" => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 && !cluster_scoped => bail!(
+            "{}: {} is in namespace {}, which does not exist; put a Namespace of that name before it",
+            document.place,
+            document.label(),
+            document.namespace()
+        ),
         result => {
             result.map(drop).with_context(|| format!("{}: {} was refused", document.place, document.label()))
         }

@@ -1,5 +1,6 @@
 //! Reads Kubernetes manifests so that every complaint can name file, line and reason.
 
+use super::fields;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -161,6 +162,11 @@ pub(crate) fn check(documents: &[Document], classes: &[Document]) -> Result<()> 
         if document.text("/metadata/name").is_empty() {
             bail!("{place}: {} has no metadata.name", kind.1);
         }
+        match fields::unknown(kind.1, &document.object) {
+            Ok(None) => {}
+            Ok(Some(field)) => bail!("{place}: {} has no field {field}; is it misspelt?", document.label()),
+            Err(error) => bail!("{place}: {} is malformed: {error}", document.label()),
+        }
         match kind.1 {
             "ResourceClaim" => check_classes(document, "/spec/devices/requests", &known_classes)?,
             "ResourceClaimTemplate" => {
@@ -258,6 +264,12 @@ mod tests {
         "---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {resourceClaims: [{name: g, resourceClaimName: none}]}\n",
         "f.yaml:2: Pod p names ResourceClaim \"none\""
     )]
+    #[case(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [], resourceClaim: [{name: g}]}\n",
+        "f.yaml:1: Pod p has no field spec.resourceClaim; is it misspelt?"
+    )]
+    #[case(&CLAIM.replace("deviceClassName", "deviceClass"), "has no field spec.devices.requests[0].exactly.deviceClass;")]
+    #[case(&CLAIM.replace("CLASS", "[1]"), "f.yaml:1: ResourceClaim c is malformed: invalid type: sequence")]
     fn mistakes_are_named_with_file_line_and_reason(#[case] text: &str, #[case] want: &str) {
         let result = parse("f.yaml", text).and_then(|d| check(&d, &device_classes().unwrap()));
         let error = format!("{:#}", result.unwrap_err());
