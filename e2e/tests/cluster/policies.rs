@@ -6,17 +6,20 @@ use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::objects;
 use aliquot_model::names::{ALLOCATION, CLAIM_FINALIZER};
 use anyhow::{Context, Result, ensure};
-use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicyBinding;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
+};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
 /// Nothing is stored; admission is the same.
-fn dry() -> PostParams {
+pub(crate) fn dry() -> PostParams {
     PostParams { dry_run: true, ..PostParams::default() }
 }
 
@@ -24,12 +27,12 @@ fn dry_patch() -> PatchParams {
     PatchParams { dry_run: true, ..PatchParams::default() }
 }
 
-fn accepted<T>(what: &str, answer: kube::Result<T>) -> Result<()> {
+pub(crate) fn accepted<T>(what: &str, answer: kube::Result<T>) -> Result<()> {
     answer.map(drop).with_context(|| format!("{what} was refused"))
 }
 
 /// It was refused by one of our policies, with these words.
-fn refused<T: Debug>(what: &str, answer: kube::Result<T>, words: &str) -> Result<()> {
+pub(crate) fn refused<T: Debug>(what: &str, answer: kube::Result<T>, words: &str) -> Result<()> {
     match answer {
         Ok(_) => anyhow::bail!("{what} was accepted"),
         Err(kube::Error::Api(status)) => {
@@ -49,6 +52,40 @@ fn refused_here_or_there<T: Debug>(what: &str, answer: kube::Result<T>, words: &
         Err(kube::Error::Api(status)) if status.message.contains("permission: resourceclaims.") => Ok(()),
         other => refused(what, other, words),
     }
+}
+
+/// Does something as if the driver had been installed afterwards, as far as these policies and the checking webhooks go.
+/// It takes effect a little later.
+pub(crate) async fn before_us(
+    cluster: &Cluster,
+    policies: &[&str],
+    work: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
+    fn anew(metadata: &mut ObjectMeta) {
+        metadata.resource_version = None;
+        metadata.uid = None;
+        metadata.managed_fields = None;
+    }
+    let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(cluster.client.clone());
+    let webhooks = Api::<ValidatingWebhookConfiguration>::all(cluster.client.clone());
+    let mut kept = Vec::new();
+    for name in policies {
+        let mut binding = bindings.get(name).await?;
+        anew(&mut binding.metadata);
+        kept.push(binding);
+    }
+    let mut checks = webhooks.get("aliquot").await?;
+    anew(&mut checks.metadata);
+    webhooks.delete("aliquot", &DeleteParams::default()).await?;
+    for name in policies {
+        bindings.delete(name, &DeleteParams::default()).await?;
+    }
+    let done = work().await;
+    for binding in &kept {
+        bindings.create(&PostParams::default(), binding).await?;
+    }
+    webhooks.create(&PostParams::default(), &checks).await?;
+    done
 }
 
 async fn create_slice(client: &Client, node: &str, driver: &str) -> kube::Result<ResourceSlice> {
@@ -410,38 +447,22 @@ fn what_was_there_before_us_and_what_a_backup_restores_can_be_updated_and_delete
     on_cluster(async |cluster: &Cluster| {
         let namespace = cluster.namespace("before-us").await?;
         let claims = Api::<ResourceClaim>::namespaced(cluster.client.clone(), &namespace);
-        let bindings = Api::<ValidatingAdmissionPolicyBinding>::all(cluster.client.clone());
-        let names = ["aliquot-tolerations", "aliquot-blanket-tolerations"];
-        let mut kept = Vec::new();
-        for name in names {
-            let mut binding = bindings.get(name).await?;
-            binding.metadata.resource_version = None;
-            binding.metadata.uid = None;
-            binding.metadata.managed_fields = None;
-            kept.push(binding);
-            bindings.delete(name, &DeleteParams::default()).await?;
-        }
         let request = |tolerations: Value| json!({"name": "gpu", "exactly": {"deviceClassName": "share.aliquot.dev", "tolerations": tolerations}});
         let ours = json!([{"key": "gpu.aliquot.dev/controller-allocated", "operator": "Exists"}]);
-        let mut made = Vec::new();
-        for (name, tolerations) in [("blanket", json!([{"operator": "Exists"}])), ("ours", ours)] {
-            let mut claim = objects::claim(&namespace, name, &[request(tolerations)]);
-            claim["metadata"]["finalizers"] = json!(["example.com/kept"]);
-            let claim = serde_json::from_value(claim)?;
-            made.push(
+        before_us(cluster, &["aliquot-tolerations", "aliquot-blanket-tolerations"], async || {
+            for (name, tolerations) in [("blanket", json!([{"operator": "Exists"}])), ("ours", ours)] {
+                let mut claim = objects::claim(&namespace, name, &[request(tolerations)]);
+                claim["metadata"]["finalizers"] = json!(["example.com/kept"]);
+                let claim = serde_json::from_value(claim)?;
                 cluster
                     .wait_for("a claim from before the policies", || async {
                         Ok(claims.create(&PostParams::default(), &claim).await.ok())
                     })
-                    .await,
-            );
-        }
-        for binding in &kept {
-            bindings.create(&PostParams::default(), binding).await?;
-        }
-        for claim in made {
-            claim?;
-        }
+                    .await?;
+            }
+            Ok(())
+        })
+        .await?;
         let blanket = serde_json::from_value(objects::claim(
             &namespace,
             "late",
