@@ -32,9 +32,12 @@ fn claim(namespace: &str, name: &str, wish: &str) -> Value {
 }
 
 fn template(namespace: &str, wish: &str) -> Value {
-    let mut template = objects::template(namespace, "t", &[objects::share("gpu", "1Gi", 5)]);
-    template["spec"]["metadata"] = json!({"annotations": {LIMITS: wish}});
-    template
+    let claim = claim(namespace, "t", wish);
+    json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "t", "namespace": namespace},
+        "spec": {"metadata": {"annotations": claim.pointer("/metadata/annotations")}, "spec": claim.get("spec")},
+    })
 }
 
 #[test]
