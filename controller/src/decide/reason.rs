@@ -355,8 +355,8 @@ impl fmt::Display for DeviceReason {
             }
             Self::NoMatch { request, lack: Some(Lack { capacity, asked, most }) } => write!(
                 f,
-                "have no device that is large enough for request {request}, which asks for {asked} of {capacity}: it can \
-                 have {most} at most"
+                "have no device that is large enough for request {request}, which asks for {asked} of {capacity}: the \
+                 largest has {most}"
             ),
             Self::Tainted { request, taint } => {
                 write!(f, "have devices for request {request} only with the untolerated taint {taint}")

@@ -290,7 +290,7 @@ fn what_a_share_asks_too_much_of_is_told_with_what_the_nearest_gpu_has() {
     let told = world.refused("cores", &[share("s", "1Gi", "95")]);
     assert!(told.contains("which asks for 95 of cores: 90 is free on the nearest"), "{told}");
     let told = world.refused("beyond", &[share("s", "900Gi", "5")]);
-    assert!(told.contains("which asks for 900Gi of memory: it can have 80Gi at most"), "{told}");
+    assert!(told.contains("which asks for 900Gi of memory: the largest has 80Gi"), "{told}");
 }
 
 #[test]
