@@ -98,6 +98,15 @@ pub fn refused(error: &PublishError) -> String {
     )
 }
 
+/// The API server does not keep everything.
+pub fn features_off(gates: &str, offer: &[&str]) -> String {
+    format!(
+        "the API server drops fields of feature gates that are off ({gates}), so less is offered: {}. Switch them on in \
+         API server, controller manager, scheduler and kubelet; the agent sees it when it is restarted",
+        offer.join("; ")
+    )
+}
+
 /// A call to the driver does not come back.
 pub fn stuck(what: &impl Display) -> String {
     format!("{what}; {STUCK}")

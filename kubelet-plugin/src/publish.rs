@@ -382,13 +382,7 @@ impl Publisher {
         if dropped.taints {
             offer.push("kube-scheduler allocates, whatever the mode is set to");
         }
-        self.events.node_warning(
-            reasons::FEATURES_OFF,
-            format!(
-                "the API server drops fields of feature gates that are off ({gates}): {}",
-                offer.join("; ")
-            ),
-        );
+        self.events.node_warning(reasons::FEATURES_OFF, notice::features_off(&gates, &offer));
         if let Some((_, known)) = &mut self.server {
             *known = features;
         }
