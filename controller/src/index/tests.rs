@@ -318,3 +318,18 @@ fn losers_are_those_that_do_not_fit_beside_their_seniors() {
     let losers: Vec<String> = index.losers(pool, &order).iter().map(ToString::to_string).collect();
     assert_eq!(losers, ["uid-b", "uid-d"]);
 }
+
+/// A stolen token of one node's agent: the policy looks at `nodeName` and driver, and not at the pool's name.
+#[test]
+fn a_slice_of_one_node_in_the_pool_of_another_changes_nothing_there() {
+    let mut index = Index::new(DRIVER);
+    index.reset_slices(&fixtures::slices("n1", 2, AllocatorMode::Controller, 1));
+    let mut forged = fixtures::slices("n2", 1, AllocatorMode::Controller, i64::MAX).remove(0);
+    forged.spec.pool.name = aliquot_model::names::pool_name(DRIVER, "n1");
+    forged.spec.pool.resource_slice_count = 1;
+    forged.spec.devices = None;
+    index.apply_slice(&forged);
+    let pools: Vec<_> = index.pools_of_node("n1").map(|pool| pool.state.clone()).collect();
+    assert_eq!(pools, [PoolState::Ready], "{:?}", index.pools().map(|pool| (&pool.node, &pool.state)).collect::<Vec<_>>());
+    assert!(index.pools_of_node("n1").all(|pool| pool.layout.as_ref().is_some_and(|l| !l.devices.is_empty())));
+}

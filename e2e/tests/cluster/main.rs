@@ -16,6 +16,7 @@ mod governance;
 mod hold;
 mod hold_ends;
 mod kubelet;
+mod lost;
 mod modes;
 mod network_policy;
 mod oversubscription;

@@ -7,11 +7,11 @@ use aliquot_quota::gate::{Compute, Entry, LOG_LENGTH, Mark};
 use aliquot_quota::grant::{GRANT_SIZE, Grant};
 use aliquot_quota::region::{self, INITIAL_HEADER_SIZE, Region, RegionView, Slot};
 use aliquot_quota::{ComputePolicy, QuotaFile};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::mem::{offset_of, size_of};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -121,9 +121,14 @@ impl Keeper {
     fn list(&mut self) {
         let names = fs::read_dir(&self.folder).into_iter().flatten().flatten();
         let names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
-        self.shares.retain(|id, _| names.contains(id));
+        // A share that was made anew under its name is another one, and is taken on at the next list: till then
+        // the arbiter has forgotten the one before.
+        let replaced = |id: &String, kept: &Kept| !kept.is_in(&self.folder.join(id));
+        let gone: BTreeSet<String> =
+            self.shares.iter().filter(|(id, kept)| replaced(id, kept)).map(|(id, _)| id.clone()).collect();
+        self.shares.retain(|id, _| !gone.contains(id));
         self.unseen.clear();
-        for id in names {
+        for id in names.into_iter().filter(|id| !gone.contains(id)) {
             let folder = self.folder.join(&id);
             match self.shares.get_mut(&id) {
                 Some(known) => {
@@ -152,6 +157,16 @@ fn read_quota(folder: &Path) -> Option<QuotaFile> {
 }
 
 impl Kept {
+    /// Whether the files are still those in the share's folder.
+    fn is_in(&self, folder: &Path) -> bool {
+        let same = |open: &File, path: &Path| {
+            let (Ok(open), Ok(there)) = (open.metadata(), fs::symlink_metadata(path)) else { return false };
+            (open.dev(), open.ino()) == (there.dev(), there.ino())
+        };
+        same(&self.region, &folder.join("region/region"))
+            && same(&self.grant, &folder.join("quota").join(GRANT))
+    }
+
     fn open(folder: &Path) -> Option<Self> {
         let quota = read_quota(folder)?;
         // A tenant can put a link or a pipe there: neither is followed or waited for.
@@ -319,5 +334,23 @@ mod tests {
             assert_eq!((grant(id).valid_until_ns > 0, grant(id).beside_ns), (true, 200_000_001), "{id}");
         }
         assert_eq!(grant("c").valid_until_ns, 0);
+    }
+
+    /// A claim that was given back and prepared again between two looks: its share's files are others of the same name.
+    #[test]
+    fn a_share_that_was_made_anew_between_two_looks_gets_grants() {
+        let folder = tempfile::tempdir().unwrap();
+        for id in ["a", "b"] {
+            share(folder.path(), id, &Grant::default());
+        }
+        let mut keeper = Keeper::new(folder.path(), Duration::ZERO);
+        keeper.tick(1_000_000_000);
+        fs::rename(folder.path().join("a"), tempfile::tempdir().unwrap().keep().join("trash")).unwrap();
+        share(folder.path(), "a", &Grant::default());
+        for tick in 1..100 {
+            keeper.tick(1_000_000_000 + tick * 100_000_000);
+        }
+        let bytes = fs::read(folder.path().join("a/quota").join(GRANT)).unwrap();
+        assert!(Grant::decode(&bytes).unwrap().valid_until_ns > 0, "no grant in ten seconds");
     }
 }

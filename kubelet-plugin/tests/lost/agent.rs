@@ -424,3 +424,31 @@ async fn a_claim_is_decoded_from_the_api_for_the_record_as_for_a_prepare() {
     node.rebuild(&request, now()).unwrap();
     assert_eq!(records(&cluster.world), before);
 }
+
+/// Anybody can have a claim without requests, which is allocated without a device, run a pod with it, and delete the
+/// claim under the pod: the policy keeps the finalizers of claims with devices of ours alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_of_another_namespace_whose_claim_is_gone_keeps_no_others_gpu() {
+    let cluster = Cluster::new(world()).await;
+    let (share, _) = lost(&cluster).await;
+    let claims: Api<k8s_openapi::api::resource::v1::ResourceClaim> =
+        Api::namespaced(cluster.client.clone(), "ns");
+    let patch = json!({"metadata": {"finalizers": null}});
+    claims.patch("share", &PatchParams::default(), &Patch::Merge(&patch)).await.unwrap();
+    claims.delete("share", &DeleteParams::default()).await.unwrap();
+    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(cluster.client.clone());
+    let hostile = serde_json::from_value(json!({"metadata": {"name": "hostile"}})).unwrap();
+    let _ = namespaces.create(&PostParams::default(), &hostile).await;
+    let pods: Api<Pod> = Api::namespaced(cluster.client.clone(), "hostile");
+    let mut stranger = pod("stranger", "without-devices");
+    stranger.metadata.namespace = Some("hostile".to_owned());
+    pods.create(&PostParams::default(), &stranger).await.unwrap();
+    status(&pods, "stranger", "Running").await;
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
+    eventually("what nobody uses is given back", || async {
+        let files = cluster.world.files();
+        if files.iter().any(|file| file.contains(&share)) { Err(agent.get("/healthz").await.1) } else { Ok(()) }
+    })
+    .await;
+    agent.terminate().await;
+}
