@@ -3,6 +3,7 @@
 use super::convert::{self, SliceRecord};
 use super::usage::Names;
 use super::{Change, Holder, Index, Layout, Sym, Usage};
+use aliquot_model::names::pool_node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -118,7 +119,10 @@ impl Index {
 
     fn take_in(&mut self, slice: &ResourceSlice, touched: &mut BTreeSet<Sym>) {
         let Some(object) = slice.metadata.name.as_deref() else { return };
-        if slice.spec.driver != self.driver() {
+        // A node's pool is what that node publishes, whoever says that he publishes it.
+        let pool_node = pool_node(self.driver(), &slice.spec.pool.name);
+        let of_another = slice.spec.node_name.as_deref().is_some_and(|node| pool_node != Some(node));
+        if slice.spec.driver != self.driver() || of_another {
             self.leave_out(object, touched);
             return;
         }

@@ -319,7 +319,7 @@ fn losers_are_those_that_do_not_fit_beside_their_seniors() {
     assert_eq!(losers, ["uid-b", "uid-d"]);
 }
 
-/// A stolen token of one node's agent: the policy looks at `nodeName` and driver, and not at the pool's name.
+/// As with a stolen token of one node's agent, where the policy is not there.
 #[test]
 fn a_slice_of_one_node_in_the_pool_of_another_changes_nothing_there() {
     let mut index = Index::new(DRIVER);
@@ -329,7 +329,9 @@ fn a_slice_of_one_node_in_the_pool_of_another_changes_nothing_there() {
     forged.spec.pool.resource_slice_count = 1;
     forged.spec.devices = None;
     index.apply_slice(&forged);
-    let pools: Vec<_> = index.pools_of_node("n1").map(|pool| pool.state.clone()).collect();
-    assert_eq!(pools, [PoolState::Ready], "{:?}", index.pools().map(|pool| (&pool.node, &pool.state)).collect::<Vec<_>>());
-    assert!(index.pools_of_node("n1").all(|pool| pool.layout.as_ref().is_some_and(|l| !l.devices.is_empty())));
+    let states: Vec<_> = index.pools_of_node("n1").map(|pool| pool.state.clone()).collect();
+    assert_eq!(states, [PoolState::Ready]);
+    assert!(
+        index.pools_of_node("n1").all(|pool| pool.layout.as_ref().is_some_and(|l| !l.devices.is_empty()))
+    );
 }

@@ -89,11 +89,20 @@ pub(crate) async fn before_us(
 }
 
 async fn create_slice(client: &Client, node: &str, driver: &str) -> kube::Result<ResourceSlice> {
+    create_slice_in(client, node, driver, &format!("{driver}/{node}")).await
+}
+
+async fn create_slice_in(
+    client: &Client,
+    node: &str,
+    driver: &str,
+    pool: &str,
+) -> kube::Result<ResourceSlice> {
     let slice = serde_json::from_value(json!({
         "metadata": {"name": "policy-test"},
         "spec": {
             "nodeName": node, "driver": driver, "devices": [{"name": "a"}],
-            "pool": {"name": "policy-test", "generation": 1, "resourceSliceCount": 1},
+            "pool": {"name": pool, "generation": 1, "resourceSliceCount": 1},
         },
     }))
     .map_err(kube::Error::SerdeError)?;
@@ -111,6 +120,8 @@ fn a_node_writes_only_its_own_slices_of_its_own_driver() -> Result<()> {
         accepted("its own slice", create_slice(&client, node, driver).await)?;
         let words = "may not write the ResourceSlices of node elsewhere";
         refused("another node's slice", create_slice(&client, "elsewhere", driver).await, words)?;
+        let of_another = create_slice_in(&client, node, driver, "gpu.aliquot.dev/elsewhere").await;
+        refused("its slice in another node's pool", of_another, "not gpu.aliquot.dev/elsewhere")?;
         let words = "not for other.example.com";
         refused("another driver's slice", create_slice(&client, node, "other.example.com").await, words)?;
         let unbound = cluster.client_of_account("aliquot-kubelet-plugin").await?;
