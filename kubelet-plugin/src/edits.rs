@@ -18,6 +18,8 @@ pub const CLASS: &str = "claim";
 pub const DEVICE_ENV: &str = "ALIQUOT_DEVICE_";
 /// Name of the variable with the boot in which a spec was written: what it gives ended with that boot.
 pub const BOOT_ENV: &str = "ALIQUOT_BOOT_ID";
+/// Namespace and name of the claim.
+pub const CLAIM_ENV: &str = "ALIQUOT_CLAIM";
 /// What the names of HAMi's variables for a limit of memory begin with.
 const INDEXED_MEMORY_ENV: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
 /// Where containers find quota files.
@@ -104,8 +106,17 @@ pub fn is_indexed(spec: &Spec) -> bool {
 
 /// The boot in which a spec of ours was written. Earlier releases do not say.
 pub fn boot_id(spec: &Spec) -> Option<String> {
+    said(spec, BOOT_ENV)
+}
+
+/// Namespace and name of the claim that a spec of ours is of. Earlier releases do not say.
+pub fn claim_name(spec: &Spec) -> Option<(String, String)> {
+    said(spec, CLAIM_ENV)?.split_once('/').map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
+}
+
+fn said(spec: &Spec, variable: &str) -> Option<String> {
     let mut all = spec.devices.iter().flat_map(|device| device.container_edits.environment());
-    all.find_map(|(name, value)| (name == BOOT_ENV).then(|| value.to_owned()))
+    all.find_map(|(name, value)| (name == variable).then(|| value.to_owned()))
 }
 
 /// Gives hooks of ours without an environment the one that they are to have, and all of them today's path. Returns
@@ -143,7 +154,8 @@ pub fn spec(
     indexed_env: bool,
 ) -> Result<Spec, NameError> {
     let kind = format!("{}/{CLASS}", site.driver).parse()?;
-    let mut cdi = vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site, boot_id))];
+    let mut cdi =
+        vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site, boot_id, claim))];
     for (device, nodes) in devices {
         cdi.push(CdiDevice::new(
             device.result_id.parse()?,
@@ -153,9 +165,10 @@ pub fn spec(
     Ok(Spec::new(kind, cdi))
 }
 
-fn common(site: &Site, boot_id: &str) -> ContainerEdits {
+fn common(site: &Site, boot_id: &str, claim: &ClaimRef) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
     edits.set_env(BOOT_ENV, boot_id);
+    edits.set_env(CLAIM_ENV, &format!("{}/{}", claim.namespace, claim.name));
     // A legacy NVIDIA runtime hook in the path must not add devices of its own.
     edits.set_env("NVIDIA_VISIBLE_DEVICES", "void");
     edits.device_nodes = site.files.control_nodes.iter().map(|name| node(site, name)).collect();

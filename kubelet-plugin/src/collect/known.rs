@@ -18,18 +18,18 @@ impl Known {
         self.claims.iter().find(|claim| claim.metadata.uid.as_deref() == Some(uid))
     }
 
-    /// Whether a pod of this node with containers names a claim that the API does not have: then that pod may be
-    /// using anything. One without containers uses nothing yet, and anybody can make such a pod.
-    pub(super) fn is_in_doubt(&self) -> bool {
-        let names: BTreeSet<(&str, &str)> = self
-            .claims
-            .iter()
-            .filter_map(|claim| Some((claim.metadata.namespace.as_deref()?, claim.metadata.name.as_deref()?)))
-            .collect();
-        self.pods.iter().any(|pod| {
-            let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-            may_have_containers(pod) && claims_of(pod).any(|name| !names.contains(&(namespace, name)))
-        })
+    /// Whether a pod of this node with containers may be using a claim that has gone: one that names it, or, where its
+    /// name is not known, any claim that the API does not have. A pod without containers uses nothing yet, and anybody
+    /// can make such a pod.
+    pub(super) fn is_in_doubt(&self, gone: Option<&(String, String)>) -> bool {
+        let named = self.named();
+        if let Some((namespace, name)) = gone {
+            return named.contains(&(namespace, name));
+        }
+        let names =
+            |claim: &ResourceClaim| Some((claim.metadata.namespace.clone()?, claim.metadata.name.clone()?));
+        let known: BTreeSet<(String, String)> = self.claims.iter().filter_map(names).collect();
+        named.into_iter().any(|(namespace, name)| !known.contains(&(namespace.to_owned(), name.to_owned())))
     }
 
     /// UIDs of pods of this node that use only claims that have records. Their processes are nobody else's.
@@ -195,8 +195,11 @@ mod tests {
     ) {
         let running = known(&status, true).running(DRIVER, "n1");
         assert_eq!(running.keys().collect::<Vec<_>>(), if want { vec!["u"] } else { vec![] });
-        assert!(!known(&status, true).is_in_doubt());
-        assert_eq!(known(&status, false).is_in_doubt(), want, "a claim that does not exist");
+        assert!(!known(&status, true).is_in_doubt(None));
+        assert_eq!(known(&status, false).is_in_doubt(None), want, "a claim that does not exist");
+        let name = |name: &str| ("ns".to_owned(), name.to_owned());
+        assert_eq!(known(&status, false).is_in_doubt(Some(&name("g"))), want, "that very claim");
+        assert!(!known(&status, false).is_in_doubt(Some(&name("h"))), "another claim");
     }
 
     /// Pods whose claims are (name, UID, whether the pod is among the consumers); `known` has a record.

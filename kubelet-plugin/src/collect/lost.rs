@@ -145,7 +145,7 @@ impl Collector {
         ledger: &Ledger,
         memory: &mut Memory,
     ) -> Option<String> {
-        let doubt = if known.is_in_doubt() {
+        let doubt = if known.is_in_doubt(lost.name.as_ref()) {
             // Which pod uses it is not known, only its UID is.
             Some("a pod of this node uses a claim that the API does not have")
         } else {

@@ -85,6 +85,9 @@ impl Node {
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         ledger.claims.remove(&uid);
+        if let Some(lost) = &mut ledger.lost {
+            lost.running.remove(&uid);
+        }
         ledger.count_end(record);
         self.machine.probe.at("before completion");
         locked.save_releasing(&ledger)?;

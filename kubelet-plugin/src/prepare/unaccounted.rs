@@ -75,6 +75,8 @@ pub struct Unaccounted {
     pub devices: Vec<DeviceName>,
     /// Its CDI spec, if that cannot be read: then it may have any device.
     pub unreadable: Option<Unreadable>,
+    /// Its namespace and name, if anything says so.
+    pub name: Option<(String, String)>,
 }
 
 /// A CDI spec that cannot be read.
@@ -91,7 +93,8 @@ impl Unaccounted {
     fn of(uid: &str, spec: &Spec) -> Option<Self> {
         let named = named(spec);
         let devices = named.iter().map(|named| named.device.clone()).collect();
-        (!named.is_empty()).then(|| Self { uid: uid.to_owned(), named, devices, unreadable: None })
+        let name = edits::claim_name(spec);
+        (!named.is_empty()).then(|| Self { uid: uid.to_owned(), named, devices, unreadable: None, name })
     }
 
     /// Whether its CDI spec is here.
@@ -152,6 +155,7 @@ impl Node {
                 named: Vec::new(),
                 devices: Vec::new(),
                 unreadable: Some(Unreadable { file: self.machine.cdi.file(&name), reason }),
+                name: None,
             })
         });
         let mut found: Vec<Unaccounted> = by_spec.collect();
@@ -159,7 +163,8 @@ impl Node {
             if !ledger.has(uid) && found.iter().all(|found| found.uid != *uid) {
                 let devices = running.names().collect();
                 let (uid, named) = (uid.clone(), Vec::new());
-                found.push(Unaccounted { uid, named, devices, unreadable: None });
+                let name = Some((running.claim.namespace.clone(), running.claim.name.clone()));
+                found.push(Unaccounted { uid, named, devices, unreadable: None, name });
             }
         }
         found

@@ -153,3 +153,27 @@ fn a_new_claim_that_cannot_be_prepared_after_a_loss_leaves_nothing() {
     node.prepare(&request("c-2", &[("s", "gpu-2-share")]), false, now()).unwrap_err();
     assert_eq!(world.files(), files);
 }
+
+/// Its record was made anew, and its pod ended, between two looks at the API.
+#[test]
+fn what_ended_after_its_record_was_made_anew_keeps_no_gpu_while_the_state_lasts() {
+    let world = world();
+    let own = request("c-1", &[("g", "gpu-2")]);
+    let other = request("c-2", &[("g", "gpu-1")]);
+    for request in [&own, &other] {
+        world.node().prepare(request, false, now()).unwrap();
+    }
+    lose(&world);
+    fs::remove_file(world.cdi().join(format!("{}.json", spec("c-2")))).unwrap();
+    let node = world.node();
+    node.recover().unwrap();
+    let running = [(&own, "gpu-2"), (&other, "gpu-1")].map(|(request, device)| {
+        let running = Running { claim: request.claim.clone(), devices: vec![device.into()] };
+        (request.claim.uid.clone(), running)
+    });
+    node.conclude(running.into()).unwrap();
+    // The kubelet asks again, and then its pod ends.
+    node.prepare(&own, false, now()).unwrap();
+    assert!(node.unprepare("c-1").unwrap());
+    node.prepare(&request("c-3", &[("g", "gpu-2")]), false, now()).unwrap();
+}

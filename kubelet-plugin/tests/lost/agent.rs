@@ -447,7 +447,11 @@ async fn a_pod_of_another_namespace_whose_claim_is_gone_keeps_no_others_gpu() {
     let agent = cluster.start(&["--orphan-grace=1ms"]).await;
     eventually("what nobody uses is given back", || async {
         let files = cluster.world.files();
-        if files.iter().any(|file| file.contains(&share)) { Err(agent.get("/healthz").await.1) } else { Ok(()) }
+        if files.iter().any(|file| file.contains(&share)) {
+            Err(agent.get("/healthz").await.1)
+        } else {
+            Ok(())
+        }
     })
     .await;
     agent.terminate().await;
