@@ -36,7 +36,7 @@
 //! Follow a link of the image out of the container's root; run anything of the image with the runtime's
 //! rights; change the image's files.
 //!
-//! Reading order: [`run`], then [`preload`] (merging), [`loader`] (the trial), [`bundle`] (where the root is).
+//! Reading order: [`run`], then [`preload`] (merging), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
 
 #![allow(unsafe_code, reason = "system calls that nix does not wrap; every block says why it is sound")]
 
@@ -47,6 +47,7 @@ mod json;
 pub mod loader;
 pub mod preload;
 pub mod quota;
+mod trial;
 
 use std::io::Read;
 use std::path::PathBuf;

@@ -1,17 +1,17 @@
 //! The trial: the container's own dynamic loader maps and binds stub and core.
 //!
-//! The loader belongs to the image, so it runs like any program of the container would at most: in the
-//! container's root, as nobody, without capabilities or the means to gain any, with nothing but two pipes
-//! open, and not for long.
+//! The loader belongs to the image, and runs before the runtime has put the container's seccomp filter and label
+//! into force. So it runs with less than any program of the container: in the container's root, as nobody, without
+//! capabilities or the means to gain any, with nothing but its output open, in a PID namespace that ends with it,
+//! and not for long ([`trial`]).
 
 use crate::args::Args;
 use crate::inside::Root;
-use std::ffi::{CString, OsString};
-use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::process::CommandExt;
+use crate::trial;
+use nix::errno::Errno;
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Where glibc's loader is on this architecture, in every distribution.
@@ -21,8 +21,9 @@ pub const LOADER: &str = "/lib64/ld-linux-x86-64.so.2";
 #[cfg(target_arch = "aarch64")]
 pub const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
-/// The trial takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Both trials together take milliseconds, unless the image's files come from afar. The `timeout` that the node
+/// agent gives the hook is longer.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why the limiter cannot be loaded in the container.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,19 @@ pub enum LoaderError {
     /// The loader could not be started.
     #[error("the container's loader {LOADER} cannot be run: {0}")]
     Run(std::io::Error),
+    /// The process for it could not be made as it has to be.
+    #[error("the container's loader {LOADER} cannot {what}: {source}")]
+    Confine {
+        /// What it could not.
+        what: String,
+        /// Why.
+        source: Errno,
+    },
+    /// No namespace for it.
+    #[error(
+        "the container's loader {LOADER} is tried in a PID namespace of its own, and none can be made: {0}; the hook needs the right to (CAP_SYS_ADMIN), and /proc/sys/user/max_pid_namespaces must leave room for it"
+    )]
+    Namespace(Errno),
     /// The loader did not end.
     #[error("the container's loader {LOADER} did not end within {} seconds", PATIENCE.as_secs())]
     Time,
@@ -60,9 +74,10 @@ pub fn check(root: &Root, limiter: &Path) -> Result<(), LoaderError> {
             return Err(LoaderError::Missing(file.to_owned()));
         }
     }
+    let until = Instant::now() + PATIENCE;
     for file in [limiter, &core] {
-        let (status, output) = trial(root, file)?;
-        judge(status, &output, file)?;
+        let (success, output) = trial(root, file, until)?;
+        judge(success, &output, file)?;
     }
     Ok(())
 }
@@ -89,88 +104,11 @@ fn judge(success: bool, output: &str, file: &Path) -> Result<(), LoaderError> {
 }
 
 /// Runs the loader in its tracing mode, in which it binds every symbol and runs no code of the library.
-fn trial(root: &Root, file: &Path) -> Result<(bool, String), LoaderError> {
-    let root_fd = root.as_fd().as_raw_fd();
-    let mut command = Command::new(LOADER);
-    command
-        .arg(OsString::from(file))
-        .env_clear()
-        .env("LD_TRACE_LOADED_OBJECTS", "1")
-        .env("LD_WARN", "yes")
-        .env("LD_BIND_NOW", "yes")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    // SAFETY: between fork and exec only system calls are made; the hook has one thread.
-    unsafe { command.pre_exec(move || confine(root_fd)) };
-    let mut child = command.spawn().map_err(LoaderError::Run)?;
-    let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
-    let started = Instant::now();
-    let status = loop {
-        match child.try_wait().map_err(LoaderError::Run)? {
-            Some(status) => break status,
-            None if started.elapsed() > PATIENCE => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(LoaderError::Time);
-            }
-            None => std::thread::sleep(Duration::from_millis(2)),
-        }
-    };
-    let mut text = Vec::new();
-    // Pipes hold more than the loader says; what an image's loader says beyond that is not waited for.
-    for pipe in
-        [stderr.as_mut().map(|pipe| pipe as &mut dyn Read), stdout.as_mut().map(|pipe| pipe as &mut dyn Read)]
-    {
-        let _ = pipe.map(|pipe| pipe.take(1 << 16).read_to_end(&mut text));
-    }
-    Ok((status.success(), String::from_utf8_lossy(&text).into_owned()))
-}
-
-/// Enters the container's root and gives up every right.
-fn confine(root: i32) -> std::io::Result<()> {
-    const NOBODY: libc::uid_t = 65534;
-    let check = |result: libc::c_long| if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) };
-    let slash: CString = c".".into();
-    // SAFETY: system calls on plain values, a descriptor of the parent and terminated strings.
-    unsafe {
-        let is_root = libc::geteuid() == 0;
-        check(libc::fchdir(root).into())?;
-        if is_root {
-            check(libc::chroot(slash.as_ptr()).into())?;
-        }
-        // So that a fault cannot fill the disk, nor a loop the processor.
-        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        let seconds = libc::rlimit { rlim_cur: PATIENCE.as_secs(), rlim_max: PATIENCE.as_secs() };
-        check(libc::setrlimit(libc::RLIMIT_CORE, &none).into())?;
-        check(libc::setrlimit(libc::RLIMIT_FSIZE, &none).into())?;
-        check(libc::setrlimit(libc::RLIMIT_CPU, &seconds).into())?;
-        check(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0).into())?;
-        if is_root {
-            // Bounding set first; it needs a capability that goes with the identity.
-            for capability in 0..64 {
-                if libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) < 0 {
-                    break;
-                }
-            }
-            // In a user namespace there may be no such user; then the root of that namespace stays, without
-            // capabilities.
-            let mapped = libc::setgroups(0, std::ptr::null()) == 0
-                && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
-                && libc::setresuid(NOBODY, NOBODY, NOBODY) == 0;
-            if !mapped {
-                check(libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0).into())?;
-            }
-            let header: [u32; 2] = [0x2008_0522, 0];
-            let nothing = [0_u32; 6];
-            check(libc::syscall(libc::SYS_capset, header.as_ptr(), nothing.as_ptr()))?;
-        }
-        // Everything but the three standard descriptors; kernels before 5.11 cannot, and there nothing of ours
-        // is left open either, because we only open files that close on exec.
-        const CLOSE_ON_EXEC: libc::c_uint = 4;
-        libc::syscall(libc::SYS_close_range, 3, u32::MAX, CLOSE_ON_EXEC);
-    }
-    Ok(())
+fn trial(root: &Root, file: &Path, until: Instant) -> Result<(bool, String), LoaderError> {
+    let text = |bytes: &[u8]| CString::new(bytes).map_err(|error| LoaderError::Run(error.into()));
+    let (program, file) = (text(LOADER.as_bytes())?, text(file.as_os_str().as_bytes())?);
+    let environment = [c"LD_TRACE_LOADED_OBJECTS=1", c"LD_WARN=yes", c"LD_BIND_NOW=yes"];
+    trial::run(root, &program, &file, &environment, until)
 }
 
 #[cfg(test)]

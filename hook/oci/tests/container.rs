@@ -41,6 +41,20 @@ impl Container {
         container
     }
 
+    /// An image with a loader of its own making; `None` where none can be built.
+    fn with_loader(source: &str) -> Option<Self> {
+        let container = Self::new();
+        let (file, program) = (container.at("/spy.c"), container.at("/spy"));
+        std::fs::write(&file, source).unwrap();
+        let built = Command::new("cc").args(["-static", "-o"]).arg(&program).arg(&file).status();
+        if !built.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: no static libc to build the loader with");
+            return None;
+        }
+        std::fs::copy(&program, container.at(LOADER)).unwrap();
+        Some(container)
+    }
+
     fn at(&self, path: &str) -> PathBuf {
         self.folder.path().join(path.trim_start_matches('/'))
     }
@@ -139,33 +153,96 @@ fn the_images_loader_runs_without_any_right() {
         eprintln!("skipped: only root has rights to give up");
         return;
     }
-    // An image with a loader of its own making: it tells who it is, through the reason for the refusal.
-    let container = Container::new();
-    let source = container.at("/spy.c");
-    std::fs::write(
-        &source,
+    // It tells who it is, through the reason for the refusal.
+    let Some(container) = Container::with_loader(
         r#"
         #include <stdio.h>
-        #include <string.h>
+        #include <sys/syscall.h>
         #include <unistd.h>
         int main(void) {
-            char line[256];
-            FILE *status = fopen("/status", "r");
             int host = access("/etc/passwd", F_OK) == 0, open = 0;
+            unsigned header[2] = {0x20080522, 0}, can[6] = {0};
             for (int fd = 3; fd < 100; fd++) open += lseek(fd, 0, SEEK_CUR) != -1;
-            printf("ERROR uid %d gid %d host %d open %d\n", geteuid(), getegid(), host, open);
-            return !!status || strlen(line) == 1000;
+            syscall(SYS_capget, header, can);
+            printf("ERROR uid %d gid %d host %d open %d pid %d can %x %x\n", geteuid(), getegid(), host, open,
+                   getpid(), can[0] | can[1] | can[2], can[3] | can[4] | can[5]);
+            return 0;
         }"#,
-    )
-    .unwrap();
-    let spy = container.at("/spy");
-    let built = Command::new("cc").args(["-static", "-o"]).arg(&spy).arg(&source).status();
-    if !built.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: no static libc to build the spy with");
+    ) else {
+        return;
+    };
+    let told = container.refused();
+    assert!(told.contains("uid 65534 gid 65534 host 0 open 0 pid 1 can 0 0"), "{told}");
+}
+
+/// What outlives the trial would run in the container without its seccomp filter and its label, which the runtime
+/// applies later.
+#[test]
+fn nothing_that_the_images_loader_starts_outlives_the_trial() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: entering another root needs root");
         return;
     }
-    std::fs::copy(&spy, container.at(LOADER)).unwrap();
-    assert!(container.refused().contains("uid 65534 gid 65534 host 0 open 0"), "{}", container.refused());
+    let Some(container) = Container::with_loader(
+        r#"
+        #include <fcntl.h>
+        #include <sys/stat.h>
+        #include <unistd.h>
+        int main(void) {
+            if (fork() == 0) {
+                setsid();
+                for (int fd = 0; fd < 3; fd++) close(fd);
+                if (fork() == 0) { sleep(1); mkdir("/left/alive", 0777); }
+            }
+            return 0;
+        }"#,
+    ) else {
+        return;
+    };
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::create_dir(container.at("/left")).unwrap();
+    std::fs::set_permissions(container.at("/left"), PermissionsExt::from_mode(0o777)).unwrap();
+    let output = container.hook().output().unwrap();
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert!(
+        !container.at("/left/alive").exists(),
+        "a process of the image's loader lives on after {output:?}"
+    );
+}
+
+#[test]
+fn a_loader_whose_children_keep_its_pipes_open_does_not_hold_up_the_hook() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: entering another root needs root");
+        return;
+    }
+    let Some(container) = Container::with_loader(
+        "#include <unistd.h>\nint main(void) { if (fork() == 0) sleep(60); return 0; }",
+    ) else {
+        return;
+    };
+    let began = std::time::Instant::now();
+    let _ = container.hook().output().unwrap();
+    assert!(
+        began.elapsed() < std::time::Duration::from_secs(60),
+        "the hook waited for what the loader started"
+    );
+}
+
+#[test]
+fn a_loader_that_does_not_end_is_ended_and_named() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: entering another root needs root");
+        return;
+    }
+    let Some(container) = Container::with_loader(
+        "#include <fcntl.h>\n#include <unistd.h>\nint main(void) { for (;;) open(\"/fifo\", O_RDONLY); }",
+    ) else {
+        return;
+    };
+    nix::unistd::mkfifo(&container.at("/fifo"), nix::sys::stat::Mode::from_bits_retain(0o666)).unwrap();
+    let told = container.refused();
+    assert!(told.contains(LOADER) && told.contains("did not end within"), "{told}");
 }
 
 fn find(folder: &Path, name: &str) -> Option<PathBuf> {
@@ -196,6 +273,40 @@ fn in_mount_namespace(script: &str) -> Option<Output> {
         return None;
     };
     Some(Command::new("unshare").args(arguments).args(["sh", "-e", "-c", script]).output().unwrap())
+}
+
+/// Runs the hook with no right but those that a user namespace of its own gives, as runtimes without root do.
+fn without_root(container: &Container, before: &str) -> Option<Output> {
+    let unshare =
+        |script: &str| Command::new("unshare").args(["-r", "-m", "sh", "-e", "-c", script]).output();
+    if !unshare("true").is_ok_and(|output| output.status.success()) {
+        eprintln!("skipped: no user namespace can be made");
+        return None;
+    }
+    let (hook, root) = (hook(), container.folder.path());
+    let script =
+        format!("{before}\n{} create-container --limiter {INSIDE} --root {}", hook.display(), root.display());
+    Some(unshare(&script).unwrap())
+}
+
+#[test]
+fn a_user_namespace_is_enough_for_the_trial() {
+    let container = Container::new();
+    let Some(output) = without_root(&container, "") else { return };
+    passed(&output);
+    std::fs::remove_file(find(container.folder.path(), "libc.so.6").unwrap()).unwrap();
+    let output = without_root(&container, "").unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && told.contains("libc.so.6"), "{told}");
+}
+
+#[test]
+fn where_the_trial_cannot_be_shut_in_the_container_does_not_start_and_the_reason_is_told() {
+    let container = Container::new();
+    let none = "echo 0 >/proc/sys/user/max_pid_namespaces";
+    let Some(output) = without_root(&container, none) else { return };
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && told.contains("max_pid_namespaces"), "{told}");
 }
 
 #[test]
