@@ -3,6 +3,7 @@
 //! Time comes in as a parameter. Nothing here waits and nothing here talks to the API, so every
 //! race can be played through in a test.
 
+mod binding;
 mod budgets;
 mod compaction;
 mod deciding;

@@ -35,11 +35,15 @@ impl Core {
         self.nominate_again(now, wall);
         self.hold_again(now);
         self.begin_turn();
-        // Pods come first: somebody waits for them.
-        let Some(key) = self.queue.pop(now) else { return self.bind_next(now, wall) };
-        self.work_on(&key, now, wall);
-        let cost = self.turn.map_or(Duration::ZERO, |turn| turn.began.elapsed());
-        self.queue.charge(&key.namespace, cost, now);
+        // Pods come first: somebody waits for them. But not for ever before claims that wait by themselves.
+        let pod = if self.holds.has_its_turn(now) { None } else { self.queue.pop(now) };
+        if let Some(key) = pod {
+            self.work_on(&key, now, wall);
+            self.queue.charge(&key.namespace, self.cost(), now);
+        } else if let Some(key) = self.holds.pop(now) {
+            self.bind(&key, now, wall);
+            self.holds.unbound.charge(&key.namespace, self.cost(), now);
+        }
     }
 
     fn work_on(&mut self, key: &ObjectKey, now: Instant, wall: Timestamp) {
@@ -68,34 +72,49 @@ impl Core {
             return;
         }
         let situation = self.situation(&pod, now);
-        let is_first_look = self.queue.is_first_look(key);
-        match self.known(&pod, &situation) {
+        match self.consider(&pod, &situation, self.queue.is_first_look(key)) {
+            Ok(decision) => self.decided(&pod, decision, now, wall),
+            Err(cost) => self.queue.put_behind(key, cost, now),
+        }
+    }
+
+    /// Decides for a pod, or what stands for one, unless it is known what comes of it. An error is how long a short
+    /// look took that did not decide it.
+    pub(super) fn consider(
+        &mut self,
+        pod: &Pod,
+        situation: &Situation,
+        is_first_look: bool,
+    ) -> Result<Decision, Duration> {
+        match self.known(pod, situation) {
             Some(Verdict::NoFit(reason)) => {
                 self.metrics.decision("no_fit_again", Duration::ZERO);
-                return self.follow(&pod, Decision::NoFit(Box::new(reason)), now, wall);
+                return Ok(Decision::NoFit(Box::new(reason)));
             }
-            Some(Verdict::NotAtOnce) if is_first_look => {
-                return self.queue.put_behind(key, Duration::ZERO, now);
-            }
+            Some(Verdict::NotAtOnce) if is_first_look => return Err(Duration::ZERO),
             _ => {}
         }
-        let decision = if is_first_look {
-            let began = Instant::now();
-            let until = self.until().min(began + self.settings.first_look);
-            let decision = self.decide_until(&pod, &situation, until);
-            if matches!(decision, Decision::OutOfTime(_)) {
-                self.metrics.decision("put_behind", began.elapsed());
-                // Not what all the time did not do for.
-                self.matcher.take_given_up();
-                self.remember(&pod, &situation, Verdict::NotAtOnce);
-                return self.queue.put_behind(key, began.elapsed(), now);
-            }
-            self.metrics.decision(name_of(&decision), began.elapsed());
-            decision
-        } else {
-            self.decide(&pod, &situation)
-        };
-        self.decided(&pod, &situation, decision, now, wall);
+        let decision = if is_first_look { self.glance(pod, situation)? } else { self.decide(pod, situation) };
+        if let Decision::NoFit(reason) = &decision {
+            self.remember(pod, situation, Verdict::NoFit((**reason).clone()));
+        }
+        Ok(decision)
+    }
+
+    fn glance(&mut self, pod: &Pod, situation: &Situation) -> Result<Decision, Duration> {
+        let began = Instant::now();
+        let until = self.until().min(began + self.settings.first_look);
+        let decision = self.decide_until(pod, situation, until);
+        let cost = began.elapsed();
+        if !matches!(decision, Decision::OutOfTime(_)) {
+            self.metrics.decision(name_of(&decision), cost);
+            return Ok(decision);
+        }
+        self.metrics.decision("put_behind", cost);
+        // Not what all the time did not do for.
+        self.matcher.take_given_up();
+        self.remember(pod, situation, Verdict::NotAtOnce);
+        Err(cost)
     }
 
     /// What was found of pods that ask for the same, if there was no room since.
@@ -116,15 +135,8 @@ impl Core {
         }
     }
 
-    /// What follows from a decision, and is remembered of it.
-    fn decided(
-        &mut self,
-        pod: &Pod,
-        situation: &Situation,
-        mut decision: Decision,
-        now: Instant,
-        wall: Timestamp,
-    ) {
+    /// What follows from a decision.
+    fn decided(&mut self, pod: &Pod, mut decision: Decision, now: Instant, wall: Timestamp) {
         // Nobody waits for a gap to be filled, if it is that which keeps it waiting.
         if is_short(&decision)
             && let Some(open) = self.without_compaction(pod, now)
@@ -136,9 +148,6 @@ impl Core {
             }
         }
         tracing::debug!(pod = %pod.key, outcome = name_of(&decision), "decided");
-        if let Decision::NoFit(reason) = &decision {
-            self.remember(pod, situation, Verdict::NoFit((**reason).clone()));
-        }
         self.follow(pod, decision, now, wall);
     }
 
@@ -209,8 +218,7 @@ impl Core {
                 }
             }
             Decision::OutOfTime(reason) => {
-                let cost = self.turn.map_or(self.settings.deadline, |turn| turn.began.elapsed());
-                self.was_late(pod, &reason, cost, now);
+                self.was_late(pod, &reason, now);
             }
             Decision::LeaveToScheduler { node } => {
                 self.queue.park(&pod.key);

@@ -299,11 +299,18 @@ impl Core {
         let pod = Pod::in_place_of(claim);
         let mut situation = self.situation(&pod, now);
         self.narrow(&mut situation, &claim.uid, bequest);
-        match self.decide(&pod, &situation) {
+        let is_first_look = self.holds.unbound.is_first_look(&claim.key);
+        let decision = match self.consider(&pod, &situation, is_first_look) {
+            Ok(decision) => decision,
+            Err(cost) => return self.holds.unbound.put_behind(&claim.key, cost, now),
+        };
+        match decision {
             Decision::Placed(plan) if self.refusal(&claim.key.namespace).is_none() => {
                 self.write_binding(claim, plan, bequest.until, wall);
             }
-            Decision::OutOfTime(_) => self.holds.unbound.delay(&claim.key, now),
+            Decision::OutOfTime(_) => {
+                self.holds.unbound.run_late(&claim.key, self.cost(), now);
+            }
             // They are not to be had any more.
             _ => self.give_bequest_up(claim),
         }

@@ -1,12 +1,10 @@
 //! Claims that have devices without a pod: what [`crate::hold`] decides, done.
 
-use super::deciding::Assumed;
 use super::heirs::{Ending, Lost};
 use super::{Core, Effect, Regarding, Report, reasons};
 use crate::act::{Consumers, Job, WriteError};
-use crate::decide::{Decision, Plan};
 use crate::hold::{self, ByUs, Ended, Hold, Limits, Policy, Step, Wish};
-use crate::index::{Change, Claim, Index, ObjectKey, Pod, Uid};
+use crate::index::{Claim, Index, ObjectKey, Uid};
 use crate::queue::{Queue, Rank};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
@@ -18,6 +16,8 @@ use std::time::{Duration, Instant};
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 /// Where the API and what is known of it differ.
 const LOOK: Duration = Duration::from_secs(1);
+/// After so many pods in a row it is the turn of a claim that wants devices before its pod, if one is ready.
+const MOST_PODS: u32 = 7;
 
 /// What is kept about them.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(super) struct Holds {
     pub(super) due: HashMap<ObjectKey, Instant>,
     /// Claims that want devices before a pod.
     pub(super) unbound: Queue,
+    /// How many pods were decided in a row while one of those was ready.
+    passed: u32,
     /// Claims of which something is being written.
     pub(super) writing: HashSet<Uid>,
     /// Hold claims that are not in the API yet, by the claims that end.
@@ -41,7 +43,7 @@ pub(super) struct Holds {
     /// What was said about a claim last.
     told: HashMap<Uid, String>,
     /// Namespaces of claims that a used-up budget kept from being bound.
-    refused: HashSet<Arc<str>>,
+    pub(super) refused: HashSet<Arc<str>>,
 }
 
 impl Holds {
@@ -50,6 +52,7 @@ impl Holds {
             changed: HashSet::new(),
             due: HashMap::new(),
             unbound: Queue::new(backoff.0, backoff.1),
+            passed: 0,
             writing: HashSet::new(),
             endings: HashMap::new(),
             lost: HashMap::new(),
@@ -80,6 +83,19 @@ impl Holds {
         self.unbound.has_ready(now)
     }
 
+    /// Whether the next turn is that of a claim, whoever else is ready.
+    pub(super) fn has_its_turn(&mut self, now: Instant) -> bool {
+        let is_ready = self.unbound.has_ready(now);
+        self.passed = if is_ready { self.passed.saturating_add(1) } else { 0 };
+        self.passed > MOST_PODS
+    }
+
+    /// The next claim that wants devices before a pod.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<ObjectKey> {
+        self.passed = 0;
+        self.unbound.pop(now)
+    }
+
     /// A claim wants devices.
     pub(super) fn offer(&mut self, claim: &Claim) {
         self.unbound.offer(Rank::new(claim.key.clone(), 0, claim.created));
@@ -90,7 +106,7 @@ impl Holds {
         self.lost.contains_key(pod)
     }
 
-    fn forget(&mut self, key: &ObjectKey) {
+    pub(super) fn forget(&mut self, key: &ObjectKey) {
         self.due.remove(key);
         self.unbound.remove(key);
     }
@@ -173,7 +189,7 @@ impl Core {
         policy(&self.index, self.settings.holds, claim)
     }
 
-    fn facts(&self, claim: &Claim) -> hold::Claim {
+    pub(super) fn facts(&self, claim: &Claim) -> hold::Claim {
         let pods = || claim.reserved_for.iter().filter(|consumer| !hold::is_hold(consumer));
         let known = |consumer: &ResourceClaimConsumerReference| {
             let key =
@@ -211,140 +227,6 @@ impl Core {
             self.tell_claim(claim, false, reasons::HELD_WITHOUT_POD, &note);
         }
         self.effects.push(Effect::Do(Job::Hold { claim: claim.key.clone(), uid: claim.uid.clone(), hold }));
-    }
-
-    /// Decides for the next claim that wants devices before a pod.
-    pub(super) fn bind_next(&mut self, now: Instant, wall: Timestamp) {
-        let Some(key) = self.holds.unbound.pop(now) else { return };
-        let Some(claim) = self.index.claim(&key).cloned() else {
-            self.holds.forget(&key);
-            return;
-        };
-        if self.index.effective_allocation(&key).is_some() {
-            self.holds.unbound.remove(&key);
-            return;
-        }
-        if let Some(bequest) = claim.bequest.clone() {
-            return self.bind_bequest(&claim, &bequest, now, wall);
-        }
-        let Step::Bind(until) = hold::step(self.hold_policy(&claim), self.facts(&claim), wall.as_second())
-        else {
-            self.holds.unbound.remove(&key);
-            return;
-        };
-        for mistake in claim.hold.mistakes.clone() {
-            self.tell_claim(&claim, true, reasons::ANNOTATION, &mistake);
-        }
-        // It gets nothing that is kept for a pod that it would give way to.
-        let priority = self.hold_policy(&claim).priority;
-        let pod = Pod { priority, ..Pod::in_place_of(&claim) };
-        let situation = self.situation(&pod, now);
-        let mut late = false;
-        let waiting = match self.decide(&pod, &situation) {
-            Decision::Placed(plan) => match self.in_the_way(&key.namespace, &plan) {
-                None => return self.write_binding(&claim, plan, until, wall),
-                Some(reason) => reason,
-            },
-            Decision::Waiting(wait) => wait.to_string(),
-            Decision::Rejected(rejection) => rejection.to_string(),
-            Decision::NoFit(reason) | Decision::Undo { reason, .. } => reason.to_string(),
-            Decision::OutOfTime(reason) => {
-                late = true;
-                format!("the search did not end in time; so far: {reason}")
-            }
-            Decision::LeaveToScheduler { .. } => {
-                "only nodes in scheduler mode could serve it, and kube-scheduler allocates for pods alone"
-                    .to_owned()
-            }
-            Decision::NotOurs | Decision::Settled { .. } => {
-                self.holds.unbound.remove(&key);
-                return;
-            }
-        };
-        if late {
-            self.holds.unbound.delay(&key, now);
-        } else {
-            self.holds.unbound.park(&key);
-        }
-        let note = format!("it is to be bound before its first pod, but: {waiting}");
-        self.tell_claim(&claim, true, reasons::DOES_NOT_FIT, &note);
-    }
-
-    /// A used-up budget or a quota of the namespace that keeps a claim from what was found for it.
-    fn in_the_way(&mut self, namespace: &Arc<str>, plan: &Plan) -> Option<String> {
-        if let Some(verdict) = self.refusal(namespace) {
-            self.holds.refused.insert(namespace.clone());
-            return Some(verdict.note);
-        }
-        self.quota_in_the_way(namespace, plan)
-    }
-
-    /// Looks at claims to bind again once no budget keeps them back any more.
-    pub(super) fn bind_within_budget(&mut self, now: Instant) {
-        let before = self.holds.refused.len();
-        let refused = std::mem::take(&mut self.holds.refused);
-        let still = refused.into_iter().filter(|namespace| self.refusal(namespace).is_some()).collect();
-        self.holds.refused = still;
-        if self.holds.refused.len() < before {
-            self.holds.wake(now);
-        }
-    }
-
-    pub(super) fn write_binding(&mut self, claim: &Claim, plan: Box<Plan>, until: i64, wall: Timestamp) {
-        let Assumed { allocations, claims, .. } = self.assume(&plan, wall);
-        tracing::info!(claim = %claim.key, node = %plan.node, score = ?plan.score, "binding before any pod");
-        self.holds.writing.insert(claim.uid.clone());
-        self.effects.push(Effect::Do(Job::Bind { plan, allocations, claims, until }));
-    }
-
-    /// Takes the answer to a binding in.
-    pub(super) fn bound(
-        &mut self,
-        plan: &Plan,
-        until: i64,
-        error: Option<WriteError>,
-        now: Instant,
-    ) -> Change {
-        let (key, uid) = (&plan.pod, &plan.pod_uid);
-        self.holds.writing.remove(uid);
-        self.holds.note(key);
-        let mut change = Change::Nothing;
-        // Still assumed: the API does not show it, so it was not written.
-        if self.index.is_assumed(uid) {
-            self.dirty_pools
-                .extend(self.index.effective_allocation(key).map(|held| held.pools()).into_iter().flatten());
-            self.index.forget(key, uid);
-            change = Change::Room;
-        }
-        let Some(claim) = self.index.claim(key).cloned() else { return change };
-        match error {
-            None if claim.bequest.is_some() => {
-                if let Some(bequest) = claim.bequest.clone() {
-                    self.tell_kept(&claim, &bequest, &clock(until));
-                    self.queue.wake(now);
-                }
-            }
-            None => {
-                let note = format!(
-                    "bound to devices on node {} before any pod; without one it keeps them until {}",
-                    plan.node,
-                    clock(until)
-                );
-                self.tell_claim(&claim, false, reasons::ALLOCATED, &note);
-            }
-            Some(error) => {
-                tracing::warn!(claim = %key, %error, "could not bind a claim");
-                if error.is_of_the_object() {
-                    let until = self.slow.failed(uid, now);
-                    self.holds.unbound.hold_back(key, until);
-                    let note = format!("it could not be given devices before its first pod: {error}");
-                    self.tell_claim(&claim, true, reasons::WRITE_FAILED, &note);
-                } else {
-                    self.holds.unbound.delay(key, now);
-                }
-            }
-        }
-        change
     }
 
     /// Takes the answer to a change of our entry in.
@@ -408,7 +290,7 @@ pub(super) fn policy(index: &Index, limits: Limits, claim: &Claim) -> Policy {
     Policy::of(limits, std::iter::once(&claim.hold).chain(of_classes))
 }
 
-fn clock(second: i64) -> String {
+pub(super) fn clock(second: i64) -> String {
     Timestamp::from_second(second).map_or_else(|_| format!("second {second}"), |time| time.to_string())
 }
 

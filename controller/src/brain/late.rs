@@ -10,11 +10,14 @@ use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
 /// What is known of one demand.
-#[derive(Debug)]
-struct Known {
-    times: u32,
-    until: Instant,
-    note: String,
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    /// How often in a row.
+    pub(super) times: u32,
+    /// How long all that ask for it wait.
+    pub(super) until: Instant,
+    /// What they are told.
+    pub(super) note: String,
 }
 
 /// Demands that ran out of time.
@@ -78,27 +81,35 @@ impl Core {
         Some(hasher.finish())
     }
 
+    /// What is known of what a pod, or what stands for one, asks for, if it ran out of time and is not to be tried
+    /// yet.
+    pub(super) fn known_late(&self, pod: &Pod, now: Instant) -> Option<Known> {
+        if self.late.known.is_empty() {
+            return None;
+        }
+        self.late.known.get(&self.demand(pod)).filter(|known| known.until > now).cloned()
+    }
+
     /// Whether what a pod asks for ran out of time just now; then it waits as long.
     pub(super) fn waits_as_late(&mut self, pod: &Pod, now: Instant) -> bool {
-        if self.late.known.is_empty() {
-            return false;
-        }
-        let demand = self.demand(pod);
-        let Some(known) = self.late.known.get(&demand).filter(|known| known.until > now) else {
-            return false;
-        };
-        let (times, until, note) = (known.times, known.until, known.note.clone());
+        let Some(Known { times, until, note }) = self.known_late(pod, now) else { return false };
         self.queue.put_off(&pod.key, times, until);
         self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
         true
     }
 
-    /// A pod could not be decided in time, which took so long. It waits in proportion, with all that ask for the
-    /// same.
-    pub(super) fn was_late(&mut self, pod: &Pod, reason: &NoFit, cost: Duration, now: Instant) {
+    /// A pod could not be decided in time. It waits in proportion to what that took, with all that ask for the same.
+    pub(super) fn was_late(&mut self, pod: &Pod, reason: &NoFit, now: Instant) {
+        let Known { times, until, note } = self.note_late(pod, reason, now);
+        self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
+        self.queue.put_off(&pod.key, times, until);
+    }
+
+    /// Keeps that what a pod, or what stands for one, asks for could not be decided in time.
+    pub(super) fn note_late(&mut self, pod: &Pod, reason: &NoFit, now: Instant) -> Known {
         let demand = self.demand(pod);
         let times = self.late.known.get(&demand).map_or(0, |known| known.times).saturating_add(1);
-        let wait = wait_of_late(cost, times).max(self.settings.backoff.0);
+        let wait = wait_of_late(self.cost(), times).max(self.settings.backoff.0);
         let advice = match self.matcher.take_given_up() {
             Some(expression) => {
                 format!(
@@ -109,20 +120,24 @@ impl Core {
             None => "Ask for less in one pod, or with fewer constraints".to_owned(),
         };
         let note = format!(
-            "not decided within {:?} (attempt {times}); the next is in {} s, for all pods that ask for the same. \
-             {advice}. So far: {reason}",
+            "not decided within {:?} (attempt {times}); the next is in {} s, for all that ask for the same. {advice}. \
+             So far: {reason}",
             self.settings.deadline,
             wait.as_secs().max(1)
         );
-        self.tell_pod(pod, reasons::OUT_OF_TIME, &note, now);
-        let until = now + wait;
-        self.queue.put_off(&pod.key, times, until);
-        self.late.known.insert(demand, Known { times, until, note });
+        let known = Known { times, until: now + wait, note };
+        self.late.known.insert(demand, known.clone());
+        known
     }
 
     /// A pod was decided in time.
     pub(super) fn was_in_time(&mut self, pod: &Pod) {
         self.queue.in_time(&pod.key);
+        self.forget_late(pod);
+    }
+
+    /// What a pod, or what stands for one, asks for was decided in time.
+    pub(super) fn forget_late(&mut self, pod: &Pod) {
         if !self.late.known.is_empty() {
             let demand = self.demand(pod);
             self.late.known.remove(&demand);
@@ -131,9 +146,14 @@ impl Core {
 
     /// Pods of a group could not be decided in time together.
     pub(super) fn were_late<'p>(&mut self, pods: impl Iterator<Item = &'p ObjectKey>, now: Instant) {
-        let cost = self.turn.map_or(self.settings.deadline, |turn| turn.began.elapsed());
+        let cost = self.cost();
         for pod in pods {
             self.queue.run_late(pod, cost, now);
         }
+    }
+
+    /// How long what is being done has taken.
+    pub(super) fn cost(&self) -> Duration {
+        self.turn.map_or(self.settings.deadline, |turn| turn.began.elapsed())
     }
 }

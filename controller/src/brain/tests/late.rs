@@ -258,3 +258,86 @@ fn who_runs_out_of_time_within_a_selector_is_told_which() {
         "{note}"
     );
 }
+
+impl World {
+    /// A claim is to have devices before its first pod.
+    fn wants_early(&mut self, (namespace, name): (&str, &str), spec: &Value, created: i64) {
+        let version = self.stamp();
+        let at = Timestamp::from_second(created).expect("a time").to_string();
+        let claim: ResourceClaim = object(json!({
+            "metadata": {"name": name, "namespace": namespace, "uid": format!("uid-c-{name}"),
+                         "resourceVersion": version, "creationTimestamp": at,
+                         "annotations": {aliquot_model::names::BINDING: "Immediate"}},
+            "spec": spec,
+        }));
+        self.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+        self.core.keep_holds(self.now, Timestamp::from_second(1_000).expect("a time"));
+    }
+
+    fn is_bound(&self, name: &str) -> bool {
+        self.jobs.iter().any(|job| matches!(job, Job::Bind { plan, .. } if *plan.pod.name == *name))
+    }
+}
+
+#[test]
+fn hard_claims_before_their_pods_do_not_keep_those_of_another_namespace_waiting() {
+    let mut world = World::with_short_decisions();
+    for number in 0..20 {
+        world.wants_early(("default", &format!("hard-{number}")), &hard(number), number.into());
+    }
+    world.wants_early(("other", "easy"), &fixtures::spec(&gpu()), 99);
+    world.turn();
+    assert_eq!(world.outcomes("put_behind"), 1);
+    world.turn();
+    assert!(world.is_bound("easy"));
+    assert_eq!((world.outcomes("put_behind"), world.late()), (1, 0));
+}
+
+#[test]
+fn hard_claims_before_their_pods_cost_an_easy_one_of_their_namespace_a_short_look_each() {
+    let mut world = World::with_short_decisions();
+    for number in 0..20 {
+        world.wants_early(("default", &format!("hard-{number}")), &hard(number), number.into());
+    }
+    world.wants_early(("default", "easy"), &fixtures::spec(&gpu()), 99);
+    for _ in 0..21 {
+        world.turn();
+    }
+    assert!(world.is_bound("easy"));
+    assert_eq!((world.outcomes("put_behind"), world.late()), (20, 0));
+}
+
+#[test]
+fn pods_that_are_hard_to_decide_leave_a_turn_of_eight_to_claims_before_their_pods() {
+    let mut world = World::with_short_decisions();
+    for number in 0..20 {
+        world.waits(("default", &format!("hard-{number}")), &hard(number), number.into());
+    }
+    world.wants_early(("other", "easy"), &fixtures::spec(&gpu()), 99);
+    for _ in 0..7 {
+        world.turn();
+    }
+    assert!(!world.is_bound("easy"), "pods come first");
+    world.turn();
+    assert!(world.is_bound("easy"));
+}
+
+#[test]
+fn claims_before_their_pods_that_ran_out_of_time_wait_whatever_changes() {
+    let mut world = World::with_short_decisions();
+    world.wants_early(("default", "hard"), &hard(0), 0);
+    world.turn();
+    assert_eq!(world.late(), 1);
+    // Neither room, nor a change of it, nor another one that asks for the same.
+    world.core.holds.wake(world.now);
+    world.wants_early(("default", "hard"), &hard(0), 0);
+    world.wants_early(("default", "again"), &hard(0), 1);
+    world.work();
+    assert_eq!(world.late(), 1);
+    let told = |report: &&Report| report.reason == reasons::OUT_OF_TIME && report.note.contains("attempt 1");
+    assert_eq!(world.reports.iter().filter(told).count(), 2, "{:?}", world.reports);
+    // In proportion to what it cost: at least twenty times 150 ms.
+    world.now += Duration::from_secs(1);
+    world.work();
+    assert_eq!(world.late(), 1);
+}
