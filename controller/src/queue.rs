@@ -1,10 +1,11 @@
 //! Which pod is decided next: by priority, then age; of pods of one priority those first whose namespace has not
 //! spent much time on decisions of late. While others wait, each is first given a short look; what that does not
-//! decide goes behind those of its priority that had none. What did not fit waits until something changes, and each
+//! decide goes behind those of its priority that had none. While decisions take long, a small part of the turns is
+//! for those of lower priority that many others went before. What did not fit waits until something changes, and each
 //! time longer; what ran out of time waits in proportion to what it cost, whatever changes.
 
 use crate::index::ObjectKey;
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,6 +46,8 @@ struct Entry {
     late: u32,
     /// Whether it waits for that, so that nothing makes it ready before.
     owes: bool,
+    /// Which turn it was when it became ready.
+    since: u64,
 }
 
 /// A decision up to this long is not held against its namespace.
@@ -60,6 +63,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(300);
 
 /// One of those behind is decided after so many others of its priority, however many come.
 const MOST_BEFORE: u32 = 100;
+/// While decisions take long, one of lower priority is decided after so many others
+const MOST_ABOVE: u64 = 100;
+/// in one of so many turns.
+const EVERY: u64 = 8;
 
 /// How long something waits that ran out of time for the n-th time in a row.
 pub fn wait_of_late(cost: Duration, times: u32) -> Duration {
@@ -77,6 +84,10 @@ pub struct Queue {
     spent: HashMap<Arc<str>, (Duration, Instant)>,
     /// How many were decided in a row while others were behind.
     passed: u32,
+    /// How many were decided at all.
+    turns: u64,
+    /// When one of lower priority was decided before others, by namespace, since decisions take long.
+    let_through: HashMap<Arc<str>, u64>,
     wakes: u64,
     first_delay: Duration,
     longest_delay: Duration,
@@ -91,6 +102,8 @@ impl Queue {
             delayed: BTreeSet::new(),
             spent: HashMap::new(),
             passed: 0,
+            turns: 0,
+            let_through: HashMap::new(),
             wakes: 0,
             first_delay,
             longest_delay,
@@ -104,21 +117,22 @@ impl Queue {
         let before = self.take_out(&pod);
         let behind = before.as_ref().is_some_and(|entry| entry.rank.behind);
         let rank = Rank { behind, ..rank };
-        let entry = match before {
-            Some(entry) if entry.owes => Entry { rank, ..entry },
-            Some(entry) => Entry { rank, place: Place::Ready, ..entry },
-            None => Entry { rank, place: Place::Ready, failures: 0, last: None, late: 0, owes: false },
-        };
-        match entry.place {
-            Place::Delayed(until) => {
-                self.delayed.insert((until, pod.clone()));
+        match before {
+            Some(entry) if entry.owes => self.put(Entry { rank, ..entry }, entry.place),
+            Some(entry) => self.put(Entry { rank, ..entry }, Place::Ready),
+            None => {
+                let new = Entry {
+                    rank,
+                    place: Place::Parked,
+                    failures: 0,
+                    last: None,
+                    late: 0,
+                    owes: false,
+                    since: 0,
+                };
+                self.put(new, Place::Ready);
             }
-            Place::Ready => {
-                self.ready.insert(entry.rank.clone());
-            }
-            Place::Parked => {}
         }
-        self.entries.insert(pod, entry);
     }
 
     /// Removes a pod: it needs no decision any more.
@@ -131,6 +145,7 @@ impl Queue {
         self.promote(now);
         let rank = self.first(now)?;
         self.ready.remove(&rank);
+        self.turns = self.turns.wrapping_add(1);
         let entry = self.entries.get_mut(&rank.pod)?;
         entry.place = Place::Parked;
         entry.last = Some(now);
@@ -138,11 +153,15 @@ impl Queue {
     }
 
     /// Whether a pod that was popped is to be given a short look only: it had none, and another one of its priority
-    /// that had none is ready.
+    /// that had none is ready, or one of a higher priority.
     pub fn is_first_look(&self, pod: &ObjectKey) -> bool {
         let Some(Entry { rank, .. }) = self.entries.get(pod) else { return false };
-        let next = self.ready.first();
-        !rank.behind && next.is_some_and(|next| !next.behind && next.priority == rank.priority)
+        let waits = |next: &Rank| match next.priority.cmp(&rank.priority) {
+            Ordering::Less => true,
+            Ordering::Equal => !next.behind,
+            Ordering::Greater => false,
+        };
+        !rank.behind && self.ready.first().is_some_and(waits)
     }
 
     /// A short look, which took so long, did not decide it: it goes behind those that had none. All of it is held
@@ -150,9 +169,8 @@ impl Queue {
     pub fn put_behind(&mut self, pod: &ObjectKey, cost: Duration, now: Instant) {
         self.charge(&pod.namespace, cost.saturating_add(CHEAP), now);
         if let Some(mut entry) = self.take_out(pod) {
-            (entry.rank.behind, entry.place) = (true, Place::Ready);
-            self.ready.insert(entry.rank.clone());
-            self.entries.insert(pod.clone(), entry);
+            entry.rank.behind = true;
+            self.put(entry, Place::Ready);
         }
     }
 
@@ -170,17 +188,40 @@ impl Queue {
         Some(behind)
     }
 
+    /// One of lower priority, now and then while decisions take long: of the namespaces that have spent nothing of
+    /// late, which take turns, the one that waits longest, if enough others went before. Where decisions are quick
+    /// those of higher priority are soon through, and come first without exception.
+    fn let_through(&mut self) -> Option<Rank> {
+        let highest = self.ready.first()?.priority;
+        if self.spent.is_empty() {
+            self.let_through.clear();
+            return None;
+        }
+        if !self.turns.is_multiple_of(EVERY) || self.ready.last()?.priority == highest {
+            return None;
+        }
+        let since = |rank: &Rank| self.entries.get(&rank.pod).map_or(self.turns, |entry| entry.since);
+        let waits = self.ready.iter().filter(|rank| {
+            rank.priority != highest
+                && !self.spent.contains_key(&rank.pod.namespace)
+                && self.turns.wrapping_sub(since(rank)) >= MOST_ABOVE
+        });
+        let rank = waits.min_by_key(|rank| (self.let_through.get(&rank.pod.namespace), since(rank)))?.clone();
+        self.let_through.insert(rank.pod.namespace.clone(), self.turns);
+        Some(rank)
+    }
+
     /// The first in order: of the highest priority the oldest whose namespace has spent nothing of late, else
     /// one of the namespace that has spent least.
     fn first(&mut self, now: Instant) -> Option<Rank> {
-        if let Some(overdue) = self.overdue() {
-            return Some(overdue);
-        }
         self.spent.retain(|_, (spent, at)| {
             *spent = spent.saturating_sub(now.saturating_duration_since(*at) / FORGOTTEN);
             *at = now.max(*at);
             !spent.is_zero()
         });
+        if let Some(before) = self.let_through().or_else(|| self.overdue()) {
+            return Some(before);
+        }
         let oldest = self.ready.first()?;
         let spent =
             |rank: &Rank| self.spent.get(&rank.pod.namespace).map_or(Duration::ZERO, |(spent, _)| *spent);
@@ -216,9 +257,7 @@ impl Queue {
     pub fn put_off(&mut self, pod: &ObjectKey, times: u32, until: Instant) {
         if let Some(mut entry) = self.take_out(pod) {
             (entry.late, entry.owes) = (times, true);
-            entry.place = Place::Delayed(until);
-            self.delayed.insert((until, pod.clone()));
-            self.entries.insert(pod.clone(), entry);
+            self.put(entry, Place::Delayed(until));
         }
     }
 
@@ -243,8 +282,7 @@ impl Queue {
     pub fn park(&mut self, pod: &ObjectKey) {
         if let Some(mut entry) = self.take_out(pod) {
             entry.failures = entry.failures.saturating_add(1);
-            entry.place = Place::Parked;
-            self.entries.insert(pod.clone(), entry);
+            self.put(entry, Place::Parked);
         }
     }
 
@@ -253,18 +291,14 @@ impl Queue {
         if let Some(mut entry) = self.take_out(pod) {
             entry.failures = entry.failures.saturating_add(1);
             let until = now + self.wait(entry.failures);
-            entry.place = Place::Delayed(until);
-            self.delayed.insert((until, pod.clone()));
-            self.entries.insert(pod.clone(), entry);
+            self.put(entry, Place::Delayed(until));
         }
     }
 
     /// Not before `until`, change or not.
     pub fn hold_back(&mut self, pod: &ObjectKey, until: Instant) {
-        if let Some(mut entry) = self.take_out(pod) {
-            entry.place = Place::Delayed(until);
-            self.delayed.insert((until, pod.clone()));
-            self.entries.insert(pod.clone(), entry);
+        if let Some(entry) = self.take_out(pod) {
+            self.put(entry, Place::Delayed(until));
         }
     }
 
@@ -279,16 +313,9 @@ impl Queue {
             .map(|(pod, _)| pod.clone())
             .collect();
         for pod in parked {
-            let Some(mut entry) = self.take_out(&pod) else { continue };
+            let Some(entry) = self.take_out(&pod) else { continue };
             let until = entry.last.map_or(now, |last| last + self.wait(entry.failures));
-            if until <= now {
-                entry.place = Place::Ready;
-                self.ready.insert(entry.rank.clone());
-            } else {
-                entry.place = Place::Delayed(until);
-                self.delayed.insert((until, pod.clone()));
-            }
-            self.entries.insert(pod, entry);
+            self.put(entry, if until <= now { Place::Ready } else { Place::Delayed(until) });
         }
     }
 
@@ -315,15 +342,10 @@ impl Queue {
     }
 
     fn promote(&mut self, now: Instant) {
-        while let Some((until, pod)) = self.delayed.first().cloned() {
-            if until > now {
-                break;
-            }
-            self.delayed.pop_first();
-            if let Some(entry) = self.entries.get_mut(&pod) {
-                (entry.place, entry.owes) = (Place::Ready, false);
-                self.ready.insert(entry.rank.clone());
-            }
+        while let Some((_, pod)) = self.delayed.first().filter(|(until, _)| *until <= now).cloned() {
+            let Some(mut entry) = self.take_out(&pod) else { break };
+            entry.owes = false;
+            self.put(entry, Place::Ready);
         }
     }
 
@@ -345,176 +367,26 @@ impl Queue {
         }
         Some(entry)
     }
+
+    /// Puts one that was taken out to where it belongs now.
+    fn put(&mut self, mut entry: Entry, place: Place) {
+        let pod = entry.rank.pod.clone();
+        match place {
+            Place::Ready => {
+                if entry.place != Place::Ready {
+                    entry.since = self.turns;
+                }
+                self.ready.insert(entry.rank.clone());
+            }
+            Place::Delayed(until) => {
+                self.delayed.insert((until, pod.clone()));
+            }
+            Place::Parked => {}
+        }
+        entry.place = place;
+        self.entries.insert(pod, entry);
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const FIRST: Duration = Duration::from_millis(100);
-
-    fn queue() -> Queue {
-        Queue::new(FIRST, Duration::from_secs(1))
-    }
-
-    fn pod(name: &str) -> ObjectKey {
-        ObjectKey::new("default", name)
-    }
-
-    fn rank(name: &str, priority: i32, created: i64) -> Rank {
-        Rank::new(pod(name), priority, created)
-    }
-
-    #[test]
-    fn higher_priority_then_older_comes_first() {
-        let mut queue = queue();
-        for rank in [rank("young", 0, 9), rank("old", 0, 1), rank("important", 5, 8)] {
-            queue.offer(rank);
-        }
-        let now = Instant::now();
-        let order: Vec<_> = std::iter::from_fn(|| queue.pop(now)).collect();
-        assert_eq!(order, [pod("important"), pod("old"), pod("young")]);
-    }
-
-    #[test]
-    fn a_parked_pod_waits_for_a_change() {
-        let mut queue = queue();
-        let now = Instant::now();
-        queue.offer(rank("a", 0, 0));
-        assert_eq!(queue.pop(now), Some(pod("a")));
-        queue.park(&pod("a"));
-        assert_eq!(queue.pop(now + Duration::from_secs(999)), None);
-        queue.wake(now + Duration::from_secs(999));
-        assert_eq!(queue.pop(now + Duration::from_secs(999)), Some(pod("a")));
-    }
-
-    #[test]
-    fn changes_do_not_wake_a_pod_more_often_than_its_failures_allow() {
-        let mut queue = queue();
-        let mut now = Instant::now();
-        queue.offer(rank("a", 0, 0));
-        let mut waits = Vec::new();
-        for _ in 0..6 {
-            assert_eq!(queue.pop(now), Some(pod("a")));
-            queue.park(&pod("a"));
-            queue.wake(now);
-            let until = queue.next().expect("delayed");
-            assert!(!queue.has_ready(until - Duration::from_millis(1)));
-            waits.push((until - now).as_millis());
-            now = until;
-        }
-        assert_eq!(waits, [100, 200, 400, 800, 1000, 1000]);
-    }
-
-    #[test]
-    fn a_pod_that_changed_itself_is_ready_at_once() {
-        let mut queue = queue();
-        let now = Instant::now();
-        queue.offer(rank("a", 0, 0));
-        queue.pop(now);
-        queue.delay(&pod("a"), now);
-        assert_eq!(queue.pop(now), None);
-        queue.offer(rank("a", 0, 0));
-        assert_eq!(queue.pop(now), Some(pod("a")));
-    }
-
-    #[test]
-    fn a_removed_pod_never_comes_back() {
-        let mut queue = queue();
-        let now = Instant::now();
-        queue.offer(rank("a", 0, 0));
-        queue.offer(rank("b", 0, 0));
-        queue.pop(now);
-        queue.delay(&pod("a"), now);
-        queue.remove(&pod("a"));
-        queue.remove(&pod("b"));
-        queue.wake(now + Duration::from_secs(999));
-        assert_eq!(queue.pop(now + Duration::from_secs(999)), None);
-        assert_eq!(queue.lengths(), (0, 0, 0));
-    }
-
-    #[test]
-    fn no_change_shortens_the_wait_of_what_ran_out_of_time() {
-        let mut queue = queue();
-        let mut now = Instant::now();
-        queue.offer(rank("a", 0, 0));
-        let cost = Duration::from_millis(500);
-        for (times, seconds) in [(1, 10), (2, 20), (3, 40), (4, 80), (5, 160), (6, 300), (7, 300)] {
-            assert_eq!(queue.pop(now), Some(pod("a")));
-            assert_eq!(queue.run_late(&pod("a"), cost, now), (times, Duration::from_secs(seconds)));
-            queue.wake(now);
-            queue.offer(rank("a", 0, 0));
-            assert!(!queue.has_ready(now + Duration::from_secs(seconds - 1)));
-            now += Duration::from_secs(seconds);
-        }
-        assert_eq!(queue.pop(now), Some(pod("a")));
-        queue.in_time(&pod("a"));
-        assert_eq!(queue.run_late(&pod("a"), cost, now), (1, Duration::from_secs(10)));
-    }
-
-    #[test]
-    fn a_namespace_that_spent_much_lets_others_of_its_priority_go_first_for_a_while() {
-        let mut queue = queue();
-        let now = Instant::now();
-        let other = ObjectKey::new("other", "easy");
-        for number in 0..3 {
-            queue.offer(rank(&format!("hard-{number}"), 0, number));
-        }
-        queue.offer(Rank::new(other.clone(), 0, 9));
-        queue.offer(rank("important", 1, 9));
-        assert_eq!(queue.pop(now), Some(pod("important")), "priority comes first");
-        queue.charge(&"default".into(), CHEAP, now);
-        assert_eq!(queue.pop(now), Some(pod("hard-0")), "what is cheap is not counted");
-        queue.charge(&"default".into(), Duration::from_millis(520), now);
-        assert_eq!(queue.pop(now), Some(other.clone()));
-        assert_eq!(queue.pop(now), Some(pod("hard-1")), "nobody else is there");
-        queue.offer(Rank::new(other.clone(), 0, 9));
-        let later = now + Duration::from_secs(6);
-        assert_eq!(queue.pop(later), Some(pod("hard-2")), "it is forgotten");
-    }
-
-    #[test]
-    fn what_a_short_look_does_not_decide_goes_behind_those_that_had_none() {
-        let mut queue = queue();
-        let now = Instant::now();
-        for number in 0..50 {
-            queue.offer(rank(&format!("hard-{number:02}"), 0, number));
-        }
-        queue.offer(rank("easy", 0, 99));
-        queue.offer(rank("unimportant", -1, 0));
-        for number in 0..50 {
-            let next = queue.pop(now).expect("one");
-            assert_eq!(next, pod(&format!("hard-{number:02}")));
-            assert!(queue.is_first_look(&next));
-            queue.put_behind(&next, Duration::ZERO, now);
-        }
-        assert_eq!(queue.pop(now), Some(pod("easy")));
-        assert!(!queue.is_first_look(&pod("easy")), "nobody waits for it but those behind");
-        assert_eq!(queue.pop(now), Some(pod("hard-00")), "before those of lower priority");
-        assert!(!queue.is_first_look(&pod("hard-00")));
-        // A change of the pod is no way round.
-        queue.offer(rank("hard-00", 0, 0));
-        queue.offer(rank("new", 0, 100));
-        assert_eq!(queue.pop(now), Some(pod("new")));
-        assert_eq!(queue.pop(now), Some(pod("hard-00")));
-        queue.in_time(&pod("hard-00"));
-        queue.offer(rank("hard-00", 0, 0));
-        queue.offer(rank("new", 0, 100));
-        assert_eq!(queue.pop(now), Some(pod("hard-00")), "what was decided in time is like any other");
-    }
-
-    #[test]
-    fn those_behind_get_their_turn_however_many_come() {
-        let mut queue = queue();
-        let now = Instant::now();
-        queue.offer(rank("hard", 0, 0));
-        queue.offer(rank("easy", 0, 1));
-        assert_eq!(queue.pop(now), Some(pod("hard")));
-        queue.put_behind(&pod("hard"), Duration::ZERO, now);
-        let before = (2..1_000).take_while(|created| {
-            queue.offer(rank(&format!("easy-{created}"), 0, *created));
-            queue.pop(now) != Some(pod("hard"))
-        });
-        assert_eq!(before.count(), 100);
-    }
-}
+mod tests;
