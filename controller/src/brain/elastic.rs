@@ -40,12 +40,12 @@ impl Core {
         match seen {
             Seen::Apply(object) => {
                 if let Some((node, told)) = Told::read(&object) {
-                    self.elastic.take_told(node, Some(told));
+                    self.elastic.take_told(&self.index, node, Some(told));
                 }
             }
             Seen::Delete(object) => {
                 let node = object.metadata.name.as_deref().unwrap_or_default();
-                self.elastic.take_told(node.into(), None);
+                self.elastic.take_told(&self.index, node.into(), None);
             }
             Seen::Reset(objects) => {
                 self.synced.insert("nodelimits");
@@ -53,10 +53,10 @@ impl Core {
                 let gone: Vec<Arc<str>> =
                     self.elastic.nodes.keys().filter(|node| !read.contains_key(*node)).cloned().collect();
                 for node in gone {
-                    self.elastic.take_told(node, None);
+                    self.elastic.take_told(&self.index, node, None);
                 }
                 for (node, told) in read {
-                    self.elastic.take_told(node, Some(told));
+                    self.elastic.take_told(&self.index, node, Some(told));
                 }
             }
         }

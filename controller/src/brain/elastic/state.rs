@@ -1,7 +1,7 @@
 //! What is kept about elastic shares: whom to look at, and what nodes and annotations say.
 
 use crate::elastic::Wish;
-use crate::index::{Claim, CompanionOf, ObjectKey, Uid};
+use crate::index::{Claim, CompanionOf, Index, ObjectKey, Uid};
 use crate::queue::Rank;
 use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
 use kube::api::DynamicObject;
@@ -138,7 +138,9 @@ impl Elastic {
         }
     }
 
-    pub(in crate::brain) fn take_told(&mut self, name: Arc<str>, told: Option<Told>) {
+    /// What a node is told, or answers, is about the shares that it names and those on its devices.
+    pub(in crate::brain) fn take_told(&mut self, index: &Index, name: Arc<str>, told: Option<Told>) {
+        let there = self.shares_on(index, &name);
         let before = match &told {
             Some(told) if self.nodes.get(&name).is_some_and(|known| told.is_older(known)) => return,
             Some(told) => self.nodes.insert(name, told.clone()),
@@ -146,7 +148,17 @@ impl Elastic {
         };
         let named = before.iter().chain(&told).flat_map(|told| &told.spec.shares);
         self.look.extend(named.map(|limit| Uid::from(limit.share.uid.as_str())));
-        self.look.extend(self.companions.keys().cloned());
+        self.look.extend(there);
+    }
+
+    /// Claims on a node's devices that have companions, or whose companions are there.
+    fn shares_on(&self, index: &Index, node: &str) -> Vec<Uid> {
+        let holders = index.pools_of_node(node).flat_map(|pool| &pool.holders);
+        let parent = |uid: &Uid| {
+            let companion = self.keys.get(uid).and_then(|key| index.claim(key)?.companion.as_ref());
+            companion.map_or_else(|| uid.clone(), |of| of.uid.clone())
+        };
+        holders.map(|holder| parent(&holder.claim)).filter(|uid| self.companions.contains_key(uid)).collect()
     }
 
     /// Nodes that are told something about a claim.

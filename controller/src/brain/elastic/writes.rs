@@ -366,7 +366,7 @@ impl Core {
     ) -> Change {
         self.elastic.busy.remove(node);
         if let Some((node, told)) = object.as_deref().and_then(Told::read) {
-            self.elastic.take_told(node, Some(told));
+            self.elastic.take_told(&self.index, node, Some(told));
         }
         let parent = self.elastic.parents.get(about).and_then(|key| self.index.claim(key)).cloned();
         if let (None, Some(parent), Some(note)) = (&error, parent, note) {

@@ -489,3 +489,28 @@ fn an_annotation_is_read_once_until_it_says_something_else() {
     world.core.elastic.gone("uid-a");
     assert!(world.core.elastic.wishes.is_empty());
 }
+
+/// A node agent says what it likes of its own node, as often as it likes.
+#[test]
+fn what_one_node_says_of_its_limits_makes_nobody_look_at_shares_of_another() {
+    let (mut world, mut api) = World::elastic();
+    world.wish(Some("memory=20Gi"));
+    world.settle(&mut api);
+    world.look_at_claims();
+    assert!(world.core.elastic.look.is_empty());
+    world.handle(Input::NodeLimits(Seen::Apply(Box::new(empty_limits("n2")))));
+    assert!(world.core.elastic.look.is_empty(), "{:?}", world.core.elastic.look);
+    // What its own node has lost is told it again.
+    world.handle(Input::NodeLimits(Seen::Delete(Box::new(empty_limits("n1")))));
+    world.core.elastic.look.clear();
+    world.handle(Input::NodeLimits(Seen::Apply(Box::new(empty_limits("n1")))));
+    assert_eq!(world.core.elastic.look, ["uid-a".into()].into());
+}
+
+fn empty_limits(node: &str) -> DynamicObject {
+    object(json!({
+        "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeLimits",
+        "metadata": {"name": node, "resourceVersion": "1", "generation": 1},
+        "spec": {"shares": []}, "status": {"observedGeneration": 1},
+    }))
+}
