@@ -44,6 +44,9 @@ impl Default for Compacting {
     }
 }
 
+/// For so long pods come first that are to be tried again later; one may be tried again for ever.
+const GIVES_WAY: Duration = Duration::from_secs(30);
+
 /// What is going on.
 #[derive(Debug, Default)]
 pub(super) struct Compaction {
@@ -52,6 +55,8 @@ pub(super) struct Compaction {
     pub(super) moves: Option<Allowance>,
     /// When to look at the cluster next.
     next: Option<Instant>,
+    /// Since when it gives way to pods that wait.
+    gives_way: Option<Instant>,
     /// How often in a row it was given up: each time it waits longer, so that nobody is moved to and fro.
     given_up: u32,
     /// What came of the last look that found nothing to do, as it was logged.
@@ -123,15 +128,27 @@ impl Core {
         if self.compaction.current.is_some() {
             self.go_on(&settings, now);
         } else if left > 0 && self.compaction.next.is_none_or(|next| next <= now) {
-            // Who waits for a decision comes first: the look is put off until nobody does, and not until the next one.
-            let (ready, delayed, _) = self.queue.lengths();
-            if ready + delayed + self.writes_under_way() > 0 {
+            // The look is put off for a moment, and not until the next one.
+            if self.gives_way(now) {
                 self.metrics.compaction_look("pods_wait");
                 return;
             }
             self.compaction.next = Some(now + settings.every);
             self.begin(&settings, left, now);
         }
+    }
+
+    /// Whether pods come first: those that are ready, or whose decision is being written, and for a while those that
+    /// are tried again by themselves.
+    fn gives_way(&mut self, now: Instant) -> bool {
+        let (ready, delayed, _) = self.queue.lengths();
+        let since = *self.compaction.gives_way.get_or_insert(now);
+        let waits = delayed > 0 && now.saturating_duration_since(since) < GIVES_WAY;
+        let gives_way = waits || ready + self.writes_under_way() > 0;
+        if !gives_way {
+            self.compaction.gives_way = None;
+        }
+        gives_way
     }
 
     /// Chooses a GPU.
@@ -216,10 +233,10 @@ impl Core {
         }
         // Whoever comes in its place is placed before the next one goes. Who does not fit anyway waits on:
         // it may be for the GPU that is being emptied.
-        let (ready, delayed, _) = self.queue.lengths();
-        if ready + delayed + self.writes_under_way() > 0 {
+        if self.gives_way(now) {
             return;
         }
+        let Some(current) = &self.compaction.current else { return };
         let id = (current.step.pool, current.step.gpu);
         let Some(pods) = compact::pods_on(&self.index, id) else {
             self.end_compaction("somebody on it may not be moved", now);

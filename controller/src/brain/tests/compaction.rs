@@ -400,3 +400,19 @@ fn a_gap_that_an_ended_pod_leaves_to_its_heir_is_no_place_to_move_to() {
     let moves = world.take_jobs().into_iter().filter(|job| matches!(job, Job::Move { .. }));
     assert_eq!(moves.count(), 0, "the gap is kept");
 }
+
+/// A pod of anybody that never gets anything, and is tried again and again.
+#[test]
+fn one_pod_that_is_tried_again_and_again_does_not_keep_gaps_from_being_filled() {
+    let (mut world, _) = World::halves();
+    world.one("hopeless", &[request("r", "gpu.aliquot.dev", 2)]);
+    let key = ObjectKey::new("default", "hopeless");
+    let moves = (0..120).find(|_| {
+        // As after a decision that ran out of time, or a write that the API server refuses.
+        world.core.queue.put_off(&key, 9, world.now + Duration::from_secs(60));
+        world.later(1);
+        world.take_jobs().iter().any(|job| matches!(job, Job::Move { .. }))
+    });
+    // Half a minute each for it before a GPU is chosen, and before the pod goes.
+    assert!(moves.is_some_and(|seconds| (30..95).contains(&seconds)), "after {moves:?} seconds");
+}
