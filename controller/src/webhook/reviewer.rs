@@ -10,8 +10,8 @@ use crate::govern::check::Scene;
 use crate::govern::{GpuQuota, Judgement, Rules, check};
 use crate::index::ObjectKey;
 use crate::substitute::{self, Expansion};
+use crate::turns::{Gate, Room};
 use aliquot_model::config::AllocationPolicy;
-use futures::future::join_all;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
     DeviceClassSpec, ResourceClaim, ResourceClaimSpec, ResourceClaimTemplate,
@@ -21,11 +21,21 @@ use kube::{Api, Client};
 use serde_json::Value;
 use std::sync::Arc;
 
+/// Claims of a pod that are looked at. A review costs its author nothing and need not become a pod; one with more claims
+/// gets the gate, and the controller lifts it when it has looked at all of them.
+const CLAIMS: usize = 16;
+/// Reviews that look up claims at a time, and those of one namespace: each asks the API for one claim after the other.
+const LOOKING_UP: usize = 32;
+const LOOKING_UP_OF_ONE: usize = 4;
+/// Reviews that wait for that.
+const ROOM: Room = Room { part: 128, all: 1024 };
+
 /// Judges objects. Clones are the same one.
 #[derive(Clone)]
 pub(super) struct Reviewer {
     driver: Arc<str>,
     client: Client,
+    lookups: Gate,
     pub(super) snapshots: SnapshotStore,
     pub(super) evaluators: Evaluators,
     templates: Store<ResourceClaimTemplate>,
@@ -50,10 +60,34 @@ impl Reviewer {
             quotas: quota_writer,
             namespaces: namespace_writer,
         };
-        (Self { driver, client, snapshots, evaluators, templates, quotas, namespaces, rules }, watches)
+        let lookups = Gate::new(LOOKING_UP, LOOKING_UP_OF_ONE);
+        (
+            Self { driver, client, lookups, snapshots, evaluators, templates, quotas, namespaces, rules },
+            watches,
+        )
     }
 
-    async fn claim(&self, namespace: &str, claim: &PodResourceClaim, time: Time) -> KnownClaim {
+    /// The same, asking another API.
+    #[cfg(test)]
+    pub(super) fn asking(self, client: Client) -> Self {
+        Self { client, ..self }
+    }
+
+    /// What is known of a pod's claims; `None` if too many wait already to look theirs up.
+    async fn claims(&self, namespace: &str, claims: &[&PodResourceClaim]) -> Option<Vec<KnownClaim>> {
+        // Templates are in memory: whoever names no claim asks the API for nothing, and waits for nobody.
+        let _turn = match claims.iter().any(|claim| claim.resource_claim_name.is_some()) {
+            true => Some(self.lookups.enter_within(&namespace.into(), ROOM).await?),
+            false => None,
+        };
+        let mut known = Vec::with_capacity(claims.len());
+        for claim in claims {
+            known.push(self.claim(namespace, claim).await);
+        }
+        Some(known)
+    }
+
+    async fn claim(&self, namespace: &str, claim: &PodResourceClaim) -> KnownClaim {
         if let Some(template) = &claim.resource_claim_template_name {
             let reference = ObjectRef::<ResourceClaimTemplate>::new(template).within(namespace);
             return match self.templates.get(&reference) {
@@ -63,25 +97,27 @@ impl Reviewer {
         }
         let Some(name) = &claim.resource_claim_name else { return KnownClaim::Unknown };
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
-        match tokio::time::timeout_at(time.until(), api.get_opt(name)).await {
-            Ok(Ok(Some(claim)))
-                if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) =>
-            {
+        match api.get_opt(name).await {
+            Ok(Some(claim)) if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) => {
                 KnownClaim::Allocated
             }
-            Ok(Ok(Some(claim))) => KnownClaim::Asks(claim.spec),
+            Ok(Some(claim)) => KnownClaim::Asks(claim.spec),
             _ => KnownClaim::Unknown,
         }
     }
 
-    /// Whether a pod gets the gate. Nothing is evaluated for that; claims that cannot be looked up in time count as
-    /// unknown.
+    /// Whether a pod gets the gate. Nothing is evaluated for that; claims that are too many, or cannot be looked up in
+    /// time, count as unknown.
     pub(super) async fn judge_pod(&self, namespace: &str, pod: &Pod, time: Time) -> Verdict {
         if !admission::may_wait(pod) {
             return Verdict::Leave;
         }
-        let claims = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
-        let claims = join_all(claims.map(|claim| self.claim(namespace, claim, time))).await;
+        let claims: Vec<_> = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten()).collect();
+        if claims.len() > CLAIMS {
+            return Verdict::Gate;
+        }
+        let known = tokio::time::timeout_at(time.until(), self.claims(namespace, &claims)).await;
+        let Ok(Some(claims)) = known else { return Verdict::Gate };
         let index = self.snapshots.latest();
         let matcher = &mut self.evaluators.matcher();
         admission::needs_gate(pod, &claims, &self.driver, |name| index.class(name).cloned(), matcher)

@@ -37,6 +37,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 mod callers;
+mod lookups;
 mod metrics;
 
 use callers::Caller;
