@@ -42,6 +42,7 @@
 
 pub mod args;
 pub mod bundle;
+mod filter;
 pub mod inside;
 mod json;
 pub mod loader;

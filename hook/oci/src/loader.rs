@@ -2,8 +2,8 @@
 //!
 //! The loader belongs to the image, and runs before the runtime has put the container's seccomp filter and label
 //! into force. So it runs with less than any program of the container: in the container's root, as nobody, without
-//! capabilities or the means to gain any, with nothing but its output open, in a PID namespace that ends with it,
-//! and not for long ([`trial`]).
+//! capabilities or the means to gain any, with nothing but its output open, with the system calls alone that
+//! loading libraries takes, in a PID namespace that ends with it, and not for long ([`trial`]).
 
 use crate::args::Args;
 use crate::inside::Root;
@@ -24,6 +24,10 @@ pub const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 /// Both trials together take milliseconds, unless the image's files come from afar. The `timeout` that the node
 /// agent gives the hook is longer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is said with a loader's complaint that it was not permitted something.
+const FILTERED: &str =
+    " (in the trial it may make no system calls but those that glibc's loader needs to load libraries)";
 
 /// Why the limiter cannot be loaded in the container.
 #[derive(Debug, thiserror::Error)]
@@ -93,11 +97,15 @@ fn judge(success: bool, output: &str, file: &Path) -> Result<(), LoaderError> {
                 .iter()
                 .any(|t| line.contains(t))
     };
+    let refused = |reason: String| {
+        let filtered = reason.contains("Operation not permitted");
+        Err(LoaderError::Refused(if filtered { reason + FILTERED } else { reason }))
+    };
     match output.lines().find(trouble) {
-        Some(line) => Err(LoaderError::Refused(line.trim().to_owned())),
+        Some(line) => refused(line.trim().to_owned()),
         None if !success => {
             let last = output.lines().last().unwrap_or("no reason given").trim();
-            Err(LoaderError::Refused(format!("{}: {last}", file.display())))
+            refused(format!("{}: {last}", file.display()))
         }
         None => Ok(()),
     }
@@ -139,5 +147,7 @@ mod tests {
             "the container's loader cannot load the limiter: /a/l.so: /l.so: wrong ELF class"
         );
         assert!(judge(false, "").unwrap_err().contains("no reason given"));
+        let kept = judge(false, "l.so: cannot open: Operation not permitted").unwrap_err();
+        assert!(kept.ends_with(&format!("Operation not permitted{FILTERED}")), "{kept}");
     }
 }

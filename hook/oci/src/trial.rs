@@ -3,6 +3,7 @@
 //! It is the first of a PID namespace of its own, whose end, whatever the reason, is the end of all that it
 //! started; and it ends with the hook.
 
+use crate::filter;
 use crate::inside::Root;
 use crate::loader::LoaderError;
 use nix::errno::Errno;
@@ -40,6 +41,7 @@ pub(crate) fn run(
         arguments: &arguments,
         environment: &environment,
         standard: [null.as_raw_fd(), says.as_raw_fd(), says.as_raw_fd()],
+        filter: &filter::program(program.as_ptr() as u64),
         listener: said.as_raw_fd(),
     };
     let process = Process::start(|| {
@@ -142,6 +144,8 @@ struct Plan<'a> {
     standard: [RawFd; 3],
     /// The other end of its output: the hook's.
     listener: RawFd,
+    /// What may be called from then on.
+    filter: &'a [libc::sock_filter],
 }
 
 /// What could not be done, and why.
@@ -153,6 +157,7 @@ impl Plan<'_> {
         give_up_rights()?;
         self.follow_the_hook()?;
         self.wire()?;
+        self.filter_calls()?;
         // SAFETY: terminated strings, and lists of them that end in null, all of which outlive the call.
         let failed =
             unsafe { libc::execve(self.program, self.arguments.as_ptr(), self.environment.as_ptr()) };
@@ -196,6 +201,18 @@ impl Plan<'_> {
         // SAFETY: marks descriptors of this process only.
         unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, CLOSE_ON_EXEC) };
         Ok(())
+    }
+
+    fn filter_calls(&self) -> Result<(), Fault> {
+        let len = u16::try_from(self.filter.len()).unwrap_or(0);
+        let filter = libc::sock_fprog { len, filter: self.filter.as_ptr().cast_mut() };
+        // SAFETY: a system call that reads the filter, which outlives it.
+        let set = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) };
+        match done(set.into(), "be kept from system calls") {
+            // A kernel without filters, which has none for the container either; an empty one is refused as well.
+            Err((_, Errno::EINVAL)) if len > 0 => Ok(()),
+            result => result,
+        }
     }
 }
 

@@ -175,6 +175,62 @@ fn the_images_loader_runs_without_any_right() {
     assert!(told.contains("uid 65534 gid 65534 host 0 open 0 pid 1 can 0 0"), "{told}");
 }
 
+#[test]
+fn the_images_loader_can_neither_start_anything_nor_reach_anything_nor_change_a_file() {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: entering another root needs root");
+        return;
+    }
+    let Some(container) = Container::with_loader(
+        r#"
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <fcntl.h>
+        #include <sched.h>
+        #include <signal.h>
+        #include <stdio.h>
+        #include <sys/syscall.h>
+        #include <sys/prctl.h>
+        #include <unistd.h>
+        #define TRY(name, ...) if (syscall(SYS_##name, __VA_ARGS__) != -1 || errno != EPERM) printf(" " #name "=%d", errno)
+        int main(void) {
+            char *none[] = {"x", 0};
+            printf("ERROR can:");
+            TRY(clone, SIGCHLD, 0, 0, 0, 0);
+            TRY(clone3, 0, 0);
+            TRY(execve, "/bin/cat", none, none + 1);
+            TRY(execveat, AT_FDCWD, "/bin/cat", none, none + 1, 0);
+            TRY(unshare, CLONE_NEWUSER);
+            TRY(setns, 0, 0);
+            TRY(socket, 1, 1, 0);
+            TRY(mount, 0, "/dev", "tmpfs", 0, 0);
+            TRY(ptrace, 0, 0, 0, 0);
+            TRY(keyctl, 0, -3, 1);
+            TRY(bpf, 0, 0, 0);
+            TRY(io_uring_setup, 1, 0);
+            TRY(userfaultfd, 1);
+            TRY(prctl, PR_SET_PDEATHSIG, 0);
+            TRY(kill, 1, 0);
+            TRY(ioctl, 1, 0, 0);
+            TRY(mkdirat, AT_FDCWD, "/left/made", 0777);
+            TRY(openat, AT_FDCWD, "/left/file", O_RDWR | O_CREAT, 0666);
+            TRY(openat, AT_FDCWD, "/left/there", O_RDONLY | O_TRUNC);
+            if (syscall(2000) != -1 || errno != ENOSYS) printf(" unknown=%d", errno);
+            printf(" end\n");
+            return 0;
+        }"#,
+    ) else {
+        return;
+    };
+    container.write("/left/there", "x");
+    use std::os::unix::fs::PermissionsExt;
+    for (path, mode) in [("/left", 0o777), ("/left/there", 0o666)] {
+        std::fs::set_permissions(container.at(path), PermissionsExt::from_mode(mode)).unwrap();
+    }
+    let told = container.refused();
+    assert!(told.contains("ERROR can: end"), "{told}");
+}
+
 /// What outlives the trial would run in the container without its seccomp filter and its label, which the runtime
 /// applies later.
 #[test]
