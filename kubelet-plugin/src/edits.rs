@@ -39,6 +39,9 @@ const HOOK: &str = "aliquot-oci-hook";
 /// The whole environment of our hooks. Without one, runc up to 1.2 runs them with the container's.
 pub const HOOK_ENV: [&str; 1] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"];
 
+/// How many seconds a runtime waits for a hook of ours. It ends by itself before: its trials have 10 s.
+pub const HOOK_TIMEOUT: u32 = 30;
+
 /// The limiter's files on the host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limiter {
@@ -119,8 +122,8 @@ fn said(spec: &Spec, variable: &str) -> Option<String> {
     all.find_map(|(name, value)| (name == variable).then(|| value.to_owned()))
 }
 
-/// Gives hooks of ours without an environment the one that they are to have, and all of them today's path. Returns
-/// whether anything changed.
+/// Gives hooks of ours without an environment the one that they are to have, and all of them today's path and
+/// timeout. Returns whether anything changed.
 pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     let Spec { devices, container_edits, .. } = spec;
     let all = devices.iter_mut().map(|device| &mut device.container_edits).chain([container_edits]);
@@ -131,6 +134,10 @@ pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
         }
         if hook.env.is_empty() {
             hook.env = HOOK_ENV.map(str::to_owned).into();
+            changed = true;
+        }
+        if hook.timeout != Some(HOOK_TIMEOUT) {
+            hook.timeout = Some(HOOK_TIMEOUT);
             changed = true;
         }
         if let Some(path) = path.map(Path::to_string_lossy).filter(|path| *path != hook.path) {
@@ -285,7 +292,7 @@ fn mount_limiter(
                 format!("{inside}/{PRELOAD}"),
             ],
             env: HOOK_ENV.map(str::to_owned).into(),
-            timeout: None,
+            timeout: Some(HOOK_TIMEOUT),
         });
     }
 }

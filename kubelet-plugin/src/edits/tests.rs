@@ -122,7 +122,7 @@ fn a_share_carries_the_limiter_its_own_quota_and_one_writable_file() {
 }
 
 #[test]
-fn every_hook_has_an_environment_that_nobody_else_writes() {
+fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
     let hooked = Site { oci_hook: Some("/opt/aliquot/limiter/0.1.0/aliquot-oci-hook".into()), ..site() };
     let devices = [
         (share("0000000c", 0), Nodes::default()),
@@ -136,6 +136,7 @@ fn every_hook_has_an_environment_that_nobody_else_writes() {
     assert_eq!(hooks.len(), 2, "one for each share");
     for hook in hooks {
         assert_eq!(hook.env, HOOK_ENV, "{hook:?}");
+        assert_eq!(hook.timeout, Some(HOOK_TIMEOUT), "{hook:?}");
     }
 }
 

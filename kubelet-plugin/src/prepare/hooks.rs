@@ -10,8 +10,8 @@ use crate::reservation;
 use std::time::Duration;
 
 impl Node {
-    /// Gives hooks of ours the environment and the path that they have today. Returns the specs that were changed. A
-    /// claim that another instance is at work on is left to it, and a newer release's to that.
+    /// Gives hooks of ours the environment, path and timeout that they have today. Returns the specs that were
+    /// changed. A claim that another instance is at work on is left to it, and a newer release's to that.
     pub(super) fn renew_hooks(&self, ledger: &Ledger) -> Vec<String> {
         let specs = self.specs().unwrap_or_default();
         let mut renewed = Vec::new();

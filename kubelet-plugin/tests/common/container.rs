@@ -176,6 +176,9 @@ impl Bundle {
                 if !hook.env.is_empty() {
                     value["env"] = json!(hook.env);
                 }
+                if let Some(timeout) = hook.timeout {
+                    value["timeout"] = json!(timeout);
+                }
                 value
             })
             .collect();
