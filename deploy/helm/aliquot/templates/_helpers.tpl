@@ -38,3 +38,8 @@ system:serviceaccount:{{ .Release.Namespace }}:aliquot-uninstall
 {{- $unit := regexFind "[a-z]+$" . -}}
 {{- mul $number (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
 {{- end }}
+
+{{/* Where API servers call the webhook, without the path of a review. */}}
+{{- define "aliquot.webhookURL" -}}
+{{ .Values.webhook.url | trimSuffix "/" | trimSuffix "/mutate-pods" }}
+{{- end }}
