@@ -3,6 +3,7 @@
 use super::results;
 use aliquot_control_plane::AuditEntry;
 use aliquot_model::names::{GANG, GANG_SIZE};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +17,12 @@ struct Now {
     allocated: BTreeSet<Key>,
     /// Groups of which a pod may be scheduled.
     begun: BTreeSet<Key>,
+    /// When members that had devices were deleted, and not evicted.
+    left: BTreeMap<Key, Vec<Timestamp>>,
 }
+
+/// Of what others did so shortly before, the controller need not know when it lets a group go.
+const UNSEEN: SignedDuration = SignedDuration::from_secs(10);
 
 fn is_gated(pod: &Value) -> bool {
     pod["spec"]["schedulingGates"].as_array().is_some_and(|gates| !gates.is_empty())
@@ -48,7 +54,13 @@ impl Now {
         let group = (entry.namespace.clone(), group.to_owned());
         let members = self.groups.entry(group.clone()).or_default();
         match &entry.after {
-            None => drop(members.remove(&entry.name)),
+            None => {
+                let pod = members.remove(&entry.name);
+                let evicted = entry.origin.subresource == "eviction";
+                if pod.is_some_and(|pod| !evicted && self.has_devices(&group.0, &pod)) {
+                    self.left.entry(group).or_default().push(entry.time);
+                }
+            }
             Some(pod) => {
                 members.insert(entry.name.clone(), (**pod).clone());
                 if !is_gated(pod) && self.begun.insert(group.clone()) {
@@ -70,7 +82,9 @@ pub fn judge(record: &[AuditEntry]) -> (usize, Vec<String>) {
         let size = members[0]["metadata"]["annotations"][GANG_SIZE].as_str().unwrap_or_default();
         let size: usize = size.parse().expect("a size");
         let have = members.iter().filter(|pod| now.has_devices(&group.0, pod)).count();
-        if have < size {
+        let left = now.left.get(&group).into_iter().flatten();
+        let left = left.filter(|at| entry.time.duration_since(**at) < UNSEEN).count();
+        if have + left < size {
             torn.push(format!("{group:?} at {}: {have} of {size} had devices", entry.revision));
         }
     }
