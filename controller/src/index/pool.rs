@@ -120,8 +120,8 @@ impl Index {
     fn take_in(&mut self, slice: &ResourceSlice, touched: &mut BTreeSet<Sym>) {
         let Some(object) = slice.metadata.name.as_deref() else { return };
         // A node's pool is what that node publishes, whoever says that he publishes it.
-        let pool_node = pool_node(self.driver(), &slice.spec.pool.name);
-        let of_another = slice.spec.node_name.as_deref().is_some_and(|node| pool_node != Some(node));
+        let node = slice.spec.node_name.as_deref();
+        let of_another = pool_node(self.driver(), &slice.spec.pool.name).is_some_and(|of| node != Some(of));
         if slice.spec.driver != self.driver() || of_another {
             self.leave_out(object, touched);
             return;
