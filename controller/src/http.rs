@@ -72,7 +72,8 @@ pub fn serve(
             .route("/readyz", get(ready))
             .with_state(health);
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned()).await
+        aliquot_http::serve(listener, router, stop).await;
+        Ok(())
     })
 }
 
@@ -154,5 +155,20 @@ mod tests {
         assert!(get(addr, "/metrics").1.contains("aliquot_controller_leading"));
         stop.cancel();
         ended.await.expect("no panic").expect("served");
+    }
+
+    /// The bounds themselves are shown in `aliquot-http`.
+    #[tokio::test]
+    async fn one_address_has_its_part_of_the_connections_to_the_pages() {
+        let stop = CancellationToken::new();
+        let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let health = Health::new(Arc::new(Metrics::new()), Pulse::default());
+        let _ended = serve(listener, health, stop).expect("a thread");
+        let held: Vec<_> =
+            (0..9).map(|_| std::net::TcpStream::connect(addr).expect("somebody listens")).collect();
+        let mut last = held.last().expect("nine");
+        last.set_read_timeout(Some(Duration::from_secs(60))).expect("set");
+        assert_eq!(last.read(&mut [0]).expect("closed"), 0);
     }
 }

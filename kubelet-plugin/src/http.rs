@@ -65,21 +65,18 @@ struct Shared {
 }
 
 /// Serves until cancelled.
-///
-/// # Errors
-/// If the listener fails.
 pub async fn serve(
     listener: TcpListener,
     readiness: Arc<Readiness>,
     metrics: Metrics,
     cancel: CancellationToken,
-) -> std::io::Result<()> {
+) {
     let app = Router::new()
         .route("/healthz", get(healthy))
         .route("/readyz", get(ready))
         .route("/metrics", get(scrape))
         .with_state(Shared { readiness, metrics });
-    axum::serve(listener, app).with_graceful_shutdown(cancel.cancelled_owned()).await
+    aliquot_http::serve(listener, app, cancel).await;
 }
 
 /// Alive as long as it answers. A call that the driver does not answer is named, but no reason to fail: a
@@ -108,5 +105,27 @@ async fn scrape(State(shared): State<Shared>) -> Response {
             ([(header::CONTENT_TYPE, kind)], text).into_response()
         }
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+    use tokio::io::AsyncReadExt;
+    use tokio::net::TcpStream;
+
+    /// The bounds themselves are shown in `aliquot-http`.
+    #[tokio::test]
+    async fn one_address_has_its_part_of_the_connections_to_the_pages() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        tokio::spawn(serve(listener, Arc::default(), Metrics::default(), CancellationToken::new()));
+        let mut held = Vec::new();
+        for _ in 0..9 {
+            held.push(TcpStream::connect(addr).await.unwrap());
+        }
+        let closed = tokio::time::timeout(Duration::from_secs(60), held[8].read(&mut [0])).await;
+        assert_eq!(closed.expect("closed").unwrap(), 0);
     }
 }

@@ -182,14 +182,7 @@ pub async fn run_with(
     tracing::info!(address = %http.local_addr()?, "serving health and metrics");
     let mut tasks = JoinSet::new();
     let loops = CancellationToken::new();
-    tasks.spawn({
-        let (readiness, metrics, loops) = (Arc::clone(&readiness), metrics.clone(), loops.clone());
-        async move {
-            if let Err(error) = http::serve(http, readiness, metrics, loops).await {
-                tracing::error!(%error, "health and metrics are not served any more");
-            }
-        }
-    });
+    tasks.spawn(http::serve(http, Arc::clone(&readiness), metrics.clone(), loops.clone()));
     let deadlines = Deadlines { read: args.gpu_read_timeout, change: args.gpu_change_timeout };
     let gpus = match gpus {
         Some(gpus) => gpus,

@@ -8,6 +8,7 @@ use super::callers::Callers;
 use super::keeper::Current;
 use super::review::{self, App};
 use super::review_memory::{self, BODY, Peer, ReviewMemory};
+use aliquot_http::{Bounds, Peers};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
@@ -16,23 +17,18 @@ use axum::routing::post;
 use axum::{Extension, Router};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
-use parking_lot::Mutex;
 use rustls::crypto::CryptoProvider;
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
-use std::collections::HashMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// Connections of one peer, and of all.
-const CONNECTIONS_OF_ONE: usize = 16;
-const CONNECTIONS: usize = 512;
+const CONNECTIONS: Bounds = Bounds { all: 512, of_one: 16 };
 /// Requests at a time on one connection; client-go opens another one when it has more.
 const STREAMS: u32 = 8;
 /// A handshake, a request's head, and a request from its head to its answer: the API server waits for 30 s at most.
@@ -42,43 +38,6 @@ const REQUEST: Duration = Duration::from_secs(30);
 /// connection takes 128 KiB at most, and all of them 64 MiB.
 const WINDOW: u32 = 32 << 10;
 const HEADERS: u32 = 8 << 10;
-
-/// How many connections each peer has.
-#[derive(Debug, Default, Clone)]
-struct Peers(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-/// A peer's connection, for as long as it lives.
-#[derive(Debug)]
-struct Connected {
-    peers: Peers,
-    peer: IpAddr,
-}
-
-impl Peers {
-    /// One more connection of a peer, unless it has its part or all have all.
-    fn connect(&self, peer: IpAddr) -> Option<Connected> {
-        let mut peers = self.0.lock();
-        let all: usize = peers.values().sum();
-        let own = peers.get(&peer).copied().unwrap_or_default();
-        if all >= CONNECTIONS || own >= CONNECTIONS_OF_ONE {
-            return None;
-        }
-        peers.insert(peer, own + 1);
-        Some(Connected { peers: self.clone(), peer })
-    }
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        let mut peers = self.peers.0.lock();
-        if let Some(own) = peers.get_mut(&self.peer) {
-            *own -= 1;
-            if *own == 0 {
-                peers.remove(&self.peer);
-            }
-        }
-    }
-}
 
 /// Serves what the keeper has at the moment.
 #[derive(Debug)]
@@ -145,9 +104,9 @@ pub(super) async fn serve(
         .layer(middleware::from_fn_with_state((app.clone(), memory), review_memory::within))
         .layer(middleware::from_fn(in_time))
         .with_state(app);
-    let peers = Peers::default();
+    let peers = Peers::new(CONNECTIONS);
     loop {
-        let accepted = tokio::select! {
+        let (stream, connected) = tokio::select! {
             biased;
             () = stop.cancelled() => return,
             Ok(()) = callers.changed() => {
@@ -157,33 +116,21 @@ pub(super) async fn serve(
                 }
                 continue;
             }
-            accepted = listener.accept() => accepted,
+            accepted = peers.accept(&listener) => accepted,
         };
-        match accepted {
-            Ok((stream, peer)) => {
-                let Some(connected) = peers.connect(peer.ip().to_canonical()) else {
-                    tracing::debug!(%peer, "a connection too many");
-                    continue;
-                };
-                let router = router.clone().layer(Extension(Peer(connected.peer)));
-                let (acceptor, shut, stop) = (door.acceptor.clone(), door.shut.clone(), stop.clone());
-                tokio::spawn(async move {
-                    let _connected = connected;
-                    tokio::select! {
-                        result = connection(stream, acceptor, shut, router) => {
-                            if let Err(error) = result {
-                                tracing::debug!(%peer, %error, "a connection ended");
-                            }
-                        }
-                        () = stop.cancelled() => {}
+        let peer = connected.peer();
+        let router = router.clone().layer(Extension(Peer(peer)));
+        let (acceptor, shut, stop) = (door.acceptor.clone(), door.shut.clone(), stop.clone());
+        tokio::spawn(async move {
+            tokio::select! {
+                result = connected.serve(connection(stream, acceptor, shut, router)) => {
+                    if let Some(Err(error)) = result {
+                        tracing::debug!(%peer, %error, "a connection ended");
                     }
-                });
+                }
+                () = stop.cancelled() => {}
             }
-            Err(error) => {
-                tracing::warn!(%error, "accepting a connection");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
+        });
     }
 }
 
@@ -219,18 +166,6 @@ async fn connection(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_peer_has_its_part_of_the_connections_and_gets_it_back() {
-        let peers = Peers::default();
-        let (bad, good) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
-        let held: Vec<_> = (0..100).filter_map(|_| peers.connect(bad)).collect();
-        assert_eq!(held.len(), CONNECTIONS_OF_ONE);
-        assert!(peers.connect(good).is_some());
-        drop(held);
-        assert!(peers.connect(bad).is_some());
-        assert!(peers.0.lock().is_empty());
-    }
 
     #[tokio::test(start_paused = true)]
     async fn who_does_not_finish_its_request_is_let_go() {
