@@ -8,17 +8,19 @@ use crate::inside::Root;
 use crate::loader::LoaderError;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, pipe2};
 use std::ffi::{CStr, c_char};
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// For what was killed to be gone: it is at once, unless it waits for a file system that does not answer.
 const GRACE: Duration = Duration::from_secs(1);
+/// How often it is looked whether the trial has ended, which takes milliseconds.
+const LOOK: Duration = Duration::from_millis(2);
 /// More than a loader says, and no more than a pipe holds: who says more waits, and runs out of time.
 const MOST: u64 = 1 << 16;
 
@@ -44,7 +46,7 @@ pub(crate) fn run(
         filter: &filter::program(program.as_ptr() as u64),
         listener: said.as_raw_fd(),
     };
-    let process = Process::start(|| {
+    let mut process = Process::start(|| {
         let Err((what, errno)) = plan.begin();
         let fails = fails.as_fd();
         // Nobody to tell is nobody who waits.
@@ -76,21 +78,21 @@ fn left_in(pipe: OwnedFd) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-/// The first process of a PID namespace; dropping it ends everything in there.
+/// The first process of a PID namespace; dropping it ends everything in there. Without a pidfd, which kernels before
+/// 5.4 cannot wait for: nobody else can have its number before it was waited for.
 struct Process {
     id: Pid,
-    fd: OwnedFd,
+    waited_for: bool,
 }
 
 impl Process {
     /// Starts a process that does this and ends.
     fn start(body: impl FnOnce()) -> Result<Self, LoaderError> {
-        let mut fd: RawFd = -1;
-        let flags = libc::CLONE_NEWPID | libc::CLONE_PIDFD | libc::SIGCHLD;
+        let flags = libc::CLONE_NEWPID | libc::SIGCHLD;
         // SAFETY: without a stack or shared memory this is fork(); the hook has one thread, so that no lock is
-        // held in the child. The pointer is of a local that outlives the call.
+        // held in the child.
         let id = unsafe {
-            libc::syscall(libc::SYS_clone, flags, std::ptr::null::<u8>(), &raw mut fd, 0_usize, 0_usize)
+            libc::syscall(libc::SYS_clone, flags, std::ptr::null::<u8>(), 0_usize, 0_usize, 0_usize)
         };
         match id {
             0 => {
@@ -99,23 +101,22 @@ impl Process {
                 unsafe { libc::_exit(127) }
             }
             id if id > 0 => {
-                // SAFETY: a fresh descriptor that nobody else owns.
-                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-                Ok(Self { id: Pid::from_raw(i32::try_from(id).unwrap_or(i32::MAX)), fd })
+                Ok(Self { id: Pid::from_raw(i32::try_from(id).unwrap_or(i32::MAX)), waited_for: false })
             }
             _ => Err(LoaderError::Namespace(Errno::last())),
         }
     }
 
     /// How it ended; `None` if it did not in time.
-    fn end(&self, until: Instant) -> Result<Option<WaitStatus>, Errno> {
+    fn end(&mut self, until: Instant) -> Result<Option<WaitStatus>, Errno> {
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            // Rounded up, so that the last millisecond is not spent turning.
-            let left = PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)], left) {
-                Ok(0) => return Ok(None),
-                Ok(_) => return waitpid(self.id, Some(WaitPidFlag::WNOHANG)).map(Some),
+            match waitpid(self.id, Some(WaitPidFlag::WNOHANG)) {
+                Ok(WaitStatus::StillAlive) if Instant::now() >= until => return Ok(None),
+                Ok(WaitStatus::StillAlive) => std::thread::sleep(LOOK),
+                Ok(status) => {
+                    self.waited_for = true;
+                    return Ok(Some(status));
+                }
                 Err(Errno::EINTR) => {}
                 Err(errno) => return Err(errno),
             }
@@ -125,11 +126,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // SAFETY: a system call with a descriptor that we own; by it no other process can be meant.
-        let sent = unsafe {
-            libc::syscall(libc::SYS_pidfd_send_signal, self.fd.as_raw_fd(), libc::SIGKILL, 0_usize, 0)
-        };
-        if sent == 0 {
+        if !self.waited_for && kill(self.id, Signal::SIGKILL).is_ok() {
             let _ = self.end(Instant::now() + GRACE);
         }
     }
