@@ -6,7 +6,7 @@ use aliquot_e2e::command;
 use anyhow::{Result, ensure};
 
 /// Values, and what is said of them; nothing if they can work.
-const COMBINATIONS: [(&str, Option<&str>); 13] = [
+const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("mode=controller", None),
     ("controller.enabled=false", Some("mode is controller, and there is none")),
     ("controller.replicas=0", Some("mode is controller, and there is none")),
