@@ -105,9 +105,10 @@ pub fn pool_name(driver: &str, node: &str) -> String {
     format!("{driver}/{node}")
 }
 
-/// Node that a pool name of [`pool_name`] belongs to.
+/// Node that a pool name of [`pool_name`] belongs to; `None` if what follows the driver can be no node's
+/// name: a pool may have more parts than two.
 pub fn pool_node<'a>(driver: &str, pool: &'a str) -> Option<&'a str> {
-    pool.strip_prefix(driver)?.strip_prefix('/').filter(|node| !node.is_empty())
+    pool.strip_prefix(driver)?.strip_prefix('/').filter(|node| !node.is_empty() && !node.contains('/'))
 }
 
 #[cfg(test)]
@@ -131,5 +132,6 @@ mod tests {
         assert_eq!(pool_node(DEFAULT_DRIVER, &pool_name(DEFAULT_DRIVER, "n1")), Some("n1"));
         assert_eq!(pool_node(DEFAULT_DRIVER, "n1"), None);
         assert_eq!(pool_node(DEFAULT_DRIVER, "gpu.aliquot.dev/"), None);
+        assert_eq!(pool_node(DEFAULT_DRIVER, "gpu.aliquot.dev/n1/more"), None);
     }
 }
