@@ -112,6 +112,10 @@ pub fn decide_in(
     let mut ours = false;
     let mut reserve = Vec::new();
     for claim in &claims {
+        // What they ask for is the tenant's to write, and may be long.
+        if expired() {
+            return Decision::OutOfTime(Box::new(NoFit::unread()));
+        }
         if let Some(allocation) = given(index, situation, claim) {
             ours |= !allocation.held.is_empty();
             let user = index.user_of(pod, &claim.key);
@@ -220,6 +224,9 @@ pub fn place_as_asked(
 ) -> Option<Plan> {
     let mut asks = Vec::new();
     for claim in gather(index, pod).ok()? {
+        if expired() {
+            return None;
+        }
         let mut ask = ask::resolve(index, matcher, claim).ok()??;
         let asked = claim.substitution.iter().flat_map(|record| record.asked.keys());
         for name in asked {

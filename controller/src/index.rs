@@ -48,6 +48,7 @@ pub use usage::{Conflict, Holder, Usage};
 use crate::quantity::Quantity;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
+use std::hash::RandomState;
 use std::sync::Arc;
 
 /// Namespace and name of an object.
@@ -118,6 +119,8 @@ pub struct Index {
     pool_of_slice: HashMap<Arc<str>, Sym>,
     classes: HashMap<Arc<str>, Class>,
     claims: HashMap<ObjectKey, Claim>,
+    /// Numbers of what claims ask for, of this process alone: nobody can look for a claim that has another's.
+    demands: RandomState,
     /// Claims that were added, changed or removed since this was taken; `None` while nobody asks.
     claims_changed: Option<HashSet<ObjectKey>>,
     /// Hold claims of ours.
@@ -155,6 +158,7 @@ impl Index {
             taint_lists: Table::default(),
             columns: Pooled::default(),
             fixed: Pooled::default(),
+            demands: RandomState::new(),
             last_id: 0,
             pools: HashMap::new(),
             pools_of_node: HashMap::new(),

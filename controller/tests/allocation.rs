@@ -86,6 +86,30 @@ async fn every_kind_of_claim_is_served_also_from_templates_and_two_of_one_pod() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_a_pod_names_twice_is_given_once_and_nobody_elses_gpu() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 6).await;
+    for n in 0..3 {
+        let (twice, once) = (format!("twice-{n}"), format!("once-{n}"));
+        for name in [&twice, &once] {
+            cluster.claim(name, &[fixtures::request("gpu", "gpu.aliquot.dev", 1)]).await;
+        }
+        let mut pod = fixtures::pod(&twice, &[&twice]);
+        let claims = pod.spec.as_mut().expect("a spec").resource_claims.as_mut().expect("claims");
+        claims.push(fixtures::object(json!({"name": "again", "resourceClaimName": twice})));
+        cluster.create(&pod).await;
+        cluster.pod(&once, &[&once]).await;
+    }
+    let controller = cluster.controller("c1", &[]).await;
+    for n in 0..3 {
+        cluster.bound(&format!("twice-{n}")).await;
+        cluster.bound(&format!("once-{n}")).await;
+    }
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_does_not_fit_is_told_why_and_gets_what_becomes_free() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", 1).await;

@@ -69,7 +69,7 @@ impl Core {
         let (mut waiting, there): (Vec<Pod>, Vec<Pod>) =
             members.into_iter().partition(|member| member.gated && !member.is_held_by_others());
         // Those that have something first, so that what is half done is completed.
-        waiting.sort_by_key(|member| (!self.has_some(member), member.created, member.key.clone()));
+        waiting.sort_by_cached_key(|member| (!self.has_some(member), member.created, member.key.clone()));
         let wanted = size.saturating_sub(there.iter().filter(|pod| !pod.gated).count());
         if waiting.len() < wanted {
             let note = format!(

@@ -60,7 +60,7 @@ impl Core {
         }
         for key in pod.claim_keys() {
             let Some(claim) = self.index.claim(&key) else { continue };
-            serde_json::to_string(&*claim.spec).unwrap_or_default().hash(hasher);
+            claim.demand.hash(hasher);
             // One that has devices is like no other.
             let allocated = self.index.effective_allocation(&key);
             allocated.map(|_| &claim.uid).hash(hasher);

@@ -17,6 +17,7 @@ mod heirs;
 mod late;
 mod preemption;
 mod relists;
+mod repeats;
 mod reservations;
 mod substitutes;
 

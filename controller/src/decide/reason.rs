@@ -398,6 +398,7 @@ pub struct NoFit {
     reasons: BTreeMap<NodeReason, (usize, Arc<str>, Option<Lack>)>,
     nodes: usize,
     doubtful: bool,
+    unread: bool,
     wanted: Vec<(u32, usize)>,
 }
 
@@ -416,6 +417,11 @@ impl NoFit {
     /// A search contradicted what was known of an equal node.
     pub(super) fn doubtful() -> Self {
         Self { doubtful: true, ..Self::default() }
+    }
+
+    /// Time was up before all that the claims ask for was read.
+    pub(super) fn unread() -> Self {
+        Self { unread: true, ..Self::default() }
     }
 
     /// See [`NoFit::doubtful`].
@@ -457,6 +463,9 @@ impl NoFit {
 
 impl fmt::Display for NoFit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.unread {
+            return f.write_str("not even all that its claims ask for was read");
+        }
         if self.nodes == 0 {
             return f
                 .write_str("no node publishes devices; check that the kubelet plugin runs on the GPU nodes");

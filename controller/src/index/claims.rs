@@ -38,6 +38,8 @@ pub struct Claim {
     pub finalizers: Vec<String>,
     /// What it asks for; never changes.
     pub spec: Arc<ResourceClaimSpec>,
+    /// A number that claims have in common that ask for the same.
+    pub demand: u64,
     /// What it asked for before the webhook expanded it.
     pub substitution: Option<Record>,
     /// UID of the pod that it was generated for.

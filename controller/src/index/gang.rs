@@ -169,8 +169,8 @@ impl Index {
     /// For whom a pod's claim is reserved: for the PodGroup if that has the very same claim, else for the pod,
     /// as kube-scheduler does it.
     pub fn user_of(&self, pod: &Pod, claim: &ObjectKey) -> ResourceClaimConsumerReference {
-        let of_pod = pod.claims.iter().find(|wanted| wanted.is(&claim.name));
         let of_group = |group: &&PodGroup| {
+            let of_pod = pod.claims.iter().find(|wanted| wanted.is(&claim.name));
             let same = |(name, source): &(_, _)| {
                 of_pod.is_some_and(|wanted| wanted.name == *name && wanted.source == *source)
             };

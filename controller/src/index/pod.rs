@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 /// A pod.
@@ -68,7 +68,7 @@ pub struct Pod {
     pub made_by: Option<Arc<OwnerReference>>,
     /// Whether it was evicted: by whomever, it makes room for somebody else.
     pub disrupted: bool,
-    /// Its claims.
+    /// Its claims, each once, by the first of its names in the pod.
     pub claims: Vec<PodClaim>,
     /// What it needs of a node.
     pub needs: Arc<PodNeeds>,
@@ -279,8 +279,12 @@ fn is_movable(pod: &ApiPod) -> bool {
     said.is_some_and(|value| value == "Allow") && owners.any(|owner| owner.controller == Some(true))
 }
 
+/// A pod may name one claim as often as it likes. It is one claim all the same: it is decided, written and reserved
+/// once.
 fn claims(pod: &ApiPod, spec: &PodSpec) -> Vec<PodClaim> {
-    let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_deref());
+    let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+    let made: HashMap<&str, _> = statuses.map(|status| (status.name.as_str(), status)).collect();
+    let mut seen: HashSet<Arc<str>> = HashSet::new();
     spec.resource_claims
         .iter()
         .flatten()
@@ -292,8 +296,7 @@ fn claims(pod: &ApiPod, spec: &PodSpec) -> Vec<PodClaim> {
                     (ClaimSource::Named(name.clone()), Resolution::Claim(name))
                 }
                 (None, Some(template)) => {
-                    let made = statuses.unwrap_or_default().iter().find(|status| status.name == claim.name);
-                    let resolution = match made {
+                    let resolution = match made.get(claim.name.as_str()) {
                         Some(status) => status
                             .resource_claim_name
                             .as_deref()
@@ -306,6 +309,10 @@ fn claims(pod: &ApiPod, spec: &PodSpec) -> Vec<PodClaim> {
                 (None, None) => return None,
             };
             Some(PodClaim { name: claim.name.as_str().into(), source, resolution })
+        })
+        .filter(|claim| match &claim.resolution {
+            Resolution::Claim(name) => seen.insert(name.clone()),
+            Resolution::NotNeeded | Resolution::NotMade => true,
         })
         .collect()
 }

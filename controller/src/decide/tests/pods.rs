@@ -28,6 +28,27 @@ fn in_group(world: &mut World, name: &str, claims: &[&str], group: &str) -> Pod 
 }
 
 #[test]
+fn a_pod_whose_claims_take_too_long_to_read_runs_out_of_time() {
+    let mut world = World::with_nodes(&[("n1", 2)]);
+    let names: Vec<String> = (0..100).map(|n| format!("c{n}")).collect();
+    for name in &names {
+        world.requests(name, &[request("r", "gpu.aliquot.dev", 1)]);
+    }
+    let claims: Vec<&str> = names.iter().map(String::as_str).collect();
+    let pod = world.pod_with("p", &claims, |_| {});
+    let mut asked = 0;
+    let mut expired = || {
+        asked += 1;
+        asked > 3
+    };
+    let World { index, matcher, .. } = &mut world;
+    let decision = decide(index, matcher, &pod, &LeftOut::new(), Options::default(), &mut expired);
+    let Decision::OutOfTime(reason) = decision else { panic!("{decision:?}") };
+    assert_eq!(reason.to_string(), "not even all that its claims ask for was read");
+    assert!(asked <= 5, "it went on for {asked} claims");
+}
+
+#[test]
 fn a_claim_of_a_pod_group_is_reserved_for_the_group_and_so_for_each_of_its_pods() {
     let mut world = World::with_nodes(&[("n1", 2), ("n2", 2)]);
     let first = in_group(&mut world, "first", &["shared", "own"], "group");

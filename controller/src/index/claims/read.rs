@@ -7,7 +7,11 @@ use crate::quantity::Quantity;
 use crate::substitute::{ANNOTATION, Record};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use k8s_openapi::api::core::v1::NodeSelector;
-use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimSpec,
+};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io;
 use std::sync::Arc;
 
 impl Index {
@@ -38,6 +42,7 @@ impl Index {
             deleting: claim.metadata.deletion_timestamp.is_some(),
             finalizers: claim.metadata.finalizers.clone().unwrap_or_default(),
             spec: Arc::new(claim.spec.clone()),
+            demand: demand(&self.demands, &claim.spec),
             substitution: Record::read(claim.metadata.annotations.as_ref().and_then(|a| a.get(ANNOTATION))),
             owner_pod,
             allocation,
@@ -103,6 +108,28 @@ impl Index {
             share: result.share_id.as_deref().map(Into::into),
             consumed: consumed.into(),
         }
+    }
+}
+
+/// A number that claims have in common that ask for the same.
+fn demand(numbers: &RandomState, spec: &ResourceClaimSpec) -> u64 {
+    let mut hashed = Hashed(numbers.build_hasher());
+    // A hasher takes everything, and a spec of the API has a text.
+    let _ = serde_json::to_writer(&mut hashed, spec);
+    hashed.0.finish()
+}
+
+/// A hasher that is written to.
+struct Hashed<H>(H);
+
+impl<H: Hasher> io::Write for Hashed<H> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
