@@ -2,6 +2,7 @@
 //! downward API or from chart values.
 
 use crate::mode::Target;
+use crate::partitioning::Unclaimed;
 use crate::share::RegionStorage;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use clap::{Parser, ValueEnum};
@@ -193,10 +194,11 @@ pub struct Args {
     #[arg(long, env = "ELASTIC_SHARES", default_value_t = false, action = clap::ArgAction::Set)]
     pub elastic_shares: bool,
 
-    /// Destroy GPU instances that nobody knows: not in our ledger, not of a claim that a pod of this node runs with,
-    /// and without a process. With `false` they are only reported and kept out of allocation.
-    #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
-    pub destroy_unknown_mig: bool,
+    /// What becomes of GPU instances that no claim has, such as an administrator's. `adopt`: the device of that
+    /// profile and place is given out as it is, and the instance stays. `leave`: nothing that overlaps it is given
+    /// out. `destroy`: it is destroyed once no pod of this node can have it and no process runs in it.
+    #[arg(long, env = "UNCLAIMED_MIG", value_enum, default_value_t = Unclaimed::Adopt)]
+    pub unclaimed_mig: Unclaimed,
 
     /// How long kube-scheduler may still act on devices that it saw untainted: its filter time-out
     /// and its bind time-out together. Waited out before the controller gets the pool, unless the controller

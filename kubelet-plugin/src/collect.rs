@@ -5,7 +5,8 @@
 //! they are unprepared. Normally the kubelet does that; when it lost its state, nobody would, so after a
 //! grace period without any consumer on this node the agent does it itself.
 //!
-//! GPU instances that no claim has are destroyed here too, if nothing can depend on them.
+//! GPU instances that no claim has are told of here, and destroyed if the node is told so and nothing can depend
+//! on them.
 
 mod foreign;
 mod known;
@@ -63,8 +64,6 @@ pub struct Collector {
     pub interval: Duration,
     /// Keep hardware of vanished claims so long.
     pub grace: Duration,
-    /// Destroy instances that nobody knows.
-    pub destroy_unknown: bool,
 }
 
 impl std::fmt::Debug for Collector {

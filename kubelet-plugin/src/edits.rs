@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 pub const CLASS: &str = "claim";
 /// What the names of variables that name a device of ours begin with; the value is `<device>=<UUID>`.
 pub const DEVICE_ENV: &str = "ALIQUOT_DEVICE_";
+/// What the names of variables that mark a partition as adopted begin with: it was there before the claim.
+const ADOPTED_ENV: &str = "ALIQUOT_ADOPTED_";
 /// Name of the variable with the boot in which a spec was written: what it gives ended with that boot.
 pub const BOOT_ENV: &str = "ALIQUOT_BOOT_ID";
 /// Namespace and name of the claim.
@@ -105,6 +107,11 @@ pub fn spec_prefix(driver: &str) -> String {
 pub fn is_indexed(spec: &Spec) -> bool {
     let names = spec.devices.iter().flat_map(|device| device.container_edits.environment());
     names.into_iter().any(|(name, _)| name.starts_with(INDEXED_MEMORY_ENV))
+}
+
+/// Whether a device of a spec of ours is a partition that was there before the claim.
+pub fn is_adopted(edits: &ContainerEdits) -> bool {
+    edits.environment().into_iter().any(|(name, _)| name.starts_with(ADOPTED_ENV))
 }
 
 /// The boot in which a spec of ours was written. Earlier releases do not say.
@@ -229,6 +236,9 @@ fn of_device(
         .and_then(|partition| partition.uuid.as_ref())
         .map_or_else(|| device.gpu.to_string(), ToString::to_string);
     edits.set_env(&format!("{DEVICE_ENV}{tail}"), &format!("{}={uuid}", device.device));
+    if device.partition.as_ref().is_some_and(|partition| partition.adopted) {
+        edits.set_env(&format!("{ADOPTED_ENV}{tail}"), "true");
+    }
     if let Some(share) = &device.share {
         share_env(&mut edits, device, share, tail, indexed_env);
         if let Some(limiter) = limiter {

@@ -10,7 +10,7 @@ use aliquot_cdi::{DirError, NameError, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{GpuUuid, LiveMig, MigCapability, Placement};
 use aliquot_nvml::caps::MigMinors;
-use aliquot_nvml::{GpuError, Gpus, NvmlCode, TimeSlice};
+use aliquot_nvml::{GpuError, GpuProcess, Gpus, NvmlCode, TimeSlice};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,9 +58,28 @@ pub enum StepError {
         /// Place.
         placement: Placement,
     },
+    /// A partition that the claim is to have as it is, is used.
+    #[error(
+        "processes run in the partition at {placement} on GPU {gpu}, which no claim has: {}; end them, or find out which \
+         other program gives that partition out",
+        list(processes)
+    )]
+    InUse {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Place.
+        placement: Placement,
+        /// Who runs there.
+        processes: Vec<GpuProcess>,
+    },
     /// A step that does not fit its record.
     #[error("the checkpoint does not say what share {0} may use")]
     NoQuota(String),
+}
+
+fn list(processes: &[GpuProcess]) -> String {
+    let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
+    names.join(", ")
 }
 
 /// The chain of causes, as one text.
@@ -162,6 +181,26 @@ impl Machine {
             Step::WriteSpec => self.write_spec(record)?,
         }
         self.probe.at("after step");
+        Ok(())
+    }
+
+    /// Refuses partitions that were there before the claim if anything runs in them: somebody else gives them out, too.
+    ///
+    /// # Errors
+    /// [`StepError::InUse`].
+    pub fn refuse_in_use(&self, record: &Record) -> Result<(), StepError> {
+        let partitions =
+            record.devices.iter().filter_map(|device| Some((&device.gpu, device.partition.as_ref()?)));
+        for (gpu, partition) in partitions.filter(|(_, partition)| partition.adopted) {
+            let live = self.gpus.live_migs(gpu)?;
+            let instance = live.iter().find(|mig| mig.placement == partition.placement);
+            let Some(instance) = instance.map(|mig| mig.gpu_instance) else { continue };
+            let mut processes = self.gpus.processes(gpu)?;
+            processes.retain(|process| process.gpu_instance == Some(instance));
+            if !processes.is_empty() {
+                return Err(StepError::InUse { gpu: gpu.clone(), placement: partition.placement, processes });
+            }
+        }
         Ok(())
     }
 

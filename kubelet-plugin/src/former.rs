@@ -139,7 +139,7 @@ mod tests {
             gpus: &[h100(0), h100(1)],
             live: &[],
             ledger,
-            fixed_partitions: false,
+            existing: crate::plan::Existing::InTheWay,
             slots: 10,
             oversubscribe_at_most: 0,
         };

@@ -115,8 +115,7 @@ pub struct Partition {
     pub profile: ProfileName,
     /// Where it lies.
     pub placement: Placement,
-    /// It existed before and is given back, not destroyed (a node without counters, where the
-    /// administrator cuts the GPUs).
+    /// It existed before and is given back, not destroyed.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub adopted: bool,
     /// UUID of the MIG device, known once it exists.
@@ -417,9 +416,15 @@ impl Ledger {
 
     /// Whether any claim has a partition that covers this instance.
     pub fn knows(&self, live: &LiveMig) -> bool {
+        self.knows_beside("", live)
+    }
+
+    /// The same of all claims but one.
+    pub fn knows_beside(&self, uid: &str, live: &LiveMig) -> bool {
         let known = self
             .claims
             .values()
+            .filter(|record| record.claim.uid != uid)
             .flat_map(|record| &record.devices)
             .filter(|device| device.gpu == live.parent)
             .filter_map(|device| device.partition.as_ref())

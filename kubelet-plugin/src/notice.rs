@@ -5,9 +5,10 @@
 use crate::claim::ClaimRef;
 use crate::health;
 use crate::ledger::Lost;
+use crate::partitioning::Unclaimed;
 use crate::publish::PublishError;
 use crate::store::Damage;
-use aliquot_model::LiveMig;
+use aliquot_model::{DeviceName, LiveMig};
 use aliquot_nvml::{EventKind, GpuEvent};
 use std::fmt::Display;
 
@@ -55,16 +56,44 @@ pub fn vanished(claim: &ClaimRef, devices: &[&str]) -> String {
     )
 }
 
-/// A GPU instance is nobody's.
-pub fn foreign(mig: &LiveMig, destroys: bool) -> String {
+/// A GPU instance is nobody's, and given out as it is.
+pub fn adopted(mig: &LiveMig, device: &DeviceName) -> String {
+    format!(
+        "GPU instance {} at {} on GPU {} belongs to no claim. Claims get it as it is, as device {device}, and it stays \
+         when they end; nothing else that overlaps it is allocated. If it should go: kubeletPlugin.unclaimedMig: \
+         destroy, or {}",
+        mig.gpu_instance,
+        mig.placement,
+        mig.parent,
+        removal(mig)
+    )
+}
+
+/// How an administrator destroys an instance.
+fn removal(mig: &LiveMig) -> String {
     let (instance, gpu) = (mig.gpu_instance, &mig.parent);
-    let advice = if destroys {
-        "The agent destroys it once nothing can be using it; if it stays, end the processes on it".to_owned()
-    } else {
-        format!(
-            "The agent leaves it as it is (--destroy-unknown-mig=false). If nobody needs it: nvidia-smi mig -dci -gi \
-             {instance} -i {gpu}, then nvidia-smi mig -dgi -gi {instance} -i {gpu}"
-        )
+    format!("nvidia-smi mig -dci -gi {instance} -i {gpu}, then nvidia-smi mig -dgi -gi {instance} -i {gpu}")
+}
+
+/// A GPU instance is nobody's, and in the way.
+pub fn foreign(mig: &LiveMig, unclaimed: Unclaimed) -> String {
+    let (instance, gpu) = (mig.gpu_instance, &mig.parent);
+    let advice = match unclaimed {
+        Unclaimed::Destroy => {
+            "The agent destroys it once nothing can be using it; if it stays, end the processes on it"
+                .to_owned()
+        }
+        Unclaimed::Leave => {
+            format!(
+                "The agent leaves it as it is (kubeletPlugin.unclaimedMig: leave). If nobody needs it: {}",
+                removal(mig)
+            )
+        }
+        Unclaimed::Adopt => format!(
+            "It has no compute instance that takes all of it, so no claim can have it as it is. Make that (nvidia-smi mig \
+             -cci -gi {instance} -i {gpu}), or, if nobody needs it: {}",
+            removal(mig)
+        ),
     };
     format!(
         "GPU instance {instance} at {} on GPU {gpu} belongs to no claim; nothing that overlaps it is allocated. {advice}",

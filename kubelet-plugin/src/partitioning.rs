@@ -1,6 +1,7 @@
 //! Who cuts GPUs into partitions on this node. It follows from what the API server keeps, so it is not
 //! known before the first look at the server, and two instances of the agent must agree on it.
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -16,6 +17,18 @@ pub enum Partitioning {
     OnDemand,
     /// The administrator: what exists is published and given out as it is. The server keeps no counters.
     Fixed,
+}
+
+/// What becomes of GPU instances that no claim has, where the agent makes partitions on demand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Unclaimed {
+    /// They are given out as they are, and stay.
+    #[default]
+    Adopt,
+    /// They stay, and nothing that overlaps them is given out.
+    Leave,
+    /// They are destroyed once nothing can be using them.
+    Destroy,
 }
 
 /// The present value, shared by the parts of the agent.

@@ -37,6 +37,17 @@ impl fmt::Display for Plan {
     }
 }
 
+/// What partitions that exist and that no claim has are to a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Existing {
+    /// All that there is, because the API server keeps no counters: they are given out as they are, none is made.
+    Fixed,
+    /// One is given out as it is to a claim that has its device; others are made beside it.
+    Adopted,
+    /// In the way.
+    InTheWay,
+}
+
 /// What the decision is made from, read under the node's lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
@@ -46,9 +57,8 @@ pub struct Snapshot<'a> {
     pub live: &'a [LiveMig],
     /// What is held.
     pub ledger: &'a Ledger,
-    /// The node publishes the partitions that exist, because the API server keeps no counters: they
-    /// are given out as they are, not created.
-    pub fixed_partitions: bool,
+    /// What partitions that no claim has are to this one.
+    pub existing: Existing,
     /// Most tenants of a shared GPU.
     pub slots: u32,
     /// Most bytes of managed memory that a share may have on top of its memory.
@@ -94,12 +104,12 @@ fn device(
         checks::refuse_conflicts(snapshot, request, allocated, &device, held)?;
         checks::refuse_overlap_within(allocated, earlier, &device, held)?;
         checks::refuse_oversubscription(snapshot, request, allocated, gpu, earlier)?;
-        let adopted = checks::refuse_foreign(snapshot, allocated, &device, held)?;
+        let adopted = checks::refuse_foreign(snapshot, request, allocated, &device, held)?;
         if let (Some(partition), Some(live)) = (&mut device.partition, adopted) {
             partition.adopted = true;
             partition.uuid.clone_from(&live.uuid);
         }
-        steps.for_device(allocated, gpu, &device, snapshot.fixed_partitions)?;
+        steps.for_device(allocated, gpu, &device, snapshot.existing == Existing::Fixed)?;
     }
     if let Some(wanted) = device.time_slice {
         checks::refuse_other_time_slice(snapshot, request, &device, wanted)?;

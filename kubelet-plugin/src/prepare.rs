@@ -47,7 +47,7 @@ use crate::claim::ClaimRef;
 use crate::execute::Machine;
 use crate::former::Allocations;
 use crate::ledger::{Ledger, Lost, Record};
-use crate::partitioning;
+use crate::partitioning::{self, Unclaimed};
 use crate::releases;
 use crate::reservation::{self, ReserveError, Reserved};
 use crate::store::{Damage, Store, StoreError};
@@ -112,6 +112,8 @@ pub struct Node {
     pub hold_at_most: Duration,
     /// Who makes partitions; set by the publisher.
     pub partitioning: partitioning::Shared,
+    /// What becomes of instances that no claim has.
+    pub unclaimed: Unclaimed,
 }
 
 impl Node {

@@ -300,6 +300,12 @@ impl Publisher {
                 info: info.clone(),
                 live: inventory.live_on(&info.uuid).cloned().collect(),
                 held: held.remove(&info.uuid).unwrap_or_default(),
+                standing: overview
+                    .foreign
+                    .iter()
+                    .filter(|mig| mig.parent == info.uuid && overview.is_adopted(mig))
+                    .cloned()
+                    .collect(),
             })
             .collect();
         let node = match node {

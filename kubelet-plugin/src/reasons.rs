@@ -14,6 +14,8 @@ pub const GPU_ERROR: &str = "GpuError";
 pub const FEATURES_OFF: &str = "ServerFeaturesOff";
 /// The API server refuses our slices.
 pub const PUBLISH_REFUSED: &str = "PublishRefused";
+/// A GPU instance that no claim has is given out as it is.
+pub const INSTANCE_ADOPTED: &str = "MigInstanceAdopted";
 /// A GPU instance that no claim has.
 pub const FOREIGN_INSTANCE: &str = "UnknownMigInstance";
 /// A GPU instance that no claim had was destroyed.

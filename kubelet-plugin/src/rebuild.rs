@@ -6,7 +6,7 @@
 
 use crate::claim::Request;
 use crate::ledger::{Device, Ledger, Limit, Share};
-use crate::plan::{self, Plan, PlanError, Snapshot};
+use crate::plan::{self, Existing, Plan, PlanError, Snapshot};
 use crate::prepare::Named;
 use aliquot_model::config::{ComputePolicy, FailMode};
 use aliquot_model::{DeviceName, LiveMig};
@@ -73,7 +73,7 @@ pub struct Left<'a> {
     pub quotas: &'a BTreeMap<String, Result<QuotaFile, String>>,
     /// The GPUs that its allocation names.
     pub facts: &'a Inventory,
-    /// Whether partitions are the administrator's.
+    /// Whether all partitions are the administrator's.
     pub fixed_partitions: bool,
 }
 
@@ -97,18 +97,18 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
     let uuid_of = |result_id: &str| {
         left.named.iter().find(|named| named.result_id == result_id).map_or("", |named| named.uuid.as_str())
     };
-    // Its own instances are in nobody's way; where partitions are fixed, it has them as they are.
-    let own = |mig: &&LiveMig| {
+    // The instances that were made for it are in nobody's way; those that it adopted it has as they are.
+    let made = |mig: &&LiveMig| {
         let uuid = mig.uuid.as_ref().map(|uuid| uuid.as_str());
-        uuid.is_some_and(|uuid| left.named.iter().any(|named| named.uuid == uuid))
+        uuid.is_some_and(|uuid| left.named.iter().any(|named| named.uuid == uuid && !named.adopted))
     };
-    let live = left.facts.live.iter().filter(|mig| left.fixed_partitions || !own(mig)).cloned();
+    let live = left.facts.live.iter().filter(|mig| left.fixed_partitions || !made(mig)).cloned();
     let live: Vec<LiveMig> = live.collect();
     let snapshot = Snapshot {
         gpus: &left.facts.gpus,
         live: &live,
         ledger,
-        fixed_partitions: left.fixed_partitions,
+        existing: if left.fixed_partitions { Existing::Fixed } else { Existing::Adopted },
         // These bind what is prepared from now on.
         slots: u32::MAX,
         oversubscribe_at_most: u64::MAX,

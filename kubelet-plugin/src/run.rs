@@ -278,6 +278,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
         // What is left at a farewell is for nobody.
         hold_at_most: if args.farewell { Duration::ZERO } else { args.hold_at_most },
         partitioning: partitioning::Shared::default(),
+        unclaimed: args.unclaimed_mig,
     }
 }
 
@@ -416,7 +417,6 @@ impl Parts {
             changed: Arc::clone(&changed),
             interval: args.claim_check_interval,
             grace: args.orphan_grace,
-            destroy_unknown: args.destroy_unknown_mig,
         };
         if !args.farewell {
             tasks.spawn(collector.run(loops.clone()));

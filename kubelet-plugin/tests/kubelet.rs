@@ -266,12 +266,12 @@ async fn instances_of_nobody_are_destroyed_unless_a_pod_runs_with_their_claim_or
     pods.create(&Default::default(), &pod.unwrap()).await.unwrap();
     let running = Patch::Merge(json!({"status": {"phase": "Running"}}));
     pods.patch_status("p", &PatchParams::default(), &running).await.unwrap();
-    let keeping = cluster.start(&["--destroy-unknown-mig=false"]).await;
+    let keeping = cluster.start(&["--unclaimed-mig=leave"]).await;
     cluster.pool_where("held", |s| taints(s).iter().any(|(_, key, _)| key.ends_with("/held"))).await;
     tokio::time::sleep(std::time::Duration::from_millis(600)).await;
     assert_eq!(cluster.world.instances().len(), 2);
     keeping.terminate().await;
-    let agent = cluster.start(&[]).await;
+    let agent = cluster.start(&["--unclaimed-mig=destroy"]).await;
     eventually("destroyed", || async {
         let left = cluster.world.instances();
         if left == [(0, 0, 1, true)] { Ok(()) } else { Err(format!("{left:?}")) }

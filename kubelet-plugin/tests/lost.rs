@@ -134,7 +134,7 @@ fn records_are_made_anew_as_they_were_from_api_cdi_specs_and_hardware() {
     let different: (Option<MigUuid>, Option<MigUuid>) = (old.uuid, new.uuid);
     assert_ne!(different.0, different.1);
     world.gpus.destroy_mig(&beside).unwrap();
-}, "overlaps a GPU instance")]
+}, "which is MIG-")]
 fn where_they_do_not_agree_nothing_is_made_up_and_everything_is_spared(
     #[case] change: fn(&mut Request, &World),
     #[case] why: &str,
@@ -153,20 +153,30 @@ fn where_they_do_not_agree_nothing_is_made_up_and_everything_is_spared(
     assert_eq!((world.files(), world.instances()), (files, instances));
 }
 
-#[test]
-fn a_lent_partition_is_lent_again_only_if_it_is_the_same() {
+#[rstest]
+#[case::all_are_the_administrators(Partitioning::Fixed)]
+#[case::adopted_beside_others(Partitioning::OnDemand)]
+fn a_lent_partition_is_lent_again_only_if_it_is_the_same(#[case] partitioning: Partitioning) {
     let world = world();
     let gpu = h100_80(0).uuid;
     world.gpus.set_mig_mode(&gpu, true).unwrap();
     let lent = world.gpus.create_mig(&gpu, 19, Placement::new(6, 1)).unwrap();
     let node = world.node();
-    node.partitioning.set(Partitioning::Fixed);
+    node.partitioning.set(partitioning);
     let claim = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]);
     node.prepare(&claim, false, now()).unwrap();
     let before = records(&world);
     lose(&world);
     node.rebuild(&claim, now()).unwrap();
     assert_eq!(records(&world), before);
+    // What nobody can vouch for is lent to nobody, until it is known that nothing else was lost.
+    let beside = world.gpus.create_mig(&gpu, 19, Placement::new(0, 1)).unwrap();
+    assert!(!node.overview().unwrap().0.is_adopted(&beside));
+    world.gpus.destroy_mig(&beside).unwrap();
+    node.unprepare("c-1").unwrap();
+    assert_eq!(world.gpus.live_migs(&gpu).unwrap(), [lent.clone()], "it stays");
+    world.settle();
+    node.prepare(&claim, false, now()).unwrap();
     lose(&world);
     world.gpus.destroy_mig(&lent).unwrap();
     world.gpus.create_mig(&gpu, 19, Placement::new(5, 1)).unwrap();

@@ -11,7 +11,8 @@ mod common;
 
 use aliquot_kubelet_plugin::claim::{Request, Settings};
 use aliquot_kubelet_plugin::former::Given;
-use aliquot_kubelet_plugin::prepare::PrepareError;
+use aliquot_kubelet_plugin::partitioning::Unclaimed;
+use aliquot_kubelet_plugin::prepare::{Node, PrepareError};
 use aliquot_model::config::ShareConfig;
 use aliquot_model::{GpuInfo, Quantity};
 use aliquot_nvml::fake::{FakeGpus, h100_80, t4};
@@ -315,7 +316,7 @@ fn instances_of_nobody_are_seen_and_destroyed_only_when_idle() {
     let gpu = h100_80(0).uuid;
     world.gpus.set_mig_mode(&gpu, true).unwrap();
     let mig = world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
-    let node = world.node();
+    let node = Node { unclaimed: Unclaimed::Destroy, ..world.node() };
     let (overview, _) = node.overview().unwrap();
     assert_eq!(overview.foreign.len(), 1);
     let held = overview.held(&BTreeSet::new());
@@ -325,6 +326,38 @@ fn instances_of_nobody_are_seen_and_destroyed_only_when_idle() {
     world.gpus.stop_process(4711);
     assert!(node.destroy_foreign(&mig).unwrap());
     assert_eq!(world.instances(), []);
+}
+
+#[test]
+fn a_partition_that_was_there_is_lent_as_it_is_and_stays() {
+    let world = world();
+    let gpu = h100_80(0).uuid;
+    world.gpus.set_mig_mode(&gpu, true).unwrap();
+    let there = world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
+    let node = world.node();
+    let (overview, _) = node.overview().unwrap();
+    assert!(overview.is_adopted(&there));
+    assert_eq!(overview.name_of(&there).unwrap().to_string(), "gpu-0-mig-1g10gb-19-6");
+    assert!(overview.held(&BTreeSet::new()).is_empty());
+    // Somebody else's program runs there: it may have been given to that one.
+    world.gpus.start_process(&gpu, process(Some(there.gpu_instance)));
+    let own = request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]);
+    let refused = node.prepare(&own, false, now()).unwrap_err().to_string();
+    assert!(refused.contains("4711 (python3)") && refused.contains("no claim has"), "{refused}");
+    assert!(node.record("c-1").unwrap().is_none());
+    world.gpus.stop_process(4711);
+    let prepared = node.prepare(&own, false, now()).unwrap();
+    assert_eq!(node.prepare(&own, false, now()).unwrap(), prepared);
+    assert!(node.overview().unwrap().0.foreign.is_empty(), "it is the claim's now");
+    // Beside it one is made, and goes with its claim.
+    node.prepare(&request("c-2", &[("b", "gpu-0-mig-2g20gb-14-0")]), false, now()).unwrap();
+    assert_eq!(world.instances().len(), 2);
+    let over = node.prepare(&request("c-3", &[("w", "gpu-0")]), false, now()).unwrap_err();
+    assert!(over.is_conflict(), "{over}");
+    node.unprepare("c-2").unwrap();
+    node.unprepare("c-1").unwrap();
+    assert_eq!(world.gpus.live_migs(&gpu).unwrap(), [there]);
+    assert!(world.gpus.mig_mode(&gpu).unwrap().current, "a mode with partitions stays on");
 }
 
 #[test]

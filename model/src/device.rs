@@ -1,6 +1,6 @@
 //! Names of published devices. A name says what the device is; the ledger binds it to a UUID.
 
-use crate::{Placement, ProfileName};
+use crate::{LiveMig, Placement, ProfileName};
 use std::fmt;
 
 /// What a device is. The value of the `type` attribute.
@@ -77,6 +77,13 @@ pub enum DeviceName {
 }
 
 impl DeviceName {
+    /// Returns true if the device is the partition that exists there: the same profile and place. The caller knows
+    /// that both are on one GPU.
+    pub fn is_of(&self, live: &LiveMig) -> bool {
+        matches!(self, Self::Mig { profile_id, start, .. }
+            if *profile_id == live.profile_id && *start == live.placement.start)
+    }
+
     /// The device of a partition.
     pub fn mig(minor: u32, name: &ProfileName, profile_id: u32, placement: Placement) -> Self {
         Self::Mig { minor, slug: name.slug(), profile_id, start: placement.start }

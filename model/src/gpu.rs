@@ -170,6 +170,6 @@ pub struct LiveMig {
     pub gpu_instance: u32,
     /// Compute instance id, absent when only the GPU instance exists (a create that was cut off).
     pub compute_instance: Option<u32>,
-    /// UUID of the MIG device; absent without a compute instance.
+    /// UUID of the MIG device; absent without a compute instance that takes all of the GPU instance.
     pub uuid: Option<MigUuid>,
 }

@@ -142,6 +142,9 @@ pub struct GpuState {
     pub live: Vec<LiveMig>,
     /// Hardware held without a claim; overlapping devices get the `held` taint.
     pub held: Vec<Holding>,
+    /// Partitions that exist without a claim and are given out as they are: of the devices that overlap one, all but
+    /// the partition itself get the `held` taint.
+    pub standing: Vec<LiveMig>,
 }
 
 /// A part of a GPU that something holds.
@@ -270,7 +273,7 @@ fn device(gpu: &GpuState, name: DeviceName, server: ServerFeatures, options: &Op
             (Some(holding), true) => Some(counters::consumed(&gpu.info, profile, holding)),
             _ => None,
         },
-        taints: if server.taints { taints(gpu, holding, options) } else { Vec::new() },
+        taints: if server.taints { taints(gpu, &name, holding, options) } else { Vec::new() },
         allow_multiple_allocations: kind.shareable() && server.consumable_capacity,
         name,
         attributes,
@@ -278,7 +281,7 @@ fn device(gpu: &GpuState, name: DeviceName, server: ServerFeatures, options: &Op
     }
 }
 
-fn taints(gpu: &GpuState, holding: Option<Holding>, options: &Options) -> Vec<Taint> {
+fn taints(gpu: &GpuState, name: &DeviceName, holding: Option<Holding>, options: &Options) -> Vec<Taint> {
     let mut taints = Vec::new();
     let value = match options.mode {
         AllocatorMode::Controller => Some(String::new()),
@@ -291,7 +294,10 @@ fn taints(gpu: &GpuState, holding: Option<Holding>, options: &Options) -> Vec<Ta
     // A held share keeps its device closed even to other shares: nobody knows how much it still uses.
     let held =
         |h: &Holding| holding.is_some_and(|mine| mine.conflicts(*h) || matches!(h, Holding::Shared(_)));
-    if gpu.held.iter().any(held) {
+    let in_the_way = |mig: &LiveMig| {
+        holding.is_some_and(|mine| mine.conflicts(Holding::Partition(mig.placement))) && !name.is_of(mig)
+    };
+    if gpu.held.iter().any(held) || gpu.standing.iter().any(in_the_way) {
         taints.push(Taint { key: crate::names::held_taint(&options.driver), value: String::new() });
     }
     taints

@@ -602,7 +602,12 @@ fn what_was_given_out_of_held_hardware_is_taken_back_unless_it_runs() {
         // The node says that GPU 0 is held for somebody whose claim is gone.
         let held = |minor| if minor == 0 { vec![Holding::Whole] } else { Vec::new() };
         let gpus: Vec<GpuState> = (0..2)
-            .map(|minor| GpuState { info: fixtures::h100("n1", minor), live: Vec::new(), held: held(minor) })
+            .map(|minor| GpuState {
+                info: fixtures::h100("n1", minor),
+                live: Vec::new(),
+                held: held(minor),
+                standing: Vec::new(),
+            })
             .collect();
         for slice in fixtures::slices_of("n1", &gpus, AllocatorMode::Controller, 2) {
             world.handle(Input::Slice(Seen::Apply(Box::new(slice))));

@@ -12,7 +12,7 @@ use aliquot_kubelet_plugin::driver::DriverFiles;
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::parked;
-use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared};
+use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
@@ -430,5 +430,6 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
         report_usage: true,
         hold_at_most: Duration::from_secs(3600),
         partitioning: Shared::new(Partitioning::OnDemand),
+        unclaimed: Unclaimed::Adopt,
     }
 }

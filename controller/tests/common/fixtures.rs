@@ -82,7 +82,12 @@ pub fn h100(node: &str, minor: u32) -> GpuInfo {
 /// The slices of a node with so many H100s, as the node's agent publishes them.
 pub fn slices(node: &str, gpus: u32, mode: AllocatorMode, generation: i64) -> Vec<ResourceSlice> {
     let gpus: Vec<GpuState> = (0..gpus)
-        .map(|minor| GpuState { info: h100(node, minor), live: Vec::new(), held: Vec::new() })
+        .map(|minor| GpuState {
+            info: h100(node, minor),
+            live: Vec::new(),
+            held: Vec::new(),
+            standing: Vec::new(),
+        })
         .collect();
     slices_of(node, &gpus, mode, generation)
 }

@@ -199,6 +199,7 @@ fn publish_boards(cluster: &mut Cluster, random: &mut Random, node: &str) {
             info: if small { a30(node, minor) } else { fixtures::h100(node, minor) },
             live: Vec::new(),
             held: Vec::new(),
+            standing: Vec::new(),
         })
         .collect();
     let slices = fixtures::slices_of(node, &gpus, AllocatorMode::Scheduler, 1);

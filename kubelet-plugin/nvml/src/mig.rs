@@ -154,13 +154,14 @@ pub(crate) fn live(device: DeviceHandle<'_>, gpu: &GpuUuid) -> Result<Vec<LiveMi
     let mut live = Vec::new();
     for instance in instances(device)? {
         // Of several compute instances, which we never make, the largest stands for the instance.
-        let largest = compute_instances(instance.handle)?
-            .into_iter()
-            .max_by_key(|inner| (inner.profile.slices, Reverse(inner.id)))
-            .map(|inner| inner.id);
-        let uuid = largest.and_then(|ci| {
-            uuids.iter().find(|(ids, _)| *ids == (instance.info.id, ci)).map(|(_, uuid)| uuid.clone())
+        let inside = compute_instances(instance.handle)?;
+        let largest = inside.iter().max_by_key(|inner| (inner.profile.slices, Reverse(inner.id)));
+        let slices = instance.handle.ci_profiles()?.into_iter().map(|profile| profile.slices).max();
+        let whole = largest.filter(|inner| Some(inner.profile.slices) == slices);
+        let uuid = whole.and_then(|inner| {
+            uuids.iter().find(|(ids, _)| *ids == (instance.info.id, inner.id)).map(|(_, uuid)| uuid.clone())
         });
+        let largest = largest.map(|inner| inner.id);
         live.push(LiveMig {
             parent: gpu.clone(),
             profile_id: instance.info.profile_id,

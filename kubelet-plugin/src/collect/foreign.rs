@@ -1,9 +1,10 @@
-//! GPU instances that no claim has: named, and destroyed if nothing can depend on them.
+//! GPU instances that no claim has: named, and destroyed if the node is told so and nothing can depend on them.
 
 use super::pace::Pace;
 use super::{Collector, Instant};
 use crate::ledger::Running;
 use crate::notice;
+use crate::partitioning::Unclaimed;
 use crate::prepare::Overview;
 use crate::reasons;
 use aliquot_model::LiveMig;
@@ -32,9 +33,11 @@ impl Collector {
         let mut idle = Vec::new();
         for mig in &overview.foreign {
             match memory.first_seen.get(&key(mig)) {
+                // What is given out is known when it is known what was lost.
+                None if self.node.unclaimed == Unclaimed::Adopt && overview.ledger.lost.is_some() => {}
                 None => {
                     memory.first_seen.insert(key(mig), Instant::now());
-                    self.tell_foreign(mig);
+                    self.tell_foreign(overview, mig);
                 }
                 Some(seen) if self.may_go(overview, mig) && seen.elapsed() >= self.interval / 2 => {
                     idle.push(mig)
@@ -61,14 +64,21 @@ impl Collector {
         }
     }
 
-    fn tell_foreign(&self, mig: &LiveMig) {
-        let note = notice::foreign(mig, self.destroy_unknown);
-        self.events.node_warning(reasons::FOREIGN_INSTANCE, note);
+    fn tell_foreign(&self, overview: &Overview, mig: &LiveMig) {
+        match overview.name_of(mig).filter(|_| overview.is_adopted(mig)) {
+            Some(device) => {
+                self.events.node_normal(reasons::INSTANCE_ADOPTED, notice::adopted(mig, &device));
+            }
+            None => {
+                let note = notice::foreign(mig, self.node.unclaimed);
+                self.events.node_warning(reasons::FOREIGN_INSTANCE, note);
+            }
+        }
     }
 
     /// Whether it may be destroyed, as far as this node knows: not if a claim whose record is lost may have it.
     fn may_go(&self, overview: &Overview, mig: &LiveMig) -> bool {
-        if !self.destroy_unknown || overview.ledger.lost.is_some() {
+        if self.node.unclaimed != Unclaimed::Destroy || overview.ledger.lost.is_some() {
             return false;
         }
         let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);

@@ -1,7 +1,7 @@
 //! Checks against what is held already. The ledger is the last line of defence, so everything that an
 //! allocator should have seen is looked at again.
 
-use super::{Refusal, Snapshot};
+use super::{Existing, Refusal, Snapshot};
 use crate::claim::{Allocated, Consumed, Request};
 use crate::ledger::{Device, Held, Share};
 use aliquot_model::config::TimeSliceInterval;
@@ -117,10 +117,11 @@ pub(super) fn refuse_managed_memory(snapshot: &Snapshot<'_>, share: &Share) -> R
     Ok(())
 }
 
-/// Refuses what overlaps a partition that nobody in the ledger has. Where partitions are fixed, the
+/// Refuses what overlaps a partition that no other claim has. Where partitions are given out as they are, the
 /// one that is exactly meant is returned for use.
 pub(super) fn refuse_foreign<'a>(
     snapshot: &Snapshot<'a>,
+    request: &Request,
     allocated: &Allocated,
     device: &Device,
     held: Held,
@@ -128,23 +129,19 @@ pub(super) fn refuse_foreign<'a>(
     let in_the_way: Vec<&LiveMig> = snapshot
         .live
         .iter()
-        .filter(|live| live.parent == device.gpu && !snapshot.ledger.knows(live))
+        .filter(|live| live.parent == device.gpu && !snapshot.ledger.knows_beside(&request.claim.uid, live))
         .filter(|live| Holding::Partition(live.placement).conflicts(held.holding()))
         .collect();
-    if snapshot.fixed_partitions
-        && let Some(partition) = &device.partition
-    {
-        let exact = |live: &&&LiveMig| {
-            live.profile_id == partition.profile_id
-                && live.placement == partition.placement
-                && live.uuid.is_some()
-        };
-        return match in_the_way.iter().find(exact) {
-            Some(live) => Ok(Some(*live)),
-            None => {
-                Err(Refusal::NoSuchPartition { device: allocated.device.clone(), gpu: device.gpu.clone() })
-            }
-        };
+    let exact = in_the_way.iter().copied().find(|live| allocated.device.is_of(live) && live.uuid.is_some());
+    match (snapshot.existing, &device.partition) {
+        (Existing::Fixed | Existing::Adopted, Some(_)) if exact.is_some() => return Ok(exact),
+        (Existing::Fixed, Some(_)) => {
+            return Err(Refusal::NoSuchPartition {
+                device: allocated.device.clone(),
+                gpu: device.gpu.clone(),
+            });
+        }
+        _ => {}
     }
     match in_the_way.first() {
         None => Ok(None),

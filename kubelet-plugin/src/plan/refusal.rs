@@ -158,7 +158,7 @@ pub enum Refusal {
     },
     /// A partition that nobody knows is in the way.
     #[error(
-        "device {device} overlaps a GPU instance at {placement} on GPU {gpu} that this driver did not create; destroy it (nvidia-smi mig -dci, -dgi) or let the agent do so with --destroy-unknown-mig"
+        "device {device} overlaps a GPU instance at {placement} on GPU {gpu} that no claim has and that is not this device; destroy it (nvidia-smi mig -dci, -dgi) or let the agent do so with kubeletPlugin.unclaimedMig: destroy"
     )]
     Foreign {
         /// Device.

@@ -11,13 +11,19 @@ struct World {
     gpus: Vec<GpuInfo>,
     live: Vec<LiveMig>,
     ledger: Ledger,
-    fixed: bool,
+    existing: Existing,
     oversubscribe_at_most: u64,
 }
 
 impl World {
     fn of(gpus: Vec<GpuInfo>) -> Self {
-        Self { gpus, live: Vec::new(), ledger: Ledger::default(), fixed: false, oversubscribe_at_most: 0 }
+        Self {
+            gpus,
+            live: Vec::new(),
+            ledger: Ledger::default(),
+            existing: Existing::InTheWay,
+            oversubscribe_at_most: 0,
+        }
     }
 
     fn plan(&self, request: &Request) -> Result<Plan, Refusal> {
@@ -29,7 +35,7 @@ impl World {
             gpus: &self.gpus,
             live: &self.live,
             ledger: &self.ledger,
-            fixed_partitions: self.fixed,
+            existing: self.existing,
             slots: 10,
             oversubscribe_at_most: self.oversubscribe_at_most,
         };
@@ -231,12 +237,43 @@ fn instances_that_nobody_knows_are_not_overlapped() {
 fn fixed_partitions_are_used_as_they_are() {
     let mut world = World::of(vec![board(0, Some((true, true)))]);
     world.instance(9, 4, 4);
-    world.fixed = true;
+    world.existing = Existing::Fixed;
     let plan = world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-4")])).unwrap();
     assert_eq!(plan.steps, [Step::WriteSpec]);
     assert!(plan.devices[0].partition.as_ref().unwrap().adopted);
     let absent = world.plan(&request("b", &[("r", "gpu-0-mig-3g40gb-9-0")]));
     assert!(matches!(absent, Err(Refusal::NoSuchPartition { .. })));
+}
+
+#[test]
+fn adopted_partitions_are_used_as_they_are_and_others_are_made_beside_them() {
+    let mut world = World::of(vec![board(0, Some((true, false)))]);
+    world.existing = Existing::Adopted;
+    world.instance(9, 4, 4);
+    let plan = world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-4")])).unwrap();
+    assert!(!plan.steps.iter().any(|step| matches!(step, Step::CreatePartition { .. })), "{plan}");
+    assert!(plan.devices[0].partition.as_ref().unwrap().adopted);
+    let beside = world.plan(&request("b", &[("r", "gpu-0-mig-3g40gb-9-0")])).unwrap();
+    assert!(beside.steps.iter().any(|step| matches!(step, Step::CreatePartition { .. })), "{beside}");
+    for device in ["gpu-0", "gpu-0-share", "gpu-0-mig-1g10gb-19-6", "gpu-0-mig-7g80gb-0-0"] {
+        let got = world.plan(&request("a", &[("r", device)]));
+        assert!(matches!(got, Err(Refusal::Foreign { .. })), "{device}: {got:?}");
+    }
+    // One that has no compute instance of its size is not what was published.
+    world.live[0].uuid = None;
+    let got = world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-4")]));
+    assert!(matches!(got, Err(Refusal::Foreign { .. })), "{got:?}");
+}
+
+#[test]
+fn an_adopted_partition_that_came_back_after_a_reboot_is_adopted_again() {
+    let mut world = World::of(vec![board(0, Some((true, false)))]);
+    world.existing = Existing::Adopted;
+    world.instance(9, 4, 4);
+    let request = request("a", &[("r", "gpu-0-mig-3g40gb-9-4")]);
+    let before = world.hold(&request);
+    let plan = world.plan_after(&request, Some(&before)).unwrap();
+    assert!(plan.devices[0].partition.as_ref().unwrap().adopted);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::{Node, PrepareError, Prepared, bind};
 use crate::claim::{Request, ResultKey};
 use crate::ledger::{Ledger, Lost, Record, Retention, State};
 use crate::partitioning::Partitioning;
-use crate::plan::{self, Plan, PlanError, Snapshot};
+use crate::plan::{self, Existing, Plan, PlanError, Snapshot};
 use crate::releases::Charge;
 use crate::share;
 use aliquot_nvml::Inventory;
@@ -164,7 +164,11 @@ impl Node {
             gpus: &inventory.gpus,
             live: &inventory.live,
             ledger,
-            fixed_partitions: self.partitioning.get() == Partitioning::Fixed,
+            existing: match self.partitioning.get() {
+                Partitioning::Fixed => Existing::Fixed,
+                _ if self.adopts(ledger) => Existing::Adopted,
+                _ => Existing::InTheWay,
+            },
             slots: self.slots,
             oversubscribe_at_most: self.oversubscribe_at_most,
         };

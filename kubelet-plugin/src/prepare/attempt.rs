@@ -11,11 +11,8 @@ use std::collections::BTreeSet;
 impl Node {
     /// Executes what was written ahead with `ledger`, and writes that it is done.
     pub(super) fn execute(&self, ledger: &Ledger, mut record: Record) -> Result<Vec<Prepared>, PrepareError> {
-        let uid = record.claim.uid.clone();
-        for step in record.steps.clone() {
-            let Err(source) = self.machine.run(&mut record, &step) else { continue };
-            tracing::warn!(claim.uid = %uid, %step, error = %source, "a step failed, undoing");
-            let step = step.to_string();
+        if let Err((step, source)) = self.run_all(&mut record) {
+            tracing::warn!(claim.uid = %record.claim.uid, step, error = %source, "a step failed, undoing");
             let boot_id = record.boot_id.clone();
             return Err(match self.undo_all(&record, ledger, &boot_id) {
                 Ok(()) => {
@@ -53,6 +50,17 @@ impl Node {
             tracing::warn!(%error, "best-effort shares keep the cap of a claim that is not prepared");
         }
         Err(error)
+    }
+
+    /// Runs all steps in order. The error says which failed.
+    fn run_all(&self, record: &mut Record) -> Result<(), (String, StepError)> {
+        self.machine
+            .refuse_in_use(record)
+            .map_err(|error| ("take a partition that is there".to_owned(), error))?;
+        for step in record.steps.clone() {
+            self.machine.run(record, &step).map_err(|error| (step.to_string(), error))?;
+        }
+        Ok(())
     }
 
     /// Writes that a claim is prepared, and what the others may have beside it.

@@ -2,9 +2,9 @@
 
 use super::{Node, PrepareError, Unaccounted, bind};
 use crate::ledger::{Ledger, Lost};
-use crate::partitioning::Partitioning;
+use crate::partitioning::{Partitioning, Unclaimed};
 use aliquot_model::layout::Holding;
-use aliquot_model::{GpuUuid, LiveMig};
+use aliquot_model::{DeviceName, GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,13 +17,27 @@ pub struct Overview {
     pub inventory: Option<Inventory>,
     /// GPU instances that no claim has.
     pub foreign: Vec<LiveMig>,
+    /// Whether those of them that a claim could have are given out as they are.
+    pub adopts: bool,
     /// Claims that the ledger does not know although their CDI specs are here.
     pub unaccounted: Vec<Unaccounted>,
 }
 
 impl Overview {
+    /// Whether an instance that no claim has is given out as it is: one with a compute instance that takes all of it.
+    pub fn is_adopted(&self, mig: &LiveMig) -> bool {
+        self.adopts && mig.uuid.is_some() && self.foreign.contains(mig)
+    }
+
+    /// The device that an instance is published as.
+    pub fn name_of(&self, mig: &LiveMig) -> Option<DeviceName> {
+        let gpu = self.inventory.as_ref()?.gpu(&mig.parent)?;
+        let profile = gpu.profile(mig.profile_id)?;
+        Some(DeviceName::mig(gpu.minor, &profile.name, profile.id, mig.placement))
+    }
+
     /// Hardware that must not be given out although no claim in the API has it: of vanished claims, and
-    /// of instances that nobody knows.
+    /// of instances that nobody knows and that are not given out as they are.
     pub fn held(&self, vanished: &BTreeSet<String>) -> BTreeMap<GpuUuid, Vec<Holding>> {
         let mut held: BTreeMap<GpuUuid, Vec<Holding>> = BTreeMap::new();
         let of_claims = self
@@ -31,8 +45,8 @@ impl Overview {
             .held()
             .filter(|(holder, _)| vanished.contains(&holder.claim.uid))
             .filter_map(|(_, device)| Some((device.gpu.clone(), device.held?.holding())));
-        let of_nobody =
-            self.foreign.iter().map(|mig| (mig.parent.clone(), Holding::Partition(mig.placement)));
+        let in_the_way = self.foreign.iter().filter(|mig| !self.is_adopted(mig));
+        let of_nobody = in_the_way.map(|mig| (mig.parent.clone(), Holding::Partition(mig.placement)));
         let gpus = || self.inventory.iter().flat_map(|inventory| &inventory.gpus);
         let lost = self.unaccounted.iter().filter(|lost| vanished.contains(&lost.uid));
         let of_lost = lost.clone().flat_map(|lost| &lost.devices).filter_map(|device| {
@@ -55,6 +69,13 @@ impl Overview {
 }
 
 impl Node {
+    /// Whether instances that no claim has are given out as they are. While records are lost, nobody knows whose
+    /// they are.
+    pub(super) fn adopts(&self, ledger: &Ledger) -> bool {
+        let on_demand = self.partitioning.get() == Partitioning::OnDemand;
+        on_demand && self.unclaimed == Unclaimed::Adopt && ledger.lost.is_none()
+    }
+
     /// Reads hardware and ledger, and notes which GPU each minor number means.
     ///
     /// The hardware is read without the node's lock, so a claim may come or go meanwhile: an instance is
@@ -86,6 +107,7 @@ impl Node {
             .filter(|mig| on_demand && !before.knows(mig) && !ledger.knows(mig))
             .cloned()
             .collect();
-        Ok((Overview { ledger, inventory, foreign, unaccounted }, error))
+        let adopts = self.adopts(&ledger);
+        Ok((Overview { ledger, inventory, foreign, adopts, unaccounted }, error))
     }
 }

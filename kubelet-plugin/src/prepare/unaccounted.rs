@@ -40,6 +40,8 @@ pub struct Named {
     pub device: DeviceName,
     /// UUID of its GPU, or of its MIG device.
     pub uuid: String,
+    /// Whether the MIG device was there before the claim, and stays when it ends.
+    pub adopted: bool,
 }
 
 /// Name and UUID of what a device of a spec of ours gives containers, as they are told.
@@ -53,7 +55,8 @@ pub(super) fn named(spec: &Spec) -> Vec<Named> {
     let named = spec.devices.iter().filter_map(|device| {
         let (name, uuid) = given(device)?;
         let (device_name, uuid) = (DeviceName::parse(name)?, uuid.to_owned());
-        Some(Named { result_id: device.name.to_string(), device: device_name, uuid })
+        let adopted = edits::is_adopted(&device.container_edits);
+        Some(Named { result_id: device.name.to_string(), device: device_name, uuid, adopted })
     });
     named.collect()
 }

@@ -14,7 +14,12 @@ fn owner() -> Owner {
 }
 
 fn layout_of(mode: AllocatorMode) -> Vec<Slice> {
-    let gpus = [h100(0), h100(1)].map(|info| GpuState { info, live: Vec::new(), held: Vec::new() });
+    let gpus = [h100(0), h100(1)].map(|info| GpuState {
+        info,
+        live: Vec::new(),
+        held: Vec::new(),
+        standing: Vec::new(),
+    });
     let options = Options { driver: DRIVER.into(), mode, slots: 10 };
     publish(&gpus, ServerFeatures::all_of_minor(36), &options)
 }

@@ -18,7 +18,7 @@ use aliquot_kubelet_plugin::driver::DriverFiles;
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::ledger::{Given, Ledger};
-use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared};
+use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
@@ -162,6 +162,7 @@ impl World {
             report_usage: true,
             hold_at_most: Duration::from_secs(3600),
             partitioning: Shared::new(Partitioning::OnDemand),
+            unclaimed: Unclaimed::Adopt,
         }
     }
 

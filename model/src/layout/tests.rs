@@ -68,7 +68,7 @@ fn board(minor: u32, rows: &[Row], enabled: bool, needs_reset: bool) -> GpuState
         numa_node: Some(0),
         mig,
     };
-    GpuState { info, live: Vec::new(), held: Vec::new() }
+    GpuState { info, live: Vec::new(), held: Vec::new(), standing: Vec::new() }
 }
 
 fn options(mode: AllocatorMode) -> Options {
@@ -236,6 +236,32 @@ fn held_hardware_closes_exactly_the_devices_that_overlap_it() {
         ["gpu-0", "gpu-0-share", "gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-4", "gpu-0-mig-7g80gb-0-0"]
     {
         assert!(!open.contains(&closed.to_owned()), "{closed} overlaps");
+    }
+}
+
+#[test]
+fn a_partition_that_is_given_out_as_it_is_closes_all_others_that_overlap_it() {
+    let mut gpus = [board(0, &SEVEN_SLICES, true, false)];
+    gpus[0].standing.push(LiveMig {
+        parent: gpus[0].info.uuid.clone(),
+        profile_id: 14,
+        placement: Placement::new(4, 2),
+        gpu_instance: 3,
+        compute_instance: Some(0),
+        uuid: None,
+    });
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    let held = |name: &str| {
+        let device = slices.iter().flat_map(|s| &s.devices).find(|d| d.name.to_string() == name).unwrap();
+        device.taints.iter().any(|t| t.key == "gpu.aliquot.dev/held")
+    };
+    for open in ["gpu-0-mig-2g20gb-14-4", "gpu-0-mig-1g10gb-19-6", "gpu-0-mig-4g40gb-5-0", "gpu-0-admin"] {
+        assert!(!held(open), "{open}");
+    }
+    for closed in
+        ["gpu-0", "gpu-0-share", "gpu-0-mig-3g40gb-9-4", "gpu-0-mig-1g10gb-19-4", "gpu-0-mig-1g20gb-15-4"]
+    {
+        assert!(held(closed), "{closed}");
     }
 }
 

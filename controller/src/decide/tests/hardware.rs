@@ -20,7 +20,12 @@ fn only_devices_with_our_taint_are_given_out() {
 fn held_hardware_is_given_only_to_who_tolerates_it() {
     let mut world = World::new();
     world.index.apply_node(&fixtures::node("n1"));
-    let gpu = GpuState { info: fixtures::h100("n1", 0), live: Vec::new(), held: vec![Holding::Whole] };
+    let gpu = GpuState {
+        info: fixtures::h100("n1", 0),
+        live: Vec::new(),
+        held: vec![Holding::Whole],
+        standing: Vec::new(),
+    };
     for slice in fixtures::slices_of("n1", &[gpu], AllocatorMode::Controller, 1) {
         world.index.apply_slice(&slice);
     }

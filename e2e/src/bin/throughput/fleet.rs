@@ -71,7 +71,12 @@ impl Fleet {
 
     fn slices(&self, node: &str, uid: &str, mode: AllocatorMode) -> Vec<ResourceSlice> {
         let gpus: Vec<GpuState> = (0..GPUS)
-            .map(|minor| GpuState { info: fixtures::h100(node, minor), live: Vec::new(), held: Vec::new() })
+            .map(|minor| GpuState {
+                info: fixtures::h100(node, minor),
+                live: Vec::new(),
+                held: Vec::new(),
+                standing: Vec::new(),
+            })
             .collect();
         let options = Options { driver: names::DEFAULT_DRIVER.to_owned(), mode, slots: 10 };
         let mut layout = publish(&gpus, self.server, &options);
