@@ -2,6 +2,7 @@
 
 use crate::driver::monitor_capability;
 use crate::edits::{self, Limiter, Nodes, Site};
+use crate::holders::{self, Client};
 use crate::ledger::{Device, Ledger, Record};
 use crate::plan::{Step, Undo};
 use crate::share::{self, RegionStorage, ShareError};
@@ -10,7 +11,7 @@ use aliquot_cdi::{DirError, NameError, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{GpuUuid, LiveMig, MigCapability, Placement};
 use aliquot_nvml::caps::MigMinors;
-use aliquot_nvml::{GpuError, GpuProcess, Gpus, NvmlCode, TimeSlice};
+use aliquot_nvml::{GpuError, GpuProcess, Gpus, ModeChange, NvmlCode, TimeSlice};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,6 +59,30 @@ pub enum StepError {
         /// Place.
         placement: Placement,
     },
+    /// The driver switches MIG mode only with a reset of the GPU.
+    #[error(
+        "MIG mode of GPU {gpu} can be switched {} only with a reset of the GPU, which this agent does not do while others \
+         may use the node; drain the node and run nvidia-smi -i {gpu} -mig {} and nvidia-smi -i {gpu} --gpu-reset{}",
+        if *on { "on" } else { "off" },
+        u8::from(*on),
+        taken_back.as_ref().map_or_else(String::new, |error| format!("; the change is still pending: {error}"))
+    )]
+    NeedsReset {
+        /// GPU.
+        gpu: GpuUuid,
+        /// What it was to be.
+        on: bool,
+        /// Why the change is still pending, if it could not be taken back.
+        taken_back: Option<Box<GpuError>>,
+    },
+    /// Something holds the GPU that the driver does not list.
+    #[error("{error}. {}", clients_text(clients))]
+    Held {
+        /// What the driver said.
+        error: Box<GpuError>,
+        /// Who has its device node open.
+        clients: Vec<Client>,
+    },
     /// A partition that the claim is to have as it is, is used.
     #[error(
         "processes run in the partition at {placement} on GPU {gpu}, which no claim has: {}; end them, or find out which \
@@ -75,6 +100,14 @@ pub enum StepError {
     /// A step that does not fit its record.
     #[error("the checkpoint does not say what share {0} may use")]
     NoQuota(String),
+}
+
+fn clients_text(clients: &[Client]) -> String {
+    if clients.is_empty() {
+        return "The driver lists no process, and none is seen that has its device node open".to_owned();
+    }
+    let names: Vec<String> = clients.iter().map(ToString::to_string).collect();
+    format!("The driver lists no process; its device node is open in {}", names.join(", "))
 }
 
 fn list(processes: &[GpuProcess]) -> String {
@@ -235,11 +268,26 @@ impl Machine {
     }
 
     fn switch_mig(&self, gpu: &GpuUuid, on: bool) -> Result<(), StepError> {
-        if self.gpus.mig_mode(gpu)?.current != on {
-            self.gpus.set_mig_mode(gpu, on)?;
-            tracing::info!(gpu.uuid = %gpu, on, "switched MIG mode");
+        let before = self.gpus.mig_mode(gpu)?;
+        if before.current == on {
+            return Ok(());
         }
-        Ok(())
+        match self.gpus.set_mig_mode(gpu, on) {
+            Ok(ModeChange::InForce) => {
+                tracing::info!(gpu.uuid = %gpu, on, "switched MIG mode");
+                Ok(())
+            }
+            // A reset at any time later would switch what nobody wants any more.
+            Ok(ModeChange::AfterReset) => {
+                let taken_back = self.gpus.set_mig_mode(gpu, before.pending).err();
+                Err(StepError::NeedsReset { gpu: gpu.clone(), on, taken_back: taken_back.map(Box::new) })
+            }
+            Err(error) if error.is_in_use() && error.blocked_by.is_empty() => {
+                let clients = holders::of(&self.proc_root, &format!("nvidia{}", self.gpus.gpu(gpu)?.minor));
+                Err(StepError::Held { error: Box::new(error), clients })
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Whoever removes the last partition switches the mode off. A mode that stays on harms nobody: a
@@ -249,7 +297,7 @@ impl Machine {
         if used {
             return;
         }
-        let settle = || -> Result<bool, GpuError> {
+        let settle = || -> Result<bool, StepError> {
             let info = self.gpus.gpu(gpu)?;
             let MigCapability::Supported { enabled: true, needs_reset: false, .. } = info.mig else {
                 return Ok(false);
@@ -257,7 +305,7 @@ impl Machine {
             if !self.gpus.live_migs(gpu)?.is_empty() {
                 return Ok(false);
             }
-            self.gpus.set_mig_mode(gpu, false).map(|_| true)
+            self.switch_mig(gpu, false).map(|()| true)
         };
         match settle() {
             Ok(true) => tracing::info!(gpu.uuid = %gpu, "switched MIG mode off after the last partition"),

@@ -25,6 +25,7 @@ pub mod events;
 pub mod execute;
 pub mod former;
 pub mod health;
+pub mod holders;
 pub mod http;
 pub mod inventory;
 pub mod ledger;

@@ -329,6 +329,24 @@ fn instances_of_nobody_are_seen_and_destroyed_only_when_idle() {
 }
 
 #[test]
+fn a_mode_that_waits_for_a_reset_is_refused_and_taken_back() {
+    let world = world();
+    let gpu = h100_80(0).uuid;
+    world.gpus.wait_for_reset(&gpu);
+    let refused = world.node().prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now());
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("only with a reset of the GPU") && refused.contains("--gpu-reset"), "{refused}");
+    assert_eq!(world.gpus.mig_mode(&gpu), Ok(aliquot_nvml::MigMode { current: false, pending: false }));
+    assert!(world.node().record("c-1").unwrap().is_none());
+    // So at the end of a claim: the mode stays on, and nothing is left pending.
+    let world = self::world();
+    world.node().prepare(&request("c-1", &[("a", "gpu-0-mig-1g10gb-19-6")]), false, now()).unwrap();
+    world.gpus.wait_for_reset(&gpu);
+    world.node().unprepare("c-1").unwrap();
+    assert_eq!(world.gpus.mig_mode(&gpu), Ok(aliquot_nvml::MigMode { current: true, pending: true }));
+}
+
+#[test]
 fn a_partition_that_was_there_is_lent_as_it_is_and_stays() {
     let world = world();
     let gpu = h100_80(0).uuid;

@@ -85,6 +85,8 @@ struct Board {
     compute_mode: ComputeMode,
     time_slice: TimeSlice,
     lost: bool,
+    /// A change of mode waits for a reset, whatever the board is known for.
+    waits_for_reset: bool,
 }
 
 struct State {
@@ -112,6 +114,7 @@ impl FakeGpus {
             compute_mode: ComputeMode::Default,
             time_slice: TimeSlice::Default,
             lost: false,
+            waits_for_reset: false,
         });
         let state = State {
             driver: DriverInfo { driver_version: "580.95.05".to_owned(), cuda_version: (13, 0) },
@@ -175,6 +178,11 @@ impl FakeGpus {
         let event = GpuEvent { gpu: Some(gpu.clone()), gpu_instance, compute_instance: None, kind };
         self.state().events.push_back(event);
         self.shared.1.notify_all();
+    }
+
+    /// From now on a change of MIG mode waits for a reset, as where the driver cannot reset the GPU by itself.
+    pub fn wait_for_reset(&self, gpu: &GpuUuid) {
+        self.with_board(gpu, |board| board.waits_for_reset = true);
     }
 
     /// Puts a process on a GPU.
@@ -269,7 +277,7 @@ impl Board {
             *pending = on;
             return Ok(ModeChange::InForce);
         }
-        if *needs_reset {
+        if *needs_reset || self.waits_for_reset {
             *pending = on;
             return Ok(ModeChange::AfterReset);
         }

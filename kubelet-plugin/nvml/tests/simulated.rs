@@ -200,6 +200,23 @@ fn every_place_of_every_profile_can_be_made_and_is_found_again(#[case] board: &s
 }
 
 #[test]
+fn an_instance_that_is_not_one_device_has_no_uuid() {
+    let node = SimulatedNode::of([GpuSpec::new("H100-80").with_mig()]);
+    let info = node.gpus().inventory().unwrap().gpus.remove(0);
+    let (profile, simulated) = (9, Node::open(node.folder.path()).unwrap());
+    let gi = simulated.create_gi(0, profile, Some(4)).unwrap();
+    let live = || node.gpus().live_migs(&info.uuid).unwrap().remove(0);
+    assert_eq!((live().compute_instance, live().uuid), (None, None));
+    // One of its three slices: whoever gets the instance would get less than it says.
+    simulated.create_ci(0, gi.id, gi.serial, 0, Some(0)).unwrap();
+    assert!(live().compute_instance.is_some());
+    assert_eq!(live().uuid, None);
+    assert!(node.gpus().destroy_mig(&live()).is_ok());
+    let made = node.gpus().create_mig(&info.uuid, profile, Placement::new(4, 4)).unwrap();
+    assert!(made.uuid.is_some() && live() == made);
+}
+
+#[test]
 fn capability_minors_are_found_under_the_driver_root() {
     let node = SimulatedNode::of([GpuSpec::new("T4"), GpuSpec::new("H100-80").with_mig()]);
     let info = node.gpus().inventory().unwrap().gpus.remove(1);
