@@ -174,7 +174,7 @@ fn a_lent_partition_is_lent_again_only_if_it_is_the_same(#[case] partitioning: P
     assert!(!node.overview().unwrap().0.is_adopted(&beside));
     world.gpus.destroy_mig(&beside).unwrap();
     node.unprepare("c-1").unwrap();
-    assert_eq!(world.gpus.live_migs(&gpu).unwrap(), [lent.clone()], "it stays");
+    assert_eq!(world.gpus.live_migs(&gpu).unwrap(), std::slice::from_ref(&lent), "it stays");
     world.settle();
     node.prepare(&claim, false, now()).unwrap();
     lose(&world);

@@ -322,9 +322,9 @@ fn instances_of_nobody_are_seen_and_destroyed_only_when_idle() {
     let held = overview.held(&BTreeSet::new());
     assert_eq!(held[&gpu], [aliquot_model::layout::Holding::Partition(mig.placement)]);
     world.gpus.start_process(&gpu, process(Some(mig.gpu_instance)));
-    assert!(!node.destroy_foreign(&mig).unwrap());
+    assert!(!node.runs_nothing(&mig) && !node.destroy_foreign(&mig).unwrap());
     world.gpus.stop_process(4711);
-    assert!(node.destroy_foreign(&mig).unwrap());
+    assert!(node.runs_nothing(&mig) && node.destroy_foreign(&mig).unwrap());
     assert_eq!(world.instances(), []);
 }
 

@@ -45,6 +45,8 @@ impl Collector {
                 Some(_) => {}
             }
         }
+        // The node is asked before the API is: what runs there may end at any time.
+        let idle = self.without_processes(idle).await;
         if idle.is_empty() {
             return memory.pace.forget();
         }
@@ -85,6 +87,14 @@ impl Collector {
         let minor = gpus.filter(|gpu| gpu.uuid == mig.parent).map(|gpu| gpu.minor).next();
         let mut lost = overview.unaccounted.iter().flat_map(|lost| &lost.devices);
         lost.all(|device| Some(device.minor()) != minor)
+    }
+
+    /// Those in which no process runs, as far as the driver tells.
+    async fn without_processes<'a>(&self, instances: Vec<&'a LiveMig>) -> Vec<&'a LiveMig> {
+        let (node, asked) = (Arc::clone(&self.node), instances.iter().copied().cloned().collect::<Vec<_>>());
+        let look = move || asked.iter().map(|mig| node.runs_nothing(mig)).collect::<Vec<bool>>();
+        let idle = tokio::task::spawn_blocking(look).await.unwrap_or_default();
+        instances.into_iter().zip(idle).filter_map(|(mig, idle)| idle.then_some(mig)).collect()
     }
 
     async fn destroy(&self, mig: &LiveMig) {

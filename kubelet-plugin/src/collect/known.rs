@@ -22,14 +22,32 @@ impl Known {
     /// name is not known, any claim that the API does not have. A pod without containers uses nothing yet, and anybody
     /// can make such a pod.
     pub(super) fn is_in_doubt(&self, gone: Option<&(String, String)>) -> bool {
-        let named = self.named();
         if let Some((namespace, name)) = gone {
-            return named.contains(&(namespace, name));
+            return self.names_one_that_has_gone(namespace, name);
         }
         let names =
             |claim: &ResourceClaim| Some((claim.metadata.namespace.clone()?, claim.metadata.name.clone()?));
         let known: BTreeSet<(String, String)> = self.claims.iter().filter_map(names).collect();
-        named.into_iter().any(|(namespace, name)| !known.contains(&(namespace.to_owned(), name.to_owned())))
+        self.named()
+            .into_iter()
+            .any(|(namespace, name)| !known.contains(&(namespace.to_owned(), name.to_owned())))
+    }
+
+    /// Whether a pod of this node with containers names the claim, and is no consumer of one that was made anew under
+    /// that name.
+    fn names_one_that_has_gone(&self, namespace: &str, name: &str) -> bool {
+        let anew = self.claims.iter().find(|claim| {
+            let meta = &claim.metadata;
+            meta.namespace.as_deref() == Some(namespace) && meta.name.as_deref() == Some(name)
+        });
+        let names = |pod: &&Pod| {
+            pod.metadata.namespace.as_deref() == Some(namespace) && claims_of(pod).any(|used| used == name)
+        };
+        let with_containers = self.pods.iter().filter(|pod| may_have_containers(pod));
+        with_containers.filter(names).any(|pod| {
+            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+            !anew.is_some_and(|claim| consumes(claim, uid))
+        })
     }
 
     /// UIDs of pods of this node that use only claims that have records. Their processes are nobody else's.
@@ -39,13 +57,9 @@ impl Known {
                 claim.metadata.namespace == pod.metadata.namespace
                     && claim.metadata.name.as_deref() == Some(name)
             };
-            let consumes = |claim: &ResourceClaim| {
-                let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-                consumers.into_iter().any(|consumer| consumer.uid == uid)
-            };
             // A claim that was made anew under the name is not what the pod runs with.
             self.claims.iter().find(same).is_some_and(|claim| {
-                claim.metadata.uid.as_deref().is_some_and(|uid| ledger.has(uid)) && consumes(claim)
+                claim.metadata.uid.as_deref().is_some_and(|uid| ledger.has(uid)) && consumes(claim, uid)
             })
         };
         let pods = self.pods.iter().filter_map(|pod| {
@@ -100,6 +114,12 @@ impl Known {
             (!has_spec).then_some("no pod of this node runs with it")
         }
     }
+}
+
+/// Whether a claim is reserved for the pod with this UID.
+fn consumes(claim: &ResourceClaim, pod: &str) -> bool {
+    let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    consumers.into_iter().any(|consumer| consumer.uid == pod)
 }
 
 /// Names of the devices of a pool that a claim has.
@@ -200,6 +220,17 @@ mod tests {
         let name = |name: &str| ("ns".to_owned(), name.to_owned());
         assert_eq!(known(&status, false).is_in_doubt(Some(&name("g"))), want, "that very claim");
         assert!(!known(&status, false).is_in_doubt(Some(&name("h"))), "another claim");
+    }
+
+    #[test]
+    fn a_pod_of_a_claim_made_anew_under_the_name_casts_no_doubt_on_the_one_that_has_gone() {
+        let gone = ("ns".to_owned(), "g".to_owned());
+        let mut known = known(&json!({"phase": "Running"}), true);
+        known.pods[0].metadata.uid = Some("pod".to_owned());
+        assert!(known.is_in_doubt(Some(&gone)), "the pod may run with the former one");
+        let consumer = json!([{"resource": "pods", "name": "p", "uid": "pod"}]);
+        known.claims[0].status.as_mut().unwrap().reserved_for = serde_json::from_value(consumer).unwrap();
+        assert!(!known.is_in_doubt(Some(&gone)));
     }
 
     /// Pods whose claims are (name, UID, whether the pod is among the consumers); `known` has a record.

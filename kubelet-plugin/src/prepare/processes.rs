@@ -26,6 +26,12 @@ impl Node {
         })
     }
 
+    /// Whether no process runs in an instance. In doubt one does.
+    pub fn runs_nothing(&self, mig: &LiveMig) -> bool {
+        let processes = self.machine.gpus.processes(&mig.parent);
+        processes.is_ok_and(|all| all.iter().all(|process| process.gpu_instance != Some(mig.gpu_instance)))
+    }
+
     /// Destroys an instance that no claim has and in which no process runs. Returns whether it was.
     ///
     /// # Errors
