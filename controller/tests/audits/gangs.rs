@@ -14,14 +14,16 @@ type Key = (String, String);
 struct Now {
     /// By group, then by name.
     groups: BTreeMap<Key, BTreeMap<String, Value>>,
-    allocated: BTreeSet<Key>,
+    /// Claims that have devices, and the revision that gave them.
+    allocated: BTreeMap<Key, u64>,
     /// Groups of which a pod may be scheduled.
     begun: BTreeSet<Key>,
-    /// When members that had devices were deleted, and not evicted.
-    left: BTreeMap<Key, Vec<Timestamp>>,
+    /// Members that had devices and were deleted, and not evicted: name, revision and time.
+    left: BTreeMap<Key, Vec<(String, u64, Timestamp)>>,
 }
 
-/// Of what others did so shortly before, the controller need not know when it lets a group go.
+/// Of what others did so shortly before, and after the first of a group was given devices, the controller need not
+/// know when it lets the group go.
 const UNSEEN: SignedDuration = SignedDuration::from_secs(10);
 
 fn is_gated(pod: &Value) -> bool {
@@ -29,13 +31,14 @@ fn is_gated(pod: &Value) -> bool {
 }
 
 impl Now {
-    fn has_devices(&self, namespace: &str, pod: &Value) -> bool {
+    /// The revision from which on a pod has devices for all of its claims, if it has.
+    fn has_devices(&self, namespace: &str, pod: &Value) -> Option<u64> {
         let claims = pod["status"]["resourceClaimStatuses"].as_array().cloned().unwrap_or_default();
-        let has = |claim: &Value| {
+        let since = |claim: &Value| {
             let name = claim["resourceClaimName"].as_str().unwrap_or_default();
-            self.allocated.contains(&(namespace.to_owned(), name.to_owned()))
+            self.allocated.get(&(namespace.to_owned(), name.to_owned())).copied()
         };
-        !claims.is_empty() && claims.iter().all(has)
+        claims.iter().map(since).collect::<Option<Vec<u64>>>()?.into_iter().max()
     }
 
     /// Takes a write in; the group whose first pod it lets go, if it does.
@@ -44,7 +47,7 @@ impl Now {
         let key = (entry.namespace.clone(), entry.name.clone());
         if entry.origin.resource == "resourceclaims" {
             match entry.after.as_ref().is_some_and(|claim| !results(claim).is_empty()) {
-                true => drop(self.allocated.insert(key)),
+                true => drop(self.allocated.entry(key).or_insert(entry.revision)),
                 false => drop(self.allocated.remove(&key)),
             }
             return None;
@@ -57,8 +60,9 @@ impl Now {
             None => {
                 let pod = members.remove(&entry.name);
                 let evicted = entry.origin.subresource == "eviction";
-                if pod.is_some_and(|pod| !evicted && self.has_devices(&group.0, &pod)) {
-                    self.left.entry(group).or_default().push(entry.time);
+                if pod.is_some_and(|pod| !evicted && self.has_devices(&group.0, &pod).is_some()) {
+                    let left = (entry.name.clone(), entry.revision, entry.time);
+                    self.left.entry(group).or_default().push(left);
                 }
             }
             Some(pod) => {
@@ -78,12 +82,19 @@ pub fn judge(record: &[AuditEntry]) -> (usize, Vec<String>) {
     let mut torn = Vec::new();
     for entry in record {
         let Some(group) = now.take(entry) else { continue };
-        let members: Vec<&Value> = now.groups[&group].values().collect();
-        let size = members[0]["metadata"]["annotations"][GANG_SIZE].as_str().unwrap_or_default();
+        let members = &now.groups[&group];
+        let size = entry.after.as_ref().expect("a pod")["metadata"]["annotations"][GANG_SIZE]
+            .as_str()
+            .unwrap_or_default();
         let size: usize = size.parse().expect("a size");
-        let have = members.iter().filter(|pod| now.has_devices(&group.0, pod)).count();
+        let since: Vec<u64> = members.values().filter_map(|pod| now.has_devices(&group.0, pod)).collect();
+        let (have, first) = (since.len(), since.iter().copied().min());
         let left = now.left.get(&group).into_iter().flatten();
-        let left = left.filter(|at| entry.time.duration_since(**at) < UNSEEN).count();
+        let left = left.filter(|(name, revision, at)| {
+            let just_now = entry.time.duration_since(*at) < UNSEEN;
+            just_now && first.is_some_and(|first| *revision > first) && !members.contains_key(name)
+        });
+        let left = left.count();
         if have + left < size {
             torn.push(format!("{group:?} at {}: {have} of {size} had devices", entry.revision));
         }
@@ -100,7 +111,7 @@ pub fn quiet(record: &[AuditEntry]) -> usize {
     let mut some = Vec::new();
     let there = now.groups.iter().filter(|(_, members)| !members.is_empty());
     for (group, members) in there.clone().filter(|(group, _)| !now.begun.contains(group)) {
-        let have = members.values().filter(|pod| now.has_devices(&group.0, pod)).count();
+        let have = members.values().filter(|pod| now.has_devices(&group.0, pod).is_some()).count();
         if have > 0 {
             some.push(format!("{group:?}: {have} of {} have devices", members.len()));
         }
