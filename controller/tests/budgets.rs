@@ -10,6 +10,7 @@
 mod common;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
+use aliquot_controller::budget::account::Site;
 use aliquot_controller::budget::kinds;
 use aliquot_controller::substitute::ANNOTATION;
 use common::{Cluster, Running, eventually, fixtures};
@@ -69,6 +70,18 @@ async fn say(cluster: &Cluster, numbers: &[u64], until: i64) {
     let params = PatchParams::apply("agent").force();
     let object = fixtures::released(numbers, until);
     usages(cluster).patch("n1", &params, &Patch::Apply(&object)).await.expect("applied");
+}
+
+/// What an earlier controller stored: it saw these claims with a GPU of n1, and nothing more of them.
+async fn were_seen(cluster: &Cluster, numbers: &[u64], now: i64) {
+    let since = now - 1800;
+    let uses: Vec<String> = numbers.iter().map(|n| format!("uid-{n}:{since}:{since}:::1000000:0")).collect();
+    let sites = vec![Site::of("n1").to_string(); numbers.len()].join(" ");
+    let account = json!({
+        "begun": since, "seen": now, "charged": "", "claims": uses.join(" "), "sites": {"seen": now, "text": sites},
+    });
+    let patch = Patch::Merge(json!({"status": {"account": account}}));
+    budgets(cluster).patch_status("gpu", &PatchParams::default(), &patch).await.expect("stored");
 }
 
 async fn acknowledged(cluster: &Cluster, wanted: u64) {
@@ -145,6 +158,7 @@ async fn a_release_is_charged_once_whenever_the_controller_is_killed(
     #[case] carried_out: bool,
 ) {
     let cluster = start(json!({"gpuHours": 10, "window": {"rolling": "24h"}})).await;
+    were_seen(&cluster, &[1, 2, 3], now()).await;
     let first = controller(&cluster, "c1").await;
     status_is(&cluster, "state", json!("Within")).await;
     // What ended before the budget was seen first would not be charged.

@@ -4,6 +4,7 @@ use super::{Core, Effect, Regarding, Report, Seen, reasons};
 use crate::act::Kept;
 use crate::budget::{Action, AllocatedClaim, Budget, Enforcement, NodeUsage, Presence, Verdict, part};
 use crate::index::{Change, Claim, Index, Node, ObjectKey, Pod};
+use aliquot_model::names::pool_node;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use std::collections::{HashMap, HashSet};
@@ -217,11 +218,16 @@ impl Core {
 /// A claim as it is charged; `None` if it has no devices of ours.
 fn charged(index: &Index, claim: &Claim) -> Option<AllocatedClaim> {
     let allocation = claim.allocation.as_ref().filter(|allocation| !allocation.held.is_empty())?;
+    let part = part::of_allocation(index, allocation);
+    let pools = allocation.held.iter().map(|held| index.name(held.pool));
     Some(AllocatedClaim {
         uid: claim.uid.clone(),
         since: part::allocated_at(claim),
-        part: part::of_allocation(index, allocation),
+        part,
         asked: part::of_asked(index, claim, allocation),
+        node: pools.filter_map(|pool| pool_node(index.driver(), pool)).next().map(Into::into),
+        most: part.unwrap_or_else(|| part::at_most(allocation)),
+        created: claim.created,
     })
 }
 

@@ -5,6 +5,9 @@
 //! told late changes only what it says. Only claims of which something changed are looked at, so a look
 //! costs what changed since the one before, not what there is.
 //!
+//! What a node says of a claim counts only if the API showed the claim with devices of that node: an agent is
+//! believed about its own claims, and of them no more than the API lets them be worth.
+//!
 //! A claim is forgotten, and what it was charged stays, a while after its release was counted and the node lists
 //! it no more ([`LAG`]), or when the window has left it behind. Of the others at most [`MOST_CLAIMS`] uses are kept by
 //! themselves where that is not for free: of those that ended and whose node never said when, and of all of
@@ -16,7 +19,7 @@ mod sight;
 mod stored;
 mod uses;
 
-pub use sight::{Allocated, Released, Sight, Taken};
+pub use sight::{Allocated, Released, Sight, Site, Taken};
 pub use stored::{MOST_BYTES, Stored};
 
 use super::profile::{Profile, Spent, signed};

@@ -12,6 +12,12 @@ pub fn of_allocation(index: &Index, allocation: &Allocation) -> Option<MicroGpus
     parts.sum::<Option<Sum>>().map(|sum| sum.0)
 }
 
+/// What all devices of an allocation together are worth at most, whatever is published of them.
+pub fn at_most(allocation: &Allocation) -> MicroGpus {
+    let devices = allocation.held.iter().filter(|held| !held.admin);
+    devices.fold(MicroGpus(0), |sum, _| sum.plus(MicroGpus::WHOLE))
+}
+
 /// The same as if every request had been given the profile that it asked for; `None` if every one was, or
 /// if that cannot be said. It is never more than what was given.
 pub fn of_asked(index: &Index, claim: &Claim, allocation: &Allocation) -> Option<MicroGpus> {

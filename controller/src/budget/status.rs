@@ -168,7 +168,9 @@ mod tests {
     /// One claim with half a GPU, allocated so many hours ago.
     fn account(now: i64, hours: i64, runs: bool) -> Account {
         let mut account = Account::new(0);
-        let allocated = Allocated { since: Some(now - hours * 3600), part: Some(MicroGpus(500_000)) };
+        let (since, part) = (now - hours * 3600, MicroGpus(500_000));
+        let allocated =
+            Allocated { since: Some(since), part: Some(part), site: None, most: part, born: since };
         let seen = Sight { allocated: Some(allocated), ..Sight::default() };
         account.observe([("a".into(), seen)], Extent::All, 0, now);
         if !runs {

@@ -146,9 +146,12 @@ pub fn accounts(record: &[AuditEntry], sights: &Sights) -> BTreeMap<String, Acco
             account.allowed += ended.part * lag(sights, entry.revision, now);
             // What a node says is in whole seconds. A claim that is kept without a pod is released before it
             // ends.
-            if released.is_none_or(|released| released < now - CLAIM) {
-                let stores = stores.get(ended.namespace.as_str()).map(Vec::as_slice).unwrap_or_default();
-                let told = released.unwrap_or(ended.since as f64);
+            let stores = stores.get(ended.namespace.as_str()).map(Vec::as_slice).unwrap_or_default();
+            // Its node's word counts if a controller saw it there, and stored that.
+            let is_known = stores.iter().any(|at| (ended.since as f64..now).contains(at));
+            let told = released.filter(|_| is_known);
+            if told.is_none_or(|told| told < now - CLAIM) {
+                let told = told.unwrap_or(ended.since as f64);
                 account.allowed += ended.part * unseen(stores, &outages, now).min(now - told);
             }
         }
@@ -297,6 +300,28 @@ mod tests {
         assert_eq!(account, Account { exact: 30.0, allowed: CLAIM });
         assert!(account.admits(30.0) && account.admits(35.0) && account.admits(25.0));
         assert!(!account.admits(0.0) && !account.admits(60.0));
+    }
+
+    #[test]
+    fn what_began_and_ended_in_an_outage_is_allowed_whatever_its_node_says() {
+        let usage = json!({"spec": {"ledger": "l", "held": [], "released": [{
+            "number": 1, "namespace": "t", "name": "a", "uid": "a", "microGpus": 1_000_000, "since": 100, "until": 110,
+        }]}});
+        for (seen, allowed) in [(false, CLAIM + 10.0), (true, CLAIM)] {
+            let mut record = vec![
+                stored(90),
+                renewed(90),
+                claim(100, "a", Some("gpu-0"), ""),
+                claim(110, "a", None, ""),
+                write(111, "nodeusages", "", usage.clone()),
+                renewed(120),
+                stored(121),
+            ];
+            record.extend(seen.then(|| stored(105)));
+            record.sort_by_key(|entry| entry.time);
+            let account = accounts(&record, &Sights::new())["t"];
+            assert_eq!(account, Account { exact: 10.0, allowed }, "seen: {seen}");
+        }
     }
 
     #[test]

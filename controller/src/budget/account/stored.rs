@@ -1,6 +1,7 @@
 //! An account as it is stored in the budget's status: of bounded size, however many claims there are.
 
-use super::uses::{Charge, Marks, Use, Uses};
+use super::sight::Site;
+use super::uses::{Charge, MOST_SITES, Marks, Use, Uses};
 use super::{Account, MOST_CLAIMS, MOST_STORED_SETTLED};
 use crate::budget::profile::MOST_POINTS;
 use aliquot_model::usage::MicroGpus;
@@ -13,12 +14,14 @@ use std::sync::Arc;
 const LONGEST_UID: usize = 64;
 /// A stored use at most: the UID, four seconds, a part, whether it goes on, and what is between them.
 const USE_BYTES: usize = LONGEST_UID + 5 * 20 + 1 + 7;
+/// The nodes of a stored use at most, and what is between them.
+const SITES_BYTES: usize = MOST_SITES * (16 + 1);
 /// A change of what is charged at most: two numbers and what is between them.
 const POINT_BYTES: usize = 2 * 20 + 2;
 /// What a stored account takes at most, in bytes of JSON. Of etcd's 1.5 MiB this leaves the rest to whoever else
-/// writes into the object. Typical are 70 bytes a use and 12 a change.
+/// writes into the object. Typical are 90 bytes a use and 12 a change.
 pub const MOST_BYTES: usize =
-    (MOST_CLAIMS + MOST_STORED_SETTLED) * USE_BYTES + (MOST_POINTS + 1) * POINT_BYTES + 256;
+    (MOST_CLAIMS + MOST_STORED_SETTLED) * (USE_BYTES + SITES_BYTES) + (MOST_POINTS + 1) * POINT_BYTES + 256;
 
 /// An account as it is stored in the budget's status.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -35,6 +38,9 @@ pub struct Stored {
     /// Uses that are kept one by one: see [`Word`].
     #[serde(default)]
     pub(super) claims: String,
+    /// Of which nodes these have devices.
+    #[serde(default)]
+    pub(super) sites: Sites,
     /// As accounts were stored before: uses, and what is charged besides them. Written as null, as what a merge
     /// patch does not name stays.
     #[serde(default)]
@@ -46,13 +52,23 @@ pub struct Stored {
 impl Stored {
     /// Bytes of text in it.
     pub fn len(&self) -> usize {
-        self.charged.len().saturating_add(self.claims.len())
+        self.charged.len().saturating_add(self.claims.len()).saturating_add(self.sites.text.len())
     }
 
     /// Whether nothing is charged and no claim known.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+}
+
+/// Of which nodes the claims of stored uses were given devices. Controllers that do not know of it leave it as it is:
+/// then it is of another moment, and says nothing.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(super) struct Sites {
+    /// The last second that was counted when it was written.
+    seen: i64,
+    /// For each use, in their order, its nodes or `-`.
+    pub(super) text: String,
 }
 
 /// A use as it was stored before.
@@ -94,14 +110,21 @@ impl Display for Word<'_> {
 /// Words, one by one, as of a look.
 struct Claims {
     text: String,
+    sites: String,
     at: i64,
 }
 
 impl Claims {
-    fn push(&mut self, uid: &str, known: &Use) {
+    fn push(&mut self, uid: &str, known: &Use, sites: &[Site]) {
         let space = if self.text.is_empty() { "" } else { " " };
         // A String takes whatever is written to it.
         let _ = write!(self.text, "{space}{}", Word(uid, known.at(self.at)));
+        self.sites.push_str(space);
+        let [first, others @ ..] = sites else { return self.sites.push('-') };
+        let _ = write!(self.sites, "{first}");
+        for site in others {
+            let _ = write!(self.sites, ",{site}");
+        }
     }
 }
 
@@ -131,9 +154,14 @@ impl Account {
         account.watermark = stored.watermark.unwrap_or(i64::MIN);
         let former = stored.uses.as_deref().unwrap_or_default();
         account.charged = stored.history.as_ref().unwrap_or(&stored.charged).parse().ok()?;
+        let sites = Some(&stored.sites).filter(|sites| sites.seen == stored.seen);
+        let mut sites = sites.map_or("", |sites| &sites.text).split_whitespace();
         for word in stored.claims.split_whitespace() {
             let (uid, known) = read(word)?;
-            account.uses.entry(uid).or_default().push(known);
+            let uses = account.uses.entry(uid).or_default();
+            uses.push(known);
+            let sites = sites.next().unwrap_or_default().split(',').filter_map(|site| site.parse().ok());
+            sites.for_each(|site| uses.was_at(site));
         }
         for Former { uid, since, claimed, held, released, micro_gpus, open } in former {
             let known = Use::restored((*since, *claimed), (*held, *released), *micro_gpus, *open);
@@ -158,7 +186,7 @@ impl Account {
     pub fn store(&self) -> Stored {
         let mut room = self.most;
         let mut left_out = false;
-        let mut claims = Claims { text: String::new(), at: self.seen };
+        let mut claims = Claims { text: String::new(), sites: String::new(), at: self.seen };
         let others = self.uses.keys().filter(|uid| !self.delicate.contains(*uid));
         for uid in self.delicate.iter().chain(others) {
             let Some(uses) = self.uses.get(uid) else { continue };
@@ -174,13 +202,13 @@ impl Account {
                 continue;
             }
             room = room.saturating_sub(list.len());
-            list.into_iter().for_each(|known| claims.push(uid, known));
+            list.into_iter().for_each(|known| claims.push(uid, known, uses.sites()));
         }
         for (end, uid) in self.settled.iter().rev().filter(|(_, uid)| is_plain(uid)).take(MOST_STORED_SETTLED)
         {
             let Some(uses) = self.uses.get(uid) else { continue };
             let known = uses.list().iter().find(|u| uses.is_over(u) && u.end(u.since) == *end);
-            known.into_iter().for_each(|known| claims.push(uid, known));
+            known.into_iter().for_each(|known| claims.push(uid, known, uses.sites()));
         }
         let watermark = if left_out { self.seen } else { self.watermark };
         Stored {
@@ -189,6 +217,7 @@ impl Account {
             watermark: Some(watermark).filter(|at| *at > i64::MIN),
             charged: self.charged.ended(self.seen).to_string(),
             claims: claims.text,
+            sites: Sites { seen: self.seen, text: claims.sites },
             uses: None,
             history: None,
         }

@@ -16,12 +16,15 @@
 //! kept for as long as views lag at most ([`super::LAG`]), and what is shown of its claim is doubted
 //! ([`Uses::doubts`]) until something tells that it is another use.
 
-use super::sight::{Released, Sight};
+use super::sight::{Allocated, Released, Sight, Site, Taken};
 use aliquot_model::usage::MicroGpus;
 
 /// The API shows an allocation for so long after the node's release, at most, when all is well: the
 /// kubelet has to say that the pod ended, and kube-controller-manager to act on it.
 const LINGER: i64 = 60;
+
+/// Nodes of a claim that are remembered: those of its last allocations.
+pub(super) const MOST_SITES: usize = 2;
 
 /// When something is seen.
 #[derive(Debug, Clone, Copy)]
@@ -152,6 +155,11 @@ pub(super) struct Uses {
     list: Vec<Use>,
     listed: bool,
     doubt: Option<Doubt>,
+    /// Nodes that the API showed it to have devices of: what any other one says of it is not believed.
+    sites: Vec<Site>,
+    /// The most that these may say of its part, and the first second.
+    most: Option<MicroGpus>,
+    born: Option<i64>,
 }
 
 impl Uses {
@@ -162,6 +170,41 @@ impl Uses {
 
     pub(super) fn list(&self) -> &[Use] {
         &self.list
+    }
+
+    pub(super) fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
+    /// The API showed it to have devices of this node.
+    pub(super) fn was_at(&mut self, site: Site) {
+        if self.sites.last() != Some(&site) {
+            self.sites.retain(|known| *known != site);
+            self.sites.push(site);
+            let surplus = self.sites.len().saturating_sub(MOST_SITES);
+            self.sites.drain(..surplus);
+        }
+    }
+
+    fn learn(&mut self, allocated: &Allocated) {
+        allocated.site.into_iter().for_each(|site| self.was_at(site));
+        self.most = Some(allocated.most);
+        self.born = Some(allocated.born);
+    }
+
+    /// What a node says, as far as it is believed: of claims that were given devices of it only, nothing from
+    /// before the claim was there, and no larger part than the API's.
+    fn believed(&self, taken: &Taken) -> Option<Taken> {
+        let born = self.born.or_else(|| self.list.first().map(|first| first.since))?;
+        let known = || self.list.iter().filter_map(|u| u.part).max();
+        // Nothing says how much it was only where its devices were not published when a controller saw it, and it
+        // was gone when the next one came.
+        let most = self.most.or_else(known).unwrap_or(MicroGpus::WHOLE);
+        self.sites.contains(&taken.site).then(|| Taken {
+            since: taken.since.max(born),
+            part: taken.part.min(most),
+            ..*taken
+        })
     }
 
     pub(super) const fn is_empty(&self) -> bool {
@@ -219,14 +262,16 @@ impl Uses {
 
     /// Takes in what is seen. Returns whether it says anything besides that time passed.
     pub(super) fn look(&mut self, sight: &Sight, at: Moment) -> bool {
-        self.listed = sight.listed;
+        sight.allocated.iter().for_each(|allocated| self.learn(allocated));
+        self.listed = sight.listed.iter().any(|site| self.sites.contains(site));
+        let all_held: Vec<Taken> = sight.held.iter().filter_map(|held| self.believed(held)).collect();
         let mut changed = false;
         // Until then everything is as it was at the look before.
         for u in &mut self.list {
             if sight.allocated.is_none() && std::mem::take(&mut u.shown) {
                 u.claimed = at.before;
             }
-            if sight.held.is_empty() && std::mem::take(&mut u.on_node) {
+            if all_held.is_empty() && std::mem::take(&mut u.on_node) {
                 u.held = Some(at.before);
             }
         }
@@ -243,7 +288,7 @@ impl Uses {
             }
             seen = at.now;
         }
-        for held in &sight.held {
+        for held in &all_held {
             if self.doubts(Some(held.since)) {
                 doubt = Doubt { on_node: true, part: doubt.part.or(Some(held.part)), ..doubt };
                 continue;
@@ -264,8 +309,10 @@ impl Uses {
             // Something else that is seen tells it apart.
             self.resolve();
         }
-        for release in &sight.released {
-            changed |= self.release(release, at);
+        for Released { taken, until } in &sight.released {
+            if let Some(taken) = self.believed(taken).filter(|taken| taken.since <= *until) {
+                changed |= self.release(&Released { taken, until: *until }, at);
+            }
         }
         for u in self.list.iter_mut().filter(|u| u.open && !u.shown && !u.on_node) {
             u.open = false;

@@ -1,6 +1,6 @@
 //! What claims and nodes show, and of which claims something changed since the last look.
 
-use super::super::account::{Allocated, Released, Sight, Taken};
+use super::super::account::{Allocated, Released, Sight, Site, Taken};
 use super::super::kinds::{NodeUsage, Substitutes};
 use crate::index::{ObjectKey, Uid};
 use aliquot_model::usage::{HeldClaim, MicroGpus, Release};
@@ -23,6 +23,12 @@ pub struct AllocatedClaim {
     pub part: Option<MicroGpus>,
     /// What its part would be had it been given what it asked for, if that is less.
     pub asked: Option<MicroGpus>,
+    /// The node that its devices are of: what it says of the claim counts, and what others say does not.
+    pub node: Option<Arc<str>>,
+    /// The most that this one may say of its part.
+    pub most: MicroGpus,
+    /// When the claim was made.
+    pub created: i64,
 }
 
 /// Whether a node is there.
@@ -228,7 +234,8 @@ impl Sights {
             Substitutes::Given => part,
             Substitutes::Asked => asked.map_or(part, |asked| asked.min(part)),
         };
-        let taken = |held: &HeldClaim| Taken {
+        let taken = |site: Site, held: &HeldClaim| Taken {
+            site,
             since: held.since,
             part: asked(held.micro_gpus, held.asked_micro_gpus),
         };
@@ -240,18 +247,25 @@ impl Sights {
                 Substitutes::Given => claim.part,
                 Substitutes::Asked => claim.asked.or(claim.part),
             },
+            site: claim.node.as_deref().map(Site::of),
+            most: claim.most,
+            born: claim.created,
         });
         let mut sight = Sight { allocated, ..Sight::default() };
         let nodes = self.listing.get(uid).into_iter().flatten().filter_map(|name| self.nodes.get(name));
         for node in nodes {
+            let site = Site::of(&node.usage.node);
             if node.presence == Presence::Heard {
-                sight.held.extend(node.held().iter().filter(|held| is_it(held)).map(taken));
+                sight
+                    .held
+                    .extend(node.held().iter().filter(|held| is_it(held)).map(|held| taken(site, held)));
             }
             let acknowledged = node.usage.acknowledged();
             for release in node.released().iter().filter(|release| is_it(&release.claim)) {
-                sight.listed = true;
+                sight.listed.push(site);
                 if release.number > acknowledged {
-                    sight.released.push(Released { taken: taken(&release.claim), until: release.until });
+                    let taken = taken(site, &release.claim);
+                    sight.released.push(Released { taken, until: release.until });
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! What is written in which order, and what comes of it when things go wrong.
 
 use super::*;
-use crate::budget::account::{Account, Allocated, Sight};
+use crate::budget::account::{Account, Allocated, Sight, Site};
 use aliquot_model::usage::{HeldClaim, MicroGpus, NodeUsageSpec, NodeUsageStatus};
 use kube::api::DynamicObject;
 use rstest::rstest;
@@ -102,8 +102,23 @@ impl World {
     }
 
     fn claim(&mut self, uid: &str, since: i64) {
-        let part = Some(MicroGpus::WHOLE);
-        self.claims.push(AllocatedClaim { uid: uid.into(), since: Some(since), part, asked: None });
+        self.claims.push(AllocatedClaim {
+            uid: uid.into(),
+            since: Some(since),
+            part: Some(MicroGpus::WHOLE),
+            asked: None,
+            node: Some("n1".into()),
+            most: MicroGpus::WHOLE,
+            created: since,
+        });
+    }
+
+    /// A claim that a controller saw at a second, and that is gone.
+    fn ran(&mut self, uid: &str, since: i64, now: i64) {
+        self.claim(uid, since);
+        self.step(now);
+        self.claims.retain(|claim| *claim.uid != *uid);
+        self.step(now);
     }
 
     fn held(&self, uid: &str, since: i64) -> HeldClaim {
@@ -141,6 +156,7 @@ fn terms(hours: &str) -> Value {
 fn a_release_is_acknowledged_only_after_its_account_is_stored() {
     let mut world = World::new(terms("10"));
     assert_eq!(world.step(10), ["store"], "once, so that it says something");
+    world.ran("a", 0, 20);
     world.release(1, "a", 0, 3600);
     world.broken = "store";
     for now in 4000..4010 {
@@ -158,6 +174,7 @@ fn a_release_is_acknowledged_only_after_its_account_is_stored() {
 #[test]
 fn a_controller_that_dies_before_it_acknowledges_does_not_count_twice() {
     let mut world = World::new(terms("10"));
+    world.ran("a", 0, 10);
     world.release(1, "a", 0, 3600);
     world.broken = "acknowledge";
     for now in 4000..4020 {
@@ -183,12 +200,14 @@ fn a_controller_that_dies_before_it_acknowledges_does_not_count_twice() {
 #[test]
 fn a_node_that_lost_its_ledger_begins_a_new_count() {
     let mut world = World::new(terms("10"));
+    world.ran("a", 0, 10);
     world.release(1, "a", 0, 3600);
     for now in 4000..4010 {
         world.step(now);
     }
     assert_eq!(world.usage.status.acknowledged, 1);
     world.usage.spec = NodeUsageSpec { ledger: "l2".to_owned(), ..NodeUsageSpec::default() };
+    world.ran("b", 4000, 4010);
     world.release(1, "b", 4000, 7600);
     for now in 8000..8040 {
         world.step(now);
@@ -256,7 +275,8 @@ fn a_stored_account_that_somebody_else_wrote_is_taken_over() {
     }
     // Another controller led for a while.
     let mut other = Account::new(0);
-    let allocated = Some(Allocated { since: Some(0), part: Some(MicroGpus::WHOLE) });
+    let (part, site) = (MicroGpus::WHOLE, Some(Site::of("n1")));
+    let allocated = Some(Allocated { since: Some(0), part: Some(part), site, most: part, born: 0 });
     let seen = [("x".into(), Sight { allocated, ..Sight::default() })];
     other.observe(seen, Extent::All, -100_000, 7200);
     other.observe([], Extent::All, -100_000, 7200);
@@ -311,6 +331,7 @@ fn a_budget_that_cannot_be_understood_says_so_and_limits_nothing() {
 #[test]
 fn what_a_node_said_is_dropped_when_the_node_is_gone_and_everything_is_counted() {
     let mut world = World::new(terms("10"));
+    world.ran("a", 0, 10);
     world.release(1, "a", 0, 3600);
     world.nodes.clear();
     let mut writes = Vec::new();
@@ -326,6 +347,7 @@ fn what_a_node_said_is_dropped_when_the_node_is_gone_and_everything_is_counted()
 #[test]
 fn a_release_that_a_node_could_list_anew_is_remembered_until_no_window_has_it() {
     let mut world = World::new(terms("10"));
+    world.ran("a", 0, 10);
     world.release(1, "a", 0, 3600);
     let day = 24 * 3600;
     world.nodes.clear();
@@ -427,11 +449,11 @@ fn a_substitute_is_charged_as_the_budget_says(#[case] more: Value, #[case] used:
     assert_eq!(world.status("used"), used);
 }
 
-/// The same of a claim that no controller ever saw: the node says what it had and what it asked for.
+/// The same of a use that no controller saw, of a claim that one saw: the node says what it had and what it asked for.
 #[rstest]
 #[case::by_default(json!({}), "2.000")]
 #[case::asked(json!({"chargeSubstitutesAs": "Asked"}), "0.500")]
-fn a_substitute_that_no_controller_saw_is_charged_as_the_budget_says(
+fn a_substitute_of_a_use_that_no_controller_saw_is_charged_as_the_budget_says(
     #[case] more: Value,
     #[case] used: &str,
     #[values(true, false)] still_held: bool,
@@ -441,6 +463,7 @@ fn a_substitute_that_no_controller_saw_is_charged_as_the_budget_says(
     let mut world = World::new(spec);
     world.step(10);
     world.asked.insert("x".into(), MicroGpus(250_000));
+    world.ran("x", 20, 20);
     world.restart(3600);
     if still_held {
         world.hold("x", 100);
@@ -455,6 +478,7 @@ fn a_substitute_that_no_controller_saw_is_charged_as_the_budget_says(
 #[test]
 fn what_a_node_holds_counts_while_the_node_is_heard() {
     let mut world = World::new(terms("10"));
+    world.ran("a", 0, 5);
     world.hold("a", 0);
     world.step(10);
     let charged = |world: &World| world.book.standings().next().unwrap().1.claims;
@@ -491,4 +515,48 @@ fn a_large_account_is_not_written_for_each_claim_but_no_later_than_a_heartbeat()
     }
     let (_, standing) = world.book.standings().next().unwrap();
     assert_eq!(standing.claims, 3150);
+}
+
+/// A node that says of a claim of the namespace what it likes.
+fn stolen(claim: &str, released: bool) -> NodeUsage {
+    let claim = HeldClaim {
+        namespace: "team".to_owned(),
+        name: claim.to_owned(),
+        uid: claim.to_owned(),
+        micro_gpus: MicroGpus(1_000_000_000_000),
+        asked_micro_gpus: None,
+        since: 1_000_000,
+    };
+    let (held, released) = match released {
+        true => (Vec::new(), vec![Release { number: 1, claim, until: 1_900_000 }]),
+        false => (vec![claim], Vec::new()),
+    };
+    let spec = NodeUsageSpec { ledger: "l".to_owned(), held, released };
+    NodeUsage { node: "stolen".into(), version: String::new(), spec, status: NodeUsageStatus::default() }
+}
+
+#[rstest]
+fn what_a_node_says_of_claims_that_have_nothing_of_it_uses_up_no_budget(
+    #[values("no-such-claim", "runs-elsewhere", "ran-elsewhere")] claim: &str,
+    #[values(false, true)] released: bool,
+    #[values(false, true)] by_the_next_controller: bool,
+) {
+    let mut world = World::new(terms("1000"));
+    world.claim("runs-elsewhere", 1_999_000);
+    world.ran("ran-elsewhere", 1_999_000, 2_000_000);
+    world.book.apply_usage(stolen(claim, released));
+    world.book.presence("stolen", Presence::Heard);
+    for now in 2_000_001..2_000_010 {
+        world.step(now);
+    }
+    if by_the_next_controller {
+        world.restart(2_000_010);
+        world.book.apply_usage(stolen(claim, released));
+        world.book.presence("stolen", Presence::Heard);
+        world.step(2_000_010);
+    }
+    world.book.delete_usage("stolen");
+    world.step(2_000_020);
+    assert!(!world.book.refuses("team"));
+    assert_eq!(world.book.standings().next().unwrap().1.used, 2020 * 1_000_000);
 }

@@ -11,17 +11,18 @@ fn settled(uid: &str) -> Account {
 
 fn settle(account: &mut Account, uid: &str, since: i64, until: i64) {
     tell(account, uid, allocated(Some(since)), until);
-    let listed = Sight { released: vec![release(uid, since, until).1], listed: true, ..Sight::default() };
+    let listed =
+        Sight { released: vec![release(uid, since, until).1], listed: vec![n1()], ..Sight::default() };
     tell(account, uid, listed, until + 1);
     tell(account, uid, Sight::default(), until + 2);
 }
 
 fn allocated(since: Option<i64>) -> Sight {
-    Sight { allocated: Some(Allocated { since, part: Some(PART) }), ..Sight::default() }
+    Sight { allocated: Some(given(since, PART.0)), ..Sight::default() }
 }
 
 fn held(since: i64) -> Sight {
-    Sight { held: vec![Taken { since, part: PART }], ..Sight::default() }
+    Sight { held: vec![Taken { site: n1(), since, part: PART }], ..Sight::default() }
 }
 
 /// What there is of one claim changed.
@@ -51,10 +52,10 @@ fn a_settled_claim_that_a_lagging_view_shows_again_is_charged_nothing_more() {
 fn so_is_one_whose_release_is_still_listed() {
     let mut account = Account::new(0);
     tell(&mut account, "a", allocated(Some(100)), 300);
-    let listed = || Sight { listed: true, ..Sight::default() };
+    let listed = || Sight { listed: vec![n1()], ..Sight::default() };
     tell(&mut account, "a", Sight { released: vec![release("a", 100, 300).1], ..listed() }, 301);
     tell(&mut account, "a", Sight { ..listed() }, 302);
-    tell(&mut account, "a", Sight { listed: true, ..allocated(Some(100)) }, 310);
+    tell(&mut account, "a", Sight { listed: vec![n1()], ..allocated(Some(100)) }, 310);
     assert_eq!((seconds(&account, 400), account.running().0), (200, 0));
     // However long its node lists it: what is shown for so long is there.
     wait(&mut account, 300 + LAG);
@@ -65,7 +66,7 @@ fn so_is_one_whose_release_is_still_listed() {
 fn what_a_node_showed_before_is_not_charged_twice_either() {
     let mut account = settled("a");
     tell(&mut account, "a", held(100), 310);
-    let repeated = Sight { released: vec![release("a", 100, 300).1], listed: true, ..Sight::default() };
+    let repeated = Sight { released: vec![release("a", 100, 300).1], listed: vec![n1()], ..Sight::default() };
     tell(&mut account, "a", repeated, 320);
     tell(&mut account, "a", Sight::default(), 330);
     assert_eq!((seconds(&account, 400), account.running().0), (200, 0));
@@ -140,14 +141,13 @@ fn only_the_newest_settled_claims_are_remembered_and_stored_beside_those_that_ru
     fleet(&mut account, MOST_CLAIMS as i64, now);
     let many = MOST_SETTLED as i64 + 100;
     for number in 0..many {
-        let uid = format!("0a6d8a0e-3c1f-4e7a-9d2b-{number:012}");
-        let listed = Sight {
-            released: vec![release(&uid, now - 60, now + number / 100).1],
-            listed: true,
-            ..Sight::default()
-        };
-        account.observe([(uid.as_str().into(), listed)], Extent::Changed, now - 86_400, now + 100);
-        account.observe([(uid.as_str().into(), Sight::default())], Extent::Changed, now - 86_400, now + 100);
+        let uid: Arc<str> = format!("0a6d8a0e-3c1f-4e7a-9d2b-{number:012}").into();
+        let at = now + number / 100;
+        let released = vec![release(&uid, now - 60, at).1];
+        let listed = Sight { released, listed: vec![n1()], ..Sight::default() };
+        for sight in [allocated(Some(now - 60)), listed, Sight::default()] {
+            account.observe([(uid.clone(), sight)], Extent::Changed, now - 86_400, at);
+        }
     }
     assert_eq!(account.settled.len(), MOST_SETTLED);
     let stored = account.store();

@@ -34,6 +34,8 @@ pub(super) struct Simple {
     begun: i64,
     seen: i64,
     uses: Vec<Use>,
+    /// Claims that the API showed.
+    known: HashSet<String>,
     history: Profile,
 }
 
@@ -73,16 +75,19 @@ impl Simple {
         let mut present: HashSet<&str> = HashSet::new();
         for (uid, claim) in &look.claims {
             present.insert(uid);
+            self.known.insert(uid.clone());
             let at = self.open(uid, claim.since.filter(|since| *since <= now), claim.part, now);
             self.uses[at].claimed = now;
         }
-        for (uid, held) in &look.held {
+        for (uid, held) in look.held.iter().filter(|(uid, _)| self.known.contains(uid)).collect::<Vec<_>>() {
             present.insert(uid);
             let at = self.open(uid, Some(held.since).filter(|since| *since <= now), None, now);
             self.uses[at].held = Some(now);
             self.uses[at].part.get_or_insert(held.part);
         }
-        for (uid, release) in &look.released {
+        for (uid, release) in
+            look.released.iter().filter(|(uid, _)| self.known.contains(uid)).collect::<Vec<_>>()
+        {
             self.release(uid, release, now);
         }
         for u in self.uses.iter_mut().filter(|u| u.open && !present.contains(u.uid.as_str())) {
@@ -116,7 +121,7 @@ impl Simple {
     }
 
     fn release(&mut self, uid: &str, release: &Released, now: i64) {
-        let Released { taken: Taken { since: told, part }, until } = *release;
+        let Released { taken: Taken { since: told, part, .. }, until } = *release;
         let until = until.min(now);
         let own = |u: &Use| u.uid == uid;
         let found = self.uses.iter().rposition(|u| own(u) && u.since <= told);
