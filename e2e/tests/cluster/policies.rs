@@ -4,7 +4,7 @@
 use crate::support::{on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::objects;
-use aliquot_model::names::{ALLOCATION, CLAIM_FINALIZER};
+use aliquot_model::names::{ALLOCATION, CLAIM_FINALIZER, HOLD_OF};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
@@ -14,7 +14,8 @@ use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Client;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::GroupVersionKind;
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
@@ -418,9 +419,11 @@ fn the_controller_changes_gates_and_what_begins_with_our_name_and_nothing_else()
             pods.patch_status("gated", &dry_patch(), &Patch::Merge(json!({"status": status}))).await
         };
         accepted("a nomination", status(json!({"nominatedNodeName": "n1"})).await)?;
-        for other in [json!({"phase": "Failed"}), json!({"podIP": "10.0.0.1"}), json!({"conditions": null})] {
-            refused("another status", status(other).await, "may change nominatedNodeName only")?;
-        }
+        refused(
+            "no conditions",
+            status(json!({"conditions": null})).await,
+            "may change nominatedNodeName only",
+        )?;
         let nodes = Api::<Node>::all(client.clone());
         let name = cluster.setting("NODE_NAME")?;
         let patch = async |patch: Value| nodes.patch(name, &dry_patch(), &Patch::Merge(patch)).await;
@@ -448,6 +451,170 @@ fn the_controller_changes_gates_and_what_begins_with_our_name_and_nothing_else()
             maps.delete("kube-root-ca.crt", &DeleteParams { dry_run: true, ..DeleteParams::default() }).await,
             words,
         )?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// Another value for each field of a pod's status that a server of 1.34 to 1.37 has.
+fn other_status() -> Value {
+    let container = json!([{
+        "name": "main", "image": "other", "imageID": "other", "ready": false, "restartCount": 7,
+        "state": {"waiting": {"reason": "Other"}},
+    }]);
+    json!({
+        "allocatedResources": {"cpu": "7"},
+        "conditions": [{"type": "Ready", "status": "False", "reason": "Other"}],
+        "containerStatuses": container,
+        "ephemeralContainerStatuses": container,
+        "extendedResourceClaimStatus": {
+            "resourceClaimName": "other",
+            "requestMappings": [{"containerName": "main", "resourceName": "example.com/gpu", "requestName": "r"}],
+        },
+        "hostIP": "10.0.0.7",
+        "hostIPs": [{"ip": "10.0.0.6"}, {"ip": "fd00::6"}],
+        "initContainerStatuses": container,
+        "message": "other",
+        "nodeAllocatableResourceClaimStatuses": [
+            {"resourceClaimName": "other", "containers": ["main"], "resources": {"cpu": "1"}},
+        ],
+        "observedGeneration": 7,
+        "phase": "Failed",
+        "podIP": "10.0.0.8",
+        "podIPs": [{"ip": "10.0.0.8"}],
+        "qosClass": "Guaranteed",
+        "reason": "Other",
+        "resize": "Proposed",
+        "resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "other"}],
+        "resources": {"requests": {"cpu": "7"}},
+        "startTime": "2001-02-03T04:05:06Z",
+        "volumeHealth": [{"name": "other", "status": "Unhealthy"}],
+    })
+}
+
+/// Goes over what the server says that there is, so that a field of a later version is missed neither here nor there.
+#[test]
+fn of_a_pods_status_the_controller_changes_the_nominated_node_and_no_other_field_that_the_server_has()
+-> Result<()> {
+    on_any_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("pod-status").await?;
+        let container = json!({"name": "main", "image": "none", "imagePullPolicy": "Never"});
+        cluster.create(&[json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "gated", "namespace": &namespace},
+            "spec": {
+                "containers": [container], "schedulingGates": [{"name": "example.com/other"}],
+                "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "none"}],
+            },
+        })])?;
+        let api: Value = serde_json::from_str(&cluster.kubectl(&["get", "--raw", "/openapi/v3/api/v1"])?)?;
+        let fields = api.pointer("/components/schemas/io.k8s.api.core.v1.PodStatus/properties");
+        let fields = fields.and_then(Value::as_object).context("no schema of a pod's status")?;
+        let pods_of_ours = cluster.system_pods("controller").await?;
+        let controller = pods_of_ours.first().context("no controller")?;
+        let kind = ApiResource::erase::<Pod>(&());
+        let of = |client: Client| Api::<DynamicObject>::namespaced_with(client, &namespace, &kind);
+        let ours = of(cluster.client_of_pod("aliquot-controller", controller).await?);
+        let admin = of(cluster.client.clone());
+        // The first of several addresses is the one address.
+        let address =
+            Patch::Merge(json!({"status": {"hostIP": "10.0.0.6", "hostIPs": [{"ip": "10.0.0.6"}]}}));
+        let before =
+            admin.patch_status("gated", &PatchParams::default(), &address).await?.data["status"].clone();
+        let others = other_status();
+        let mut tried = Vec::new();
+        for field in fields.keys().filter(|field| *field != "nominatedNodeName") {
+            let value = others.get(field).with_context(|| format!("another value for status.{field}"))?;
+            let patch = Patch::Merge(json!({"status": {field: value}}));
+            // What the server refuses to everybody, or drops as a feature is off, nobody can change.
+            let Ok(changed) = admin.patch_status("gated", &dry_patch(), &patch).await else { continue };
+            if changed.data["status"][field] == before[field] {
+                continue;
+            }
+            let answer = ours.patch_status("gated", &dry_patch(), &patch).await;
+            refused(&format!("another {field}"), answer, "may change nominatedNodeName only")?;
+            tried.push(field.as_str());
+        }
+        for field in
+            ["conditions", "hostIPs", "message", "phase", "podIPs", "resourceClaimStatuses", "startTime"]
+        {
+            ensure!(tried.contains(&field), "status.{field} was not tried, but {tried:?}");
+        }
+        let nomination = Patch::Merge(json!({"status": {"nominatedNodeName": "n1"}}));
+        accepted("a nomination", ours.patch_status("gated", &dry_patch(), &nomination).await)?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn what_marks_a_claim_as_one_that_holds_devices_is_changed_by_nobody() -> Result<()> {
+    on_any_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("hold-mark").await?;
+        cluster.create(&[objects::claim(
+            &namespace,
+            "tenants",
+            &[objects::request("gpu", "gpu.aliquot.dev")],
+        )])?;
+        let pods_of_ours = cluster.system_pods("controller").await?;
+        let controller = pods_of_ours.first().context("no controller")?;
+        let client = cluster.client_of_pod("aliquot-controller", controller).await?;
+        let mark = Patch::Merge(json!({"metadata": {"annotations": {HOLD_OF: "{}"}}}));
+        for (who, client) in
+            [("the controller", client.clone()), ("an administrator", cluster.client.clone())]
+        {
+            let claims = Api::<ResourceClaim>::namespaced(client, &namespace);
+            let answer = claims.patch("tenants", &dry_patch(), &mark).await;
+            refused(&format!("the mark of {who}"), answer, "aliquot.dev/hold-of cannot be changed")?;
+        }
+        let claims = Api::<ResourceClaim>::namespaced(client, &namespace);
+        let dry = DeleteParams { dry_run: true, ..DeleteParams::default() };
+        let answer = claims.delete("tenants", &dry).await;
+        refused("the controller's deletion", answer, "the controller deletes no claims but")?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn who_changes_nothing_of_what_nodes_say_and_are_told_may_write_it_again() -> Result<()> {
+    on_any_cluster(async |cluster: &Cluster| {
+        let of = |kind: &str, plural: &str, client: Client| {
+            let kind = GroupVersionKind::gvk("aliquot.dev", "v1alpha1", kind);
+            Api::<DynamicObject>::all_with(client, &ApiResource::from_gvk_with_plural(&kind, plural))
+        };
+        let namespace = cluster.namespace("same-usage").await?;
+        cluster.create(&[
+            objects::claim(&namespace, "mine", &[objects::partition_of("gpu", "1g.10gb", "A100")]),
+            objects::PodManifest::of_claim(&namespace, "user", "mine").build(),
+        ])?;
+        cluster.running(&namespace, "user").await?;
+        let node = cluster.setting("NODE_NAME")?;
+        let usages = of("NodeUsage", "nodeusages", cluster.client.clone());
+        let usage = cluster
+            .wait_for("what the node says", || async { usages.get_opt(node).await.map_err(Into::into) })
+            .await?;
+        let pods_of_ours = cluster.system_pods("controller").await?;
+        let controller = pods_of_ours.first().context("no controller")?;
+        let client = cluster.client_of_pod("aliquot-controller", controller).await?;
+        let told = serde_json::from_value(json!({
+            "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeLimits", "metadata": {"name": "policy-test"},
+            "spec": {"shares": []},
+        }))?;
+        let told = of("NodeLimits", "nodelimits", client).create(&PostParams::default(), &told).await?;
+        let limits = of("NodeLimits", "nodelimits", cluster.client.clone());
+        let share = json!({
+            "uid": "u", "shareId": "s", "namespace": "n", "name": "c", "device": "gpu-0-share",
+            "memoryBytes": 1_048_576, "coresPercent": 0,
+        });
+        let cases = [
+            (&usages, usage, json!({"ledger": "other"}), "may say what is used on it"),
+            (&limits, told, json!({"shares": [share]}), "only the controller may write what shares"),
+        ];
+        for (api, object, other, words) in cases {
+            let name = object.metadata.name.context("no name")?;
+            let label = Patch::Merge(json!({"metadata": {"labels": {"stored": "anew"}}}));
+            accepted("the same", api.patch(&name, &dry_patch(), &label).await)?;
+            let other = Patch::Merge(json!({"spec": other}));
+            refused("something else", api.patch(&name, &dry_patch(), &other).await, words)?;
+        }
+        limits.delete("policy-test", &DeleteParams::default()).await?;
         cluster.delete_namespace(&namespace).await
     })
 }
