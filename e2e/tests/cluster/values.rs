@@ -12,6 +12,17 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("controller.replicas=0", Some("mode is controller, and there is none")),
     ("controller.enabled=false,mode=scheduler", None),
     ("webhook.enabled=false,governance.failurePolicy=Fail", Some("nothing would be checked")),
+    ("governance.enabled=false,governance.failurePolicy=Fail", Some("governance.enabled is false")),
+    (
+        "mode=scheduler,controller.enabled=false,governance.failurePolicy=Fail",
+        Some("controller.enabled is false"),
+    ),
+    (
+        "mode=scheduler,controller.replicas=0,governance.failurePolicy=Fail",
+        Some("nobody in the cluster could make"),
+    ),
+    ("mode=scheduler,controller.replicas=0", None),
+    ("governance.failurePolicy=Fail", None),
     ("kubeletPlugin.audit.enabled=false,kubeletPlugin.audit.evict=true", Some("nobody would be found")),
     ("kubeletPlugin.audit.interval=0s", Some("/kubeletPlugin/audit/interval")),
     ("controller.gangTimeout=0s", Some("/controller/gangTimeout")),
@@ -19,7 +30,25 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("webhook.port=8081", Some("webhook.port is 8081")),
     ("webhook.url=https://", Some("webhook.url is https://:")),
     ("webhook.url=https://10.1.2.3:8443", None),
+    ("webhook.url=https://10.1.2.3:8443/", None),
+    ("webhook.url=https://hooks.example.com/mutate-pods", None),
+    ("webhook.url=https://[fd00::1]:8443", None),
+    ("webhook.url=https://hooks.example.com?a=b", Some("webhook.url is https://hooks.example.com?a=b:")),
+    (
+        "webhook.url=https://hooks.example.com/a/path",
+        Some("webhook.url is https://hooks.example.com/a/path:"),
+    ),
+    ("webhook.url=https://somebody@hooks.example.com", Some("webhook.url is https://somebody@")),
+    ("webhook.url=https://hooks.example.com:99999", Some("webhook.url is https://hooks.example.com:99999:")),
     ("webhook.enabled=false,webhook.clientCAConfigMap=ca", Some("nothing would be kept from anybody")),
+    (
+        "mode=scheduler,controller.enabled=false,webhook.clientCAConfigMap=ca",
+        Some("nothing would be kept from anybody"),
+    ),
+    (
+        "mode=scheduler,controller.enabled=false,webhook.networkPolicy.enabled=true,webhook.networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
+        Some("nothing would be kept from anybody"),
+    ),
     (
         "webhook.networkPolicy.enabled=true,controller.hostNetwork=true,webhook.networkPolicy.from[0].ipBlock.cidr=10.0.0.0/8",
         Some("pods of the host's network"),
@@ -28,6 +57,31 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("controller.hold.usual=61000ms,controller.hold.atMost=1m", Some("controller.hold.usual is 61000ms")),
     ("controller.hold.usual=3600s,controller.hold.atMost=1h", None),
     ("controller.hold.atMost=0s", None),
+    ("controller.hold.atMost=99999999999999999999h", Some("/controller/hold/atMost")),
+    ("controller.gangTimeout=99999999999999999999s", Some("/controller/gangTimeout")),
+    ("webhook.certificateLife=99999999999999999999h", Some("/webhook/certificateLife")),
+    ("kubeletPlugin.audit.timeBurst=99999999999999999999s", Some("/kubeletPlugin/audit/timeBurst")),
+    ("controller.reservation.enabled=true", None),
+    ("controller.reservation.enabled=true,controller.reservation.atMost=0m", Some("atMost is 0m")),
+    ("controller.reservation.atMost=0s", None),
+    ("controller.resources.limits.memory=128Mi", Some("controller.resources.limits.memory is 128Mi")),
+    ("controller.resources.limits.memory=350Mi", Some("controller.resources.limits.memory is 350Mi")),
+    ("controller.resources.limits.memory=0.3G", Some("controller.resources.limits.memory is 0.3G")),
+    ("controller.resources.limits.memory=134217728", Some("controller.resources.limits.memory is 1")),
+    ("controller.resources.limits.memory=512Mi", None),
+    ("controller.resources.limits.memory=128Mi,webhook.enabled=false", None),
+    ("controller.resources.limits=null", None),
+    ("controller.resources=null", None),
+    (
+        "controller.hostNetwork=true,kubeletPlugin.hostNetwork=true,kubeletPlugin.metricsPort=8081",
+        Some("kubeletPlugin.metricsPort is 8081"),
+    ),
+    (
+        "controller.hostNetwork=true,kubeletPlugin.hostNetwork=true,kubeletPlugin.metricsPort=8443",
+        Some("kubeletPlugin.metricsPort is 8443"),
+    ),
+    ("controller.hostNetwork=true,kubeletPlugin.hostNetwork=true", None),
+    ("controller.hostNetwork=true,kubeletPlugin.metricsPort=8081", None),
 ];
 
 #[test]
@@ -44,6 +98,20 @@ fn values_that_cannot_work_together_are_refused_by_name() -> Result<()> {
                 _ => false,
             };
             ensure!(is_right, "{values}: {said:?}, not {refusal:?}");
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn without_the_webhook_the_controller_may_not_write_configurations_of_webhooks() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let chart = cluster.repo().join("deploy/helm/aliquot").display().to_string();
+        for (values, may) in [("webhook.enabled=true", true), ("webhook.enabled=false", false)] {
+            let arguments =
+                ["template", "x", &chart, "-s", "templates/rbac-controller.yaml", "--set", values];
+            let roles = command::run(cluster.setting("HELM")?, &arguments)?;
+            ensure!(roles.contains("mutatingwebhookconfigurations") == may, "{values}: {roles}");
         }
         Ok(())
     })

@@ -39,6 +39,17 @@ system:serviceaccount:{{ .Release.Namespace }}:aliquot-uninstall
 {{- mul $number (get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit) -}}
 {{- end }}
 
+{{/* Bytes of a quantity such as 512Mi or 1.5G; nothing for what is written otherwise. */}}
+{{- define "aliquot.bytes" -}}
+{{- $text := toString . -}}
+{{- $number := regexFind "^[0-9]+([.][0-9]+)?" $text -}}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := trimPrefix $number $text -}}
+{{- if and $number (hasKey $units $unit) -}}
+{{- mulf (float64 $number) (get $units $unit) | int64 -}}
+{{- end -}}
+{{- end }}
+
 {{/* Where API servers call the webhook, without the path of a review. */}}
 {{- define "aliquot.webhookURL" -}}
 {{ .Values.webhook.url | trimSuffix "/" | trimSuffix "/mutate-pods" }}
