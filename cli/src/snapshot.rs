@@ -1,5 +1,6 @@
 //! The cluster as the controller sees it, read once.
 
+use aliquot_api::{Kept, Lean, PAGE};
 use aliquot_controller::index::{Index, TaintRule};
 use aliquot_controller::watch::find_taint_rules;
 use anyhow::{Context, Result, bail};
@@ -28,8 +29,8 @@ pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Index> {
     }
     index.reset_slices(&slices.items);
     index.reset_nodes(&all::<Node>(client).await?);
-    index.reset_claims(&all::<ResourceClaim>(client).await?);
-    index.reset_pods(&all::<Pod>(client).await?);
+    index.reset_claims(&lean::<ResourceClaim>(client).await?);
+    index.reset_pods(&lean::<Pod>(client).await?);
     index.reset_namespaces(&all::<Namespace>(client).await?);
     index.reset_volume_claims(&all::<PersistentVolumeClaim>(client).await?);
     index.reset_volumes(&all::<PersistentVolume>(client).await?);
@@ -51,4 +52,21 @@ where
 {
     let api = Api::<K>::all(client.clone());
     Ok(api.list(&ListParams::default()).await.with_context(|| K::plural(&()).into_owned())?.items)
+}
+
+/// Kinds that anybody makes, page by page and without what nobody reads.
+pub(crate) async fn lean<K>(client: &Client) -> Result<Vec<K>>
+where
+    K: Kept<DynamicType = ()> + Clone + DeserializeOwned + Debug,
+{
+    let api = Api::<Lean<K>>::all(client.clone());
+    let (mut found, mut page) = (Vec::new(), ListParams::default().limit(PAGE));
+    loop {
+        let list = api.list(&page).await.with_context(|| K::plural(&()).into_owned())?;
+        found.extend(list.items.into_iter().map(|Lean(object)| object));
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod farewell;
 
 use crate::args::UninstallArgs;
 use crate::client::connect;
+use crate::snapshot;
 use aliquot_controller::compact::ALLOWANCE;
 use aliquot_controller::hold::is_hold;
 use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, SCHEDULING_GATE, WILL};
@@ -187,7 +188,7 @@ impl Uninstall {
 
     /// Lifts our gate; the gates of others stay.
     async fn gates(&self) -> Result<()> {
-        for pod in self.all::<Pod>().list(&ListParams::default()).await? {
+        for pod in snapshot::lean::<Pod>(&self.client).await? {
             let gates = pod.spec.as_ref().and_then(|s| s.scheduling_gates.as_ref());
             let Some(position) = gates.and_then(|g| g.iter().position(|g| g.name == SCHEDULING_GATE)) else {
                 continue;
@@ -222,7 +223,7 @@ impl Uninstall {
     /// Claims with our devices that no pod uses: nobody else would ever release them. Where a pod uses a
     /// claim that we keep, our entry goes, so that kube-controller-manager releases it after the last.
     async fn allocations(&self) -> Result<()> {
-        for claim in self.all::<ResourceClaim>().list(&ListParams::default()).await? {
+        for claim in snapshot::lean::<ResourceClaim>(&self.client).await? {
             if claim.annotations().contains_key(COMPANION_OF) {
                 self.companion(&claim).await?;
                 continue;
@@ -265,7 +266,7 @@ impl Uninstall {
 
     /// Claims that the controller made, to keep devices of pods that have ended, and what it wrote down to make them.
     async fn hold_claims(&self) -> Result<()> {
-        for claim in self.all::<ResourceClaim>().list(&ListParams::default()).await? {
+        for claim in snapshot::lean::<ResourceClaim>(&self.client).await? {
             if claim.annotations().contains_key(HOLD_OF) {
                 let namespace = claim.namespace().unwrap_or_default();
                 let api = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);

@@ -4,7 +4,8 @@ use crate::brain::{Input, Part, Seen, Surrounding};
 use crate::budget::kinds;
 use crate::govern::GpuQuota;
 use crate::index::{POD_GROUP_APIS, TaintRule};
-use futures::{StreamExt, TryStreamExt};
+use aliquot_api::{Kept, Lean, PAGE};
+use futures::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -68,14 +69,14 @@ pub fn start(
     let api = Api::<ResourceSlice>::all(client.clone());
     tasks.spawn(follow_slices(api, slices, to.clone()));
     tasks.spawn(follow(Api::<DeviceClass>::all(client.clone()), all(), to.clone(), Input::Class));
-    let api = Api::<ResourceClaim>::all(client.clone());
+    let claims = lean(Api::<Lean<ResourceClaim>>::all(client.clone()));
     let listed = |claims| in_steps(claims, OBJECTS, |_, _| true, Input::Claims);
     let asked = |ask| Some(Input::Claims(Part::Asked(ask)));
-    tasks.spawn(follow_listed(api, all(), to.clone(), Input::Claim, asked, listed));
+    tasks.spawn(follow_listed(claims, to.clone(), Input::Claim, asked, listed));
     let listed = |pods| in_steps(pods, OBJECTS, |_, _| true, Input::Pods);
     let asked = |ask| Some(Input::Pods(Part::Asked(ask)));
-    let api = Api::<Pod>::all(client.clone());
-    tasks.spawn(follow_listed(api, all(), to.clone(), Input::Pod, asked, listed));
+    let pods = lean(Api::<Lean<Pod>>::all(client.clone()));
+    tasks.spawn(follow_listed(pods, to.clone(), Input::Pod, asked, listed));
     tasks.spawn(follow(Api::<Node>::all(client.clone()), all(), to.clone(), Input::Node));
     let namespaces = Api::<Namespace>::all(client.clone());
     tasks.spawn(follow(namespaces, all(), to.clone(), |seen| Input::Around(Surrounding::Namespace(seen))));
@@ -220,7 +221,7 @@ pub fn read_moves(client: &Client, namespace: &str, to: &mpsc::Sender<Input>, ta
 /// The slices' watch, for ever. A list comes in steps of few slices, those of a pool together, so that the pool is built
 /// once: a slice has up to 128 devices, and costs as much as hundreds of other objects.
 pub(crate) async fn follow_slices(api: Api<ResourceSlice>, config: watcher::Config, to: mpsc::Sender<Input>) {
-    follow_listed(api, config, to, Input::Slice, |_| None, slices_in_steps).await;
+    follow_listed(whole(api, config), to, Input::Slice, |_| None, slices_in_steps).await;
 }
 
 fn slices_in_steps(mut slices: Vec<ResourceSlice>) -> Vec<Input> {
@@ -259,26 +260,46 @@ pub(crate) async fn follow<K>(
     K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
 {
     let listed = |all| vec![input(Seen::Reset(all))];
-    follow_listed(api, config, to, &input, |_| None, listed).await;
+    follow_listed(whole(api, config), to, &input, |_| None, listed).await;
+}
+
+/// What a watch brings; what breaks is started anew, with growing pauses.
+type Events<K> = watcher::Result<Event<K>>;
+
+/// Whole objects, but for field managers: they are half of every object, and nothing here reads them.
+pub(crate) fn whole<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = Events<K>> + Send
+where
+    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+{
+    watch(api, config).backoff(Pauses::default()).modify(|object| object.meta_mut().managed_fields = None)
+}
+
+/// Objects that anybody may make, read without what nobody reads, few at a time.
+pub(crate) fn lean<K>(api: Api<Lean<K>>) -> impl Stream<Item = Events<K>> + Send
+where
+    K: Kept + Clone + DeserializeOwned + Debug + Send + 'static,
+    K::DynamicType: Default + Clone,
+{
+    let config = watcher::Config::default().page_size(PAGE);
+    watch(api, config).backoff(Pauses::default()).map_ok(|event| match event {
+        Event::Apply(Lean(object)) => Event::Apply(object),
+        Event::Delete(Lean(object)) => Event::Delete(object),
+        Event::Init => Event::Init,
+        Event::InitApply(Lean(object)) => Event::InitApply(object),
+        Event::InitDone => Event::InitDone,
+    })
 }
 
 /// The same, with what becomes of a list, and with what says that one is about to be asked for: it is once that was
 /// answered, so that what is known then is known before the list.
 async fn follow_listed<K>(
-    api: Api<K>,
-    config: watcher::Config,
+    events: impl Stream<Item = Events<K>> + Send,
     to: mpsc::Sender<Input>,
     input: impl Fn(Seen<K>) -> Input,
     asked: impl Fn(oneshot::Sender<()>) -> Option<Input>,
     inputs: impl Fn(Vec<K>) -> Vec<Input>,
-) where
-    K: kube::Resource + Clone + DeserializeOwned + Debug + Send + 'static,
-{
-    // No field managers: they are half of every object, and nothing here reads them.
-    let stream = watch(api, config).backoff(Pauses::default()).modify(|object| {
-        object.meta_mut().managed_fields = None;
-    });
-    let mut stream = stream.boxed();
+) {
+    let mut stream = events.boxed();
     let mut listed = Vec::new();
     loop {
         let seen = match stream.try_next().await {
@@ -361,7 +382,38 @@ mod tests {
     use super::*;
     use crate::fixtures;
     use aliquot_model::layout::AllocatorMode;
+    use k8s_openapi::api::resource::v1::ResourceClaimTemplate;
     use std::collections::BTreeSet;
+    use std::convert::Infallible;
+
+    /// The pages' objects are read without their large parts, which `aliquot_api` shows.
+    #[tokio::test]
+    async fn claims_pods_and_templates_are_listed_few_at_a_time() {
+        async fn asked<K>() -> String
+        where
+            K: Kept<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + 'static,
+        {
+            let (ask, mut asked) = mpsc::unbounded_channel();
+            let service = tower::service_fn(move |request: axum::http::Request<kube::client::Body>| {
+                let ask = ask.clone();
+                async move {
+                    let _ = ask.send(request.uri().to_string());
+                    std::future::pending::<Result<axum::http::Response<kube::client::Body>, Infallible>>()
+                        .await
+                }
+            });
+            let mut events = lean(Api::<Lean<K>>::all(Client::new(service, "n"))).boxed();
+            tokio::select! {
+                Some(uri) = asked.recv() => uri,
+                () = async { while events.next().await.is_some() {} } => panic!("the watch ended"),
+            }
+        }
+        for uri in
+            [asked::<ResourceClaim>().await, asked::<Pod>().await, asked::<ResourceClaimTemplate>().await]
+        {
+            assert!(uri.contains("limit=50&") || uri.ends_with("limit=50"), "{uri}");
+        }
+    }
 
     #[test]
     fn a_list_of_many_pools_comes_in_small_steps_each_of_whole_pools() {

@@ -9,6 +9,7 @@ use crate::parked;
 use crate::prepare::{Node, PrepareError, Prepared};
 use crate::reasons;
 use crate::status::StatusWriter;
+use aliquot_api::Lean;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -200,9 +201,9 @@ impl Agent {
     }
 
     async fn look_up(&self, claim: &ClaimRef) -> Lookup {
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &claim.namespace);
         match tokio::time::timeout(API_TIMEOUT, api.get_opt(&claim.name)).await {
-            Ok(Ok(Some(object))) => Lookup::Found(Box::new(object)),
+            Ok(Ok(Some(Lean(object)))) => Lookup::Found(Box::new(object)),
             Ok(Ok(None)) => Lookup::Gone,
             Ok(Err(error)) => Lookup::Unreachable(error.to_string()),
             Err(_) => Lookup::Unreachable(format!("no answer within {API_TIMEOUT:?}")),
@@ -215,9 +216,11 @@ impl Agent {
         let Some(namespace) = object.metadata.namespace.as_deref() else { return false };
         let owner = object.metadata.owner_references.iter().flatten().find(|owner| owner.kind == "Pod");
         let Some(owner) = owner else { return false };
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        let api: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), namespace);
         match tokio::time::timeout(API_TIMEOUT, api.get_opt(&owner.name)).await {
-            Ok(Ok(Some(pod))) if pod.metadata.uid.as_deref() == Some(&owner.uid) => names_only(&pod, object),
+            Ok(Ok(Some(Lean(pod)))) if pod.metadata.uid.as_deref() == Some(&owner.uid) => {
+                names_only(&pod, object)
+            }
             _ => false,
         }
     }

@@ -19,9 +19,11 @@ use crate::http::Notes;
 use crate::ledger::{Device, Record, Retention, State};
 use crate::metrics::Metrics;
 use crate::notice;
+use crate::pages;
 use crate::parked;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
+use aliquot_api::{Lean, lean};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -202,8 +204,8 @@ impl Collector {
     }
 
     async fn look(&self, claim: &ClaimRef, keys: &[ResultKey], params: &GetParams) -> Standing {
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
-        match timeout(API_TIMEOUT, api.get_with(&claim.name, params)).await {
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &claim.namespace);
+        match timeout(API_TIMEOUT, lean(api.get_with(&claim.name, params))).await {
             Ok(Ok(object)) => {
                 let same = object.metadata.uid.as_deref() == Some(&claim.uid);
                 if same && still_allocated(&object, &self.driver, keys) {
@@ -223,15 +225,14 @@ impl Collector {
 
     /// Whether no pod of this node uses the claim and no process its hardware. In doubt it is used.
     async fn is_unused(&self, record: &Record) -> bool {
-        let api: Api<Pod> = Api::all(self.client.clone());
+        let api: Api<Lean<Pod>> = Api::all(self.client.clone());
         let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
-        let pods = match timeout(API_TIMEOUT, api.list(&params)).await {
-            Ok(Ok(pods)) => pods.items,
-            Ok(Err(error)) => {
+        let pods = match pages::all(&api, params, API_TIMEOUT, Some).await {
+            Ok(pods) => pods,
+            Err(error) => {
                 tracing::debug!(%error, "cannot list the node's pods");
                 return false;
             }
-            Err(_) => return false,
         };
         if pods.iter().any(|pod| consumes(pod, &record.claim)) {
             return false;

@@ -1,14 +1,13 @@
-//! Lists of the API, page by page: each has its own time limit, and no answer is larger than a page.
+//! Lists of the API, page by page: each has its own time limit, and no answer is larger than a page. What nobody reads of
+//! an object is not kept.
 
+use aliquot_api::{Kept, Lean, PAGE};
 use kube::api::{Api, ListParams};
 use kube::core::NamespaceResourceScope;
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 use std::time::Duration;
 use tokio::time::timeout;
-
-/// Objects of a page.
-const PAGE: u32 = 500;
 
 /// Why a list could not be had.
 #[derive(Debug, thiserror::Error)]
@@ -36,13 +35,18 @@ pub enum ListError {
 }
 
 /// All objects, as they are now: without a version the API server does not answer from what it had. `limit` is the
-/// time for one page.
+/// time for one page; `keep` says what is kept of each object.
 ///
 /// # Errors
 /// [`ListError`], of the first page that cannot be had.
-pub async fn all<K>(api: &Api<K>, params: ListParams, limit: Duration) -> Result<Vec<K>, ListError>
+pub async fn all<K>(
+    api: &Api<Lean<K>>,
+    params: ListParams,
+    limit: Duration,
+    keep: impl Fn(K) -> Option<K>,
+) -> Result<Vec<K>, ListError>
 where
-    K: kube::Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
+    K: Kept<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + Debug,
 {
     let plural = || format!("{}s", K::kind(&()));
     let mut found = Vec::new();
@@ -55,7 +59,7 @@ where
             }
             Err(_) => return Err(ListError::Timeout { plural: plural(), page, waited: limit }),
         };
-        found.extend(list.items);
+        found.extend(list.items.into_iter().filter_map(|Lean(object)| keep(object)));
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
             None => break,
@@ -75,8 +79,8 @@ mod tests {
     use std::convert::Infallible;
     use std::sync::{Arc, Mutex};
 
-    /// A server with 1,001 claims that fails at page `fails`; what it was asked.
-    fn server(fails: usize) -> (Api<ResourceClaim>, Arc<Mutex<Vec<String>>>) {
+    /// A server with 101 claims that fails at page `fails`; what it was asked.
+    fn server(fails: usize) -> (Api<Lean<ResourceClaim>>, Arc<Mutex<Vec<String>>>) {
         let asked: Arc<Mutex<Vec<String>>> = Arc::default();
         let log = Arc::clone(&asked);
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -86,7 +90,7 @@ mod tests {
                 asked.push(query);
                 asked.len()
             };
-            let items: Vec<_> = (0..if page < 3 { 500 } else { 1 })
+            let items: Vec<_> = (0..if page < 3 { 50 } else { 1 })
                 .map(|at| json!({"metadata": {"name": format!("c-{page}-{at}")}, "spec": {}}))
                 .collect();
             let token = if page < 3 { format!("from-{page}") } else { String::new() };
@@ -113,11 +117,12 @@ mod tests {
     async fn a_list_is_asked_for_in_pages() {
         let (api, asked) = server(0);
         let params = ListParams::default().fields("spec.nodeName=n1");
-        assert_eq!(all(&api, params, Duration::from_secs(60)).await.unwrap().len(), 1001);
+        let listed = all(&api, params, Duration::from_secs(60), Some).await.unwrap();
+        assert_eq!(listed.len(), 101);
         let asked = asked.lock().unwrap();
         assert_eq!(asked.len(), 3);
         assert!(
-            asked.iter().all(|query| query.contains("limit=500") && query.contains("nodeName")),
+            asked.iter().all(|query| query.contains("limit=50") && query.contains("nodeName")),
             "{asked:?}"
         );
         assert!(asked[1].contains("continue=from-1") && asked[2].contains("continue=from-2"), "{asked:?}");
@@ -126,7 +131,8 @@ mod tests {
     #[tokio::test]
     async fn an_error_says_what_was_listed_and_how_far_it_came() {
         let (api, _) = server(2);
-        let error = all(&api, ListParams::default(), Duration::from_secs(60)).await.unwrap_err().to_string();
+        let error =
+            all(&api, ListParams::default(), Duration::from_secs(60), Some).await.unwrap_err().to_string();
         assert!(error.starts_with("cannot list the ResourceClaims (page 2)"), "{error}");
         assert!(error.contains("too old"), "{error}");
     }
@@ -136,8 +142,9 @@ mod tests {
         let service = tower::service_fn(|_: Request<Body>| {
             std::future::pending::<Result<Response<Body>, Infallible>>()
         });
-        let api: Api<ResourceClaim> = Api::all(Client::new(service, "default"));
-        let error = all(&api, ListParams::default(), Duration::from_secs(10)).await.unwrap_err().to_string();
+        let api: Api<Lean<ResourceClaim>> = Api::all(Client::new(service, "default"));
+        let error =
+            all(&api, ListParams::default(), Duration::from_secs(10), Some).await.unwrap_err().to_string();
         assert_eq!(error, "cannot list the ResourceClaims (page 1): no answer within 10s");
     }
 }

@@ -3,6 +3,7 @@
 use crate::claim::{self, Request, still_allocated};
 use crate::ledger::Record;
 use crate::prepare::{Node, UnprepareError};
+use aliquot_api::Lean;
 use aliquot_model::hold::Hold;
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -37,9 +38,9 @@ pub fn keeping(object: Option<&ResourceClaim>, driver: &str, record: &Record) ->
 
 /// Asks the store itself, as something is destroyed on the answer.
 async fn ask(client: &Client, driver: &str, record: &Record) -> Keeping {
-    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &record.claim.namespace);
+    let api: Api<Lean<ResourceClaim>> = Api::namespaced(client.clone(), &record.claim.namespace);
     match timeout(API_TIMEOUT, api.get_opt(&record.claim.name)).await {
-        Ok(Ok(object)) => keeping(object.as_ref(), driver, record),
+        Ok(Ok(object)) => keeping(object.as_ref().map(|Lean(object)| object), driver, record),
         Ok(Err(error)) => {
             tracing::debug!(claim.uid = %record.claim.uid, %error, "cannot ask for the claim");
             Keeping::Unknown

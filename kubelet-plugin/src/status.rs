@@ -3,6 +3,7 @@
 
 use crate::claim::Request;
 use crate::prepare::Node;
+use aliquot_api::Lean;
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::{Patch, PatchParams};
@@ -135,7 +136,7 @@ impl StatusWriter {
             "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
             "status": {"devices": devices},
         });
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(FIELD_MANAGER).force();
         match api.patch_status(&claim.name, &params, &Patch::Apply(&patch)).await {
             Ok(_) => {

@@ -4,15 +4,15 @@
 //! [`decode_strict`] is for what users write: an unknown kind, field or value is an error that names
 //! the field. [`decode_lenient`] is for what we stored ourselves and must still read after a downgrade.
 
+mod bounded;
 mod nvidia;
+
+pub use bounded::{MOST_BYTES, MOST_VALUES, read as read_within_bounds, within_bounds};
 
 use crate::Quantity;
 use crate::names::{API_VERSION, NVIDIA_API_VERSION};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
-
-/// Most bytes of opaque parameters (resource.k8s.io validation).
-pub const MAX_BYTES: usize = 10 * 1024;
 
 /// How long one process runs before the GPU switches to another (`nvidia-smi compute-policy`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -240,6 +240,11 @@ pub enum ConfigError {
         /// As written.
         kind: String,
     },
+    /// It is more than any kind needs.
+    #[error(
+        "larger than a configuration may be: at most {MOST_VALUES} values with {MOST_BYTES} bytes of names and texts; leave out what is none of its kind's fields"
+    )]
+    TooLarge,
     /// A field is unknown, of the wrong type or out of range.
     #[error("{kind}.{field}: {reason}")]
     Field {
@@ -267,6 +272,7 @@ pub fn decode_strict(parameters: &Value) -> Result<Config, ConfigError> {
 /// # Errors
 /// [`ConfigError`] if the kind is unknown or a known field unreadable.
 pub fn decode_lenient(parameters: &Value) -> Result<Config, ConfigError> {
+    bounded::check(parameters)?;
     let mut parameters = parameters.clone();
     loop {
         match decode(&parameters) {
@@ -294,6 +300,7 @@ fn remove(value: &mut Value, path: &str) -> bool {
 }
 
 fn decode(parameters: &Value) -> Result<Config, ConfigError> {
+    bounded::check(parameters)?;
     let object = parameters.as_object().ok_or(ConfigError::NotAnObject)?;
     let text = |name: &str| object.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (api_version, kind) = (text("apiVersion"), text("kind"));

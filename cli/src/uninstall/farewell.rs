@@ -6,11 +6,12 @@
 //! completes when the ledger is empty.
 
 use super::{AGENT, Uninstall};
+use crate::snapshot;
 use anyhow::{Context, Result};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use k8s_openapi::api::resource::v1::ResourceClaim;
-use kube::api::{ListParams, ObjectMeta, PostParams};
+use kube::api::{ObjectMeta, PostParams};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Makes one farewell pod on each node whose claims are in use.
@@ -37,7 +38,7 @@ pub(super) async fn hand_over(uninstall: &Uninstall) -> Result<()> {
 async fn nodes_in_use(uninstall: &Uninstall) -> Result<BTreeSet<String>> {
     let driver = &uninstall.args.driver_name;
     let mut nodes = BTreeSet::new();
-    for claim in uninstall.all::<ResourceClaim>().list(&ListParams::default()).await? {
+    for claim in snapshot::lean::<ResourceClaim>(&uninstall.client).await? {
         let status = claim.status.unwrap_or_default();
         if status.reserved_for.is_none_or(|r| r.is_empty()) {
             continue;

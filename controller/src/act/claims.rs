@@ -6,6 +6,7 @@ use super::{Consumers, Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::decide::{Draft, Plan};
 use crate::hold::{self, Hold, is_hold};
 use crate::index::{FINGERPRINT, ObjectKey, fingerprint_of};
+use aliquot_api::{Lean, lean};
 use aliquot_model::names::CLAIM_FINALIZER;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
@@ -70,7 +71,7 @@ pub(super) enum Step {
 }
 
 impl Writer {
-    pub(super) fn claims(&self, key: &ObjectKey) -> Api<ResourceClaim> {
+    pub(super) fn claims(&self, key: &ObjectKey) -> Api<Lean<ResourceClaim>> {
         Api::namespaced(self.client.clone(), &key.namespace)
     }
 
@@ -181,9 +182,9 @@ impl Writer {
         if !hold::is_pod(consumer) {
             return Ok(false);
         }
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let api: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), &claim.namespace);
         let Ok(found) = self.send("get", api.get_opt(&consumer.name)).await? else { return Ok(false) };
-        let pod = found.filter(|pod| pod.metadata.uid.as_deref() == Some(&consumer.uid));
+        let pod = found.map(|Lean(pod)| pod).filter(|pod| pod.metadata.uid.as_deref() == Some(&consumer.uid));
         let phase = pod.as_ref().map(|pod| pod.status.as_ref().and_then(|status| status.phase.as_deref()));
         Ok(phase.is_none_or(|phase| matches!(phase, Some("Succeeded" | "Failed"))))
     }
@@ -205,7 +206,7 @@ impl Writer {
         for round in 0..Self::ATTEMPTS {
             let claim = match seen.take() {
                 Some(claim) => Ok(claim),
-                None => self.send("get", api.get(&key.name)).await?,
+                None => self.send("get", lean(api.get(&key.name))).await?,
             };
             match claim {
                 Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => match attempt(claim).await? {
@@ -234,9 +235,9 @@ impl Writer {
         let patch = Patch::Merge(patch);
         let params = params();
         let answer = if status {
-            self.send("patch_status", api.patch_status(&key.name, &params, &patch)).await?
+            self.send("patch_status", lean(api.patch_status(&key.name, &params, &patch))).await?
         } else {
-            self.send("patch", api.patch(&key.name, &params, &patch)).await?
+            self.send("patch", lean(api.patch(&key.name, &params, &patch))).await?
         };
         Ok(answer.map_err(|verdict| match verdict {
             Verdict::Again(message) => Step::Again(message),
@@ -318,7 +319,7 @@ impl Writer {
         let api = self.claims(key);
         let mut last = String::new();
         for round in 0..Self::ATTEMPTS {
-            match self.send("get", api.get(&key.name)).await? {
+            match self.send("get", lean(api.get(&key.name))).await? {
                 Ok(claim) => {
                     let mut consumers = reserved_for(&claim);
                     if consumers.iter().any(|consumer| consumer.uid == user.uid) {

@@ -4,6 +4,7 @@ use super::claims::{Step, allocation, note, precondition, reserved_for};
 use super::{Outcome, Verdict, WriteError, Writer, creation, params};
 use crate::budget::kinds;
 use crate::index::ObjectKey;
+use aliquot_api::{Lean, lean};
 use aliquot_model::limits::{KIND, NodeLimitsSpec};
 use aliquot_model::names::API_VERSION;
 use k8s_openapi::api::core::v1::Node;
@@ -24,8 +25,8 @@ impl Writer {
             claim.metadata.namespace.clone().unwrap_or_default(),
             claim.metadata.name.clone().unwrap_or_default(),
         );
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
-        let made = self.send("create", api.create(&creation(), &claim)).await?;
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &namespace);
+        let made = self.send("create", lean(api.create(&creation(), &Lean(claim)))).await?;
         outcome.claims.push(made.map_err(|verdict| once(format!("claim {namespace}/{name}"), verdict))?);
         Ok(())
     }
@@ -37,7 +38,7 @@ impl Writer {
         uid: &str,
         outcome: &mut Outcome,
     ) -> Result<(), WriteError> {
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &key.namespace);
         let params = DeleteParams {
             preconditions: Some(Preconditions { uid: Some(uid.to_owned()), resource_version: None }),
             ..DeleteParams::default()
@@ -45,7 +46,7 @@ impl Writer {
         match self.send("delete", api.delete(&key.name, &params)).await? {
             // With a finalizer that somebody set it is only marked; without one it is gone.
             Ok(either) => {
-                if let Some(claim) = either.left().filter(|claim| {
+                if let Some(Lean(claim)) = either.left().filter(|Lean(claim)| {
                     claim.metadata.finalizers.as_ref().is_some_and(|finalizers| !finalizers.is_empty())
                 }) {
                     outcome.claims.push(claim);

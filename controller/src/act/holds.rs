@@ -3,6 +3,7 @@
 use super::{Consumers, Outcome, Verdict, WriteError, Writer, creation};
 use crate::brain::GivesWay;
 use crate::index::{ObjectKey, Uid};
+use aliquot_api::{Lean, lean};
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::Api;
@@ -17,17 +18,18 @@ impl Writer {
     ) -> Result<(), WriteError> {
         let namespace = claim.metadata.namespace.clone().unwrap_or_default();
         let name = claim.metadata.name.clone().unwrap_or_default();
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &namespace);
+        let claim = Lean(claim.clone());
         let what = format!("claim {namespace}/{name}");
         let mut last = String::new();
         for attempt in 0..Self::ATTEMPTS {
             let created = async {
-                match api.create(&creation(), claim).await {
+                match api.create(&creation(), &claim).await {
                     Err(kube::Error::Api(status)) if status.code == 409 => api.get(&name).await,
                     other => other,
                 }
             };
-            match self.send("create", created).await? {
+            match self.send("create", lean(created)).await? {
                 Ok(claim) => {
                     outcome.claims.push(claim);
                     return Ok(());
@@ -54,7 +56,7 @@ impl Writer {
 
     /// Deletes a hold claim. What it has it keeps until it is cleared.
     pub(super) async fn drop_hold(&self, key: &ObjectKey, uid: &Uid) -> Result<(), WriteError> {
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &key.namespace);
         let preconditions = Preconditions { uid: Some(uid.to_string()), resource_version: None };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         self.patch_until_done(&format!("claim {key}"), || {

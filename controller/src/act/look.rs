@@ -2,17 +2,15 @@
 
 use super::{Verdict, WriteError, Writer};
 use crate::handover::may_be_bound;
+use aliquot_api::{Kept, Lean, PAGE};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::ListParams;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, ResourceExt};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::time::Instant;
-
-/// Objects of a page.
-const PAGE: u32 = 500;
 
 /// Pods that a scheduler may be binding, and their namespaces' claims as they were after that.
 #[derive(Debug, Default)]
@@ -52,7 +50,7 @@ impl Writer {
         let namespaces: BTreeSet<String> = with_claims.filter_map(ResourceExt::namespace).collect();
         let mut claims = Vec::new();
         for namespace in namespaces {
-            let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
+            let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &namespace);
             claims.extend(self.list("claims", &api, ListParams::default(), |_| true).await?);
         }
         Ok(Pending { pods, claims })
@@ -62,12 +60,12 @@ impl Writer {
     async fn list<K>(
         &self,
         what: &str,
-        api: &Api<K>,
+        api: &Api<Lean<K>>,
         params: ListParams,
         wanted: impl Fn(&K) -> bool,
     ) -> Result<Vec<K>, WriteError>
     where
-        K: Resource + Clone + DeserializeOwned + Debug,
+        K: Kept + Clone + DeserializeOwned + Debug,
     {
         let mut found = Vec::new();
         let mut page = params.clone().limit(PAGE);
@@ -86,7 +84,7 @@ impl Writer {
                     return Err(WriteError::Exhausted { what: what.to_owned(), attempts: 1, last });
                 }
             };
-            found.extend(list.items.into_iter().filter(&wanted));
+            found.extend(list.items.into_iter().map(|Lean(object)| object).filter(&wanted));
             match list.metadata.continue_.filter(|token| !token.is_empty()) {
                 Some(token) => page = params.clone().limit(PAGE).continue_token(&token),
                 None => return Ok(found),

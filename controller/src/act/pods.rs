@@ -3,6 +3,7 @@
 use super::{Gates, Outcome, Verdict, WriteError, Writer, params};
 use crate::decide::Reservation;
 use crate::index::ObjectKey;
+use aliquot_api::{Lean, PAGE, lean};
 use aliquot_model::names::SCHEDULING_GATE;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -36,13 +37,13 @@ impl Writer {
         uid: &str,
         mut seen: Option<Gates>,
     ) -> Result<Option<Pod>, WriteError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), &key.namespace);
         let what = format!("pod {key}");
         let mut last = String::new();
         for attempt in 0..Self::ATTEMPTS {
             let gates = match seen.take() {
                 Some(gates) => gates,
-                None => match self.send("get", api.get(&key.name)).await? {
+                None => match self.send("get", lean(api.get(&key.name))).await? {
                     Ok(pod) if pod.metadata.uid.as_deref() == Some(uid) => {
                         let gates = gates_of(&pod);
                         if !gates.names.iter().any(|name| name == SCHEDULING_GATE) {
@@ -69,7 +70,7 @@ impl Writer {
                 "metadata": {"uid": uid, "resourceVersion": gates.version},
                 "spec": {"schedulingGates": kept},
             });
-            match self.send("lift", api.patch(&key.name, &params(), &Patch::Merge(&patch))).await? {
+            match self.send("lift", lean(api.patch(&key.name, &params(), &Patch::Merge(&patch)))).await? {
                 Ok(pod) => return Ok(Some(pod)),
                 Err(Verdict::NotFound) => return Ok(None),
                 Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
@@ -82,13 +83,13 @@ impl Writer {
 
     /// Takes our gate off every pod: for a controller that is switched off. Pods and failures.
     pub async fn lift_all(&self) -> Result<(usize, Vec<WriteError>), kube::Error> {
-        let api: Api<Pod> = Api::all(self.client.clone());
+        let api: Api<Lean<Pod>> = Api::all(self.client.clone());
         let mut lifted = 0;
         let mut failures = Vec::new();
-        let mut page = ListParams::default().limit(500);
+        let mut page = ListParams::default().limit(PAGE);
         loop {
             let pods = api.list(&page).await?;
-            for pod in &pods.items {
+            for Lean(pod) in &pods.items {
                 let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
                 let gated = gates.into_iter().any(|gate| gate.name == SCHEDULING_GATE);
                 let meta = &pod.metadata;
@@ -104,7 +105,7 @@ impl Writer {
                 }
             }
             match pods.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => page = ListParams::default().limit(500).continue_token(&token),
+                Some(token) => page = ListParams::default().limit(PAGE).continue_token(&token),
                 None => return Ok((lifted, failures)),
             }
         }

@@ -6,6 +6,7 @@ use crate::brain::{Report, reasons};
 use crate::events;
 use crate::index::{GOING_BACK, ObjectKey, Uid};
 use crate::lease::NotLeader;
+use aliquot_api::{Lean, lean};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::api::policy::v1::Eviction as ApiEviction;
@@ -220,12 +221,12 @@ impl Writer {
 
     /// Writes `status.nominatedNodeName`.
     async fn nominate(&self, key: &ObjectKey, uid: &str, node: Option<&str>) -> Result<Pod, WriteError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), &key.namespace);
         let what = format!("pod {key}");
         let patch = Patch::Merge(json!({"metadata": {"uid": uid}, "status": {"nominatedNodeName": node}}));
         let mut last = String::new();
         for attempt in 0..Self::ATTEMPTS {
-            match self.send("nominate", api.patch_status(&key.name, &params(), &patch)).await? {
+            match self.send("nominate", lean(api.patch_status(&key.name, &params(), &patch))).await? {
                 Ok(pod) => return Ok(pod),
                 Err(Verdict::NotFound) => return Err(WriteError::Gone(key.clone())),
                 Err(Verdict::Never(message)) => return Err(WriteError::Refused { what, message }),
@@ -242,7 +243,7 @@ impl Writer {
         uid: &str,
         rehearsal: bool,
     ) -> Result<Fate, WriteError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &key.namespace);
+        let api: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), &key.namespace);
         let eviction = ApiEviction {
             metadata: ObjectMeta { name: Some(key.name.to_string()), ..ObjectMeta::default() },
             delete_options: Some(DeleteOptions {
@@ -271,7 +272,7 @@ impl Writer {
                     }
                     // A conflict may mean another pod of the same name: then this one is gone. One that ends is on
                     // its way, though it takes its time.
-                    let goes = |pod: Pod| {
+                    let goes = |Lean(pod): Lean<Pod>| {
                         let other = pod.metadata.uid.as_deref() != Some(uid);
                         other || !rehearsal && pod.metadata.deletion_timestamp.is_some()
                     };

@@ -5,6 +5,7 @@ use super::park::Parked;
 use super::verdict::Doubt;
 use super::{Verdict, WriteError, Writer};
 use crate::index::{FINGERPRINT, ObjectKey};
+use aliquot_api::lean;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim, ResourceClaimConsumerReference};
 use parking_lot::Mutex;
 use serde_json::json;
@@ -73,7 +74,7 @@ impl Writer {
         let api = self.claims(key);
         let mut parked = Parked::new(self, key, uid, doubt.word());
         loop {
-            let said = match self.send("get", api.get(&key.name)).await? {
+            let said = match self.send("get", lean(api.get(&key.name))).await? {
                 Ok(claim) if claim.metadata.uid.as_deref() == Some(uid) => {
                     if let Some(present) = allocation(&claim) {
                         let ours = results(present) == results(wanted);

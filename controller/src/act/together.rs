@@ -4,6 +4,7 @@ use super::{Victim, WriteError, Writer};
 use crate::act::Verdict;
 use crate::index::ObjectKey;
 use crate::preempt::disruptions::{Budget, Leaver, too_many};
+use aliquot_api::{Lean, lean};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::Api;
@@ -60,8 +61,9 @@ impl Writer {
 
     /// `None` if it is gone.
     async fn leaver(&self, victim: &Victim) -> Result<Option<Leaver>, WriteError> {
-        let api: Api<Pod> = Api::namespaced(self.client.clone(), &victim.pod.namespace);
-        let found = self.ask("get", format!("pod {}", victim.pod), || api.get(&victim.pod.name)).await?;
+        let api: Api<Lean<Pod>> = Api::namespaced(self.client.clone(), &victim.pod.namespace);
+        let found =
+            self.ask("get", format!("pod {}", victim.pod), || lean(api.get(&victim.pod.name))).await?;
         let same = |pod: &Pod| pod.metadata.uid.as_deref() == Some(&*victim.uid);
         Ok(found.filter(same).map(|pod| Leaver::read(&pod)))
     }

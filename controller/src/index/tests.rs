@@ -335,3 +335,48 @@ fn a_slice_of_one_node_in_the_pool_of_another_changes_nothing_there() {
         index.pools_of_node("n1").all(|pool| pool.layout.as_ref().is_some_and(|l| !l.devices.is_empty()))
     );
 }
+
+/// As many as memory took a hundred times of: see `aliquot_api` for what a watch makes of them.
+#[test]
+fn claims_with_large_configurations_take_little_memory_whatever_driver_they_are_for() {
+    /// What serde_json takes for a value: an object of one field has a node of a B-tree.
+    fn bytes(value: &Value) -> usize {
+        let inner = match value {
+            Value::Object(object) if object.is_empty() => 0,
+            Value::Object(object) => {
+                640 + object.iter().map(|(name, value)| name.len() + bytes(value)).sum::<usize>()
+            }
+            Value::Array(list) => list.iter().map(bytes).sum(),
+            Value::String(text) => text.len(),
+            _ => 0,
+        };
+        32 + inner
+    }
+    let parameters = json!({"a": vec![json!({"": 0}); 1390]});
+    for driver in ["nic.example.com", DRIVER] {
+        let config: Vec<Value> =
+            (0..32).map(|_| json!({"opaque": {"driver": driver, "parameters": parameters}})).collect();
+        let mut index = Index::new(DRIVER);
+        let (mut text, mut sent) = (0, 0);
+        for number in 0..10 {
+            let mut claim = claim(&format!("c{number}"), 1, &[]);
+            claim.spec.devices.as_mut().expect("devices").config = object(json!(config));
+            text += serde_json::to_string(&claim.spec).expect("JSON").len();
+            sent += 32 * bytes(&parameters);
+            index.apply_claim(&claim);
+        }
+        assert!(text > 2_790_000 && sent > 200 << 20, "{text} bytes of text are {sent} in memory");
+        let devices = || index.claims().filter_map(|claim| claim.spec.devices.as_ref());
+        let configs = || devices().flat_map(|devices| devices.config.iter().flatten());
+        let kept: usize = configs()
+            .filter_map(|entry| entry.opaque.as_ref())
+            .map(|opaque| bytes(&opaque.parameters.0))
+            .sum();
+        assert!(kept < 20 << 20, "{driver}: {kept} bytes");
+        assert_eq!(configs().count(), if driver == DRIVER { 320 } else { 0 });
+        for opaque in configs().filter_map(|entry| entry.opaque.as_ref()) {
+            let error = aliquot_model::config::decode_strict(&opaque.parameters.0).expect_err("too large");
+            assert!(error.to_string().contains("at most 64 values"), "{error}");
+        }
+    }
+}

@@ -11,6 +11,7 @@ use crate::govern::{GpuQuota, Judgement, Rules, check};
 use crate::index::ObjectKey;
 use crate::substitute::{self, Expansion};
 use crate::turns::{Gate, Room};
+use aliquot_api::Lean;
 use aliquot_model::config::AllocationPolicy;
 use k8s_openapi::api::core::v1::{Namespace, Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{
@@ -96,8 +97,8 @@ impl Reviewer {
             };
         }
         let Some(name) = &claim.resource_claim_name else { return KnownClaim::Unknown };
-        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), namespace);
-        match api.get_opt(name).await {
+        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), namespace);
+        match api.get_opt(name).await.map(|found| found.map(|Lean(claim)| claim)) {
             Ok(Some(claim)) if claim.status.as_ref().is_some_and(|status| status.allocation.is_some()) => {
                 KnownClaim::Allocated
             }

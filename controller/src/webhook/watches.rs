@@ -5,7 +5,8 @@ use crate::brain::Input;
 use crate::govern::GpuQuota;
 use crate::http::Health;
 use crate::isolated::{self, Ended};
-use crate::watch::{self, Pauses};
+use crate::watch;
+use aliquot_api::Lean;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::api::core::v1::Namespace;
@@ -59,12 +60,10 @@ impl Watches {
         let slices = watch::follow_slices(Api::<ResourceSlice>::all(client.clone()), ours, sender.clone());
         let classes = Api::<DeviceClass>::all(client.clone());
         let classes = watch::follow(classes, watcher::Config::default(), sender, Input::Class);
-        let templates = watcher(Api::all(client.clone()), watcher::Config::default())
-            .backoff(Pauses::default())
+        let templates = watch::lean(Api::<Lean<ResourceClaimTemplate>>::all(client.clone()))
             .reflect(self.templates)
             .for_each(|_| async {});
-        let namespaces = watcher(Api::all(client.clone()), watcher::Config::default())
-            .backoff(Pauses::default())
+        let namespaces = watch::whole(Api::all(client.clone()), watcher::Config::default())
             .reflect(self.namespaces)
             .for_each(|_| async {});
         let tasks: [(&str, BoxFuture<'static, ()>); 6] = [
@@ -111,9 +110,5 @@ async fn follow_quotas(client: Client, writer: reflector::store::Writer<GpuQuota
     while !matches!(watch::is_served(&client, "gpuquotas").await, Ok(true)) {
         tokio::time::sleep(DEFINED).await;
     }
-    watcher(Api::all(client), watcher::Config::default())
-        .backoff(Pauses::default())
-        .reflect(writer)
-        .for_each(|_| async {})
-        .await;
+    watch::whole(Api::all(client), watcher::Config::default()).reflect(writer).for_each(|_| async {}).await;
 }

@@ -7,9 +7,11 @@ use super::{Auditor, Breach, Look, Measured, Quota, Settings, Subject, Verdict};
 use crate::events::Events;
 use crate::ledger::{Device, Ledger, Record, State};
 use crate::metrics::{Breached, Metrics, Outcome, ShareLabels};
+use crate::pages;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::share::read_region;
+use aliquot_api::Lean;
 use aliquot_model::GpuUuid;
 use aliquot_nvml::{GpuProcess, Gpus};
 use aliquot_quota::measured::Identity;
@@ -24,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 pub(super) const API_TIMEOUT: Duration = Duration::from_secs(10);
@@ -176,11 +178,10 @@ impl Audit {
         if !wanted || asked && unknown.is_subset(&memory.unknown.0) {
             return;
         }
-        let api: Api<Pod> = Api::all(self.client.clone());
+        let api: Api<Lean<Pod>> = Api::all(self.client.clone());
         let params = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
-        match timeout(API_TIMEOUT, api.list(&params)).await {
-            Ok(Ok(list)) => memory.pods = list.items.iter().filter_map(PodFacts::of).collect(),
-            Ok(Err(error)) => tracing::debug!(%error, "cannot list the node's pods"),
+        match pages::all(&api, params, API_TIMEOUT, Some).await {
+            Ok(pods) => memory.pods = pods.iter().filter_map(PodFacts::of).collect(),
             Err(error) => tracing::debug!(%error, "cannot list the node's pods"),
         }
         memory.unknown = (unknown, Some(Instant::now()));

@@ -9,9 +9,10 @@ use crate::ledger::{Cause, Ledger, Running};
 use crate::pages::{self, ListError};
 use crate::prepare::{Conclusion, Overview, Unaccounted};
 use crate::reasons;
+use aliquot_api::Lean;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimSpec};
 use kube::Api;
 use kube::api::ListParams;
 use std::collections::{BTreeMap, BTreeSet};
@@ -89,12 +90,17 @@ impl Collector {
     }
 
     pub(super) async fn ask(&self) -> Result<Known, ListError> {
-        let claims: Api<ResourceClaim> = Api::all(self.client.clone());
-        let pods: Api<Pod> = Api::all(self.client.clone());
+        let claims: Api<Lean<ResourceClaim>> = Api::all(self.client.clone());
+        let pods: Api<Lean<Pod>> = Api::all(self.client.clone());
         let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node_name));
         // Pods first: a claim that one of them names was made before it.
-        let pods = pages::all(&pods, here, API_TIMEOUT).await?;
-        let claims = pages::all(&claims, ListParams::default(), API_TIMEOUT).await?;
+        let pods = pages::all(&pods, here, API_TIMEOUT, Some).await?;
+        // Of those elsewhere it matters that they are there.
+        let keep = |claim: ResourceClaim| match devices_of(&claim, &self.driver, &self.pool).is_empty() {
+            true => Some(ResourceClaim { spec: ResourceClaimSpec::default(), ..claim }),
+            false => Some(claim),
+        };
+        let claims = pages::all(&claims, ListParams::default(), API_TIMEOUT, keep).await?;
         Ok(Known { pods, claims })
     }
 

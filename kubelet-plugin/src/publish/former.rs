@@ -5,7 +5,8 @@ use super::{PublishError, Publisher};
 use crate::former::allocations;
 use crate::pages;
 use crate::prepare::Overview;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use aliquot_api::Lean;
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimSpec};
 use kube::Api;
 use kube::api::ListParams;
 use std::sync::Arc;
@@ -24,8 +25,12 @@ impl Publisher {
         if asked.is_empty() && (recent || !overview.ledger.has_former()) {
             return Ok(());
         }
-        let api: Api<ResourceClaim> = Api::all(self.client.clone());
-        let claims = pages::all(&api, ListParams::default(), API_TIMEOUT).await?;
+        let api: Api<Lean<ResourceClaim>> = Api::all(self.client.clone());
+        let allocated = |claim: ResourceClaim| {
+            let is_allocated = claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
+            is_allocated.then(|| ResourceClaim { spec: ResourceClaimSpec::default(), ..claim })
+        };
+        let claims = pages::all(&api, ListParams::default(), API_TIMEOUT, allocated).await?;
         let allocated = allocations(&claims, &self.settings.driver, pool);
         let node = Arc::clone(&self.node);
         let noted = tokio::task::spawn_blocking(move || node.note_former(&asked, &allocated)).await;

@@ -70,3 +70,50 @@ fn fields_of_a_newer_release_are_ignored_in_what_we_stored() {
     let share = ShareConfig { priority: 7, ..Default::default() };
     assert_eq!(decode_lenient(&stored), Ok(Config::Share(share)));
 }
+
+/// As it is read from the API.
+fn read(text: &str) -> Value {
+    read_within_bounds(&mut serde_json::Deserializer::from_str(text)).expect("JSON")
+}
+
+fn many(of: &str, times: usize) -> String {
+    vec![of; times].join(",")
+}
+
+/// An object with values in a list: it is one, the list and two more are three.
+fn with(list: &str) -> String {
+    format!(r#"{{"apiVersion":"aliquot.dev/v1alpha1","kind":"GpuConfig","a":[{list}]}}"#)
+}
+
+#[rstest]
+#[case::as_many_values_as_may_be(with(&many("0", MOST_VALUES - 4)), true)]
+#[case::one_more(with(&many("0", MOST_VALUES - 3)), false)]
+#[case::objects(with(&many(r#"{"":0}"#, MOST_VALUES)), false)]
+#[case::names(with(&format!(r#"{{"{}":0}}"#, "n".repeat(MOST_BYTES))), false)]
+#[case::texts(with(&format!(r#""{}""#, "t".repeat(MOST_BYTES))), false)]
+#[case::deeper_than_serde_json_reads(with(&format!("{}{}", "[".repeat(4000), "]".repeat(4000))), false)]
+#[case::another_type(format!("[{}]", many("0", 1000)), false)]
+fn what_is_too_large_is_read_as_something_that_says_so(#[case] text: String, #[case] is_kept: bool) {
+    let read = read(&text);
+    if is_kept {
+        assert_eq!(Ok(&read), serde_json::from_str(&text).as_ref().map_err(|_| ()));
+        return;
+    }
+    // The API server takes nothing but an object.
+    assert!(read.is_object() && read.to_string().len() < 100, "{read}");
+    let wants = format!("at most {MOST_VALUES} values with {MOST_BYTES} bytes");
+    for parameters in [Some(read), serde_json::from_str(&text).ok()].into_iter().flatten() {
+        for decoded in [decode_strict(&parameters), decode_lenient(&parameters)] {
+            let error = decoded.expect_err("it is never taken for something else");
+            assert_eq!(error, ConfigError::TooLarge);
+            assert!(error.to_string().contains(&wants), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_is_no_json_is_not_read_as_something_too_large() {
+    let text = with(&many("0", 1000));
+    let cut = &mut serde_json::Deserializer::from_str(&text[..text.len() - 1]);
+    assert!(read_within_bounds(cut).is_err());
+}

@@ -5,11 +5,14 @@ use crate::hold::Wish;
 use crate::index::{Index, Uid, convert};
 use crate::quantity::Quantity;
 use crate::substitute::{ANNOTATION, Record};
+use aliquot_model::config;
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
-    AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimSpec,
+    AllocationResult, DeviceClaim, DeviceClaimConfiguration, DeviceRequestAllocationResult,
+    OpaqueDeviceConfiguration, ResourceClaim, ResourceClaimSpec,
 };
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
 use std::sync::Arc;
@@ -34,6 +37,7 @@ impl Index {
             .flatten()
             .find(|owner| owner.kind == "Pod" && owner.controller == Some(true))
             .map(|owner| owner.uid.as_str().into());
+        let spec = kept(&claim.spec, &self.driver);
         Some(Claim {
             key,
             uid,
@@ -41,8 +45,8 @@ impl Index {
             created: claim.metadata.creation_timestamp.as_ref().map_or(0, |time| time.0.as_second()),
             deleting: claim.metadata.deletion_timestamp.is_some(),
             finalizers: claim.metadata.finalizers.clone().unwrap_or_default(),
-            spec: Arc::new(claim.spec.clone()),
-            demand: demand(&self.demands, &claim.spec),
+            demand: demand(&self.demands, &spec),
+            spec: Arc::new(spec),
             substitution: Record::read(claim.metadata.annotations.as_ref().and_then(|a| a.get(ANNOTATION))),
             owner_pod,
             allocation,
@@ -131,6 +135,25 @@ impl<H: Hasher> io::Write for Hashed<H> {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// What is kept of a claim's spec: configurations are those of our driver, within their bounds.
+fn kept(spec: &ResourceClaimSpec, driver: &str) -> ResourceClaimSpec {
+    let own = |entry: &DeviceClaimConfiguration| {
+        let opaque = entry.opaque.as_ref().filter(|opaque| opaque.driver == driver)?;
+        let parameters = RawExtension(config::within_bounds(&opaque.parameters.0));
+        let opaque = OpaqueDeviceConfiguration { driver: opaque.driver.clone(), parameters };
+        Some(DeviceClaimConfiguration { opaque: Some(opaque), requests: entry.requests.clone() })
+    };
+    let devices = spec.devices.as_ref().map(|devices| {
+        let config: Vec<_> = devices.config.iter().flatten().filter_map(own).collect();
+        DeviceClaim {
+            config: (!config.is_empty()).then_some(config),
+            constraints: devices.constraints.clone(),
+            requests: devices.requests.clone(),
+        }
+    });
+    ResourceClaimSpec { devices }
 }
 
 /// The node of a selector of the one form that node-local devices have.
