@@ -249,3 +249,6 @@ fn give_up_rights() -> Result<(), Fault> {
 fn done(result: libc::c_long, what: &'static str) -> Result<(), Fault> {
     if result < 0 { Err((what, Errno::last())) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests;

@@ -231,60 +231,6 @@ fn the_images_loader_can_neither_start_anything_nor_reach_anything_nor_change_a_
     assert!(told.contains("ERROR can: end"), "{told}");
 }
 
-/// What outlives the trial would run in the container without its seccomp filter and its label, which the runtime
-/// applies later.
-#[test]
-fn nothing_that_the_images_loader_starts_outlives_the_trial() {
-    if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: entering another root needs root");
-        return;
-    }
-    let Some(container) = Container::with_loader(
-        r#"
-        #include <fcntl.h>
-        #include <sys/stat.h>
-        #include <unistd.h>
-        int main(void) {
-            if (fork() == 0) {
-                setsid();
-                for (int fd = 0; fd < 3; fd++) close(fd);
-                if (fork() == 0) { sleep(1); mkdir("/left/alive", 0777); }
-            }
-            return 0;
-        }"#,
-    ) else {
-        return;
-    };
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::create_dir(container.at("/left")).unwrap();
-    std::fs::set_permissions(container.at("/left"), PermissionsExt::from_mode(0o777)).unwrap();
-    let output = container.hook().output().unwrap();
-    std::thread::sleep(std::time::Duration::from_secs(3));
-    assert!(
-        !container.at("/left/alive").exists(),
-        "a process of the image's loader lives on after {output:?}"
-    );
-}
-
-#[test]
-fn a_loader_whose_children_keep_its_pipes_open_does_not_hold_up_the_hook() {
-    if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: entering another root needs root");
-        return;
-    }
-    let Some(container) = Container::with_loader(
-        "#include <unistd.h>\nint main(void) { if (fork() == 0) sleep(60); return 0; }",
-    ) else {
-        return;
-    };
-    let began = std::time::Instant::now();
-    let _ = container.hook().output().unwrap();
-    assert!(
-        began.elapsed() < std::time::Duration::from_secs(60),
-        "the hook waited for what the loader started"
-    );
-}
-
 #[test]
 fn a_loader_that_does_not_end_is_ended_and_named() {
     if !nix::unistd::geteuid().is_root() {
