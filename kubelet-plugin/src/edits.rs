@@ -37,6 +37,8 @@ pub const CORE: &str = "libaliquot_core.so";
 
 /// What our hooks are called: the first of their arguments.
 const HOOK: &str = "aliquot-oci-hook";
+/// The hook's option for what a mount is. It comes behind all others.
+const MOUNTED: &str = "--mounted";
 
 /// The whole environment of our hooks. Without one, runc up to 1.2 runs them with the container's.
 pub const HOOK_ENV: [&str; 1] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"];
@@ -132,13 +134,8 @@ fn said(spec: &Spec, variable: &str) -> Option<String> {
 /// Gives hooks of ours without an environment the one that they are to have, and all of them today's path and
 /// timeout. Returns whether anything changed.
 pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
-    let Spec { devices, container_edits, .. } = spec;
-    let all = devices.iter_mut().map(|device| &mut device.container_edits).chain([container_edits]);
     let mut changed = false;
-    for hook in all.flat_map(|edits| &mut edits.hooks) {
-        if hook.args.first().is_none_or(|name| name != HOOK) {
-            continue;
-        }
+    for Hooked { hook, .. } in hooked(spec) {
         if hook.env.is_empty() {
             hook.env = HOOK_ENV.map(str::to_owned).into();
             changed = true;
@@ -155,7 +152,52 @@ pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     changed
 }
 
-/// The spec of a claim in this boot.
+/// Has each hook of ours say which file or directory every mount of its share is, as `<device>:<inode>:<path in the
+/// container>`, by which the hook finds out whether something else lies over it. Those numbers are the same for whoever
+/// looks, also where the path on the host is not to be reached, as in a user namespace. Returns whether anything
+/// changed.
+///
+/// # Errors
+/// What `identity`, which tells device and inode of a path on the host, fails with. Then nothing has changed.
+pub fn tell_mounts<E>(spec: &mut Spec, identity: impl Fn(&str) -> Result<(u64, u64), E>) -> Result<bool, E> {
+    let mut told = Vec::new();
+    for Hooked { mounts, .. } in hooked(spec) {
+        let each = mounts.iter().map(|mount| {
+            let (device, inode) = identity(&mount.host_path)?;
+            Ok([MOUNTED.to_owned(), format!("{device}:{inode}:{}", mount.container_path)])
+        });
+        told.push(each.collect::<Result<Vec<_>, E>>()?.concat());
+    }
+    let mut changed = false;
+    for (Hooked { hook, .. }, told) in hooked(spec).zip(told) {
+        let before = hook.args.iter().position(|arg| arg == MOUNTED).unwrap_or(hook.args.len());
+        if hook.args.get(before..) != Some(told.as_slice()) {
+            hook.args.truncate(before);
+            hook.args.extend(told);
+            changed = true;
+        }
+    }
+    Ok(changed)
+}
+
+/// A hook of ours, and the mounts beside it.
+struct Hooked<'a> {
+    hook: &'a mut Hook,
+    mounts: &'a [Mount],
+}
+
+fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
+    let Spec { devices, container_edits, .. } = spec;
+    let all = devices.iter_mut().map(|device| &mut device.container_edits).chain([container_edits]);
+    all.flat_map(|edits| {
+        let ContainerEdits { hooks, mounts, .. } = edits;
+        let mounts = mounts.as_slice();
+        let ours = hooks.iter_mut().filter(|hook| hook.args.first().is_some_and(|name| name == HOOK));
+        ours.map(move |hook| Hooked { hook, mounts })
+    })
+}
+
+/// The spec of a claim in this boot, to be completed by [`tell_mounts`].
 ///
 /// # Errors
 /// If the driver's name is not a CDI vendor.

@@ -382,7 +382,8 @@ impl Machine {
             .collect::<Result<Vec<_>, StepError>>()?;
         let indexed = record.indexed_env;
         let (boot_id, claim) = (&record.boot_id, &record.claim);
-        let spec = edits::spec(&self.site, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
+        let mut spec = edits::spec(&self.site, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
+        edits::tell_mounts(&mut spec, identity)?;
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
         Ok(())
     }
@@ -458,6 +459,13 @@ impl Machine {
         }
         Ok(Limiter { version, host_dir, preload_file })
     }
+}
+
+/// Device and inode of a file or directory.
+pub(crate) fn identity(path: &str) -> Result<(u64, u64), StoreError> {
+    use std::os::unix::fs::MetadataExt;
+    let meta = fs::metadata(path).map_err(io_error("look at", Path::new(path)))?;
+    Ok((meta.dev(), meta.ino()))
 }
 
 /// Version and directory of the limiter to mount.

@@ -482,7 +482,7 @@ fn a_claim_whose_record_was_lost_gets_it_back_when_it_is_prepared_again() {
 }
 
 #[test]
-fn hooks_of_earlier_releases_get_their_environment_path_and_timeout_at_the_next_start() {
+fn hooks_of_earlier_releases_are_brought_up_to_date_at_the_next_start() {
     let world = world();
     let with_hook = |path: &str| {
         let mut node = world.node();
@@ -499,6 +499,7 @@ fn hooks_of_earlier_releases_get_their_environment_path_and_timeout_at_the_next_
     assert_eq!(hooks.len(), 1);
     hooks[0].env.clear();
     hooks[0].timeout = None;
+    hooks[0].args.truncate(4);
     hooks[0].path = "/old/aliquot-oci-hook".into();
     let foreign = aliquot_cdi::Hook {
         args: vec!["other".into()],

@@ -64,7 +64,7 @@ fn hostile(world: &World, uid: &str) -> (Bundle, PathBuf) {
 
 /// What the container prints when the hook has run to its end.
 fn merged(bundle: &Bundle) -> String {
-    let stub = bundle.edits.hooks[0].args.last().unwrap();
+    let stub = &bundle.edits.hooks[0].args[3];
     format!("/lib/mine.so\n{stub}\n")
 }
 

@@ -1,5 +1,6 @@
 //! The command line.
 
+use crate::mounts::Mounted;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +13,8 @@ pub struct Args {
     pub preload: PathBuf,
     /// The folder of quotas inside the container.
     pub quota: PathBuf,
+    /// What the node has mounted in the container for one share; nothing by agents of earlier releases.
+    pub mounted: Vec<Mounted>,
     /// The container's root, where it is not to be taken from the state.
     pub root: Option<PathBuf>,
 }
@@ -24,7 +27,7 @@ pub enum ArgsError {
     #[error("the first argument is create-container, not {0:?}")]
     Stage(OsString),
     /// An option that does not exist.
-    #[error("no option {0:?}; known are --limiter, --preload, --quota and --root")]
+    #[error("no option {0:?}; known are --limiter, --preload, --quota, --mounted and --root")]
     Unknown(OsString),
     /// An option without its value.
     #[error("{0} needs a value")]
@@ -35,6 +38,9 @@ pub enum ArgsError {
     /// A path that is not absolute.
     #[error("{0} is not an absolute path: {1:?}")]
     Relative(&'static str, PathBuf),
+    /// A mount that is not described as it should be.
+    #[error("--mounted is <device>:<inode>:<absolute path>, not {0:?}")]
+    Mounted(OsString),
 }
 
 impl Args {
@@ -47,9 +53,17 @@ impl Args {
         let (mut limiter, mut root) = (None, None);
         let mut preload = PathBuf::from("/etc/ld.so.preload");
         let mut quota = PathBuf::from("/run/aliquot/quota");
+        let mut mounted = Vec::new();
         while let Some(option) = arguments.next() {
+            let mut text = |name: &'static str| arguments.next().ok_or(ArgsError::Value(name));
+            if option == "--mounted" {
+                let text = text("--mounted")?;
+                let parsed = text.to_str().and_then(|text| text.parse().ok());
+                mounted.push(parsed.ok_or(ArgsError::Mounted(text))?);
+                continue;
+            }
             let mut value = |name: &'static str| {
-                let path = PathBuf::from(arguments.next().ok_or(ArgsError::Value(name))?);
+                let path = PathBuf::from(text(name)?);
                 if path.is_absolute() { Ok(path) } else { Err(ArgsError::Relative(name, path)) }
             };
             match option.to_str() {
@@ -60,7 +74,7 @@ impl Args {
                 _ => return Err(ArgsError::Unknown(option)),
             }
         }
-        Ok(Self { limiter: limiter.ok_or(ArgsError::Limiter)?, preload, quota, root })
+        Ok(Self { limiter: limiter.ok_or(ArgsError::Limiter)?, preload, quota, mounted, root })
     }
 
     /// The core beside the stub.
@@ -83,7 +97,16 @@ mod tests {
         assert_eq!(args.preload, Path::new("/etc/ld.so.preload"));
         assert_eq!(args.quota, Path::new("/run/aliquot/quota"));
         assert_eq!((args.limiter.as_path(), args.root), (Path::new("/l/s.so"), None));
+        assert_eq!(args.mounted, []);
         assert_eq!(Args::core(Path::new("/l/s.so")), Path::new("/l/libaliquot_core.so"));
+    }
+
+    #[test]
+    fn every_mount_is_heard_of() {
+        let line = "create-container --limiter /l/s.so --mounted 1:2:/a --mounted 3:4:/b";
+        let args = parse(line).unwrap();
+        let mounted: Vec<String> = args.mounted.iter().map(ToString::to_string).collect();
+        assert_eq!(mounted, ["1:2:/a", "3:4:/b"]);
     }
 
     #[test]
@@ -92,6 +115,8 @@ mod tests {
         assert_eq!(parse("poststop"), Err(ArgsError::Stage("poststop".into())));
         assert_eq!(parse("create-container"), Err(ArgsError::Limiter));
         assert_eq!(parse("create-container --limiter"), Err(ArgsError::Value("--limiter")));
+        let wrong = parse("create-container --limiter /l --mounted /a");
+        assert_eq!(wrong, Err(ArgsError::Mounted("/a".into())));
         assert_eq!(parse("create-container --limit /x"), Err(ArgsError::Unknown("--limit".into())));
         assert_eq!(
             parse("create-container --limiter s.so"),

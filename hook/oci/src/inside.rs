@@ -69,12 +69,17 @@ impl Root {
 
     /// Opens a path inside the root.
     pub fn file(&self, path: &Path, flags: OFlag, mode: Mode) -> Result<OwnedFd, Errno> {
+        self.resolve(path, flags, mode, ResolveFlag::empty())
+    }
+
+    /// Opens a path inside the root if the way there is as this asks.
+    pub fn resolve(&self, path: &Path, flags: OFlag, mode: Mode, way: ResolveFlag) -> Result<OwnedFd, Errno> {
         let relative = path.strip_prefix("/").unwrap_or(path);
         let relative = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
         let how = OpenHow::new()
             .flags(flags | OFlag::O_CLOEXEC)
             .mode(mode)
-            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS);
+            .resolve(ResolveFlag::RESOLVE_IN_ROOT | ResolveFlag::RESOLVE_NO_MAGICLINKS | way);
         openat2(&self.fd, relative, how)
     }
 

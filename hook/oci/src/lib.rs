@@ -16,7 +16,8 @@
 //!   "hookName": "createContainer",
 //!   "path": "/opt/aliquot/bin/aliquot-oci-hook",
 //!   "args": ["aliquot-oci-hook", "create-container",
-//!            "--limiter", "/usr/local/lib/aliquot/0.1.0/libaliquot_preload.so"],
+//!            "--limiter", "/usr/local/lib/aliquot/0.1.0/libaliquot_preload.so",
+//!            "--mounted", "2049:1311:/run/aliquot/quota/<result id>", …],
 //!   "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 //! }
 //! ```
@@ -25,7 +26,9 @@
 //! that the image's author chose. So `env` is never left out, and the program is static (`tools/build-hook`): no
 //! loader reads variables for it, and it runs on hosts with any C library.
 //!
-//! `--limiter` is the stub's path inside the container; the core lies beside it. The container's state comes
+//! `--limiter` is the stub's path inside the container; the core lies beside it. `--mounted`, once for each mount of a
+//! share, says which file or directory of the host the container has to find there ([`mounts`]); agents of earlier
+//! releases say none, and then nothing is compared. A container with several shares has a hook for each. The container's state comes
 //! on standard input, as the runtime specification says. `--preload` (default `/etc/ld.so.preload`) and
 //! `--quota` (default `/run/aliquot/quota`) are paths inside the container; `--root` names the container's
 //! root instead of the state. Exit status 0 = the container may start; 1 = it must not, and the reason is
@@ -36,7 +39,7 @@
 //! Follow a link of the image out of the container's root; run anything of the image with the runtime's
 //! rights; change the image's files.
 //!
-//! Reading order: [`run`], then [`preload`] (merging), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
+//! Reading order: [`run`], then [`mounts`] (what is mounted), [`preload`] (merging), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
 
 #![allow(unsafe_code, reason = "system calls that nix does not wrap; every block says why it is sound")]
 
@@ -46,6 +49,7 @@ mod filter;
 pub mod inside;
 mod json;
 pub mod loader;
+pub mod mounts;
 pub mod preload;
 pub mod quota;
 mod trial;
@@ -68,6 +72,9 @@ pub enum HookError {
     /// A file inside the container.
     #[error(transparent)]
     Inside(#[from] inside::InsideError),
+    /// What the node has mounted.
+    #[error(transparent)]
+    Mounts(#[from] mounts::MountsError),
     /// The list of preloaded libraries.
     #[error(transparent)]
     Preload(#[from] preload::PreloadError),
@@ -79,14 +86,20 @@ pub enum HookError {
     Quota(#[from] quota::QuotasError),
 }
 
-/// Does everything for one container: finds its root, checks quotas, merges the preload lists and tries the
-/// limiter with the container's loader.
+/// Does everything for one share of a container: finds its root, makes sure that what the node has mounted is what is
+/// there, checks quotas, merges the preload lists and tries the limiter with the container's loader.
+///
+/// Nothing of what is made sure of changes before the entrypoint runs: the loader may not mount anything, the runtime
+/// mounts nothing of the pod's any more, and no directory on the way there is on a volume that others than root can
+/// change.
 pub fn run(args: &Args, state: &mut dyn Read) -> Result<(), HookError> {
     let root: PathBuf = match &args.root {
         Some(root) => root.clone(),
         None => bundle::container_root(state)?,
     };
     let root = inside::Root::open(&root)?;
+    preload::uncover(&root, &args.preload)?;
+    mounts::check(&root, &args.mounted, &args.quota)?;
     quota::check(&root, &args.quota)?;
     preload::apply(&root, &args.preload, &args.limiter)?;
     loader::check(&root, &args.limiter)?;

@@ -4,8 +4,8 @@
 use crate::inside::{InsideError, Root};
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
-use nix::mount::{MsFlags, mount};
-use nix::sys::stat::Mode;
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::stat::{Mode, fstat};
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
@@ -62,6 +62,17 @@ fn merge(image: &[u8], node: &[u8]) -> Option<Vec<u8>> {
     }
     merged.extend(ours);
     Some(merged.iter().flat_map(|library| library.iter().copied().chain([b'\n'])).collect())
+}
+
+/// Takes away the merged list that the hook of another share of the container has put over the node's: the one that
+/// has no name. Should it be another's, it is gone as well.
+pub fn uncover(root: &Root, preload: &Path) -> Result<(), PreloadError> {
+    let error = |what| move |source| PreloadError::Merge { path: preload.to_owned(), what, source };
+    let Ok(found) = root.file(preload, OFlag::O_PATH, Mode::empty()) else { return Ok(()) };
+    if fstat(&found).map_err(error("looked at"))?.st_nlink > 0 {
+        return Ok(());
+    }
+    umount2(&proc_path(found.as_raw_fd()), MntFlags::MNT_DETACH).map_err(error("taken away"))
 }
 
 /// Checks that the limiter is named, and puts the image's own lines back if it has any.

@@ -2,6 +2,7 @@
 
 use crate::inside::{InsideError, Root};
 use aliquot_quota::{QuotaError, QuotaFile};
+use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ pub enum QuotasError {
         /// The folder.
         path: PathBuf,
         /// Why.
-        source: nix::errno::Errno,
+        source: Errno,
     },
     /// No quota in it.
     #[error("{0} in the container holds no quota")]
@@ -37,19 +38,24 @@ pub enum QuotasError {
     },
 }
 
-/// Reads every quota in `folder` as the limiter will.
-pub fn check(root: &Root, folder: &Path) -> Result<Vec<QuotaFile>, QuotasError> {
-    let error = |source| QuotasError::Folder { path: folder.to_owned(), source };
-    let fd = root.file(folder, OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty()).map_err(error)?;
+/// The names of what the limiter takes for quotas in `folder`.
+pub(crate) fn names(root: &Root, folder: &Path) -> Result<Vec<String>, Errno> {
+    let fd = root.file(folder, OFlag::O_RDONLY | OFlag::O_DIRECTORY, Mode::empty())?;
     let mut names = Vec::new();
-    for entry in nix::dir::Dir::from_fd(fd).map_err(error)?.iter() {
-        let entry = entry.map_err(error)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for entry in nix::dir::Dir::from_fd(fd)?.iter() {
+        let name = entry?.file_name().to_string_lossy().into_owned();
         if !name.starts_with('.') {
             names.push(name);
         }
     }
     names.sort();
+    Ok(names)
+}
+
+/// Reads every quota in `folder` as the limiter will.
+pub fn check(root: &Root, folder: &Path) -> Result<Vec<QuotaFile>, QuotasError> {
+    let error = |source| QuotasError::Folder { path: folder.to_owned(), source };
+    let names = names(root, folder).map_err(error)?;
     if names.is_empty() {
         return Err(QuotasError::None(folder.to_owned()));
     }

@@ -350,3 +350,61 @@ fn an_image_without_a_list_keeps_the_nodes() {
     let Some(output) = in_mount_namespace(&script) else { return };
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{INSIDE}\n"), "{output:?}");
 }
+
+/// Runs commands where the node's list and quota are mounted as the node has them; `$hook` is the hook, told of both.
+fn with_mounts(container: &Container, commands: &str) -> Option<Output> {
+    let quota = container.at("/run/aliquot/quota/a/quota");
+    container.copy(&quota, "/node/shares/a/quota/quota");
+    container.copy(&quota, "/tenants/quota");
+    container.write("/node/list", &format!("{INSIDE}\n"));
+    let (root, hook) = (container.folder.path().display(), hook());
+    let hook = hook.display();
+    in_mount_namespace(&format!(
+        "mount --bind {root} {root}; cd {root}; mount -t tmpfs none dev
+         mount --bind node/list etc/ld.so.preload; mount --bind node/shares/a/quota run/aliquot/quota/a
+         told() {{ echo --mounted $(stat -c %d:%i $1):$2; }}
+         hook=\"{hook} create-container --limiter {INSIDE} --root {root} \
+               $(told node/list /etc/ld.so.preload) $(told node/shares/a/quota /run/aliquot/quota/a)\"
+         {commands}"
+    ))
+}
+
+#[test]
+fn the_second_share_of_a_container_finds_the_nodes_list_below_the_merged_one() {
+    let container = Container::new();
+    container.write("/etc/ld.so.preload", "/lib/mine.so\n");
+    let Some(output) = with_mounts(&container, "$hook; $hook; cat etc/ld.so.preload") else { return };
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("/lib/mine.so\n{INSIDE}\n"));
+}
+
+#[test]
+fn what_lies_over_the_nodes_files_or_beside_its_quotas_is_refused() {
+    for (mount, reason) in [
+        ("mount --bind tenants run/aliquot/quota/a", "/run/aliquot/quota/a in the container is not what"),
+        ("mount --bind tenants/quota run/aliquot/quota/a/quota", "mounted in /run/aliquot/quota/a in"),
+        (
+            "cp node/list list; mount --bind list etc/ld.so.preload",
+            "/etc/ld.so.preload in the container is not",
+        ),
+        // Without a name, as a merged list is, and twice.
+        (
+            "for n in 1 2; do cp node/list l$n; mount --bind l$n etc/ld.so.preload; done; rm l2",
+            "/etc/ld.so.preload in the container is not",
+        ),
+        (
+            "mkdir run/aliquot/quota/b; mount --bind tenants run/aliquot/quota/b",
+            "quota/b in the container is no quota",
+        ),
+        ("ln -s a run/aliquot/quota/b", "quota/b in the container is no quota"),
+        ("umount run/aliquot/quota/a", "/run/aliquot/quota/a in the container is not what"),
+    ] {
+        let Some(output) = with_mounts(&Container::new(), &format!("{mount}; $hook")) else { return };
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && told.contains(reason), "{mount}: {output:?}");
+    }
+    // Two shares of the node are none of the pod's.
+    let two = "mkdir run/aliquot/quota/b; cp -r node/shares/a node/shares/b
+               mount --bind node/shares/b/quota run/aliquot/quota/b; $hook";
+    assert!(with_mounts(&Container::new(), two).unwrap().status.success());
+}

@@ -141,6 +141,33 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
 }
 
 #[test]
+fn every_hook_is_told_what_each_mount_of_its_share_is() {
+    let hooked = Site { oci_hook: Some("/opt/aliquot/limiter/0.1.0/aliquot-oci-hook".into()), ..site() };
+    let devices = [(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())];
+    let mut spec = spec(&hooked, "boot-1", &claim("u-1"), &devices, Some(&limiter()), true).unwrap();
+    let before = spec.clone();
+    assert_eq!(tell_mounts(&mut spec, |_| Err("gone")), Err("gone"));
+    assert_eq!(spec, before);
+    let identity = |path: &str| Ok::<_, ()>((7, path.len() as u64));
+    assert_eq!(tell_mounts(&mut spec, identity), Ok(true));
+    for device in &spec.devices[1..] {
+        let edits = &device.container_edits;
+        let told = edits.mounts.iter().flat_map(|mount| {
+            ["--mounted".to_owned(), format!("7:{}:{}", mount.host_path.len(), mount.container_path)]
+        });
+        let args: Vec<String> = edits.hooks[0].args[..4].iter().cloned().chain(told).collect();
+        assert_eq!(edits.hooks[0].args, args);
+        assert_eq!(args.len(), 4 + 2 * 5);
+    }
+    assert_eq!(tell_mounts(&mut spec, identity), Ok(false));
+    // An inode that is another one is told anew, in the former's place.
+    let told = spec.clone();
+    assert_eq!(tell_mounts(&mut spec, |path| Ok::<_, ()>((8, path.len() as u64))), Ok(true));
+    assert_eq!(tell_mounts(&mut spec, identity), Ok(true));
+    assert_eq!(spec, told);
+}
+
+#[test]
 fn two_shares_in_one_container_do_not_overwrite_each_other() {
     let spec =
         made(&[(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())], true);

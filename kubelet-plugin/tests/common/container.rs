@@ -98,6 +98,8 @@ pub struct Bundle {
     pub folder: TempDir,
     pub env: Vec<String>,
     pub edits: ContainerEdits,
+    /// The pod's own volume mounts: what is mounted, and where.
+    pub volumes: Vec<(PathBuf, String)>,
 }
 
 impl Bundle {
@@ -106,6 +108,7 @@ impl Bundle {
             folder: tempfile::tempdir().unwrap(),
             env: vec!["PATH=/bin".into()],
             edits: ContainerEdits::default(),
+            volumes: Vec::new(),
         };
         for program in programs {
             let found = ["/usr/bin", "/bin"].iter().map(|dir| Path::new(dir).join(program));
@@ -163,9 +166,18 @@ impl Bundle {
             json!({"destination": "/proc", "type": "proc", "source": "proc"}),
             json!({"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}),
         ];
-        mounts.extend(self.edits.mounts.iter().map(|mount| {
+        // As the CDI library has it: ours in the place of the pod's at the same path and otherwise behind the pod's, then
+        // all of them by depth.
+        let ours = &self.edits.mounts;
+        let theirs =
+            self.volumes.iter().filter(|(_, at)| ours.iter().all(|mount| mount.container_path != *at));
+        mounts.extend(theirs.map(|(source, destination)| {
+            json!({"destination": destination, "type": "bind", "source": source, "options": ["rbind", "rw"]})
+        }));
+        mounts.extend(ours.iter().map(|mount| {
             json!({"destination": mount.container_path, "type": "bind", "source": mount.host_path, "options": mount.options})
         }));
+        mounts.sort_by_key(|mount| mount["destination"].as_str().unwrap().matches('/').count());
         let hooks: Vec<Value> = self
             .edits
             .hooks
