@@ -531,13 +531,13 @@ impl Core {
 
     /// Begins something of which all decisions together take twice as long as one, at most.
     fn begin_turn(&mut self) {
-        let began = Instant::now();
+        let began = self.settings.clock.now();
         self.turn = Some(Turn { began, until: began + self.settings.deadline.saturating_mul(2) });
     }
 
     /// Until when a decision that begins now may take.
     fn until(&self) -> Instant {
-        let own = Instant::now() + self.settings.deadline;
+        let own = self.settings.clock.now() + self.settings.deadline;
         self.turn.map_or(own, |turn| turn.until.min(own))
     }
 

@@ -14,6 +14,7 @@ pub mod act;
 pub mod args;
 pub mod brain;
 pub mod budget;
+pub mod clock;
 pub mod compact;
 pub mod decide;
 pub mod elastic;

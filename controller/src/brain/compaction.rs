@@ -160,9 +160,9 @@ impl Core {
             self.stay_idle("below_threshold", &format!("{found}, and GPUs are emptied only above {above} %"));
             return;
         }
-        let until = self.until();
+        let (clock, until) = (self.settings.clock.clone(), self.until());
         let terms = Terms { gpus: 1, in_all: settings.terms.in_all.min(left), ..settings.terms };
-        let outline = self.outline(terms, &mut || Instant::now() >= until);
+        let outline = self.outline(terms, &mut || clock.now() >= until);
         let Some(step) = outline.steps.into_iter().next() else {
             let most = terms.per_gpu.min(terms.in_all);
             let why = match self.settings.options.strategy {
@@ -282,7 +282,8 @@ impl Core {
         let Some(pod) = self.index.pod(pod).cloned() else { return false };
         let situation = self.situation(&pod, now);
         let until = self.until();
-        let mut expired = || Instant::now() >= until;
+        let clock = &self.settings.clock;
+        let mut expired = || clock.now() >= until;
         let (index, options) = (&self.index, self.settings.options);
         compact::has_room(index, &mut self.matcher, options, &pod, situation, &mut expired)
     }

@@ -102,10 +102,10 @@ impl Core {
     }
 
     fn glance(&mut self, pod: &Pod, situation: &Situation) -> Result<Decision, Duration> {
-        let began = Instant::now();
+        let began = self.settings.clock.now();
         let until = self.until().min(began + self.settings.first_look);
         let decision = self.decide_until(pod, situation, until);
-        let cost = began.elapsed();
+        let cost = self.settings.clock.since(began);
         if !matches!(decision, Decision::OutOfTime(_)) {
             self.metrics.decision(name_of(&decision), cost);
             return Ok(decision);
@@ -153,15 +153,16 @@ impl Core {
 
     /// Decides for a pod, or what stands for one, within the time that there is.
     pub(super) fn decide(&mut self, pod: &Pod, situation: &Situation) -> Decision {
-        let (started, until) = (Instant::now(), self.until());
+        let (started, until) = (self.settings.clock.now(), self.until());
         let decision = self.decide_until(pod, situation, until);
-        self.metrics.decision(name_of(&decision), started.elapsed());
+        self.metrics.decision(name_of(&decision), self.settings.clock.since(started));
         decision
     }
 
     fn decide_until(&mut self, pod: &Pod, situation: &Situation, until: Instant) -> Decision {
         self.settings.pulse.doing(format!("deciding for pod {}", pod.key));
-        let (options, mut expired) = (self.settings.options, || Instant::now() >= until);
+        let clock = &self.settings.clock;
+        let (options, mut expired) = (self.settings.options, || clock.now() >= until);
         decide::decide_in(&self.index, &mut self.matcher, pod, situation, options, &mut expired)
     }
 

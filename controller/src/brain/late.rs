@@ -154,6 +154,6 @@ impl Core {
 
     /// How long what is being done has taken.
     pub(super) fn cost(&self) -> Duration {
-        self.turn.map_or(self.settings.deadline, |turn| turn.began.elapsed())
+        self.turn.map_or(self.settings.deadline, |turn| self.settings.clock.since(turn.began))
     }
 }

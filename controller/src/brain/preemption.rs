@@ -204,13 +204,13 @@ impl Core {
             evicted: &self.preemptions.evicted,
             spared: &spared,
         };
-        let started = Instant::now();
-        let until = self.until();
-        let mut expired = || Instant::now() >= until;
+        let clock = &self.settings.clock;
+        let (started, until) = (clock.now(), self.until());
+        let mut expired = || clock.now() >= until;
         let (index, matcher) = (&self.index, &mut self.matcher);
         let choice =
             preempt::choose(index, matcher, pod, situation, &terms, self.settings.options, &mut expired);
-        self.metrics.preemption(started.elapsed());
+        self.metrics.preemption(clock.since(started));
         choice
     }
 
@@ -340,12 +340,12 @@ impl Core {
             .collect();
         pods.sort_by_key(|pod| (std::cmp::Reverse(self.standing(pod)), pod.created, pod.key.clone()));
         // Nobody is decided before, so it is bounded as a whole.
-        let began = Instant::now();
+        let began = self.settings.clock.now();
         let until = began + self.settings.deadline.saturating_mul(RESUMED_WITHIN);
         self.turn = Some(Turn { began, until });
         let count = pods.len();
         for (done, pod) in pods.into_iter().enumerate() {
-            if Instant::now() >= until {
+            if self.settings.clock.now() >= until {
                 tracing::warn!(
                     left = count - done,
                     "not all that was kept for pods could be looked at in time"

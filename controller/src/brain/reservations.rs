@@ -233,7 +233,8 @@ impl Core {
             spared: &nobody,
         };
         let until = self.until();
-        let mut expired = || Instant::now() >= until;
+        let clock = &self.settings.clock;
+        let mut expired = || clock.now() >= until;
         let (index, matcher) = (&self.index, &mut self.matcher);
         preempt::choose(index, matcher, pod, &situation, &terms, self.settings.options, &mut expired)
     }

@@ -1,6 +1,7 @@
 //! How the brain behaves, as its operator set it.
 
 use super::{Compacting, Reserving};
+use crate::clock::Clock;
 use crate::decide::Options;
 use crate::pulse::Pulse;
 use std::sync::Arc;
@@ -59,6 +60,8 @@ pub struct Settings {
     pub elastic: bool,
     /// Where it is said what the brain does.
     pub pulse: Pulse,
+    /// By which decisions end.
+    pub clock: Clock,
 }
 
 impl Default for Settings {
@@ -88,6 +91,7 @@ impl Default for Settings {
             budgets: false,
             elastic: false,
             pulse: Pulse::default(),
+            clock: Clock::default(),
         }
     }
 }

@@ -164,7 +164,7 @@ impl Core {
                 &pod,
                 &situation,
                 self.settings.options,
-                &mut || Instant::now() >= until,
+                &mut || self.settings.clock.now() >= until,
             );
             let Some(plan) = plan else { continue };
             let since = self.returns.possible.get(&pod.uid).copied().unwrap_or(now);

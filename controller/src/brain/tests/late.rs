@@ -1,6 +1,8 @@
 //! Pods that cannot be decided in time, and who waits for them.
 
 use super::*;
+use crate::clock::Clock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Each request fits one GPU, which leaves too little there for another, and there is one more of them than GPUs;
 /// counting does not tell. `number` makes no difference but to what is asked.
@@ -17,9 +19,14 @@ fn hard(number: u32) -> Value {
 }
 
 impl World {
+    /// By a clock that goes on by 5 ms whenever somebody looks, as a search does every so many steps: no machine is
+    /// too slow or too fast.
     fn with_short_decisions() -> Self {
         let mut world = Self::new(&[("n1", 4)]);
-        // Far more than what is easy takes, also where the machine is busy.
+        let (began, looks) = (world.now, AtomicU64::new(0));
+        world.core.settings.clock =
+            Clock::new(move || began + Duration::from_millis(5 * looks.fetch_add(1, Ordering::Relaxed)));
+        // Far more than what is easy takes.
         world.core.settings.first_look = Duration::from_millis(50);
         world.core.settings.deadline = Duration::from_millis(150);
         world
