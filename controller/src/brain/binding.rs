@@ -31,14 +31,14 @@ impl Core {
             self.holds.unbound.remove(key);
             return;
         };
-        for mistake in claim.hold.mistakes.clone() {
-            self.tell_claim(&claim, true, reasons::ANNOTATION, &mistake);
+        if !claim.hold.mistakes.is_empty() {
+            self.tell_claim(&claim, true, reasons::ANNOTATION, &claim.hold.mistakes.join("; "), now);
         }
         // It gets nothing that is kept for a pod that it would give way to.
         let priority = self.hold_policy(&claim).priority;
         let pod = Pod { priority, ..Pod::in_place_of(&claim) };
         if let Some(known) = self.known_late(&pod, now) {
-            return self.bind_later(&claim, &known);
+            return self.bind_later(&claim, &known, now);
         }
         let situation = self.situation(&pod, now);
         let decision = match self.consider(&pod, &situation, self.holds.unbound.is_first_look(key)) {
@@ -47,7 +47,7 @@ impl Core {
         };
         if let Decision::OutOfTime(reason) = &decision {
             let known = self.note_late(&pod, reason, now);
-            return self.bind_later(&claim, &known);
+            return self.bind_later(&claim, &known, now);
         }
         self.holds.unbound.in_time(key);
         self.forget_late(&pod);
@@ -72,14 +72,14 @@ impl Core {
         };
         self.holds.unbound.park(key);
         let note = format!("it is to be bound before its first pod, but: {waiting}");
-        self.tell_claim(&claim, true, reasons::DOES_NOT_FIT, &note);
+        self.tell_claim(&claim, true, reasons::DOES_NOT_FIT, &note, now);
     }
 
     /// What a claim asks for ran out of time: it waits with all that ask for the same.
-    fn bind_later(&mut self, claim: &Claim, known: &Known) {
+    fn bind_later(&mut self, claim: &Claim, known: &Known, now: Instant) {
         self.holds.unbound.put_off(&claim.key, known.times, known.until);
         let note = format!("it is to be bound before its first pod, but was {}", known.note);
-        self.tell_claim(claim, true, reasons::OUT_OF_TIME, &note);
+        self.tell_claim(claim, true, reasons::OUT_OF_TIME, &note, now);
     }
 
     /// A used-up budget or a quota of the namespace that keeps a claim from what was found for it.
@@ -142,7 +142,7 @@ impl Core {
                     plan.node,
                     clock(until)
                 );
-                self.tell_claim(&claim, false, reasons::ALLOCATED, &note);
+                self.tell_claim(&claim, false, reasons::ALLOCATED, &note, now);
             }
             Some(error) => {
                 tracing::warn!(claim = %key, %error, "could not bind a claim");
@@ -150,7 +150,7 @@ impl Core {
                     let until = self.slow.failed(uid, now);
                     self.holds.unbound.hold_back(key, until);
                     let note = format!("it could not be given devices before its first pod: {error}");
-                    self.tell_claim(&claim, true, reasons::WRITE_FAILED, &note);
+                    self.tell_claim(&claim, true, reasons::WRITE_FAILED, &note, now);
                 } else {
                     self.holds.unbound.delay(key, now);
                 }

@@ -209,7 +209,7 @@ impl Core {
             Some(Ok(wish)) => Some(wish),
             Some(Err(mistake)) => {
                 let note = format!("{mistake}. Its shares keep the limits that they have");
-                self.tell_claim(parent, true, reasons::ANNOTATION, &note);
+                self.tell_claim(parent, true, reasons::ANNOTATION, &note, now);
                 None
             }
         };
@@ -266,7 +266,7 @@ impl Core {
                         crate::govern::amount::Bytes(wanted.memory),
                         wanted.cores,
                     );
-                    self.tell_claim(parent, true, reasons::LIMIT_WAITS, &note);
+                    self.tell_claim(parent, true, reasons::LIMIT_WAITS, &note, now);
                 }
                 Step::Limit(size) => return self.say_limit(parent, held, &node, name, (given, size), now),
                 // Nothing new for a claim that goes.

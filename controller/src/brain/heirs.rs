@@ -258,7 +258,7 @@ impl Core {
             }
             Step::Bind(_) => self.holds.offer(claim),
             Step::Drop(ended) => {
-                self.tell_claim(claim, false, reasons::HOLD_ENDED, &super::holds::ended_note(ended));
+                self.tell_claim(claim, false, reasons::HOLD_ENDED, &super::holds::ended_note(ended), now);
                 self.drop_hold(claim);
             }
             Step::Clear => {
@@ -312,18 +312,19 @@ impl Core {
                 self.holds.unbound.run_late(&claim.key, self.cost(), now);
             }
             // They are not to be had any more.
-            _ => self.give_bequest_up(claim),
+            _ => self.give_bequest_up(claim, now),
         }
     }
 
     /// A hold claim whose devices somebody else has by now, or that are gone, is of no use.
-    fn give_bequest_up(&mut self, claim: &Claim) {
+    fn give_bequest_up(&mut self, claim: &Claim, now: Instant) {
         self.holds.unbound.remove(&claim.key);
         self.tell_claim(
             claim,
             false,
             reasons::HOLD_ENDED,
             "the devices that it was to keep are not free, or its namespace's budget is used up",
+            now,
         );
         self.drop_hold(claim);
     }

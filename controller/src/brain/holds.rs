@@ -1,7 +1,7 @@
 //! Claims that have devices without a pod: what [`crate::hold`] decides, done.
 
 use super::heirs::{Ending, Lost};
-use super::{Core, Effect, Regarding, Report, reasons};
+use super::{Core, Effect, reasons};
 use crate::act::{Consumers, Job, WriteError};
 use crate::hold::{self, ByUs, Ended, Hold, Limits, Policy, Step, Wish};
 use crate::index::{Claim, Index, ObjectKey, Uid};
@@ -40,8 +40,6 @@ pub(super) struct Holds {
     pub(super) endings_seen: HashSet<Uid>,
     /// Seconds of Unix time, as of the last look.
     pub(super) wall: i64,
-    /// What was said about a claim last.
-    told: HashMap<Uid, String>,
     /// Namespaces of claims that a used-up budget kept from being bound.
     pub(super) refused: HashSet<Arc<str>>,
 }
@@ -58,7 +56,6 @@ impl Holds {
             lost: HashMap::new(),
             endings_seen: HashSet::new(),
             wall: 0,
-            told: HashMap::new(),
             refused: HashSet::new(),
         }
     }
@@ -170,16 +167,16 @@ impl Core {
                     self.holds.unbound.hold_back(key, until);
                 }
             }
-            Step::Set(hold) => self.set_hold(&claim, Some(hold)),
+            Step::Set(hold) => self.set_hold(&claim, Some(hold), now),
             Step::Unset => {
                 if facts.evicted {
                     let note = "its pod was evicted, so its devices are not kept when the pod has ended";
-                    self.tell_claim(&claim, false, reasons::HOLD_ENDED, note);
+                    self.tell_claim(&claim, false, reasons::HOLD_ENDED, note, now);
                 }
-                self.set_hold(&claim, None);
+                self.set_hold(&claim, None, now);
             }
             Step::Release(ended) => {
-                self.tell_claim(&claim, false, reasons::HOLD_ENDED, &ended_note(ended));
+                self.tell_claim(&claim, false, reasons::HOLD_ENDED, &ended_note(ended), now);
                 self.deallocate(key, Consumers::Holds, "hold");
             }
         }
@@ -215,7 +212,7 @@ impl Core {
         }
     }
 
-    fn set_hold(&mut self, claim: &Claim, hold: Option<Hold>) {
+    fn set_hold(&mut self, claim: &Claim, hold: Option<Hold>, now: Instant) {
         self.holds.writing.insert(claim.uid.clone());
         if let Some(Hold::Until(second)) = hold {
             let note = format!(
@@ -224,7 +221,7 @@ impl Core {
                 claim.key.name,
                 claim.key.namespace
             );
-            self.tell_claim(claim, false, reasons::HELD_WITHOUT_POD, &note);
+            self.tell_claim(claim, false, reasons::HELD_WITHOUT_POD, &note, now);
         }
         self.effects.push(Effect::Do(Job::Hold { claim: claim.key.clone(), uid: claim.uid.clone(), hold }));
     }
@@ -260,21 +257,8 @@ impl Core {
     /// Drops what is kept for a claim that is gone.
     pub(super) fn hold_gone(&mut self, uid: &str) {
         self.holds.writing.remove(uid);
-        self.holds.told.remove(uid);
+        self.told.forget_claim(uid);
         self.holds.endings_seen.remove(uid);
-    }
-
-    /// Says something about a claim, unless it was the last that was said.
-    pub(super) fn tell_claim(&mut self, claim: &Claim, warning: bool, reason: &'static str, note: &str) {
-        if self.holds.told.insert(claim.uid.clone(), note.to_owned()).as_deref() == Some(note) {
-            return;
-        }
-        self.tell(Report {
-            regarding: Regarding::Claim(claim.key.clone(), claim.uid.clone()),
-            warning,
-            reason,
-            note: note.to_owned(),
-        });
     }
 }
 

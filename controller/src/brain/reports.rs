@@ -1,7 +1,7 @@
 //! What users are told, and how often.
 
 use super::{Core, Effect};
-use crate::index::{ObjectKey, Pod, Uid};
+use crate::index::{Claim, ObjectKey, Pod, Uid};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -118,10 +118,24 @@ pub struct Report {
     pub note: String,
 }
 
-/// What pods were told last.
+/// What pods and claims were told last.
 #[derive(Debug, Default)]
 pub(super) struct Told {
-    pods: HashMap<ObjectKey, (&'static str, String, Instant)>,
+    pods: HashMap<ObjectKey, (&'static str, Said)>,
+    /// By reason, as one look at a claim can have several.
+    claims: HashMap<Uid, HashMap<&'static str, Said>>,
+}
+
+/// Words, and when they were said.
+#[derive(Debug)]
+struct Said(String, Instant);
+
+impl Said {
+    /// Whether it is too soon for words with the same reason.
+    fn stands(&self, note: &str, now: Instant) -> bool {
+        let Self(words, at) = self;
+        now.saturating_duration_since(*at) < if words == note { REPEAT } else { REFRESH }
+    }
 }
 
 /// The same words are said again after this long.
@@ -136,13 +150,33 @@ impl Told {
     }
 
     fn is_news(&mut self, pod: &ObjectKey, reason: &'static str, note: &str, now: Instant) -> bool {
-        if let Some((before, words, at)) = self.pods.get(pod)
-            && *before == reason
-            && now.saturating_duration_since(*at) < if words == note { REPEAT } else { REFRESH }
-        {
+        if self.pods.get(pod).is_some_and(|(before, said)| *before == reason && said.stands(note, now)) {
             return false;
         }
-        self.pods.insert(pod.clone(), (reason, note.to_owned(), now));
+        self.pods.insert(pod.clone(), (reason, Said(note.to_owned(), now)));
+        true
+    }
+
+    pub(super) fn forget_claim(&mut self, claim: &str) {
+        self.claims.remove(claim);
+    }
+
+    /// The same for a claim. What was done is news, unless in the very same words, and so is all that follows.
+    fn is_news_of_claim(
+        &mut self,
+        claim: &Uid,
+        (reason, warning): (&'static str, bool),
+        note: &str,
+        now: Instant,
+    ) -> bool {
+        let before = self.claims.entry(claim.clone()).or_default();
+        if before.get(reason).is_some_and(|said| said.stands(note, now) && (warning || said.0 == note)) {
+            return false;
+        }
+        if !warning {
+            before.clear();
+        }
+        before.insert(reason, Said(note.to_owned(), now));
         true
     }
 }
@@ -165,5 +199,24 @@ impl Core {
             });
         }
         news
+    }
+
+    /// Something about a claim, unless it has just been said.
+    pub(super) fn tell_claim(
+        &mut self,
+        claim: &Claim,
+        warning: bool,
+        reason: &'static str,
+        note: &str,
+        now: Instant,
+    ) {
+        if self.told.is_news_of_claim(&claim.uid, (reason, warning), note, now) {
+            self.tell(Report {
+                regarding: Regarding::Claim(claim.key.clone(), claim.uid.clone()),
+                warning,
+                reason,
+                note: note.to_owned(),
+            });
+        }
     }
 }

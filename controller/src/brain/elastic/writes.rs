@@ -240,7 +240,7 @@ impl Core {
         self.elastic.again(&of.uid, now + RETRY);
         if let Some(parent) = self.index.claim(&of.claim).cloned() {
             let note = format!("its share is to have more, but {reason}");
-            self.tell_claim(&parent, true, reasons::LIMIT_WAITS, &note);
+            self.tell_claim(&parent, true, reasons::LIMIT_WAITS, &note, now);
         }
         true
     }
@@ -329,7 +329,7 @@ impl Core {
                 let parent = self.elastic.parents.get(of).and_then(|key| self.index.claim(key)).cloned();
                 if let (Some(parent), WriteError::Refused { .. }) = (parent, &error) {
                     let note = format!("its share cannot be given more or less now: {error}");
-                    self.tell_claim(&parent, true, reasons::LIMIT_WAITS, &note);
+                    self.tell_claim(&parent, true, reasons::LIMIT_WAITS, &note, now);
                 }
             }
         }
@@ -370,7 +370,7 @@ impl Core {
         }
         let parent = self.elastic.parents.get(about).and_then(|key| self.index.claim(key)).cloned();
         if let (None, Some(parent), Some(note)) = (&error, parent, note) {
-            self.tell_claim(&parent, false, reasons::LIMIT_CHANGED, &note);
+            self.tell_claim(&parent, false, reasons::LIMIT_CHANGED, &note, now);
         }
         self.elastic_written(about, "limits of shares", error, now)
     }

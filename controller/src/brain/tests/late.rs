@@ -348,3 +348,26 @@ fn claims_before_their_pods_that_ran_out_of_time_wait_whatever_changes() {
     world.work();
     assert_eq!(world.late(), 1);
 }
+
+#[test]
+fn a_claim_that_waits_is_told_other_words_as_seldom_as_a_pod() {
+    let mut world = World::new(&[("n1", 1)]);
+    for number in 0..10 {
+        let name = format!("takes-{number}");
+        world.one(&name, &[fixtures::share("r", "1Gi", "1")]);
+        world.succeed(&name, &[fixtures::share("r", "1Gi", "1")]);
+        // There may be room, and something of it changes, so that it is looked at.
+        world.core.queue.wake(world.now);
+        world.wants_early(
+            ("default", "waits"),
+            &fixtures::spec(&[fixtures::share("r", "80Gi", "1")]),
+            number,
+        );
+        world.work();
+        world.jobs.clear();
+        world.now += Duration::from_secs(2);
+    }
+    let told = world.reports.iter().filter(|report| report.reason == reasons::DOES_NOT_FIT);
+    let words: Vec<&String> = told.map(|report| &report.note).collect();
+    assert_eq!(words.len(), 2, "once in 15 s: {words:?}");
+}
