@@ -45,6 +45,7 @@ use crate::govern::GpuQuota;
 use crate::handover::HandOvers;
 use crate::index::{Change, Index, ObjectKey, Pod, Sym, TaintRule, Uid};
 use crate::metrics::Metrics;
+use crate::queue::account::Account;
 use crate::queue::{Queue, Rank};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod as ApiPod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
@@ -149,6 +150,7 @@ pub struct Core {
     index: Index,
     matcher: Matcher,
     queue: Queue,
+    account: Account,
     settings: Settings,
     metrics: Arc<Metrics>,
     synced: HashSet<&'static str>,
@@ -197,6 +199,7 @@ impl Core {
             index: Index::new(driver),
             matcher: Matcher::new(),
             queue: Queue::new(settings.backoff.0, settings.backoff.1),
+            account: Account::default(),
             holds: holds::Holds::new(settings.backoff),
             wills: wills::Wills::default(),
             compaction: compaction::Compaction::default(),
@@ -523,7 +526,7 @@ impl Core {
         }
         self.first_seen.entry(key.clone()).or_insert(now);
         let slowed = self.slow.until(&pod.uid, now);
-        self.queue.offer(Rank::new(key.clone(), pod.priority, pod.created));
+        self.queue.offer(Rank::new(key.clone(), pod.priority, pod.created), now);
         if let Some(until) = slowed {
             self.queue.hold_back(key, until);
         }

@@ -1,12 +1,15 @@
 //! Which pod is decided next: by priority, then age; of pods of one priority those first whose namespace has not
 //! spent much time on decisions of late. While others wait, each is first given a short look; what that does not
-//! decide goes behind those of its priority that had none. While decisions take long, a small part of the turns is
-//! for those of lower priority that many others went before. What did not fit waits until something changes, and each
-//! time longer; what ran out of time waits in proportion to what it cost, whatever changes.
+//! decide goes behind those of its priority that had none. What waits for long behind others has a part of the time,
+//! whatever comes (see [`account`]). What did not fit waits until something changes, and each time longer; what ran
+//! out of time waits in proportion to what it cost, whatever changes.
+
+pub mod account;
 
 use crate::index::ObjectKey;
+use account::Account;
 use std::cmp::{Ordering, Reverse};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,20 +19,21 @@ pub struct Rank {
     priority: Reverse<i32>,
     behind: bool,
     created: i64,
-    pod: ObjectKey,
+    key: ObjectKey,
 }
 
 impl Rank {
-    /// The rank of a pod.
-    pub const fn new(pod: ObjectKey, priority: i32, created: i64) -> Self {
-        Self { priority: Reverse(priority), behind: false, created, pod }
+    /// The rank of a pod, or of a claim before its pod.
+    pub const fn new(key: ObjectKey, priority: i32, created: i64) -> Self {
+        Self { priority: Reverse(priority), behind: false, created, key }
     }
 }
 
 /// Where a pod is in the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
-    Ready,
+    /// Since then.
+    Ready(Instant),
     /// Until then, whatever happens.
     Delayed(Instant),
     /// Until something changes.
@@ -46,27 +50,19 @@ struct Entry {
     late: u32,
     /// Whether it waits for that, so that nothing makes it ready before.
     owes: bool,
-    /// Which turn it was when it became ready.
-    since: u64,
 }
 
-/// A decision up to this long is not held against its namespace.
-const CHEAP: Duration = Duration::from_millis(20);
-/// What a namespace has spent is forgotten at this part of the pace at which it was spent.
-const FORGOTTEN: u32 = 10;
-/// Most that is held against a namespace.
-const MOST_SPENT: Duration = Duration::from_secs(5);
+/// What is ready in one namespace: by order, and by since when.
+#[derive(Debug, Default)]
+struct Lane {
+    order: BTreeSet<Rank>,
+    since: BTreeSet<(Instant, Rank)>,
+}
+
 /// What ran out of time waits so many times as long as it took, doubled each time.
 const PATIENCE: u32 = 20;
 /// And this long at most.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
-
-/// One of those behind is decided after so many others of its priority, however many come.
-const MOST_BEFORE: u32 = 100;
-/// While decisions take long, one of lower priority is decided after so many others
-const MOST_ABOVE: u64 = 100;
-/// in one of so many turns.
-const EVERY: u64 = 8;
 
 /// How long something waits that ran out of time for the n-th time in a row.
 pub fn wait_of_late(cost: Duration, times: u32) -> Duration {
@@ -79,15 +75,9 @@ pub fn wait_of_late(cost: Duration, times: u32) -> Duration {
 pub struct Queue {
     entries: HashMap<ObjectKey, Entry>,
     ready: BTreeSet<Rank>,
+    /// The same by namespace.
+    lanes: BTreeMap<Arc<str>, Lane>,
     delayed: BTreeSet<(Instant, ObjectKey)>,
-    /// Decision time of namespaces that spent much of it, and when it was that.
-    spent: HashMap<Arc<str>, (Duration, Instant)>,
-    /// How many were decided in a row while others were behind.
-    passed: u32,
-    /// How many were decided at all.
-    turns: u64,
-    /// When one of lower priority was decided before others, by namespace, since decisions take long.
-    let_through: HashMap<Arc<str>, u64>,
     wakes: u64,
     first_delay: Duration,
     longest_delay: Duration,
@@ -99,11 +89,8 @@ impl Queue {
         Self {
             entries: HashMap::new(),
             ready: BTreeSet::new(),
+            lanes: BTreeMap::new(),
             delayed: BTreeSet::new(),
-            spent: HashMap::new(),
-            passed: 0,
-            turns: 0,
-            let_through: HashMap::new(),
             wakes: 0,
             first_delay,
             longest_delay,
@@ -112,25 +99,19 @@ impl Queue {
 
     /// Adds a pod, or makes a waiting one ready because it changed itself; not one that ran out of time, or a
     /// change of its labels would be a way round its wait.
-    pub fn offer(&mut self, rank: Rank) {
-        let pod = rank.pod.clone();
-        let before = self.take_out(&pod);
+    pub fn offer(&mut self, rank: Rank, now: Instant) {
+        let before = self.take_out(&rank.key);
         let behind = before.as_ref().is_some_and(|entry| entry.rank.behind);
         let rank = Rank { behind, ..rank };
         match before {
-            Some(entry) if entry.owes => self.put(Entry { rank, ..entry }, entry.place),
-            Some(entry) => self.put(Entry { rank, ..entry }, Place::Ready),
+            Some(entry) if entry.owes || matches!(entry.place, Place::Ready(_)) => {
+                let place = entry.place;
+                self.put(Entry { rank, ..entry }, place);
+            }
+            Some(entry) => self.put(Entry { rank, ..entry }, Place::Ready(now)),
             None => {
-                let new = Entry {
-                    rank,
-                    place: Place::Parked,
-                    failures: 0,
-                    last: None,
-                    late: 0,
-                    owes: false,
-                    since: 0,
-                };
-                self.put(new, Place::Ready);
+                let place = Place::Ready(now);
+                self.put(Entry { rank, place, failures: 0, last: None, late: 0, owes: false }, place);
             }
         }
     }
@@ -140,22 +121,34 @@ impl Queue {
         self.take_out(pod);
     }
 
-    /// The next pod. It stays known, and has to be parked, delayed, offered or removed.
-    pub fn pop(&mut self, now: Instant) -> Option<ObjectKey> {
-        self.promote(now);
-        let rank = self.first(now)?;
-        self.ready.remove(&rank);
-        self.turns = self.turns.wrapping_add(1);
-        let entry = self.entries.get_mut(&rank.pod)?;
-        entry.place = Place::Parked;
-        entry.last = Some(now);
-        Some(rank.pod)
+    /// The first in order: of the highest priority the oldest whose namespace has spent nothing of late, else
+    /// one of the namespace that has spent least.
+    fn first(&self, account: &Account) -> Option<Rank> {
+        let first = self.ready.first()?;
+        if account.spent(&first.key.namespace).is_zero() {
+            return Some(first.clone());
+        }
+        let firsts = self.lanes.iter().filter_map(|(namespace, lane)| Some((namespace, lane.order.first()?)));
+        let firsts = firsts.filter(|(_, rank)| rank.priority == first.priority);
+        firsts.map(|(namespace, rank)| (account.spent(namespace), rank)).min().map(|(_, rank)| rank.clone())
     }
 
-    /// Whether a pod that was popped is to be given a short look only: it had none, and another one of its priority
+    /// Of each namespace what has been ready for longest, and since when.
+    fn longest_ready(&self) -> impl Iterator<Item = (Instant, &Rank)> {
+        self.lanes.values().filter_map(|lane| lane.since.first()).map(|(since, rank)| (*since, rank))
+    }
+
+    /// It is decided now.
+    fn take(&mut self, rank: &Rank, now: Instant) {
+        if let Some(mut entry) = self.take_out(&rank.key) {
+            entry.last = Some(now);
+            self.put(entry, Place::Parked);
+        }
+    }
+
+    /// Whether one that was taken is to be given a short look only: it had none, and another one of its priority
     /// that had none is ready, or one of a higher priority.
-    pub fn is_first_look(&self, pod: &ObjectKey) -> bool {
-        let Some(Entry { rank, .. }) = self.entries.get(pod) else { return false };
+    fn is_first_look(&self, rank: &Rank) -> bool {
         let waits = |next: &Rank| match next.priority.cmp(&rank.priority) {
             Ordering::Less => true,
             Ordering::Equal => !next.behind,
@@ -166,82 +159,12 @@ impl Queue {
 
     /// A short look, which took so long, did not decide it: it goes behind those that had none. All of it is held
     /// against its namespace.
-    pub fn put_behind(&mut self, pod: &ObjectKey, cost: Duration, now: Instant) {
-        self.charge(&pod.namespace, cost.saturating_add(CHEAP), now);
+    pub fn put_behind(&mut self, pod: &ObjectKey, cost: Duration, account: &mut Account, now: Instant) {
+        account.hold_against(&pod.namespace, cost, now);
         if let Some(mut entry) = self.take_out(pod) {
             entry.rank.behind = true;
-            self.put(entry, Place::Ready);
+            self.put(entry, Place::Ready(now));
         }
-    }
-
-    /// The first of those behind, if enough others of its priority went before.
-    fn overdue(&mut self) -> Option<Rank> {
-        let priority = self.ready.first()?.priority;
-        let pod = ObjectKey { namespace: Arc::default(), name: Arc::default() };
-        let least = Rank { priority, behind: true, created: i64::MIN, pod };
-        let behind = self.ready.range(least..).next().filter(|rank| rank.priority == priority)?.clone();
-        self.passed = self.passed.saturating_add(1);
-        if self.passed <= MOST_BEFORE {
-            return None;
-        }
-        self.passed = 0;
-        Some(behind)
-    }
-
-    /// One of lower priority, now and then while decisions take long: of the namespaces that have spent nothing of
-    /// late, which take turns, the one that waits longest, if enough others went before. Where decisions are quick
-    /// those of higher priority are soon through, and come first without exception.
-    fn let_through(&mut self) -> Option<Rank> {
-        let highest = self.ready.first()?.priority;
-        if self.spent.is_empty() {
-            self.let_through.clear();
-            return None;
-        }
-        if !self.turns.is_multiple_of(EVERY) || self.ready.last()?.priority == highest {
-            return None;
-        }
-        let since = |rank: &Rank| self.entries.get(&rank.pod).map_or(self.turns, |entry| entry.since);
-        let waits = self.ready.iter().filter(|rank| {
-            rank.priority != highest
-                && !self.spent.contains_key(&rank.pod.namespace)
-                && self.turns.wrapping_sub(since(rank)) >= MOST_ABOVE
-        });
-        let rank = waits.min_by_key(|rank| (self.let_through.get(&rank.pod.namespace), since(rank)))?.clone();
-        self.let_through.insert(rank.pod.namespace.clone(), self.turns);
-        Some(rank)
-    }
-
-    /// The first in order: of the highest priority the oldest whose namespace has spent nothing of late, else
-    /// one of the namespace that has spent least.
-    fn first(&mut self, now: Instant) -> Option<Rank> {
-        self.spent.retain(|_, (spent, at)| {
-            *spent = spent.saturating_sub(now.saturating_duration_since(*at) / FORGOTTEN);
-            *at = now.max(*at);
-            !spent.is_zero()
-        });
-        if let Some(before) = self.let_through().or_else(|| self.overdue()) {
-            return Some(before);
-        }
-        let oldest = self.ready.first()?;
-        let spent =
-            |rank: &Rank| self.spent.get(&rank.pod.namespace).map_or(Duration::ZERO, |(spent, _)| *spent);
-        let mut best = oldest;
-        for rank in self.ready.iter().take_while(|rank| rank.priority == oldest.priority) {
-            if spent(best).is_zero() {
-                break;
-            }
-            if spent(rank) < spent(best) {
-                best = rank;
-            }
-        }
-        Some(best.clone())
-    }
-
-    /// Notes how long the decision for a pod of a namespace took.
-    pub fn charge(&mut self, namespace: &Arc<str>, cost: Duration, now: Instant) {
-        let Some(much) = cost.checked_sub(CHEAP).filter(|much| !much.is_zero()) else { return };
-        let (spent, _) = self.spent.entry(namespace.clone()).or_insert((Duration::ZERO, now));
-        *spent = spent.saturating_add(much).min(MOST_SPENT);
     }
 
     /// It ran out of time, which took so long: it waits in proportion to that, whatever changes. How often in a
@@ -315,7 +238,7 @@ impl Queue {
         for pod in parked {
             let Some(entry) = self.take_out(&pod) else { continue };
             let until = entry.last.map_or(now, |last| last + self.wait(entry.failures));
-            self.put(entry, if until <= now { Place::Ready } else { Place::Delayed(until) });
+            self.put(entry, if until <= now { Place::Ready(now) } else { Place::Delayed(until) });
         }
     }
 
@@ -345,7 +268,7 @@ impl Queue {
         while let Some((_, pod)) = self.delayed.first().filter(|(until, _)| *until <= now).cloned() {
             let Some(mut entry) = self.take_out(&pod) else { break };
             entry.owes = false;
-            self.put(entry, Place::Ready);
+            self.put(entry, Place::Ready(now));
         }
     }
 
@@ -357,8 +280,15 @@ impl Queue {
     fn take_out(&mut self, pod: &ObjectKey) -> Option<Entry> {
         let entry = self.entries.remove(pod)?;
         match entry.place {
-            Place::Ready => {
+            Place::Ready(since) => {
                 self.ready.remove(&entry.rank);
+                if let Some(lane) = self.lanes.get_mut(&pod.namespace) {
+                    lane.order.remove(&entry.rank);
+                    lane.since.remove(&(since, entry.rank.clone()));
+                    if lane.order.is_empty() {
+                        self.lanes.remove(&pod.namespace);
+                    }
+                }
             }
             Place::Delayed(until) => {
                 self.delayed.remove(&(until, pod.clone()));
@@ -369,13 +299,13 @@ impl Queue {
     }
 
     /// Puts one that was taken out to where it belongs now.
-    fn put(&mut self, mut entry: Entry, place: Place) {
-        let pod = entry.rank.pod.clone();
+    fn put(&mut self, entry: Entry, place: Place) {
+        let pod = entry.rank.key.clone();
         match place {
-            Place::Ready => {
-                if entry.place != Place::Ready {
-                    entry.since = self.turns;
-                }
+            Place::Ready(since) => {
+                let lane = self.lanes.entry(pod.namespace.clone()).or_default();
+                lane.order.insert(entry.rank.clone());
+                lane.since.insert((since, entry.rank.clone()));
                 self.ready.insert(entry.rank.clone());
             }
             Place::Delayed(until) => {
@@ -383,8 +313,7 @@ impl Queue {
             }
             Place::Parked => {}
         }
-        entry.place = place;
-        self.entries.insert(pod, entry);
+        self.entries.insert(pod, Entry { place, ..entry });
     }
 }
 

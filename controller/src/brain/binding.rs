@@ -14,7 +14,7 @@ use std::time::Instant;
 
 impl Core {
     /// Decides for a claim that wants devices before a pod.
-    pub(super) fn bind(&mut self, key: &ObjectKey, now: Instant, wall: Timestamp) {
+    pub(super) fn bind(&mut self, key: &ObjectKey, is_first_look: bool, now: Instant, wall: Timestamp) {
         let Some(claim) = self.index.claim(key).cloned() else {
             self.holds.forget(key);
             return;
@@ -24,7 +24,7 @@ impl Core {
             return;
         }
         if let Some(bequest) = claim.bequest.clone() {
-            return self.bind_bequest(&claim, &bequest, now, wall);
+            return self.bind_bequest(&claim, &bequest, is_first_look, now, wall);
         }
         let Step::Bind(until) = hold::step(self.hold_policy(&claim), self.facts(&claim), wall.as_second())
         else {
@@ -41,9 +41,9 @@ impl Core {
             return self.bind_later(&claim, &known, now);
         }
         let situation = self.situation(&pod, now);
-        let decision = match self.consider(&pod, &situation, self.holds.unbound.is_first_look(key)) {
+        let decision = match self.consider(&pod, &situation, is_first_look) {
             Ok(decision) => decision,
-            Err(cost) => return self.holds.unbound.put_behind(key, cost, now),
+            Err(cost) => return self.holds.unbound.put_behind(key, cost, &mut self.account, now),
         };
         if let Decision::OutOfTime(reason) = &decision {
             let known = self.note_late(&pod, reason, now);

@@ -6,6 +6,7 @@ use super::{Core, Effect, GivesWay, InFlight, Regarding, Report, reasons};
 use crate::act::{Consumers, Eviction, Fate, Gates, Job};
 use crate::decide::{self, Decision, LeftOut, Reservation, Situation, Wait};
 use crate::index::{ObjectKey, Pod};
+use crate::queue::account::For;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use std::collections::HashSet;
@@ -26,7 +27,7 @@ impl Core {
         self.is_synced() && (self.queue.has_ready(now) || self.holds.has_ready(now))
     }
 
-    /// Decides for the next pod.
+    /// Decides for the next pod, or for the next claim that wants devices before its pod.
     pub fn work(&mut self, now: Instant, wall: Timestamp) {
         if !self.is_synced() {
             return;
@@ -35,18 +36,15 @@ impl Core {
         self.nominate_again(now, wall);
         self.hold_again(now);
         self.begin_turn();
-        // Pods come first: somebody waits for them. But not for ever before claims that wait by themselves.
-        let pod = if self.holds.has_its_turn(now) { None } else { self.queue.pop(now) };
-        if let Some(key) = pod {
-            self.work_on(&key, now, wall);
-            self.queue.charge(&key.namespace, self.cost(), now);
-        } else if let Some(key) = self.holds.pop(now) {
-            self.bind(&key, now, wall);
-            self.holds.unbound.charge(&key.namespace, self.cost(), now);
+        let Some(next) = self.account.next(&mut self.queue, &mut self.holds.unbound, now) else { return };
+        match next.is {
+            For::Pod => self.work_on(&next.key, next.is_first_look, now, wall),
+            For::Claim => self.bind(&next.key, next.is_first_look, now, wall),
         }
+        self.account.took(&next, self.cost(), now);
     }
 
-    fn work_on(&mut self, key: &ObjectKey, now: Instant, wall: Timestamp) {
+    fn work_on(&mut self, key: &ObjectKey, is_first_look: bool, now: Instant, wall: Timestamp) {
         let Some(pod) = self.index.pod(key).cloned() else {
             self.queue.remove(key);
             return;
@@ -72,9 +70,9 @@ impl Core {
             return;
         }
         let situation = self.situation(&pod, now);
-        match self.consider(&pod, &situation, self.queue.is_first_look(key)) {
+        match self.consider(&pod, &situation, is_first_look) {
             Ok(decision) => self.decided(&pod, decision, now, wall),
-            Err(cost) => self.queue.put_behind(key, cost, now),
+            Err(cost) => self.queue.put_behind(key, cost, &mut self.account, now),
         }
     }
 

@@ -256,7 +256,7 @@ impl Core {
             Step::Look => {
                 self.holds.due.insert(key.clone(), now + LOOK);
             }
-            Step::Bind(_) => self.holds.offer(claim),
+            Step::Bind(_) => self.holds.offer(claim, now),
             Step::Drop(ended) => {
                 self.tell_claim(claim, false, reasons::HOLD_ENDED, &super::holds::ended_note(ended), now);
                 self.drop_hold(claim);
@@ -295,14 +295,22 @@ impl Core {
     }
 
     /// Decides for a hold claim that is to get its devices.
-    pub(super) fn bind_bequest(&mut self, claim: &Claim, bequest: &Bequest, now: Instant, wall: Timestamp) {
+    pub(super) fn bind_bequest(
+        &mut self,
+        claim: &Claim,
+        bequest: &Bequest,
+        is_first_look: bool,
+        now: Instant,
+        wall: Timestamp,
+    ) {
         let pod = Pod::in_place_of(claim);
         let mut situation = self.situation(&pod, now);
         self.narrow(&mut situation, &claim.uid, bequest);
-        let is_first_look = self.holds.unbound.is_first_look(&claim.key);
         let decision = match self.consider(&pod, &situation, is_first_look) {
             Ok(decision) => decision,
-            Err(cost) => return self.holds.unbound.put_behind(&claim.key, cost, now),
+            Err(cost) => {
+                return self.holds.unbound.put_behind(&claim.key, cost, &mut self.account, now);
+            }
         };
         match decision {
             Decision::Placed(plan) if self.refusal(&claim.key.namespace).is_none() => {

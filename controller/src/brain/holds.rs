@@ -16,8 +16,6 @@ use std::time::{Duration, Instant};
 pub(super) const RETRY: Duration = Duration::from_secs(5);
 /// Where the API and what is known of it differ.
 const LOOK: Duration = Duration::from_secs(1);
-/// After so many pods in a row it is the turn of a claim that wants devices before its pod, if one is ready.
-const MOST_PODS: u32 = 7;
 
 /// What is kept about them.
 #[derive(Debug)]
@@ -28,8 +26,6 @@ pub(super) struct Holds {
     pub(super) due: HashMap<ObjectKey, Instant>,
     /// Claims that want devices before a pod.
     pub(super) unbound: Queue,
-    /// How many pods were decided in a row while one of those was ready.
-    passed: u32,
     /// Claims of which something is being written.
     pub(super) writing: HashSet<Uid>,
     /// Hold claims that are not in the API yet, by the claims that end.
@@ -50,7 +46,6 @@ impl Holds {
             changed: HashSet::new(),
             due: HashMap::new(),
             unbound: Queue::new(backoff.0, backoff.1),
-            passed: 0,
             writing: HashSet::new(),
             endings: HashMap::new(),
             lost: HashMap::new(),
@@ -80,22 +75,9 @@ impl Holds {
         self.unbound.has_ready(now)
     }
 
-    /// Whether the next turn is that of a claim, whoever else is ready.
-    pub(super) fn has_its_turn(&mut self, now: Instant) -> bool {
-        let is_ready = self.unbound.has_ready(now);
-        self.passed = if is_ready { self.passed.saturating_add(1) } else { 0 };
-        self.passed > MOST_PODS
-    }
-
-    /// The next claim that wants devices before a pod.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<ObjectKey> {
-        self.passed = 0;
-        self.unbound.pop(now)
-    }
-
     /// A claim wants devices.
-    pub(super) fn offer(&mut self, claim: &Claim) {
-        self.unbound.offer(Rank::new(claim.key.clone(), 0, claim.created));
+    pub(super) fn offer(&mut self, claim: &Claim, now: Instant) {
+        self.unbound.offer(Rank::new(claim.key.clone(), 0, claim.created), now);
     }
 
     /// Whether a claim of the pod lost its devices, so that the pod is about to be seen to end.
@@ -162,7 +144,7 @@ impl Core {
                 }
             }
             Step::Bind(_) => {
-                self.holds.offer(&claim);
+                self.holds.offer(&claim, now);
                 if let Some(until) = self.slow.until(&claim.uid, now) {
                     self.holds.unbound.hold_back(key, until);
                 }
