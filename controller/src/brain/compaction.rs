@@ -11,6 +11,7 @@ use crate::compact::{self, Allowance, Around, Move, Outline, Step, Terms};
 use crate::decide::{Situation, Stage, Strategy};
 use crate::index::{Holder, Index, ObjectKey, Pod, Sym, Uid};
 use crate::metrics::Metrics;
+use crate::queue::account::GIVES_WAY;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::jiff::Timestamp;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -44,8 +45,25 @@ impl Default for Compacting {
     }
 }
 
-/// For so long pods come first that are to be tried again later; one may be tried again for ever.
-const GIVES_WAY: Duration = Duration::from_secs(30);
+/// For how long it has given way to pods that are to be tried again later: one may be tried again for ever. Only time
+/// counts in which nothing else was to be done.
+#[derive(Debug, Default)]
+struct GivingWay {
+    passed: Duration,
+    /// The last look, if there was nothing else to do then.
+    looked: Option<Instant>,
+}
+
+impl GivingWay {
+    /// Whether that is over, at a look that finds whether something else is to be done.
+    fn is_over(&mut self, busy: bool, now: Instant) -> bool {
+        let looked = std::mem::replace(&mut self.looked, (!busy).then_some(now));
+        if let Some(looked) = looked.filter(|_| !busy) {
+            self.passed = self.passed.saturating_add(now.saturating_duration_since(looked));
+        }
+        !busy && self.passed >= GIVES_WAY
+    }
+}
 
 /// What is going on.
 #[derive(Debug, Default)]
@@ -55,8 +73,7 @@ pub(super) struct Compaction {
     pub(super) moves: Option<Allowance>,
     /// When to look at the cluster next.
     next: Option<Instant>,
-    /// Since when it gives way to pods that wait.
-    gives_way: Option<Instant>,
+    giving_way: GivingWay,
     /// How often in a row it was given up: each time it waits longer, so that nobody is moved to and fro.
     given_up: u32,
     /// What came of the last look that found nothing to do, as it was logged.
@@ -135,6 +152,8 @@ impl Core {
             }
             self.compaction.next = Some(now + settings.every);
             self.begin(&settings, left, now);
+        } else {
+            self.compaction.giving_way = GivingWay::default();
         }
     }
 
@@ -142,11 +161,11 @@ impl Core {
     /// are tried again by themselves.
     fn gives_way(&mut self, now: Instant) -> bool {
         let (ready, delayed, _) = self.queue.lengths();
-        let since = *self.compaction.gives_way.get_or_insert(now);
-        let waits = delayed > 0 && now.saturating_duration_since(since) < GIVES_WAY;
-        let gives_way = waits || ready + self.writes_under_way() > 0;
+        let busy = ready + self.writes_under_way() > 0;
+        let is_over = self.compaction.giving_way.is_over(busy, now);
+        let gives_way = busy || (delayed > 0 && !is_over);
         if !gives_way {
-            self.compaction.gives_way = None;
+            self.compaction.giving_way = GivingWay::default();
         }
         gives_way
     }
@@ -303,6 +322,7 @@ impl Core {
     /// Gives up; false if there is nothing to give up.
     pub(super) fn end_compaction(&mut self, why: &str, now: Instant) -> bool {
         let Some(current) = self.compaction.current.take() else { return false };
+        self.compaction.giving_way = GivingWay::default();
         tracing::info!(node = %current.step.node, gpu = current.step.gpu, why, "a GPU is not emptied");
         self.metrics.compaction("given_up");
         self.tell_node(&current.step, format!("gpu-{} is not emptied: {why}", current.step.gpu));

@@ -416,3 +416,41 @@ fn one_pod_that_is_tried_again_and_again_does_not_keep_gaps_from_being_filled() 
     // Half a minute each for it before a GPU is chosen, and before the pod goes.
     assert!(moves.is_some_and(|seconds| (30..95).contains(&seconds)), "after {moves:?} seconds");
 }
+
+impl World {
+    /// After how many seconds a GPU is chosen, with a pod there that is tried again later and again.
+    fn seconds_until_chosen(&mut self) -> Option<u64> {
+        let key = ObjectKey::new("default", "hopeless");
+        (1..200).find(|_| {
+            self.core.queue.put_off(&key, 9, self.now + Duration::from_secs(60));
+            self.later(1);
+            self.core.compaction.is_under_way()
+        })
+    }
+}
+
+#[test]
+fn after_an_end_pods_that_are_tried_again_come_first_as_long_as_before() {
+    let (mut world, _) = World::halves();
+    world.one("hopeless", &[request("r", "gpu.aliquot.dev", 2)]);
+    let first = world.seconds_until_chosen().expect("chosen");
+    world.later(10);
+    world.core.end_compaction("of the test", world.now);
+    // And what lies between two looks.
+    let second = world.seconds_until_chosen().expect("chosen again");
+    assert!(first >= 30 && second >= first + 29, "{first} s, then {second} s");
+}
+
+#[test]
+fn while_pods_are_ready_those_that_are_tried_again_lose_no_time() {
+    let (mut world, _) = World::halves();
+    world.one("hopeless", &[request("r", "gpu.aliquot.dev", 2)]);
+    let key = ObjectKey::new("default", "hopeless");
+    world.core.queue.put_off(&key, 9, world.now);
+    assert!(world.core.queue.has_ready(world.now));
+    for _ in 0..60 {
+        world.later(1);
+    }
+    let seconds = world.seconds_until_chosen();
+    assert!(seconds.is_some_and(|seconds| seconds >= 30), "{seconds:?}");
+}
