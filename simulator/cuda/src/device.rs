@@ -21,11 +21,15 @@ pub(crate) struct Device {
 /// The devices of this process, in the driver's order.
 ///
 /// # Errors
-/// `NO_DEVICE` where the process can open none, `UNKNOWN` where the node's state cannot be read.
+/// `NO_DEVICE` where the process can open none, `UNKNOWN` without the device of nvidia-uvm or where the node's state
+/// cannot be read.
 pub(crate) fn enumerate(node: &Node) -> Cu<Vec<Device>> {
     let sight = node.sight();
     if !sight.dev().join("nvidiactl").exists() {
         return Err(Code::NO_DEVICE);
+    }
+    if !sight.dev().join("nvidia-uvm").exists() {
+        return Err(Code::UNKNOWN);
     }
     let mut candidates = Vec::new();
     for gpu in node.gpus().iter().filter(|g| sight.gpu(g.minor)) {

@@ -103,6 +103,18 @@ fn only_gpus_with_a_device_node_are_seen() {
 }
 
 #[test]
+fn without_nvidia_uvm_no_program_starts() {
+    if let Some(role) = role() {
+        assert_eq!(Cuda::load().call("cuInit", &[0]), if role == "without" { 999 } else { 0 });
+        return;
+    }
+    let node = TestNode::new(&NodeSpec { late_uvm: true, ..NodeSpec::new(["T4"]) });
+    node.run("without");
+    node.node.load_uvm().unwrap();
+    node.run("with");
+}
+
+#[test]
 fn the_visible_devices_can_be_chosen_by_index_and_uuid() {
     if role().is_some() {
         let cuda = Cuda::start();

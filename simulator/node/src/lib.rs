@@ -13,6 +13,7 @@
 pub mod artifact;
 pub mod board;
 pub mod compute;
+mod dev;
 pub mod error;
 pub mod events;
 pub mod faults;

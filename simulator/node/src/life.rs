@@ -113,6 +113,7 @@ impl Node {
                 word.store(0, std::sync::atomic::Ordering::Relaxed);
             }
         }
+        root::restart(&self.dir, &self.spec, &self.gpus)?;
         self.start_boot()
     }
 

@@ -2,10 +2,11 @@
 
 use crate::board::{Board, CiProfile, Engines, GiProfile, ci_profiles};
 use crate::error::NodeError;
-use crate::layout::{CiState, GiState, GpuState, MAX_CIS, State};
+use crate::layout::{CiState, GiState, GpuState, MAX_CIS, MAX_GIS, State};
 use crate::map::Locked;
 use crate::memory::pid_namespace;
 use crate::node::{Node, Pool};
+use crate::spec::{ci_capability_minor, gi_capability_minor};
 
 /// MIG mode of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +113,7 @@ impl Node {
 
     /// Resets a GPU: instances go, the pending MIG mode comes. Refused while processes use it.
     pub fn reset(&self, gpu: usize) -> Result<(), NodeError> {
-        self.gpu(gpu)?;
+        let minor = self.gpu(gpu)?.minor;
         let mut state = self.lock()?;
         self.may_manage(&state)?;
         self.reap(&mut state)?;
@@ -123,6 +124,13 @@ impl Node {
         gpu.mig_current = gpu.mig_pending;
         gpu.lost = 0;
         clear_instances(gpu);
+        let sight = self.sight();
+        for gi in (0_u32..).take(MAX_GIS) {
+            sight.remove_capability(gi_capability_minor(minor, gi));
+            for ci in (0_u32..).take(MAX_CIS) {
+                sight.remove_capability(ci_capability_minor(minor, gi, ci));
+            }
+        }
         Ok(())
     }
 
@@ -183,6 +191,7 @@ impl Node {
             serial,
             cis: [CiState::NONE; MAX_CIS],
         };
+        self.sight().make_capability(gi_capability_minor(self.gpu(gpu)?.minor, id));
         Ok(GiInfo { gpu, id, serial, profile, start, size: profile.size })
     }
 
@@ -207,6 +216,7 @@ impl Node {
             return Err(NodeError::InUse("processes use it"));
         }
         gi.in_use = 0;
+        self.sight().remove_capability(gi_capability_minor(self.gpu(gpu)?.minor, id));
         Ok(())
     }
 
@@ -245,6 +255,7 @@ impl Node {
             .find(|(_, ci)| ci.in_use == 0)
             .ok_or(NodeError::InsufficientResources("no free instance id"))?;
         *slot = CiState { in_use: 1, profile: profile.id, start, size: profile.slices };
+        self.sight().make_capability(ci_capability_minor(self.gpu(gpu)?.minor, gi, id));
         Ok(CiInfo { gpu, gi, gi_serial: serial, id, profile, start, size: profile.slices })
     }
 
@@ -271,6 +282,7 @@ impl Node {
             return Err(NodeError::InUse("processes use it"));
         }
         ci.in_use = 0;
+        self.sight().remove_capability(ci_capability_minor(self.gpu(gpu)?.minor, gi, id));
         Ok(())
     }
 

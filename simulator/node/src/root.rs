@@ -1,12 +1,11 @@
 //! The driver root of a node: device nodes, libraries, and what `/proc` and `/sys` say about the GPUs.
 
-use std::ffi::CString;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
+use crate::dev;
 use crate::error::NodeError;
 use crate::layout::{MAX_CIS, MAX_GIS};
 use crate::spec::{Gpu, NodeSpec, ci_capability_minor, gi_capability_minor};
@@ -25,11 +24,21 @@ pub(crate) fn lay_out(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), N
         fs::remove_dir_all(&root).map_err(failed(&root))?;
     }
     let layout = Layout { root: &root };
-    layout.devices(gpus).map_err(failed(&root.join("dev")))?;
+    layout.devices(spec, gpus).map_err(failed(&root.join("dev")))?;
     layout.libraries(spec).map_err(failed(&root.join("usr")))?;
     layout.proc(spec, gpus).map_err(failed(&root.join("proc")))?;
     layout.sys(gpus).map_err(failed(&root.join("sys")))?;
     Ok(())
+}
+
+/// Loses what a reboot loses: capabilities of MIG instances, and nvidia-uvm where it comes late.
+pub(crate) fn restart(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), NodeError> {
+    let root = dir.join("root");
+    Layout { root: &root }.modules(spec, gpus).map_err(|source| NodeError::Io {
+        what: "could not write",
+        path: root.clone(),
+        source,
+    })
 }
 
 /// Writes the boot id where the kernel shows it.
@@ -49,19 +58,32 @@ struct Layout<'a> {
 }
 
 impl Layout<'_> {
-    fn devices(&self, gpus: &[Gpu]) -> io::Result<()> {
+    fn devices(&self, spec: &NodeSpec, gpus: &[Gpu]) -> io::Result<()> {
         let dev = self.dir("dev")?;
         for gpu in gpus {
-            device(&dev.join(format!("nvidia{}", gpu.minor)))?;
+            dev::make(&dev.join(format!("nvidia{}", gpu.minor)))?;
         }
-        for name in ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"] {
-            device(&dev.join(name))?;
+        dev::make(&dev.join("nvidiactl"))?;
+        self.modules(spec, gpus)
+    }
+
+    /// What is there when the driver's modules were loaded, and nobody has used them yet.
+    fn modules(&self, spec: &NodeSpec, gpus: &[Gpu]) -> io::Result<()> {
+        let dev = self.dir("dev")?;
+        let caps = dev.join("nvidia-caps");
+        if caps.exists() {
+            fs::remove_dir_all(&caps)?;
         }
-        let caps = self.dir("dev/nvidia-caps")?;
-        for (minor, _) in capabilities(gpus) {
-            device(&caps.join(format!("nvidia-cap{minor}")))?;
+        if gpus.iter().any(|gpu| gpu.board.has_mig()) {
+            dev::make_capability(&dev, dev::CONFIG)?;
+            dev::make_capability(&dev, dev::MONITOR)?;
         }
-        Ok(())
+        if spec.late_uvm {
+            dev::remove_uvm(&dev)?
+        } else {
+            dev::make_uvm(&dev)?
+        }
+        fs::write(self.dir("proc")?.join("devices"), dev::list(spec, !spec.late_uvm))
     }
 
     fn libraries(&self, spec: &NodeSpec) -> io::Result<()> {
@@ -84,19 +106,11 @@ impl Layout<'_> {
 
     fn proc(&self, spec: &NodeSpec, gpus: &[Gpu]) -> io::Result<()> {
         let caps = self.dir("proc/driver/nvidia-caps")?;
-        let mut minors = String::new();
-        for (minor, name) in capabilities(gpus) {
-            minors.push_str(&format!("{name} {minor}\n"));
-        }
-        fs::write(caps.join("mig-minors"), minors)?;
+        fs::write(caps.join("mig-minors"), mig_minors())?;
         let driver = self.dir("proc/driver/nvidia")?;
         fs::write(
             driver.join("version"),
             format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  (simulated)\n", spec.driver_version),
-        )?;
-        fs::write(
-            self.dir("proc")?.join("devices"),
-            "Character devices:\n195 nvidia\n195 nvidiactl\n235 nvidia-caps\n510 nvidia-uvm\n\nBlock devices:\n",
         )?;
         for gpu in gpus {
             let info = self.dir(&format!("proc/driver/nvidia/gpus/{}", gpu.bdf()))?;
@@ -137,38 +151,21 @@ impl Layout<'_> {
     }
 }
 
-/// Every MIG capability of the node: minor number and name as in `mig-minors`.
-fn capabilities(gpus: &[Gpu]) -> Vec<(u32, String)> {
-    let mut all = Vec::new();
-    if gpus.iter().any(|g| g.board.has_mig()) {
-        all.push((1, "config".to_owned()));
-        all.push((2, "monitor".to_owned()));
-    }
-    for gpu in gpus.iter().filter(|g| g.board.has_mig()) {
+/// The driver's table of MIG capabilities: every instance that a GPU could have, for as many GPUs as it knows,
+/// whatever boards there are.
+fn mig_minors() -> String {
+    const GPUS: u32 = 32;
+    let mut text = format!("config {}\nmonitor {}\n", dev::CONFIG, dev::MONITOR);
+    for gpu in 0..GPUS {
         for gi in (0_u32..).take(MAX_GIS) {
-            all.push((gi_capability_minor(gpu.minor, gi), format!("gpu{}/gi{gi}/access", gpu.minor)));
+            text.push_str(&format!("gpu{gpu}/gi{gi}/access {}\n", gi_capability_minor(gpu, gi)));
             for ci in (0_u32..).take(MAX_CIS) {
-                let name = format!("gpu{}/gi{gi}/ci{ci}/access", gpu.minor);
-                all.push((ci_capability_minor(gpu.minor, gi, ci), name));
+                text.push_str(&format!(
+                    "gpu{gpu}/gi{gi}/ci{ci}/access {}\n",
+                    ci_capability_minor(gpu, gi, ci)
+                ));
             }
         }
     }
-    all
-}
-
-/// A device node: the character device 1:3 where we may make one, else a plain file.
-#[allow(unsafe_code)]
-fn device(path: &Path) -> io::Result<()> {
-    let c_path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: the path is a zero-terminated string that outlives the call.
-    let made = unsafe { libc::mknod(c_path.as_ptr(), libc::S_IFCHR | 0o666, libc::makedev(1, 3)) } == 0;
-    // In a user namespace the node can be made in some places and still not be opened.
-    if made && fs::OpenOptions::new().write(true).open(path).is_ok() {
-        return fs::set_permissions(path, fs::Permissions::from_mode(0o666));
-    }
-    if made {
-        fs::remove_file(path)?;
-    }
-    fs::write(path, "")?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o666))
+    text
 }

@@ -5,9 +5,9 @@
 
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::dev;
 use crate::error::NodeError;
 use crate::node::Node;
 use crate::spec::{ci_capability_minor, gi_capability_minor};
@@ -26,10 +26,21 @@ impl Sight {
 
     /// Whether the MIG device made of this compute instance is seen.
     pub fn mig_device(&self, gpu_minor: u32, gi: u32, ci: u32) -> bool {
-        let capability = |minor: u32| self.dev.join(format!("nvidia-caps/nvidia-cap{minor}")).exists();
+        let capability = |minor: u32| self.dev.join(dev::capability(minor)).exists();
         self.gpu(gpu_minor)
             && capability(gi_capability_minor(gpu_minor, gi))
             && capability(ci_capability_minor(gpu_minor, gi, ci))
+    }
+
+    /// Makes the node of a capability, as the driver's libraries do for the instance that they create. Where the
+    /// process may not, its instance has no node here.
+    pub(crate) fn make_capability(&self, minor: u32) {
+        let _ = dev::make_capability(&self.dev, minor);
+    }
+
+    /// Removes the node of a capability whose instance is gone.
+    pub(crate) fn remove_capability(&self, minor: u32) {
+        let _ = dev::remove_capability(&self.dev, minor);
     }
 
     /// The directory.
@@ -47,7 +58,7 @@ impl Node {
         let root = std::env::var_os("ALIQUOT_SIM_ROOT").filter(|r| !r.is_empty());
         let dev = match root {
             Some(root) => Path::new(&root).join("dev"),
-            None if is_simulated(Path::new("/dev/nvidiactl")) => PathBuf::from("/dev"),
+            None if dev::is_simulated(Path::new("/dev/nvidiactl")) => PathBuf::from("/dev"),
             None => self.dir.join("root/dev"),
         };
         Sight { dev }
@@ -65,13 +76,6 @@ impl Node {
         }
         Self::from_env()
     }
-}
-
-/// A device node of a real driver has that driver's major number.
-fn is_simulated(path: &Path) -> bool {
-    const NVIDIA_MAJOR: u32 = 195;
-    std::fs::metadata(path)
-        .is_ok_and(|m| !m.file_type().is_char_device() || libc::major(m.rdev()) != NVIDIA_MAJOR)
 }
 
 fn node_of_library(library: &Path) -> Option<PathBuf> {

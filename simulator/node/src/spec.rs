@@ -85,6 +85,9 @@ pub struct NodeSpec {
     /// Overrides, for all GPUs, whether the MIG mode outlives a reboot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mig_survives_reboot: Option<bool>,
+    /// Whether the module nvidia-uvm is absent after a start, until [`crate::Node::load_uvm`].
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub late_uvm: bool,
     /// Settings of the CUDA driver, as lines of `cuda.conf`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuda_settings: Vec<String>,
@@ -123,6 +126,7 @@ impl NodeSpec {
             process_view: ProcessView::default(),
             deny_mig_in_containers: false,
             mig_survives_reboot: None,
+            late_uvm: false,
             cuda_settings: Vec::new(),
             nvml_library: None,
             cuda_library: None,

@@ -51,6 +51,16 @@ fn a_node_can_be_made_broken_and_mended_from_the_command_line() {
 }
 
 #[test]
+fn nvidia_uvm_is_loaded_when_told() {
+    let dir = tempfile::tempdir().unwrap();
+    ok(dir.path(), &["create", "T4", "--late-uvm"]);
+    let uvm = dir.path().join("root/dev/nvidia-uvm");
+    assert!(!uvm.exists());
+    ok(dir.path(), &["load-uvm"]);
+    assert!(uvm.exists());
+}
+
+#[test]
 fn a_node_can_have_the_driver_of_a_record() {
     let dir = tempfile::tempdir().unwrap();
     let (record, node) = (dir.path().join("record.json"), dir.path().join("node"));
@@ -79,6 +89,29 @@ fn errors_name_what_is_wrong() {
     ok(dir.path(), &["create", "T4"]);
     assert!(fails(dir.path(), &["xid", "7", "13"]).contains("no GPU has this index"));
     assert!(fails(dir.path(), &["dance"]).contains("usage:"));
+}
+
+#[test]
+fn a_container_sees_the_gpus_of_its_nodes_and_a_host_is_none_for_what_real_libraries_left_there() {
+    let run = |major: u32, then: &str| {
+        let dir = tempfile::tempdir().unwrap();
+        ok(dir.path(), &["create", "A30", "T4"]);
+        let smi = dir.path().join("root/usr/bin/nvidia-smi");
+        let make = |name: &str, minor: u32| format!("mknod /dev/{name} c {major} {minor}");
+        let (control, gpu) = (make("nvidiactl", 255), make("nvidia1", 1));
+        let script = format!("mount -t tmpfs none /dev && {control} && {gpu} && {then}");
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", &script]).arg(smi).env("ALIQUOT_SIM_NODE", dir.path());
+        command.env_remove("ALIQUOT_SIM_ROOT").output().unwrap()
+    };
+    if !run(120, "true").status.success() {
+        eprintln!("skipped: this machine lets nobody make devices");
+        return;
+    }
+    let listed = |major| String::from_utf8(run(major, "\"$0\" -L").stdout).unwrap();
+    let (container, host) = (listed(120), listed(195));
+    assert!(container.lines().count() == 1 && container.contains("T4"), "{container}");
+    assert_eq!(host.lines().count(), 2, "{host}");
 }
 
 #[test]

@@ -231,11 +231,12 @@ fn the_driver_root_looks_like_a_drivers() {
     ] {
         assert!(minors.lines().any(|l| l == line), "{line}");
     }
-    assert!(!minors.contains("gpu0/"), "a T4 has no MIG");
-    for line in minors.lines() {
-        let minor = line.rsplit(' ').next().unwrap();
-        assert!(root.join(format!("dev/nvidia-caps/nvidia-cap{minor}")).exists(), "{line}");
-    }
+    assert_eq!(
+        minors.lines().last(),
+        Some("gpu31/gi14/ci7/access 4322"),
+        "the driver's table is as long as it can be"
+    );
+    assert_eq!(capabilities(&root), [1, 2], "nobody has made an instance");
     assert!(read(&root, "proc/driver/nvidia/version").contains("580.95.05"));
     let bdf = node.gpus()[2].bdf();
     assert_eq!(read(&root, &format!("sys/bus/pci/devices/{bdf}/numa_node")), "1\n");
@@ -253,17 +254,83 @@ fn a_device_is_seen_if_its_nodes_are_there() {
     let spec =
         NodeSpec { gpus: vec![GpuSpec::new("A30").with_mig(), GpuSpec::new("T4")], ..NodeSpec::new(["T4"]) };
     let node = create(dir.path(), &spec).unwrap();
-    if std::env::var_os("ALIQUOT_SIM_ROOT").is_some() || Path::new("/dev/nvidiactl").exists() {
+    if !node.sight().dev().starts_with(dir.path()) {
         eprintln!("skipped: this machine or environment has device nodes of its own");
         return;
     }
     let sight = node.sight();
-    assert!(sight.gpu(0) && sight.gpu(1) && sight.mig_device(0, 1, 0));
+    let [one, other] = [(); 2].map(|()| instance(&node));
+    assert!(sight.gpu(0) && sight.gpu(1) && sight.mig_device(0, one, 0) && sight.mig_device(0, other, 0));
     std::fs::remove_file(sight.dev().join("nvidia1")).unwrap();
     assert!(sight.gpu(0) && !sight.gpu(1));
-    let cap = aliquot_sim_node::ci_capability_minor(0, 1, 0);
+    let cap = aliquot_sim_node::ci_capability_minor(0, one, 0);
     std::fs::remove_file(sight.dev().join(format!("nvidia-caps/nvidia-cap{cap}"))).unwrap();
-    assert!(!sight.mig_device(0, 1, 0) && sight.mig_device(0, 1, 1));
+    assert!(!sight.mig_device(0, one, 0) && sight.mig_device(0, other, 0));
+}
+
+/// A 1g.6gb on an A30 with a compute instance; gives its id.
+fn instance(node: &Node) -> u32 {
+    let gi = node.create_gi(0, 14, None).unwrap();
+    node.create_ci(0, gi.id, gi.serial, 0, None).unwrap();
+    gi.id
+}
+
+/// Minor numbers of the capability nodes in a root.
+fn capabilities(root: &Path) -> Vec<u32> {
+    let Ok(entries) = std::fs::read_dir(root.join("dev/nvidia-caps")) else { return Vec::new() };
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let mut minors: Vec<u32> =
+        entries.map(|entry| name(entry).strip_prefix("nvidia-cap").unwrap().parse().unwrap()).collect();
+    minors.sort_unstable();
+    minors
+}
+
+#[test]
+fn capability_nodes_come_and_go_with_their_instances() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = NodeSpec { gpus: vec![GpuSpec::new("A30").with_mig()], ..NodeSpec::new(["T4"]) };
+    let node = create(dir.path(), &spec).unwrap();
+    if !node.sight().dev().starts_with(dir.path()) {
+        eprintln!("skipped: this machine or environment has device nodes of its own");
+        return;
+    }
+    let root = dir.path().join("root");
+    let caps = |gi: u32| {
+        [aliquot_sim_node::gi_capability_minor(0, gi), aliquot_sim_node::ci_capability_minor(0, gi, 0)]
+    };
+    let gi = node.create_gi(0, 14, None).unwrap();
+    assert_eq!(capabilities(&root), [1, 2, caps(gi.id)[0]]);
+    let ci = node.create_ci(0, gi.id, gi.serial, 0, None).unwrap();
+    assert_eq!(capabilities(&root), [&[1, 2][..], &caps(gi.id)].concat());
+    node.destroy_ci(0, gi.id, gi.serial, ci.id).unwrap();
+    assert_eq!(capabilities(&root), [1, 2, caps(gi.id)[0]]);
+    node.destroy_gi(0, gi.id, gi.serial).unwrap();
+    assert_eq!(capabilities(&root), [1, 2]);
+    instance(&node);
+    node.reset(0).unwrap();
+    assert_eq!(capabilities(&root), [1, 2], "a reset ends instances");
+    instance(&node);
+    reboot(dir.path()).unwrap();
+    assert_eq!(capabilities(&root), [1, 2], "and so does a reboot");
+}
+
+#[test]
+fn nvidia_uvm_can_come_late_after_each_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = NodeSpec { late_uvm: true, ..NodeSpec::new(["T4"]) };
+    let node = create(dir.path(), &spec).unwrap();
+    let root = dir.path().join("root");
+    let loaded = || {
+        let nodes = ["nvidia-uvm", "nvidia-uvm-tools"].map(|name| root.join("dev").join(name).exists());
+        assert_eq!(nodes[0], nodes[1]);
+        assert_eq!(read(&root, "proc/devices").contains("nvidia-uvm\n"), nodes[0], "kernel and nodes agree");
+        nodes[0]
+    };
+    assert!(!loaded());
+    node.load_uvm().unwrap();
+    assert!(loaded());
+    reboot(dir.path()).unwrap();
+    assert!(!loaded());
 }
 
 #[test]

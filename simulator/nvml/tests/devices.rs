@@ -357,11 +357,11 @@ fn boards_of_one_kind_are_meshed_by_their_links() {
 
 #[test]
 fn only_gpus_with_device_nodes_are_seen() {
-    if std::env::var_os("ALIQUOT_SIM_ROOT").is_some() || std::path::Path::new("/dev/nvidiactl").exists() {
+    let f = fixture(&["T4", "A30", "L40S"]);
+    if !f.node.sight().dev().starts_with(f.dir.path()) {
         eprintln!("skipped: this machine or environment has device nodes of its own");
         return;
     }
-    let f = fixture(&["T4", "A30", "L40S"]);
     std::fs::remove_file(f.dir.path().join("root/dev/nvidia1")).unwrap();
     let seen: Vec<String> = (0..f.nvml.device_count().unwrap())
         .map(|i| f.nvml.device_by_index(i).unwrap().name().unwrap())

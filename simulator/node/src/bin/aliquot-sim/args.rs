@@ -11,9 +11,10 @@ use crate::CliError;
 pub(crate) const USAGE: &str = "\
 usage: aliquot-sim [--node DIR] COMMAND      (DIR: default $ALIQUOT_SIM_NODE, else /run/aliquot-sim)
 
-  create [--spec FILE] [--seed TEXT] [--record FILE] [BOARD[:mig][*COUNT]]...
+  create [--spec FILE] [--seed TEXT] [--record FILE] [--late-uvm] [BOARD[:mig][*COUNT]]...
                                    make the node; boards such as H100-80*8 or A100-40:mig;
-                                   the driver like that of a record of e2e/gpu
+                                   the driver like that of a record of e2e/gpu;
+                                   without the module nvidia-uvm until load-uvm
   show [--json]                    GPUs, partitions, memory, processes, faults
   xid GPU NUMBER                   report an XID (79 also takes the GPU off the bus)
   ecc GPU [--uncorrected] [COUNT]  report memory errors
@@ -23,6 +24,7 @@ usage: aliquot-sim [--node DIR] COMMAND      (DIR: default $ALIQUOT_SIM_NODE, el
   clear [ID]                       remove one fault or all
   view host|own|empty|not-available
                                    how NVML names processes
+  load-uvm                         load the module nvidia-uvm
   reset GPU                        reset a GPU: the pending MIG mode comes, instances go
   reboot                           reboot the node";
 
@@ -44,6 +46,7 @@ pub(crate) enum Command {
     Fault(Fault),
     Clear(Option<u64>),
     View(ProcessView),
+    LoadUvm,
     Reset(usize),
     Reboot,
 }
@@ -54,6 +57,7 @@ pub(crate) struct CreateRequest {
     file: Option<PathBuf>,
     seed: Option<String>,
     record: Option<PathBuf>,
+    late_uvm: bool,
     boards: Vec<GpuSpec>,
 }
 
@@ -76,6 +80,7 @@ impl CreateRequest {
         if let Some(path) = self.record {
             spec = spec.recorded(&Record::read(&path)?);
         }
+        spec.late_uvm |= self.late_uvm;
         spec = spec.with_built_libraries();
         spec.nvidia_smi = spec.nvidia_smi.or_else(|| std::env::current_exe().ok());
         Ok(spec)
@@ -95,6 +100,7 @@ pub(crate) fn parse(words: &[String]) -> Result<Args, String> {
             file: words.option("--spec")?.map(PathBuf::from),
             seed: words.option("--seed")?,
             record: words.option("--record")?.map(PathBuf::from),
+            late_uvm: words.flag("--late-uvm"),
             boards: words.all_boards()?,
         }),
         "show" => Command::Show { json: words.flag("--json") },
@@ -130,6 +136,7 @@ pub(crate) fn parse(words: &[String]) -> Result<Args, String> {
             "not-available" => ProcessView::NotAvailable,
             other => return Err(format!("no process view {other:?}")),
         }),
+        "load-uvm" => Command::LoadUvm,
         "reset" => Command::Reset(words.number("a GPU index")?),
         "reboot" => Command::Reboot,
         other => return Err(format!("no command {other:?}")),

@@ -79,6 +79,7 @@ fn run(words: &[String]) -> Result<String, CliError> {
         Command::Fault(fault) => Ok(open()?.add_fault(&fault).map(|id| format!("fault {id}\n"))?),
         Command::Clear(id) => Ok(open()?.remove_faults(id).map(done)?),
         Command::View(view) => Ok(open()?.set_process_view(view).map(done)?),
+        Command::LoadUvm => Ok(open()?.load_uvm().map(done)?),
         Command::Reset(gpu) => Ok(open()?.reset(gpu).map(done)?),
         Command::Reboot => Ok(reboot(&dir).map(done)?),
     }
