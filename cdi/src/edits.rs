@@ -61,6 +61,17 @@ impl DeviceNode {
     pub fn from_host(path: impl Into<String>, host_path: impl Into<String>) -> Self {
         Self { path: path.into(), host_path: Some(host_path.into()), ..Self::default() }
     }
+
+    /// A character device by its number, which the runtime makes without a look at the host.
+    pub fn character(path: impl Into<String>, major: u32, minor: u32) -> Self {
+        Self {
+            path: path.into(),
+            device_type: Some("c".to_owned()),
+            major: Some(major.into()),
+            minor: Some(minor.into()),
+            ..Self::default()
+        }
+    }
 }
 
 impl Mount {

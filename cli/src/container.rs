@@ -26,6 +26,9 @@ pub(crate) struct ContainerSpec {
     pub(crate) namespaces: bool,
     /// Files and directories of the host that appear in the container.
     pub(crate) binds: Vec<Bind>,
+    /// Paths in the container of device nodes. They become empty files: the simulated driver only looks whether they
+    /// are there, and a user without rights may make no others.
+    pub(crate) nodes: Vec<PathBuf>,
     /// CDI hooks of the stage createContainer.
     pub(crate) hooks: Vec<Hook>,
     /// The whole environment.
@@ -58,6 +61,7 @@ pub(crate) fn namespaces_work(program: &Path, scratch: &Path) -> bool {
         scratch: scratch.to_owned(),
         namespaces: true,
         binds: Vec::new(),
+        nodes: Vec::new(),
         hooks: Vec::new(),
         env: BTreeMap::new(),
         argv: vec!["/bin/true".to_owned()],
@@ -126,6 +130,7 @@ fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
             .with_context(|| format!("cannot make room for {}", entry.container.display()))?;
         bind(&entry.host, &target, entry.read_only, true)?;
     }
+    make_nodes(&root, &spec.nodes)?;
     for Hook { path, args, env } in &spec.hooks {
         let mut command = Command::new(path);
         command
@@ -280,6 +285,19 @@ fn make_target(host: &Path, target: &Path) -> std::io::Result<()> {
     }
 }
 
+/// The container's device nodes under its root.
+fn make_nodes(root: &Path, nodes: &[PathBuf]) -> Result<()> {
+    for node in nodes {
+        let target = inside(root, node);
+        let what = || format!("cannot make the device {}", target.display());
+        if let Some(parent) = target.parent() {
+            fs::create_dir_all(parent).with_context(what)?;
+        }
+        fs::write(&target, "").with_context(what)?;
+    }
+    Ok(())
+}
+
 /// The container's files as links under the scratch root.
 fn link_scratch(spec: &ContainerSpec) -> Result<()> {
     for entry in &spec.binds {
@@ -293,7 +311,7 @@ fn link_scratch(spec: &ContainerSpec) -> Result<()> {
         }
         std::os::unix::fs::symlink(&entry.host, &target).with_context(what)?;
     }
-    Ok(())
+    make_nodes(&spec.scratch, &spec.nodes)
 }
 
 #[cfg(test)]
@@ -309,6 +327,15 @@ mod tests {
         assert!(fs::symlink_metadata(dir.path().join("usr/lib")).unwrap().is_dir());
         let neighbours = fs::read_dir("/usr/lib").unwrap().count();
         assert_eq!(fs::read_dir(dir.path().join("usr/lib")).unwrap().count(), neighbours + 1);
+    }
+
+    #[test]
+    fn devices_are_files_in_the_containers_own_dev() {
+        let dir = tempfile::tempdir().unwrap();
+        make_nodes(dir.path(), &["/dev/nvidiactl".into(), "/dev/nvidia-caps/nvidia-cap12".into()]).unwrap();
+        for name in ["nvidiactl", "nvidia-caps/nvidia-cap12"] {
+            assert!(dir.path().join("dev").join(name).is_file(), "{name}");
+        }
     }
 
     #[test]

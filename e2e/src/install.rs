@@ -152,7 +152,6 @@ impl Cluster {
         let own = [
             "image.pullPolicy=Never".to_owned(),
             format!("kubeletPlugin.driverRoot={SIM}/root"),
-            format!("kubeletPlugin.devRoot={SIM}/root"),
             format!("kubeletPlugin.procRoot={SIM}/root/proc"),
             format!("kubeletPlugin.sysRoot={SIM}/root/sys"),
             format!("kubeletPlugin.containerMounts={{{SIM}:{SIM}:rw}}"),

@@ -61,15 +61,7 @@ pub struct Args {
     #[arg(long, env = "HOST_DRIVER_ROOT")]
     pub host_driver_root: Option<PathBuf>,
 
-    /// Root under which `dev/nvidia*` lie, as this process sees it.
-    #[arg(long, env = "DEV_ROOT", default_value = "/")]
-    pub dev_root: PathBuf,
-
-    /// The same root as the host sees it. Default: `--dev-root`.
-    #[arg(long, env = "HOST_DEV_ROOT")]
-    pub host_dev_root: Option<PathBuf>,
-
-    /// Where `/proc` is.
+    /// Where `/proc` is. The numbers of the driver's devices are read there.
     #[arg(long, env = "PROC_ROOT", default_value = "/proc")]
     pub proc_root: PathBuf,
 
@@ -257,11 +249,6 @@ impl Args {
     /// The driver root as the host sees it.
     pub fn host_driver_root(&self) -> &Path {
         self.host_driver_root.as_deref().unwrap_or(&self.driver_root)
-    }
-
-    /// The device root as the host sees it.
-    pub fn host_dev_root(&self) -> &Path {
-        self.host_dev_root.as_deref().unwrap_or(&self.dev_root)
     }
 }
 

@@ -37,9 +37,6 @@ const LIBRARIES: &[&str] = &[
 const BINARIES: &[&str] =
     &["nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"];
 
-/// Device nodes that every GPU program opens, under `/dev`.
-const CONTROL_NODES: &[&str] = &["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"];
-
 /// Where libraries are on the host, best first.
 fn library_dirs() -> Vec<String> {
     let triple = multiarch();
@@ -79,22 +76,12 @@ pub struct DriverFiles {
     pub libraries: Vec<DriverFile>,
     /// Programs.
     pub binaries: Vec<DriverFile>,
-    /// Names under `/dev` of the control nodes that exist.
-    pub control_nodes: Vec<String>,
 }
 
 impl DriverFiles {
     /// Looks under `root`; host paths are given under `host_root`.
-    pub fn discover(root: &Path, host_root: &Path, dev_root: &Path) -> Self {
-        Self {
-            libraries: libraries(root, host_root),
-            binaries: binaries(root, host_root),
-            control_nodes: CONTROL_NODES
-                .iter()
-                .filter(|name| dev_root.join("dev").join(name).exists())
-                .map(|name| (*name).to_owned())
-                .collect(),
-        }
+    pub fn discover(root: &Path, host_root: &Path) -> Self {
+        Self { libraries: libraries(root, host_root), binaries: binaries(root, host_root) }
     }
 }
 
@@ -224,7 +211,7 @@ mod tests {
         symlink("libcuda.so.580.65.06", lib.join("libcuda.so.1")).unwrap();
         symlink("/usr/lib64/libcuda.so.1", lib.join("libcuda.so")).unwrap();
         touch(&lib.join("libcudart.so.12"));
-        let files = DriverFiles::discover(temp.path(), Path::new("/host"), temp.path());
+        let files = DriverFiles::discover(temp.path(), Path::new("/host"));
         assert_eq!(files.libraries.len(), 1);
         let cuda = &files.libraries[0];
         assert_eq!(cuda.host, Path::new("/host/usr/lib64/libcuda.so.580.65.06"));
@@ -242,16 +229,8 @@ mod tests {
         fs::create_dir_all(&lib).unwrap();
         symlink("../../../../../../etc/hostname", lib.join("libcuda.so.1")).unwrap();
         symlink("libnvidia-ml.so.1", lib.join("libnvidia-ml.so.1")).unwrap();
-        let files = DriverFiles::discover(temp.path(), temp.path(), temp.path());
+        let files = DriverFiles::discover(temp.path(), temp.path());
         assert!(files.libraries.is_empty(), "{files:?}");
-    }
-
-    #[test]
-    fn only_control_nodes_that_exist_are_listed() {
-        let temp = tempfile::tempdir().unwrap();
-        touch(&temp.path().join("dev/nvidiactl"));
-        let files = DriverFiles::discover(temp.path(), temp.path(), temp.path());
-        assert_eq!(files.control_nodes, ["nvidiactl"]);
     }
 
     #[test]

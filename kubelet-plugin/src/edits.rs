@@ -6,6 +6,7 @@
 
 use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
+use crate::devices::CharDevice;
 use crate::driver::DriverFiles;
 use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
@@ -64,8 +65,6 @@ pub struct Site {
     pub driver: String,
     /// Driver files.
     pub files: DriverFiles,
-    /// Root of device nodes on the host.
-    pub host_dev_root: PathBuf,
     /// Mounts that the administrator asked for.
     pub mounts: Vec<ExtraMount>,
     /// Host directory of shares.
@@ -77,10 +76,8 @@ pub struct Site {
 /// What of a device is known only when it exists.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Nodes {
-    /// Minor number of the GPU.
-    pub minor: u32,
-    /// Minor numbers of capability nodes.
-    pub caps: Vec<u32>,
+    /// The GPU, and the capabilities that open a partition.
+    pub devices: Vec<CharDevice>,
     /// How a share's region is mounted.
     pub region: RegionMount,
 }
@@ -197,7 +194,8 @@ fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
     })
 }
 
-/// The spec of a claim in this boot, to be completed by [`tell_mounts`].
+/// The spec of a claim in this boot, to be completed by [`tell_mounts`]. `control` are the devices that every result
+/// needs.
 ///
 /// # Errors
 /// If the driver's name is not a CDI vendor.
@@ -205,13 +203,14 @@ pub fn spec(
     site: &Site,
     boot_id: &str,
     claim: &ClaimRef,
+    control: &[CharDevice],
     devices: &[(Device, Nodes)],
     limiter: Option<&Limiter>,
     indexed_env: bool,
 ) -> Result<Spec, NameError> {
     let kind = format!("{}/{CLASS}", site.driver).parse()?;
     let mut cdi =
-        vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site, boot_id, claim))];
+        vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site, boot_id, claim, control))];
     for (device, nodes) in devices {
         cdi.push(CdiDevice::new(
             device.result_id.parse()?,
@@ -221,13 +220,13 @@ pub fn spec(
     Ok(Spec::new(kind, cdi))
 }
 
-fn common(site: &Site, boot_id: &str, claim: &ClaimRef) -> ContainerEdits {
+fn common(site: &Site, boot_id: &str, claim: &ClaimRef, control: &[CharDevice]) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
     edits.set_env(BOOT_ENV, boot_id);
     edits.set_env(CLAIM_ENV, &format!("{}/{}", claim.namespace, claim.name));
     // A legacy NVIDIA runtime hook in the path must not add devices of its own.
     edits.set_env("NVIDIA_VISIBLE_DEVICES", "void");
-    edits.device_nodes = site.files.control_nodes.iter().map(|name| node(site, name)).collect();
+    edits.device_nodes = control.iter().map(node).collect();
     let files = site.files.libraries.iter().chain(&site.files.binaries);
     for file in files {
         let host = file.host.to_string_lossy();
@@ -247,14 +246,9 @@ fn common(site: &Site, boot_id: &str, claim: &ClaimRef) -> ContainerEdits {
     edits
 }
 
-fn node(site: &Site, name: &str) -> DeviceNode {
-    let host = site.host_dev_root.join("dev").join(name);
-    let path = format!("/dev/{name}");
-    let mut node = if host == Path::new(&path) {
-        DeviceNode::at(path)
-    } else {
-        DeviceNode::from_host(path, host.to_string_lossy())
-    };
+/// With type and number nothing is looked up on the host. Containers have no reason to make nodes themselves.
+fn node(device: &CharDevice) -> DeviceNode {
+    let mut node = DeviceNode::character(device.path.clone(), device.major, device.minor);
     node.permissions = Some("rw".to_owned());
     node
 }
@@ -266,11 +260,8 @@ fn of_device(
     limiter: Option<&Limiter>,
     indexed_env: bool,
 ) -> ContainerEdits {
-    let mut edits = ContainerEdits::default();
-    edits.device_nodes.push(node(site, &format!("nvidia{}", nodes.minor)));
-    edits
-        .device_nodes
-        .extend(nodes.caps.iter().map(|cap| node(site, &format!("nvidia-caps/nvidia-cap{cap}"))));
+    let device_nodes = nodes.devices.iter().map(node).collect();
+    let mut edits = ContainerEdits { device_nodes, ..ContainerEdits::default() };
     let tail = device.result_id.rsplit('-').next().unwrap_or_default();
     let uuid = device
         .partition

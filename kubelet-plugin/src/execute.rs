@@ -1,5 +1,6 @@
 //! Runs steps and their inverses on the node: hardware, directories, CDI specs. No decisions.
 
+use crate::devices::{DeviceError, Majors};
 use crate::driver::monitor_capability;
 use crate::edits::{self, Limiter, Nodes, Site};
 use crate::holders::{self, Client};
@@ -38,11 +39,11 @@ pub enum StepError {
     /// The limiter is not on this node.
     #[error("the limiter is not installed: no {} with libaliquot_preload.so and libaliquot_core.so; a share without it would have no limit", .0.display())]
     NoLimiter(PathBuf),
-    /// A device node that a container needs is absent.
-    #[error("{} does not exist; load the driver's nodes with nvidia-modprobe", .0.display())]
-    NoNode(PathBuf),
+    /// The kernel has no device that a container needs.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// The kernel lists no capability for an instance.
-    #[error("the driver lists no capability for GPU instance {gpu_instance} of GPU {gpu} under {}", path.display())]
+    #[error("{} lists no capability for GPU instance {gpu_instance} of GPU {gpu}, so no container could open the partition; reload the NVIDIA driver", path.display())]
     NoCapability {
         /// GPU.
         gpu: GpuUuid,
@@ -169,8 +170,6 @@ pub struct Machine {
     pub limiter_dir: PathBuf,
     /// Our data directory.
     pub data_dir: PathBuf,
-    /// Root of device nodes, as this process sees it.
-    pub dev_root: PathBuf,
     /// `/proc`.
     pub proc_root: PathBuf,
     /// For tests.
@@ -373,29 +372,33 @@ impl Machine {
     pub fn write_spec(&self, record: &Record) -> Result<(), StepError> {
         let limiter =
             record.devices.iter().any(|device| device.share.is_some()).then(|| self.limiter()).transpose()?;
-        let caps =
-            MigMinors::read(&self.proc_root).map_err(io_error("read", &MigMinors::path(&self.proc_root)))?;
+        let majors = Majors::read(&self.proc_root)?;
+        let caps = match record.devices.iter().any(shows_partitions) {
+            true => MigMinors::read(&self.proc_root)
+                .map_err(io_error("read", &MigMinors::path(&self.proc_root)))?,
+            false => MigMinors::default(),
+        };
         let devices = record
             .devices
             .iter()
-            .map(|device| Ok((device.clone(), self.nodes(device, &caps)?)))
+            .map(|device| Ok((device.clone(), self.nodes(device, &majors, &caps)?)))
             .collect::<Result<Vec<_>, StepError>>()?;
         let indexed = record.indexed_env;
         let (boot_id, claim) = (&record.boot_id, &record.claim);
-        let mut spec = edits::spec(&self.site, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
+        let control = majors.control()?;
+        let mut spec =
+            edits::spec(&self.site, boot_id, claim, &control, &devices, limiter.as_ref(), indexed)?;
         edits::tell_mounts(&mut spec, identity)?;
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
         Ok(())
     }
 
-    /// Device nodes of a result.
-    fn nodes(&self, device: &Device, caps: &MigMinors) -> Result<Nodes, StepError> {
+    /// Devices of a result.
+    fn nodes(&self, device: &Device, majors: &Majors, caps: &MigMinors) -> Result<Nodes, StepError> {
         let info = self.gpus.gpu(&device.gpu)?;
-        self.require_node(&format!("nvidia{}", info.minor))?;
         let region = share::region_mount(&self.shares, &device.result_id);
-        let mut nodes = Nodes { minor: info.minor, caps: Vec::new(), region };
-        let admin = device.held.is_none();
-        if device.partition.is_none() && !admin {
+        let mut nodes = Nodes { devices: vec![majors.gpu(info.minor)?], region };
+        if !shows_partitions(device) {
             return Ok(nodes);
         }
         let live = self.gpus.live_migs(&device.gpu)?;
@@ -406,21 +409,31 @@ impl Machine {
                     gpu: device.gpu.clone(),
                     placement: partition.placement,
                 })?;
-                nodes.caps.extend(self.caps_of(info.minor, mig, caps)?);
+                for cap in self.caps_of(info.minor, mig, caps)? {
+                    nodes.devices.push(majors.capability(cap)?);
+                }
             }
             None => {
                 // Admin access shows the GPU with all its partitions; what cannot be shown is left out.
-                nodes.caps.extend(monitor_capability(&self.proc_root));
-                for mig in &live {
-                    nodes.caps.extend(self.caps_of(info.minor, mig, caps).into_iter().flatten());
-                }
-                nodes.caps.retain(|cap| self.require_node(&format!("nvidia-caps/nvidia-cap{cap}")).is_ok());
+                let partitions = live.iter().flat_map(|mig| self.caps_of(info.minor, mig, caps)).flatten();
+                let shown = monitor_capability(&self.proc_root).into_iter().chain(partitions);
+                nodes.devices.extend(shown.filter_map(|cap| majors.capability(cap).ok()));
             }
         }
-        for cap in &nodes.caps {
-            self.require_node(&format!("nvidia-caps/nvidia-cap{cap}"))?;
-        }
         Ok(nodes)
+    }
+
+    /// Refuses what no container could use as the driver is now, before anything is changed for it.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn require_devices(&self, devices: &[Device]) -> Result<(), DeviceError> {
+        let majors = Majors::read(&self.proc_root)?;
+        majors.control()?;
+        if devices.iter().any(|device| device.partition.is_some()) {
+            majors.capability(0)?;
+        }
+        Ok(())
     }
 
     fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &MigMinors) -> Result<[u32; 2], StepError> {
@@ -435,11 +448,6 @@ impl Machine {
             gpu_instance: mig.gpu_instance,
             path: MigMinors::path(&self.proc_root),
         })
-    }
-
-    fn require_node(&self, name: &str) -> Result<(), StepError> {
-        let path = self.dev_root.join("dev").join(name);
-        if path.exists() { Ok(()) } else { Err(StepError::NoNode(path)) }
     }
 
     /// The limiter of our release, or else the only one that is installed. Its preload file is written
@@ -466,6 +474,11 @@ pub(crate) fn identity(path: &str) -> Result<(u64, u64), StoreError> {
     use std::os::unix::fs::MetadataExt;
     let meta = fs::metadata(path).map_err(io_error("look at", Path::new(path)))?;
     Ok((meta.dev(), meta.ino()))
+}
+
+/// Whether a result is a partition, or shows those of a GPU (admin access).
+const fn shows_partitions(device: &Device) -> bool {
+    device.partition.is_some() || device.held.is_none()
 }
 
 /// Version and directory of the limiter to mount.

@@ -18,6 +18,7 @@ pub mod audit;
 pub mod checkpoint;
 pub mod claim;
 pub mod collect;
+pub mod devices;
 pub mod dra;
 pub mod driver;
 pub mod edits;

@@ -243,11 +243,10 @@ async fn open_gpus(
 
 fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
     let data_dir = args.data_dir();
-    let files = DriverFiles::discover(&args.driver_root, args.host_driver_root(), &args.dev_root);
+    let files = DriverFiles::discover(&args.driver_root, args.host_driver_root());
     tracing::info!(
         libraries = files.libraries.len(),
         binaries = files.binaries.len(),
-        control_nodes = files.control_nodes.len(),
         "found the driver's files"
     );
     Node {
@@ -258,7 +257,6 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
             site: Site {
                 driver: args.driver_name.clone(),
                 files,
-                host_dev_root: args.host_dev_root().to_owned(),
                 mounts: args.container_mounts.clone(),
                 shares_dir: data_dir.join("shares"),
                 oci_hook: args.oci_hook.clone(),
@@ -267,7 +265,6 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
             regions: args.region_storage,
             limiter_dir: args.limiter_dir.clone(),
             data_dir,
-            dev_root: args.dev_root.clone(),
             proc_root: args.proc_root.clone(),
             probe: Probe::default(),
         },

@@ -254,15 +254,6 @@ fn without_the_limiter_no_share_is_prepared() {
 }
 
 #[test]
-fn a_missing_device_node_is_named() {
-    let world = world();
-    fs::remove_file(world.root().join("dev/nvidia0")).unwrap();
-    let error = world.node().prepare(&request("c-1", &[("g", "gpu-0")]), false, now()).unwrap_err();
-    assert!(error.to_string().contains("dev/nvidia0"), "{error}");
-    world.assert_clean();
-}
-
-#[test]
 fn a_changed_allocation_waits_for_unprepare() {
     let world = world();
     world.node().prepare(&request("c-1", &[("g", "gpu-0")]), false, now()).unwrap();

@@ -50,12 +50,17 @@ struct Sim {
 
 impl Sim {
     async fn new(boards: &[&str]) -> Self {
+        Self::new_with(boards, |_| {}).await
+    }
+
+    async fn new_with(boards: &[&str], change: impl FnOnce(&mut NodeSpec)) -> Self {
         let world = World::bare();
         let mut spec = NodeSpec::new(boards.iter().map(|board| board.trim_end_matches(":mig")));
         for (gpu, board) in spec.gpus.iter_mut().zip(boards) {
             gpu.mig = board.ends_with(":mig");
         }
         spec.nvml_library = Some(built_library(NVML_LIBRARY).expect("cargo builds it beside this test"));
+        change(&mut spec);
         let node = aliquot_sim_node::create(world.dir.path(), &spec).unwrap();
         Self { cluster: Cluster::new(world).await, node }
     }
@@ -130,6 +135,36 @@ impl Sim {
         assert_eq!(self.instances(), []);
         assert_eq!(self.cluster.world.files(), Vec::<String>::new());
         assert!(self.cluster.world.ledger().claims.is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_gets_the_numbers_of_the_driver_once_nvidia_uvm_is_loaded() {
+    let sim = Sim::new_with(&["H100-80"], |spec| spec.late_uvm = true).await;
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0-mig-1g10gb-19-6")], json!([])).await;
+    let _agent = sim.start(&[]);
+    eventually("a refusal", || async {
+        match sim.try_prepare("c", &uid).await {
+            Some(Err(reason)) if reason.contains("nvidia-modprobe -c 0 -u") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    assert_eq!(sim.instances(), [], "nothing was made for it");
+    sim.node.load_uvm().unwrap();
+    sim.prepared("c", &uid).await;
+    let spec = sim.cluster.world.node().machine.cdi.read(&format!("{DRIVER}-claim-{uid}")).unwrap().unwrap();
+    let nodes = spec.devices.iter().flat_map(|device| &device.container_edits.device_nodes);
+    let caps: Vec<(&str, Option<i64>)> = nodes
+        .filter(|node| node.path.contains("nvidia-cap"))
+        .map(|node| (node.path.as_str(), node.minor))
+        .collect();
+    let gi = sim.node.gis(0).unwrap()[0].id;
+    let wanted =
+        [aliquot_sim_node::gi_capability_minor(0, gi), aliquot_sim_node::ci_capability_minor(0, gi, 0)];
+    assert_eq!(caps.len(), 2, "{caps:?}");
+    for ((path, minor), wanted) in caps.into_iter().zip(wanted) {
+        assert_eq!((path, minor), (&*format!("/dev/nvidia-caps/nvidia-cap{wanted}"), Some(wanted.into())));
     }
 }
 

@@ -357,7 +357,6 @@ async fn start_node(
         flag("plugin-dir", &plugins),
         flag("cdi-dir", &cdi),
         flag("driver-root", &root),
-        flag("dev-root", &root),
         flag("proc-root", &root.join("proc")),
         flag("sys-root", &root.join("sys")),
         flag("limiter-dir", limiter),

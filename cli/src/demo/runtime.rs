@@ -2,7 +2,7 @@
 
 use crate::container::{self, Bind, ContainerSpec, Hook};
 use crate::tether::Tethered;
-use aliquot_cdi::{ContainerEdits, HookName, QualifiedName, Spec};
+use aliquot_cdi::{ContainerEdits, DeviceNode, HookName, QualifiedName, Spec};
 use aliquot_sim_node::limiter_at;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -121,9 +121,13 @@ impl Runtime {
             let read_only = mount.options.iter().any(|o| o == "ro");
             binds.push(bind(&mount.host_path, &mount.container_path, read_only));
         }
-        for node in &edits.device_nodes {
+        // What a spec gives by number is made, as a runtime does; the rest is looked for on the host.
+        let (made, found): (Vec<&DeviceNode>, Vec<_>) =
+            edits.device_nodes.iter().partition(|node| node.device_type.is_some() && node.major.is_some());
+        for node in found {
             binds.push(bind(node.host_path.as_deref().unwrap_or(&node.path), &node.path, false));
         }
+        let nodes = made.into_iter().map(|node| PathBuf::from(&node.path)).collect();
         env.entry("PATH".into()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".into());
         env.extend(edits.environment().into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())));
         let mut argv = vec![PROBE.to_owned(), "--hold".to_owned()];
@@ -141,7 +145,7 @@ impl Runtime {
                 env: hook.env.clone(),
             })
             .collect();
-        Ok(ContainerSpec { scratch, namespaces: self.namespaces, binds, hooks, env, argv })
+        Ok(ContainerSpec { scratch, namespaces: self.namespaces, binds, nodes, hooks, env, argv })
     }
 }
 

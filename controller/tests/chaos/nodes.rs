@@ -90,30 +90,23 @@ impl std::ops::AddAssign for Tally {
     }
 }
 
-/// The device files and tables that a driver makes.
+/// The tables that a driver shows in `/proc`.
 fn furnish(root: &Path, gpus: u32) {
-    let dev = root.join("dev");
-    fs::create_dir_all(dev.join("nvidia-caps")).unwrap();
-    for name in ["nvidiactl", "nvidia-uvm"] {
-        fs::write(dev.join(name), "").unwrap();
-    }
     let mut minors = String::from("config 1\nmonitor 2\n");
     let mut next = 3;
     for gpu in 0..gpus {
-        fs::write(dev.join(format!("nvidia{gpu}")), "").unwrap();
         for instance in 0..15 {
             minors += &format!("gpu{gpu}/gi{instance}/access {next}\n");
             minors += &format!("gpu{gpu}/gi{instance}/ci0/access {}\n", next + 1);
-            for cap in [next, next + 1] {
-                fs::write(dev.join(format!("nvidia-caps/nvidia-cap{cap}")), "").unwrap();
-            }
             next += 2;
         }
     }
     let proc = root.join("proc");
-    for (path, text) in
-        [("driver/nvidia-caps/mig-minors", minors.as_str()), ("sys/kernel/random/boot_id", "boot-1\n")]
-    {
+    for (path, text) in [
+        ("devices", "Character devices:\n195 nvidia\n195 nvidiactl\n235 nvidia-caps\n510 nvidia-uvm\n"),
+        ("driver/nvidia-caps/mig-minors", minors.as_str()),
+        ("sys/kernel/random/boot_id", "boot-1\n"),
+    ] {
         let path = proc.join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
@@ -410,8 +403,7 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
             cdi: SpecDir::new(dir.join("cdi")),
             site: Site {
                 driver: fixtures::DRIVER.to_owned(),
-                files: DriverFiles::discover(&root, &root, &root),
-                host_dev_root: root.clone(),
+                files: DriverFiles::discover(&root, &root),
                 mounts: Vec::new(),
                 shares_dir: data.join("shares"),
                 oci_hook: None,
@@ -420,7 +412,6 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
             regions: RegionStorage::Directory,
             limiter_dir: dir.join("limiter"),
             data_dir: data,
-            dev_root: root.clone(),
             proc_root: root.join("proc"),
             probe,
         },

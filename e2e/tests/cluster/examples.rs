@@ -58,6 +58,10 @@ fn a_partition_is_created_for_its_profile_and_destroyed_afterwards() -> Result<(
         );
         ensure!(got.names.iter().all(|n| n.contains("MIG 2g.20gb")), "{got:?}");
         ensure!(nodes(cluster, "mig-profile", "notebook", "main")? == (1, 2), "its GPU and two capabilities");
+        let listed = "ls -l /dev/nvidiactl /dev/nvidia-uvm /dev/nvidia-caps/*";
+        let listed = cluster.shell("mig-profile", "notebook", "main", listed)?;
+        let devices = listed.lines().filter(|line| line.starts_with('c')).count();
+        ensure!(devices == 4 && listed.contains(", 255 "), "made by the driver's numbers: {listed}");
         ensure!(cluster.gpu_instances()?.len() == 1, "one instance: {:?}", cluster.gpu_instances()?);
         let seen = limiter(cluster, "mig-profile", "notebook", "main")?;
         ensure!(!seen.contains("libaliquot"), "a partition needs no limiter: {seen}");

@@ -62,11 +62,6 @@ impl MigMinors {
     }
 }
 
-/// The node of a capability, under a `/dev`.
-pub fn device_node(minor: u32) -> PathBuf {
-    PathBuf::from(format!("/dev/nvidia-caps/nvidia-cap{minor}"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,7 +79,6 @@ mod tests {
         assert_eq!(minors.gpu_instance(0, 1), None);
         assert_eq!(minors.compute_instance(0, 0, 1), None);
         assert_eq!(minors.minors.len(), 4);
-        assert_eq!(device_node(12), PathBuf::from("/dev/nvidia-caps/nvidia-cap12"));
     }
 
     #[test]

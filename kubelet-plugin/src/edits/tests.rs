@@ -15,9 +15,7 @@ fn site() -> Site {
                 container: vec!["/usr/lib64/libcuda.so.1".into()],
             }],
             binaries: Vec::new(),
-            control_nodes: vec!["nvidiactl".into(), "nvidia-uvm".into()],
         },
-        host_dev_root: "/".into(),
         mounts: vec![ExtraMount { host: "/sim".into(), container: "/run/sim".into(), writable: true }],
         shares_dir: "/data/shares".into(),
         oci_hook: None,
@@ -68,15 +66,25 @@ fn limiter() -> Limiter {
     }
 }
 
+fn node(name: &str, major: u32, minor: u32) -> CharDevice {
+    CharDevice { path: format!("/dev/{name}"), major, minor }
+}
+
+fn control() -> [CharDevice; 2] {
+    [node("nvidiactl", 195, 255), node("nvidia-uvm", 510, 0)]
+}
+
 fn made(devices: &[(Device, Nodes)], indexed: bool) -> Spec {
-    let spec = spec(&site(), "boot-1", &claim("u-1"), devices, Some(&limiter()), indexed).unwrap();
+    let limiter = Some(&limiter());
+    let spec = spec(&site(), "boot-1", &claim("u-1"), &control(), devices, limiter, indexed).unwrap();
     spec.validate().unwrap();
     spec
 }
 
 #[test]
 fn each_result_is_a_device_beside_the_common_one() {
-    let gpu = (device("0000000a", "gpu-0"), Nodes { minor: 0, caps: vec![], ..Nodes::default() });
+    let gpu =
+        (device("0000000a", "gpu-0"), Nodes { devices: vec![node("nvidia0", 195, 0)], ..Nodes::default() });
     let mig = Device {
         partition: Some(Partition {
             profile_id: 19,
@@ -87,7 +95,12 @@ fn each_result_is_a_device_beside_the_common_one() {
         }),
         ..device("0000000b", "gpu-1-mig-1g10gb-19-6")
     };
-    let spec = made(&[gpu, (mig, Nodes { minor: 1, caps: vec![12, 13], ..Nodes::default() })], false);
+    let devices = vec![
+        node("nvidia1", 195, 1),
+        node("nvidia-caps/nvidia-cap147", 235, 147),
+        node("nvidia-caps/nvidia-cap148", 235, 148),
+    ];
+    let spec = made(&[gpu, (mig, Nodes { devices, ..Nodes::default() })], false);
     insta::assert_snapshot!(serde_json::to_string_pretty(&spec).unwrap());
 }
 
@@ -129,7 +142,7 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
         (share("0000000d", 1), Nodes::default()),
         (device("0000000a", "gpu-0"), Nodes::default()),
     ];
-    let spec = spec(&hooked, "boot-1", &claim("u-1"), &devices, Some(&limiter()), true).unwrap();
+    let spec = spec(&hooked, "boot-1", &claim("u-1"), &control(), &devices, Some(&limiter()), true).unwrap();
     spec.validate().unwrap();
     let edits = spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]);
     let hooks: Vec<&Hook> = edits.flat_map(|edits| &edits.hooks).collect();
@@ -144,7 +157,8 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
 fn every_hook_is_told_what_each_mount_of_its_share_is() {
     let hooked = Site { oci_hook: Some("/opt/aliquot/limiter/0.1.0/aliquot-oci-hook".into()), ..site() };
     let devices = [(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())];
-    let mut spec = spec(&hooked, "boot-1", &claim("u-1"), &devices, Some(&limiter()), true).unwrap();
+    let mut spec =
+        spec(&hooked, "boot-1", &claim("u-1"), &control(), &devices, Some(&limiter()), true).unwrap();
     let before = spec.clone();
     assert_eq!(tell_mounts(&mut spec, |_| Err("gone")), Err("gone"));
     assert_eq!(spec, before);
@@ -193,12 +207,15 @@ fn whole_gpus_get_no_limiter() {
 }
 
 #[test]
-fn device_nodes_elsewhere_on_the_host_say_where() {
-    let mut elsewhere = site();
-    elsewhere.host_dev_root = "/run/sim/root".into();
-    let devices = [(device("0000000a", "gpu-0"), Nodes { minor: 3, caps: vec![], ..Nodes::default() })];
-    let spec = spec(&elsewhere, "boot-1", &claim("u-1"), &devices, None, false).unwrap();
-    let node = &spec.device(&"u-1-0000000a".parse().unwrap()).unwrap().container_edits.device_nodes[0];
-    assert_eq!(node.path, "/dev/nvidia3");
-    assert_eq!(node.host_path.as_deref(), Some("/run/sim/root/dev/nvidia3"));
+fn nothing_about_a_device_is_left_for_the_host_to_say() {
+    let devices =
+        [(device("0000000a", "gpu-0"), Nodes { devices: vec![node("nvidia3", 195, 3)], ..Nodes::default() })];
+    let spec = made(&devices, false);
+    let nodes: Vec<_> = spec.devices.iter().flat_map(|device| &device.container_edits.device_nodes).collect();
+    assert_eq!(nodes.len(), 3);
+    for node in nodes {
+        let complete =
+            node.device_type.as_deref() == Some("c") && node.major.is_some() && node.minor.is_some();
+        assert!(complete && node.host_path.is_none(), "{node:?}");
+    }
 }

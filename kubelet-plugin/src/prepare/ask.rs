@@ -97,6 +97,7 @@ impl Node {
                 return Err(error.into());
             }
         };
+        self.machine.require_devices(&plan.devices)?;
         if ledger.lost.as_ref().is_some_and(Lost::is_loss) {
             for device in &mut plan.devices {
                 let there = share::is_there(&self.machine.shares, device);

@@ -1,6 +1,7 @@
 //! Why prepare and unprepare fail.
 
 use crate::claim::ClaimRef;
+use crate::devices::DeviceError;
 use crate::execute::StepError;
 use crate::plan::PlanError;
 use crate::rebuild::Disagreement;
@@ -25,6 +26,9 @@ pub enum PrepareError {
     /// The GPUs could not be read.
     #[error("cannot read the node's GPUs: {0}")]
     Gpu(#[from] GpuError),
+    /// No container could use what the claim was given, as the driver is now.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
     /// A step failed. Everything before it was undone.
     #[error("cannot {step}: {source}")]
     Step {

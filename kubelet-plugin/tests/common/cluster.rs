@@ -133,7 +133,6 @@ impl Cluster {
             format!("--plugin-dir={}", path("plugins")),
             format!("--cdi-dir={}", path("cdi")),
             format!("--driver-root={}", path("root")),
-            format!("--dev-root={}", path("root")),
             format!("--proc-root={}", path("root/proc")),
             format!("--limiter-dir={}", path("limiter")),
             // Nothing of a test is left mounted.

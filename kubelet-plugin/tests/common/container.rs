@@ -80,16 +80,17 @@ pub fn with_limiter(mut node: Node, folder: &Path) -> Node {
     node
 }
 
-/// The edits that a runtime makes for prepared devices, without device nodes: the node's are no real ones.
+/// The edits that a runtime makes for prepared devices.
 pub fn edits(node: &Node, uid: &str, prepared: &[Prepared]) -> ContainerEdits {
     let name = aliquot_kubelet_plugin::edits::spec_name(&node.machine.site.driver, uid);
     let spec = node.machine.cdi.read(&name).unwrap().unwrap();
     let names: Vec<QualifiedName> =
         prepared.iter().flat_map(|device| &device.cdi).map(|id| id.parse().unwrap()).collect();
     let mut edits = aliquot_cdi::resolve(std::slice::from_ref(&spec), &names).unwrap();
-    edits.device_nodes.clear();
     // Each device of a claim brings the common ones.
     edits.mounts.dedup();
+    edits.device_nodes.sort_by(|a, b| a.path.cmp(&b.path));
+    edits.device_nodes.dedup();
     edits
 }
 
@@ -178,6 +179,9 @@ impl Bundle {
             json!({"destination": mount.container_path, "type": "bind", "source": mount.host_path, "options": mount.options})
         }));
         mounts.sort_by_key(|mount| mount["destination"].as_str().unwrap().matches('/').count());
+        let devices = self.edits.device_nodes.iter().map(|node| {
+            json!({"path": node.path, "type": node.device_type, "major": node.major, "minor": node.minor})
+        });
         let hooks: Vec<Value> = self
             .edits
             .hooks
@@ -205,6 +209,7 @@ impl Bundle {
             "mounts": mounts,
             "hooks": {"createContainer": hooks},
             "linux": {
+                "devices": devices.collect::<Vec<_>>(),
                 "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "network"}],
             },
         })

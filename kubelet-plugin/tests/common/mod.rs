@@ -36,6 +36,10 @@ use tempfile::TempDir;
 pub const DRIVER: &str = "gpu.aliquot.dev";
 pub const POOL: &str = "gpu.aliquot.dev/n1";
 
+/// The kernel's list of devices with the driver loaded. No node of them is in any `/dev` of a [`World`].
+pub const DEVICES: &str = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n235 nvidia-caps\n\
+                           510 nvidia-uvm\n\nBlock devices:\n259 blkext\n";
+
 /// A node's directories and GPUs; [`World::node`] is an agent process on it.
 pub struct World {
     pub dir: TempDir,
@@ -45,27 +49,19 @@ pub struct World {
 impl World {
     pub fn new(gpus: FakeGpus) -> Self {
         let world = Self { dir: scratch(), gpus };
-        let dev = world.root().join("dev");
-        fs::create_dir_all(dev.join("nvidia-caps")).unwrap();
-        for name in ["nvidiactl", "nvidia-uvm"] {
-            fs::write(dev.join(name), "").unwrap();
-        }
         let mut minors = String::from("config 1\nmonitor 2\n");
         let mut next = 3;
         for gpu in world.gpus.inventory().unwrap().gpus {
-            fs::write(dev.join(format!("nvidia{}", gpu.minor)), "").unwrap();
             for instance in 0..15 {
                 minors += &format!("gpu{}/gi{instance}/access {next}\n", gpu.minor);
                 minors += &format!("gpu{}/gi{instance}/ci0/access {}\n", gpu.minor, next + 1);
-                for cap in [next, next + 1] {
-                    fs::write(dev.join(format!("nvidia-caps/nvidia-cap{cap}")), "").unwrap();
-                }
                 next += 2;
             }
         }
         let caps = world.proc().join("driver/nvidia-caps");
         fs::create_dir_all(&caps).unwrap();
         fs::write(caps.join("mig-minors"), minors).unwrap();
+        fs::write(world.proc().join("devices"), DEVICES).unwrap();
         world.boot("boot-1");
         world.install_limiter();
         world.settle();
@@ -142,8 +138,7 @@ impl World {
                 cdi: SpecDir::new(self.cdi()),
                 site: Site {
                     driver: DRIVER.into(),
-                    files: DriverFiles::discover(&root, &root, &root),
-                    host_dev_root: root.clone(),
+                    files: DriverFiles::discover(&root, &root),
                     mounts: Vec::new(),
                     shares_dir: self.data().join("shares"),
                     oci_hook: None,
@@ -152,7 +147,6 @@ impl World {
                 regions: RegionStorage::Directory,
                 limiter_dir: self.limiter(),
                 data_dir: self.data(),
-                dev_root: root,
                 proc_root: self.proc(),
                 probe,
             },
