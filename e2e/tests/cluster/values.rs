@@ -116,3 +116,20 @@ fn without_the_webhook_the_controller_may_not_write_configurations_of_webhooks()
         Ok(())
     })
 }
+
+/// Two instances on the host's network would wait for one port for ever.
+#[test]
+fn an_update_of_node_agents_on_the_hosts_network_ends_the_old_instance_first() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let chart = cluster.repo().join("deploy/helm/aliquot").display().to_string();
+        for (values, first) in [
+            ("kubeletPlugin.hostNetwork=true", "{maxSurge: 0, maxUnavailable: 1}"),
+            ("kubeletPlugin.hostNetwork=false", "{maxSurge: 1, maxUnavailable: 0}"),
+        ] {
+            let arguments = ["template", "x", &chart, "-s", "templates/kubeletplugin.yaml", "--set", values];
+            let agent = command::run(cluster.setting("HELM")?, &arguments)?;
+            ensure!(agent.contains(first), "{values}: {agent}");
+        }
+        Ok(())
+    })
+}
