@@ -358,4 +358,15 @@ mod tests {
         assert_eq!(names("ValidatingAdmissionPolicyBinding"), sorted(&POLICIES));
         assert_eq!(names("DeviceClass"), sorted(&CLASSES));
     }
+
+    #[test]
+    fn the_charts_hook_may_delete_whatever_the_command_deletes() {
+        let hook =
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/helm/aliquot/templates/hook-uninstall.yaml");
+        let hook = std::fs::read_to_string(hook).expect("the hook");
+        let names: Vec<&str> = hook.split([' ', ',', '[', ']', '\n']).collect();
+        for name in POLICIES.iter().chain(&CLASSES).chain(&[WEBHOOK, CONTROLLER, AGENT]) {
+            assert!(names.contains(name), "{name}");
+        }
+    }
 }
