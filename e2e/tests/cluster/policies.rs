@@ -590,9 +590,10 @@ fn who_changes_nothing_of_what_nodes_say_and_are_told_may_write_it_again() -> Re
         let usage = cluster
             .wait_for("what the node says", || async { usages.get_opt(node).await.map_err(Into::into) })
             .await?;
-        let pods_of_ours = cluster.system_pods("controller").await?;
-        let controller = pods_of_ours.first().context("no controller")?;
-        let client = cluster.client_of_pod("aliquot-controller", controller).await?;
+        let leases = Api::<Lease>::namespaced(cluster.client.clone(), SYSTEM);
+        let holder = leases.get("aliquot-controller").await?.spec.and_then(|spec| spec.holder_identity);
+        let holder = holder.context("nobody holds the lease")?;
+        let client = cluster.client_of_pod("aliquot-controller", &holder).await?;
         let told = serde_json::from_value(json!({
             "apiVersion": "aliquot.dev/v1alpha1", "kind": "NodeLimits", "metadata": {"name": "policy-test"},
             "spec": {"shares": []},
