@@ -122,7 +122,16 @@ pub fn fault(event: &GpuEvent, fault: &str) -> String {
 pub fn refused(error: &PublishError) -> String {
     format!(
         "{}. What was published before stays, and it is tried again. Check whether an admission policy or webhook \
-         refuses ResourceSlices, and whether this API server's version is one that this release supports",
+         refuses ResourceSlices, whether the agent's role is as the chart has it, and whether this API server's version is one that this release supports",
+        cut(&error.to_string())
+    )
+}
+
+/// Publishing fails again and again.
+pub fn not_published(error: &PublishError) -> String {
+    format!(
+        "{}. The ResourceSlices of this node are not as its GPUs are. What was published before stays, and it is tried \
+         again. Check whether the API server answers, and whether the node's disk has room",
         cut(&error.to_string())
     )
 }

@@ -55,6 +55,10 @@ const FIRST_RETRY: Duration = Duration::from_millis(500);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// Events that come together are answered together.
 const DEBOUNCE: Duration = Duration::from_millis(100);
+/// What `/healthz` says of publishing.
+const NOTE: &str = "publish";
+/// From so many failures in a row on, whatever they are, somebody should look.
+const LASTING: u32 = 5;
 const STANDBY_POLL: Duration = Duration::from_secs(1);
 
 /// What does not change while the agent runs.
@@ -161,6 +165,7 @@ impl Publisher {
         let mut node: Option<Box<ApiNode>> = None;
         let mut wakes = self.wakes();
         let mut retry = FIRST_RETRY;
+        let mut failures = 0u32;
         let mut next = Instant::now();
         loop {
             tokio::select! {
@@ -189,12 +194,15 @@ impl Publisher {
             match outcome {
                 Ok(wake_at) => {
                     retry = FIRST_RETRY;
+                    failures = 0;
+                    self.readiness.notes.set(NOTE, Vec::new());
                     self.readiness.published.store(true, Ordering::Relaxed);
                     next = Instant::now() + wake_at.unwrap_or(self.settings.resync);
                 }
                 Err(error) => {
                     self.metrics.publish_errors.inc();
-                    self.report(&error);
+                    failures = failures.saturating_add(1);
+                    self.report(&error, failures);
                     next = Instant::now() + retry;
                     retry = (retry * 2).min(LAST_RETRY);
                 }
@@ -202,13 +210,17 @@ impl Publisher {
         }
     }
 
-    fn report(&self, error: &PublishError) {
-        match error.code() {
-            Some(422) => self.events.node_warning(reasons::PUBLISH_REFUSED, notice::refused(error)),
+    /// Says why it failed, for the `failures`th time in a row: a refusal at once, anything else when it lasts.
+    fn report(&self, error: &PublishError, failures: u32) {
+        let (reason, note) = match error.code() {
+            Some(403 | 422) => (reasons::PUBLISH_REFUSED, notice::refused(error)),
+            _ if failures >= LASTING => (reasons::PUBLISH_FAILED, notice::not_published(error)),
             // Somebody else wrote; the next look sees it.
-            Some(409) => tracing::debug!(%error, "publishing again after a conflict"),
-            _ => tracing::warn!(%error, "not published"),
-        }
+            Some(409) => return tracing::debug!(%error, "publishing again after a conflict"),
+            _ => return tracing::warn!(%error, "not published"),
+        };
+        self.readiness.notes.set(NOTE, vec![note.clone()]);
+        self.events.node_warning(reason, note);
     }
 
     /// Waits until no other instance publishes.

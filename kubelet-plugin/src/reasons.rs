@@ -14,6 +14,8 @@ pub const GPU_ERROR: &str = "GpuError";
 pub const FEATURES_OFF: &str = "ServerFeaturesOff";
 /// The API server refuses our slices.
 pub const PUBLISH_REFUSED: &str = "PublishRefused";
+/// Our slices could not be written several times in a row.
+pub const PUBLISH_FAILED: &str = "PublishFailed";
 /// A GPU instance that no claim has is given out as it is.
 pub const INSTANCE_ADOPTED: &str = "MigInstanceAdopted";
 /// A GPU instance that no claim has.

@@ -157,6 +157,47 @@ async fn outages_conflicts_and_cut_connections_only_delay() {
     agent.terminate().await;
 }
 
+/// At the first refusal, or once other failures last; until it succeeds.
+async fn failures_are_told(code: u16, failures: u64, reason: &str) {
+    let cluster = Cluster::new(world()).await;
+    let error = Fault::Status {
+        code,
+        reason: "Other".to_owned(),
+        message: "a policy of theirs says no".to_owned(),
+        retry_after: None,
+    };
+    let rule = FaultRule::always(of_agent(Matcher::new("create", "resourceslices")), error);
+    let rule = cluster.plane.faults().add(rule);
+    let agent = cluster.start(&[]).await;
+    let said = eventually("an event", || async {
+        let notes = events(&cluster, reason).await;
+        notes.into_iter().next().ok_or_else(|| "no event".to_owned())
+    })
+    .await;
+    assert!(said.contains("a policy of theirs says no") && said.contains("Check whether"), "{said}");
+    let hits = cluster.plane.faults().hits(rule);
+    assert!(hits >= failures, "told after {hits} failures");
+    assert!(agent.get("/healthz").await.1.contains(&said), "/healthz says so too");
+    cluster.plane.faults().remove(rule);
+    cluster.pool_where("published", |slices| all_tainted(slices, "")).await;
+    eventually("nothing to say any more", || async {
+        let said = agent.get("/healthz").await.1;
+        if said == "ok" { Ok(()) } else { Err(said) }
+    })
+    .await;
+    agent.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_forbids_slices_is_told_of_until_it_takes_them() {
+    failures_are_told(403, 1, "PublishRefused").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_fails_again_and_again_is_told_of_until_it_does_not() {
+    failures_are_told(500, 5, "PublishFailed").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_of_1_34_gets_counters_and_devices_in_one_slice_a_gpu() {
     let version = ServerVersion::V1_34;

@@ -51,7 +51,7 @@ impl PublishError {
     /// HTTP code of the server's answer, if it answered.
     pub fn code(&self) -> Option<u16> {
         match self {
-            Self::Api { source, .. } => match &**source {
+            Self::Api { source, .. } | Self::List(ListError::Api { source, .. }) => match &**source {
                 kube::Error::Api(status) => Some(status.code),
                 _ => None,
             },
