@@ -255,7 +255,7 @@ impl Metrics {
     }
 
     /// There are reviews, which may be left unchecked for these reasons.
-    pub fn may_be_unchecked(&self, reasons: &[&'static str]) {
+    pub fn may_be_unchecked(&self, reasons: impl IntoIterator<Item = &'static str>) {
         for reason in reasons {
             drop(self.unchecked.get_or_create(&ReasonLabel { reason }));
         }

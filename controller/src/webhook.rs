@@ -12,6 +12,7 @@ mod callers;
 mod certificate;
 mod evaluators;
 mod keeper;
+mod origin;
 mod review;
 mod review_memory;
 mod reviewer;
@@ -129,7 +130,7 @@ pub fn serve(
 ) -> std::io::Result<Ended<std::io::Result<()>>> {
     tracing::info!(addr = %listener.local_addr()?, "serving the admission webhook");
     listener.set_nonblocking(true)?;
-    metrics.may_be_unchecked(&evaluators::Unchecked::reasons());
+    metrics.may_be_unchecked(evaluators::Reason::ALL.iter().map(|reason| reason.label()));
     let authorities = config.client_ca.clone().map(callers::CallersFile::open).transpose()?;
     isolated::start_with("webhook", THREADS, move || async move {
         let listener = tokio::net::TcpListener::from_std(listener)?;

@@ -5,4 +5,4 @@ mod pages;
 mod peers;
 
 pub use pages::serve;
-pub use peers::{Bounds, Connected, Peers};
+pub use peers::{Answering, Bounds, Connected, Peers, Place};

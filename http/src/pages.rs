@@ -1,7 +1,10 @@
 //! Pages for probes and scrapes.
 
-use crate::{Bounds, Peers};
+use crate::{Bounds, Peers, Place};
 use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{self, Next};
+use axum::response::Response;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -11,8 +14,9 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-/// The kubelet probes from its node's address, a connection for each probe.
-const CONNECTIONS: Bounds = Bounds { all: 64, of_one: 8 };
+/// The kubelet probes from its node's address, a connection for each probe. So may others, and a probe must not fail
+/// because they keep connections open.
+const CONNECTIONS: Bounds = Bounds { all: 64, of_one: 8, renews: true };
 /// A head, in bytes.
 const LARGEST_HEAD: usize = 16 << 10;
 /// How long a head may take to come in, and a request from the connection's beginning to the last byte of its answer.
@@ -29,10 +33,17 @@ pub async fn serve(listener: TcpListener, pages: Router, stop: CancellationToken
             () = stop.cancelled() => return,
             Some(_ended) = connections.join_next() => {}
             (stream, connected) = peers.accept(&listener) => {
-                connections.spawn(connected.serve(connection(stream, pages.clone())));
+                let noted = middleware::from_fn_with_state(connected.place().clone(), noted);
+                connections.spawn(connected.serve(connection(stream, pages.clone().layer(noted))));
             }
         }
     }
+}
+
+/// A request that has come in is answered, whoever wants the connection's place.
+async fn noted(State(place): State<Place>, request: Request, next: Next) -> Response {
+    let _answering = place.answering();
+    next.run(request).await
 }
 
 /// One request: probes send no more, and between two scrapes nobody keeps a connection open.
@@ -122,6 +133,26 @@ mod tests {
         }
         let answer = answer(connect(100, addr).await, ASK).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        stop.cancel();
+        serving.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn a_probe_is_answered_where_others_hold_all_connections_of_its_address() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let stop = CancellationToken::new();
+        let serving = tokio::spawn(serve(listener, pages(), stop.clone()));
+        let mut held = Vec::new();
+        for _ in 0..CONNECTIONS.of_one {
+            let mut stream = connect(1, addr).await;
+            stream.write_all(b"GET / HTTP/1.1\r\nX-Slow: ").await.expect("sent");
+            held.push(stream);
+        }
+        for _ in 0..3 {
+            let answer = answer(connect(1, addr).await, ASK).await;
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
         stop.cancel();
         serving.await.expect("no panic");
     }

@@ -1,8 +1,9 @@
 //! How many connections each peer has.
 //!
 //! Whoever has many addresses can take all connections within the bound for one of them. So where all are taken,
-//! whoever has none still gets in, and whoever has few does before those that have more: in the place of the oldest
-//! connection of a peer that has most.
+//! whoever has none still gets in, and whoever has few does before those that have more: in the place of one that had
+//! no answer yet, the oldest of them, as who has something to ask does so at once; or else of the youngest that waits
+//! for its next request, as who was there before goes on. What is being answered, and who is known, stays.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -19,6 +20,8 @@ pub struct Bounds {
     pub all: usize,
     /// Of one address.
     pub of_one: usize,
+    /// Whether one more of an address that has its part takes the place of one of its own; else it is closed.
+    pub renews: bool,
 }
 
 /// The connections of all peers. Clones are the same ones.
@@ -31,8 +34,29 @@ pub struct Peers {
 #[derive(Debug, Default)]
 struct Open {
     next: u64,
-    /// By peer and age; a token tells the connection that its place is another's.
-    peers: HashMap<IpAddr, BTreeMap<u64, CancellationToken>>,
+    /// By peer and age.
+    peers: HashMap<IpAddr, BTreeMap<u64, Connection>>,
+}
+
+/// What is known of a connection.
+#[derive(Debug, Default)]
+struct Connection {
+    /// Tells it that its place is another's.
+    displaced: CancellationToken,
+    /// Its peer showed a certificate that it is told by.
+    is_known: bool,
+    /// Requests that are being answered.
+    answering: usize,
+    /// Whether one was answered.
+    had_answer: bool,
+}
+
+impl Connection {
+    /// How readily it gives its place to another, higher before lower; `None` if never. `age` is smaller for older ones.
+    fn yields(&self, age: u64) -> Option<(bool, u64)> {
+        let stays = self.is_known || self.answering > 0;
+        (!stays).then(|| if self.had_answer { (false, age) } else { (true, u64::MAX - age) })
+    }
 }
 
 impl Open {
@@ -40,7 +64,7 @@ impl Open {
         self.peers.get(&peer).map_or(0, BTreeMap::len)
     }
 
-    fn remove(&mut self, peer: IpAddr, number: u64) -> Option<CancellationToken> {
+    fn remove(&mut self, peer: IpAddr, number: u64) -> Option<Connection> {
         let held = self.peers.get_mut(&peer)?;
         let removed = held.remove(&number);
         if held.is_empty() {
@@ -49,16 +73,13 @@ impl Open {
         removed
     }
 
-    /// Takes a place for a peer that has `own` connections; `None` if nobody has so many more.
-    fn displace_for(&mut self, own: usize) -> Option<()> {
-        let most = self.peers.values().map(BTreeMap::len).max()?;
-        if own > 0 && own + 1 >= most {
-            return None;
-        }
-        let those = self.peers.iter().filter(|(_, held)| held.len() == most);
-        let (number, peer) =
-            those.filter_map(|(peer, held)| Some((*held.first_key_value()?.0, *peer))).min()?;
-        self.remove(peer, number)?.cancel();
+    /// Takes a place of one of these peers; `None` if none gives one.
+    fn displace(&mut self, of: impl Fn(IpAddr, usize) -> bool) -> Option<()> {
+        let those = self.peers.iter().filter(|(peer, held)| of(**peer, held.len()));
+        let those = those.flat_map(|(peer, held)| held.iter().map(|(number, held)| (*peer, *number, held)));
+        let yielding = those.filter_map(|(peer, number, held)| Some((held.yields(number)?, peer, number)));
+        let (_, peer, number) = yielding.max()?;
+        self.remove(peer, number)?.displaced.cancel();
         Some(())
     }
 }
@@ -69,20 +90,25 @@ impl Peers {
         Self { bounds, open: Arc::default() }
     }
 
-    /// One more connection of a peer, unless it has its part, or all are taken and nobody has so many more.
+    /// One more connection of a peer, unless it has its part, or all are taken and nobody gives his place to it.
     pub fn connect(&self, peer: IpAddr) -> Option<Connected> {
         let mut open = self.open.lock();
         let own = open.of(peer);
         if own >= self.bounds.of_one {
-            return None;
+            if !self.bounds.renews {
+                return None;
+            }
+            open.displace(|other, _| other == peer)?;
+        } else if open.peers.values().map(BTreeMap::len).sum::<usize>() >= self.bounds.all {
+            // Three and two are as good as two and three.
+            open.displace(|_, theirs| own == 0 || theirs > own + 1)?;
         }
-        if open.peers.values().map(BTreeMap::len).sum::<usize>() >= self.bounds.all {
-            open.displace_for(own)?;
-        }
-        let (number, displaced) = (open.next, CancellationToken::new());
+        let (number, connection) = (open.next, Connection::default());
         open.next += 1;
-        open.peers.entry(peer).or_default().insert(number, displaced.clone());
-        Some(Connected { peers: self.clone(), peer, number, displaced })
+        let displaced = connection.displaced.clone();
+        open.peers.entry(peer).or_default().insert(number, connection);
+        let place = Place { peers: self.clone(), peer, number };
+        Some(Connected { place, displaced })
     }
 
     /// The next connection that gets in; the others are closed.
@@ -102,19 +128,64 @@ impl Peers {
     }
 }
 
-/// A peer's connection, for as long as it lives.
-#[derive(Debug)]
-pub struct Connected {
+/// A connection's place. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct Place {
     peers: Peers,
     peer: IpAddr,
     number: u64,
+}
+
+impl Place {
+    fn note(&self, note: impl FnOnce(&mut Connection)) {
+        let mut open = self.peers.open.lock();
+        // Nothing is there any more if its place is another's.
+        if let Some(connection) = open.peers.get_mut(&self.peer).and_then(|held| held.get_mut(&self.number)) {
+            note(connection);
+        }
+    }
+
+    /// The peer is known by its certificate: its place is its own from now on.
+    pub fn is_known(&self) {
+        self.note(|connection| connection.is_known = true);
+    }
+
+    /// A request has come in whole, and is being answered for as long as this lives.
+    pub fn answering(&self) -> Answering {
+        self.note(|connection| connection.answering += 1);
+        Answering(self.clone())
+    }
+}
+
+/// A request that is being answered.
+#[derive(Debug)]
+pub struct Answering(Place);
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.0.note(|connection| {
+            connection.answering -= 1;
+            connection.had_answer = true;
+        });
+    }
+}
+
+/// A peer's connection, for as long as it lives.
+#[derive(Debug)]
+pub struct Connected {
+    place: Place,
     displaced: CancellationToken,
 }
 
 impl Connected {
     /// Whose it is.
     pub fn peer(&self) -> IpAddr {
-        self.peer
+        self.place.peer
+    }
+
+    /// Where it is told what goes on in it.
+    pub fn place(&self) -> &Place {
+        &self.place
     }
 
     /// Serves it until that ends, or until its place is another's: then there is no result.
@@ -129,8 +200,9 @@ impl Connected {
 
 impl Drop for Connected {
     fn drop(&mut self) {
+        let Place { peers, peer, number } = &self.place;
         // Nothing is there any more if its place is another's.
-        let _ = self.peers.open.lock().remove(self.peer, self.number);
+        let _ = peers.open.lock().remove(*peer, *number);
     }
 }
 
@@ -144,7 +216,7 @@ mod tests {
 
     #[test]
     fn one_peer_has_its_part_of_the_connections_and_gets_it_back() {
-        let peers = Peers::new(Bounds { all: 512, of_one: 16 });
+        let peers = Peers::new(Bounds { all: 512, of_one: 16, renews: false });
         let held: Vec<_> = (0..100).filter_map(|_| peers.connect(address(1))).collect();
         assert_eq!(held.len(), 16);
         assert!(peers.connect(address(2)).is_some());
@@ -154,8 +226,8 @@ mod tests {
     }
 
     #[test]
-    fn where_all_are_taken_a_peer_with_few_takes_the_oldest_of_one_with_most() {
-        let peers = Peers::new(Bounds { all: 5, of_one: 4 });
+    fn where_all_are_taken_a_peer_with_few_takes_the_oldest_of_one_with_more() {
+        let peers = Peers::new(Bounds { all: 5, of_one: 4, renews: false });
         let many: Vec<_> = (0..4).filter_map(|_| peers.connect(address(1))).collect();
         let one = peers.connect(address(2)).expect("a place");
         let second = peers.connect(address(2)).expect("that of one with more");
@@ -172,11 +244,70 @@ mod tests {
     #[test]
     fn however_many_peers_take_all_connections_one_that_has_none_gets_in() {
         for of_each in [16, 1] {
-            let peers = Peers::new(Bounds { all: 32, of_one: 16 });
+            let peers = Peers::new(Bounds { all: 32, of_one: 16, renews: false });
             let hostile = (1..=32).flat_map(|last| (0..of_each).map(move |_| address(last)));
             let held: Vec<_> = hostile.filter_map(|peer| peers.connect(peer)).collect();
             assert!(peers.connect(address(200)).is_some(), "{of_each} each");
             assert!(held.iter().filter(|held| !held.displaced.is_cancelled()).count() < 32);
         }
+    }
+
+    fn is_open(connected: &Connected) -> bool {
+        !connected.displaced.is_cancelled()
+    }
+
+    /// As it was seen: the API server is who has most, and its connections are the oldest.
+    #[test]
+    fn connections_that_had_answers_stay_however_many_peers_come_and_ask_nothing() {
+        let peers = Peers::new(Bounds { all: 512, of_one: 16, renews: false });
+        let api_server: Vec<_> = (0..3).filter_map(|_| peers.connect(address(1))).collect();
+        for connected in &api_server {
+            drop(connected.place().answering());
+        }
+        let stranger = |number: u16| {
+            let [high, low] = number.to_be_bytes();
+            peers.connect(IpAddr::from([10, 1, high, low]))
+        };
+        let held: Vec<_> = (0..600).map(stranger).collect();
+        assert!(held.iter().all(Option::is_some), "whoever has none gets in");
+        assert!(api_server.iter().all(is_open));
+        // Those that ask something as well come after those that were there before.
+        for connected in held.iter().flatten() {
+            drop(connected.place().answering());
+        }
+        let later: Vec<_> = (600..1200).map(stranger).collect();
+        assert!(later.iter().all(Option::is_some));
+        assert!(api_server.iter().all(is_open));
+    }
+
+    #[test]
+    fn what_is_being_answered_and_who_is_known_stays() {
+        let peers = Peers::new(Bounds { all: 3, of_one: 2, renews: false });
+        let held: Vec<_> = (1..=3).filter_map(|last| peers.connect(address(last))).collect();
+        held[0].place().is_known();
+        let first = held[1].place().answering();
+        let second = held[1].place().answering();
+        drop(first);
+        let next = peers.connect(address(4)).expect("the one that asks nothing");
+        assert_eq!(held.iter().map(is_open).collect::<Vec<_>>(), [true, true, false]);
+        next.place().is_known();
+        assert!(peers.connect(address(5)).is_none());
+        drop(second);
+        assert!(peers.connect(address(5)).is_some());
+        assert_eq!(held.iter().map(is_open).collect::<Vec<_>>(), [true, false, false]);
+    }
+
+    #[test]
+    fn one_more_of_an_address_that_has_its_part_takes_the_place_of_its_own_oldest_idle_one() {
+        let peers = Peers::new(Bounds { all: 64, of_one: 3, renews: true });
+        let other = peers.connect(address(2)).expect("a place");
+        let held: Vec<_> = (0..3).filter_map(|_| peers.connect(address(1))).collect();
+        let answering: Vec<_> = held[..1].iter().map(|held| held.place().answering()).collect();
+        let probe = peers.connect(address(1)).expect("the place of the second");
+        assert_eq!(held.iter().map(is_open).collect::<Vec<_>>(), [true, false, true]);
+        assert!(is_open(&other));
+        let more = [held[2].place().answering(), probe.place().answering()];
+        assert!(peers.connect(address(1)).is_none(), "all three are being answered");
+        drop((answering, more));
     }
 }

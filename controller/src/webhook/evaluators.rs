@@ -1,5 +1,5 @@
 //! Where selectors are evaluated for reviews: on threads of their own, few at a time, a part of them for each
-//! namespace, and never longer than a review lasts.
+//! origin (a namespace, as one sender names it), and never longer than a review lasts.
 //!
 //! The threads that speak TLS and HTTP only wait. Whoever has a turn has a matcher to itself, so nobody waits for a
 //! lock while somebody evaluates.
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Evaluations at a time, in all.
 const AT_A_TIME: usize = 4;
-/// Of these for one namespace.
+/// Of these for one origin.
 const AT_A_TIME_OF_ONE: usize = 1;
 /// Reviews that wait for their turn.
 const ROOM: Room = Room { part: 128, all: 1024 };
@@ -40,30 +40,49 @@ pub(super) enum Unchecked {
 }
 
 impl Unchecked {
-    /// Every label of the metric, so that it is there before anything was counted.
-    pub(super) fn reasons() -> [&'static str; 6] {
-        let all = [
-            Self::Late(None),
-            Self::Crowded,
-            Self::OutOfMemory,
-            Self::TooLarge,
-            Self::Broken,
-            Self::Unlisted,
-        ];
-        all.map(|unchecked| unchecked.reason())
-    }
-
     /// The label of the metric.
-    pub(super) const fn reason(&self) -> &'static str {
+    pub(super) const fn reason(&self) -> Reason {
         match self {
-            Self::Late(_) => "deadline",
-            Self::Crowded => "queue",
-            Self::OutOfMemory => "memory",
-            Self::TooLarge => "size",
-            Self::Broken => "panic",
-            Self::Unlisted => "not-listed",
+            Self::Late(_) => Reason::Deadline,
+            Self::Crowded => Reason::Queue,
+            Self::OutOfMemory => Reason::Memory,
+            Self::TooLarge => Reason::Size,
+            Self::Broken => Reason::Panic,
+            Self::Unlisted => Reason::NotListed,
         }
     }
+}
+
+/// Declares the labels of the metric, each once, so that all of them can be told.
+macro_rules! reasons {
+    ($($reason:ident = $label:literal),+ $(,)?) => {
+        /// The label of the metric of unchecked reviews.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(super) enum Reason {
+            $(#[doc = concat!("`", $label, "`")] $reason),+
+        }
+
+        impl Reason {
+            /// Every label, so that it is there before anything was counted.
+            pub(super) const ALL: &[Self] = &[$(Self::$reason),+];
+
+            /// As it is written.
+            pub(super) const fn label(self) -> &'static str {
+                match self {
+                    $(Self::$reason => $label),+
+                }
+            }
+        }
+    };
+}
+
+reasons! {
+    Deadline = "deadline",
+    Queue = "queue",
+    Memory = "memory",
+    Size = "size",
+    Panic = "panic",
+    NotListed = "not-listed",
 }
 
 /// How long a review lasts.
@@ -121,7 +140,7 @@ impl Evaluators {
         Matcher::sharing(self.selectors.clone()).within(ANSWERS)
     }
 
-    /// What is evaluated when it is the namespace's turn. It is told when to end by its matcher; whoever waits for it
+    /// What is evaluated when it is the lane's turn, see [`super::origin::Origin::lane`]. It is told when to end by its matcher; whoever waits for it
     /// does not wait for it to hear that.
     ///
     /// # Errors
@@ -129,12 +148,12 @@ impl Evaluators {
     /// Why there is no answer, or what the evaluation itself says.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        namespace: &str,
+        lane: &Arc<str>,
         time: Time,
         evaluate: impl FnOnce(&mut Matcher) -> Result<T, Unchecked> + Send + 'static,
     ) -> Result<T, Unchecked> {
         let answer = async {
-            let pass = self.gate.enter_within(&namespace.into(), ROOM).await.ok_or(Unchecked::Crowded)?;
+            let pass = self.gate.enter_within(lane, ROOM).await.ok_or(Unchecked::Crowded)?;
             let (idle, fresh, gate) = (self.idle.clone(), self.matcher(), self.gate.clone());
             let work = tokio::task::spawn_blocking(move || {
                 // The turn is over when the thread is free again, whoever still waits for the answer.

@@ -3,6 +3,7 @@
 use super::FailurePolicy;
 use super::admission::{self, Verdict};
 use super::evaluators::{Time, Unchecked};
+use super::origin::{Origin, Peer};
 use super::reviewer::Reviewer;
 use crate::budget::admission::{Lowered, Watched};
 use crate::govern::Judgement;
@@ -10,8 +11,8 @@ use crate::hold::Wish;
 use crate::metrics::Metrics;
 use crate::selector;
 use aliquot_model::names::HOLD_OF;
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::api::core::v1::Pod;
@@ -48,7 +49,7 @@ impl App {
     /// What was found out; what could not be is told, and counted.
     fn found<T>(&self, result: Result<T, Unchecked>) -> Result<T, String> {
         result.map_err(|unchecked| {
-            self.metrics.unchecked(unchecked.reason());
+            self.metrics.unchecked(unchecked.reason().label());
             let limit = self.deadline.as_millis();
             match unchecked {
                 Unchecked::Late(None) => {
@@ -157,12 +158,16 @@ pub(super) fn not_read(app: &App, path: &str, uid: &str, why: Unchecked) -> Json
 }
 
 /// Whatever cannot be understood is let through as it is: the API server has checked its form.
-pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+pub(super) async fn mutate_pods(
+    State(app): State<App>,
+    Extension(peer): Extension<Peer>,
+    Json(review): Json<Value>,
+) -> Json<Value> {
     let time = Time::from_now(app.deadline);
     let mut patch = None;
     let mut warnings = Vec::new();
     if let Some(pod) = object::<Pod>(&review)
-        && app.reviewer.judge_pod(namespace(&review), &pod, time).await == Verdict::Gate
+        && app.reviewer.judge_pod(origin(peer, &review), &pod, time).await == Verdict::Gate
     {
         app.metrics.gated.inc();
         let lowered = app.budgets.as_ref().map(|budgets| budgets.lower(namespace(&review), &pod));
@@ -180,7 +185,11 @@ pub(super) async fn mutate_pods(State(app): State<App>, Json(review): Json<Value
 }
 
 /// Claims whose requests a larger profile may satisfy. Without an answer in time a claim asks for what it says.
-pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+pub(super) async fn mutate_claims(
+    State(app): State<App>,
+    Extension(peer): Extension<Peer>,
+    Json(review): Json<Value>,
+) -> Json<Value> {
     // A hold claim asks for what was given already.
     let is_hold =
         |claim: &&Value| claim.pointer("/metadata/annotations").is_some_and(|all| all.get(HOLD_OF).is_some());
@@ -188,7 +197,7 @@ pub(super) async fn mutate_claims(State(app): State<App>, Json(review): Json<Val
     else {
         return Response::allow(None).to(&review);
     };
-    let expansion = app.reviewer.expand(namespace(&review), claim, Time::from_now(app.deadline)).await;
+    let expansion = app.reviewer.expand(origin(peer, &review), claim, Time::from_now(app.deadline)).await;
     match app.found(expansion) {
         Ok(expansion) => Response::allow(expansion.patch(claim).as_ref()),
         Err(why) => Response::warn(format!("{UNEXPANDED}, as {why}")).with(EXPAND),
@@ -207,12 +216,16 @@ pub(super) async fn validate_limits(State(app): State<App>, Json(review): Json<V
 }
 
 /// Claims, templates and classes.
-pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) -> Json<Value> {
+pub(super) async fn validate(
+    State(app): State<App>,
+    Extension(peer): Extension<Peer>,
+    Json(review): Json<Value>,
+) -> Json<Value> {
     if !app.governance {
         return Response::allow(None).to(&review);
     }
     let kind = review.pointer("/request/kind/kind").and_then(Value::as_str).unwrap_or_default();
-    let (reviewer, namespace) = (&app.reviewer, namespace(&review));
+    let (reviewer, origin) = (&app.reviewer, origin(peer, &review));
     let time = Time::from_now(app.deadline);
     let judgement = match kind {
         // Its spec does not change, and what was wrong with it before must stay changeable.
@@ -227,7 +240,7 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
         "ResourceClaim" => match object::<ResourceClaim>(&review) {
             Some(claim) => {
                 let errors = Wish::read(claim.metadata.annotations.as_ref()).mistakes;
-                Some(with(errors, reviewer.judge_claim(namespace, claim.spec, "spec", time).await))
+                Some(with(errors, reviewer.judge_claim(origin, claim.spec, "spec", time).await))
             }
             None => None,
         },
@@ -237,13 +250,13 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
                 let wish = Wish::read(metadata.and_then(|metadata| metadata.annotations.as_ref()));
                 let errors =
                     wish.mistakes.iter().map(|mistake| format!("spec.metadata: {mistake}")).collect();
-                Some(with(errors, reviewer.judge_claim(namespace, spec.spec, "spec.spec", time).await))
+                Some(with(errors, reviewer.judge_claim(origin, spec.spec, "spec.spec", time).await))
             }
             None => None,
         },
         "DeviceClass" => match object::<DeviceClass>(&review) {
             Some(class) => {
-                let judgement = reviewer.judge_class(class.spec, time).await;
+                let judgement = reviewer.judge_class(origin, class.spec, time).await;
                 // Changes of a class are looked at too, and one that is there must stay changeable.
                 let mistakes = Wish::read(class.metadata.annotations.as_ref()).mistakes;
                 Some(judgement.map(|mut judgement| {
@@ -260,7 +273,7 @@ pub(super) async fn validate(State(app): State<App>, Json(review): Json<Value>) 
         && !errors.is_empty()
     {
         app.metrics.refused.inc();
-        tracing::debug!(namespace, kind, ?errors, "refused");
+        tracing::debug!(origin.namespace, kind, ?errors, "refused");
     }
     app.answer(judgement).to(&review)
 }
@@ -293,6 +306,10 @@ fn at<T: DeserializeOwned>(review: &Value, path: &str) -> Option<T> {
             None
         }
     }
+}
+
+fn origin(peer: Peer, review: &Value) -> Origin<'_> {
+    Origin { peer, namespace: namespace(review) }
 }
 
 fn namespace(review: &Value) -> &str {

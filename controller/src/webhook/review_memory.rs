@@ -5,11 +5,15 @@
 //! the bound is not read; its answer is that it was not checked.
 //!
 //! A body is charged for its bytes while it comes in, and for what it can become once it is whole and says for which
-//! namespace it is. A peer has at most half of what the others leave, and a namespace an eighth of all: whoever writes
-//! reviews, or makes the API server send some, leaves room for the others'.
+//! namespace it is. All but a quarter is for peers that have at most half each of what the others leave, and of a
+//! peer's reviews those of one namespace may have an eighth of all; the quarter is for reviews of peers that have little.
+//! Where that is not enough, bodies that are not whole give way: the largest of those who have most of them, to peers
+//! that have less. So whoever writes reviews, or makes the API server send some, leaves room for the others'.
 
 use super::evaluators::Unchecked;
+use super::origin::Peer;
 use super::review::{self, App};
+use aliquot_http::Place;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
@@ -18,16 +22,15 @@ use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use parking_lot::Mutex;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::hash::Hash;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio_util::sync::CancellationToken;
 
 /// A body, in bytes: a review has an object twice, and etcd takes 1.5 MiB.
 pub(super) const BODY: usize = 4 << 20;
-/// What all reviews are charged for at most, and those of one namespace, or one, in bytes. Evaluations that go on after
+/// What all reviews are charged for at most, and those of one origin, or one, in bytes. Evaluations that go on after
 /// their review was answered hold four reviews more at most.
 const ALL: usize = 128 << 20;
 const ONE: usize = ALL / 8;
@@ -44,10 +47,6 @@ const ELEMENT: usize = 256;
 /// What is looked at of a review that is not read: the API server writes its UID first.
 const HEAD: usize = 4096;
 
-/// Who sent a request.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Peer(pub(super) IpAddr);
-
 /// How much memory reviews may take. Clones are the same one.
 #[derive(Debug, Clone)]
 pub(super) struct ReviewMemory {
@@ -55,11 +54,79 @@ pub(super) struct ReviewMemory {
     used: Arc<Mutex<Used>>,
 }
 
-/// What reviews are charged for, by who sent them and for which namespace they are.
+/// What reviews are charged for, by who sent them.
 #[derive(Debug, Default)]
 struct Used {
-    peers: HashMap<IpAddr, usize>,
+    next: u64,
+    peers: HashMap<Peer, Held>,
+}
+
+/// What the reviews of one peer are charged for.
+#[derive(Debug, Default)]
+struct Held {
+    bytes: usize,
+    /// Those that are whole, by the namespace that they name.
     namespaces: HashMap<String, usize>,
+    /// Those that are coming in, and what they are charged for together.
+    bodies: BTreeMap<u64, Incoming>,
+    coming_in: usize,
+}
+
+/// A body that is coming in.
+#[derive(Debug)]
+struct Incoming {
+    bytes: usize,
+    /// Tells it that its memory is another's.
+    displaced: CancellationToken,
+}
+
+/// Whether a peer may have so much of all, given what the others have.
+const fn fits(all: usize, others: usize, own: usize) -> bool {
+    own <= (all / 4 * 3).saturating_sub(others) / 2 || own <= all / 128 && others + own <= all
+}
+
+impl Used {
+    fn others(&self, peer: Peer) -> usize {
+        self.peers.iter().filter(|(other, _)| **other != peer).map(|(_, held)| held.bytes).sum()
+    }
+
+    /// Takes memory from bodies that are coming in until there is room for what a peer has then: `own` in all,
+    /// `coming_in` of it in bodies that are coming in as well. Takes nothing where that would not be enough.
+    fn make_room(&mut self, all: usize, peer: Peer, own: usize, coming_in: usize) -> bool {
+        let more = |(other, held): &(&Peer, &mut Held)| **other != peer && held.coming_in > coming_in;
+        let theirs: usize = self.peers.iter_mut().filter(more).map(|(_, held)| held.coming_in).sum();
+        if !fits(all, self.others(peer).saturating_sub(theirs), own) {
+            return false;
+        }
+        while !fits(all, self.others(peer), own) {
+            let most = self.peers.iter_mut().filter(more).map(|(_, held)| held);
+            let Some(held) = most.max_by_key(|held| held.coming_in) else { return false };
+            let Some(body) = held.bodies.values_mut().max_by_key(|body| body.bytes) else { return false };
+            held.bytes -= body.bytes;
+            held.coming_in -= body.bytes;
+            body.bytes = 0;
+            body.displaced.cancel();
+        }
+        true
+    }
+
+    /// Charges a peer for so much instead of so much; `coming_in` is what it has in bodies that are coming in then.
+    fn charge(
+        &mut self,
+        all: usize,
+        peer: Peer,
+        instead: usize,
+        bytes: usize,
+        coming_in: usize,
+    ) -> Result<(), Unchecked> {
+        let own = self.peers.get(&peer).map_or(0, |held| held.bytes) - instead + bytes;
+        if bytes > instead && !self.make_room(all, peer, own, coming_in) {
+            return Err(Unchecked::OutOfMemory);
+        }
+        let held = self.peers.entry(peer).or_default();
+        (held.bytes, held.coming_in) = (own, coming_in);
+        Ok(())
+    }
 }
 
 impl Default for ReviewMemory {
@@ -77,11 +144,16 @@ impl ReviewMemory {
     /// What reviews are charged for now.
     #[cfg(test)]
     pub(super) fn used(&self) -> usize {
-        self.used.lock().peers.values().sum()
+        self.used.lock().peers.values().map(|held| held.bytes).sum()
     }
 
-    fn charge(&self, peer: IpAddr) -> Charge {
-        Charge { memory: self.clone(), peer, namespace: None, bytes: 0 }
+    fn charge(&self, peer: Peer) -> Charge {
+        let mut used = self.used.lock();
+        let (number, displaced) = (used.next, CancellationToken::new());
+        used.next += 1;
+        let body = Incoming { bytes: 0, displaced: displaced.clone() };
+        used.peers.entry(peer).or_default().bodies.insert(number, body);
+        Charge { memory: self.clone(), peer, number, displaced, whole: None }
     }
 }
 
@@ -89,41 +161,54 @@ impl ReviewMemory {
 #[derive(Debug)]
 struct Charge {
     memory: ReviewMemory,
-    peer: IpAddr,
-    namespace: Option<String>,
-    bytes: usize,
+    peer: Peer,
+    number: u64,
+    /// Its memory is another's: while it comes in alone.
+    displaced: CancellationToken,
+    /// The namespace that it names, and what it is charged for, once it is whole.
+    whole: Option<(String, usize)>,
 }
 
 impl Charge {
-    /// Charges so much in all from now on.
+    /// Charges so much in all from now on, while the body comes in.
     fn be(&mut self, bytes: usize) -> Result<(), Unchecked> {
         if bytes > ONE {
             return Err(Unchecked::TooLarge);
         }
         let mut used = self.memory.used.lock();
-        let others = used.peers.iter().filter(|(peer, _)| **peer != self.peer).map(|(_, used)| used).sum();
-        let own = used.peers.get(&self.peer).copied().unwrap_or_default() - self.bytes + bytes;
-        if own > self.memory.all.saturating_sub(others) / 2 {
-            return Err(Unchecked::OutOfMemory);
+        let Some(held) = used.peers.get(&self.peer) else { return Ok(()) };
+        let Some(before) = held.bodies.get(&self.number).map(|body| body.bytes) else { return Ok(()) };
+        let coming_in = held.coming_in - before + bytes;
+        used.charge(self.memory.all, self.peer, before, bytes, coming_in)?;
+        let held = used.peers.get_mut(&self.peer);
+        if let Some(body) = held.and_then(|held| held.bodies.get_mut(&self.number)) {
+            body.bytes = bytes;
         }
-        used.peers.insert(self.peer, own);
-        self.bytes = bytes;
         Ok(())
     }
 
     /// Charges for a whole body.
     fn read(&mut self, text: &[u8]) -> Result<(), Unchecked> {
         let bytes = weight(text);
-        self.be(bytes)?;
+        if bytes > ONE {
+            return Err(Unchecked::TooLarge);
+        }
         // What is of no namespace has a part of its own.
         let namespace = string(text, &["request", "namespace"]).unwrap_or_default();
         let mut used = self.memory.used.lock();
-        let part = used.namespaces.get(&namespace).copied().unwrap_or_default() + bytes;
-        if part > self.memory.all / 8 {
+        let Some(held) = used.peers.get(&self.peer) else { return Ok(()) };
+        let part = held.namespaces.get(&namespace).copied().unwrap_or_default() + bytes;
+        if self.displaced.is_cancelled() || part > self.memory.all / 8 {
             return Err(Unchecked::OutOfMemory);
         }
-        used.namespaces.insert(namespace.clone(), part);
-        self.namespace = Some(namespace);
+        let before = held.bodies.get(&self.number).map_or(0, |body| body.bytes);
+        let coming_in = held.coming_in - before;
+        used.charge(self.memory.all, self.peer, before, bytes, coming_in)?;
+        if let Some(held) = used.peers.get_mut(&self.peer) {
+            held.bodies.remove(&self.number);
+            held.namespaces.insert(namespace.clone(), part);
+        }
+        self.whole = Some((namespace, bytes));
         Ok(())
     }
 }
@@ -131,19 +216,22 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         let mut used = self.memory.used.lock();
-        let Used { peers, namespaces } = &mut *used;
-        give_back(peers, &self.peer, self.bytes);
-        if let Some(namespace) = &self.namespace {
-            give_back(namespaces, namespace, self.bytes);
+        let Some(held) = used.peers.get_mut(&self.peer) else { return };
+        if let Some(body) = held.bodies.remove(&self.number) {
+            held.bytes -= body.bytes;
+            held.coming_in -= body.bytes;
         }
-    }
-}
-
-fn give_back<K: Hash + Eq>(used: &mut HashMap<K, usize>, of: &K, bytes: usize) {
-    if let Some(own) = used.get_mut(of) {
-        *own -= bytes;
-        if *own == 0 {
-            used.remove(of);
+        if let Some((namespace, bytes)) = &self.whole {
+            held.bytes -= bytes;
+            if let Some(part) = held.namespaces.get_mut(namespace) {
+                *part -= bytes;
+                if *part == 0 {
+                    held.namespaces.remove(namespace);
+                }
+            }
+        }
+        if held.bodies.is_empty() && held.namespaces.is_empty() {
+            used.peers.remove(&self.peer);
         }
     }
 }
@@ -176,9 +264,11 @@ pub(super) async fn within(
     request: Request,
     next: Next,
 ) -> Response {
-    let Some(Peer(peer)) = request.extensions().get().copied() else {
+    let extensions = request.extensions();
+    let (Some(peer), Some(place)) = (extensions.get().copied(), extensions.get().cloned()) else {
         return StatusCode::INTERNAL_SERVER_ERROR.into_response();
     };
+    let place: Place = place;
     let (head, body) = request.into_parts();
     let mut charge = memory.charge(peer);
     let taken = match tokio::time::timeout(WITHIN, take_in(body, &mut charge)).await {
@@ -201,6 +291,7 @@ pub(super) async fn within(
             None => StatusCode::SERVICE_UNAVAILABLE.into_response(),
         };
     }
+    let _answering = place.answering();
     let answer = next.run(Request::from_parts(head, Body::from(Bytes::from(text)))).await;
     drop(charge);
     answer
@@ -210,14 +301,25 @@ pub(super) async fn within(
 async fn take_in(body: Body, charge: &mut Charge) -> Result<(Vec<u8>, Result<(), Unchecked>), StatusCode> {
     let (mut text, mut length, mut taken) = (Vec::new(), 0, Ok(()));
     let mut parts = body.into_data_stream();
-    while let Some(part) = parts.next().await {
-        let Ok(part) = part else { return Err(StatusCode::BAD_REQUEST) };
+    loop {
+        let displaced = charge.displaced.clone();
+        let part = tokio::select! {
+            biased;
+            () = displaced.cancelled(), if taken.is_ok() => Ok(Bytes::new()),
+            part = parts.next() => match part {
+                Some(part) => part.map_err(|_| StatusCode::BAD_REQUEST),
+                None => return Ok((text, taken)),
+            },
+        }?;
         length += part.len();
         if length > BODY {
             return Err(StatusCode::PAYLOAD_TOO_LARGE);
         }
         if taken.is_ok() {
-            taken = charge.be(length * BUFFERED);
+            taken = match displaced.is_cancelled() {
+                true => Err(Unchecked::OutOfMemory),
+                false => charge.be(length * BUFFERED),
+            };
         }
         if taken.is_ok() {
             text.extend_from_slice(&part);
@@ -226,7 +328,6 @@ async fn take_in(body: Body, charge: &mut Charge) -> Result<(Vec<u8>, Result<(),
             let _ = charge.be(0);
         }
     }
-    Ok((text, taken))
 }
 
 /// The beginning of what two pieces of text are together.
@@ -284,22 +385,50 @@ impl<'de> Visitor<'de> for At<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::{IpAddr, Ipv4Addr};
 
-    const BAD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
-    const GOOD: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
+    const BAD: Peer = Peer(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
+    const GOOD: Peer = Peer(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 2)));
+    /// Connections that an address may have, with so many requests each.
+    const REQUESTS: usize = 16 * 8;
+
+    fn stranger(number: u8) -> Peer {
+        Peer(IpAddr::from([10, 1, 0, number]))
+    }
 
     fn review(namespace: &str, more: &str) -> Vec<u8> {
         format!(r#"{{"request":{{"uid":"u","namespace":"{namespace}","object":{more}}}}}"#).into_bytes()
     }
 
+    /// What an ordinary pod becomes at most: half a MiB.
+    fn ordinary(namespace: &str) -> Vec<u8> {
+        let text = review(namespace, &format!("[{}]", vec!["{}"; 110].join(",")));
+        assert!((400 << 10..500 << 10).contains(&weight(&text)), "{}", weight(&text));
+        text
+    }
+
+    /// A body of which as much is sent as is taken.
+    fn half_sent(memory: &ReviewMemory, peer: Peer) -> Charge {
+        let mut charge = memory.charge(peer);
+        let (mut taken, mut step) = (0, BODY);
+        while step > 0 {
+            if taken + step < BODY && charge.be((taken + step) * BUFFERED).is_ok() {
+                taken += step;
+            }
+            step /= 2;
+        }
+        charge
+    }
+
     #[test]
     fn a_peer_has_half_of_what_the_others_leave_and_gets_it_back() {
-        let memory = ReviewMemory::of(96);
+        let memory = ReviewMemory::of(128);
         let (mut bad, mut good) = (memory.charge(BAD), memory.charge(GOOD));
         assert_eq!(bad.be(49), Err(Unchecked::OutOfMemory));
         assert_eq!(bad.be(48), Ok(()));
         assert_eq!(memory.charge(BAD).be(1), Err(Unchecked::OutOfMemory));
-        assert_eq!((good.be(25), good.be(24)), (Err(Unchecked::OutOfMemory), Ok(())));
+        assert_eq!(good.be(48), Err(Unchecked::OutOfMemory), "as much is no less");
+        assert_eq!(good.be(24), Ok(()));
         assert_eq!(bad.be(36), Ok(()), "what is given back is there again");
         assert_eq!(memory.used(), 60);
         drop((bad, good));
@@ -307,17 +436,92 @@ mod tests {
     }
 
     #[test]
-    fn half_sent_bodies_of_a_few_kib_leave_room_for_the_api_server_whatever_they_say() {
+    fn bodies_that_are_not_whole_give_way_to_peers_that_have_less_of_them() {
+        let memory = ReviewMemory::of(128);
+        let (mut large, mut small) = (memory.charge(BAD), memory.charge(BAD));
+        assert_eq!((large.be(30), small.be(18)), (Ok(()), Ok(())));
+        let mut good = memory.charge(GOOD);
+        assert_eq!(good.be(28), Ok(()));
+        assert!(large.displaced.is_cancelled() && !small.displaced.is_cancelled());
+        assert_eq!((memory.used(), large.be(0)), (46, Ok(())));
+        // What would not be enough is not taken.
+        assert_eq!(memory.charge(stranger(1)).be(60), Err(Unchecked::OutOfMemory));
+        assert!(!small.displaced.is_cancelled() && !good.displaced.is_cancelled());
+        drop((large, small, good));
+        assert!(memory.used.lock().peers.is_empty());
+    }
+
+    #[test]
+    fn half_sent_bodies_leave_room_for_the_api_server_however_many_and_large_they_are() {
+        for pods in [1, 8, 40] {
+            let memory = ReviewMemory::default();
+            let mut held = Vec::new();
+            for pod in 1..=pods {
+                held.extend((0..REQUESTS).map(|_| half_sent(&memory, stranger(pod))));
+            }
+            let mut reviews = Vec::new();
+            for _ in 0..8 {
+                let mut charge = memory.charge(GOOD);
+                assert_eq!(charge.be(4096 * BUFFERED), Ok(()), "{pods} pods");
+                assert_eq!(charge.read(&ordinary("good")), Ok(()), "{pods} pods");
+                reviews.push(charge);
+            }
+            assert!(memory.used() <= ALL);
+        }
+    }
+
+    #[test]
+    fn whole_reviews_of_thirty_addresses_leave_room_for_the_api_server() {
         let memory = ReviewMemory::default();
         let mut held = Vec::new();
-        for pod in 1..100 {
-            for _ in 0..128 {
-                let mut charge = memory.charge(IpAddr::from([10, 1, 0, pod]));
-                let _ = charge.be(4096 * BUFFERED);
-                held.push(charge);
+        for pod in 1..=30 {
+            for at in 0..REQUESTS {
+                let mut charge = memory.charge(stranger(pod));
+                let size = [3900, 1000, 100, 10][at % 4];
+                if charge.read(&review(&format!("n{at}"), &vec!["{}"; size].join(","))).is_ok() {
+                    held.push(charge);
+                }
             }
         }
-        assert_eq!(memory.charge(GOOD).read(&review("good", "{}")), Ok(()));
+        assert!(memory.used() > ALL / 4 * 3, "{}", memory.used());
+        assert_eq!(memory.charge(GOOD).read(&ordinary("good")), Ok(()));
+    }
+
+    #[test]
+    fn who_names_a_namespace_takes_nothing_of_what_others_have_for_it() {
+        let memory = ReviewMemory::default();
+        let mut held = Vec::new();
+        for _ in 0..REQUESTS {
+            let mut charge = memory.charge(BAD);
+            let _ = charge.read(&review("victim", &vec!["{}"; 1000].join(",")));
+            held.push(charge);
+        }
+        assert!(memory.used() > ONE - (8 << 20), "{}", memory.used());
+        assert_eq!(memory.charge(GOOD).read(&ordinary("victim")), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_body_that_gave_way_is_not_taken_in_further_and_says_whose_it_is() {
+        let memory = ReviewMemory::of(8 << 20);
+        let (send, sent) = futures::channel::mpsc::unbounded::<Result<Bytes, std::io::Error>>();
+        let mut charge = memory.charge(BAD);
+        let begins = review("bad", &"x".repeat(1 << 20));
+        let taking = tokio::spawn(async move {
+            let taken = take_in(Body::from_stream(sent), &mut charge).await;
+            (taken, charge)
+        });
+        send.unbounded_send(Ok(Bytes::from(begins))).expect("taken");
+        while memory.used() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let mut good = memory.charge(GOOD);
+        assert_eq!(good.be(2 << 20), Ok(()), "less than what the other has");
+        drop(send);
+        let (taken, _charge) = taking.await.expect("no panic");
+        let (text, taken) = taken.expect("its beginning");
+        assert_eq!((taken, text.len()), (Err(Unchecked::OutOfMemory), HEAD));
+        assert_eq!(string(&text, &["request", "uid"]).as_deref(), Some("u"));
+        assert_eq!(memory.used(), 2 << 20);
     }
 
     #[test]
@@ -339,7 +543,7 @@ mod tests {
         assert_eq!(memory.charge(GOOD).read(&review("good", &object)), Ok(()));
         drop(held);
         assert_eq!(memory.charge(GOOD).read(&review("bad", &object)), Ok(()));
-        assert!(memory.used.lock().namespaces.is_empty());
+        assert!(memory.used.lock().peers.is_empty());
     }
 
     #[test]

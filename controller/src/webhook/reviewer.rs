@@ -2,6 +2,7 @@
 
 use super::admission::{self, KnownClaim, Verdict};
 use super::evaluators::{Evaluators, Time, Unchecked};
+use super::origin::Origin;
 use super::snapshot::{SnapshotStore, SnapshotWriter};
 use super::watches::Watches;
 use crate::decide::Matcher;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 /// Claims of a pod that are looked at. A review costs its author nothing and need not become a pod; one with more claims
 /// gets the gate, and the controller lifts it when it has looked at all of them.
 const CLAIMS: usize = 16;
-/// Reviews that look up claims at a time, and those of one namespace: each asks the API for one claim after the other.
+/// Reviews that look up claims at a time, and those of one origin: each asks the API for one claim after the other.
 const LOOKING_UP: usize = 32;
 const LOOKING_UP_OF_ONE: usize = 4;
 /// Reviews that wait for that.
@@ -75,15 +76,15 @@ impl Reviewer {
     }
 
     /// What is known of a pod's claims; `None` if too many wait already to look theirs up.
-    async fn claims(&self, namespace: &str, claims: &[&PodResourceClaim]) -> Option<Vec<KnownClaim>> {
+    async fn claims(&self, origin: Origin<'_>, claims: &[&PodResourceClaim]) -> Option<Vec<KnownClaim>> {
         // Templates are in memory: whoever names no claim asks the API for nothing, and waits for nobody.
         let _turn = match claims.iter().any(|claim| claim.resource_claim_name.is_some()) {
-            true => Some(self.lookups.enter_within(&namespace.into(), ROOM).await?),
+            true => Some(self.lookups.enter_within(&origin.lane(), ROOM).await?),
             false => None,
         };
         let mut known = Vec::with_capacity(claims.len());
         for claim in claims {
-            known.push(self.claim(namespace, claim).await);
+            known.push(self.claim(origin.namespace, claim).await);
         }
         Some(known)
     }
@@ -109,7 +110,7 @@ impl Reviewer {
 
     /// Whether a pod gets the gate. Nothing is evaluated for that; claims that are too many, or cannot be looked up in
     /// time, count as unknown.
-    pub(super) async fn judge_pod(&self, namespace: &str, pod: &Pod, time: Time) -> Verdict {
+    pub(super) async fn judge_pod(&self, origin: Origin<'_>, pod: &Pod, time: Time) -> Verdict {
         if !admission::may_wait(pod) {
             return Verdict::Leave;
         }
@@ -117,7 +118,7 @@ impl Reviewer {
         if claims.len() > CLAIMS {
             return Verdict::Gate;
         }
-        let known = tokio::time::timeout_at(time.until(), self.claims(namespace, &claims)).await;
+        let known = tokio::time::timeout_at(time.until(), self.claims(origin, &claims)).await;
         let Ok(Some(claims)) = known else { return Verdict::Gate };
         let index = self.snapshots.latest();
         let matcher = &mut self.evaluators.matcher();
@@ -127,12 +128,13 @@ impl Reviewer {
     /// What is wrong with a claim, or a template's claims. One that asks for nothing of ours has its answer at once.
     pub(super) async fn judge_claim(
         &self,
-        namespace: &str,
+        origin: Origin<'_>,
         spec: ResourceClaimSpec,
         prefix: &'static str,
         time: Time,
     ) -> Result<Judgement, Unchecked> {
         self.listed()?;
+        let namespace = origin.namespace;
         let quotas = self.quotas.state();
         let quotas = quotas.iter().filter_map(|quota| {
             let meta = &quota.metadata;
@@ -149,7 +151,7 @@ impl Reviewer {
         };
         let mut judgement = if ours {
             let judge = |matcher: &mut Matcher| in_time(judge(matcher), matcher);
-            self.evaluators.run(namespace, time, judge).await?
+            self.evaluators.run(&origin.lane(), time, judge).await?
         } else {
             judge(&mut matcher)
         };
@@ -170,12 +172,12 @@ impl Reviewer {
     /// The claim's requests that a larger profile may satisfy.
     pub(super) async fn expand(
         &self,
-        namespace: &str,
+        origin: Origin<'_>,
         claim: &Value,
         time: Time,
     ) -> Result<Expansion, Unchecked> {
         self.listed()?;
-        let policy = self.policy(namespace).and_then(Result::ok);
+        let policy = self.policy(origin.namespace).and_then(Result::ok);
         let index = self.snapshots.latest();
         if !substitute::may_expand(&index, &mut self.evaluators.matcher(), claim, policy.as_ref()) {
             return Ok(Expansion::default());
@@ -185,7 +187,7 @@ impl Reviewer {
             let expansion = substitute::expand(&index, matcher, &claim, policy.as_ref());
             if matcher.ran_out() { Err(Unchecked::Late(None)) } else { Ok(expansion) }
         };
-        self.evaluators.run(namespace, time, expand).await
+        self.evaluators.run(&origin.lane(), time, expand).await
     }
 
     /// The namespace's allocation policy, if it has one; what is wrong with it, if it cannot be read.
@@ -197,6 +199,7 @@ impl Reviewer {
     /// What is wrong with a class.
     pub(super) async fn judge_class(
         &self,
+        origin: Origin<'_>,
         spec: DeviceClassSpec,
         time: Time,
     ) -> Result<Judgement, Unchecked> {
@@ -204,7 +207,7 @@ impl Reviewer {
         let (index, rules) = (self.snapshots.latest(), self.rules);
         let judge =
             move |matcher: &mut Matcher| in_time(check::class(&index, matcher, rules, &spec), matcher);
-        self.evaluators.run("", time, judge).await
+        self.evaluators.run(&origin.lane(), time, judge).await
     }
 }
 

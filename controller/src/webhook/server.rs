@@ -6,9 +6,10 @@
 
 use super::callers::Callers;
 use super::keeper::Current;
+use super::origin::Peer;
 use super::review::{self, App};
-use super::review_memory::{self, BODY, Peer, ReviewMemory};
-use aliquot_http::{Bounds, Peers};
+use super::review_memory::{self, BODY, ReviewMemory};
+use aliquot_http::{Bounds, Peers, Place};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::StatusCode;
 use axum::middleware::{self, Next};
@@ -28,7 +29,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-const CONNECTIONS: Bounds = Bounds { all: 512, of_one: 16 };
+const CONNECTIONS: Bounds = Bounds { all: 512, of_one: 16, renews: false };
 /// Requests at a time on one connection; client-go opens another one when it has more.
 const STREAMS: u32 = 8;
 /// A handshake, a request's head, and a request from its head to its answer: the API server waits for 30 s at most.
@@ -118,12 +119,12 @@ pub(super) async fn serve(
             }
             accepted = peers.accept(&listener) => accepted,
         };
-        let peer = connected.peer();
-        let router = router.clone().layer(Extension(Peer(peer)));
+        let (peer, place) = (connected.peer(), connected.place().clone());
+        let router = router.clone().layer(Extension(Peer(peer))).layer(Extension(place.clone()));
         let (acceptor, shut, stop) = (door.acceptor.clone(), door.shut.clone(), stop.clone());
         tokio::spawn(async move {
             tokio::select! {
-                result = connected.serve(connection(stream, acceptor, shut, router)) => {
+                result = connected.serve(connection(stream, place, acceptor, shut, router)) => {
                     if let Some(Err(error)) = result {
                         tracing::debug!(%peer, %error, "a connection ended");
                     }
@@ -142,11 +143,16 @@ async fn in_time(request: Request, next: Next) -> Response {
 
 async fn connection(
     stream: TcpStream,
+    place: Place,
     acceptor: TlsAcceptor,
     shut: CancellationToken,
     router: Router,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await??;
+    // Of the authorities that are asked for, or the handshake had failed.
+    if stream.get_ref().1.peer_certificates().is_some() {
+        place.is_known();
+    }
     let mut server = hyper_util::server::conn::auto::Builder::new(TokioExecutor::new());
     server.http1().timer(TokioTimer::new()).header_read_timeout(REQUEST).max_buf_size(WINDOW as usize);
     server.http2().timer(TokioTimer::new()).max_concurrent_streams(STREAMS);

@@ -4,6 +4,7 @@
 use super::callers::Callers as Known;
 use super::certificate::{self, Certificate};
 use super::evaluators::{Evaluators, Time, Unchecked};
+use super::origin::{Origin, Peer};
 use super::review::{self, App};
 use super::review_memory::{ReviewMemory, weight};
 use super::reviewer::Reviewer;
@@ -17,8 +18,8 @@ use crate::http::{self, Health};
 use crate::metrics::Metrics;
 use crate::pulse::Pulse;
 use aliquot_model::layout::AllocatorMode;
-use axum::Json;
 use axum::extract::State;
+use axum::{Extension, Json};
 use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
@@ -26,7 +27,7 @@ use rstest::rstest;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, mpsc};
 use std::task::Poll;
 use std::time::Duration;
@@ -44,6 +45,8 @@ use callers::Caller;
 
 /// Longer than any test.
 const HOUR: Duration = Duration::from_secs(3600);
+/// Who sends what the tests do.
+const HERE: Peer = Peer(IpAddr::V4(Ipv4Addr::LOCALHOST));
 /// Short, for what is not to be answered.
 const SHORT: Duration = Duration::from_millis(100);
 
@@ -74,6 +77,10 @@ fn app(deadline: Duration, failure: FailurePolicy) -> (App, Watches) {
     (app, watches)
 }
 
+fn lane(namespace: &str) -> Arc<str> {
+    Origin { peer: HERE, namespace }.lane()
+}
+
 /// Evaluations that go on until this is dropped.
 type Held = Vec<mpsc::Sender<()>>;
 
@@ -92,7 +99,7 @@ async fn hold(evaluators: &Evaluators, namespace: &'static str, more: usize) -> 
                 let _ = held.recv();
                 Ok(())
             };
-            evaluators.run(namespace, Time::from_now(HOUR), evaluate).await
+            evaluators.run(&lane(namespace), Time::from_now(HOUR), evaluate).await
         });
         release.push(hold);
     }
@@ -116,11 +123,11 @@ fn wrong() -> Value {
 }
 
 async fn validate(app: &App, review: Value) -> Value {
-    review::validate(State(app.clone()), Json(review)).await.0["response"].clone()
+    review::validate(State(app.clone()), Extension(HERE), Json(review)).await.0["response"].clone()
 }
 
 async fn mutate(app: &App, review: Value) -> Value {
-    review::mutate_claims(State(app.clone()), Json(review)).await.0["response"].clone()
+    review::mutate_claims(State(app.clone()), Extension(HERE), Json(review)).await.0["response"].clone()
 }
 
 /// The body of an answer over a connection of its own.
@@ -345,7 +352,7 @@ async fn pods_are_gated_while_every_turn_is_taken() {
     pod["spec"]["schedulingGates"] = Value::Null;
     pod["spec"]["resourceClaims"] = json!([{"name": "gpu", "resourceClaimTemplateName": "later"}]);
     let review = review("n", "Pod", &pod);
-    let answer = review::mutate_pods(State(app.clone()), Json(review)).await.0;
+    let answer = review::mutate_pods(State(app.clone()), Extension(HERE), Json(review)).await.0;
     assert_eq!(answer["response"]["patchType"], "JSONPatch", "{answer}");
 }
 
@@ -357,20 +364,23 @@ async fn a_turn_lasts_until_the_thread_is_free_and_not_only_until_nobody_waits_f
         let _ = held.recv();
         Ok(())
     };
-    assert_eq!(evaluators.run("n", Time::from_now(SHORT), endless).await, Err(Unchecked::Late(None)));
-    assert_eq!(evaluators.run("n", Time::from_now(SHORT), |_| Ok(())).await, Err(Unchecked::Late(None)));
-    assert_eq!(evaluators.run("other", Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
+    assert_eq!(evaluators.run(&lane("n"), Time::from_now(SHORT), endless).await, Err(Unchecked::Late(None)));
+    assert_eq!(
+        evaluators.run(&lane("n"), Time::from_now(SHORT), |_| Ok(())).await,
+        Err(Unchecked::Late(None))
+    );
+    assert_eq!(evaluators.run(&lane("other"), Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
     drop(hold);
-    assert_eq!(evaluators.run("n", Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
+    assert_eq!(evaluators.run(&lane("n"), Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn where_too_many_of_a_namespace_wait_the_next_is_told_at_once_and_others_are_not() {
     let evaluators = Evaluators::new();
     let _held = hold(&evaluators, "n", 0).await;
-    let (mut waiting, mut told) = (Vec::new(), 0);
+    let (lane, mut waiting, mut told) = (lane("n"), Vec::new(), 0);
     for _ in 0..500 {
-        let mut run = Box::pin(evaluators.run("n", Time::from_now(HOUR), |_| Ok(())));
+        let mut run = Box::pin(evaluators.run(&lane, Time::from_now(HOUR), |_| Ok(())));
         match futures::poll!(&mut run) {
             Poll::Ready(answer) => {
                 assert_eq!(answer, Err(Unchecked::Crowded));
@@ -380,15 +390,25 @@ async fn where_too_many_of_a_namespace_wait_the_next_is_told_at_once_and_others_
         }
     }
     assert_eq!((waiting.len(), told), (128, 372));
-    assert_eq!(evaluators.run("other", Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
+    assert_eq!(evaluators.run(&"other".into(), Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn who_names_a_namespace_takes_no_turn_of_those_who_are_asked_by_others_for_it() {
+    let (app, _watches) = app(HOUR, FailurePolicy::Ignore);
+    let _held = hold(&app.reviewer.evaluators, "victim", 200).await;
+    let other = Peer(IpAddr::from([10, 0, 0, 1]));
+    let review = review("victim", "ResourceClaim", &wrong());
+    let answer = review::validate(State(app.clone()), Extension(other), Json(review)).await.0;
+    assert_eq!(answer["response"]["status"]["code"], 422, "{answer}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn an_evaluation_that_panics_gives_its_turn_back() {
     let evaluators = Evaluators::new();
     let panics = |_: &mut _| -> Result<(), Unchecked> { panic!("on purpose") };
-    assert_eq!(evaluators.run("n", Time::from_now(HOUR), panics).await, Err(Unchecked::Broken));
-    assert_eq!(evaluators.run("n", Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
+    assert_eq!(evaluators.run(&lane("n"), Time::from_now(HOUR), panics).await, Err(Unchecked::Broken));
+    assert_eq!(evaluators.run(&lane("n"), Time::from_now(HOUR), |_| Ok(())).await, Ok(()));
 }
 
 /// By construction: a list that is half taken in lies beside what reviews see.
@@ -490,7 +510,7 @@ async fn what_was_not_checked_because_of_an_expression_names_it(
         answers.map(drop).map_err(|_| Unchecked::Late(None))
     };
     let evaluators = &app.reviewer.evaluators;
-    let late = evaluators.run("n", Time::from_now(HOUR), evaluate).await.expect_err("no time");
+    let late = evaluators.run(&lane("n"), Time::from_now(HOUR), evaluate).await.expect_err("no time");
     assert_eq!(late, Unchecked::Late(Some(expression)));
     let answer = review::not_read(&app, "/validate", "u", late).0;
     let told = answer.pointer(told).and_then(Value::as_str).expect("told");
@@ -498,7 +518,7 @@ async fn what_was_not_checked_because_of_an_expression_names_it(
     assert!(failure == FailurePolicy::Fail || told.len() <= 256, "{told}");
     // Who comes next is not told of it.
     let next = |_: &mut Matcher| -> Result<(), _> { Err(Unchecked::Late(None)) };
-    assert_eq!(evaluators.run("n", Time::from_now(HOUR), next).await, Err(Unchecked::Late(None)));
+    assert_eq!(evaluators.run(&lane("n"), Time::from_now(HOUR), next).await, Err(Unchecked::Late(None)));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -24,6 +24,10 @@ async fn app_with_silent_api() -> (App, UnboundedReceiver<String>) {
     (App { reviewer, ..app }, asked)
 }
 
+fn from(peer: Peer, namespace: &str) -> Origin<'_> {
+    Origin { peer, namespace }
+}
+
 fn pod(claims: usize) -> Pod {
     let claims: Vec<Value> =
         (0..claims).map(|n| json!({"name": format!("c{n}"), "resourceClaimName": format!("c{n}")})).collect();
@@ -34,7 +38,7 @@ fn pod(claims: usize) -> Pod {
 #[tokio::test]
 async fn a_pod_with_more_claims_than_are_looked_at_gets_the_gate_and_asks_the_api_for_nothing() {
     let (app, mut asked) = app_with_silent_api().await;
-    let verdict = app.reviewer.judge_pod("n", &pod(17), Time::from_now(HOUR)).now_or_never();
+    let verdict = app.reviewer.judge_pod(from(HERE, "n"), &pod(17), Time::from_now(HOUR)).now_or_never();
     assert_eq!(verdict, Some(Verdict::Gate));
     assert!(asked.try_recv().is_err());
 }
@@ -42,23 +46,28 @@ async fn a_pod_with_more_claims_than_are_looked_at_gets_the_gate_and_asks_the_ap
 #[tokio::test]
 async fn reviews_of_one_namespace_look_up_four_claims_at_a_time_and_keep_no_other_waiting() {
     let (app, mut asked) = app_with_silent_api().await;
-    let judge = |namespace: &'static str| {
+    let judge = |peer, namespace: &'static str| {
         let reviewer = app.reviewer.clone();
-        tokio::spawn(async move { reviewer.judge_pod(namespace, &pod(16), Time::from_now(HOUR)).await })
+        tokio::spawn(async move {
+            reviewer.judge_pod(from(peer, namespace), &pod(16), Time::from_now(HOUR)).await
+        })
     };
-    let _bad: Vec<_> = (0..100).map(|_| judge("bad")).collect();
+    let _bad: Vec<_> = (0..100).map(|_| judge(HERE, "bad")).collect();
     let mut seen = Vec::new();
     for _ in 0..4 {
         seen.push(asked.recv().await.expect("asked"));
     }
-    let _good = judge("good");
+    let _good = judge(HERE, "good");
     seen.push(asked.recv().await.expect("asked"));
     let of = |namespace: &str| seen.iter().filter(|path| path.contains(namespace)).count();
     assert_eq!((of("/bad/"), of("/good/")), (4, 1), "{seen:?}");
+    // Nor do those who only name it keep the API server's waiting.
+    let _same = judge(Peer(IpAddr::from([10, 0, 0, 1])), "bad");
+    assert!(asked.recv().await.expect("asked").contains("/bad/"));
 }
 
 #[tokio::test]
 async fn a_claim_that_is_not_looked_up_in_time_counts_as_unknown() {
     let (app, _asked) = app_with_silent_api().await;
-    assert_eq!(app.reviewer.judge_pod("n", &pod(1), Time::from_now(SHORT)).await, Verdict::Gate);
+    assert_eq!(app.reviewer.judge_pod(from(HERE, "n"), &pod(1), Time::from_now(SHORT)).await, Verdict::Gate);
 }

@@ -1,6 +1,6 @@
 //! What the webhook counts.
 
-use super::super::evaluators::Unchecked;
+use super::super::evaluators::Reason;
 use super::super::{Config, serve};
 use super::*;
 use std::net::TcpListener;
@@ -30,16 +30,8 @@ fn every_reason_to_leave_a_review_unchecked_is_counted_from_the_start() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let _ended = serve(listener, nowhere, config, metrics.clone(), health, stop.clone()).expect("threads");
     let text = metrics.text();
-    for unchecked in [
-        Unchecked::Late(None),
-        Unchecked::Crowded,
-        Unchecked::OutOfMemory,
-        Unchecked::TooLarge,
-        Unchecked::Broken,
-        Unchecked::Unlisted,
-    ] {
-        let line =
-            format!("aliquot_controller_unchecked_reviews_total{{reason=\"{}\"}} 0\n", unchecked.reason());
+    for reason in Reason::ALL {
+        let line = format!("aliquot_controller_unchecked_reviews_total{{reason=\"{}\"}} 0\n", reason.label());
         assert!(text.contains(&line), "{line}{text}");
     }
     stop.cancel();
