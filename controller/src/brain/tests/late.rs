@@ -257,7 +257,7 @@ fn who_runs_out_of_time_within_a_selector_is_told_which() {
     let mut costly = gpu();
     costly[0]["exactly"]["selectors"] = json!([{"cel": {"expression": TOO_COSTLY}}]);
     world.waits(("default", "costly"), &fixtures::spec(&costly), 1);
-    world.core.settings.deadline = Duration::from_millis(1);
+    world.core.settings.deadline = Duration::from_millis(50);
     world.turn();
     let note = &world.reports.first().expect("told").note;
     assert!(
