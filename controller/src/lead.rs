@@ -183,7 +183,7 @@ impl Leader {
         let writer = writer.clone();
         match effect {
             Effect::Do(job) => {
-                writes.spawn(async move { Input::Done(Box::new(writer.run(job).await)) });
+                writes.spawn(async move { Input::Done(Box::new(Box::pin(writer.run(job)).await)) });
             }
             Effect::Keep(action) => {
                 writes.spawn(async move { Input::Kept(Box::new(writer.keep(action).await)) });
