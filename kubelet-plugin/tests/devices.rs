@@ -51,7 +51,7 @@ fn nodes(world: &World, uid: &str, prepared: &[Prepared]) -> Vec<(String, i64, i
     nodes
 }
 
-fn listed<'a>(nodes: &'a [(String, i64, i64)]) -> Vec<(&'a str, i64, i64)> {
+fn listed(nodes: &[(String, i64, i64)]) -> Vec<(&str, i64, i64)> {
     nodes.iter().map(|(path, major, minor)| (path.as_str(), *major, *minor)).collect()
 }
 
