@@ -74,12 +74,7 @@ async fn say(cluster: &Cluster, numbers: &[u64], until: i64) {
 
 /// What an earlier controller stored: it saw these claims with a GPU of n1, and nothing more of them.
 async fn were_seen(cluster: &Cluster, numbers: &[u64], now: i64) {
-    let since = now - 1800;
-    let uses: Vec<String> = numbers.iter().map(|n| format!("uid-{n}:{since}:{since}:::1000000:0")).collect();
-    let sites = vec![Site::of("n1").to_string(); numbers.len()].join(" ");
-    let account = json!({
-        "begun": since, "seen": now, "charged": "", "claims": uses.join(" "), "sites": {"seen": now, "text": sites},
-    });
+    let account = fixtures::account_of_seen(numbers, now, &Site::of("n1").to_string());
     let patch = Patch::Merge(json!({"status": {"account": account}}));
     budgets(cluster).patch_status("gpu", &PatchParams::default(), &patch).await.expect("stored");
 }

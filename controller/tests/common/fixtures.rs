@@ -277,6 +277,17 @@ pub fn pod(name: &str, claims: &[&str]) -> Pod {
     }))
 }
 
+/// What an earlier controller stored in a budget: it saw the claims of these releases with a GPU of a node, and nothing
+/// more of them. `site` is the node as an account has it.
+pub fn account_of_seen(numbers: &[u64], now: i64, site: &str) -> Value {
+    let since = now - 1800;
+    let uses: Vec<String> = numbers.iter().map(|n| format!("uid-{n}:{since}:{since}:::1000000:0")).collect();
+    let sites = vec![site; numbers.len()].join(" ");
+    json!({
+        "begun": since, "seen": now, "charged": "", "claims": uses.join(" "), "sites": {"seen": now, "text": sites},
+    })
+}
+
 /// What the agent of node n1 says of released claims, by number: half an hour of a whole GPU each.
 pub fn released(numbers: &[u64], until: i64) -> Value {
     let released: Vec<Value> = numbers

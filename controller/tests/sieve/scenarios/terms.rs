@@ -4,13 +4,13 @@ use super::Scenario;
 use crate::common::eventually;
 use crate::common::fixtures::{self, partition, released, request, share};
 use crate::world::World;
+use aliquot_controller::budget::account::Site;
 use aliquot_controller::budget::kinds;
 use aliquot_model::names::LIMITS;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::Api;
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::json;
-use std::time::Duration;
 
 const GIB: u64 = 1 << 30;
 
@@ -50,6 +50,15 @@ async fn say(world: &World, numbers: &[u64], until: i64) {
     api.patch("n1", &apply, &Patch::Apply(&released(numbers, until))).await.expect("applied");
 }
 
+/// What an earlier controller stored: it saw the claims of these releases with a GPU of n1, and nothing more of them.
+async fn were_seen(world: &World, numbers: &[u64], now: i64) {
+    let account = fixtures::account_of_seen(numbers, now, &Site::of("n1").to_string());
+    let budgets: Api<DynamicObject> =
+        Api::namespaced_with(world.cluster.client.clone(), "default", &kinds::budgets());
+    let patch = Patch::Merge(json!({"status": {"account": account}}));
+    budgets.patch_status("gpu", &PatchParams::default(), &patch).await.expect("stored");
+}
+
 /// Releases that a node reports are charged once each.
 pub const BUDGET: Scenario = Scenario {
     name: "budget",
@@ -59,6 +68,9 @@ pub const BUDGET: Scenario = Scenario {
         Box::pin(async move {
             budget_kinds(&world).await;
             world.custom("GpuBudget", "default", json!({"gpuHours": 10, "window": {"rolling": "24h"}})).await;
+            // Before all that the node tells.
+            let before = k8s_openapi::jiff::Timestamp::now().as_second() - 10;
+            were_seen(&world, &[1, 2, 3], before).await;
         })
     },
     play: |world| {
@@ -68,8 +80,6 @@ pub const BUDGET: Scenario = Scenario {
             };
             let used = || world.field("gpubudgets", "default", "gpu", "/status/used");
             world.field_is("gpubudgets", "default", "gpu", "/status/state", json!("Within")).await;
-            // What ended before the budget was seen first is not charged.
-            tokio::time::sleep(Duration::from_millis(2100)).await;
             let until = k8s_openapi::jiff::Timestamp::now().as_second() - 1;
             say(&world, &[1, 2], until).await;
             acknowledged(2).await;
