@@ -13,7 +13,7 @@ use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, Resou
 use kube::api::{ApiResource, DynamicObject, Patch, PatchParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, ResourceExt};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Reasons and notes of the events about an object.
 async fn events(cluster: &Cluster, name: &str) -> Vec<(String, String)> {
@@ -363,6 +363,49 @@ async fn device_taint_rules_keep_devices_back() {
     event(&cluster, "q", "DevicesDoNotFit").await;
     rules.delete("repair", &Default::default()).await.expect("deleted");
     cluster.bound("q").await;
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_sick_gpu_is_given_to_those_who_tolerate_it_and_an_informational_taint_keeps_nobody_off() {
+    let cluster = Cluster::start().await;
+    cluster.add_node("n1", 3).await;
+    let slices: Api<ResourceSlice> = Api::all(cluster.client.clone());
+    let taint = async |gpu: &str, effect: &str| {
+        for mut slice in slices.list(&Default::default()).await.expect("a list").items {
+            let devices = slice.spec.devices.iter_mut().flatten();
+            for device in devices.filter(|d| d.name.starts_with(gpu) && !d.name.ends_with("admin")) {
+                let taints = device.taints.get_or_insert_default();
+                taints.retain(|taint| !taint.key.ends_with("/xid"));
+                let key = format!("{}/xid", fixtures::DRIVER);
+                let xid = json!({"key": key, "value": "48", "effect": effect});
+                taints.push(serde_json::from_value(xid).expect("a taint"));
+            }
+            let name = slice.metadata.name.clone().expect("a name");
+            slices.replace(&name, &Default::default(), &slice).await.expect("replaced");
+        }
+    };
+    taint("gpu-0", "NoSchedule").await;
+    taint("gpu-2", "NoExecute").await;
+    let controller = cluster.controller("c1", &[]).await;
+    let claim_and_pod = async |name: &str, tolerations: Value| {
+        let mut request = fixtures::request("r", "gpu.aliquot.dev", 1);
+        request["exactly"]["tolerations"] = tolerations;
+        cluster.claim(name, &[request]).await;
+        cluster.pod(name, &[name]).await;
+    };
+    claim_and_pod("well", json!([])).await;
+    cluster.bound("well").await;
+    assert_eq!(cluster.devices("well").await, ["n1/gpu-1"]);
+    claim_and_pod("waits", json!([])).await;
+    event(&cluster, "waits", "DevicesDoNotFit").await;
+    let key = format!("{}/xid", fixtures::DRIVER);
+    claim_and_pod("brave", json!([{"key": key, "operator": "Exists", "effect": "NoSchedule"}])).await;
+    cluster.bound("brave").await;
+    assert_eq!(cluster.devices("brave").await, ["n1/gpu-0"]);
+    taint("gpu-2", "None").await;
+    cluster.bound("waits").await;
+    assert_eq!(cluster.devices("waits").await, ["n1/gpu-2"]);
     controller.terminate().await;
 }
 

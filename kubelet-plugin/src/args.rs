@@ -1,6 +1,8 @@
 //! The command line. Every flag has an environment variable where a DaemonSet fills it from the
 //! downward API or from chart values.
 
+use crate::health::Verdict;
+use crate::health::xid::parse_change;
 use crate::mode::Target;
 use crate::partitioning::Unclaimed;
 use crate::share::RegionStorage;
@@ -224,6 +226,11 @@ pub struct Args {
     #[arg(long, default_value = "30s", value_parser = at_least(Duration::from_secs(1)))]
     pub gpu_change_timeout: Duration,
 
+    /// What is made of an error that the driver reports by number, otherwise than the table in `docs/health.md` has
+    /// it: `NUMBER=None|NoSchedule|NoExecute|Ignore`, such as `94=NoSchedule`. May be given several times.
+    #[arg(long = "health-xid", value_name = "NUMBER=EFFECT", value_parser = parse_change)]
+    pub health_xids: Vec<(u64, Verdict)>,
+
     /// How often the inventory is read again, beside NVML's events.
     #[arg(long, default_value = "60s", value_parser = at_least(Duration::from_millis(50)))]
     pub inventory_interval: Duration,
@@ -332,6 +339,7 @@ mod tests {
     #[case::every_gpu_hangs("--gpu-read-timeout 0s", Some("at least 1s"))]
     #[case::no_gpu_changes("--gpu-change-timeout 10ms", Some("at least 1s"))]
     #[case::nobody_waits("--lock-timeout 0s", Some("at least 1s"))]
+    #[case::no_effect("--health-xid 79=Never", Some("no effect"))]
     #[case::no_tenants("--slots 0", Some("1..=1000"))]
     #[case::more_than_all("--audit-memory-percent 101", Some("0..=100"))]
     #[case::no_name("--driver-name Bad_Name", Some("DNS"))]

@@ -1,24 +1,30 @@
 //! Watches the node's GPUs: gathers hardware and ledger, listens for errors, reports what cannot be read.
 
+mod listen;
+
 use crate::events::Events;
-use crate::health::Faults;
+use crate::health::state::Look;
+use crate::health::{Monitor, Verdict};
 use crate::http::Notes;
 use crate::ledger::Lost;
 use crate::metrics::{GpuFault, Kind, Metrics};
 use crate::notice;
-use crate::prepare::{Node, Overview};
+use crate::prepare::{Node, Overview, PrepareError};
 use crate::reasons;
+use aliquot_model::layout::TaintEffect;
 use aliquot_model::{DeviceKind, GpuUuid};
-use aliquot_nvml::{EventKind, GpuEvent, Gpus};
+use aliquot_nvml::{EventKind, GpuError, GpuEvent, GpuHealth, Gpus, Inventory};
 use jiff::Timestamp;
+use listen::Listeners;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 const DEBOUNCE: Duration = Duration::from_millis(50);
-const LISTEN: Duration = Duration::from_secs(1);
 
 /// The task.
 #[derive(Debug)]
@@ -31,8 +37,10 @@ pub struct Watcher {
     pub events: Events,
     /// Where the result goes.
     pub overview: watch::Sender<Arc<Overview>>,
-    /// Where errors of GPUs go.
-    pub faults: watch::Sender<Arc<Faults>>,
+    /// Where the GPUs' health is held.
+    pub health: Monitor,
+    /// Where `/sys` is.
+    pub sys_root: PathBuf,
     /// What `/healthz` names.
     pub notes: Notes,
     /// Wakes us after a change of the ledger.
@@ -45,27 +53,12 @@ impl Watcher {
     /// Runs until cancelled.
     pub async fn run(self, cancel: CancellationToken) {
         let (sender, mut errors) = mpsc::channel::<GpuEvent>(64);
-        let mut listeners: BTreeMap<GpuUuid, CancellationToken> = BTreeMap::new();
+        let mut listeners = Listeners::new(Arc::clone(&self.node.machine.gpus), sender, cancel.clone());
         let mut reported: BTreeSet<String> = BTreeSet::new();
         loop {
-            if let Some(overview) = self.look(&mut reported).await {
-                let gpus: BTreeSet<GpuUuid> =
-                    overview.inventory.iter().flat_map(|i| &i.gpus).map(|gpu| gpu.uuid.clone()).collect();
-                listeners.retain(|gpu, token| {
-                    let stays = gpus.contains(gpu);
-                    if !stays {
-                        token.cancel();
-                    }
-                    stays
-                });
-                for gpu in gpus {
-                    let (hardware, to) = (Arc::clone(&self.node.machine.gpus), sender.clone());
-                    listeners.entry(gpu.clone()).or_insert_with(|| {
-                        let token = cancel.child_token();
-                        listen(hardware, gpu, to, token.clone());
-                        token
-                    });
-                }
+            if let Some(overview) = self.look(&mut reported, &listeners).await {
+                let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+                listeners.follow(&gpus.map(|gpu| gpu.uuid.clone()).collect());
             }
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -78,10 +71,14 @@ impl Watcher {
     }
 
     /// One look; `None` if lock or checkpoint could not be had.
-    async fn look(&self, reported: &mut BTreeSet<String>) -> Option<Arc<Overview>> {
+    async fn look(&self, reported: &mut BTreeSet<String>, listeners: &Listeners) -> Option<Arc<Overview>> {
         let node = Arc::clone(&self.node);
-        let looked = tokio::task::spawn_blocking(move || node.overview()).await;
-        let (overview, error) = match looked {
+        let looked = tokio::task::spawn_blocking(move || {
+            let (overview, error) = node.overview()?;
+            let said = overview.inventory.as_ref().map(|inventory| health_of(&*node.machine.gpus, inventory));
+            Ok::<_, PrepareError>((overview, error, said.unwrap_or_default()))
+        });
+        let (mut overview, error, said) = match looked.await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => {
                 tracing::warn!(%error, "cannot read the node's state");
@@ -92,6 +89,8 @@ impl Watcher {
                 return None;
             }
         };
+        self.note_health(&overview, error.as_ref(), &said, &listeners.unheard());
+        overview.absent = self.health.now().absent().cloned().collect();
         let mut seen = BTreeSet::new();
         if let Some(error) = error {
             seen.insert(format!("the node's GPUs cannot be read; what is published stays: {error}"));
@@ -99,7 +98,10 @@ impl Watcher {
         } else if let Some(inventory) = &overview.inventory {
             seen.extend(inventory.unreadable.iter().map(|gpu| {
                 let name = gpu.uuid.as_ref().map(ToString::to_string).unwrap_or_default();
-                format!("GPU {} {name} is not published: {}", gpu.index, gpu.error)
+                format!(
+                    "GPU {} {name} cannot be read, and takes no other claim until it can: {}",
+                    gpu.index, gpu.error
+                )
             }));
             self.say_once(reported, &seen, reasons::GPU_UNREADABLE);
         }
@@ -109,6 +111,26 @@ impl Watcher {
         let overview = Arc::new(overview);
         self.overview.send_replace(Arc::clone(&overview));
         Some(overview)
+    }
+
+    /// What the look says of the GPUs' health.
+    fn note_health(
+        &self,
+        overview: &Overview,
+        error: Option<&GpuError>,
+        said: &BTreeMap<GpuUuid, GpuHealth>,
+        unheard: &BTreeSet<GpuUuid>,
+    ) {
+        let why = error.map_or_else(|| "the GPUs were not read".to_owned(), ToString::to_string);
+        let look = Look {
+            inventory: overview.inventory.as_ref().ok_or(why.as_str()),
+            said,
+            unheard,
+            module: module_load(&self.sys_root),
+            lost_is_lost: true,
+            now: Timestamp::now(),
+        };
+        self.health.change(|health, xids| health.look(&look, xids));
     }
 
     /// Damage and loss of the checkpoint, and what a newer release left in it.
@@ -178,41 +200,38 @@ impl Watcher {
         };
         let gpu = event.gpu.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
         self.metrics.gpu_faults.get_or_create(&GpuFault { gpu: gpu.clone(), fault: fault.clone() }).inc();
-        self.events.node_warning(reasons::GPU_ERROR, notice::fault(event, &fault));
-        self.faults.send_modify(|faults| Arc::make_mut(faults).note(event, Timestamp::now()));
+        let verdict = match event.kind {
+            EventKind::Xid(number) => self.health.xids().verdict(number),
+            EventKind::EccDoubleBit => Verdict::Taint(TaintEffect::NoSchedule),
+            EventKind::EccSingleBit | EventKind::Other(_) => Verdict::Ignore,
+        };
+        self.events.node_warning(reasons::GPU_ERROR, notice::fault(event, &fault, verdict));
+        self.health.change(|health, xids| health.event(event, xids, Timestamp::now()));
     }
 }
 
-/// Listens to one GPU on a thread of its own: NVML's wait blocks, and one GPU that hangs must silence neither
-/// the others nor the end of the process.
-fn listen(gpus: Arc<dyn Gpus>, gpu: GpuUuid, to: mpsc::Sender<GpuEvent>, cancel: CancellationToken) {
-    let spawned = std::thread::Builder::new().name("gpu-events".to_owned()).spawn(move || {
-        let mut source = match gpus.watch(std::slice::from_ref(&gpu)) {
-            Ok(source) => source,
-            Err(error) => {
-                tracing::warn!(gpu.uuid = %gpu, %error, "errors of this GPU are not listened for");
-                return;
+/// What the GPUs say of their health, all at the same time: one that hangs holds up none of the others. Those that do
+/// not answer say nothing.
+fn health_of(gpus: &dyn Gpus, inventory: &Inventory) -> BTreeMap<GpuUuid, GpuHealth> {
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = inventory
+            .gpus
+            .iter()
+            .map(|info| (&info.uuid, scope.spawn(move || gpus.health(&info.uuid))))
+            .collect();
+        let answers = asked.into_iter().filter_map(|(gpu, answer)| match answer.join() {
+            Ok(Ok(health)) => Some((gpu.clone(), health)),
+            Ok(Err(error)) => {
+                tracing::debug!(gpu.uuid = %gpu, %error, "the GPU does not tell its health");
+                None
             }
-        };
-        for (gpu, error) in source.unmonitored() {
-            tracing::warn!(gpu.uuid = %gpu, %error, "errors of this GPU are not listened for");
-        }
-        while !cancel.is_cancelled() && !to.is_closed() {
-            match source.next(LISTEN) {
-                Ok(None) => {}
-                Ok(Some(event)) => {
-                    if to.blocking_send(event).is_err() {
-                        return;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(gpu.uuid = %gpu, %error, "listening for errors of this GPU failed");
-                    std::thread::sleep(LISTEN);
-                }
-            }
-        }
-    });
-    if let Err(error) = spawned {
-        tracing::error!(%error, "no thread to listen for errors of a GPU");
-    }
+            Err(_) => None,
+        });
+        answers.collect()
+    })
+}
+
+/// Which load of the kernel module it is: the number of its directory in sysfs, which is never used again in a boot.
+fn module_load(sys_root: &Path) -> Option<u64> {
+    std::fs::metadata(sys_root.join("module/nvidia")).ok().map(|found| found.ino())
 }

@@ -63,6 +63,15 @@ pub struct Gpu {
     pub gpu: String,
 }
 
+/// What is the matter with a GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct GpuCause {
+    /// Its UUID.
+    pub gpu: String,
+    /// `gpu-lost`, `xid-<number>`, `ecc`, …: see `docs/health.md`.
+    pub cause: String,
+}
+
 /// A share of a claim.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct ShareLabels {
@@ -146,6 +155,8 @@ pub struct Metrics {
     pub unreadable_gpus: Gauge,
     /// 1 while a call to the driver about a GPU does not come back.
     pub gpu_stuck: Family<Gpu, Gauge>,
+    /// 1 while something is the matter with a GPU.
+    pub gpu_health: Family<GpuCause, Gauge>,
     /// 1 while this instance arbitrates GPU time.
     pub arbitrating: Gauge,
     /// Errors of GPUs.
@@ -209,6 +220,7 @@ impl Default for Metrics {
             gpus: Gauge::default(),
             unreadable_gpus: Gauge::default(),
             gpu_stuck: Family::default(),
+            gpu_health: Family::default(),
             arbitrating: Gauge::default(),
             gpu_faults: Family::default(),
             pool_generation: Gauge::default(),
@@ -289,6 +301,11 @@ impl Default for Metrics {
             "gpu_stuck",
             "1 while a call to the driver about this GPU does not come back",
             m.gpu_stuck.clone(),
+        );
+        registry.register(
+            "gpu_health",
+            "1 while something is the matter with this GPU",
+            m.gpu_health.clone(),
         );
         registry.register(
             "arbitrating",

@@ -3,12 +3,14 @@
 //! advice stands last.
 
 use crate::claim::ClaimRef;
-use crate::health;
+use crate::health::Verdict;
+use crate::health::state::Told;
 use crate::ledger::Lost;
 use crate::partitioning::Unclaimed;
 use crate::publish::PublishError;
 use crate::store::Damage;
-use aliquot_model::{DeviceName, LiveMig};
+use aliquot_model::layout::TaintEffect;
+use aliquot_model::{DeviceName, GpuUuid, LiveMig};
 use aliquot_nvml::{EventKind, GpuEvent};
 use std::fmt::Display;
 
@@ -101,21 +103,58 @@ pub fn foreign(mig: &LiveMig, unclaimed: Unclaimed) -> String {
     )
 }
 
-/// The driver reported an error.
-pub fn fault(event: &GpuEvent, fault: &str) -> String {
+/// The driver reported an error, of which this is made.
+pub fn fault(event: &GpuEvent, fault: &str, verdict: Verdict) -> String {
     let gpu = event.gpu.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
-    let advice = match event.kind {
-        kind if health::is_grave(kind) => {
-            "Pods that use it show it as unhealthy for ten minutes. See the kernel's log for NVRM and Xid messages; if \
-             it comes again, drain the node and reset or replace the GPU"
+    let advice = match (event.kind, verdict) {
+        (_, Verdict::Taint(TaintEffect::NoExecute)) => {
+            "Nothing on it can go on: its pods are evicted and it takes no other claim. See the kernel's log for NVRM \
+             and Xid messages; drain the node, and reset or replace the GPU"
         }
-        EventKind::Xid(_) => {
+        (_, Verdict::Taint(TaintEffect::NoSchedule)) => {
+            "It takes no other claim, and pods that use it show it as unhealthy. See the kernel's log for NVRM and Xid \
+             messages; drain the node, and reset or replace the GPU"
+        }
+        (_, Verdict::Taint(TaintEffect::None)) => {
+            "The GPU goes on. See the kernel's log for NVRM and Xid messages, and the logs of the pods that use it"
+        }
+        (EventKind::Xid(_), Verdict::Ignore) => {
             "A program on the GPU caused it, and the GPU goes on. See the logs of the pods that use it"
         }
-        EventKind::EccSingleBit => "It was corrected. If it comes often, have the GPU checked",
+        (EventKind::EccSingleBit, _) => "It was corrected. If it comes often, have the GPU checked",
         _ => "See the kernel's log for NVRM messages",
     };
     format!("the driver reported {fault} on GPU {gpu}. {advice}")
+}
+
+/// A GPU has a taint for its health.
+pub fn tainted(gpu: &GpuUuid, told: &Told) -> String {
+    let does = match told.taint.effect {
+        TaintEffect::None => "says so, and it is given out all the same",
+        TaintEffect::NoSchedule => "keeps it from claims that do not tolerate it, and pods that use it go on",
+        TaintEffect::NoExecute => {
+            "keeps it from claims that do not tolerate it, and pods that use it are evicted"
+        }
+    };
+    let detail = if told.detail.is_empty() { String::new() } else { format!(" ({})", cut(&told.detail)) };
+    format!(
+        "GPU {gpu}: {}{detail}. Taint {} on its devices {does}. What to do: {}",
+        told.cause.text(),
+        shown(told),
+        told.cause.end()
+    )
+}
+
+/// A taint of a GPU is gone.
+pub fn taint_gone(gpu: &GpuUuid, told: &Told) -> String {
+    format!("GPU {gpu}: taint {} is gone, set for: {}", shown(told), told.cause.text())
+}
+
+/// `gpu.example.com/xid=79:NoExecute`, as kubectl writes taints.
+fn shown(told: &Told) -> String {
+    let taint = &told.taint;
+    let value = if taint.value.is_empty() { String::new() } else { format!("={}", taint.value) };
+    format!("{}{value}:{}", taint.key, taint.effect.as_str())
 }
 
 /// The API server refuses slices.
@@ -197,13 +236,18 @@ mod tests {
     }
 
     #[rstest]
-    #[case::of_a_program(EventKind::Xid(31), "pods that use it")]
-    #[case::of_the_gpu(EventKind::Xid(79), "drain the node")]
-    #[case::lost_memory(EventKind::EccDoubleBit, "drain the node")]
-    #[case::corrected(EventKind::EccSingleBit, "was corrected")]
-    fn an_error_of_a_gpu_says_whether_somebody_has_to_act(#[case] kind: EventKind, #[case] wanted: &str) {
+    #[case::of_a_program(EventKind::Xid(31), Verdict::Ignore, "pods that use it")]
+    #[case::informational(EventKind::Xid(94), Verdict::Taint(TaintEffect::None), "goes on")]
+    #[case::of_the_gpu(EventKind::Xid(48), Verdict::Taint(TaintEffect::NoSchedule), "drain the node")]
+    #[case::for_good(EventKind::Xid(79), Verdict::Taint(TaintEffect::NoExecute), "pods are evicted")]
+    #[case::corrected(EventKind::EccSingleBit, Verdict::Ignore, "was corrected")]
+    fn an_error_of_a_gpu_says_whether_somebody_has_to_act(
+        #[case] kind: EventKind,
+        #[case] verdict: Verdict,
+        #[case] wanted: &str,
+    ) {
         let event = GpuEvent { kind, gpu: None, gpu_instance: None, compute_instance: None };
-        let note = fault(&event, "xid-1");
+        let note = fault(&event, "xid-1", verdict);
         assert!(
             note.starts_with("the driver reported xid-1 on GPU unknown.") && note.contains(wanted),
             "{note}"

@@ -21,6 +21,7 @@ use memory::Memory;
 use phase::published_mode;
 
 use crate::events::Events;
+use crate::health::{Health, Xids};
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
 use crate::mode::{Target, Waits};
@@ -82,6 +83,8 @@ pub struct Settings {
     pub resync: Duration,
     /// Data directory.
     pub data_dir: PathBuf,
+    /// What the driver's errors mean.
+    pub xids: Arc<Xids>,
 }
 
 /// The publisher.
@@ -99,6 +102,7 @@ pub struct Publisher {
     changed: Arc<Notify>,
     overview: watch::Receiver<Arc<Overview>>,
     vanished: watch::Receiver<Arc<BTreeSet<String>>>,
+    health: watch::Receiver<Arc<Health>>,
     /// Names of what is published, for the health service.
     published: watch::Sender<Arc<Vec<DeviceName>>>,
     memory: Memory,
@@ -135,6 +139,7 @@ impl Publisher {
         changed: Arc<Notify>,
         overview: watch::Receiver<Arc<Overview>>,
         vanished: watch::Receiver<Arc<BTreeSet<String>>>,
+        health: watch::Receiver<Arc<Health>>,
         published: watch::Sender<Arc<Vec<DeviceName>>>,
     ) -> Self {
         Self {
@@ -149,6 +154,7 @@ impl Publisher {
             changed,
             overview,
             vanished,
+            health,
             published,
             memory: Memory::default(),
             generation: 0,
@@ -179,6 +185,10 @@ impl Publisher {
                     continue;
                 }
                 Ok(()) = self.overview.changed() => {
+                    next = next.min(Instant::now() + DEBOUNCE);
+                    continue;
+                }
+                Ok(()) = self.health.changed() => {
                     next = next.min(Instant::now() + DEBOUNCE);
                     continue;
                 }
@@ -296,21 +306,20 @@ impl Publisher {
     /// One look and what follows from it. Returns when to look again at the latest.
     async fn reconcile(&mut self, node: Option<&ApiNode>) -> Result<Option<Duration>, PublishError> {
         let overview = Arc::clone(&self.overview.borrow_and_update());
-        let Some(inventory) = &overview.inventory else {
+        if overview.inventory.is_none() && overview.absent.is_empty() {
             // Without any look at the hardware, what is published stays.
             return Ok(None);
-        };
+        }
+        let health = Arc::clone(&self.health.borrow_and_update());
         let vanished = Arc::clone(&self.vanished.borrow_and_update());
         let mut held = overview.held(&vanished);
         // Who was given the GPU from before is asked while this one is not published.
         let not_asked = overview.ledger.not_asked();
-        let gpus: Vec<GpuState> = inventory
-            .gpus
-            .iter()
-            .filter(|info| !not_asked.contains_key(&info.minor))
-            .map(|info| GpuState {
-                info: info.clone(),
-                live: inventory.live_on(&info.uuid).cloned().collect(),
+        let gpus: Vec<GpuState> = overview
+            .there()
+            .into_iter()
+            .filter(|(info, _)| !not_asked.contains_key(&info.minor))
+            .map(|(info, live)| GpuState {
                 held: held.remove(&info.uuid).unwrap_or_default(),
                 standing: overview
                     .foreign
@@ -318,6 +327,13 @@ impl Publisher {
                     .filter(|mig| mig.parent == info.uuid && overview.is_adopted(mig))
                     .cloned()
                     .collect(),
+                taints: health
+                    .told(&info.uuid, &self.settings.driver, &self.settings.xids)
+                    .into_iter()
+                    .map(|told| told.taint)
+                    .collect(),
+                info,
+                live,
             })
             .collect();
         let node = match node {

@@ -1,6 +1,6 @@
 //! Reasons of events and conditions, CamelCase as Kubernetes wants them.
 
-/// A GPU of the node cannot be read and is not published.
+/// A GPU of the node cannot be read.
 pub const GPU_UNREADABLE: &str = "GpuUnreadable";
 /// A call to the driver about a GPU does not come back.
 pub const GPU_STUCK: &str = "GpuStuck";
@@ -10,6 +10,10 @@ pub const GPU_ANSWERS: &str = "GpuAnswersAgain";
 pub const NVML_UNAVAILABLE: &str = "NvmlUnavailable";
 /// The driver reported an error of a GPU.
 pub const GPU_ERROR: &str = "GpuError";
+/// A GPU has a taint for its health.
+pub const GPU_TAINTED: &str = "GpuTainted";
+/// A taint of a GPU for its health is gone.
+pub const GPU_TAINT_GONE: &str = "GpuTaintGone";
 /// The API server drops fields; less is offered.
 pub const FEATURES_OFF: &str = "ServerFeaturesOff";
 /// The API server refuses our slices.

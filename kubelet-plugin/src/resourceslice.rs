@@ -111,7 +111,7 @@ fn device(device: &Device) -> api::Device {
                 .map(|taint| api::DeviceTaint {
                     key: taint.key.clone(),
                     value: (!taint.value.is_empty()).then(|| taint.value.clone()),
-                    effect: "NoSchedule".into(),
+                    effect: taint.effect.as_str().into(),
                     time_added: None,
                 })
                 .collect(),

@@ -12,7 +12,7 @@ use crate::driver::{DriverFiles, find_library};
 use crate::edits::Site;
 use crate::events::Events;
 use crate::execute::{Machine, Probe};
-use crate::health::{self, Faults};
+use crate::health::{self, Monitor, Xids};
 use crate::http::{self, Readiness};
 use crate::inventory::Watcher;
 use crate::limits::Follower;
@@ -340,7 +340,15 @@ impl Parts {
         let changed = Arc::new(Notify::new());
         let (overview, overview_rx) = watch::channel(Arc::new(Overview::default()));
         let (vanished, vanished_rx) = watch::channel(Arc::new(BTreeSet::new()));
-        let (faults, faults_rx) = watch::channel(Arc::new(Faults::default()));
+        let data_dir = args.data_dir();
+        let boot_id = self.node.boot_id().context("cannot tell the boot")?;
+        let monitor = Monitor::new(
+            health::file::load(&data_dir, &boot_id),
+            &args.driver_name,
+            Xids::new(args.health_xids.iter().copied()),
+            self.events.clone(),
+            self.metrics.clone(),
+        );
         let (published, published_rx) = watch::channel(Arc::new(Vec::<DeviceName>::new()));
         let agent = Agent {
             node: Arc::clone(&self.node),
@@ -357,10 +365,10 @@ impl Parts {
             pool: pool.clone(),
             published: published_rx,
             overview: overview_rx.clone(),
-            faults: faults_rx,
+            health: monitor.subscribe(),
+            xids: Arc::clone(monitor.xids()),
             stop: stop_dra.clone(),
         };
-        let data_dir = args.data_dir();
         for stale in socket::remove_stale(&args.registrar_dir, "reg", &args.driver_name)
             .into_iter()
             .chain(socket::remove_stale(&data_dir, "dra", &args.driver_name))
@@ -383,16 +391,20 @@ impl Parts {
             calls: self.readiness.calls.clone(),
             metrics: self.metrics.clone(),
             events: self.events.clone(),
-            faults: faults.clone(),
+            health: monitor.clone(),
             changed: Arc::clone(&changed),
         };
         tasks.spawn(teller.run(loops.clone()));
+        if !args.farewell {
+            tasks.spawn(monitor.clone().keep(data_dir.clone(), boot_id, loops.clone()));
+        }
         let watcher = Watcher {
             node: Arc::clone(&self.node),
             metrics: self.metrics.clone(),
             events: self.events.clone(),
             overview,
-            faults,
+            health: monitor.clone(),
+            sys_root: args.sys_root.clone(),
             notes: self.readiness.notes.clone(),
             changed: Arc::clone(&changed),
             interval: args.inventory_interval,
@@ -461,7 +473,7 @@ impl Parts {
             tasks.spawn(follower.run(loops.clone()));
         }
         let publisher = Publisher::new(
-            self.settings(),
+            self.settings(Arc::clone(monitor.xids())),
             self.client.clone(),
             self.events.clone(),
             self.metrics.clone(),
@@ -470,6 +482,7 @@ impl Parts {
             Arc::clone(&changed),
             overview_rx,
             vanished_rx,
+            monitor.subscribe(),
             published,
         );
         if !args.farewell {
@@ -510,7 +523,7 @@ impl Parts {
         Ok(())
     }
 
-    fn settings(&self) -> Settings {
+    fn settings(&self, xids: Arc<Xids>) -> Settings {
         let args = &self.args;
         Settings {
             driver: args.driver_name.clone(),
@@ -525,6 +538,7 @@ impl Parts {
             lease_name: args.controller_lease_name.clone(),
             resync: args.resync_interval,
             data_dir: args.data_dir(),
+            xids,
         }
     }
 }

@@ -1,15 +1,16 @@
 //! Calls to the driver that do not come back: told to health, events and metrics.
 
 use crate::events::Events;
-use crate::health::Faults;
+use crate::health::Monitor;
 use crate::metrics::{Gpu, Metrics};
 use crate::notice;
 use crate::reasons;
 use aliquot_nvml::{Calls, Stuck};
+use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 const LOOK: Duration = Duration::from_millis(500);
@@ -22,8 +23,8 @@ pub struct Teller {
     pub metrics: Metrics,
     /// Events.
     pub events: Events,
-    /// Where the health service learns of it.
-    pub faults: watch::Sender<Arc<Faults>>,
+    /// Where the GPUs' health is held.
+    pub health: Monitor,
     /// Told when a GPU answers again, so that it is read at once.
     pub changed: Arc<Notify>,
 }
@@ -62,8 +63,8 @@ impl Teller {
             self.events.node_normal(reasons::GPU_ANSWERS, format!("{name} answers the driver again"));
             self.changed.notify_one();
         }
-        self.faults.send_modify(|faults| {
-            Arc::make_mut(faults).set_stuck(now.values().filter_map(|s| Some((s.gpu.clone()?, s.what()))));
-        });
+        let stuck: Vec<_> =
+            now.values().map(|stuck| (stuck.gpu.clone(), stuck.index, stuck.what())).collect();
+        self.health.change(|health, _| health.set_stuck(&stuck, Timestamp::now()));
     }
 }

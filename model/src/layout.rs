@@ -22,6 +22,10 @@ pub const MAX_ATTRIBUTES_AND_CAPACITIES: usize = 32;
 pub const MAX_DEVICES_PER_SLICE: usize = 64;
 /// Most counter sets of a slice.
 pub const MAX_COUNTER_SETS_PER_SLICE: usize = 8;
+/// Most taints of a device on Kubernetes 1.35 and newer.
+pub const MAX_TAINTS: usize = 16;
+/// Most taints of a device before.
+pub const MAX_TAINTS_BEFORE_1_35: usize = 4;
 /// Tenants of a shared GPU unless configured otherwise.
 pub const DEFAULT_SLOTS: u32 = 10;
 
@@ -37,12 +41,21 @@ pub struct ServerFeatures {
     pub consumable_capacity: bool,
     /// DRADeviceTaints: taints are kept.
     pub taints: bool,
+    /// Whether a taint may be informational (effect None) and a device may have [`MAX_TAINTS`] of them
+    /// (Kubernetes 1.35 and newer).
+    pub informational_taints: bool,
 }
 
 impl ServerFeatures {
     /// A server of this minor version with every feature that it has switched on.
     pub const fn all_of_minor(minor: u32) -> Self {
-        Self { separate_counter_slices: minor >= 35, counters: true, consumable_capacity: true, taints: true }
+        Self {
+            separate_counter_slices: minor >= 35,
+            counters: true,
+            consumable_capacity: true,
+            taints: true,
+            informational_taints: minor >= 35,
+        }
     }
 }
 
@@ -81,13 +94,42 @@ pub enum Attribute {
     Version(String),
 }
 
-/// A taint with effect NoSchedule.
+/// What a taint does to claims that do not tolerate it (KEP-5055), from mild to severe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TaintEffect {
+    /// Nothing: it informs.
+    None,
+    /// The device is not allocated.
+    NoSchedule,
+    /// The same, and pods that use the device are evicted.
+    NoExecute,
+}
+
+impl TaintEffect {
+    /// As the API has it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::None => "None",
+            Self::NoSchedule => "NoSchedule",
+            Self::NoExecute => "NoExecute",
+        }
+    }
+
+    /// From what the API has; `None` for a word that is no effect.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::None, Self::NoSchedule, Self::NoExecute].into_iter().find(|effect| effect.as_str() == text)
+    }
+}
+
+/// A taint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Taint {
     /// Qualified key.
     pub key: String,
     /// Value, may be empty.
     pub value: String,
+    /// What it does.
+    pub effect: TaintEffect,
 }
 
 /// A device as published.
@@ -145,6 +187,8 @@ pub struct GpuState {
     /// Partitions that exist without a claim and are given out as they are: of the devices that overlap one, all but
     /// the partition itself get the `held` taint.
     pub standing: Vec<LiveMig>,
+    /// Taints of the GPU as a whole, such as for its health; every device has them but the one for administration.
+    pub taints: Vec<Taint>,
 }
 
 /// A part of a GPU that something holds.
@@ -273,7 +317,7 @@ fn device(gpu: &GpuState, name: DeviceName, server: ServerFeatures, options: &Op
             (Some(holding), true) => Some(counters::consumed(&gpu.info, profile, holding)),
             _ => None,
         },
-        taints: if server.taints { taints(gpu, &name, holding, options) } else { Vec::new() },
+        taints: if server.taints { taints(gpu, &name, holding, server, options) } else { Vec::new() },
         allow_multiple_allocations: kind.shareable() && server.consumable_capacity,
         name,
         attributes,
@@ -281,7 +325,14 @@ fn device(gpu: &GpuState, name: DeviceName, server: ServerFeatures, options: &Op
     }
 }
 
-fn taints(gpu: &GpuState, name: &DeviceName, holding: Option<Holding>, options: &Options) -> Vec<Taint> {
+fn taints(
+    gpu: &GpuState,
+    name: &DeviceName,
+    holding: Option<Holding>,
+    server: ServerFeatures,
+    options: &Options,
+) -> Vec<Taint> {
+    let effect = TaintEffect::NoSchedule;
     let mut taints = Vec::new();
     let value = match options.mode {
         AllocatorMode::Controller => Some(String::new()),
@@ -289,7 +340,7 @@ fn taints(gpu: &GpuState, name: &DeviceName, holding: Option<Holding>, options: 
         AllocatorMode::Scheduler => None,
     };
     if let Some(value) = value {
-        taints.push(Taint { key: crate::names::controller_taint(&options.driver), value });
+        taints.push(Taint { key: crate::names::controller_taint(&options.driver), value, effect });
     }
     // A held share keeps its device closed even to other shares: nobody knows how much it still uses.
     let held =
@@ -298,7 +349,17 @@ fn taints(gpu: &GpuState, name: &DeviceName, holding: Option<Holding>, options: 
         holding.is_some_and(|mine| mine.conflicts(Holding::Partition(mig.placement))) && !name.is_of(mig)
     };
     if gpu.held.iter().any(held) || gpu.standing.iter().any(in_the_way) {
-        taints.push(Taint { key: crate::names::held_taint(&options.driver), value: String::new() });
+        let key = crate::names::held_taint(&options.driver);
+        taints.push(Taint { key, value: String::new(), effect });
+    }
+    // Administration holds nothing and never waits: it is there to look at what is sick.
+    if holding.is_some() {
+        let least = if server.informational_taints { TaintEffect::None } else { TaintEffect::NoSchedule };
+        let most = if server.informational_taints { MAX_TAINTS } else { MAX_TAINTS_BEFORE_1_35 };
+        let mut of_gpu: Vec<&Taint> = gpu.taints.iter().filter(|taint| taint.effect >= least).collect();
+        of_gpu.sort_by(|a, b| b.effect.cmp(&a.effect).then_with(|| a.key.cmp(&b.key)));
+        let room = most.saturating_sub(taints.len());
+        taints.extend(of_gpu.into_iter().take(room).cloned());
     }
     taints
 }

@@ -99,6 +99,12 @@ pub fn held_taint(driver: &str) -> String {
     format!("{driver}/held")
 }
 
+/// Key of a taint for what is the matter with a GPU: `<driver>/<what>`, as NVIDIA's driver has it for its own
+/// (`gpu.nvidia.com/xid`, `…/gpu-lost`, `…/unmonitored`).
+pub fn condition_taint(driver: &str, what: &str) -> String {
+    format!("{driver}/{what}")
+}
+
 /// Pool of a node. It contains the driver's name because kube-scheduler up to 1.36 mixes up counters
 /// of drivers that share a pool name.
 pub fn pool_name(driver: &str, node: &str) -> String {

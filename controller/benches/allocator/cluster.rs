@@ -38,7 +38,13 @@ impl Shape {
             .map(|minor| {
                 let mut info = fixtures::h100("shape", minor);
                 change(&mut info);
-                GpuState { info, live: Vec::new(), held: Vec::new(), standing: Vec::new() }
+                GpuState {
+                    info,
+                    live: Vec::new(),
+                    held: Vec::new(),
+                    standing: Vec::new(),
+                    taints: Vec::new(),
+                }
             })
             .collect();
         Self(fixtures::slices_of("shape", &gpus, AllocatorMode::Controller, 1))

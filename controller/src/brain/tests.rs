@@ -607,6 +607,7 @@ fn what_was_given_out_of_held_hardware_is_taken_back_unless_it_runs() {
                 live: Vec::new(),
                 held: held(minor),
                 standing: Vec::new(),
+                taints: Vec::new(),
             })
             .collect();
         for slice in fixtures::slices_of("n1", &gpus, AllocatorMode::Controller, 2) {

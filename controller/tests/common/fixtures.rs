@@ -87,6 +87,7 @@ pub fn slices(node: &str, gpus: u32, mode: AllocatorMode, generation: i64) -> Ve
             live: Vec::new(),
             held: Vec::new(),
             standing: Vec::new(),
+            taints: Vec::new(),
         })
         .collect();
     slices_of(node, &gpus, mode, generation)

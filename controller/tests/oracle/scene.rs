@@ -200,6 +200,7 @@ fn publish_boards(cluster: &mut Cluster, random: &mut Random, node: &str) {
             live: Vec::new(),
             held: Vec::new(),
             standing: Vec::new(),
+            taints: Vec::new(),
         })
         .collect();
     let slices = fixtures::slices_of(node, &gpus, AllocatorMode::Scheduler, 1);

@@ -58,6 +58,17 @@ codes! {
     UNKNOWN = nvmlReturn_enum_NVML_ERROR_UNKNOWN,
 }
 
+impl NvmlCode {
+    /// Whether it says that nothing can be asked any more, of this GPU or of the library: the GPU is lost, the kernel
+    /// module is gone, or is not the one that the library was opened for.
+    pub const fn is_no_answer(self) -> bool {
+        matches!(
+            self,
+            Self::GPU_IS_LOST | Self::DRIVER_NOT_LOADED | Self::UNINITIALIZED | Self::LIB_RM_VERSION_MISMATCH
+        )
+    }
+}
+
 impl fmt::Display for NvmlCode {
     /// `IN_USE (19)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

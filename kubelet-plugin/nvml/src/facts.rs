@@ -2,10 +2,16 @@
 
 use crate::brand::{architecture, brand_name, cores_per_multiprocessor, mig_mode_needs_reset};
 use crate::raw::DeviceHandle;
-use crate::{Cause, DriverInfo, GpuError, MigMode, NvmlCode, Operation, mig, pci};
+use crate::{
+    Cause, DriverInfo, GpuError, GpuHealth, MigMode, NvmlCode, Operation, Recovery, RowRemapping, mig, pci,
+};
 use aliquot_model::{Architecture, GpuInfo, GpuUuid, LiveMig, MigCapability};
+use nvml_wrapper::enum_wrappers::device::{EccCounter, MemoryError};
+use nvml_wrapper::enums::device::SampleValue;
 use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
 use nvml_wrapper::{Device, Nvml};
+use nvml_wrapper_sys::bindings::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION;
 use std::path::Path;
 
 /// Identity of a GPU, or why it cannot be told.
@@ -104,5 +110,41 @@ pub(crate) fn live(nvml: &Nvml, device: &Device<'_>, gpu: &GpuUuid) -> Result<Ve
         Some(MigMode { current: true, .. }) => mig::live(DeviceHandle::of(nvml, device), gpu)
             .map_err(|code| failed("list of GPU instances")(code.into())),
         _ => Ok(Vec::new()),
+    }
+}
+
+/// What the GPU says of its health. What a board or a driver does not tell is left out; that it cannot be asked at
+/// all, such as after it fell off the bus, is an error.
+pub(crate) fn health(device: &Device<'_>, handle: DeviceHandle<'_>) -> Result<GpuHealth, NvmlCode> {
+    let errors = device.total_ecc_errors(MemoryError::Uncorrected, EccCounter::Volatile);
+    let field = device.field_values_for(&[FieldId(NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)]);
+    let recovery = field.and_then(|fields| match fields.into_iter().next() {
+        Some(Ok(sample)) => sample.value,
+        Some(Err(error)) => Err(error),
+        None => Err(NvmlError::NotSupported),
+    });
+    let number = |value| match value {
+        SampleValue::U64(number) => Some(number),
+        SampleValue::U32(number) => Some(number.into()),
+        SampleValue::I64(number) => u64::try_from(number).ok(),
+        SampleValue::F64(_) => None,
+    };
+    Ok(GpuHealth {
+        uncorrected_errors: told(errors.map_err(Cause::from))?,
+        rows: told(handle.remapped_rows().map_err(Cause::from))?
+            .map(|(pending, failed)| RowRemapping { pending, failed }),
+        recovery: told(recovery.map_err(Cause::from))?.and_then(number).map(|number| match number {
+            0 => Recovery::Nothing,
+            action => Recovery::Needed(action),
+        }),
+    })
+}
+
+/// An answer, or `None` where there is none on this board or with this driver.
+fn told<T>(answer: Result<T, Cause>) -> Result<Option<T>, NvmlCode> {
+    match answer {
+        Ok(value) => Ok(Some(value)),
+        Err(Cause::Nvml(code)) if code.is_no_answer() => Err(code),
+        Err(_) => Ok(None),
     }
 }

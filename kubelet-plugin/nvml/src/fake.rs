@@ -7,8 +7,9 @@
 #![allow(clippy::panic, reason = "a death on request is a panic, for the test to catch")]
 
 use crate::{
-    Cause, ComputeMode, Destroyed, DriverInfo, EventKind, EventSource, GpuError, GpuEvent, GpuProcess, Gpus,
-    MemoryUse, MigMode, ModeChange, NvmlCode, Operation, ProcessTime, TimeSlice, Unreadable,
+    Cause, ComputeMode, Destroyed, DriverInfo, EventKind, EventSource, GpuError, GpuEvent, GpuHealth,
+    GpuProcess, Gpus, MemoryUse, MigMode, ModeChange, NvmlCode, Operation, ProcessTime, TimeSlice,
+    Unreadable,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, MigCapability, MigUuid, Placement};
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -87,6 +88,7 @@ struct Board {
     lost: bool,
     /// A change of mode waits for a reset, whatever the board is known for.
     waits_for_reset: bool,
+    health: GpuHealth,
 }
 
 struct State {
@@ -115,6 +117,7 @@ impl FakeGpus {
             time_slice: TimeSlice::Default,
             lost: false,
             waits_for_reset: false,
+            health: GpuHealth::default(),
         });
         let state = State {
             driver: DriverInfo { driver_version: "580.95.05".to_owned(), cuda_version: (13, 0) },
@@ -158,6 +161,7 @@ impl FakeGpus {
             board.compute_mode = ComputeMode::Default;
             board.time_slice = TimeSlice::Default;
             board.lost = false;
+            board.health = GpuHealth::default();
             if let MigCapability::Supported { enabled, pending, needs_reset, .. } = &mut board.info.mig {
                 // Only the boards that keep the mode in their InfoROM have it after a reboot.
                 *pending &= *needs_reset;
@@ -171,6 +175,11 @@ impl FakeGpus {
     pub fn lose(&self, gpu: &GpuUuid) {
         self.with_board(gpu, |board| board.lost = true);
         self.raise(gpu, EventKind::Xid(79), None);
+    }
+
+    /// Sets what a GPU says of its health; one that was lost is back on the bus.
+    pub fn set_health(&self, gpu: &GpuUuid, health: GpuHealth) {
+        self.with_board(gpu, |board| (board.health, board.lost) = (health, false));
     }
 
     /// Reports an event.
@@ -499,6 +508,10 @@ impl Gpus for FakeGpus {
         let board = board.ok_or_else(|| GpuError::on(gpu, Operation::SetTimeSlice, missing()))?;
         board.time_slice = slice;
         Ok(())
+    }
+
+    fn health(&self, gpu: &GpuUuid) -> Result<GpuHealth, GpuError> {
+        self.on(gpu, &Operation::Read("health"), "nvmlDeviceGetHandleByIndex_v2", |board| Ok(board.health))
     }
 
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {

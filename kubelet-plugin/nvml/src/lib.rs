@@ -36,8 +36,8 @@ mod timed;
 
 pub use error::{Cause, GpuError, GpuErrorDetail, NvmlCode, Operation};
 pub use observed::{
-    ComputeMode, Destroyed, DriverInfo, EventKind, GpuEvent, GpuProcess, Inventory, MemoryUse, MigMode,
-    ModeChange, ProcessKind, ProcessTime, TimeSlice, Unreadable,
+    ComputeMode, Destroyed, DriverInfo, EventKind, GpuEvent, GpuHealth, GpuProcess, Inventory, MemoryUse,
+    MigMode, ModeChange, ProcessKind, ProcessTime, Recovery, RowRemapping, TimeSlice, Unreadable,
 };
 pub use real::{NvmlGpus, Options};
 pub use timed::{Calls, Deadlines, Stuck, Timed};
@@ -117,6 +117,9 @@ pub trait Gpus: Send + Sync {
     /// Sets how long a process runs before the next one's turn. NVML has no call for it, so this runs
     /// the driver's `nvidia-smi`.
     fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError>;
+
+    /// What the GPU says of its own health.
+    fn health(&self, gpu: &GpuUuid) -> Result<GpuHealth, GpuError>;
 
     /// Listens for errors of these GPUs.
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError>;

@@ -73,7 +73,7 @@ impl Inventory {
     }
 }
 
-/// A GPU that could not be read, and therefore is not published.
+/// A GPU that could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
     /// NVML index.
@@ -207,6 +207,36 @@ impl TimeSlice {
             Self::Long => 3,
         }
     }
+}
+
+/// What a GPU says of its own health.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GpuHealth {
+    /// Memory errors since the driver was loaded or the GPU was reset that could not be corrected; `None` where the
+    /// board or the driver does not count.
+    pub uncorrected_errors: Option<u64>,
+    /// Its spare rows of memory; `None` on boards that do not remap rows (before Ampere).
+    pub rows: Option<RowRemapping>,
+    /// What has to be done before it works again; `None` where the driver does not tell (before R560).
+    pub recovery: Option<Recovery>,
+}
+
+/// How replacing broken rows of memory stands (`nvmlDeviceGetRemappedRows`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RowRemapping {
+    /// A row is replaced with the next reset.
+    pub pending: bool,
+    /// A row could not be replaced.
+    pub failed: bool,
+}
+
+/// What the driver wants done (`NVML_FI_DEV_GET_GPU_RECOVERY_ACTION`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Recovery {
+    /// Nothing.
+    Nothing,
+    /// Something, such as a reset or a reboot; NVML's number.
+    Needed(u64),
 }
 
 /// Something happened to a GPU.

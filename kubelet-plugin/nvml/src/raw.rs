@@ -377,6 +377,25 @@ impl<'lib> DeviceHandle<'lib> {
         }
     }
 
+    /// Whether a row of memory is replaced at the next reset, and whether one could not be.
+    pub(crate) fn remapped_rows(self) -> Result<(bool, bool)> {
+        let (mut corrected, mut uncorrected, mut pending, mut failed) = (0, 0, 0, 0);
+        // SAFETY: a handle of this library, and four places to write to.
+        unsafe {
+            call!(
+                self.lib,
+                nvmlDeviceGetRemappedRows(
+                    self.handle,
+                    &mut corrected,
+                    &mut uncorrected,
+                    &mut pending,
+                    &mut failed
+                )
+            )?;
+        }
+        Ok((pending != 0, failed != 0))
+    }
+
     pub(crate) fn supported_events(self) -> Result<u64> {
         let mut events = 0;
         // SAFETY: a handle of this library; `events` outlives the call.

@@ -4,8 +4,8 @@ use crate::events::NvmlEvents;
 use crate::program::Ended;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
-    Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuProcess, Gpus, MemoryUse, MigMode,
-    ModeChange, NvmlCode, Operation, ProcessKind, ProcessTime, TimeSlice, Unreadable, facts, mig,
+    Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuHealth, GpuProcess, Gpus, MemoryUse,
+    MigMode, ModeChange, NvmlCode, Operation, ProcessKind, ProcessTime, TimeSlice, Unreadable, facts, mig,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use nvml_wrapper::bitmasks::InitFlags;
@@ -276,6 +276,12 @@ impl Gpus for NvmlGpus {
                 Err(program(format!("{shown} did not end within {PROGRAM_LIMIT:?} and was killed")))
             }
         }
+    }
+
+    fn health(&self, gpu: &GpuUuid) -> Result<GpuHealth, GpuError> {
+        let device = self.device(gpu)?;
+        let failed = |code: NvmlCode| GpuError::on(gpu, Operation::Read("health"), code);
+        facts::health(&device, self.handle(&device)).map_err(failed)
     }
 
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {

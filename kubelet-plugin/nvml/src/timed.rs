@@ -14,8 +14,8 @@ mod lane;
 pub use calls::{Calls, Stuck};
 
 use crate::{
-    ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuProcess, Gpus, Inventory, MemoryUse,
-    MigMode, ModeChange, Operation, ProcessTime, TimeSlice, Unreadable,
+    ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuHealth, GpuProcess, Gpus, Inventory,
+    MemoryUse, MigMode, ModeChange, Operation, ProcessTime, TimeSlice, Unreadable,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use calls::Subject;
@@ -258,6 +258,10 @@ impl Gpus for Timed {
 
     fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError> {
         self.changes(gpu, Operation::SetTimeSlice, move |gpus, gpu| gpus.set_time_slice(gpu, slice))
+    }
+
+    fn health(&self, gpu: &GpuUuid) -> Result<GpuHealth, GpuError> {
+        self.reads(gpu, "health", |gpus, gpu| gpus.health(gpu))
     }
 
     /// Several GPUs wait for each other here, so ask for each alone.

@@ -1,10 +1,11 @@
 //! Ledger and hardware together.
 
 use super::{Node, PrepareError, Unaccounted, bind};
+use crate::health::LastRead;
 use crate::ledger::{Ledger, Lost};
 use crate::partitioning::{Partitioning, Unclaimed};
 use aliquot_model::layout::Holding;
-use aliquot_model::{DeviceName, GpuUuid, LiveMig};
+use aliquot_model::{DeviceName, GpuInfo, GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +16,8 @@ pub struct Overview {
     pub ledger: Ledger,
     /// The GPUs.
     pub inventory: Option<Inventory>,
+    /// GPUs that are there and cannot be read, as they were when they could.
+    pub absent: Vec<LastRead>,
     /// GPU instances that no claim has.
     pub foreign: Vec<LiveMig>,
     /// Whether those of them that a claim could have are given out as they are.
@@ -34,6 +37,23 @@ impl Overview {
         let gpu = self.inventory.as_ref()?.gpu(&mig.parent)?;
         let profile = gpu.profile(mig.profile_id)?;
         Some(DeviceName::mig(gpu.minor, &profile.name, profile.id, mig.placement))
+    }
+
+    /// The GPUs that are there, with the instances on them, in NVML's order: those that can be read, and those that
+    /// cannot as they were, as far as nothing else has their minor number now.
+    pub fn there(&self) -> Vec<(GpuInfo, Vec<LiveMig>)> {
+        let mut there: Vec<(GpuInfo, Vec<LiveMig>)> = Vec::new();
+        if let Some(inventory) = &self.inventory {
+            let with_live = |info: &GpuInfo| (info.clone(), inventory.live_on(&info.uuid).cloned().collect());
+            there.extend(inventory.gpus.iter().map(with_live));
+        }
+        for last in &self.absent {
+            if there.iter().all(|(info, _)| info.minor != last.info.minor) {
+                there.push((last.info.clone(), last.live.clone()));
+            }
+        }
+        there.sort_by_key(|(info, _)| info.index);
+        there
     }
 
     /// Hardware that must not be given out although no claim in the API has it: of vanished claims, and
@@ -108,6 +128,6 @@ impl Node {
             .cloned()
             .collect();
         let adopts = self.adopts(&ledger);
-        Ok((Overview { ledger, inventory, foreign, adopts, unaccounted }, error))
+        Ok((Overview { ledger, inventory, absent: Vec::new(), foreign, adopts, unaccounted }, error))
     }
 }

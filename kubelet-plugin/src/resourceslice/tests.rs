@@ -19,6 +19,7 @@ fn layout_of(mode: AllocatorMode) -> Vec<Slice> {
         live: Vec::new(),
         held: Vec::new(),
         standing: Vec::new(),
+        taints: Vec::new(),
     });
     let options = Options { driver: DRIVER.into(), mode, slots: 10 };
     publish(&gpus, ServerFeatures::all_of_minor(36), &options)

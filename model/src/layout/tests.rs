@@ -68,7 +68,7 @@ fn board(minor: u32, rows: &[Row], enabled: bool, needs_reset: bool) -> GpuState
         numa_node: Some(0),
         mig,
     };
-    GpuState { info, live: Vec::new(), held: Vec::new(), standing: Vec::new() }
+    GpuState { info, live: Vec::new(), held: Vec::new(), standing: Vec::new(), taints: Vec::new() }
 }
 
 fn options(mode: AllocatorMode) -> Options {
@@ -274,6 +274,42 @@ fn a_held_share_closes_its_own_device() {
     let closed: Vec<String> =
         slices.iter().flat_map(|s| &s.devices).filter(held).map(|d| d.name.to_string()).collect();
     assert_eq!(closed, ["gpu-0-share", "gpu-0-timeslice", "gpu-0-mps", "gpu-0"]);
+}
+
+fn condition(what: &str, effect: TaintEffect) -> Taint {
+    Taint { key: format!("gpu.aliquot.dev/{what}"), value: String::new(), effect }
+}
+
+#[test]
+fn taints_of_a_gpu_are_on_all_of_its_devices_but_the_one_for_administration() {
+    let mut gpus = [board(0, &SEVEN_SLICES, false, false), board(1, &[], false, false)];
+    gpus[0].taints.push(condition("xid", TaintEffect::None));
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    for device in slices.iter().flat_map(|s| &s.devices) {
+        let wanted = device.name.minor() == 0 && device.kind() != DeviceKind::Admin;
+        assert_eq!(device.taints.iter().any(|t| t.key.ends_with("/xid")), wanted, "{}", device.name);
+    }
+}
+
+#[test]
+fn before_1_35_the_severest_taints_have_the_room_and_none_only_informs() {
+    let mut gpus = [board(0, &[], false, false)];
+    gpus[0].taints = vec![
+        condition("a", TaintEffect::None),
+        condition("b", TaintEffect::NoSchedule),
+        condition("c", TaintEffect::NoSchedule),
+        condition("d", TaintEffect::NoSchedule),
+        condition("e", TaintEffect::NoExecute),
+    ];
+    let of = |minor| {
+        let slices = publish(&gpus, ServerFeatures::all_of_minor(minor), &options(AllocatorMode::Controller));
+        let mut devices = slices.iter().flat_map(|s| &s.devices);
+        let whole = devices.find(|d| d.kind() == DeviceKind::Gpu).expect("a GPU");
+        let keys = whole.taints.iter().filter_map(|t| t.key.rsplit('/').next().map(str::to_owned));
+        keys.collect::<Vec<_>>()
+    };
+    assert_eq!(of(34), ["controller-allocated", "e", "b", "c"]);
+    assert_eq!(of(36), ["controller-allocated", "e", "b", "c", "d", "a"]);
 }
 
 proptest! {

@@ -25,6 +25,7 @@ fn held_hardware_is_given_only_to_who_tolerates_it() {
         live: Vec::new(),
         held: vec![Holding::Whole],
         standing: Vec::new(),
+        taints: Vec::new(),
     };
     for slice in fixtures::slices_of("n1", &[gpu], AllocatorMode::Controller, 1) {
         world.index.apply_slice(&slice);

@@ -17,7 +17,13 @@ const LARGER: AllocationPolicy = AllocationPolicy {
 fn index_of(gpus: &[GpuInfo]) -> Index {
     let states: Vec<GpuState> = gpus
         .iter()
-        .map(|info| GpuState { info: info.clone(), live: Vec::new(), held: Vec::new(), standing: Vec::new() })
+        .map(|info| GpuState {
+            info: info.clone(),
+            live: Vec::new(),
+            held: Vec::new(),
+            standing: Vec::new(),
+            taints: Vec::new(),
+        })
         .collect();
     let mut index = Index::new(DRIVER);
     index.reset_slices(&fixtures::slices_of("n1", &states, AllocatorMode::Controller, 1));

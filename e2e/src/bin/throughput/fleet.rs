@@ -76,6 +76,7 @@ impl Fleet {
                 live: Vec::new(),
                 held: Vec::new(),
                 standing: Vec::new(),
+                taints: Vec::new(),
             })
             .collect();
         let options = Options { driver: names::DEFAULT_DRIVER.to_owned(), mode, slots: 10 };

@@ -1,0 +1,225 @@
+//! The health services: which devices work, for the kubelet to show in pods.
+
+use super::state::Health;
+use super::xid::Xids;
+use crate::prepare::Overview;
+use aliquot_model::DeviceName;
+use aliquot_proto::dra_health::{v1, v1alpha1};
+use futures::Stream;
+use jiff::Timestamp;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+/// A complete list is sent at least this often…
+const REFRESH: Duration = Duration::from_secs(30);
+/// …and counts for so long.
+const TIMEOUT_SECONDS: i64 = 90;
+
+/// A device and whether it works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceHealth {
+    /// Name.
+    pub device: String,
+    /// Why it does not, or `None`.
+    pub fault: Option<String>,
+}
+
+/// The health of everything published.
+pub fn judge(
+    published: &[DeviceName],
+    overview: &Overview,
+    health: &Health,
+    xids: &Xids,
+) -> Vec<DeviceHealth> {
+    published
+        .iter()
+        .map(|device| {
+            let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+            let gpu = gpus.into_iter().find(|gpu| gpu.minor == device.minor());
+            let fault = match gpu {
+                Some(gpu) => health.fault(&gpu.uuid, xids),
+                None => {
+                    // Which GPU it was is known from the ledger.
+                    let bound = overview.ledger.bindings.get(&device.minor());
+                    let known = bound.and_then(|binding| health.fault(&binding.gpu, xids));
+                    known.or_else(|| Some("the GPU cannot be read".to_owned()))
+                }
+            };
+            DeviceHealth { device: device.to_string(), fault }
+        })
+        .collect()
+}
+
+/// Serves both versions.
+#[derive(Debug, Clone)]
+pub struct Service {
+    /// Pool.
+    pub pool: String,
+    /// What is published.
+    pub published: watch::Receiver<Arc<Vec<DeviceName>>>,
+    /// The hardware.
+    pub overview: watch::Receiver<Arc<Overview>>,
+    /// Its health.
+    pub health: watch::Receiver<Arc<Health>>,
+    /// What errors mean.
+    pub xids: Arc<Xids>,
+    /// Ends the streams, which would otherwise hold up the server's shutdown for ever.
+    pub stop: CancellationToken,
+}
+
+impl Service {
+    /// Lists without end: one now, one at each change, one every [`REFRESH`].
+    fn lists(&self) -> impl Stream<Item = Vec<DeviceHealth>> + Send + 'static {
+        let mut service = self.clone();
+        service.published.mark_changed();
+        futures::stream::unfold((service, None::<Vec<DeviceHealth>>), |(mut service, last)| async move {
+            loop {
+                let due = tokio::time::sleep(if last.is_none() { Duration::ZERO } else { REFRESH });
+                let refresh = tokio::select! {
+                    () = due => true,
+                    Ok(()) = service.published.changed() => false,
+                    Ok(()) = service.overview.changed() => false,
+                    Ok(()) = service.health.changed() => false,
+                };
+                let list = {
+                    let published = Arc::clone(&service.published.borrow_and_update());
+                    let overview = Arc::clone(&service.overview.borrow_and_update());
+                    let health = Arc::clone(&service.health.borrow_and_update());
+                    judge(&published, &overview, &health, &service.xids)
+                };
+                if refresh || last.as_ref() != Some(&list) {
+                    return Some((list.clone(), (service, Some(list))));
+                }
+            }
+        })
+    }
+}
+
+macro_rules! serve {
+    ($version:ident) => {
+        #[tonic::async_trait]
+        impl $version::dra_resource_health_server::DraResourceHealth for Service {
+            type NodeWatchResourcesStream =
+                Pin<Box<dyn Stream<Item = Result<$version::NodeWatchResourcesResponse, Status>> + Send>>;
+
+            async fn node_watch_resources(
+                &self,
+                _: Request<$version::NodeWatchResourcesRequest>,
+            ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+                use futures::StreamExt;
+                let stop = self.stop.clone().cancelled_owned();
+                let pool = self.pool.clone();
+                let stream = self.lists().map(move |list| {
+                    let now = Timestamp::now().as_second();
+                    let devices = list.into_iter().map(|device| $version::DeviceHealth {
+                        device: Some($version::DeviceIdentifier {
+                            pool_name: pool.clone(),
+                            device_name: device.device,
+                        }),
+                        health: match &device.fault {
+                            None => $version::HealthStatus::Healthy.into(),
+                            Some(_) => $version::HealthStatus::Unhealthy.into(),
+                        },
+                        last_updated_time: now,
+                        health_check_timeout_seconds: TIMEOUT_SECONDS,
+                        message: device.fault.unwrap_or_default(),
+                    });
+                    Ok($version::NodeWatchResourcesResponse { devices: devices.collect() })
+                });
+                Ok(Response::new(Box::pin(stream.take_until(stop))))
+            }
+        }
+    };
+}
+
+serve!(v1);
+serve!(v1alpha1);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::h100;
+    use aliquot_model::GpuUuid;
+    use aliquot_nvml::{DriverInfo, EventKind, GpuEvent, Inventory};
+
+    fn overview() -> Overview {
+        let inventory = Inventory {
+            driver: DriverInfo { driver_version: "1".into(), cuda_version: (13, 0) },
+            gpus: vec![h100(0)],
+            live: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        Overview { inventory: Some(inventory), ..Overview::default() }
+    }
+
+    fn event(kind: EventKind) -> GpuEvent {
+        GpuEvent { gpu: Some(h100(0).uuid), gpu_instance: None, compute_instance: None, kind }
+    }
+
+    fn fault_after(kind: EventKind) -> Option<String> {
+        let mut health = Health::default();
+        health.event(&event(kind), &Xids::default(), Timestamp::UNIX_EPOCH);
+        judge(&[DeviceName::gpu(0)], &overview(), &health, &Xids::default()).remove(0).fault
+    }
+
+    #[test]
+    fn errors_of_the_gpu_make_it_unhealthy_and_the_applications_own_and_informational_ones_do_not() {
+        assert!(fault_after(EventKind::Xid(79)).unwrap().contains("XID 79"));
+        assert!(fault_after(EventKind::EccDoubleBit).is_some());
+        assert_eq!(fault_after(EventKind::Xid(31)), None);
+        assert_eq!(fault_after(EventKind::Xid(94)), None);
+        assert_eq!(fault_after(EventKind::EccSingleBit), None);
+    }
+
+    #[test]
+    fn a_gpu_that_does_not_answer_is_unhealthy_until_it_answers() {
+        let mut health = Health::default();
+        let gpu = h100(3).uuid;
+        let mut overview = Overview::default();
+        overview.ledger.bind([(3, gpu.clone())]);
+        let judged = |health: &Health, overview: &Overview| {
+            judge(&[DeviceName::gpu(3)], overview, health, &Xids::default()).remove(0).fault
+        };
+        let stuck: [(Option<GpuUuid>, Option<u32>, String); 1] =
+            [(Some(gpu), None, "it is stuck".to_owned())];
+        health.set_stuck(&stuck, Timestamp::UNIX_EPOCH);
+        assert_eq!(judged(&health, &overview).as_deref(), Some("it is stuck"));
+        health.set_stuck(&[], Timestamp::UNIX_EPOCH);
+        assert_eq!(judged(&health, &overview).as_deref(), Some("the GPU cannot be read"));
+    }
+
+    #[test]
+    fn a_gpu_that_cannot_be_read_is_unhealthy() {
+        let got = judge(&[DeviceName::gpu(3)], &overview(), &Health::default(), &Xids::default());
+        assert!(got[0].fault.is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_stream_begins_with_a_complete_list_and_repeats_it() {
+        use futures::StreamExt;
+        let (published, published_rx) = watch::channel(Arc::new(vec![DeviceName::gpu(0)]));
+        let (_overview, overview_rx) = watch::channel(Arc::new(overview()));
+        let (health, health_rx) = watch::channel(Arc::new(Health::default()));
+        let service = Service {
+            pool: "p".into(),
+            published: published_rx,
+            overview: overview_rx,
+            health: health_rx,
+            xids: Arc::default(),
+            stop: CancellationToken::new(),
+        };
+        let mut lists = Box::pin(service.lists());
+        assert_eq!(lists.next().await.unwrap().len(), 1);
+        assert_eq!(lists.next().await.unwrap().len(), 1);
+        published.send_replace(Arc::new(vec![DeviceName::gpu(0), DeviceName::gpu(1)]));
+        assert_eq!(lists.next().await.unwrap().len(), 2);
+        health.send_modify(|health| {
+            Arc::make_mut(health).event(&event(EventKind::Xid(79)), &Xids::default(), Timestamp::now());
+        });
+        assert!(lists.next().await.unwrap()[0].fault.is_some());
+    }
+}

@@ -1,0 +1,125 @@
+//! Listens for errors of GPUs, each on a thread of its own: NVML's wait blocks, and one GPU that hangs must silence
+//! neither the others nor the end of the process.
+
+use aliquot_model::GpuUuid;
+use aliquot_nvml::{EventSource, GpuError, GpuEvent, Gpus};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+const LISTEN: Duration = Duration::from_secs(1);
+
+/// The threads, one for each GPU that can be read.
+pub(super) struct Listeners {
+    gpus: Arc<dyn Gpus>,
+    to: mpsc::Sender<GpuEvent>,
+    cancel: CancellationToken,
+    running: BTreeMap<GpuUuid, (CancellationToken, Option<JoinHandle<()>>)>,
+    unheard: Unheard,
+}
+
+/// GPUs whose errors are not heard of.
+#[derive(Clone, Default)]
+struct Unheard(Arc<Mutex<BTreeSet<GpuUuid>>>);
+
+impl Unheard {
+    /// Says so the first time.
+    fn add(&self, gpu: &GpuUuid, error: &GpuError) {
+        if self.0.lock().insert(gpu.clone()) {
+            tracing::warn!(gpu.uuid = %gpu, %error, "errors of this GPU are not listened for");
+        }
+    }
+
+    fn remove(&self, gpu: &GpuUuid) {
+        self.0.lock().remove(gpu);
+    }
+}
+
+impl Listeners {
+    pub(super) fn new(gpus: Arc<dyn Gpus>, to: mpsc::Sender<GpuEvent>, cancel: CancellationToken) -> Self {
+        Self { gpus, to, cancel, running: BTreeMap::new(), unheard: Unheard::default() }
+    }
+
+    /// GPUs whose errors are not heard of now.
+    pub(super) fn unheard(&self) -> BTreeSet<GpuUuid> {
+        self.unheard.0.lock().clone()
+    }
+
+    /// Listens to these GPUs and no others. One to which it could not be listened, or not any more, is tried again.
+    pub(super) fn follow(&mut self, wanted: &BTreeSet<GpuUuid>) {
+        self.running.retain(|gpu, (token, thread)| {
+            let runs = thread.as_ref().is_some_and(|thread| !thread.is_finished());
+            let stays = wanted.contains(gpu) && runs;
+            if !stays {
+                token.cancel();
+            }
+            if !wanted.contains(gpu) {
+                self.unheard.remove(gpu);
+            }
+            stays
+        });
+        for gpu in wanted {
+            if self.running.contains_key(gpu) {
+                continue;
+            }
+            let token = self.cancel.child_token();
+            let one = One {
+                gpus: Arc::clone(&self.gpus),
+                gpu: gpu.clone(),
+                to: self.to.clone(),
+                cancel: token.clone(),
+                unheard: self.unheard.clone(),
+            };
+            let spawned =
+                std::thread::Builder::new().name("gpu-events".to_owned()).spawn(move || one.listen());
+            if let Err(error) = &spawned {
+                tracing::error!(%error, "no thread to listen for errors of a GPU");
+            }
+            self.running.insert(gpu.clone(), (token, spawned.ok()));
+        }
+    }
+}
+
+/// One GPU.
+struct One {
+    gpus: Arc<dyn Gpus>,
+    gpu: GpuUuid,
+    to: mpsc::Sender<GpuEvent>,
+    cancel: CancellationToken,
+    unheard: Unheard,
+}
+
+impl One {
+    fn listen(self) {
+        let mut source = match self.gpus.watch(std::slice::from_ref(&self.gpu)) {
+            Ok(source) => source,
+            Err(error) => return self.unheard.add(&self.gpu, &error),
+        };
+        if let Some((_, error)) = source.unmonitored().first() {
+            return self.unheard.add(&self.gpu, error);
+        }
+        self.unheard.remove(&self.gpu);
+        while !self.cancel.is_cancelled() && !self.to.is_closed() {
+            if let Err(error) = self.next(&mut *source) {
+                // A set of a library that has lost its driver never works again: it is let go of.
+                if error.code().is_some_and(|code| code.is_no_answer()) {
+                    return self.unheard.add(&self.gpu, &error);
+                }
+                tracing::warn!(gpu.uuid = %self.gpu, %error, "listening for errors of this GPU failed");
+                std::thread::sleep(LISTEN);
+            }
+        }
+    }
+
+    fn next(&self, source: &mut dyn EventSource) -> Result<(), GpuError> {
+        if let Some(event) = source.next(LISTEN)? {
+            // Nobody may be there any more: the loop ends then.
+            let _ = self.to.blocking_send(event);
+        }
+        Ok(())
+    }
+}
