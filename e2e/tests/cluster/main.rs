@@ -13,6 +13,7 @@ mod examples;
 mod explain;
 mod gang;
 mod governance;
+mod health;
 mod hold;
 mod hold_ends;
 mod kubelet;
