@@ -6,6 +6,7 @@ use crate::health::xid::parse_change;
 use crate::mode::Target;
 use crate::partitioning::Unclaimed;
 use crate::share::RegionStorage;
+use aliquot_model::DriverCapabilities;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
@@ -62,6 +63,11 @@ pub struct Args {
     /// The same root as the host sees it; CDI specs name host paths. Default: `--driver-root`.
     #[arg(long, env = "HOST_DRIVER_ROOT")]
     pub host_driver_root: Option<PathBuf>,
+
+    /// Which of the driver's files every container gets, named as in `NVIDIA_DRIVER_CAPABILITIES`: compute, utility,
+    /// video, graphics, display, ngx, all.
+    #[arg(long, env = "DRIVER_CAPABILITIES", default_value = "compute,utility")]
+    pub driver_capabilities: DriverCapabilities,
 
     /// Where `/proc` is. The numbers of the driver's devices are read there.
     #[arg(long, env = "PROC_ROOT", default_value = "/proc")]

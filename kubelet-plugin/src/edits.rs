@@ -7,10 +7,11 @@
 use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
 use crate::devices::CharDevice;
-use crate::driver::DriverFiles;
+use crate::driver::{DriverFile, DriverFiles};
 use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
+use aliquot_model::DriverCapabilities;
 use std::path::{Path, PathBuf};
 
 /// Class part of our CDI kind; the vendor is the driver's name.
@@ -63,8 +64,8 @@ pub struct Limiter {
 pub struct Site {
     /// Driver name.
     pub driver: String,
-    /// Driver files.
-    pub files: DriverFiles,
+    /// Which of the driver's files containers get.
+    pub capabilities: DriverCapabilities,
     /// Mounts that the administrator asked for.
     pub mounts: Vec<ExtraMount>,
     /// Host directory of shares.
@@ -201,6 +202,7 @@ fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
 /// If the driver's name is not a CDI vendor.
 pub fn spec(
     site: &Site,
+    files: &DriverFiles,
     boot_id: &str,
     claim: &ClaimRef,
     control: &[CharDevice],
@@ -209,8 +211,10 @@ pub fn spec(
     indexed_env: bool,
 ) -> Result<Spec, NameError> {
     let kind = format!("{}/{CLASS}", site.driver).parse()?;
-    let mut cdi =
-        vec![CdiDevice::new(format!("{}-common", claim.uid).parse()?, common(site, boot_id, claim, control))];
+    let mut cdi = vec![CdiDevice::new(
+        format!("{}-common", claim.uid).parse()?,
+        common(site, files, boot_id, claim, control),
+    )];
     for (device, nodes) in devices {
         cdi.push(CdiDevice::new(
             device.result_id.parse()?,
@@ -220,17 +224,23 @@ pub fn spec(
     Ok(Spec::new(kind, cdi))
 }
 
-fn common(site: &Site, boot_id: &str, claim: &ClaimRef, control: &[CharDevice]) -> ContainerEdits {
+fn common(
+    site: &Site,
+    files: &DriverFiles,
+    boot_id: &str,
+    claim: &ClaimRef,
+    control: &[CharDevice],
+) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
     edits.set_env(BOOT_ENV, boot_id);
     edits.set_env(CLAIM_ENV, &format!("{}/{}", claim.namespace, claim.name));
     // A legacy NVIDIA runtime hook in the path must not add devices of its own.
     edits.set_env("NVIDIA_VISIBLE_DEVICES", "void");
     edits.device_nodes = control.iter().map(node).collect();
-    let files = site.files.libraries.iter().chain(&site.files.binaries);
-    for file in files {
+    let wanted = |file: &&DriverFile| site.capabilities.has(file.capability);
+    for file in files.libraries.iter().chain(&files.others).filter(wanted) {
         let host = file.host.to_string_lossy();
-        // Programs and libraries are executed, so no `noexec`; read-only holds.
+        // Programs and libraries are executed, so no `noexec`; read-only holds, and a socket can be connected to.
         edits
             .mounts
             .extend(file.container.iter().map(|container| Mount::read_only(host.clone(), container.clone())));

@@ -1,7 +1,7 @@
 //! Runs steps and their inverses on the node: hardware, directories, CDI specs. No decisions.
 
 use crate::devices::{DeviceError, Majors};
-use crate::driver::monitor_capability;
+use crate::driver::{Driver, monitor_capability};
 use crate::edits::{self, Limiter, Nodes, Site};
 use crate::holders::{self, Client};
 use crate::ledger::{Device, Ledger, Record};
@@ -160,6 +160,8 @@ pub struct Machine {
     pub gpus: Arc<dyn Gpus>,
     /// CDI directory.
     pub cdi: SpecDir,
+    /// The driver's files.
+    pub driver: Driver,
     /// Facts for CDI specs.
     pub site: Site,
     /// Directory of shares, as this process sees it.
@@ -386,8 +388,16 @@ impl Machine {
         let indexed = record.indexed_env;
         let (boot_id, claim) = (&record.boot_id, &record.claim);
         let control = majors.control()?;
-        let mut spec =
-            edits::spec(&self.site, boot_id, claim, &control, &devices, limiter.as_ref(), indexed)?;
+        let mut spec = edits::spec(
+            &self.site,
+            &self.driver.files(),
+            boot_id,
+            claim,
+            &control,
+            &devices,
+            limiter.as_ref(),
+            indexed,
+        )?;
         edits::tell_mounts(&mut spec, identity)?;
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
         Ok(())

@@ -8,7 +8,7 @@ use crate::agent::Agent;
 use crate::args::{Args, LogFormat};
 use crate::audit::task::Audit;
 use crate::collect::Collector;
-use crate::driver::{DriverFiles, find_library};
+use crate::driver::{Driver, Roots, find_library, find_program};
 use crate::edits::Site;
 use crate::events::Events;
 use crate::execute::{Machine, Probe};
@@ -216,9 +216,8 @@ async fn open_gpus(
             .clone()
             .or_else(|| find_library(&args.driver_root, "libnvidia-ml.so.1"))
             .unwrap_or_else(|| "libnvidia-ml.so.1".into());
-        let smi = args.driver_root.join("usr/bin/nvidia-smi");
-        let options =
-            Options { library, sys_root: args.sys_root.clone(), nvidia_smi: smi.is_file().then_some(smi) };
+        let nvidia_smi = find_program(&args.driver_root, "nvidia-smi");
+        let options = Options { library, sys_root: args.sys_root.clone(), nvidia_smi };
         let operation = Operation::Load(options.library.clone());
         let (opened, opening) = oneshot::channel();
         let tell = move |gpus| drop(opened.send(gpus));
@@ -243,20 +242,21 @@ async fn open_gpus(
 
 fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
     let data_dir = args.data_dir();
-    let files = DriverFiles::discover(&args.driver_root, args.host_driver_root());
-    tracing::info!(
-        libraries = files.libraries.len(),
-        binaries = files.binaries.len(),
-        "found the driver's files"
-    );
+    let driver = Driver::new(Roots {
+        driver: args.driver_root.clone(),
+        host: args.host_driver_root().to_owned(),
+        proc: args.proc_root.clone(),
+    });
+    driver.files();
     Node {
         store: Store::new(&data_dir),
         machine: Machine {
             gpus,
             cdi: SpecDir::new(&args.cdi_dir),
+            driver,
             site: Site {
                 driver: args.driver_name.clone(),
-                files,
+                capabilities: args.driver_capabilities.clone(),
                 mounts: args.container_mounts.clone(),
                 shares_dir: data_dir.join("shares"),
                 oci_hook: args.oci_hook.clone(),

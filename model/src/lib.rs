@@ -8,6 +8,7 @@
 //! [`device::DeviceName`] (how an offer is called).
 
 pub mod allocation;
+pub mod capability;
 pub mod config;
 pub mod device;
 pub mod gpu;
@@ -21,6 +22,7 @@ pub mod quantity;
 pub mod usage;
 pub mod version;
 
+pub use capability::{DriverCapabilities, DriverCapability};
 pub use device::{DeviceKind, DeviceName};
 pub use gpu::{Architecture, GpuInfo, GpuUuid, LiveMig, MigCapability, MigUuid};
 pub use placement::Placement;

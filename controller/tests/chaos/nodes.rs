@@ -8,7 +8,7 @@ use super::common::{Cluster, auditor, fixtures};
 use super::dice::Dice;
 use aliquot_cdi::SpecDir;
 use aliquot_kubelet_plugin::claim::{ClaimRef, decode};
-use aliquot_kubelet_plugin::driver::DriverFiles;
+use aliquot_kubelet_plugin::driver::{Driver, Roots};
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::parked;
@@ -18,7 +18,7 @@ use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
 use aliquot_model::layout::Holding;
 use aliquot_model::names::pool_name;
-use aliquot_model::{DeviceName, Placement};
+use aliquot_model::{DeviceName, DriverCapabilities, Placement};
 use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::{FakeGpus, Killed, until_killed};
 use k8s_openapi::api::core::v1::Pod;
@@ -401,9 +401,10 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
         machine: Machine {
             gpus: Arc::new(gpus.clone()),
             cdi: SpecDir::new(dir.join("cdi")),
+            driver: Driver::new(Roots { driver: root.clone(), host: root.clone(), proc: root.join("proc") }),
             site: Site {
                 driver: fixtures::DRIVER.to_owned(),
-                files: DriverFiles::discover(&root, &root),
+                capabilities: DriverCapabilities::usual(),
                 mounts: Vec::new(),
                 shares_dir: data.join("shares"),
                 oci_hook: None,

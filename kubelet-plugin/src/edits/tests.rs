@@ -4,21 +4,31 @@ use crate::driver::DriverFile;
 use crate::ledger::{Held, Partition};
 use crate::testing::{DRIVER, POOL, claim, h100};
 use aliquot_model::config::{ComputePolicy, FailMode};
-use aliquot_model::{MigUuid, Placement, ProfileName};
+use aliquot_model::{DriverCapability, MigUuid, Placement, ProfileName};
 
 fn site() -> Site {
     Site {
         driver: DRIVER.into(),
-        files: DriverFiles {
-            libraries: vec![DriverFile {
-                host: "/drv/usr/lib64/libcuda.so.580".into(),
-                container: vec!["/usr/lib64/libcuda.so.1".into()],
-            }],
-            binaries: Vec::new(),
-        },
+        capabilities: DriverCapabilities::usual(),
         mounts: vec![ExtraMount { host: "/sim".into(), container: "/run/sim".into(), writable: true }],
         shares_dir: "/data/shares".into(),
         oci_hook: None,
+    }
+}
+
+fn files() -> DriverFiles {
+    let file = |host: &str, container: &str, capability| DriverFile {
+        host: host.into(),
+        container: vec![container.into()],
+        capability,
+    };
+    DriverFiles {
+        version: Some("580.65.06".into()),
+        libraries: vec![
+            file("/drv/usr/lib64/libcuda.so.580", "/usr/lib64/libcuda.so.1", DriverCapability::Compute),
+            file("/drv/usr/lib64/libnvcuvid.so.580", "/usr/lib64/libnvcuvid.so.1", DriverCapability::Video),
+        ],
+        others: Vec::new(),
     }
 }
 
@@ -76,7 +86,8 @@ fn control() -> [CharDevice; 2] {
 
 fn made(devices: &[(Device, Nodes)], indexed: bool) -> Spec {
     let limiter = Some(&limiter());
-    let spec = spec(&site(), "boot-1", &claim("u-1"), &control(), devices, limiter, indexed).unwrap();
+    let spec =
+        spec(&site(), &files(), "boot-1", &claim("u-1"), &control(), devices, limiter, indexed).unwrap();
     spec.validate().unwrap();
     spec
 }
@@ -142,7 +153,8 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
         (share("0000000d", 1), Nodes::default()),
         (device("0000000a", "gpu-0"), Nodes::default()),
     ];
-    let spec = spec(&hooked, "boot-1", &claim("u-1"), &control(), &devices, Some(&limiter()), true).unwrap();
+    let limiter = Some(&limiter());
+    let spec = spec(&hooked, &files(), "boot-1", &claim("u-1"), &control(), &devices, limiter, true).unwrap();
     spec.validate().unwrap();
     let edits = spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]);
     let hooks: Vec<&Hook> = edits.flat_map(|edits| &edits.hooks).collect();
@@ -158,7 +170,8 @@ fn every_hook_is_told_what_each_mount_of_its_share_is() {
     let hooked = Site { oci_hook: Some("/opt/aliquot/limiter/0.1.0/aliquot-oci-hook".into()), ..site() };
     let devices = [(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())];
     let mut spec =
-        spec(&hooked, "boot-1", &claim("u-1"), &control(), &devices, Some(&limiter()), true).unwrap();
+        spec(&hooked, &files(), "boot-1", &claim("u-1"), &control(), &devices, Some(&limiter()), true)
+            .unwrap();
     let before = spec.clone();
     assert_eq!(tell_mounts(&mut spec, |_| Err("gone")), Err("gone"));
     assert_eq!(spec, before);

@@ -14,7 +14,7 @@ pub mod kill;
 
 use aliquot_cdi::SpecDir;
 use aliquot_kubelet_plugin::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
-use aliquot_kubelet_plugin::driver::DriverFiles;
+use aliquot_kubelet_plugin::driver::{Driver, Roots};
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::ledger::{Given, Ledger};
@@ -23,7 +23,7 @@ use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
 use aliquot_model::config::ShareConfig;
-use aliquot_model::{DeviceKind, DeviceName};
+use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities};
 use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::FakeGpus;
 use jiff::Timestamp;
@@ -136,9 +136,10 @@ impl World {
             machine: Machine {
                 gpus: Arc::new(self.gpus.clone()),
                 cdi: SpecDir::new(self.cdi()),
+                driver: Driver::new(Roots { driver: root.clone(), host: root.clone(), proc: self.proc() }),
                 site: Site {
                     driver: DRIVER.into(),
-                    files: DriverFiles::discover(&root, &root),
+                    capabilities: DriverCapabilities::usual(),
                     mounts: Vec::new(),
                     shares_dir: self.data().join("shares"),
                     oci_hook: None,

@@ -1,0 +1,61 @@
+//! The driver's files as they are now: looked for anew when the driver is another.
+
+use super::layout::library_dirs;
+use super::root::Root;
+use super::{DriverFiles, Roots, version};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The driver of a node.
+#[derive(Debug, Clone)]
+pub struct Driver {
+    roots: Roots,
+    known: Arc<Mutex<Known>>,
+}
+
+/// What was found, and what was seen of the driver then.
+type Known = Option<(Stamp, Arc<DriverFiles>)>;
+
+/// What changes when a driver is installed, removed or exchanged: what the kernel module says of itself, and the
+/// directories that libraries are put into (file system, inode, time of change).
+type Stamp = (Vec<u8>, Vec<Option<(u64, u64, i64, i64)>>);
+
+impl Driver {
+    /// The driver under these roots.
+    pub fn new(roots: Roots) -> Self {
+        Self { roots, known: Arc::default() }
+    }
+
+    /// Its files. What was found stands as long as nothing shows that it is another driver; to see that takes some
+    /// twenty system calls.
+    pub fn files(&self) -> Arc<DriverFiles> {
+        let stamp = self.stamp();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, files)) = known.as_ref().filter(|(then, _)| *then == stamp) {
+            return Arc::clone(files);
+        }
+        let files = Arc::new(DriverFiles::discover(&self.roots));
+        tracing::info!(
+            version = files.version.as_deref().unwrap_or("none"),
+            libraries = files.libraries.len(),
+            others = files.others.len(),
+            "found the driver's files"
+        );
+        *known = Some((stamp, Arc::clone(&files)));
+        files
+    }
+
+    fn stamp(&self) -> Stamp {
+        let Roots { driver, proc, .. } = &self.roots;
+        let module = fs::read(version::path(proc)).unwrap_or_default();
+        let root = Root(driver);
+        let dirs = library_dirs().into_iter().map(|dir| {
+            let dir = root.dir(Path::new(&dir))?;
+            let meta = fs::metadata(driver.join(dir)).ok()?;
+            Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
+        });
+        (module, dirs.collect())
+    }
+}

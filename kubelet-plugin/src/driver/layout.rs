@@ -1,0 +1,61 @@
+//! Where distributions and installers put the driver's files. All paths are relative to the driver's root.
+
+/// Debian's name of this architecture.
+pub(super) fn multiarch() -> String {
+    format!("{}-linux-gnu", std::env::consts::ARCH)
+}
+
+/// Directories of libraries, best first: Debian's and Ubuntu's, Red Hat's and the installer's (`lib64` is GKE's as well,
+/// whose root is `/home/kubernetes/bin/nvidia`), then those that packages hide libraries in, and NixOS's.
+pub(super) fn library_dirs() -> Vec<String> {
+    let triple = multiarch();
+    let mut dirs = vec![
+        format!("usr/lib/{triple}"),
+        "usr/lib64".to_owned(),
+        format!("lib/{triple}"),
+        "lib64".to_owned(),
+        "usr/lib".to_owned(),
+        "lib".to_owned(),
+        format!("usr/lib/{triple}/nvidia/current"),
+        format!("usr/lib/{triple}/nvidia"),
+    ];
+    let rest = ["usr/lib64/nvidia", "usr/local/nvidia/lib64", "run/opengl-driver/lib"];
+    dirs.extend(rest.map(str::to_owned));
+    dirs
+}
+
+/// Directories of programs.
+pub(super) const PROGRAM_DIRS: [&str; 8] = [
+    "usr/bin",
+    "usr/sbin",
+    "usr/local/bin",
+    "usr/local/sbin",
+    "bin",
+    "sbin",
+    "opt/bin",
+    "usr/local/nvidia/bin",
+];
+
+/// Directories of data that does not depend on the machine; the root itself is GKE's.
+pub(super) const DATA_DIRS: [&str; 4] = ["etc", "usr/local/share", "usr/share", ""];
+
+/// Directories below one of libraries, and others, that hold modules of the X server.
+pub(super) fn x_module_dirs() -> Vec<String> {
+    let below = |dir: String, inner: &[&str]| -> Vec<String> {
+        inner.iter().map(|inner| format!("{dir}/{inner}")).collect()
+    };
+    let own = ["nvidia/xorg", "nvidia", "nvidia/current"];
+    let shared = ["xorg/modules/drivers", "xorg/modules/extensions"];
+    let mut dirs = Vec::new();
+    for lib in [format!("usr/lib/{}", multiarch()), "usr/lib64".to_owned(), "usr/lib".to_owned()] {
+        dirs.extend(below(lib.clone(), &own));
+        dirs.extend(below(lib, &shared));
+    }
+    dirs
+}
+
+/// Directories in the container that get each library: those that glibc searches without a cache, in Debian's kind of
+/// image and in Red Hat's.
+pub(super) fn container_library_dirs() -> [String; 2] {
+    [format!("/usr/lib/{}", multiarch()), "/usr/lib64".to_owned()]
+}

@@ -1,0 +1,140 @@
+//! Parts of the driver's files, by the names that NVIDIA gives them in `NVIDIA_DRIVER_CAPABILITIES`.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+/// A part of the driver's files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DriverCapability {
+    /// CUDA and OpenCL.
+    Compute,
+    /// NVML and `nvidia-smi`.
+    Utility,
+    /// Video codecs and optical flow.
+    Video,
+    /// OpenGL, EGL, Vulkan and OptiX.
+    Graphics,
+    /// The X server.
+    Display,
+    /// Neural graphics (DLSS).
+    Ngx,
+}
+
+impl DriverCapability {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Compute, Self::Utility, Self::Video, Self::Graphics, Self::Display, Self::Ngx];
+
+    /// NVIDIA's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "compute",
+            Self::Utility => "utility",
+            Self::Video => "video",
+            Self::Graphics => "graphics",
+            Self::Display => "display",
+            Self::Ngx => "ngx",
+        }
+    }
+}
+
+/// Several parts, as text `compute,utility` or `all`.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DriverCapabilities(BTreeSet<DriverCapability>);
+
+impl DriverCapabilities {
+    /// Everything.
+    pub fn all() -> Self {
+        Self(DriverCapability::ALL.into())
+    }
+
+    /// What NVIDIA's runtime gives a container that asks for nothing: `compute,utility`.
+    pub fn usual() -> Self {
+        Self([DriverCapability::Compute, DriverCapability::Utility].into())
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether that part is among them.
+    pub fn has(&self, capability: DriverCapability) -> bool {
+        self.0.contains(&capability)
+    }
+
+    /// Adds those of another set.
+    pub fn add(&mut self, other: &Self) {
+        self.0.extend(&other.0);
+    }
+}
+
+/// A text that names no parts of the driver.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CapabilityError {
+    /// NVIDIA has such a part, and we do not give it.
+    #[error("compat32 is not given: libraries for 32-bit programs are not mounted")]
+    Compat32,
+    /// No such part.
+    #[error("{0:?} is none of compute, utility, video, graphics, display, ngx, all")]
+    Unknown(String),
+}
+
+impl FromStr for DriverCapabilities {
+    type Err = CapabilityError;
+
+    fn from_str(text: &str) -> Result<Self, CapabilityError> {
+        let mut set = Self::default();
+        for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            match DriverCapability::ALL.into_iter().find(|capability| capability.name() == name) {
+                Some(capability) => drop(set.0.insert(capability)),
+                None if name == "all" => set.add(&Self::all()),
+                None if name == "compat32" => return Err(CapabilityError::Compat32),
+                None => return Err(CapabilityError::Unknown(name.to_owned())),
+            }
+        }
+        Ok(set)
+    }
+}
+
+impl fmt::Display for DriverCapabilities {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.0.iter().map(|capability| capability.name()).collect();
+        f.write_str(&names.join(","))
+    }
+}
+
+impl Serialize for DriverCapabilities {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for DriverCapabilities {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("compute,utility", Ok("compute,utility"))]
+    #[case("utility, compute,compute", Ok("compute,utility"))]
+    #[case("all", Ok("compute,utility,video,graphics,display,ngx"))]
+    #[case("", Ok(""))]
+    #[case("compat32", Err(CapabilityError::Compat32))]
+    #[case("compute,cuda", Err(CapabilityError::Unknown("cuda".into())))]
+    fn capabilities_are_read_by_nvidias_names(
+        #[case] text: &str,
+        #[case] want: Result<&str, CapabilityError>,
+    ) {
+        let found = text.parse::<DriverCapabilities>().map(|set| set.to_string());
+        assert_eq!(found, want.map(str::to_owned));
+    }
+}
