@@ -19,6 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use current::Driver;
+pub(crate) use layout::container_library_dirs;
 
 /// Where the driver is.
 #[derive(Debug, Clone, PartialEq, Eq)]

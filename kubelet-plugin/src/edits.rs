@@ -7,7 +7,7 @@
 use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
 use crate::devices::CharDevice;
-use crate::driver::{DriverFile, DriverFiles};
+use crate::driver::{DriverFile, DriverFiles, container_library_dirs};
 use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
@@ -39,7 +39,11 @@ pub const CORE: &str = "libaliquot_core.so";
 
 /// What our hooks are called: the first of their arguments.
 const HOOK: &str = "aliquot-oci-hook";
-/// The hook's option for what a mount is. It comes behind all others.
+/// The hook's task for the container of a share, its second argument.
+const SHARE_TASK: &str = "create-container";
+/// The hook's task for a container with the driver's files.
+const DRIVER_TASK: &str = "driver";
+/// The hook's option for what a mount of a share is. It comes behind all others.
 const MOUNTED: &str = "--mounted";
 
 /// The whole environment of our hooks. Without one, runc up to 1.2 runs them with the container's.
@@ -150,7 +154,7 @@ pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     changed
 }
 
-/// Has each hook of ours say which file or directory every mount of its share is, as `<device>:<inode>:<path in the
+/// Has the hook of each share say which file or directory every mount of its share is, as `<device>:<inode>:<path in the
 /// container>`, by which the hook finds out whether something else lies over it. Those numbers are the same for whoever
 /// looks, also where the path on the host is not to be reached, as in a user namespace. Returns whether anything
 /// changed.
@@ -159,7 +163,7 @@ pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
 /// What `identity`, which tells device and inode of a path on the host, fails with. Then nothing has changed.
 pub fn tell_mounts<E>(spec: &mut Spec, identity: impl Fn(&str) -> Result<(u64, u64), E>) -> Result<bool, E> {
     let mut told = Vec::new();
-    for Hooked { mounts, .. } in hooked(spec) {
+    for Hooked { mounts, .. } in hooked(spec).filter(Hooked::is_of_share) {
         let each = mounts.iter().map(|mount| {
             let (device, inode) = identity(&mount.host_path)?;
             Ok([MOUNTED.to_owned(), format!("{device}:{inode}:{}", mount.container_path)])
@@ -167,7 +171,7 @@ pub fn tell_mounts<E>(spec: &mut Spec, identity: impl Fn(&str) -> Result<(u64, u
         told.push(each.collect::<Result<Vec<_>, E>>()?.concat());
     }
     let mut changed = false;
-    for (Hooked { hook, .. }, told) in hooked(spec).zip(told) {
+    for (Hooked { hook, .. }, told) in hooked(spec).filter(Hooked::is_of_share).zip(told) {
         let before = hook.args.iter().position(|arg| arg == MOUNTED).unwrap_or(hook.args.len());
         if hook.args.get(before..) != Some(told.as_slice()) {
             hook.args.truncate(before);
@@ -182,6 +186,13 @@ pub fn tell_mounts<E>(spec: &mut Spec, identity: impl Fn(&str) -> Result<(u64, u
 struct Hooked<'a> {
     hook: &'a mut Hook,
     mounts: &'a [Mount],
+}
+
+impl Hooked<'_> {
+    /// Whether it sees to the limiter. Only that hook compares mounts.
+    fn is_of_share(&self) -> bool {
+        self.hook.args.get(1).is_some_and(|task| task == SHARE_TASK)
+    }
 }
 
 fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
@@ -245,6 +256,7 @@ fn common(
             .mounts
             .extend(file.container.iter().map(|container| Mount::read_only(host.clone(), container.clone())));
     }
+    edits.hooks.extend(driver_hook(site, files));
     for mount in &site.mounts {
         let (host, container) = (mount.host.to_string_lossy(), mount.container.to_string_lossy());
         edits.mounts.push(if mount.writable {
@@ -254,6 +266,29 @@ fn common(
         });
     }
     edits
+}
+
+/// Lets the container's loader and `ldconfig -p` know the libraries, and what else mounts cannot give.
+fn driver_hook(site: &Site, files: &DriverFiles) -> Option<Hook> {
+    let mut args = vec![DRIVER_TASK.to_owned(), "--version".to_owned(), files.version.clone()?];
+    let [dir, _] = container_library_dirs();
+    args.extend(["--dir".to_owned(), dir.clone()]);
+    let wanted = files.libraries.iter().filter(|file| site.capabilities.has(file.capability));
+    let inside = |path: &String| Some(path.strip_prefix(&dir)?.strip_prefix('/')?.to_owned());
+    let names = wanted.flat_map(|file| &file.container).filter_map(inside).filter(|name| !name.contains('/'));
+    args.extend(names.flat_map(|name| ["--library".to_owned(), name]));
+    hook(site, args)
+}
+
+/// Our hook, where the node has it.
+fn hook(site: &Site, arguments: impl IntoIterator<Item = String>) -> Option<Hook> {
+    Some(Hook {
+        hook_name: HookName::CreateContainer,
+        path: site.oci_hook.as_ref()?.to_string_lossy().into_owned(),
+        args: [HOOK.to_owned()].into_iter().chain(arguments).collect(),
+        env: HOOK_ENV.map(str::to_owned).into(),
+        timeout: Some(HOOK_TIMEOUT),
+    })
 }
 
 /// With type and number nothing is looked up on the host. Containers have no reason to make nodes themselves.
@@ -334,20 +369,8 @@ fn mount_limiter(
         Mount::read_only(share.join("quota").to_string_lossy(), format!("{QUOTA_DIR}/{id}")),
         region,
     ]);
-    if let Some(hook) = &site.oci_hook {
-        edits.hooks.push(Hook {
-            hook_name: HookName::CreateContainer,
-            path: hook.to_string_lossy().into_owned(),
-            args: vec![
-                HOOK.to_owned(),
-                "create-container".to_owned(),
-                "--limiter".to_owned(),
-                format!("{inside}/{PRELOAD}"),
-            ],
-            env: HOOK_ENV.map(str::to_owned).into(),
-            timeout: Some(HOOK_TIMEOUT),
-        });
-    }
+    let stub = format!("{inside}/{PRELOAD}");
+    edits.hooks.extend(hook(site, [SHARE_TASK.to_owned(), "--limiter".to_owned(), stub]));
 }
 
 #[cfg(test)]

@@ -480,18 +480,25 @@ fn hooks_of_earlier_releases_are_brought_up_to_date_at_the_next_start() {
         node.machine.site.oci_hook = Some(path.into());
         node
     };
+    // With a driver there is a hook for its files beside that of the share.
+    fs::create_dir_all(world.root().join("usr/lib64")).unwrap();
+    fs::write(world.root().join("usr/lib64/libcuda.so.580.65.06"), "").unwrap();
     let node = with_hook("/new/aliquot-oci-hook");
     node.prepare(&request("c-1", &[("s", "gpu-0-share"), ("g", "gpu-1")]), false, now()).unwrap();
     let (dir, name) = (&node.machine.cdi, format!("{DRIVER}-claim-c-1"));
     let today = fs::read(dir.file(&name)).unwrap();
     // As an earlier release wrote it, beside a hook that an administrator added.
     let mut old = dir.read(&name).unwrap().unwrap();
+    for (device, task) in [(0, "driver"), (1, "create-container")] {
+        let hooks = &mut old.devices[device].container_edits.hooks;
+        assert_eq!(hooks.len(), 1);
+        assert_eq!(hooks[0].args[1], task);
+        hooks[0].env.clear();
+        hooks[0].timeout = None;
+        hooks[0].path = "/old/aliquot-oci-hook".into();
+    }
     let hooks = &mut old.devices[1].container_edits.hooks;
-    assert_eq!(hooks.len(), 1);
-    hooks[0].env.clear();
-    hooks[0].timeout = None;
     hooks[0].args.truncate(4);
-    hooks[0].path = "/old/aliquot-oci-hook".into();
     let foreign = aliquot_cdi::Hook {
         args: vec!["other".into()],
         path: "/bin/other".into(),

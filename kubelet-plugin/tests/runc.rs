@@ -58,7 +58,8 @@ fn hostile(world: &World, uid: &str) -> (Bundle, PathBuf) {
     let node = with_limiter(world.node(), bundle.folder.path());
     let prepared = node.prepare(&request(uid, &[("s", "gpu-0-share")]), false, now()).unwrap();
     bundle.edits = edits(&node, uid, &prepared);
-    assert_eq!(bundle.edits.hooks.len(), 1);
+    let tasks: Vec<&String> = bundle.edits.hooks.iter().map(|hook| &hook.args[1]).collect();
+    assert_eq!(tasks, ["create-container"], "there is no driver in this node's root");
     (bundle, marker)
 }
 
@@ -66,6 +67,42 @@ fn hostile(world: &World, uid: &str) -> (Bundle, PathBuf) {
 fn merged(bundle: &Bundle) -> String {
     let stub = &bundle.edits.hooks[0].args[3];
     format!("/lib/mine.so\n{stub}\n")
+}
+
+#[test]
+fn the_loader_of_a_container_is_told_of_the_drivers_libraries() {
+    let world = World::new(FakeGpus::new([h100_80(0)]));
+    let version = "535.261.03";
+    let arch = std::env::consts::ARCH;
+    for (number, runc) in runcs("the loader's cache").iter().enumerate() {
+        let mut bundle = Bundle::new(&["cat"]);
+        bundle.copy(Path::new("/sbin/ldconfig"), "/sbin/ldconfig");
+        bundle.write("/etc/hostname", "c\n");
+        let node = with_limiter(world.node(), bundle.folder.path());
+        // The driver is there by now, which the agent finds when it prepares.
+        let library = world.root().join(format!("usr/lib/{arch}-linux-gnu/libcuda.so.{version}"));
+        std::fs::create_dir_all(library.parent().unwrap()).unwrap();
+        std::fs::copy(
+            bundle.folder.path().join("limiter").join(env!("CARGO_PKG_VERSION")).join("libaliquot_core.so"),
+            &library,
+        )
+        .unwrap();
+        let uid = format!("c-{number}");
+        let prepared = node.prepare(&request(&uid, &[("r", "gpu-0")]), false, now()).unwrap();
+        bundle.edits = edits(&node, &uid, &prepared);
+        for read_only in [false, true] {
+            bundle.read_only = read_only;
+            let output = bundle.run(runc, &["/sbin/ldconfig", "-p"], "/");
+            assert!(output.status.success(), "{runc:?}: {output:?}");
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            for name in ["libcuda.so.1", "libcuda.so", "libcuda.so.535.261.03"] {
+                let path = format!("=> /usr/lib/{arch}-linux-gnu/{name}");
+                assert!(said.lines().any(|line| line.ends_with(&path)), "{runc:?}: {said}");
+            }
+            let _ = std::fs::remove_file(bundle.at("/etc/ld.so.cache"));
+        }
+        node.unprepare(&uid).unwrap();
+    }
 }
 
 const LIST: [&str; 2] = ["/bin/cat", "/etc/ld.so.preload"];

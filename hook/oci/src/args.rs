@@ -4,7 +4,29 @@ use crate::mounts::Mounted;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What the node agent passes.
+/// What the node agent wants of the hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// See to the limiter.
+    Limiter(Args),
+    /// See to the driver's files.
+    Driver(Driver),
+}
+
+/// What the node agent passes for a container with the driver's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Driver {
+    /// The host's version of the driver.
+    pub version: String,
+    /// The directory of its libraries inside the container.
+    pub dir: PathBuf,
+    /// Their names there.
+    pub libraries: Vec<String>,
+    /// The container's root, where it is not to be taken from the state.
+    pub root: Option<PathBuf>,
+}
+
+/// What the node agent passes for a container of a share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Args {
     /// The stub inside the container.
@@ -19,22 +41,31 @@ pub struct Args {
     pub root: Option<PathBuf>,
 }
 
+const LIMITER_OPTIONS: &str = "--limiter, --preload, --quota, --mounted and --root";
+const DRIVER_OPTIONS: &str = "--version, --dir, --library and --root";
+
 /// Why a command line was refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgsError {
     /// No stage, or one that this hook has nothing to do in.
-    #[error("the first argument is create-container, not {0:?}")]
+    #[error("the first argument is create-container or driver, not {0:?}")]
     Stage(OsString),
     /// An option that does not exist.
-    #[error("no option {0:?}; known are --limiter, --preload, --quota, --mounted and --root")]
-    Unknown(OsString),
+    #[error("no option {0:?}; known are {1}")]
+    Unknown(OsString, &'static str),
     /// An option without its value.
     #[error("{0} needs a value")]
     Value(&'static str),
     /// No stub.
     #[error("--limiter is missing: the path of libaliquot_preload.so inside the container")]
     Limiter,
+    /// No version or directory.
+    #[error("{0} is missing")]
+    Missing(&'static str),
+    /// A library's name that is a path.
+    #[error("--library is a file's name, not {0:?}")]
+    Library(OsString),
     /// A path that is not absolute.
     #[error("{0} is not an absolute path: {1:?}")]
     Relative(&'static str, PathBuf),
@@ -43,35 +74,77 @@ pub enum ArgsError {
     Mounted(OsString),
 }
 
-impl Args {
+impl Task {
     /// Reads the arguments behind the program's name.
     pub fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, ArgsError> {
         let stage = arguments.next().unwrap_or_default();
-        if stage != "create-container" {
-            return Err(ArgsError::Stage(stage));
+        match stage.to_str() {
+            Some("create-container") => Args::parse(arguments).map(Self::Limiter),
+            Some("driver") => Driver::parse(arguments).map(Self::Driver),
+            _ => Err(ArgsError::Stage(stage)),
         }
+    }
+
+    /// The container's root, where it is not to be taken from the state.
+    pub fn root(&self) -> Option<&Path> {
+        match self {
+            Self::Limiter(args) => args.root.as_deref(),
+            Self::Driver(args) => args.root.as_deref(),
+        }
+    }
+}
+
+fn absolute(name: &'static str, value: Option<OsString>) -> Result<PathBuf, ArgsError> {
+    let path = PathBuf::from(value.ok_or(ArgsError::Value(name))?);
+    if path.is_absolute() { Ok(path) } else { Err(ArgsError::Relative(name, path)) }
+}
+
+impl Driver {
+    fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, ArgsError> {
+        let (mut version, mut dir, mut root) = (None, None, None);
+        let mut libraries = Vec::new();
+        while let Some(option) = arguments.next() {
+            let mut value = |name: &'static str| arguments.next().ok_or(ArgsError::Value(name));
+            match option.to_str() {
+                Some("--version") => version = Some(value("--version")?.to_string_lossy().into_owned()),
+                Some("--library") => libraries.push(library(value("--library")?)?),
+                Some("--dir") => dir = Some(absolute("--dir", arguments.next())?),
+                Some("--root") => root = Some(absolute("--root", arguments.next())?),
+                _ => return Err(ArgsError::Unknown(option, DRIVER_OPTIONS)),
+            }
+        }
+        let version = version.ok_or(ArgsError::Missing("--version"))?;
+        Ok(Self { version, dir: dir.ok_or(ArgsError::Missing("--dir"))?, libraries, root })
+    }
+}
+
+fn library(name: OsString) -> Result<String, ArgsError> {
+    match name.to_str() {
+        Some(text) if !text.is_empty() && !text.contains('/') => Ok(text.to_owned()),
+        _ => Err(ArgsError::Library(name)),
+    }
+}
+
+impl Args {
+    fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, ArgsError> {
         let (mut limiter, mut root) = (None, None);
         let mut preload = PathBuf::from("/etc/ld.so.preload");
         let mut quota = PathBuf::from("/run/aliquot/quota");
         let mut mounted = Vec::new();
         while let Some(option) = arguments.next() {
-            let mut text = |name: &'static str| arguments.next().ok_or(ArgsError::Value(name));
             if option == "--mounted" {
-                let text = text("--mounted")?;
+                let text = arguments.next().ok_or(ArgsError::Value("--mounted"))?;
                 let parsed = text.to_str().and_then(|text| text.parse().ok());
                 mounted.push(parsed.ok_or(ArgsError::Mounted(text))?);
                 continue;
             }
-            let mut value = |name: &'static str| {
-                let path = PathBuf::from(text(name)?);
-                if path.is_absolute() { Ok(path) } else { Err(ArgsError::Relative(name, path)) }
-            };
+            let mut value = |name: &'static str| absolute(name, arguments.next());
             match option.to_str() {
                 Some("--limiter") => limiter = Some(value("--limiter")?),
                 Some("--preload") => preload = value("--preload")?,
                 Some("--quota") => quota = value("--quota")?,
                 Some("--root") => root = Some(value("--root")?),
-                _ => return Err(ArgsError::Unknown(option)),
+                _ => return Err(ArgsError::Unknown(option, LIMITER_OPTIONS)),
             }
         }
         Ok(Self { limiter: limiter.ok_or(ArgsError::Limiter)?, preload, quota, mounted, root })
@@ -87,8 +160,30 @@ impl Args {
 mod tests {
     use super::*;
 
+    fn task(line: &str) -> Result<Task, ArgsError> {
+        Task::parse(line.split_whitespace().map(OsString::from))
+    }
+
     fn parse(line: &str) -> Result<Args, ArgsError> {
-        Args::parse(line.split_whitespace().map(OsString::from))
+        match task(line)? {
+            Task::Limiter(args) => Ok(args),
+            Task::Driver(args) => panic!("{args:?}"),
+        }
+    }
+
+    #[test]
+    fn libraries_of_the_driver_are_names() {
+        let want = Driver {
+            version: "535.1".into(),
+            dir: "/usr/lib64".into(),
+            libraries: vec!["libcuda.so".into(), "libcuda.so.1".into()],
+            root: None,
+        };
+        let line = "driver --version 535.1 --dir /usr/lib64 --library libcuda.so --library libcuda.so.1";
+        assert_eq!(task(line), Ok(Task::Driver(want)));
+        assert_eq!(task("driver --dir /l"), Err(ArgsError::Missing("--version")));
+        let escape = task("driver --version 1.2 --dir /l --library ../x");
+        assert_eq!(escape, Err(ArgsError::Library("../x".into())));
     }
 
     #[test]
@@ -117,7 +212,10 @@ mod tests {
         assert_eq!(parse("create-container --limiter"), Err(ArgsError::Value("--limiter")));
         let wrong = parse("create-container --limiter /l --mounted /a");
         assert_eq!(wrong, Err(ArgsError::Mounted("/a".into())));
-        assert_eq!(parse("create-container --limit /x"), Err(ArgsError::Unknown("--limit".into())));
+        assert_eq!(
+            parse("create-container --limit /x"),
+            Err(ArgsError::Unknown("--limit".into(), LIMITER_OPTIONS))
+        );
         assert_eq!(
             parse("create-container --limiter s.so"),
             Err(ArgsError::Relative("--limiter", PathBuf::from("s.so")))

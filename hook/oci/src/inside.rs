@@ -83,8 +83,37 @@ impl Root {
         openat2(&self.fd, relative, how)
     }
 
+    /// Opens a path of the root's own file system: nothing that is mounted below it is entered.
+    pub fn own(&self, path: &Path, flags: OFlag) -> Result<OwnedFd, Errno> {
+        self.resolve(path, flags, Mode::empty(), ResolveFlag::RESOLVE_NO_XDEV)
+    }
+
+    /// Names in a directory, sorted; none if it cannot be read or has more than that many.
+    pub fn names(&self, path: &Path, most: usize) -> Vec<String> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NONBLOCK;
+        let Ok(fd) = self.file(path, flags, Mode::empty()) else { return Vec::new() };
+        let Ok(mut dir) = nix::dir::Dir::from_fd(fd) else { return Vec::new() };
+        let mut names: Vec<String> = dir
+            .iter()
+            .flatten()
+            .filter_map(|entry| Some(entry.file_name().to_str().ok()?.to_owned()))
+            .filter(|name| name != "." && name != "..")
+            .take(most + 1)
+            .collect();
+        if names.len() > most {
+            names.clear();
+        }
+        names.sort();
+        names
+    }
+
     /// Reads a small file; `None` if it does not exist.
     pub fn read(&self, path: &Path) -> Result<Option<Vec<u8>>, InsideError> {
+        self.read_up_to(path, LARGEST)
+    }
+
+    /// Reads a file of at most that many bytes; `None` if it does not exist.
+    pub fn read_up_to(&self, path: &Path, largest: u64) -> Result<Option<Vec<u8>>, InsideError> {
         let error = |source| InsideError::Read { path: path.to_owned(), source };
         // Not blocking, should the image have put a pipe there.
         let fd = match self.file(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY, Mode::empty()) {
@@ -93,8 +122,8 @@ impl Root {
             Err(errno) => return Err(error(errno.into())),
         };
         let mut bytes = Vec::new();
-        File::from(fd).take(LARGEST + 1).read_to_end(&mut bytes).map_err(error)?;
-        if bytes.len() as u64 > LARGEST { Err(InsideError::Large(path.to_owned())) } else { Ok(Some(bytes)) }
+        File::from(fd).take(largest + 1).read_to_end(&mut bytes).map_err(error)?;
+        if bytes.len() as u64 > largest { Err(InsideError::Large(path.to_owned())) } else { Ok(Some(bytes)) }
     }
 
     /// The root as the hook sees it.

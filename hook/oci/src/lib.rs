@@ -34,10 +34,13 @@
 //! root instead of the state. Exit status 0 = the container may start; 1 = it must not, and the reason is
 //! the one line on standard error.
 //!
+//! With `driver` as its first argument the same program sees to the driver's libraries in the container ([`driver`]):
+//! `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the name of each.
+//!
 //! # What it must never do
 //!
 //! Follow a link of the image out of the container's root; run anything of the image with the runtime's
-//! rights; change the image's files.
+//! rights; change the image's files. (The loader's cache is exchanged in the container's own layer; see [`driver`].)
 //!
 //! Reading order: [`run`], then [`mounts`] (what is mounted), [`preload`] (merging), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
 
@@ -45,6 +48,9 @@
 
 pub mod args;
 pub mod bundle;
+mod cache;
+mod cover;
+pub mod driver;
 mod filter;
 pub mod inside;
 mod json;
@@ -54,10 +60,10 @@ pub mod preload;
 pub mod quota;
 mod trial;
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::PathBuf;
 
-pub use args::Args;
+pub use args::{Args, Task};
 
 /// Why a container must not start.
 #[derive(Debug, thiserror::Error)]
@@ -86,22 +92,33 @@ pub enum HookError {
     Quota(#[from] quota::QuotasError),
 }
 
-/// Does everything for one share of a container: finds its root, makes sure that what the node has mounted is what is
-/// there, checks quotas, merges the preload lists and tries the limiter with the container's loader.
+/// Does everything for one task of a container. For a share: makes sure that what the node has mounted is what is there,
+/// checks quotas, merges the preload lists and tries the limiter with the container's loader. For the driver's files:
+/// what they need beside mounts, as far as it can be had.
 ///
 /// Nothing of what is made sure of changes before the entrypoint runs: the loader may not mount anything, the runtime
 /// mounts nothing of the pod's any more, and no directory on the way there is on a volume that others than root can
 /// change.
-pub fn run(args: &Args, state: &mut dyn Read) -> Result<(), HookError> {
-    let root: PathBuf = match &args.root {
-        Some(root) => root.clone(),
+pub fn run(task: &Task, state: &mut dyn Read) -> Result<(), HookError> {
+    let root: PathBuf = match task.root() {
+        Some(root) => root.to_owned(),
         None => bundle::container_root(state)?,
     };
     let root = inside::Root::open(&root)?;
-    preload::uncover(&root, &args.preload)?;
-    mounts::check(&root, &args.mounted, &args.quota)?;
-    quota::check(&root, &args.quota)?;
-    preload::apply(&root, &args.preload, &args.limiter)?;
-    loader::check(&root, &args.limiter)?;
+    match task {
+        Task::Limiter(args) => {
+            preload::uncover(&root, &args.preload)?;
+            mounts::check(&root, &args.mounted, &args.quota)?;
+            quota::check(&root, &args.quota)?;
+            preload::apply(&root, &args.preload, &args.limiter)?;
+            loader::check(&root, &args.limiter)?;
+        }
+        Task::Driver(args) => {
+            for error in driver::apply(&root, args) {
+                // Nobody to tell is no reason to fail.
+                let _ = writeln!(std::io::stderr(), "aliquot: {error}");
+            }
+        }
+    }
     Ok(())
 }

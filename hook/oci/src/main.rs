@@ -1,6 +1,6 @@
 //! See the library's documentation.
 
-use aliquot_oci_hook::{Args, HookError, run};
+use aliquot_oci_hook::{HookError, Task, run};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -8,9 +8,9 @@ fn main() -> ExitCode {
     if let Err(error) = std::env::set_current_dir("/") {
         return refuse(&error);
     }
-    let outcome = Args::parse(std::env::args_os().skip(1))
+    let outcome = Task::parse(std::env::args_os().skip(1))
         .map_err(HookError::from)
-        .and_then(|args| run(&args, &mut std::io::stdin().lock()));
+        .and_then(|task| run(&task, &mut std::io::stdin().lock()));
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => refuse(&error),

@@ -1,14 +1,8 @@
 //! `/etc/ld.so.preload`: the node mounts a file with the limiter's one line; an image may have lines of its
 //! own under that mount. Those are kept, in front of ours, by a merged file mounted over both.
 
+use crate::cover::{self, CoverError};
 use crate::inside::{InsideError, Root};
-use nix::errno::Errno;
-use nix::fcntl::OFlag;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
-use nix::sys::stat::{Mode, fstat};
-use std::fs::File;
-use std::io::Write;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// Why the limiter would not be preloaded.
@@ -27,15 +21,8 @@ pub enum PreloadError {
         limiter: PathBuf,
     },
     /// The merged list cannot be made.
-    #[error("the merged {path} cannot be {what}: {source}")]
-    Merge {
-        /// The list.
-        path: PathBuf,
-        /// What failed.
-        what: &'static str,
-        /// Why.
-        source: Errno,
-    },
+    #[error(transparent)]
+    Merge(#[from] CoverError),
 }
 
 /// Libraries that a list names: separated by colons or white space, comments behind `#`.
@@ -64,15 +51,9 @@ fn merge(image: &[u8], node: &[u8]) -> Option<Vec<u8>> {
     Some(merged.iter().flat_map(|library| library.iter().copied().chain([b'\n'])).collect())
 }
 
-/// Takes away the merged list that the hook of another share of the container has put over the node's: the one that
-/// has no name. Should it be another's, it is gone as well.
+/// Takes away the merged list that the hook of another share of the container has put over the node's.
 pub fn uncover(root: &Root, preload: &Path) -> Result<(), PreloadError> {
-    let error = |what| move |source| PreloadError::Merge { path: preload.to_owned(), what, source };
-    let Ok(found) = root.file(preload, OFlag::O_PATH, Mode::empty()) else { return Ok(()) };
-    if fstat(&found).map_err(error("looked at"))?.st_nlink > 0 {
-        return Ok(());
-    }
-    umount2(&proc_path(found.as_raw_fd()), MntFlags::MNT_DETACH).map_err(error("taken away"))
+    Ok(cover::uncover(root, preload)?)
 }
 
 /// Checks that the limiter is named, and puts the image's own lines back if it has any.
@@ -87,46 +68,9 @@ pub fn apply(root: &Root, preload: &Path, limiter: &Path) -> Result<(), PreloadE
     };
     let image = image.read(preload)?.unwrap_or_default();
     match merge(&image, &node) {
-        Some(merged) => cover(root, preload, &merged),
+        Some(merged) => Ok(cover::cover(root, preload, &merged)?),
         None => Ok(()),
     }
-}
-
-/// Mounts a file with this content over the list, read-only. It is made in the container's `/dev`, which is
-/// memory, and has no name once it is mounted.
-fn cover(root: &Root, preload: &Path, content: &[u8]) -> Result<(), PreloadError> {
-    const ASIDE: &str = "/dev/.aliquot-ld.so.preload";
-    let error = |what| move |source| PreloadError::Merge { path: preload.to_owned(), what, source };
-    let create = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW;
-    let mode = Mode::S_IRUSR | Mode::S_IRGRP | Mode::S_IROTH;
-    let fd = root.file(Path::new(ASIDE), create, mode).map_err(error("created"))?;
-    let mut file = File::from(fd);
-    let io = |source: std::io::Error| Errno::from_raw(source.raw_os_error().unwrap_or(libc::EIO));
-    let written = file.write_all(content).map_err(|e| error("written")(io(e)));
-    let mounted = written.and_then(|()| {
-        let target = root.file(preload, OFlag::O_PATH, Mode::empty()).map_err(error("found"))?;
-        let (from, to) = (proc_path(file.as_raw_fd()), proc_path(target.as_raw_fd()));
-        let none = None::<&str>;
-        mount(Some(&from), &to, none, MsFlags::MS_BIND, none).map_err(error("mounted"))?;
-        // The descriptor still means the file below, so the new mount is looked up again.
-        let top = root.file(preload, OFlag::O_PATH, Mode::empty()).map_err(error("found again"))?;
-        let flags = MsFlags::MS_BIND
-            | MsFlags::MS_REMOUNT
-            | MsFlags::MS_RDONLY
-            | MsFlags::MS_NOSUID
-            | MsFlags::MS_NODEV;
-        mount(none, &proc_path(top.as_raw_fd()), none, flags, none).map_err(error("made read-only"))
-    });
-    let dev = root.file(Path::new("/dev"), OFlag::O_PATH | OFlag::O_DIRECTORY, Mode::empty());
-    if let Ok(dev) = dev {
-        let _ =
-            nix::unistd::unlinkat(&dev, ".aliquot-ld.so.preload", nix::unistd::UnlinkatFlags::NoRemoveDir);
-    }
-    mounted
-}
-
-fn proc_path(fd: i32) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{fd}"))
 }
 
 #[cfg(test)]

@@ -56,6 +56,6 @@ pub(super) fn x_module_dirs() -> Vec<String> {
 
 /// Directories in the container that get each library: those that glibc searches without a cache, in Debian's kind of
 /// image and in Red Hat's.
-pub(super) fn container_library_dirs() -> [String; 2] {
+pub(crate) fn container_library_dirs() -> [String; 2] {
     [format!("/usr/lib/{}", multiarch()), "/usr/lib64".to_owned()]
 }

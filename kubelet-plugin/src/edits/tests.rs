@@ -158,7 +158,8 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
     spec.validate().unwrap();
     let edits = spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]);
     let hooks: Vec<&Hook> = edits.flat_map(|edits| &edits.hooks).collect();
-    assert_eq!(hooks.len(), 2, "one for each share");
+    let tasks: Vec<&str> = hooks.iter().map(|hook| hook.args[1].as_str()).collect();
+    assert_eq!(tasks, ["driver", "create-container", "create-container"], "one for each share");
     for hook in hooks {
         assert_eq!(hook.env, HOOK_ENV, "{hook:?}");
         assert_eq!(hook.timeout, Some(HOOK_TIMEOUT), "{hook:?}");
@@ -166,17 +167,20 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
 }
 
 #[test]
-fn every_hook_is_told_what_each_mount_of_its_share_is() {
+fn the_hook_of_every_share_alone_is_told_what_each_mount_of_it_is() {
     let hooked = Site { oci_hook: Some("/opt/aliquot/limiter/0.1.0/aliquot-oci-hook".into()), ..site() };
     let devices = [(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())];
     let mut spec =
         spec(&hooked, &files(), "boot-1", &claim("u-1"), &control(), &devices, Some(&limiter()), true)
             .unwrap();
     let before = spec.clone();
+    let of_driver = |spec: &Spec| spec.devices[0].container_edits.hooks.clone();
+    assert_eq!(of_driver(&before)[0].args[1], "driver");
     assert_eq!(tell_mounts(&mut spec, |_| Err("gone")), Err("gone"));
     assert_eq!(spec, before);
     let identity = |path: &str| Ok::<_, ()>((7, path.len() as u64));
     assert_eq!(tell_mounts(&mut spec, identity), Ok(true));
+    assert_eq!(of_driver(&spec), of_driver(&before), "mounts of the driver's files are compared by nobody");
     for device in &spec.devices[1..] {
         let edits = &device.container_edits;
         let told = edits.mounts.iter().flat_map(|mount| {
@@ -192,6 +196,27 @@ fn every_hook_is_told_what_each_mount_of_its_share_is() {
     assert_eq!(tell_mounts(&mut spec, |path| Ok::<_, ()>((8, path.len() as u64))), Ok(true));
     assert_eq!(tell_mounts(&mut spec, identity), Ok(true));
     assert_eq!(spec, told);
+}
+
+#[test]
+fn containers_get_the_files_of_their_capabilities_and_their_loader_is_told_of_them() {
+    let with = |capabilities: &str| {
+        let oci_hook = Some("/hook".into());
+        let site = Site { capabilities: capabilities.parse().unwrap(), oci_hook, ..site() };
+        let mut files = files();
+        for (library, name) in files.libraries.iter_mut().zip(["libcuda.so.1", "libnvcuvid.so.1"]) {
+            library.container.push(format!("{}/{name}", container_library_dirs()[0]));
+        }
+        let spec = spec(&site, &files, "boot-1", &claim("u-1"), &control(), &[], None, false).unwrap();
+        let common = &spec.devices[0].container_edits;
+        let mounts = common.mounts.iter().filter(|mount| mount.host_path.starts_with("/drv"));
+        let hosts: Vec<String> = mounts.map(|mount| mount.host_path.clone()).collect();
+        (hosts, common.hooks[0].args[6..].join(" "))
+    };
+    let (cuda, video) = ("/drv/usr/lib64/libcuda.so.580", "/drv/usr/lib64/libnvcuvid.so.580");
+    assert_eq!(with("compute,utility"), (vec![cuda.into(); 2], "--library libcuda.so.1".into()));
+    let both = vec![cuda.into(), cuda.into(), video.into(), video.into()];
+    assert_eq!(with("all"), (both, "--library libcuda.so.1 --library libnvcuvid.so.1".into()));
 }
 
 #[test]

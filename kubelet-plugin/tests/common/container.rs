@@ -101,6 +101,8 @@ pub struct Bundle {
     pub edits: ContainerEdits,
     /// The pod's own volume mounts: what is mounted, and where.
     pub volumes: Vec<(PathBuf, String)>,
+    /// Whether the container may write into its root.
+    pub read_only: bool,
 }
 
 impl Bundle {
@@ -110,6 +112,7 @@ impl Bundle {
             env: vec!["PATH=/bin".into()],
             edits: ContainerEdits::default(),
             volumes: Vec::new(),
+            read_only: false,
         };
         for program in programs {
             let found = ["/usr/bin", "/bin"].iter().map(|dir| Path::new(dir).join(program));
@@ -205,7 +208,7 @@ impl Bundle {
                 "user": {"uid": 0, "gid": 0}, "args": args, "env": env, "cwd": cwd, "noNewPrivileges": true,
                 "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
             },
-            "root": {"path": "rootfs"},
+            "root": {"path": "rootfs", "readonly": self.read_only},
             "mounts": mounts,
             "hooks": {"createContainer": hooks},
             "linux": {

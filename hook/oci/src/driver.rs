@@ -1,0 +1,150 @@
+//! What a container with the driver's files needs beside them, and what no mount can give: an entry in its
+//! `ld.so.cache` for each library, of which those of the image that are newer come first (CUDA's forward
+//! compatibility), and `ModifyDeviceFiles: 0` where the driver tells its parameters.
+//!
+//! The cache is read and written here rather than by the host's `ldconfig`, which would run with the runtime's rights on
+//! files that the image's author chose, and which not every host has. It is the one file of the container's own layer
+//! that is exchanged: a mount over it would make `ldconfig` fail there, and with it every installation of a package.
+//!
+//! None of this is needed for a limit to hold, and CUDA programs find their libraries without it, so the container starts
+//! where it cannot be done, and the reason is told on standard error.
+
+use crate::args::Driver;
+use crate::cache;
+use crate::cover::{CoverError, cover};
+use crate::inside::{InsideError, Root};
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+/// Where images have the newer driver's libraries for CUDA.
+const COMPAT: &str = "/usr/local/cuda/compat";
+/// More files than such a directory has.
+const MOST_COMPAT: usize = 64;
+/// The loader's cache.
+const CACHE: &str = "/etc/ld.so.cache";
+/// Its directory and the name that the new one has while it is written.
+const ETC: &str = "/etc";
+const ASIDE: &str = ".aliquot-ld.so.cache";
+/// Parameters of the kernel module.
+const PARAMS: &str = "/proc/driver/nvidia/params";
+
+/// Why a part of it could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// A file of the container.
+    #[error(transparent)]
+    Inside(#[from] InsideError),
+    /// The image's cache.
+    #[error("{CACHE} is of a format that is not understood, and stays as it is")]
+    Cache,
+    /// The new cache.
+    #[error("{CACHE} cannot be exchanged and stays as it is: {0}")]
+    Exchange(Errno),
+    /// The parameters.
+    #[error(transparent)]
+    Cover(#[from] CoverError),
+}
+
+/// Does it all, and tells what could not be done.
+pub(crate) fn apply(root: &Root, args: &Driver) -> Vec<DriverError> {
+    [exchange_cache(root, args), hide_params(root)].into_iter().filter_map(Result::err).collect()
+}
+
+/// Puts the driver's libraries into the loader's cache.
+fn exchange_cache(root: &Root, args: &Driver) -> Result<(), DriverError> {
+    let path = |dir: &Path, name: &str| dir.join(name).to_string_lossy().into_owned();
+    let mut libraries: Vec<(String, String)> = Vec::new();
+    for name in compat(root, &args.version) {
+        libraries.push((name.clone(), path(Path::new(COMPAT), &name)));
+    }
+    for name in &args.libraries {
+        if !libraries.iter().any(|(known, _)| known == name) {
+            libraries.push((name.clone(), path(&args.dir, name)));
+        }
+    }
+    let image = root.read_up_to(Path::new(CACHE), cache::LARGEST)?;
+    let new = cache::with(image.as_deref(), &libraries).ok_or(DriverError::Cache)?;
+    exchange(root, &new).map_err(DriverError::Exchange)
+}
+
+/// Writes the cache and gives it its name. Nothing that is mounted below the root is entered, so neither a volume nor a
+/// file of the host is ever changed.
+fn exchange(root: &Root, content: &[u8]) -> Result<(), Errno> {
+    let etc = match root.own(Path::new(ETC), OFlag::O_PATH | OFlag::O_DIRECTORY) {
+        // A volume there is somebody else's, as is its cache.
+        Err(Errno::EXDEV) => return Ok(()),
+        other => other?,
+    };
+    let create = || {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        nix::fcntl::openat(etc.as_fd(), ASIDE, flags, Mode::from_bits_truncate(0o644))
+    };
+    let remove = || nix::unistd::unlinkat(etc.as_fd(), ASIDE, nix::unistd::UnlinkatFlags::NoRemoveDir);
+    let fd = match create() {
+        Err(Errno::EEXIST) => {
+            remove()?;
+            create()?
+        }
+        other => other?,
+    };
+    let io = |error: std::io::Error| Errno::from_raw(error.raw_os_error().unwrap_or(libc::EIO));
+    let mut file = File::from(fd);
+    let done = file.write_all(content).map_err(io).and_then(|()| {
+        // Whatever file mode mask the runtime has: every user's loader reads it.
+        nix::sys::stat::fchmod(file.as_fd(), Mode::from_bits_truncate(0o644))?;
+        let name = Path::new(CACHE).file_name().unwrap_or_default();
+        nix::fcntl::renameat(etc.as_fd(), ASIDE, etc.as_fd(), name)
+    });
+    if done.is_err() {
+        let _ = remove();
+    }
+    done
+}
+
+/// Names of the image's libraries for CUDA, if they are of a newer driver than the host's: the major version decides, as
+/// newer minor ones need none.
+fn compat(root: &Root, host: &str) -> Vec<String> {
+    let names = root.names(Path::new(COMPAT), MOST_COMPAT);
+    let newest = names.iter().filter_map(|name| major(name.strip_prefix("libcuda.so.")?)).max();
+    match (newest, major(host)) {
+        (Some(image), Some(host)) if image > host => {
+            names.into_iter().filter(|name| name.starts_with("lib") && name.contains(".so")).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// `535` of `535.261.03`; nothing of `1`.
+fn major(version: &str) -> Option<u32> {
+    version.split_once('.')?.0.parse().ok()
+}
+
+/// Lets the driver's tools in the container make no device nodes: the runtime has made those that it may have.
+fn hide_params(root: &Root) -> Result<(), DriverError> {
+    let path = PathBuf::from(PARAMS);
+    let Some(text) = root.read(&path)? else { return Ok(()) };
+    let text = String::from_utf8_lossy(&text);
+    let (before, after) = ("ModifyDeviceFiles: 1", "ModifyDeviceFiles: 0");
+    if !text.lines().any(|line| line.trim() == before) {
+        return Ok(());
+    }
+    Ok(cover(root, &path, text.replace(before, after).as_bytes())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_version_is_newer_by_its_first_number() {
+        assert_eq!(major("535.261.03"), Some(535));
+        assert_eq!(major("1"), None);
+        assert_eq!(major(""), None);
+    }
+}
