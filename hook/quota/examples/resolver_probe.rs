@@ -35,7 +35,9 @@ fn main() {
         )
     };
     // SAFETY: as declared.
-    assert_eq!(unsafe { init(0) }, 0);
+    let began = unsafe { init(0) };
+    // 100 is what a real driver's library says where there is no GPU.
+    assert!(began == 0 || began == 100, "cuInit: {began}");
     let mut known = HashMap::new();
     let mut out = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
