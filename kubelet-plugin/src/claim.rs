@@ -5,7 +5,7 @@
 //! from `consumedCapacity`, never from the request.
 
 use crate::ledger::Given;
-use aliquot_model::config::{self, Config, FailMode, GpuConfig, MpsConfig, ShareConfig};
+use aliquot_model::config::{self, Config, FailMode, GpuConfig, MigConfig, MpsConfig, ShareConfig};
 use aliquot_model::hold::Hold;
 use aliquot_model::{DeviceKind, DeviceName, ProfileName, Quantity};
 use k8s_openapi::api::resource::v1::{
@@ -35,7 +35,7 @@ pub enum Settings {
     /// Whole or time-sliced GPU; `None` when nobody configured it.
     Gpu(Option<GpuConfig>),
     /// Partition.
-    Mig,
+    Mig(MigConfig),
     /// Share.
     Share(ShareConfig),
     /// MPS.
@@ -337,7 +337,7 @@ fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Set
     let kind = device.kind();
     let mut settings = match kind {
         DeviceKind::Gpu | DeviceKind::TimeSlice => Settings::Gpu(None),
-        DeviceKind::Mig => Settings::Mig,
+        DeviceKind::Mig => Settings::Mig(MigConfig::default()),
         DeviceKind::Share => Settings::Share(ShareConfig::default()),
         DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
         DeviceKind::Admin => Settings::Admin,
@@ -365,7 +365,7 @@ fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Set
         }
         settings = match &entry.config {
             Config::Gpu(config) => Settings::Gpu(Some(config.clone())),
-            Config::Mig(_) => Settings::Mig,
+            Config::Mig(config) => Settings::Mig(config.clone()),
             Config::Mps(config) => Settings::Mps(config.clone()),
             Config::Policy(_) => continue,
             Config::Share(config) => {

@@ -12,7 +12,7 @@ mod others;
 mod root;
 mod version;
 
-use aliquot_model::DriverCapability;
+use aliquot_model::{DriverCapabilities, DriverCapability};
 use aliquot_nvml::caps::MigMinors;
 use root::Root;
 use std::fs;
@@ -63,6 +63,14 @@ impl DriverFiles {
             version.as_deref().map(|version| find(root, &roots.host, version)).unwrap_or_default()
         };
         Self { libraries: of(libraries::find), others: of(others::find), version }
+    }
+
+    /// Those that are for somebody with these capabilities.
+    pub fn of(&self, capabilities: &DriverCapabilities) -> Self {
+        let of = |files: &[DriverFile]| -> Vec<DriverFile> {
+            files.iter().filter(|file| capabilities.has(file.capability)).cloned().collect()
+        };
+        Self { version: self.version.clone(), libraries: of(&self.libraries), others: of(&self.others) }
     }
 }
 

@@ -7,7 +7,7 @@
 use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
 use crate::devices::CharDevice;
-use crate::driver::{DriverFile, DriverFiles, container_library_dirs};
+use crate::driver::{DriverFiles, container_library_dirs};
 use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
@@ -68,7 +68,7 @@ pub struct Limiter {
 pub struct Site {
     /// Driver name.
     pub driver: String,
-    /// Which of the driver's files containers get.
+    /// Which of the driver's files every container gets.
     pub capabilities: DriverCapabilities,
     /// Mounts that the administrator asked for.
     pub mounts: Vec<ExtraMount>,
@@ -85,6 +85,15 @@ pub struct Nodes {
     pub devices: Vec<CharDevice>,
     /// How a share's region is mounted.
     pub region: RegionMount,
+}
+
+/// What a container gets of the driver, whatever its devices are.
+#[derive(Debug, Clone, Copy)]
+pub struct OfDriver<'a> {
+    /// The driver's files, of which [`spec`] takes those that are wanted.
+    pub files: &'a DriverFiles,
+    /// The devices that every result needs.
+    pub control: &'a [CharDevice],
 }
 
 /// CDI id of a result.
@@ -206,25 +215,28 @@ fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
     })
 }
 
-/// The spec of a claim in this boot, to be completed by [`tell_mounts`]. `control` are the devices that every result
-/// needs.
+/// The spec of a claim in this boot, to be completed by [`tell_mounts`].
 ///
 /// # Errors
 /// If the driver's name is not a CDI vendor.
 pub fn spec(
     site: &Site,
-    files: &DriverFiles,
+    driver: OfDriver<'_>,
     boot_id: &str,
     claim: &ClaimRef,
-    control: &[CharDevice],
     devices: &[(Device, Nodes)],
     limiter: Option<&Limiter>,
     indexed_env: bool,
 ) -> Result<Spec, NameError> {
     let kind = format!("{}/{CLASS}", site.driver).parse()?;
+    let mut capabilities = site.capabilities.clone();
+    for (device, _) in devices {
+        capabilities.add(&device.driver_capabilities);
+    }
+    let files = driver.files.of(&capabilities);
     let mut cdi = vec![CdiDevice::new(
         format!("{}-common", claim.uid).parse()?,
-        common(site, files, boot_id, claim, control),
+        common(site, OfDriver { files: &files, ..driver }, boot_id, claim),
     )];
     for (device, nodes) in devices {
         cdi.push(CdiDevice::new(
@@ -235,21 +247,15 @@ pub fn spec(
     Ok(Spec::new(kind, cdi))
 }
 
-fn common(
-    site: &Site,
-    files: &DriverFiles,
-    boot_id: &str,
-    claim: &ClaimRef,
-    control: &[CharDevice],
-) -> ContainerEdits {
+fn common(site: &Site, driver: OfDriver<'_>, boot_id: &str, claim: &ClaimRef) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
     edits.set_env(BOOT_ENV, boot_id);
     edits.set_env(CLAIM_ENV, &format!("{}/{}", claim.namespace, claim.name));
     // A legacy NVIDIA runtime hook in the path must not add devices of its own.
     edits.set_env("NVIDIA_VISIBLE_DEVICES", "void");
+    let OfDriver { files, control } = driver;
     edits.device_nodes = control.iter().map(node).collect();
-    let wanted = |file: &&DriverFile| site.capabilities.has(file.capability);
-    for file in files.libraries.iter().chain(&files.others).filter(wanted) {
+    for file in files.libraries.iter().chain(&files.others) {
         let host = file.host.to_string_lossy();
         // Programs and libraries are executed, so no `noexec`; read-only holds, and a socket can be connected to.
         edits
@@ -273,9 +279,13 @@ fn driver_hook(site: &Site, files: &DriverFiles) -> Option<Hook> {
     let mut args = vec![DRIVER_TASK.to_owned(), "--version".to_owned(), files.version.clone()?];
     let [dir, _] = container_library_dirs();
     args.extend(["--dir".to_owned(), dir.clone()]);
-    let wanted = files.libraries.iter().filter(|file| site.capabilities.has(file.capability));
     let inside = |path: &String| Some(path.strip_prefix(&dir)?.strip_prefix('/')?.to_owned());
-    let names = wanted.flat_map(|file| &file.container).filter_map(inside).filter(|name| !name.contains('/'));
+    let names = files
+        .libraries
+        .iter()
+        .flat_map(|file| &file.container)
+        .filter_map(inside)
+        .filter(|name| !name.contains('/'));
     args.extend(names.flat_map(|name| ["--library".to_owned(), name]));
     hook(site, args)
 }

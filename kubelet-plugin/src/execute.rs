@@ -2,7 +2,7 @@
 
 use crate::devices::{DeviceError, Majors};
 use crate::driver::{Driver, monitor_capability};
-use crate::edits::{self, Limiter, Nodes, Site};
+use crate::edits::{self, Limiter, Nodes, OfDriver, Site};
 use crate::holders::{self, Client};
 use crate::ledger::{Device, Ledger, Record};
 use crate::plan::{Step, Undo};
@@ -387,17 +387,8 @@ impl Machine {
             .collect::<Result<Vec<_>, StepError>>()?;
         let indexed = record.indexed_env;
         let (boot_id, claim) = (&record.boot_id, &record.claim);
-        let control = majors.control()?;
-        let mut spec = edits::spec(
-            &self.site,
-            &self.driver.files(),
-            boot_id,
-            claim,
-            &control,
-            &devices,
-            limiter.as_ref(),
-            indexed,
-        )?;
+        let driver = OfDriver { files: &self.driver.files(), control: &majors.control()? };
+        let mut spec = edits::spec(&self.site, driver, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
         edits::tell_mounts(&mut spec, identity)?;
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
         Ok(())

@@ -21,7 +21,9 @@ use crate::plan::Step;
 use crate::releases::{Charge, Releases};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
 use aliquot_model::layout::Holding;
-use aliquot_model::{DeviceKind, DeviceName, GpuUuid, LiveMig, MigUuid, Placement, ProfileName};
+use aliquot_model::{
+    DeviceKind, DeviceName, DriverCapabilities, GpuUuid, LiveMig, MigUuid, Placement, ProfileName,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -210,6 +212,9 @@ pub struct Device {
     /// MPS settings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsConfig>,
+    /// Which of the driver's files it asked for on top of the usual ones.
+    #[serde(default, skip_serializing_if = "DriverCapabilities::is_empty")]
+    pub driver_capabilities: DriverCapabilities,
 }
 
 impl Device {

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
     use crate::ledger::{Device, Held, Retention, State};
     use crate::testing;
-    use aliquot_model::{GpuUuid, Placement};
+    use aliquot_model::{DriverCapabilities, GpuUuid, Placement};
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -136,6 +136,7 @@ mod tests {
                 share: None,
                 time_slice: None,
                 mps: None,
+                driver_capabilities: DriverCapabilities::default(),
             }],
             indexed_env: false,
             charge: None,

@@ -13,7 +13,7 @@ use crate::former::Former;
 use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
-use aliquot_model::{DeviceKind, DeviceName, GpuInfo, LiveMig, MigCapability};
+use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities, GpuInfo, LiveMig, MigCapability};
 use std::fmt;
 
 /// What to do for a claim.
@@ -259,6 +259,12 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
         Settings::Gpu(Some(config)) => Some(config.time_slice),
         _ => None,
     };
+    let driver_capabilities = match &allocated.settings {
+        Settings::Gpu(Some(config)) => config.driver_capabilities.clone(),
+        Settings::Mig(config) => config.driver_capabilities.clone(),
+        Settings::Share(config) => config.driver_capabilities.clone(),
+        Settings::Gpu(None) | Settings::Mps(_) | Settings::Admin => DriverCapabilities::default(),
+    };
     Ok(Device {
         result_id: allocated.result_id(&request.claim.uid),
         request: allocated.request.clone(),
@@ -272,6 +278,7 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
         share,
         time_slice: time_slice.filter(|interval| *interval != TimeSliceInterval::Default),
         mps: None,
+        driver_capabilities,
     })
 }
 

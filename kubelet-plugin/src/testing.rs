@@ -2,10 +2,10 @@
 
 use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
 use crate::ledger::{Device, Given, Held, Ledger, NewerRecord, Record, Share, State};
-use aliquot_model::config::{ComputePolicy, FailMode, ShareConfig};
+use aliquot_model::config::{ComputePolicy, FailMode, MigConfig, ShareConfig};
 use aliquot_model::{
-    Architecture, DeviceKind, DeviceName, Engines, GpuInfo, GpuUuid, MigCapability, MigProfile, Placement,
-    ProfileName,
+    Architecture, DeviceKind, DeviceName, DriverCapabilities, Engines, GpuInfo, GpuUuid, MigCapability,
+    MigProfile, Placement, ProfileName,
 };
 
 pub(crate) const DRIVER: &str = "gpu.aliquot.dev";
@@ -78,7 +78,7 @@ pub(crate) fn allocated(request: &str, device: &str) -> Allocated {
         consumed: kind.shareable().then_some(Consumed { memory_bytes: 4 << 30, cores_percent: 25, slots: 1 }),
         settings: match kind {
             DeviceKind::Share => Settings::Share(ShareConfig::default()),
-            DeviceKind::Mig => Settings::Mig,
+            DeviceKind::Mig => Settings::Mig(MigConfig::default()),
             DeviceKind::Admin => Settings::Admin,
             _ => Settings::Gpu(None),
         },
@@ -129,6 +129,7 @@ pub(crate) fn share_of(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> D
         }),
         time_slice: None,
         mps: None,
+        driver_capabilities: DriverCapabilities::default(),
     }
 }
 

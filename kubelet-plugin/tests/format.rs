@@ -39,7 +39,8 @@ fn world() -> World {
 /// Claims of every kind; the last is given back, and the one that is kept for its next pod is parked.
 fn claims() -> Vec<Request> {
     let mut slice = request("c-slice", &[("t", "gpu-2-timeslice")]);
-    slice.devices[0].settings = Settings::Gpu(Some(GpuConfig { time_slice: TimeSliceInterval::Long }));
+    slice.devices[0].settings =
+        Settings::Gpu(Some(GpuConfig { time_slice: TimeSliceInterval::Long, ..GpuConfig::default() }));
     vec![
         request("c-parts", &[("a", "gpu-0-mig-1g10gb-19-6"), ("b/first", "gpu-0-mig-3g40gb-9-0")]),
         Request { hold: Some(Hold::InUse), ..request("c-kept", &[("a", "gpu-0-mig-1g10gb-19-5")]) },

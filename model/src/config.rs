@@ -9,8 +9,8 @@ mod nvidia;
 
 pub use bounded::{MOST_BYTES, MOST_VALUES, read as read_within_bounds, within_bounds};
 
-use crate::Quantity;
 use crate::names::{API_VERSION, NVIDIA_API_VERSION};
+use crate::{DriverCapabilities, Quantity};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
@@ -54,12 +54,21 @@ pub enum FailMode {
 pub struct GpuConfig {
     /// Time slice between processes.
     pub time_slice: TimeSliceInterval,
+    /// Which of the driver's files containers get on top of those that every one gets, as NVIDIA names them:
+    /// `graphics,video`.
+    #[serde(skip_serializing_if = "DriverCapabilities::is_empty")]
+    pub driver_capabilities: DriverCapabilities,
 }
 
-/// Settings of a partition; none yet, the kind exists so that a class can say what it is for.
+/// Settings of a partition.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct MigConfig {}
+pub struct MigConfig {
+    /// Which of the driver's files containers get on top of those that every one gets, as NVIDIA names them:
+    /// `graphics,video`.
+    #[serde(skip_serializing_if = "DriverCapabilities::is_empty")]
+    pub driver_capabilities: DriverCapabilities,
+}
 
 /// Settings of a share.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -80,6 +89,10 @@ pub struct ShareConfig {
         serialize_with = "quantity_to_text"
     )]
     pub oversubscribe: Option<Quantity>,
+    /// Which of the driver's files containers get on top of those that every one gets, as NVIDIA names them:
+    /// `graphics,video`.
+    #[serde(skip_serializing_if = "DriverCapabilities::is_empty")]
+    pub driver_capabilities: DriverCapabilities,
 }
 
 impl ShareConfig {

@@ -48,7 +48,7 @@ fn each_kind_of_bad_input_is_refused_with_its_reason() -> Result<()> {
         let table = [
             (
                 with_config(share(), &[], typo),
-                "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`, `oversubscribe`",
+                "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`, `oversubscribe`, `driverCapabilities`",
             ),
             (
                 with_config(share(), &["r"], ours("MigConfig")),

@@ -46,6 +46,7 @@ fn device(tail: &str, name: &str) -> Device {
         share: None,
         time_slice: None,
         mps: None,
+        driver_capabilities: DriverCapabilities::default(),
     }
 }
 
@@ -86,8 +87,16 @@ fn control() -> [CharDevice; 2] {
 
 fn made(devices: &[(Device, Nodes)], indexed: bool) -> Spec {
     let limiter = Some(&limiter());
-    let spec =
-        spec(&site(), &files(), "boot-1", &claim("u-1"), &control(), devices, limiter, indexed).unwrap();
+    let spec = spec(
+        &site(),
+        OfDriver { files: &files(), control: &control() },
+        "boot-1",
+        &claim("u-1"),
+        devices,
+        limiter,
+        indexed,
+    )
+    .unwrap();
     spec.validate().unwrap();
     spec
 }
@@ -154,7 +163,16 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
         (device("0000000a", "gpu-0"), Nodes::default()),
     ];
     let limiter = Some(&limiter());
-    let spec = spec(&hooked, &files(), "boot-1", &claim("u-1"), &control(), &devices, limiter, true).unwrap();
+    let spec = spec(
+        &hooked,
+        OfDriver { files: &files(), control: &control() },
+        "boot-1",
+        &claim("u-1"),
+        &devices,
+        limiter,
+        true,
+    )
+    .unwrap();
     spec.validate().unwrap();
     let edits = spec.devices.iter().map(|device| &device.container_edits).chain([&spec.container_edits]);
     let hooks: Vec<&Hook> = edits.flat_map(|edits| &edits.hooks).collect();
@@ -170,9 +188,16 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
 fn the_hook_of_every_share_alone_is_told_what_each_mount_of_it_is() {
     let hooked = Site { oci_hook: Some("/opt/aliquot/limiter/0.1.0/aliquot-oci-hook".into()), ..site() };
     let devices = [(share("0000000c", 0), Nodes::default()), (share("0000000d", 1), Nodes::default())];
-    let mut spec =
-        spec(&hooked, &files(), "boot-1", &claim("u-1"), &control(), &devices, Some(&limiter()), true)
-            .unwrap();
+    let mut spec = spec(
+        &hooked,
+        OfDriver { files: &files(), control: &control() },
+        "boot-1",
+        &claim("u-1"),
+        &devices,
+        Some(&limiter()),
+        true,
+    )
+    .unwrap();
     let before = spec.clone();
     let of_driver = |spec: &Spec| spec.devices[0].container_edits.hooks.clone();
     assert_eq!(of_driver(&before)[0].args[1], "driver");
@@ -199,24 +224,37 @@ fn the_hook_of_every_share_alone_is_told_what_each_mount_of_it_is() {
 }
 
 #[test]
-fn containers_get_the_files_of_their_capabilities_and_their_loader_is_told_of_them() {
-    let with = |capabilities: &str| {
+fn containers_get_the_files_of_the_nodes_and_their_claims_capabilities_and_their_loader_is_told_of_them() {
+    let with = |capabilities: &str, asked: &str| {
         let oci_hook = Some("/hook".into());
         let site = Site { capabilities: capabilities.parse().unwrap(), oci_hook, ..site() };
+        let asks = Device { driver_capabilities: asked.parse().unwrap(), ..device("0000000b", "gpu-1") };
+        let devices = [(device("0000000a", "gpu-0"), Nodes::default()), (asks, Nodes::default())];
         let mut files = files();
         for (library, name) in files.libraries.iter_mut().zip(["libcuda.so.1", "libnvcuvid.so.1"]) {
             library.container.push(format!("{}/{name}", container_library_dirs()[0]));
         }
-        let spec = spec(&site, &files, "boot-1", &claim("u-1"), &control(), &[], None, false).unwrap();
+        let spec = spec(
+            &site,
+            OfDriver { files: &files, control: &control() },
+            "boot-1",
+            &claim("u-1"),
+            &devices,
+            None,
+            false,
+        )
+        .unwrap();
         let common = &spec.devices[0].container_edits;
         let mounts = common.mounts.iter().filter(|mount| mount.host_path.starts_with("/drv"));
         let hosts: Vec<String> = mounts.map(|mount| mount.host_path.clone()).collect();
         (hosts, common.hooks[0].args[6..].join(" "))
     };
     let (cuda, video) = ("/drv/usr/lib64/libcuda.so.580", "/drv/usr/lib64/libnvcuvid.so.580");
-    assert_eq!(with("compute,utility"), (vec![cuda.into(); 2], "--library libcuda.so.1".into()));
+    assert_eq!(with("compute,utility", ""), (vec![cuda.into(); 2], "--library libcuda.so.1".into()));
     let both = vec![cuda.into(), cuda.into(), video.into(), video.into()];
-    assert_eq!(with("all"), (both, "--library libcuda.so.1 --library libnvcuvid.so.1".into()));
+    let both = (both, "--library libcuda.so.1 --library libnvcuvid.so.1".to_owned());
+    assert_eq!(with("all", ""), both);
+    assert_eq!(with("compute,utility", "video"), both, "what one device of the claim asks for");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::{Device, Held, Ledger, Record, Retention, State};
 use crate::claim::{ClaimRef, ResultKey};
 use crate::plan::Step;
 use crate::releases::Charge;
-use aliquot_model::{GpuUuid, LiveMig};
+use aliquot_model::{DriverCapabilities, GpuUuid, LiveMig};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -137,6 +137,7 @@ fn envelope(value: &Value, readable: bool) -> Option<Device> {
         share: None,
         time_slice: None,
         mps: None,
+        driver_capabilities: DriverCapabilities::default(),
     })
 }
 

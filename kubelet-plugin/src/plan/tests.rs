@@ -328,7 +328,7 @@ fn one_gpu_has_one_time_slice() {
     let with = |uid: &str, interval| {
         let mut request = request(uid, &[]);
         request.devices.push(Allocated {
-            settings: Settings::Gpu(Some(GpuConfig { time_slice: interval })),
+            settings: Settings::Gpu(Some(GpuConfig { time_slice: interval, ..GpuConfig::default() })),
             ..allocated("t", "gpu-0-timeslice")
         });
         request

@@ -22,7 +22,7 @@ use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
-use aliquot_model::config::ShareConfig;
+use aliquot_model::config::{MigConfig, ShareConfig};
 use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities};
 use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::FakeGpus;
@@ -248,7 +248,7 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
             }),
             settings: match kind {
                 DeviceKind::Share => Settings::Share(ShareConfig::default()),
-                DeviceKind::Mig => Settings::Mig,
+                DeviceKind::Mig => Settings::Mig(MigConfig::default()),
                 DeviceKind::Admin => Settings::Admin,
                 _ => Settings::Gpu(None),
             },

@@ -80,7 +80,7 @@ impl Sharing {
             }
             Strategy::TimeSlicing => {
                 let time_slice = self.time_slicing_config.unwrap_or_default().interval;
-                Ok(Config::Gpu(GpuConfig { time_slice }))
+                Ok(Config::Gpu(GpuConfig { time_slice, ..GpuConfig::default() }))
             }
             Strategy::Mps if self.time_slicing_config.is_some() => {
                 Err(refuse("timeSlicingConfig", "must be absent with strategy MPS"))

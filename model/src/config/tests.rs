@@ -16,11 +16,13 @@ use serde_json::json;
     Config::Policy(AllocationPolicy { node_strategy: Some(Placing::Spread), gpu_strategy: Some(Placing::BinPack), ..AllocationPolicy::default() }))]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
     "sharing": {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Long"}}}),
-    Config::Gpu(GpuConfig { time_slice: TimeSliceInterval::Long }))]
+    Config::Gpu(GpuConfig { time_slice: TimeSliceInterval::Long, ..GpuConfig::default() }))]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig",
     "sharing": {"strategy": "MPS", "mpsConfig": {"defaultActiveThreadPercentage": 50}}}),
     Config::Mps(MpsConfig { active_thread_percentage: Some(50), pinned_device_memory_limit: None }))]
-#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"}), Config::Mig(MigConfig {}))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MigConfig", "driverCapabilities": "graphics"}),
+    Config::Mig(MigConfig { driver_capabilities: "graphics".parse().unwrap() }))]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"}), Config::Mig(MigConfig::default()))]
 fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     assert_eq!(decode_strict(&parameters), Ok(want.clone()));
     assert_eq!(decode_lenient(&parameters), Ok(want.clone()));
@@ -44,6 +46,8 @@ fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     "ShareConfig.oversubscribe: \"8GiB\" is not a quantity")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "ShareConfig", "oversubscribe": "-1Gi"}),
     "ShareConfig.oversubscribe: must be a whole number of bytes, 0 or more")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "GpuConfig", "driverCapabilities": "cuda"}),
+    "GpuConfig.driverCapabilities: \"cuda\" is none of compute, utility, video")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "pinnedDeviceMemoryLimit": "2GiB"}),
     "MpsConfig.pinnedDeviceMemoryLimit: \"2GiB\" is not a quantity")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "activeThreadPercentage": 0}),

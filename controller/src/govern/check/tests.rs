@@ -82,7 +82,7 @@ const LEGAL: &str =
 #[rstest]
 #[case::unknown_field(
     with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "priorty": 5})),
-    "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`, `oversubscribe`"
+    "spec.devices.config[0].opaque.parameters: ShareConfig.priorty: unknown field `priorty`, expected one of `computePolicy`, `priority`, `failMode`, `oversubscribe`, `driverCapabilities`"
 )]
 #[case::out_of_range(
     with_config(&[share("r", "4Gi", "10")], &["r"], json!({"kind": "ShareConfig", "priority": 101})),
