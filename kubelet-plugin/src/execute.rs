@@ -5,6 +5,7 @@ use crate::driver::{Driver, monitor_capability};
 use crate::edits::{self, Limiter, Nodes, OfDriver, Site};
 use crate::holders::{self, Client};
 use crate::ledger::{Device, Ledger, Record};
+use crate::made;
 use crate::plan::{Step, Undo};
 use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
@@ -198,6 +199,11 @@ impl Machine {
             Step::SwitchMig { gpu, on } => self.switch_mig(gpu, *on)?,
             Step::CreatePartition { gpu, profile_id, placement, .. } => {
                 let live = self.gpus.create_mig(gpu, *profile_id, *placement)?;
+                if let Some(Err(error)) =
+                    live.uuid.as_ref().map(|uuid| made::note(&self.data_dir, &record.boot_id, uuid))
+                {
+                    tracing::warn!(gpu.uuid = %gpu, %error, "were the checkpoint lost, the partition would be taken for somebody else's");
+                }
                 for device in record.devices.iter_mut().filter(|device| &device.gpu == gpu) {
                     if let Some(partition) = device.partition.as_mut().filter(|p| p.placement == *placement) {
                         partition.uuid.clone_from(&live.uuid);
@@ -345,6 +351,9 @@ impl Machine {
                 continue;
             }
             self.gpus.destroy_mig(mig)?;
+            if let Some(uuid) = &mig.uuid {
+                made::forget(&self.data_dir, boot_id, uuid);
+            }
             tracing::info!(gpu.uuid = %gpu, %placement, "destroyed the partition");
         }
         Ok(())

@@ -31,6 +31,7 @@ pub mod http;
 pub mod inventory;
 pub mod ledger;
 pub mod limits;
+pub mod made;
 pub mod metrics;
 pub mod mode;
 pub mod notice;

@@ -20,6 +20,10 @@ const REASON: usize = 480;
 const STUCK: &str = "nothing is read or changed there until the call comes back, other GPUs go on. See the kernel's log \
                      for NVRM and Xid messages; if it stays so, drain the node and reboot it";
 
+/// What becomes of a GPU instance that is to go.
+const DESTROYS: &str =
+    "The agent destroys it once nothing can be using it; if it stays, end the processes on it";
+
 /// The checkpoint was lost.
 pub fn loss(lost: &Lost) -> String {
     let reason = cut(&lost.reason);
@@ -78,13 +82,11 @@ fn removal(mig: &LiveMig) -> String {
 }
 
 /// A GPU instance is nobody's, and in the way.
-pub fn foreign(mig: &LiveMig, unclaimed: Unclaimed) -> String {
+pub fn foreign(mig: &LiveMig, unclaimed: Unclaimed, left_over: bool) -> String {
     let (instance, gpu) = (mig.gpu_instance, &mig.parent);
     let advice = match unclaimed {
-        Unclaimed::Destroy => {
-            "The agent destroys it once nothing can be using it; if it stays, end the processes on it"
-                .to_owned()
-        }
+        Unclaimed::Destroy => DESTROYS.to_owned(),
+        Unclaimed::Adopt if left_over => DESTROYS.to_owned(),
         Unclaimed::Leave => {
             format!(
                 "The agent leaves it as it is (kubeletPlugin.unclaimedMig: leave). If nobody needs it: {}",

@@ -14,6 +14,7 @@ use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities, GpuInfo, LiveMig, MigCapability};
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// What to do for a claim.
@@ -59,6 +60,8 @@ pub struct Snapshot<'a> {
     pub ledger: &'a Ledger,
     /// What partitions that no claim has are to this one.
     pub existing: Existing,
+    /// UUIDs of partitions that this agent made. One that no claim has is left over, and never adopted.
+    pub made: &'a BTreeSet<String>,
     /// Most tenants of a shared GPU.
     pub slots: u32,
     /// Most bytes of managed memory that a share may have on top of its memory.

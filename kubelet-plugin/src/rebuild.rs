@@ -12,7 +12,7 @@ use aliquot_model::config::{ComputePolicy, FailMode};
 use aliquot_model::{DeviceName, LiveMig};
 use aliquot_nvml::Inventory;
 use aliquot_quota::QuotaFile;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// In what they do not agree.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -108,6 +108,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         gpus: &left.facts.gpus,
         live: &live,
         ledger,
+        made: &BTreeSet::new(),
         existing: if left.fixed_partitions { Existing::Fixed } else { Existing::Adopted },
         // These bind what is prepared from now on.
         slots: u32::MAX,

@@ -72,7 +72,7 @@ impl Collector {
                 self.events.node_normal(reasons::INSTANCE_ADOPTED, notice::adopted(mig, &device));
             }
             None => {
-                let note = notice::foreign(mig, self.node.unclaimed);
+                let note = notice::foreign(mig, self.node.unclaimed, overview.is_left_over(mig));
                 self.events.node_warning(reasons::FOREIGN_INSTANCE, note);
             }
         }
@@ -80,7 +80,12 @@ impl Collector {
 
     /// Whether it may be destroyed, as far as this node knows: not if a claim whose record is lost may have it.
     fn may_go(&self, overview: &Overview, mig: &LiveMig) -> bool {
-        if self.node.unclaimed != Unclaimed::Destroy || overview.ledger.lost.is_some() {
+        let goes = match self.node.unclaimed {
+            Unclaimed::Destroy => true,
+            Unclaimed::Adopt => overview.is_left_over(mig),
+            Unclaimed::Leave => false,
+        };
+        if !goes || overview.ledger.lost.is_some() {
             return false;
         }
         let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);

@@ -133,8 +133,11 @@ pub(super) fn refuse_foreign<'a>(
         .filter(|live| Holding::Partition(live.placement).conflicts(held.holding()))
         .collect();
     let exact = in_the_way.iter().copied().find(|live| allocated.device.is_of(live) && live.uuid.is_some());
+    let left_over =
+        exact.and_then(|live| live.uuid.as_ref()).is_some_and(|uuid| snapshot.made.contains(uuid.as_str()));
     match (snapshot.existing, &device.partition) {
-        (Existing::Fixed | Existing::Adopted, Some(_)) if exact.is_some() => return Ok(exact),
+        (Existing::Fixed, Some(_)) if exact.is_some() => return Ok(exact),
+        (Existing::Adopted, Some(_)) if exact.is_some() && !left_over => return Ok(exact),
         (Existing::Fixed, Some(_)) => {
             return Err(Refusal::NoSuchPartition {
                 device: allocated.device.clone(),

@@ -12,6 +12,7 @@ struct World {
     live: Vec<LiveMig>,
     ledger: Ledger,
     existing: Existing,
+    made: BTreeSet<String>,
     oversubscribe_at_most: u64,
 }
 
@@ -22,6 +23,7 @@ impl World {
             live: Vec::new(),
             ledger: Ledger::default(),
             existing: Existing::InTheWay,
+            made: BTreeSet::new(),
             oversubscribe_at_most: 0,
         }
     }
@@ -36,6 +38,7 @@ impl World {
             live: &self.live,
             ledger: &self.ledger,
             existing: self.existing,
+            made: &self.made,
             slots: 10,
             oversubscribe_at_most: self.oversubscribe_at_most,
         };
@@ -259,6 +262,11 @@ fn adopted_partitions_are_used_as_they_are_and_others_are_made_beside_them() {
         let got = world.plan(&request("a", &[("r", device)]));
         assert!(matches!(got, Err(Refusal::Foreign { .. })), "{device}: {got:?}");
     }
+    // One that the agent made is left over from a claim that has gone.
+    world.made.insert(world.live[0].uuid.as_ref().unwrap().to_string());
+    let got = world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-4")]));
+    assert!(matches!(got, Err(Refusal::Foreign { .. })), "{got:?}");
+    world.made.clear();
     // One that has no compute instance of its size is not what was published.
     world.live[0].uuid = None;
     let got = world.plan(&request("a", &[("r", "gpu-0-mig-3g40gb-9-4")]));

@@ -3,6 +3,7 @@
 use super::{Node, PrepareError, Prepared, bind};
 use crate::claim::{Request, ResultKey};
 use crate::ledger::{Ledger, Lost, Record, Retention, State};
+use crate::made;
 use crate::partitioning::Partitioning;
 use crate::plan::{self, Existing, Plan, PlanError, Snapshot};
 use crate::releases::Charge;
@@ -88,7 +89,7 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts);
         self.refuse_beside_unaccounted(request, &specs, &ledger, prior.is_some())?;
-        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref()) {
+        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref(), boot_id) {
             Ok(plan) => plan,
             Err(error) => {
                 if ledger.note_consumers(&request.given) {
@@ -160,8 +161,11 @@ impl Node {
         ledger: &Ledger,
         request: &Request,
         prior: Option<&Record>,
+        boot_id: &str,
     ) -> Result<Plan, PlanError> {
+        let made = made::all(&self.machine.data_dir, boot_id);
         let snapshot = Snapshot {
+            made: &made,
             gpus: &inventory.gpus,
             live: &inventory.live,
             ledger,

@@ -3,6 +3,7 @@
 use super::{Node, PrepareError, Unaccounted, bind};
 use crate::health::LastRead;
 use crate::ledger::{Ledger, Lost};
+use crate::made;
 use crate::partitioning::{Partitioning, Unclaimed};
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceName, GpuInfo, GpuUuid, LiveMig};
@@ -22,14 +23,22 @@ pub struct Overview {
     pub foreign: Vec<LiveMig>,
     /// Whether those of them that a claim could have are given out as they are.
     pub adopts: bool,
+    /// UUIDs of partitions that this agent made; of those that no claim has, it is left over.
+    pub made: BTreeSet<String>,
     /// Claims that the ledger does not know although their CDI specs are here.
     pub unaccounted: Vec<Unaccounted>,
 }
 
 impl Overview {
-    /// Whether an instance that no claim has is given out as it is: one with a compute instance that takes all of it.
+    /// Whether an instance that no claim has is given out as it is: one with a compute instance that takes all of it,
+    /// made by somebody else.
     pub fn is_adopted(&self, mig: &LiveMig) -> bool {
-        self.adopts && mig.uuid.is_some() && self.foreign.contains(mig)
+        self.adopts && mig.uuid.is_some() && !self.is_left_over(mig) && self.foreign.contains(mig)
+    }
+
+    /// Whether this agent made an instance.
+    pub fn is_left_over(&self, mig: &LiveMig) -> bool {
+        mig.uuid.as_ref().is_some_and(|uuid| self.made.contains(uuid.as_str()))
     }
 
     /// The device that an instance is published as.
@@ -105,6 +114,7 @@ impl Node {
     /// If lock or checkpoint cannot be had. GPUs that cannot be read leave the inventory empty.
     pub fn overview(&self) -> Result<(Overview, Option<GpuError>), PrepareError> {
         let before = self.ledger()?;
+        let made = made::all(&self.machine.data_dir, &self.boot_id()?);
         let (inventory, error) = match self.machine.gpus.inventory() {
             Ok(inventory) => (Some(inventory), None),
             Err(error) => (None, Some(error)),
@@ -128,6 +138,6 @@ impl Node {
             .cloned()
             .collect();
         let adopts = self.adopts(&ledger);
-        Ok((Overview { ledger, inventory, absent: Vec::new(), foreign, adopts, unaccounted }, error))
+        Ok((Overview { ledger, inventory, absent: Vec::new(), foreign, adopts, made, unaccounted }, error))
     }
 }

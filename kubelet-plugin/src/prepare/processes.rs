@@ -3,6 +3,7 @@
 use super::{Node, PrepareError, Unaccounted};
 use crate::audit::whose;
 use crate::ledger::Record;
+use crate::made;
 use crate::partitioning::Partitioning;
 use aliquot_model::{DeviceKind, DeviceName, LiveMig};
 use aliquot_nvml::GpuProcess;
@@ -48,6 +49,9 @@ impl Node {
             return Ok(false);
         }
         self.machine.gpus.destroy_mig(mig)?;
+        if let Some(uuid) = &mig.uuid {
+            made::forget(&self.machine.data_dir, &self.boot_id()?, uuid);
+        }
         Ok(true)
     }
 

@@ -156,7 +156,7 @@ async fn a_claim_whose_instance_alone_is_left_is_not_in_its_own_way() {
     let (share, part) = lost(&cluster).await;
     fs::remove_file(cluster.world.cdi().join(format!("{}.json", spec(&part)))).unwrap();
     assert_eq!(cluster.world.instances().len(), 1);
-    let agent = cluster.start(&["--unclaimed-mig=destroy"]).await;
+    let agent = cluster.start(&[]).await;
     over(&cluster, &agent).await;
     eventually("the claim is prepared", || cluster.prepare("part", &part)).await;
     assert_eq!(cluster.world.instances(), [(0, 6, 1, true)]);
@@ -297,7 +297,7 @@ async fn a_claim_that_is_gone_from_the_api_goes_once_no_process_uses_it() {
     let gpu = h100_80(0).uuid;
     let instance = cluster.world.gpus.live_migs(&gpu).unwrap()[0].gpu_instance;
     cluster.world.gpus.start_process(&gpu, process(4711, Some(instance)));
-    let agent = cluster.start(&["--orphan-grace=1ms", "--unclaimed-mig=destroy"]).await;
+    let agent = cluster.start(&["--orphan-grace=1ms"]).await;
     eventually("the share goes", || async {
         let files = cluster.world.files();
         if files == [format!("{}.json", spec(&part))] { Ok(()) } else { Err(format!("{share}: {files:?}")) }
