@@ -233,9 +233,11 @@ fn give_up_rights() -> Result<(), Fault> {
         }
         // In a user namespace there may be no such user; then the root of that namespace stays, without
         // capabilities.
-        let mapped = libc::setgroups(0, std::ptr::null()) == 0
-            && libc::setresgid(NOBODY, NOBODY, NOBODY) == 0
-            && libc::setresuid(NOBODY, NOBODY, NOBODY) == 0;
+        // The C library's own functions do it for all threads that it knows of, and wait for a lock that one of them,
+        // which this process does not have, may have held.
+        let mapped = libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) == 0
+            && libc::syscall(libc::SYS_setresgid, NOBODY, NOBODY, NOBODY) == 0
+            && libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) == 0;
         let drop = "be rid of its capabilities";
         if !mapped {
             done(libc::prctl(libc::PR_CAP_AMBIENT, libc::PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0).into(), drop)?;
