@@ -38,7 +38,11 @@ pub const PRELOAD: &str = "libaliquot_preload.so";
 pub const CORE: &str = "libaliquot_core.so";
 
 /// What our hooks are called: the first of their arguments.
-const HOOK: &str = "aliquot-oci-hook";
+const HOOK: &str = "aliquot-hook";
+/// What they were called before they were told of mounts and of the driver. An agent of that time runs all that are
+/// called so with its own program, which does not know these arguments; what is called otherwise it leaves alone, with
+/// the program of the release that wrote it.
+const FORMER_HOOK: &str = "aliquot-oci-hook";
 /// The hook's task for the container of a share, its second argument.
 const SHARE_TASK: &str = "create-container";
 /// The hook's task for a container with the driver's files.
@@ -147,6 +151,10 @@ fn said(spec: &Spec, variable: &str) -> Option<String> {
 pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     let mut changed = false;
     for Hooked { hook, .. } in hooked(spec) {
+        if let Some(name) = hook.args.first_mut().filter(|name| *name != HOOK) {
+            HOOK.clone_into(name);
+            changed = true;
+        }
         if hook.env.is_empty() {
             hook.env = HOOK_ENV.map(str::to_owned).into();
             changed = true;
@@ -210,7 +218,9 @@ fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
     all.flat_map(|edits| {
         let ContainerEdits { hooks, mounts, .. } = edits;
         let mounts = mounts.as_slice();
-        let ours = hooks.iter_mut().filter(|hook| hook.args.first().is_some_and(|name| name == HOOK));
+        let ours = hooks
+            .iter_mut()
+            .filter(|hook| hook.args.first().is_some_and(|name| name == HOOK || name == FORMER_HOOK));
         ours.map(move |hook| Hooked { hook, mounts })
     })
 }

@@ -357,7 +357,10 @@ fn a_partition_that_was_there_is_lent_as_it_is_and_stays() {
     world.gpus.stop_process(4711);
     let prepared = node.prepare(&own, false, now()).unwrap();
     assert_eq!(node.prepare(&own, false, now()).unwrap(), prepared);
-    assert!(node.overview().unwrap().0.foreign.is_empty(), "it is the claim's now");
+    let (overview, _) = node.overview().unwrap();
+    assert!(overview.foreign.is_empty(), "it is the claim's now");
+    // What overlaps it stays closed: the claim may end before anything is published anew.
+    assert_eq!(overview.standing(&gpu), std::slice::from_ref(&there));
     // Beside it one is made, and goes with its claim.
     node.prepare(&request("c-2", &[("b", "gpu-0-mig-2g20gb-14-0")]), false, now()).unwrap();
     assert_eq!(world.instances().len(), 2);
@@ -493,6 +496,9 @@ fn hooks_of_earlier_releases_are_brought_up_to_date_at_the_next_start() {
         let hooks = &mut old.devices[device].container_edits.hooks;
         assert_eq!(hooks.len(), 1);
         assert_eq!(hooks[0].args[1], task);
+        // That release would run it with its own program, which does not know today's arguments.
+        assert_ne!(hooks[0].args[0], "aliquot-oci-hook");
+        hooks[0].args[0] = "aliquot-oci-hook".into();
         hooks[0].env.clear();
         hooks[0].timeout = None;
         hooks[0].path = "/old/aliquot-oci-hook".into();

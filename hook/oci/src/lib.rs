@@ -15,7 +15,7 @@
 //! {
 //!   "hookName": "createContainer",
 //!   "path": "/opt/aliquot/bin/aliquot-oci-hook",
-//!   "args": ["aliquot-oci-hook", "create-container",
+//!   "args": ["aliquot-hook", "create-container",
 //!            "--limiter", "/usr/local/lib/aliquot/0.1.0/libaliquot_preload.so",
 //!            "--mounted", "2049:1311:/run/aliquot/quota/<result id>", …],
 //!   "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
