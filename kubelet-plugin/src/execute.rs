@@ -351,10 +351,11 @@ impl Machine {
                 continue;
             }
             self.gpus.destroy_mig(mig)?;
-            if let Some(uuid) = &mig.uuid {
-                made::forget(&self.data_dir, boot_id, uuid);
-            }
             tracing::info!(gpu.uuid = %gpu, %placement, "destroyed the partition");
+        }
+        // Also where somebody else destroyed it: another one in its place may get the same UUID.
+        if let Some(uuid) = known {
+            made::forget(&self.data_dir, boot_id, uuid);
         }
         Ok(())
     }

@@ -127,7 +127,7 @@ impl Watcher {
             said,
             unheard,
             module: module_load(&self.sys_root),
-            lost_is_lost: true,
+            lost_is_lost: !overview.inventory.as_ref().is_some_and(all_lost),
             now: Timestamp::now(),
         };
         self.health.change(|health, xids| health.look(&look, xids));
@@ -234,4 +234,29 @@ fn health_of(gpus: &dyn Gpus, inventory: &Inventory) -> BTreeMap<GpuUuid, GpuHea
 /// Which load of the kernel module it is: the number of its directory in sysfs, which is never used again in a boot.
 fn module_load(sys_root: &Path) -> Option<u64> {
     std::fs::metadata(sys_root.join("module/nvidia")).ok().map(|found| found.ino())
+}
+
+/// Whether all GPUs of a node with several are said to be lost: then it is more likely the library's fault.
+fn all_lost(inventory: &Inventory) -> bool {
+    let lost = inventory.unreadable.iter().filter(|gpu| gpu.error.is_lost()).count();
+    inventory.gpus.is_empty() && lost > 1 && lost == inventory.unreadable.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aliquot_nvml::fake::{FakeGpus, h100_80};
+
+    #[test]
+    fn that_every_gpu_of_several_is_lost_is_not_believed_and_that_one_is_lost_is() {
+        let gpus = FakeGpus::new([h100_80(0), h100_80(1)]);
+        assert!(!all_lost(&gpus.inventory().unwrap()));
+        gpus.lose(&h100_80(0).uuid);
+        assert!(!all_lost(&gpus.inventory().unwrap()));
+        gpus.lose(&h100_80(1).uuid);
+        assert!(all_lost(&gpus.inventory().unwrap()));
+        let alone = FakeGpus::new([h100_80(0)]);
+        alone.lose(&h100_80(0).uuid);
+        assert!(!all_lost(&alone.inventory().unwrap()), "of one GPU nobody can tell");
+    }
 }

@@ -437,6 +437,14 @@ impl Ledger {
         known || self.newer.values().any(|record| record.may_have(live))
     }
 
+    /// Whether a claim has an instance that was there before it.
+    pub fn has_adopted(&self, live: &LiveMig) -> bool {
+        let devices = self.claims.values().flat_map(|record| &record.devices);
+        let partitions =
+            devices.filter(|device| device.gpu == live.parent).filter_map(|device| device.partition.as_ref());
+        partitions.into_iter().any(|partition| partition.adopted && partition.placement == live.placement)
+    }
+
     /// Notes which GPU each minor number means now. Returns whether anything changed.
     pub fn bind(&mut self, gpus: impl IntoIterator<Item = (u32, GpuUuid)>) -> bool {
         let mut changed = false;

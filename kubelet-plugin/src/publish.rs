@@ -321,12 +321,7 @@ impl Publisher {
             .filter(|(info, _)| !not_asked.contains_key(&info.minor))
             .map(|(info, live)| GpuState {
                 held: held.remove(&info.uuid).unwrap_or_default(),
-                standing: overview
-                    .foreign
-                    .iter()
-                    .filter(|mig| mig.parent == info.uuid && overview.is_adopted(mig))
-                    .cloned()
-                    .collect(),
+                standing: overview.standing(&info.uuid),
                 taints: health
                     .told(&info.uuid, &self.settings.driver, &self.settings.xids)
                     .into_iter()

@@ -44,28 +44,25 @@ impl Known {
             pod.metadata.namespace.as_deref() == Some(namespace) && claims_of(pod).any(|used| used == name)
         };
         let with_containers = self.pods.iter().filter(|pod| may_have_containers(pod));
-        with_containers.filter(names).any(|pod| {
-            let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            !anew.is_some_and(|claim| consumes(claim, uid))
-        })
+        with_containers.filter(names).any(|pod| !anew.is_some_and(|claim| runs_with(pod, claim)))
     }
 
     /// UIDs of pods of this node that use only claims that have records. Their processes are nobody else's.
     pub(super) fn known_pods(&self, ledger: &Ledger) -> BTreeSet<String> {
-        let known = |pod: &Pod, uid: &str, name: &str| {
+        let known = |pod: &Pod, name: &str| {
             let same = |claim: &&ResourceClaim| {
                 claim.metadata.namespace == pod.metadata.namespace
                     && claim.metadata.name.as_deref() == Some(name)
             };
             // A claim that was made anew under the name is not what the pod runs with.
             self.claims.iter().find(same).is_some_and(|claim| {
-                claim.metadata.uid.as_deref().is_some_and(|uid| ledger.has(uid)) && consumes(claim, uid)
+                claim.metadata.uid.as_deref().is_some_and(|uid| ledger.has(uid)) && runs_with(pod, claim)
             })
         };
         let pods = self.pods.iter().filter_map(|pod| {
             let uid = pod.metadata.uid.as_deref()?;
             let mut names = claims_of(pod).peekable();
-            let all = names.peek().is_some() && names.all(|name| known(pod, uid, name));
+            let all = names.peek().is_some() && names.all(|name| known(pod, name));
             all.then(|| uid.to_owned())
         });
         pods.collect()
@@ -116,10 +113,14 @@ impl Known {
     }
 }
 
-/// Whether a claim is reserved for the pod with this UID.
-fn consumes(claim: &ResourceClaim, pod: &str) -> bool {
-    let consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
-    consumers.into_iter().any(|consumer| consumer.uid == pod)
+/// Whether the claim that has a name now is the one that a pod of that name's runs with: it is reserved for the pod,
+/// and was there before it or made for it. A claim made anew is reserved for pods that run with its predecessor, too.
+fn runs_with(pod: &Pod, claim: &ResourceClaim) -> bool {
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let mut consumers = claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+    let own = claim.metadata.owner_references.iter().flatten().any(|owner| owner.uid == uid);
+    let (pod_since, claim_since) = (&pod.metadata.creation_timestamp, &claim.metadata.creation_timestamp);
+    consumers.any(|consumer| consumer.uid == uid) && (own || claim_since <= pod_since)
 }
 
 /// Names of the devices of a pool that a claim has.
@@ -231,6 +232,15 @@ mod tests {
         let consumer = json!([{"resource": "pods", "name": "p", "uid": "pod"}]);
         known.claims[0].status.as_mut().unwrap().reserved_for = serde_json::from_value(consumer).unwrap();
         assert!(!known.is_in_doubt(Some(&gone)));
+        // kube-controller-manager reserves a claim for every bound pod that names it.
+        known.pods[0].metadata.creation_timestamp =
+            serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        known.claims[0].metadata.creation_timestamp =
+            serde_json::from_value(json!("2026-01-01T00:00:01Z")).unwrap();
+        assert!(known.is_in_doubt(Some(&gone)), "the pod is older than the claim");
+        let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "pod"}]);
+        known.claims[0].metadata.owner_references = serde_json::from_value(owner).unwrap();
+        assert!(!known.is_in_doubt(Some(&gone)), "it was made for the pod");
     }
 
     /// Pods whose claims are (name, UID, whether the pod is among the consumers); `known` has a record.

@@ -1,6 +1,7 @@
 //! The driver's files as they are now: looked for anew when the driver is another.
 
 use super::layout::library_dirs;
+use super::others::SOCKETS;
 use super::root::Root;
 use super::{DriverFiles, Roots, version};
 use std::fs;
@@ -19,7 +20,8 @@ pub struct Driver {
 type Known = Option<(Stamp, Arc<DriverFiles>)>;
 
 /// What changes when a driver is installed, removed or exchanged: what the kernel module says of itself, and the
-/// directories that libraries are put into (file system, inode, time of change).
+/// directories that libraries are put into and the sockets of its daemons, which come and go by themselves (file
+/// system, inode, time of change).
 type Stamp = (Vec<u8>, Vec<Option<(u64, u64, i64, i64)>>);
 
 impl Driver {
@@ -51,11 +53,12 @@ impl Driver {
         let Roots { driver, proc, .. } = &self.roots;
         let module = fs::read(version::path(proc)).unwrap_or_default();
         let root = Root(driver);
-        let dirs = library_dirs().into_iter().map(|dir| {
-            let dir = root.dir(Path::new(&dir))?;
-            let meta = fs::metadata(driver.join(dir)).ok()?;
+        let state = |path: &Path| {
+            let meta = fs::metadata(path).ok()?;
             Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
-        });
-        (module, dirs.collect())
+        };
+        let dirs = library_dirs().into_iter().map(|dir| state(&driver.join(root.dir(Path::new(&dir))?)));
+        let sockets = SOCKETS.iter().map(|(socket, _)| state(&driver.join(socket)));
+        (module, dirs.chain(sockets).collect())
     }
 }

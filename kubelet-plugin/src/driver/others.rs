@@ -20,7 +20,7 @@ const PROGRAMS: [(&str, DriverCapability); 8] = [
 ];
 
 /// Sockets of the driver's daemons. MPS's own directory is no such thing: who has MPS gets a daemon of his own.
-const SOCKETS: [(&str, DriverCapability); 2] =
+pub(super) const SOCKETS: [(&str, DriverCapability); 2] =
     [("run/nvidia-persistenced/socket", Utility), ("run/nvidia-fabricmanager/socket", Compute)];
 
 /// Files that are looked for in directories of data, and the directory of the container that they go to.

@@ -174,7 +174,14 @@ fn the_files_are_looked_for_anew_when_the_driver_is_another() {
     let files = driver.files();
     assert_eq!(files.version.as_deref(), Some("550.54.15"));
     assert!(files.at("/usr/lib64/libcuda.so.535.261.03").is_none());
-    drop(made);
+    // Daemons come and go by themselves.
+    let dir = made.0.path().join("run/nvidia-persistenced");
+    fs::create_dir_all(&dir).unwrap();
+    let daemon = UnixListener::bind(dir.join("socket")).unwrap();
+    assert!(driver.files().at("/run/nvidia-persistenced/socket").is_some());
+    drop(daemon);
+    fs::remove_file(dir.join("socket")).unwrap();
+    assert_eq!(driver.files().at("/run/nvidia-persistenced/socket"), None);
 }
 
 #[test]

@@ -36,6 +36,13 @@ impl Overview {
         self.adopts && mig.uuid.is_some() && !self.is_left_over(mig) && self.foreign.contains(mig)
     }
 
+    /// Partitions of a GPU that are given out as they are, those that claims have included: when such a claim ends,
+    /// nothing else that overlaps its partition is free.
+    pub fn standing(&self, gpu: &GpuUuid) -> Vec<LiveMig> {
+        let live = self.inventory.iter().flat_map(|inventory| inventory.live_on(gpu));
+        live.filter(|mig| self.is_adopted(mig) || self.ledger.has_adopted(mig)).cloned().collect()
+    }
+
     /// Whether this agent made an instance.
     pub fn is_left_over(&self, mig: &LiveMig) -> bool {
         mig.uuid.as_ref().is_some_and(|uuid| self.made.contains(uuid.as_str()))
