@@ -207,7 +207,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
     loop {
         match (a.first(), b.first()) {
             (None, None) => return Ordering::Equal,
-            (None, Some(_)) => return Ordering::Less,
+            (None, Some(y)) => return 0.cmp(&y.cast_signed()),
             (Some(x), Some(y)) if x.is_ascii_digit() && y.is_ascii_digit() => {
                 let ((m, rest_a), (n, rest_b)) = (digits(a), digits(b));
                 if m != n {
@@ -237,6 +237,20 @@ fn digits(text: &[u8]) -> (i32, &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_order_is_the_same_from_both_sides_whatever_the_bytes() {
+        let names: [&[u8]; 8] = [b"", b"x", b"x\x80", b"x\x7f", b"x0", b"x01", b"x1", b"\xff"];
+        for a in names {
+            for b in names {
+                assert_eq!(compare(a, b), compare(b, a).reverse(), "{a:?} {b:?}");
+                for c in names {
+                    let through = compare(a, b).is_le() && compare(b, c).is_le();
+                    assert!(!through || compare(a, c).is_le(), "{a:?} {b:?} {c:?}");
+                }
+            }
+        }
+    }
 
     fn pairs(list: &[(&str, &str)]) -> Vec<(String, String)> {
         list.iter().map(|(name, path)| ((*name).to_owned(), (*path).to_owned())).collect()
