@@ -10,6 +10,7 @@ use crate::releases::Charge;
 use crate::share;
 use aliquot_nvml::Inventory;
 use jiff::Timestamp;
+use std::collections::BTreeSet;
 
 impl Node {
     /// Prepares a claim, or gives the same answer again.
@@ -85,11 +86,12 @@ impl Node {
     ) -> Result<Vec<Prepared>, PrepareError> {
         let uid = &request.claim.uid;
         let specs = self.specs()?;
+        let made = made::all(&self.machine.data_dir, boot_id);
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts);
         self.refuse_beside_unaccounted(request, &specs, &ledger, prior.is_some())?;
-        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref(), boot_id) {
+        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref(), &made) {
             Ok(plan) => plan,
             Err(error) => {
                 if ledger.note_consumers(&request.given) {
@@ -161,11 +163,10 @@ impl Node {
         ledger: &Ledger,
         request: &Request,
         prior: Option<&Record>,
-        boot_id: &str,
+        made: &BTreeSet<String>,
     ) -> Result<Plan, PlanError> {
-        let made = made::all(&self.machine.data_dir, boot_id);
         let snapshot = Snapshot {
-            made: &made,
+            made,
             gpus: &inventory.gpus,
             live: &inventory.live,
             ledger,
