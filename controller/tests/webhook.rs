@@ -390,6 +390,24 @@ async fn with_failure_policy_fail_nothing_passes_while_nobody_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_claims_at_once_is_reviewed_whole() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    let hook = start(&cluster, "r1").await;
+    configure_checks(&cluster, hook.addr, "Fail").await;
+    eventually("the authority is announced", async || {
+        ask(&cluster, "fine", fixtures::partition("r", "2g.20gb")).await.ok()
+    })
+    .await;
+    let names: Vec<String> = (0..200).map(|at| format!("claim-{at}")).collect();
+    let crowd = names.iter().map(|name| ask(&cluster, name, fixtures::partition("r", "2g.20gb")));
+    for answer in futures::future::join_all(crowd).await {
+        answer.expect("accepted");
+    }
+    hook.stop.cancel();
+    hook.task.await.expect("no panic").expect("served");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_are_expanded_where_the_namespace_says_so_and_only_while_somebody_answers() {
     let cluster = Cluster::start_with(Controllers::ALL).await;
     cluster.add_node_in("n1", 1, AllocatorMode::Scheduler).await;

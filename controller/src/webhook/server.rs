@@ -29,7 +29,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-const CONNECTIONS: Bounds = Bounds { all: 512, of_one: 16, renews: false };
+/// One address has as many as an API server needs for what it has under way by default (`--max-requests-inflight` and
+/// `--max-mutating-requests-inflight`, 600 in all): one too many is closed, and with it the pod of whoever it was for.
+const CONNECTIONS: Bounds = Bounds { all: 512, of_one: 80, renews: false };
 /// Requests at a time on one connection; client-go opens another one when it has more.
 const STREAMS: u32 = 8;
 /// A handshake, a request's head, and a request from its head to its answer: the API server waits for 30 s at most.

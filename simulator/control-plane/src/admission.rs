@@ -14,6 +14,7 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 use crate::api::{ApiServer, Request};
 use crate::error::ApiError;
@@ -21,6 +22,10 @@ use crate::patch::json_patch;
 use crate::selector::Selector;
 use crate::store::Key;
 use crate::value::{at, list, text};
+
+/// Calls at a time, a connection each. The real server shares connections between calls; a webhook that bounds how many
+/// a peer has must not meet more of them here.
+const CALLS: usize = 64;
 
 /// What is done to the object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +51,7 @@ const VALIDATING: &str = "validatingwebhookconfigurations.admissionregistration.
 /// Calls the webhooks that are configured.
 pub(crate) struct Admission {
     services: BTreeMap<String, SocketAddr>,
+    calls: Semaphore,
 }
 
 /// One change on its way in.
@@ -58,7 +64,7 @@ struct Change<'a> {
 
 impl Admission {
     pub(crate) const fn new(services: BTreeMap<String, SocketAddr>) -> Self {
-        Self { services }
+        Self { services, calls: Semaphore::const_new(CALLS) }
     }
 
     /// Lets the mutating webhooks change an object.
@@ -121,7 +127,11 @@ impl Admission {
             Ok(false) => return Ok(None),
             Err(why) => return failed(hook, &why),
         }
-        match call::call(hook, &self.services, &review).await {
+        // It is never closed.
+        let place = self.calls.acquire().await;
+        let answer = call::call(hook, &self.services, &review).await;
+        drop(place);
+        match answer {
             Ok(answer) => {
                 let response = answer.get("response").cloned().unwrap_or(Value::Null);
                 if text(&response, &["uid"]) != uid {
