@@ -213,7 +213,9 @@ pub enum Refusal {
         most: String,
     },
     /// Another claim set another time slice.
-    #[error("GPU {gpu} has time slice {set:?} for claim {other}, this claim wants {wanted:?}")]
+    #[error(
+        "GPU {gpu} has time slice {set:?} for claim {other}, and this claim wants {wanted:?}; it starts when that one has ended, or with GpuConfig.timeSlice: {set:?}"
+    )]
     TimeSlice {
         /// GPU.
         gpu: GpuUuid,

@@ -212,15 +212,28 @@ impl Cluster {
 
     /// Creates a claim that an allocator gave these (request, device), and returns its UID.
     pub async fn allocated_claim(&self, name: &str, devices: &[(&str, &str)], config: Value) -> String {
+        let results = devices.iter().enumerate().map(|(index, (request, device))| {
+            let mut result = json!({"request": request, "device": device});
+            if device.ends_with("share") {
+                result["shareID"] = json!(format!("0d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f{index:02x}"));
+                result["consumedCapacity"] = json!({"memory": "4Gi", "cores": "25", "slots": "1"});
+            }
+            result
+        });
+        self.allocated(name, results.collect(), config).await
+    }
+
+    /// Creates a claim with these results, and returns its UID.
+    pub async fn allocated(&self, name: &str, mut results: Vec<Value>, config: Value) -> String {
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), "ns");
-        let requests: Vec<Value> = devices
+        let requests: Vec<Value> = results
             .iter()
-            .map(|(request, device)| {
+            .map(|result| {
                 let mut exactly = json!({"deviceClassName": "c"});
-                if device.ends_with("admin") {
+                if result["device"].as_str().unwrap().ends_with("admin") {
                     exactly["adminAccess"] = json!(true);
                 }
-                json!({"name": request, "exactly": exactly})
+                json!({"name": result["request"], "exactly": exactly})
             })
             .collect();
         let claim = serde_json::from_value(json!({
@@ -230,19 +243,10 @@ impl Cluster {
         }))
         .unwrap();
         let claim = api.create(&PostParams::default(), &claim).await.unwrap();
-        let results: Vec<Value> = devices
-            .iter()
-            .enumerate()
-            .map(|(index, (request, device))| {
-                let mut result =
-                    json!({"request": request, "driver": DRIVER, "pool": POOL, "device": device});
-                if device.ends_with("share") {
-                    result["shareID"] = json!(format!("0d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f{index:02x}"));
-                    result["consumedCapacity"] = json!({"memory": "4Gi", "cores": "25", "slots": "1"});
-                }
-                result
-            })
-            .collect();
+        for result in &mut results {
+            result["driver"] = json!(DRIVER);
+            result["pool"] = json!(POOL);
+        }
         let status = json!({"status": {"allocation": {
             "allocationTimestamp": "2026-01-02T03:04:05Z",
             "devices": {"results": results, "config": config},

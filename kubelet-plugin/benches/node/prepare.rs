@@ -1,0 +1,124 @@
+//! Prepares and unprepares, timed at the kubelet's end of the socket.
+
+use crate::agent::Bench;
+use crate::common::cluster::claim;
+use crate::figure::Figure;
+use crate::times::Times;
+use aliquot_proto::dra::v1;
+use futures::future::join_all;
+use serde_json::json;
+use std::time::Instant;
+use tonic::transport::Channel;
+
+type Kubelet = v1::dra_plugin_client::DraPluginClient<Channel>;
+
+/// What is timed, and the device of each.
+const KINDS: [(&str, &str); 3] =
+    [("whole", "gpu-0"), ("partition", "gpu-1-mig-1g10gb-19-6"), ("share", "gpu-2-share")];
+
+async fn prepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
+    let request = v1::NodePrepareResourcesRequest { claims };
+    let answer = kubelet.node_prepare_resources(request).await.expect("an answer").into_inner();
+    for (uid, claim) in answer.claims {
+        assert_eq!(claim.error, "", "claim {uid}");
+    }
+}
+
+async fn unprepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
+    let request = v1::NodeUnprepareResourcesRequest { claims };
+    let answer = kubelet.node_unprepare_resources(request).await.expect("an answer").into_inner();
+    for (uid, claim) in answer.claims {
+        assert_eq!(claim.error, "", "claim {uid}");
+    }
+}
+
+/// Of whole GPUs, partitions and shares, each alone.
+pub(crate) async fn figures(
+    bench: &Bench,
+    samples: usize,
+    figure: &impl Fn(&str, f64, &str, f64) -> Figure,
+) -> Vec<Figure> {
+    let mut kubelet = bench.cluster.kubelet().await;
+    // The GPU stays in MIG mode with it: what a switch of the mode takes is the driver's.
+    let uid = bench.cluster.allocated_claim("stays", &[("r", "gpu-1-mig-1g10gb-19-0")], json!([])).await;
+    prepare(&mut kubelet, vec![claim("stays", &uid)]).await;
+    let mut empty = Vec::new();
+    for _ in 0..samples {
+        let started = Instant::now();
+        prepare(&mut kubelet, Vec::new()).await;
+        empty.push(started.elapsed());
+    }
+    let empty = Times::of(empty);
+    let mut figures = Vec::new();
+    for (kind, device) in KINDS {
+        let uid = bench.cluster.allocated_claim(kind, &[("r", device)], json!([])).await;
+        let (mut prepared, mut unprepared) = (Vec::new(), Vec::new());
+        for _ in 0..samples {
+            let started = Instant::now();
+            prepare(&mut kubelet, vec![claim(kind, &uid)]).await;
+            prepared.push(started.elapsed());
+            let started = Instant::now();
+            unprepare(&mut kubelet, vec![claim(kind, &uid)]).await;
+            unprepared.push(started.elapsed());
+        }
+        for (call, times) in [("prepare", Times::of(prepared)), ("unprepare", Times::of(unprepared))] {
+            for percent in [50, 99] {
+                figures.push(figure(
+                    &format!("node.{call}.{kind}.p{percent}_ms"),
+                    times.percentile(percent),
+                    "ms at the kubelet's end; baseline: the same of a call without claims",
+                    empty.percentile(percent),
+                ));
+            }
+        }
+    }
+    unprepare(&mut kubelet, vec![claim("stays", &uid)]).await;
+    figures
+}
+
+/// Claims of many pods at once: shares of six GPUs, and partitions of two.
+pub(crate) struct Hundred(Vec<v1::Claim>);
+
+impl Hundred {
+    pub(crate) async fn allocate(bench: &Bench) -> Self {
+        let mut claims = Vec::new();
+        for at in 0..86 {
+            let capacity = json!({"memory": "4Gi", "cores": "5", "slots": "1"});
+            let result = json!({"request": "r", "device": format!("gpu-{}-share", 2 + at % 6),
+                "shareID": format!("0d5f5f9e-0b6c-4e0d-8a44-6c1d0d4f3f{at:02x}"), "consumedCapacity": capacity});
+            let name = format!("share-{at}");
+            claims.push((bench.cluster.allocated(&name, vec![result], json!([])).await, name));
+        }
+        for at in 0..14 {
+            let device = format!("gpu-{}-mig-1g10gb-19-{}", at / 7, at % 7);
+            let name = format!("partition-{at}");
+            claims.push((bench.cluster.allocated_claim(&name, &[("r", &device)], json!([])).await, name));
+        }
+        Self(claims.iter().map(|(uid, name)| claim(name, uid)).collect())
+    }
+
+    /// Milliseconds until the last of them is prepared, a call each.
+    pub(crate) async fn prepare(&self, bench: &Bench) -> f64 {
+        let kubelet = bench.cluster.kubelet().await;
+        let started = Instant::now();
+        join_all(self.0.iter().map(|claim| {
+            let mut kubelet = kubelet.clone();
+            async move { prepare(&mut kubelet, vec![claim.clone()]).await }
+        }))
+        .await;
+        started.elapsed().as_secs_f64() * 1e3
+    }
+
+    pub(crate) async fn unprepare(&self, bench: &Bench) {
+        unprepare(&mut bench.cluster.kubelet().await, self.0.clone()).await;
+    }
+}
+
+/// Prepares and unprepares one share so many times.
+pub(crate) async fn cycles(bench: &Bench, uid: &str, count: usize) {
+    let mut kubelet = bench.cluster.kubelet().await;
+    for _ in 0..count {
+        prepare(&mut kubelet, vec![claim("cycled", uid)]).await;
+        unprepare(&mut kubelet, vec![claim("cycled", uid)]).await;
+    }
+}
