@@ -34,10 +34,14 @@ pub trait TestNode {
 pub type Clause = fn(&dyn TestNode);
 
 /// All clauses, by name.
-pub const ALL: [(&str, Clause); 17] = [
+pub const ALL: [(&str, Clause); 18] = [
     ("the_inventory_has_every_gpu_with_its_facts", the_inventory_has_every_gpu_with_its_facts),
     ("a_mode_switch_is_in_force_at_once_on_hopper", a_mode_switch_is_in_force_at_once_on_hopper),
     ("a_mode_switch_waits_for_a_reset_on_ampere", a_mode_switch_waits_for_a_reset_on_ampere),
+    (
+        "a_gpu_that_is_listened_to_switches_and_is_listened_to_again",
+        a_gpu_that_is_listened_to_switches_and_is_listened_to_again,
+    ),
     ("a_process_that_blocks_a_mode_switch_is_named", a_process_that_blocks_a_mode_switch_is_named),
     ("a_board_without_mig_says_so", a_board_without_mig_says_so),
     ("instances_fill_the_board_and_no_more", instances_fill_the_board_and_no_more),
@@ -132,6 +136,31 @@ fn a_mode_switch_is_in_force_at_once_on_hopper(node: &dyn TestNode) {
         assert_eq!(gpu(node, 0).mig_enabled(), on);
     }
     assert_eq!(gpu(node, 0), info);
+}
+
+/// An event set is a client of the GPU: with one of ours open the mode could not change.
+fn a_gpu_that_is_listened_to_switches_and_is_listened_to_again(node: &dyn TestNode) {
+    let (h100, a100) = (gpu(node, 0), gpu(node, 1));
+    let mut events = node.gpus().watch(&[h100.uuid.clone(), a100.uuid.clone()]).unwrap();
+    let switch = |on| assert_eq!(node.gpus().set_mig_mode(&h100.uuid, on), Ok(ModeChange::InForce));
+    // Nobody waits for an event, and somebody does.
+    switch(true);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| while events.next(Duration::from_millis(20)) == Ok(None) {});
+        switch(false);
+        while !waiting.is_finished() {
+            node.raise_xid(&h100, 31, None);
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    });
+    node.raise_xid(&a100, 94, Some(7));
+    let of_other = loop {
+        let event = next(events.as_mut());
+        if event.gpu.as_ref() != Some(&h100.uuid) {
+            break event;
+        }
+    };
+    assert_eq!((of_other.gpu, of_other.kind), (Some(a100.uuid), EventKind::Xid(94)));
 }
 
 fn a_mode_switch_waits_for_a_reset_on_ampere(node: &dyn TestNode) {

@@ -5,34 +5,119 @@ use crate::{EventKind, EventSource, GpuError, GpuEvent, NvmlCode, Operation};
 use aliquot_model::GpuUuid;
 use nvml_wrapper::Nvml;
 use nvml_wrapper_sys::bindings as sys;
-use std::sync::Arc;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 const SINGLE_BIT: u64 = sys::nvmlEventTypeSingleBitEccError as u64;
 const DOUBLE_BIT: u64 = sys::nvmlEventTypeDoubleBitEccError as u64;
 const XID: u64 = sys::nvmlEventTypeXidCriticalError as u64;
 
-/// An event set with the library that it belongs to.
-pub(crate) struct NvmlEvents {
-    /// Taken only by `drop`.
-    set: Option<EventSet>,
+/// How long a wait for events that is under way may hold up a switch of the MIG mode.
+const LETTING_GO: Duration = Duration::from_secs(3);
+/// How often a source whose set is let go of looks whether it may have one again.
+const PAUSED: Duration = Duration::from_millis(50);
+
+/// Event sets, by whoever has to let go of them: a GPU that is in one does not change its MIG mode.
+#[derive(Default)]
+pub(crate) struct Listening(Mutex<Vec<Weak<Shared>>>);
+
+/// A set that can be taken away while its source waits for the next event.
+struct Shared {
     nvml: Arc<Nvml>,
+    gpus: Vec<GpuUuid>,
+    /// Switches that go on.
+    paused: AtomicUsize,
+    set: Mutex<Option<Set>>,
+}
+
+/// A set, and what is in it.
+struct Set {
+    set: EventSet,
     /// Devices by the value of their handle, to name the GPU of an event even if it is lost by then.
     known: Vec<(usize, GpuUuid)>,
+}
+
+/// Events of some GPUs.
+pub(crate) struct NvmlEvents {
+    shared: Arc<Shared>,
     unmonitored: Vec<(GpuUuid, GpuError)>,
 }
 
-impl NvmlEvents {
-    pub(crate) fn new(nvml: Arc<Nvml>, gpus: &[GpuUuid]) -> Result<Self, GpuError> {
-        let set = EventSet::new(&nvml).map_err(|code| GpuError::of_library(Operation::Watch, code))?;
+impl Listening {
+    pub(crate) fn listen(&self, nvml: Arc<Nvml>, gpus: &[GpuUuid]) -> Result<NvmlEvents, GpuError> {
+        let shared = Arc::new(Shared {
+            nvml,
+            gpus: gpus.to_vec(),
+            paused: AtomicUsize::new(0),
+            set: Mutex::new(None),
+        });
+        let (set, unmonitored) = shared.open()?;
+        *shared.set.lock() = Some(set);
+        let mut all = self.0.lock();
+        all.retain(|shared| shared.strong_count() > 0);
+        all.push(Arc::downgrade(&shared));
+        Ok(NvmlEvents { shared, unmonitored })
+    }
+
+    /// Does something while no set has this GPU. Errors that it has meanwhile are not heard of.
+    pub(crate) fn without<T>(&self, gpu: &GpuUuid, switch: impl FnOnce() -> T) -> T {
+        let all: Vec<Arc<Shared>> = self.0.lock().iter().filter_map(Weak::upgrade).collect();
+        let paused: Vec<_> =
+            all.iter().filter(|shared| shared.gpus.contains(gpu)).map(|shared| shared.pause()).collect();
+        let done = switch();
+        drop(paused);
+        done
+    }
+}
+
+/// A source has no set for as long as this lives.
+struct Paused<'a>(&'a Shared);
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        self.0.paused.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Shared {
+    fn open(&self) -> Result<(Set, Vec<(GpuUuid, GpuError)>), GpuError> {
+        let set = EventSet::new(&self.nvml).map_err(|code| GpuError::of_library(Operation::Watch, code))?;
         let (mut known, mut unmonitored) = (Vec::new(), Vec::new());
-        for gpu in gpus {
-            match register(&nvml, gpu, &set) {
+        for gpu in &self.gpus {
+            match register(&self.nvml, gpu, &set) {
                 Ok(key) => known.push((key, gpu.clone())),
                 Err(error) => unmonitored.push((gpu.clone(), error)),
             }
         }
-        Ok(Self { set: Some(set), nvml, known, unmonitored })
+        Ok((Set { set, known }, unmonitored))
+    }
+
+    fn pause(&self) -> Paused<'_> {
+        self.paused.fetch_add(1, Ordering::SeqCst);
+        let paused = Paused(self);
+        match self.set.try_lock_for(LETTING_GO) {
+            Some(mut set) => self.free(set.take()),
+            // The driver says then what is in its way.
+            None => tracing::warn!("a wait for events did not end, and keeps its GPUs in use"),
+        }
+        paused
+    }
+
+    fn free(&self, set: Option<Set>) {
+        if let Some(Set { set, .. }) = set
+            && let Err(code) = set.free(&self.nvml)
+        {
+            tracing::debug!(%code, "NVML did not take an event set back");
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let set = self.set.get_mut().take();
+        self.free(set);
     }
 }
 
@@ -52,12 +137,26 @@ fn register(nvml: &Nvml, gpu: &GpuUuid, set: &EventSet) -> Result<usize, GpuErro
 
 impl EventSource for NvmlEvents {
     fn next(&mut self, timeout: Duration) -> Result<Option<GpuEvent>, GpuError> {
-        let Some(set) = &self.set else { return Ok(None) };
+        let shared = &self.shared;
+        let mut held = shared.set.lock();
+        if shared.paused.load(Ordering::SeqCst) > 0 {
+            drop(held);
+            std::thread::sleep(timeout.min(PAUSED));
+            return Ok(None);
+        }
+        let Set { set, known } = match &mut *held {
+            Some(set) => set,
+            none => {
+                let (set, unmonitored) = shared.open()?;
+                self.unmonitored = unmonitored;
+                none.insert(set)
+            }
+        };
         let timeout = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         let event =
-            set.wait(&self.nvml, timeout).map_err(|code| GpuError::of_library(Operation::Watch, code))?;
+            set.wait(&shared.nvml, timeout).map_err(|code| GpuError::of_library(Operation::Watch, code))?;
         Ok(event.map(|event| GpuEvent {
-            gpu: self.known.iter().find(|(key, _)| *key == event.device_key).map(|(_, gpu)| gpu.clone()),
+            gpu: known.iter().find(|(key, _)| *key == event.device_key).map(|(_, gpu)| gpu.clone()),
             gpu_instance: event.gpu_instance,
             compute_instance: event.compute_instance,
             kind: match event.kind {
@@ -71,15 +170,5 @@ impl EventSource for NvmlEvents {
 
     fn unmonitored(&self) -> &[(GpuUuid, GpuError)] {
         &self.unmonitored
-    }
-}
-
-impl Drop for NvmlEvents {
-    fn drop(&mut self) {
-        if let Some(set) = self.set.take()
-            && let Err(code) = set.free(&self.nvml)
-        {
-            tracing::debug!(%code, "NVML did not take an event set back");
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! The real library.
 
-use crate::events::NvmlEvents;
+use crate::events::Listening;
 use crate::program::Ended;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
@@ -41,6 +41,7 @@ impl Default for Options {
 pub struct NvmlGpus {
     nvml: Arc<Nvml>,
     options: Options,
+    listening: Listening,
 }
 
 impl NvmlGpus {
@@ -54,7 +55,8 @@ impl NvmlGpus {
             Err(NvmlError::FailedToLoadSymbol(_)) => start(InitFlags::empty()),
             other => other,
         };
-        Ok(Self { nvml: Arc::new(nvml.map_err(|error| failed(error.into()))?), options })
+        let nvml = Arc::new(nvml.map_err(|error| failed(error.into()))?);
+        Ok(Self { nvml, options, listening: Listening::default() })
     }
 
     fn device(&self, gpu: &GpuUuid) -> Result<Device<'_>, GpuError> {
@@ -129,7 +131,7 @@ impl Gpus for NvmlGpus {
             return Ok(ModeChange::InForce);
         }
         // Two places for a refusal: the return code, and the status of the activation.
-        let status = match device.set_mig_mode(on) {
+        let status = match self.listening.without(gpu, || device.set_mig_mode(on)) {
             Ok(status) => NvmlCode(status),
             Err(error) => match Cause::from(error) {
                 Cause::Nvml(code) => code,
@@ -285,7 +287,7 @@ impl Gpus for NvmlGpus {
     }
 
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {
-        Ok(Box::new(NvmlEvents::new(Arc::clone(&self.nvml), gpus)?))
+        Ok(Box::new(self.listening.listen(Arc::clone(&self.nvml), gpus)?))
     }
 }
 

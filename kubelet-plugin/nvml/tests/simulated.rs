@@ -120,6 +120,7 @@ clauses! {
     the_inventory_has_every_gpu_with_its_facts
     a_mode_switch_is_in_force_at_once_on_hopper
     a_mode_switch_waits_for_a_reset_on_ampere
+    a_gpu_that_is_listened_to_switches_and_is_listened_to_again
     a_process_that_blocks_a_mode_switch_is_named
     a_board_without_mig_says_so
     instances_fill_the_board_and_no_more

@@ -11,7 +11,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-const LISTEN: Duration = Duration::from_secs(1);
+/// A switch of a GPU's MIG mode waits for as long at most.
+const LISTEN: Duration = Duration::from_millis(500);
 
 /// The threads, one for each GPU that can be read.
 pub(super) struct Listeners {

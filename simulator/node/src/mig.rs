@@ -90,6 +90,11 @@ impl Node {
 
     /// Asks for a MIG mode. Ampere waits for [`Node::reset`]; later boards change at once when idle.
     pub fn set_mig_mode(&self, gpu: usize, on: bool) -> Result<Activation, NodeError> {
+        self.set_mig_mode_beside(gpu, on, false)
+    }
+
+    /// The same where the GPU has, or has not, clients that are no processes on it, as event sets are.
+    pub fn set_mig_mode_beside(&self, gpu: usize, on: bool, clients: bool) -> Result<Activation, NodeError> {
         let board = self.mig_board(gpu)?;
         let mut state = self.lock()?;
         self.may_manage(&state)?;
@@ -104,7 +109,7 @@ impl Node {
         if board.mig_needs_reset {
             return Ok(Activation::ResetRequired);
         }
-        if busy || gpu.gis.iter().any(|gi| gi.in_use == 1) {
+        if busy || clients || gpu.gis.iter().any(|gi| gi.in_use == 1) {
             return Ok(Activation::InUse);
         }
         gpu.mig_current = wanted;

@@ -62,6 +62,11 @@ fn sets(session: &Session) -> std::sync::MutexGuard<'_, std::collections::HashMa
     session.event_sets.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether a GPU is in an event set, which keeps its MIG mode from being changed.
+pub(crate) fn is_listened_to(session: &Session, gpu: usize) -> bool {
+    sets(session).values().any(|set| set.registered.iter().any(|(registered, _)| *registered == gpu))
+}
+
 fn set_id(set: Handle) -> Result<u64, Code> {
     match set.thing() {
         Some(Thing::EventSet { id }) => Ok(id),
