@@ -5,9 +5,11 @@ use crate::health::Verdict;
 use crate::health::xid::parse_change;
 use crate::mode::Target;
 use crate::partitioning::Unclaimed;
+use crate::selinux::{self, Labelling};
 use crate::share::RegionStorage;
 use aliquot_model::DriverCapabilities;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
+use aliquot_selinux::Label;
 use clap::{Parser, ValueEnum};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -92,6 +94,23 @@ pub struct Args {
     /// What the regions of new shares lie in; the one file of ours that their containers write.
     #[arg(long, env = "REGION_STORAGE", value_enum, default_value_t = RegionStorage::Tmpfs)]
     pub region_storage: RegionStorage,
+
+    /// Whether what containers of shares find of ours gets SELinux labels. `auto`: where SELinux is on.
+    #[arg(long, env = "SELINUX_LABELS", value_enum, default_value_t = Labelling::Auto)]
+    pub selinux_labels: Labelling,
+
+    /// SELinux label of what containers of shares read of ours: the limiter, its list, quotas.
+    #[arg(long, env = "SELINUX_READ_ONLY_LABEL", value_name = "LABEL", default_value = selinux::READ_ONLY)]
+    pub selinux_read_only_label: Label,
+
+    /// SELinux label of what containers of shares write: their account.
+    #[arg(long, env = "SELINUX_WRITABLE_LABEL", value_name = "LABEL", default_value = selinux::WRITABLE)]
+    pub selinux_writable_label: Label,
+
+    /// SELinux label of processes in confined containers, for which it is looked whether they may use the driver's
+    /// files.
+    #[arg(long, env = "SELINUX_CONTAINER_LABEL", value_name = "LABEL", default_value = selinux::driver::CONTAINER)]
+    pub selinux_container_label: Label,
 
     /// An extra mount for every container with a device of ours, `host:container[:ro|rw]`.
     #[arg(long = "container-mount", value_name = "HOST:CONTAINER[:ro|rw]", value_parser = parse_mount)]
@@ -348,6 +367,7 @@ mod tests {
     #[case::no_effect("--health-xid 79=Never", Some("no effect"))]
     #[case::no_tenants("--slots 0", Some("1..=1000"))]
     #[case::more_than_all("--audit-memory-percent 101", Some("0..=100"))]
+    #[case::no_label("--selinux-writable-label container_file_t", Some("no SELinux label"))]
     #[case::no_name("--driver-name Bad_Name", Some("DNS"))]
     fn values_that_cannot_work_are_refused_with_the_reason(
         #[case] words: &str,

@@ -34,6 +34,8 @@ pub const REGION_DIR: &str = "/run/aliquot/region";
 pub const LIMITER_DIR: &str = "/usr/local/lib/aliquot";
 /// The limiter's stub.
 pub const PRELOAD: &str = "libaliquot_preload.so";
+/// The list that names it, of which [`Limiter::preload_file`] is the path.
+pub const PRELOAD_LIST: &str = "ld.so.preload";
 /// The limiter's core.
 pub const CORE: &str = "libaliquot_core.so";
 

@@ -7,6 +7,7 @@ use crate::holders::{self, Client};
 use crate::ledger::{Device, Ledger, Record};
 use crate::made;
 use crate::plan::{Step, Undo};
+use crate::selinux::{Existing, LabelError, Labels};
 use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
 use aliquot_cdi::{DirError, NameError, SpecDir};
@@ -31,6 +32,9 @@ pub enum StepError {
     /// The file system.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A label could not be given.
+    #[error(transparent)]
+    Label(#[from] LabelError),
     /// The CDI directory.
     #[error("{0}{tail}", tail = causes(.0))]
     Cdi(#[from] DirError),
@@ -169,6 +173,8 @@ pub struct Machine {
     pub shares: PathBuf,
     /// What the regions of new shares lie in.
     pub regions: RegionStorage,
+    /// SELinux labels of what containers find of ours.
+    pub labels: Labels,
     /// Directory of limiter releases.
     pub limiter_dir: PathBuf,
     /// Our data directory.
@@ -216,7 +222,7 @@ impl Machine {
                 let (device, share) = device
                     .and_then(|device| Some((device, device.share.as_ref()?)))
                     .ok_or_else(|| StepError::NoQuota(result_id.clone()))?;
-                share::make(&self.shares, self.regions, device, share)?;
+                share::make(&self.shares, self.regions, &self.labels, device, share)?;
             }
             Step::WriteSpec => self.write_spec(record)?,
         }
@@ -461,20 +467,29 @@ impl Machine {
         })
     }
 
+    /// Labels what containers that start again find of ours. Returns what could not be labelled.
+    pub fn label_existing(&self) -> Vec<LabelError> {
+        let Self { limiter_dir, data_dir, shares, labels, .. } = self;
+        Existing { limiter_dir, data_dir, shares }.label(labels)
+    }
+
     /// The limiter of our release, or else the only one that is installed. Its preload file is written
     /// when it is missing, at a path of its own version, so that running containers keep theirs.
     ///
     /// # Errors
-    /// [`StepError::NoLimiter`] if there is none.
+    /// [`StepError::NoLimiter`] if there is none, [`StepError::Label`] if containers could not read it.
     pub fn limiter(&self) -> Result<Limiter, StepError> {
         let (version, host_dir) = find_limiter(&self.limiter_dir)
             .ok_or_else(|| StepError::NoLimiter(self.limiter_dir.join(env!("CARGO_PKG_VERSION"))))?;
         let dir = self.data_dir.join("limiter").join(&version);
-        let preload_file = dir.join("ld.so.preload");
+        let preload_file = dir.join(edits::PRELOAD_LIST);
         let content = format!("{}/{version}/{}\n", edits::LIMITER_DIR, edits::PRELOAD);
         if fs::read(&preload_file).ok().as_deref() != Some(content.as_bytes()) {
             fs::create_dir_all(&dir).map_err(io_error("create", &dir))?;
             replace(&preload_file, content.as_bytes(), 0o644)?;
+        }
+        for file in [&host_dir.join(edits::PRELOAD), &host_dir.join(edits::CORE), &preload_file] {
+            self.labels.read_only(file)?;
         }
         Ok(Limiter { version, host_dir, preload_file })
     }

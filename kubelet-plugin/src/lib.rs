@@ -49,6 +49,7 @@ pub mod report;
 pub mod reservation;
 pub mod resourceslice;
 pub mod run;
+pub mod selinux;
 pub mod share;
 pub mod socket;
 pub mod status;

@@ -8,10 +8,13 @@ use crate::health::state::Told;
 use crate::ledger::Lost;
 use crate::partitioning::Unclaimed;
 use crate::publish::PublishError;
+use crate::selinux::LabelError;
+use crate::selinux::driver::Denied;
 use crate::store::Damage;
 use aliquot_model::layout::TaintEffect;
 use aliquot_model::{DeviceName, GpuUuid, LiveMig};
 use aliquot_nvml::{EventKind, GpuEvent};
+use aliquot_selinux::Label;
 use std::fmt::Display;
 
 /// Most bytes of a reason that is not ours.
@@ -49,6 +52,28 @@ pub fn damage(damage: &Damage) -> String {
         damage.path.display(),
         cut(&damage.reason),
         damage.kept.display()
+    )
+}
+
+/// Something of ours that containers have has not its SELinux label.
+pub fn unlabelled(failed: &[LabelError]) -> String {
+    let Some((first, others)) = failed.split_first() else { return String::new() };
+    let more = if others.is_empty() { String::new() } else { format!(" ({} more)", others.len()) };
+    format!("{first}{more}. Shares that this concerns are not prepared before")
+}
+
+/// SELinux keeps containers from files of the driver.
+pub fn driver_denied(container: &Label, denied: &[Denied]) -> String {
+    let Some((first, others)) = denied.split_first() else { return String::new() };
+    let more = if others.is_empty() { String::new() } else { format!(" ({} more)", others.len()) };
+    format!(
+        "SELinux keeps containers ({container}) from the driver's files: they may not {} {}, which is labelled {}{more}. \
+         Programs in confined containers will not find the driver. Label the files lib_t (semanage fcontext and \
+         restorecon), or install the driver under /usr; the agent labels nothing that is not its own. If confined \
+         containers have another label here, say so with --selinux-container-label",
+        first.permissions.join(", "),
+        first.path.display(),
+        first.label
     )
 }
 

@@ -50,6 +50,7 @@ use crate::ledger::{Ledger, Lost, Record};
 use crate::partitioning::{self, Unclaimed};
 use crate::releases;
 use crate::reservation::{self, ReserveError, Reserved};
+use crate::selinux::LabelError;
 use crate::store::{Damage, Store, StoreError};
 use aliquot_model::GpuUuid;
 use aliquot_model::usage::{NodeUsageSpec, NodeUsageStatus};
@@ -89,6 +90,8 @@ pub struct Recovery {
     pub unaccounted: Vec<Unaccounted>,
     /// Files and directories without a claim that were removed.
     pub orphans: Vec<String>,
+    /// What containers have of ours and could not be given its SELinux label.
+    pub unlabelled: Vec<LabelError>,
     /// CDI specs of earlier releases whose hooks were brought up to date.
     pub renewed: Vec<String>,
 }

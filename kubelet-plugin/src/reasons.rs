@@ -58,6 +58,10 @@ pub const LIMIT_REFUSED: &str = "ShareLimitRefused";
 pub const PREPARED: &str = "Prepared";
 /// A claim could not be unprepared.
 pub const UNPREPARE_FAILED: &str = "UnprepareFailed";
+/// Something of ours that containers have could not be given its SELinux label.
+pub const SELINUX_LABEL_REFUSED: &str = "SelinuxLabelRefused";
+/// SELinux keeps containers from files of the driver.
+pub const SELINUX_DRIVER_DENIED: &str = "SelinuxDeniesDriver";
 /// Processes of a share use more memory than it may.
 pub const OVER_MEMORY: &str = "ShareOverMemory";
 /// Processes of a share take more GPU time than it may.

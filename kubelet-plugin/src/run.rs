@@ -22,6 +22,7 @@ use crate::prepare::{Node, Overview, Recovery, UnprepareError};
 use crate::publish::{Publisher, Settings};
 use crate::registration::{Registered, Registrar};
 use crate::report::Reporter;
+use crate::selinux::{self, Labels, Pair};
 use crate::socket::{self, Socket};
 use crate::status::StatusWriter;
 use crate::store::Store;
@@ -194,11 +195,18 @@ pub async fn run_with(
     let gpus: Arc<dyn Gpus> = Arc::new(Timed::new(gpus, deadlines, readiness.calls.clone()));
     readiness.gpus.store(true, Ordering::Relaxed);
     let events = Events::new(client.clone(), &args.node_name);
-    let node = Arc::new(node_of(&args, gpus));
+    let labels = Pair {
+        read_only: args.selinux_read_only_label.clone(),
+        writable: args.selinux_writable_label.clone(),
+    };
+    let labels = Labels::chosen(args.selinux_labels, labels, Path::new("/proc"))
+        .context("cannot tell whether SELinux is on")?;
+    let node = Arc::new(node_of(&args, gpus, labels));
     tokio::select! {
         recovered = recover(&node, &events) => recovered?,
         () = cancel.cancelled() => return Ok(()),
     }
+    selinux::driver::tell(&args, &node, &events).await;
     let parts = Parts { args, client, metrics, readiness, events, node };
     parts.serve(cancel, loops, tasks).await
 }
@@ -240,7 +248,7 @@ async fn open_gpus(
     }
 }
 
-fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
+fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
     let data_dir = args.data_dir();
     let driver = Driver::new(Roots {
         driver: args.driver_root.clone(),
@@ -263,6 +271,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>) -> Node {
             },
             shares: data_dir.join("shares"),
             regions: args.region_storage,
+            labels,
             limiter_dir: args.limiter_dir.clone(),
             data_dir,
             proc_root: args.proc_root.clone(),
@@ -288,6 +297,9 @@ async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
         .context("cannot recover the node's state")?;
     for damage in &recovery.damaged {
         events.node_warning(reasons::CHECKPOINT_DAMAGED, notice::damage(damage));
+    }
+    if !recovery.unlabelled.is_empty() {
+        events.node_warning(reasons::SELINUX_LABEL_REFUSED, notice::unlabelled(&recovery.unlabelled));
     }
     // What was lost is told with the first look at the hardware, as is what is lost later.
     if let Some(lost) = recovery.lost.as_ref().filter(|lost| !lost.is_loss()) {

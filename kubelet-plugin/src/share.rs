@@ -11,7 +11,8 @@ mod region;
 pub use region::{RegionError, RegionMount, RegionStorage};
 
 use crate::ledger::{Device, Ledger, Share, State};
-use crate::store::{StoreError, io_error, replace, sync_dir};
+use crate::selinux::{LabelError, Labels};
+use crate::store::{StoreError, io_error, replace, replace_with, sync_dir};
 use crate::trash;
 use aliquot_model::config::{ComputePolicy, FailMode};
 use aliquot_quota::region::{LOCK_BASE, RegionView};
@@ -37,6 +38,9 @@ pub enum ShareError {
     /// The file system refused.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// A label could not be given.
+    #[error(transparent)]
+    Label(#[from] LabelError),
     /// The region could not be made.
     #[error(transparent)]
     Region(#[from] RegionError),
@@ -111,7 +115,46 @@ pub fn has_region(shares: &Path, result_id: &str) -> bool {
 ///
 /// # Errors
 /// [`ShareError`]; what was made is then for [`discard`] to remove.
-pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Share) -> Result<(), ShareError> {
+pub fn make(
+    shares: &Path,
+    storage: RegionStorage,
+    labels: &Labels,
+    device: &Device,
+    share: &Share,
+) -> Result<(), ShareError> {
+    make_files(shares, storage, labels, device, share)?;
+    Ok(label(shares, labels, &device.result_id)?)
+}
+
+/// Labels what containers find of a share, as far as it is there.
+///
+/// # Errors
+/// [`LabelError`].
+pub fn label(shares: &Path, labels: &Labels, result_id: &str) -> Result<(), LabelError> {
+    if !labels.are_given() {
+        return Ok(());
+    }
+    // What an audit replaces meanwhile has its label already.
+    let there = |labelled: Result<(), LabelError>| match labelled {
+        Err(error) if error.source.kind() == ErrorKind::NotFound => Ok(()),
+        labelled => labelled,
+    };
+    let quota = shares.join(result_id).join("quota");
+    there(labels.read_only(&quota))?;
+    for entry in fs::read_dir(&quota).into_iter().flatten().flatten() {
+        there(labels.read_only(&entry.path()))?;
+    }
+    there(labels.writable(&shares.join(result_id).join("region")))?;
+    there(labels.writable(&region_path(shares, result_id)))
+}
+
+fn make_files(
+    shares: &Path,
+    storage: RegionStorage,
+    labels: &Labels,
+    device: &Device,
+    share: &Share,
+) -> Result<(), ShareError> {
     let fail = |source| ShareError::Quota { result_id: device.result_id.clone(), source };
     let quota = quota(device, share, 1).map_err(fail)?;
     let dir = shares.join(&device.result_id);
@@ -121,7 +164,9 @@ pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Shar
             // Only the record of it was lost. What its quota says is brought up to date with all others.
             RegionFound::File => return Ok(()),
             // With the layout, everything but the region was made, and containers have its file only.
-            RegionFound::Nothing if dir.join(LAYOUT).is_file() => return make_region(&region_dir, storage),
+            RegionFound::Nothing if dir.join(LAYOUT).is_file() => {
+                return make_region(&region_dir, storage, labels);
+            }
             RegionFound::Nothing | RegionFound::Other => {}
         }
     }
@@ -137,17 +182,17 @@ pub fn make(shares: &Path, storage: RegionStorage, device: &Device, share: &Shar
     fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
     aliquot_arbiter::files::make_grant(&quota_dir).map_err(io_error("make the grant in", &quota_dir))?;
     replace(&dir.join(LAYOUT), b"2\n", 0o644)?;
-    region::make(&region_dir, storage)?;
+    region::make(&region_dir, storage, labels)?;
     sync_dir(&region_dir)?;
     Ok(())
 }
 
 /// Makes a region in the place of one that is gone. Containers that run keep theirs, and read the quota that is there.
-fn make_region(dir: &Path, storage: RegionStorage) -> Result<(), ShareError> {
+fn make_region(dir: &Path, storage: RegionStorage, labels: &Labels) -> Result<(), ShareError> {
     region::unmount(dir).map_err(io_error("unmount", dir))?;
     fs::create_dir_all(dir).map_err(io_error("create", dir))?;
     fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(io_error("chmod", dir))?;
-    region::make(dir, storage)?;
+    region::make(dir, storage, labels)?;
     sync_dir(dir)?;
     Ok(())
 }
@@ -181,7 +226,7 @@ fn tighter(one: u8, other: u8) -> u8 {
 ///
 /// # Errors
 /// If a file cannot be replaced.
-pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
+pub fn rebalance(shares: &Path, labels: &Labels, ledger: &Ledger) -> Result<(), ShareError> {
     let all = || {
         let prepared =
             ledger.claims.values().filter(|record| record.state == State::Completed && !record.is_parked());
@@ -211,7 +256,7 @@ pub fn rebalance(shares: &Path, ledger: &Ledger) -> Result<(), ShareError> {
             continue;
         }
         wanted.generation = present.generation.saturating_add(1);
-        replace(&path, &wanted.encode(), 0o644)?;
+        replace_with(&path, &wanted.encode(), 0o644, |new| labels.read_only(new).map_err(ShareError::from))?;
         fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
     }
     Ok(())

@@ -18,7 +18,7 @@ mod newer;
 mod reserve;
 mod wait;
 
-pub(crate) use files::io_error;
+pub(crate) use files::{io_error, replace_with};
 pub use files::{replace, sync_dir};
 use newer::NewerCopy;
 pub(crate) use wait::{open_lock, patiently};

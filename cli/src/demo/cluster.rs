@@ -362,6 +362,8 @@ async fn start_node(
         flag("limiter-dir", limiter),
         // A user without rights may not mount.
         "--region-storage=directory".to_owned(),
+        // Nor are its containers confined.
+        "--selinux-labels=never".to_owned(),
         flag("oci-hook", &build.limiter_file("aliquot-oci-hook")?),
         format!("--container-mount={}:/run/aliquot-sim:rw", sim.display()),
     ];

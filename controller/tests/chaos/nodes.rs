@@ -14,6 +14,7 @@ use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::parked;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
 use aliquot_model::layout::Holding;
@@ -411,6 +412,7 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
             },
             shares: data.join("shares"),
             regions: RegionStorage::Directory,
+            labels: Labels::default(),
             limiter_dir: dir.join("limiter"),
             data_dir: data,
             proc_root: root.join("proc"),

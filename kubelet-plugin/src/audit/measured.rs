@@ -4,6 +4,7 @@
 //! its own process holds beyond its allocations. The agent can: NVML's pid, its cgroup and its pid namespaces.
 
 use super::Look;
+use crate::selinux::Labels;
 use crate::share::read_region;
 use aliquot_quota::measured::{Identity, MOST_SIZE, Process, encode};
 use aliquot_quota::region::RegionView;
@@ -106,25 +107,32 @@ pub fn pages(
 }
 
 /// Writes what the shares are told. A share that is gone by now is told nothing.
-pub fn write(shares: &Path, pages: &BTreeMap<String, Vec<Process>>, taken_ns: u64, interval: Duration) {
+pub fn write(
+    shares: &Path,
+    labels: &Labels,
+    pages: &BTreeMap<String, Vec<Process>>,
+    taken_ns: u64,
+    interval: Duration,
+) {
     let holds = interval.saturating_mul(LOOKS).max(LEAST);
     let until_ns = taken_ns.saturating_add(u64::try_from(holds.as_nanos()).unwrap_or(u64::MAX));
     for (id, processes) in pages {
         let mut out = [0; MOST_SIZE];
         let size = encode(taken_ns, until_ns, processes, &mut out);
         let quota = shares.join(id).join("quota");
-        if let Err(error) = replace(&quota, out.get(..size).unwrap_or_default()) {
+        if let Err(error) = replace(&quota, labels, out.get(..size).unwrap_or_default()) {
             tracing::debug!(%error, share = %id, "cannot tell a share what was measured");
         }
     }
 }
 
 /// By rename, so that nobody reads half of it; not synced, as it is of no use after a crash.
-fn replace(quota: &Path, content: &[u8]) -> std::io::Result<()> {
+fn replace(quota: &Path, labels: &Labels, content: &[u8]) -> std::io::Result<()> {
     let new = quota.join("measured.tmp");
     fs::write(&new, content)?;
     // Containers run as any user; the umask must not decide.
     fs::set_permissions(&new, fs::Permissions::from_mode(0o644))?;
+    labels.read_only(&new).map_err(std::io::Error::other)?;
     fs::rename(&new, quota.join(MEASURED))
 }
 

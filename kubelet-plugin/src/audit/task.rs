@@ -152,7 +152,10 @@ impl Audit {
         let after = files.iter().map(|(id, files)| (id.clone(), files.accounts.clone())).collect();
         let pages = measured::pages(&looks, &before, &after);
         let (node, interval) = (Arc::clone(&self.node), self.interval);
-        let write = move || measured::write(&node.machine.shares, &pages, taken_ns, interval);
+        let write = move || {
+            let machine = &node.machine;
+            measured::write(&machine.shares, &machine.labels, &pages, taken_ns, interval);
+        };
         drop(tokio::task::spawn_blocking(write).await);
         let verdicts = memory.auditor.look(elapsed, &looks);
         for verdict in &verdicts {

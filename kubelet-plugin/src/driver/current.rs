@@ -6,7 +6,7 @@ use super::root::Root;
 use super::{DriverFiles, Roots, version};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The driver of a node.
@@ -47,6 +47,14 @@ impl Driver {
         );
         *known = Some((stamp, Arc::clone(&files)));
         files
+    }
+
+    /// Where this process sees a file of the driver's.
+    pub(crate) fn here(&self, host: &Path) -> PathBuf {
+        match host.strip_prefix(&self.roots.host) {
+            Ok(below) => self.roots.driver.join(below),
+            Err(_) => host.to_owned(),
+        }
     }
 
     fn stamp(&self) -> Stamp {

@@ -91,9 +91,8 @@ impl Node {
 
     /// Gives best-effort shares what nobody was promised.
     pub(super) fn rebalance(&self, ledger: &Ledger) -> Result<(), PrepareError> {
-        share::rebalance(&self.machine.shares, ledger).map_err(|source| PrepareError::Step {
-            step: "divide what no share was promised".to_owned(),
-            source: source.into(),
+        share::rebalance(&self.machine.shares, &self.machine.labels, ledger).map_err(|source| {
+            PrepareError::Step { step: "divide what no share was promised".to_owned(), source: source.into() }
         })
     }
 }

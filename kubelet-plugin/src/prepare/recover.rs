@@ -42,6 +42,7 @@ impl Node {
             }
         }
         recovery.renewed = self.renew_hooks(&ledger);
+        recovery.unlabelled = self.machine.label_existing();
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         ledger = locked.load()?.ledger;

@@ -5,6 +5,7 @@
 //! own, of exactly its size and with room for one file. Whatever a container writes, punches out, locks or keeps open,
 //! the node has no more to give for it.
 
+use crate::selinux::Labels;
 use crate::store::{StoreError, io_error};
 use aliquot_quota::REGION_FILE_SIZE;
 use aliquot_quota::region::initial_header;
@@ -44,13 +45,16 @@ pub enum RegionMount {
 pub enum RegionError {
     /// The kernel refused the mount.
     #[error(
-        "cannot mount a file system of {REGION_FILE_SIZE} bytes for the region of a share at {}: {source}; the agent \
-         needs CAP_SYS_ADMIN (the chart's pod is privileged). --region-storage=directory does without, and lets \
+        "cannot mount a file system ({options}) for the region of a share at {}: {source}; the agent needs \
+         CAP_SYS_ADMIN (the chart's pod is privileged), and a context must be a label that the node's SELinux policy \
+         knows (--selinux-writable-label). --region-storage=directory does without, and lets \
          containers fill the disk", path.display()
     )]
     Mount {
         /// Where.
         path: PathBuf,
+        /// With what.
+        options: String,
         /// Why not.
         source: Errno,
     },
@@ -60,9 +64,14 @@ pub enum RegionError {
 }
 
 /// Makes the region's file in an empty directory, written in full.
-pub(super) fn make(dir: &Path, storage: RegionStorage) -> Result<(), RegionError> {
+pub(super) fn make(dir: &Path, storage: RegionStorage, labels: &Labels) -> Result<(), RegionError> {
     if storage == RegionStorage::Tmpfs {
-        mount_own(dir).map_err(|source| RegionError::Mount { path: dir.to_owned(), source })?;
+        let options = mount_options(labels);
+        mount_own(dir, &options).map_err(|source| RegionError::Mount {
+            path: dir.to_owned(),
+            options,
+            source,
+        })?;
     }
     let path = dir.join("region");
     let mut file = OpenOptions::new()
@@ -83,10 +92,13 @@ pub(super) fn make(dir: &Path, storage: RegionStorage) -> Result<(), RegionError
 }
 
 /// A file system of the region's size; its two inodes are the root and the file.
-fn mount_own(dir: &Path) -> nix::Result<()> {
+fn mount_options(labels: &Labels) -> String {
+    format!("size={REGION_FILE_SIZE},nr_inodes=2,mode=0755{}", labels.mount_option())
+}
+
+fn mount_own(dir: &Path, options: &str) -> nix::Result<()> {
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    let options = format!("size={REGION_FILE_SIZE},nr_inodes=2,mode=0755");
-    mount(Some("aliquot-region"), dir, Some("tmpfs"), flags, Some(options.as_str()))
+    mount(Some("aliquot-region"), dir, Some("tmpfs"), flags, Some(options))
 }
 
 /// Takes a region's file system away, also while containers have it open: it then goes with the last of them.

@@ -13,7 +13,7 @@ fn cap_beside(newer: Option<crate::ledger::NewerRecord>) -> u8 {
     fs::write(quota_dir.join("quota"), file.encode()).unwrap();
     let mut ledger = testing::ledger_of(&[("b", device.clone())]);
     ledger.newer.extend(newer.map(|record| ("a".to_owned(), record)));
-    rebalance(dir.path(), &ledger).unwrap();
+    rebalance(dir.path(), &Labels::default(), &ledger).unwrap();
     left(dir.path(), "b").unwrap().cores_percent
 }
 

@@ -20,15 +20,30 @@ pub(crate) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
 /// # Errors
 /// If the file system refuses; the old file is then untouched, and no other is left.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
+    replace_with(path, content, mode, |_| Ok(()))
+}
+
+/// The same, with something to be done with the new file before anybody can see it.
+///
+/// # Errors
+/// If that fails, or the file system refuses.
+pub(crate) fn replace_with<E: From<StoreError>>(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    before: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
     let temp = path.with_extension("tmp");
-    let replaced =
-        write(&temp, content, mode).and_then(|()| fs::rename(&temp, path).map_err(io_error("replace", path)));
+    let replaced = write(&temp, content, mode)
+        .map_err(E::from)
+        .and_then(|()| before(&temp))
+        .and_then(|()| Ok(fs::rename(&temp, path).map_err(io_error("replace", path))?));
     if replaced.is_err() {
         // What it takes is what others lack. The first error is the one to report.
         let _ = fs::remove_file(&temp);
         return replaced;
     }
-    path.parent().map_or(Ok(()), sync_dir)
+    Ok(path.parent().map_or(Ok(()), sync_dir)?)
 }
 
 fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {

@@ -20,6 +20,7 @@ use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::ledger::{Given, Ledger};
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
 use aliquot_model::config::{MigConfig, ShareConfig};
@@ -146,6 +147,7 @@ impl World {
                 },
                 shares: self.data().join("shares"),
                 regions: RegionStorage::Directory,
+                labels: Labels::default(),
                 limiter_dir: self.limiter(),
                 data_dir: self.data(),
                 proc_root: self.proc(),

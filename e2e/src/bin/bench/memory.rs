@@ -3,6 +3,7 @@
 
 use aliquot_e2e::figure::Figure;
 use aliquot_kubelet_plugin::audit::{Look, Measured, Quota, measured};
+use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE, region};
 use aliquot_sim_node::{Node, NodeSpec, Pool, ProcessView, Record, create, limiter_at};
 use anyhow::{Context, Result};
@@ -281,7 +282,8 @@ impl Place<'_> {
             processes: processes.collect(),
             region: None,
         };
-        measured::write(&shares, &measured::pages(&[look], &before, &after), taken_ns, INTERVAL);
+        let pages = measured::pages(&[look], &before, &after);
+        measured::write(&shares, &Labels::default(), &pages, taken_ns, INTERVAL);
         Ok(())
     }
 }

@@ -1,0 +1,166 @@
+//! SELinux labels of what containers find of ours.
+//!
+//! What we make inherits labels of the kubelet's directory or of `/opt`, which confined containers may not read. A file
+//! of the limiter that cannot be read is skipped by the loader, so that a share would have no limit. So everything of
+//! ours that is mounted into a container is labelled before its claim is prepared. What is not ours, such as the
+//! driver's files, is never labelled; [`driver`] looks at it.
+
+pub mod driver;
+
+use crate::edits;
+use crate::share;
+use aliquot_selinux::Label;
+use clap::ValueEnum;
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// The label of what containers read.
+pub const READ_ONLY: &str = "system_u:object_r:container_ro_file_t:s0";
+/// The label of what containers write. Without categories, as containers of several pods can have one share.
+pub const WRITABLE: &str = "system_u:object_r:container_file_t:s0";
+
+/// Why something of ours has not the label that it should have.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "cannot give {} the SELinux label {label}: {source}; containers could not use it, and a share would have no limit. {}",
+    path.display(), remedy(source.kind())
+)]
+pub struct LabelError {
+    /// What was to have it.
+    pub path: PathBuf,
+    /// The label.
+    pub label: Label,
+    /// Why not.
+    pub source: io::Error,
+}
+
+fn remedy(kind: ErrorKind) -> &'static str {
+    match kind {
+        ErrorKind::InvalidInput => {
+            "This node's policy has no such label: install container-selinux, or set --selinux-read-only-label and \
+             --selinux-writable-label (the chart's kubeletPlugin.selinux) to labels that its containers may use; if they \
+             are not confined, say --selinux-labels=never"
+        }
+        ErrorKind::Unsupported => {
+            "Its file system holds no labels: use another, or mount it with the option context=\"<label>\""
+        }
+        _ => {
+            "The agent must run as spc_t or another type that may relabel it (the chart's pod is privileged), and its \
+             file system must be writable"
+        }
+    }
+}
+
+/// Whether labels are given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Labelling {
+    /// Where SELinux is on.
+    Auto,
+    /// On no node, for those whose containers are not confined although SELinux is on.
+    Never,
+}
+
+/// The labels that are given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pair {
+    /// What containers read.
+    pub read_only: Label,
+    /// What containers write.
+    pub writable: Label,
+}
+
+/// The labels of this node; none where SELinux is off, and then nothing is done.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Labels(Option<Pair>);
+
+impl Labels {
+    /// These labels.
+    pub const fn of(pair: Pair) -> Self {
+        Self(Some(pair))
+    }
+
+    /// These labels where they are to be given.
+    ///
+    /// # Errors
+    /// If it cannot be told whether SELinux is on.
+    pub fn chosen(labelling: Labelling, pair: Pair, proc: &Path) -> io::Result<Self> {
+        let give = match labelling {
+            Labelling::Auto => aliquot_selinux::is_on(proc)?,
+            Labelling::Never => false,
+        };
+        Ok(Self(give.then_some(pair)))
+    }
+
+    /// Whether SELinux is on.
+    pub const fn are_given(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Labels what containers read.
+    ///
+    /// # Errors
+    /// [`LabelError`].
+    pub fn read_only(&self, path: &Path) -> Result<(), LabelError> {
+        self.0.as_ref().map_or(Ok(()), |pair| label(path, &pair.read_only))
+    }
+
+    /// Labels what containers write.
+    ///
+    /// # Errors
+    /// [`LabelError`].
+    pub fn writable(&self, path: &Path) -> Result<(), LabelError> {
+        self.0.as_ref().map_or(Ok(()), |pair| label(path, &pair.writable))
+    }
+
+    /// The option by which everything in a new file system that containers write has its label from the start, behind
+    /// other options.
+    pub(crate) fn mount_option(&self) -> String {
+        self.0.as_ref().map_or_else(String::new, |pair| format!(",context=\"{}\"", pair.writable))
+    }
+}
+
+fn label(path: &Path, label: &Label) -> Result<(), LabelError> {
+    match aliquot_selinux::set(path, label) {
+        Ok(false) => Ok(()),
+        Ok(true) => {
+            tracing::debug!(path = %path.display(), %label, "labelled");
+            Ok(())
+        }
+        Err(source) => Err(LabelError { path: path.to_owned(), label: label.clone(), source }),
+    }
+}
+
+/// What is on the node already, as an earlier release made it.
+#[derive(Debug, Clone, Copy)]
+pub struct Existing<'a> {
+    /// Directory of limiter releases.
+    pub limiter_dir: &'a Path,
+    /// Our data directory.
+    pub data_dir: &'a Path,
+    /// Directory of shares.
+    pub shares: &'a Path,
+}
+
+impl Existing<'_> {
+    /// Labels it all: containers that start again have it mounted. Returns what could not be labelled.
+    pub fn label(&self, labels: &Labels) -> Vec<LabelError> {
+        if !labels.are_given() {
+            return Vec::new();
+        }
+        let libraries = entries(self.limiter_dir)
+            .into_iter()
+            .flat_map(|dir| [edits::PRELOAD, edits::CORE].map(|name| dir.join(name)));
+        let lists =
+            entries(&self.data_dir.join("limiter")).into_iter().map(|dir| dir.join(edits::PRELOAD_LIST));
+        let files = libraries.chain(lists).filter(|path| path.is_file());
+        let mut failed: Vec<LabelError> = files.filter_map(|path| labels.read_only(&path).err()).collect();
+        let shares = share::list(self.shares).unwrap_or_default();
+        failed.extend(shares.iter().filter_map(|id| share::label(self.shares, labels, id).err()));
+        failed
+    }
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+}
