@@ -1,4 +1,5 @@
-//! Where the container's root is: the state names the bundle, the bundle's configuration the root.
+//! Where the container's root is and what its process is labelled: the state names the bundle, the bundle's configuration
+//! both.
 
 use crate::json::{JsonError, string_at};
 use std::io::Read;
@@ -30,8 +31,17 @@ pub enum BundleError {
 /// No state is larger than this.
 const LARGEST_STATE: u64 = 1 << 20;
 
-/// Reads the state and finds the container's root as the hook sees it.
-pub fn container_root(state: &mut dyn Read) -> Result<PathBuf, BundleError> {
+/// A container as its bundle has it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Container {
+    /// Its root, as the hook sees it.
+    pub root: PathBuf,
+    /// The SELinux label that its process is to have.
+    pub label: Option<String>,
+}
+
+/// Reads the state and finds the container.
+pub fn container(state: &mut dyn Read) -> Result<Container, BundleError> {
     let mut text = String::new();
     state.take(LARGEST_STATE).read_to_string(&mut text).map_err(BundleError::Read)?;
     let bundle = string_at(&text, &["bundle"]).map_err(|_: JsonError| BundleError::State)?;
@@ -39,7 +49,10 @@ pub fn container_root(state: &mut dyn Read) -> Result<PathBuf, BundleError> {
     let path = bundle.join("config.json");
     let config = std::fs::read_to_string(&path)
         .map_err(|source| BundleError::Config { path: path.clone(), source })?;
-    root_in(&bundle, &config).ok_or(BundleError::Root(path))
+    let root = root_in(&bundle, &config).ok_or(BundleError::Root(path))?;
+    // What is not understood was told of with the root.
+    let label = string_at(&config, &["process", "selinuxLabel"]).ok().flatten();
+    Ok(Container { root, label })
 }
 
 /// `root.path` of a configuration, which may be relative to the bundle.
@@ -66,10 +79,14 @@ mod tests {
     fn the_state_leads_to_the_root() {
         let folder = tempfile::tempdir().unwrap();
         let state = format!(r#"{{"ociVersion":"1.2.0","id":"x","pid":1,"bundle":{:?}}}"#, folder.path());
-        let find = |state: &str| container_root(&mut state.as_bytes());
+        let find = |state: &str| container(&mut state.as_bytes());
         assert!(matches!(find(&state), Err(BundleError::Config { .. })));
         std::fs::write(folder.path().join("config.json"), r#"{"root":{"path":"r"}}"#).unwrap();
-        assert_eq!(find(&state).unwrap(), folder.path().join("r"));
+        let root = folder.path().join("r");
+        assert_eq!(find(&state).unwrap(), Container { root: root.clone(), label: None });
+        let labelled = r#"{"process":{"selinuxLabel":"u:r:t:s0:c1,c2"},"root":{"path":"r"}}"#;
+        std::fs::write(folder.path().join("config.json"), labelled).unwrap();
+        assert_eq!(find(&state).unwrap(), Container { root, label: Some("u:r:t:s0:c1,c2".into()) });
         std::fs::write(folder.path().join("config.json"), "{}").unwrap();
         assert!(matches!(find(&state), Err(BundleError::Root(_))));
         assert!(matches!(find(r#"{"bundle":"relative"}"#), Err(BundleError::State)));

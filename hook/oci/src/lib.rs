@@ -42,7 +42,8 @@
 //! Follow a link of the image out of the container's root; run anything of the image with the runtime's
 //! rights; change the image's files. (The loader's cache is exchanged in the container's own layer; see [`driver`].)
 //!
-//! Reading order: [`run`], then [`mounts`] (what is mounted), [`preload`] (merging), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
+//! Reading order: [`run`], then [`mounts`] (what is mounted), [`preload`] (merging), [`selinux`] (what the policy lets
+//! the container do), [`loader`] and `trial` (the trial), [`bundle`] (where the root is).
 
 #![allow(unsafe_code, reason = "system calls that nix does not wrap; every block says why it is sound")]
 
@@ -58,12 +59,12 @@ pub mod loader;
 pub mod mounts;
 pub mod preload;
 pub mod quota;
+pub mod selinux;
 mod trial;
 
-use std::io::{Read, Write};
-use std::path::PathBuf;
-
 pub use args::{Args, Task};
+use bundle::Container;
+use std::io::{Read, Write};
 
 /// Why a container must not start.
 #[derive(Debug, thiserror::Error)]
@@ -87,22 +88,30 @@ pub enum HookError {
     /// The trial with the container's loader.
     #[error(transparent)]
     Loader(#[from] loader::LoaderError),
+    /// What SELinux lets the container do.
+    #[error(transparent)]
+    Selinux(#[from] selinux::SelinuxError),
     /// A quota.
     #[error(transparent)]
     Quota(#[from] quota::QuotasError),
 }
 
 /// Does everything for one task of a container. For a share: makes sure that what the node has mounted is what is there,
-/// checks quotas, merges the preload lists and tries the limiter with the container's loader. For the driver's files:
-/// what they need beside mounts, as far as it can be had.
+/// checks quotas, merges the preload lists, asks SELinux's policy and tries the limiter with the container's loader. For
+/// the driver's files: what they need beside mounts, as far as it can be had.
 ///
 /// Nothing of what is made sure of changes before the entrypoint runs: the loader may not mount anything, the runtime
 /// mounts nothing of the pod's any more, and no directory on the way there is on a volume that others than root can
 /// change.
 pub fn run(task: &Task, state: &mut dyn Read) -> Result<(), HookError> {
-    let root: PathBuf = match task.root() {
-        Some(root) => root.to_owned(),
-        None => bundle::container_root(state)?,
+    run_on(task, state, &selinux::Kernel::host())
+}
+
+/// The same where the kernel tells of SELinux elsewhere.
+pub fn run_on(task: &Task, state: &mut dyn Read, kernel: &selinux::Kernel) -> Result<(), HookError> {
+    let Container { root, label } = match task.root() {
+        Some(root) => Container { root: root.to_owned(), label: None },
+        None => bundle::container(state)?,
     };
     let root = inside::Root::open(&root)?;
     match task {
@@ -111,6 +120,7 @@ pub fn run(task: &Task, state: &mut dyn Read) -> Result<(), HookError> {
             mounts::check(&root, &args.mounted, &args.quota)?;
             quota::check(&root, &args.quota)?;
             preload::apply(&root, &args.preload, &args.limiter)?;
+            selinux::check(&root, label.as_deref(), args, kernel)?;
             loader::check(&root, &args.limiter)?;
         }
         Task::Driver(args) => {
