@@ -9,7 +9,7 @@
 )]
 
 mod common;
-#[path = "../../selinux/tests/fake/mod.rs"]
+#[path = "../../hook/selinux/tests/fake/mod.rs"]
 mod fake;
 
 use aliquot_kubelet_plugin::audit::measured;

@@ -2,7 +2,7 @@
 //! of plain files answers as a policy like container-selinux would.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
-#[path = "../../../selinux/tests/fake/mod.rs"]
+#[path = "../../selinux/tests/fake/mod.rs"]
 mod fake;
 
 use aliquot_oci_hook::inside::Root;
