@@ -249,9 +249,14 @@ fn memory_slice(name: &str) -> Option<String> {
     number.chars().all(|c| c.is_ascii_digit()).then(|| number.to_owned())
 }
 
+/// How a claim shares what it has, as its CDI spec shows it; `None` if it does not.
+fn shares_by(spec: &str) -> Option<&'static str> {
+    ["libaliquot_preload.so", "-timeslice="].into_iter().find(|mark| spec.contains(mark))
+}
+
 /// Claims whose CDI specs give them the same hardware without sharing it.
 fn overlapping_prepares(cdi_dir: &str) -> Vec<String> {
-    let mut specs: Vec<(String, BTreeSet<String>, bool)> = Vec::new();
+    let mut specs: Vec<(String, BTreeSet<String>, Option<&str>)> = Vec::new();
     for entry in std::fs::read_dir(cdi_dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Ok(text) = std::fs::read_to_string(entry.path()) else { continue };
@@ -259,19 +264,18 @@ fn overlapping_prepares(cdi_dir: &str) -> Vec<String> {
         if !name.contains("aliquot") {
             continue;
         }
-        let limited = text.contains("libaliquot_preload.so");
         let mut held = BTreeSet::new();
         for device in spec.pointer("/devices").and_then(|d| d.as_array()).into_iter().flatten() {
             held.extend(held_by(device));
         }
         if !held.is_empty() {
-            specs.push((name, held, limited));
+            specs.push((name, held, shares_by(&text)));
         }
     }
     let mut found = Vec::new();
-    for (index, (a, mine, a_limited)) in specs.iter().enumerate() {
-        for (b, theirs, b_limited) in specs.iter().skip(index + 1) {
-            let shared = *a_limited && *b_limited;
+    for (index, (a, mine, a_shares)) in specs.iter().enumerate() {
+        for (b, theirs, b_shares) in specs.iter().skip(index + 1) {
+            let shared = a_shares.is_some() && a_shares == b_shares;
             if !shared && !mine.is_disjoint(theirs) {
                 let both: Vec<&String> = mine.intersection(theirs).collect();
                 found.push(format!("CDI specs {a} and {b} both give {both:?}"));

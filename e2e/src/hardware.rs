@@ -39,6 +39,7 @@ impl Cluster {
         spec.gpus.extend_from_slice(more);
         spec.nvml_library = Some(self.build.join("libnvidia_ml.so"));
         spec.cuda_library = Some(self.build.join("libcuda.so"));
+        spec.nvidia_smi = Some(self.build.join("aliquot-sim"));
         aliquot_sim_node::create(Path::new(SIM), &spec).context("cannot create the simulated node")?;
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::support::{GIB, on_any_cluster, on_cluster};
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::objects::{self, PodManifest};
 use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
 
 async fn apply(cluster: &Cluster, example: &str) -> Result<()> {
     apply_file(cluster, &format!("{example}/{example}.yaml")).await
@@ -229,6 +230,98 @@ fn a_statefulsets_pods_keep_their_places_for_the_ones_after_them() -> Result<()>
         cluster.kubectl(&["-n", "heirs", "delete", "statefulset", "web"])?;
         hold_claims(cluster, "heirs", 0).await?;
         cluster.delete_namespace("heirs").await
+    })
+}
+
+#[test]
+fn time_slices_are_set_for_the_claims_that_ask_and_set_back_after_the_last() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let set = || -> Result<Vec<u32>> {
+            let node = cluster.hardware()?;
+            (0..node.gpus().len()).map(|gpu| Ok(node.settings(gpu)?.timeslice)).collect::<Result<_>>()
+        };
+        let before = set()?;
+        ensure!(before.iter().all(|slice| *slice == 0), "the driver's own to begin with: {before:?}");
+        apply(cluster, "15-timeslice").await?;
+        for pod in ["first", "second"] {
+            let line = cluster.first_line("timeslice", pod, "main").await?;
+            ensure!(line.contains("\"allocated_bytes\":8589934592"), "8 GiB each: {line}");
+        }
+        let devices = [
+            cluster.devices_of("timeslice", "first").await?,
+            cluster.devices_of("timeslice", "second").await?,
+        ];
+        ensure!(devices[0] == devices[1], "packed onto one GPU: {devices:?}");
+        ensure!(
+            set()?.iter().filter(|slice| **slice == 3).count() == 1,
+            "one GPU has long slices: {:?}",
+            set()?
+        );
+        let seen = limiter(cluster, "timeslice", "first", "main")?;
+        ensure!(!seen.contains("libaliquot"), "nobody limits it: {seen}");
+        cluster.delete_pod("timeslice", "first").await?;
+        ensure!(set()?.contains(&3), "the second one still has them: {:?}", set()?);
+        cluster.delete_namespace("timeslice").await?;
+        cluster.wait_for("the driver's own slices", || async { Ok((set()? == before).then_some(())) }).await
+    })
+}
+
+/// Of the node's whole GPUs three are at one NUMA node, and one is at the other.
+#[test]
+fn gpus_of_a_claim_that_asks_for_it_are_at_one_numa_node() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("near").await?;
+        cluster.create(&[
+            objects::template(&namespace, "h100", &[objects::gpu_of("gpu", "H100")]),
+            PodManifest::of_template(&namespace, "neighbour", "h100").build(),
+        ])?;
+        cluster.running(&namespace, "neighbour").await?;
+        apply(cluster, "16-aligned-gpus").await?;
+        let got = cluster.report("aligned", "trainer", "main").await?;
+        ensure!(got.allocated.len() == 2, "two devices: {got:?}");
+        let node = cluster.hardware()?;
+        let devices = cluster.devices_of("aligned", "trainer").await?;
+        let numa: BTreeSet<i32> = node
+            .gpus()
+            .iter()
+            .filter(|gpu| devices.contains(&format!("gpu-{}", gpu.minor)))
+            .map(|gpu| gpu.numa_node)
+            .collect();
+        ensure!(numa.len() == 1, "{devices:?} are at {numa:?}");
+        // The GPU that is left is alone at its NUMA node, so a second such pod waits.
+        let file = cluster.repo().join("examples/16-aligned-gpus/16-aligned-gpus.yaml");
+        let second = std::fs::read_to_string(file)?.replace("name: trainer", "name: second");
+        cluster.apply(&second)?;
+        cluster.event("aligned", "second").await?;
+        cluster.delete_pod("aligned", "trainer").await?;
+        cluster.running("aligned", "second").await?;
+        ensure!(cluster.devices_of("aligned", "second").await? == devices, "the same two");
+        cluster.delete_namespace("aligned").await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_monitor_sees_every_gpu_beside_whoever_holds_it_and_is_nobodys_without_the_label() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        apply(cluster, "01-whole-gpu").await?;
+        cluster.report("whole-gpu", "trainer", "main").await?;
+        apply(cluster, "17-monitoring").await?;
+        cluster.running("monitoring", "monitor").await?;
+        let listed = cluster.shell("monitoring", "monitor", "main", "nvidia-smi -L")?;
+        let gpus = listed.lines().filter(|line| line.starts_with("GPU ")).count();
+        ensure!(gpus == cluster.hardware()?.gpus().len(), "all of the node's: {listed}");
+        // Whoever has no such namespace is refused by Kubernetes itself.
+        let claim = objects::claim(
+            "whole-gpu",
+            "look",
+            &[serde_json::json!({"name": "gpus", "exactly":
+            {"deviceClassName": "admin.aliquot.dev", "adminAccess": true, "allocationMode": "All"}})],
+        );
+        let refused = cluster.create(&[claim]).err().context("allowed without the label")?;
+        ensure!(format!("{refused:#}").contains("admin-access"), "{refused:#}");
+        cluster.delete_namespace("monitoring").await?;
+        cluster.delete_namespace("whole-gpu").await
     })
 }
 

@@ -71,10 +71,6 @@ fn each_kind_of_bad_input_is_refused_with_its_reason() -> Result<()> {
                 "spec.devices.requests[0].exactly.capacity.requests.memory: no device of this cluster gives 200Gi",
             ),
             (
-                objects::claim(&namespace, "c", &[objects::request("r", "mps.aliquot.dev")]),
-                "mps.aliquot.dev gives GPUs through MPS, which this driver cannot run yet",
-            ),
-            (
                 objects::claim(&namespace, "c", &[objects::request("r", "admin.aliquot.dev")]),
                 "devices of class admin.aliquot.dev are for monitoring and need adminAccess: true",
             ),
