@@ -27,6 +27,10 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Free devices that claims keep without a pod (bound before their first, or retained after their last).
     Release(ReleaseArgs),
+    /// Take one GPU of a node out of service: no claim gets it any more; pods that use it go on, or are evicted.
+    Cordon(CordonArgs),
+    /// Put a GPU that was cordoned into service again.
+    Uncordon(UncordonArgs),
     /// Put the limiter's files and the OCI hook on a node (the node agent's init container runs this).
     InstallNodeFiles(InstallArgs),
     /// Become a container of the demo.
@@ -148,6 +152,42 @@ pub(crate) struct ReleaseArgs {
     /// Namespace. Default for one claim: that of the kubeconfig's context.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CordonArgs {
+    /// The GPU: its UUID (`GPU-…`), or `gpu-0` with `--node`.
+    pub(crate) gpu: String,
+    /// The GPU's node.
+    #[arg(long)]
+    pub(crate) node: Option<String>,
+    /// Why, for whoever finds it so.
+    #[arg(long)]
+    pub(crate) reason: Option<String>,
+    /// Evict the pods that use it, too.
+    #[arg(long)]
+    pub(crate) evict: bool,
+    /// Driver name that Aliquot was installed with.
+    #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub(crate) driver_name: String,
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct UncordonArgs {
+    /// The GPU: its UUID (`GPU-…`), or `gpu-0` with `--node`.
+    pub(crate) gpu: String,
+    /// The GPU's node.
+    #[arg(long)]
+    pub(crate) node: Option<String>,
+    /// Driver name that Aliquot was installed with.
+    #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub(crate) driver_name: String,
     /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
     #[arg(long)]
     pub(crate) kubeconfig: Option<PathBuf>,

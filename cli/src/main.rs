@@ -1,9 +1,10 @@
 //! `aliquot`: the operator's command.
 //!
 //! `demo` runs the whole product on one machine without GPU, cluster or root; `explain` says why a claim
-//! has what it has, or nothing; `release` frees devices that claims keep without a pod; `uninstall` takes
-//! the product out of a cluster; `install-node-files` is what the node agent's init container runs. Installed as
-//! `kubectl-aliquot` it is a kubectl plugin.
+//! has what it has, or nothing; `release` frees devices that claims keep without a pod; `cordon`
+//! and `uncordon` take one GPU out of service and put it back; `uninstall` takes the product out of a cluster;
+//! `install-node-files` is what the node agent's init container runs. Installed as `kubectl-aliquot` it is a kubectl
+//! plugin.
 //!
 //! Start reading at [`demo::run`].
 #![forbid(unsafe_code)]
@@ -19,6 +20,7 @@ macro_rules! say {
 mod args;
 mod client;
 mod container;
+mod cordon;
 mod demo;
 mod explain;
 mod install;
@@ -42,6 +44,8 @@ fn main() -> ExitCode {
         Command::Demo(demo) => in_runtime(demo::run(demo)),
         Command::Plan(plan) => in_runtime(plan::run(plan)),
         Command::Release(release) => in_runtime(release::run(release)),
+        Command::Cordon(cordon) => in_runtime(cordon::run(cordon)),
+        Command::Uncordon(uncordon) => in_runtime(cordon::undo(uncordon)),
         Command::Explain(explain) => in_runtime(explain::run(explain)),
         Command::Uninstall(uninstall) => in_runtime(uninstall::run(uninstall)),
     };

@@ -240,9 +240,17 @@ impl Cluster {
     /// # Errors
     /// What it says.
     pub fn explain(&self, args: &[&str]) -> Result<String> {
+        self.aliquot("explain", args)
+    }
+
+    /// Runs a subcommand of `aliquot` on the cluster.
+    ///
+    /// # Errors
+    /// What it says.
+    pub fn aliquot(&self, subcommand: &str, args: &[&str]) -> Result<String> {
         let program = self.build.join("aliquot");
         let flag = self.kubeconfig_flag()?;
-        let all: Vec<&str> = ["explain"].iter().chain(args).copied().chain([flag.as_str()]).collect();
+        let all: Vec<&str> = [subcommand].iter().chain(args).copied().chain([flag.as_str()]).collect();
         command::run(program, &all)
     }
 

@@ -153,6 +153,8 @@ pub struct Metrics {
     pub gpus: Gauge,
     /// GPUs that cannot be read.
     pub unreadable_gpus: Gauge,
+    /// GPUs that an administrator took out of service.
+    pub cordoned_gpus: Gauge,
     /// 1 while a call to the driver about a GPU does not come back.
     pub gpu_stuck: Family<Gpu, Gauge>,
     /// 1 while something is the matter with a GPU.
@@ -219,6 +221,7 @@ impl Default for Metrics {
             foreign_instances: Gauge::default(),
             gpus: Gauge::default(),
             unreadable_gpus: Gauge::default(),
+            cordoned_gpus: Gauge::default(),
             gpu_stuck: Family::default(),
             gpu_health: Family::default(),
             arbitrating: Gauge::default(),
@@ -297,6 +300,11 @@ impl Default for Metrics {
         );
         registry.register("gpus", "GPUs that can be read", m.gpus.clone());
         registry.register("unreadable_gpus", "GPUs that cannot be read", m.unreadable_gpus.clone());
+        registry.register(
+            "cordoned_gpus",
+            "GPUs that an administrator took out of service",
+            m.cordoned_gpus.clone(),
+        );
         registry.register(
             "gpu_stuck",
             "1 while a call to the driver about this GPU does not come back",

@@ -11,6 +11,7 @@ use crate::publish::PublishError;
 use crate::selinux::LabelError;
 use crate::selinux::driver::Denied;
 use crate::store::Damage;
+use aliquot_model::cordon::{self, Cordon};
 use aliquot_model::layout::TaintEffect;
 use aliquot_model::{DeviceName, GpuUuid, LiveMig};
 use aliquot_nvml::{EventKind, GpuEvent};
@@ -182,6 +183,30 @@ fn shown(told: &Told) -> String {
     let taint = &told.taint;
     let value = if taint.value.is_empty() { String::new() } else { format!("={}", taint.value) };
     format!("{}{value}:{}", taint.key, taint.effect.as_str())
+}
+
+/// An administrator took a GPU out of service.
+pub fn cordoned(gpu: &GpuUuid, cordon: &Cordon) -> String {
+    let does = if cordon.evict { "pods that use it are evicted" } else { "pods that use it go on" };
+    let reason = if cordon.reason.is_empty() { String::new() } else { format!(" ({})", cut(&cordon.reason)) };
+    format!(
+        "GPU {gpu} is out of service{reason}: claims that do not tolerate it do not get it, and {does}. \
+         `aliquot uncordon {gpu}` puts it into service again"
+    )
+}
+
+/// A GPU is in service again.
+pub fn uncordoned(gpu: &GpuUuid) -> String {
+    format!("GPU {gpu} is in service again: annotation {} is gone", cordon::key(gpu))
+}
+
+/// An annotation that should take a GPU out of service names none of this node.
+pub fn cordon_ignored(annotation: &str, node: &str) -> String {
+    let annotation = cut(annotation);
+    format!(
+        "annotation {annotation} takes no GPU out of service: its name does not end with the UUID of a GPU that node {node} \
+         has (`nvidia-smi -L` shows them). Remove it: kubectl annotate node {node} {annotation}-"
+    )
 }
 
 /// The API server refuses slices.

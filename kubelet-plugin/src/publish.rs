@@ -8,6 +8,7 @@
 //! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
 
 mod call;
+mod cordon;
 mod former;
 mod lease;
 mod memory;
@@ -31,9 +32,9 @@ use crate::plan;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{self as slices, Dropped, Owner};
-use aliquot_model::DeviceName;
 use aliquot_model::layout::{self, AllocatorMode, GpuState, ServerFeatures, Slice};
 use aliquot_model::names;
+use aliquot_model::{DeviceName, GpuUuid};
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -111,6 +112,7 @@ pub struct Publisher {
     /// What the server keeps, and the version for which that was found out.
     server: Option<(String, ServerFeatures)>,
     lease: ControllerLease,
+    told_cordons: cordon::Told,
 }
 
 type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
@@ -160,6 +162,7 @@ impl Publisher {
             generation: 0,
             server: None,
             lease: ControllerLease::default(),
+            told_cordons: cordon::Told::default(),
         }
     }
 
@@ -315,7 +318,7 @@ impl Publisher {
         let mut held = overview.held(&vanished);
         // Who was given the GPU from before is asked while this one is not published.
         let not_asked = overview.ledger.not_asked();
-        let gpus: Vec<GpuState> = overview
+        let mut gpus: Vec<GpuState> = overview
             .there()
             .into_iter()
             .filter(|(info, _)| !not_asked.contains_key(&info.minor))
@@ -343,8 +346,12 @@ impl Publisher {
             hand_over_until: None,
         };
         let mut features = self.features().await?;
+        let cordons = cordon::read(&node);
+        let here: BTreeSet<GpuUuid> = gpus.iter().map(|gpu| gpu.info.uuid.clone()).collect();
         loop {
             let actual = self.list().await?;
+            self.note_told_cordons(&actual, &gpus);
+            cordon::apply(&mut gpus, &cordons, &owner.driver, features);
             let (phase, wake) = self.decide_phase(&node, &actual, features).await?;
             owner.hand_over_until = phase.until(&self.settings.waits);
             let options = layout::Options {
@@ -363,6 +370,7 @@ impl Publisher {
                 continue;
             }
             self.note_partitioning(features)?;
+            self.tell_cordons(&cordons, &here);
             self.note_published(&desired, phase.mode());
             let again = self.note_hand_over(&desired, phase)?;
             self.ask_for_former(&overview, &owner.pool).await?;

@@ -14,6 +14,12 @@ pub const GPU_ERROR: &str = "GpuError";
 pub const GPU_TAINTED: &str = "GpuTainted";
 /// A taint of a GPU for its health is gone.
 pub const GPU_TAINT_GONE: &str = "GpuTaintGone";
+/// An administrator took a GPU out of service.
+pub const GPU_CORDONED: &str = "GpuCordoned";
+/// A GPU is in service again.
+pub const GPU_UNCORDONED: &str = "GpuUncordoned";
+/// An annotation that should take a GPU out of service names none of this node.
+pub const CORDON_IGNORED: &str = "CordonIgnored";
 /// The API server drops fields; less is offered.
 pub const FEATURES_OFF: &str = "ServerFeaturesOff";
 /// The API server refuses our slices.

@@ -166,3 +166,63 @@ async fn a_server_before_1_35_is_told_what_keeps_a_gpu_back_and_nothing_else() {
     assert!(taints(&slices).iter().all(|taint| taint.ends_with("NoSchedule")));
     agent.terminate().await;
 }
+
+/// Annotates the agent's Node; `null` takes an annotation away.
+async fn annotate(cluster: &Cluster, name: &str, value: serde_json::Value) {
+    cluster.annotate(serde_json::json!({"annotations": {name: value}})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cordoned_gpu_is_tainted_until_it_is_uncordoned_and_a_restart_tells_nothing_again() {
+    let cluster = Cluster::new(two_gpus()).await;
+    let gpu = h100_80(0).uuid;
+    let key = aliquot_model::cordon::key(&gpu);
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("published", |slices| there(slices, "gpu-0")).await;
+    // What names no GPU, or one of another node, spoils nothing.
+    annotate(&cluster, "cordon.aliquot.dev/gpu-1", "".into()).await;
+    annotate(&cluster, "cordon.aliquot.dev/GPU-0badcafe", "".into()).await;
+    annotate(&cluster, &key, "fan is loud".into()).await;
+    let (_, slices) = cluster.pool_where("tainted", |slices| has(slices, "gpu-0 cordoned=:NoSchedule")).await;
+    let tainted = taints(&slices);
+    assert!(tainted.iter().all(|text| text.starts_with("gpu-0") && !text.contains("admin")), "{tainted:?}");
+    let of_gpu = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+    let of_gpu = of_gpu.filter(|device| device.name.starts_with("gpu-0")).count();
+    assert_eq!(tainted.len(), of_gpu - 1);
+    note(&cluster, "GpuCordoned", "(fan is loud)").await;
+    note(&cluster, "CordonIgnored", "cordon.aliquot.dev/gpu-1 takes no GPU").await;
+    note(&cluster, "CordonIgnored", "cordon.aliquot.dev/GPU-0badcafe takes no GPU").await;
+    metric(&agent, "dra_gpu_cordoned_gpus 1").await;
+    assert!(agent.get("/healthz").await.1.contains("kubectl annotate node n1 cordon.aliquot.dev/gpu-1-"));
+
+    annotate(&cluster, &key, "NoExecute: fan is loud".into()).await;
+    cluster.pool_where("evicted", |slices| has(slices, "gpu-0-share cordoned=:NoExecute")).await;
+    note(&cluster, "GpuCordoned", "are evicted").await;
+    agent.terminate().await;
+
+    let told = notes(&cluster, "GpuCordoned").await;
+    let agent = cluster.start(&[]).await;
+    // Told after what a restart would tell: it is ready once it has published.
+    metric(&agent, "dra_gpu_cordoned_gpus 1").await;
+    annotate(&cluster, &key, serde_json::Value::Null).await;
+    cluster.pool_where("in service", |slices| there(slices, "gpu-0") && taints(slices).is_empty()).await;
+    note(&cluster, "GpuUncordoned", gpu.as_str()).await;
+    assert_eq!(notes(&cluster, "GpuCordoned").await, told);
+    metric(&agent, "dra_gpu_cordoned_gpus 0").await;
+    agent.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cordoned_gpu_is_withdrawn_where_the_server_keeps_no_taints() {
+    let mut gates = Gates::of(ServerVersion::default());
+    gates.device_taints = false;
+    let cluster = Cluster::of(two_gpus(), ServerVersion::default(), Some(gates)).await;
+    let key = aliquot_model::cordon::key(&h100_80(0).uuid);
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("published", |slices| there(slices, "gpu-0")).await;
+    annotate(&cluster, &key, "".into()).await;
+    cluster.pool_where("withdrawn", |slices| !there(slices, "gpu-0") && there(slices, "gpu-1")).await;
+    annotate(&cluster, &key, serde_json::Value::Null).await;
+    cluster.pool_where("published again", |slices| there(slices, "gpu-0")).await;
+    agent.terminate().await;
+}

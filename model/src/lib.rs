@@ -10,6 +10,7 @@
 pub mod allocation;
 pub mod capability;
 pub mod config;
+pub mod cordon;
 pub mod device;
 pub mod gpu;
 pub mod hold;

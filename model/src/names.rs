@@ -99,6 +99,11 @@ pub fn held_taint(driver: &str) -> String {
     format!("{driver}/held")
 }
 
+/// Key of the taint on devices of a GPU that an administrator took out of service (see [`crate::cordon`]).
+pub fn cordoned_taint(driver: &str) -> String {
+    format!("{driver}/cordoned")
+}
+
 /// Key of a taint for what is the matter with a GPU: `<driver>/<what>`, as NVIDIA's driver has it for its own
 /// (`gpu.nvidia.com/xid`, `…/gpu-lost`, `…/unmonitored`).
 pub fn condition_taint(driver: &str, what: &str) -> String {

@@ -1,4 +1,4 @@
-//! A GPU that has an error.
+//! A GPU that has an error, or that an administrator took out of service.
 
 use crate::support::on_cluster;
 use aliquot_e2e::cluster::Cluster;
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 /// The only L40S, which has no MIG mode.
 const L40S: usize = 4;
 
-/// Waits until all devices of the L40S but the one for administration have a taint about its health, or none has any.
+/// Waits until all devices of the L40S but the one for administration have a taint about it, or none has any.
 async fn tainted(cluster: &Cluster, taint: Option<(&str, &str)>) -> Result<()> {
-    let keys = ["xid", "gpu-lost"].map(|key| condition_taint(DEFAULT_DRIVER, key));
+    let keys = ["xid", "gpu-lost", "cordoned"].map(|key| condition_taint(DEFAULT_DRIVER, key));
     let what = format!("taint {taint:?} on the L40S");
     cluster
         .wait_for(&what, || async {
@@ -66,6 +66,37 @@ fn a_gpu_with_a_fatal_error_is_given_only_to_who_tolerates_it_until_it_was_reset
         node.reset(L40S)?;
         tainted(cluster, None).await?;
         cluster.running(&namespace, "waits").await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+#[test]
+fn a_cordoned_gpu_takes_no_claim_and_is_emptied_on_request_until_it_is_uncordoned() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("cordon").await?;
+        let node = cluster.setting("NODE_NAME")?.to_owned();
+        let named = ["gpu-4", "--node", &node];
+        cluster.create(&[
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            PodManifest::of_template(&namespace, "first", "gpu").build(),
+        ])?;
+        cluster.running(&namespace, "first").await?;
+        // It goes on, and who comes later waits.
+        let said = cluster.aliquot("cordon", &["gpu-4", "--node", &node, "--reason", "fan"])?;
+        ensure!(said.contains("1 claim(s) have it now") && said.contains("pod first"), "{said}");
+        tainted(cluster, Some(("cordoned", "NoSchedule"))).await?;
+        cluster.create(&[PodManifest::of_template(&namespace, "second", "gpu").build()])?;
+        let told = cluster.event(&namespace, "second DevicesDoNotFit").await?;
+        ensure!(told.contains("untolerated taint gpu.aliquot.dev/cordoned:NoSchedule"), "{told}");
+        cluster.running(&namespace, "first").await?;
+        // Emptied.
+        let said = cluster.aliquot("cordon", &["gpu-4", "--node", &node, "--evict"])?;
+        ensure!(said.contains("its pods are evicted"), "{said}");
+        cluster.pod_gone(&namespace, "first").await?;
+        tainted(cluster, Some(("cordoned", "NoExecute"))).await?;
+        cluster.aliquot("uncordon", &named)?;
+        tainted(cluster, None).await?;
+        cluster.running(&namespace, "second").await?;
         cluster.delete_namespace(&namespace).await
     })
 }

@@ -1,0 +1,124 @@
+//! GPUs that an administrator took out of service: [`aliquot_model::cordon`] reads the Node's annotations, here their
+//! taints are put on what is published, and it is told.
+//!
+//! What is already published says what was told: after a restart nothing is told again.
+
+use super::Publisher;
+use crate::notice;
+use crate::reasons;
+use aliquot_model::cordon::{self, Cordons};
+use aliquot_model::layout::{GpuState, ServerFeatures, TaintEffect};
+use aliquot_model::{DeviceName, GpuUuid, names};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceSlice;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What was told of cordons.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    /// By GPU; unknown before the first look at what is published.
+    cordoned: Option<BTreeMap<GpuUuid, TaintEffect>>,
+    ignored: BTreeSet<String>,
+}
+
+/// What a Node says.
+pub(super) fn read(node: &Node) -> Cordons {
+    node.metadata.annotations.as_ref().map(Cordons::read).unwrap_or_default()
+}
+
+/// Puts the taints on the GPUs. A server that keeps no taints is shown nothing of a cordoned GPU: there is no other way
+/// to keep a claim off it.
+pub(super) fn apply(gpus: &mut Vec<GpuState>, cordons: &Cordons, driver: &str, features: ServerFeatures) {
+    let key = names::cordoned_taint(driver);
+    gpus.retain_mut(|gpu| {
+        gpu.taints.retain(|taint| taint.key != key);
+        let cordon = cordons.gpus.get(&gpu.info.uuid);
+        gpu.taints.extend(cordon.map(|cordon| cordon.taint(driver)));
+        cordon.is_none() || features.taints
+    });
+}
+
+/// Which GPUs are out of service according to the slices in the API.
+fn published(actual: &[ResourceSlice], driver: &str, gpus: &[GpuState]) -> BTreeMap<GpuUuid, TaintEffect> {
+    let key = names::cordoned_taint(driver);
+    let of_minor: BTreeMap<u32, &GpuUuid> = gpus.iter().map(|gpu| (gpu.info.minor, &gpu.info.uuid)).collect();
+    let devices = actual.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+    let cordoned = devices.filter_map(|device| {
+        let taint = device.taints.iter().flatten().find(|taint| taint.key == key)?;
+        let gpu = of_minor.get(&DeviceName::parse(&device.name)?.minor())?;
+        Some(((*gpu).clone(), TaintEffect::parse(&taint.effect)?))
+    });
+    cordoned.collect()
+}
+
+impl Publisher {
+    /// Notes what is told already, before anything else is published. `gpus` are all of the node.
+    pub(super) fn note_told_cordons(&mut self, actual: &[ResourceSlice], gpus: &[GpuState]) {
+        let driver = &self.settings.driver;
+        self.told_cordons.cordoned.get_or_insert_with(|| published(actual, driver, gpus));
+    }
+
+    /// Tells what came and went, once it is published.
+    pub(super) fn tell_cordons(&mut self, cordons: &Cordons, gpus: &BTreeSet<GpuUuid>) {
+        let here = || cordons.gpus.iter().filter(|(gpu, _)| gpus.contains(*gpu));
+        self.metrics.cordoned_gpus.set(i64::try_from(here().count()).unwrap_or(i64::MAX));
+        let now: BTreeMap<GpuUuid, TaintEffect> =
+            here().map(|(gpu, cordon)| (gpu.clone(), cordon.effect())).collect();
+        let before = self.told_cordons.cordoned.replace(now).unwrap_or_default();
+        for (gpu, cordon) in here().filter(|(gpu, cordon)| before.get(*gpu) != Some(&cordon.effect())) {
+            self.events.node_normal(reasons::GPU_CORDONED, notice::cordoned(gpu, cordon));
+        }
+        for gpu in before.keys().filter(|gpu| !cordons.gpus.contains_key(*gpu)) {
+            self.events.node_normal(reasons::GPU_UNCORDONED, notice::uncordoned(gpu));
+        }
+        let elsewhere = cordons.gpus.keys().filter(|gpu| !gpus.contains(*gpu)).map(cordon::key);
+        let ignored: BTreeSet<String> = elsewhere.chain(cordons.not_understood.iter().cloned()).collect();
+        let notes: Vec<String> =
+            ignored.iter().map(|name| notice::cordon_ignored(name, &self.settings.node)).collect();
+        for (_, note) in
+            ignored.iter().zip(&notes).filter(|(name, _)| !self.told_cordons.ignored.contains(*name))
+        {
+            self.events.node_warning(reasons::CORDON_IGNORED, note.clone());
+        }
+        self.readiness.notes.set("cordon", notes);
+        self.told_cordons.ignored = ignored;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::h100;
+    use aliquot_model::cordon::Cordon;
+    use aliquot_model::layout::Taint;
+
+    fn gpu(minor: u32) -> GpuState {
+        let xid = Taint { key: "d/xid".into(), value: "48".into(), effect: TaintEffect::NoSchedule };
+        GpuState {
+            info: h100(minor),
+            live: Vec::new(),
+            held: Vec::new(),
+            standing: Vec::new(),
+            taints: vec![xid],
+        }
+    }
+
+    fn keys(gpus: &[GpuState]) -> Vec<String> {
+        let keys =
+            |gpu: &GpuState| gpu.taints.iter().map(|taint| taint.key.clone()).collect::<Vec<_>>().join(" ");
+        gpus.iter().map(|gpu| format!("gpu-{}: {}", gpu.info.minor, keys(gpu))).collect()
+    }
+
+    #[test]
+    fn a_cordon_is_a_taint_beside_others_and_where_there_are_no_taints_the_gpu_is_not_shown() {
+        let cordon = Cordon { evict: false, reason: String::new() };
+        let cordons = Cordons { gpus: [(h100(1).uuid, cordon)].into(), ..Cordons::default() };
+        let features = ServerFeatures::all_of_minor(36);
+        let mut gpus = vec![gpu(0), gpu(1)];
+        apply(&mut gpus, &cordons, "d", features);
+        apply(&mut gpus, &cordons, "d", features);
+        assert_eq!(keys(&gpus), ["gpu-0: d/xid", "gpu-1: d/xid d/cordoned"]);
+        apply(&mut gpus, &cordons, "d", ServerFeatures { taints: false, ..features });
+        assert_eq!(keys(&gpus), ["gpu-0: d/xid"]);
+    }
+}
