@@ -21,11 +21,11 @@ pub(crate) struct Device {
 /// The devices of this process, in the driver's order.
 ///
 /// # Errors
-/// `NO_DEVICE` where the process can open none, `UNKNOWN` without the device of nvidia-uvm or where the node's state
+/// `NO_DEVICE` where the process can open none or the driver is not loaded, `UNKNOWN` without the device of nvidia-uvm or where the node's state
 /// cannot be read.
 pub(crate) fn enumerate(node: &Node) -> Cu<Vec<Device>> {
     let sight = node.sight();
-    if !sight.dev().join("nvidiactl").exists() {
+    if node.module().is_none() || !sight.dev().join("nvidiactl").exists() {
         return Err(Code::NO_DEVICE);
     }
     if !sight.dev().join("nvidia-uvm").exists() {

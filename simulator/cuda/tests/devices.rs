@@ -115,6 +115,19 @@ fn without_nvidia_uvm_no_program_starts() {
 }
 
 #[test]
+fn while_the_driver_is_not_loaded_there_is_no_device() {
+    if let Some(role) = role() {
+        assert_eq!(Cuda::load().call("cuInit", &[0]), if role == "without" { 100 } else { 0 });
+        return;
+    }
+    let node = TestNode::of(&["T4"]);
+    node.node.unload_module(false).unwrap();
+    node.run("without");
+    node.node.load_module(None).unwrap();
+    node.run("with");
+}
+
+#[test]
 fn the_visible_devices_can_be_chosen_by_index_and_uuid() {
     if role().is_some() {
         let cuda = Cuda::start();

@@ -51,6 +51,11 @@ pub(crate) fn list(spec: &NodeSpec, uvm: bool) -> String {
     text + "\nBlock devices:\n259 blkext\n"
 }
 
+/// The same while the driver's modules are not loaded.
+pub(crate) fn list_without_driver() -> String {
+    "Character devices:\n  1 mem\n  5 /dev/tty\n\nBlock devices:\n259 blkext\n".to_owned()
+}
+
 /// Drivers before 550.40 have one name for GPUs and `nvidiactl`.
 fn has_frontend(driver_version: &str) -> bool {
     let mut parts = driver_version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
@@ -113,6 +118,9 @@ impl Node {
     /// Loads the module nvidia-uvm of a node that was made without ([`NodeSpec::late_uvm`]), as `nvidia-modprobe -c 0
     /// -u` does: the kernel lists it, and its nodes are in the node's own `/dev`.
     pub fn load_uvm(&self) -> Result<(), NodeError> {
+        if self.module().is_none() {
+            return Err(NodeError::NotFound("the module nvidia, which nvidia-uvm needs, is not loaded"));
+        }
         let path = self.dir.join("root/proc/devices");
         make_uvm(&self.dir.join("root/dev"))
             .and_then(|()| fs::write(&path, list(&self.spec, true)))

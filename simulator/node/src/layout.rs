@@ -20,7 +20,7 @@ pub const MAX_EVENTS: usize = 256;
 /// Memory pools of a GPU for one process: the whole GPU, then each GPU instance.
 pub const MAX_POOLS: usize = MAX_GIS + 1;
 /// "ALQSIM" and the layout's version.
-pub const MAGIC: u64 = 0x414c_5153_494d_0003;
+pub const MAGIC: u64 = 0x414c_5153_494d_0004;
 /// Where the compute area starts in the state file.
 pub const COMPUTE_OFFSET: usize = 4 << 20;
 /// Size of the compute area.
@@ -220,6 +220,11 @@ pub struct State {
     pub faults_active: u32,
     /// Low half of the number of the newest event; waited on as a futex.
     pub event_futex: u32,
+    /// How often the kernel module was loaded and unloaded since the node was made; odd while it is not loaded. Read
+    /// without the lock.
+    pub module: u32,
+    /// Keeps the next field aligned.
+    pub reserved: u32,
     /// Number of the newest event.
     pub last_event: u64,
     /// Number of the latest fault rule.

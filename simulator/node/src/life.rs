@@ -38,7 +38,6 @@ pub fn create(dir: &Path, spec: &NodeSpec) -> Result<Node, NodeError> {
         move |source| NodeError::Io { what, path, source }
     };
     fs::create_dir_all(dir).map_err(io("could not create", dir))?;
-    let text = serde_json::to_string_pretty(spec).map_err(|e| NodeError::Spec(e.to_string()))?;
     // Each file is made aside and renamed, so that a process of an earlier node keeps its own mapping.
     let put = |name: &str, fill: &dyn Fn(&Path) -> std::io::Result<()>, mode: u32| {
         let (path, aside) = (dir.join(name), dir.join(format!(".{name}.new")));
@@ -59,7 +58,8 @@ pub fn create(dir: &Path, spec: &NodeSpec) -> Result<Node, NodeError> {
         },
         0o666,
     )?;
-    put("node.json", &|p| fs::write(p, text.as_bytes()), 0o644)?;
+    spec.write(dir)?;
+    crate::module::make_file(dir).map_err(io("could not write", &dir.join("module")))?;
     if spec.cuda_settings.is_empty() {
         let _ = fs::remove_file(dir.join("cuda.conf"));
     } else {
@@ -112,6 +112,9 @@ impl Node {
             for word in self.map.compute_words() {
                 word.store(0, std::sync::atomic::Ordering::Relaxed);
             }
+        }
+        if self.module().is_none() {
+            self.load_module(None)?;
         }
         root::restart(&self.dir, &self.spec, &self.gpus)?;
         self.start_boot()

@@ -12,6 +12,10 @@ use crate::spec::{Gpu, NodeSpec, ci_capability_minor, gi_capability_minor};
 
 /// Where libraries lie in the driver root.
 const LIBRARY_DIR: &str = "usr/lib/x86_64-linux-gnu";
+/// What sysfs has of the module.
+const MODULE: &str = "sys/module/nvidia";
+/// The driver's libraries.
+const LIBRARIES: [&str; 2] = ["libnvidia-ml.so", "libcuda.so"];
 
 /// Writes `<dir>/root`.
 pub(crate) fn lay_out(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), NodeError> {
@@ -27,6 +31,7 @@ pub(crate) fn lay_out(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), N
     layout.devices(spec, gpus).map_err(failed(&root.join("dev")))?;
     layout.libraries(spec).map_err(failed(&root.join("usr")))?;
     layout.proc(spec, gpus).map_err(failed(&root.join("proc")))?;
+    layout.module(spec).map_err(failed(&root.join("sys/module")))?;
     layout.sys(gpus).map_err(failed(&root.join("sys")))?;
     Ok(())
 }
@@ -37,6 +42,47 @@ pub(crate) fn restart(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), N
     Layout { root: &root }.modules(spec, gpus).map_err(|source| NodeError::Io {
         what: "could not write",
         path: root.clone(),
+        source,
+    })
+}
+
+/// Loses what the driver's modules show while they are loaded.
+pub(crate) fn unload(dir: &Path) -> Result<(), NodeError> {
+    let root = dir.join("root");
+    Layout { root: &root }.without_modules().map_err(|source| NodeError::Io {
+        what: "could not write",
+        path: root.clone(),
+        source,
+    })
+}
+
+/// Shows it again.
+pub(crate) fn load(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), NodeError> {
+    let root = dir.join("root");
+    let layout = Layout { root: &root };
+    layout
+        .modules(spec, gpus)
+        .and_then(|()| layout.proc(spec, gpus))
+        .and_then(|()| layout.module(spec))
+        .map_err(|source| NodeError::Io { what: "could not write", path: root.clone(), source })
+}
+
+/// Removes the libraries of one version and puts those of another in their place.
+pub(crate) fn exchange_libraries(dir: &Path, before: &NodeSpec, after: &NodeSpec) -> Result<(), NodeError> {
+    let root = dir.join("root");
+    let lib = root.join(LIBRARY_DIR);
+    let exchange = || {
+        for name in LIBRARIES {
+            let versioned = format!("{name}.{}", before.driver_version);
+            for file in [versioned, format!("{name}.1"), name.to_owned()] {
+                dev::gone(fs::remove_file(lib.join(file)))?;
+            }
+        }
+        Layout { root: &root }.libraries(after)
+    };
+    exchange().map_err(|source| NodeError::Io {
+        what: "could not exchange the libraries in",
+        path: lib.clone(),
         source,
     })
 }
@@ -86,9 +132,26 @@ impl Layout<'_> {
         fs::write(self.dir("proc")?.join("devices"), dev::list(spec, !spec.late_uvm))
     }
 
+    fn without_modules(&self) -> io::Result<()> {
+        for gone in ["dev/nvidia-caps", "proc/driver"] {
+            dev::gone(fs::remove_dir_all(self.root.join(gone)))?;
+        }
+        dev::remove_uvm(&self.root.join("dev"))?;
+        fs::write(self.root.join("proc/devices"), dev::list_without_driver())?;
+        // Kept aside: as in sysfs, the number of its directory is not used again in this boot.
+        let aside = self.dir("sys/module/.unloaded")?;
+        let count = fs::read_dir(&aside)?.count();
+        fs::rename(self.root.join(MODULE), aside.join(count.to_string()))
+    }
+
+    /// What the kernel says of the module nvidia.
+    fn module(&self, spec: &NodeSpec) -> io::Result<()> {
+        fs::write(self.dir(MODULE)?.join("version"), format!("{}\n", spec.driver_version))
+    }
+
     fn libraries(&self, spec: &NodeSpec) -> io::Result<()> {
         let lib = self.dir(LIBRARY_DIR)?;
-        for (file, name) in [(&spec.nvml_library, "libnvidia-ml.so"), (&spec.cuda_library, "libcuda.so")] {
+        for (file, name) in [&spec.nvml_library, &spec.cuda_library].into_iter().zip(LIBRARIES) {
             let Some(file) = file else { continue };
             // As the real packages have it: a versioned file, and the SONAME as a link to it.
             let versioned = format!("{name}.{}", spec.driver_version);

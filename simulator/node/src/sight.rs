@@ -78,6 +78,14 @@ impl Node {
     }
 }
 
+/// The version in the file name of the library that an address lies in, such as 580.95.05 of
+/// `libnvidia-ml.so.580.95.05`; `None` where the name has none.
+pub fn library_version(address: usize) -> Option<String> {
+    let file = std::fs::canonicalize(library_path(address)?).ok()?;
+    let (_, version) = file.file_name()?.to_str()?.split_once(".so.")?;
+    version.contains('.').then(|| version.to_owned())
+}
+
 fn node_of_library(library: &Path) -> Option<PathBuf> {
     let library = std::fs::canonicalize(library).ok()?;
     library

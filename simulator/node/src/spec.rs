@@ -1,6 +1,8 @@
 //! What a node is made of: the content of `node.json`, and what follows from it.
 
-use std::path::PathBuf;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -115,6 +117,16 @@ const fn default_cuda_version() -> i32 {
 }
 
 impl NodeSpec {
+    /// Writes `node.json`, aside and renamed, so that who opens the node sees the old one or the new one.
+    pub(crate) fn write(&self, dir: &Path) -> Result<(), NodeError> {
+        let text = serde_json::to_string_pretty(self).map_err(|e| NodeError::Spec(e.to_string()))?;
+        let (path, aside) = (dir.join("node.json"), dir.join(".node.json.new"));
+        fs::write(&aside, text)
+            .and_then(|()| fs::set_permissions(&aside, fs::Permissions::from_mode(0o644)))
+            .and_then(|()| fs::rename(&aside, &path))
+            .map_err(|source| NodeError::Io { what: "could not write", path, source })
+    }
+
     /// A node of these boards, with every other setting at its default.
     pub fn new<S: Into<String>>(boards: impl IntoIterator<Item = S>) -> Self {
         Self {

@@ -22,6 +22,14 @@ fn fails(dir: &Path, words: &[&str]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
+/// What `nvidia-smi` of the driver root says when it fails.
+fn fails_as_smi(dir: &Path, word: &str) -> String {
+    let smi = dir.join("root/usr/bin/nvidia-smi");
+    let output = Command::new(smi).env("ALIQUOT_SIM_NODE", dir).arg(word).output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8(output.stderr).unwrap()
+}
+
 #[test]
 fn a_node_can_be_made_broken_and_mended_from_the_command_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -58,6 +66,65 @@ fn nvidia_uvm_is_loaded_when_told() {
     assert!(!uvm.exists());
     ok(dir.path(), &["load-uvm"]);
     assert!(uvm.exists());
+}
+
+#[test]
+fn the_driver_is_unloaded_when_nobody_uses_it_and_comes_back_in_another_version() {
+    let dir = tempfile::tempdir().unwrap();
+    ok(dir.path(), &["create", "H100-80:mig", "A100-40:mig"]);
+    let node = Node::open(dir.path()).unwrap();
+    let root = |path: &str| dir.path().join("root").join(path);
+    let devices = || std::fs::read_to_string(root("proc/devices")).unwrap();
+    let text = |path: &str| std::fs::read_to_string(root(path)).unwrap();
+    let inode = || std::os::unix::fs::MetadataExt::ino(&root("sys/module/nvidia").metadata().unwrap());
+    let (before, boot) = (inode(), node.boot_id().unwrap());
+    node.create_gi(0, 9, None).unwrap();
+    node.set_compute_mode(1, 3).unwrap();
+
+    // Whoever has NVML open keeps it.
+    let hold = node.hold_module();
+    assert!(fails(dir.path(), &["unload"]).contains("NVML open"));
+    drop(hold);
+    assert!(fails(dir.path(), &["load"]).contains("is loaded"));
+    ok(dir.path(), &["unload"]);
+    assert_eq!(node.module(), None);
+    assert!(fails(dir.path(), &["unload"]).contains("not loaded"));
+    assert!(fails(dir.path(), &["load-uvm"]).contains("not loaded"));
+    assert!(!devices().contains("nvidia") && !root("proc/driver").exists());
+    assert!(!root("dev/nvidia-uvm").exists() && !root("dev/nvidia-caps").exists());
+    assert!(!root("sys/module/nvidia").exists());
+    assert!(fails_as_smi(dir.path(), "-L").contains("not loaded"));
+
+    ok(dir.path(), &["load", "590.10.01"]);
+    assert!(node.module().is_some());
+    assert!(devices().contains(" nvidia\n") && root("dev/nvidia-uvm").exists());
+    assert!(text("proc/driver/nvidia/version").contains(" 590.10.01 "));
+    assert_ne!(inode(), before, "as another load of the module is seen by");
+    assert_eq!((node.boot_id().unwrap(), node.installed_version().unwrap().as_str()), (boot, "590.10.01"));
+    // What only a driver knows is lost; the mode of an A100 is on the board.
+    let settings = node.settings(1).unwrap();
+    assert_eq!((node.gis(0).unwrap().len(), settings.compute_mode), (0, 0));
+    assert_eq!((node.mig_mode(0).unwrap().current, node.mig_mode(1).unwrap().current), (false, true));
+    // A reboot loads what is installed.
+    ok(dir.path(), &["unload"]);
+    ok(dir.path(), &["reboot"]);
+    assert!(node.module().is_some() && text("proc/driver/nvidia/version").contains(" 590.10.01 "));
+}
+
+#[test]
+fn a_process_keeps_the_driver_from_being_unloaded_but_by_force() {
+    let dir = tempfile::tempdir().unwrap();
+    ok(dir.path(), &["create", "T4"]);
+    let node = Node::open(dir.path()).unwrap();
+    let pool = aliquot_sim_node::Pool::whole(0);
+    node.context_opened(pool, None).unwrap();
+    assert!(fails(dir.path(), &["unload"]).contains("processes use the GPUs"));
+    let _hold = node.hold_module();
+    ok(dir.path(), &["unload", "--force"]);
+    ok(dir.path(), &["load"]);
+    assert!(node.charge(pool, 1).is_err(), "its context is lost");
+    // What was held is not held of the new one.
+    ok(dir.path(), &["unload"]);
 }
 
 #[test]

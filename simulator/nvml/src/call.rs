@@ -4,9 +4,9 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::c_uint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use aliquot_sim_node::{Gpu, MigDevice, Node, NodeError, Sight};
+use aliquot_sim_node::{Gpu, MigDevice, ModuleHold, Node, NodeError, Sight, library_version};
 use nvml_wrapper_sys::bindings as sys;
 
 use crate::abi::{Handle, Thing};
@@ -28,6 +28,8 @@ impl Code {
     pub(crate) const DRIVER_NOT_LOADED: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_DRIVER_NOT_LOADED);
     pub(crate) const TIMEOUT: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT);
     pub(crate) const GPU_IS_LOST: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST);
+    pub(crate) const LIB_RM_VERSION_MISMATCH: Self =
+        Self(sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH);
     pub(crate) const IN_USE: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_IN_USE);
     pub(crate) const MEMORY: Self = Self(sys::nvmlReturn_enum_NVML_ERROR_MEMORY);
     pub(crate) const INSUFFICIENT_RESOURCES: Self =
@@ -61,6 +63,9 @@ impl From<NodeError> for Code {
 pub(crate) struct Session {
     pub(crate) node: Node,
     pub(crate) sight: Sight,
+    /// The load of the kernel module that it was opened on, and what keeps that loaded.
+    load: u32,
+    _hold: Option<ModuleHold>,
     /// For each event set the number of the last event seen and the registrations: (GPU, event types).
     pub(crate) event_sets: Mutex<HashMap<u64, EventSet>>,
 }
@@ -70,6 +75,39 @@ pub(crate) struct Session {
 pub(crate) struct EventSet {
     pub(crate) after: u64,
     pub(crate) registered: Vec<(usize, u64)>,
+}
+
+/// The version of this library, by its file as it was when it was first asked for; the file may be gone later.
+static VERSION: OnceLock<Option<String>> = OnceLock::new();
+
+/// Whether this library and the driver that is loaded are of one version. A file without a version is of any.
+fn fits(installed: &str) -> bool {
+    let own = VERSION.get_or_init(|| library_version(fits as *const () as usize));
+    own.as_ref().is_none_or(|own| own == installed)
+}
+
+impl Session {
+    fn open() -> Result<Self, Code> {
+        // Any function of this library has an address inside it.
+        let node = Node::discover(init as *const () as usize).map_err(|_| Code::DRIVER_NOT_LOADED)?;
+        let hold = node.hold_module();
+        let load = node.module().ok_or(Code::DRIVER_NOT_LOADED)?;
+        if !fits(&node.spec().driver_version) {
+            return Err(Code::LIB_RM_VERSION_MISMATCH);
+        }
+        let sight = node.sight();
+        Ok(Self { node, sight, load, _hold: hold, event_sets: Mutex::default() })
+    }
+
+    /// Whether the module is still the one that it was opened on.
+    fn check_module(&self) -> Done {
+        match self.node.module() {
+            Some(load) if load == self.load => Ok(()),
+            Some(_) if !fits(&self.node.installed_version()?) => Err(Code::LIB_RM_VERSION_MISMATCH),
+            Some(_) => Err(Code::UNINITIALIZED),
+            None => Err(Code::DRIVER_NOT_LOADED),
+        }
+    }
 }
 
 static SESSION: Mutex<(u32, Option<Arc<Session>>)> = Mutex::new((0, None));
@@ -83,10 +121,7 @@ pub(crate) fn init(name: &'static str) -> c_uint {
     guarded(|| {
         let mut held = SESSION.lock().unwrap_or_else(PoisonError::into_inner);
         if held.1.is_none() {
-            // Any function of this library has an address inside it.
-            let node = Node::discover(init as *const () as usize).map_err(|_| Code::DRIVER_NOT_LOADED)?;
-            let sight = node.sight();
-            held.1 = Some(Arc::new(Session { node, sight, event_sets: Mutex::default() }));
+            held.1 = Some(Arc::new(Session::open()?));
         }
         if let Some(code) = held.1.as_ref().and_then(|s| s.node.enter(name)) {
             if held.0 == 0 {
@@ -116,6 +151,7 @@ pub(crate) fn shutdown() -> c_uint {
 pub(crate) fn call(name: &'static str, body: impl FnOnce(&Session) -> Done) -> c_uint {
     guarded(|| {
         let session = session().ok_or(Code::UNINITIALIZED)?;
+        session.check_module()?;
         match session.node.enter(name) {
             Some(code) => Err(Code(c_uint::try_from(code).unwrap_or(Code::UNKNOWN.0))),
             None => {

@@ -42,6 +42,7 @@ extern "C" fn nvmlErrorString(result: sys::nvmlReturn_t) -> *const c_char {
         sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT => c"Timeout",
         sys::nvmlReturn_enum_NVML_ERROR_GPU_IS_LOST => c"GPU is lost",
         sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED => c"GPU requires reset",
+        sys::nvmlReturn_enum_NVML_ERROR_LIB_RM_VERSION_MISMATCH => c"Driver/library version mismatch",
         sys::nvmlReturn_enum_NVML_ERROR_IN_USE => c"In use by another client",
         sys::nvmlReturn_enum_NVML_ERROR_MEMORY => c"Insufficient Memory",
         sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_RESOURCES => c"Insufficient Resources",

@@ -25,6 +25,8 @@ usage: aliquot-sim [--node DIR] COMMAND      (DIR: default $ALIQUOT_SIM_NODE, el
   view host|own|empty|not-available
                                    how NVML names processes
   load-uvm                         load the module nvidia-uvm
+  unload [--force]                 unload the module nvidia; by force also while it is in use
+  load [VERSION]                   load it, as part of a driver of that version
   reset GPU                        reset a GPU: the pending MIG mode comes, instances go
   reboot                           reboot the node";
 
@@ -47,6 +49,8 @@ pub(crate) enum Command {
     Clear(Option<u64>),
     View(ProcessView),
     LoadUvm,
+    Unload { force: bool },
+    Load(Option<String>),
     Reset(usize),
     Reboot,
 }
@@ -137,6 +141,9 @@ pub(crate) fn parse(words: &[String]) -> Result<Args, String> {
             other => return Err(format!("no process view {other:?}")),
         }),
         "load-uvm" => Command::LoadUvm,
+        "unload" => Command::Unload { force: words.flag("--force") },
+        "load" if words.rest.is_empty() => Command::Load(None),
+        "load" => Command::Load(Some(words.next("a version")?)),
         "reset" => Command::Reset(words.number("a GPU index")?),
         "reboot" => Command::Reboot,
         other => return Err(format!("no command {other:?}")),

@@ -80,6 +80,8 @@ fn run(words: &[String]) -> Result<String, CliError> {
         Command::Clear(id) => Ok(open()?.remove_faults(id).map(done)?),
         Command::View(view) => Ok(open()?.set_process_view(view).map(done)?),
         Command::LoadUvm => Ok(open()?.load_uvm().map(done)?),
+        Command::Unload { force } => Ok(open()?.unload_module(force).map(done)?),
+        Command::Load(version) => Ok(open()?.load_module(version.as_deref()).map(done)?),
         Command::Reset(gpu) => Ok(open()?.reset(gpu).map(done)?),
         Command::Reboot => Ok(reboot(&dir).map(done)?),
     }

@@ -13,6 +13,11 @@ compute-policy --set-timeslice=0..3 [-i ID]   (ID: index, UUID or PCI address; M
 pub(crate) fn run(words: &[String]) -> Result<String, CliError> {
     let address = run as *const () as usize;
     let node = Node::discover(address)?;
+    if node.module().is_none() {
+        return Err(CliError::Usage(
+            "the NVIDIA driver does not answer: the module nvidia is not loaded".to_owned(),
+        ));
+    }
     // `--name=value` is `--name value`.
     let mut words: Vec<String> = words
         .iter()

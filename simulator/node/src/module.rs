@@ -1,0 +1,135 @@
+//! The kernel module nvidia: unloaded, loaded again, loaded in another version.
+//!
+//! Whoever has NVML open holds the module, by a shared lock on the file `module` of the node directory that ends with
+//! its holder. A module that is unloaded by force takes the file along, so that those who held it hold nothing of the
+//! next one.
+
+use std::fs::{File, Permissions, set_permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use crate::error::NodeError;
+use crate::layout::State;
+use crate::memory::clear_slot;
+use crate::mig::clear_instances;
+use crate::node::Node;
+use crate::root;
+use crate::spec::NodeSpec;
+
+/// Keeps the module from being unloaded.
+#[derive(Debug)]
+pub struct ModuleHold {
+    _locked: File,
+}
+
+/// The number of loads and unloads; odd while it is unloaded.
+fn word(state: *mut State) -> *mut u32 {
+    state.cast::<u8>().wrapping_add(std::mem::offset_of!(State, module)).cast()
+}
+
+/// Makes the file that holders lock.
+pub(crate) fn make_file(dir: &Path) -> io::Result<()> {
+    let (path, aside) = (dir.join("module"), dir.join(".module.new"));
+    File::create(&aside)?;
+    set_permissions(&aside, Permissions::from_mode(0o666))?;
+    std::fs::rename(aside, path)
+}
+
+impl Node {
+    /// Which load of the module it is; `None` while it is not loaded. Costs one load.
+    pub fn module(&self) -> Option<u32> {
+        let word = self.map.shared_word(word).load(Ordering::Relaxed);
+        word.is_multiple_of(2).then_some(word)
+    }
+
+    /// Holds the module, as an open `/dev/nvidiactl` does. `None` where the node directory lets this process open
+    /// nothing.
+    pub fn hold_module(&self) -> Option<ModuleHold> {
+        let file = File::open(self.dir.join("module")).ok()?;
+        lock(&file, libc::LOCK_SH).ok()?;
+        Some(ModuleHold { _locked: file })
+    }
+
+    /// The version of the driver that is installed now. What this node was opened with is an older one after an exchange.
+    pub fn installed_version(&self) -> Result<String, NodeError> {
+        Ok(Self::open(&self.dir)?.spec.driver_version)
+    }
+
+    /// Unloads the module: calls of the driver's libraries fail, its files in `/proc` and `/sys` go, instances too.
+    /// By force also while processes use it; they find their contexts lost.
+    pub fn unload_module(&self, force: bool) -> Result<(), NodeError> {
+        if self.module().is_none() {
+            return Err(NodeError::NotFound("the module nvidia is not loaded"));
+        }
+        if !force {
+            self.nobody_holds()?;
+        }
+        {
+            let mut state = self.lock()?;
+            for index in 0..state.procs.len() {
+                clear_slot(&mut state, index);
+            }
+            // To a process it is as after a reboot, but the kernel's boot id stays.
+            state.boot += 1;
+            for (gpu, slot) in self.gpus.iter().zip(state.gpus.iter_mut()) {
+                let keeps = self.spec.mig_survives_reboot.unwrap_or(gpu.board.mig_survives_reboot);
+                slot.mig_current = if keeps { slot.mig_pending } else { 0 };
+                slot.mig_pending = slot.mig_current;
+                slot.compute_mode = 0;
+                slot.timeslice = 0;
+                slot.lost = 0;
+                slot.ecc_corrected = 0;
+                slot.ecc_uncorrected = 0;
+                clear_instances(slot);
+            }
+        }
+        self.map.shared_word(word).fetch_add(1, Ordering::Relaxed);
+        let path = self.dir.join("module");
+        make_file(&self.dir).map_err(|source| NodeError::Io { what: "could not write", path, source })?;
+        root::unload(&self.dir)
+    }
+
+    /// Loads the module. With a version the driver is exchanged first: its libraries are of that version then, and
+    /// those of the former one are gone.
+    pub fn load_module(&self, version: Option<&str>) -> Result<(), NodeError> {
+        if self.module().is_some() {
+            return Err(NodeError::InUse("the module nvidia is loaded: unload it first"));
+        }
+        let now = Self::open(&self.dir)?;
+        let spec = match version {
+            None => now.spec,
+            Some(version) => {
+                let spec = NodeSpec { driver_version: version.to_owned(), ..now.spec.clone() };
+                spec.write(&self.dir)?;
+                root::exchange_libraries(&self.dir, &now.spec, &spec)?;
+                spec
+            }
+        };
+        root::load(&self.dir, &spec, &self.gpus)?;
+        self.map.shared_word(word).fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn nobody_holds(&self) -> Result<(), NodeError> {
+        let path = self.dir.join("module");
+        let failed = |source| NodeError::Io { what: "could not open", path: path.clone(), source };
+        let file = File::open(&path).map_err(failed)?;
+        lock(&file, libc::LOCK_EX | libc::LOCK_NB)
+            .map_err(|_| NodeError::InUse("a process has NVML open and holds the module nvidia"))?;
+        for gpu in &self.gpus {
+            if !self.processes(gpu.index)?.is_empty() {
+                return Err(NodeError::InUse("processes use the GPUs"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[allow(unsafe_code)]
+fn lock(file: &File, how: libc::c_int) -> io::Result<()> {
+    // SAFETY: the descriptor is open as long as `file` is borrowed.
+    if unsafe { libc::flock(file.as_raw_fd(), how) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
