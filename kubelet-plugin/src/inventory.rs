@@ -25,6 +25,10 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 const DEBOUNCE: Duration = Duration::from_millis(50);
+/// Look at least this often while the driver does not answer: it may come back at any time.
+const AWAY: Duration = Duration::from_secs(5);
+/// What `/healthz` says of the driver.
+pub(crate) const NOTE: &str = "driver";
 
 /// The task.
 #[derive(Debug)]
@@ -55,15 +59,26 @@ impl Watcher {
         let (sender, mut errors) = mpsc::channel::<GpuEvent>(64);
         let mut listeners = Listeners::new(Arc::clone(&self.node.machine.gpus), sender, cancel.clone());
         let mut reported: BTreeSet<String> = BTreeSet::new();
+        let mut answered = true;
         loop {
+            let mut interval = self.interval;
             if let Some(overview) = self.look(&mut reported, &listeners).await {
                 let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
                 listeners.follow(&gpus.map(|gpu| gpu.uuid.clone()).collect());
+                let answers = overview.inventory.is_some();
+                if answers && !answered {
+                    self.events
+                        .node_normal(reasons::NVML_ANSWERS, "the node's GPUs can be read again".to_owned());
+                }
+                answered = answers;
+                if !answers {
+                    interval = interval.min(AWAY);
+                }
             }
             tokio::select! {
                 () = cancel.cancelled() => return,
                 () = self.changed.notified() => {}
-                () = tokio::time::sleep(self.interval) => {}
+                () = tokio::time::sleep(interval) => {}
                 Some(event) = errors.recv() => self.fault(&event),
             }
             tokio::time::sleep(DEBOUNCE).await;
@@ -92,8 +107,10 @@ impl Watcher {
         self.note_health(&overview, error.as_ref(), &said, &listeners.unheard());
         overview.absent = self.health.now().absent().cloned().collect();
         let mut seen = BTreeSet::new();
-        if let Some(error) = error {
-            seen.insert(format!("the node's GPUs cannot be read; what is published stays: {error}"));
+        let away = error.map(|error| notice::no_driver(&error));
+        self.notes.set(NOTE, away.iter().cloned().collect());
+        if let Some(away) = away {
+            seen.insert(away);
             self.say_once(reported, &seen, reasons::NVML_UNAVAILABLE);
         } else if let Some(inventory) = &overview.inventory {
             seen.extend(inventory.unreadable.iter().map(|gpu| {

@@ -14,7 +14,7 @@ use crate::store::Damage;
 use aliquot_model::cordon::{self, Cordon};
 use aliquot_model::layout::TaintEffect;
 use aliquot_model::{DeviceName, GpuUuid, LiveMig};
-use aliquot_nvml::{EventKind, GpuEvent};
+use aliquot_nvml::{EventKind, GpuError, GpuEvent};
 use aliquot_selinux::Label;
 use std::fmt::Display;
 
@@ -183,6 +183,15 @@ fn shown(told: &Told) -> String {
     let taint = &told.taint;
     let value = if taint.value.is_empty() { String::new() } else { format!("={}", taint.value) };
     format!("{}{value}:{}", taint.key, taint.effect.as_str())
+}
+
+/// The driver as a whole does not answer.
+pub fn no_driver(error: &GpuError) -> String {
+    format!(
+        "the node's GPUs cannot be read; what is published stays, with a taint that keeps claims off it, and nothing new \
+         is prepared until the driver answers. It is tried again, and the library opened anew if the driver was \
+         exchanged: {error}"
+    )
 }
 
 /// An administrator took a GPU out of service.

@@ -8,6 +8,8 @@ pub const GPU_STUCK: &str = "GpuStuck";
 pub const GPU_ANSWERS: &str = "GpuAnswersAgain";
 /// NVML does not answer at all.
 pub const NVML_UNAVAILABLE: &str = "NvmlUnavailable";
+/// NVML answers again.
+pub const NVML_ANSWERS: &str = "NvmlAnswersAgain";
 /// The driver reported an error of a GPU.
 pub const GPU_ERROR: &str = "GpuError";
 /// A GPU has a taint for its health.

@@ -14,7 +14,7 @@ use crate::events::Events;
 use crate::execute::{Machine, Probe};
 use crate::health::{self, Monitor, Xids};
 use crate::http::{self, Readiness};
-use crate::inventory::Watcher;
+use crate::inventory::{self, Watcher};
 use crate::limits::Follower;
 use crate::metrics::Metrics;
 use crate::mode::Waits;
@@ -31,13 +31,15 @@ use crate::trash::Trash;
 use crate::{arbitrate, audit, dra, notice, partitioning, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
-use aliquot_nvml::{Calls, Deadlines, Gpus, NvmlGpus, Operation, Options, Timed};
+use aliquot_nvml::{
+    Deadlines, GpuError, Gpus, NvmlGpus, Opened, Operation, Options, Pauses, Reopening, Timed,
+};
 use aliquot_proto::dra::{v1, v1beta1};
 use aliquot_proto::dra_health;
 use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServer;
 use anyhow::Context;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -187,7 +189,7 @@ pub async fn run_with(
     let deadlines = Deadlines { read: args.gpu_read_timeout, change: args.gpu_change_timeout };
     let gpus = match gpus {
         Some(gpus) => gpus,
-        None => match open_gpus(&args, deadlines.read, &readiness.calls, &cancel).await {
+        None => match open_gpus(&args, deadlines.read, &readiness, &cancel).await {
             Some(gpus) => gpus,
             None => return Ok(()),
         },
@@ -211,25 +213,54 @@ pub async fn run_with(
     parts.serve(cancel, loops, tasks).await
 }
 
+/// Where NVML is looked for, each time that it is opened: the driver may be another one by then.
+#[derive(Clone)]
+struct Places {
+    library: Option<PathBuf>,
+    driver_root: PathBuf,
+    sys_root: PathBuf,
+}
+
+impl Places {
+    fn of(args: &Args) -> Self {
+        Self {
+            library: args.nvml_library.clone(),
+            driver_root: args.driver_root.clone(),
+            sys_root: args.sys_root.clone(),
+        }
+    }
+
+    /// The library by its own name and not by a link to it: under the name of one that is loaded the dynamic loader
+    /// gives that one, wherever the link leads by then.
+    fn options(&self) -> Options {
+        let library = self.library.clone().or_else(|| find_library(&self.driver_root, "libnvidia-ml.so.1"));
+        let library = library.map(|path| path.canonicalize().unwrap_or(path));
+        Options {
+            library: library.unwrap_or_else(|| "libnvidia-ml.so.1".into()),
+            sys_root: self.sys_root.clone(),
+            nvidia_smi: find_program(&self.driver_root, "nvidia-smi"),
+        }
+    }
+
+    fn open(&self) -> Result<Opened, GpuError> {
+        NvmlGpus::open(self.options()).map(NvmlGpus::opened)
+    }
+}
+
 /// Opens NVML, again and again: the driver may come up after us.
 async fn open_gpus(
     args: &Args,
     limit: Duration,
-    calls: &Calls,
+    readiness: &Readiness,
     cancel: &CancellationToken,
 ) -> Option<Arc<dyn Gpus>> {
     loop {
-        let library = args
-            .nvml_library
-            .clone()
-            .or_else(|| find_library(&args.driver_root, "libnvidia-ml.so.1"))
-            .unwrap_or_else(|| "libnvidia-ml.so.1".into());
-        let nvidia_smi = find_program(&args.driver_root, "nvidia-smi");
-        let options = Options { library, sys_root: args.sys_root.clone(), nvidia_smi };
-        let operation = Operation::Load(options.library.clone());
+        let places = Places::of(args);
+        let operation = Operation::Load(places.options().library);
         let (opened, opening) = oneshot::channel();
         let tell = move |gpus| drop(opened.send(gpus));
-        if let Err(error) = calls.detached(&operation, limit, move || NvmlGpus::open(options), tell) {
+        let open = places.clone();
+        if let Err(error) = readiness.calls.detached(&operation, limit, move || open.open(), tell) {
             tracing::error!(%error, "no thread to open NVML on, trying again");
         }
         let opening = tokio::select! {
@@ -237,8 +268,14 @@ async fn open_gpus(
             opening = opening => opening,
         };
         match opening {
-            Ok(Ok(gpus)) => return Some(Arc::new(gpus)),
-            Ok(Err(error)) => tracing::error!(%error, "NVML cannot be opened, trying again"),
+            Ok(Ok(library)) => {
+                let reopening = Reopening::new(library, Pauses::default(), move || places.open());
+                return Some(Arc::new(reopening));
+            }
+            Ok(Err(error)) => {
+                readiness.notes.set(inventory::NOTE, vec![notice::no_driver(&error)]);
+                tracing::error!(%error, "NVML cannot be opened, trying again");
+            }
             Err(error) => tracing::error!(%error, "opening NVML ended abnormally, trying again"),
         }
         tokio::select! {

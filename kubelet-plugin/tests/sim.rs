@@ -17,6 +17,7 @@ use common::cluster::{Cluster, claim, devices, dial, eventually};
 use common::{DRIVER, World};
 use k8s_openapi::api::core::v1::Pod as KubePod;
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::Api;
 use kube::api::{ListParams, PostParams};
 use serde_json::json;
@@ -416,6 +417,140 @@ async fn a_share_is_told_what_the_driver_counts_for_its_processes_and_nobody_els
     std::fs::write(folder.join("cgroup"), "0::/system.slice/other.service\n").unwrap();
     eventually("nobody", || async {
         told().and_then(|all| if all.is_empty() { Ok(()) } else { Err(format!("{all:?}")) })
+    })
+    .await;
+}
+
+/// `key=value:effect` of the taints of a device that are not about allocators.
+async fn taints_of(sim: &Sim, device: &str) -> Option<Vec<String>> {
+    let (_, slices) = sim.cluster.pool().await.ok()?;
+    let mut devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+    let found = devices.find(|found| found.name == device)?;
+    let taints = found.taints.iter().flatten().filter(|taint| !taint.key.ends_with("/controller-allocated"));
+    let shown = taints.map(|taint| {
+        let key = taint.key.rsplit('/').next().unwrap();
+        format!("{key}={}:{}", taint.value.as_deref().unwrap_or_default(), taint.effect)
+    });
+    Some(shown.collect())
+}
+
+async fn tainted(sim: &Sim, device: &str, wanted: &[&str]) {
+    eventually(&format!("{device} with taints {wanted:?}"), || async {
+        match taints_of(sim, device).await {
+            Some(taints) if taints == wanted => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+async fn noted(sim: &Sim, reason: &str, text: &str) {
+    eventually(reason, || async {
+        let api: Api<Event> = Api::all(sim.cluster.client.clone());
+        let events = api.list(&ListParams::default()).await.unwrap().items;
+        let notes: Vec<_> = events
+            .into_iter()
+            .filter(|event| event.reason.as_deref() == Some(reason))
+            .map(|event| event.note)
+            .collect();
+        let told = notes.iter().flatten().any(|note| note.contains(text));
+        if told { Ok(()) } else { Err(format!("{notes:?}")) }
+    })
+    .await;
+}
+
+/// The driver goes away under a running agent, with a partition in use, and comes back in another version.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_that_is_upgraded_under_the_agent_is_taken_up_without_a_restart() {
+    let sim = Sim::new(&["H100-80", "H100-80"]).await;
+    let partition = sim.cluster.allocated_claim("p", &[("a", "gpu-0-mig-1g10gb-19-6")], json!([])).await;
+    let whole = sim.cluster.allocated_claim("w", &[("a", "gpu-1")], json!([])).await;
+    let _agent = sim.start(&[]);
+    sim.prepared("p", &partition).await;
+    tainted(&sim, "gpu-1", &[]).await;
+    assert_eq!(sim.instances().len(), 1);
+
+    sim.node.unload_module(true).unwrap();
+    tainted(&sim, "gpu-1", &["unmonitored=driver:NoSchedule"]).await;
+    noted(&sim, "NvmlUnavailable", "load the nvidia kernel module").await;
+    // What needs NVML is refused with the reason and what to do, and what is over can end.
+    let refused = sim.try_prepare("w", &whole).await.unwrap().unwrap_err();
+    assert!(
+        refused.contains("DRIVER_NOT_LOADED") && refused.contains("load the nvidia kernel module"),
+        "{refused}"
+    );
+    sim.unprepared("p", &partition).await;
+    assert!(sim.cluster.world.ledger().claims.is_empty());
+
+    sim.node.load_module(Some("590.10.01")).unwrap();
+    tainted(&sim, "gpu-1", &[]).await;
+    noted(&sim, "NvmlAnswersAgain", "").await;
+    noted(&sim, "GpuTaintGone", "unmonitored=driver").await;
+    let version = |slices: &[ResourceSlice]| {
+        let mut devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+        let device = devices.find(|device| device.name == "gpu-1");
+        device.and_then(|device| device.attributes.as_ref()?["driverVersion"].version.clone())
+    };
+    sim.cluster.pool_where("the new version", |slices| version(slices).as_deref() == Some("590.10.1")).await;
+    // Specs name the files of the new driver and no other.
+    sim.prepared("w", &whole).await;
+    let specs: Vec<_> =
+        std::fs::read_dir(sim.cluster.world.dir.path().join("cdi")).unwrap().flatten().collect();
+    let spec = std::fs::read_to_string(specs[0].path()).unwrap();
+    assert!(
+        spec.contains("libnvidia-ml.so.590.10.01") && !spec.contains(&sim.node.spec().driver_version),
+        "{spec}"
+    );
+    // Errors are listened for again.
+    eventually("heard of", || async {
+        sim.node.raise_xid(1, 62, None, None).unwrap();
+        match taints_of(&sim, "gpu-1").await {
+            Some(taints) if taints == ["xid=62:NoSchedule"] => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    sim.prepared("w", &whole).await;
+    sim.unprepared("w", &whole).await;
+    sim.assert_clean();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_starts_before_the_driver_is_loaded_serves_once_it_is() {
+    let sim = Sim::new(&["T4"]).await;
+    sim.node.unload_module(false).unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0")], json!([])).await;
+    let mut agent = sim.start(&[&format!("--http-addr={free}")]);
+    let get = |path: &'static str| async move {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(free).await.ok()?;
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.ok()?;
+        let mut text = String::new();
+        stream.read_to_string(&mut text).await.ok()?;
+        Some(text)
+    };
+    let says = async |path: &'static str, wanted: &str| {
+        eventually(wanted, || async {
+            match get(path).await {
+                Some(text) if text.contains(wanted) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await;
+    };
+    says("/readyz", "NVML is not open yet").await;
+    says("/healthz", "DRIVER_NOT_LOADED").await;
+    assert!(agent.0.try_wait().unwrap().is_none(), "it waits");
+    sim.node.load_module(None).unwrap();
+    sim.prepared("c", &uid).await;
+    tainted(&sim, "gpu-0", &[]).await;
+    eventually("nothing to say any more", || async {
+        match get("/healthz").await {
+            Some(text) if !text.contains("DRIVER_NOT_LOADED") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
     })
     .await;
 }

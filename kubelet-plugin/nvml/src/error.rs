@@ -62,10 +62,12 @@ impl NvmlCode {
     /// Whether it says that nothing can be asked any more, of this GPU or of the library: the GPU is lost, the kernel
     /// module is gone, or is not the one that the library was opened for.
     pub const fn is_no_answer(self) -> bool {
-        matches!(
-            self,
-            Self::GPU_IS_LOST | Self::DRIVER_NOT_LOADED | Self::UNINITIALIZED | Self::LIB_RM_VERSION_MISMATCH
-        )
+        matches!(self, Self::GPU_IS_LOST) || self.is_no_driver()
+    }
+
+    /// Whether it says that the kernel module is gone, or is not the one that the library was opened for.
+    pub const fn is_no_driver(self) -> bool {
+        matches!(self, Self::DRIVER_NOT_LOADED | Self::UNINITIALIZED | Self::LIB_RM_VERSION_MISMATCH)
     }
 }
 

@@ -11,9 +11,10 @@
 //! - GPU-instance ids are handles that are used again: [`Gpus::destroy_mig`] destroys an instance
 //!   only if profile, place and UUID are still those of the instance that is meant.
 //! - A call that the driver does not answer holds up calls on the same GPU only ([`Timed`]).
+//! - A library whose kernel module is gone or another one is closed and opened anew ([`Reopening`]).
 //! - Every error names the GPU, what was tried, NVML's code and what to do.
 //!
-//! Nothing here decides anything: no policy, no retries, no state beside the library's own.
+//! Nothing here decides anything else: no policy, no retries, no state beside the library's own.
 //!
 //! Start reading at [`Gpus`], then `real`, `mig` and `timed`.
 
@@ -32,6 +33,7 @@ pub mod pci;
 mod program;
 mod raw;
 mod real;
+mod reopen;
 mod timed;
 
 pub use error::{Cause, GpuError, GpuErrorDetail, NvmlCode, Operation};
@@ -40,6 +42,7 @@ pub use observed::{
     MigMode, ModeChange, ProcessKind, ProcessTime, Recovery, RowRemapping, TimeSlice, Unreadable,
 };
 pub use real::{NvmlGpus, Options};
+pub use reopen::{Opened, Pauses, Reopening};
 pub use timed::{Calls, Deadlines, Stuck, Timed};
 
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};

@@ -5,7 +5,8 @@ use crate::program::Ended;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
     Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuHealth, GpuProcess, Gpus, MemoryUse,
-    MigMode, ModeChange, NvmlCode, Operation, ProcessKind, ProcessTime, TimeSlice, Unreadable, facts, mig,
+    MigMode, ModeChange, NvmlCode, Opened, Operation, ProcessKind, ProcessTime, TimeSlice, Unreadable, facts,
+    mig,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use nvml_wrapper::bitmasks::InitFlags;
@@ -57,6 +58,12 @@ impl NvmlGpus {
         };
         let nvml = Arc::new(nvml.map_err(|error| failed(error.into()))?);
         Ok(Self { nvml, options, listening: Listening::default() })
+    }
+
+    /// The same, with what tells whether it, or an event set of it, is still held.
+    pub fn opened(self) -> Opened {
+        let nvml = Arc::downgrade(&self.nvml);
+        Opened { gpus: Arc::new(self), held: Box::new(move || nvml.strong_count() > 0) }
     }
 
     fn device(&self, gpu: &GpuUuid) -> Result<Device<'_>, GpuError> {

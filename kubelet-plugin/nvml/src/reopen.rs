@@ -1,0 +1,251 @@
+//! The library closed and opened anew, under all its callers, when the driver went away or was exchanged.
+//!
+//! A library that was opened on a kernel module that is gone never works again, also when the module comes back; and
+//! it is of one version, which another module does not take. So after a few looks in which somebody was told so it is
+//! let go of, and opened again where it lies by then, after pauses that grow. A *look* begins with each question for
+//! the driver's versions, which every inventory asks first.
+//!
+//! While the library is closed every call fails with the reason for which it is.
+
+use crate::{
+    ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuHealth, GpuProcess, Gpus, MemoryUse,
+    MigMode, ModeChange, ProcessTime, TimeSlice, Unreadable,
+};
+use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Looks in a row in which somebody was told that the driver is gone, before the library is closed.
+const LOOKS: u32 = 2;
+
+/// A library that was opened.
+pub struct Opened {
+    /// Its GPUs.
+    pub gpus: Arc<dyn Gpus>,
+    /// Whether anybody still holds it. One that is held is not opened anew: it would be the same one.
+    pub held: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// Pauses between attempts to open the library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pauses {
+    /// The first.
+    pub first: Duration,
+    /// The longest; each is twice the one before.
+    pub longest: Duration,
+}
+
+impl Default for Pauses {
+    fn default() -> Self {
+        Self { first: Duration::from_secs(1), longest: Duration::from_secs(30) }
+    }
+}
+
+type Open = dyn Fn() -> Result<Opened, GpuError> + Send + Sync;
+
+/// GPUs whose library is opened anew when its driver is another.
+pub struct Reopening {
+    open: Box<Open>,
+    pauses: Pauses,
+    state: Mutex<State>,
+}
+
+enum State {
+    Open {
+        library: Opened,
+        /// Whether somebody was told in this look that the driver is gone.
+        told: Option<GpuError>,
+        /// Looks in a row in which it was so.
+        looks: u32,
+    },
+    Closed {
+        /// The former library, until nobody holds it any more.
+        former: Option<Box<dyn Fn() -> bool + Send + Sync>>,
+        why: GpuError,
+        next: Instant,
+        pause: Duration,
+    },
+}
+
+impl Reopening {
+    /// A library that is open, and how it is opened again.
+    pub fn new(
+        library: Opened,
+        pauses: Pauses,
+        open: impl Fn() -> Result<Opened, GpuError> + Send + Sync + 'static,
+    ) -> Self {
+        let state = Mutex::new(State::Open { library, told: None, looks: 0 });
+        Self { open: Box::new(open), pauses, state }
+    }
+
+    /// The library, if it is open.
+    fn gpus(&self) -> Result<Arc<dyn Gpus>, GpuError> {
+        match &*self.state.lock() {
+            State::Open { library, .. } => Ok(Arc::clone(&library.gpus)),
+            State::Closed { why, .. } => Err(why.clone()),
+        }
+    }
+
+    fn call<T>(&self, work: impl FnOnce(&dyn Gpus) -> Result<T, GpuError>) -> Result<T, GpuError> {
+        let gpus = self.gpus()?;
+        let answer = work(&*gpus);
+        if let Err(error) = &answer {
+            self.note(error);
+        }
+        answer
+    }
+
+    fn note(&self, error: &GpuError) {
+        if !error.code().is_some_and(|code| code.is_no_driver()) {
+            return;
+        }
+        if let State::Open { told, .. } = &mut *self.state.lock() {
+            told.get_or_insert_with(|| error.clone());
+        }
+    }
+
+    /// A look begins: counts the one before, and closes or opens the library if it is time to.
+    fn begin_look(&self) {
+        // Closing it calls the driver once more, so nobody waits for that.
+        drop(self.close_if_gone());
+        if self.is_due() {
+            let opened = (self.open)();
+            self.take(opened);
+        }
+    }
+
+    fn close_if_gone(&self) -> Option<Arc<dyn Gpus>> {
+        let mut state = self.state.lock();
+        let State::Open { told, looks, .. } = &mut *state else { return None };
+        let Some(why) = told.take() else {
+            *looks = 0;
+            return None;
+        };
+        *looks += 1;
+        if *looks < LOOKS {
+            return None;
+        }
+        tracing::warn!(error = %why, "the driver is gone or another one: closing NVML, to open it again");
+        let (next, pause) = (Instant::now(), self.pauses.first);
+        match std::mem::replace(&mut *state, State::Closed { former: None, why, next, pause }) {
+            State::Open { library: Opened { gpus, held }, .. } => {
+                if let State::Closed { former, .. } = &mut *state {
+                    *former = Some(held);
+                }
+                Some(gpus)
+            }
+            State::Closed { .. } => None,
+        }
+    }
+
+    /// Whether it is to be opened now. Whoever is told so does it; others are told that it is closed meanwhile.
+    fn is_due(&self) -> bool {
+        let mut state = self.state.lock();
+        let State::Closed { former, next, pause, .. } = &mut *state else { return false };
+        let now = Instant::now();
+        if former.as_ref().is_some_and(|held| held()) || *next > now {
+            return false;
+        }
+        *former = None;
+        *next = now + *pause;
+        *pause = (*pause * 2).min(self.pauses.longest);
+        true
+    }
+
+    fn take(&self, opened: Result<Opened, GpuError>) {
+        let mut state = self.state.lock();
+        match (opened, &mut *state) {
+            (Ok(library), State::Closed { .. }) => {
+                tracing::info!("NVML is open again");
+                *state = State::Open { library, told: None, looks: 0 };
+            }
+            (Err(error), State::Closed { why, .. }) => {
+                tracing::debug!(%error, "NVML cannot be opened yet");
+                *why = error;
+            }
+            // Somebody else was faster.
+            (_, State::Open { .. }) => {}
+        }
+    }
+}
+
+impl Gpus for Reopening {
+    fn driver(&self) -> Result<DriverInfo, GpuError> {
+        self.begin_look();
+        self.call(|gpus| gpus.driver())
+    }
+
+    fn count(&self) -> Result<u32, GpuError> {
+        self.call(|gpus| gpus.count())
+    }
+
+    fn identify(&self, index: u32) -> Result<GpuUuid, GpuError> {
+        self.call(|gpus| gpus.identify(index))
+    }
+
+    fn read(&self, index: u32, driver: &DriverInfo) -> Result<(GpuInfo, Vec<LiveMig>), Unreadable> {
+        let gpus = self.gpus().map_err(|error| Unreadable { index, uuid: None, error })?;
+        let read = gpus.read(index, driver);
+        if let Err(unreadable) = &read {
+            self.note(&unreadable.error);
+        }
+        read
+    }
+
+    fn gpu(&self, gpu: &GpuUuid) -> Result<GpuInfo, GpuError> {
+        self.call(|gpus| gpus.gpu(gpu))
+    }
+
+    fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {
+        self.call(|gpus| gpus.mig_mode(gpu))
+    }
+
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<ModeChange, GpuError> {
+        self.call(|gpus| gpus.set_mig_mode(gpu, on))
+    }
+
+    fn live_migs(&self, gpu: &GpuUuid) -> Result<Vec<LiveMig>, GpuError> {
+        self.call(|gpus| gpus.live_migs(gpu))
+    }
+
+    fn create_mig(&self, gpu: &GpuUuid, profile_id: u32, placement: Placement) -> Result<LiveMig, GpuError> {
+        self.call(|gpus| gpus.create_mig(gpu, profile_id, placement))
+    }
+
+    fn destroy_mig(&self, mig: &LiveMig) -> Result<Destroyed, GpuError> {
+        self.call(|gpus| gpus.destroy_mig(mig))
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<GpuProcess>, GpuError> {
+        self.call(|gpus| gpus.processes(gpu))
+    }
+
+    fn utilization(&self, gpu: &GpuUuid, since_us: u64) -> Result<Vec<ProcessTime>, GpuError> {
+        self.call(|gpus| gpus.utilization(gpu, since_us))
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<MemoryUse, GpuError> {
+        self.call(|gpus| gpus.memory(gpu))
+    }
+
+    fn compute_mode(&self, gpu: &GpuUuid) -> Result<ComputeMode, GpuError> {
+        self.call(|gpus| gpus.compute_mode(gpu))
+    }
+
+    fn set_compute_mode(&self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), GpuError> {
+        self.call(|gpus| gpus.set_compute_mode(gpu, mode))
+    }
+
+    fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError> {
+        self.call(|gpus| gpus.set_time_slice(gpu, slice))
+    }
+
+    fn health(&self, gpu: &GpuUuid) -> Result<GpuHealth, GpuError> {
+        self.call(|gpus| gpus.health(gpu))
+    }
+
+    fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {
+        self.call(|library| library.watch(gpus))
+    }
+}
