@@ -38,6 +38,7 @@ pub mod notice;
 pub mod pages;
 pub mod parked;
 pub mod partitioning;
+pub mod pause;
 pub mod plan;
 pub mod prepare;
 pub mod publish;

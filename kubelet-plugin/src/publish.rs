@@ -28,13 +28,14 @@ use crate::metrics::{Gate, Metrics, Mode};
 use crate::mode::{Target, Waits};
 use crate::notice;
 use crate::partitioning::{self, Partitioning};
+use crate::pause;
 use crate::plan;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{self as slices, Dropped, Owner};
 use aliquot_model::layout::{self, AllocatorMode, GpuState, ServerFeatures, Slice};
 use aliquot_model::names;
-use aliquot_model::{DeviceName, GpuUuid};
+use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -347,11 +348,15 @@ impl Publisher {
         };
         let mut features = self.features().await?;
         let cordons = cordon::read(&node);
+        let paused = pause::asked(&node).is_some();
         let here: BTreeSet<GpuUuid> = gpus.iter().map(|gpu| gpu.info.uuid.clone()).collect();
         loop {
             let actual = self.list().await?;
             self.note_told_cordons(&actual, &gpus);
             cordon::apply(&mut gpus, &cordons, &owner.driver, features);
+            if paused {
+                cordon::close(&mut gpus, |_| Some(pause::taint(&owner.driver)), features);
+            }
             let (phase, wake) = self.decide_phase(&node, &actual, features).await?;
             owner.hand_over_until = phase.until(&self.settings.waits);
             let options = layout::Options {
@@ -363,6 +368,8 @@ impl Publisher {
             for slice in &mut desired {
                 // What cannot be prepared is not offered.
                 slice.devices.retain(|device| plan::can_prepare(device.kind()));
+                // Administration has no taints, and opens the driver, too.
+                slice.devices.retain(|device| !paused || device.kind() != DeviceKind::Admin);
             }
             let dropped = self.write(&actual, &desired, &owner, features, phase.mode()).await?;
             if dropped.any() {

@@ -10,6 +10,12 @@ pub const GPU_ANSWERS: &str = "GpuAnswersAgain";
 pub const NVML_UNAVAILABLE: &str = "NvmlUnavailable";
 /// NVML answers again.
 pub const NVML_ANSWERS: &str = "NvmlAnswersAgain";
+/// The GPU operator asks for the driver, and nothing is given out.
+pub const DRIVER_PAUSED: &str = "DriverPaused";
+/// NVML is closed, so that the driver can be unloaded.
+pub const DRIVER_LET_GO: &str = "DriverLetGo";
+/// NVML may be opened again.
+pub const DRIVER_RESUMED: &str = "DriverResumed";
 /// The driver reported an error of a GPU.
 pub const GPU_ERROR: &str = "GpuError";
 /// A GPU has a taint for its health.

@@ -28,7 +28,7 @@ use crate::status::StatusWriter;
 use crate::store::Store;
 use crate::stuck::Teller;
 use crate::trash::Trash;
-use crate::{arbitrate, audit, dra, notice, partitioning, reasons};
+use crate::{arbitrate, audit, dra, notice, partitioning, pause, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
 use aliquot_nvml::{
@@ -187,10 +187,10 @@ pub async fn run_with(
     let loops = CancellationToken::new();
     tasks.spawn(http::serve(http, Arc::clone(&readiness), metrics.clone(), loops.clone()));
     let deadlines = Deadlines { read: args.gpu_read_timeout, change: args.gpu_change_timeout };
-    let gpus = match gpus {
-        Some(gpus) => gpus,
+    let (gpus, library) = match gpus {
+        Some(gpus) => (gpus, None),
         None => match open_gpus(&args, deadlines.read, &readiness, &cancel).await {
-            Some(gpus) => gpus,
+            Some(library) => (Arc::clone(&library) as Arc<dyn Gpus>, Some(library)),
             None => return Ok(()),
         },
     };
@@ -209,7 +209,7 @@ pub async fn run_with(
         () = cancel.cancelled() => return Ok(()),
     }
     selinux::driver::tell(&args, &node, &events).await;
-    let parts = Parts { args, client, metrics, readiness, events, node };
+    let parts = Parts { args, client, metrics, readiness, events, node, library };
     parts.serve(cancel, loops, tasks).await
 }
 
@@ -253,7 +253,7 @@ async fn open_gpus(
     limit: Duration,
     readiness: &Readiness,
     cancel: &CancellationToken,
-) -> Option<Arc<dyn Gpus>> {
+) -> Option<Arc<Reopening>> {
     loop {
         let places = Places::of(args);
         let operation = Operation::Load(places.options().library);
@@ -375,6 +375,8 @@ struct Parts {
     readiness: Arc<Readiness>,
     events: Events,
     node: Arc<Node>,
+    /// NVML, where it is the real one.
+    library: Option<Arc<Reopening>>,
 }
 
 impl Parts {
@@ -460,6 +462,17 @@ impl Parts {
         };
         if !args.farewell {
             tasks.spawn(watcher.run(loops.clone()));
+        }
+        if let Some(library) = self.library.as_ref().filter(|_| !args.farewell) {
+            let pauses = pause::Pauses {
+                library: Arc::clone(library),
+                client: self.client.clone(),
+                node_name: args.node_name.clone(),
+                events: self.events.clone(),
+                overview: overview_rx.clone(),
+                changed: Arc::clone(&changed),
+            };
+            tasks.spawn(pauses.run(loops.clone()));
         }
         let collector = Collector {
             node: Arc::clone(&self.node),

@@ -554,3 +554,39 @@ async fn an_agent_that_starts_before_the_driver_is_loaded_serves_once_it_is() {
     })
     .await;
 }
+
+/// As the GPU operator upgrades a driver: it labels the Node, ends pods, unloads the module, loads another and takes
+/// the label away.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_is_let_go_of_while_the_operator_asks_for_it_and_no_claim_is_prepared() {
+    const LABEL: &str = "nvidia.com/gpu.deploy.dra-driver";
+    let sim = Sim::new(&["H100-80"]).await;
+    let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0")], json!([])).await;
+    let later = sim.cluster.allocated_claim("later", &[("a", "gpu-0")], json!([])).await;
+    let _agent = sim.start(&[]);
+    sim.prepared("c", &uid).await;
+    tainted(&sim, "gpu-0-admin", &[]).await;
+
+    sim.cluster.annotate(json!({"labels": {LABEL: "paused-for-driver-upgrade"}})).await;
+    tainted(&sim, "gpu-0", &["driver-paused=:NoSchedule"]).await;
+    assert_eq!(taints_of(&sim, "gpu-0-admin").await, None, "it opens the driver, too");
+    noted(&sim, "DriverPaused", "when the 1 claim(s) that are prepared have ended").await;
+    assert!(sim.node.unload_module(false).is_err(), "a claim is prepared");
+    sim.unprepared("c", &uid).await;
+    noted(&sim, "DriverLetGo", "label nvidia.com/gpu.deploy.dra-driver=paused-for-driver-upgrade").await;
+    let unloaded = || async { sim.node.unload_module(false).map_err(|error| error.to_string()) };
+    eventually("the module free", unloaded).await;
+    let refused = sim.try_prepare("later", &later).await.unwrap().unwrap_err();
+    assert!(refused.contains("it is closed, as label nvidia.com/gpu.deploy.dra-driver="), "{refused}");
+
+    // Loaded again, it is left alone until the label is gone.
+    sim.node.load_module(Some("590.10.01")).unwrap();
+    sim.node.unload_module(false).unwrap();
+    sim.node.load_module(None).unwrap();
+    sim.cluster.annotate(json!({"labels": {LABEL: "true"}})).await;
+    tainted(&sim, "gpu-0", &[]).await;
+    noted(&sim, "DriverResumed", "").await;
+    sim.prepared("later", &later).await;
+    sim.unprepared("later", &later).await;
+    sim.assert_clean();
+}

@@ -122,6 +122,8 @@ pub enum Operation {
     SetTimeSlice,
     /// Listening for events.
     Watch,
+    /// Anything.
+    Use,
 }
 
 impl fmt::Display for Operation {
@@ -147,6 +149,7 @@ impl fmt::Display for Operation {
             Self::SetComputeMode => f.write_str("set the compute mode"),
             Self::SetTimeSlice => f.write_str("set the time slice"),
             Self::Watch => f.write_str("listen for errors"),
+            Self::Use => f.write_str("use NVML"),
         }
     }
 }
@@ -162,6 +165,8 @@ pub enum Cause {
     Unexpected(String),
     /// A program of the driver failed or is missing.
     Program(String),
+    /// The library was closed on purpose; why.
+    LetGo(String),
     /// The driver does not answer, to this call or to an earlier one on the same GPU.
     Stuck(String),
 }
@@ -170,9 +175,11 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nvml(code) => write!(f, "NVML says {code}"),
-            Self::Library(text) | Self::Unexpected(text) | Self::Program(text) | Self::Stuck(text) => {
-                f.write_str(text)
-            }
+            Self::Library(text)
+            | Self::Unexpected(text)
+            | Self::Program(text)
+            | Self::LetGo(text)
+            | Self::Stuck(text) => f.write_str(text),
         }
     }
 }
@@ -317,6 +324,7 @@ impl GpuError {
             }
             Cause::Program(_) => return "see that the driver's nvidia-smi is under --driver-root and runs",
             Cause::Unexpected(_) => return "report this with the driver version",
+            Cause::LetGo(_) => return "it is opened again when that is over",
             Cause::Stuck(_) => {
                 return "nothing on this GPU is changed until the call comes back; see the kernel's log for NVRM and Xid messages, and if it does not come back drain the node and reboot it";
             }

@@ -5,11 +5,13 @@
 //! let go of, and opened again where it lies by then, after pauses that grow. A *look* begins with each question for
 //! the driver's versions, which every inventory asks first.
 //!
+//! It can also be let go of, so that the kernel module is free, and stays closed then until it may be opened again.
+//!
 //! While the library is closed every call fails with the reason for which it is.
 
 use crate::{
-    ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuHealth, GpuProcess, Gpus, MemoryUse,
-    MigMode, ModeChange, ProcessTime, TimeSlice, Unreadable,
+    Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuHealth, GpuProcess, Gpus, MemoryUse,
+    MigMode, ModeChange, Operation, ProcessTime, TimeSlice, Unreadable,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use parking_lot::Mutex;
@@ -65,6 +67,8 @@ enum State {
         why: GpuError,
         next: Instant,
         pause: Duration,
+        /// Whether it stays closed until [`Reopening::resume`].
+        let_go: bool,
     },
 }
 
@@ -77,6 +81,40 @@ impl Reopening {
     ) -> Self {
         let state = Mutex::new(State::Open { library, told: None, looks: 0 });
         Self { open: Box::new(open), pauses, state }
+    }
+
+    /// Closes the library, and keeps it closed until [`Self::resume`]. The reason is told to everybody who calls.
+    pub fn let_go(&self, why: &str) {
+        let why = GpuError::of_library(Operation::Use, Cause::LetGo(why.to_owned()));
+        // Closing it calls the driver once more, so nobody waits for that.
+        drop(self.close(why, true));
+    }
+
+    /// Opens the library again, at the next look.
+    pub fn resume(&self) {
+        if let State::Closed { next, pause, let_go, .. } = &mut *self.state.lock() {
+            (*next, *pause, *let_go) = (Instant::now(), self.pauses.first, false);
+        }
+    }
+
+    /// What was open, to be dropped by the caller.
+    fn close(&self, why: GpuError, let_go: bool) -> Option<Arc<dyn Gpus>> {
+        let mut state = self.state.lock();
+        let (next, pause) = (Instant::now(), self.pauses.first);
+        match std::mem::replace(&mut *state, State::Closed { former: None, why, next, pause, let_go }) {
+            State::Open { library: Opened { gpus, held }, .. } => {
+                if let State::Closed { former, .. } = &mut *state {
+                    *former = Some(held);
+                }
+                Some(gpus)
+            }
+            State::Closed { former: before, .. } => {
+                if let State::Closed { former, .. } = &mut *state {
+                    *former = before;
+                }
+                None
+            }
+        }
     }
 
     /// The library, if it is open.
@@ -127,24 +165,16 @@ impl Reopening {
             return None;
         }
         tracing::warn!(error = %why, "the driver is gone or another one: closing NVML, to open it again");
-        let (next, pause) = (Instant::now(), self.pauses.first);
-        match std::mem::replace(&mut *state, State::Closed { former: None, why, next, pause }) {
-            State::Open { library: Opened { gpus, held }, .. } => {
-                if let State::Closed { former, .. } = &mut *state {
-                    *former = Some(held);
-                }
-                Some(gpus)
-            }
-            State::Closed { .. } => None,
-        }
+        drop(state);
+        self.close(why, false)
     }
 
     /// Whether it is to be opened now. Whoever is told so does it; others are told that it is closed meanwhile.
     fn is_due(&self) -> bool {
         let mut state = self.state.lock();
-        let State::Closed { former, next, pause, .. } = &mut *state else { return false };
+        let State::Closed { former, next, pause, let_go, .. } = &mut *state else { return false };
         let now = Instant::now();
-        if former.as_ref().is_some_and(|held| held()) || *next > now {
+        if *let_go || former.as_ref().is_some_and(|held| held()) || *next > now {
             return false;
         }
         *former = None;
@@ -156,6 +186,8 @@ impl Reopening {
     fn take(&self, opened: Result<Opened, GpuError>) {
         let mut state = self.state.lock();
         match (opened, &mut *state) {
+            // Let go of while it was opened.
+            (_, State::Closed { let_go: true, .. }) => {}
             (Ok(library), State::Closed { .. }) => {
                 tracing::info!("NVML is open again");
                 *state = State::Open { library, told: None, looks: 0 };

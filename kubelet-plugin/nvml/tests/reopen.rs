@@ -116,6 +116,24 @@ fn between_attempts_there_are_pauses_in_which_nothing_is_opened() {
     assert!(scene.answers.lock().unwrap().is_empty());
 }
 
+#[test]
+fn a_library_that_was_let_go_of_stays_closed_with_the_reason_until_it_may_be_opened() {
+    let scene = Scene::new(NONE, [Ok(FakeGpus::new([h100_80(0), h100_80(1)]))]);
+    scene.gpus.let_go("it is closed, as somebody asks");
+    for _ in 0..3 {
+        assert_eq!(
+            scene.gpus.inventory().unwrap_err().to_string(),
+            "cannot use NVML: it is closed, as somebody asks; it is opened again when that is over"
+        );
+    }
+    assert_eq!(scene.opened(), 0);
+    scene.gpus.resume();
+    assert_eq!(scene.gpus.inventory().unwrap().gpus.len(), 2);
+    // Of one that is open there is nothing to resume.
+    scene.gpus.resume();
+    assert_eq!((scene.gpus.inventory().unwrap().gpus.len(), scene.opened()), (2, 1));
+}
+
 /// Down to `dlopen`: the kernel module away, and there again in another version.
 #[test]
 fn a_driver_that_was_exchanged_is_read_through_its_own_library() {
@@ -142,6 +160,13 @@ fn a_driver_that_was_exchanged_is_read_through_its_own_library() {
     drop(events);
     assert_eq!(gpus.inventory().unwrap().driver.driver_version, "590.10.01");
     gpus.watch(std::slice::from_ref(&uuid)).unwrap();
+
+    // Let go of, the module is free; and there is nobody who holds it.
+    gpus.let_go("asked");
+    node.unload_module(false).unwrap();
+    node.load_module(None).unwrap();
+    gpus.resume();
+    assert_eq!(gpus.inventory().unwrap().gpus.len(), 1);
 
     // Loaded anew in the same version: the same file, opened anew all the same.
     node.unload_module(true).unwrap();

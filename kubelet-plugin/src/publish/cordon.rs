@@ -7,7 +7,7 @@ use super::Publisher;
 use crate::notice;
 use crate::reasons;
 use aliquot_model::cordon::{self, Cordons};
-use aliquot_model::layout::{GpuState, ServerFeatures, TaintEffect};
+use aliquot_model::layout::{GpuState, ServerFeatures, Taint, TaintEffect};
 use aliquot_model::{DeviceName, GpuUuid, names};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::ResourceSlice;
@@ -26,15 +26,24 @@ pub(super) fn read(node: &Node) -> Cordons {
     node.metadata.annotations.as_ref().map(Cordons::read).unwrap_or_default()
 }
 
-/// Puts the taints on the GPUs. A server that keeps no taints is shown nothing of a cordoned GPU: there is no other way
-/// to keep a claim off it.
+/// Puts the taints on the GPUs.
 pub(super) fn apply(gpus: &mut Vec<GpuState>, cordons: &Cordons, driver: &str, features: ServerFeatures) {
-    let key = names::cordoned_taint(driver);
+    let cordon = |gpu: &GpuState| cordons.gpus.get(&gpu.info.uuid).map(|cordon| cordon.taint(driver));
+    close(gpus, cordon, features);
+}
+
+/// Puts a taint on those GPUs that are to have one. A server that keeps no taints is shown nothing of them: there is no
+/// other way to keep a claim off.
+pub(super) fn close(
+    gpus: &mut Vec<GpuState>,
+    taint: impl Fn(&GpuState) -> Option<Taint>,
+    features: ServerFeatures,
+) {
     gpus.retain_mut(|gpu| {
-        gpu.taints.retain(|taint| taint.key != key);
-        let cordon = cordons.gpus.get(&gpu.info.uuid);
-        gpu.taints.extend(cordon.map(|cordon| cordon.taint(driver)));
-        cordon.is_none() || features.taints
+        let Some(taint) = taint(gpu) else { return true };
+        gpu.taints.retain(|other| other.key != taint.key);
+        gpu.taints.push(taint);
+        features.taints
     });
 }
 
@@ -90,7 +99,6 @@ mod tests {
     use super::*;
     use crate::testing::h100;
     use aliquot_model::cordon::Cordon;
-    use aliquot_model::layout::Taint;
 
     fn gpu(minor: u32) -> GpuState {
         let xid = Taint { key: "d/xid".into(), value: "48".into(), effect: TaintEffect::NoSchedule };

@@ -1,0 +1,213 @@
+//! The GPU operator's word that the driver is about to be unloaded, and letting go of it.
+//!
+//! Before its driver manager unloads the kernel module it labels the Node, so that whoever holds the module ends. We do
+//! not end, for claims that are over have to be unprepared: nothing is given out any more, and once no claim is
+//! prepared NVML is closed, so that the module is free, until the label is gone.
+
+use crate::events::Events;
+use crate::prepare::Overview;
+use crate::reasons;
+use aliquot_model::layout::{Taint, TaintEffect};
+use aliquot_model::names;
+use aliquot_nvml::Reopening;
+use futures::{Stream, StreamExt};
+use k8s_openapi::api::core::v1::Node as ApiNode;
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client};
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use tokio::sync::{Notify, watch};
+use tokio_util::sync::CancellationToken;
+
+/// Labels of the operator for parts that hold GPUs as we do.
+const LABELS: [&str; 3] = [
+    "nvidia.com/gpu.deploy.dra-driver",
+    "nvidia.com/gpu.deploy.client",
+    "nvidia.com/gpu.deploy.device-plugin",
+];
+/// What their values begin with while the driver is to go.
+const PAUSED: &str = "paused-for-";
+
+/// The label that asks for the driver, as `name=value`.
+pub fn asked(node: &ApiNode) -> Option<String> {
+    let labels: &BTreeMap<String, String> = node.metadata.labels.as_ref()?;
+    LABELS.iter().find_map(|name| {
+        let value = labels.get(*name).filter(|value| value.starts_with(PAUSED))?;
+        Some(format!("{name}={value}"))
+    })
+}
+
+/// The taint on everything meanwhile.
+pub fn taint(driver: &str) -> Taint {
+    let key = names::condition_taint(driver, "driver-paused");
+    Taint { key, value: String::new(), effect: TaintEffect::NoSchedule }
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Nothing,
+    /// So many claims are prepared.
+    Wait(usize),
+    LetGo,
+    Resume,
+}
+
+const fn step(asked: bool, closed: bool, prepared: usize) -> Step {
+    match (asked, closed, prepared) {
+        (true, false, 0) => Step::LetGo,
+        (true, false, prepared) => Step::Wait(prepared),
+        (false, true, _) => Step::Resume,
+        (true, true, _) | (false, false, _) => Step::Nothing,
+    }
+}
+
+/// Claims that may have the driver open: also those of which not everything is known.
+fn prepared(overview: &Overview) -> usize {
+    let ledger = &overview.ledger;
+    let claims = ledger.claims.values().filter(|record| !record.is_parked()).count();
+    claims + ledger.newer.len() + overview.unaccounted.len()
+}
+
+/// The task.
+pub struct Pauses {
+    /// What is closed.
+    pub library: Arc<Reopening>,
+    /// The API.
+    pub client: Client,
+    /// Node name.
+    pub node_name: String,
+    /// Events.
+    pub events: Events,
+    /// Changes with the ledger.
+    pub overview: watch::Receiver<Arc<Overview>>,
+    /// Told when the library was closed or may be opened.
+    pub changed: Arc<Notify>,
+}
+
+impl std::fmt::Debug for Pauses {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pauses").field("node", &self.node_name).finish_non_exhaustive()
+    }
+}
+
+impl Pauses {
+    /// Runs until cancelled.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let mut asked: Option<String> = None;
+        let (mut closed, mut waits) = (false, false);
+        let mut wishes = self.wishes();
+        // Before the first look at the ledger nobody knows what is prepared.
+        tokio::select! {
+            () = cancel.cancelled() => return,
+            _ = self.overview.changed() => {}
+        }
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                Some(wish) = wishes.next() => asked = wish,
+                Ok(()) = self.overview.changed() => {}
+            }
+            let prepared = prepared(&self.overview.borrow_and_update());
+            match step(asked.is_some(), closed, prepared) {
+                Step::Nothing => {}
+                Step::Wait(_) if waits => {}
+                Step::Wait(claims) => {
+                    let label = asked.as_deref().unwrap_or_default();
+                    self.events.node_normal(reasons::DRIVER_PAUSED, format!(
+                        "label {label}: the driver is to be unloaded. No GPU of this node is given out, and NVML is closed when \
+                         the {claims} claim(s) that are prepared have ended"
+                    ));
+                    waits = true;
+                }
+                Step::LetGo => {
+                    let label = asked.as_deref().unwrap_or_default();
+                    self.let_go(label).await;
+                    self.events.node_normal(reasons::DRIVER_LET_GO, format!(
+                        "label {label}: the driver is to be unloaded. No GPU of this node is given out, and NVML is closed, so \
+                         that the kernel module is free of this agent, until the label is gone"
+                    ));
+                    (closed, waits) = (true, false);
+                    self.changed.notify_one();
+                }
+                Step::Resume => {
+                    self.library.resume();
+                    self.events.node_normal(
+                        reasons::DRIVER_RESUMED,
+                        "the label that asked for the driver is gone: NVML is opened again, and GPUs are given out once \
+                         the driver answers"
+                            .to_owned(),
+                    );
+                    closed = false;
+                    self.changed.notify_one();
+                }
+            }
+            waits &= asked.is_some();
+        }
+    }
+
+    /// Closing the library calls the driver, which takes its time.
+    async fn let_go(&self, label: &str) {
+        let (library, why) =
+            (Arc::clone(&self.library), format!("it is closed, as label {label} of this Node asks"));
+        if let Err(error) = tokio::task::spawn_blocking(move || library.let_go(&why)).await {
+            tracing::error!(%error, "closing NVML ended abnormally");
+        }
+    }
+
+    /// What the Node asks for, as it changes. Also where another instance of ours publishes.
+    fn wishes(&self) -> Pin<Box<dyn Stream<Item = Option<String>> + Send>> {
+        let nodes: Api<ApiNode> = Api::all(self.client.clone());
+        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.node_name));
+        Box::pin(watcher(nodes, config).default_backoff().filter_map(|event| async move {
+            match event {
+                Ok(watcher::Event::Apply(node) | watcher::Event::InitApply(node)) => Some(asked(&node)),
+                Ok(_) => None,
+                Err(error) => {
+                    tracing::debug!(%error, "watching the node");
+                    None
+                }
+            }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("nvidia.com/gpu.deploy.dra-driver", "paused-for-driver-upgrade", true)]
+    #[case("nvidia.com/gpu.deploy.client", "paused-for-mig-change", true)]
+    #[case("nvidia.com/gpu.deploy.device-plugin", "paused-for-driver-upgrade", true)]
+    #[case("nvidia.com/gpu.deploy.dra-driver", "true", false)]
+    #[case("nvidia.com/gpu.deploy.dra-driver", "false", false)]
+    #[case("nvidia.com/gpu.deploy.dcgm", "paused-for-driver-upgrade", false)]
+    fn a_label_of_the_operator_asks_for_the_driver(
+        #[case] name: &str,
+        #[case] value: &str,
+        #[case] asks: bool,
+    ) {
+        let mut node = ApiNode::default();
+        assert_eq!(asked(&node), None);
+        node.metadata.labels = Some([(name.to_owned(), value.to_owned())].into());
+        assert_eq!(asked(&node), asks.then(|| format!("{name}={value}")));
+    }
+
+    #[rstest]
+    #[case::as_usual(false, false, 3, Step::Nothing)]
+    #[case::in_use(true, false, 3, Step::Wait(3))]
+    #[case::idle(true, false, 0, Step::LetGo)]
+    #[case::closed(true, true, 0, Step::Nothing)]
+    #[case::over(false, true, 0, Step::Resume)]
+    fn the_driver_is_let_go_of_when_no_claim_is_prepared_and_until_the_label_is_gone(
+        #[case] asked: bool,
+        #[case] closed: bool,
+        #[case] prepared: usize,
+        #[case] want: Step,
+    ) {
+        assert_eq!(step(asked, closed, prepared), want);
+    }
+}
