@@ -336,9 +336,13 @@ impl Machine {
     ) -> Result<(), StepError> {
         let live = match self.gpus.live_migs(gpu) {
             Ok(live) => live,
-            Err(error) if is_gone(&error) || self.is_unloaded(&error) => {
-                tracing::warn!(gpu.uuid = %gpu, %error, "the GPU or its driver is gone and the partition with it");
+            Err(error) if is_gone(&error) => {
+                tracing::warn!(gpu.uuid = %gpu, %error, "the GPU is gone and its partition with it");
                 return Ok(());
+            }
+            Err(error) if self.is_unloaded(&error) => {
+                tracing::warn!(gpu.uuid = %gpu, %error, "the driver is gone and the partition with it");
+                Vec::new()
             }
             Err(error) => return Err(error.into()),
         };
@@ -369,8 +373,7 @@ impl Machine {
     /// Whether the driver is not loaded, and no partition exists: also the kernel lists none of its devices.
     fn is_unloaded(&self, error: &GpuError) -> bool {
         let not_listed = |majors: Majors| matches!(majors.gpu(0), Err(DeviceError::NoDriver(_)));
-        error.code().is_some_and(NvmlCode::is_no_driver)
-            && Majors::read(&self.proc_root).is_ok_and(not_listed)
+        error.is_no_driver() && Majors::read(&self.proc_root).is_ok_and(not_listed)
     }
 
     /// As with the mode: a time slice that stays is no reason to keep a claim from being released.

@@ -10,6 +10,7 @@
 
 mod common;
 
+use aliquot_kubelet_plugin::made;
 use aliquot_proto::dra::v1;
 use aliquot_quota::measured::Measured;
 use aliquot_sim_node::{NVML_LIBRARY, Node, NodeSpec, Pool, built_library};
@@ -479,8 +480,12 @@ async fn a_driver_that_is_upgraded_under_the_agent_is_taken_up_without_a_restart
         refused.contains("DRIVER_NOT_LOADED") && refused.contains("load the nvidia kernel module"),
         "{refused}"
     );
+    let marks = || made::all(&sim.cluster.world.data(), &sim.node.boot_id().unwrap());
+    assert_eq!(marks().len(), 1);
     sim.unprepared("p", &partition).await;
     assert!(sim.cluster.world.ledger().claims.is_empty());
+    // Whoever makes a partition there after the driver is back may get the same UUID.
+    assert_eq!(marks().len(), 0);
 
     sim.node.load_module(Some("590.10.01")).unwrap();
     tainted(&sim, "gpu-1", &[]).await;

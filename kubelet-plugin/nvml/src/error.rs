@@ -310,6 +310,11 @@ impl GpuError {
         self.code() == Some(NvmlCode::GPU_IS_LOST)
     }
 
+    /// Whether the library has no driver to ask: its kernel module is gone or another one, or it was let go of.
+    pub fn is_no_driver(&self) -> bool {
+        self.code().is_some_and(NvmlCode::is_no_driver) || matches!(self.cause, Cause::LetGo(_))
+    }
+
     /// Whether somebody uses what was to be changed.
     pub fn is_in_use(&self) -> bool {
         self.code() == Some(NvmlCode::IN_USE)

@@ -135,7 +135,7 @@ impl Reopening {
     }
 
     fn note(&self, error: &GpuError) {
-        if !error.code().is_some_and(|code| code.is_no_driver()) {
+        if !error.is_no_driver() {
             return;
         }
         if let State::Open { told, .. } = &mut *self.state.lock() {
