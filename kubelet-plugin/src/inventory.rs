@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Look at least this often while the driver does not answer: it may come back at any time.
-const AWAY: Duration = Duration::from_secs(5);
+const AWAY: Duration = Duration::from_secs(15);
 /// What `/healthz` says of the driver.
 pub(crate) const NOTE: &str = "driver";
 

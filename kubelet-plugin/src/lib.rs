@@ -30,6 +30,7 @@ pub mod holders;
 pub mod http;
 pub mod inventory;
 pub mod ledger;
+mod library;
 pub mod limits;
 pub mod made;
 pub mod metrics;

@@ -8,13 +8,13 @@ use crate::agent::Agent;
 use crate::args::{Args, LogFormat};
 use crate::audit::task::Audit;
 use crate::collect::Collector;
-use crate::driver::{Driver, Roots, find_library, find_program};
+use crate::driver::{Driver, Roots};
 use crate::edits::Site;
 use crate::events::Events;
 use crate::execute::{Machine, Probe};
 use crate::health::{self, Monitor, Xids};
 use crate::http::{self, Readiness};
-use crate::inventory::{self, Watcher};
+use crate::inventory::Watcher;
 use crate::limits::Follower;
 use crate::metrics::Metrics;
 use crate::mode::Waits;
@@ -28,29 +28,26 @@ use crate::status::StatusWriter;
 use crate::store::Store;
 use crate::stuck::Teller;
 use crate::trash::Trash;
-use crate::{arbitrate, audit, dra, notice, partitioning, pause, reasons};
+use crate::{arbitrate, audit, dra, library, notice, partitioning, pause, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
-use aliquot_nvml::{
-    Deadlines, GpuError, Gpus, NvmlGpus, Opened, Operation, Options, Pauses, Reopening, Timed,
-};
+use aliquot_nvml::{Deadlines, Gpus, Reopening, Timed};
 use aliquot_proto::dra::{v1, v1beta1};
 use aliquot_proto::dra_health;
 use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServer;
 use anyhow::Context;
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
-const NVML_RETRY: Duration = Duration::from_secs(5);
 /// How often a farewell looks whether it is over.
 const FAREWELL_LOOK: Duration = Duration::from_secs(1);
 const REGISTER_RETRY: Duration = Duration::from_secs(5);
@@ -189,7 +186,7 @@ pub async fn run_with(
     let deadlines = Deadlines { read: args.gpu_read_timeout, change: args.gpu_change_timeout };
     let (gpus, library) = match gpus {
         Some(gpus) => (gpus, None),
-        None => match open_gpus(&args, deadlines.read, &readiness, &cancel).await {
+        None => match library::open(&args, deadlines.read, &readiness, &cancel).await {
             Some(library) => (Arc::clone(&library) as Arc<dyn Gpus>, Some(library)),
             None => return Ok(()),
         },
@@ -211,78 +208,6 @@ pub async fn run_with(
     selinux::driver::tell(&args, &node, &events).await;
     let parts = Parts { args, client, metrics, readiness, events, node, library };
     parts.serve(cancel, loops, tasks).await
-}
-
-/// Where NVML is looked for, each time that it is opened: the driver may be another one by then.
-#[derive(Clone)]
-struct Places {
-    library: Option<PathBuf>,
-    driver_root: PathBuf,
-    sys_root: PathBuf,
-}
-
-impl Places {
-    fn of(args: &Args) -> Self {
-        Self {
-            library: args.nvml_library.clone(),
-            driver_root: args.driver_root.clone(),
-            sys_root: args.sys_root.clone(),
-        }
-    }
-
-    /// The library by its own name and not by a link to it: under the name of one that is loaded the dynamic loader
-    /// gives that one, wherever the link leads by then.
-    fn options(&self) -> Options {
-        let library = self.library.clone().or_else(|| find_library(&self.driver_root, "libnvidia-ml.so.1"));
-        let library = library.map(|path| path.canonicalize().unwrap_or(path));
-        Options {
-            library: library.unwrap_or_else(|| "libnvidia-ml.so.1".into()),
-            sys_root: self.sys_root.clone(),
-            nvidia_smi: find_program(&self.driver_root, "nvidia-smi"),
-        }
-    }
-
-    fn open(&self) -> Result<Opened, GpuError> {
-        NvmlGpus::open(self.options()).map(NvmlGpus::opened)
-    }
-}
-
-/// Opens NVML, again and again: the driver may come up after us.
-async fn open_gpus(
-    args: &Args,
-    limit: Duration,
-    readiness: &Readiness,
-    cancel: &CancellationToken,
-) -> Option<Arc<Reopening>> {
-    loop {
-        let places = Places::of(args);
-        let operation = Operation::Load(places.options().library);
-        let (opened, opening) = oneshot::channel();
-        let tell = move |gpus| drop(opened.send(gpus));
-        let open = places.clone();
-        if let Err(error) = readiness.calls.detached(&operation, limit, move || open.open(), tell) {
-            tracing::error!(%error, "no thread to open NVML on, trying again");
-        }
-        let opening = tokio::select! {
-            () = cancel.cancelled() => return None,
-            opening = opening => opening,
-        };
-        match opening {
-            Ok(Ok(library)) => {
-                let reopening = Reopening::new(library, Pauses::default(), move || places.open());
-                return Some(Arc::new(reopening));
-            }
-            Ok(Err(error)) => {
-                readiness.notes.set(inventory::NOTE, vec![notice::no_driver(&error)]);
-                tracing::error!(%error, "NVML cannot be opened, trying again");
-            }
-            Err(error) => tracing::error!(%error, "opening NVML ended abnormally, trying again"),
-        }
-        tokio::select! {
-            () = cancel.cancelled() => return None,
-            () = tokio::time::sleep(NVML_RETRY) => {}
-        }
-    }
 }
 
 fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
