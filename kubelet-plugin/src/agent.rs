@@ -116,7 +116,7 @@ impl Agent {
         match prepared {
             Err(panic) => ("failed", Err(panic)),
             Ok(Ok(prepared)) => {
-                self.status.prepared(&self.node, &request);
+                self.status.prepared(&claim.uid);
                 ("ok", Ok(prepared))
             }
             Ok(Err(error)) => {

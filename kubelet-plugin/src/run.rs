@@ -24,7 +24,7 @@ use crate::registration::{Registered, Registrar};
 use crate::report::Reporter;
 use crate::selinux::{self, Labels, Pair};
 use crate::socket::{self, Socket};
-use crate::status::StatusWriter;
+use crate::status::{self, StatusWriter};
 use crate::store::Store;
 use crate::stuck::Teller;
 use crate::trash::Trash;
@@ -326,6 +326,11 @@ impl Parts {
             self.metrics.clone(),
         );
         let (published, published_rx) = watch::channel(Arc::new(Vec::<DeviceName>::new()));
+        let status = StatusWriter::new(self.client.clone(), &args.driver_name);
+        let status_follower = status::Follower { writer: status.clone(), overview: overview_rx.clone() };
+        if !args.farewell {
+            tasks.spawn(status_follower.run(loops.clone()));
+        }
         let agent = Agent {
             node: Arc::clone(&self.node),
             client: self.client.clone(),
@@ -333,7 +338,7 @@ impl Parts {
             pool: pool.clone(),
             metrics: self.metrics.clone(),
             events: self.events.clone(),
-            status: StatusWriter::new(self.client.clone(), &args.driver_name),
+            status,
             changed: Arc::clone(&changed),
         };
         let stop_dra = CancellationToken::new();
@@ -455,6 +460,7 @@ impl Parts {
             node_name: args.node_name.clone(),
             events: self.events.clone(),
             overview: overview_rx.clone(),
+            changed: Arc::clone(&changed),
         };
         if args.elastic_shares && !args.farewell {
             tasks.spawn(follower.run(loops.clone()));

@@ -1,23 +1,52 @@
-//! `status.devices` of claims: what was prepared, or why not. Written by server-side apply, so that
-//! other drivers' entries are not touched. Best effort: where it is not allowed it is switched off.
+//! `status.devices` of claims: what was prepared ([`data`]), or why not. Written by server-side apply, so that
+//! other drivers' entries, and what others write into ours, are not touched. Best effort: where it is not allowed it is
+//! switched off.
+//!
+//! A failure is written at once. What is prepared is written by the [`Follower`], after every change of the ledger.
+//! Before a write the claim is read, so that an agent that started anew writes only what is missing, and a condition
+//! keeps the time since when it is so.
 
-use crate::claim::Request;
-use crate::prepare::Node;
-use aliquot_api::Lean;
+pub mod data;
+mod entry;
+mod follow;
+
+pub use entry::{CONDITION, Said};
+pub use follow::Follower;
+
+use crate::claim::{self, ClaimRef, Request, ResultKey};
+use crate::ledger::Ledger;
 use jiff::Timestamp;
-use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client};
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Our field manager.
 pub const FIELD_MANAGER: &str = "aliquot-kubelet-plugin";
-/// Type of the condition that we write.
-pub const CONDITION: &str = "Prepared";
+/// Longest wait for one answer of the API server.
+const API_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What is to be said of an allocation result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// Which one.
+    pub key: ResultKey,
+    /// Data of the device, if it is prepared.
+    pub data: Option<Value>,
+}
+
+/// What is known of a claim's status.
+#[derive(Debug, Default)]
+struct Told {
+    said: Said,
+    /// What the API is known to have; nothing once more came to be said.
+    written: Option<Vec<Wanted>>,
+}
 
 /// Writes `status.devices`.
 #[derive(Clone)]
@@ -25,8 +54,10 @@ pub struct StatusWriter {
     client: Client,
     driver: String,
     forbidden: Arc<AtomicBool>,
-    /// By claim UID, what was written last: retries of a failing claim write once.
-    last: Arc<Mutex<BTreeMap<String, String>>>,
+    /// By claim UID.
+    told: Arc<Mutex<BTreeMap<String, Told>>>,
+    /// Held while a claim is read and written, so that the later word is the last.
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl std::fmt::Debug for StatusWriter {
@@ -38,116 +69,137 @@ impl std::fmt::Debug for StatusWriter {
 impl StatusWriter {
     /// A writer.
     pub fn new(client: Client, driver: &str) -> Self {
-        Self { client, driver: driver.to_owned(), forbidden: Arc::default(), last: Arc::default() }
+        Self {
+            client,
+            driver: driver.to_owned(),
+            forbidden: Arc::default(),
+            told: Arc::default(),
+            turn: Arc::default(),
+        }
     }
 
-    /// The claim was prepared.
-    pub fn prepared(&self, node: &Arc<Node>, request: &Request) {
-        if request.devices.is_empty() {
-            return;
-        }
-        let (writer, node, request) = (self.clone(), Arc::clone(node), request.clone());
-        tokio::spawn(async move {
-            let uid = request.claim.uid.clone();
-            let record = tokio::task::spawn_blocking(move || node.record(&uid)).await;
-            let data: BTreeMap<String, Value> = match record {
-                Ok(Ok(Some(record))) => record
-                    .devices
-                    .iter()
-                    .map(|device| {
-                        let gpu = device.gpu.as_str();
-                        let data = match &device.partition {
-                            None => json!({"gpuUUID": gpu}),
-                            Some(partition) => json!({
-                                "gpuUUID": gpu,
-                                "profile": partition.profile,
-                                "uuid": partition.uuid,
-                            }),
-                        };
-                        (device.result_id.clone(), data)
-                    })
-                    .collect(),
-                _ => return,
-            };
-            writer.write(&request, "True", crate::reasons::PREPARED, "the device is prepared", &data).await;
-        });
+    /// The claim was prepared, which the [`Follower`] writes when it has seen it.
+    pub fn prepared(&self, uid: &str) {
+        self.told.lock().insert(uid.to_owned(), Told { said: Said::Prepared, written: None });
     }
 
     /// The claim could not be prepared.
     pub fn failed(&self, request: &Request, reason: &'static str, note: &str) {
-        let (writer, request, note) = (self.clone(), request.clone(), note.to_owned());
+        let said = Said::Failed { reason, note: note.to_owned() };
+        let uid = &request.claim.uid;
+        {
+            let mut told = self.told.lock();
+            let told = told.entry(uid.clone()).or_default();
+            // Retries of a failing claim write once.
+            if told.said == said && told.written.is_some() {
+                return;
+            }
+            *told = Told { said, written: None };
+        }
+        let devices = request.devices.iter().map(|allocated| Wanted {
+            key: ResultKey {
+                request: allocated.request.clone(),
+                pool: allocated.pool.clone(),
+                device: allocated.device.to_string(),
+                share_id: allocated.share_id.clone(),
+            },
+            data: None,
+        });
+        let (writer, claim, devices) = (self.clone(), request.claim.clone(), devices.collect());
         tokio::spawn(async move {
-            writer.write(&request, "False", reason, &note, &BTreeMap::new()).await;
+            if let Err(error) = writer.keep(&claim, devices).await {
+                tracing::debug!(claim.uid = %claim.uid, %error, "status.devices not written");
+            }
         });
     }
 
     /// The claim is released.
     pub fn forget(&self, uid: &str) {
-        self.last.lock().remove(uid);
+        self.told.lock().remove(uid);
     }
 
-    async fn write(
-        &self,
-        request: &Request,
-        status: &str,
-        reason: &str,
-        note: &str,
-        data: &BTreeMap<String, Value>,
-    ) {
-        if self.forbidden.load(Ordering::Relaxed) {
-            return;
+    /// Forgets claims that hold nothing here any more, but for failures, of which the kubelet may ask again.
+    pub fn forget_ended(&self, ledger: &Ledger) {
+        self.told.lock().retain(|uid, told| {
+            ledger.has(uid) || told.written.is_none() || matches!(told.said, Said::Failed { .. })
+        });
+    }
+
+    /// Makes the status say this of the claim's devices, if it is not known to do so.
+    ///
+    /// # Errors
+    /// If the API cannot be asked or does not answer in time.
+    pub async fn keep(&self, claim: &ClaimRef, devices: Vec<Wanted>) -> anyhow::Result<()> {
+        if self.forbidden.load(Ordering::Relaxed) || self.has(claim, &devices).is_none() {
+            return Ok(());
         }
-        let claim = &request.claim;
-        let summary = format!("{status} {reason} {note}");
-        if self.last.lock().get(&claim.uid) == Some(&summary) {
-            return;
+        let _turn = self.turn.lock().await;
+        let Some(said) = self.has(claim, &devices) else { return Ok(()) };
+        tokio::time::timeout(API_TIMEOUT, self.write(claim, &said, &devices)).await??;
+        let mut told = self.told.lock();
+        let told = told.entry(claim.uid.clone()).or_default();
+        if told.said == said {
+            told.written = Some(devices);
         }
-        let devices: Vec<Value> = request
-            .devices
-            .iter()
-            .map(|allocated| {
-                let message: String = note.chars().take(1024).collect();
-                let time = Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
-                let condition = json!({
-                    "type": CONDITION,
-                    "status": status,
-                    "reason": reason,
-                    "message": message,
-                    "lastTransitionTime": time,
-                });
-                let mut entry = Map::new();
-                entry.insert("driver".into(), json!(self.driver));
-                entry.insert("pool".into(), json!(allocated.pool));
-                entry.insert("device".into(), json!(allocated.device.to_string()));
-                entry.insert("conditions".into(), json!([condition]));
-                if let Some(share_id) = &allocated.share_id {
-                    entry.insert("shareID".into(), json!(share_id));
-                }
-                if let Some(data) = data.get(&allocated.result_id(&claim.uid)) {
-                    entry.insert("data".into(), data.clone());
-                }
-                Value::Object(entry)
-            })
-            .collect();
+        Ok(())
+    }
+
+    /// What came of the last call, unless the API is known to have that and these devices.
+    fn has(&self, claim: &ClaimRef, devices: &[Wanted]) -> Option<Said> {
+        match self.told.lock().get(&claim.uid) {
+            Some(told) if told.written.as_deref() == Some(devices) => None,
+            Some(told) => Some(told.said.clone()),
+            None => Some(Said::Nothing),
+        }
+    }
+
+    async fn write(&self, claim: &ClaimRef, said: &Said, devices: &[Wanted]) -> kube::Result<()> {
+        // As it is, with `status.devices`.
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &claim.namespace);
+        let Some(object) = api.get_opt(&claim.name).await? else { return Ok(()) };
+        let keys: Vec<ResultKey> = devices.iter().map(|device| device.key.clone()).collect();
+        // A claim of the same name that came after it, or that has other devices by now, is not told of these.
+        if object.metadata.uid.as_ref() != Some(&claim.uid)
+            || !claim::still_allocated(&object, &self.driver, &keys)
+        {
+            return Ok(());
+        }
+        let before = object.status.and_then(|status| status.devices).unwrap_or_default();
+        let Some(entries) = self.entries(said, devices, &before) else { return Ok(()) };
         let patch = json!({
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaim",
-            // The UID keeps a claim of the same name that came after it from getting this status.
             "metadata": {"name": claim.name, "namespace": claim.namespace, "uid": claim.uid},
-            "status": {"devices": devices},
+            "status": {"devices": entries},
         });
-        let api: Api<Lean<ResourceClaim>> = Api::namespaced(self.client.clone(), &claim.namespace);
         let params = PatchParams::apply(FIELD_MANAGER).force();
         match api.patch_status(&claim.name, &params, &Patch::Apply(&patch)).await {
-            Ok(_) => {
-                self.last.lock().insert(claim.uid.clone(), summary);
-            }
             Err(kube::Error::Api(error)) if error.code == 403 => {
                 if !self.forbidden.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "may not write status.devices of claims, going without");
                 }
+                Ok(())
             }
-            Err(error) => tracing::debug!(claim.uid = %claim.uid, %error, "status.devices not written"),
+            written => written.map(drop),
         }
+    }
+
+    /// The entries of all devices; `None` if they are there.
+    fn entries(
+        &self,
+        said: &Said,
+        devices: &[Wanted],
+        before: &[AllocatedDeviceStatus],
+    ) -> Option<Vec<Value>> {
+        let mut differs = false;
+        let entries = devices.iter().map(|Wanted { key, data }| {
+            let there = entry::find(before, &self.driver, key);
+            let wanted = entry::entry(&self.driver, key, said, data.as_ref(), there, Timestamp::now());
+            differs |=
+                there.and_then(|there| entry::ours(&self.driver, key, there)).as_ref() != Some(&wanted);
+            wanted
+        });
+        let entries: Vec<Value> = entries.collect();
+        differs.then_some(entries)
     }
 }

@@ -9,6 +9,8 @@
 )]
 
 mod common;
+#[path = "kubelet/status.rs"]
+mod status;
 
 use aliquot_control_plane::{Fault, FaultRule, Matcher};
 use aliquot_model::GpuInfo;

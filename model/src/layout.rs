@@ -9,7 +9,7 @@ mod counters;
 mod slices;
 mod vocabulary;
 
-pub use attributes::{Capacity, CapacityPolicy};
+pub use attributes::{Capacity, CapacityPolicy, device_attributes};
 pub use counters::MEMORY_SLICE;
 pub use vocabulary::{attribute_names, capacity_names, has_capacity};
 
@@ -304,13 +304,18 @@ fn partition_order(info: &GpuInfo) -> impl Iterator<Item = (&MigProfile, Placeme
     order.into_iter()
 }
 
+/// The profile of a partition.
+fn profile_of<'a>(info: &'a GpuInfo, name: &DeviceName) -> Option<&'a MigProfile> {
+    match name {
+        DeviceName::Mig { profile_id, .. } => info.profile(*profile_id),
+        DeviceName::Plain { .. } => None,
+    }
+}
+
 fn device(gpu: &GpuState, name: DeviceName, server: ServerFeatures, options: &Options) -> Device {
     let kind = name.kind();
-    let profile = match &name {
-        DeviceName::Mig { profile_id, .. } => gpu.info.profile(*profile_id),
-        DeviceName::Plain { .. } => None,
-    };
-    let (attributes, capacity) = attributes::of_device(&gpu.info, &name, profile, options);
+    let profile = profile_of(&gpu.info, &name);
+    let (attributes, capacity) = attributes::of_device(&gpu.info, &name, profile, options.slots);
     let holding = Holding::of(&name, &gpu.info);
     Device {
         consumes: match (holding, server.counters) {

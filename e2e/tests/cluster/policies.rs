@@ -298,7 +298,7 @@ fn a_node_agent_writes_only_its_own_part_of_claims_of_its_own_node() -> Result<(
             })
             .await?;
         let mut devices = serde_json::to_value(devices)?;
-        devices[0]["data"] = json!({"gpuUUID": "another"});
+        devices[0]["data"] = json!({"uuid": "another"});
         accepted("its own entry", write("mine", json!({"status": {"devices": devices}})).await)?;
         let words = "may not change allocation and reservedFor";
         let answer = write("mine", json!({"status": {"reservedFor": null}})).await;

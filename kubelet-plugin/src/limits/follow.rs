@@ -19,7 +19,7 @@ use serde_json::json;
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -43,6 +43,8 @@ pub struct Follower {
     pub events: Events,
     /// Changes with the ledger.
     pub overview: watch::Receiver<Arc<Overview>>,
+    /// Told after every change of the ledger.
+    pub changed: Arc<Notify>,
 }
 
 impl std::fmt::Debug for Follower {
@@ -146,6 +148,9 @@ impl Follower {
                 return AGAIN;
             }
         };
+        if limited.changed {
+            self.changed.notify_one();
+        }
         let beyond = !limited.beyond.is_empty();
         if limited.lowered || (memory.beyond && !beyond) {
             memory.settled = Instant::now() + SETTLE;

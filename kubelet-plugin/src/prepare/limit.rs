@@ -10,6 +10,8 @@ use std::path::Path;
 /// What is in force now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Limited {
+    /// Whether the ledger says something else now.
+    pub changed: bool,
     /// Whether the memory of a share was lowered just now: the limiter has not read that yet.
     pub lowered: bool,
     /// Shares that use more than they may.
@@ -37,7 +39,7 @@ impl Node {
         // Always: an earlier attempt may have got no further than the ledger.
         self.rebalance(&ledger)?;
         self.machine.probe.at("after quota files");
-        Ok(Limited { lowered, beyond: beyond(&self.machine.shares, &ledger), refused })
+        Ok(Limited { changed, lowered, beyond: beyond(&self.machine.shares, &ledger), refused })
     }
 }
 

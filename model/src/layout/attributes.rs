@@ -2,7 +2,7 @@
 //! listed in [`super::vocabulary`], for those who check what is asked for.
 
 use super::vocabulary::MEMORY_SLICE_CAPACITY;
-use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES, Options};
+use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES};
 use crate::names::{ATTR_NUMA_NODE, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
 use crate::{DeviceKind, DeviceName, GpuInfo, MigProfile, Quantity, version};
 use std::collections::BTreeMap;
@@ -46,11 +46,19 @@ fn shared_memory(bytes: u64) -> Quantity {
     Quantity::from_u64(bytes / MIB * MIB)
 }
 
+/// The attributes under which a device is published: those of [`super::publish`], for those who tell somebody else of
+/// the same device.
+pub fn device_attributes(info: &GpuInfo, name: &DeviceName) -> BTreeMap<String, Attribute> {
+    let profile = super::profile_of(info, name);
+    // How many tenants a GPU has is a capacity, and no fact of the device.
+    of_device(info, name, profile, super::DEFAULT_SLOTS).0
+}
+
 pub(super) fn of_device(
     info: &GpuInfo,
     name: &DeviceName,
     profile: Option<&MigProfile>,
-    options: &Options,
+    slots: u32,
 ) -> (BTreeMap<String, Attribute>, BTreeMap<String, Capacity>) {
     let kind = name.kind();
     let mut attributes = common(info, kind);
@@ -69,7 +77,7 @@ pub(super) fn of_device(
             }
         }
         (DeviceKind::Share | DeviceKind::TimeSlice | DeviceKind::Mps, _) => {
-            shared_capacity(info, options.slots, &mut capacity);
+            shared_capacity(info, slots, &mut capacity);
         }
     }
     if kind != DeviceKind::Mig {

@@ -346,3 +346,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn attributes_of_a_device_are_those_that_are_published() {
+    for gpu in
+        [board(0, &SEVEN_SLICES, false, false), board(3, &RTX_PRO, true, true), board(1, &[], false, false)]
+    {
+        let gpus = [gpu];
+        let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+        for device in slices.iter().flat_map(|slice| &slice.devices) {
+            assert_eq!(device_attributes(&gpus[0].info, &device.name), device.attributes, "{}", device.name);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! What `status.devices[].data` of a claim says of a device: what was prepared, in the words of the attributes under
+//! which the device is published. Pure.
+//!
+//! | field | of | is |
+//! |---|---|---|
+//! | `type` | all | kind of device: gpu, mig, share, timeslice, mps, admin |
+//! | `uuid` | all | UUID of the GPU, of a partition that of the MIG device |
+//! | `parentUUID` | mig | UUID of its GPU |
+//! | `productName`, `pciBusID`, `minor` | all | the GPU's |
+//! | `profile`, `placement{start, size}` | mig | what was cut, and its memory slices |
+//! | `gpuInstanceID`, `computeInstanceID` | mig | as NVML numbers them until the partition ends |
+//! | `memoryBytes`, `coresPercent` | share | limits in force, also where they were changed while it runs; 0 percent is best effort |
+//! | `slots` | share | tenants' places that it takes |
+//! | `computePolicy` | share | `Hard`: never above `coresPercent`; `Soft`: above while others are idle |
+//! | `priority` | share | order of borrowers under `Soft` |
+//! | `failMode` | share | `Closed`: no CUDA without the limiter; `Open`: without limits then |
+//! | `oversubscribeBytes` | share | managed memory on top of `memoryBytes` |
+//! | `timeSlice` | timeslice, and gpu where one was asked for | interval between processes |
+//!
+//! What is not known is left out. Every value is a number, a word of ours or a bounded text of the driver, so all of it
+//! has a small part of the 10 KiB that the API allows.
+
+use crate::ledger::{Device, Limit, Partition, Share};
+use aliquot_model::config::{ComputePolicy, FailMode, TimeSliceInterval};
+use aliquot_model::layout::{Attribute, device_attributes};
+use aliquot_model::names::ATTR_PCI_BUS_ID;
+use aliquot_model::{DeviceKind, GpuInfo, LiveMig, MigUuid, Placement, ProfileName};
+use serde::Serialize;
+
+/// A GPU as it was read, with the partitions on it.
+pub type Facts = (GpuInfo, Vec<LiveMig>);
+
+/// The fields, in the order of the table above.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceData {
+    /// Kind of device.
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    /// UUID of the GPU or of the MIG device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uuid: Option<String>,
+    /// UUID of a partition's GPU.
+    #[serde(rename = "parentUUID", skip_serializing_if = "Option::is_none")]
+    pub parent_uuid: Option<String>,
+    /// The GPU's product name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub product_name: Option<String>,
+    /// The GPU's PCI address.
+    #[serde(rename = "pciBusID", skip_serializing_if = "Option::is_none")]
+    pub pci_bus_id: Option<String>,
+    /// The GPU's minor number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub minor: Option<u32>,
+    /// Of a partition.
+    #[serde(flatten)]
+    pub partition: Option<PartitionData>,
+    /// Of a share.
+    #[serde(flatten)]
+    pub share: Option<ShareData>,
+    /// Interval between processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time_slice: Option<TimeSliceInterval>,
+}
+
+/// A partition's part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PartitionData {
+    /// Profile.
+    pub profile: ProfileName,
+    /// Memory slices.
+    pub placement: Placement,
+    /// GPU instance.
+    #[serde(rename = "gpuInstanceID", skip_serializing_if = "Option::is_none")]
+    pub gpu_instance: Option<u32>,
+    /// Compute instance.
+    #[serde(rename = "computeInstanceID", skip_serializing_if = "Option::is_none")]
+    pub compute_instance: Option<u32>,
+}
+
+/// A share's part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ShareData {
+    /// Bytes of memory, at the moment.
+    pub memory_bytes: u64,
+    /// Percent of compute, at the moment.
+    pub cores_percent: u8,
+    /// Places.
+    pub slots: u64,
+    /// Hard or soft.
+    pub compute_policy: ComputePolicy,
+    /// Order of borrowers.
+    pub priority: i8,
+    /// When the limiter cannot work.
+    pub fail_mode: FailMode,
+    /// Bytes of managed memory on top.
+    pub oversubscribe_bytes: u64,
+}
+
+impl DeviceData {
+    /// What the ledger has of a device, with what was read of its GPU.
+    pub fn of(device: &Device, (info, live): &Facts) -> Self {
+        let name = device.name();
+        let published = name.as_ref().map(|name| device_attributes(info, name)).unwrap_or_default();
+        let text = |name: &str| match published.get(name) {
+            Some(Attribute::Text(text)) => Some(text.clone()),
+            _ => None,
+        };
+        let gpu = device.gpu.to_string();
+        let (uuid, parent_uuid) = match &device.partition {
+            Some(partition) => (partition.uuid.as_ref().map(MigUuid::to_string), Some(gpu)),
+            None => (Some(gpu), None),
+        };
+        let kind = name.as_ref().map(|name| name.kind());
+        Self {
+            kind: kind.map(DeviceKind::as_str),
+            uuid,
+            parent_uuid,
+            product_name: text("productName"),
+            pci_bus_id: text(ATTR_PCI_BUS_ID),
+            minor: Some(info.minor),
+            partition: device.partition.as_ref().map(|partition| PartitionData::of(partition, live)),
+            share: device.share.as_ref().map(ShareData::of),
+            time_slice: match kind {
+                Some(DeviceKind::TimeSlice) => Some(device.time_slice.unwrap_or_default()),
+                _ => device.time_slice,
+            },
+        }
+    }
+}
+
+impl PartitionData {
+    fn of(partition: &Partition, live: &[LiveMig]) -> Self {
+        // Another instance in its place is another partition.
+        let own = live.iter().find(|mig| mig.uuid.is_some() && mig.uuid == partition.uuid);
+        Self {
+            profile: partition.profile.clone(),
+            placement: partition.placement,
+            gpu_instance: own.map(|mig| mig.gpu_instance),
+            compute_instance: own.and_then(|mig| mig.compute_instance),
+        }
+    }
+}
+
+impl ShareData {
+    fn of(share: &Share) -> Self {
+        let Limit { memory_bytes, cores_percent } = share.limit();
+        Self {
+            memory_bytes,
+            cores_percent,
+            slots: share.consumed.slots,
+            compute_policy: share.compute_policy,
+            priority: share.priority,
+            fail_mode: share.fail_mode,
+            oversubscribe_bytes: share.oversubscribe_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Held;
+    use crate::testing::{h100, share_of};
+    use rstest::rstest;
+    use serde_json::{Value, json};
+
+    const GPU: &str = "GPU-00000000-0000-0000-0000-000000000000";
+    const MIG: &str = "MIG-0d0f1c4e-0000-5000-8000-000000000001";
+
+    fn device(name: &str) -> Device {
+        Device {
+            device: name.into(),
+            share_id: None,
+            held: Some(Held::Whole),
+            consumed: None,
+            share: None,
+            ..share_of(&h100(0), 0, 0)
+        }
+    }
+
+    fn partition(uuid: Option<&str>) -> Device {
+        let placement = Placement::new(4, 4);
+        let uuid = uuid.map(|uuid| MigUuid::parse(uuid).unwrap());
+        let profile = ProfileName::new("3g.40gb");
+        Device {
+            held: Some(Held::Partition(placement)),
+            partition: Some(Partition { profile_id: 9, profile, placement, adopted: false, uuid }),
+            ..device("gpu-0-mig-3g40gb-9-4")
+        }
+    }
+
+    fn soft_share(granted: Option<Limit>) -> Device {
+        let mut device = share_of(&h100(0), 4 << 30, 25);
+        let share = device.share.as_mut().unwrap();
+        share.granted = granted;
+        share.compute_policy = ComputePolicy::Soft;
+        share.priority = -3;
+        share.oversubscribe_bytes = 1 << 30;
+        device
+    }
+
+    fn live(uuid: &str) -> LiveMig {
+        LiveMig {
+            parent: h100(0).uuid,
+            profile_id: 9,
+            placement: Placement::new(4, 4),
+            gpu_instance: 2,
+            compute_instance: Some(0),
+            uuid: MigUuid::parse(uuid),
+        }
+    }
+
+    fn with(own: &Value) -> Value {
+        let mut all = json!({"productName": "NVIDIA H100 80GB HBM3", "pciBusID": "0000:00:00.0", "minor": 0});
+        all.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        all
+    }
+
+    #[rstest]
+    #[case::gpu(device("gpu-0"), json!({"type": "gpu", "uuid": GPU}))]
+    #[case::gpu_with_an_interval(
+        Device { time_slice: Some(TimeSliceInterval::Long), ..device("gpu-0") },
+        json!({"type": "gpu", "uuid": GPU, "timeSlice": "Long"})
+    )]
+    #[case::admin(Device { held: None, ..device("gpu-0-admin") }, json!({"type": "admin", "uuid": GPU}))]
+    #[case::partition(partition(Some(MIG)), json!({
+        "type": "mig", "uuid": MIG, "parentUUID": GPU, "profile": "3g.40gb",
+        "placement": {"start": 4, "size": 4}, "gpuInstanceID": 2, "computeInstanceID": 0,
+    }))]
+    #[case::partition_whose_instance_is_not_there(
+        partition(Some("MIG-0d0f1c4e-0000-5000-8000-000000000002")),
+        json!({
+            "type": "mig", "uuid": "MIG-0d0f1c4e-0000-5000-8000-000000000002", "parentUUID": GPU,
+            "profile": "3g.40gb", "placement": {"start": 4, "size": 4},
+        })
+    )]
+    #[case::partition_without_uuid(partition(None), json!({
+        "type": "mig", "parentUUID": GPU, "profile": "3g.40gb", "placement": {"start": 4, "size": 4},
+    }))]
+    #[case::hard_share(share_of(&h100(0), 4 << 30, 25), json!({
+        "type": "share", "uuid": GPU, "memoryBytes": 4u64 << 30, "coresPercent": 25, "slots": 1,
+        "computePolicy": "Hard", "priority": 0, "failMode": "Closed", "oversubscribeBytes": 0,
+    }))]
+    #[case::soft_share(soft_share(None), json!({
+        "type": "share", "uuid": GPU, "memoryBytes": 4u64 << 30, "coresPercent": 25, "slots": 1,
+        "computePolicy": "Soft", "priority": -3, "failMode": "Closed", "oversubscribeBytes": 1u64 << 30,
+    }))]
+    #[case::resized_share(
+        soft_share(Some(Limit { memory_bytes: 8 << 30, cores_percent: 40 })),
+        json!({
+            "type": "share", "uuid": GPU, "memoryBytes": 8u64 << 30, "coresPercent": 40, "slots": 1,
+            "computePolicy": "Soft", "priority": -3, "failMode": "Closed", "oversubscribeBytes": 1u64 << 30,
+        })
+    )]
+    #[case::time_slices(
+        Device { held: Some(Held::TimeSlice), ..device("gpu-0-timeslice") },
+        json!({"type": "timeslice", "uuid": GPU, "timeSlice": "Default"})
+    )]
+    #[case::long_time_slices(
+        Device {
+            held: Some(Held::TimeSlice),
+            time_slice: Some(TimeSliceInterval::Long),
+            ..device("gpu-0-timeslice")
+        },
+        json!({"type": "timeslice", "uuid": GPU, "timeSlice": "Long"})
+    )]
+    fn data_says_what_was_prepared(#[case] device: Device, #[case] own: Value) {
+        let data = DeviceData::of(&device, &(h100(0), vec![live(MIG)]));
+        assert_eq!(serde_json::to_value(&data).unwrap(), with(&own));
+    }
+
+    #[test]
+    fn names_are_those_of_published_attributes_where_there_is_one() {
+        let data = DeviceData::of(&partition(Some(MIG)), &(h100(0), vec![live(MIG)]));
+        let data = serde_json::to_value(&data).unwrap();
+        let published = device_attributes(&h100(0), &partition(None).name().unwrap());
+        for name in ["type", "parentUUID", "productName", "profile"] {
+            let Attribute::Text(text) = &published[name] else { panic!("{name}") };
+            assert_eq!(data[name], json!(text), "{name}");
+        }
+        assert_eq!(published["minor"], Attribute::Int(data["minor"].as_i64().unwrap()));
+    }
+
+    #[test]
+    fn the_longest_data_is_far_below_what_the_api_allows() {
+        let mut info = h100(0);
+        info.product_name = "N".repeat(20_000);
+        info.pci_bus_id = Some("f".repeat(20_000));
+        let mut device = soft_share(Some(Limit { memory_bytes: u64::MAX, cores_percent: 100 }));
+        device.partition = partition(Some(MIG)).partition;
+        device.time_slice = Some(TimeSliceInterval::Medium);
+        let size = serde_json::to_vec(&DeviceData::of(&device, &(info, vec![live(MIG)]))).unwrap().len();
+        assert!(size < 1 << 10, "{size} bytes");
+    }
+}

@@ -1,0 +1,61 @@
+//! Follows the ledger: the status of every prepared claim says what the claim has now, also after a limit was changed
+//! while it runs, and where an earlier agent died before it could say so.
+
+use super::data::{DeviceData, Facts};
+use super::{StatusWriter, Wanted};
+use crate::ledger::{Record, State};
+use crate::prepare::Overview;
+use std::sync::Arc;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The task.
+#[derive(Debug)]
+pub struct Follower {
+    /// Who writes.
+    pub writer: StatusWriter,
+    /// Changes with ledger and hardware.
+    pub overview: watch::Receiver<Arc<Overview>>,
+}
+
+impl Follower {
+    /// Runs until cancelled.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        loop {
+            let overview = Arc::clone(&self.overview.borrow_and_update());
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = self.tell(&overview) => {}
+            }
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                changed = self.overview.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    async fn tell(&self, overview: &Overview) {
+        self.writer.forget_ended(&overview.ledger);
+        let gpus = overview.there();
+        let prepared = overview.ledger.claims.values();
+        for record in prepared.filter(|record| record.state == State::Completed && !record.is_parked()) {
+            // What was said of a GPU that nobody could read yet stays.
+            let Some(wanted) = wanted(record, &gpus) else { continue };
+            if let Err(error) = self.writer.keep(&record.claim, wanted).await {
+                // The next look is soon enough, and no other claim would fare better.
+                tracing::debug!(claim.uid = %record.claim.uid, %error, "status.devices not written");
+                return;
+            }
+        }
+    }
+}
+
+/// What is to be said of each device; `None` while a GPU of theirs was never read.
+fn wanted(record: &Record, gpus: &[Facts]) -> Option<Vec<Wanted>> {
+    let devices = record.devices.iter().map(|device| {
+        let facts = gpus.iter().find(|(info, _)| info.uuid == device.gpu)?;
+        let data = serde_json::to_value(DeviceData::of(device, facts)).ok();
+        Some(Wanted { key: device.key(), data })
+    });
+    devices.collect()
+}
