@@ -162,6 +162,11 @@ pub struct Args {
     #[arg(long, env = "REPORT_USAGE", default_value_t = false, action = clap::ArgAction::Set)]
     pub report_usage: bool,
 
+    /// Give containers a file with what is published of their devices, for each request (KEP-5304), as readers of other
+    /// drivers' files know them. Claims that are prepared already keep what they have.
+    #[arg(long, env = "DEVICE_METADATA", default_value_t = false, action = clap::ArgAction::Set)]
+    pub device_metadata: bool,
+
     /// How long GPU instances of a claim that is kept without a pod stay at most after its last pod,
     /// whatever the API says of it; as the controller's own option of that name. `0s`: not at all.
     #[arg(long, env = "HOLD_AT_MOST", default_value = "24h", value_parser = parse_duration)]

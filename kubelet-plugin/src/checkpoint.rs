@@ -324,6 +324,7 @@ mod tests {
                 since: 7,
                 devices: Vec::new(),
                 indexed_env: false,
+                metadata: None,
                 charge: None,
                 ended: None,
                 retention: None,

@@ -5,8 +5,10 @@
 //! from `consumedCapacity`, never from the request.
 
 use crate::ledger::Given;
+use crate::metadata;
 use aliquot_model::config::{self, Config, FailMode, GpuConfig, MigConfig, MpsConfig, ShareConfig};
 use aliquot_model::hold::Hold;
+use aliquot_model::names::POD_CLAIM_NAME;
 use aliquot_model::{DeviceKind, DeviceName, ProfileName, Quantity};
 use k8s_openapi::api::resource::v1::{
     DeviceAllocationConfiguration, DeviceRequestAllocationResult, ResourceClaim,
@@ -98,6 +100,8 @@ pub struct Request {
     pub asked: BTreeMap<String, ProfileName>,
     /// Our entry among its consumers: its GPU instances stay when it is given back.
     pub hold: Option<Hold>,
+    /// What its pod calls the claim, if it was made from a template.
+    pub pod_claim_name: Option<String>,
 }
 
 /// Decodes a claim that the API returned for `claim`.
@@ -135,7 +139,15 @@ pub fn decode(
         given: given(object).unwrap_or_else(|| Given::of(&claim.uid)),
         charged_since: allocation::charged_since(object),
         hold: hold(object),
+        pod_claim_name: pod_claim_name(object),
     })
+}
+
+/// The name that Kubernetes notes on a claim that it makes from a template. Anybody may write it on a claim of theirs, and
+/// it becomes part of a path, so what cannot be such a name is none.
+fn pod_claim_name(object: &ResourceClaim) -> Option<String> {
+    let name = object.metadata.annotations.as_ref()?.get(POD_CLAIM_NAME)?;
+    metadata::is_label(name).then(|| name.clone())
 }
 
 /// The controller's entry that keeps a claim without a pod. `reservedFor` is part of the status, which a

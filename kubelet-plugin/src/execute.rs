@@ -1,11 +1,14 @@
 //! Runs steps and their inverses on the node: hardware, directories, CDI specs. No decisions.
 
+mod metadata;
+
 use crate::devices::{DeviceError, Majors};
 use crate::driver::{Driver, monitor_capability};
 use crate::edits::{self, Limiter, Nodes, OfDriver, Site};
 use crate::holders::{self, Client};
 use crate::ledger::{Device, Ledger, Record};
 use crate::made;
+use crate::metadata::MetadataError;
 use crate::plan::{Step, Undo};
 use crate::selinux::{Existing, LabelError, Labels};
 use crate::share::{self, RegionStorage, ShareError};
@@ -41,6 +44,9 @@ pub enum StepError {
     /// A name that CDI does not allow.
     #[error("cannot name a CDI device: {0}")]
     Name(#[from] NameError),
+    /// Device metadata files.
+    #[error(transparent)]
+    Metadata(#[from] MetadataError),
     /// The limiter is not on this node.
     #[error("the limiter is not installed: no {} with libaliquot_preload.so and libaliquot_core.so; a share without it would have no limit", .0.display())]
     NoLimiter(PathBuf),
@@ -273,6 +279,7 @@ impl Machine {
                 }
             }
             Undo::RemoveSpec => {
+                self.remove_metadata(&record.claim.uid);
                 self.cdi.remove(&edits::spec_name(&self.site.driver, &record.claim.uid))?;
             }
         }
@@ -416,6 +423,8 @@ impl Machine {
         let driver = OfDriver { files: &self.driver.files(), control: &majors.control()? };
         let mut spec = edits::spec(&self.site, driver, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
         edits::tell_mounts(&mut spec, identity)?;
+        self.write_metadata(record)?;
+        // Last: where it is, all that the claim's devices need is there.
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
         Ok(())
     }

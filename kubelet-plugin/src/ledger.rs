@@ -250,6 +250,15 @@ impl Device {
     }
 }
 
+/// Device metadata files of a claim ([`crate::metadata`]).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Metadata {
+    /// What its pod calls the claim, if it was made from a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_claim_name: Option<String>,
+}
+
 /// A claim in the ledger.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -267,6 +276,10 @@ pub struct Record {
     /// Whether HAMi's indexed variables are written (the claim is its containers' only one).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub indexed_env: bool,
+    /// Device metadata files, if its containers get them. An older release answers without, and leaves them to the next
+    /// newer one to remove.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Metadata>,
     /// What it is charged for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub charge: Option<Charge>,

@@ -33,6 +33,7 @@ pub mod ledger;
 mod library;
 pub mod limits;
 pub mod made;
+pub mod metadata;
 pub mod metrics;
 pub mod mode;
 pub mod notice;

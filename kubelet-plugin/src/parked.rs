@@ -139,6 +139,7 @@ mod tests {
                 driver_capabilities: DriverCapabilities::default(),
             }],
             indexed_env: false,
+            metadata: None,
             charge: None,
             ended: None,
             retention: Some(Retention::Parked { until: 100 }),

@@ -25,6 +25,7 @@ mod error;
 mod facts;
 mod hooks;
 mod limit;
+mod metadata;
 mod newer;
 mod overview;
 mod processes;
@@ -111,6 +112,8 @@ pub struct Node {
     pub lock_timeout: Duration,
     /// Whether releases are recorded for the controller.
     pub report_usage: bool,
+    /// Whether containers of claims that are prepared from now on get device metadata files.
+    pub device_metadata: bool,
     /// How long GPU instances of a claim that is kept without a pod stay at most; zero: not at all.
     pub hold_at_most: Duration,
     /// Who makes partitions; set by the publisher.

@@ -194,6 +194,7 @@ mod tests {
             since: 10,
             devices: Vec::new(),
             indexed_env: false,
+            metadata: None,
             charge: Some(Charge { micro_gpus: MicroGpus::WHOLE, asked: None, since: 5 }),
             ended,
             retention: None,

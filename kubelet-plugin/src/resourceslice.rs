@@ -121,7 +121,8 @@ fn device(device: &Device) -> api::Device {
     }
 }
 
-fn attribute(attribute: &Attribute) -> api::DeviceAttribute {
+/// An attribute as the API has it.
+pub(crate) fn attribute(attribute: &Attribute) -> api::DeviceAttribute {
     let mut out = api::DeviceAttribute::default();
     match attribute {
         Attribute::Text(text) => out.string = Some(text.clone()),

@@ -243,6 +243,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
         oversubscribe_at_most: args.oversubscribe_at_most,
         lock_timeout: args.lock_timeout,
         report_usage: args.report_usage,
+        device_metadata: args.device_metadata,
         // What is left at a farewell is for nobody.
         hold_at_most: if args.farewell { Duration::ZERO } else { args.hold_at_most },
         partitioning: partitioning::Shared::default(),

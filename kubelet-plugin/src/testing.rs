@@ -94,6 +94,7 @@ pub(crate) fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         charged_since: None,
         asked: std::collections::BTreeMap::new(),
         hold: None,
+        pod_claim_name: None,
     }
 }
 
@@ -144,6 +145,7 @@ pub(crate) fn ledger_of(claims: &[(&str, Device)]) -> Ledger {
             since: 0,
             devices: vec![device.clone()],
             indexed_env: false,
+            metadata: None,
             charge: None,
             ended: None,
             confirmed: true,

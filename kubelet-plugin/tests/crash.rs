@@ -9,6 +9,8 @@
 )]
 
 mod common;
+#[path = "crash/metadata.rs"]
+mod metadata;
 
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::ledger::State;

@@ -397,3 +397,18 @@ async fn what_a_newer_release_left_is_named_by_health_metric_and_event() {
     .await;
     agent.terminate().await;
 }
+
+#[test]
+fn device_metadata_of_a_claim_of_a_newer_release_is_told_again_and_goes_with_it() {
+    let world = world();
+    let claim = request("c-share", &[("s", "gpu-1-share")]);
+    let answer = Node { device_metadata: true, ..world.node() }.prepare(&claim, false, now()).unwrap();
+    assert_eq!(answer[0].cdi.len(), 3);
+    make_newer(&world, "c-share", 1, with_new_step);
+    let node = world.node();
+    node.recover().unwrap();
+    assert_eq!(node.prepare(&claim, false, now()).unwrap(), answer);
+    node.unprepare("c-share").unwrap();
+    let of_metadata = |name: &String| name.contains("_metadata_") || name == "c-share";
+    assert!(!world.files().iter().any(of_metadata), "{:?}", world.files());
+}

@@ -9,6 +9,8 @@
 )]
 
 mod common;
+#[path = "kubelet/metadata.rs"]
+mod metadata;
 #[path = "kubelet/status.rs"]
 mod status;
 

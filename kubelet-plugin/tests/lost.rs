@@ -14,6 +14,8 @@ mod agent;
 #[path = "lost/boot.rs"]
 mod boot;
 mod common;
+#[path = "lost/metadata.rs"]
+mod metadata;
 #[path = "lost/shares.rs"]
 mod shares;
 #[path = "lost/strangers.rs"]

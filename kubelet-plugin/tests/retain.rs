@@ -81,6 +81,29 @@ fn a_kept_claim_gets_the_very_same_instance_again() {
 }
 
 #[test]
+fn a_parked_claim_has_no_device_metadata_and_its_next_pod_gets_it_again() {
+    let world = world();
+    let node = Node { device_metadata: true, ..world.node() };
+    let first = node.prepare(&kept(), false, now()).unwrap();
+    assert!(first.iter().all(|device| device.cdi.len() == 3), "{first:?}");
+    let files = world.files();
+    node.unprepare("c-1").unwrap();
+    assert_parked(&world, "given back");
+    let next = Request { pod_claim_name: Some("in-pod".into()), ..kept() };
+    assert_eq!(node.prepare(&next, false, now()).unwrap(), first);
+    assert_eq!(world.files(), files);
+    let of_next = world.ledger().claims["c-1"].metadata.clone().unwrap();
+    assert_eq!(of_next.pod_claim_name.as_deref(), Some("in-pod"));
+    // An administrator may have switched it off before the next pod comes.
+    node.unprepare("c-1").unwrap();
+    let off = world.node();
+    assert!(off.prepare(&kept(), false, now()).unwrap().iter().all(|device| device.cdi.len() == 2));
+    off.note_retention("c-1", false).unwrap();
+    off.unprepare("c-1").unwrap();
+    world.assert_clean();
+}
+
+#[test]
 fn without_the_controllers_entry_and_without_instances_nothing_is_kept() {
     let world = world();
     let node = world.node();

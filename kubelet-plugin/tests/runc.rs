@@ -9,6 +9,7 @@
 
 mod common;
 
+use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use common::container::{Bundle, edits, runcs, with_limiter};
 use common::{World, now, request};
@@ -101,6 +102,30 @@ fn the_loader_of_a_container_is_told_of_the_drivers_libraries() {
             }
             let _ = std::fs::remove_file(bundle.at("/etc/ld.so.cache"));
         }
+        node.unprepare(&uid).unwrap();
+    }
+}
+
+#[test]
+fn a_container_reads_its_device_metadata_and_cannot_write_it() {
+    let world = World::new(FakeGpus::new([h100_80(0)]));
+    for (number, runc) in runcs("device metadata").iter().enumerate() {
+        let mut bundle = Bundle::new(&["cat", "cp"]);
+        let uid = format!("c-{number}");
+        let node = Node { device_metadata: true, ..world.node() };
+        let prepared = node.prepare(&request(&uid, &[("r", "gpu-0")]), false, now()).unwrap();
+        bundle.edits = edits(&node, &uid, &prepared);
+        let dir = "/var/run/kubernetes.io/dra-device-attributes/resourceclaims";
+        let file = format!("{dir}/claim-{uid}/r/gpu.aliquot.dev-metadata.json");
+        let host = world.data().join("dra-device-metadata").join(&uid).join("r/metadata.json");
+        let there = std::fs::read(&host).unwrap();
+        let output = bundle.run(runc, &["/bin/cat", &file], "/");
+        assert!(output.status.success(), "{runc:?}: {output:?}");
+        assert_eq!(output.stdout, there, "{runc:?}");
+        bundle.write("/work/other", "{}");
+        let output = bundle.run(runc, &["/bin/cp", "/work/other", &file], "/");
+        assert!(!output.status.success(), "{runc:?}: {output:?}");
+        assert_eq!(std::fs::read(&host).unwrap(), there, "{runc:?}");
         node.unprepare(&uid).unwrap();
     }
 }

@@ -422,6 +422,7 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
         oversubscribe_at_most: 0,
         lock_timeout: Duration::from_secs(5),
         report_usage: true,
+        device_metadata: false,
         hold_at_most: Duration::from_secs(3600),
         partitioning: Shared::new(Partitioning::OnDemand),
         unclaimed: Unclaimed::Adopt,

@@ -104,6 +104,7 @@ impl NewerRecord {
             since: part(&value, "since").unwrap_or_default(),
             devices,
             indexed_env: false,
+            metadata: None,
             charge: part::<Charge>(&value, "charge"),
             ended: part(&value, "ended"),
             retention: None,

@@ -55,6 +55,7 @@ impl World {
             since: 0,
             devices: plan.devices,
             indexed_env: false,
+            metadata: None,
             charge: None,
             ended: None,
             retention: None,

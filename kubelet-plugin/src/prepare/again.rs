@@ -4,9 +4,11 @@ use super::{Node, PrepareError, Prepared, hardware, put};
 use crate::edits;
 use crate::execute::StepError;
 use crate::ledger::{Device, Ledger, Record};
+use crate::metadata;
 use crate::plan::Step;
 use crate::share;
 use aliquot_nvml::GpuError;
+use std::collections::BTreeSet;
 
 impl Node {
     /// The same answer again: whatever is missing (a CDI spec that was wiped, a partition that somebody
@@ -72,21 +74,35 @@ impl Node {
 
     /// The kubelet's answer for a completed record.
     pub fn answer(&self, record: &Record) -> Vec<Prepared> {
-        self.answer_for(&record.claim.uid, &record.devices)
+        self.answer_for(&record.claim.uid, &record.devices, |_| record.metadata.is_some())
     }
 
-    pub(super) fn answer_for(&self, uid: &str, devices: &[Device]) -> Vec<Prepared> {
+    /// `has_metadata` says of a request whether its containers get device metadata.
+    pub(super) fn answer_for(
+        &self,
+        uid: &str,
+        devices: &[Device],
+        has_metadata: impl Fn(&str) -> bool,
+    ) -> Vec<Prepared> {
         let driver = &self.machine.site.driver;
-        devices
-            .iter()
-            .map(|device| Prepared {
-                request: device.request.split('/').next().unwrap_or_default().to_owned(),
+        let mut told: BTreeSet<&str> = BTreeSet::new();
+        let mut answers = Vec::with_capacity(devices.len());
+        for device in devices {
+            let request = metadata::base(&device.request);
+            let mut cdi = vec![edits::common_id(driver, uid), edits::device_id(driver, &device.result_id)];
+            // The kubelet gives a container the ids of all devices of a request, and one of them is enough.
+            if told.insert(request) && has_metadata(request) {
+                cdi.push(metadata::device_id(driver, uid, request));
+            }
+            answers.push(Prepared {
+                request: request.to_owned(),
                 pool: device.pool.clone(),
                 device: device.device.clone(),
                 share_id: device.share_id.clone(),
-                cdi: vec![edits::common_id(driver, uid), edits::device_id(driver, &device.result_id)],
-            })
-            .collect()
+                cdi,
+            });
+        }
+        answers
     }
 
     /// Gives best-effort shares what nobody was promised.

@@ -1,5 +1,6 @@
 //! What the kubelet asks: the same answer again, or a decision that is written ahead and executed.
 
+use super::metadata::metadata_of;
 use super::{Node, PrepareError, Prepared, bind};
 use crate::claim::{Request, ResultKey};
 use crate::ledger::{Ledger, Lost, Record, Retention, State};
@@ -118,6 +119,7 @@ impl Node {
             since: now.as_second(),
             devices: plan.devices,
             indexed_env,
+            metadata: self.device_metadata.then(|| metadata_of(request)),
             charge,
             ended: None,
             retention: request.hold.map(|_| Retention::Keep),

@@ -8,7 +8,9 @@
 use super::{Node, PrepareError, Prepared, UnprepareError, hardware, same_results};
 use crate::claim::Request;
 use crate::edits;
+use crate::execute::Machine;
 use crate::ledger::{Ledger, NewerRecord};
+use crate::metadata::files;
 use jiff::Timestamp;
 
 impl Node {
@@ -35,7 +37,11 @@ impl Node {
             devices.iter().all(|device| has(&device.result_id))
         });
         match devices {
-            Some(devices) => Ok(self.answer_for(&record.claim.uid, devices)),
+            Some(devices) => {
+                let uid = &record.claim.uid;
+                let Machine { cdi, site, .. } = &self.machine;
+                Ok(self.answer_for(uid, devices, |request| files::has_spec(cdi, &site.driver, uid, request)))
+            }
             None => Err(PrepareError::Newer {
                 claim: Box::new(record.claim.clone()),
                 release: ledger.beside.release_or_unknown().to_owned(),

@@ -1,6 +1,7 @@
 //! After a loss of the checkpoint: records are made anew where API, CDI specs and hardware agree, and the state
 //! ends when everything is accounted for. The decision is [`crate::rebuild`]'s.
 
+use super::metadata::metadata_of;
 use super::unaccounted::named;
 use super::{Node, PrepareError, bind};
 use crate::claim::Request;
@@ -107,6 +108,7 @@ impl Node {
             since: now.as_second(),
             devices,
             indexed_env: edits::is_indexed(&spec),
+            metadata: self.has_metadata(uid).then(|| metadata_of(request)),
             charge,
             ended: None,
             retention: request.hold.map(|_| Retention::Keep),

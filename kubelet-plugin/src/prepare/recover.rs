@@ -101,8 +101,8 @@ impl Node {
         Ok(half_done)
     }
 
-    /// Removes CDI specs and share directories that no claim has, nor one that the ledger may have lost. The node is
-    /// locked, and `ledger` is what it has. Returns what was removed.
+    /// Removes CDI specs, device metadata and share directories that no claim has, nor one that the ledger may have
+    /// lost. The node is locked, and `ledger` is what it has. Returns what was removed.
     pub(super) fn remove_orphans(&self, ledger: &Ledger) -> Vec<String> {
         let driver = &self.machine.site.driver;
         let mut orphans = Vec::new();
@@ -115,6 +115,7 @@ impl Node {
                 orphans.push(format!("CDI spec {name}"));
             }
         }
+        orphans.extend(self.remove_stray_metadata(ledger, &unaccounted));
         for id in self.strays(ledger, &unaccounted) {
             if share::discard(&self.machine.shares, &id).is_ok() {
                 orphans.push(format!("share {id}"));

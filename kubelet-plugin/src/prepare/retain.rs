@@ -9,6 +9,7 @@
 //! Parking is one write. What is undone after it is undone again at the next start, and the write that
 //! takes a claim up comes after everything is made, so a kill anywhere leaves the claim parked or not.
 
+use super::metadata::metadata_of;
 use super::{Node, PrepareError, Prepared, UnprepareError, hardware, put};
 use crate::claim::Request;
 use crate::ledger::{Ledger, Record, Retention};
@@ -85,6 +86,7 @@ impl Node {
         now: Timestamp,
     ) -> Result<Vec<Prepared>, PrepareError> {
         record.retention = request.hold.map(|_| Retention::Keep);
+        record.metadata = self.device_metadata.then(|| metadata_of(request));
         if self.report_usage {
             let facts = self.facts(request)?;
             let since = request.charged_since.map_or(now.as_second(), |since| since.min(now.as_second()));

@@ -235,7 +235,7 @@ impl Node {
         Ok(removed || running)
     }
 
-    /// Removes a claim's CDI spec and the shares that it names. Returns whether there was a spec.
+    /// Removes a claim's CDI spec, the shares that it names, and its device metadata. Returns whether there was a spec.
     ///
     /// # Errors
     /// [`UnprepareError`]; the spec is still there, and it can be tried again.
@@ -245,6 +245,7 @@ impl Node {
         for named in spec.iter().flat_map(named) {
             share::discard(&self.machine.shares, &named.result_id)?;
         }
+        self.machine.remove_metadata(uid);
         // Last: while the spec is there the GPU is kept.
         self.machine.cdi.remove(&name).map_err(|error| UnprepareError::Undo {
             undo: format!("remove CDI spec {name}"),

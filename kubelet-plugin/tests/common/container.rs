@@ -1,6 +1,6 @@
 //! Containers under a real runc, with the edits of our own CDI specs.
 
-use aliquot_cdi::{ContainerEdits, HookName, QualifiedName};
+use aliquot_cdi::{ContainerEdits, HookName, QualifiedName, Spec};
 use aliquot_kubelet_plugin::prepare::{Node, Prepared};
 use serde_json::{Value, json};
 use std::ffi::OsString;
@@ -82,11 +82,16 @@ pub fn with_limiter(mut node: Node, folder: &Path) -> Node {
 
 /// The edits that a runtime makes for prepared devices.
 pub fn edits(node: &Node, uid: &str, prepared: &[Prepared]) -> ContainerEdits {
-    let name = aliquot_kubelet_plugin::edits::spec_name(&node.machine.site.driver, uid);
-    let spec = node.machine.cdi.read(&name).unwrap().unwrap();
+    let of_claim = |name: &String| name.contains(uid);
+    let names = node.machine.cdi.list(&node.machine.site.driver).unwrap();
+    let specs: Vec<Spec> = names
+        .iter()
+        .filter(|name| of_claim(name))
+        .map(|name| node.machine.cdi.read(name).unwrap().unwrap())
+        .collect();
     let names: Vec<QualifiedName> =
         prepared.iter().flat_map(|device| &device.cdi).map(|id| id.parse().unwrap()).collect();
-    let mut edits = aliquot_cdi::resolve(std::slice::from_ref(&spec), &names).unwrap();
+    let mut edits = aliquot_cdi::resolve(&specs, &names).unwrap();
     // Each device of a claim brings the common ones.
     edits.mounts.dedup();
     edits.device_nodes.sort_by(|a, b| a.path.cmp(&b.path));

@@ -157,6 +157,7 @@ impl World {
             oversubscribe_at_most: 8 << 30,
             lock_timeout: Duration::from_millis(500),
             report_usage: true,
+            device_metadata: false,
             hold_at_most: Duration::from_secs(3600),
             partitioning: Shared::new(Partitioning::OnDemand),
             unclaimed: Unclaimed::Adopt,
@@ -182,10 +183,11 @@ impl World {
         all
     }
 
-    /// Files that belong to claims: CDI specs and share directories.
+    /// Files that belong to claims: CDI specs, share directories and device metadata.
     pub fn files(&self) -> Vec<String> {
         let mut names = list(&self.cdi());
         names.extend(list(&self.data().join("shares")));
+        names.extend(list(&self.data().join("dra-device-metadata")));
         names
     }
 
@@ -264,5 +266,6 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
         charged_since: None,
         asked: std::collections::BTreeMap::new(),
         hold: None,
+        pod_claim_name: None,
     }
 }

@@ -1,0 +1,42 @@
+//! Device metadata files of a claim.
+
+use super::{Machine, StepError};
+use crate::ledger::{Device, Record};
+use crate::metadata;
+use aliquot_nvml::GpuError;
+
+impl Machine {
+    /// Writes the device metadata of a claim whose containers get it, from the hardware as it is now.
+    pub(super) fn write_metadata(&self, record: &Record) -> Result<(), StepError> {
+        let Some(wanted) = &record.metadata else { return Ok(()) };
+        let told = |device: &Device| {
+            let info = self.gpus.gpu(&device.gpu)?;
+            Ok((device.clone(), metadata::attributes(device, &info)))
+        };
+        let devices = record.devices.iter().map(told).collect::<Result<Vec<_>, GpuError>>()?;
+        let driver = &self.site.driver;
+        for file in metadata::requests(driver, &self.data_dir, &record.claim, wanted, &devices)? {
+            metadata::files::write(&self.data_dir, &file)?;
+            self.probe.at("after a metadata file");
+            self.cdi.write(&file.spec_name, &file.spec)?;
+            self.probe.at("after a metadata spec");
+        }
+        Ok(())
+    }
+
+    /// Removes the device metadata of a claim, if it has any. As with shares, files that stay keep nobody's claim.
+    /// Returns whether there was anything.
+    pub fn remove_metadata(&self, uid: &str) -> bool {
+        match metadata::files::remove(&self.cdi, &self.site.driver, &self.data_dir, uid) {
+            Ok(true) => {
+                self.probe.at("after removing metadata");
+                true
+            }
+            Ok(false) => false,
+            Err(error) => {
+                tracing::warn!(claim.uid = uid, %error, "a claim's device metadata stays until the agent's next start");
+                false
+            }
+        }
+    }
+}

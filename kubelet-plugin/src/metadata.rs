@@ -1,0 +1,264 @@
+//! Device metadata files (KEP-5304): what a program finds out about its devices without asking the API. Pure, but for
+//! [`files`].
+//!
+//! A claim has one file for each request, and containers have those of the requests that they name, read-only, at
+//!
+//! ```text
+//! /var/run/kubernetes.io/dra-device-attributes/resourceclaims/<claim>/<request>/<driver>-metadata.json
+//! /var/run/kubernetes.io/dra-device-attributes/resourceclaimtemplates/<name in the pod>/<request>/<driver>-metadata.json
+//! ```
+//!
+//! the latter where the claim was made from a template. A file is a stream of JSON objects that say the same in one
+//! version each of `metadata.resource.k8s.io`, newest first; readers take the first that they know. Attributes are those
+//! under which the device is published, and of a partition the `uuid` of its MIG device besides.
+//!
+//! On the node a file is `<data dir>/dra-device-metadata/<claim UID>/<request>/metadata.json`. (Kubernetes' own helper has
+//! namespace and name in the place of the UID. Both together can be longer than a file name may be, and two claims that
+//! had one name one after the other would have one file.) It is mounted by a CDI spec of its own, named as the helper
+//! names it: `<driver>_metadata_<claim UID>_<request>.json` with the device `<driver>/metadata=<claim UID>_<request>`.
+
+pub mod files;
+
+use crate::claim::{ClaimRef, is_safe_uid};
+use crate::ledger::{Device, Metadata};
+use crate::resourceslice;
+use aliquot_cdi::{ContainerEdits, Device as CdiDevice, Mount, NameError, Spec};
+use aliquot_model::layout::{Attribute, device_attributes};
+use aliquot_model::{DeviceName, GpuInfo};
+use k8s_openapi::api::resource::v1::DeviceAttribute;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Versions in which a file says the same, newest first.
+pub const VERSIONS: [&str; 2] = ["metadata.resource.k8s.io/v1beta1", "metadata.resource.k8s.io/v1alpha1"];
+/// Kind of the objects.
+pub const KIND: &str = "DeviceMetadata";
+/// Where containers find the files.
+pub const CONTAINER_DIR: &str = "/var/run/kubernetes.io/dra-device-attributes";
+/// Class part of the CDI kind; the vendor is the driver's name.
+pub const CLASS: &str = "metadata";
+/// Longest name of a namespace or request, and of a claim.
+const MOST_OF_LABEL: usize = 63;
+const MOST_OF_NAME: usize = 253;
+
+/// Why a file cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum MetadataError {
+    /// A name that Kubernetes does not allow, and that is to be part of a path.
+    #[error(
+        "cannot make device metadata of claim {claim}: its {what} {text:?} is no name that Kubernetes allows, and would be \
+         part of a path"
+    )]
+    Name {
+        /// The claim.
+        claim: Box<ClaimRef>,
+        /// Name of what.
+        what: &'static str,
+        /// The name.
+        text: String,
+    },
+    /// A name that CDI does not allow.
+    #[error("cannot name a CDI device for device metadata: {0}")]
+    Cdi(#[from] NameError),
+    /// It does not serialise, which its types exclude.
+    #[error("cannot encode device metadata: {0}")]
+    Encode(#[from] serde_json::Error),
+}
+
+/// A request's file, and the CDI spec that mounts it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestFile {
+    /// The file on this node.
+    pub path: PathBuf,
+    /// What is in it.
+    pub content: Vec<u8>,
+    /// Name of the spec without suffix.
+    pub spec_name: String,
+    /// The spec.
+    pub spec: Spec,
+}
+
+/// Directory of all files.
+pub fn root(data_dir: &Path) -> PathBuf {
+    data_dir.join("dra-device-metadata")
+}
+
+/// What the names of all our specs of such files start with. No driver's name has a `_`.
+pub fn spec_prefix(driver: &str) -> String {
+    format!("{driver}_{CLASS}_")
+}
+
+/// The same of one claim. No UID has a `_`.
+fn spec_prefix_of(driver: &str, uid: &str) -> String {
+    format!("{}{uid}_", spec_prefix(driver))
+}
+
+/// CDI id of a request's file. `request` is without its subrequest.
+pub fn device_id(driver: &str, uid: &str, request: &str) -> String {
+    format!("{driver}/{CLASS}={uid}_{request}")
+}
+
+/// A request without its subrequest.
+pub fn base(request: &str) -> &str {
+    request.split('/').next().unwrap_or_default()
+}
+
+/// Whether Kubernetes could have given a request, or a claim in a pod, this name.
+pub fn is_label(text: &str) -> bool {
+    text.len() <= MOST_OF_LABEL && is_part(text)
+}
+
+/// Whether Kubernetes could have given a claim this name.
+fn is_claim_name(text: &str) -> bool {
+    text.len() <= MOST_OF_NAME && text.split('.').all(is_part)
+}
+
+/// Lower-case letters, digits and hyphens, the latter neither first nor last.
+fn is_part(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    !text.is_empty() && text.bytes().all(inner) && !text.starts_with('-') && !text.ends_with('-')
+}
+
+/// Where containers find the file of a request.
+fn container_path(driver: &str, claim: &ClaimRef, metadata: &Metadata, request: &str) -> String {
+    let (kind, name) = match &metadata.pod_claim_name {
+        Some(name) => ("resourceclaimtemplates", name),
+        None => ("resourceclaims", &claim.name),
+    };
+    format!("{CONTAINER_DIR}/{kind}/{name}/{request}/{driver}-metadata.json")
+}
+
+/// The attributes that are told of a device.
+pub fn attributes(device: &Device, info: &GpuInfo) -> BTreeMap<String, Attribute> {
+    let name: Option<DeviceName> = device.name();
+    let mut attributes = name.map(|name| device_attributes(info, &name)).unwrap_or_default();
+    if let Some(uuid) = device.partition.as_ref().and_then(|partition| partition.uuid.as_ref()) {
+        attributes.insert("uuid".to_owned(), Attribute::Text(uuid.to_string()));
+    }
+    attributes
+}
+
+/// The files of a claim: one for each request, in the order of its devices. With the same arguments they are the same to
+/// the byte.
+///
+/// # Errors
+/// [`MetadataError`].
+pub fn requests(
+    driver: &str,
+    data_dir: &Path,
+    claim: &ClaimRef,
+    metadata: &Metadata,
+    devices: &[(Device, BTreeMap<String, Attribute>)],
+) -> Result<Vec<RequestFile>, MetadataError> {
+    let check = |holds: bool, what, text: &str| match holds {
+        true => Ok(()),
+        false => Err(MetadataError::Name { claim: Box::new(claim.clone()), what, text: text.to_owned() }),
+    };
+    check(is_safe_uid(&claim.uid), "UID", &claim.uid)?;
+    check(is_claim_name(&claim.name), "name", &claim.name)?;
+    let in_pod = metadata.pod_claim_name.as_deref();
+    check(in_pod.is_none_or(is_label), "name in its pod", in_pod.unwrap_or_default())?;
+    let mut bases: Vec<&str> = Vec::new();
+    for (device, _) in devices {
+        let request = base(&device.request);
+        check(is_label(request), "request", request)?;
+        if !bases.contains(&request) {
+            bases.push(request);
+        }
+    }
+    let file = |request: &str| {
+        let own: Vec<_> = devices.iter().filter(|(device, _)| base(&device.request) == request).collect();
+        let path = root(data_dir).join(&claim.uid).join(request).join("metadata.json");
+        let mount =
+            Mount::read_only(path.to_string_lossy(), container_path(driver, claim, metadata, request));
+        let edits = ContainerEdits { mounts: vec![mount], ..ContainerEdits::default() };
+        let name = format!("{}_{request}", claim.uid).parse()?;
+        Ok(RequestFile {
+            content: stream(driver, claim, metadata, &own)?,
+            spec_name: format!("{}{request}", spec_prefix_of(driver, &claim.uid)),
+            spec: Spec::new(format!("{driver}/{CLASS}").parse()?, vec![CdiDevice::new(name, edits)]),
+            path,
+        })
+    };
+    bases.into_iter().map(file).collect()
+}
+
+/// `DeviceMetadata`, which is the same in both versions.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DeviceMetadata<'a> {
+    kind: &'static str,
+    api_version: &'static str,
+    metadata: ObjectMeta<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod_claim_name: Option<&'a str>,
+    requests: Vec<MetadataRequest<'a>>,
+}
+
+/// What of the claim's own metadata is told.
+#[derive(Serialize)]
+struct ObjectMeta<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    uid: &'a str,
+    /// Of the file: raised by a driver that finds out more after the pod has started, which this one does not.
+    generation: u32,
+}
+
+/// `DeviceMetadataRequest`.
+#[derive(Serialize)]
+struct MetadataRequest<'a> {
+    /// With its subrequest.
+    name: &'a str,
+    devices: Vec<MetadataDevice<'a>>,
+}
+
+/// `Device`.
+#[derive(Serialize)]
+struct MetadataDevice<'a> {
+    driver: &'a str,
+    pool: &'a str,
+    name: &'a str,
+    attributes: BTreeMap<&'a str, DeviceAttribute>,
+}
+
+/// The content of a request's file.
+fn stream(
+    driver: &str,
+    claim: &ClaimRef,
+    metadata: &Metadata,
+    devices: &[&(Device, BTreeMap<String, Attribute>)],
+) -> Result<Vec<u8>, serde_json::Error> {
+    let mut stream = Vec::new();
+    for api_version in VERSIONS {
+        let told = devices.iter().map(|(device, attributes)| MetadataDevice {
+            driver,
+            pool: &device.pool,
+            name: &device.device,
+            attributes: attributes
+                .iter()
+                .map(|(name, value)| (name.as_str(), resourceslice::attribute(value)))
+                .collect(),
+        });
+        let name = devices.first().map_or("", |(device, _)| device.request.as_str());
+        let object = DeviceMetadata {
+            kind: KIND,
+            api_version,
+            metadata: ObjectMeta {
+                name: &claim.name,
+                namespace: &claim.namespace,
+                uid: &claim.uid,
+                generation: 1,
+            },
+            pod_claim_name: metadata.pod_claim_name.as_deref(),
+            requests: vec![MetadataRequest { name, devices: told.collect() }],
+        };
+        serde_json::to_writer_pretty(&mut stream, &object)?;
+        stream.push(b'\n');
+    }
+    Ok(stream)
+}
+
+#[cfg(test)]
+mod tests;
