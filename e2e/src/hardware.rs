@@ -137,7 +137,7 @@ impl Cluster {
         })
     }
 
-    /// What is left on the node: GPU instances, CDI files, ledger entries, quota directories.
+    /// What is left on the node: GPU instances, CDI files, ledger entries, quota directories, device metadata.
     ///
     /// # Errors
     /// If something cannot be read.
@@ -147,6 +147,10 @@ impl Cluster {
         found.extend(self.cdi_specs()?.into_iter().map(|(name, _)| format!("CDI file {name}")));
         let shares = list(&self.agent_dir()?.join("shares"))?;
         found.extend(shares.into_iter().map(|d| format!("quota directory {d}")));
+        // Where no claim ever had any, there is no directory.
+        let metadata = self.agent_dir()?.join("dra-device-metadata");
+        let metadata = if metadata.exists() { list(&metadata)? } else { Vec::new() };
+        found.extend(metadata.into_iter().map(|uid| format!("device metadata of claim {uid}")));
         found.extend(self.ledger()?.into_iter().map(|uid| format!("checkpoint entry {uid}")));
         Ok(found)
     }

@@ -11,6 +11,7 @@ mod controllers;
 mod elastic;
 mod examples;
 mod explain;
+mod facts;
 mod gang;
 mod governance;
 mod health;
