@@ -8,6 +8,7 @@
 pub mod driver;
 
 use crate::edits;
+use crate::metadata;
 use crate::share;
 use aliquot_selinux::Label;
 use clap::ValueEnum;
@@ -154,6 +155,7 @@ impl Existing<'_> {
         let lists =
             entries(&self.data_dir.join("limiter")).into_iter().map(|dir| dir.join(edits::PRELOAD_LIST));
         let files = libraries.chain(lists).filter(|path| path.is_file());
+        let files = files.chain(metadata::files::all(self.data_dir));
         let mut failed: Vec<LabelError> = files.filter_map(|path| labels.read_only(&path).err()).collect();
         let shares = share::list(self.shares).unwrap_or_default();
         failed.extend(shares.iter().filter_map(|id| share::label(self.shares, labels, id).err()));

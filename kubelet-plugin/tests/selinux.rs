@@ -14,6 +14,7 @@ mod fake;
 
 use aliquot_kubelet_plugin::audit::measured;
 use aliquot_kubelet_plugin::driver::{Driver, Roots};
+use aliquot_kubelet_plugin::metadata;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::selinux::{self, Labelling, Labels, Pair};
 use aliquot_kubelet_plugin::share::RegionStorage;
@@ -89,6 +90,22 @@ fn all_that_containers_of_a_share_mount_of_ours_is_labelled_before_it_is_prepare
     // Stub, core, their list, the quota's directory with quota and grant, and the region.
     assert_eq!((all.len(), all.values().filter(|writable| **writable).count()), (7, 1), "{all:?}");
     assert_eq!(unlabelled(&world, "c-1"), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn device_metadata_is_labelled_as_it_is_made_and_at_a_start() {
+    if !may_label("labels of device metadata") {
+        return;
+    }
+    let world = world();
+    let node = Node { device_metadata: true, ..labelling(&world) };
+    node.prepare(&request("c-1", &[("g", "gpu-0")]), false, now()).unwrap();
+    let found = metadata::files::all(&world.data());
+    let [file] = found.as_slice() else { panic!("one file: {found:?}") };
+    assert_eq!(label_of(file), Some(pair().read_only));
+    aliquot_selinux::set(file, &pair().writable).unwrap();
+    assert!(node.machine.label_existing().is_empty());
+    assert_eq!(label_of(file), Some(pair().read_only));
 }
 
 #[test]

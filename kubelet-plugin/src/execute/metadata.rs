@@ -16,7 +16,9 @@ impl Machine {
         let devices = record.devices.iter().map(told).collect::<Result<Vec<_>, GpuError>>()?;
         let driver = &self.site.driver;
         for file in metadata::requests(driver, &self.data_dir, &record.claim, wanted, &devices)? {
-            metadata::files::write(&self.data_dir, &file)?;
+            metadata::files::write(&self.data_dir, &file, |path| {
+                Ok::<_, StepError>(self.labels.read_only(path)?)
+            })?;
             self.probe.at("after a metadata file");
             self.cdi.write(&file.spec_name, &file.spec)?;
             self.probe.at("after a metadata spec");

@@ -3,20 +3,24 @@
 
 use super::{RequestFile, root, spec_prefix, spec_prefix_of};
 use crate::claim::is_safe_uid;
-use crate::store::{StoreError, io_error, replace, sync_dir};
+use crate::store::{StoreError, io_error, replace_with, sync_dir};
 use aliquot_cdi::SpecDir;
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Writes a request's file, which is then what containers that start get; those that run keep what they have. One that is
-/// as it should be is not touched.
+/// as it should be is not touched. It is labelled before containers can find it.
 ///
 /// # Errors
-/// Of the file system.
-pub fn write(data_dir: &Path, file: &RequestFile) -> Result<(), StoreError> {
+/// Of the file system, and of the label.
+pub fn write<E: From<StoreError>>(
+    data_dir: &Path,
+    file: &RequestFile,
+    label: impl Fn(&Path) -> Result<(), E>,
+) -> Result<(), E> {
     if !fs::read(&file.path).is_ok_and(|there| there == file.content) {
         let all = root(data_dir);
         let within = |dir: &&Path| dir.starts_with(&all);
@@ -26,10 +30,17 @@ pub fn write(data_dir: &Path, file: &RequestFile) -> Result<(), StoreError> {
             fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(io_error("chmod", dir))?;
             dir.parent().map_or(Ok(()), sync_dir)?;
         }
-        replace(&file.path, &file.content, 0o644)?;
+        replace_with(&file.path, &file.content, 0o644, &label)?;
     }
     // Containers run as any user; neither the umask nor a kill must decide.
-    fs::set_permissions(&file.path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &file.path))
+    fs::set_permissions(&file.path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &file.path))?;
+    label(&file.path)
+}
+
+/// All files there are.
+pub fn all(data_dir: &Path) -> Vec<PathBuf> {
+    let within = |dir: PathBuf| fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    within(root(data_dir)).flat_map(within).flat_map(within).filter(|path| path.is_file()).collect()
 }
 
 /// Removes everything of a claim. Returns whether there was anything.
@@ -92,7 +103,7 @@ mod tests {
             let device = share_of(&h100(0), 1 << 30, 10);
             let devices = [(device.clone(), attributes(&device, &h100(0)))];
             for file in requests(DRIVER, dir.path(), &claim(uid), &Metadata::default(), &devices).unwrap() {
-                write(dir.path(), &file).unwrap();
+                write(dir.path(), &file, |_| Ok::<_, StoreError>(())).unwrap();
                 cdi.write(&file.spec_name, &file.spec).unwrap();
             }
         }
