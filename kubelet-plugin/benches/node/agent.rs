@@ -49,6 +49,8 @@ impl Bench {
     fn spawn(&self) -> Agent {
         let child = Command::new(env!("CARGO_BIN_EXE_aliquot-kubelet-plugin"))
             .args(&self.line[1..])
+            // As the chart has it.
+            .env("MALLOC_ARENA_MAX", "2")
             .stderr(Stdio::null())
             .spawn()
             .expect("the agent");

@@ -7,6 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// Locks are held for a millisecond or so, and a call that has to wait for one should not wait for much longer.
+const SHORTEST: Duration = Duration::from_micros(200);
+/// Pauses grow up to this one.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// Opens a file to lock, and makes it if it is not there.
@@ -33,11 +36,13 @@ pub(crate) fn patiently<T, E>(
     mut attempt: impl FnMut() -> Result<Option<T>, E>,
 ) -> Result<Option<T>, E> {
     let started = Instant::now();
+    let mut pause = SHORTEST;
     loop {
         let found = attempt()?;
         if found.is_some() || started.elapsed() >= timeout {
             return Ok(found);
         }
-        std::thread::sleep(RETRY);
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(RETRY);
     }
 }
