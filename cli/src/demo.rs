@@ -9,7 +9,6 @@ mod clean;
 mod cluster;
 mod fields;
 mod fleet;
-mod kubelet;
 mod manifests;
 mod picture;
 mod processes;
@@ -142,8 +141,8 @@ fn runtime(args: &DemoArgs, dir: &std::path::Path, build: &processes::Build) -> 
     let own_program = std::env::current_exe()?;
     let containers = dir.join("containers");
     std::fs::create_dir_all(&containers)?;
-    let namespaces =
-        !args.no_namespaces && crate::container::namespaces_work(&own_program, &containers.join("probe"));
+    let namespaces = !args.no_namespaces
+        && aliquot_sim_kubelet::container::namespaces_work(&own_program, &containers.join("probe"));
     Ok(Runtime { own_program, probe: build.file("cuda-probe")?, namespaces, dir: containers })
 }
 
@@ -279,7 +278,7 @@ async fn run_pod(cluster: &mut Cluster, runtime: &Runtime, pod: &Pod, played: &m
         }
         let mut unique = BTreeSet::new();
         ids.retain(|id| unique.insert(id.clone()));
-        let edits = runtime::edits(&cluster.cdi_dir(&node)?, &ids)?;
+        let edits = aliquot_sim_kubelet::cdi::edits(&cluster.cdi_dir(&node)?, &ids)?;
         let env =
             container.env.iter().flatten().filter_map(|e| Some((e.name.clone(), e.value.clone()?))).collect();
         let name = format!("{namespace}-{}-{}", pod.name_any(), container.name);

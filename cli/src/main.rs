@@ -19,7 +19,6 @@ macro_rules! say {
 
 mod args;
 mod client;
-mod container;
 mod cordon;
 mod demo;
 mod explain;
@@ -27,9 +26,9 @@ mod install;
 mod plan;
 mod release;
 mod snapshot;
-mod tether;
 mod uninstall;
 
+use aliquot_sim_kubelet::{container, tether};
 use args::{Args, Command};
 use clap::Parser;
 use std::process::ExitCode;
@@ -38,8 +37,8 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let result = match args.command {
         // Before any thread exists: a process with threads cannot enter a user namespace.
-        Command::Container(container) => return container::run(&container),
-        Command::Tether(tether) => return tether::run(&tether),
+        Command::Container(container) => return container::run(&container.spec, container.parent),
+        Command::Tether(tether) => return tether::run(tether.parent, &tether.program, &tether.args),
         Command::InstallNodeFiles(install) => install::run(&install),
         Command::Demo(demo) => in_runtime(demo::run(demo)),
         Command::Plan(plan) => in_runtime(plan::run(plan)),

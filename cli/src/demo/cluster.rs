@@ -2,7 +2,6 @@
 
 use super::api;
 use super::fleet::{Fleet, FleetNode};
-use super::kubelet::Kubelet;
 use super::manifests::Document;
 use super::picture::{GpuPicture, Part};
 use super::processes::{Build, Process};
@@ -10,6 +9,7 @@ use super::report::NodeReport;
 use aliquot_control_plane::Handle;
 use aliquot_model::names::{self, DEFAULT_DRIVER};
 use aliquot_model::{DeviceKind, DeviceName, Quantity};
+use aliquot_sim_kubelet::Kubelet;
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::resource::v1::{Device, DeviceRequestAllocationResult, ResourceClaim, ResourceSlice};
 use kube::ResourceExt;

@@ -1,6 +1,6 @@
 //! The product's own programs, run as child processes with their logs in files.
 
-use crate::tether::{self, Tethered};
+use aliquot_sim_kubelet::tether::{self, Tethered};
 use anyhow::{Context, Result, bail};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
 //! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe in it.
 
-use crate::container::{self, Bind, ContainerSpec, Hook};
-use crate::tether::Tethered;
-use aliquot_cdi::{ContainerEdits, DeviceNode, HookName, QualifiedName, Spec};
+use aliquot_cdi::ContainerEdits;
+use aliquot_sim_kubelet::container::{self, Bind, ContainerSpec, Isolation};
+use aliquot_sim_kubelet::tether::Tethered;
 use aliquot_sim_node::limiter_at;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -42,25 +42,6 @@ struct ProbeReport {
 pub(crate) struct Container {
     _child: Tethered,
     pub(crate) devices: Vec<ProbedDevice>,
-}
-
-/// The edits for a container that asks for these devices.
-pub(crate) fn edits(cdi_dir: &Path, ids: &[String]) -> Result<ContainerEdits> {
-    let mut specs = Vec::new();
-    for entry in std::fs::read_dir(cdi_dir).with_context(|| format!("cannot list {}", cdi_dir.display()))? {
-        let path = entry?.path();
-        if path.extension().is_some_and(|e| e == "json") {
-            let text = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
-            let spec: Spec = serde_json::from_slice(&text)
-                .with_context(|| format!("{} is no CDI spec", path.display()))?;
-            specs.push(spec);
-        }
-    }
-    let names: Vec<QualifiedName> = ids
-        .iter()
-        .map(|id| id.parse().with_context(|| format!("{id:?} is no CDI device")))
-        .collect::<Result<_>>()?;
-    Ok(aliquot_cdi::resolve(&specs, &names)?)
 }
 
 impl Runtime {
@@ -111,23 +92,9 @@ impl Runtime {
         mut env: BTreeMap<String, String>,
     ) -> Result<ContainerSpec> {
         let scratch = self.dir.join(name);
-        let bind = |host: &str, container: &str, read_only| Bind {
-            host: host.into(),
-            container: container.into(),
-            read_only,
-        };
-        let mut binds = vec![bind(&self.probe.display().to_string(), PROBE, true)];
-        for mount in &edits.mounts {
-            let read_only = mount.options.iter().any(|o| o == "ro");
-            binds.push(bind(&mount.host_path, &mount.container_path, read_only));
-        }
-        // What a spec gives by number is made, as a runtime does; the rest is looked for on the host.
-        let (made, found): (Vec<&DeviceNode>, Vec<_>) =
-            edits.device_nodes.iter().partition(|node| node.device_type.is_some() && node.major.is_some());
-        for node in found {
-            binds.push(bind(node.host_path.as_deref().unwrap_or(&node.path), &node.path, false));
-        }
-        let nodes = made.into_iter().map(|node| PathBuf::from(&node.path)).collect();
+        let (given, nodes, hooks) = aliquot_sim_kubelet::cdi::apply(edits)?;
+        let mut binds = vec![Bind { host: self.probe.clone(), container: PROBE.into(), read_only: true }];
+        binds.extend(given);
         env.entry("PATH".into()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".into());
         env.extend(edits.environment().into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())));
         let mut argv = vec![PROBE.to_owned(), "--hold".to_owned()];
@@ -137,15 +104,8 @@ impl Runtime {
             }
             without_namespaces(&scratch, &binds, &mut env)?;
         }
-        let create = edits.hooks.iter().filter(|hook| hook.hook_name == HookName::CreateContainer);
-        let hooks = create
-            .map(|hook| Hook {
-                path: PathBuf::from(&hook.path),
-                args: hook.args.clone(),
-                env: hook.env.clone(),
-            })
-            .collect();
-        Ok(ContainerSpec { scratch, namespaces: self.namespaces, binds, nodes, hooks, env, argv })
+        let isolation = if self.namespaces { Isolation::User } else { Isolation::None };
+        Ok(ContainerSpec { scratch, isolation, root: None, binds, nodes, hooks, env, argv })
     }
 }
 

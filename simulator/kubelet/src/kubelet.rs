@@ -14,18 +14,18 @@ use std::time::Duration;
 use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint};
 
-/// A registered node agent.
-pub(crate) struct Kubelet {
+/// A registered node agent, as its kubelet sees it.
+pub struct Kubelet {
     client: DraPluginClient<Channel>,
 }
 
 /// A device of a prepared claim.
 #[derive(Debug, Clone)]
-pub(crate) struct PreparedDevice {
+pub struct PreparedDevice {
     /// Requests of the claim that it answers; empty is all.
-    pub(crate) requests: Vec<String>,
+    pub requests: Vec<String>,
     /// What the runtime is asked for.
-    pub(crate) cdi_ids: Vec<String>,
+    pub cdi_ids: Vec<String>,
 }
 
 async fn connect(socket: PathBuf) -> Result<Channel> {
@@ -49,7 +49,10 @@ fn socket_in(dir: &Path) -> Option<PathBuf> {
 impl Kubelet {
     /// Waits for the agent's registration socket and registers it, unless `check` says that there is nothing to wait
     /// for.
-    pub(crate) async fn register(
+    ///
+    /// # Errors
+    /// If there is no such agent in time, or it is another driver.
+    pub async fn register(
         registrar_dir: &Path,
         driver: &str,
         patience: Duration,
@@ -88,12 +91,10 @@ impl Kubelet {
     }
 
     /// NodePrepareResources for one claim.
-    pub(crate) async fn prepare(
-        &mut self,
-        namespace: &str,
-        name: &str,
-        uid: &str,
-    ) -> Result<Vec<PreparedDevice>> {
+    ///
+    /// # Errors
+    /// What the agent answers.
+    pub async fn prepare(&mut self, namespace: &str, name: &str, uid: &str) -> Result<Vec<PreparedDevice>> {
         let claim = Claim { namespace: namespace.into(), name: name.into(), uid: uid.into() };
         let request = NodePrepareResourcesRequest { claims: vec![claim] };
         let mut reply = self.client.node_prepare_resources(request).await?.into_inner();
@@ -112,7 +113,10 @@ impl Kubelet {
     }
 
     /// NodeUnprepareResources for one claim.
-    pub(crate) async fn unprepare(&mut self, namespace: &str, name: &str, uid: &str) -> Result<()> {
+    ///
+    /// # Errors
+    /// What the agent answers.
+    pub async fn unprepare(&mut self, namespace: &str, name: &str, uid: &str) -> Result<()> {
         let claim = Claim { namespace: namespace.into(), name: name.into(), uid: uid.into() };
         let request = NodeUnprepareResourcesRequest { claims: vec![claim] };
         let mut reply = self.client.node_unprepare_resources(request).await?.into_inner();
@@ -125,6 +129,7 @@ impl Kubelet {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
 mod tests {
     use super::*;
 

@@ -1,14 +1,15 @@
-//! Becomes a container of the demo: the host's files, with the binds, device nodes and environment that
-//! a CDI runtime would have made, in a user and mount namespace of its own.
+//! Becomes a container: the host's files, or a root of its own, with the binds, device nodes and environment that a
+//! CDI runtime would have made, in namespaces of its own.
 //!
 //! Without namespaces the same edits become links in a scratch root, and the limiter, which
 //! `/etc/ld.so.preload` would have brought, comes by `LD_PRELOAD`.
 
-use crate::args::ContainerArgs;
 use crate::tether;
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::stat::{Mode, SFlag, makedev, mknod, umask};
 use nix::unistd::{chroot, getegid, geteuid};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -19,47 +20,74 @@ use std::process::{Command, ExitCode};
 
 /// What to become.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct ContainerSpec {
+pub struct ContainerSpec {
     /// An empty directory for the container's own files.
-    pub(crate) scratch: PathBuf,
-    /// Whether there is a namespace, or only a scratch root.
-    pub(crate) namespaces: bool,
+    pub scratch: PathBuf,
+    /// What keeps it from the host.
+    pub isolation: Isolation,
+    /// Its root, which mounts leave empty files and directories in; without one it has the host's files.
+    pub root: Option<PathBuf>,
     /// Files and directories of the host that appear in the container.
-    pub(crate) binds: Vec<Bind>,
-    /// Paths in the container of device nodes. They become empty files: the simulated driver only looks whether they
-    /// are there, and a user without rights may make no others.
-    pub(crate) nodes: Vec<PathBuf>,
+    pub binds: Vec<Bind>,
+    /// Its device nodes.
+    pub nodes: Vec<Node>,
     /// CDI hooks of the stage createContainer.
-    pub(crate) hooks: Vec<Hook>,
+    pub hooks: Vec<Hook>,
     /// The whole environment.
-    pub(crate) env: BTreeMap<String, String>,
+    pub env: BTreeMap<String, String>,
     /// Program and arguments; the program's path is one of the container.
-    pub(crate) argv: Vec<String>,
+    pub argv: Vec<String>,
+}
+
+/// What keeps a container from the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Isolation {
+    /// Nothing: there is only a scratch root of links.
+    None,
+    /// A user and a mount namespace, which a user without rights may make.
+    User,
+    /// A mount namespace of root, in which there are real device nodes.
+    Root,
+}
+
+/// A character device. Only with [`Isolation::Root`] it becomes one, else an empty file: a user without rights may make
+/// no others, and the simulated driver only looks whether they are there.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    /// Path in the container.
+    pub path: PathBuf,
+    /// Major and minor number.
+    pub number: (u64, u64),
 }
 
 /// A program that runs before the container's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Hook {
-    pub(crate) path: PathBuf,
+pub struct Hook {
+    /// Path on the host.
+    pub path: PathBuf,
     /// Its name first.
-    pub(crate) args: Vec<String>,
+    pub args: Vec<String>,
     /// `NAME=value` each, and nothing else.
-    pub(crate) env: Vec<String>,
+    pub env: Vec<String>,
 }
 
 /// A file or directory of the host in the container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Bind {
-    pub(crate) host: PathBuf,
-    pub(crate) container: PathBuf,
-    pub(crate) read_only: bool,
+pub struct Bind {
+    /// Path on the host.
+    pub host: PathBuf,
+    /// Path in the container.
+    pub container: PathBuf,
+    /// Whether the container may not write there.
+    pub read_only: bool,
 }
 
 /// Whether this machine lets us make a container in namespaces: tries it with `true`.
-pub(crate) fn namespaces_work(program: &Path, scratch: &Path) -> bool {
+pub fn namespaces_work(program: &Path, scratch: &Path) -> bool {
     let spec = ContainerSpec {
         scratch: scratch.to_owned(),
-        namespaces: true,
+        isolation: Isolation::User,
+        root: None,
         binds: Vec::new(),
         nodes: Vec::new(),
         hooks: Vec::new(),
@@ -74,30 +102,31 @@ pub(crate) fn namespaces_work(program: &Path, scratch: &Path) -> bool {
         && command(program, &path).output().is_ok_and(|out| out.status.success())
 }
 
-/// A command that becomes the container that a file describes.
-pub(crate) fn command(program: &Path, spec: &Path) -> Command {
+/// A command that becomes the container that a file describes. The program hands `__container`'s arguments to [`run`].
+pub fn command(program: &Path, spec: &Path) -> Command {
     let mut command = Command::new(program);
     command.arg("__container").arg(spec).arg(std::process::id().to_string());
     command
 }
 
-/// Never returns if all goes well.
-pub(crate) fn run(args: &ContainerArgs) -> ExitCode {
-    let error = match become_container(&args.spec, args.parent) {
+/// Becomes the container that a file describes, and ends with the process `parent`. Never returns if all goes well, and
+/// must be called before there are threads.
+pub fn run(spec: &Path, parent: u32) -> ExitCode {
+    let error = match become_container(spec, parent) {
         Ok(never) => match never {},
         Err(error) => error,
     };
-    eprintln!("aliquot: cannot start the container of {}: {error:#}", args.spec.display());
+    eprintln!("cannot start the container of {}: {error:#}", spec.display());
     ExitCode::from(127)
 }
 
 fn become_container(path: &Path, parent: u32) -> Result<std::convert::Infallible> {
     let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     let spec: ContainerSpec = serde_json::from_slice(&text).context("malformed container description")?;
-    if spec.namespaces {
-        enter_namespaces(&spec)?
-    } else {
+    if spec.isolation == Isolation::None {
         link_scratch(&spec)?
+    } else {
+        enter_namespaces(&spec)?
     }
     // Last, since the kernel forgets it where rights change.
     tether::end_with(parent)?;
@@ -107,30 +136,37 @@ fn become_container(path: &Path, parent: u32) -> Result<std::convert::Infallible
 }
 
 fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
-    let (uid, gid) = (geteuid(), getegid());
-    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
-        .context("this machine allows no user namespaces")?;
-    fs::write("/proc/self/setgroups", "deny").context("cannot write setgroups")?;
-    fs::write("/proc/self/uid_map", format!("0 {uid} 1")).context("cannot map the user")?;
-    fs::write("/proc/self/gid_map", format!("0 {gid} 1")).context("cannot map the group")?;
+    if spec.isolation == Isolation::Root {
+        unshare(CloneFlags::CLONE_NEWNS).context("cannot have mounts of our own")?;
+    } else {
+        enter_user_namespace()?
+    }
     let none = None::<&Path>;
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
         .context("cannot detach from the host's mounts")?;
-    let root = mirrored_root(&spec.scratch)?;
+    let root = match &spec.root {
+        None => mirrored_root(&spec.scratch)?,
+        Some(root) => root.clone(),
+    };
     for dir in ["proc", "sys"] {
         bind(&Path::new("/").join(dir), &root.join(dir), false, true)?;
     }
+    fs::create_dir_all(root.join("dev")).context("cannot create /dev")?;
     mount(Some("tmpfs"), &root.join("dev"), Some("tmpfs"), MsFlags::empty(), none)
         .context("cannot mount /dev")?;
+    fs::create_dir_all(root.join("dev/shm")).context("cannot create /dev/shm")?;
     for node in ["null", "zero", "full", "random", "urandom"] {
         bind(&Path::new("/dev").join(node), &root.join("dev").join(node), false, false)?;
     }
     for entry in &spec.binds {
-        let target = materialise(&root, &entry.container)
-            .with_context(|| format!("cannot make room for {}", entry.container.display()))?;
+        let target = match &spec.root {
+            None => materialise(&root, &entry.container)
+                .with_context(|| format!("cannot make room for {}", entry.container.display()))?,
+            Some(_) => inside(&root, &entry.container),
+        };
         bind(&entry.host, &target, entry.read_only, true)?;
     }
-    make_nodes(&root, &spec.nodes)?;
+    make_nodes(&root, &spec.nodes, spec.isolation)?;
     for Hook { path, args, env } in &spec.hooks {
         let mut command = Command::new(path);
         command
@@ -144,6 +180,15 @@ fn enter_namespaces(spec: &ContainerSpec) -> Result<()> {
     }
     chroot(&root).context("cannot enter the container's root")?;
     std::env::set_current_dir("/").context("cannot enter the container's root")
+}
+
+fn enter_user_namespace() -> Result<()> {
+    let (uid, gid) = (geteuid(), getegid());
+    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)
+        .context("this machine allows no user namespaces")?;
+    fs::write("/proc/self/setgroups", "deny").context("cannot write setgroups")?;
+    fs::write("/proc/self/uid_map", format!("0 {uid} 1")).context("cannot map the user")?;
+    fs::write("/proc/self/gid_map", format!("0 {gid} 1")).context("cannot map the group")
 }
 
 /// Where the host's own root is in a container.
@@ -286,14 +331,26 @@ fn make_target(host: &Path, target: &Path) -> std::io::Result<()> {
 }
 
 /// The container's device nodes under its root.
-fn make_nodes(root: &Path, nodes: &[PathBuf]) -> Result<()> {
-    for node in nodes {
-        let target = inside(root, node);
+fn make_nodes(root: &Path, nodes: &[Node], isolation: Isolation) -> Result<()> {
+    for Node { path, number: (major, minor) } in nodes {
+        let target = inside(root, path);
         let what = || format!("cannot make the device {}", target.display());
         if let Some(parent) = target.parent() {
             fs::create_dir_all(parent).with_context(what)?;
         }
-        fs::write(&target, "").with_context(what)?;
+        if isolation == Isolation::Root {
+            let before = umask(Mode::empty());
+            let made =
+                mknod(&target, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(*major, *minor));
+            umask(before);
+            match made {
+                // Who is in a container himself may have the host's nodes and make none.
+                Err(Errno::EPERM) if path.exists() => bind(path, &target, false, false)?,
+                made => made.with_context(what)?,
+            }
+        } else {
+            fs::write(&target, "").with_context(what)?;
+        }
     }
     Ok(())
 }
@@ -311,10 +368,11 @@ fn link_scratch(spec: &ContainerSpec) -> Result<()> {
         }
         std::os::unix::fs::symlink(&entry.host, &target).with_context(what)?;
     }
-    make_nodes(&spec.scratch, &spec.nodes)
+    make_nodes(&spec.scratch, &spec.nodes, spec.isolation)
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
 mod tests {
     use super::*;
 
@@ -332,7 +390,9 @@ mod tests {
     #[test]
     fn devices_are_files_in_the_containers_own_dev() {
         let dir = tempfile::tempdir().unwrap();
-        make_nodes(dir.path(), &["/dev/nvidiactl".into(), "/dev/nvidia-caps/nvidia-cap12".into()]).unwrap();
+        let node = |path: &str| Node { path: path.into(), number: (195, 255) };
+        let nodes = [node("/dev/nvidiactl"), node("/dev/nvidia-caps/nvidia-cap12")];
+        make_nodes(dir.path(), &nodes, Isolation::User).unwrap();
         for name in ["nvidiactl", "nvidia-caps/nvidia-cap12"] {
             assert!(dir.path().join("dev").join(name).is_file(), "{name}");
         }

@@ -1,12 +1,12 @@
-//! Processes that end with the demo, however it ends.
+//! Processes that end with the program that started them, however it ends.
 //!
 //! A program is started through this one, which asks the kernel to be killed with its parent before it becomes that
 //! program. So nobody has to be there to end it.
 
-use crate::args::TetherArgs;
 use anyhow::{Context, Result, ensure};
 use nix::sys::prctl;
 use nix::sys::signal::Signal;
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -16,36 +16,43 @@ use tokio::process::Child;
 /// How long the kernel may take to end a process that was killed.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// A command that runs a program for as long as this process runs. Arguments of the program can be added.
-pub(crate) fn command(own: &Path, program: &Path) -> tokio::process::Command {
+/// A command that runs a program for as long as this process runs. Arguments of the program can be added. The program
+/// `own` hands `__tether`'s arguments to [`run`].
+pub fn command(own: &Path, program: &Path) -> tokio::process::Command {
     let mut command = tokio::process::Command::new(own);
     command.arg("__tether").arg(std::process::id().to_string()).arg(program).kill_on_drop(true);
-    // Who interrupts the demo at a terminal interrupts it alone; it ends its programs itself.
+    // Who interrupts this process at a terminal interrupts it alone; it ends its programs itself.
     command.process_group(0);
     command
 }
 
 /// Has the kernel kill this process when its parent ends. It watches the thread that started this process: in the
 /// demo that is the main thread, on which everything but its servers runs.
-pub(crate) fn end_with(parent: u32) -> Result<()> {
-    prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask to end with the demo")?;
+///
+/// # Errors
+/// If the parent has ended already.
+pub fn end_with(parent: u32) -> Result<()> {
+    prctl::set_pdeathsig(Signal::SIGKILL).context("cannot ask to end with the process that started us")?;
     // It may have ended before the kernel was asked.
-    ensure!(u32::try_from(nix::unistd::getppid().as_raw()) == Ok(parent), "the demo has ended");
+    ensure!(
+        u32::try_from(nix::unistd::getppid().as_raw()) == Ok(parent),
+        "the process that started us has ended"
+    );
     Ok(())
 }
 
 /// Becomes a program that ends with its parent. Never returns if all goes well.
-pub(crate) fn run(args: &TetherArgs) -> ExitCode {
-    let error = match end_with(args.parent) {
+pub fn run(parent: u32, program: &Path, args: &[OsString]) -> ExitCode {
+    let error = match end_with(parent) {
         Err(error) => error,
-        Ok(()) => Command::new(&args.program).args(&args.args).exec().into(),
+        Ok(()) => Command::new(program).args(args).exec().into(),
     };
-    eprintln!("aliquot: cannot run {}: {error:#}", args.program.display());
+    eprintln!("cannot run {}: {error:#}", program.display());
     ExitCode::from(127)
 }
 
 /// A child that has ended when this is dropped, so that what it used can be removed.
-pub(crate) struct Tethered(pub(crate) Child);
+pub struct Tethered(pub Child);
 
 impl Drop for Tethered {
     fn drop(&mut self) {
