@@ -51,6 +51,9 @@ pub(crate) struct Report {
     pub(crate) machine: Value,
     /// What the simulator takes for parameters.
     pub(crate) facts: Map<String, Value>,
+    /// What the stage `node` found, where it ran.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) node: Option<crate::node::Section>,
     /// The cases.
     pub(crate) cases: Vec<Case>,
 }

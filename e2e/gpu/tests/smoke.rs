@@ -9,7 +9,9 @@
     reason = "a test"
 )]
 
-use aliquot_sim_node::{CUDA_LIBRARY, NVML_LIBRARY, NodeSpec, ProcessView, Record, built_library};
+use aliquot_sim_node::{
+    CUDA_LIBRARY, Fault, NVML_LIBRARY, Node, NodeSpec, ProcessView, Record, built_library,
+};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -25,6 +27,9 @@ fn hook() -> PathBuf {
 /// Folder of the simulated driver's libraries, by the names that programs open.
 fn driver(folder: &Path) -> PathBuf {
     let driver = folder.join("driver");
+    if driver.exists() {
+        return driver;
+    }
     std::fs::create_dir(&driver).unwrap();
     for (built, name) in [(CUDA_LIBRARY, "libcuda.so.1"), (NVML_LIBRARY, "libnvidia-ml.so.1")] {
         let built = built_library(built).expect("`make build` builds it");
@@ -33,12 +38,34 @@ fn driver(folder: &Path) -> PathBuf {
     driver
 }
 
+/// A node as the runner finds one: with the driver's files, and an `nvidia-smi`.
+fn node(folder: &Path, spec: NodeSpec) -> Node {
+    let built = Path::new(env!("CARGO_BIN_EXE_gpu-check")).parent().unwrap();
+    for program in ["aliquot-kubelet-plugin", "cuda-probe", "aliquot-sim"] {
+        assert!(built.join(program).is_file(), "{program}: run `make build` first");
+    }
+    let spec = NodeSpec {
+        nvml_library: built_library(NVML_LIBRARY),
+        cuda_library: built_library(CUDA_LIBRARY),
+        nvidia_smi: Some(built.join("aliquot-sim")),
+        ..spec
+    };
+    aliquot_sim_node::create(&folder.join("node"), &spec).unwrap()
+}
+
 /// The runner on a simulated node in a folder; where its results are.
 fn check(folder: &Path, arguments: &[&str]) -> (Output, PathBuf) {
     let (node, results) = (folder.join("node"), folder.join("results.json"));
     let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
         .args(["run", "--quick", "--hook"])
         .arg(hook())
+        .arg("--driver-root")
+        .arg(node.join("root"))
+        .arg("--proc-root")
+        .arg(node.join("root/proc"))
+        .arg("--sys-root")
+        .arg(node.join("root/sys"))
+        .arg(format!("--agent-arg=--container-mount={}:/run/aliquot-sim:rw", node.display()))
         .arg("--cases")
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cases"))
         .arg("--out")
@@ -104,8 +131,8 @@ fn a_record_makes_the_driver_that_it_is_of() {
 #[test]
 fn every_case_runs_on_the_simulated_driver() {
     let folder = tempfile::tempdir().unwrap();
-    aliquot_sim_node::create(&folder.path().join("node"), &NodeSpec::new(["H100-80"])).unwrap();
-    let (output, results) = check(folder.path(), &[]);
+    node(folder.path(), NodeSpec::new(["H100-80"]));
+    let (output, results) = check(folder.path(), &["--change-mig"]);
     let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     println!("{said}");
     assert!(output.status.success(), "a case failed");
@@ -115,6 +142,14 @@ fn every_case_runs_on_the_simulated_driver() {
         assert!(report["facts"][fact].get("unknown").is_none(), "{fact}: {}", report["facts"][fact]);
     }
     assert_eq!(report["facts"]["resolver"]["equal"], 12, "{}", report["facts"]["resolver"]);
+    for line in report["node"]["assumptions"].as_array().unwrap() {
+        let beside_nvidias = line["assumption"].as_str().unwrap().contains("nvidia-ctk");
+        assert!(line["verdict"] == "held" || beside_nvidias && line["verdict"] == "unknown", "{line}");
+    }
+    let promises = report["node"]["promises"].as_array().unwrap();
+    if has_containers(&report["node"]) {
+        assert!(promises.iter().all(|promise| promise["outcome"] == "passed"), "{promises:?}");
+    }
     let cases = report["cases"].as_array().unwrap();
     for case in cases.iter().filter(|case| case["mode"] == "LD_PRELOAD") {
         let name = case["name"].as_str().unwrap();
@@ -123,4 +158,90 @@ fn every_case_runs_on_the_simulated_driver() {
     }
     let passed = cases.iter().filter(|case| case["outcome"] == "passed").count();
     assert!(passed >= 5, "what is promised was tried: {passed}");
+}
+
+/// The section `node` of the results.
+fn section(results: &Path) -> Value {
+    let mut report: Value = serde_json::from_slice(&std::fs::read(results).unwrap()).unwrap();
+    report["node"].take()
+}
+
+/// Whether this machine lets us start containers.
+fn has_containers(section: &Value) -> bool {
+    let is_there = !section["runtime"].as_str().unwrap().is_empty();
+    if !is_there {
+        println!("SKIPPED: what needs containers: {}", section["promises"]);
+    }
+    is_there
+}
+
+#[test]
+fn a_board_that_is_not_as_assumed_differs_and_fails_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spec = NodeSpec::new(["L40S"]);
+    spec.gpus[0].memory_mib = Some(40_000);
+    node(folder.path(), spec);
+    let devices = folder.path().join("node/root/proc/driver/nvidia-caps/mig-minors");
+    std::fs::write(&devices, "config 1\nmonitor 2\ngpu0/gi0/access 33\n").unwrap();
+    let (output, results) = check(folder.path(), &["--only", "node", "--runtime", "own"]);
+    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    let section = section(&results);
+    let lines = section["assumptions"].as_array().unwrap();
+    let differing: Vec<&str> = lines
+        .iter()
+        .filter(|line| line["verdict"] == "differs")
+        .map(|line| line["assumption"].as_str().unwrap())
+        .collect();
+    assert_eq!(differing, ["memory in MiB", "minor numbers of capabilities in mig-minors"], "{said}");
+    let memory = lines.iter().find(|line| line["assumption"] == "memory in MiB").unwrap();
+    assert_eq!((memory["assumed"].as_str(), memory["machine"].as_str()), (Some("46068"), Some("40000")));
+    if has_containers(&section) {
+        assert!(said.contains("passed    a share ends at its quota"), "{said}");
+    }
+}
+
+#[test]
+fn partitions_are_made_only_where_that_is_allowed() {
+    let folder = tempfile::tempdir().unwrap();
+    let node = node(folder.path(), NodeSpec::new(["H100-80"]));
+    let changes = [
+        "nvmlDeviceSetMigMode",
+        "nvmlDeviceCreateGpuInstance",
+        "nvmlDeviceCreateGpuInstanceWithPlacement",
+        "nvmlDeviceSetComputeMode",
+        "nvmlGpuInstanceDestroy",
+    ];
+    for function in changes {
+        // Counts, and never hits.
+        node.add_fault(&Fault::fail(function, u64::MAX, 1)).unwrap();
+    }
+    let calls = || node.faults().unwrap().iter().map(|rule| rule.calls).sum::<u64>();
+    let (output, results) = check(folder.path(), &["--only", "node"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(calls(), 0, "{:?}", node.faults().unwrap());
+    if !has_containers(&section(&results)) {
+        return;
+    }
+    let (output, _) = check(folder.path(), &["--only", "node", "--change-mig"]);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success() && said.contains("passed    a partition is made, used and undone"),
+        "{said}"
+    );
+    assert!(calls() > 0, "the counters count");
+}
+
+#[test]
+fn a_promise_that_fails_fails_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut spec = NodeSpec::new(["H100-80"]);
+    spec.late_uvm = true;
+    node(folder.path(), spec);
+    let (output, results) = check(folder.path(), &["--only", "node"]);
+    let section = section(&results);
+    assert!(!output.status.success());
+    let promises = section["promises"].as_array().unwrap();
+    let refused = promises.iter().find(|promise| promise["outcome"] == "failed").unwrap();
+    assert!(refused["reason"].as_str().unwrap().contains("nvidia-modprobe"), "{refused}");
 }

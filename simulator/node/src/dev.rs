@@ -56,8 +56,9 @@ pub(crate) fn list_without_driver() -> String {
     "Character devices:\n  1 mem\n  5 /dev/tty\n\nBlock devices:\n259 blkext\n".to_owned()
 }
 
-/// Drivers before 550.40 have one name for GPUs and `nvidiactl`.
-fn has_frontend(driver_version: &str) -> bool {
+/// Whether the kernel lists GPUs and `nvidiactl` of a driver of this version under one name, `nvidia-frontend`: before
+/// 550.40.
+pub fn has_frontend(driver_version: &str) -> bool {
     let mut parts = driver_version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     (parts.next(), parts.next()) < (Some(550), Some(40))
 }

@@ -33,9 +33,11 @@ mod utilization;
 
 pub use artifact::{CUDA_LIBRARY, NVML_LIBRARY, built_library, limiter_at};
 pub use board::{Architecture, Board, CiProfile, Engines, GiProfile};
+pub use dev::has_frontend;
 pub use error::NodeError;
 pub use events::Event;
 pub use faults::{Fault, FaultRule};
+pub use layout::{MAX_CIS, MAX_GIS};
 pub use life::{GpuSettings, create, reboot};
 pub use map::now_ns;
 pub use memory::{MemoryInfo, ProcessUse, SharedMemory};

@@ -1,0 +1,256 @@
+//! The stage `node`: the node agent on this machine's NVML, its CDI specs applied by a runtime, a CUDA program in the
+//! container, and each assumption of the simulator beside what the machine says.
+//!
+//! Nothing of the GPUs is changed, unless `--change-mig` allows a partition to be made and undone.
+
+mod agent;
+mod boards;
+mod containers;
+mod files;
+mod kernel;
+mod line;
+mod trials;
+
+use crate::report::Outcome;
+use agent::Agent;
+use aliquot_kubelet_plugin::driver::{Roots, find_library};
+use aliquot_model::{DeviceName, GpuInfo, GpuUuid};
+use aliquot_nvml::{ComputeMode, Gpus, Inventory, MigMode, NvmlGpus, Options};
+use anyhow::{Context, Result};
+pub(crate) use containers::Choice;
+use containers::Containers;
+use line::{Line, Promise};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// Where things are on this machine.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Setting {
+    /// Folder of libaliquot_preload.so, libaliquot_core.so and aliquot-oci-hook.
+    #[arg(long)]
+    pub(crate) hook: PathBuf,
+    /// Folder of aliquot-kubelet-plugin and cuda-probe. Default: that of this program.
+    #[arg(long)]
+    programs: Option<PathBuf>,
+    /// Root of the file system that holds the NVIDIA driver.
+    #[arg(long, default_value = "/")]
+    driver_root: PathBuf,
+    /// Where `/proc` is.
+    #[arg(long, default_value = "/proc")]
+    proc_root: PathBuf,
+    /// Where `/sys` is.
+    #[arg(long, default_value = "/sys")]
+    sys_root: PathBuf,
+    /// A further argument of the node agent; repeatable.
+    #[arg(long = "agent-arg", value_name = "ARGUMENT", allow_hyphen_values = true)]
+    agent_args: Vec<String>,
+    /// What containers are started with.
+    #[arg(long, value_enum, default_value_t = Choice::Auto)]
+    runtime: Choice,
+    /// Allow that a partition is made on a GPU without processes, and undone. Else MIG is only read.
+    #[arg(long)]
+    change_mig: bool,
+}
+
+impl Setting {
+    fn program(&self, name: &str) -> Result<PathBuf> {
+        let own = std::env::current_exe()?;
+        let beside = own.parent().context("this program has no folder")?;
+        let path = self.programs.as_deref().unwrap_or(beside).join(name);
+        path.canonicalize().with_context(|| format!("{}: build it, or carry it along", path.display()))
+    }
+
+    fn roots(&self) -> Roots {
+        Roots {
+            driver: self.driver_root.clone(),
+            host: self.driver_root.clone(),
+            proc: self.proc_root.clone(),
+        }
+    }
+
+    fn nvml(&self) -> Result<NvmlGpus> {
+        let library = find_library(&self.driver_root, "libnvidia-ml.so.1");
+        let library = library.with_context(|| {
+            format!("no libnvidia-ml.so.1 under {}: is the driver installed?", self.driver_root.display())
+        })?;
+        Ok(NvmlGpus::open(Options { library, sys_root: self.sys_root.clone(), nvidia_smi: None })?)
+    }
+}
+
+/// What the stage found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Section {
+    /// What containers were started with.
+    runtime: String,
+    /// What the agent published, by GPU.
+    published: Vec<Value>,
+    assumptions: Vec<Line>,
+    promises: Vec<Promise>,
+}
+
+impl Section {
+    /// Whether no promise failed. Assumptions that differ are no failures.
+    pub(crate) fn holds(&self) -> bool {
+        self.promises.iter().all(|promise| promise.outcome != Outcome::Failed)
+    }
+
+    fn promise(&mut self, promise: Promise) {
+        say!("{promise}");
+        self.promises.push(promise);
+    }
+}
+
+/// What of a GPU must be after the stage as it was before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct State {
+    mode: Option<MigMode>,
+    partitions: usize,
+    compute: Option<ComputeMode>,
+}
+
+fn states(gpus: &NvmlGpus, inventory: &Inventory) -> BTreeMap<GpuUuid, State> {
+    let of = |gpu: &GpuInfo| State {
+        mode: gpus.mig_mode(&gpu.uuid).ok(),
+        partitions: gpus.live_migs(&gpu.uuid).map_or(0, |all| all.len()),
+        compute: gpus.compute_mode(&gpu.uuid).ok(),
+    };
+    inventory.gpus.iter().map(|gpu| (gpu.uuid.clone(), of(gpu))).collect()
+}
+
+/// Runs the stage, and prints a line for each thing that it finds.
+pub(crate) fn run(setting: &Setting) -> Section {
+    let mut section = Section {
+        runtime: String::new(),
+        published: Vec::new(),
+        assumptions: Vec::new(),
+        promises: Vec::new(),
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let done = runtime.context("no threads").and_then(|runtime| runtime.block_on(all(setting, &mut section)));
+    if let Err(error) = done {
+        section.promise(Promise::of("the stage runs to its end", false, format!("{error:#}"), Value::Null));
+    }
+    for line in &section.assumptions {
+        say!("{line}");
+    }
+    let count = |verdict| section.assumptions.iter().filter(|line| line.verdict == verdict).count();
+    say!(
+        "assumptions of the simulator: {} held, {} differ, {} unknown",
+        count(line::Verdict::Held),
+        count(line::Verdict::Differs),
+        count(line::Verdict::Unknown),
+    );
+    section
+}
+
+async fn all(setting: &Setting, section: &mut Section) -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("gpu-check-node-").tempdir()?;
+    let gpus = setting.nvml()?;
+    let inventory = gpus.inventory()?;
+    section.assumptions.extend(read_only(setting, &gpus, &inventory));
+    let before = states(&gpus, &inventory);
+    let mut agent = Agent::start(setting, folder.path()).await?;
+    let devices = agent.published().await?;
+    let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
+    section.published = inventory.gpus.iter().map(|gpu| published(gpu, &names)).collect();
+    section.promise(every_gpu(&inventory, &names));
+    let room = folder.path().join("containers");
+    let probe = setting.program("cuda-probe");
+    let containers = probe.and_then(|probe| Containers::new(&room, &probe, setting.runtime));
+    if let Ok(containers) = &containers {
+        for other in &containers.others {
+            say!("          not used: {other}");
+        }
+        containers.name().clone_into(&mut section.runtime);
+    }
+    let containers = containers.as_ref().map_err(|error| format!("{error:#}"));
+    let trials = trials::Trials { setting, gpus: &gpus, inventory: &inventory, containers };
+    trials.all(&mut agent, &names, section).await;
+    let left = agent.files();
+    section.promise(Promise::of(
+        "nothing is left of claims",
+        left.is_empty(),
+        format!("left: {}", left.join(", ")),
+        Value::Null,
+    ));
+    let stopped = agent.stop().await;
+    let reason = stopped.as_ref().err().map(|error| format!("{error:#}")).unwrap_or_default();
+    section.promise(Promise::of("the agent ends when it is told to", stopped.is_ok(), reason, Value::Null));
+    let after = states(&gpus, &inventory);
+    let reason = format!("before {before:?}, after {after:?}");
+    section.promise(Promise::of(
+        "MIG modes, partitions and compute modes are as they were",
+        before == after,
+        reason,
+        Value::Null,
+    ));
+    Ok(())
+}
+
+/// What can be compared without doing anything.
+fn read_only(setting: &Setting, gpus: &NvmlGpus, inventory: &Inventory) -> Vec<Line> {
+    let mut lines = Vec::new();
+    for gpu in &inventory.gpus {
+        lines.extend(boards::lines(gpu, gpus.memory(&gpu.uuid).ok()));
+        lines.push(events(gpus, gpu));
+    }
+    lines.extend(inventory.unreadable.iter().map(|gpu| {
+        Line::unknown(&format!("GPU of index {}", gpu.index), "it can be read", "yes", gpu.error.to_string())
+    }));
+    lines.extend(kernel::lines(&setting.proc_root, &inventory.driver.driver_version, &inventory.gpus));
+    lines.extend(files::lines(&setting.roots()));
+    lines
+}
+
+/// Whether errors of a GPU can be listened to.
+fn events(gpus: &NvmlGpus, gpu: &GpuInfo) -> Line {
+    let (of, what) = (boards::name(gpu), "NVML tells of errors as they happen");
+    match gpus.watch(std::slice::from_ref(&gpu.uuid)) {
+        Ok(source) => {
+            let refused = source.unmonitored().iter().map(|(_, error)| error.to_string());
+            let refused: Vec<String> = refused.collect();
+            let machine =
+                if refused.is_empty() { "yes".to_owned() } else { format!("no: {}", refused.join(", ")) };
+            Line::compare(&of, what, "yes", machine)
+        }
+        Err(error) => Line::compare(&of, what, "yes", format!("no: {error}")),
+    }
+}
+
+/// What a GPU has published.
+fn published(gpu: &GpuInfo, devices: &[&str]) -> Value {
+    let own = of_gpu(gpu, devices);
+    let profiles: Vec<&str> = gpu.profiles().iter().map(|profile| profile.name.as_str()).collect();
+    say!(
+        "{}: {} MiB for programs, {} devices published, {} MIG profiles: {}",
+        boards::name(gpu),
+        gpu.memory_bytes >> 20,
+        own.len(),
+        profiles.len(),
+        profiles.join(", "),
+    );
+    json!({
+        "gpu": gpu.minor, "uuid": gpu.uuid, "board": gpu.product_name, "memory_bytes": gpu.memory_bytes,
+        "driver": gpu.driver_version, "devices": own, "profiles": profiles,
+    })
+}
+
+/// The devices of a GPU.
+fn of_gpu<'a>(gpu: &GpuInfo, devices: &[&'a str]) -> Vec<&'a str> {
+    let own = |name: &&str| DeviceName::parse(name).is_some_and(|name| name.minor() == gpu.minor);
+    devices.iter().copied().filter(own).collect()
+}
+
+fn every_gpu(inventory: &Inventory, devices: &[&str]) -> Promise {
+    let missing: Vec<String> = inventory
+        .gpus
+        .iter()
+        .filter(|gpu| of_gpu(gpu, devices).is_empty())
+        .map(|gpu| format!("GPU {}", gpu.minor))
+        .collect();
+    let held = missing.is_empty() && !inventory.gpus.is_empty();
+    let reason = format!("of {} GPUs, without devices: {}", inventory.gpus.len(), missing.join(", "));
+    Promise::of("the agent publishes devices of every GPU", held, reason, json!(devices.len()))
+}
