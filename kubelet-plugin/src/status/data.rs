@@ -15,7 +15,7 @@
 //! | `priority` | share | order of borrowers under `Soft` |
 //! | `failMode` | share | `Closed`: no CUDA without the limiter; `Open`: without limits then |
 //! | `oversubscribeBytes` | share | managed memory on top of `memoryBytes` |
-//! | `timeSlice` | timeslice, and gpu where one was asked for | interval between processes |
+//! | `timeSlice` | timeslice and gpu, where one was asked for | the interval that was asked for |
 //!
 //! What is not known is left out. Every value is a number, a word of ours or a bounded text of the driver, so all of it
 //! has a small part of the 10 KiB that the API allows.
@@ -123,10 +123,7 @@ impl DeviceData {
             minor: Some(info.minor),
             partition: device.partition.as_ref().map(|partition| PartitionData::of(partition, live)),
             share: device.share.as_ref().map(ShareData::of),
-            time_slice: match kind {
-                Some(DeviceKind::TimeSlice) => Some(device.time_slice.unwrap_or_default()),
-                _ => device.time_slice,
-            },
+            time_slice: device.time_slice,
         }
     }
 }
@@ -257,7 +254,7 @@ mod tests {
     )]
     #[case::time_slices(
         Device { held: Some(Held::TimeSlice), ..device("gpu-0-timeslice") },
-        json!({"type": "timeslice", "uuid": GPU, "timeSlice": "Default"})
+        json!({"type": "timeslice", "uuid": GPU})
     )]
     #[case::long_time_slices(
         Device {

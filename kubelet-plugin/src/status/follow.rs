@@ -41,13 +41,21 @@ impl Follower {
         for record in prepared.filter(|record| record.state == State::Completed && !record.is_parked()) {
             // What was said of a GPU that nobody could read yet stays.
             let Some(wanted) = wanted(record, &gpus) else { continue };
-            if let Err(error) = self.writer.keep(&record.claim, wanted).await {
-                // The next look is soon enough, and no other claim would fare better.
-                tracing::debug!(claim.uid = %record.claim.uid, %error, "status.devices not written");
+            let Err(error) = self.writer.keep(&record.claim, wanted).await else { continue };
+            // The next look is soon enough.
+            tracing::debug!(claim.uid = %record.claim.uid, %error, "status.devices not written");
+            if !is_about_the_claim(&error) {
                 return;
             }
         }
     }
+}
+
+/// Whether other claims may fare better: the server answered, and could not take this one. A claim may be too large for
+/// one more word, or an admission policy refuse it.
+fn is_about_the_claim(error: &anyhow::Error) -> bool {
+    const BUSY: [u16; 4] = [401, 429, 503, 504];
+    matches!(error.downcast_ref(), Some(kube::Error::Api(status)) if !BUSY.contains(&status.code))
 }
 
 /// What is to be said of each device; `None` while a GPU of theirs was never read.

@@ -138,6 +138,36 @@ async fn what_an_agent_could_not_say_before_it_died_the_next_one_says() {
     agent.terminate().await;
 }
 
+/// A tenant may make its own claim so large that nothing more can be written into it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_whose_status_cannot_be_written_silences_no_other() {
+    let cluster = cluster().await;
+    let agent = cluster.start(&[]).await;
+    let mut claims = Vec::new();
+    for (name, device) in [("a", "gpu-0"), ("b", "gpu-1")] {
+        claims.push((cluster.allocated_claim(name, &[("g", device)], json!([])).await, name));
+    }
+    // They are told in the order of their UIDs.
+    claims.sort();
+    let write = Matcher {
+        name: Some(claims[0].1.into()),
+        ..Matcher::new("write", "resourceclaims").subresource("status")
+    };
+    let too_large = Fault::Status {
+        code: 500,
+        reason: "InternalError".into(),
+        message: "etcdserver: request is too large".into(),
+        retry_after: None,
+    };
+    let rule = cluster.plane.faults().add(FaultRule::always(write, too_large));
+    for (uid, name) in &claims {
+        cluster.prepare(name, uid).await.unwrap();
+    }
+    told(&cluster, claims[1].1, is_told).await;
+    assert!(cluster.plane.faults().hits(rule) > 0 && entries(&cluster, claims[0].1).await.is_empty());
+    agent.terminate().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_that_starts_anew_writes_nothing_that_is_there() {
     let cluster = cluster().await;
