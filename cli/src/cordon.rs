@@ -34,7 +34,9 @@ pub(crate) async fn run(args: CordonArgs) -> Result<()> {
     let client = connect(args.kubeconfig.as_deref()).await?;
     let gpu = find(&client, &args.driver_name, &args.gpu, args.node.as_deref()).await?;
     say!("{}", cordon(&client, &gpu, &args).await?);
-    wait(&client, &gpu, &args, PATIENCE).await
+    let published = wait(&client, &gpu, &args, PATIENCE).await?;
+    say!("{}", published.told(&gpu));
+    Ok(())
 }
 
 /// Runs `aliquot uncordon`.
@@ -54,15 +56,20 @@ async fn cordon(client: &Client, gpu: &Gpu, args: &CordonArgs) -> Result<String>
     let users = users(client, &args.driver_name, gpu).await?;
     annotate(client, &gpu.node, &gpu.uuid, json!(cordon.value())).await?;
     let mut text = format!(
-        "{gpu} is out of service: its devices get the taint {}:{}, and no claim gets one that does not tolerate it\n",
+        "{gpu}: cordoned; its node's agent gives its devices the taint {}:{}, and no claim gets one that does not tolerate it\n",
         taint.key,
         taint.effect.as_str()
     );
-    let what = if args.evict { "its pods are evicted" } else { "its pods go on until they end" };
+    let what = if args.evict { "are evicted" } else { "keep running until they end" };
     match users.as_slice() {
-        [] => text.push_str("no claim has it now\n"),
+        [] => text.push_str("no claim uses it now\n"),
         users => {
-            let _ = writeln!(text, "{} claim(s) have it now, {what}:", users.len());
+            let claims = if users.len() == 1 {
+                "1 claim uses".to_owned()
+            } else {
+                format!("{} claims use", users.len())
+            };
+            let _ = writeln!(text, "{claims} it now; pods {what}:");
             for user in users {
                 let _ = writeln!(text, "  {user}");
             }
@@ -78,7 +85,7 @@ async fn uncordon(client: &Client, args: &UncordonArgs) -> Result<String> {
     let found = find(client, &args.driver_name, &args.gpu, args.node.as_deref()).await;
     let (node, uuid, name) = match (found, GpuUuid::parse(&args.gpu)) {
         (Ok(gpu), _) => (gpu.node.clone(), gpu.uuid.clone(), gpu.to_string()),
-        (Err(unknown), Some(uuid)) => {
+        (Err(unknown), Some(uuid)) if unknown.is::<NotThere>() => {
             let all = nodes.list(&ListParams::default()).await.context("cannot list nodes")?;
             let here = |node: &Node| args.node.as_ref().is_none_or(|name| *name == node.name_any());
             let annotated =
@@ -87,17 +94,17 @@ async fn uncordon(client: &Client, args: &UncordonArgs) -> Result<String> {
             (
                 node.name_any(),
                 uuid.clone(),
-                format!("GPU {uuid}, which node {} has no longer,", node.name_any()),
+                format!("GPU {uuid} of node {}, which is not published now,", node.name_any()),
             )
         }
-        (Err(unknown), None) => return Err(unknown),
+        (Err(unknown), _) => return Err(unknown),
     };
     let now = nodes.get(&node).await.with_context(|| format!("cannot read node {node}"))?;
     if !now.annotations().contains_key(&key(&uuid)) {
         return Ok(format!("{name} is not cordoned"));
     }
     annotate(client, &node, &uuid, Value::Null).await?;
-    Ok(format!("{name} is in service again"))
+    Ok(format!("{name} is not cordoned any more"))
 }
 
 async fn annotate(client: &Client, node: &str, gpu: &GpuUuid, value: Value) -> Result<()> {
@@ -119,7 +126,7 @@ async fn slices(client: &Client, driver: &str) -> Result<Vec<ResourceSlice>> {
 async fn find(client: &Client, driver: &str, text: &str, node: Option<&str>) -> Result<Gpu> {
     let wanted = Wanted::parse(text, node).map_err(|why| anyhow!(why))?;
     let all = gpus::published(&slices(client, driver).await?);
-    wanted.among(&all).map_err(|why| anyhow!(why))
+    Ok(wanted.among(&all).map_err(NotThere)?)
 }
 
 /// Claims that have devices of the GPU, with the pods that they are reserved for.
@@ -129,20 +136,48 @@ async fn users(client: &Client, driver: &str, gpu: &Gpu) -> Result<Vec<String>> 
     Ok(claims.iter().filter_map(|claim| gpu.used_by(claim, driver, &pool)).collect())
 }
 
-/// Waits until what is published of the GPU keeps claims off it. A server that keeps no taints is shown nothing of it.
-async fn wait(client: &Client, gpu: &Gpu, args: &CordonArgs, patience: Duration) -> Result<()> {
+/// No such GPU is published.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct NotThere(String);
+
+/// How claims are kept off a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Published {
+    /// By a taint.
+    Tainted,
+    /// A server that keeps no taints is shown nothing of it.
+    Withdrawn,
+}
+
+impl Published {
+    fn told(self, gpu: &Gpu) -> String {
+        match self {
+            Self::Tainted => format!("{gpu} is out of service"),
+            Self::Withdrawn => format!(
+                "{gpu} is out of service, and not published: this API server keeps no device taints (feature gate \
+                 DRADeviceTaints), so no pod is evicted"
+            ),
+        }
+    }
+}
+
+/// Waits until what is published of the GPU keeps claims off it.
+async fn wait(client: &Client, gpu: &Gpu, args: &CordonArgs, patience: Duration) -> Result<Published> {
     let started = Instant::now();
     let key = names::cordoned_taint(&args.driver_name);
     loop {
         let slices = slices(client, &args.driver_name).await?;
         let untainted: BTreeSet<String> = gpus::without_taint(&slices, gpu, &key, args.evict);
         if untainted.is_empty() {
-            return Ok(());
+            let is_shown = gpus::published(&slices).iter().any(|shown| shown.uuid == gpu.uuid);
+            return Ok(if is_shown { Published::Tainted } else { Published::Withdrawn });
         }
         if started.elapsed() > patience {
             bail!(
                 "the annotation is written, but the agent of node {} has not published the taint within {} s: is it \
-                 running, and of a release that knows it? It does as soon as it is. Untainted: {}",
+                 running, and of a release that knows it? The cordon takes effect when it publishes it. Devices without \
+                 the taint: {}",
                 gpu.node,
                 patience.as_secs(),
                 untainted.into_iter().collect::<Vec<_>>().join(", ")

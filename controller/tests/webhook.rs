@@ -390,7 +390,7 @@ async fn with_failure_policy_fail_nothing_passes_while_nobody_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_of_claims_at_once_is_reviewed_whole() {
+async fn two_hundred_claims_at_once_from_one_address_are_all_reviewed() {
     let cluster = Cluster::start_with(Controllers::NONE).await;
     let hook = start(&cluster, "r1").await;
     configure_checks(&cluster, hook.addr, "Fail").await;

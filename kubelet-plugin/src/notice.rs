@@ -60,7 +60,7 @@ pub fn damage(damage: &Damage) -> String {
 pub fn unlabelled(failed: &[LabelError]) -> String {
     let Some((first, others)) = failed.split_first() else { return String::new() };
     let more = if others.is_empty() { String::new() } else { format!(" ({} more)", others.len()) };
-    format!("{first}{more}. Shares that this concerns are not prepared before")
+    format!("{first}{more}. Claims that need it are not prepared until it can be labelled")
 }
 
 /// SELinux keeps containers from files of the driver.
@@ -194,13 +194,66 @@ pub fn no_driver(error: &GpuError) -> String {
     )
 }
 
+/// NVML could not be opened since the agent's start.
+pub fn no_driver_yet(error: &GpuError) -> String {
+    format!(
+        "NVML cannot be opened: {error}. This agent publishes and prepares no GPU until the driver is loaded; it is tried \
+         every 5 s"
+    )
+}
+
+/// A label of the Node asks for the driver.
+pub fn driver_asked_for(label: &str, claims: usize) -> String {
+    let then = match claims {
+        0 => "now".to_owned(),
+        1 => "when the claim that is prepared has ended".to_owned(),
+        claims => format!("when the {claims} claims that are prepared have ended"),
+    };
+    format!(
+        "label {label}: the driver is to be unloaded. No GPU of this node is given out, and NVML is closed {then}"
+    )
+}
+
+/// The driver is free of us.
+pub fn driver_let_go(label: &str) -> String {
+    format!(
+        "label {label}: NVML is closed, so that the kernel module is free of this agent, until the label is gone; no GPU \
+         of this node is given out until then"
+    )
+}
+
+/// NVML is closed, and something still uses it.
+pub fn driver_held(label: &str) -> String {
+    format!(
+        "label {label}: NVML is closed, but a call of it has not come back, and the kernel module cannot be unloaded \
+         before it does. /healthz of the agent names such calls; if it does not end, delete the agent's pod"
+    )
+}
+
+/// The label is gone before NVML was closed.
+pub fn driver_kept() -> String {
+    "the label that asked for the driver is gone, and NVML was not closed: GPUs are given out again"
+        .to_owned()
+}
+
+/// The label is gone.
+pub fn driver_resumed() -> String {
+    "the label that asked for the driver is gone: NVML is opened again, and GPUs are given out once the driver answers"
+        .to_owned()
+}
+
 /// An administrator took a GPU out of service.
-pub fn cordoned(gpu: &GpuUuid, cordon: &Cordon) -> String {
-    let does = if cordon.evict { "pods that use it are evicted" } else { "pods that use it go on" };
+pub fn cordoned(gpu: &GpuUuid, cordon: &Cordon, taints: bool) -> String {
+    let does = match (taints, cordon.evict) {
+        (true, true) => "claims that do not tolerate it do not get it, and pods that use it are evicted",
+        (true, false) => "claims that do not tolerate it do not get it, and pods that use it go on",
+        (false, _) => {
+            "it is not published, as this API server keeps no device taints, and pods that use it go on"
+        }
+    };
     let reason = if cordon.reason.is_empty() { String::new() } else { format!(" ({})", cut(&cordon.reason)) };
     format!(
-        "GPU {gpu} is out of service{reason}: claims that do not tolerate it do not get it, and {does}. \
-         `aliquot uncordon {gpu}` puts it into service again"
+        "GPU {gpu} is out of service{reason}: {does}. `aliquot uncordon {gpu}` puts it into service again"
     )
 }
 
@@ -215,6 +268,14 @@ pub fn cordon_ignored(annotation: &str, node: &str) -> String {
     format!(
         "annotation {annotation} takes no GPU out of service: its name does not end with the UUID of a GPU that node {node} \
          has (`nvidia-smi -L` shows them). Remove it: kubectl annotate node {node} {annotation}-"
+    )
+}
+
+/// A GPU that is out of service is not seen.
+pub fn cordoned_and_not_seen(gpu: &GpuUuid, node: &str) -> String {
+    format!(
+        "GPU {gpu} is cordoned, and is not seen on node {node}: it stays out of service should it come back. If it was \
+         taken out for good: aliquot uncordon {gpu}"
     )
 }
 

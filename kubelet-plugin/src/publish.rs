@@ -319,8 +319,9 @@ impl Publisher {
         let mut held = overview.held(&vanished);
         // Who was given the GPU from before is asked while this one is not published.
         let not_asked = overview.ledger.not_asked();
-        let mut gpus: Vec<GpuState> = overview
-            .there()
+        let there = overview.there();
+        let here: BTreeSet<GpuUuid> = there.iter().map(|(info, _)| info.uuid.clone()).collect();
+        let mut gpus: Vec<GpuState> = there
             .into_iter()
             .filter(|(info, _)| !not_asked.contains_key(&info.minor))
             .map(|(info, live)| GpuState {
@@ -349,7 +350,6 @@ impl Publisher {
         let mut features = self.features().await?;
         let cordons = cordon::read(&node);
         let paused = pause::asked(&node).is_some();
-        let here: BTreeSet<GpuUuid> = gpus.iter().map(|gpu| gpu.info.uuid.clone()).collect();
         loop {
             let actual = self.list().await?;
             self.note_told_cordons(&actual, &gpus);
@@ -377,7 +377,7 @@ impl Publisher {
                 continue;
             }
             self.note_partitioning(features)?;
-            self.tell_cordons(&cordons, &here);
+            self.tell_cordons(&cordons, &here, features);
             self.note_published(&desired, phase.mode());
             let again = self.note_hand_over(&desired, phase)?;
             self.ask_for_former(&overview, &owner.pool).await?;

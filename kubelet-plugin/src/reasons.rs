@@ -14,6 +14,8 @@ pub const NVML_ANSWERS: &str = "NvmlAnswersAgain";
 pub const DRIVER_PAUSED: &str = "DriverPaused";
 /// NVML is closed, so that the driver can be unloaded.
 pub const DRIVER_LET_GO: &str = "DriverLetGo";
+/// Something of the agent still uses the driver that it was asked to let go of.
+pub const DRIVER_HELD: &str = "DriverHeld";
 /// NVML may be opened again.
 pub const DRIVER_RESUMED: &str = "DriverResumed";
 /// The driver reported an error of a GPU.

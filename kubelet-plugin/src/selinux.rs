@@ -24,7 +24,7 @@ pub const WRITABLE: &str = "system_u:object_r:container_file_t:s0";
 /// Why something of ours has not the label that it should have.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "cannot give {} the SELinux label {label}: {source}; containers could not use it, and a share would have no limit. {}",
+    "cannot give {} the SELinux label {label}: {source}; containers could not use it. {}",
     path.display(), remedy(source.kind())
 )]
 pub struct LabelError {
@@ -93,7 +93,7 @@ impl Labels {
         Ok(Self(give.then_some(pair)))
     }
 
-    /// Whether SELinux is on.
+    /// Whether files are labelled on this node.
     pub const fn are_given(&self) -> bool {
         self.0.is_some()
     }

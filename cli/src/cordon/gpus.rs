@@ -152,6 +152,10 @@ impl Wanted {
         if there.len() > LISTED {
             names.push(format!("  and {} more; --node shows those of one node", there.len() - LISTED));
         }
-        Err(format!("{what} is not on {place}. There are:\n{}", names.join("\n")))
+        Err(format!(
+            "{what} is not on {place}. One that is cordoned is not published where the API server keeps no taints: name it by \
+             its UUID. There are:\n{}",
+            names.join("\n")
+        ))
     }
 }

@@ -88,20 +88,20 @@ async fn a_cordon_says_who_has_the_gpu_and_how_to_undo_it() {
     assert_eq!(
         said,
         format!(
-            "gpu-0 of node n1 ({UUID}, NVIDIA T4) is out of service: its devices get the taint \
+            "gpu-0 of node n1 ({UUID}, NVIDIA T4): cordoned; its node's agent gives its devices the taint \
              {DRIVER}/cordoned:NoSchedule, and no claim gets one that does not tolerate it\n\
-             2 claim(s) have it now, its pods go on until they end:\n  team/kept: gpu-0, no pod\n  \
+             2 claims use it now; pods keep running until they end:\n  team/kept: gpu-0, no pod\n  \
              team/mine: gpu-0-share, pod web-1\nto put it into service again: aliquot uncordon {UUID}"
         )
     );
     assert_eq!(annotation(&client).await.as_deref(), Some("NoSchedule: INC-7"));
 
     let said = cordoned(&client, &cordon_args(&format!("{UUID} --evict"))).await.unwrap();
-    assert!(said.contains("/cordoned:NoExecute") && said.contains("its pods are evicted"), "{said}");
+    assert!(said.contains("/cordoned:NoExecute") && said.contains("pods are evicted"), "{said}");
     assert_eq!(annotation(&client).await.as_deref(), Some("NoExecute"));
 
     let said = uncordon(&client, &uncordon_args("gpu-0 --node n1")).await.unwrap();
-    assert_eq!(said, format!("gpu-0 of node n1 ({UUID}, NVIDIA T4) is in service again"));
+    assert_eq!(said, format!("gpu-0 of node n1 ({UUID}, NVIDIA T4) is not cordoned any more"));
     assert_eq!(annotation(&client).await, None);
     let said = uncordon(&client, &uncordon_args(UUID)).await.unwrap();
     assert!(said.ends_with("is not cordoned"), "{said}");
@@ -115,13 +115,13 @@ async fn a_gpu_that_is_gone_can_be_uncordoned() {
     let said = uncordon(&client, &uncordon_args(&format!("{UUID} --node n2"))).await.unwrap_err().to_string();
     assert!(said.contains("is not there"), "{said}");
     let said = uncordon(&client, &uncordon_args(UUID)).await.unwrap();
-    assert_eq!(said, format!("GPU {UUID}, which node n1 has no longer, is in service again"));
+    assert_eq!(said, format!("GPU {UUID} of node n1, which is not published now, is not cordoned any more"));
     assert_eq!(annotation(&client).await, None);
 }
 
 #[rstest]
-#[case("GPU-0badcafe", "GPU GPU-0badcafe is not on any node. There are:\n  gpu-0 of node n1 (GPU-00000001-")]
-#[case("gpu-7 --node n1", "gpu-7 is not on node n1. There are:\n  gpu-0 of node n1 (GPU-00000001-")]
+#[case("GPU-0badcafe", "GPU GPU-0badcafe is not on any node. One that is cordoned is not published")]
+#[case("gpu-7 --node n1", "its UUID. There are:\n  gpu-0 of node n1 (GPU-00000001-")]
 #[case("gpu-0 --node n2", "gpu-0 is not there: no GPU is published of node n2; is its node agent running")]
 #[case("GPU-00000001-0000-0000-0000-000000000000 --node n2", "is not on node n2: it is gpu-0 of node n1")]
 #[case("gpu-0", "say which with --node")]
@@ -155,11 +155,13 @@ async fn what_the_nodes_agent_does_not_publish_is_said(
     let gpu = find(&client, DRIVER, UUID, None).await.unwrap();
     let waited = wait(&client, &gpu, &args, Duration::ZERO).await;
     match waited {
-        Ok(()) => assert!(done),
+        Ok(published) => assert!(done && published == Published::Tainted),
         Err(error) => {
             let said = error.to_string();
             assert!(
-                !done && said.contains("agent of node n1") && said.ends_with("Untainted: gpu-0, gpu-0-share"),
+                !done
+                    && said.contains("agent of node n1")
+                    && said.ends_with("Devices without the taint: gpu-0, gpu-0-share"),
                 "{said}"
             );
         }

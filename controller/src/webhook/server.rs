@@ -29,8 +29,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// One address has as many as an API server needs for what it has under way by default (`--max-requests-inflight` and
-/// `--max-mutating-requests-inflight`, 600 in all): one too many is closed, and with it the pod of whoever it was for.
+/// An API server has at most 600 requests in flight by default (`--max-requests-inflight`,
+/// `--max-mutating-requests-inflight`), which are 75 connections of eight. One too many is closed, and its requests
+/// fail. API servers behind one address share it.
 const CONNECTIONS: Bounds = Bounds { all: 512, of_one: 80, renews: false };
 /// Requests at a time on one connection; client-go opens another one when it has more.
 const STREAMS: u32 = 8;

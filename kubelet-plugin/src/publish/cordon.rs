@@ -1,7 +1,8 @@
 //! GPUs that an administrator took out of service: [`aliquot_model::cordon`] reads the Node's annotations, here their
 //! taints are put on what is published, and it is told.
 //!
-//! What is already published says what was told: after a restart nothing is told again.
+//! What is already published says which cordons were told. Annotations that are ignored, and cordons on servers without
+//! taints, are told again after a restart.
 
 use super::Publisher;
 use crate::notice;
@@ -68,29 +69,34 @@ impl Publisher {
     }
 
     /// Tells what came and went, once it is published.
-    pub(super) fn tell_cordons(&mut self, cordons: &Cordons, gpus: &BTreeSet<GpuUuid>) {
+    pub(super) fn tell_cordons(
+        &mut self,
+        cordons: &Cordons,
+        gpus: &BTreeSet<GpuUuid>,
+        features: ServerFeatures,
+    ) {
         let here = || cordons.gpus.iter().filter(|(gpu, _)| gpus.contains(*gpu));
         self.metrics.cordoned_gpus.set(i64::try_from(here().count()).unwrap_or(i64::MAX));
         let now: BTreeMap<GpuUuid, TaintEffect> =
             here().map(|(gpu, cordon)| (gpu.clone(), cordon.effect())).collect();
         let before = self.told_cordons.cordoned.replace(now).unwrap_or_default();
         for (gpu, cordon) in here().filter(|(gpu, cordon)| before.get(*gpu) != Some(&cordon.effect())) {
-            self.events.node_normal(reasons::GPU_CORDONED, notice::cordoned(gpu, cordon));
+            self.events.node_normal(reasons::GPU_CORDONED, notice::cordoned(gpu, cordon, features.taints));
         }
         for gpu in before.keys().filter(|gpu| !cordons.gpus.contains_key(*gpu)) {
             self.events.node_normal(reasons::GPU_UNCORDONED, notice::uncordoned(gpu));
         }
-        let elsewhere = cordons.gpus.keys().filter(|gpu| !gpus.contains(*gpu)).map(cordon::key);
-        let ignored: BTreeSet<String> = elsewhere.chain(cordons.not_understood.iter().cloned()).collect();
-        let notes: Vec<String> =
-            ignored.iter().map(|name| notice::cordon_ignored(name, &self.settings.node)).collect();
-        for (_, note) in
-            ignored.iter().zip(&notes).filter(|(name, _)| !self.told_cordons.ignored.contains(*name))
-        {
+        let node = &self.settings.node;
+        let unseen = cordons.gpus.keys().filter(|gpu| !gpus.contains(*gpu));
+        let unseen = unseen.map(|gpu| (cordon::key(gpu), notice::cordoned_and_not_seen(gpu, node)));
+        let malformed = cordons.not_understood.iter();
+        let malformed = malformed.map(|name| (name.clone(), notice::cordon_ignored(name, node)));
+        let notes: BTreeMap<String, String> = unseen.chain(malformed).collect();
+        for (_, note) in notes.iter().filter(|(name, _)| !self.told_cordons.ignored.contains(*name)) {
             self.events.node_warning(reasons::CORDON_IGNORED, note.clone());
         }
-        self.readiness.notes.set("cordon", notes);
-        self.told_cordons.ignored = ignored;
+        self.told_cordons.ignored = notes.keys().cloned().collect();
+        self.readiness.notes.set("cordon", notes.into_values().collect());
     }
 }
 

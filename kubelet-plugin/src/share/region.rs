@@ -91,7 +91,7 @@ pub(super) fn make(dir: &Path, storage: RegionStorage, labels: &Labels) -> Resul
     Ok(())
 }
 
-/// A file system of the region's size; its two inodes are the root and the file.
+/// Options of a share's file system: the region's size, two inodes (root and file), and its SELinux label.
 fn mount_options(labels: &Labels) -> String {
     format!("size={REGION_FILE_SIZE},nr_inodes=2,mode=0755{}", labels.mount_option())
 }
