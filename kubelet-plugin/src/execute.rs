@@ -361,9 +361,9 @@ impl Machine {
             .find(|partition| partition.placement == placement)
             .and_then(|partition| partition.uuid.as_ref());
         for mig in live.iter().filter(|mig| mig.placement == placement) {
-            // After a reboot our partition is gone; another one in its place is somebody else's.
-            let foreign = record.boot_id != boot_id
-                && matches!((known, &mig.uuid), (Some(known), Some(found)) if known != found);
+            // After a reboot, or with the driver loaded anew, our partition is gone; another one in its place is
+            // somebody else's.
+            let foreign = matches!((known, &mig.uuid), (Some(known), Some(found)) if known != found);
             if foreign {
                 continue;
             }

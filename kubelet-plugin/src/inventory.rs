@@ -107,11 +107,15 @@ impl Watcher {
         self.note_health(&overview, error.as_ref(), &said, &listeners.unheard());
         overview.absent = self.health.now().absent().cloned().collect();
         let mut seen = BTreeSet::new();
+        let planned = error.as_ref().is_some_and(GpuError::is_let_go);
         let away = error.map(|error| notice::no_driver(&error));
         self.notes.set(NOTE, away.iter().cloned().collect());
         if let Some(away) = away {
             seen.insert(away);
-            self.say_once(reported, &seen, reasons::NVML_UNAVAILABLE);
+            // Who asked for it knows.
+            if !planned {
+                self.say_once(reported, &seen, reasons::NVML_UNAVAILABLE);
+            }
         } else if let Some(inventory) = &overview.inventory {
             seen.extend(inventory.unreadable.iter().map(|gpu| {
                 let name = gpu.uuid.as_ref().map(ToString::to_string).unwrap_or_default();

@@ -74,7 +74,7 @@ pub(crate) async fn open(
                 return Some(Arc::new(reopening));
             }
             Ok(Err(error)) => {
-                readiness.notes.set(inventory::NOTE, vec![notice::no_driver(&error)]);
+                readiness.notes.set(inventory::NOTE, vec![notice::no_driver_yet(&error)]);
                 tracing::error!(%error, "NVML cannot be opened, trying again");
             }
             Err(error) => tracing::error!(%error, "opening NVML ended abnormally, trying again"),

@@ -5,6 +5,7 @@
 //! prepared NVML is closed, so that the module is free, until the label is gone.
 
 use crate::events::Events;
+use crate::notice;
 use crate::prepare::Overview;
 use crate::reasons;
 use aliquot_model::layout::{Taint, TaintEffect};
@@ -14,9 +15,11 @@ use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -28,6 +31,10 @@ const LABELS: [&str; 3] = [
 ];
 /// What their values begin with while the driver is to go.
 const PAUSED: &str = "paused-for-";
+
+/// How long whoever uses NVML has to end after it was closed, and how often that is looked at.
+const LETTING_GO: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// The label that asks for the driver, as `name=value`.
 pub fn asked(node: &ApiNode) -> Option<String> {
@@ -44,6 +51,21 @@ pub fn taint(driver: &str) -> Taint {
     Taint { key, value: String::new(), effect: TaintEffect::NoSchedule }
 }
 
+/// The label that asks for the driver now, for those who prepare claims.
+#[derive(Debug, Clone, Default)]
+pub struct Wish(Arc<Mutex<Option<String>>>);
+
+impl Wish {
+    /// The label, as `name=value`.
+    pub fn label(&self) -> Option<String> {
+        self.0.lock().clone()
+    }
+
+    fn set(&self, label: Option<String>) {
+        *self.0.lock() = label;
+    }
+}
+
 /// What is to be done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
@@ -51,6 +73,8 @@ enum Step {
     /// So many claims are prepared.
     Wait(usize),
     LetGo,
+    /// A claim was prepared after all, which needs the driver to end.
+    Reopen,
     Resume,
 }
 
@@ -59,7 +83,8 @@ const fn step(asked: bool, closed: bool, prepared: usize) -> Step {
         (true, false, 0) => Step::LetGo,
         (true, false, prepared) => Step::Wait(prepared),
         (false, true, _) => Step::Resume,
-        (true, true, _) | (false, false, _) => Step::Nothing,
+        (true, true, 0) | (false, false, _) => Step::Nothing,
+        (true, true, _) => Step::Reopen,
     }
 }
 
@@ -72,6 +97,8 @@ fn prepared(overview: &Overview) -> usize {
 
 /// The task.
 pub struct Pauses {
+    /// Told to those who prepare claims: what is not prepared yet is refused meanwhile.
+    pub wish: Wish,
     /// What is closed.
     pub library: Arc<Reopening>,
     /// The API.
@@ -96,7 +123,7 @@ impl Pauses {
     /// Runs until cancelled.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut asked: Option<String> = None;
-        let (mut closed, mut waits) = (false, false);
+        let (mut closed, mut told) = (false, false);
         let mut wishes = self.wishes();
         // Before the first look at the ledger nobody knows what is prepared.
         tokio::select! {
@@ -106,45 +133,60 @@ impl Pauses {
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return,
-                Some(wish) = wishes.next() => asked = wish,
+                Some(wish) = wishes.next() => {
+                    self.wish.set(wish.clone());
+                    asked = wish;
+                }
                 Ok(()) = self.overview.changed() => {}
             }
             let prepared = prepared(&self.overview.borrow_and_update());
+            let label = asked.as_deref().unwrap_or_default();
+            if asked.is_some() && !told {
+                self.events.node_normal(reasons::DRIVER_PAUSED, notice::driver_asked_for(label, prepared));
+                told = true;
+            }
             match step(asked.is_some(), closed, prepared) {
-                Step::Nothing => {}
-                Step::Wait(_) if waits => {}
-                Step::Wait(claims) => {
-                    let label = asked.as_deref().unwrap_or_default();
-                    self.events.node_normal(reasons::DRIVER_PAUSED, format!(
-                        "label {label}: the driver is to be unloaded. No GPU of this node is given out, and NVML is closed when \
-                         the {claims} claim(s) that are prepared have ended"
-                    ));
-                    waits = true;
+                Step::Nothing if told && asked.is_none() => {
+                    self.events.node_normal(reasons::DRIVER_RESUMED, notice::driver_kept());
                 }
+                Step::Nothing | Step::Wait(_) => {}
                 Step::LetGo => {
-                    let label = asked.as_deref().unwrap_or_default();
                     self.let_go(label).await;
-                    self.events.node_normal(reasons::DRIVER_LET_GO, format!(
-                        "label {label}: the driver is to be unloaded. No GPU of this node is given out, and NVML is closed, so \
-                         that the kernel module is free of this agent, until the label is gone"
-                    ));
-                    (closed, waits) = (true, false);
+                    closed = true;
+                    self.changed.notify_one();
+                    if self.is_free(&cancel).await {
+                        self.events.node_normal(reasons::DRIVER_LET_GO, notice::driver_let_go(label));
+                    } else if !cancel.is_cancelled() {
+                        self.events.node_warning(reasons::DRIVER_HELD, notice::driver_held(label));
+                    }
+                }
+                Step::Reopen => {
+                    self.library.resume();
+                    closed = false;
                     self.changed.notify_one();
                 }
                 Step::Resume => {
                     self.library.resume();
-                    self.events.node_normal(
-                        reasons::DRIVER_RESUMED,
-                        "the label that asked for the driver is gone: NVML is opened again, and GPUs are given out once \
-                         the driver answers"
-                            .to_owned(),
-                    );
+                    self.events.node_normal(reasons::DRIVER_RESUMED, notice::driver_resumed());
                     closed = false;
                     self.changed.notify_one();
                 }
             }
-            waits &= asked.is_some();
+            told &= asked.is_some();
         }
+    }
+
+    /// Waits until nobody of this process holds the library any more: event sets end with the next look, calls with
+    /// their answers. Returns whether it came to that.
+    async fn is_free(&self, cancel: &CancellationToken) -> bool {
+        let started = Instant::now();
+        while self.library.is_held() {
+            if started.elapsed() > LETTING_GO || cancel.is_cancelled() {
+                return false;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        true
     }
 
     /// Closing the library calls the driver, which takes its time.
@@ -200,6 +242,7 @@ mod tests {
     #[case::as_usual(false, false, 3, Step::Nothing)]
     #[case::in_use(true, false, 3, Step::Wait(3))]
     #[case::idle(true, false, 0, Step::LetGo)]
+    #[case::prepared_after_all(true, true, 1, Step::Reopen)]
     #[case::closed(true, true, 0, Step::Nothing)]
     #[case::over(false, true, 0, Step::Resume)]
     fn the_driver_is_let_go_of_when_no_claim_is_prepared_and_until_the_label_is_gone(

@@ -49,6 +49,7 @@ use crate::execute::Machine;
 use crate::former::Allocations;
 use crate::ledger::{Ledger, Lost, Record};
 use crate::partitioning::{self, Unclaimed};
+use crate::pause;
 use crate::releases;
 use crate::reservation::{self, ReserveError, Reserved};
 use crate::selinux::LabelError;
@@ -120,6 +121,8 @@ pub struct Node {
     pub partitioning: partitioning::Shared,
     /// What becomes of instances that no claim has.
     pub unclaimed: Unclaimed,
+    /// Whether the driver is to be unloaded.
+    pub wish: pause::Wish,
 }
 
 impl Node {

@@ -248,6 +248,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
         hold_at_most: if args.farewell { Duration::ZERO } else { args.hold_at_most },
         partitioning: partitioning::Shared::default(),
         unclaimed: args.unclaimed_mig,
+        wish: pause::Wish::default(),
     }
 }
 
@@ -396,6 +397,7 @@ impl Parts {
         }
         if let Some(library) = self.library.as_ref().filter(|_| !args.farewell) {
             let pauses = pause::Pauses {
+                wish: self.node.wish.clone(),
                 library: Arc::clone(library),
                 client: self.client.clone(),
                 node_name: args.node_name.clone(),

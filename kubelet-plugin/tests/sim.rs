@@ -575,17 +575,18 @@ async fn the_driver_is_let_go_of_while_the_operator_asks_for_it_and_no_claim_is_
     sim.cluster.annotate(json!({"labels": {LABEL: "paused-for-driver-upgrade"}})).await;
     tainted(&sim, "gpu-0", &["driver-paused=:NoSchedule"]).await;
     assert_eq!(taints_of(&sim, "gpu-0-admin").await, None, "it opens the driver, too");
-    noted(&sim, "DriverPaused", "when the 1 claim(s) that are prepared have ended").await;
+    noted(&sim, "DriverPaused", "when the claim that is prepared has ended").await;
     assert!(sim.node.unload_module(false).is_err(), "a claim is prepared");
     sim.unprepared("c", &uid).await;
     noted(&sim, "DriverLetGo", "label nvidia.com/gpu.deploy.dra-driver=paused-for-driver-upgrade").await;
-    let unloaded = || async { sim.node.unload_module(false).map_err(|error| error.to_string()) };
-    eventually("the module free", unloaded).await;
+    sim.node.unload_module(false).expect("the event says that it is free");
     let refused = sim.try_prepare("later", &later).await.unwrap().unwrap_err();
-    assert!(refused.contains("it is closed, as label nvidia.com/gpu.deploy.dra-driver="), "{refused}");
+    assert!(refused.contains("to be unloaded, as its label nvidia.com/gpu.deploy.dra-driver="), "{refused}");
 
     // Loaded again, it is left alone until the label is gone.
     sim.node.load_module(Some("590.10.01")).unwrap();
+    let refused = sim.try_prepare("later", &later).await.unwrap().unwrap_err();
+    assert!(refused.contains("to be unloaded, as its label"), "{refused}");
     sim.node.unload_module(false).unwrap();
     sim.node.load_module(None).unwrap();
     sim.cluster.annotate(json!({"labels": {LABEL: "true"}})).await;

@@ -13,6 +13,7 @@ use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::parked;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
+use aliquot_kubelet_plugin::pause::Wish;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
@@ -426,5 +427,6 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
         hold_at_most: Duration::from_secs(3600),
         partitioning: Shared::new(Partitioning::OnDemand),
         unclaimed: Unclaimed::Adopt,
+        wish: Wish::default(),
     }
 }

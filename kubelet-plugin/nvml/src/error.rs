@@ -310,6 +310,11 @@ impl GpuError {
         self.code() == Some(NvmlCode::GPU_IS_LOST)
     }
 
+    /// Whether the library was closed on purpose ([`crate::Reopening::let_go`]).
+    pub fn is_let_go(&self) -> bool {
+        matches!(self.cause, Cause::LetGo(_))
+    }
+
     /// Whether the library has no driver to ask: its kernel module is gone or another one, or it was let go of.
     pub fn is_no_driver(&self) -> bool {
         self.code().is_some_and(NvmlCode::is_no_driver) || matches!(self.cause, Cause::LetGo(_))

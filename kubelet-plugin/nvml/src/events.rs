@@ -135,6 +135,13 @@ fn register(nvml: &Nvml, gpu: &GpuUuid, set: &EventSet) -> Result<usize, GpuErro
     Ok(device.key())
 }
 
+impl NvmlEvents {
+    /// Whether it was so from the beginning.
+    fn is_unmonitored(&self, gpu: &GpuUuid) -> bool {
+        self.unmonitored.iter().any(|(known, _)| known == gpu)
+    }
+}
+
 impl EventSource for NvmlEvents {
     fn next(&mut self, timeout: Duration) -> Result<Option<GpuEvent>, GpuError> {
         let shared = &self.shared;
@@ -148,7 +155,11 @@ impl EventSource for NvmlEvents {
             Some(set) => set,
             none => {
                 let (set, unmonitored) = shared.open()?;
-                self.unmonitored = unmonitored;
+                // One that hears nothing of a GPU would be silent for ever. It is tried again at the next call.
+                if let Some((_, error)) = unmonitored.into_iter().find(|(gpu, _)| !self.is_unmonitored(gpu)) {
+                    shared.free(Some(set));
+                    return Err(error);
+                }
                 none.insert(set)
             }
         };

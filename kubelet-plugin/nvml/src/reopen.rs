@@ -44,6 +44,9 @@ impl Default for Pauses {
     }
 }
 
+/// How long a library that is closed and still held keeps it from being opened again.
+const HELD: Duration = Duration::from_secs(30);
+
 type Open = dyn Fn() -> Result<Opened, GpuError> + Send + Sync;
 
 /// GPUs whose library is opened anew when its driver is another.
@@ -56,7 +59,7 @@ pub struct Reopening {
 enum State {
     Open {
         library: Opened,
-        /// Whether somebody was told in this look that the driver is gone.
+        /// The first error of this look that says that the driver is gone.
         told: Option<GpuError>,
         /// Looks in a row in which it was so.
         looks: u32,
@@ -65,6 +68,8 @@ enum State {
         /// The former library, until nobody holds it any more.
         former: Option<Box<dyn Fn() -> bool + Send + Sync>>,
         why: GpuError,
+        /// When it was closed, or might be opened again.
+        since: Instant,
         next: Instant,
         pause: Duration,
         /// Whether it stays closed until [`Reopening::resume`].
@@ -92,28 +97,43 @@ impl Reopening {
 
     /// Opens the library again, at the next look.
     pub fn resume(&self) {
-        if let State::Closed { next, pause, let_go, .. } = &mut *self.state.lock() {
-            (*next, *pause, *let_go) = (Instant::now(), self.pauses.first, false);
+        if let State::Closed { since, next, pause, let_go, .. } = &mut *self.state.lock() {
+            let now = Instant::now();
+            (*since, *next, *pause, *let_go) = (now, now, self.pauses.first, false);
         }
     }
 
     /// What was open, to be dropped by the caller.
     fn close(&self, why: GpuError, let_go: bool) -> Option<Arc<dyn Gpus>> {
         let mut state = self.state.lock();
-        let (next, pause) = (Instant::now(), self.pauses.first);
-        match std::mem::replace(&mut *state, State::Closed { former: None, why, next, pause, let_go }) {
+        let (now, pause) = (Instant::now(), self.pauses.first);
+        let closed = State::Closed { former: None, why, since: now, next: now, pause, let_go };
+        match std::mem::replace(&mut *state, closed) {
             State::Open { library: Opened { gpus, held }, .. } => {
                 if let State::Closed { former, .. } = &mut *state {
                     *former = Some(held);
                 }
                 Some(gpus)
             }
-            State::Closed { former: before, .. } => {
-                if let State::Closed { former, .. } = &mut *state {
+            State::Closed { former: before, let_go: was, why: reason, .. } => {
+                if let State::Closed { former, let_go, why, .. } = &mut *state {
                     *former = before;
+                    // Who asked for it to stay closed has not said otherwise.
+                    if was && !*let_go {
+                        (*let_go, *why) = (true, reason);
+                    }
                 }
                 None
             }
+        }
+    }
+
+    /// Whether somebody still holds the library that was closed, an event set or a call that is under way, and the
+    /// kernel module with it.
+    pub fn is_held(&self) -> bool {
+        match &*self.state.lock() {
+            State::Open { .. } => true,
+            State::Closed { former, .. } => former.as_ref().is_some_and(|held| held()),
         }
     }
 
@@ -149,7 +169,8 @@ impl Reopening {
         drop(self.close_if_gone());
         if self.is_due() {
             let opened = (self.open)();
-            self.take(opened);
+            // One that is not wanted any more is closed without the lock.
+            drop(self.take(opened));
         }
     }
 
@@ -172,9 +193,13 @@ impl Reopening {
     /// Whether it is to be opened now. Whoever is told so does it; others are told that it is closed meanwhile.
     fn is_due(&self) -> bool {
         let mut state = self.state.lock();
-        let State::Closed { former, next, pause, let_go, .. } = &mut *state else { return false };
+        let State::Closed { former, since, next, pause, let_go, .. } = &mut *state else { return false };
         let now = Instant::now();
-        if *let_go || former.as_ref().is_some_and(|held| held()) || *next > now {
+        if *let_go || *next > now {
+            return false;
+        }
+        // A call that does not come back holds it for good: the others are not to wait for that.
+        if former.as_ref().is_some_and(|held| held()) && now.duration_since(*since) < HELD {
             return false;
         }
         *former = None;
@@ -183,21 +208,24 @@ impl Reopening {
         true
     }
 
-    fn take(&self, opened: Result<Opened, GpuError>) {
+    /// Returns what is not wanted any more.
+    fn take(&self, opened: Result<Opened, GpuError>) -> Option<Opened> {
         let mut state = self.state.lock();
         match (opened, &mut *state) {
             // Let go of while it was opened.
-            (_, State::Closed { let_go: true, .. }) => {}
+            (opened, State::Closed { let_go: true, .. }) => opened.ok(),
             (Ok(library), State::Closed { .. }) => {
                 tracing::info!("NVML is open again");
                 *state = State::Open { library, told: None, looks: 0 };
+                None
             }
             (Err(error), State::Closed { why, .. }) => {
                 tracing::debug!(%error, "NVML cannot be opened yet");
                 *why = error;
+                None
             }
             // Somebody else was faster.
-            (_, State::Open { .. }) => {}
+            (opened, State::Open { .. }) => opened.ok(),
         }
     }
 }
@@ -279,5 +307,28 @@ impl Gpus for Reopening {
 
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {
         self.call(|library| library.watch(gpus))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::NvmlCode;
+    use crate::fake::FakeGpus;
+
+    fn opened() -> Opened {
+        Opened { gpus: Arc::new(FakeGpus::new([])), held: Box::new(|| false) }
+    }
+
+    /// Whoever notices that the driver is gone may be later than who lets go of it.
+    #[test]
+    fn a_library_that_was_let_go_of_is_not_opened_because_its_driver_was_gone_as_well() {
+        let library = Reopening::new(opened(), Pauses::default(), || Ok(opened()));
+        library.let_go("asked for");
+        let gone = GpuError::of_library(Operation::Use, NvmlCode::DRIVER_NOT_LOADED);
+        assert!(library.close(gone, false).is_none());
+        assert!(library.driver().is_err_and(|error| error.is_let_go()), "it stays closed");
+        library.resume();
+        assert!(library.driver().is_ok());
     }
 }

@@ -105,13 +105,16 @@ impl One {
         }
         self.unheard.remove(&self.gpu);
         while !self.cancel.is_cancelled() && !self.to.is_closed() {
-            if let Err(error) = self.next(&mut *source) {
-                // A set of a library that has lost its driver never works again: it is let go of.
-                if error.code().is_some_and(|code| code.is_no_answer()) {
-                    return self.unheard.add(&self.gpu, &error);
+            match self.next(&mut *source) {
+                Ok(()) => self.unheard.remove(&self.gpu),
+                Err(error) => {
+                    self.unheard.add(&self.gpu, &error);
+                    // A set of a library that has lost its driver never works again: it is let go of.
+                    if error.code().is_some_and(|code| code.is_no_answer()) {
+                        return;
+                    }
+                    std::thread::sleep(LISTEN);
                 }
-                tracing::warn!(gpu.uuid = %self.gpu, %error, "listening for errors of this GPU failed");
-                std::thread::sleep(LISTEN);
             }
         }
     }

@@ -60,6 +60,9 @@ impl Node {
                 }
             }
         }
+        if let Some(label) = self.wish.label() {
+            return Err(PrepareError::DriverAskedFor { claim: request.claim.clone(), label });
+        }
         let (_gpus, facts) = self.reserve_and_read(request, prior.as_ref())?;
         let facts = match &prior {
             Some(record) => {

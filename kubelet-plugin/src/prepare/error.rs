@@ -92,6 +92,16 @@ pub enum PrepareError {
         /// What is not understood.
         why: String,
     },
+    /// The driver is to be unloaded.
+    #[error(
+        "claim {claim} is not prepared now: the driver of this node is to be unloaded, as its label {label} says. The kubelet tries again until the label is gone; delete the pod to have it run elsewhere"
+    )]
+    DriverAskedFor {
+        /// The claim.
+        claim: ClaimRef,
+        /// The label, as `name=value`.
+        label: String,
+    },
     /// Another process changed the claim's record in between.
     #[error(
         "the record of claim {claim} was changed by another instance of the node agent while the claim was prepared; the kubelet tries again"

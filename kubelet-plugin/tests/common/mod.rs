@@ -19,6 +19,7 @@ use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::ledger::{Given, Ledger};
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
+use aliquot_kubelet_plugin::pause::Wish;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
@@ -161,6 +162,7 @@ impl World {
             hold_at_most: Duration::from_secs(3600),
             partitioning: Shared::new(Partitioning::OnDemand),
             unclaimed: Unclaimed::Adopt,
+            wish: Wish::default(),
         }
     }
 
