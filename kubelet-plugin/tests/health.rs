@@ -173,7 +173,7 @@ async fn annotate(cluster: &Cluster, name: &str, value: serde_json::Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cordoned_gpu_is_tainted_until_it_is_uncordoned_and_a_restart_tells_nothing_again() {
+async fn a_cordoned_gpu_is_tainted_until_it_is_uncordoned_and_a_restart_does_not_tell_it_again() {
     let cluster = Cluster::new(two_gpus()).await;
     let gpu = h100_80(0).uuid;
     let key = aliquot_model::cordon::key(&gpu);
@@ -191,7 +191,7 @@ async fn a_cordoned_gpu_is_tainted_until_it_is_uncordoned_and_a_restart_tells_no
     assert_eq!(tainted.len(), of_gpu - 1);
     note(&cluster, "GpuCordoned", "(fan is loud)").await;
     note(&cluster, "CordonIgnored", "cordon.aliquot.dev/gpu-1 takes no GPU").await;
-    note(&cluster, "CordonIgnored", "cordon.aliquot.dev/GPU-0badcafe takes no GPU").await;
+    note(&cluster, "CordonIgnored", "GPU GPU-0badcafe is cordoned, and is not seen on node n1").await;
     metric(&agent, "dra_gpu_cordoned_gpus 1").await;
     assert!(agent.get("/healthz").await.1.contains("kubectl annotate node n1 cordon.aliquot.dev/gpu-1-"));
 

@@ -83,7 +83,7 @@ fn a_cordoned_gpu_takes_no_claim_and_is_emptied_on_request_until_it_is_uncordone
         cluster.running(&namespace, "first").await?;
         // It goes on, and who comes later waits.
         let said = cluster.aliquot("cordon", &["gpu-4", "--node", &node, "--reason", "fan"])?;
-        ensure!(said.contains("1 claim(s) have it now") && said.contains("pod first"), "{said}");
+        ensure!(said.contains("1 claim uses it now") && said.contains("pod first"), "{said}");
         tainted(cluster, Some(("cordoned", "NoSchedule"))).await?;
         cluster.create(&[PodManifest::of_template(&namespace, "second", "gpu").build()])?;
         let told = cluster.event(&namespace, "second DevicesDoNotFit").await?;
@@ -91,7 +91,7 @@ fn a_cordoned_gpu_takes_no_claim_and_is_emptied_on_request_until_it_is_uncordone
         cluster.running(&namespace, "first").await?;
         // Emptied.
         let said = cluster.aliquot("cordon", &["gpu-4", "--node", &node, "--evict"])?;
-        ensure!(said.contains("its pods are evicted"), "{said}");
+        ensure!(said.contains("pods are evicted"), "{said}");
         cluster.pod_gone(&namespace, "first").await?;
         tainted(cluster, Some(("cordoned", "NoExecute"))).await?;
         cluster.aliquot("uncordon", &named)?;
