@@ -13,9 +13,9 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Client;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
+use kube::{Client, ResourceExt};
 use serde_json::{Value, json};
 use std::fmt::Debug;
 
@@ -82,10 +82,12 @@ pub(crate) async fn before_us(
         bindings.delete(name, &DeleteParams::default()).await?;
     }
     let done = work().await;
+    // As helm's own, or its next upgrade finds fields that somebody else has set otherwise.
+    let helm = PatchParams::apply("helm");
     for binding in &kept {
-        bindings.create(&PostParams::default(), binding).await?;
+        bindings.patch(&binding.name_any(), &helm, &Patch::Apply(binding)).await?;
     }
-    webhooks.create(&PostParams::default(), &checks).await?;
+    webhooks.patch("aliquot", &helm, &Patch::Apply(&checks)).await?;
     done
 }
 
