@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use crate::error::NodeError;
-use crate::layout::{GpuState, MAGIC, STATE_FILE_BYTES};
+use crate::layout::{GpuState, MAGIC, STATE_FILE_BYTES, State};
 use crate::memory::{clear_slot, pid_namespace};
 use crate::mig::clear_instances;
 use crate::node::{Node, write_text};
@@ -95,20 +95,7 @@ impl Node {
     fn reboot(&self) -> Result<(), NodeError> {
         {
             let mut state = self.lock()?;
-            for index in 0..state.procs.len() {
-                clear_slot(&mut state, index);
-            }
-            for (gpu, slot) in self.gpus.iter().zip(state.gpus.iter_mut()) {
-                let keeps = self.spec.mig_survives_reboot.unwrap_or(gpu.board.mig_survives_reboot);
-                slot.mig_current = if keeps { slot.mig_pending } else { 0 };
-                slot.mig_pending = slot.mig_current;
-                slot.compute_mode = 0;
-                slot.timeslice = 0;
-                slot.lost = 0;
-                slot.ecc_corrected = 0;
-                slot.ecc_uncorrected = 0;
-                clear_instances(slot);
-            }
+            self.lose_state(&mut state);
             for word in self.map.compute_words() {
                 word.store(0, std::sync::atomic::Ordering::Relaxed);
             }
@@ -118,6 +105,24 @@ impl Node {
         }
         root::restart(&self.dir, &self.spec, &self.gpus)?;
         self.start_boot()
+    }
+
+    /// What processes and GPUs lose with the driver, and in a reboot. A board that keeps its MIG mode gets a pending one.
+    pub(crate) fn lose_state(&self, state: &mut State) {
+        for index in 0..state.procs.len() {
+            clear_slot(state, index);
+        }
+        for (gpu, slot) in self.gpus.iter().zip(state.gpus.iter_mut()) {
+            let keeps = self.spec.mig_survives_reboot.unwrap_or(gpu.board.mig_survives_reboot);
+            slot.mig_current = if keeps { slot.mig_pending } else { 0 };
+            slot.mig_pending = slot.mig_current;
+            slot.compute_mode = 0;
+            slot.timeslice = 0;
+            slot.lost = 0;
+            slot.ecc_corrected = 0;
+            slot.ecc_uncorrected = 0;
+            clear_instances(slot);
+        }
     }
 
     /// Counts a boot and writes its id, for those who ask us and for those who read `/proc`.

@@ -13,8 +13,6 @@ use std::sync::atomic::Ordering;
 
 use crate::error::NodeError;
 use crate::layout::State;
-use crate::memory::clear_slot;
-use crate::mig::clear_instances;
 use crate::node::Node;
 use crate::root;
 use crate::spec::NodeSpec;
@@ -69,22 +67,9 @@ impl Node {
         }
         {
             let mut state = self.lock()?;
-            for index in 0..state.procs.len() {
-                clear_slot(&mut state, index);
-            }
+            self.lose_state(&mut state);
             // To a process it is as after a reboot, but the kernel's boot id stays.
             state.boot += 1;
-            for (gpu, slot) in self.gpus.iter().zip(state.gpus.iter_mut()) {
-                let keeps = self.spec.mig_survives_reboot.unwrap_or(gpu.board.mig_survives_reboot);
-                slot.mig_current = if keeps { slot.mig_pending } else { 0 };
-                slot.mig_pending = slot.mig_current;
-                slot.compute_mode = 0;
-                slot.timeslice = 0;
-                slot.lost = 0;
-                slot.ecc_corrected = 0;
-                slot.ecc_uncorrected = 0;
-                clear_instances(slot);
-            }
         }
         self.map.shared_word(word).fetch_add(1, Ordering::Relaxed);
         let path = self.dir.join("module");
