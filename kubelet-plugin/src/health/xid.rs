@@ -1,8 +1,9 @@
 //! What the driver's errors by number ("XIDs") mean for whom a GPU may be given to. Pure.
 //!
-//! Sources: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Resolution Bucket (Immediate Action)") for what
-//! has to be done; the lists that NVIDIA's device plugin and DRA driver ignore for what applications cause. A number
-//! that is not in the table counts as an error of the GPU, as there.
+//! Sources: NVIDIA's Xid catalogue of September 2026 (docs.nvidia.com/deploy/xid-errors, "Resolution Bucket (Immediate
+//! Action)") for what has to be done: what asks for nothing, or for the application to be started again, informs; what
+//! asks for a reset, a reboot, a look by people or a workflow refuses. The lists that NVIDIA's device plugin and DRA
+//! driver ignore are ignored here too. A number that is not in the table counts as an error of the GPU, as there.
 
 use aliquot_model::layout::TaintEffect;
 use std::collections::BTreeMap;
@@ -41,53 +42,78 @@ const REFUSE: Verdict = Verdict::Taint(TaintEffect::NoSchedule);
 /// Nothing on the GPU can go on.
 const EVICT: Verdict = Verdict::Taint(TaintEffect::NoExecute);
 
-/// Number, what is made of it, what it is.
-const TABLE: [(u64, Verdict, &str); 43] = [
-    (8, INFORM, "the GPU stopped processing for an application"),
-    (11, INFORM, "a damaged stream of commands"),
-    (13, IGNORE, "an exception of the graphics engine"),
-    (31, IGNORE, "a page fault of an application"),
-    (32, INFORM, "a damaged push buffer"),
-    (39, INFORM, "an exception of a copy engine"),
-    (40, INFORM, "an exception of a copy engine"),
-    (41, INFORM, "an exception of a copy engine"),
-    (43, IGNORE, "an application's channel was stopped"),
-    (45, IGNORE, "an application's channels were cleaned up"),
-    (46, REFUSE, "the GPU stopped processing"),
-    (48, REFUSE, "a memory error that could not be corrected"),
-    (61, REFUSE, "a breakpoint of an internal microcontroller"),
-    (62, REFUSE, "an internal microcontroller halted"),
-    (63, INFORM, "a row of memory will be replaced at the next reset"),
-    (64, REFUSE, "a row of memory could not be replaced"),
-    (68, IGNORE, "an exception of the video processor"),
-    (69, INFORM, "an error of the graphics engine's class"),
-    (74, REFUSE, "an error of NVLink"),
-    (79, EVICT, "the GPU has fallen off the bus"),
-    (92, INFORM, "many memory errors were corrected"),
-    (94, INFORM, "a memory error that was contained to an application"),
-    (95, EVICT, "a memory error that was not contained"),
-    (109, IGNORE, "a context switch timed out"),
-    (110, REFUSE, "a security fault"),
-    (119, REFUSE, "the GPU's system processor does not answer"),
-    (120, REFUSE, "an error of the GPU's system processor"),
-    (121, INFORM, "an error of the link to the CPU was corrected"),
-    (136, REFUSE, "an NVLink could not be trained"),
-    (140, REFUSE, "an unrecovered memory error"),
-    (143, REFUSE, "the GPU could not be initialised"),
-    (144, REFUSE, "an error of NVLink"),
-    (145, REFUSE, "an error of NVLink"),
-    (146, REFUSE, "an error of NVLink"),
-    (147, REFUSE, "an error of NVLink"),
-    (148, REFUSE, "an error of NVLink"),
-    (149, REFUSE, "an error of NVLink"),
-    (150, REFUSE, "an error of NVLink"),
-    // What is to be done stands in the kernel's log and in the GPU's recovery action, which is read by itself.
-    (154, INFORM, "the driver wants something else done about the GPU than before"),
-    (156, INFORM, "a part of the memory was retired"),
-    (157, REFUSE, "a part of the memory could not be retired"),
-    (171, INFORM, "more about an error of the memory"),
-    (172, INFORM, "more about an error of the memory on the chip"),
+/// Numbers, what is made of them, what they are.
+const TABLE: [(&[u64], Verdict, &str); 57] = [
+    (&[8], INFORM, "the GPU stopped processing for an application"),
+    (&[11, 25, 32], INFORM, "a damaged stream of commands"),
+    (&[13], IGNORE, "an exception of the graphics engine"),
+    (&[31], IGNORE, "a page fault of an application"),
+    (&[37, 38], INFORM, "an error of the driver's firmware"),
+    (&COPY_ENGINES, INFORM, "an exception of a copy engine"),
+    (&[43], IGNORE, "an application's channel was stopped"),
+    (&[44], INFORM, "a fault while contexts were switched"),
+    (&[45], IGNORE, "an application's channels were cleaned up"),
+    (&[46], REFUSE, "the GPU stopped processing"),
+    (&[48], REFUSE, "a memory error that could not be corrected"),
+    (&[54], REFUSE, "the board's power cable is not connected"),
+    (&[60], INFORM, "an exception of the security processor"),
+    (&[61], REFUSE, "a breakpoint of an internal microcontroller"),
+    (&[62], REFUSE, "an internal microcontroller halted"),
+    (&[63], INFORM, "a row of memory will be replaced at the next reset"),
+    (&[64], REFUSE, "a row of memory could not be replaced"),
+    (&[66, 67], INFORM, "the driver accessed a register that it may not"),
+    (&[68], IGNORE, "an exception of a video decoder"),
+    (&[69], INFORM, "an error of the graphics engine's class"),
+    (&[74], REFUSE, "an error of NVLink"),
+    (&[78], INFORM, "a virtual GPU did not start"),
+    (&[79], EVICT, "the GPU has fallen off the bus"),
+    (&[80], INFORM, "damaged data were sent to the GPU"),
+    (&VIDEO_ENGINES, INFORM, "an exception of a video, image or optical flow engine"),
+    (&[92], INFORM, "many memory errors were corrected"),
+    (&[93], INFORM, "the board's information memory is written too often"),
+    (&[94], INFORM, "a memory error that was contained to an application"),
+    (&[95], EVICT, "a memory error that was not contained"),
+    (&[106, 107], INFORM, "a test message of the management bus"),
+    // The catalogue asks for a reset, NVIDIA's plugin and DRA driver ignore it. Where the driver itself wants a reset,
+    // the GPU's recovery action says so, which is read by itself.
+    (&[109], INFORM, "a context switch timed out"),
+    (&[110], REFUSE, "a security fault"),
+    (&[119], REFUSE, "the GPU's system processor does not answer"),
+    (&[120], REFUSE, "an error of the GPU's system processor"),
+    (&[121], INFORM, "an error of the link to the CPU was corrected"),
+    (&[136], REFUSE, "an NVLink could not be trained"),
+    (&[137], INFORM, "an application accessed the memory of another GPU that it may not"),
+    (&[140], REFUSE, "an unrecovered memory error"),
+    (&[141], INFORM, "an error of CUDA's fast path"),
+    (&[143], REFUSE, "the GPU could not be initialised"),
+    (&[144, 145, 146, 147, 148, 149, 150], REFUSE, "an error of NVLink"),
+    (&[151], REFUSE, "encryption keys could not be changed"),
+    (&[152, 153], INFORM, "an error of the deep learning accelerator"),
+    // What is to be done stands in the kernel's log and in the GPU's recovery action.
+    (&[154], INFORM, "the driver wants something else done about the GPU than before"),
+    (&[155], REFUSE, "an error of NVLink that software defines"),
+    (&[156], REFUSE, "a part of the GPU is retired at the next reset"),
+    (&[157], INFORM, "a part of the GPU could not be retired"),
+    (&[158], REFUSE, "the GPU does not answer in time"),
+    (&[159], REFUSE, "an error of the link to the CPU"),
+    (&[160], INFORM, "a channel of the memory was retired"),
+    (&[161], INFORM, "a channel of the memory could not be retired"),
+    (&[162, 163, 164, 165], INFORM, "the state of the board's power smoothing changed"),
+    (&[167], REFUSE, "the PCIe link does not answer in time"),
+    (&[168], REFUSE, "the GPU has less memory, for some of it is damaged"),
+    (&[169], REFUSE, "an internal microcontroller halted"),
+    (&[171], INFORM, "more about an error of the memory"),
+    (&[172], INFORM, "more about an error of the memory on the chip"),
 ];
+
+const COPY_ENGINES: [u64; 20] =
+    [39, 40, 41, 70, 71, 72, 75, 76, 77, 85, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135];
+const VIDEO_ENGINES: [u64; 17] =
+    [82, 83, 84, 86, 88, 89, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 139];
+
+fn of_table(number: u64) -> Option<&'static (&'static [u64], Verdict, &'static str)> {
+    TABLE.iter().find(|(numbers, ..)| numbers.contains(&number))
+}
 
 /// The table with what the administrator says otherwise.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -101,13 +127,13 @@ impl Xids {
 
     /// What is made of an XID.
     pub fn verdict(&self, number: u64) -> Verdict {
-        let known = || TABLE.iter().find(|(known, ..)| *known == number).map(|(_, verdict, _)| *verdict);
+        let known = || of_table(number).map(|(_, verdict, _)| *verdict);
         self.0.get(&number).copied().or_else(known).unwrap_or(REFUSE)
     }
 
     /// What it is, if it is known.
     pub fn meaning(number: u64) -> Option<&'static str> {
-        TABLE.iter().find(|(known, ..)| *known == number).map(|(.., meaning)| *meaning)
+        of_table(number).map(|(.., meaning)| *meaning)
     }
 }
 
@@ -134,6 +160,8 @@ mod tests {
     #[case::needs_a_reset(48, REFUSE)]
     #[case::lost(79, EVICT)]
     #[case::not_contained(95, EVICT)]
+    #[case::an_application_may_cause_it(137, INFORM)]
+    #[case::asks_for_a_reset(158, REFUSE)]
     #[case::unknown(9999, REFUSE)]
     fn an_error_counts_by_its_class(#[case] number: u64, #[case] verdict: Verdict) {
         assert_eq!(Xids::default().verdict(number), verdict);
@@ -158,6 +186,34 @@ mod tests {
 
     #[test]
     fn every_number_stands_in_the_table_once() {
-        assert!(TABLE.is_sorted_by(|a, b| a.0 < b.0));
+        let mut numbers: Vec<u64> = TABLE.iter().flat_map(|(numbers, ..)| *numbers).copied().collect();
+        let all = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        assert_eq!(numbers.len(), all);
+    }
+
+    #[test]
+    fn the_document_has_the_table() {
+        let text = include_str!("../../../docs/health.md");
+        for verdict in [IGNORE, INFORM, REFUSE, EVICT] {
+            let row = text.lines().find(|line| line.starts_with(&format!("| {verdict} |"))).unwrap();
+            let said = row.split('|').nth(3).unwrap().trim();
+            let said = said.strip_suffix(", and every number that is not in this table").unwrap_or(said);
+            assert_eq!(said, listed(verdict), "the row of {verdict}");
+        }
+    }
+
+    /// Numbers of a verdict as people write them: 144 to 150 is `144–150`.
+    fn listed(verdict: Verdict) -> String {
+        let mut numbers: Vec<u64> =
+            TABLE.iter().filter(|row| row.1 == verdict).flat_map(|(numbers, ..)| *numbers).copied().collect();
+        numbers.sort_unstable();
+        let runs = numbers.chunk_by(|a, b| a + 1 == *b);
+        let words = runs.flat_map(|run| match run {
+            [first, _, .., last] => vec![format!("{first}–{last}")],
+            few => few.iter().map(u64::to_string).collect(),
+        });
+        words.collect::<Vec<_>>().join(", ")
     }
 }
