@@ -130,11 +130,11 @@ impl StatusWriter {
     /// # Errors
     /// If the API cannot be asked or does not answer in time.
     pub async fn keep(&self, claim: &ClaimRef, devices: Vec<Wanted>) -> anyhow::Result<()> {
-        if self.forbidden.load(Ordering::Relaxed) || self.has(claim, &devices).is_none() {
+        if self.forbidden.load(Ordering::Relaxed) || self.to_say(claim, &devices).is_none() {
             return Ok(());
         }
         let _turn = self.turn.lock().await;
-        let Some(said) = self.has(claim, &devices) else { return Ok(()) };
+        let Some(said) = self.to_say(claim, &devices) else { return Ok(()) };
         tokio::time::timeout(API_TIMEOUT, self.write(claim, &said, &devices)).await??;
         let mut told = self.told.lock();
         let told = told.entry(claim.uid.clone()).or_default();
@@ -144,13 +144,16 @@ impl StatusWriter {
         Ok(())
     }
 
-    /// What came of the last call, unless the API is known to have that and these devices.
-    fn has(&self, claim: &ClaimRef, devices: &[Wanted]) -> Option<Said> {
-        match self.told.lock().get(&claim.uid) {
-            Some(told) if told.written.as_deref() == Some(devices) => None,
-            Some(told) => Some(told.said.clone()),
-            None => Some(Said::Nothing),
+    /// What is to be said of these devices, unless the API is known to have that. Devices without data are of a claim
+    /// that could not be prepared: nothing is said of them once it is forgotten, or prepared after all.
+    fn to_say(&self, claim: &ClaimRef, devices: &[Wanted]) -> Option<Said> {
+        let prepared = devices.iter().any(|device| device.data.is_some());
+        let told = self.told.lock();
+        let Some(told) = told.get(&claim.uid) else { return prepared.then_some(Said::Prepared) };
+        if told.written.as_deref() == Some(devices) || (told.said == Said::Prepared && !prepared) {
+            return None;
         }
+        Some(told.said.clone())
     }
 
     async fn write(&self, claim: &ClaimRef, said: &Said, devices: &[Wanted]) -> kube::Result<()> {

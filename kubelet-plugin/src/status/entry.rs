@@ -14,10 +14,8 @@ const MOST_CHARACTERS: usize = 1024;
 /// What came of the last call of the kubelet.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Said {
-    /// There was none since this agent started: what the condition says holds.
+    /// The device is prepared. Also where there was no call since this agent started: the ledger says so.
     #[default]
-    Nothing,
-    /// The device is prepared.
     Prepared,
     /// It could not be prepared.
     Failed {
@@ -39,16 +37,9 @@ pub(super) fn entry(
     now: Timestamp,
 ) -> Value {
     let before = before.and_then(condition_of);
-    let (status, reason, message) = match (said, before) {
-        (Said::Nothing, Some(before)) => {
-            (before.status.as_str(), before.reason.as_str(), before.message.clone())
-        }
-        (Said::Nothing, None) | (Said::Prepared, _) => {
-            ("True", crate::reasons::PREPARED, "the device is prepared".to_owned())
-        }
-        (Said::Failed { reason, note }, _) => {
-            ("False", *reason, note.chars().take(MOST_CHARACTERS).collect())
-        }
+    let (status, reason, message) = match said {
+        Said::Prepared => ("True", crate::reasons::PREPARED, "the device is prepared".to_owned()),
+        Said::Failed { reason, note } => ("False", *reason, note.chars().take(MOST_CHARACTERS).collect()),
     };
     let since =
         before.filter(|before| before.status == status).map_or(now, |before| before.last_transition_time.0);
@@ -133,13 +124,11 @@ mod tests {
     }
 
     #[rstest]
-    #[case::first(Said::Nothing, None, "True", 200)]
     #[case::prepared(Said::Prepared, None, "True", 200)]
     #[case::failed(failed(), None, "False", 200)]
     #[case::prepared_again(Said::Prepared, Some(Said::Prepared), "True", 100)]
     #[case::prepared_at_last(Said::Prepared, Some(failed()), "True", 200)]
     #[case::failed_again(failed(), Some(failed()), "False", 100)]
-    #[case::an_agent_that_started_anew_keeps_what_was_said(Said::Nothing, Some(failed()), "False", 100)]
     fn a_condition_says_since_when_it_is_so(
         #[case] said: Said,
         #[case] earlier: Option<Said>,
@@ -164,7 +153,7 @@ mod tests {
             let wanted = entry(DRIVER, &key(), said, data, Some(&there), at(200));
             ours(DRIVER, &key(), &there) == Some(wanted)
         };
-        assert!(same(&Said::Prepared, Some(&data)) && same(&Said::Nothing, Some(&data)));
+        assert!(same(&Said::Prepared, Some(&data)));
         assert!(!same(&failed(), Some(&data)) && !same(&Said::Prepared, None));
         assert!(!same(&Said::Prepared, Some(&json!({"uuid": "GPU-2"}))));
         assert!(

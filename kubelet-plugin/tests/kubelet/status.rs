@@ -138,6 +138,32 @@ async fn what_an_agent_could_not_say_before_it_died_the_next_one_says() {
     agent.terminate().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_an_earlier_agent_could_not_prepare_does_not_count_for_ever() {
+    let cluster = cluster().await;
+    let agent = cluster.start(&[]).await;
+    let holder = cluster.allocated_claim("holder", &[("g", "gpu-0")], json!([])).await;
+    cluster.prepare("holder", &holder).await.unwrap();
+    let uid = cluster.allocated_claim("c", &[("g", "gpu-0")], json!([])).await;
+    cluster.prepare("c", &uid).await.unwrap_err();
+    let status = |entries: &[Value]| entries.first().map(|entry| entry["conditions"][0]["status"].clone());
+    eventually("the refusal in the status", || async {
+        let entries = entries(&cluster, "c").await;
+        if status(&entries) == Some(json!("False")) { Ok(()) } else { Err(format!("{entries:?}")) }
+    })
+    .await;
+    cluster.unprepare("holder", &holder).await.unwrap();
+    let write = Matcher::new("write", "resourceclaims").subresource("status");
+    cluster.plane.faults().add(FaultRule::always(write, Fault::DropBefore));
+    cluster.prepare("c", &uid).await.unwrap();
+    agent.kill();
+    cluster.plane.faults().clear();
+    let agent = cluster.start(&[]).await;
+    let told = told(&cluster, "c", is_told).await;
+    assert_eq!(status(&told), Some(json!("True")));
+    agent.terminate().await;
+}
+
 /// A tenant may make its own claim so large that nothing more can be written into it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_whose_status_cannot_be_written_silences_no_other() {
