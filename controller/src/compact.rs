@@ -212,7 +212,10 @@ pub(crate) fn has_room(
 pub(crate) fn closed(index: &mut Index, (pool, gpu): GpuId) -> Vec<(Sym, Holder)> {
     let device = index.intern(&format!("gpu-{gpu}-mig-compaction-0-0"));
     let claim = Uid::from("compaction");
-    vec![(pool, Holder { claim, device, admin: false, share: None, consumed: Box::default() })]
+    vec![(
+        pool,
+        Holder { claim, device, admin: false, share: None, consumed: Box::default(), time_slice: None },
+    )]
 }
 
 #[cfg(test)]

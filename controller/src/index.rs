@@ -21,6 +21,7 @@ mod pool;
 mod published;
 mod storage;
 mod taints;
+pub mod time_slice;
 mod usage;
 
 pub(crate) use claims::key_of;

@@ -412,6 +412,7 @@ fn fits(index: &Index, pool: &Pool, share: &Held, size: Size) -> bool {
         admin: false,
         share: Some("".into()),
         consumed: consumed.into(),
+        time_slice: None,
     };
     let mut copy = pool.without_slices();
     index.count_in(&mut copy, &holder);

@@ -155,7 +155,17 @@ impl<'a> Kept<'a> {
         let held: Vec<_> = devices
             .map(|(pool, device)| {
                 let claim = claim.clone();
-                (pool, Holder { claim, device, admin: false, share: None, consumed: Box::default() })
+                (
+                    pool,
+                    Holder {
+                        claim,
+                        device,
+                        admin: false,
+                        share: None,
+                        consumed: Box::default(),
+                        time_slice: None,
+                    },
+                )
             })
             .collect();
         let stages = &mut situation.stages;

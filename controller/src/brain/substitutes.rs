@@ -61,7 +61,14 @@ impl Returns {
 }
 
 fn holder(device: Sym) -> Holder {
-    Holder { claim: HOLDER.into(), device, admin: false, share: None, consumed: Box::default() }
+    Holder {
+        claim: HOLDER.into(),
+        device,
+        admin: false,
+        share: None,
+        consumed: Box::default(),
+        time_slice: None,
+    }
 }
 
 impl Core {

@@ -1,11 +1,12 @@
 //! Claims as the search wants them: classes and selectors looked up, amounts parsed.
 
 use super::{Matcher, Rejection};
-use crate::index::{Claim, Class, Index, ObjectKey, Sym, Uid};
+use crate::index::{Claim, Class, Index, ObjectKey, Sym, Uid, time_slice};
 use crate::quantity::Quantity;
+use aliquot_model::config::TimeSliceInterval;
 use k8s_openapi::api::resource::v1::{
-    CapacityRequirements, DeviceConstraint, DeviceRequest, DeviceSelector, DeviceToleration,
-    ExactDeviceRequest, ResourceClaimSpec,
+    CapacityRequirements, DeviceClaimConfiguration, DeviceConstraint, DeviceRequest, DeviceSelector,
+    DeviceToleration, ExactDeviceRequest, ResourceClaimSpec,
 };
 use std::sync::Arc;
 
@@ -31,6 +32,14 @@ pub struct Ask<'a> {
     pub among: Option<super::Devices>,
     /// What binds them together.
     pub constraints: Vec<Constraint>,
+}
+
+impl Ask<'_> {
+    /// Whether any of its requests asks for a time slice.
+    pub fn asks_for_time_slice(&self) -> bool {
+        let mut alternatives = self.requests.iter().flat_map(|request| &request.alternatives);
+        alternatives.any(|alternative| alternative.time_slice.is_some())
+    }
 }
 
 /// A request: one alternative, or several in order of preference.
@@ -59,6 +68,8 @@ pub struct Alternative<'a> {
     pub tolerations: Option<Vec<DeviceToleration>>,
     /// Requested capacities; a name that no device has is `None`.
     pub capacities: Vec<(Option<Sym>, Quantity)>,
+    /// The time slice that its configuration asks for.
+    pub time_slice: Option<TimeSliceInterval>,
     /// Whether devices of ours can match at all.
     pub possible: bool,
 }
@@ -126,7 +137,8 @@ pub fn resolve<'a>(
 ) -> Result<Option<Ask<'a>>, Box<Rejection>> {
     let devices = claim.spec.devices.as_ref();
     let wanted = devices.and_then(|devices| devices.requests.as_deref()).unwrap_or_default();
-    let context = Context { index, claim: &claim.key };
+    let config = devices.and_then(|devices| devices.config.as_deref()).unwrap_or_default();
+    let context = Context { index, claim: &claim.key, config };
     let mut requests = Vec::new();
     for request in wanted {
         requests.push(context.request(matcher, request)?);
@@ -163,6 +175,7 @@ pub fn resolve<'a>(
 struct Context<'a, 'c> {
     index: &'a Index,
     claim: &'c ObjectKey,
+    config: &'c [DeviceClaimConfiguration],
 }
 
 impl<'a> Context<'a, '_> {
@@ -242,9 +255,29 @@ impl<'a> Context<'a, '_> {
             count,
             admin: exact.admin_access.unwrap_or(false),
             tolerations: exact.tolerations.clone(),
+            time_slice: self.time_slice(class, request, subrequest),
             capacities: self.capacities(request, exact.capacity.as_ref())?,
             possible,
         })
+    }
+
+    /// What class and claim configure, in this order.
+    fn time_slice(
+        &self,
+        class: &Class,
+        request: &str,
+        subrequest: Option<&str>,
+    ) -> Option<TimeSliceInterval> {
+        if class.config.is_empty() && self.config.is_empty() {
+            return None;
+        }
+        let of_class = class.config.iter().map(|entry| (entry.opaque.as_ref(), <&[String]>::default()));
+        let of_claim = self
+            .config
+            .iter()
+            .map(|entry| (entry.opaque.as_ref(), entry.requests.as_deref().unwrap_or_default()));
+        let name = subrequest.map_or_else(|| request.to_owned(), |sub| format!("{request}/{sub}"));
+        time_slice::asked(of_class.chain(of_claim), self.index.driver(), &name)
     }
 
     fn capacities(

@@ -49,10 +49,7 @@ impl Plan {
         for draft in &self.drafts {
             let allocation = draft.finish(Timestamp::UNIX_EPOCH, || uuid::Uuid::new_v4().to_string());
             let read = index.read_allocation(&draft.uid, None, &allocation);
-            holders.extend(read.held.into_iter().map(|held| {
-                let (device, admin, share, consumed) = (held.device, held.admin, held.share, held.consumed);
-                (held.pool, Holder { claim: draft.uid.clone(), device, admin, share, consumed })
-            }));
+            holders.extend(read.held.into_iter().map(|held| (held.pool, held.into_holder(&draft.uid))));
         }
         holders
     }

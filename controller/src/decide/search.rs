@@ -15,7 +15,7 @@ use bound::Taken;
 pub(super) use candidates::consumption;
 use candidates::{Candidate, Candidates, View, eligible, enough, marks, views};
 use state::State;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
@@ -90,6 +90,11 @@ pub fn equality(
     }
     let mut hasher = DefaultHasher::new();
     (layout.id, pool.usage.fingerprint, pool.hand_over_until, matcher.generation()).hash(&mut hasher);
+    if asks.iter().any(Ask::asks_for_time_slice) {
+        let holders = pool.holders.iter().filter(|holder| holder.time_slice.is_some());
+        let slices = holders.map(|holder| (layout.position(holder.device), holder.time_slice));
+        slices.collect::<BTreeSet<_>>().hash(&mut hasher);
+    }
     for ask in asks {
         for constraint in &ask.constraints {
             let column = constraint.attribute.and_then(|name| layout.column(name));
@@ -359,14 +364,11 @@ impl Search<'_, '_> {
     }
 
     fn give_back(&mut self, slot: &Slot<'_>, view: usize) {
-        if let Some(pick) = self.picks.pop() {
-            let admin = self
-                .asks
-                .get(slot.claim)
-                .and_then(|ask| ask.requests.get(slot.request))
-                .and_then(|request| request.alternatives.get(slot.alternative))
-                .is_some_and(|alternative| alternative.admin);
-            self.state.give_back(slot.claim, view, &pick, admin);
+        let asks = self.asks;
+        let request = asks.get(slot.claim).and_then(|ask| ask.requests.get(slot.request));
+        let alternative = request.and_then(|request| request.alternatives.get(slot.alternative));
+        if let (Some(alternative), Some(pick)) = (alternative, self.picks.pop()) {
+            self.state.give_back(slot.claim, alternative, view, &pick);
         }
     }
 

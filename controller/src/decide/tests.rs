@@ -14,6 +14,7 @@ mod levels;
 mod pods;
 mod properties;
 mod shortlist;
+mod time_slices;
 
 /// An index with a matcher, for playing a cluster through.
 struct World {

@@ -8,6 +8,7 @@ use crate::hold::{Wish, is_hold};
 use crate::quantity::Quantity;
 use crate::substitute::Record;
 use aliquot_model::allocation::{self, MarkedResult};
+use aliquot_model::config::TimeSliceInterval;
 use k8s_openapi::api::core::v1::NodeSelector;
 use k8s_openapi::api::resource::v1::{
     AllocationResult, DeviceRequestAllocationResult, ResourceClaim, ResourceClaimConsumerReference,
@@ -159,6 +160,22 @@ pub struct Held {
     pub share: Option<Uid>,
     /// `consumedCapacity`, names with their domain, ascending.
     pub consumed: Box<[(Sym, Quantity)]>,
+    /// The time slice that its configuration asks for.
+    pub time_slice: Option<TimeSliceInterval>,
+}
+
+impl Held {
+    /// As its pool counts it.
+    pub fn into_holder(self, claim: &Uid) -> Holder {
+        Holder {
+            claim: claim.clone(),
+            device: self.device,
+            admin: self.admin,
+            share: self.share,
+            consumed: self.consumed,
+            time_slice: self.time_slice,
+        }
+    }
 }
 
 impl Allocation {
@@ -419,14 +436,8 @@ impl Index {
             self.release(pool, uid);
         }
         for held in after_held {
-            let holder = Holder {
-                claim: uid.clone(),
-                device: held.device,
-                admin: held.admin,
-                share: held.share,
-                consumed: held.consumed,
-            };
-            self.hold(held.pool, holder);
+            let pool = held.pool;
+            self.hold(pool, held.into_holder(uid));
         }
         !before_held.is_empty()
     }

@@ -2,6 +2,7 @@
 
 use super::{Device, Index, Layout, Pool, Sym, Uid};
 use crate::quantity::Quantity;
+use aliquot_model::config::TimeSliceInterval;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -18,6 +19,8 @@ pub struct Holder {
     pub share: Option<Uid>,
     /// `consumedCapacity`, names with their domain.
     pub consumed: Box<[(Sym, Quantity)]>,
+    /// The time slice that it asked for.
+    pub time_slice: Option<TimeSliceInterval>,
 }
 
 /// What of a layout is taken.

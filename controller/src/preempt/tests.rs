@@ -354,6 +354,7 @@ fn devices_kept_for_another_are_not_counted_on() {
                 admin: false,
                 share: None,
                 consumed: held.consumed,
+                time_slice: None,
             };
             (held.pool, holder)
         })

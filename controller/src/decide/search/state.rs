@@ -1,6 +1,7 @@
 //! What is taken while the search goes on, over what the index says is taken already.
 
 mod rank;
+mod time_slices;
 
 use super::super::ask::{Alternative, Ask, ConstraintKind};
 use super::super::lack::Lack;
@@ -8,8 +9,10 @@ use super::super::policy::Worth;
 use super::{Candidate, Pick, View};
 use crate::index::{Device, Gpu, Index};
 use crate::quantity::Quantity;
+use aliquot_model::config::TimeSliceInterval;
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use time_slices::TimeSlices;
 
 /// A device's use by this search.
 #[derive(Debug, Default, Clone, PartialEq, Eq, Hash)]
@@ -21,6 +24,8 @@ struct Taken {
     admin_of: Vec<usize>,
     /// The claim that has it alone.
     exclusive_of: Option<usize>,
+    /// Time slices that its shares asked for.
+    time_slices: Vec<TimeSliceInterval>,
 }
 
 impl Taken {
@@ -55,6 +60,8 @@ pub(super) struct State<'a, 's> {
     /// What a GPU is, as far as any request can tell: see [`State::equivalence`].
     kinds: HashMap<(usize, u32), u64>,
     marks: Vec<Vec<u64>>,
+    /// Time slices that are asked for by holders of devices; empty where no claim of ours asks for one.
+    time_slices: TimeSlices,
     worths: HashMap<(u64, u32, u64), Worth>,
 }
 
@@ -75,6 +82,7 @@ impl<'a, 's> State<'a, 's> {
             results: vec![0; asks.len()],
             kinds: HashMap::new(),
             marks,
+            time_slices: time_slices::asked_for(views, asks),
             worths: HashMap::new(),
         }
     }
@@ -134,6 +142,12 @@ impl<'a, 's> State<'a, 's> {
         }
         let usage = &in_view.pool.usage;
         if usage.blocked.contains_key(&device.gpu) {
+            return false;
+        }
+        if alternative
+            .time_slice
+            .is_some_and(|wanted| self.is_sliced_otherwise(view, device, position, wanted))
+        {
             return false;
         }
         let used = usage.devices.get(&position);
@@ -234,6 +248,7 @@ impl<'a, 's> State<'a, 's> {
                 for (sum, amount) in taken.consumed.iter_mut().zip(amounts.iter()) {
                     *sum = *sum + *amount;
                 }
+                taken.time_slices.extend(alternative.time_slice);
             }
         }
         if !alternative.admin && !shared_before {
@@ -246,8 +261,14 @@ impl<'a, 's> State<'a, 's> {
     }
 
     /// Takes a pick back; picks are given back in the reverse order.
-    pub(super) fn give_back(&mut self, claim: usize, view: usize, pick: &Pick, admin: bool) {
-        let position = pick.position;
+    pub(super) fn give_back(
+        &mut self,
+        claim: usize,
+        alternative: &Alternative<'_>,
+        view: usize,
+        pick: &Pick,
+    ) {
+        let (position, admin) = (pick.position, alternative.admin);
         let Some(device) = self.device(view, position) else { return };
         if let Some(taken) = self.taken.get_mut(view).and_then(|taken| taken.get_mut(&position)) {
             match (&pick.consumed, admin) {
@@ -262,6 +283,9 @@ impl<'a, 's> State<'a, 's> {
                     taken.shares = taken.shares.saturating_sub(1);
                     for (sum, amount) in taken.consumed.iter_mut().zip(amounts.iter()) {
                         *sum = *sum - *amount;
+                    }
+                    if alternative.time_slice.is_some() {
+                        taken.time_slices.pop();
                     }
                 }
             }
@@ -459,6 +483,7 @@ impl<'a, 's> State<'a, 's> {
                 for attribute in self.constrained_attributes() {
                     in_view.layout.attribute(*position, attribute).hash(&mut hasher);
                 }
+                self.time_slices.get(&(view, device.name)).hash(&mut hasher);
                 if let Some(used) = in_view.pool.usage.devices.get(position) {
                     (used.exclusive, used.shares, &used.consumed).hash(&mut hasher);
                 }

@@ -2,7 +2,7 @@
 
 use super::{Allocation, Claim, CompanionOf, FINGERPRINT, Held, fingerprint_of, key_of};
 use crate::hold::Wish;
-use crate::index::{Index, Uid, convert};
+use crate::index::{Index, Uid, convert, time_slice};
 use crate::quantity::Quantity;
 use crate::substitute::{ANNOTATION, Record};
 use aliquot_model::config;
@@ -77,8 +77,14 @@ impl Index {
         let mark = fingerprint_of(uid, fingerprint_found, allocation);
         let mut held = Vec::new();
         let driver = self.driver.clone();
+        let configs =
+            allocation.devices.as_ref().and_then(|devices| devices.config.as_deref()).unwrap_or_default();
         for result in results.iter().filter(|result| *result.driver == *driver) {
-            held.push(self.read_result(result));
+            let entries = configs
+                .iter()
+                .map(|config| (config.opaque.as_ref(), config.requests.as_deref().unwrap_or_default()));
+            let time_slice = time_slice::asked(entries, &driver, &result.request);
+            held.push(Held { time_slice, ..self.read_result(result) });
         }
         let node = allocation.node_selector.as_ref().and_then(single_node);
         let selector = match (&node, &allocation.node_selector) {
@@ -111,6 +117,7 @@ impl Index {
             admin: result.admin_access.unwrap_or(false),
             share: result.share_id.as_deref().map(Into::into),
             consumed: consumed.into(),
+            time_slice: None,
         }
     }
 }
