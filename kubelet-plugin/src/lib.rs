@@ -58,6 +58,7 @@ pub mod socket;
 pub mod status;
 pub mod store;
 pub mod stuck;
+mod tmpfs;
 pub mod trash;
 pub mod usage;
 

@@ -13,6 +13,7 @@ pub use region::{RegionError, RegionMount, RegionStorage};
 use crate::ledger::{Device, Ledger, Share, State};
 use crate::selinux::{LabelError, Labels};
 use crate::store::{StoreError, io_error, replace, replace_with, sync_dir};
+use crate::tmpfs;
 use crate::trash;
 use aliquot_model::config::{ComputePolicy, FailMode};
 use aliquot_quota::region::{LOCK_BASE, RegionView};
@@ -189,7 +190,7 @@ fn make_files(
 
 /// Makes a region in the place of one that is gone. Containers that run keep theirs, and read the quota that is there.
 fn make_region(dir: &Path, storage: RegionStorage, labels: &Labels) -> Result<(), ShareError> {
-    region::unmount(dir).map_err(io_error("unmount", dir))?;
+    tmpfs::remove(dir).map_err(io_error("unmount", dir))?;
     fs::create_dir_all(dir).map_err(io_error("create", dir))?;
     fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(io_error("chmod", dir))?;
     region::make(dir, storage, labels)?;
@@ -269,7 +270,7 @@ pub fn rebalance(shares: &Path, labels: &Labels, ledger: &Ledger) -> Result<(), 
 /// If they cannot be renamed.
 pub fn discard(shares: &Path, result_id: &str) -> Result<(), StoreError> {
     let dir = shares.join(result_id);
-    if let Err(error) = region::unmount(&dir.join("region")) {
+    if let Err(error) = tmpfs::remove(&dir.join("region")) {
         // It goes into the trash with its directory.
         tracing::warn!(share = result_id, %error, "the region's file system stays mounted");
     }

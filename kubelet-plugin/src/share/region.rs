@@ -7,13 +7,13 @@
 
 use crate::selinux::Labels;
 use crate::store::{StoreError, io_error};
+use crate::tmpfs;
 use aliquot_quota::REGION_FILE_SIZE;
 use aliquot_quota::region::initial_header;
 use clap::ValueEnum;
 use nix::errno::Errno;
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::fs::{self, OpenOptions, Permissions};
-use std::io::{self, Write};
+use std::io::Write;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -67,7 +67,7 @@ pub enum RegionError {
 pub(super) fn make(dir: &Path, storage: RegionStorage, labels: &Labels) -> Result<(), RegionError> {
     if storage == RegionStorage::Tmpfs {
         let options = mount_options(labels);
-        mount_own(dir, &options).map_err(|source| RegionError::Mount {
+        tmpfs::make("aliquot-region", dir, &options).map_err(|source| RegionError::Mount {
             path: dir.to_owned(),
             options,
             source,
@@ -94,28 +94,4 @@ pub(super) fn make(dir: &Path, storage: RegionStorage, labels: &Labels) -> Resul
 /// Options of a share's file system: the region's size, two inodes (root and file), and its SELinux label.
 fn mount_options(labels: &Labels) -> String {
     format!("size={REGION_FILE_SIZE},nr_inodes=2,mode=0755{}", labels.mount_option())
-}
-
-fn mount_own(dir: &Path, options: &str) -> nix::Result<()> {
-    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
-    mount(Some("aliquot-region"), dir, Some("tmpfs"), flags, Some(options))
-}
-
-/// Takes a region's file system away, also while containers have it open: it then goes with the last of them.
-/// None there is fine.
-///
-/// # Errors
-/// If the kernel refuses.
-pub(super) fn unmount(dir: &Path) -> io::Result<()> {
-    // One over the other, should a kill have left some; never without end.
-    for _ in 0..16 {
-        match umount2(dir, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW) {
-            Ok(()) => {}
-            Err(Errno::EINVAL | Errno::ENOENT | Errno::ENOTDIR) => return Ok(()),
-            // Who may not mount has not mounted.
-            Err(Errno::EPERM) => return Ok(()),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
 }
