@@ -55,8 +55,14 @@ const POLICIES: [&str; 20] = [
     "aliquot-companions",
     "aliquot-budget-status",
 ];
-const CLASSES: [&str; 5] =
-    ["gpu.aliquot.dev", "mig.aliquot.dev", "share.aliquot.dev", "timeslice.aliquot.dev", "admin.aliquot.dev"];
+const CLASSES: [&str; 6] = [
+    "gpu.aliquot.dev",
+    "mig.aliquot.dev",
+    "share.aliquot.dev",
+    "timeslice.aliquot.dev",
+    "mps.aliquot.dev",
+    "admin.aliquot.dev",
+];
 
 /// What is done, or only said.
 struct Uninstall {

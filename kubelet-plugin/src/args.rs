@@ -95,6 +95,15 @@ pub struct Args {
     #[arg(long, env = "REGION_STORAGE", value_enum, default_value_t = RegionStorage::Tmpfs)]
     pub region_storage: RegionStorage,
 
+    /// Directory in which a supervisor of MPS daemons (`aliquot-mps`) finds what they are asked for. The path must be the
+    /// same on the host. Default: `mps` in the data directory.
+    #[arg(long, env = "MPS_DIR")]
+    pub mps_dir: Option<PathBuf>,
+
+    /// How long a claim's MPS daemon may take to start, and to end.
+    #[arg(long, default_value = "15s", value_parser = at_least(Duration::from_secs(1)))]
+    pub mps_patience: Duration,
+
     /// Whether what containers of shares find of ours gets SELinux labels. `auto`: where SELinux is on.
     #[arg(long, env = "SELINUX_LABELS", value_enum, default_value_t = Labelling::Auto)]
     pub selinux_labels: Labelling,

@@ -12,6 +12,7 @@ use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
 use aliquot_model::DriverCapabilities;
+use aliquot_mps::contract::{ClaimDir, MpsDir};
 use std::path::{Path, PathBuf};
 
 /// Class part of our CDI kind; the vendor is the driver's name.
@@ -30,6 +31,8 @@ const INDEXED_MEMORY_ENV: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
 pub const QUOTA_DIR: &str = "/run/aliquot/quota";
 /// Where containers find regions.
 pub const REGION_DIR: &str = "/run/aliquot/region";
+/// Where containers find the sockets of their claim's MPS daemon: CUDA's default.
+pub const MPS_PIPE_DIR: &str = "/tmp/nvidia-mps";
 /// Where containers find the limiter.
 pub const LIMITER_DIR: &str = "/usr/local/lib/aliquot";
 /// The limiter's stub.
@@ -80,6 +83,8 @@ pub struct Site {
     pub mounts: Vec<ExtraMount>,
     /// Host directory of shares.
     pub shares_dir: PathBuf,
+    /// Host directory of MPS daemons.
+    pub mps_dir: PathBuf,
     /// Host path of the OCI hook.
     pub oci_hook: Option<PathBuf>,
 }
@@ -250,10 +255,11 @@ pub fn spec(
         format!("{}-common", claim.uid).parse()?,
         common(site, OfDriver { files: &files, ..driver }, boot_id, claim),
     )];
+    let daemon = MpsDir::new(&site.mps_dir).claim(&claim.uid).ok();
     for (device, nodes) in devices {
         cdi.push(CdiDevice::new(
             device.result_id.parse()?,
-            of_device(site, device, nodes, limiter, indexed_env),
+            of_device(site, device, nodes, limiter, indexed_env, daemon.as_ref()),
         ));
     }
     Ok(Spec::new(kind, cdi))
@@ -326,6 +332,7 @@ fn of_device(
     nodes: &Nodes,
     limiter: Option<&Limiter>,
     indexed_env: bool,
+    daemon: Option<&ClaimDir>,
 ) -> ContainerEdits {
     let device_nodes = nodes.devices.iter().map(node).collect();
     let mut edits = ContainerEdits { device_nodes, ..ContainerEdits::default() };
@@ -345,7 +352,21 @@ fn of_device(
             mount_limiter(&mut edits, site, device, nodes.region, limiter);
         }
     }
+    if device.mps.is_some() {
+        share_with_daemon(&mut edits, daemon);
+    }
     edits
+}
+
+/// What a program shares with the claim's MPS daemon. CUDA looks for the sockets there also without the variable; every
+/// device of the claim says the same, as there is one daemon.
+fn share_with_daemon(edits: &mut ContainerEdits, daemon: Option<&ClaimDir>) {
+    let Some(daemon) = daemon else { return };
+    edits.set_env("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPE_DIR);
+    edits.mounts.extend([
+        Mount::read_write(daemon.pipe().to_string_lossy(), MPS_PIPE_DIR),
+        Mount::read_write(daemon.shm().to_string_lossy(), "/dev/shm"),
+    ]);
 }
 
 /// Informational; the quota file is what counts.

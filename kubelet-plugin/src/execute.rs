@@ -1,6 +1,7 @@
 //! Runs steps and their inverses on the node: hardware, directories, CDI specs. No decisions.
 
 mod metadata;
+mod mps;
 
 use crate::devices::{DeviceError, Majors};
 use crate::driver::{Driver, monitor_capability};
@@ -9,6 +10,7 @@ use crate::holders::{self, Client};
 use crate::ledger::{Device, Ledger, Record};
 use crate::made;
 use crate::metadata::MetadataError;
+use crate::mps::{Mps, MpsError};
 use crate::plan::{Step, Undo};
 use crate::selinux::{Existing, LabelError, Labels};
 use crate::share::{self, RegionStorage, ShareError};
@@ -47,6 +49,18 @@ pub enum StepError {
     /// Device metadata files.
     #[error(transparent)]
     Metadata(#[from] MetadataError),
+    /// The claim's MPS daemon.
+    #[error(transparent)]
+    Mps(#[from] MpsError),
+    /// Somebody wants nothing to run on a GPU.
+    #[error(
+        "GPU {gpu} has compute mode PROHIBITED, which nothing of ours sets: if programs may use it, run nvidia-smi -i {gpu} \
+         -c DEFAULT on the node"
+    )]
+    Prohibited {
+        /// GPU.
+        gpu: GpuUuid,
+    },
     /// The limiter is not on this node.
     #[error("the limiter is not installed: no {} with libaliquot_preload.so and libaliquot_core.so; a share without it would have no limit", .0.display())]
     NoLimiter(PathBuf),
@@ -179,6 +193,8 @@ pub struct Machine {
     pub shares: PathBuf,
     /// What the regions of new shares lie in.
     pub regions: RegionStorage,
+    /// MPS daemons.
+    pub mps: Mps,
     /// SELinux labels of what containers find of ours.
     pub labels: Labels,
     /// Directory of limiter releases.
@@ -230,6 +246,8 @@ impl Machine {
                     .ok_or_else(|| StepError::NoQuota(result_id.clone()))?;
                 share::make(&self.shares, self.regions, &self.labels, device, share)?;
             }
+            Step::MakeExclusive { gpu } => self.make_exclusive(gpu)?,
+            Step::StartMps { .. } => self.start_mps(record)?,
             Step::WriteSpec => self.write_spec(record)?,
         }
         self.probe.at("after step");
@@ -277,6 +295,10 @@ impl Machine {
                 if let Err(error) = share::discard(&self.shares, result_id) {
                     tracing::warn!(share = %result_id, %error, "a share's files stay until the agent's next start");
                 }
+            }
+            Undo::ResetComputeMode { gpu } => self.reset_compute_mode(record, gpu, ledger)?,
+            Undo::StopMps { uid } => {
+                self.mps.end(uid, &self.probe)?;
             }
             Undo::RemoveSpec => {
                 self.remove_metadata(&record.claim.uid);

@@ -143,6 +143,7 @@ mod tests {
             made: &std::collections::BTreeSet::new(),
             slots: 10,
             oversubscribe_at_most: 0,
+            mps: false,
         };
         plan(&snapshot, &request, None).err().map(|error| error.to_string())
     }

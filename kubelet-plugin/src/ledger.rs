@@ -79,7 +79,7 @@ pub enum Held {
     Share,
     /// Time slices of it.
     TimeSlice,
-    /// MPS clients of it.
+    /// All of it through MPS, in the words of releases that could not give it out yet.
     Mps,
 }
 
@@ -90,7 +90,6 @@ impl Held {
             Holding::Whole => Self::Whole,
             Holding::Partition(placement) => Self::Partition(placement),
             Holding::Shared(DeviceKind::TimeSlice) => Self::TimeSlice,
-            Holding::Shared(DeviceKind::Mps) => Self::Mps,
             Holding::Shared(_) => Self::Share,
         }
     }
@@ -98,11 +97,10 @@ impl Held {
     /// To the model's word.
     pub const fn holding(self) -> Holding {
         match self {
-            Self::Whole => Holding::Whole,
+            Self::Whole | Self::Mps => Holding::Whole,
             Self::Partition(placement) => Holding::Partition(placement),
             Self::Share => Holding::Shared(DeviceKind::Share),
             Self::TimeSlice => Holding::Shared(DeviceKind::TimeSlice),
-            Self::Mps => Holding::Shared(DeviceKind::Mps),
         }
     }
 }
@@ -209,7 +207,7 @@ pub struct Device {
     /// Time slice that the claim asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSliceInterval>,
-    /// MPS settings.
+    /// MPS settings, if it is given through MPS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mps: Option<MpsConfig>,
     /// Which of the driver's files it asked for on top of the usual ones.

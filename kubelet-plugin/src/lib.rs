@@ -36,6 +36,7 @@ pub mod made;
 pub mod metadata;
 pub mod metrics;
 pub mod mode;
+pub mod mps;
 pub mod notice;
 pub mod pages;
 pub mod parked;

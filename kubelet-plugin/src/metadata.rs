@@ -10,7 +10,8 @@
 //!
 //! the latter where the claim was made from a template. A file is a stream of JSON objects that say the same in one
 //! version each of `metadata.resource.k8s.io`, newest first; readers take the first that they know. Attributes are those
-//! under which the device is published, and of a partition the `uuid` of its MIG device besides.
+//! under which the device is published, and besides, of a partition the `uuid` of its MIG device, and of a GPU
+//! that is given through MPS the limits of its `MpsConfig`: `activeThreadPercentage`, `pinnedDeviceMemoryLimitBytes`.
 //!
 //! On the node a file is `<data dir>/dra-device-metadata/<claim UID>/<request>/metadata.json`. (Kubernetes' own helper has
 //! namespace and name in the place of the UID. Both together can be longer than a file name may be, and two claims that
@@ -24,7 +25,7 @@ use crate::ledger::{Device, Metadata};
 use crate::resourceslice;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, Mount, NameError, Spec};
 use aliquot_model::layout::{Attribute, device_attributes};
-use aliquot_model::{DeviceName, GpuInfo};
+use aliquot_model::{DeviceName, GpuInfo, Quantity};
 use k8s_openapi::api::resource::v1::DeviceAttribute;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -135,6 +136,17 @@ pub fn attributes(device: &Device, info: &GpuInfo) -> BTreeMap<String, Attribute
     let mut attributes = name.map(|name| device_attributes(info, &name)).unwrap_or_default();
     if let Some(uuid) = device.partition.as_ref().and_then(|partition| partition.uuid.as_ref()) {
         attributes.insert("uuid".to_owned(), Attribute::Text(uuid.to_string()));
+    }
+    if let Some(config) = &device.mps {
+        let percent = config.active_thread_percentage.map(i64::from);
+        let bytes = config.pinned_device_memory_limit.and_then(Quantity::to_u64);
+        let limits = [
+            ("activeThreadPercentage", percent),
+            ("pinnedDeviceMemoryLimitBytes", bytes.and_then(|bytes| i64::try_from(bytes).ok())),
+        ];
+        let limits =
+            limits.into_iter().filter_map(|(name, limit)| Some((name.to_owned(), Attribute::Int(limit?))));
+        attributes.extend(limits);
     }
     attributes
 }

@@ -13,7 +13,7 @@ use crate::former::Former;
 use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
-use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities, GpuInfo, LiveMig, MigCapability};
+use aliquot_model::{DeviceName, DriverCapabilities, GpuInfo, LiveMig, MigCapability};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -66,12 +66,8 @@ pub struct Snapshot<'a> {
     pub slots: u32,
     /// Most bytes of managed memory that a share may have on top of its memory.
     pub oversubscribe_at_most: u64,
-}
-
-/// Whether this agent knows how to prepare devices of a kind. MPS needs a server process for each GPU,
-/// which it cannot run yet.
-pub const fn can_prepare(kind: DeviceKind) -> bool {
-    !matches!(kind, DeviceKind::Mps)
+    /// Whether a supervisor runs MPS daemons on the node.
+    pub mps: bool,
 }
 
 /// Decides what preparing a claim takes. `prior` is the claim's own record from an earlier boot, whose
@@ -118,6 +114,11 @@ fn device(
         checks::refuse_other_time_slice(snapshot, request, &device, wanted)?;
         steps.rest.push(Step::SetTimeSlice { gpu: device.gpu.clone(), interval: wanted });
     }
+    if let Some(config) = &device.mps {
+        checks::refuse_mps(snapshot, allocated, gpu, earlier, config)?;
+        steps.rest.push(Step::MakeExclusive { gpu: device.gpu.clone() });
+        steps.daemon = Some(Step::StartMps { uid: request.claim.uid.clone() });
+    }
     if let Some(share) = &device.share {
         checks::refuse_managed_memory(snapshot, share)?;
         steps.rest.push(Step::MakeShare { result_id: device.result_id.clone() });
@@ -131,6 +132,8 @@ struct Steps {
     modes: Vec<Step>,
     partitions: Vec<Step>,
     rest: Vec<Step>,
+    /// One for all GPUs, each of which is exclusive by then.
+    daemon: Option<Step>,
 }
 
 impl Steps {
@@ -184,6 +187,7 @@ impl Steps {
         let mut steps = self.modes;
         steps.extend(self.partitions);
         steps.extend(self.rest);
+        steps.extend(self.daemon);
         if spec {
             steps.push(Step::WriteSpec);
         }
@@ -226,10 +230,6 @@ fn gpu_of<'a>(
 /// The ledger's view of a result.
 fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16) -> Result<Device, Refusal> {
     let missing = || Refusal::NoSuchPartition { device: allocated.device.clone(), gpu: gpu.uuid.clone() };
-    let kind = allocated.device.kind();
-    if !can_prepare(kind) {
-        return Err(Refusal::Unsupported { kind });
-    }
     let holding = Holding::of(&allocated.device, gpu);
     let partition = match (&allocated.device, holding) {
         (DeviceName::Mig { profile_id, .. }, Some(Holding::Partition(placement))) => {
@@ -280,7 +280,10 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
         consumed: allocated.consumed,
         share,
         time_slice: time_slice.filter(|interval| *interval != TimeSliceInterval::Default),
-        mps: None,
+        mps: match &allocated.settings {
+            Settings::Mps(config) => Some(config.clone()),
+            _ => None,
+        },
         driver_capabilities,
     })
 }

@@ -26,6 +26,7 @@ mod facts;
 mod hooks;
 mod limit;
 mod metadata;
+mod mps;
 mod newer;
 mod overview;
 mod processes;

@@ -12,6 +12,7 @@ mod cordon;
 mod former;
 mod lease;
 mod memory;
+mod mps;
 mod phase;
 
 pub use call::PublishError;
@@ -29,14 +30,13 @@ use crate::mode::{Target, Waits};
 use crate::notice;
 use crate::partitioning::{self, Partitioning};
 use crate::pause;
-use crate::plan;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{self as slices, Dropped, Owner};
 use aliquot_model::layout::{self, AllocatorMode, GpuState, ServerFeatures, Slice};
 use aliquot_model::names;
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -120,6 +120,7 @@ type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
 
 enum Wake {
     Slices,
+    Mps,
     Node(Option<Box<ApiNode>>),
 }
 
@@ -276,7 +277,7 @@ impl Publisher {
         format!("spec.nodeName={},spec.driver={}", self.settings.node, self.settings.driver)
     }
 
-    /// Watches our slices and our Node; errors are retried inside, with back-off.
+    /// Watches our slices, our Node and whether MPS is served; errors are retried inside, with back-off.
     fn wakes(&self) -> Wakes {
         let config = watcher::Config::default().fields(&self.slices_selector());
         let slices = watcher(self.slices_api(), config).default_backoff().filter_map(|event| async move {
@@ -304,7 +305,11 @@ impl Publisher {
                 }
             }
         });
-        Box::pin(futures::stream::select(slices, node))
+        let mps = self.node.machine.mps.changes().map(|served| {
+            tracing::info!(served, "a supervisor of MPS daemons came or went");
+            Wake::Mps
+        });
+        Box::pin(stream::select(stream::select(slices, node), mps))
     }
 
     /// One look and what follows from it. Returns when to look again at the latest.
@@ -363,11 +368,10 @@ impl Publisher {
                 driver: owner.driver.clone(),
                 mode: phase.mode(),
                 slots: self.settings.slots,
+                mps: mps::offered(&self.node.machine.mps, &gpus, &overview),
             };
             let mut desired = layout::publish(&gpus, features, &options);
             for slice in &mut desired {
-                // What cannot be prepared is not offered.
-                slice.devices.retain(|device| plan::can_prepare(device.kind()));
                 // Administration has no taints, and opens the driver, too.
                 slice.devices.retain(|device| !paused || device.kind() != DeviceKind::Admin);
             }

@@ -113,6 +113,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         // These bind what is prepared from now on.
         slots: u32::MAX,
         oversubscribe_at_most: u64::MAX,
+        mps: true,
     };
     let mut plan = plan::plan(&snapshot, request, None)?;
     for device in &mut plan.devices {

@@ -18,6 +18,7 @@ use crate::inventory::Watcher;
 use crate::limits::Follower;
 use crate::metrics::Metrics;
 use crate::mode::Waits;
+use crate::mps::Mps;
 use crate::prepare::{Node, Overview, Recovery, UnprepareError};
 use crate::publish::{Publisher, Settings};
 use crate::registration::{Registered, Registrar};
@@ -218,6 +219,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
         proc: args.proc_root.clone(),
     });
     driver.files();
+    let mps_dir = args.mps_dir.clone().unwrap_or_else(|| data_dir.join("mps"));
     Node {
         store: Store::new(&data_dir),
         machine: Machine {
@@ -229,10 +231,12 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
                 capabilities: args.driver_capabilities.clone(),
                 mounts: args.container_mounts.clone(),
                 shares_dir: data_dir.join("shares"),
+                mps_dir: mps_dir.clone(),
                 oci_hook: args.oci_hook.clone(),
             },
             shares: data_dir.join("shares"),
             regions: args.region_storage,
+            mps: Mps::new(mps_dir, args.region_storage, args.mps_patience),
             labels,
             limiter_dir: args.limiter_dir.clone(),
             data_dir,

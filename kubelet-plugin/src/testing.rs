@@ -2,7 +2,7 @@
 
 use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
 use crate::ledger::{Device, Given, Held, Ledger, NewerRecord, Record, Share, State};
-use aliquot_model::config::{ComputePolicy, FailMode, MigConfig, ShareConfig};
+use aliquot_model::config::{ComputePolicy, FailMode, MigConfig, MpsConfig, ShareConfig};
 use aliquot_model::{
     Architecture, DeviceKind, DeviceName, DriverCapabilities, Engines, GpuInfo, GpuUuid, MigCapability,
     MigProfile, Placement, ProfileName,
@@ -79,6 +79,7 @@ pub(crate) fn allocated(request: &str, device: &str) -> Allocated {
         settings: match kind {
             DeviceKind::Share => Settings::Share(ShareConfig::default()),
             DeviceKind::Mig => Settings::Mig(MigConfig::default()),
+            DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
             DeviceKind::Admin => Settings::Admin,
             _ => Settings::Gpu(None),
         },

@@ -14,7 +14,7 @@ pub enum DeviceKind {
     Share,
     /// A GPU given out in time slices without limits.
     TimeSlice,
-    /// A GPU given out through NVIDIA's Multi-Process Service.
+    /// A whole GPU whose claim's processes run side by side, through NVIDIA's Multi-Process Service.
     Mps,
     /// The GPU for monitoring and administration, beside whoever else holds it.
     Admin,
@@ -43,7 +43,7 @@ impl DeviceKind {
 
     /// Whether several claims may hold the device at once.
     pub const fn shareable(self) -> bool {
-        matches!(self, Self::Share | Self::TimeSlice | Self::Mps)
+        matches!(self, Self::Share | Self::TimeSlice)
     }
 }
 

@@ -14,7 +14,7 @@ pub use counters::MEMORY_SLICE;
 pub use vocabulary::{attribute_names, capacity_names, has_capacity};
 
 use crate::{DeviceKind, DeviceName, GpuInfo, LiveMig, MigCapability, MigProfile, Placement};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most attributes and capacities of a device together (resource.k8s.io validation).
 pub const MAX_ATTRIBUTES_AND_CAPACITIES: usize = 32;
@@ -79,6 +79,8 @@ pub struct Options {
     pub mode: AllocatorMode,
     /// Most tenants of a shared GPU.
     pub slots: u32,
+    /// Minor numbers of the GPUs that are offered through MPS, as far as they can be.
+    pub mps: BTreeSet<u32>,
 }
 
 /// An attribute's value.
@@ -220,7 +222,7 @@ impl Holding {
                 Some(Self::Partition(*placement))
             }
             DeviceName::Plain { kind: DeviceKind::Admin, .. } => None,
-            DeviceName::Plain { kind: DeviceKind::Gpu, .. } => Some(Self::Whole),
+            DeviceName::Plain { kind: DeviceKind::Gpu | DeviceKind::Mps, .. } => Some(Self::Whole),
             DeviceName::Plain { kind, .. } => Some(Self::Shared(*kind)),
         }
     }
@@ -245,8 +247,19 @@ fn devices(gpu: &GpuState, server: ServerFeatures, options: &Options) -> Vec<Dev
     names
         .into_iter()
         .filter(|name| server.consumable_capacity || !name.kind().shareable())
+        .filter(|name| name.kind() != DeviceKind::Mps || offers_mps(&gpu.info, options))
         .map(|name| device(gpu, name, server, options))
         .collect()
+}
+
+/// Returns true if the GPU can run processes of one claim side by side through MPS with limits for each of them: from
+/// Volta on. Before, one client could read and write the memory of another.
+pub fn can_serve_mps(info: &GpuInfo) -> bool {
+    info.compute_capability >= (7, 0)
+}
+
+fn offers_mps(info: &GpuInfo, options: &Options) -> bool {
+    options.mps.contains(&info.minor) && can_serve_mps(info)
 }
 
 /// Every device of the GPU: counters keep them apart.

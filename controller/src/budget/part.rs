@@ -58,9 +58,9 @@ impl std::iter::Sum for Sum {
 fn of_device(index: &Index, held: &Held) -> Option<Sum> {
     let name = DeviceName::parse(index.name(held.device))?;
     let part = match name.kind() {
-        DeviceKind::Admin | DeviceKind::Gpu => MicroGpus::of_kind(name.kind()),
+        DeviceKind::Admin | DeviceKind::Gpu | DeviceKind::Mps => MicroGpus::of_kind(name.kind()),
         DeviceKind::Mig => return of_partition(index, held.pool, held.device, name.minor()),
-        DeviceKind::Share | DeviceKind::TimeSlice | DeviceKind::Mps => {
+        DeviceKind::Share | DeviceKind::TimeSlice => {
             let own = index.name(held.device);
             let consumed = |what: &str| {
                 let (_, amount) = held.consumed.iter().find(|(name, _)| is_called(index, *name, what))?;

@@ -52,13 +52,13 @@ impl Amount {
     /// `multiprocessors` are the device's and those of its whole GPU; `cores` is what is consumed.
     pub fn of_device(kind: DeviceKind, memory: u64, multiprocessors: (u64, u64), cores: u64) -> Self {
         match kind {
-            DeviceKind::Gpu => Self { memory, cores: 100, gpus: 1 },
+            DeviceKind::Gpu | DeviceKind::Mps => Self { memory, cores: 100, gpus: 1 },
             DeviceKind::Mig => {
                 let (part, whole) = multiprocessors;
                 let cores = part.saturating_mul(100).div_ceil(whole.max(1)).min(100);
                 Self { memory, cores, gpus: 0 }
             }
-            DeviceKind::Share | DeviceKind::TimeSlice | DeviceKind::Mps => Self { memory, cores, gpus: 0 },
+            DeviceKind::Share | DeviceKind::TimeSlice => Self { memory, cores, gpus: 0 },
             // Beside whoever holds the GPU: it takes nothing from anybody.
             DeviceKind::Admin => Self::default(),
         }
@@ -82,6 +82,7 @@ mod tests {
 
     #[rstest]
     #[case::whole(DeviceKind::Gpu, 80, (132, 132), 0, (80, 100, 1))]
+    #[case::whole_through_mps(DeviceKind::Mps, 80, (132, 132), 0, (80, 100, 1))]
     #[case::partition(DeviceKind::Mig, 20, (32, 132), 0, (20, 25, 0))]
     #[case::whole_as_partition(DeviceKind::Mig, 80, (132, 132), 0, (80, 100, 0))]
     #[case::partition_of_unknown_board(DeviceKind::Mig, 20, (32, 0), 0, (20, 100, 0))]

@@ -10,7 +10,7 @@ use super::quota::{Given, GpuQuota};
 use crate::decide::Matcher;
 use crate::decide::ask::MOST_RESULTS;
 use crate::index::{Class, Index, ObjectKey};
-use aliquot_model::DeviceKind;
+use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::{DeviceClassSpec, ResourceClaimSpec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -125,10 +125,10 @@ pub fn class(index: &Index, matcher: &mut Matcher, rules: Rules, spec: &DeviceCl
 fn judge_way(scene: &mut Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgement: &mut Judgement) {
     let path = &wanted.path;
     let only = |kind: DeviceKind| offer.kinds.len() == 1 && offer.kinds.contains(&kind);
-    if only(DeviceKind::Mps) {
-        judgement.errors.push(format!(
-            "{path}.deviceClassName: {} gives GPUs through MPS, which this driver cannot run yet; use \
-             share.aliquot.dev or timeslice.aliquot.dev",
+    if only(DeviceKind::Mps) && !is_published(scene.index, DeviceKind::Mps) {
+        judgement.warnings.push(format!(
+            "{path}.deviceClassName: {} gives GPUs through MPS, which no node serves now, so its pods wait; an \
+             administrator switches it on with the chart value kubeletPlugin.mps.enabled",
             wanted.class
         ));
     }
@@ -156,6 +156,13 @@ fn judge_way(scene: &mut Scene<'_>, wanted: &Wanted<'_>, offer: &Offer, judgemen
             "{path}.capacity.requests.{name}: no device of this cluster gives {asked}; the most is {most}"
         ));
     }
+}
+
+/// Returns true if some node publishes a device of a kind.
+fn is_published(index: &Index, kind: DeviceKind) -> bool {
+    let devices = index.makes_published().flat_map(|layout| layout.devices.iter());
+    let mut kinds = devices.filter_map(|device| Some(DeviceName::parse(index.name(device.name))?.kind()));
+    kinds.any(|published| published == kind)
 }
 
 /// A profile that no board of the cluster has, with those that there are.

@@ -27,17 +27,8 @@ pub(super) fn decode(
     path: &str,
 ) -> Option<Result<Config, String>> {
     let opaque = opaque.filter(|opaque| opaque.driver == driver)?;
-    let decoded = config::decode_strict(&opaque.parameters.0)
-        .map_err(|error| format!("{path}.opaque.parameters: {error}"))
-        .and_then(|config| match config {
-            Config::Mps(_) => Err(format!(
-                "{path}.opaque.parameters: {} asks for MPS, which this driver cannot run yet; use ShareConfig with \
-                 share.aliquot.dev, or GpuConfig with timeslice.aliquot.dev",
-                config.kind()
-            )),
-            config => Ok(config),
-        });
-    Some(decoded)
+    let decoded = config::decode_strict(&opaque.parameters.0);
+    Some(decoded.map_err(|error| format!("{path}.opaque.parameters: {error}")))
 }
 
 /// More managed memory beyond a share than any node gives. It would be refused there, with the pod waiting.

@@ -11,6 +11,7 @@ use aliquot_kubelet_plugin::claim::{ClaimRef, decode};
 use aliquot_kubelet_plugin::driver::{Driver, Roots};
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
+use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::parked;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::pause::Wish;
@@ -409,10 +410,12 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
                 capabilities: DriverCapabilities::usual(),
                 mounts: Vec::new(),
                 shares_dir: data.join("shares"),
+                mps_dir: data.join("mps"),
                 oci_hook: None,
             },
             shares: data.join("shares"),
             regions: RegionStorage::Directory,
+            mps: Mps::new(data.join("mps"), RegionStorage::Directory, Duration::from_secs(5)),
             labels: Labels::default(),
             limiter_dir: dir.join("limiter"),
             data_dir: data,

@@ -95,7 +95,8 @@ pub fn slices(node: &str, gpus: u32, mode: AllocatorMode, generation: i64) -> Ve
 
 /// The slices of a node with these GPUs.
 pub fn slices_of(node: &str, gpus: &[GpuState], mode: AllocatorMode, generation: i64) -> Vec<ResourceSlice> {
-    let options = Options { driver: DRIVER.to_owned(), mode, slots: 10 };
+    let mps = gpus.iter().map(|gpu| gpu.info.minor).collect();
+    let options = Options { driver: DRIVER.to_owned(), mode, slots: 10, mps };
     let layout = publish(gpus, ServerFeatures::all_of_minor(36), &options);
     let count = layout.len();
     layout

@@ -56,7 +56,7 @@ fn each_kind_of_bad_input_is_refused_with_its_reason() -> Result<()> {
             ),
             (
                 with_config(share(), &[], ours("MpsConfig")),
-                "MpsConfig asks for MPS, which this driver cannot run yet; use ShareConfig",
+                "MpsConfig is for devices of type mps, but request r is for devices of type share",
             ),
             (
                 objects::claim(&namespace, "c", &[profile("1g.11gb")]),

@@ -3,7 +3,7 @@ use crate::claim::Consumed;
 use crate::driver::DriverFile;
 use crate::ledger::{Held, Partition};
 use crate::testing::{DRIVER, POOL, claim, h100};
-use aliquot_model::config::{ComputePolicy, FailMode};
+use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig};
 use aliquot_model::{DriverCapability, MigUuid, Placement, ProfileName};
 
 fn site() -> Site {
@@ -11,6 +11,7 @@ fn site() -> Site {
         driver: DRIVER.into(),
         capabilities: DriverCapabilities::usual(),
         mounts: vec![ExtraMount { host: "/sim".into(), container: "/run/sim".into(), writable: true }],
+        mps_dir: "/var/lib/kubelet/plugins/gpu.aliquot.dev/mps".into(),
         shares_dir: "/data/shares".into(),
         oci_hook: None,
     }
@@ -152,6 +153,41 @@ fn a_share_carries_the_limiter_its_own_quota_and_one_writable_file() {
             ("/data/shares/u-1-0000000c/region/region", "/run/aliquot/region/u-1-0000000c/region", true),
         ]
     );
+}
+
+#[test]
+fn a_gpu_through_mps_comes_with_the_sockets_and_the_shared_memory_of_the_claims_daemon() {
+    let mps = |tail: &str, minor: u32| {
+        let device = Device { mps: Some(MpsConfig::default()), ..device(tail, &format!("gpu-{minor}-mps")) };
+        let devices = vec![node(&format!("nvidia{minor}"), 195, minor)];
+        (device, Nodes { devices, ..Nodes::default() })
+    };
+    let whole = (device("0000000c", "gpu-2"), Nodes::default());
+    let spec = made(&[mps("0000000a", 0), mps("0000000b", 1), whole], false);
+    let edits = |name: &str| &spec.device(&name.parse().unwrap()).unwrap().container_edits;
+    for (minor, name) in [(0, "u-1-0000000a"), (1, "u-1-0000000b")] {
+        let edits = edits(name);
+        let paths: Vec<_> =
+            edits.mounts.iter().map(|m| (m.host_path.as_str(), m.container_path.as_str())).collect();
+        let dir = "/var/lib/kubelet/plugins/gpu.aliquot.dev/mps/u-1";
+        assert_eq!(
+            paths,
+            [
+                (format!("{dir}/pipe").as_str(), "/tmp/nvidia-mps"),
+                (format!("{dir}/shm").as_str(), "/dev/shm")
+            ]
+        );
+        for mount in &edits.mounts {
+            let has = |option: &&str| mount.options.iter().any(|other| other == option);
+            assert!(["rw", "nosuid", "nodev", "noexec"].iter().all(has), "{mount:?}");
+        }
+        assert!(edits.environment().contains(&("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")));
+        assert_eq!(edits.device_nodes[0].path, format!("/dev/nvidia{minor}"));
+    }
+    for other in ["u-1-0000000c", "u-1-common"] {
+        assert!(!edits(other).mounts.iter().any(|mount| mount.container_path == "/dev/shm"), "{other}");
+        assert!(!edits(other).environment().iter().any(|(name, _)| name.starts_with("CUDA_MPS")), "{other}");
+    }
 }
 
 #[test]

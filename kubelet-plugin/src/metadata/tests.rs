@@ -1,6 +1,7 @@
 use super::*;
 use crate::ledger::{Held, Partition};
 use crate::testing::{DRIVER, POOL, claim, h100, share_of};
+use aliquot_model::config::MpsConfig;
 use aliquot_model::{MigUuid, Placement, ProfileName};
 use rstest::rstest;
 use serde_json::{Value, json};
@@ -83,6 +84,20 @@ fn a_file_says_the_same_in_each_version_newest_first() {
             }]}],
         })
     );
+}
+
+#[test]
+fn a_file_of_a_gpu_through_mps_says_the_limits_of_each_process() {
+    let config = MpsConfig {
+        active_thread_percentage: Some(50),
+        pinned_device_memory_limit: Some(Quantity::from_u64(1 << 30)),
+    };
+    let device = Device { device: "gpu-0-mps".into(), mps: Some(config), ..gpu("r", 0) };
+    let file = files(&claim("u-1"), None, &[device]).unwrap().remove(0);
+    let told = objects(&file)[0]["requests"][0]["devices"][0]["attributes"].clone();
+    assert_eq!(told["type"], json!({"string": "mps"}));
+    assert_eq!(told["activeThreadPercentage"], json!({"int": 50}));
+    assert_eq!(told["pinnedDeviceMemoryLimitBytes"], json!({"int": 1 << 30}));
 }
 
 #[rstest]

@@ -4,9 +4,10 @@
 use super::{Existing, Refusal, Snapshot};
 use crate::claim::{Allocated, Consumed, Request};
 use crate::ledger::{Device, Held, Share};
-use aliquot_model::config::TimeSliceInterval;
-use aliquot_model::layout::Holding;
+use aliquot_model::config::{MpsConfig, TimeSliceInterval};
+use aliquot_model::layout::{Holding, can_serve_mps};
 use aliquot_model::{GpuInfo, LiveMig, Quantity};
+use aliquot_mps::contract::LIMIT_UNIT;
 
 pub(super) fn refuse_conflicts(
     snapshot: &Snapshot<'_>,
@@ -153,6 +154,37 @@ pub(super) fn refuse_foreign<'a>(
             gpu: device.gpu.clone(),
             placement: live.placement,
         }),
+    }
+}
+
+/// Refuses what no daemon can give, or what one daemon cannot give together.
+pub(super) fn refuse_mps(
+    snapshot: &Snapshot<'_>,
+    allocated: &Allocated,
+    gpu: &GpuInfo,
+    earlier: &[Device],
+    config: &MpsConfig,
+) -> Result<(), Refusal> {
+    if !snapshot.mps {
+        return Err(Refusal::MpsNotServed { device: allocated.device.clone() });
+    }
+    if !can_serve_mps(gpu) {
+        let (major, minor) = gpu.compute_capability;
+        return Err(Refusal::MpsUnsafe { gpu: gpu.uuid.clone(), major, minor });
+    }
+    if let Some(other) = earlier.iter().find(|other| other.mps.as_ref().is_some_and(|mps| mps != config)) {
+        return Err(Refusal::MpsConfigs {
+            device: allocated.device.clone(),
+            other: other.device.clone(),
+            other_request: other.request.clone(),
+        });
+    }
+    let kept = |limit: Quantity| {
+        limit.to_u64().is_some_and(|bytes| (LIMIT_UNIT..=gpu.memory_bytes).contains(&bytes))
+    };
+    match config.pinned_device_memory_limit.filter(|limit| !kept(*limit)) {
+        None => Ok(()),
+        Some(limit) => Err(Refusal::MpsMemory { gpu: gpu.uuid.clone(), limit, memory: gpu.memory_bytes }),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::claim::ClaimRef;
 use aliquot_model::config::TimeSliceInterval;
-use aliquot_model::{DeviceKind, DeviceName, GpuUuid, Placement};
+use aliquot_model::{DeviceName, GpuUuid, Placement, Quantity};
 
 /// A claim that cannot be prepared now.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -226,10 +226,53 @@ pub enum Refusal {
         /// Claim that set it.
         other: ClaimRef,
     },
-    /// A kind of device that this agent cannot prepare.
-    #[error("devices of type {kind} are not supported by this release")]
-    Unsupported {
-        /// Kind.
-        kind: DeviceKind,
+    /// Nobody runs MPS daemons here.
+    #[error(
+        "device {device} is given through MPS, and no supervisor of MPS daemons runs on this node: an administrator \
+         switches it on with the chart value kubeletPlugin.mps.enabled; where it is on, look at the pod of DaemonSet \
+         aliquot-mps on this node"
+    )]
+    MpsNotServed {
+        /// Device.
+        device: DeviceName,
+    },
+    /// The board is too old for MPS.
+    #[error(
+        "GPU {gpu} has compute capability {major}.{minor}, and MPS keeps the memory of its clients apart from 7.0 on; use \
+         gpu.aliquot.dev or timeslice.aliquot.dev"
+    )]
+    MpsUnsafe {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Compute capability.
+        major: u32,
+        /// Compute capability.
+        minor: u32,
+    },
+    /// Two devices of a claim with other settings.
+    #[error(
+        "the MpsConfig of device {device} is not that of device {other} of request {other_request}: all GPUs that a \
+         claim has through MPS have one daemon, and so the same limits; use one MpsConfig, or two claims"
+    )]
+    MpsConfigs {
+        /// Device.
+        device: DeviceName,
+        /// The other device.
+        other: String,
+        /// Its request.
+        other_request: String,
+    },
+    /// A limit that MPS cannot keep.
+    #[error(
+        "MpsConfig.pinnedDeviceMemoryLimit is {limit}, and GPU {gpu} has {memory} bytes of memory: use a limit from 1Mi \
+         up to that, or none"
+    )]
+    MpsMemory {
+        /// GPU.
+        gpu: GpuUuid,
+        /// Asked for.
+        limit: Quantity,
+        /// What the GPU has.
+        memory: u64,
     },
 }

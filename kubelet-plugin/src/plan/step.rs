@@ -40,6 +40,16 @@ pub enum Step {
         /// Result id; the quota is in the record's device.
         result_id: String,
     },
+    /// Give a GPU the compute mode `EXCLUSIVE_PROCESS`, in which only the claim's MPS daemon gets a context.
+    MakeExclusive {
+        /// GPU.
+        gpu: GpuUuid,
+    },
+    /// Have the claim's MPS daemon started.
+    StartMps {
+        /// UID of the claim; the GPUs and the limits are in the record's devices.
+        uid: String,
+    },
     /// Write the claim's CDI spec.
     WriteSpec,
 }
@@ -69,6 +79,16 @@ pub enum Undo {
         /// Result id.
         result_id: String,
     },
+    /// Give a GPU its default compute mode again if no other claim has it through MPS.
+    ResetComputeMode {
+        /// GPU.
+        gpu: GpuUuid,
+    },
+    /// Have the claim's MPS daemon ended.
+    StopMps {
+        /// UID of the claim.
+        uid: String,
+    },
     /// Remove the claim's CDI spec.
     RemoveSpec,
 }
@@ -83,6 +103,8 @@ impl Step {
             }
             Self::SetTimeSlice { gpu, .. } => Undo::ResetTimeSlice { gpu: gpu.clone() },
             Self::MakeShare { result_id } => Undo::RemoveShare { result_id: result_id.clone() },
+            Self::MakeExclusive { gpu } => Undo::ResetComputeMode { gpu: gpu.clone() },
+            Self::StartMps { uid } => Undo::StopMps { uid: uid.clone() },
             Self::WriteSpec => Undo::RemoveSpec,
         }
     }
@@ -99,6 +121,8 @@ impl fmt::Display for Step {
             }
             Self::SetTimeSlice { gpu, interval } => write!(f, "set the time slice of {gpu} to {interval:?}"),
             Self::MakeShare { result_id } => write!(f, "make share {result_id}"),
+            Self::MakeExclusive { gpu } => write!(f, "set the compute mode of {gpu} to EXCLUSIVE_PROCESS"),
+            Self::StartMps { uid } => write!(f, "start the MPS daemon of claim {uid}"),
             Self::WriteSpec => f.write_str("write the CDI spec"),
         }
     }
@@ -113,6 +137,8 @@ impl fmt::Display for Undo {
             }
             Self::ResetTimeSlice { gpu } => write!(f, "reset the time slice of {gpu}"),
             Self::RemoveShare { result_id } => write!(f, "remove share {result_id}"),
+            Self::ResetComputeMode { gpu } => write!(f, "reset the compute mode of {gpu}"),
+            Self::StopMps { uid } => write!(f, "end the MPS daemon of claim {uid}"),
             Self::RemoveSpec => f.write_str("remove the CDI spec"),
         }
     }

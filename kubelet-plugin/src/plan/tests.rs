@@ -2,7 +2,7 @@ use super::*;
 use crate::claim::Consumed;
 use crate::ledger::{Given, State};
 use crate::testing::{allocated, board, claim, h100, request};
-use aliquot_model::config::{GpuConfig, ShareConfig};
+use aliquot_model::config::{GpuConfig, MpsConfig, ShareConfig};
 use aliquot_model::{MigUuid, Placement, Quantity};
 use jiff::Timestamp;
 use rstest::rstest;
@@ -14,6 +14,7 @@ struct World {
     existing: Existing,
     made: BTreeSet<String>,
     oversubscribe_at_most: u64,
+    mps: bool,
 }
 
 impl World {
@@ -25,6 +26,7 @@ impl World {
             existing: Existing::InTheWay,
             made: BTreeSet::new(),
             oversubscribe_at_most: 0,
+            mps: true,
         }
     }
 
@@ -41,6 +43,7 @@ impl World {
             made: &self.made,
             slots: 10,
             oversubscribe_at_most: self.oversubscribe_at_most,
+            mps: self.mps,
         };
         plan(&snapshot, request, prior)
     }
@@ -356,4 +359,88 @@ fn a_claim_does_not_stand_in_its_own_way() {
     let request = request("a", &[("x", "gpu-0-mig-1g10gb-19-6")]);
     world.hold(&request);
     assert!(world.plan(&request).is_ok());
+}
+
+fn through_mps(uid: &str, devices: &[(&str, MpsConfig)]) -> Request {
+    let mut request = request(uid, &[]);
+    request.devices.extend(devices.iter().map(|(device, config)| Allocated {
+        settings: Settings::Mps(config.clone()),
+        ..allocated(device, device)
+    }));
+    request
+}
+
+fn percent(percent: u8) -> MpsConfig {
+    MpsConfig { active_thread_percentage: Some(percent), ..MpsConfig::default() }
+}
+
+fn pinned(limit: &str) -> MpsConfig {
+    MpsConfig { pinned_device_memory_limit: limit.parse().ok(), ..MpsConfig::default() }
+}
+
+#[test]
+fn a_claim_with_several_gpus_through_mps_has_one_daemon_once_all_are_exclusive() {
+    let world = World::of(vec![h100(0), h100(1)]);
+    let request = through_mps("a", &[("gpu-1-mps", percent(50)), ("gpu-0-mps", percent(50))]);
+    let plan = world.plan(&request).unwrap();
+    assert_eq!(
+        plan.steps,
+        [
+            Step::MakeExclusive { gpu: h100(1).uuid },
+            Step::MakeExclusive { gpu: h100(0).uuid },
+            Step::StartMps { uid: "a".to_owned() },
+            Step::WriteSpec,
+        ]
+    );
+    let undo: Vec<Undo> = plan.steps.iter().rev().map(Step::inverse).collect();
+    assert_eq!(undo[1], Undo::StopMps { uid: "a".to_owned() }, "before another program may use the GPUs");
+    assert!(plan.devices.iter().all(|device| device.held == Some(Held::Whole)));
+    assert!(plan.devices.iter().all(|device| device.mps == Some(percent(50))));
+}
+
+#[rstest]
+#[case::whole("gpu-0")]
+#[case::share("gpu-0-share")]
+#[case::partition("gpu-0-mig-1g10gb-19-6")]
+#[case::through_mps_too("gpu-0-mps")]
+fn a_gpu_through_mps_is_one_claims_alone(#[case] other: &str) {
+    for (first, second) in [("gpu-0-mps", other), (other, "gpu-0-mps")] {
+        let mut world = World::of(vec![h100(0)]);
+        world.hold(&request("a", &[("r", first)]));
+        let got = world.plan(&request("b", &[("r", second)]));
+        assert!(matches!(got, Err(Refusal::Conflict { .. })), "{got:?}");
+    }
+}
+
+#[rstest]
+#[case::nobody_serves_it(false, (9, 0), &[("gpu-0-mps", MpsConfig::default())], Some("kubeletPlugin.mps.enabled"))]
+#[case::before_volta(true, (6, 1), &[("gpu-0-mps", MpsConfig::default())], Some("compute capability 6.1"))]
+#[case::two_settings(true, (9, 0), &[("gpu-0-mps", percent(50)), ("gpu-1-mps", percent(60))],
+    Some("the MpsConfig of device gpu-1-mps is not that of device gpu-0-mps of request gpu-0-mps"))]
+#[case::more_than_the_gpu_has(true, (9, 0), &[("gpu-0-mps", pinned("81Gi"))], Some("pinnedDeviceMemoryLimit is 81Gi"))]
+#[case::less_than_mps_counts(true, (9, 0), &[("gpu-0-mps", pinned("1000"))], Some("from 1Mi"))]
+#[case::all_that_the_gpu_has(true, (9, 0), &[("gpu-0-mps", pinned("80Gi")), ("gpu-1-mps", pinned("80Gi"))], None)]
+fn what_no_daemon_can_give_is_refused_with_the_reason(
+    #[case] served: bool,
+    #[case] capability: (u32, u32),
+    #[case] devices: &[(&str, MpsConfig)],
+    #[case] words: Option<&str>,
+) {
+    let mut world = World::of(vec![h100(0), h100(1)]);
+    world.mps = served;
+    world.gpus.iter_mut().for_each(|gpu| gpu.compute_capability = capability);
+    let got = world.plan(&through_mps("a", devices)).err().map(|refusal| refusal.to_string());
+    assert_eq!(got.is_some(), words.is_some(), "{got:?}");
+    assert!(words.is_none_or(|words| got.as_ref().is_some_and(|got| got.contains(words))), "{got:?}");
+}
+
+/// No release could give it out while that was its word for it, but a checkpoint may have it.
+#[test]
+fn a_gpu_that_was_held_through_mps_in_the_words_of_an_earlier_release_is_held_whole() {
+    let held: Held = serde_json::from_str("\"mps\"").unwrap();
+    assert_eq!(held, Held::Mps);
+    for device in ["gpu-0-mps", "gpu-0", "gpu-0-share"] {
+        let holding = Holding::of(&DeviceName::parse(device).unwrap(), &h100(0)).unwrap();
+        assert!(held.holding().conflicts(holding), "{device}");
+    }
 }

@@ -68,6 +68,8 @@ impl Node {
                 let live = self.machine.gpus.live_migs(gpu)?;
                 live.iter().any(|mig| mig.placement == *placement && mig.uuid.as_ref() == uuid)
             }
+            Step::MakeExclusive { gpu } => self.machine.is_exclusive(gpu)?,
+            Step::StartMps { .. } => self.machine.has_mps(record)?,
             Step::MakeShare { result_id } => share::region_path(&self.machine.shares, result_id).is_file(),
         })
     }

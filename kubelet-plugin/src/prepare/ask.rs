@@ -182,6 +182,7 @@ impl Node {
             },
             slots: self.slots,
             oversubscribe_at_most: self.oversubscribe_at_most,
+            mps: self.machine.mps.is_served(),
         };
         let plan = plan::plan(&snapshot, request, prior)?;
         tracing::debug!(claim.uid = %request.claim.uid, %plan, "decided");

@@ -143,10 +143,11 @@ impl Node {
 /// GPUs whose hardware a claim's steps and their inverses change.
 pub(super) fn hardware(record: &Record) -> BTreeSet<GpuUuid> {
     let gpus = record.steps.iter().filter_map(|step| match step {
-        Step::SwitchMig { gpu, .. } | Step::CreatePartition { gpu, .. } | Step::SetTimeSlice { gpu, .. } => {
-            Some(gpu.clone())
-        }
-        Step::MakeShare { .. } | Step::WriteSpec => None,
+        Step::SwitchMig { gpu, .. }
+        | Step::CreatePartition { gpu, .. }
+        | Step::SetTimeSlice { gpu, .. }
+        | Step::MakeExclusive { gpu } => Some(gpu.clone()),
+        Step::MakeShare { .. } | Step::StartMps { .. } | Step::WriteSpec => None,
     });
     gpus.collect()
 }

@@ -195,9 +195,11 @@ impl Node {
             return Ok(Conclusion::Unchanged);
         }
         // Orphans first: what a kill leaves of them is then still that of a lost ledger.
-        let orphans = self.remove_orphans(&ledger);
+        let mut orphans = self.remove_orphans(&ledger);
         let lost = ledger.lost.take().unwrap_or(before);
         locked.save_releasing(&ledger)?;
+        drop(locked);
+        orphans.extend(self.end_stray_daemons(&self.boot_id()?));
         Ok(if lost.is_loss() {
             Conclusion::Found { reason: lost.reason, orphans }
         } else {

@@ -55,6 +55,8 @@ impl Node {
         if ledger.lost.is_none() {
             recovery.orphans = self.remove_orphans(&ledger);
         }
+        drop(locked);
+        recovery.orphans.extend(self.end_stray_daemons(&boot_id));
         Ok(recovery)
     }
 

@@ -15,16 +15,18 @@
 //! | `priority` | share | order of borrowers under `Soft` |
 //! | `failMode` | share | `Closed`: no CUDA without the limiter; `Open`: without limits then |
 //! | `oversubscribeBytes` | share | managed memory on top of `memoryBytes` |
+//! | `activeThreadPercentage` | mps, where it is limited | percent of the multiprocessors that each process may use |
+//! | `pinnedDeviceMemoryLimitBytes` | mps, where it is limited | memory that each process may have on the GPU |
 //! | `timeSlice` | timeslice and gpu, where one was asked for | the interval that was asked for |
 //!
 //! What is not known is left out. Every value is a number, a word of ours or a bounded text of the driver, so all of it
 //! has a small part of the 10 KiB that the API allows.
 
 use crate::ledger::{Device, Limit, Partition, Share};
-use aliquot_model::config::{ComputePolicy, FailMode, TimeSliceInterval};
+use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
 use aliquot_model::layout::{Attribute, device_attributes};
 use aliquot_model::names::ATTR_PCI_BUS_ID;
-use aliquot_model::{DeviceKind, GpuInfo, LiveMig, MigUuid, Placement, ProfileName};
+use aliquot_model::{DeviceKind, GpuInfo, LiveMig, MigUuid, Placement, ProfileName, Quantity};
 use serde::Serialize;
 
 /// A GPU as it was read, with the partitions on it.
@@ -58,6 +60,9 @@ pub struct DeviceData {
     /// Of a share.
     #[serde(flatten)]
     pub share: Option<ShareData>,
+    /// Of a GPU that is given through MPS.
+    #[serde(flatten)]
+    pub mps: Option<MpsData>,
     /// Interval between processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_slice: Option<TimeSliceInterval>,
@@ -99,6 +104,18 @@ pub struct ShareData {
     pub oversubscribe_bytes: u64,
 }
 
+/// The part of a GPU that is given through MPS: limits of each of the claim's processes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MpsData {
+    /// Percent of the multiprocessors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_thread_percentage: Option<u8>,
+    /// Bytes of memory on the GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pinned_device_memory_limit_bytes: Option<u64>,
+}
+
 impl DeviceData {
     /// What the ledger has of a device, with what was read of its GPU.
     pub fn of(device: &Device, (info, live): &Facts) -> Self {
@@ -123,6 +140,7 @@ impl DeviceData {
             minor: Some(info.minor),
             partition: device.partition.as_ref().map(|partition| PartitionData::of(partition, live)),
             share: device.share.as_ref().map(ShareData::of),
+            mps: device.mps.as_ref().map(MpsData::of),
             time_slice: device.time_slice,
         }
     }
@@ -137,6 +155,15 @@ impl PartitionData {
             placement: partition.placement,
             gpu_instance: own.map(|mig| mig.gpu_instance),
             compute_instance: own.and_then(|mig| mig.compute_instance),
+        }
+    }
+}
+
+impl MpsData {
+    fn of(config: &MpsConfig) -> Self {
+        Self {
+            active_thread_percentage: config.active_thread_percentage,
+            pinned_device_memory_limit_bytes: config.pinned_device_memory_limit.and_then(Quantity::to_u64),
         }
     }
 }
@@ -263,6 +290,23 @@ mod tests {
             ..device("gpu-0-timeslice")
         },
         json!({"type": "timeslice", "uuid": GPU, "timeSlice": "Long"})
+    )]
+    #[case::through_mps(
+        Device {
+            mps: Some(MpsConfig {
+                active_thread_percentage: Some(50),
+                pinned_device_memory_limit: Some(Quantity::from_u64(1 << 30)),
+            }),
+            ..device("gpu-0-mps")
+        },
+        json!({
+            "type": "mps", "uuid": GPU, "activeThreadPercentage": 50,
+            "pinnedDeviceMemoryLimitBytes": 1u64 << 30,
+        })
+    )]
+    #[case::through_mps_without_limits(
+        Device { mps: Some(MpsConfig::default()), ..device("gpu-0-mps") },
+        json!({"type": "mps", "uuid": GPU})
     )]
     fn data_says_what_was_prepared(#[case] device: Device, #[case] own: Value) {
         let data = DeviceData::of(&device, &(h100(0), vec![live(MIG)]));

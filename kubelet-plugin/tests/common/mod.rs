@@ -11,6 +11,7 @@
 pub mod cluster;
 pub mod container;
 pub mod kill;
+pub mod supervisor;
 
 use aliquot_cdi::SpecDir;
 use aliquot_kubelet_plugin::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
@@ -18,16 +19,17 @@ use aliquot_kubelet_plugin::driver::{Driver, Roots};
 use aliquot_kubelet_plugin::edits::Site;
 use aliquot_kubelet_plugin::execute::{Machine, Probe};
 use aliquot_kubelet_plugin::ledger::{Given, Ledger};
+use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::pause::Wish;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
-use aliquot_model::config::{MigConfig, ShareConfig};
+use aliquot_model::config::{MigConfig, MpsConfig, ShareConfig};
 use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities};
-use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::FakeGpus;
+use aliquot_nvml::{ComputeMode, Gpus};
 use jiff::Timestamp;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -105,6 +107,10 @@ impl World {
         self.dir.path().join("plugins").join(DRIVER)
     }
 
+    pub fn mps(&self) -> PathBuf {
+        self.data().join("mps")
+    }
+
     pub fn cdi(&self) -> PathBuf {
         self.dir.path().join("cdi")
     }
@@ -144,10 +150,12 @@ impl World {
                     capabilities: DriverCapabilities::usual(),
                     mounts: Vec::new(),
                     shares_dir: self.data().join("shares"),
+                    mps_dir: self.mps(),
                     oci_hook: None,
                 },
                 shares: self.data().join("shares"),
                 regions: RegionStorage::Directory,
+                mps: Mps::new(self.mps(), RegionStorage::Directory, Duration::from_secs(20)),
                 labels: Labels::default(),
                 limiter_dir: self.limiter(),
                 data_dir: self.data(),
@@ -185,11 +193,12 @@ impl World {
         all
     }
 
-    /// Files that belong to claims: CDI specs, share directories and device metadata.
+    /// Files that belong to claims: CDI specs, share directories, device metadata and directories of MPS daemons.
     pub fn files(&self) -> Vec<String> {
         let mut names = list(&self.cdi());
         names.extend(list(&self.data().join("shares")));
         names.extend(list(&self.data().join("dra-device-metadata")));
+        names.extend(list(&self.mps()).into_iter().filter(|name| !name.starts_with("supervisor.")));
         names
     }
 
@@ -202,6 +211,8 @@ impl World {
             let needs_reset =
                 matches!(gpu.mig, aliquot_model::MigCapability::Supported { needs_reset: true, .. });
             assert!(needs_reset || !gpu.mig_enabled(), "GPU {} was left in MIG mode", gpu.minor);
+            let mode = self.gpus.compute_mode(&gpu.uuid).unwrap();
+            assert_eq!(mode, ComputeMode::Default, "GPU {} was left in another compute mode", gpu.minor);
         }
     }
 }
@@ -255,6 +266,7 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
             settings: match kind {
                 DeviceKind::Share => Settings::Share(ShareConfig::default()),
                 DeviceKind::Mig => Settings::Mig(MigConfig::default()),
+                DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
                 DeviceKind::Admin => Settings::Admin,
                 _ => Settings::Gpu(None),
             },

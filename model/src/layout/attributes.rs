@@ -70,13 +70,13 @@ pub(super) fn of_device(
             attributes.insert("profile".into(), Attribute::Text(profile.name.to_string()));
             partition_capacity(name, profile, &mut capacity);
         }
-        (DeviceKind::Gpu | DeviceKind::Mig | DeviceKind::Admin, _) => {
+        (DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Mig | DeviceKind::Admin, _) => {
             capacity.insert("memory".into(), plain(info.memory_bytes));
             if info.multiprocessors > 0 {
                 capacity.insert("multiprocessors".into(), plain(info.multiprocessors.into()));
             }
         }
-        (DeviceKind::Share | DeviceKind::TimeSlice | DeviceKind::Mps, _) => {
+        (DeviceKind::Share | DeviceKind::TimeSlice, _) => {
             shared_capacity(info, slots, &mut capacity);
         }
     }

@@ -72,7 +72,7 @@ fn board(minor: u32, rows: &[Row], enabled: bool, needs_reset: bool) -> GpuState
 }
 
 fn options(mode: AllocatorMode) -> Options {
-    Options { driver: "gpu.aliquot.dev".into(), mode, slots: DEFAULT_SLOTS }
+    Options { driver: "gpu.aliquot.dev".into(), mode, slots: DEFAULT_SLOTS, mps: (0..64).collect() }
 }
 
 fn names(slices: &[Slice]) -> Vec<String> {
@@ -193,7 +193,45 @@ fn without_consumable_capacity_nothing_shareable_is_published() {
     let server = ServerFeatures { consumable_capacity: false, ..ServerFeatures::all_of_minor(36) };
     let gpus = [board(0, &[], false, false)];
     let slices = publish(&gpus, server, &options(AllocatorMode::Controller));
-    assert_eq!(names(&slices), ["gpu-0-admin", "gpu-0"]);
+    assert_eq!(names(&slices), ["gpu-0-mps", "gpu-0-admin", "gpu-0"]);
+}
+
+#[test]
+fn mps_is_a_whole_gpu_that_one_claim_has_alone() {
+    let gpus = [board(0, &SEVEN_SLICES, false, false)];
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    let device = |name: &str| {
+        slices
+            .iter()
+            .flat_map(|s| &s.devices)
+            .find(|device| device.name.to_string() == name)
+            .expect("published")
+    };
+    let (mps, whole) = (device("gpu-0-mps"), device("gpu-0"));
+    assert!(!mps.allow_multiple_allocations);
+    assert_eq!((&mps.consumes, &mps.capacity), (&whole.consumes, &whole.capacity));
+    let mut attributes = whole.attributes.clone();
+    attributes.insert("type".to_owned(), Attribute::Text("mps".to_owned()));
+    assert_eq!(mps.attributes, attributes);
+    assert_eq!(Holding::of(&mps.name, &gpus[0].info), Some(Holding::Whole));
+}
+
+#[rstest]
+#[case::served(true, (7, 0), true)]
+#[case::not_served(false, (9, 0), false)]
+#[case::before_volta(true, (6, 1), false)]
+fn mps_is_published_where_it_is_served_and_the_gpu_keeps_clients_apart(
+    #[case] mps: bool,
+    #[case] capability: (u32, u32),
+    #[case] want: bool,
+) {
+    let mut gpus = [board(0, &[], false, false)];
+    gpus[0].info.compute_capability = capability;
+    let mps = (0..1).filter(|_| mps).collect();
+    let options = Options { mps, ..options(AllocatorMode::Controller) };
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options);
+    assert_eq!(names(&slices).contains(&"gpu-0-mps".to_owned()), want);
+    assert!(names(&slices).contains(&"gpu-0".to_owned()));
 }
 
 #[test]

@@ -33,11 +33,11 @@ pub fn attribute_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
 /// Capacities that a device of the kind can have, in the driver's domain, without those of memory slices.
 pub const fn capacity_names(kind: DeviceKind) -> &'static [&'static str] {
     match kind {
-        DeviceKind::Gpu | DeviceKind::Admin => &["memory", "multiprocessors"],
+        DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Admin => &["memory", "multiprocessors"],
         DeviceKind::Mig => {
             &["copyEngines", "decoders", "encoders", "jpegEngines", "memory", "multiprocessors", "ofaEngines"]
         }
-        DeviceKind::Share | DeviceKind::TimeSlice | DeviceKind::Mps => &["cores", "memory", "slots"],
+        DeviceKind::Share | DeviceKind::TimeSlice => &["cores", "memory", "slots"],
     }
 }
 

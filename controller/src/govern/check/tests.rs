@@ -102,11 +102,11 @@ const LEGAL: &str =
 )]
 #[case::mps_config(
     with_config(&[request("r", "gpu.aliquot.dev", 1)], &[], json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}})),
-    "spec.devices.config[0].opaque.parameters: MpsConfig asks for MPS, which this driver cannot run yet; use ShareConfig with share.aliquot.dev"
+    "spec.devices.config[0]: MpsConfig is for devices of type mps, but request r is for devices of type gpu"
 )]
-#[case::mps_class(
-    fixtures::spec(&[request("r", "mps.aliquot.dev", 1)]),
-    "spec.devices.requests[0].exactly.deviceClassName: mps.aliquot.dev gives GPUs through MPS, which this driver cannot run yet"
+#[case::part_of_a_gpu_through_mps(
+    fixtures::spec(&[share_of("mps.aliquot.dev", json!({"cores": "10"}))]),
+    "spec.devices.requests[0].exactly.capacity.requests.cores: devices of class mps.aliquot.dev are given as they are"
 )]
 #[case::open_from_a_tenant(
     with_config(&[share("r", "4Gi", "10")], &[], json!({"kind": "ShareConfig", "failMode": "Open"})),
@@ -168,6 +168,7 @@ fn tenants_are_told_what_is_wrong_and_what_to_do(#[case] spec: Value, #[case] wa
 #[case::admin(json!({"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "admin.aliquot.dev", "adminAccess": true}}]}}))]
 #[case::config_for_some_of_several(with_config(&[share("r", "4Gi", "10"), partition("s", "1g.10gb")], &[], json!({"kind": "ShareConfig", "priority": 3})))]
 #[case::open_where_the_class_is(with_config(&[share_of("open.example.com", json!({"memory": "4Gi"}))], &[], json!({"kind": "ShareConfig", "failMode": "Open"})))]
+#[case::mps(with_config(&[request("r", "mps.aliquot.dev", 2)], &["r"], json!({"kind": "MpsConfig", "activeThreadPercentage": 50})))]
 #[case::another_driver(fixtures::spec(&[request("r", "nic.example.com", 40)]))]
 #[case::a_class_that_is_not_there_yet(fixtures::spec(&[request("r", "later.example.com", 40)]))]
 #[case::the_name_of_a_capacity_with_its_domain(fixtures::spec(&[share_of("share.aliquot.dev", json!({"gpu.aliquot.dev/memory": "4Gi"}))]))]
@@ -358,9 +359,9 @@ fn the_administrator_says_what_becomes_of_unknown_profiles(
     assert_eq!((got.errors.len(), got.warnings.len()), want);
 }
 
-/// Node agents do not publish what they cannot prepare.
+/// A node publishes devices for MPS only while a supervisor runs there.
 #[test]
-fn mps_is_refused_also_where_no_node_publishes_it() {
+fn who_asks_for_mps_is_told_when_no_node_serves_it() {
     let mut index = index();
     index.reset_slices(&[]);
     let mut matcher = Matcher::new();
@@ -368,8 +369,9 @@ fn mps_is_refused_also_where_no_node_publishes_it() {
         Scene { index: &index, matcher: &mut matcher, rules: Rules::default(), quotas: Vec::new() };
     let spec = object(fixtures::spec(&[request("r", "mps.aliquot.dev", 1)]));
     let judgement = claim(&mut scene, &spec, "spec");
+    assert_eq!(judgement.errors, [""; 0]);
     assert!(
-        judgement.errors.iter().any(|error| error.contains("which this driver cannot run yet")),
+        judgement.warnings.iter().any(|warning| warning.contains("kubeletPlugin.mps.enabled")),
         "{judgement:?}"
     );
 }

@@ -2,7 +2,6 @@
 
 use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::command;
-use aliquot_kubelet_plugin::plan::can_prepare;
 use aliquot_kubelet_plugin::resourceslice::{self, Owner};
 use aliquot_model::layout::{AllocatorMode, GpuState, Options, ServerFeatures, publish};
 use aliquot_model::{DeviceName, GpuInfo, Placement, names};
@@ -79,11 +78,8 @@ impl Fleet {
                 taints: Vec::new(),
             })
             .collect();
-        let options = Options { driver: names::DEFAULT_DRIVER.to_owned(), mode, slots: 10 };
-        let mut layout = publish(&gpus, self.server, &options);
-        for slice in &mut layout {
-            slice.devices.retain(|device| can_prepare(device.kind()));
-        }
+        let options = Options { driver: names::DEFAULT_DRIVER.to_owned(), mode, slots: 10, mps: [].into() };
+        let layout = publish(&gpus, self.server, &options);
         let owner = Owner {
             driver: names::DEFAULT_DRIVER.to_owned(),
             pool: names::pool_name(names::DEFAULT_DRIVER, node),

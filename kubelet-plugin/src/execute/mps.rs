@@ -1,0 +1,82 @@
+//! GPUs that a claim has through MPS: their compute mode, and the claim's daemon.
+
+use super::{Machine, StepError, is_gone};
+use crate::ledger::{Ledger, Record};
+use aliquot_model::{DeviceKind, GpuUuid};
+use aliquot_mps::contract::{Ask, AskedGpu, ClaimRef, Version};
+use aliquot_nvml::{ComputeMode, GpuError};
+
+impl Machine {
+    /// Lets one process have contexts on a GPU, which is then the MPS daemon's server.
+    pub(super) fn make_exclusive(&self, gpu: &GpuUuid) -> Result<(), StepError> {
+        match self.gpus.compute_mode(gpu)? {
+            ComputeMode::ExclusiveProcess => Ok(()),
+            // Whoever set it does not want anything to run there.
+            ComputeMode::Prohibited => Err(StepError::Prohibited { gpu: gpu.clone() }),
+            ComputeMode::Default => Ok(self.gpus.set_compute_mode(gpu, ComputeMode::ExclusiveProcess)?),
+        }
+    }
+
+    /// Lets all processes have contexts on a GPU again. A mode that stays would keep the next claim's second process
+    /// from running, so failures are told; what the driver forgot with the GPU or its own end needs no undoing.
+    pub(super) fn reset_compute_mode(
+        &self,
+        record: &Record,
+        gpu: &GpuUuid,
+        ledger: &Ledger,
+    ) -> Result<(), StepError> {
+        let mut others = ledger.others(&record.claim.uid, gpu);
+        if others.any(|(_, device)| device.kind() == Some(DeviceKind::Mps)) {
+            return Ok(());
+        }
+        let reset = || match self.gpus.compute_mode(gpu)? {
+            ComputeMode::ExclusiveProcess => self.gpus.set_compute_mode(gpu, ComputeMode::Default),
+            // Nothing to undo, or an administrator's word since.
+            ComputeMode::Default | ComputeMode::Prohibited => Ok(()),
+        };
+        match reset() {
+            Err(error) if is_gone(&error) || self.is_unloaded(&error) => {
+                tracing::warn!(gpu.uuid = %gpu, %error, "the GPU or its driver is gone, and the compute mode with it");
+                Ok(())
+            }
+            reset => Ok(reset?),
+        }
+    }
+
+    pub(super) fn start_mps(&self, record: &Record) -> Result<(), StepError> {
+        Ok(self.mps.start(&self.labels, &self.mps_ask(record)?, &self.probe)?)
+    }
+
+    /// Returns true if a GPU is exclusive.
+    pub(crate) fn is_exclusive(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        Ok(self.gpus.compute_mode(gpu)? == ComputeMode::ExclusiveProcess)
+    }
+
+    /// Returns true if a claim's daemon is there and ready.
+    pub(crate) fn has_mps(&self, record: &Record) -> Result<bool, GpuError> {
+        Ok(self.mps.is_ready(&self.mps_ask(record)?))
+    }
+
+    /// What is asked of the supervisor for a claim. Its devices have the same settings.
+    fn mps_ask(&self, record: &Record) -> Result<Ask, GpuError> {
+        let devices = || record.devices.iter().filter_map(|device| Some((device, device.mps.as_ref()?)));
+        let gpu = |uuid: &GpuUuid| {
+            let minor = self.gpus.gpu(uuid)?.minor;
+            Ok(AskedGpu { uuid: uuid.to_string(), minor })
+        };
+        let config = devices().map(|(_, config)| config.clone()).next().unwrap_or_default();
+        Ok(Ask {
+            version: Version,
+            claim: ClaimRef {
+                namespace: record.claim.namespace.clone(),
+                name: record.claim.name.clone(),
+                uid: record.claim.uid.clone(),
+            },
+            gpus: devices().map(|(device, _)| gpu(&device.gpu)).collect::<Result<_, GpuError>>()?,
+            active_thread_percentage: config.active_thread_percentage.map(u32::from),
+            pinned_device_memory_limit_bytes: config
+                .pinned_device_memory_limit
+                .and_then(aliquot_model::Quantity::to_u64),
+        })
+    }
+}

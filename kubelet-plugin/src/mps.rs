@@ -1,0 +1,248 @@
+//! MPS on this node: the daemon of a claim is asked for here, waited for and ended.
+//!
+//! The agent runs no daemon itself, for it is updated while pods run. A supervisor does (`aliquot-mps`); what both say to
+//! each other is [`aliquot_mps::contract`]. This side makes and removes the directory of a claim with the two file
+//! systems that its containers share with the daemon. Each of the operations is right from any state that a kill of
+//! either side left, and waits for a bounded time.
+
+use crate::execute::Probe;
+use crate::selinux::Labels;
+use crate::share::RegionStorage;
+use crate::store::{StoreError, io_error};
+use crate::tmpfs;
+use aliquot_mps::contract::{Ask, ClaimDir, ContractError, MpsDir, Phase, State};
+use nix::errno::Errno;
+use std::collections::BTreeSet;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+mod follow;
+
+/// How often an answer of the supervisor is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+/// What is behind a claim's UID in the name of its directory when only the directory is left.
+const ENDED: &str = "ended";
+/// What the daemon's sockets take, and what a container can put beside them.
+const PIPE: &str = "size=1m,nr_inodes=256,mode=0755";
+/// As large as a container's own `/dev/shm`, in place of which it is.
+const SHM: &str = "size=64m,mode=1777";
+
+/// Why no daemon is there, or why it has not ended.
+#[derive(Debug, thiserror::Error)]
+pub enum MpsError {
+    /// Nobody runs daemons on this node.
+    #[error(
+        "no supervisor of MPS daemons runs on this node, as nobody holds {}: an administrator switches it on with the \
+         chart value kubeletPlugin.mps.enabled; where it is on, look at the pod of DaemonSet aliquot-mps on this node", .0.display()
+    )]
+    NotServed(PathBuf),
+    /// The supervisor gave up for now.
+    #[error(
+        "the MPS control daemon of the claim cannot be started: {0}; the supervisor's log says more (pod of DaemonSet \
+         aliquot-mps on this node), and the kubelet tries again"
+    )]
+    Failed(String),
+    /// No answer in time.
+    #[error(
+        "the MPS control daemon of the claim was not ready within {within:?} ({said}); the supervisor's log says more (pod \
+         of DaemonSet aliquot-mps on this node), and the kubelet tries again"
+    )]
+    Late {
+        /// How long it was waited for.
+        within: Duration,
+        /// The supervisor's last word.
+        said: String,
+    },
+    /// The daemon was not ended in time.
+    #[error(
+        "the supervisor has not ended the MPS daemon of claim {uid} within {within:?}; it is tried again, and if this \
+         lasts, delete the pod of DaemonSet aliquot-mps on this node, with which all of its daemons end"
+    )]
+    NotEnded {
+        /// The claim.
+        uid: String,
+        /// How long it was waited for.
+        within: Duration,
+    },
+    /// The kernel refused a file system.
+    #[error(
+        "cannot mount a file system ({options}) for MPS at {}: {source}; the agent needs CAP_SYS_ADMIN (the chart's pod is \
+         privileged), and a context must be a label that the node's SELinux policy knows (--selinux-writable-label)", path.display()
+    )]
+    Mount {
+        /// Where.
+        path: PathBuf,
+        /// With what.
+        options: String,
+        /// Why not.
+        source: Errno,
+    },
+    /// The file system refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What both sides exchange cannot be read or written.
+    #[error(transparent)]
+    Contract(#[from] ContractError),
+}
+
+/// The node's directory for MPS, which the supervisor has at the same path.
+#[derive(Debug, Clone)]
+pub struct Mps {
+    dir: MpsDir,
+    storage: RegionStorage,
+    patience: Duration,
+}
+
+impl Mps {
+    /// The directory at `dir`, which need not exist. What containers share with a daemon lies in `storage`, and a daemon
+    /// has the time `patience` to start, and to end.
+    pub fn new(dir: impl Into<PathBuf>, storage: RegionStorage, patience: Duration) -> Self {
+        Self { dir: MpsDir::new(dir), storage, patience }
+    }
+
+    /// Returns true while a supervisor runs daemons on this node.
+    pub fn is_served(&self) -> bool {
+        self.dir.is_served().unwrap_or_else(|error| {
+            tracing::warn!(%error, "cannot tell whether MPS is served, and take it for not");
+            false
+        })
+    }
+
+    /// Has a daemon started, unless it is there, and waits until it is ready.
+    ///
+    /// # Errors
+    /// [`MpsError`]; what was made is then for [`Self::end`] to remove.
+    pub fn start(&self, labels: &Labels, ask: &Ask, probe: &Probe) -> Result<(), MpsError> {
+        if !self.dir.is_served()? {
+            return Err(MpsError::NotServed(self.dir.lock()));
+        }
+        let dir = self.dir.claim(&ask.claim.uid)?;
+        if !self.is_asked(&dir, ask) {
+            // What an earlier attempt or boot left.
+            self.end(dir.uid(), probe)?;
+            self.make(&dir, labels)?;
+            probe.at("after an MPS directory");
+            dir.write_ask(ask)?;
+            probe.at("after asking for a daemon");
+        }
+        self.wait_until_ready(&dir)
+    }
+
+    /// Returns true if the daemon that is asked for is there and ready.
+    pub fn is_ready(&self, ask: &Ask) -> bool {
+        let Ok(dir) = self.dir.claim(&ask.claim.uid) else { return false };
+        self.is_asked(&dir, ask)
+            && self.is_served()
+            && matches!(dir.state(), Ok(Some(State { state: Phase::Ready, .. })))
+    }
+
+    /// Ends a claim's daemon and removes its directory. Returns false if there was none.
+    ///
+    /// # Errors
+    /// [`MpsError`]; it can be tried again.
+    pub fn end(&self, uid: &str, probe: &Probe) -> Result<bool, MpsError> {
+        let dir = self.dir.claim(uid)?;
+        let ended = dir.path().with_extension(ENDED);
+        let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
+        let any = is_there(dir.path()) || is_there(&ended);
+        if is_there(&ended) {
+            fs::remove_dir_all(&ended).map_err(io_error("remove", &ended))?;
+        }
+        if is_there(dir.path()) {
+            dir.remove_ask()?;
+            probe.at("after asking for no daemon");
+            self.wait_until_ended(&dir)?;
+            for mounted in [dir.pipe(), dir.shm()] {
+                tmpfs::remove(&mounted).map_err(io_error("unmount", &mounted))?;
+            }
+            // Out of the way of a supervisor that has read what was asked and answers only now.
+            fs::rename(dir.path(), &ended).map_err(io_error("rename", dir.path()))?;
+            probe.at("after renaming an MPS directory");
+            fs::remove_dir_all(&ended).map_err(io_error("remove", &ended))?;
+        }
+        Ok(any)
+    }
+
+    /// UIDs of claims of which anything is there.
+    ///
+    /// # Errors
+    /// If the directory cannot be listed.
+    pub fn uids(&self) -> Result<BTreeSet<String>, MpsError> {
+        let there = self.dir.claims()?.into_iter().map(|claim| claim.uid().to_owned());
+        let entries = fs::read_dir(self.dir.path()).into_iter().flatten().flatten();
+        let ended = entries.filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let (uid, extension) = name.split_once('.')?;
+            (extension == ENDED).then(|| uid.to_owned())
+        });
+        Ok(there.chain(ended).collect())
+    }
+
+    fn is_asked(&self, dir: &ClaimDir, ask: &Ask) -> bool {
+        matches!(dir.ask(), Ok(Some(asked)) if asked == *ask) && self.is_mounted(dir)
+    }
+
+    /// Returns false after a reboot, which leaves the directories and nothing in them.
+    fn is_mounted(&self, dir: &ClaimDir) -> bool {
+        let device = |path: &Path| fs::symlink_metadata(path).map(|meta| meta.dev()).ok();
+        let own = |path: &Path| device(path).is_some_and(|own| Some(own) != device(dir.path()));
+        self.storage == RegionStorage::Directory || own(&dir.pipe()) && own(&dir.shm())
+    }
+
+    fn make(&self, dir: &ClaimDir, labels: &Labels) -> Result<(), MpsError> {
+        for (path, mode, options) in
+            [(dir.log(), 0o700, None), (dir.pipe(), 0o755, Some(PIPE)), (dir.shm(), 0o1777, Some(SHM))]
+        {
+            fs::create_dir_all(&path).map_err(io_error("create", &path))?;
+            if let Some(options) = options.filter(|_| self.storage == RegionStorage::Tmpfs) {
+                let options = format!("{options}{}", labels.mount_option());
+                tmpfs::make("aliquot-mps", &path, &options).map_err(|source| MpsError::Mount {
+                    path: path.clone(),
+                    options,
+                    source,
+                })?;
+            }
+            // Containers run as any user; the umask must not decide.
+            fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(io_error("chmod", &path))?;
+        }
+        Ok(())
+    }
+
+    fn wait_until_ready(&self, dir: &ClaimDir) -> Result<(), MpsError> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            // First: what a supervisor left that has died is not to be read.
+            if !self.dir.is_served()? {
+                return Err(MpsError::NotServed(self.dir.lock()));
+            }
+            let said = match dir.state()? {
+                Some(State { state: Phase::Ready, .. }) => return Ok(()),
+                Some(State { state: Phase::Failed, reason, .. }) => {
+                    return Err(MpsError::Failed(reason.unwrap_or_else(|| "no reason is given".to_owned())));
+                }
+                Some(State { state: Phase::Starting, reason, .. }) => reason
+                    .map_or_else(|| "it is starting".to_owned(), |reason| format!("it starts: {reason}")),
+                None => "the supervisor has not answered".to_owned(),
+            };
+            if Instant::now() >= deadline {
+                return Err(MpsError::Late { within: self.patience, said });
+            }
+            sleep(LOOK);
+        }
+    }
+
+    fn wait_until_ended(&self, dir: &ClaimDir) -> Result<(), MpsError> {
+        let deadline = Instant::now() + self.patience;
+        // A state that does not read is there all the same.
+        while !matches!(dir.state(), Ok(None)) && self.dir.is_served()? {
+            if Instant::now() >= deadline {
+                return Err(MpsError::NotEnded { uid: dir.uid().to_owned(), within: self.patience });
+            }
+            sleep(LOOK);
+        }
+        Ok(())
+    }
+}
