@@ -296,7 +296,7 @@ impl Machine {
                     tracing::warn!(share = %result_id, %error, "a share's files stay until the agent's next start");
                 }
             }
-            Undo::ResetComputeMode { gpu } => self.reset_compute_mode(record, gpu, ledger)?,
+            Undo::ResetComputeMode { gpu } => self.reset_compute_mode(&record.claim.uid, gpu, ledger)?,
             Undo::StopMps { uid } => {
                 self.mps.end(uid, &self.probe)?;
             }

@@ -10,6 +10,7 @@ use crate::selinux::Labels;
 use crate::share::RegionStorage;
 use crate::store::{StoreError, io_error};
 use crate::tmpfs;
+use aliquot_model::GpuUuid;
 use aliquot_mps::contract::{Ask, ClaimDir, ContractError, MpsDir, Phase, State};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
@@ -144,7 +145,8 @@ impl Mps {
     /// # Errors
     /// [`MpsError`]; it can be tried again.
     pub fn end(&self, uid: &str, probe: &Probe) -> Result<bool, MpsError> {
-        let dir = self.dir.claim(uid)?;
+        // What cannot name a directory has none.
+        let Ok(dir) = self.dir.claim(uid) else { return Ok(false) };
         let ended = dir.path().with_extension(ENDED);
         let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
         let any = is_there(dir.path()) || is_there(&ended);
@@ -164,6 +166,13 @@ impl Mps {
             fs::remove_dir_all(&ended).map_err(io_error("remove", &ended))?;
         }
         Ok(any)
+    }
+
+    /// GPUs that are asked for, as far as it can be read.
+    pub fn asked_gpus(&self, uid: &str) -> BTreeSet<GpuUuid> {
+        let ask = self.dir.claim(uid).and_then(|dir| dir.ask());
+        let gpus = ask.ok().flatten().map(|ask| ask.gpus).unwrap_or_default();
+        gpus.iter().filter_map(|gpu| GpuUuid::parse(&gpu.uuid)).collect()
     }
 
     /// UIDs of claims of which anything is there.

@@ -12,6 +12,8 @@ mod agent;
 mod common;
 #[path = "mps/kills.rs"]
 mod kills;
+#[path = "mps/lost.rs"]
+mod lost;
 #[path = "mps/mounts.rs"]
 mod mounts;
 

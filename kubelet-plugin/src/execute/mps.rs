@@ -19,13 +19,13 @@ impl Machine {
 
     /// Lets all processes have contexts on a GPU again. A mode that stays would keep the next claim's second process
     /// from running, so failures are told; what the driver forgot with the GPU or its own end needs no undoing.
-    pub(super) fn reset_compute_mode(
+    pub(crate) fn reset_compute_mode(
         &self,
-        record: &Record,
+        uid: &str,
         gpu: &GpuUuid,
         ledger: &Ledger,
     ) -> Result<(), StepError> {
-        let mut others = ledger.others(&record.claim.uid, gpu);
+        let mut others = ledger.others(uid, gpu);
         if others.any(|(_, device)| device.kind() == Some(DeviceKind::Mps)) {
             return Ok(());
         }

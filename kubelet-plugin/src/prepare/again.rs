@@ -68,8 +68,9 @@ impl Node {
                 let live = self.machine.gpus.live_migs(gpu)?;
                 live.iter().any(|mig| mig.placement == *placement && mig.uuid.as_ref() == uuid)
             }
-            Step::MakeExclusive { gpu } => self.machine.is_exclusive(gpu)?,
-            Step::StartMps { .. } => self.machine.has_mps(record)?,
+            // Of a GPU that does not answer, what was set is taken for what is there.
+            Step::MakeExclusive { gpu } => or_stuck(self.machine.is_exclusive(gpu))?,
+            Step::StartMps { .. } => or_stuck(self.machine.has_mps(record))?,
             Step::MakeShare { result_id } => share::region_path(&self.machine.shares, result_id).is_file(),
         })
     }
@@ -112,5 +113,12 @@ impl Node {
         share::rebalance(&self.machine.shares, &self.machine.labels, ledger).map_err(|source| {
             PrepareError::Step { step: "divide what no share was promised".to_owned(), source: source.into() }
         })
+    }
+}
+
+fn or_stuck(found: Result<bool, GpuError>) -> Result<bool, GpuError> {
+    match found {
+        Err(error) if error.is_stuck() => Ok(true),
+        found => found,
     }
 }

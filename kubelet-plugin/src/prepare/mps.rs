@@ -1,10 +1,10 @@
-//! MPS daemons that no claim has any more.
+//! MPS daemons of claims without a record.
 
-use super::Node;
+use super::{Node, UnprepareError};
+use crate::execute::StepError;
 use crate::ledger::Ledger;
 use crate::mps::MpsError;
 use crate::reservation;
-use crate::store::StoreError;
 use std::time::Duration;
 
 impl Node {
@@ -12,14 +12,14 @@ impl Node {
     /// the others' with everything that used them. The node is not locked meanwhile, as the supervisor may take its time.
     /// Returns what was ended.
     pub(super) fn end_stray_daemons(&self, boot_id: &str) -> Vec<String> {
-        let mps = &self.machine.mps;
         let mut ended = Vec::new();
-        for uid in mps.uids().unwrap_or_default() {
+        for uid in self.machine.mps.uids().unwrap_or_default() {
             // Whoever is at work on the claim has it reserved.
             let Ok(_claim) = reservation::claim(self.store.dir(), &uid, Duration::ZERO) else { continue };
-            let end = || match self.has_daemon(&uid, boot_id)? {
-                true => Ok(false),
-                false => Ok::<_, StrayError>(mps.end(&uid, &self.machine.probe)?),
+            let end = || {
+                let ledger = self.ledger()?;
+                let kept = may_have_daemon(&ledger, &uid, boot_id);
+                if kept { Ok(false) } else { self.end_unrecorded_daemon(&uid, &ledger) }
             };
             match end() {
                 Ok(true) => ended.push(format!("MPS daemon of claim {uid}")),
@@ -32,17 +32,24 @@ impl Node {
         ended
     }
 
-    fn has_daemon(&self, uid: &str, boot_id: &str) -> Result<bool, StoreError> {
-        let ledger: Ledger = self.ledger()?;
-        let known = ledger.claims.get(uid).is_some_and(|record| record.boot_id == boot_id);
-        Ok(known || ledger.newer.contains_key(uid) || ledger.lost.is_some())
+    /// Ends the daemon of a claim without a record, and gives the GPUs that it was asked for their compute mode again.
+    /// Returns false if there was none. The claim is reserved.
+    pub(super) fn end_unrecorded_daemon(&self, uid: &str, ledger: &Ledger) -> Result<bool, UnprepareError> {
+        let gpus = self.machine.mps.asked_gpus(uid);
+        let _gpus = self.reserve_gpus(&gpus)?;
+        let failed = |source: StepError| UnprepareError::Undo {
+            undo: format!("end the MPS daemon of claim {uid}"),
+            source,
+        };
+        // First: without what was asked, nobody knows which GPUs they are.
+        for gpu in &gpus {
+            self.machine.reset_compute_mode(uid, gpu, ledger).map_err(failed)?;
+        }
+        self.machine.mps.end(uid, &self.machine.probe).map_err(|error: MpsError| failed(error.into()))
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-enum StrayError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error(transparent)]
-    Mps(#[from] MpsError),
+fn may_have_daemon(ledger: &Ledger, uid: &str, boot_id: &str) -> bool {
+    let known = ledger.claims.get(uid).is_some_and(|record| record.boot_id == boot_id);
+    known || ledger.newer.contains_key(uid) || ledger.lost.is_some()
 }

@@ -223,6 +223,8 @@ impl Node {
     /// # Errors
     /// [`UnprepareError`]; the spec is still there, and it can be tried again.
     pub(super) fn release_unaccounted(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
+        // First: while the spec is there the GPU is kept.
+        self.end_unrecorded_daemon(uid, &self.ledger()?)?;
         let removed = self.remove_files(uid)?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
