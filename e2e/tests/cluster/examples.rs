@@ -266,6 +266,49 @@ fn time_slices_are_set_for_the_claims_that_ask_and_set_back_after_the_last() -> 
     })
 }
 
+#[test]
+fn containers_of_one_claim_run_side_by_side_through_mps_and_nobody_gets_around_it() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        cluster.configure(&["kubeletPlugin.mps.enabled=true"]).await?;
+        let outcome = through_mps(cluster).await;
+        cluster.configure(&[]).await?;
+        outcome
+    })
+}
+
+async fn through_mps(cluster: &Cluster) -> Result<()> {
+    let modes = || -> Result<Vec<u32>> {
+        let node = cluster.hardware()?;
+        (0..node.gpus().len()).map(|gpu| Ok(node.settings(gpu)?.compute_mode)).collect()
+    };
+    let before = modes()?;
+    ensure!(before.iter().all(|mode| *mode == 0), "all processes may use all GPUs to begin with: {before:?}");
+    apply(cluster, "18-mps").await?;
+    for container in ["encoder", "decoder"] {
+        let line = cluster.first_line("mps", "pair", container).await?;
+        ensure!(line.contains("\"allocated_bytes\":8589934592"), "8 GiB each: {line}");
+    }
+    let devices = cluster.devices_of("mps", "pair").await?;
+    ensure!(devices.len() == 1 && devices.iter().all(|device| device.ends_with("-mps")), "{devices:?}");
+    let exclusive = modes()?;
+    ensure!(
+        exclusive.iter().filter(|mode| **mode == 3).count() == 1,
+        "one GPU has one process, the server: {exclusive:?}"
+    );
+    let shell = |container: &str, script: &str| cluster.shell("mps", "pair", container, script);
+    for path in ["/tmp/nvidia-mps", "/dev/shm"] {
+        let identity = format!("stat -c %d:%i {path}");
+        let (one, other) = (shell("encoder", &identity)?, shell("decoder", &identity)?);
+        ensure!(one == other, "{path} is one directory: {one}, {other}");
+    }
+    let around = "CUDA_MPS_PIPE_DIRECTORY=/nowhere cuda-probe --occupy=1048576";
+    let went = shell("encoder", &format!("{around} 2>&1 && echo GOT-IT || true"))?;
+    ensure!(!went.contains("GOT-IT"), "a program that goes around the daemon gets the GPU: {went}");
+    shell("encoder", "cuda-probe --occupy=1048576").context("a client like the others")?;
+    cluster.delete_namespace("mps").await?;
+    cluster.wait_for("the GPU to be everybody's", || async { Ok((modes()? == before).then_some(())) }).await
+}
+
 /// Of the node's whole GPUs three are at one NUMA node, and one is at the other.
 #[test]
 fn gpus_of_a_claim_that_asks_for_it_are_at_one_numa_node() -> Result<()> {
