@@ -241,8 +241,16 @@ async fn without_counters_each_gpu_is_one_exclusive_device() {
             .ok_or_else(|| format!("{notes:?}"))
     })
     .await;
-    assert!(metric(&agent, "dra_gpu_server_feature{gate=\"DRAPartitionableDevices\"} 0").await);
-    assert!(metric(&agent, "dra_gpu_server_feature{gate=\"DRADeviceTaints\"} 1").await);
+    // They are counted after the slices are there.
+    for line in [
+        "dra_gpu_server_feature{gate=\"DRAPartitionableDevices\"} 0",
+        "dra_gpu_server_feature{gate=\"DRADeviceTaints\"} 1",
+    ] {
+        eventually("metric", || async {
+            metric(&agent, line).await.then_some(()).ok_or_else(|| line.to_owned())
+        })
+        .await;
+    }
     // Nothing overlapping was ever visible.
     let written = cluster.plane.audit(0);
     let shares = written.iter().filter(|entry| format!("{entry:?}").contains("gpu-0-mig-")).count();

@@ -8,8 +8,8 @@ use crate::reservation;
 use std::time::Duration;
 
 impl Node {
-    /// Ends the daemons of claims that have no record of this boot, nor one that the ledger may have lost; a reboot took
-    /// the others' with everything that used them. The node is not locked meanwhile, as the supervisor may take its time.
+    /// Ends the daemons of claims of which neither record nor CDI spec is left, and of claims of an earlier boot, which
+    /// took with it everything that used them. The node is not locked meanwhile, as the supervisor may take its time.
     /// Returns what was ended.
     pub(super) fn end_stray_daemons(&self, boot_id: &str) -> Vec<String> {
         let mut ended = Vec::new();
@@ -18,7 +18,7 @@ impl Node {
             let Ok(_claim) = reservation::claim(self.store.dir(), &uid, Duration::ZERO) else { continue };
             let end = || {
                 let ledger = self.ledger()?;
-                let kept = may_have_daemon(&ledger, &uid, boot_id);
+                let kept = self.may_have_daemon(&ledger, &uid, boot_id);
                 if kept { Ok(false) } else { self.end_unrecorded_daemon(&uid, &ledger) }
             };
             match end() {
@@ -26,10 +26,22 @@ impl Node {
                 Ok(false) => {}
                 Err(error) => {
                     tracing::warn!(claim.uid = %uid, %error, "a claim's MPS daemon stays until the agent's next start");
+                    // A start does not wait once for each of them.
+                    if is_late(&error) {
+                        break;
+                    }
                 }
             }
         }
         ended
+    }
+
+    /// Returns true if containers may be using a claim's daemon.
+    fn may_have_daemon(&self, ledger: &Ledger, uid: &str, boot_id: &str) -> bool {
+        match ledger.claims.get(uid) {
+            Some(record) => record.boot_id == boot_id,
+            None => ledger.newer.contains_key(uid) || ledger.lost.is_some() || self.has_spec(uid),
+        }
     }
 
     /// Ends the daemon of a claim without a record, and gives the GPUs that it was asked for their compute mode again.
@@ -49,7 +61,6 @@ impl Node {
     }
 }
 
-fn may_have_daemon(ledger: &Ledger, uid: &str, boot_id: &str) -> bool {
-    let known = ledger.claims.get(uid).is_some_and(|record| record.boot_id == boot_id);
-    known || ledger.newer.contains_key(uid) || ledger.lost.is_some()
+fn is_late(error: &UnprepareError) -> bool {
+    matches!(error, UnprepareError::Undo { source: StepError::Mps(MpsError::NotEnded { .. }), .. })
 }

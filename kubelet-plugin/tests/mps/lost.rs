@@ -1,12 +1,14 @@
 //! Claims whose records were lost.
 
-use super::common::supervisor::Supervisor;
-use super::common::{World, now};
-use super::{modes, wanted, world};
+use super::common::supervisor::{Answer, Supervisor};
+use super::common::{World, now, request};
+use super::{impatient, modes, wanted, world};
+use aliquot_kubelet_plugin::ledger::Ledger;
 use aliquot_kubelet_plugin::prepare::Conclusion;
 use aliquot_nvml::ComputeMode;
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Duration;
 
 fn lose(world: &World) {
     for name in ["checkpoint.json", "checkpoint.copy.json"] {
@@ -57,5 +59,34 @@ fn a_daemon_of_which_nothing_else_is_left_is_ended_once_all_is_accounted_for() {
     let Conclusion::Found { orphans, .. } = node.conclude(BTreeMap::new()).unwrap() else { panic!() };
     assert_eq!(orphans, ["MPS daemon of claim c-1"]);
     assert_eq!(modes(&world), [ComputeMode::Default; 2]);
+    world.assert_clean();
+}
+
+#[test]
+fn a_supervisor_that_hangs_does_not_keep_the_agent_from_starting() {
+    let world = world();
+    let supervisor = Supervisor::start(world.mps());
+    for uid in ["c-1", "c-2"] {
+        let device = if uid == "c-1" { "gpu-0-mps" } else { "gpu-1-mps" };
+        world.node().prepare(&request(uid, &[("r", device)]), false, now()).unwrap();
+    }
+    let node = world.node();
+    let mut locked = node.store.lock(Duration::from_secs(1)).unwrap();
+    let ledger = Ledger { claims: BTreeMap::new(), ..locked.load().unwrap().ledger };
+    locked.save(&ledger).unwrap();
+    drop(locked);
+    assert_eq!(world.node().recover().unwrap().orphans, [""; 0], "their specs say that pods may be running");
+    fs::remove_dir_all(world.cdi()).unwrap();
+    supervisor.answers(Answer::Nothing);
+    assert!(!impatient(&world).recover().unwrap().orphans.iter().any(|orphan| orphan.starts_with("MPS")));
+    let left = |uid: &str| world.mps().join(uid).join("ask.json").is_file();
+    assert_eq!(
+        (left("c-1"), left("c-2")),
+        (false, true),
+        "one is waited for, and the others are for the next start"
+    );
+    supervisor.answers(Answer::Works);
+    let orphans = world.node().recover().unwrap().orphans;
+    assert_eq!(orphans, ["MPS daemon of claim c-1", "MPS daemon of claim c-2"]);
     world.assert_clean();
 }
