@@ -44,9 +44,10 @@ pub(crate) fn list(spec: &NodeSpec, uvm: bool) -> String {
     } else {
         text.push_str(&format!("{GPUS} nvidia\n{GPUS} nvidiactl\n"));
     }
-    text.push_str(&format!("{CAPABILITIES} nvidia-caps\n"));
+    let (caps, of_uvm) = if spec.other_majors { (UVM, CAPABILITIES) } else { (CAPABILITIES, UVM) };
+    text.push_str(&format!("{caps} nvidia-caps\n"));
     if uvm {
-        text.push_str(&format!("{UVM} nvidia-uvm\n"));
+        text.push_str(&format!("{of_uvm} nvidia-uvm\n"));
     }
     text + "\nBlock devices:\n259 blkext\n"
 }
@@ -122,9 +123,11 @@ impl Node {
         if self.module().is_none() {
             return Err(NodeError::NotFound("the module nvidia, which nvidia-uvm needs, is not loaded"));
         }
+        // It may have been numbered anew since this process opened the node.
+        let spec = Self::open(&self.dir)?.spec;
         let path = self.dir.join("root/proc/devices");
         make_uvm(&self.dir.join("root/dev"))
-            .and_then(|()| fs::write(&path, list(&self.spec, true)))
+            .and_then(|()| fs::write(&path, list(&spec, true)))
             .map_err(|source| NodeError::Io { what: "could not write", path, source })
     }
 }
@@ -153,6 +156,9 @@ mod tests {
         assert!(of("nvidia").is_some() && of("nvidia") == of("nvidiactl"), "{text}");
         assert!(of("nvidia-caps").is_some() && of("nvidia-uvm").is_some(), "{text}");
         assert!(!list(&spec, false).contains("uvm"));
+        let other = list(&NodeSpec { other_majors: true, ..spec.clone() }, true);
+        assert!(other.contains(&format!("{UVM} nvidia-caps")), "{other}");
+        assert!(other.contains(&format!("{CAPABILITIES} nvidia-uvm")), "{other}");
         let old = NodeSpec { driver_version: "535.261.03".into(), ..spec };
         assert!(list(&old, true).contains(" nvidia-frontend\n") && !list(&old, true).contains("nvidiactl"));
     }

@@ -103,7 +103,9 @@ impl Node {
         if self.module().is_none() {
             self.load_module(None)?;
         }
-        root::restart(&self.dir, &self.spec, &self.gpus)?;
+        // They may have been numbered anew since this process opened the node.
+        let now = Self::open(&self.dir)?;
+        root::restart(&self.dir, &now.spec, &now.gpus)?;
         self.start_boot()
     }
 

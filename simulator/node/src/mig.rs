@@ -312,7 +312,7 @@ impl Node {
                     } else {
                         format!("{}c.{}", ci.size, gi.profile.name)
                     },
-                    uuid: self.spec.mig_uuid(parent.minor, gi.id, ci.id),
+                    uuid: self.spec.mig_uuid(parent.identity, gi.id, ci.id),
                     ci,
                     gi,
                 });

@@ -77,6 +77,15 @@ impl Node {
         root::unload(&self.dir)
     }
 
+    /// Has the driver number its devices otherwise when it is loaded next ([`NodeSpec::renumbered`]). A process that
+    /// opened the node before goes on with the numbers from then.
+    pub fn renumber(&self) -> Result<(), NodeError> {
+        if self.module().is_some() {
+            return Err(NodeError::InUse("the module nvidia is loaded: unload it first"));
+        }
+        Self::open(&self.dir)?.spec.renumbered()?.write(&self.dir)
+    }
+
     /// Loads the module. With a version the driver is exchanged first: its libraries are of that version then, and
     /// those of the former one are gone.
     pub fn load_module(&self, version: Option<&str>) -> Result<(), NodeError> {
@@ -93,7 +102,7 @@ impl Node {
                 spec
             }
         };
-        root::load(&self.dir, &spec, &self.gpus)?;
+        root::load(&self.dir, &spec, &spec.resolve()?)?;
         self.map.shared_word(word).fetch_add(1, Ordering::Relaxed);
         Ok(())
     }

@@ -45,12 +45,23 @@ pub struct GpuSpec {
     /// Minor number; by default the position in the list.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub minor: Option<u32>,
+    /// What its UUIDs and serial number are made of; by default the minor number. It stays when the driver numbers the
+    /// GPUs anew ([`NodeSpec::renumbered`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<u32>,
 }
 
 impl GpuSpec {
     /// A GPU of this board with MIG off.
     pub fn new(board: impl Into<String>) -> Self {
-        Self { board: board.into(), mig: false, memory_mib: None, numa_node: None, minor: None }
+        Self {
+            board: board.into(),
+            mig: false,
+            memory_mib: None,
+            numa_node: None,
+            minor: None,
+            identity: None,
+        }
     }
 
     /// The same with MIG mode on.
@@ -90,6 +101,9 @@ pub struct NodeSpec {
     /// Whether the module nvidia-uvm is absent after a start, until [`crate::Node::load_uvm`].
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub late_uvm: bool,
+    /// Whether the kernel gave the modules that choose no major number themselves another one than at first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub other_majors: bool,
     /// Settings of the CUDA driver, as lines of `cuda.conf`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuda_settings: Vec<String>,
@@ -139,6 +153,7 @@ impl NodeSpec {
             deny_mig_in_containers: false,
             mig_survives_reboot: None,
             late_uvm: false,
+            other_majors: false,
             cuda_settings: Vec::new(),
             nvml_library: None,
             cuda_library: None,
@@ -157,6 +172,20 @@ impl NodeSpec {
         self.nvml_library = self.nvml_library.or_else(|| built_library(NVML_LIBRARY));
         self.cuda_library = self.cuda_library.or_else(|| built_library(CUDA_LIBRARY));
         self
+    }
+
+    /// The same node after its driver was loaded anew and numbers everything otherwise: the minor numbers are given
+    /// out in reverse order, and the major numbers of `nvidia-caps` and `nvidia-uvm` are exchanged. The GPUs stay what
+    /// and where they are.
+    pub fn renumbered(&self) -> Result<Self, NodeError> {
+        let gpus = self.resolve()?;
+        let mut renumbered = self.clone();
+        renumbered.other_majors = !self.other_majors;
+        for (spec, (gpu, other)) in renumbered.gpus.iter_mut().zip(gpus.iter().zip(gpus.iter().rev())) {
+            spec.minor = Some(other.minor);
+            spec.identity = Some(gpu.identity);
+        }
+        Ok(renumbered)
     }
 
     /// The GPUs with everything that follows from the specification.
@@ -189,16 +218,21 @@ impl NodeSpec {
             if gpus.iter().any(|g: &Gpu| g.minor == minor) {
                 return Err(NodeError::Spec(format!("GPU {index}: minor number {minor} is taken")));
             }
+            let identity = spec.identity.unwrap_or(minor);
+            if gpus.iter().any(|g: &Gpu| g.identity == identity) {
+                return Err(NodeError::Spec(format!("GPU {index}: identity {identity} is taken")));
+            }
             gpus.push(Gpu {
                 index,
                 minor,
+                identity,
                 board,
-                uuid: format!("GPU-{}", uuid_of(&self.seed, &format!("gpu {minor}"))),
+                uuid: format!("GPU-{}", uuid_of(&self.seed, &format!("gpu {identity}"))),
                 // Two buses apart, as on HGX boards: 0x0f, 0x2f, 0x4f …
                 bus: 0x0f + ordinal * 0x10,
                 serial: format!(
                     "16{:011}",
-                    hash(&[&self.seed, &format!("serial {minor}")]) % 100_000_000_000
+                    hash(&[&self.seed, &format!("serial {identity}")]) % 100_000_000_000
                 ),
                 numa_node: spec.numa_node.unwrap_or_else(|| i32::from(index >= half)),
                 memory_mib: spec.memory_mib.unwrap_or(board.memory_mib),
@@ -208,9 +242,9 @@ impl NodeSpec {
         Ok(gpus)
     }
 
-    /// UUID of the MIG device that a compute instance is.
-    pub fn mig_uuid(&self, minor: u32, gi: u32, ci: u32) -> String {
-        format!("MIG-{}", uuid_of(&self.seed, &format!("mig {minor} {gi} {ci}")))
+    /// UUID of the MIG device that a compute instance of the GPU with this identity is.
+    pub fn mig_uuid(&self, identity: u32, gi: u32, ci: u32) -> String {
+        format!("MIG-{}", uuid_of(&self.seed, &format!("mig {identity} {gi} {ci}")))
     }
 }
 
@@ -221,6 +255,8 @@ pub struct Gpu {
     pub index: usize,
     /// Minor number of its device node.
     pub minor: u32,
+    /// What its UUID and serial number are made of.
+    pub identity: u32,
     /// Its board.
     pub board: &'static Board,
     /// `GPU-…`.
@@ -319,6 +355,24 @@ mod tests {
         assert_ne!(a.mig_uuid(0, 1, 0), a.mig_uuid(0, 1, 1));
         assert_ne!(a.mig_uuid(1, 1, 0), a.mig_uuid(0, 1, 1));
         assert_eq!(a.mig_uuid(0, 1, 0).len(), 40);
+    }
+
+    #[test]
+    fn renumbered_gpus_are_the_same_ones_under_numbers_in_reverse_order() {
+        let of = |spec: &NodeSpec| -> Vec<_> {
+            let gpus = spec.resolve().unwrap();
+            gpus.into_iter().map(|gpu| (gpu.minor, gpu.uuid, gpu.serial, gpu.bus)).collect()
+        };
+        let before = NodeSpec::new(["A30", "T4", "T4"]);
+        let after = before.renumbered().unwrap();
+        let (then, now) = (of(&before), of(&after));
+        assert_eq!(now.iter().map(|gpu| gpu.0).collect::<Vec<_>>(), [2, 1, 0]);
+        for (then, now) in then.iter().zip(&now) {
+            assert_eq!((&then.1, &then.2, then.3), (&now.1, &now.2, now.3));
+        }
+        assert!(after.other_majors);
+        let back = after.renumbered().unwrap();
+        assert_eq!((of(&back), back.other_majors), (then, false));
     }
 
     #[test]

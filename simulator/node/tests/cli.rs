@@ -112,6 +112,38 @@ fn the_driver_is_unloaded_when_nobody_uses_it_and_comes_back_in_another_version(
 }
 
 #[test]
+fn a_driver_that_numbers_anew_says_so_in_proc_and_leaves_the_gpus_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    ok(dir.path(), &["create", "H100-80", "T4"]);
+    let text = |path: &str| std::fs::read_to_string(dir.path().join("root/proc").join(path)).unwrap();
+    let gpus = || -> Vec<(u32, String, String)> {
+        let node = Node::open(dir.path()).unwrap();
+        node.gpus().iter().map(|gpu| (gpu.minor, gpu.uuid.clone(), gpu.bdf())).collect()
+    };
+    let major = |name: &str| {
+        let devices = text("devices");
+        let line = devices.lines().find(|line| line.ends_with(&format!(" {name}"))).unwrap();
+        line.split(' ').next().unwrap().to_owned()
+    };
+    let then = (gpus(), major("nvidia"), major("nvidia-caps"), major("nvidia-uvm"));
+    assert!(fails(dir.path(), &["load", "--renumber"]).contains("is loaded"));
+    ok(dir.path(), &["unload"]);
+    ok(dir.path(), &["load", "--renumber"]);
+    let now = gpus();
+    assert_eq!((now[0].0, now[1].0), (1, 0));
+    for (then, now) in then.0.iter().zip(&now) {
+        assert_eq!((&then.1, &then.2), (&now.1, &now.2));
+        let information = text(&format!("driver/nvidia/gpus/{}/information", now.2));
+        assert!(information.contains(&format!("Device Minor: \t {}\n", now.0)), "{information}");
+        assert!(information.contains(&now.1), "{information}");
+    }
+    assert_eq!(major("nvidia"), then.1, "it is fixed");
+    assert_eq!((major("nvidia-uvm"), major("nvidia-caps")), (then.2.clone(), then.3.clone()));
+    ok(dir.path(), &["reboot"]);
+    assert_eq!((gpus(), major("nvidia-uvm")), (now, then.2), "a reboot changes nothing of it");
+}
+
+#[test]
 fn a_process_keeps_the_driver_from_being_unloaded_but_by_force() {
     let dir = tempfile::tempdir().unwrap();
     ok(dir.path(), &["create", "T4"]);

@@ -26,7 +26,9 @@ usage: aliquot-sim [--node DIR] COMMAND      (DIR: default $ALIQUOT_SIM_NODE, el
                                    how NVML names processes
   load-uvm                         load the module nvidia-uvm
   unload [--force]                 unload the module nvidia; by force also while it is in use
-  load [VERSION]                   load it, as part of a driver of that version
+  load [--renumber] [VERSION]      load it, as part of a driver of that version; with other
+                                   minor numbers of GPUs, and major numbers of nvidia-caps and
+                                   nvidia-uvm, than before
   reset GPU                        reset a GPU: the pending MIG mode comes, instances go
   reboot                           reboot the node";
 
@@ -50,7 +52,7 @@ pub(crate) enum Command {
     View(ProcessView),
     LoadUvm,
     Unload { force: bool },
-    Load(Option<String>),
+    Load { renumber: bool, version: Option<String> },
     Reset(usize),
     Reboot,
 }
@@ -142,8 +144,10 @@ pub(crate) fn parse(words: &[String]) -> Result<Args, String> {
         }),
         "load-uvm" => Command::LoadUvm,
         "unload" => Command::Unload { force: words.flag("--force") },
-        "load" if words.rest.is_empty() => Command::Load(None),
-        "load" => Command::Load(Some(words.next("a version")?)),
+        "load" => Command::Load {
+            renumber: words.flag("--renumber"),
+            version: if words.rest.is_empty() { None } else { Some(words.next("a version")?) },
+        },
         "reset" => Command::Reset(words.number("a GPU index")?),
         "reboot" => Command::Reboot,
         other => return Err(format!("no command {other:?}")),

@@ -81,7 +81,13 @@ fn run(words: &[String]) -> Result<String, CliError> {
         Command::View(view) => Ok(open()?.set_process_view(view).map(done)?),
         Command::LoadUvm => Ok(open()?.load_uvm().map(done)?),
         Command::Unload { force } => Ok(open()?.unload_module(force).map(done)?),
-        Command::Load(version) => Ok(open()?.load_module(version.as_deref()).map(done)?),
+        Command::Load { renumber, version } => {
+            let node = open()?;
+            if renumber {
+                node.renumber()?;
+            }
+            Ok(node.load_module(version.as_deref()).map(done)?)
+        }
         Command::Reset(gpu) => Ok(open()?.reset(gpu).map(done)?),
         Command::Reboot => Ok(reboot(&dir).map(done)?),
     }
