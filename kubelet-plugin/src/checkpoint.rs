@@ -330,6 +330,7 @@ mod tests {
                 retention: None,
                 confirmed: false,
                 steps: vec![Step::SwitchMig { gpu: gpu(), on: true }, Step::WriteSpec],
+                numbers: Default::default(),
                 extra: Default::default(),
             };
             ledger.claims.insert(uid, record);

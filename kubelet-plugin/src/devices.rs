@@ -2,6 +2,7 @@
 //! `/dev` counts: a container runtime makes the nodes itself, and a device whose module is loaded later is there
 //! at the next prepare. [`Majors::parse`] and what follows from it are pure.
 
+use crate::ledger::DeviceNumber;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,13 @@ pub struct CharDevice {
     pub major: u32,
     /// Minor number.
     pub minor: u32,
+}
+
+impl CharDevice {
+    /// Its number.
+    pub const fn number(&self) -> DeviceNumber {
+        DeviceNumber { major: self.major, minor: self.minor }
+    }
 }
 
 /// Why a container could not open what it needs.

@@ -2,6 +2,9 @@
 
 mod metadata;
 mod mps;
+mod numbers;
+
+pub use numbers::Gone;
 
 use crate::devices::{DeviceError, Majors};
 use crate::driver::{Driver, monitor_capability};
@@ -11,11 +14,12 @@ use crate::ledger::{Device, Ledger, Record};
 use crate::made;
 use crate::metadata::MetadataError;
 use crate::mps::{Mps, MpsError};
+use crate::numbers::Reach;
 use crate::plan::{Step, Undo};
 use crate::selinux::{Existing, LabelError, Labels};
 use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
-use aliquot_cdi::{DirError, NameError, SpecDir};
+use aliquot_cdi::{DirError, NameError, Spec, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{GpuUuid, LiveMig, MigCapability, Placement};
 use aliquot_nvml::caps::MigMinors;
@@ -85,6 +89,12 @@ pub enum StepError {
         /// Place.
         placement: Placement,
     },
+    /// Containers of another claim may open the partition that was made.
+    #[error(
+        "{target} would be given to it, but {0}; it is given out once that claim is unprepared: delete the pods that use it",
+        target = .0.target()
+    )]
+    Reached(Box<Reach>),
     /// The driver switches MIG mode only with a reset of the GPU.
     #[error(
         "MIG mode of GPU {gpu} can be switched {} only with a reset of the GPU, which this agent does not do while others \
@@ -248,7 +258,7 @@ impl Machine {
             }
             Step::MakeExclusive { gpu } => self.make_exclusive(gpu)?,
             Step::StartMps { .. } => self.start_mps(record)?,
-            Step::WriteSpec => self.write_spec(record)?,
+            Step::WriteSpec => self.write_spec(record, &self.spec(record, Gone::Refused)?)?,
         }
         self.probe.at("after step");
         Ok(())
@@ -422,11 +432,11 @@ impl Machine {
         self.cdi.list(&name).is_ok_and(|names| names.contains(&name))
     }
 
-    /// Writes the claim's CDI spec from the hardware as it is now.
+    /// The claim's CDI spec from the hardware as it is now.
     ///
     /// # Errors
     /// [`StepError`] if something that the spec must name is not there.
-    pub fn write_spec(&self, record: &Record) -> Result<(), StepError> {
+    pub fn spec(&self, record: &Record, gone: Gone) -> Result<Spec, StepError> {
         let limiter =
             record.devices.iter().any(|device| device.share.is_some()).then(|| self.limiter()).transpose()?;
         let majors = Majors::read(&self.proc_root)?;
@@ -438,17 +448,14 @@ impl Machine {
         let devices = record
             .devices
             .iter()
-            .map(|device| Ok((device.clone(), self.nodes(device, &majors, &caps)?)))
+            .map(|device| Ok((device.clone(), gone.settle(self.nodes(device, &majors, &caps))?)))
             .collect::<Result<Vec<_>, StepError>>()?;
         let indexed = record.indexed_env;
         let (boot_id, claim) = (&record.boot_id, &record.claim);
         let driver = OfDriver { files: &self.driver.files(), control: &majors.control()? };
         let mut spec = edits::spec(&self.site, driver, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
         edits::tell_mounts(&mut spec, identity)?;
-        self.write_metadata(record)?;
-        // Last: where it is, all that the claim's devices need is there.
-        self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), &spec)?;
-        Ok(())
+        Ok(spec)
     }
 
     /// Devices of a result.

@@ -1,6 +1,7 @@
 //! Watches the node's GPUs: gathers hardware and ledger, listens for errors, reports what cannot be read.
 
 mod listen;
+mod numbers;
 
 use crate::events::Events;
 use crate::health::state::Look;
@@ -16,6 +17,7 @@ use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_nvml::{EventKind, GpuError, GpuEvent, GpuHealth, Gpus, Inventory};
 use jiff::Timestamp;
 use listen::Listeners;
+use numbers::Followed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +27,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 const DEBOUNCE: Duration = Duration::from_millis(50);
-/// Look at least this often while the driver does not answer: it may come back at any time.
+/// Look at least this often while the driver does not answer, which it may do at any time, or while a CDI spec may name
+/// other devices than it should.
 const AWAY: Duration = Duration::from_secs(15);
 /// What `/healthz` says of the driver.
 pub(crate) const NOTE: &str = "driver";
@@ -60,6 +63,7 @@ impl Watcher {
         let mut listeners = Listeners::new(Arc::clone(&self.node.machine.gpus), sender, cancel.clone());
         let mut reported: BTreeSet<String> = BTreeSet::new();
         let mut answered = true;
+        let mut followed = Followed::default();
         loop {
             let mut interval = self.interval;
             if let Some(overview) = self.look(&mut reported, &listeners).await {
@@ -71,7 +75,8 @@ impl Watcher {
                         .node_normal(reasons::NVML_ANSWERS, "the node's GPUs can be read again".to_owned());
                 }
                 answered = answers;
-                if !answers {
+                let follows = self.follow_numbers(&mut followed, &overview).await;
+                if !answers || !follows {
                     interval = interval.min(AWAY);
                 }
             }
@@ -126,6 +131,7 @@ impl Watcher {
             }));
             self.say_once(reported, &seen, reasons::GPU_UNREADABLE);
         }
+        self.say_reached(reported, &mut seen, &overview);
         self.say_state(reported, &mut seen, &overview);
         *reported = seen;
         self.measure(&overview);

@@ -10,10 +10,13 @@ mod former;
 mod lost;
 #[path = "ledger/newer.rs"]
 mod newer;
+#[path = "ledger/numbers.rs"]
+mod numbers;
 
 pub use former::{Former, Given};
 pub use lost::{Cause, Ended, Lost, Running};
 pub use newer::NewerRecord;
+pub use numbers::DeviceNumber;
 
 use crate::checkpoint::Surplus;
 use crate::claim::{ClaimRef, Consumed, ResultKey};
@@ -25,7 +28,7 @@ use aliquot_model::{
     DeviceKind, DeviceName, DriverCapabilities, GpuUuid, LiveMig, MigUuid, Placement, ProfileName,
 };
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How far a claim is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -290,6 +293,10 @@ pub struct Record {
     /// Whether the kubelet was ever told that it is prepared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub confirmed: bool,
+    /// Numbers of all devices that its CDI spec has named since it was prepared: its containers keep those that they
+    /// were started with.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub numbers: BTreeSet<DeviceNumber>,
     /// What was done, in order; the inverses in reverse order undo it.
     pub steps: Vec<Step>,
     /// What a newer release wrote beside it.

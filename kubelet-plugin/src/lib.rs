@@ -38,6 +38,7 @@ pub mod metrics;
 pub mod mode;
 pub mod mps;
 pub mod notice;
+pub mod numbers;
 pub mod pages;
 pub mod parked;
 pub mod partitioning;

@@ -6,6 +6,7 @@ use crate::claim::ClaimRef;
 use crate::health::Verdict;
 use crate::health::state::Told;
 use crate::ledger::Lost;
+use crate::numbers::Reach;
 use crate::partitioning::Unclaimed;
 use crate::publish::PublishError;
 use crate::selinux::LabelError;
@@ -85,6 +86,36 @@ pub fn vanished(claim: &ClaimRef, devices: &[&str]) -> String {
          claim until no pod and no process of this node uses it; then the agent releases it (--orphan-grace). If that \
          does not come, end the pods and processes that use it",
         cut(&devices.join(", "))
+    )
+}
+
+/// The devices of a claim have other numbers than its running containers know.
+pub fn renumbered() -> String {
+    "the NVIDIA driver of this node was loaded anew and gives the claim's devices other numbers, or has lost them. \
+     Containers that run keep the numbers that they were started with, which may mean nothing or somebody else's \
+     device by now; containers that start from now on get the claim's own. Delete the pods that use the claim"
+        .to_owned()
+}
+
+/// A CDI spec may name other devices than it should.
+pub fn not_renumbered(claim: &ClaimRef, error: &str) -> String {
+    format!(
+        "whether the CDI spec of claim {claim} names the claim's own devices cannot be told, or it cannot be written \
+         anew ({}), so a container of it that starts now may get another device. It is tried again; delete the pods that \
+         use the claim if it stays so",
+        cut(error)
+    )
+}
+
+/// Containers of a claim may open what is not theirs.
+pub fn reached(reach: &Reach, victims: &[&ClaimRef]) -> String {
+    let users: Vec<String> = victims.iter().map(ToString::to_string).collect();
+    let users = match users.as_slice() {
+        [] => String::new(),
+        users => format!(" It is prepared for claim {}.", cut(&users.join(", "))),
+    };
+    format!(
+        "{reach}.{users} No other claim gets it until the first one is unprepared: delete the pods that use that one"
     )
 }
 

@@ -145,6 +145,7 @@ mod tests {
             retention: Some(Retention::Parked { until: 100 }),
             confirmed: true,
             steps: Vec::new(),
+            numbers: Default::default(),
             extra: Default::default(),
         }
     }

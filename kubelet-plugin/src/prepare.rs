@@ -28,6 +28,7 @@ mod limit;
 mod metadata;
 mod mps;
 mod newer;
+mod numbers;
 mod overview;
 mod processes;
 mod rebuild;
@@ -38,6 +39,7 @@ mod unaccounted;
 
 pub use error::{PrepareError, UnprepareError};
 pub use limit::Limited;
+pub use numbers::{Numbering, Renumbered};
 pub use overview::Overview;
 pub use rebuild::{Conclusion, RebuildError};
 pub use unaccounted::{Named, Unaccounted, Unreadable};

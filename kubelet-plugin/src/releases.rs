@@ -200,6 +200,7 @@ mod tests {
             retention: None,
             confirmed: true,
             steps: Vec::new(),
+            numbers: Default::default(),
             extra: Default::default(),
         }
     }

@@ -152,6 +152,7 @@ pub(crate) fn ledger_of(claims: &[(&str, Device)]) -> Ledger {
             confirmed: true,
             retention: None,
             steps: Vec::new(),
+            numbers: Default::default(),
             extra: Default::default(),
         };
         ledger.claims.insert((*uid).to_owned(), record);

@@ -9,6 +9,8 @@
 )]
 
 mod common;
+#[path = "sim/renumber.rs"]
+mod renumber;
 
 use aliquot_kubelet_plugin::made;
 use aliquot_proto::dra::v1;

@@ -110,6 +110,7 @@ impl NewerRecord {
             retention: None,
             confirmed: part(&value, "confirmed").unwrap_or_default(),
             steps,
+            numbers: Default::default(),
             extra: Default::default(),
         })
     }

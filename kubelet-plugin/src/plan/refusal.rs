@@ -1,6 +1,7 @@
 //! Why a plan is refused: the words that a user finds in a pod's events.
 
 use crate::claim::ClaimRef;
+use crate::numbers::Reach;
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{DeviceName, GpuUuid, Placement, Quantity};
 
@@ -28,6 +29,7 @@ impl PlanError {
             Refusal::Conflict { .. }
                 | Refusal::Oversubscribed { .. }
                 | Refusal::Foreign { .. }
+                | Refusal::Reached { .. }
                 | Refusal::Unaccounted { .. }
                 | Refusal::Unreadable { .. }
                 | Refusal::Beyond { .. }
@@ -71,6 +73,16 @@ pub enum Refusal {
         device: DeviceName,
         /// GPU now.
         now: GpuUuid,
+    },
+    /// Containers of another claim may open the GPU.
+    #[error(
+        "device {device} is on {}, which is given to nobody: {reach}; it becomes free when that claim is unprepared: delete the pods that use it", reach.target()
+    )]
+    Reached {
+        /// Device.
+        device: DeviceName,
+        /// Who, and how.
+        reach: Box<Reach>,
     },
     /// No such profile or placement on the board.
     #[error(

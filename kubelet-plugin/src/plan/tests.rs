@@ -64,6 +64,7 @@ impl World {
             retention: None,
             confirmed: true,
             steps: plan.steps,
+            numbers: Default::default(),
             extra: Default::default(),
         };
         self.ledger.claims.insert(request.claim.uid.clone(), record.clone());

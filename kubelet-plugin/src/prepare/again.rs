@@ -29,7 +29,11 @@ impl Node {
             if !matches!(step, Step::WriteSpec | Step::SwitchMig { .. }) {
                 tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
             }
-            match self.machine.run(&mut record, &step) {
+            let made = match step {
+                Step::WriteSpec => self.refuse_reached_partitions(&record),
+                _ => Ok(()),
+            };
+            match made.and_then(|()| self.machine.run(&mut record, &step)) {
                 Ok(()) => {}
                 // What pods may be running with stays as it was written while the GPU answered.
                 Err(StepError::Gpu(error))

@@ -105,6 +105,7 @@ impl Node {
             }
         };
         self.machine.require_devices(&plan.devices)?;
+        self.refuse_reached(request, facts, &ledger, boot_id)?;
         if ledger.lost.as_ref().is_some_and(Lost::is_loss) {
             for device in &mut plan.devices {
                 let there = share::is_there(&self.machine.shares, device);
@@ -130,6 +131,7 @@ impl Node {
             confirmed: prior.is_some()
                 || ledger.lost.as_ref().is_some_and(|lost| lost.running.contains_key(uid)),
             steps: plan.steps,
+            numbers: Default::default(),
             extra: prior.map(|record| record.extra.of_the_whole()).unwrap_or_default(),
         };
         ledger.claims.insert(record.claim.uid.clone(), record.clone());

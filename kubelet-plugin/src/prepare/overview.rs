@@ -1,14 +1,16 @@
 //! Ledger and hardware together.
 
-use super::{Node, PrepareError, Unaccounted, bind};
+use super::{Node, Numbering, PrepareError, Unaccounted, bind};
 use crate::health::LastRead;
-use crate::ledger::{Ledger, Lost};
+use crate::ledger::{Device, Ledger, Lost};
 use crate::made;
+use crate::numbers::{self, Reach};
 use crate::partitioning::{Partitioning, Unclaimed};
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceName, GpuInfo, GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// What the ledger says, for publishing, health and metrics.
 #[derive(Debug, Clone, Default)]
@@ -27,6 +29,10 @@ pub struct Overview {
     pub made: BTreeSet<String>,
     /// Claims that the ledger does not know although their CDI specs are here.
     pub unaccounted: Vec<Unaccounted>,
+    /// How the driver numbers its devices, if that can be told.
+    pub numbering: Option<Arc<Numbering>>,
+    /// What containers may open although it is not their claim's.
+    pub reached: Vec<Reach>,
 }
 
 impl Overview {
@@ -72,8 +78,15 @@ impl Overview {
         there
     }
 
-    /// Hardware that must not be given out although no claim in the API has it: of vanished claims, and
-    /// of instances that nobody knows and that are not given out as they are.
+    /// Returns true if the API has the device under a name that means another GPU now.
+    fn is_renamed(&self, device: &Device) -> bool {
+        let binding = device.name().and_then(|name| self.ledger.bindings.get(&name.minor()));
+        binding.is_some_and(|binding| binding.gpu != device.gpu)
+    }
+
+    /// Hardware that must not be given out although no claim in the API has it: of vanished claims, of claims that have
+    /// it under a former name, what containers may open by a former number, and of instances that nobody knows and that
+    /// are not given out as they are.
     pub fn held(&self, vanished: &BTreeSet<String>) -> BTreeMap<GpuUuid, Vec<Holding>> {
         let mut held: BTreeMap<GpuUuid, Vec<Holding>> = BTreeMap::new();
         let of_claims = self
@@ -81,6 +94,12 @@ impl Overview {
             .held()
             .filter(|(holder, _)| vanished.contains(&holder.claim.uid))
             .filter_map(|(_, device)| Some((device.gpu.clone(), device.held?.holding())));
+        let renamed = self.ledger.held().filter(|(_, device)| self.is_renamed(device));
+        let of_renamed = renamed.filter_map(|(_, device)| Some((device.gpu.clone(), device.held?.holding())));
+        let of_reached = self
+            .reached
+            .iter()
+            .map(|reach| (reach.gpu.clone(), reach.partition.map_or(Holding::Whole, Holding::Partition)));
         let in_the_way = self.foreign.iter().filter(|mig| !self.is_adopted(mig));
         let of_nobody = in_the_way.map(|mig| (mig.parent.clone(), Holding::Partition(mig.placement)));
         let gpus = || self.inventory.iter().flat_map(|inventory| &inventory.gpus);
@@ -94,7 +113,8 @@ impl Overview {
         let anywhere = gpus()
             .filter(|gpu| unknown && !self.ledger.is_held_whole(&gpu.uuid))
             .map(|gpu| (gpu.uuid.clone(), Holding::Whole));
-        for (gpu, holding) in of_claims.chain(of_nobody).chain(of_lost).chain(anywhere) {
+        let kept = of_claims.chain(of_renamed).chain(of_reached);
+        for (gpu, holding) in kept.chain(of_nobody).chain(of_lost).chain(anywhere) {
             let list = held.entry(gpu).or_default();
             if !list.contains(&holding) {
                 list.push(holding);
@@ -121,7 +141,8 @@ impl Node {
     /// If lock or checkpoint cannot be had. GPUs that cannot be read leave the inventory empty.
     pub fn overview(&self) -> Result<(Overview, Option<GpuError>), PrepareError> {
         let before = self.ledger()?;
-        let made = made::all(&self.machine.data_dir, &self.boot_id()?);
+        let boot_id = self.boot_id()?;
+        let made = made::all(&self.machine.data_dir, &boot_id);
         let (inventory, error) = match self.machine.gpus.inventory() {
             Ok(inventory) => (Some(inventory), None),
             Err(error) => (None, Some(error)),
@@ -145,6 +166,27 @@ impl Node {
             .cloned()
             .collect();
         let adopts = self.adopts(&ledger);
-        Ok((Overview { ledger, inventory, absent: Vec::new(), foreign, adopts, made, unaccounted }, error))
+        let numbering = inventory.as_ref().and_then(|inventory| match self.numbering(&inventory.gpus) {
+            Ok(numbering) => Some(numbering),
+            Err(error) => {
+                tracing::warn!(%error, "which devices containers may open cannot be told");
+                None
+            }
+        });
+        let reached = inventory.as_ref().zip(numbering.as_ref()).map(|(inventory, numbering)| {
+            numbers::reached(&ledger, &boot_id, &numbering.meanings(&inventory.gpus, &inventory.live))
+        });
+        let overview = Overview {
+            ledger,
+            inventory,
+            absent: Vec::new(),
+            foreign,
+            adopts,
+            made,
+            unaccounted,
+            numbering: numbering.map(Arc::new),
+            reached: reached.unwrap_or_default(),
+        };
+        Ok((overview, error))
     }
 }

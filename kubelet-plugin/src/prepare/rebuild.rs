@@ -7,6 +7,7 @@ use super::{Node, PrepareError, bind};
 use crate::claim::Request;
 use crate::edits;
 use crate::ledger::{Ledger, Lost, Record, Retention, Running, State};
+use crate::numbers;
 use crate::partitioning::Partitioning;
 use crate::plan::Plan;
 use crate::rebuild::{self, Disagreement, Left};
@@ -114,6 +115,8 @@ impl Node {
             retention: request.hold.map(|_| Retention::Keep),
             // A spec is the last step.
             confirmed: true,
+            // What it named before it was written last, nobody knows any more.
+            numbers: numbers::named(&spec),
             steps,
             extra: Default::default(),
         };

@@ -45,6 +45,8 @@ impl Node {
             ledger.count_end(&record);
             record.charge = None;
             record.ended = None;
+            // Its containers are gone.
+            record.numbers.clear();
             record.retention = Some(Retention::Parked { until: now.as_second().saturating_add(at_most) });
             put(&mut ledger, record.clone());
             self.machine.probe.at("before parking");

@@ -1,0 +1,93 @@
+//! Sees to it that CDI specs follow when the driver numbers its devices otherwise, and tells who may open what is
+//! another claim's.
+
+use super::Watcher;
+use crate::claim::ClaimRef;
+use crate::ledger::Ledger;
+use crate::notice;
+use crate::numbers::Reach;
+use crate::prepare::{Numbering, Overview};
+use crate::reasons;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// What the specs are known to follow from.
+#[derive(Debug, Default)]
+pub(super) struct Followed {
+    numbering: Option<Arc<Numbering>>,
+    told: BTreeSet<String>,
+}
+
+impl Watcher {
+    /// Brings CDI specs up to date if the numbers are not those of the last time. Returns whether all are.
+    pub(super) async fn follow_numbers(&self, followed: &mut Followed, overview: &Overview) -> bool {
+        let Some(now) = &overview.numbering else { return true };
+        if followed.numbering.as_ref() == Some(now) {
+            return true;
+        }
+        let node = Arc::clone(&self.node);
+        let done = match tokio::task::spawn_blocking(move || node.renumber()).await {
+            Ok(Ok(done)) => done,
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "CDI specs cannot be brought up to date");
+                return false;
+            }
+            Err(error) => {
+                tracing::error!(%error, "bringing CDI specs up to date ended abnormally");
+                return false;
+            }
+        };
+        for claim in &done.rewritten {
+            tracing::warn!(%claim, "its CDI spec named other device numbers, and was written anew");
+            self.events.claim_warning(claim, reasons::DEVICE_NUMBERS_CHANGED, notice::renumbered());
+        }
+        let mut told = BTreeSet::new();
+        for (claim, error) in &done.failed {
+            let note = notice::not_renumbered(claim, error);
+            if !followed.told.contains(&note) {
+                self.events.node_warning(reasons::SPEC_NOT_FOLLOWED, note.clone());
+            }
+            told.insert(note);
+        }
+        followed.told = told;
+        let all = done.failed.is_empty();
+        if all {
+            followed.numbering = Some(Arc::clone(now));
+        }
+        all
+    }
+
+    /// Tells on the Node who may open what is not theirs, and the claims on both sides.
+    pub(super) fn say_reached(
+        &self,
+        reported: &BTreeSet<String>,
+        seen: &mut BTreeSet<String>,
+        overview: &Overview,
+    ) {
+        let mut notes = Vec::new();
+        for reach in &overview.reached {
+            let victims = victims(&overview.ledger, reach);
+            let note = notice::reached(reach, &victims);
+            if !reported.contains(&note) {
+                self.events.node_warning(reasons::DEVICE_REACHED, note.clone());
+                self.events.claim_warning(&reach.claim, reasons::DEVICE_REACHED, note.clone());
+                for victim in victims {
+                    self.events.claim_warning(victim, reasons::DEVICE_REACHED, note.clone());
+                }
+            }
+            seen.insert(note.clone());
+            notes.push(note);
+        }
+        self.notes.set("numbers", notes);
+    }
+}
+
+/// Claims that have what another one's containers may open.
+fn victims<'a>(ledger: &'a Ledger, reach: &'a Reach) -> Vec<&'a ClaimRef> {
+    let on_it = ledger.others(&reach.claim.uid, &reach.gpu).filter(|(_, device)| {
+        let partition = device.partition.as_ref().map(|partition| partition.placement);
+        device.held.is_some() && (reach.partition.is_none() || reach.partition == partition)
+    });
+    let claims: BTreeSet<&ClaimRef> = on_it.map(|(holder, _)| holder.claim).collect();
+    claims.into_iter().collect()
+}

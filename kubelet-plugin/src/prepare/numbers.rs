@@ -1,0 +1,180 @@
+//! Device numbers: who is refused because of them, and CDI specs that follow when the driver numbers its devices
+//! otherwise. The rules are [`crate::numbers`]'.
+
+use super::{Node, PrepareError};
+use crate::claim::{ClaimRef, Request};
+use crate::devices::Majors;
+use crate::execute::{Gone, StepError};
+use crate::ledger::{Ledger, Record, State};
+use crate::numbers::{self, Meaning};
+use crate::plan::{PlanError, Refusal};
+use crate::reservation;
+use crate::store::{StoreError, io_error};
+use aliquot_model::{DeviceKind, GpuInfo, GpuUuid, LiveMig};
+use aliquot_nvml::Inventory;
+use aliquot_nvml::caps::MigMinors;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// How the driver numbers its devices at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Numbering {
+    majors: Majors,
+    caps: MigMinors,
+    /// Minor numbers of the GPUs that can be read.
+    gpus: BTreeMap<GpuUuid, u32>,
+}
+
+impl Numbering {
+    /// What the numbers mean.
+    pub fn meanings(&self, gpus: &[GpuInfo], live: &[LiveMig]) -> Vec<Meaning> {
+        numbers::meanings(gpus, live, &self.majors, &self.caps)
+    }
+}
+
+/// What became of CDI specs when the driver was found to number its devices otherwise.
+#[derive(Debug, Default)]
+pub struct Renumbered {
+    /// Claims whose specs were written anew.
+    pub rewritten: Vec<ClaimRef>,
+    /// Claims whose specs could not be compared or written, and why.
+    pub failed: Vec<(ClaimRef, String)>,
+}
+
+impl Node {
+    /// How the driver numbers its devices now.
+    pub(super) fn numbering(&self, gpus: &[GpuInfo]) -> Result<Numbering, StepError> {
+        let proc_root = &self.machine.proc_root;
+        Ok(Numbering {
+            majors: Majors::read(proc_root)?,
+            caps: MigMinors::read(proc_root).map_err(io_error("read", &MigMinors::path(proc_root)))?,
+            gpus: gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect(),
+        })
+    }
+
+    /// Refuses a claim that would get a GPU which containers of another claim may open.
+    ///
+    /// # Errors
+    /// [`Refusal::Reached`].
+    pub(super) fn refuse_reached(
+        &self,
+        request: &Request,
+        facts: &Inventory,
+        ledger: &Ledger,
+        boot_id: &str,
+    ) -> Result<(), PrepareError> {
+        let numbering = self.numbering(&facts.gpus).map_err(|source| PrepareError::Step {
+            step: "tell which devices are whose".to_owned(),
+            source,
+        })?;
+        let reached = numbers::reached(ledger, boot_id, &numbering.meanings(&facts.gpus, &[]));
+        for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
+            let gpu = facts.gpus.iter().find(|gpu| gpu.minor == wanted.device.minor());
+            let reach = gpu.and_then(|gpu| numbers::obstacle(&reached, &request.claim.uid, &gpu.uuid, None));
+            if let Some(reach) = reach {
+                let refusal =
+                    Refusal::Reached { device: wanted.device.clone(), reach: Box::new(reach.clone()) };
+                return Err(PlanError::new(&wanted.request, refusal).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses partitions of a claim which containers of another claim may open. Which numbers a partition has is known
+    /// only when it was made.
+    ///
+    /// # Errors
+    /// [`StepError::Reached`].
+    pub(super) fn refuse_reached_partitions(&self, record: &Record) -> Result<(), StepError> {
+        let partitions =
+            record.devices.iter().filter_map(|device| Some((&device.gpu, device.partition.as_ref()?)));
+        for (gpu, partition) in partitions {
+            let info = self.machine.gpus.gpu(gpu)?;
+            let mut live = self.machine.gpus.live_migs(gpu)?;
+            live.retain(|mig| mig.placement == partition.placement);
+            let meanings = self.numbering(&[])?.meanings(&[info], &live);
+            let capabilities: Vec<Meaning> =
+                meanings.into_iter().filter(|meaning| meaning.partition.is_some()).collect();
+            let reached = numbers::reached(&self.ledger()?, &record.boot_id, &capabilities);
+            if let Some(reach) =
+                numbers::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
+            {
+                return Err(StepError::Reached(Box::new(reach.clone())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes down which numbers the specs on disk name: earlier releases did not, and a process that was killed may
+    /// have written a spec and no more.
+    pub(super) fn note_numbers(&self, boot_id: &str) -> Result<(), StoreError> {
+        let read = |record: &Record| -> Option<_> {
+            let spec = self.machine.spec_on_disk(record).ok()??;
+            Some((record.claim.uid.clone(), numbers::named(&spec)))
+        };
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let running = ledger.claims.values().filter(|record| is_prepared(record, boot_id));
+        let named: Vec<_> = running.filter_map(read).collect();
+        let mut changed = false;
+        for (uid, named) in named {
+            let Some(record) = ledger.claims.get_mut(&uid) else { continue };
+            changed |= !record.numbers.is_superset(&named);
+            record.numbers.extend(named);
+        }
+        if changed {
+            locked.save_releasing(&ledger)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the CDI specs anew that name other device numbers than their claims' devices have now. A result whose
+    /// hardware is gone gets no device.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had at all.
+    pub fn renumber(&self) -> Result<Renumbered, PrepareError> {
+        let boot_id = self.boot_id()?;
+        let mut done = Renumbered::default();
+        for record in self.ledger()?.claims.into_values().filter(|record| is_prepared(record, &boot_id)) {
+            match self.renumber_claim(&record.claim.uid, &boot_id) {
+                Ok(true) => done.rewritten.push(record.claim),
+                Ok(false) => {}
+                Err(error) => done.failed.push((record.claim, error.to_string())),
+            }
+        }
+        Ok(done)
+    }
+
+    fn renumber_claim(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
+        // Whoever has it reserved may be writing the spec.
+        let _claim = reservation::claim(self.store.dir(), uid, Duration::ZERO)?;
+        let Some(mut record) = self.record(uid)?.filter(|record| is_prepared(record, boot_id)) else {
+            return Ok(false);
+        };
+        let failed = |source| PrepareError::Step { step: "bring its CDI spec up to date".to_owned(), source };
+        // One that was wiped starts no container, and is written when the kubelet asks.
+        let Some(before) = self.machine.spec_on_disk(&record).map_err(failed)? else { return Ok(false) };
+        let spec = self.machine.spec(&record, Gone::LeftOut).map_err(failed)?;
+        if numbers::same_devices(&before, &spec) {
+            return Ok(false);
+        }
+        {
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            let Some(there) = ledger.claims.get_mut(uid) else { return Ok(false) };
+            there.numbers.extend(numbers::named(&before));
+            there.numbers.extend(numbers::named(&spec));
+            locked.save_releasing(&ledger)?;
+        }
+        self.machine.probe.at("before renumbering");
+        self.machine.write_spec(&mut record, &spec).map_err(failed)?;
+        self.machine.probe.at("after renumbering");
+        Ok(true)
+    }
+}
+
+/// Returns true if containers may be running, or start, with the claim's spec.
+fn is_prepared(record: &Record, boot_id: &str) -> bool {
+    record.state == State::Completed && record.boot_id == boot_id && !record.is_parked()
+}
