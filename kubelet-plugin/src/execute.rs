@@ -412,7 +412,7 @@ impl Machine {
     /// Whether the driver is not loaded, and no partition exists: also the kernel lists none of its devices.
     fn is_unloaded(&self, error: &GpuError) -> bool {
         let not_listed = |majors: Majors| matches!(majors.gpu(0), Err(DeviceError::NoDriver(_)));
-        error.is_no_driver() && Majors::read(&self.proc_root).is_ok_and(not_listed)
+        (error.is_no_driver() || error.is_no_library()) && Majors::read(&self.proc_root).is_ok_and(not_listed)
     }
 
     /// As with the mode: a time slice that stays is no reason to keep a claim from being released.

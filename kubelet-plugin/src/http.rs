@@ -18,8 +18,10 @@ use tokio_util::sync::CancellationToken;
 /// What readiness is made of. Each is named in the answer of `/readyz` until it is there.
 #[derive(Debug, Default)]
 pub struct Readiness {
-    /// NVML was opened.
+    /// NVML was opened, and a GPU's facts could be asked for.
     pub gpus: AtomicBool,
+    /// NVML is closed because the GPU operator asks for the driver: nobody waits for it to be opened.
+    pub paused: AtomicBool,
     /// The kubelet registered us.
     pub registered: AtomicBool,
     /// Slices are published, or another instance of ours publishes them.
@@ -49,12 +51,13 @@ impl Notes {
 impl Readiness {
     /// What is missing.
     pub fn missing(&self) -> Vec<&'static str> {
+        let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         let parts = [
-            (&self.gpus, "NVML is not open yet"),
-            (&self.registered, "the kubelet has not registered the plugin yet"),
-            (&self.published, "the ResourceSlices are not published yet"),
+            (is(&self.gpus) || is(&self.paused), "NVML is not open yet"),
+            (is(&self.registered), "the kubelet has not registered the plugin yet"),
+            (is(&self.published), "the ResourceSlices are not published yet"),
         ];
-        parts.into_iter().filter(|(done, _)| !done.load(Ordering::Relaxed)).map(|(_, text)| text).collect()
+        parts.into_iter().filter(|(done, _)| !done).map(|(_, text)| text).collect()
     }
 }
 

@@ -6,7 +6,7 @@ mod numbers;
 use crate::events::Events;
 use crate::health::state::Look;
 use crate::health::{Monitor, Verdict};
-use crate::http::Notes;
+use crate::http::Readiness;
 use crate::ledger::Lost;
 use crate::metrics::{GpuFault, Kind, Metrics};
 use crate::notice;
@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
@@ -29,7 +30,7 @@ use tokio_util::sync::CancellationToken;
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Look at least this often while the driver does not answer, which it may do at any time, or while a CDI spec may name
 /// other devices than it should.
-const AWAY: Duration = Duration::from_secs(15);
+const AWAY: Duration = Duration::from_secs(5);
 /// What `/healthz` says of the driver.
 pub(crate) const NOTE: &str = "driver";
 
@@ -48,8 +49,8 @@ pub struct Watcher {
     pub health: Monitor,
     /// Where `/sys` is.
     pub sys_root: PathBuf,
-    /// What `/healthz` names.
-    pub notes: Notes,
+    /// What `/healthz` names, and whether NVML was opened.
+    pub readiness: Arc<Readiness>,
     /// Wakes us after a change of the ledger.
     pub changed: Arc<Notify>,
     /// Look at least this often.
@@ -113,8 +114,14 @@ impl Watcher {
         overview.absent = self.health.now().absent().cloned().collect();
         let mut seen = BTreeSet::new();
         let planned = error.as_ref().is_some_and(GpuError::is_let_go);
-        let away = error.map(|error| notice::no_driver(&error));
-        self.notes.set(NOTE, away.iter().cloned().collect());
+        let opened = &self.readiness.gpus;
+        opened.fetch_or(overview.inventory.is_some(), Ordering::Relaxed);
+        let away = error.map(|error| match opened.load(Ordering::Relaxed) {
+            true => notice::no_driver(&error),
+            false => notice::no_driver_yet(&error),
+        });
+        self.readiness.paused.store(planned, Ordering::Relaxed);
+        self.readiness.notes.set(NOTE, away.iter().cloned().collect());
         if let Some(away) = away {
             seen.insert(away);
             // Who asked for it knows.
@@ -180,12 +187,12 @@ impl Watcher {
             })
             .collect();
         self.say_once(reported, &newer, reasons::CHECKPOINT_NEWER);
-        self.notes.set("newer", newer.iter().cloned().collect());
+        self.readiness.notes.set("newer", newer.iter().cloned().collect());
         seen.extend(newer);
         let lost: BTreeSet<String> =
             ledger.lost.iter().filter(|lost| lost.is_loss()).map(notice::loss).collect();
         self.say_once(reported, &lost, reasons::LEDGER_LOST);
-        self.notes.set("lost", lost.iter().cloned().collect());
+        self.readiness.notes.set("lost", lost.iter().cloned().collect());
         seen.extend(lost);
     }
 

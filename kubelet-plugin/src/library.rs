@@ -1,21 +1,11 @@
-//! Opens NVML, at the start and again whenever [`Reopening`] asks for it.
+//! How NVML is opened: with the first look at the GPUs, and again whenever [`Reopening`] asks for it.
 
 use crate::args::Args;
 use crate::driver::{find_library, find_program};
-use crate::http::Readiness;
-use crate::{inventory, notice};
-use aliquot_nvml::{GpuError, NvmlGpus, Opened, Operation, Options, Pauses, Reopening};
+use aliquot_nvml::{GpuError, NvmlGpus, Opened, Options, Pauses, Reopening};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
-
-/// How often it is tried at the start.
-const RETRY: Duration = Duration::from_secs(5);
 
 /// Where NVML is looked for, each time that it is opened: the driver may be another one by then.
-#[derive(Clone)]
 struct Places {
     library: Option<PathBuf>,
     driver_root: PathBuf,
@@ -48,40 +38,10 @@ impl Places {
     }
 }
 
-/// Opens NVML, again and again: the driver may come up after us.
-pub(crate) async fn open(
-    args: &Args,
-    limit: Duration,
-    readiness: &Readiness,
-    cancel: &CancellationToken,
-) -> Option<Arc<Reopening>> {
-    loop {
-        let places = Places::of(args);
-        let operation = Operation::Load(places.options().library);
-        let (opened, opening) = oneshot::channel();
-        let tell = move |gpus| drop(opened.send(gpus));
-        let open = places.clone();
-        if let Err(error) = readiness.calls.detached(&operation, limit, move || open.open(), tell) {
-            tracing::error!(%error, "no thread to open NVML on, trying again");
-        }
-        let opening = tokio::select! {
-            () = cancel.cancelled() => return None,
-            opening = opening => opening,
-        };
-        match opening {
-            Ok(Ok(library)) => {
-                let reopening = Reopening::new(library, Pauses::default(), move || places.open());
-                return Some(Arc::new(reopening));
-            }
-            Ok(Err(error)) => {
-                readiness.notes.set(inventory::NOTE, vec![notice::no_driver_yet(&error)]);
-                tracing::error!(%error, "NVML cannot be opened, trying again");
-            }
-            Err(error) => tracing::error!(%error, "opening NVML ended abnormally, trying again"),
-        }
-        tokio::select! {
-            () = cancel.cancelled() => return None,
-            () = tokio::time::sleep(RETRY) => {}
-        }
-    }
+/// NVML, not opened yet: the driver may come up after us, and claims that are over have to end without it. With a
+/// label of the Node that asks for the driver it stays closed until that is gone.
+pub(crate) fn closed(args: &Args, label: Option<&str>) -> Reopening {
+    let why = label.map_or_else(|| "NVML has not been opened yet".to_owned(), crate::pause::closed_for);
+    let places = Places::of(args);
+    Reopening::closed(&why, label.is_none(), Pauses::default(), move || places.open())
 }

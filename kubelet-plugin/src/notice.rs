@@ -228,8 +228,8 @@ pub fn no_driver(error: &GpuError) -> String {
 /// NVML could not be opened since the agent's start.
 pub fn no_driver_yet(error: &GpuError) -> String {
     format!(
-        "NVML cannot be opened: {error}. This agent publishes and prepares no GPU until the driver is loaded; it is tried \
-         every 5 s"
+        "NVML cannot be opened: {error}. Until it can, this agent publishes and prepares no GPU, what was published stays, \
+         and claims that are over are unprepared; it is tried every 5 s"
     )
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Before its driver manager unloads the kernel module it labels the Node, so that whoever holds the module ends. We do
 //! not end, for claims that are over have to be unprepared: nothing is given out any more, and once no claim is
-//! prepared NVML is closed, so that the module is free, until the label is gone.
+//! prepared NVML is closed, so that the module is free, until the label is gone. The label is read before NVML is opened
+//! first, so that an agent that starts meanwhile does not hold the module up.
 
 use crate::events::Events;
 use crate::notice;
@@ -35,6 +36,8 @@ const PAUSED: &str = "paused-for-";
 /// How long whoever uses NVML has to end after it was closed, and how often that is looked at.
 const LETTING_GO: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(100);
+/// How long the Node is waited for before NVML is opened first.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
 
 /// The label that asks for the driver, as `name=value`.
 pub fn asked(node: &ApiNode) -> Option<String> {
@@ -43,6 +46,29 @@ pub fn asked(node: &ApiNode) -> Option<String> {
         let value = labels.get(*name).filter(|value| value.starts_with(PAUSED))?;
         Some(format!("{name}={value}"))
     })
+}
+
+/// The label now. An API that does not answer in time keeps nobody from the driver.
+pub(crate) async fn label_now(client: &Client, node_name: &str) -> Option<String> {
+    let nodes: Api<ApiNode> = Api::all(client.clone());
+    match tokio::time::timeout(FIRST_LOOK, nodes.get_opt(node_name)).await {
+        Ok(Ok(node)) => node.as_ref().and_then(asked),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "whether the driver is to be unloaded is not known yet: the Node cannot be read");
+            None
+        }
+        Err(_) => {
+            tracing::warn!(
+                "whether the driver is to be unloaded is not known yet: the API server does not answer"
+            );
+            None
+        }
+    }
+}
+
+/// Why the library is closed.
+pub(crate) fn closed_for(label: &str) -> String {
+    format!("it is closed, as label {label} of this Node asks")
 }
 
 /// The taint on everything meanwhile.
@@ -61,7 +87,7 @@ impl Wish {
         self.0.lock().clone()
     }
 
-    fn set(&self, label: Option<String>) {
+    pub(crate) fn set(&self, label: Option<String>) {
         *self.0.lock() = label;
     }
 }
@@ -122,8 +148,9 @@ impl std::fmt::Debug for Pauses {
 impl Pauses {
     /// Runs until cancelled.
     pub async fn run(mut self, cancel: CancellationToken) {
-        let mut asked: Option<String> = None;
-        let (mut closed, mut told) = (false, false);
+        // Who started with the label has not opened the library.
+        let mut asked = self.wish.label();
+        let (mut closed, mut told) = (asked.is_some(), false);
         let mut wishes = self.wishes();
         // Before the first look at the ledger nobody knows what is prepared.
         tokio::select! {
@@ -143,6 +170,9 @@ impl Pauses {
             let label = asked.as_deref().unwrap_or_default();
             if asked.is_some() && !told {
                 self.events.node_normal(reasons::DRIVER_PAUSED, notice::driver_asked_for(label, prepared));
+                if closed && prepared == 0 {
+                    self.events.node_normal(reasons::DRIVER_LET_GO, notice::driver_let_go(label));
+                }
                 told = true;
             }
             match step(asked.is_some(), closed, prepared) {
@@ -191,8 +221,7 @@ impl Pauses {
 
     /// Closing the library calls the driver, which takes its time.
     async fn let_go(&self, label: &str) {
-        let (library, why) =
-            (Arc::clone(&self.library), format!("it is closed, as label {label} of this Node asks"));
+        let (library, why) = (Arc::clone(&self.library), closed_for(label));
         if let Err(error) = tokio::task::spawn_blocking(move || library.let_go(&why)).await {
             tracing::error!(%error, "closing NVML ended abnormally");
         }

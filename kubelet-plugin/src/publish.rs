@@ -315,8 +315,9 @@ impl Publisher {
     /// One look and what follows from it. Returns when to look again at the latest.
     async fn reconcile(&mut self, node: Option<&ApiNode>) -> Result<Option<Duration>, PublishError> {
         let overview = Arc::clone(&self.overview.borrow_and_update());
-        if overview.inventory.is_none() && overview.absent.is_empty() {
-            // Without any look at the hardware, what is published stays.
+        let opened = self.readiness.gpus.load(Ordering::Relaxed);
+        if !opened || overview.inventory.is_none() && overview.absent.is_empty() {
+            // Without any look at the hardware, what is published stays, also where some GPUs are known from before.
             return Ok(None);
         }
         let health = Arc::clone(&self.health.borrow_and_update());

@@ -146,6 +146,8 @@ async fn say_farewell(node: Arc<Node>, cancel: CancellationToken) {
     loop {
         let worker = Arc::clone(&node);
         let look = move || {
+            // Nobody else looks, and a driver that comes up may be needed to end what is left.
+            let _ = worker.machine.gpus.driver();
             worker.release_all_parked()?;
             worker.is_idle().map_err(Into::into)
         };
@@ -185,15 +187,29 @@ pub async fn run_with(
     let loops = CancellationToken::new();
     tasks.spawn(http::serve(http, Arc::clone(&readiness), metrics.clone(), loops.clone()));
     let deadlines = Deadlines { read: args.gpu_read_timeout, change: args.gpu_change_timeout };
+    let mut label = None;
     let (gpus, library) = match gpus {
-        Some(gpus) => (gpus, None),
-        None => match library::open(&args, deadlines.read, &readiness, &cancel).await {
-            Some(library) => (Arc::clone(&library) as Arc<dyn Gpus>, Some(library)),
-            None => return Ok(()),
-        },
+        Some(gpus) => {
+            readiness.gpus.store(true, Ordering::Relaxed);
+            (gpus, None)
+        }
+        None => {
+            if !args.farewell {
+                label = pause::label_now(&client, &args.node_name).await;
+            }
+            let library = Arc::new(library::closed(&args, label.as_deref()));
+            (Arc::clone(&library) as Arc<dyn Gpus>, Some(library))
+        }
     };
     let gpus: Arc<dyn Gpus> = Arc::new(Timed::new(gpus, deadlines, readiness.calls.clone()));
-    readiness.gpus.store(true, Ordering::Relaxed);
+    if library.is_some() {
+        // Recovery finds it open if it can be; if not, nobody waits for it.
+        let first = Arc::clone(&gpus);
+        tokio::select! {
+            _ = tokio::task::spawn_blocking(move || first.driver()) => {}
+            () = cancel.cancelled() => return Ok(()),
+        }
+    }
     let events = Events::new(client.clone(), &args.node_name);
     let labels = Pair {
         read_only: args.selinux_read_only_label.clone(),
@@ -202,11 +218,11 @@ pub async fn run_with(
     let labels = Labels::chosen(args.selinux_labels, labels, Path::new("/proc"))
         .context("cannot tell whether SELinux is on")?;
     let node = Arc::new(node_of(&args, gpus, labels));
+    node.wish.set(label);
     tokio::select! {
         recovered = recover(&node, &events) => recovered?,
         () = cancel.cancelled() => return Ok(()),
     }
-    selinux::driver::tell(&args, &node, &events).await;
     let parts = Parts { args, client, metrics, readiness, events, node, library };
     parts.serve(cancel, loops, tasks).await
 }
@@ -392,7 +408,7 @@ impl Parts {
             overview,
             health: monitor.clone(),
             sys_root: args.sys_root.clone(),
-            notes: self.readiness.notes.clone(),
+            readiness: Arc::clone(&self.readiness),
             changed: Arc::clone(&changed),
             interval: args.inventory_interval,
         };
@@ -411,6 +427,13 @@ impl Parts {
             };
             tasks.spawn(pauses.run(loops.clone()));
         }
+        tokio::spawn(tell_of_driver(
+            args.clone(),
+            Arc::clone(&self.node),
+            self.events.clone(),
+            overview_rx.clone(),
+            loops.clone(),
+        ));
         let collector = Collector {
             node: Arc::clone(&self.node),
             client: self.client.clone(),
@@ -540,6 +563,23 @@ impl Parts {
             data_dir: args.data_dir(),
             xids,
         }
+    }
+}
+
+/// Once the driver is there, tells what SELinux keeps containers from.
+async fn tell_of_driver(
+    args: Args,
+    node: Arc<Node>,
+    events: Events,
+    mut overview: watch::Receiver<Arc<Overview>>,
+    cancel: CancellationToken,
+) {
+    let is_read = tokio::select! {
+        () = cancel.cancelled() => false,
+        found = overview.wait_for(|overview| overview.inventory.is_some()) => found.is_ok(),
+    };
+    if is_read {
+        selinux::driver::tell(&args, &node, &events).await;
     }
 }
 

@@ -8,6 +8,8 @@
     reason = "helpers of tests fail the test"
 )]
 
+#[path = "sim/away.rs"]
+mod away;
 mod common;
 #[path = "sim/renumber.rs"]
 mod renumber;

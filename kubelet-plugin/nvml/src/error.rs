@@ -320,6 +320,11 @@ impl GpuError {
         self.code().is_some_and(NvmlCode::is_no_driver) || matches!(self.cause, Cause::LetGo(_))
     }
 
+    /// Whether there is no library to ask.
+    pub fn is_no_library(&self) -> bool {
+        matches!(self.cause, Cause::Library(_))
+    }
+
     /// Whether somebody uses what was to be changed.
     pub fn is_in_use(&self) -> bool {
         self.code() == Some(NvmlCode::IN_USE)

@@ -40,7 +40,7 @@ pub struct Pauses {
 
 impl Default for Pauses {
     fn default() -> Self {
-        Self { first: Duration::from_secs(1), longest: Duration::from_secs(30) }
+        Self { first: Duration::from_secs(1), longest: Duration::from_secs(5) }
     }
 }
 
@@ -86,6 +86,26 @@ impl Reopening {
     ) -> Self {
         let state = Mutex::new(State::Open { library, told: None, looks: 0 });
         Self { open: Box::new(open), pauses, state }
+    }
+
+    /// A library that is opened with the first look, or with the first after [`Self::resume`] if it is not `wanted` yet.
+    /// The reason is told to everybody who calls before.
+    pub fn closed(
+        why: &str,
+        wanted: bool,
+        pauses: Pauses,
+        open: impl Fn() -> Result<Opened, GpuError> + Send + Sync + 'static,
+    ) -> Self {
+        let now = Instant::now();
+        let state = State::Closed {
+            former: None,
+            why: GpuError::of_library(Operation::Use, Cause::LetGo(why.to_owned())),
+            since: now,
+            next: now,
+            pause: pauses.first,
+            let_go: !wanted,
+        };
+        Self { open: Box::new(open), pauses, state: Mutex::new(state) }
     }
 
     /// Closes the library, and keeps it closed until [`Self::resume`]. The reason is told to everybody who calls.
@@ -318,6 +338,26 @@ mod tests {
 
     fn opened() -> Opened {
         Opened { gpus: Arc::new(FakeGpus::new([])), held: Box::new(|| false) }
+    }
+
+    #[test]
+    fn a_library_that_begins_closed_is_opened_with_the_first_look_once_it_is_wanted() {
+        let library = Reopening::closed("not yet", true, Pauses::default(), || Ok(opened()));
+        assert!(
+            library.count().is_err_and(|error| error.is_let_go() && error.to_string().contains("not yet"))
+        );
+        assert!(!library.is_held() && library.driver().is_ok() && library.count().is_ok());
+        let unwanted = Reopening::closed("not yet", false, Pauses::default(), || Ok(opened()));
+        assert!(unwanted.driver().is_err_and(|error| error.is_let_go()));
+        unwanted.resume();
+        assert!(unwanted.driver().is_ok());
+    }
+
+    #[test]
+    fn a_library_that_begins_closed_says_why_it_cannot_be_opened() {
+        let gone = || Err(GpuError::of_library(Operation::Use, NvmlCode::DRIVER_NOT_LOADED));
+        let library = Reopening::closed("not yet", true, Pauses::default(), gone);
+        assert_eq!(library.driver().unwrap_err().code(), Some(NvmlCode::DRIVER_NOT_LOADED));
     }
 
     /// Whoever notices that the driver is gone may be later than who lets go of it.

@@ -78,7 +78,7 @@ impl Watcher {
             seen.insert(note.clone());
             notes.push(note);
         }
-        self.notes.set("numbers", notes);
+        self.readiness.notes.set("numbers", notes);
     }
 }
 
