@@ -2,6 +2,8 @@
 //! `/dev` counts: a container runtime makes the nodes itself, and a device whose module is loaded later is there
 //! at the next prepare. [`Majors::parse`] and what follows from it are pure.
 
+pub mod drm;
+
 use crate::ledger::DeviceNumber;
 use std::fs;
 use std::io;

@@ -7,6 +7,7 @@
 use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
 use crate::devices::CharDevice;
+use crate::devices::drm::DrmNode;
 use crate::driver::{DriverFiles, container_library_dirs};
 use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
@@ -48,10 +49,14 @@ const HOOK: &str = "aliquot-hook";
 /// called so with its own program, which does not know these arguments; what is called otherwise it leaves alone, with
 /// the program of the release that wrote it.
 const FORMER_HOOK: &str = "aliquot-oci-hook";
+/// What those are called that earlier agents do not know the task of, so that these leave them alone as well.
+const LINK_HOOK: &str = "aliquot-link-hook";
 /// The hook's task for the container of a share, its second argument.
 const SHARE_TASK: &str = "create-container";
 /// The hook's task for a container with the driver's files.
 const DRIVER_TASK: &str = "driver";
+/// The hook's task for a container with DRM nodes.
+const LINK_TASK: &str = "link";
 /// The hook's option for what a mount of a share is. It comes behind all others.
 const MOUNTED: &str = "--mounted";
 
@@ -94,6 +99,8 @@ pub struct Site {
 pub struct Nodes {
     /// The GPU, and the capabilities that open a partition.
     pub devices: Vec<CharDevice>,
+    /// The nodes of the GPU that programs for graphics open.
+    pub drm: Vec<DrmNode>,
     /// How a share's region is mounted.
     pub region: RegionMount,
 }
@@ -158,7 +165,7 @@ fn said(spec: &Spec, variable: &str) -> Option<String> {
 pub fn renew_hooks(spec: &mut Spec, path: Option<&Path>) -> bool {
     let mut changed = false;
     for Hooked { hook, .. } in hooked(spec) {
-        if let Some(name) = hook.args.first_mut().filter(|name| *name != HOOK) {
+        if let Some(name) = hook.args.first_mut().filter(|name| *name == FORMER_HOOK) {
             HOOK.clone_into(name);
             changed = true;
         }
@@ -225,11 +232,13 @@ fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
     all.flat_map(|edits| {
         let ContainerEdits { hooks, mounts, .. } = edits;
         let mounts = mounts.as_slice();
-        let ours = hooks
-            .iter_mut()
-            .filter(|hook| hook.args.first().is_some_and(|name| name == HOOK || name == FORMER_HOOK));
+        let ours = hooks.iter_mut().filter(|hook| hook.args.first().is_some_and(|name| is_ours(name)));
         ours.map(move |hook| Hooked { hook, mounts })
     })
+}
+
+fn is_ours(hook: &str) -> bool {
+    [HOOK, FORMER_HOOK, LINK_HOOK].contains(&hook)
 }
 
 /// The spec of a claim in this boot, to be completed by [`tell_mounts`].
@@ -308,6 +317,15 @@ fn driver_hook(site: &Site, files: &DriverFiles) -> Option<Hook> {
     hook(site, args)
 }
 
+/// Makes the links to DRM nodes, which no part of a CDI spec can be.
+fn link_hook(site: &Site, drm: &[DrmNode]) -> Option<Hook> {
+    let links = drm.iter().flat_map(|node| ["--link".to_owned(), format!("{}:{}", node.target, node.link)]);
+    let task = (!drm.is_empty()).then(|| LINK_TASK.to_owned())?;
+    let mut hook = hook(site, [task].into_iter().chain(links))?;
+    LINK_HOOK.clone_into(hook.args.first_mut()?);
+    Some(hook)
+}
+
 /// Our hook, where the node has it.
 fn hook(site: &Site, arguments: impl IntoIterator<Item = String>) -> Option<Hook> {
     Some(Hook {
@@ -334,7 +352,8 @@ fn of_device(
     indexed_env: bool,
     daemon: Option<&ClaimDir>,
 ) -> ContainerEdits {
-    let device_nodes = nodes.devices.iter().map(node).collect();
+    let drm = nodes.drm.iter().map(|drm| &drm.device);
+    let device_nodes = nodes.devices.iter().chain(drm).map(node).collect();
     let mut edits = ContainerEdits { device_nodes, ..ContainerEdits::default() };
     let tail = device.result_id.rsplit('-').next().unwrap_or_default();
     let uuid = device
@@ -346,6 +365,7 @@ fn of_device(
     if device.partition.as_ref().is_some_and(|partition| partition.adopted) {
         edits.set_env(&format!("{ADOPTED_ENV}{tail}"), "true");
     }
+    edits.hooks.extend(link_hook(site, &nodes.drm));
     if let Some(share) = &device.share {
         share_env(&mut edits, device, share, tail, indexed_env);
         if let Some(limiter) = limiter {

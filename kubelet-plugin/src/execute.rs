@@ -2,15 +2,16 @@
 
 mod metadata;
 mod mps;
+mod nodes;
 mod numbers;
 
 pub use numbers::Gone;
 
 use crate::devices::{DeviceError, Majors};
-use crate::driver::{Driver, monitor_capability};
-use crate::edits::{self, Limiter, Nodes, OfDriver, Site};
+use crate::driver::Driver;
+use crate::edits::{self, Limiter, OfDriver, Site};
 use crate::holders::{self, Client};
-use crate::ledger::{Device, Ledger, Record};
+use crate::ledger::{Ledger, Record};
 use crate::made;
 use crate::metadata::MetadataError;
 use crate::mps::{Mps, MpsError};
@@ -21,9 +22,10 @@ use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
 use aliquot_cdi::{DirError, NameError, Spec, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
-use aliquot_model::{GpuUuid, LiveMig, MigCapability, Placement};
+use aliquot_model::{GpuUuid, MigCapability, Placement};
 use aliquot_nvml::caps::MigMinors;
 use aliquot_nvml::{GpuError, GpuProcess, Gpus, ModeChange, NvmlCode, TimeSlice};
+use nodes::shows_partitions;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -213,6 +215,8 @@ pub struct Machine {
     pub data_dir: PathBuf,
     /// `/proc`.
     pub proc_root: PathBuf,
+    /// `/sys`.
+    pub sys_root: PathBuf,
     /// For tests.
     pub probe: Probe,
 }
@@ -458,63 +462,6 @@ impl Machine {
         Ok(spec)
     }
 
-    /// Devices of a result.
-    fn nodes(&self, device: &Device, majors: &Majors, caps: &MigMinors) -> Result<Nodes, StepError> {
-        let info = self.gpus.gpu(&device.gpu)?;
-        let region = share::region_mount(&self.shares, &device.result_id);
-        let mut nodes = Nodes { devices: vec![majors.gpu(info.minor)?], region };
-        if !shows_partitions(device) {
-            return Ok(nodes);
-        }
-        let live = self.gpus.live_migs(&device.gpu)?;
-        match &device.partition {
-            Some(partition) => {
-                let mig = live.iter().find(|mig| mig.placement == partition.placement && mig.uuid.is_some());
-                let mig = mig.ok_or_else(|| StepError::PartitionGone {
-                    gpu: device.gpu.clone(),
-                    placement: partition.placement,
-                })?;
-                for cap in self.caps_of(info.minor, mig, caps)? {
-                    nodes.devices.push(majors.capability(cap)?);
-                }
-            }
-            None => {
-                // Admin access shows the GPU with all its partitions; what cannot be shown is left out.
-                let partitions = live.iter().flat_map(|mig| self.caps_of(info.minor, mig, caps)).flatten();
-                let shown = monitor_capability(&self.proc_root).into_iter().chain(partitions);
-                nodes.devices.extend(shown.filter_map(|cap| majors.capability(cap).ok()));
-            }
-        }
-        Ok(nodes)
-    }
-
-    /// Refuses what no container could use as the driver is now, before anything is changed for it.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
-    pub fn require_devices(&self, devices: &[Device]) -> Result<(), DeviceError> {
-        let majors = Majors::read(&self.proc_root)?;
-        majors.control()?;
-        if devices.iter().any(|device| device.partition.is_some()) {
-            majors.capability(0)?;
-        }
-        Ok(())
-    }
-
-    fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &MigMinors) -> Result<[u32; 2], StepError> {
-        let found = mig.compute_instance.and_then(|compute| {
-            Some([
-                caps.gpu_instance(minor, mig.gpu_instance)?,
-                caps.compute_instance(minor, mig.gpu_instance, compute)?,
-            ])
-        });
-        found.ok_or_else(|| StepError::NoCapability {
-            gpu: mig.parent.clone(),
-            gpu_instance: mig.gpu_instance,
-            path: MigMinors::path(&self.proc_root),
-        })
-    }
-
     /// Labels what containers that start again find of ours. Returns what could not be labelled.
     pub fn label_existing(&self) -> Vec<LabelError> {
         let Self { limiter_dir, data_dir, shares, labels, .. } = self;
@@ -548,11 +495,6 @@ pub(crate) fn identity(path: &str) -> Result<(u64, u64), StoreError> {
     use std::os::unix::fs::MetadataExt;
     let meta = fs::metadata(path).map_err(io_error("look at", Path::new(path)))?;
     Ok((meta.dev(), meta.ino()))
-}
-
-/// Whether a result is a partition, or shows those of a GPU (admin access).
-const fn shows_partitions(device: &Device) -> bool {
-    device.partition.is_some() || device.held.is_none()
 }
 
 /// Version and directory of the limiter to mount.

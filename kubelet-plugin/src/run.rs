@@ -257,6 +257,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
             limiter_dir: args.limiter_dir.clone(),
             data_dir,
             proc_root: args.proc_root.clone(),
+            sys_root: args.sys_root.clone(),
             probe: Probe::default(),
         },
         slots: args.slots,

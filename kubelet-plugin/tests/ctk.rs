@@ -18,7 +18,7 @@ mod layouts;
 
 mod common;
 
-use aliquot_cdi::Spec;
+use aliquot_cdi::{Hook, Spec};
 use aliquot_kubelet_plugin::driver::{Driver, Roots};
 use aliquot_model::DriverCapabilities;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
@@ -61,8 +61,9 @@ fn every_difference_to_nvidias_own_spec_has_a_reason() {
         Ok(parts) => parts,
         Err(reason) => return println!("SKIPPED: {name}: {reason}"),
     };
-    if Command::new("setpriv").arg("--version").output().is_err() {
-        return println!("SKIPPED: {name}: needs setpriv (util-linux)");
+    let private = ["--mount", "setpriv", "true"];
+    if !Command::new("unshare").args(private).output().is_ok_and(|said| said.status.success()) {
+        return println!("SKIPPED: {name}: needs root, and unshare and setpriv of util-linux");
     }
     let before = device_nodes();
     let mut used = BTreeSet::new();
@@ -110,11 +111,12 @@ fn real_root(dir: &Path, files: &Path, layout: &Layout) -> PathBuf {
 fn theirs(ctk: &Path, node: &Path, root: &Path) -> Lines {
     let flag = |name: &str| format!("--{name}={}", root.display());
     // A real driver's libraries make device nodes of the machine's where they may; this can make none.
-    let rights: &[&str] = match nix::unistd::geteuid().is_root() {
-        true => &["--no-new-privs", "--bounding-set=-all"],
-        false => &["--no-new-privs"],
-    };
-    let said = Command::new("setpriv")
+    let rights = ["--no-new-privs", "--bounding-set=-all"];
+    // It asks the kernel of this machine for DRM nodes, wherever the driver's root is.
+    let said = Command::new("unshare")
+        .args(["--mount", "sh", "-c", "mount --bind \"$0\" /sys && exec \"$@\""])
+        .arg(root.join("sys"))
+        .arg("setpriv")
         .args(rights)
         .arg(ctk)
         .args(["cdi", "generate", "--mode=nvml", "--format=json", &flag("driver-root"), &flag("dev-root")])
@@ -131,6 +133,7 @@ fn ours(root: &Path) -> Lines {
     let mut node = world.node();
     node.machine.driver =
         Driver::new(Roots { driver: root.to_owned(), host: root.to_owned(), proc: root.join("proc") });
+    node.machine.sys_root = root.join("sys");
     node.machine.site.capabilities = DriverCapabilities::all();
     node.machine.site.oci_hook = Some("/opt/aliquot/aliquot-oci-hook".into());
     node.prepare(&request("c-1", &[("r", "gpu-0")]), false, now()).unwrap();
@@ -164,22 +167,33 @@ fn lines(spec: &Spec, device: &str, root: &Path) -> Lines {
         }
         for hook in &edits.hooks {
             lines.insert(format!("hook {}", hook.args[1]), String::new());
-            for link in hook.args.iter().filter(|_| hook.args[1] == "create-symlinks") {
-                if let Some((target, path)) = link.split_once("::") {
-                    let target = target.rsplit('/').next().unwrap();
-                    lines.insert(named(path), format!("-> {target}"));
-                }
-            }
+            lines.extend(links(hook, root));
         }
     }
     // A link is the file that it leads to.
     let resolved: Vec<(String, String)> = lines
         .iter()
-        .filter(|(_, value)| value.starts_with("-> "))
+        .filter(|(key, value)| key.starts_with("library") && value.starts_with("-> "))
         .map(|(key, _)| (key.clone(), follow(&lines, key)))
         .collect();
     lines.extend(resolved);
     lines
+}
+
+/// The links that a hook makes, by the key of each: libraries by names, others as they stand.
+fn links(hook: &Hook, root: &Path) -> Lines {
+    let (separator, prefix) = match hook.args[1].as_str() {
+        "create-symlinks" => ("::", root.to_str().unwrap()),
+        "link" => (":", ""),
+        _ => return Lines::new(),
+    };
+    let all = hook.args.iter().filter_map(|arg| arg.split_once(separator));
+    let named = all.map(|(target, path)| {
+        let key = named(path.strip_prefix(prefix).unwrap_or(path));
+        let target = if key.starts_with("library") { target.rsplit('/').next().unwrap() } else { target };
+        (key, format!("-> {target}"))
+    });
+    named.collect()
 }
 
 fn follow(lines: &Lines, key: &str) -> String {

@@ -420,6 +420,7 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
             limiter_dir: dir.join("limiter"),
             data_dir: data,
             proc_root: root.join("proc"),
+            sys_root: root.join("sys"),
             probe,
         },
         slots: 10,

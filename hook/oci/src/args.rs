@@ -11,6 +11,26 @@ pub enum Task {
     Limiter(Args),
     /// See to the driver's files.
     Driver(Driver),
+    /// Make links.
+    Link(Links),
+}
+
+/// What the node agent passes for a container with devices that are found by links.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Links {
+    /// All of them.
+    pub links: Vec<Link>,
+    /// The container's root, where it is not to be taken from the state.
+    pub root: Option<PathBuf>,
+}
+
+/// A link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// What it says.
+    pub target: PathBuf,
+    /// Where it is, inside the container.
+    pub path: PathBuf,
 }
 
 /// What the node agent passes for a container with the driver's files.
@@ -43,13 +63,14 @@ pub struct Args {
 
 const LIMITER_OPTIONS: &str = "--limiter, --preload, --quota, --mounted and --root";
 const DRIVER_OPTIONS: &str = "--version, --dir, --library and --root";
+const LINK_OPTIONS: &str = "--link and --root";
 
 /// Why a command line was refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArgsError {
     /// No stage, or one that this hook has nothing to do in.
-    #[error("the first argument is create-container or driver, not {0:?}")]
+    #[error("the first argument is create-container, driver or link, not {0:?}")]
     Stage(OsString),
     /// An option that does not exist.
     #[error("no option {0:?}; known are {1}")]
@@ -72,6 +93,9 @@ pub enum ArgsError {
     /// A mount that is not described as it should be.
     #[error("--mounted is <device>:<inode>:<absolute path>, not {0:?}")]
     Mounted(OsString),
+    /// A link that is not described as it should be.
+    #[error("--link is <target>:<absolute path>, not {0:?}")]
+    Link(OsString),
 }
 
 impl Task {
@@ -81,6 +105,7 @@ impl Task {
         match stage.to_str() {
             Some("create-container") => Args::parse(arguments).map(Self::Limiter),
             Some("driver") => Driver::parse(arguments).map(Self::Driver),
+            Some("link") => Links::parse(arguments).map(Self::Link),
             _ => Err(ArgsError::Stage(stage)),
         }
     }
@@ -90,6 +115,7 @@ impl Task {
         match self {
             Self::Limiter(args) => args.root.as_deref(),
             Self::Driver(args) => args.root.as_deref(),
+            Self::Link(args) => args.root.as_deref(),
         }
     }
 }
@@ -115,6 +141,29 @@ impl Driver {
         }
         let version = version.ok_or(ArgsError::Missing("--version"))?;
         Ok(Self { version, dir: dir.ok_or(ArgsError::Missing("--dir"))?, libraries, root })
+    }
+}
+
+impl Links {
+    fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, ArgsError> {
+        let (mut links, mut root) = (Vec::new(), None);
+        while let Some(option) = arguments.next() {
+            match option.to_str() {
+                Some("--link") => links.push(link(arguments.next().ok_or(ArgsError::Value("--link"))?)?),
+                Some("--root") => root = Some(absolute("--root", arguments.next())?),
+                _ => return Err(ArgsError::Unknown(option, LINK_OPTIONS)),
+            }
+        }
+        Ok(Self { links, root })
+    }
+}
+
+fn link(text: OsString) -> Result<Link, ArgsError> {
+    match text.to_str().and_then(|text| text.split_once(':')) {
+        Some((target, path)) if !target.is_empty() && path.starts_with('/') => {
+            Ok(Link { target: target.into(), path: path.into() })
+        }
+        _ => Err(ArgsError::Link(text)),
     }
 }
 
@@ -167,7 +216,7 @@ mod tests {
     fn parse(line: &str) -> Result<Args, ArgsError> {
         match task(line)? {
             Task::Limiter(args) => Ok(args),
-            Task::Driver(args) => panic!("{args:?}"),
+            other => panic!("{other:?}"),
         }
     }
 
@@ -184,6 +233,17 @@ mod tests {
         assert_eq!(task("driver --dir /l"), Err(ArgsError::Missing("--version")));
         let escape = task("driver --version 1.2 --dir /l --library ../x");
         assert_eq!(escape, Err(ArgsError::Library("../x".into())));
+    }
+
+    #[test]
+    fn a_link_is_its_target_before_its_path() {
+        let path = "/dev/dri/by-path/pci-0000:17:00.0-card";
+        let links = vec![Link { target: "../card1".into(), path: path.into() }];
+        let line = format!("link --link ../card1:{path} --root /r");
+        assert_eq!(task(&line), Ok(Task::Link(Links { links, root: Some("/r".into()) })));
+        for wrong in ["../card1", ":/dev/x", "a:dev/x"] {
+            assert_eq!(task(&format!("link --link {wrong}")), Err(ArgsError::Link(wrong.into())));
+        }
     }
 
     #[test]

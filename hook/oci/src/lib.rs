@@ -35,7 +35,8 @@
 //! the one line on standard error.
 //!
 //! With `driver` as its first argument the same program sees to the driver's libraries in the container ([`driver`]):
-//! `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the name of each.
+//! `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the name of each. With `link` it
+//! makes links in the container's `/dev` ([`links`]), `--link <target>:<path>` each.
 //!
 //! # What it must never do
 //!
@@ -55,6 +56,7 @@ pub mod driver;
 mod filter;
 pub mod inside;
 mod json;
+pub mod links;
 pub mod loader;
 pub mod mounts;
 pub mod preload;
@@ -107,6 +109,11 @@ pub fn run(task: &Task, state: &mut dyn Read) -> Result<(), HookError> {
     run_on(task, state, &selinux::Kernel::host())
 }
 
+/// Tells of what the container does without. Nobody to tell is no reason to fail.
+fn tell<E: std::error::Error>(error: &E) {
+    let _ = writeln!(std::io::stderr(), "aliquot: {error}");
+}
+
 /// The same where the kernel tells of SELinux elsewhere.
 pub fn run_on(task: &Task, state: &mut dyn Read, kernel: &selinux::Kernel) -> Result<(), HookError> {
     let Container { root, label } = match task.root() {
@@ -124,11 +131,9 @@ pub fn run_on(task: &Task, state: &mut dyn Read, kernel: &selinux::Kernel) -> Re
             loader::check(&root, &args.limiter)?;
         }
         Task::Driver(args) => {
-            for error in driver::apply(&root, args) {
-                // Nobody to tell is no reason to fail.
-                let _ = writeln!(std::io::stderr(), "aliquot: {error}");
-            }
+            driver::apply(&root, args).iter().for_each(tell);
         }
+        Task::Link(args) => links::make(&root, &args.links).iter().for_each(tell),
     }
     Ok(())
 }

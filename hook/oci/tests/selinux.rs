@@ -108,7 +108,7 @@ fn task(line: &str) -> Task {
 fn args(line: &str) -> Args {
     match task(line) {
         Task::Limiter(args) => args,
-        Task::Driver(args) => panic!("{args:?}"),
+        other => panic!("{other:?}"),
     }
 }
 

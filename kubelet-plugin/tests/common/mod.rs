@@ -160,6 +160,7 @@ impl World {
                 limiter_dir: self.limiter(),
                 data_dir: self.data(),
                 proc_root: self.proc(),
+                sys_root: root.join("sys"),
                 probe,
             },
             slots: 10,

@@ -15,7 +15,7 @@ const fn known(what: &'static str, why: &'static str) -> Difference {
 pub(crate) const DIFFERENCES: &[Difference] = &[
     known(
         "theirs: hook create-symlinks",
-        "each name of a library is a mount of its file, so nothing need be linked",
+        "each name of a library is a mount of its file; links to DRM nodes are made by a hook of their own",
     ),
     known("theirs: hook update-ldcache", "our hook does it (driver), without running the host's ldconfig"),
     known("theirs: hook enable-cuda-compat", "our hook does it (driver), in the same cache"),
@@ -40,5 +40,6 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
     ),
     known("both: file /run/nvidia-*", "a socket can be connected to on a read-only mount as well"),
     known("ours: env ALIQUOT_*", "what our containers are told of their devices"),
-    known("both: node /dev/nvidia*", "no container makes device nodes, so ours have no m"),
+    known("ours: hook link", "links to DRM nodes; theirs are made by the same hook as those of libraries"),
+    known("both: node /dev/*", "no container makes device nodes, so ours have no m"),
 ];

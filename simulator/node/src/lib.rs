@@ -14,6 +14,7 @@ pub mod artifact;
 pub mod board;
 pub mod compute;
 mod dev;
+mod drm;
 pub mod error;
 pub mod events;
 pub mod faults;

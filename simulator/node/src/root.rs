@@ -6,6 +6,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
 use crate::dev;
+use crate::drm;
 use crate::error::NodeError;
 use crate::layout::{MAX_CIS, MAX_GIS};
 use crate::spec::{Gpu, NodeSpec, ci_capability_minor, gi_capability_minor};
@@ -33,6 +34,7 @@ pub(crate) fn lay_out(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), N
     layout.proc(spec, gpus).map_err(failed(&root.join("proc")))?;
     layout.module(spec).map_err(failed(&root.join("sys/module")))?;
     layout.sys(gpus).map_err(failed(&root.join("sys")))?;
+    drm::show(&root, gpus).map_err(failed(&root.join("sys/bus/pci")))?;
     Ok(())
 }
 
@@ -64,6 +66,7 @@ pub(crate) fn load(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), Node
         .modules(spec, gpus)
         .and_then(|()| layout.proc(spec, gpus))
         .and_then(|()| layout.module(spec))
+        .and_then(|()| drm::show(&root, gpus))
         .map_err(|source| NodeError::Io { what: "could not write", path: root.clone(), source })
 }
 
@@ -137,6 +140,7 @@ impl Layout<'_> {
             dev::gone(fs::remove_dir_all(self.root.join(gone)))?;
         }
         dev::remove_uvm(&self.root.join("dev"))?;
+        drm::hide(self.root)?;
         fs::write(self.root.join("proc/devices"), dev::list_without_driver())?;
         // Kept aside: as in sysfs, the number of its directory is not used again in this boot.
         let aside = self.dir("sys/module/.unloaded")?;

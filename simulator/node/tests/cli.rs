@@ -93,11 +93,15 @@ fn the_driver_is_unloaded_when_nobody_uses_it_and_comes_back_in_another_version(
     assert!(!devices().contains("nvidia") && !root("proc/driver").exists());
     assert!(!root("dev/nvidia-uvm").exists() && !root("dev/nvidia-caps").exists());
     assert!(!root("sys/module/nvidia").exists());
+    let drm = |bus| format!("sys/bus/pci/devices/0000:{bus}:00.0/drm");
+    assert!(!root(&drm("0f")).exists() && !root("dev/dri").exists());
     assert!(fails_as_smi(dir.path(), "-L").contains("not loaded"));
 
     ok(dir.path(), &["load", "590.10.01"]);
     assert!(node.module().is_some());
     assert!(devices().contains(" nvidia\n") && root("dev/nvidia-uvm").exists());
+    assert_eq!(text(&format!("{}/renderD129/dev", drm("1f"))), "123:129\n");
+    assert!(root("dev/dri/by-path/pci-0000:1f:00.0-render").exists());
     assert!(text("proc/driver/nvidia/version").contains(" 590.10.01 "));
     assert_ne!(inode(), before, "as another load of the module is seen by");
     assert_eq!((node.boot_id().unwrap(), node.installed_version().unwrap().as_str()), (boot, "590.10.01"));

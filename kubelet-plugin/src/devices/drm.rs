@@ -1,0 +1,113 @@
+//! The device nodes of a GPU that the kernel's Direct Rendering Manager (DRM) has: `/dev/dri/card1`, which drives
+//! screens, and `/dev/dri/renderD128`, which only renders. They exist where the module nvidia-drm is loaded.
+//!
+//! They are found in sysfs by the GPU's PCI address, with their numbers, so no `/dev` counts. The links by that address
+//! are those that udev makes (`60-drm.rules` of systemd), whether or not the host has udev.
+
+use super::CharDevice;
+use std::fs;
+use std::path::Path;
+
+/// A kind of node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrmKind {
+    /// Screens and rendering. Whoever opens it first may drive the screens, and names of buffers are common to all.
+    Card,
+    /// Rendering alone, each opener for itself.
+    Render,
+}
+
+impl DrmKind {
+    /// What the names of such nodes begin with, before their number.
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Card => "card",
+            Self::Render => "renderD",
+        }
+    }
+
+    /// What the names of links to them end with.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Card => "card",
+            Self::Render => "render",
+        }
+    }
+}
+
+/// A node, and the link to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DrmNode {
+    /// The node.
+    pub device: CharDevice,
+    /// Path of the link.
+    pub link: String,
+    /// What the link says.
+    pub target: String,
+}
+
+/// The nodes of these kinds that a GPU has, sorted by path; none where nvidia-drm is not loaded. `sys_root` is `/sys`,
+/// `bus_id` an address as the kernel writes it (`0000:17:00.0`).
+pub fn nodes(sys_root: &Path, bus_id: &str, kinds: &[DrmKind]) -> Vec<DrmNode> {
+    let dir = sys_root.join("bus/pci/devices").join(bus_id).join("drm");
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut found: Vec<DrmNode> = entries
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let kind = kinds.iter().find(|kind| is_number(name.strip_prefix(kind.prefix())))?;
+            let (major, minor) = numbers(&fs::read_to_string(entry.path().join("dev")).ok()?)?;
+            Some(DrmNode {
+                link: format!("/dev/dri/by-path/pci-{bus_id}-{}", kind.suffix()),
+                target: format!("../{name}"),
+                device: CharDevice { path: format!("/dev/dri/{name}"), major, minor },
+            })
+        })
+        .collect();
+    found.sort_by(|a, b| a.device.cmp(&b.device));
+    found
+}
+
+/// Connectors (`card1-DP-1`) lie beside the cards.
+fn is_number(text: Option<&str>) -> bool {
+    text.is_some_and(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// `226:128`.
+fn numbers(text: &str) -> Option<(u32, u32)> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_found_by_the_gpus_address_with_the_kernels_numbers() {
+        let sys = tempfile::tempdir().unwrap();
+        let add = |bus: &str, name: &str, dev: &str| {
+            let dir = sys.path().join("bus/pci/devices").join(bus).join("drm").join(name);
+            fs::create_dir_all(&dir).unwrap();
+            fs::write(dir.join("dev"), dev).unwrap();
+        };
+        add("0000:17:00.0", "card1", "226:1\n");
+        add("0000:17:00.0", "renderD128", "226:128\n");
+        add("0000:17:00.0", "card1-DP-1", "");
+        add("0000:17:00.0", "renderD", "226:9\n");
+        add("0000:18:00.0", "card2", "226:2\n");
+        add("0000:19:00.0", "card3", "no number");
+        let of = |bus: &str, kinds: &[DrmKind]| {
+            let told = |node: DrmNode| {
+                let CharDevice { path, major, minor } = node.device;
+                format!("{path} {major}:{minor} {} -> {}", node.link, node.target)
+            };
+            nodes(sys.path(), bus, kinds).into_iter().map(told).collect::<Vec<_>>()
+        };
+        let card = "/dev/dri/card1 226:1 /dev/dri/by-path/pci-0000:17:00.0-card -> ../card1";
+        let render = "/dev/dri/renderD128 226:128 /dev/dri/by-path/pci-0000:17:00.0-render -> ../renderD128";
+        assert_eq!(of("0000:17:00.0", &[DrmKind::Card, DrmKind::Render]), [card, render]);
+        assert_eq!(of("0000:17:00.0", &[DrmKind::Render]), [render]);
+        assert_eq!(of("0000:19:00.0", &[DrmKind::Card]), Vec::<String>::new());
+        assert_eq!(of("0000:1a:00.0", &[DrmKind::Card]), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,129 @@
+//! The device nodes that the results of a claim need, as the kernel lists them now.
+
+use super::{Machine, StepError};
+use crate::devices::drm::{self, DrmKind, DrmNode};
+use crate::devices::{DeviceError, Majors};
+use crate::driver::monitor_capability;
+use crate::edits::Nodes;
+use crate::ledger::{Device, Held};
+use crate::share;
+use aliquot_model::DriverCapability::{Display, Graphics};
+use aliquot_model::{DriverCapabilities, GpuInfo, LiveMig};
+use aliquot_nvml::caps::MigMinors;
+
+impl Machine {
+    /// Devices of a result.
+    pub(super) fn nodes(
+        &self,
+        device: &Device,
+        majors: &Majors,
+        caps: &MigMinors,
+    ) -> Result<Nodes, StepError> {
+        let info = self.gpus.gpu(&device.gpu)?;
+        let region = share::region_mount(&self.shares, &device.result_id);
+        let drm = self.drm(device, &info);
+        let mut nodes = Nodes { devices: vec![majors.gpu(info.minor)?], drm, region };
+        if !shows_partitions(device) {
+            return Ok(nodes);
+        }
+        let live = self.gpus.live_migs(&device.gpu)?;
+        match &device.partition {
+            Some(partition) => {
+                let mig = live.iter().find(|mig| mig.placement == partition.placement && mig.uuid.is_some());
+                let mig = mig.ok_or_else(|| StepError::PartitionGone {
+                    gpu: device.gpu.clone(),
+                    placement: partition.placement,
+                })?;
+                for cap in self.caps_of(info.minor, mig, caps)? {
+                    nodes.devices.push(majors.capability(cap)?);
+                }
+            }
+            None => {
+                // Admin access shows the GPU with all its partitions; what cannot be shown is left out.
+                let partitions = live.iter().flat_map(|mig| self.caps_of(info.minor, mig, caps)).flatten();
+                let shown = monitor_capability(&self.proc_root).into_iter().chain(partitions);
+                nodes.devices.extend(shown.filter_map(|cap| majors.capability(cap).ok()));
+            }
+        }
+        Ok(nodes)
+    }
+
+    /// Refuses what no container could use as the driver is now, before anything is changed for it.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    pub fn require_devices(&self, devices: &[Device]) -> Result<(), DeviceError> {
+        let majors = Majors::read(&self.proc_root)?;
+        majors.control()?;
+        if devices.iter().any(|device| device.partition.is_some()) {
+            majors.capability(0)?;
+        }
+        Ok(())
+    }
+
+    /// The GPU's DRM nodes that a result opens. A node without nvidia-drm has none, and programs that draw into memory
+    /// alone do without.
+    fn drm(&self, device: &Device, info: &GpuInfo) -> Vec<DrmNode> {
+        let mut capabilities = self.site.capabilities.clone();
+        capabilities.add(&device.driver_capabilities);
+        let kinds = drm_kinds(device.held, &capabilities);
+        let bus_id = info.pci_bus_id.as_deref().filter(|_| !kinds.is_empty());
+        bus_id.map(|bus_id| drm::nodes(&self.sys_root, bus_id, kinds)).unwrap_or_default()
+    }
+
+    fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &MigMinors) -> Result<[u32; 2], StepError> {
+        let found = mig.compute_instance.and_then(|compute| {
+            Some([
+                caps.gpu_instance(minor, mig.gpu_instance)?,
+                caps.compute_instance(minor, mig.gpu_instance, compute)?,
+            ])
+        });
+        found.ok_or_else(|| StepError::NoCapability {
+            gpu: mig.parent.clone(),
+            gpu_instance: mig.gpu_instance,
+            path: MigMinors::path(&self.proc_root),
+        })
+    }
+}
+
+/// Whether a result is a partition, or shows those of a GPU (admin access).
+pub(super) const fn shows_partitions(device: &Device) -> bool {
+    device.partition.is_some() || device.held.is_none()
+}
+
+/// Which DRM nodes go with a result. Screens are for who has the GPU alone. A partition has none: the nodes are of the
+/// whole GPU, beyond what the partition bounds. Nor has admin access, which only watches.
+fn drm_kinds(held: Option<Held>, capabilities: &DriverCapabilities) -> &'static [DrmKind] {
+    if !capabilities.has(Graphics) && !capabilities.has(Display) {
+        return &[];
+    }
+    match held {
+        Some(Held::Whole) => &[DrmKind::Card, DrmKind::Render],
+        Some(Held::Share | Held::TimeSlice | Held::Mps) => &[DrmKind::Render],
+        Some(Held::Partition(_)) | None => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aliquot_model::Placement;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::nobody_draws(Some(Held::Whole), "compute,utility,video,ngx", &[])]
+    #[case::alone(Some(Held::Whole), "graphics", &[DrmKind::Card, DrmKind::Render])]
+    #[case::a_screen(Some(Held::Whole), "display", &[DrmKind::Card, DrmKind::Render])]
+    #[case::with_others(Some(Held::Share), "all", &[DrmKind::Render])]
+    #[case::by_turns(Some(Held::TimeSlice), "all", &[DrmKind::Render])]
+    #[case::mps(Some(Held::Mps), "all", &[DrmKind::Render])]
+    #[case::a_partition(Some(Held::Partition(Placement::new(0, 1))), "all", &[])]
+    #[case::watching(None, "all", &[])]
+    fn who_draws_gets_the_nodes_that_keep_others_gpus_and_screens_apart(
+        #[case] held: Option<Held>,
+        #[case] capabilities: &str,
+        #[case] want: &[DrmKind],
+    ) {
+        assert_eq!(drm_kinds(held, &capabilities.parse().unwrap()), want);
+    }
+}
