@@ -5,6 +5,7 @@ use aliquot_kubelet_plugin::prepare::{Node, Prepared};
 use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -108,6 +109,10 @@ pub struct Bundle {
     pub volumes: Vec<(PathBuf, String)>,
     /// Whether the container may write into its root.
     pub read_only: bool,
+    /// The user that the program runs as.
+    pub user: u32,
+    /// The machine's user that root is in a user namespace of the container's own, if it has one.
+    pub root_is: Option<u32>,
 }
 
 impl Bundle {
@@ -118,6 +123,8 @@ impl Bundle {
             edits: ContainerEdits::default(),
             volumes: Vec::new(),
             read_only: false,
+            user: 0,
+            root_is: None,
         };
         for program in programs {
             let found = ["/usr/bin", "/bin"].iter().map(|dir| Path::new(dir).join(program));
@@ -150,6 +157,15 @@ impl Bundle {
         let path = self.at(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
+    }
+
+    /// Gives the container a user namespace, and its root to the root there.
+    pub fn map_users(&mut self, root_is: u32) {
+        self.root_is = Some(root_is);
+        fs::set_permissions(self.folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        let owner = format!("{root_is}:{root_is}");
+        let changed = Command::new("chown").args(["-R", &owner]).arg(self.at("/")).status();
+        assert!(changed.unwrap().success());
     }
 
     fn config(&self, args: &[&str], cwd: &str) -> Value {
@@ -207,10 +223,14 @@ impl Bundle {
             })
             .collect();
         let env: Vec<&String> = self.env.iter().chain(&self.edits.env).collect();
+        let mut namespaces = ["pid", "ipc", "uts", "mount", "network"].to_vec();
+        namespaces.extend(self.root_is.map(|_| "user"));
+        let namespaces: Vec<Value> = namespaces.iter().map(|name| json!({"type": name})).collect();
+        let mapping = self.root_is.map(|first| json!([{"containerID": 0, "hostID": first, "size": 65536}]));
         json!({
             "ociVersion": "1.0.2",
             "process": {
-                "user": {"uid": 0, "gid": 0}, "args": args, "env": env, "cwd": cwd, "noNewPrivileges": true,
+                "user": {"uid": self.user, "gid": self.user}, "args": args, "env": env, "cwd": cwd, "noNewPrivileges": true,
                 "capabilities": {"bounding": capabilities, "effective": capabilities, "permitted": capabilities},
             },
             "root": {"path": "rootfs", "readonly": self.read_only},
@@ -218,7 +238,9 @@ impl Bundle {
             "hooks": {"createContainer": hooks},
             "linux": {
                 "devices": devices.collect::<Vec<_>>(),
-                "namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "uts"}, {"type": "mount"}, {"type": "network"}],
+                "namespaces": namespaces,
+                "uidMappings": mapping,
+                "gidMappings": mapping,
             },
         })
     }
