@@ -32,6 +32,11 @@ impl Sight {
             && capability(ci_capability_minor(gpu_minor, gi, ci))
     }
 
+    /// Whether this process may look at all partitions of a GPU together: it needs the capability to monitor them.
+    pub fn all_partitions(&self) -> bool {
+        self.dev.join(dev::capability(dev::MONITOR)).exists()
+    }
+
     /// Makes the node of a capability, as the driver's libraries do for the instance that they create. Where the
     /// process may not, its instance has no node here.
     pub(crate) fn make_capability(&self, minor: u32) {

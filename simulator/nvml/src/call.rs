@@ -208,6 +208,14 @@ impl Session {
         }
     }
 
+    /// The GPU that a device handle stands for, where this process may learn of it as a whole: who has some of its
+    /// partitions may not.
+    pub(crate) fn whole(&self, device: Handle) -> Result<&Gpu, Code> {
+        let gpu = self.gpu(device)?;
+        let is_divided = gpu.board.has_mig() && self.node.mig_mode(gpu.index)?.current;
+        if is_divided && !self.sight.all_partitions() { Err(Code::NO_PERMISSION) } else { Ok(gpu) }
+    }
+
     /// The MIG device that a handle stands for, if it still exists.
     pub(crate) fn mig_device(&self, device: Handle) -> Result<Option<MigDevice>, Code> {
         match device.thing() {

@@ -153,7 +153,7 @@ pub(crate) fn pci_info(gpu: &Gpu) -> sys::nvmlPciInfo_t {
 /// The memory that a device handle speaks of.
 pub(crate) fn pool(session: &Session, device: Handle) -> Result<Pool, Code> {
     Ok(match session.mig_device(device)? {
-        None => Pool::whole(session.gpu(device)?.index),
+        None => Pool::whole(session.whole(device)?.index),
         Some(mig) => Pool::instance(mig.gi.gpu, mig.gi.id),
     })
 }

@@ -211,7 +211,7 @@ struct Row {
 
 fn running(session: &Session, device: Handle) -> Result<Vec<Row>, Code> {
     let only = session.mig_device(device)?;
-    let gpu = session.parent(device)?;
+    let gpu = if only.is_some() { session.parent(device)? } else { session.whole(device)? };
     let view = session.node.process_view()?;
     let mut rows = Vec::new();
     for process in session.node.processes(gpu.index)? {

@@ -593,6 +593,27 @@ fn containers_can_be_kept_from_managing_mig() {
 }
 
 #[test]
+fn who_may_not_monitor_all_partitions_learns_nothing_of_their_gpu_as_a_whole() {
+    let f = fixture(&["A30:mig", "A30"]);
+    if !f.node.sight().dev().starts_with(f.dir.path()) {
+        eprintln!("skipped: this machine or environment has device nodes of its own");
+        return;
+    }
+    let gi = create(&f.nvml, gpu(&f.nvml, 0), 14).unwrap();
+    create_ci(&f.nvml, gi, 0).unwrap();
+    let (divided, other) = (f.nvml.device_by_index(0).unwrap(), f.nvml.device_by_index(1).unwrap());
+    assert!(divided.memory_info().is_ok() && divided.running_compute_processes().is_ok());
+    std::fs::remove_file(f.dir.path().join("root/dev/nvidia-caps/nvidia-cap2")).unwrap();
+    assert!(matches!(divided.memory_info(), Err(NvmlError::NoPermission)));
+    assert!(matches!(divided.running_compute_processes(), Err(NvmlError::NoPermission)));
+    assert!(matches!(divided.utilization_rates(), Err(NvmlError::NotSupported)));
+    let partition = divided.mig_device_by_index(0).unwrap();
+    for whole in [partition, other] {
+        assert!(whole.memory_info().is_ok() && whole.running_compute_processes().is_ok());
+    }
+}
+
+#[test]
 fn a_mig_device_is_seen_only_with_its_capability_nodes() {
     let f = fixture(&["A30:mig"]);
     if !f.node.sight().dev().starts_with(f.dir.path()) {
