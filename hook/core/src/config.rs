@@ -23,6 +23,11 @@ pub(crate) fn shares() -> &'static [Share] {
     SHARES.get(..COUNT.load(Acquire)).unwrap_or_default()
 }
 
+/// Whether any share is of a MIG device.
+pub(crate) fn has_partitions() -> bool {
+    shares().iter().any(|share| share.uuid().is_some_and(|uuid| uuid.is_partition()))
+}
+
 /// Folder of everything that the node mounted, ended by zeros. Nothing at run time can name another one. Programs that run
 /// outside of containers (tests, benches, the demo without user namespaces) load a copy of the built library in which
 /// they have written another path here; `aliquot_sim_node::limiter_at` does.

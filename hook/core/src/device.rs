@@ -34,11 +34,6 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
     if MATCHED.load(Acquire) {
         return Ok(());
     }
-    for share in config::shares() {
-        if share.uuid().is_some_and(|uuid| uuid.as_str().starts_with("MIG-")) {
-            return Err(Text::of(format_args!("a quota on a MIG device is not supported yet")));
-        }
-    }
     if is_under_mps() {
         return Err(Text::of(format_args!("a quota under an MPS server is not supported yet")));
     }
@@ -49,24 +44,10 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
         return Err(Text::of(format_args!("the driver does not count its devices ({code:?})")));
     }
     for ordinal in 0..count {
-        let (mut device, mut bytes) = (0, [0; 16]);
-        // SAFETY: the driver writes a device and 16 bytes.
-        let code = unsafe {
-            match real::cuDeviceGet(&mut device, ordinal) {
-                Some(0) => real::cuDeviceGetUuid_v2(&mut bytes, device)
-                    .or_else(|| real::cuDeviceGetUuid(&mut bytes, device)),
-                code => code,
-            }
-        };
-        if code != Some(0) {
-            return Err(Text::of(format_args!(
-                "the driver does not tell the UUID of device {ordinal} ({code:?})"
-            )));
-        }
-        let name = uuid_text(&bytes);
+        let (device, name) = identify(ordinal)?;
         let mut mask = 0;
         for (index, share) in config::shares().iter().enumerate() {
-            if share.uuid().is_some_and(|uuid| uuid.as_str().strip_prefix("GPU-") == Some(name.as_str())) {
+            if share.uuid().is_some_and(|uuid| digits(uuid.as_str()) == name.as_str()) {
                 share.map()?;
                 share.attach()?;
                 mask |= 1 << index;
@@ -80,6 +61,38 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
     ONLY.store(u64::from(count == 1), Relaxed);
     MATCHED.store(true, Release);
     Ok(())
+}
+
+/// A device by its ordinal, and the digits of its UUID: of a MIG device the partition's own, not those of its GPU, so
+/// whatever a program named to get there, it is the driver that says which partition it got.
+fn identify(ordinal: i32) -> Result<(i32, Text<40>), config::Reason> {
+    let (mut device, mut bytes) = (0, [0; 16]);
+    // SAFETY: the driver writes a device and 16 bytes.
+    let code = unsafe {
+        match real::cuDeviceGet(&mut device, ordinal) {
+            Some(0) => match real::cuDeviceGetUuid_v2(&mut bytes, device) {
+                None if config::has_partitions() => {
+                    return Err(Text::of(format_args!(
+                        "the driver cannot tell which MIG device it gives (cuDeviceGetUuid_v2 is missing), so a quota on one cannot hold: update the node's driver to 470 or newer"
+                    )));
+                }
+                None => real::cuDeviceGetUuid(&mut bytes, device),
+                code => code,
+            },
+            code => code,
+        }
+    };
+    if code != Some(0) {
+        return Err(Text::of(format_args!(
+            "the driver does not tell the UUID of device {ordinal} ({code:?})"
+        )));
+    }
+    Ok((device, uuid_text(&bytes)))
+}
+
+/// A UUID without what it is of, as the driver tells it: UUIDs of GPUs and of MIG devices are never the same.
+fn digits(uuid: &str) -> &str {
+    uuid.strip_prefix("GPU-").or_else(|| uuid.strip_prefix("MIG-")).unwrap_or_default()
 }
 
 fn is_under_mps() -> bool {
@@ -255,5 +268,14 @@ mod tests {
     fn uuids_are_written_as_nvml_writes_them() {
         let bytes = [0x00, 0x1f, 0xa0, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 0xff];
         assert_eq!(uuid_text(&bytes).as_str(), "001fa003-0405-0607-0809-0a0b0c0d0eff");
+    }
+
+    #[test]
+    fn a_quota_names_a_gpu_or_a_mig_device_and_nothing_else() {
+        assert_eq!(digits("GPU-001fa003"), "001fa003");
+        assert_eq!(digits("MIG-001fa003"), "001fa003");
+        // The names of MIG devices before driver 470: no driver tells a device by them.
+        assert_eq!(digits("MIG-GPU-001fa003/1/0"), "GPU-001fa003/1/0");
+        assert_eq!(digits("001fa003"), "");
     }
 }

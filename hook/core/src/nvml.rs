@@ -11,6 +11,8 @@ use aliquot_quota::GpuUuid;
 use aliquot_quota::measured::Process;
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+/// `NVML_ERROR_NO_PERMISSION`
+pub(crate) const NO_PERMISSION: i32 = 4;
 /// `NVML_ERROR_NOT_FOUND`
 pub(crate) const NOT_FOUND: i32 = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`
@@ -45,7 +47,7 @@ pub(crate) enum Use {
     Unknown,
 }
 
-/// The processes that compute on a GPU, by NVML's account.
+/// The processes that compute on a GPU or MIG device, by NVML's account.
 pub(crate) fn computing(uuid: &GpuUuid) -> Option<List> {
     static STARTED: AtomicBool = AtomicBool::new(false);
     // Once per process: NVML counts its users, and ours never leaves.
@@ -148,7 +150,7 @@ impl Drop for List {
     }
 }
 
-/// The UUID of a device handle, if a share is on the GPU.
+/// The UUID of a device handle, if a share is on it.
 fn limited(handle: usize) -> Option<[u8; 96]> {
     if state::mode() != Mode::Limited {
         return None;
@@ -161,6 +163,30 @@ fn limited(handle: usize) -> Option<[u8; 96]> {
     config::shares().iter().any(|share| is_on(share, &uuid)).then_some(uuid)
 }
 
+/// What NVML answers about the memory and processes of a device, before it is asked, if anything. Of a GPU that is divided
+/// into partitions a container with a share of one learns nothing as a whole: that is others' use, and memory that it
+/// cannot have. The driver itself says so to whoever may not monitor all partitions, so programs know the answer.
+pub(crate) fn refusal(handle: usize) -> Option<i32> {
+    match state::mode() {
+        Mode::Failed => Some(NOT_READY),
+        Mode::Limited if config::has_partitions() && is_divided(handle) => Some(NO_PERMISSION),
+        _ => None,
+    }
+}
+
+/// Whether a handle is a GPU's in MIG mode; of MIG devices it is not.
+fn is_divided(handle: usize) -> bool {
+    let (mut current, mut pending) = (0, 0);
+    // SAFETY: NVML writes a terminated text of at most 96 bytes, and two numbers.
+    unsafe {
+        let mut uuid = [0; 96];
+        real::nvmlDeviceGetUUID(handle, uuid.as_mut_ptr(), 96) == Some(0)
+            && uuid.starts_with(b"GPU-")
+            && real::nvmlDeviceGetMigMode(handle, &mut current, &mut pending) == Some(0)
+            && current != 0
+    }
+}
+
 fn text(uuid: &[u8; 96]) -> &[u8] {
     uuid.split(|byte| *byte == 0).next().unwrap_or_default()
 }
@@ -169,7 +195,7 @@ fn is_on(share: &crate::share::Share, uuid: &[u8; 96]) -> bool {
     share.uuid().is_some_and(|id| id.as_str().as_bytes() == text(uuid))
 }
 
-/// The tenant's own total, free and used bytes in place of a GPU's.
+/// The tenant's own total, free and used bytes in place of a GPU's or MIG device's.
 pub(crate) fn memory(handle: usize, total: &mut u64, free: &mut u64, used: &mut u64) -> bool {
     let Some(uuid) = limited(handle) else { return false };
     for share in config::shares().iter().filter(|share| is_on(share, &uuid)) {
@@ -191,8 +217,8 @@ pub(crate) unsafe fn processes(
     record: usize,
     driver: impl Fn(*mut u32, *mut u8) -> i32,
 ) -> i32 {
-    if state::mode() == Mode::Failed {
-        return NOT_READY;
+    if let Some(code) = refusal(handle) {
+        return code;
     }
     let Some(uuid) = limited(handle).filter(|_| !count.is_null()) else { return driver(count, infos) };
     let list = match List::ask(record, driver) {

@@ -186,4 +186,5 @@ driver! {
     Nvml nvmlInit_v2();
     Nvml nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut usize);
     Nvml nvmlDeviceGetUUID(device: usize, uuid: *mut u8, length: u32);
+    Nvml nvmlDeviceGetMigMode(device: usize, current: *mut u32, pending: *mut u32);
 }

@@ -133,13 +133,6 @@ impl Program {
         self.charged("cuMemCreate", &[at(&mut handle), self.bytes, at(&mut properties), 0]);
         handle
     }
-
-    fn nvml_device(&self) -> u64 {
-        self.ok("nvmlInit_v2", &[]);
-        let mut device = 0_u64;
-        self.ok("nvmlDeviceGetHandleByIndex_v2", &[0, at(&mut device)]);
-        device
-    }
 }
 
 /// The symbol of a function and its like with per-thread streams.
@@ -631,7 +624,7 @@ fn rest(p: &Program, symbol: &str) -> bool {
 }
 
 fn nvml(p: &Program, symbol: &str) {
-    let device = p.nvml_device();
+    let device = p.driver.nvml_device(0);
     let (mut count, mut records) = (64_u32, [0_u64; 64 * 5]);
     match symbol {
         "nvmlDeviceGetMemoryInfo" => p.ok(symbol, &[device, at(&mut records)]),

@@ -68,7 +68,7 @@ impl fmt::Display for QuotaError {
 
 impl core::error::Error for QuotaError {}
 
-/// A GPU's UUID as NVML prints it (`GPU-…` or `MIG-…`), held without allocation.
+/// UUID of a GPU or MIG device as NVML prints it (`GPU-…` or `MIG-…`), held without allocation.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct GpuUuid([u8; UUID_SIZE]);
 
@@ -95,6 +95,11 @@ impl GpuUuid {
     pub fn as_str(&self) -> &str {
         let len = self.0.iter().position(|b| *b == 0).unwrap_or(UUID_SIZE);
         self.0.get(..len).and_then(|text| core::str::from_utf8(text).ok()).unwrap_or_default()
+    }
+
+    /// Whether it is a MIG device's, so that all that the quota says is of that partition and not of its GPU.
+    pub fn is_partition(&self) -> bool {
+        self.0.starts_with(b"MIG-")
     }
 
     /// The UUID zero padded, as the file stores it.
@@ -137,20 +142,21 @@ pub enum FailMode {
     Open = 1,
 }
 
-/// The quota of one allocation result on one GPU.
+/// The quota of one allocation result on one GPU, or on one partition of a GPU: then its memory and time are the
+/// partition's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuotaFile {
     /// Layout version, [`QUOTA_LAYOUT_VERSION`] when written by this crate.
     pub version: u32,
     /// Counts the rewrites of this quota, so that a reader can tell an older file from a newer one.
     pub generation: u64,
-    /// The GPU that the quota is for.
+    /// The GPU or MIG device that the quota is for.
     pub gpu_uuid: GpuUuid,
     /// Bytes of device memory that the share may hold; 0 = no limit.
     pub memory_bytes: u64,
     /// Bytes of managed memory that the share may allocate on top of `memory_bytes`; 0 = none.
     pub oversubscribe_bytes: u64,
-    /// Percent of the GPU's time; 0 = best effort, no limit.
+    /// Percent of its time; 0 = best effort, no limit.
     pub cores_percent: u8,
     /// Hard or soft.
     pub compute_policy: ComputePolicy,

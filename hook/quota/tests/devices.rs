@@ -9,7 +9,7 @@ use support::{Bench, GIB, answers, built};
 
 /// Two GPUs, with shares of so many percent (0: no share).
 fn bench(percent: [u8; 2]) -> Bench {
-    let bench = Bench::new(["H100-80", "H100-80"]);
+    let bench = Bench::whole(["H100-80", "H100-80"]);
     for (gpu, percent) in percent.into_iter().enumerate().filter(|(_, percent)| *percent > 0) {
         let id = ["a", "b"][gpu];
         bench.share(id, gpu, GIB);

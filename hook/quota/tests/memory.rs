@@ -340,7 +340,7 @@ fn other_tenants_utilisation_is_invisible() {
 
 #[test]
 fn devices_without_a_share_are_not_limited() {
-    let bench = Bench::new(["H100-80", "H100-80"]);
+    let bench = Bench::whole(["H100-80", "H100-80"]);
     bench.share("a", 1, GIB);
     let answers = bench.run(&["init", "retain", "alloc:linear:10G", "device:1", "retain", "alloc:linear:2G"]);
     assert_eq!(answers[2..], ["0", "0", "0", "2"]);
@@ -348,7 +348,7 @@ fn devices_without_a_share_are_not_limited() {
 
 #[test]
 fn each_device_has_its_own_quota() {
-    let bench = Bench::new(["H100-80", "A100-40"]);
+    let bench = Bench::whole(["H100-80", "A100-40"]);
     bench.share("b", 0, 2 * GIB);
     bench.share("a", 1, GIB);
     let answers = bench.run(&[
@@ -549,7 +549,7 @@ fn a_quota_that_becomes_unreadable_keeps_the_last_limit() {
 
 #[test]
 fn the_environment_can_only_lower_a_limit() {
-    let bench = Bench::new(["H100-80", "H100-80"]);
+    let bench = Bench::whole(["H100-80", "H100-80"]);
     bench.share("a", 0, GIB);
     bench.share("b", 1, GIB);
     let totals = |variables: &[(&str, &str)]| {

@@ -361,7 +361,7 @@ fn a_driver_under_another_file_name_is_told_by_the_name_that_it_carries() {
             void *nvml = dlopen(argv[1], RTLD_NOW), *device = 0;
             unsigned long long memory[3] = { 0 };
             int code = ((fn)dlsym(nvml, "nvmlInit_v2"))();
-            code |= ((fn)dlsym(nvml, "nvmlDeviceGetHandleByIndex_v2"))(0, &device);
+            code |= ((fn)dlsym(nvml, "nvmlDeviceGetHandleByUUID"))(argv[2], &device);
             code |= ((fn)dlsym(nvml, "nvmlDeviceGetMemoryInfo"))(device, memory);
             printf("total = %d %llu\n", code, memory[0]);
             return 0;
@@ -372,7 +372,7 @@ fn a_driver_under_another_file_name_is_told_by_the_name_that_it_carries() {
     let copy = folder.path().join("libnvml-compat.so");
     std::fs::copy(built().driver.join("libnvidia-ml.so.1"), &copy).unwrap();
     let mut command = bench.command(&program);
-    command.arg(&copy);
+    command.arg(&copy).arg(bench.device_uuid(0));
     assert_eq!(answers(command), [format!("0 {GIB}")]);
 }
 

@@ -5,7 +5,7 @@
 mod support;
 
 use aliquot_quota::region::{RegionView, SlotState};
-use aliquot_quota::{FailMode, GpuUuid, QuotaFile, REGION_FILE_SIZE};
+use aliquot_quota::{FailMode, REGION_FILE_SIZE};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -263,14 +263,6 @@ fn the_shipped_core_names_the_folder_that_containers_have_and_no_other() {
         .map(|(at, _)| bytes[at + mark.len()..].split(|b| *b == 0).next().unwrap())
         .collect();
     assert_eq!(named, [b"/run/aliquot"]);
-}
-
-#[test]
-fn a_quota_on_a_mig_device_is_refused() {
-    let bench = bench(GIB);
-    let mig = GpuUuid::new("MIG-4e3f2d1c-0b0a-5968-8776-655443322110").unwrap();
-    bench.write_quota("a", &QuotaFile { gpu_uuid: mig, ..bench.quota("a") });
-    refused_by_init(&bench, nothing, "a quota on a MIG device is not supported yet");
 }
 
 #[test]

@@ -1,8 +1,7 @@
 //! NVML's memory and process queries.
 
-use crate::nvml::{self, DETAIL, NOT_FOUND, NOT_READY, SAMPLE, UTILIZATION};
+use crate::nvml::{self, DETAIL, NOT_FOUND, SAMPLE, UTILIZATION};
 use crate::real::call;
-use crate::state::{self, Mode};
 
 /// `nvmlMemory_t`
 #[repr(C)]
@@ -23,8 +22,8 @@ pub(super) struct MemoryV2 {
 }
 
 pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, memory: *mut Memory) -> i32 {
-    if state::mode() == Mode::Failed {
-        return NOT_READY;
+    if let Some(code) = nvml::refusal(device) {
+        return code;
     }
     // SAFETY: the caller's own arguments; NVML has filled the record in where it answers 0.
     unsafe {
@@ -39,8 +38,8 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, memory: *
 }
 
 pub(super) unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory: *mut MemoryV2) -> i32 {
-    if state::mode() == Mode::Failed {
-        return NOT_READY;
+    if let Some(code) = nvml::refusal(device) {
+        return code;
     }
     // SAFETY: as above.
     unsafe {
@@ -94,8 +93,8 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetRunningProcessDetailList(
     device: usize,
     list: *mut DetailList,
 ) -> i32 {
-    if state::mode() == Mode::Failed {
-        return NOT_READY;
+    if let Some(code) = nvml::refusal(device) {
+        return code;
     }
     // SAFETY: the caller's own arguments; NVML has filled the list in where it answers 0.
     unsafe {
@@ -120,8 +119,8 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     count: *mut u32,
     last_seen: u64,
 ) -> i32 {
-    if state::mode() == Mode::Failed {
-        return NOT_READY;
+    if let Some(code) = nvml::refusal(device) {
+        return code;
     }
     // SAFETY: as above.
     unsafe {
@@ -149,8 +148,8 @@ pub(super) unsafe extern "C" fn nvmlDeviceGetProcessesUtilizationInfo(
     device: usize,
     list: *mut UtilizationList,
 ) -> i32 {
-    if state::mode() == Mode::Failed {
-        return NOT_READY;
+    if let Some(code) = nvml::refusal(device) {
+        return code;
     }
     // SAFETY: as above.
     unsafe {

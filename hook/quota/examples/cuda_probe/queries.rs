@@ -1,7 +1,7 @@
 //! What the driver and NVML say.
 
 use super::Probe;
-use super::driver::{at, find};
+use super::driver::{at, find, text};
 
 impl Probe {
     pub fn queries(&mut self, verb: &[&str]) -> Option<String> {
@@ -17,41 +17,51 @@ impl Probe {
                 let code = driver.call("cuDeviceTotalMem_v2", &[at(&mut total), device]);
                 format!("{code} {total}")
             }
-            ["nvml"] => {
-                let mut code = driver.call("nvmlInit_v2", &[]);
-                let (mut handle, mut v1, mut v2) = (0_u64, [0_u64; 3], [0_u64; 5]);
-                v2[0] = 2 << 24 | 40;
-                code = code.max(driver.call("nvmlDeviceGetHandleByIndex_v2", &[device, at(&mut handle)]));
-                code = code.max(driver.call("nvmlDeviceGetMemoryInfo", &[handle, at(&mut v1)]));
-                code = code.max(driver.call("nvmlDeviceGetMemoryInfo_v2", &[handle, at(&mut v2)]));
-                assert_eq!([v1[0], v1[1], v1[2]], [v2[1], v2[3], v2[4]], "both versions agree");
-                format!("{code} {} {} {}", v1[0], v1[1], v1[2])
+            ["uuid"] => {
+                let mut uuid = [0_u8; 16];
+                let code = driver.call("cuDeviceGetUuid_v2", &[at(&mut uuid), device]);
+                format!("{code} {}", uuid.map(|byte| format!("{byte:02x}")).concat())
             }
-            ["processes"] => self.processes(),
-            ["busy"] => self.busy(),
+            ["nvml", ref named @ ..] => {
+                let (handle, mut v1, mut v2) = (self.nvml_device(named), [0_u64; 3], [0_u64; 5]);
+                v2[0] = 2 << 24 | 40;
+                let first = driver.call("nvmlDeviceGetMemoryInfo", &[handle, at(&mut v1)]);
+                let second = driver.call("nvmlDeviceGetMemoryInfo_v2", &[handle, at(&mut v2)]);
+                assert_eq!([v1[0], v1[1], v1[2]], [v2[1], v2[3], v2[4]], "both versions agree");
+                format!("{} {} {} {}", first.max(second), v1[0], v1[1], v1[2])
+            }
+            ["processes", ref named @ ..] => self.processes(named),
+            ["busy", ref named @ ..] => self.busy(named),
             ["weak", symbol] => (!find(libc::RTLD_DEFAULT, symbol).is_null()).to_string(),
             ["call", symbol] => driver.call(symbol, &[]).to_string(),
             _ => return None,
         })
     }
 
-    fn nvml_device(&self) -> u64 {
+    /// The device of this UUID; without one, as programs find theirs.
+    fn nvml_device(&self, named: &[&str]) -> u64 {
+        let [uuid] = named else { return self.driver.libraries.nvml_device(self.device as u64) };
         let mut handle = 0_u64;
         self.driver.ok("nvmlInit_v2", &[]);
-        self.driver.ok("nvmlDeviceGetHandleByIndex_v2", &[self.device as u64, at(&mut handle)]);
+        self.driver.ok("nvmlDeviceGetHandleByUUID", &[text(uuid).as_ptr() as u64, at(&mut handle)]);
         handle
     }
 
-    /// The pids that NVML lists, which all versions of it agree on, and our own.
-    fn processes(&self) -> String {
-        let (driver, device, mut found) = (&self.driver, self.nvml_device(), Vec::new());
+    /// The pids that NVML lists, which all versions of it agree on, and our own; or what they all refuse with.
+    fn processes(&self, named: &[&str]) -> String {
+        let (driver, device, mut found) = (&self.driver, self.nvml_device(named), Vec::new());
         for (symbol, words) in [
             ("nvmlDeviceGetComputeRunningProcesses", 2),
             ("nvmlDeviceGetComputeRunningProcesses_v2", 3),
             ("nvmlDeviceGetComputeRunningProcesses_v3", 3),
         ] {
             let (mut count, mut records) = (64_u32, [0_u64; 192]);
-            driver.ok(symbol, &[device, at(&mut count), at(&mut records)]);
+            let code = driver.call(symbol, &[device, at(&mut count), at(&mut records)]);
+            if code != 0 {
+                assert!(records.iter().all(|word| *word == 0), "nothing is told");
+                found.push(vec![code as u64]);
+                continue;
+            }
             let pids: Vec<u64> = (0..count as usize).map(|i| records[i * words] & 0xffff_ffff).collect();
             let mut none = 0_u32;
             let code = driver.call(symbol, &[device, at(&mut none), 0]);
@@ -63,8 +73,8 @@ impl Probe {
     }
 
     /// The pids that NVML has utilisation of: the one function after the other, or its code.
-    fn busy(&self) -> String {
-        let (driver, device, mut count) = (&self.driver, self.nvml_device(), 64_u32);
+    fn busy(&self, named: &[&str]) -> String {
+        let (driver, device, mut count) = (&self.driver, self.nvml_device(named), 64_u32);
         let mut samples = [0_u64; 4 * 64];
         let arguments = [device, at(&mut samples), at(&mut count), 0];
         let first = match driver.call("nvmlDeviceGetProcessUtilization", &arguments) {

@@ -53,6 +53,17 @@ impl Libraries {
         self.ok(symbol, &[&[at(&mut made)], arguments].concat());
         made
     }
+
+    /// NVML's handle of a GPU; of one that is divided, as programs go on to find it, that of the MIG device that is seen.
+    pub fn nvml_device(&self, gpu: u64) -> u64 {
+        let (mut device, mut partition) = (0_u64, 0_u64);
+        self.call("nvmlInit_v2", &[]);
+        self.call("nvmlDeviceGetHandleByIndex_v2", &[gpu, at(&mut device)]);
+        match self.call("nvmlDeviceGetMigDeviceHandleByIndex", &[device, 0, at(&mut partition)]) {
+            0 => partition,
+            _ => device,
+        }
+    }
 }
 
 /// `dlsym` of a library or a pseudo handle; null = not found.

@@ -119,7 +119,20 @@ pub(crate) const NO_CONTEXTS: &str = "multiprocessors=0";
 impl Bench {
     /// A node of these boards, otherwise as this run's variant has it.
     pub(crate) fn new<const N: usize>(boards: [&str; N]) -> Self {
-        Self::with(Variant::of_this_run().node(boards))
+        let variant = Variant::of_this_run();
+        let bench = Self::with(variant.node(boards));
+        variant.partition(&bench.node);
+        bench
+    }
+
+    /// A node of these boards that are not divided, whatever the variant: of MIG devices a process has only one.
+    pub(crate) fn whole<const N: usize>(boards: [&str; N]) -> Self {
+        Self::with(Variant::of_this_run().whole(boards))
+    }
+
+    /// A node of these boards that are divided, whatever the variant; its partitions are the test's to make.
+    pub(crate) fn divided<const N: usize>(boards: [&str; N]) -> Self {
+        Self::with(Variant::of_this_run().divided(boards))
     }
 
     /// A node as specified, for what depends on how NVML names processes or when memory is released.
@@ -162,12 +175,23 @@ impl Bench {
         self.folder.path().join("aliquot")
     }
 
+    /// UUID of a GPU or, where it is divided, of its first MIG device.
+    pub(crate) fn device_uuid(&self, gpu: usize) -> String {
+        let first = self.node.mig_devices(gpu).ok().and_then(|devices| devices.into_iter().next());
+        first.map_or_else(|| self.node.gpus()[gpu].uuid.clone(), |device| device.uuid)
+    }
+
     /// Lays a share of `gpu` out.
     pub(crate) fn share(&self, id: &str, gpu: usize, memory: u64) {
-        let uuid = GpuUuid::new(&self.node.gpus()[gpu].uuid).unwrap();
+        self.share_of(id, &self.device_uuid(gpu), gpu as u16, memory);
+    }
+
+    /// Lays a share out of the device with this UUID, the claim's `order`-th.
+    pub(crate) fn share_of(&self, id: &str, uuid: &str, order: u16, memory: u64) {
+        let uuid = GpuUuid::new(uuid).unwrap();
         self.write_quota(
             id,
-            &QuotaFile { memory_bytes: memory, device_order: gpu as u16, ..QuotaFile::new(uuid) },
+            &QuotaFile { memory_bytes: memory, device_order: order, ..QuotaFile::new(uuid) },
         );
         let folder = self.root().join("region").join(id);
         std::fs::create_dir_all(&folder).unwrap();

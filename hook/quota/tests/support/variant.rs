@@ -5,7 +5,8 @@
 //! A test that says by itself what its device is like ([`super::Bench::with`]) keeps to that; what it says of the driver
 //! ([`super::Bench::driver`]) wins over the variant's.
 
-use aliquot_sim_node::{NodeSpec, ProcessView, Record};
+use aliquot_sim_node::board::ci_profiles;
+use aliquot_sim_node::{MigDevice, Node, NodeSpec, ProcessView, Record};
 use std::sync::OnceLock;
 
 /// What a run's devices are like.
@@ -16,15 +17,18 @@ pub(crate) struct Variant {
     view: ProcessView,
     /// How long a killed process's memory stays in use.
     reap_delay_ms: u64,
+    /// Whether shares are of partitions: of each GPU that can be divided the whole one.
+    mig: bool,
     /// Settings of the driver.
     pub(crate) driver: &'static str,
 }
 
-const PLAIN: Variant = Variant { name: "plain", view: ProcessView::Host, reap_delay_ms: 0, driver: "" };
+const PLAIN: Variant =
+    Variant { name: "plain", view: ProcessView::Host, reap_delay_ms: 0, mig: false, driver: "" };
 /// Code that was loaded is memory that only NVML or a node agent shows; without either no test could find it.
 const UNSEEN: &str = "module_kib=0";
 
-const ALL: [Variant; 8] = [
+const ALL: [Variant; 9] = [
     PLAIN,
     Variant { name: "alias", driver: "resolver=alias", ..PLAIN },
     Variant { name: "own-pids", view: ProcessView::Own, ..PLAIN },
@@ -32,6 +36,7 @@ const ALL: [Variant; 8] = [
     Variant { name: "no-bytes", view: ProcessView::NotAvailable, driver: UNSEEN, ..PLAIN },
     Variant { name: "late-release", reap_delay_ms: 700, ..PLAIN },
     Variant { name: "eager", driver: "module_load=eager,free_syncs=0", ..PLAIN },
+    Variant { name: "mig", mig: true, ..PLAIN },
     Variant { name: "slow", driver: "slice_us=500,switch_us=10,call_ns=2000", ..PLAIN },
 ];
 
@@ -56,11 +61,41 @@ impl Variant {
         let unseen =
             matches!(view, ProcessView::Empty | ProcessView::NotAvailable).then(|| UNSEEN.to_owned());
         let settings: Vec<String> = record.settings().into_iter().chain(unseen).collect();
-        Self { name: "recorded", view, reap_delay_ms, driver: settings.join(",").leak() }
+        Self { name: "recorded", view, reap_delay_ms, mig: false, driver: settings.join(",").leak() }
     }
 
     /// A node of these boards.
     pub(crate) fn node<const N: usize>(&self, boards: [&str; N]) -> NodeSpec {
-        NodeSpec { process_view: self.view, reap_delay_ms: self.reap_delay_ms, ..NodeSpec::new(boards) }
+        let mut spec =
+            NodeSpec { process_view: self.view, reap_delay_ms: self.reap_delay_ms, ..NodeSpec::new(boards) };
+        spec.gpus.iter_mut().for_each(|gpu| gpu.mig = self.mig);
+        spec
     }
+
+    /// The same with GPUs that are not divided, whatever the variant.
+    pub(crate) fn whole<const N: usize>(&self, boards: [&str; N]) -> NodeSpec {
+        Self { mig: false, ..*self }.node(boards)
+    }
+
+    /// The same with GPUs in MIG mode, whatever the variant.
+    pub(crate) fn divided<const N: usize>(&self, boards: [&str; N]) -> NodeSpec {
+        Self { mig: true, ..*self }.node(boards)
+    }
+
+    /// Makes the partitions of this run's variant on a node of it.
+    pub(crate) fn partition(&self, node: &Node) {
+        for gpu in node.gpus().iter().filter(|_| self.mig) {
+            let whole = gpu.board.profiles.iter().max_by_key(|profile| profile.slices).unwrap();
+            make(node, gpu.index, whole.name);
+        }
+    }
+}
+
+/// Makes a partition of a GPU, with one compute instance that takes all of it.
+pub(crate) fn make(node: &Node, gpu: usize, profile: &str) -> MigDevice {
+    let id = node.gpu(gpu).unwrap().board.profile_by_name(profile).unwrap().id;
+    let gi = node.create_gi(gpu, id, None).unwrap();
+    let all = ci_profiles(gi.profile.slices).iter().find(|ci| ci.slices == gi.profile.slices).unwrap();
+    node.create_ci(gpu, gi.id, gi.serial, all.id, None).unwrap();
+    node.mig_devices(gpu).unwrap().into_iter().find(|device| device.gi.id == gi.id).unwrap()
 }
