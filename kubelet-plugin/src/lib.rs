@@ -18,7 +18,6 @@ pub mod audit;
 pub mod checkpoint;
 pub mod claim;
 pub mod collect;
-pub mod devices;
 pub mod dra;
 pub mod driver;
 pub mod edits;
@@ -63,6 +62,8 @@ pub mod stuck;
 mod tmpfs;
 pub mod trash;
 pub mod usage;
+
+pub use aliquot_devices as devices;
 
 #[cfg(test)]
 mod testing;

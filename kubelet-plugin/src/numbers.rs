@@ -14,13 +14,19 @@
 //! Claims with admin access alone count on neither side: they are trusted with GPUs that others use.
 
 use crate::claim::ClaimRef;
-use crate::devices::Majors;
+use crate::devices::{CharDevice, Majors};
 use crate::ledger::{DeviceNumber, Ledger, Record};
 use aliquot_cdi::{DeviceNode, Spec};
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use aliquot_nvml::caps::MigMinors;
 use std::collections::BTreeSet;
 use std::fmt;
+
+impl From<CharDevice> for DeviceNumber {
+    fn from(device: CharDevice) -> Self {
+        Self { major: device.major, minor: device.minor }
+    }
+}
 
 /// What a device number means now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,7 +43,7 @@ pub struct Meaning {
 pub fn meanings(gpus: &[GpuInfo], live: &[LiveMig], majors: &Majors, caps: &MigMinors) -> Vec<Meaning> {
     let of_gpus = gpus.iter().filter_map(|gpu| {
         let device = majors.gpu(gpu.minor).ok()?;
-        Some(Meaning { number: device.number(), gpu: gpu.uuid.clone(), partition: None })
+        Some(Meaning { number: device.into(), gpu: gpu.uuid.clone(), partition: None })
     });
     let of_partitions = live.iter().flat_map(|mig| {
         let minor = gpus.iter().find(|gpu| gpu.uuid == mig.parent).map(|gpu| gpu.minor);
@@ -46,7 +52,7 @@ pub fn meanings(gpus: &[GpuInfo], live: &[LiveMig], majors: &Majors, caps: &MigM
             minor.and_then(|minor| caps.compute_instance(minor, mig.gpu_instance, mig.compute_instance?));
         let both = of_instance.into_iter().chain(of_compute);
         both.filter_map(|cap| majors.capability(cap).ok()).map(|device| Meaning {
-            number: device.number(),
+            number: device.into(),
             gpu: mig.parent.clone(),
             partition: Some(mig.placement),
         })

@@ -2,5 +2,15 @@
 //!
 //! [`contract`] is what the node agent and the supervisor say to each other, through files in one directory of the
 //! host. The agent depends on nothing else of this crate.
+//!
+//! The supervisor keeps one `nvidia-cuda-mps-control` for each claim that asks: [`keeper`] decides for one claim what
+//! is to be done (pure), [`supervise`] does it, and [`isolate`] is what a daemon's process does before it becomes
+//! NVIDIA's program. The program `aliquot-mps` is both the supervisor and that process.
+#![forbid(unsafe_code)]
 
 pub mod contract;
+pub mod isolate;
+pub mod keeper;
+pub mod limits;
+pub mod processes;
+pub mod supervise;

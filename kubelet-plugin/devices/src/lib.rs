@@ -1,10 +1,9 @@
-//! Which character devices a container needs, by number. The numbers come from the kernel's own lists, so no
-//! `/dev` counts: a container runtime makes the nodes itself, and a device whose module is loaded later is there
-//! at the next prepare. [`Majors::parse`] and what follows from it are pure.
+//! Character devices that a GPU program needs, by number. The numbers come from the kernel's own lists, so no `/dev`
+//! counts: the device nodes are made from them, and a device whose module is loaded later is there at the next look.
+//! Everything but [`Majors::read`] is pure.
 
 pub mod drm;
 
-use crate::ledger::DeviceNumber;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,13 +25,6 @@ pub struct CharDevice {
     pub major: u32,
     /// Minor number.
     pub minor: u32,
-}
-
-impl CharDevice {
-    /// Its number.
-    pub const fn number(&self) -> DeviceNumber {
-        DeviceNumber { major: self.major, minor: self.minor }
-    }
 }
 
 /// Why a container could not open what it needs.

@@ -1,0 +1,284 @@
+//! The decisions about the daemon of one claim. Pure: what was seen and the time are arguments, what is to be done is
+//! the result.
+//!
+//! ```text
+//! Idle ── start ──► Starting ── limits hold ──► Ready
+//!  ▲                   │                          │      it ended, or is asked for no more
+//!  └── all is gone ── Ending ◄────────────────────┘
+//! ```
+
+use crate::contract::{Ask, Phase, State, Version};
+use std::time::Duration;
+
+/// Time since some moment.
+pub type Clock = Duration;
+
+/// How long things may take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Timing {
+    /// A daemon answers after its start, with all limits set, or is ended.
+    pub answer: Duration,
+    /// A daemon ends after `quit`, or is killed. What was killed is killed again after this time.
+    pub quit: Duration,
+    /// The pause after the first failure; it doubles with each one.
+    pub least_pause: Duration,
+    /// The longest pause.
+    pub longest_pause: Duration,
+    /// A daemon that was ready this long has recovered from earlier failures.
+    pub calm: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            answer: Duration::from_secs(20),
+            quit: Duration::from_secs(10),
+            least_pause: Duration::from_secs(1),
+            longest_pause: Duration::from_secs(60),
+            calm: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Failures in a row from which on a daemon counts as failed.
+pub const MOST_FAILURES: u32 = 5;
+
+/// What the agent asks for a claim.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// A daemon.
+    Daemon(Ask),
+    /// Something that cannot be done.
+    Unfit(String),
+    /// None.
+    Nothing,
+}
+
+/// The daemon's processes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// The control daemon runs.
+    Runs(u32),
+    /// The control daemon ended, and a server of it is still there.
+    Lingers(End),
+    /// All ended.
+    Ended(End),
+}
+
+impl Seen {
+    /// No daemon was started.
+    pub fn nothing() -> Self {
+        Self::Ended(End { reason: String::new(), hopeless: false })
+    }
+}
+
+/// How a control daemon ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct End {
+    /// What it said, for whoever reads the claim.
+    pub reason: String,
+    /// The daemon did not even start, and trying again soon will not help.
+    pub hopeless: bool,
+}
+
+/// The last command to the control daemon.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// None since the daemon was started.
+    Nothing,
+    /// One is under way.
+    Waiting,
+    /// It was taken.
+    Taken,
+    /// It was not.
+    Refused(String),
+}
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Action {
+    /// Start a daemon.
+    Start(Ask),
+    /// Set the limits, and ask them back.
+    SetLimits(Ask),
+    /// Have the control daemon end itself and its servers.
+    Quit,
+    /// Kill all processes of the daemon.
+    Kill,
+    /// Write the state.
+    Say(State),
+    /// Remove the state, and forget the claim.
+    Forget,
+}
+
+/// What is known of one claim.
+#[derive(Debug)]
+pub struct Keeper {
+    timing: Timing,
+    stage: Stage,
+    ask: Option<Ask>,
+    failures: u32,
+    starts: u32,
+    hopeless: bool,
+    reason: Option<String>,
+    said: Option<State>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// There is no daemon.
+    Idle { not_before: Clock },
+    /// There is one, and its limits are being set.
+    Starting { since: Clock },
+    /// Clients may come.
+    Ready { since: Clock },
+    /// It is to go; it was told, or killed, at this time.
+    Ending { since: Clock },
+}
+
+impl Keeper {
+    /// A claim that nothing is known of yet.
+    pub fn new(timing: Timing) -> Self {
+        Self {
+            timing,
+            stage: Stage::Idle { not_before: Duration::ZERO },
+            ask: None,
+            failures: 0,
+            starts: 0,
+            hopeless: false,
+            reason: None,
+            said: None,
+        }
+    }
+
+    /// Returns true if there is, or may be, a process of this claim's daemon.
+    pub fn has_daemon(&self) -> bool {
+        !matches!(self.stage, Stage::Idle { .. })
+    }
+
+    /// Decides. `seen` and `told` are of the daemon that was started last.
+    pub fn step(&mut self, now: Clock, asked: &Asked, seen: &Seen, told: &Told) -> Vec<Action> {
+        let mut actions = match self.stage {
+            Stage::Idle { not_before } => self.idle(now, asked, not_before),
+            Stage::Starting { .. } | Stage::Ready { .. } => self.running(now, asked, seen, told),
+            Stage::Ending { since } => self.ending(now, seen, since),
+        };
+        if actions.last() != Some(&Action::Forget) {
+            actions.extend(self.news(seen).map(Action::Say));
+        }
+        actions
+    }
+
+    fn idle(&mut self, now: Clock, asked: &Asked, not_before: Clock) -> Vec<Action> {
+        match asked {
+            Asked::Nothing => vec![Action::Forget],
+            Asked::Unfit(reason) => {
+                (self.ask, self.hopeless, self.reason) = (None, true, Some(reason.clone()));
+                Vec::new()
+            }
+            Asked::Daemon(ask) => {
+                if self.ask.as_ref() != Some(ask) {
+                    (self.failures, self.hopeless, self.reason) = (0, false, None);
+                } else if now < not_before {
+                    return Vec::new();
+                }
+                self.ask = Some(ask.clone());
+                self.starts += 1;
+                self.stage = Stage::Starting { since: now };
+                vec![Action::Start(ask.clone())]
+            }
+        }
+    }
+
+    fn running(&mut self, now: Clock, asked: &Asked, seen: &Seen, told: &Told) -> Vec<Action> {
+        if let Seen::Lingers(end) | Seen::Ended(end) = seen {
+            return self.fail(now, end.clone());
+        }
+        let wanted = matches!((asked, &self.ask), (Asked::Daemon(asked), Some(ask)) if asked == ask);
+        let Some(ask) = self.ask.clone().filter(|_| wanted) else {
+            self.stage = Stage::Ending { since: now };
+            return vec![Action::Quit];
+        };
+        match (self.stage, told) {
+            (Stage::Starting { .. }, Told::Taken) => {
+                self.stage = Stage::Ready { since: now };
+                (self.hopeless, self.reason) = (false, None);
+                Vec::new()
+            }
+            (Stage::Starting { since }, told) if now.saturating_sub(since) >= self.timing.answer => {
+                let why = match told {
+                    Told::Refused(why) => why.as_str(),
+                    _ => "it does not answer",
+                };
+                let reason =
+                    format!("the MPS control daemon was not ready within {:?}: {why}", self.timing.answer);
+                self.fail(now, End { reason, hopeless: false })
+            }
+            (Stage::Starting { .. }, Told::Nothing | Told::Refused(_)) => vec![Action::SetLimits(ask)],
+            (Stage::Ready { since }, _) if now.saturating_sub(since) >= self.timing.calm => {
+                self.failures = 0;
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// It ended by itself, or is of no use: whatever is left of it goes.
+    fn fail(&mut self, now: Clock, end: End) -> Vec<Action> {
+        self.failures = self.failures.saturating_add(1);
+        (self.hopeless, self.reason) = (end.hopeless, Some(end.reason));
+        self.stage = Stage::Ending { since: now };
+        vec![Action::Kill]
+    }
+
+    fn ending(&mut self, now: Clock, seen: &Seen, since: Clock) -> Vec<Action> {
+        if matches!(seen, Seen::Ended(_)) {
+            self.stage = Stage::Idle { not_before: now + self.pause() };
+            return Vec::new();
+        }
+        let orphaned = matches!(seen, Seen::Lingers(_));
+        if !orphaned && now.saturating_sub(since) < self.timing.quit {
+            return Vec::new();
+        }
+        self.stage = Stage::Ending { since: now };
+        vec![Action::Kill]
+    }
+
+    fn pause(&self) -> Duration {
+        let longest = self.timing.longest_pause;
+        match self.failures {
+            0 => Duration::ZERO,
+            _ if self.hopeless => longest,
+            failures => {
+                let factor = 2_u32.saturating_pow(failures - 1);
+                self.timing.least_pause.saturating_mul(factor).min(longest)
+            }
+        }
+    }
+
+    /// The state, if it is another than the last that was said.
+    fn news(&mut self, seen: &Seen) -> Option<State> {
+        let ready = matches!(self.stage, Stage::Ready { .. });
+        let failed = self.hopeless || self.failures >= MOST_FAILURES;
+        let pid = match seen {
+            Seen::Runs(pid) if self.has_daemon() => Some(*pid),
+            _ => None,
+        };
+        let state = State {
+            version: Version,
+            state: match (ready, failed) {
+                (true, _) => Phase::Ready,
+                (false, true) => Phase::Failed,
+                (false, false) => Phase::Starting,
+            },
+            reason: self.reason.clone(),
+            pid,
+            restarts: self.starts.saturating_sub(1),
+        };
+        let changed = self.said.as_ref() != Some(&state);
+        changed.then(|| self.said.insert(state).clone())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,188 @@
+//! The supervisor: looks at what the agent asks and at its daemons, several times a second, and does what
+//! [`Keeper`] decides.
+//!
+//! It adopts nothing: daemons that a predecessor left are ended before the agent can see the new supervisor.
+
+mod launch;
+
+use crate::contract::{ClaimDir, MpsDir, Sole};
+use crate::keeper::{Action, Asked, Keeper, Seen, Timing, Told};
+use crate::processes;
+use anyhow::Context;
+pub use launch::Launcher;
+use launch::Processes;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often it looks, beside whenever a process ends.
+const LOOK_MILLIS: u16 = 200;
+/// How long daemons of a predecessor may take to end after they were killed.
+const PREDECESSORS: Duration = Duration::from_secs(30);
+const PREDECESSORS_LOOK: Duration = Duration::from_millis(50);
+
+/// A claim under supervision.
+struct Claim {
+    dir: ClaimDir,
+    keeper: Keeper,
+    processes: Processes,
+    /// The last thing that went wrong here, so that it is said once.
+    trouble: Option<String>,
+}
+
+/// Serves a directory until SIGTERM or SIGINT, then ends all daemons.
+///
+/// # Errors
+/// If it cannot start: another supervisor is there, or the directory cannot be put in order.
+pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result<()> {
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD] {
+        signals.add(signal);
+    }
+    signals.thread_block().context("cannot block signals")?;
+    let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+    let signals = SignalFd::with_flags(&signals, flags).context("cannot listen for signals")?;
+    let sole = Sole::take(dir)?;
+    put_in_order(dir)?;
+    let _announced = sole.announce()?;
+    tracing::info!(directory = %dir.path().display(), "serving");
+    let started = Instant::now();
+    let mut claims = BTreeMap::new();
+    let mut ends = false;
+    loop {
+        ends |= stop_asked(&signals)?;
+        meet(dir, &mut claims, launcher, timing);
+        claims.retain(|_, claim| claim.turn(started.elapsed(), ends));
+        if ends && claims.is_empty() {
+            tracing::info!("all daemons ended");
+            return Ok(());
+        }
+    }
+}
+
+/// Waits for a signal, or for the time of the next look. Returns true if this process is to end.
+fn stop_asked(signals: &SignalFd) -> anyhow::Result<bool> {
+    match poll(&mut [PollFd::new(signals.as_fd(), PollFlags::POLLIN)], PollTimeout::from(LOOK_MILLIS)) {
+        Ok(_) | Err(Errno::EINTR) => {}
+        Err(errno) => return Err(errno).context("cannot wait for signals"),
+    }
+    let mut asked = false;
+    while let Some(signal) = signals.read_signal().context("cannot read signals")? {
+        asked |= signal.ssi_signo != Signal::SIGCHLD as u32;
+    }
+    Ok(asked)
+}
+
+/// Ends what a predecessor left running, and takes back what it said.
+fn put_in_order(dir: &MpsDir) -> anyhow::Result<()> {
+    let started = Instant::now();
+    loop {
+        let left = processes::of_all(dir.path());
+        if left.is_empty() {
+            break;
+        }
+        let pids: Vec<u32> = left.iter().map(|process| process.pid).collect();
+        if started.elapsed() > PREDECESSORS {
+            anyhow::bail!(
+                "processes {pids:?} of MPS daemons of a predecessor cannot be killed: see the kernel's log for a \
+                 driver that hangs"
+            );
+        }
+        tracing::warn!(?pids, "ending MPS daemons of a predecessor");
+        left.iter().for_each(processes::Process::kill);
+        thread::sleep(PREDECESSORS_LOOK);
+    }
+    for claim in dir.claims()? {
+        claim.remove_state()?;
+    }
+    Ok(())
+}
+
+/// Takes up claims that are new.
+fn meet(dir: &MpsDir, claims: &mut BTreeMap<String, Claim>, launcher: &Launcher, timing: &Timing) {
+    let there = dir.claims().unwrap_or_else(|error| {
+        tracing::error!(%error, "no new claims");
+        Vec::new()
+    });
+    for claim in there.into_iter().filter(|claim| claim.ask_file().exists()) {
+        claims.entry(claim.uid().to_owned()).or_insert_with(|| Claim {
+            keeper: Keeper::new(timing.clone()),
+            processes: Processes::new(launcher.clone(), claim.clone()),
+            dir: claim,
+            trouble: None,
+        });
+    }
+}
+
+impl Claim {
+    /// Looks, decides and acts. Returns false once nothing is left of the claim.
+    fn turn(&mut self, now: Duration, ends: bool) -> bool {
+        let asked = match self.dir.ask() {
+            _ if ends => Asked::Nothing,
+            Ok(Some(ask)) => Asked::Daemon(ask),
+            Ok(None) => Asked::Nothing,
+            Err(error) => Asked::Unfit(error.to_string()),
+        };
+        let (seen, told) = match self.keeper.has_daemon() {
+            true => self.processes.look(),
+            false => (Seen::nothing(), Told::Nothing),
+        };
+        let mut trouble = None;
+        let actions = self.keeper.step(now, &asked, &seen, &told);
+        let forgotten = actions.contains(&Action::Forget);
+        let mut done = true;
+        for action in actions {
+            if let Err(error) = self.act(action) {
+                trouble = Some(format!("{error:#}"));
+                done = false;
+            }
+        }
+        self.processes.bound_logs();
+        if trouble.is_some() && trouble != self.trouble {
+            tracing::error!(claim = self.dir.uid(), error = trouble, "cannot serve a claim");
+        }
+        self.trouble = trouble;
+        // A state that could not be removed is tried again.
+        !(forgotten && done)
+    }
+
+    fn act(&mut self, action: Action) -> anyhow::Result<()> {
+        let uid = self.dir.uid();
+        match action {
+            Action::Start(ask) => {
+                tracing::info!(
+                    uid,
+                    namespace = ask.claim.namespace,
+                    claim = ask.claim.name,
+                    "starting a daemon"
+                );
+                self.processes
+                    .start()
+                    .with_context(|| format!("cannot start a daemon in {}", self.dir.path().display()))
+            }
+            Action::SetLimits(ask) => {
+                self.processes.set_limits(&ask);
+                Ok(())
+            }
+            Action::Quit => {
+                tracing::info!(uid, "ending a daemon");
+                self.processes.quit();
+                Ok(())
+            }
+            Action::Kill => {
+                self.processes.kill();
+                Ok(())
+            }
+            Action::Say(state) => {
+                tracing::info!(uid, state = ?state.state, reason = state.reason, pid = state.pid, "state");
+                Ok(self.dir.write_state(&state)?)
+            }
+            Action::Forget => Ok(self.dir.remove_state()?),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! The processes of one claim's daemon: the control daemon, and a program that tells it something.
+
+use crate::contract::{Ask, ClaimDir};
+use crate::isolate::{HOPELESS, Isolation, Roots};
+use crate::keeper::{End, Seen, Told};
+use crate::{limits, processes};
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a command may take.
+const COMMAND: Duration = Duration::from_secs(5);
+/// How much of the end of a log goes into a reason.
+const TAIL: u64 = 1024;
+/// Logs are cut when they are longer.
+const MOST_LOG: u64 = 16 << 20;
+/// Most bytes of an answer.
+const MOST_ANSWER: u64 = 64 << 10;
+
+/// How processes are started.
+#[derive(Debug, Clone)]
+pub struct Launcher {
+    /// This program.
+    pub program: PathBuf,
+    /// Where the driver and the host are.
+    pub roots: Roots,
+    /// Whether a daemon gets a root of its own.
+    pub isolation: Isolation,
+}
+
+/// A claim's processes.
+#[derive(Debug)]
+pub(super) struct Processes {
+    launcher: Launcher,
+    claim: ClaimDir,
+    daemon: Option<Child>,
+    end: End,
+    log_start: u64,
+    order: Option<Order>,
+    told: Told,
+}
+
+/// A command under way.
+#[derive(Debug)]
+struct Order {
+    child: Child,
+    since: Instant,
+    /// For an order to set limits: what was asked.
+    ask: Option<Ask>,
+}
+
+impl Processes {
+    pub(super) fn new(launcher: Launcher, claim: ClaimDir) -> Self {
+        let end = End { reason: String::new(), hopeless: false };
+        Self { launcher, claim, daemon: None, end, log_start: 0, order: None, told: Told::Nothing }
+    }
+
+    /// What became of the daemon and of the last command.
+    pub(super) fn look(&mut self) -> (Seen, Told) {
+        (self.daemon(), self.told())
+    }
+
+    fn daemon(&mut self) -> Seen {
+        if let Some(daemon) = &mut self.daemon {
+            match daemon.try_wait() {
+                Ok(None) => return Seen::Runs(daemon.id()),
+                Ok(Some(status)) => self.end = self.how_it_ended(status),
+                Err(error) => self.end = End { reason: error.to_string(), hopeless: false },
+            }
+            self.daemon = None;
+        }
+        match processes::of_claim(self.claim.path()).is_empty() {
+            true => Seen::Ended(self.end.clone()),
+            false => Seen::Lingers(self.end.clone()),
+        }
+    }
+
+    fn how_it_ended(&self, status: ExitStatus) -> End {
+        let said = tail(&self.log(), self.log_start);
+        let hopeless = status.code() == Some(HOPELESS);
+        let reason = match (hopeless, said.is_empty()) {
+            (true, false) => said,
+            (_, true) => format!("the MPS control daemon ended ({status}) and said nothing"),
+            (false, false) => format!("the MPS control daemon ended ({status}); its last words: {said}"),
+        };
+        End { reason, hopeless }
+    }
+
+    fn told(&mut self) -> Told {
+        let Some(order) = &mut self.order else { return self.told.clone() };
+        let ended = order.child.try_wait();
+        let answer = match ended {
+            Ok(None) if order.since.elapsed() < COMMAND => return Told::Waiting,
+            Ok(None) => Err(format!("it did not answer a command within {COMMAND:?}")),
+            Ok(Some(status)) => order.answer(status),
+            Err(error) => Err(error.to_string()),
+        };
+        self.drop_order();
+        self.told = answer.map_or_else(Told::Refused, |()| Told::Taken);
+        self.told.clone()
+    }
+
+    fn drop_order(&mut self) {
+        if let Some(mut order) = self.order.take() {
+            // It has ended, or is of no use.
+            let _ = order.child.kill();
+            let _ = order.child.wait();
+        }
+    }
+
+    /// Starts a control daemon. One that cannot be started has ended, for the reason that is also returned.
+    pub(super) fn start(&mut self) -> io::Result<()> {
+        self.drop_order();
+        self.told = Told::Nothing;
+        let started = self.spawn();
+        if let Err(error) = &started {
+            let reason = format!("cannot start a daemon in {}: {error}", self.claim.path().display());
+            self.end = End { reason, hopeless: false };
+        }
+        started
+    }
+
+    fn spawn(&mut self) -> io::Result<()> {
+        clean(&self.claim.pipe())?;
+        let mut log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.log())?;
+        self.log_start = log.seek(SeekFrom::End(0))?;
+        let mut command = self.command(&[]);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        self.daemon = Some(command.spawn()?);
+        Ok(())
+    }
+
+    /// Tells the daemon its limits.
+    pub(super) fn set_limits(&mut self, ask: &Ask) {
+        self.order(&limits::script(ask), Some(ask.clone()));
+    }
+
+    /// Tells the daemon to end, and its servers to end soon.
+    pub(super) fn quit(&mut self) {
+        self.order("quit -t 3\n", None);
+    }
+
+    /// Kills whatever there is.
+    pub(super) fn kill(&mut self) {
+        self.drop_order();
+        if let Some(daemon) = &mut self.daemon {
+            let _ = daemon.kill();
+        }
+        processes::of_claim(self.claim.path()).iter().for_each(processes::Process::kill);
+    }
+
+    fn order(&mut self, text: &str, ask: Option<Ask>) {
+        self.drop_order();
+        match self.tell(text) {
+            Ok(child) => self.order = Some(Order { child, since: Instant::now(), ask }),
+            Err(error) => self.told = Told::Refused(format!("cannot run nvidia-cuda-mps-control: {error}")),
+        }
+    }
+
+    fn tell(&self, text: &str) -> io::Result<Child> {
+        let mut command = self.command(&["--control"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // It is short enough for the pipe; one that reads nothing has ended, and says why.
+            let _ = stdin.write_all(text.as_bytes());
+        }
+        Ok(child)
+    }
+
+    /// This program again, which becomes NVIDIA's.
+    fn command(&self, more: &[&str]) -> Command {
+        let Launcher { program, roots, isolation } = &self.launcher;
+        let mut command = Command::new(program);
+        command.arg("daemon").arg(self.claim.path()).args(more);
+        command.arg("--driver-root").arg(&roots.driver);
+        command.arg("--host-driver-root").arg(&roots.driver_on_host);
+        command.arg("--proc-root").arg(&roots.proc);
+        if let Some(host) = &roots.host {
+            command.arg("--host-root").arg(host);
+        }
+        if *isolation == Isolation::None {
+            command.arg("--without-isolation");
+        }
+        command.env_clear().env(processes::MARK, self.claim.path()).process_group(0);
+        command
+    }
+
+    fn log(&self) -> PathBuf {
+        self.claim.log().join("control.log")
+    }
+
+    /// Cuts logs that have become long. Clients have the daemon write lines.
+    pub(super) fn bound_logs(&self) {
+        for entry in fs::read_dir(self.claim.log()).into_iter().flatten().flatten() {
+            if entry.metadata().is_ok_and(|meta| meta.is_file() && meta.len() > MOST_LOG) {
+                // At worst it is cut at the next look.
+                let _ = OpenOptions::new().write(true).open(entry.path()).and_then(|file| file.set_len(0));
+            }
+        }
+    }
+}
+
+impl Order {
+    fn answer(&mut self, status: ExitStatus) -> Result<(), String> {
+        let said = read(self.child.stdout.take());
+        if !status.success() {
+            let complaint = read(self.child.stderr.take());
+            return Err(format!("{status}: {}{}", said.trim(), complaint.trim()));
+        }
+        self.ask.as_ref().map_or(Ok(()), |ask| limits::check(ask, &said))
+    }
+}
+
+fn read(pipe: Option<impl Read>) -> String {
+    let mut bytes = Vec::new();
+    if let Some(pipe) = pipe {
+        // What was read so far counts.
+        let _ = pipe.take(MOST_ANSWER).read_to_end(&mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Takes what an earlier daemon, or a client, left in the directory of sockets. A server runs as its clients' user and
+/// may make files there; the sticky bit keeps it from removing the control daemon's.
+fn clean(pipe: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(pipe)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    fs::set_permissions(pipe, Permissions::from_mode(0o1777))
+}
+
+/// The last lines of a log from `start` on, as one line.
+fn tail(log: &Path, start: u64) -> String {
+    let read = || -> io::Result<String> {
+        let mut file = fs::File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(start.min(length).max(length.saturating_sub(TAIL))))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.iter().skip(lines.len().saturating_sub(5)).copied().collect::<Vec<_>>().join(" | ")
+}

@@ -1,0 +1,240 @@
+//! The supervisor with NVIDIA's own control daemon, which needs no GPU until a client comes.
+
+use crate::world::{World, gone, kill_hard, lives, real_files, state_of, wait};
+use aliquot_mps::contract::{ClaimDir, Phase};
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+/// The driver's files, and whether a daemon gets a root of its own, which only root can give it.
+fn real(what: &str) -> Option<(std::path::PathBuf, bool)> {
+    match real_files() {
+        Ok(files) => Some((files, nix::unistd::geteuid().is_root())),
+        Err(reason) => {
+            println!("SKIPPED: {what} with the real control daemon: {reason}");
+            None
+        }
+    }
+}
+
+fn limits(world: &World, claim: &ClaimDir) -> (String, String) {
+    let percent = world.tell(claim, "get_default_active_thread_percentage");
+    let memory = world.tell(claim, "get_default_device_pinned_mem_limit 1");
+    (percent.trim().to_owned(), memory.trim().to_owned())
+}
+
+#[test]
+fn a_daemon_is_ready_with_the_claims_limits_and_gone_with_the_ask() {
+    let Some((files, isolated)) = real("limits") else { return };
+    let mut world = World::new(&files, isolated);
+    world.supervise();
+    let claim = world.ask("c-1", Some(40), Some(2 << 30));
+    let state = state_of(&claim, Phase::Ready);
+    assert_eq!((state.restarts, state.reason), (0, None));
+    assert_eq!(limits(&world, &claim), ("40.0".into(), "2G".into()));
+    let pid = state.pid.unwrap();
+    assert!(lives(pid));
+    claim.remove_ask().unwrap();
+    gone(&claim);
+    assert!(!lives(pid), "the state goes after the daemon");
+}
+
+#[test]
+fn each_claim_has_a_daemon_of_its_own() {
+    let Some((files, isolated)) = real("two claims") else { return };
+    let mut world = World::new(&files, isolated);
+    world.supervise();
+    let one = world.ask("c-1", Some(10), None);
+    let two = world.ask("c-2", None, Some(512 << 20));
+    let pids = [state_of(&one, Phase::Ready).pid, state_of(&two, Phase::Ready).pid];
+    assert_ne!(pids[0], pids[1]);
+    assert_eq!(limits(&world, &one).0, "10.0");
+    assert_eq!(limits(&world, &two), ("100.0".into(), "512M".into()));
+    one.remove_ask().unwrap();
+    gone(&one);
+    assert!(lives(pids[1].unwrap()), "the other claim's daemon goes on");
+}
+
+#[test]
+fn a_daemon_that_was_killed_is_started_again_with_its_limits() {
+    let Some((files, isolated)) = real("a killed daemon") else { return };
+    let mut world = World::new(&files, isolated);
+    world.supervise();
+    let claim = world.ask("c-1", Some(40), None);
+    let first = state_of(&claim, Phase::Ready).pid.unwrap();
+    kill_hard(first);
+    let second = wait("another daemon", || state_of(&claim, Phase::Ready).pid.filter(|pid| *pid != first));
+    assert!(lives(second) && !lives(first));
+    assert_eq!(limits(&world, &claim).0, "40.0");
+    assert_eq!(state_of(&claim, Phase::Ready).restarts, 1);
+}
+
+#[test]
+fn a_supervisor_that_was_killed_is_followed_by_one_that_ends_its_daemons_and_starts_new_ones() {
+    let Some((files, isolated)) = real("a killed supervisor") else { return };
+    let mut world = World::new(&files, isolated);
+    world.supervise();
+    let [kept, dropped] = ["c-1", "c-2"].map(|uid| world.ask(uid, Some(40), None));
+    let [first, orphan] = [&kept, &dropped].map(|claim| state_of(claim, Phase::Ready).pid.unwrap());
+    world.kill_supervisor();
+    assert!(!world.dir.is_served().unwrap());
+    assert!(lives(first) && lives(orphan), "nothing but the supervisor died");
+    dropped.remove_ask().unwrap();
+    world.supervise();
+    assert!(!lives(first) && !lives(orphan), "they ended before the new one was seen");
+    let second = state_of(&kept, Phase::Ready).pid.unwrap();
+    assert!(second != first && lives(second));
+    assert_eq!(limits(&world, &kept).0, "40.0");
+    assert_eq!(dropped.state().unwrap(), None);
+}
+
+#[test]
+fn a_supervisor_that_is_told_to_end_ends_its_daemons_first() {
+    let Some((files, isolated)) = real("the end") else { return };
+    let mut world = World::new(&files, isolated);
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    let pid = state_of(&claim, Phase::Ready).pid.unwrap();
+    assert!(world.terminate_supervisor());
+    assert!(!lives(pid));
+    assert_eq!(claim.state().unwrap(), None);
+    assert!(claim.ask().unwrap().is_some(), "what is asked is the agent's");
+}
+
+#[test]
+fn without_a_root_of_its_own_a_daemon_serves_as_well() {
+    let Some((files, _)) = real("no isolation") else { return };
+    let mut world = World::new(&files, false);
+    world.supervise();
+    let claim = world.ask("c-1", Some(40), None);
+    state_of(&claim, Phase::Ready);
+    assert_eq!(limits(&world, &claim).0, "40.0");
+}
+
+/// The files of a driver with a loader and libc beside them, as a driver container has them.
+fn with_system(files: &Path, root: &Path) {
+    for dir in ["usr/bin", "tmp", "dev", "proc"] {
+        fs::create_dir_all(root.join(dir)).unwrap();
+    }
+    let program = files.join("usr/bin/nvidia-cuda-mps-control");
+    let needs = Command::new("ldd").arg(&program).output().unwrap();
+    for path in
+        String::from_utf8(needs.stdout).unwrap().split_whitespace().filter(|word| word.starts_with('/'))
+    {
+        let target = root.join(&path[1..]);
+        fs::create_dir_all(target.parent().unwrap()).unwrap();
+        fs::copy(path, target).unwrap();
+    }
+    fs::copy(program, root.join("usr/bin/nvidia-cuda-mps-control")).unwrap();
+}
+
+#[test]
+fn a_daemon_has_a_root_of_its_own_with_the_claims_gpus_alone() {
+    let Some((files, isolated)) = real("the root") else { return };
+    if !isolated {
+        return println!("SKIPPED: the daemon's root: needs root");
+    }
+    let driver = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    with_system(&files, driver.path());
+    let mut world = World::new(driver.path(), true);
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    fs::write(claim.shm().join("sign"), "").unwrap();
+    let pid = state_of(&claim, Phase::Ready).pid.unwrap();
+    let root = Path::new("/proc").join(pid.to_string()).join("root");
+    let names = |dir: &Path| {
+        let mut names: Vec<String> = fs::read_dir(dir)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    assert_eq!(
+        names(&root.join("dev")),
+        [
+            "full",
+            "null",
+            "nvidia-uvm",
+            "nvidia-uvm-tools",
+            "nvidia0",
+            "nvidia1",
+            "nvidiactl",
+            "random",
+            "shm",
+            "urandom",
+            "zero"
+        ]
+    );
+    let second = fs::metadata(root.join("dev/nvidia1")).unwrap();
+    assert_eq!(second.rdev(), nix::sys::stat::makedev(195, 1));
+    assert_eq!(names(&root.join("dev/shm")), ["sign"]);
+    assert!(names(&root.join("tmp/nvidia-mps")).contains(&"control".to_owned()));
+    assert!(root.join("proc/self").exists());
+    let environment = fs::read(root.parent().unwrap().join("environ")).unwrap();
+    let mut variables: Vec<String> = environment
+        .split(|byte| *byte == 0)
+        .map(|variable| String::from_utf8_lossy(variable).split('=').next().unwrap().to_owned())
+        .filter(|name| !name.is_empty())
+        .collect();
+    variables.sort();
+    assert_eq!(
+        variables,
+        [
+            "ALIQUOT_MPS_CLAIM",
+            "CUDA_MPS_LOG_DIRECTORY",
+            "CUDA_MPS_PIPE_DIRECTORY",
+            "CUDA_VISIBLE_DEVICES",
+            "PATH"
+        ]
+    );
+    let here = fs::read_to_string("/proc/self/mounts").unwrap();
+    assert!(!here.contains(driver.path().to_str().unwrap()), "nothing is mounted here: {here}");
+}
+
+#[test]
+fn what_a_client_leaves_among_the_sockets_leads_a_new_daemon_nowhere() {
+    let Some((files, isolated)) = real("what clients leave") else { return };
+    let mut world = World::new(&files, isolated);
+    let victim = world.path().join("victim");
+    fs::write(&victim, "precious").unwrap();
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    let first = state_of(&claim, Phase::Ready).pid.unwrap();
+    for name in ["control", "control_lock", "control_privileged", "log"] {
+        let _ = fs::remove_file(claim.pipe().join(name));
+        symlink(&victim, claim.pipe().join(name)).unwrap();
+    }
+    fs::create_dir(claim.pipe().join("more")).unwrap();
+    kill_hard(first);
+    wait("another daemon", || state_of(&claim, Phase::Ready).pid.filter(|pid| *pid != first));
+    assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
+    assert!(!claim.pipe().join("more").exists());
+}
+
+#[test]
+fn a_driver_without_the_program_is_a_failure_that_names_it_and_what_to_do() {
+    let empty = tempfile::tempdir().unwrap();
+    let mut world = World::new(empty.path(), false);
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    let reason = state_of(&claim, Phase::Failed).reason.unwrap();
+    assert!(reason.contains(&empty.path().display().to_string()) && reason.contains("install"), "{reason}");
+    claim.remove_ask().unwrap();
+    gone(&claim);
+}
+
+#[test]
+fn a_driver_that_is_not_loaded_is_a_failure_that_says_so() {
+    let Some((files, isolated)) = real("no driver") else { return };
+    if !isolated {
+        return println!("SKIPPED: a driver that is not loaded: needs root");
+    }
+    let mut world = World::new(&files, true);
+    fs::write(world.path().join("devices"), "Character devices:\n  1 mem\n").unwrap();
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    let reason = state_of(&claim, Phase::Failed).reason.unwrap();
+    assert!(reason.contains("modprobe nvidia"), "{reason}");
+}
