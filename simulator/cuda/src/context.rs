@@ -1,6 +1,6 @@
 //! Contexts: what they cost, and what goes with them.
 
-use aliquot_sim_node::Node;
+use aliquot_sim_node::ProcessUse;
 
 use crate::codes::{Code, Cu};
 use crate::device::Device;
@@ -91,7 +91,7 @@ pub(crate) fn create(
     primary: Option<u64>,
 ) -> Cu<u64> {
     let described = driver.devices().get(device).ok_or(Code::INVALID_DEVICE)?;
-    admit(driver.node()?, described)?;
+    admit(driver, described)?;
     let multiprocessors = driver.config.multiprocessors.unwrap_or(described.multiprocessors);
     let by_size = u64::from(multiprocessors) * BYTES_PER_MULTIPROCESSOR;
     let overhead = driver.config.context_bytes.unwrap_or(by_size);
@@ -127,11 +127,16 @@ pub(crate) fn create(
 }
 
 /// Whether the administrator's compute mode lets this process have a context.
-fn admit(node: &Node, device: &Device) -> Cu {
+///
+/// Clients of one MPS control daemon are one process to the GPU: the contexts are its server's.
+fn admit(driver: &Driver, device: &Device) -> Cu {
+    let node = driver.node()?;
+    let daemon = driver.mps_daemon();
     let settings = node.settings(device.gpu.index).map_err(|_| Code::UNKNOWN)?;
     let taken_by_others = || {
         let processes = node.processes(device.gpu.index).unwrap_or_default();
-        processes.iter().any(|p| !p.is_self && p.contexts > 0 && p.pool == device.pool)
+        let is_ours = |p: &ProcessUse| p.is_self || daemon.is_some() && p.mps_daemon == daemon;
+        processes.iter().any(|p| !is_ours(p) && p.contexts > 0 && p.pool == device.pool)
     };
     match settings.compute_mode {
         _ if settings.lost => Err(Code::DEVICE_UNAVAILABLE),

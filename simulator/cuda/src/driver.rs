@@ -10,6 +10,7 @@ use aliquot_sim_node::{DEFAULT_DIR, Node, NodeError};
 use crate::codes::{Code, Cu};
 use crate::config::Config;
 use crate::device::{self, Device};
+use crate::mps;
 use crate::state::State;
 use crate::worker;
 
@@ -25,6 +26,8 @@ pub(crate) struct Driver {
     process: u32,
     exiting: AtomicBool,
     devices: OnceLock<Vec<Device>>,
+    /// The MPS control daemon that this process is a client of, since `cuInit`.
+    mps_daemon: OnceLock<Option<u32>>,
     state: Mutex<State>,
     /// Signalled when anything that somebody may wait for has changed.
     pub(crate) changed: Condvar,
@@ -47,6 +50,7 @@ pub(crate) fn get() -> &'static Driver {
             process: std::process::id(),
             exiting: AtomicBool::new(false),
             devices: OnceLock::new(),
+            mps_daemon: OnceLock::new(),
             state: Mutex::new(State::default()),
             changed: Condvar::new(),
             work: Condvar::new(),
@@ -96,6 +100,9 @@ impl Driver {
         }
         let devices = device::enumerate(node)?;
         node.attach_process().map_err(|e| code_of(&e))?;
+        if let Some(daemon) = self.mps_daemon.get_or_init(mps::daemon) {
+            node.join_mps(*daemon).map_err(|e| code_of(&e))?;
+        }
         // SAFETY: a function of this library, which stays loaded: it is the driver of this process.
         unsafe { libc::atexit(at_exit) };
         state.start(devices.len());
@@ -136,6 +143,11 @@ impl Driver {
     /// The device with that ordinal.
     pub(crate) fn device(&self, ordinal: i32) -> Cu<&Device> {
         usize::try_from(ordinal).ok().and_then(|i| self.devices().get(i)).ok_or(Code::INVALID_DEVICE)
+    }
+
+    /// The MPS control daemon that this process is a client of.
+    pub(crate) fn mps_daemon(&self) -> Option<u32> {
+        self.mps_daemon.get().copied().flatten()
     }
 
     /// Whether the process is on its way out.

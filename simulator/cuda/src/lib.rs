@@ -38,6 +38,7 @@ mod ipc;
 mod launch;
 mod memory;
 mod module;
+mod mps;
 mod plan;
 mod pool;
 mod resolver;

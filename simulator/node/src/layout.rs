@@ -106,8 +106,8 @@ pub struct ProcSlot {
     pub own_pid: i32,
     /// Pid as the node's creator sees it; 0 while unknown.
     pub host_pid: i32,
-    /// Keeps the next field aligned.
-    pub reserved: u32,
+    /// The MPS control daemon that it is a client of ([`crate::Node::join_mps`]); 0 where it is none's.
+    pub mps_daemon: u32,
     /// Tells this program image from every other.
     pub token: u64,
     /// When it was found dead, on the monotonic clock; 0 while alive.
@@ -126,7 +126,7 @@ impl ProcSlot {
         in_use: 0,
         own_pid: 0,
         host_pid: 0,
-        reserved: 0,
+        mps_daemon: 0,
         token: 0,
         dead_since_ns: 0,
         pid_namespace: 0,

@@ -44,6 +44,8 @@ pub struct ProcessUse {
     pub bytes: u64,
     /// Live contexts.
     pub contexts: u32,
+    /// The MPS control daemon that it is a client of.
+    pub mps_daemon: Option<u32>,
 }
 
 /// A memory object that more than one process may hold.
@@ -144,6 +146,16 @@ impl Node {
     pub fn attach_process(&self) -> Result<usize, NodeError> {
         let mut state = self.lock()?;
         self.register(&mut state)
+    }
+
+    /// Makes this process a client of an MPS control daemon, which `daemon`, not 0, tells from others on the node.
+    pub fn join_mps(&self, daemon: u32) -> Result<(), NodeError> {
+        let mut state = self.lock()?;
+        let slot = self.register(&mut state)?;
+        if let Some(slot) = state.procs.get_mut(slot) {
+            slot.mps_daemon = daemon;
+        }
+        Ok(())
     }
 
     /// Gives everything of this process back, as its exit would without delay.
@@ -305,6 +317,7 @@ impl Node {
                     ci: (used.ci != u32::MAX && column > 0).then_some(used.ci),
                     bytes: used.bytes + shared,
                     contexts: used.contexts,
+                    mps_daemon: (slot.mps_daemon != 0).then_some(slot.mps_daemon),
                 });
             }
         }

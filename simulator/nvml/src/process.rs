@@ -63,22 +63,23 @@ export! {
     fn nvmlDeviceGetMPSComputeRunningProcesses(
         device: Handle, count: Out<c_uint>, infos: Out<sys::nvmlProcessInfo_v1_t>,
     ) |session| {
-        session.mig_device(device)?;
-        put_list(count, infos, &[])
+        let rows: Vec<_> = mps_clients(session, device)?
+            .iter()
+            .map(|p| sys::nvmlProcessInfo_v1_t { pid: p.pid, usedGpuMemory: p.bytes })
+            .collect();
+        put_list(count, infos, &rows)
     }
 
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(
         device: Handle, count: Out<c_uint>, infos: Out<sys::nvmlProcessInfo_v2_t>,
     ) |session| {
-        session.mig_device(device)?;
-        put_list(count, infos, &[])
+        put_list(count, infos, &rows(&mps_clients(session, device)?))
     }
 
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(
         device: Handle, count: Out<c_uint>, infos: Out<sys::nvmlProcessInfo_t>,
     ) |session| {
-        session.mig_device(device)?;
-        put_list(count, infos, &[])
+        put_list(count, infos, &rows(&mps_clients(session, device)?))
     }
 
     fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Out<sys::nvmlProcessDetailList_t>) |session| {
@@ -89,7 +90,8 @@ export! {
         // Modes: 0 compute, 1 graphics, 2 MPS.
         let rows: Vec<_> = match header.mode {
             0 => running(session, device)?,
-            1 | 2 => Vec::new(),
+            1 => Vec::new(),
+            2 => mps_clients(session, device)?,
             _ => return Err(Code::INVALID_ARGUMENT),
         }
         .iter()
@@ -207,6 +209,7 @@ struct Row {
     bytes: u64,
     gi: c_uint,
     ci: c_uint,
+    mps: bool,
 }
 
 fn running(session: &Session, device: Handle) -> Result<Vec<Row>, Code> {
@@ -224,22 +227,29 @@ fn running(session: &Session, device: Handle) -> Result<Vec<Row>, Code> {
             bytes: if view == ProcessView::NotAvailable { NOT_AVAILABLE } else { process.bytes },
             gi: process.pool.gi.unwrap_or(NO_INSTANCE),
             ci: process.ci.unwrap_or(NO_INSTANCE),
+            mps: process.mps_daemon.is_some(),
         });
     }
     Ok(rows)
 }
 
+/// Those of them that are clients of an MPS control daemon.
+fn mps_clients(session: &Session, device: Handle) -> Result<Vec<Row>, Code> {
+    Ok(running(session, device)?.into_iter().filter(|row| row.mps).collect())
+}
+
 fn running_rows(session: &Session, device: Handle) -> Result<Vec<sys::nvmlProcessInfo_v2_t>, Code> {
-    let rows = running(session, device)?;
-    Ok(rows
-        .into_iter()
-        .map(|p| sys::nvmlProcessInfo_v2_t {
-            pid: p.pid,
-            usedGpuMemory: p.bytes,
-            gpuInstanceId: p.gi,
-            computeInstanceId: p.ci,
-        })
-        .collect())
+    Ok(rows(&running(session, device)?))
+}
+
+fn rows(rows: &[Row]) -> Vec<sys::nvmlProcessInfo_v2_t> {
+    let row = |p: &Row| sys::nvmlProcessInfo_v2_t {
+        pid: p.pid,
+        usedGpuMemory: p.bytes,
+        gpuInstanceId: p.gi,
+        computeInstanceId: p.ci,
+    };
+    rows.iter().map(row).collect()
 }
 
 /// The pid under which a process is listed, or that it is not.

@@ -169,6 +169,27 @@ fn the_two_versions_of_memory_info_differ_in_what_is_reserved() {
 }
 
 #[test]
+fn mps_clients_are_listed_as_such_and_among_all() {
+    const EMPTY: sys::nvmlProcessInfo_t =
+        sys::nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+    let f = fixture(&["A100-40"]);
+    let device = f.nvml.device_by_index(0).unwrap();
+    f.node.charge(Pool::whole(0), GIB).unwrap();
+    let handle = gpu(&f.nvml, 0);
+    let clients = || {
+        let (mut count, mut rows) = (4, [EMPTY; 4]);
+        let said =
+            nvml!(f.nvml, nvmlDeviceGetMPSComputeRunningProcesses_v3(handle, &mut count, rows.as_mut_ptr()));
+        assert_eq!(said, SUCCESS);
+        rows[..count as usize].iter().map(|row| row.pid).collect::<Vec<_>>()
+    };
+    assert!(clients().is_empty());
+    f.node.join_mps(7).unwrap();
+    assert_eq!(clients(), [std::process::id()]);
+    assert_eq!(device.running_compute_processes().unwrap().len(), 1);
+}
+
+#[test]
 fn processes_appear_as_the_node_is_told_to_show_them() {
     let f = fixture(&["A100-40"]);
     let device = f.nvml.device_by_index(0).unwrap();

@@ -62,7 +62,7 @@ api! { (driver, flavour)
         if let Some(told) = driver.config.multiprocessors.filter(|_| attribute == MULTIPROCESSORS) {
             return value.put(i32::try_from(told).unwrap_or(i32::MAX));
         }
-        let found = described.attribute(attribute, false).ok_or(Code::INVALID_VALUE)?;
+        let found = described.attribute(attribute, driver.mps_daemon().is_some()).ok_or(Code::INVALID_VALUE)?;
         value.put(found)
     }
 

@@ -223,8 +223,13 @@ impl TestNode {
         command.args(["--exact", &test, "--nocapture", "--test-threads=1", "--include-ignored"]);
         command.env(ROLE, role).env("ALIQUOT_SIM_NODE", self.dir());
         command.env("ALIQUOT_SIM_ROOT", self.dir().join("root"));
-        for name in ["ALIQUOT_SIM_CUDA", "ALIQUOT_SIM_CUDA_LOG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"]
-        {
+        for name in [
+            "ALIQUOT_SIM_CUDA",
+            "ALIQUOT_SIM_CUDA_LOG",
+            "CUDA_VISIBLE_DEVICES",
+            "CUDA_DEVICE_ORDER",
+            "CUDA_MPS_PIPE_DIRECTORY",
+        ] {
             command.env_remove(name);
         }
         command
