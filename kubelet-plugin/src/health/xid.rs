@@ -108,8 +108,7 @@ const TABLE: [(&[u64], Verdict, &str); 57] = [
 
 const COPY_ENGINES: [u64; 20] =
     [39, 40, 41, 70, 71, 72, 75, 76, 77, 85, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135];
-const VIDEO_ENGINES: [u64; 17] =
-    [82, 83, 84, 86, 88, 89, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 139];
+const VIDEO_ENGINES: [u64; 17] = [82, 83, 84, 86, 88, 89, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 139];
 
 fn of_table(number: u64) -> Option<&'static (&'static [u64], Verdict, &'static str)> {
     TABLE.iter().find(|(numbers, ..)| numbers.contains(&number))
