@@ -83,8 +83,10 @@ pub enum StepError {
         /// The list.
         path: PathBuf,
     },
-    /// A partition that was just made is not there.
-    #[error("the partition at {placement} on GPU {gpu} is gone")]
+    /// A partition that was just made, or that the claim has as it was, is not there.
+    #[error(
+        "the partition at {placement} on GPU {gpu} is gone: the driver was loaded anew, or somebody destroyed it; delete the pods that use the claim, and the partition is made again when the claim is prepared next"
+    )]
     PartitionGone {
         /// GPU.
         gpu: GpuUuid,

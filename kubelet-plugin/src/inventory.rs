@@ -1,5 +1,6 @@
 //! Watches the node's GPUs: gathers hardware and ledger, listens for errors, reports what cannot be read.
 
+mod gone;
 mod listen;
 mod numbers;
 
@@ -138,6 +139,7 @@ impl Watcher {
             }));
             self.say_once(reported, &seen, reasons::GPU_UNREADABLE);
         }
+        self.say_gone(reported, &mut seen, &overview);
         self.say_reached(reported, &mut seen, &overview);
         self.say_state(reported, &mut seen, &overview);
         *reported = seen;

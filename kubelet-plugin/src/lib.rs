@@ -24,6 +24,7 @@ pub mod edits;
 pub mod events;
 pub mod execute;
 pub mod former;
+pub mod gone;
 pub mod health;
 pub mod holders;
 pub mod http;

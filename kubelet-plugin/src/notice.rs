@@ -3,6 +3,7 @@
 //! advice stands last.
 
 use crate::claim::ClaimRef;
+use crate::gone::GonePartition;
 use crate::health::Verdict;
 use crate::health::state::Told;
 use crate::ledger::Lost;
@@ -116,6 +117,16 @@ pub fn reached(reach: &Reach, victims: &[&ClaimRef]) -> String {
     };
     format!(
         "{reach}.{users} No other claim gets it until the first one is unprepared: delete the pods that use that one"
+    )
+}
+
+/// A partition of a claim that is prepared is gone.
+pub fn partition_gone(gone: &GonePartition) -> String {
+    let GonePartition { claim, device, gpu, placement } = gone;
+    format!(
+        "the partition at {placement} on GPU {gpu}, device {device} of claim {claim}, is gone: the driver was loaded anew, \
+         or somebody destroyed it. Containers cannot use it any more. Delete the pods that use the claim; the partition \
+         is made again when the claim is prepared next"
     )
 }
 

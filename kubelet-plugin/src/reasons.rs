@@ -30,6 +30,8 @@ pub const DEVICE_NUMBERS_CHANGED: &str = "DeviceNumbersChanged";
 pub const SPEC_NOT_FOLLOWED: &str = "CdiSpecNotUpdated";
 /// Containers of a claim may open what is not theirs, by a number from before the driver was loaded anew.
 pub const DEVICE_REACHED: &str = "DeviceReachable";
+/// A partition of a claim that is prepared is gone.
+pub const PARTITION_GONE: &str = "MigPartitionGone";
 /// An administrator took a GPU out of service.
 pub const GPU_CORDONED: &str = "GpuCordoned";
 /// A GPU is in service again.

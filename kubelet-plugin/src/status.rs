@@ -15,6 +15,7 @@ pub use follow::Follower;
 
 use crate::claim::{self, ClaimRef, Request, ResultKey};
 use crate::ledger::Ledger;
+use crate::reasons;
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, ResourceClaim};
 use kube::api::{Patch, PatchParams};
@@ -111,6 +112,23 @@ impl StatusWriter {
                 tracing::debug!(claim.uid = %claim.uid, %error, "status.devices not written");
             }
         });
+    }
+
+    /// A device of a claim that was prepared is gone (`note` says which), or all are there. What came of a call of the
+    /// kubelet stands as long as nothing was gone.
+    fn found(&self, uid: &str, note: Option<String>) {
+        let mut told = self.told.lock();
+        let said = told.get(uid).map(|told| &told.said);
+        let was_gone =
+            matches!(said, Some(Said::Failed { reason, .. }) if *reason == reasons::PARTITION_GONE);
+        let now = match note {
+            Some(note) => Said::Failed { reason: reasons::PARTITION_GONE, note },
+            None if was_gone => Said::Prepared,
+            None => return,
+        };
+        if said != Some(&now) {
+            told.insert(uid.to_owned(), Told { said: now, written: None });
+        }
     }
 
     /// The claim is released.

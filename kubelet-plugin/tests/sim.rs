@@ -11,6 +11,8 @@
 #[path = "sim/away.rs"]
 mod away;
 mod common;
+#[path = "sim/gone.rs"]
+mod gone;
 #[path = "sim/renumber.rs"]
 mod renumber;
 

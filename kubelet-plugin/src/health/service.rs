@@ -2,11 +2,13 @@
 
 use super::state::Health;
 use super::xid::Xids;
+use crate::notice;
 use crate::prepare::Overview;
 use aliquot_model::DeviceName;
 use aliquot_proto::dra_health::{v1, v1alpha1};
 use futures::Stream;
 use jiff::Timestamp;
+use std::collections::BTreeSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,23 +37,31 @@ pub fn judge(
     health: &Health,
     xids: &Xids,
 ) -> Vec<DeviceHealth> {
-    published
-        .iter()
-        .map(|device| {
-            let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
-            let gpu = gpus.into_iter().find(|gpu| gpu.minor == device.minor());
-            let fault = match gpu {
-                Some(gpu) => health.fault(&gpu.uuid, xids),
-                None => {
-                    // Which GPU it was is known from the ledger.
-                    let bound = overview.ledger.bindings.get(&device.minor());
-                    let known = bound.and_then(|binding| health.fault(&binding.gpu, xids));
-                    known.or_else(|| Some("the GPU cannot be read".to_owned()))
-                }
-            };
-            DeviceHealth { device: device.to_string(), fault }
-        })
-        .collect()
+    let gone = |device: &str| {
+        let mut gone = overview.gone.iter().filter(|gone| gone.device == device);
+        gone.next().map(notice::partition_gone)
+    };
+    // What claims have and is not published any more is theirs all the same.
+    let names: BTreeSet<String> = published.iter().map(ToString::to_string).collect();
+    let unpublished = overview.gone.iter().filter(|gone| !names.contains(&gone.device));
+    let unpublished = unpublished
+        .map(|gone| DeviceHealth { device: gone.device.clone(), fault: Some(notice::partition_gone(gone)) });
+    let judged = published.iter().map(|device| {
+        let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let gpu = gpus.into_iter().find(|gpu| gpu.minor == device.minor());
+        let fault = match gpu {
+            Some(gpu) => health.fault(&gpu.uuid, xids),
+            None => {
+                // Which GPU it was is known from the ledger.
+                let bound = overview.ledger.bindings.get(&device.minor());
+                let known = bound.and_then(|binding| health.fault(&binding.gpu, xids));
+                known.or_else(|| Some("the GPU cannot be read".to_owned()))
+            }
+        };
+        let device = device.to_string();
+        DeviceHealth { fault: gone(&device).or(fault), device }
+    });
+    judged.chain(unpublished).collect()
 }
 
 /// Serves both versions.
@@ -142,8 +152,9 @@ serve!(v1alpha1);
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::h100;
-    use aliquot_model::GpuUuid;
+    use crate::gone::GonePartition;
+    use crate::testing::{claim, h100};
+    use aliquot_model::{GpuUuid, Placement};
     use aliquot_nvml::{DriverInfo, EventKind, GpuEvent, Inventory};
 
     fn overview() -> Overview {
@@ -196,6 +207,25 @@ mod tests {
     fn a_gpu_that_cannot_be_read_is_unhealthy() {
         let got = judge(&[DeviceName::gpu(3)], &overview(), &Health::default(), &Xids::default());
         assert!(got[0].fault.is_some());
+    }
+
+    #[test]
+    fn a_partition_that_is_gone_is_unhealthy_also_where_it_is_published_no_more() {
+        let device = DeviceName::parse("gpu-0-mig-1g10gb-19-6").unwrap();
+        let gone = GonePartition {
+            claim: claim("a"),
+            device: device.to_string(),
+            gpu: h100(0).uuid,
+            placement: Placement::new(6, 1),
+        };
+        let overview = Overview { gone: vec![gone], ..overview() };
+        let published = [DeviceName::gpu(0), device.clone()];
+        for published in [&published[..], &published[..1]] {
+            let got = judge(published, &overview, &Health::default(), &Xids::default());
+            assert_eq!((got.len(), got[0].fault.as_ref()), (2, None));
+            assert_eq!(got[1].device, device.to_string());
+            assert!(got[1].fault.as_ref().unwrap().contains("Delete the pods"), "{got:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

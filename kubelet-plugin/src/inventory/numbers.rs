@@ -3,6 +3,7 @@
 
 use super::Watcher;
 use crate::claim::ClaimRef;
+use crate::gone::GonePartition;
 use crate::ledger::Ledger;
 use crate::notice;
 use crate::numbers::Reach;
@@ -15,14 +16,17 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub(super) struct Followed {
     numbering: Option<Arc<Numbering>>,
+    /// Partitions that are in no spec.
+    gone: Vec<GonePartition>,
     told: BTreeSet<String>,
 }
 
 impl Watcher {
-    /// Brings CDI specs up to date if the numbers are not those of the last time. Returns whether all are.
+    /// Brings CDI specs up to date if the numbers are not those of the last time, or other partitions are gone. Returns
+    /// whether all are.
     pub(super) async fn follow_numbers(&self, followed: &mut Followed, overview: &Overview) -> bool {
         let Some(now) = &overview.numbering else { return true };
-        if followed.numbering.as_ref() == Some(now) {
+        if followed.numbering.as_ref() == Some(now) && followed.gone == overview.gone {
             return true;
         }
         let node = Arc::clone(&self.node);
@@ -53,6 +57,7 @@ impl Watcher {
         let all = done.failed.is_empty();
         if all {
             followed.numbering = Some(Arc::clone(now));
+            followed.gone.clone_from(&overview.gone);
         }
         all
     }

@@ -1,6 +1,7 @@
 //! Ledger and hardware together.
 
 use super::{Node, Numbering, PrepareError, Unaccounted, bind};
+use crate::gone::{self, GonePartition};
 use crate::health::LastRead;
 use crate::ledger::{Device, Ledger, Lost};
 use crate::made;
@@ -33,6 +34,8 @@ pub struct Overview {
     pub numbering: Option<Arc<Numbering>>,
     /// What containers may open although it is not their claim's.
     pub reached: Vec<Reach>,
+    /// Partitions of prepared claims that are gone.
+    pub gone: Vec<GonePartition>,
 }
 
 impl Overview {
@@ -176,6 +179,8 @@ impl Node {
         let reached = inventory.as_ref().zip(numbering.as_ref()).map(|(inventory, numbering)| {
             numbers::reached(&ledger, &boot_id, &numbering.meanings(&inventory.gpus, &inventory.live))
         });
+        let gone =
+            inventory.as_ref().map(|inventory| gone::partitions(&before, &ledger, &boot_id, inventory));
         let overview = Overview {
             ledger,
             inventory,
@@ -186,6 +191,7 @@ impl Node {
             unaccounted,
             numbering: numbering.map(Arc::new),
             reached: reached.unwrap_or_default(),
+            gone: gone.unwrap_or_default(),
         };
         Ok((overview, error))
     }

@@ -4,6 +4,7 @@
 use super::data::{DeviceData, Facts};
 use super::{StatusWriter, Wanted};
 use crate::ledger::{Record, State};
+use crate::notice;
 use crate::prepare::Overview;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -41,6 +42,8 @@ impl Follower {
         for record in prepared.filter(|record| record.state == State::Completed && !record.is_parked()) {
             // What was said of a GPU that nobody could read yet stays.
             let Some(wanted) = wanted(record, &gpus) else { continue };
+            let gone = overview.gone.iter().find(|gone| gone.claim.uid == record.claim.uid);
+            self.writer.found(&record.claim.uid, gone.map(notice::partition_gone));
             let Err(error) = self.writer.keep(&record.claim, wanted).await else { continue };
             // The next look is soon enough.
             tracing::debug!(claim.uid = %record.claim.uid, %error, "status.devices not written");

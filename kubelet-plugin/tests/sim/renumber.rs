@@ -9,13 +9,13 @@ use serde_json::json;
 use std::collections::BTreeSet;
 
 impl Sim {
-    fn spec_of(&self, uid: &str) -> Spec {
+    pub(super) fn spec_of(&self, uid: &str) -> Spec {
         let name = format!("{DRIVER}-claim-{uid}");
         self.cluster.world.node().machine.cdi.read(&name).unwrap().unwrap()
     }
 
     /// Minor numbers of the GPUs that a claim's spec names.
-    fn gpus_named(&self, uid: &str) -> BTreeSet<i64> {
+    pub(super) fn gpus_named(&self, uid: &str) -> BTreeSet<i64> {
         let spec = self.spec_of(uid);
         let nodes = spec.devices.iter().flat_map(|device| &device.container_edits.device_nodes);
         let gpu = |path: &str| path.strip_prefix("/dev/nvidia").is_some_and(|n| n.parse::<u32>().is_ok());
