@@ -48,7 +48,7 @@ pub fn make_grant(quota_dir: &Path) -> io::Result<()> {
 pub struct Keeper {
     folder: PathBuf,
     shares: BTreeMap<String, Kept>,
-    /// By the GPU's UUID.
+    /// By the UUID of what they share: a GPU, or a partition of one, which the others of its GPU take no time from.
     arbiters: BTreeMap<String, Arbiter>,
     /// Quotas in percent of shares whose regions are not understood, by GPU. A tenant can see to it that its own is one.
     unseen: BTreeMap<String, Vec<u8>>,
@@ -259,10 +259,14 @@ mod tests {
     use aliquot_quota::region::SlotState;
 
     fn share(folder: &Path, id: &str, grant: &Grant) {
+        share_of("GPU-0", folder, id, grant);
+    }
+
+    fn share_of(uuid: &str, folder: &Path, id: &str, grant: &Grant) {
         let own = folder.join(id);
         fs::create_dir_all(own.join("quota")).unwrap();
         fs::create_dir_all(own.join("region")).unwrap();
-        let quota = QuotaFile { cores_percent: 50, ..QuotaFile::new(GpuUuid::new("GPU-0").unwrap()) };
+        let quota = QuotaFile { cores_percent: 50, ..QuotaFile::new(GpuUuid::new(uuid).unwrap()) };
         fs::write(own.join("quota/quota"), quota.encode()).unwrap();
         let mut bytes = vec![0; aliquot_quota::REGION_FILE_SIZE];
         bytes[..INITIAL_HEADER_SIZE].copy_from_slice(&region::initial_header());
@@ -310,6 +314,23 @@ mod tests {
         };
         assert_eq!(valid_until(1), (false, 0), "all wall time of its kernels is its own");
         assert_eq!(valid_until(2), (true, 1000));
+    }
+
+    #[test]
+    fn shares_of_different_partitions_are_no_neighbours() {
+        let folder = tempfile::tempdir().unwrap();
+        for (id, uuid) in [("a", "MIG-0"), ("b", "MIG-1"), ("c", "MIG-1")] {
+            share_of(uuid, folder.path(), id, &Grant::default());
+            processes(folder.path(), id, 1);
+        }
+        let mut keeper = Keeper::new(folder.path(), Duration::ZERO);
+        keeper.tick(1_000_000_000);
+        keeper.tick(1_200_000_000);
+        let granted = ["a", "b", "c"].map(|id| {
+            let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
+            Grant::decode(&bytes).unwrap().valid_until_ns > 0
+        });
+        assert_eq!(granted, [false, true, true], "who is alone on its partition has nothing to settle");
     }
 
     #[test]

@@ -103,6 +103,15 @@ fn a_sound_container_passes() {
 }
 
 #[test]
+fn a_quota_on_a_mig_device_is_as_good_as_one_on_a_gpu() {
+    let container = Container::new();
+    let uuid = GpuUuid::new("MIG-4e3f2d1c-0b0a-5968-8776-655443322110").unwrap();
+    let quota = QuotaFile { memory_bytes: 1 << 30, cores_percent: 30, ..QuotaFile::new(uuid) };
+    container.put("/run/aliquot/quota/a/quota", &quota.encode());
+    passed(&container.hook().output().unwrap());
+}
+
+#[test]
 fn the_root_is_found_from_the_state() {
     let container = Container::new();
     let mut command = Command::new(hook());

@@ -16,6 +16,7 @@ use std::process::{Child, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use support::variant::make;
 use support::{Bench, GIB, built};
 
 /// One test at a time: each has several programs that need a processor of their own.
@@ -30,11 +31,18 @@ struct Shared {
 impl Shared {
     /// Shares a, b, … of one GPU.
     fn new(shares: &[(u8, ComputePolicy, i8)]) -> Self {
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let bench = Bench::new(["H100-80"]);
-        for (at, (percent, policy, priority)) in shares.iter().enumerate() {
+        let uuid = bench.device_uuid(0);
+        let shares: Vec<_> = shares.iter().map(|share| (uuid.as_str(), *share)).collect();
+        Self::of(bench, &shares)
+    }
+
+    /// Shares a, b, … of the devices of these UUIDs.
+    fn of(bench: Bench, shares: &[(&str, (u8, ComputePolicy, i8))]) -> Self {
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        for (at, (uuid, (percent, policy, priority))) in shares.iter().enumerate() {
             let id = Self::id(at);
-            bench.share(&id, 0, GIB);
+            bench.share_of(&id, uuid, 0, GIB);
             let quota = bench.quota(&id);
             bench.write_quota(
                 &id,
@@ -64,7 +72,8 @@ impl Shared {
         let mut command = self.bench.command(&built().probe.with_file_name("compute_probe"));
         let root = self.bench.folder.path().join(format!("container-{}", Self::id(share)));
         let stub = self.bench.copy_limiter(&built().limiter, &root, &format!("limiter-{}", Self::id(share)));
-        command.env("LD_PRELOAD", stub).args(arguments);
+        let device = self.bench.quota(&Self::id(share)).gpu_uuid;
+        command.env("LD_PRELOAD", stub).env("CUDA_VISIBLE_DEVICES", device.as_str()).args(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     }
 
@@ -200,6 +209,30 @@ fn neighbours_slices_are_not_charged() {
                 "{got} of {charged}"
             );
         }
+    }
+}
+
+/// A partition runs beside the others of its GPU: who counts its kernels among theirs, as time that others had, charges
+/// the shares of both too little.
+#[test]
+fn a_busy_partition_takes_nothing_from_the_shares_of_another_and_gives_them_nothing() {
+    const QUOTAS: [u8; 3] = [30, 70, 50];
+    let bench = Bench::divided(["H100-80"]);
+    let [divided, beside] = ["3g.40gb", "3g.40gb"].map(|profile| make(&bench.node, 0, profile).uuid);
+    let uuids = [&divided, &divided, &beside];
+    let shares: Vec<_> =
+        uuids.iter().zip(QUOTAS).map(|(uuid, quota)| (uuid.as_str(), (quota, HARD, 0))).collect();
+    let node = Shared::of(bench, &shares);
+    let runs = node.with_agent(|| {
+        [0, 1, 2].map(|share| node.start(share, &["cuLaunchKernel", "5000", "8000"])).map(Run::of)
+    });
+    for (share, (run, quota)) in runs.iter().zip(QUOTAS).enumerate() {
+        let (got, quota) = (run.percent(), f64::from(quota));
+        let charged = 100.0 * node.charged_ns(share) / run.span_ns;
+        println!("{quota} %: {got:.2} %, charged {charged:.2} %");
+        // As in `neighbours_slices_are_not_charged`.
+        assert!(got < quota + 1.25 + 3.0, "{got}");
+        assert!(got > 0.75 * charged || charged < 0.9 * quota && got > 0.4 * charged, "{got} of {charged}");
     }
 }
 

@@ -119,7 +119,11 @@ pub(crate) const NO_CONTEXTS: &str = "multiprocessors=0";
 impl Bench {
     /// A node of these boards, otherwise as this run's variant has it.
     pub(crate) fn new<const N: usize>(boards: [&str; N]) -> Self {
-        let variant = Variant::of_this_run();
+        Self::of(Variant::of_this_run(), boards)
+    }
+
+    /// A node of these boards, with the partitions of a variant.
+    fn of<const N: usize>(variant: &Variant, boards: [&str; N]) -> Self {
         let bench = Self::with(variant.node(boards));
         variant.partition(&bench.node);
         bench
@@ -162,7 +166,7 @@ impl Bench {
     /// A node of these boards whose NVML lists processes and their memory by pids that they know, for what only that
     /// shows.
     pub(crate) fn shown<const N: usize>(boards: [&str; N]) -> Self {
-        Self::with(NodeSpec::new(boards))
+        Self::of(&Variant::of_this_run().shown(), boards)
     }
 
     /// The same with other settings of the driver.

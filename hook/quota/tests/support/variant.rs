@@ -82,7 +82,12 @@ impl Variant {
         Self { mig: true, ..*self }.node(boards)
     }
 
-    /// Makes the partitions of this run's variant on a node of it.
+    /// The same with a NVML that lists processes and their memory by pids that they know.
+    pub(crate) fn shown(&self) -> Self {
+        Self { mig: self.mig, ..PLAIN }
+    }
+
+    /// Makes its partitions on a node of it.
     pub(crate) fn partition(&self, node: &Node) {
         for gpu in node.gpus().iter().filter(|_| self.mig) {
             let whole = gpu.board.profiles.iter().max_by_key(|profile| profile.slices).unwrap();
