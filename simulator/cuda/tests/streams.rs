@@ -411,7 +411,7 @@ fn a_killed_process_stops_taking_time() {
 }
 
 #[test]
-fn mig_devices_do_not_take_each_others_time() {
+fn processes_share_the_time_of_their_mig_device_and_of_no_other() {
     if role().is_some() {
         return serve_time();
     }
@@ -425,19 +425,18 @@ fn mig_devices_do_not_take_each_others_time() {
         let gi = node.node.create_gi(0, profile, None).unwrap();
         node.node.create_ci(0, gi.id, gi.serial, 2, None).unwrap();
     }
-    let mut processes: Vec<Process> = node
-        .node
-        .mig_devices(0)
-        .unwrap()
-        .iter()
+    let [one, other] = &node.node.mig_devices(0).unwrap()[..] else { panic!("two partitions") };
+    let mut processes: Vec<Process> = [one, other, one]
         .map(|device| {
             let mut command = node.command("tenant");
             command.env("CUDA_VISIBLE_DEVICES", &device.uuid);
             Process::start(command)
         })
-        .collect();
+        .into();
     processes[0].ask("run ms2000");
     assert_ms(measure(&mut processes[1], "ms100"), 100.0);
+    let beside = measure(&mut processes[2], "ms100");
+    assert!((196.0..=204.0).contains(&beside), "half of the time is the other's: {beside} ms");
     processes.into_iter().for_each(Process::finish);
 }
 
