@@ -19,7 +19,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use current::Driver;
-pub(crate) use layout::container_library_dirs;
+pub(crate) use layout::{CONTAINER_LIBRARY_DIR_32, container_library_dirs};
 
 /// Where the driver is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,6 +41,15 @@ pub struct DriverFile {
     pub container: Vec<String>,
     /// Whom it is for.
     pub capability: DriverCapability,
+    /// Whether it is for 32-bit programs.
+    pub compat32: bool,
+}
+
+impl DriverFile {
+    fn is_for(&self, capabilities: &DriverCapabilities) -> bool {
+        let of_width = !self.compat32 || capabilities.has(DriverCapability::Compat32);
+        of_width && capabilities.has(self.capability)
+    }
 }
 
 /// What was found.
@@ -68,7 +77,7 @@ impl DriverFiles {
     /// Those that are for somebody with these capabilities.
     pub fn of(&self, capabilities: &DriverCapabilities) -> Self {
         let of = |files: &[DriverFile]| -> Vec<DriverFile> {
-            files.iter().filter(|file| capabilities.has(file.capability)).cloned().collect()
+            files.iter().filter(|file| file.is_for(capabilities)).cloned().collect()
         };
         Self { version: self.version.clone(), libraries: of(&self.libraries), others: of(&self.others) }
     }

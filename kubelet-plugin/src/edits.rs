@@ -8,7 +8,7 @@ use crate::args::ExtraMount;
 use crate::claim::ClaimRef;
 use crate::devices::CharDevice;
 use crate::devices::drm::DrmNode;
-use crate::driver::{DriverFiles, container_library_dirs};
+use crate::driver::{CONTAINER_LIBRARY_DIR_32, DriverFiles, container_library_dirs};
 use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
@@ -49,8 +49,9 @@ const HOOK: &str = "aliquot-hook";
 /// called so with its own program, which does not know these arguments; what is called otherwise it leaves alone, with
 /// the program of the release that wrote it.
 const FORMER_HOOK: &str = "aliquot-oci-hook";
-/// What those are called that earlier agents do not know the task of, so that these leave them alone as well.
-const LINK_HOOK: &str = "aliquot-link-hook";
+/// What those are called that are told of what came later still (links, libraries for 32-bit programs), for the same
+/// reason.
+const LATER_HOOK: &str = "aliquot-hook-2";
 /// The hook's task for the container of a share, its second argument.
 const SHARE_TASK: &str = "create-container";
 /// The hook's task for a container with the driver's files.
@@ -238,7 +239,7 @@ fn hooked(spec: &mut Spec) -> impl Iterator<Item = Hooked<'_>> {
 }
 
 fn is_ours(hook: &str) -> bool {
-    [HOOK, FORMER_HOOK, LINK_HOOK].contains(&hook)
+    [HOOK, FORMER_HOOK, LATER_HOOK].contains(&hook)
 }
 
 /// The spec of a claim in this boot, to be completed by [`tell_mounts`].
@@ -306,15 +307,24 @@ fn driver_hook(site: &Site, files: &DriverFiles) -> Option<Hook> {
     let mut args = vec![DRIVER_TASK.to_owned(), "--version".to_owned(), files.version.clone()?];
     let [dir, _] = container_library_dirs();
     args.extend(["--dir".to_owned(), dir.clone()]);
-    let inside = |path: &String| Some(path.strip_prefix(&dir)?.strip_prefix('/')?.to_owned());
-    let names = files
-        .libraries
-        .iter()
-        .flat_map(|file| &file.container)
-        .filter_map(inside)
-        .filter(|name| !name.contains('/'));
-    args.extend(names.flat_map(|name| ["--library".to_owned(), name]));
-    hook(site, args)
+    args.extend(names_in(files, &dir).flat_map(|name| ["--library".to_owned(), name]));
+    let of_32_bit: Vec<String> =
+        names_in(files, CONTAINER_LIBRARY_DIR_32).flat_map(|name| ["--library32".to_owned(), name]).collect();
+    if of_32_bit.is_empty() {
+        return hook(site, args);
+    }
+    args.extend(["--dir32".to_owned(), CONTAINER_LIBRARY_DIR_32.to_owned()]);
+    args.extend(of_32_bit);
+    let mut hook = hook(site, args)?;
+    LATER_HOOK.clone_into(hook.args.first_mut()?);
+    Some(hook)
+}
+
+/// Names of the libraries in a directory of the container, not below it.
+fn names_in<'a>(files: &'a DriverFiles, dir: &'a str) -> impl Iterator<Item = String> + 'a {
+    let inside = move |path: &String| Some(path.strip_prefix(dir)?.strip_prefix('/')?.to_owned());
+    let paths = files.libraries.iter().flat_map(|file| &file.container);
+    paths.filter_map(inside).filter(|name| !name.contains('/'))
 }
 
 /// Makes the links to DRM nodes, which no part of a CDI spec can be.
@@ -322,7 +332,7 @@ fn link_hook(site: &Site, drm: &[DrmNode]) -> Option<Hook> {
     let links = drm.iter().flat_map(|node| ["--link".to_owned(), format!("{}:{}", node.target, node.link)]);
     let task = (!drm.is_empty()).then(|| LINK_TASK.to_owned())?;
     let mut hook = hook(site, [task].into_iter().chain(links))?;
-    LINK_HOOK.clone_into(hook.args.first_mut()?);
+    LATER_HOOK.clone_into(hook.args.first_mut()?);
     Some(hook)
 }
 

@@ -20,12 +20,14 @@ pub enum DriverCapability {
     Display,
     /// Neural graphics (DLSS).
     Ngx,
+    /// The libraries of the other parts for 32-bit programs.
+    Compat32,
 }
 
 impl DriverCapability {
     /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::Compute, Self::Utility, Self::Video, Self::Graphics, Self::Display, Self::Ngx];
+    pub const ALL: [Self; 7] =
+        [Self::Compute, Self::Utility, Self::Video, Self::Graphics, Self::Display, Self::Ngx, Self::Compat32];
 
     /// NVIDIA's name.
     pub const fn name(self) -> &'static str {
@@ -36,6 +38,7 @@ impl DriverCapability {
             Self::Graphics => "graphics",
             Self::Display => "display",
             Self::Ngx => "ngx",
+            Self::Compat32 => "compat32",
         }
     }
 }
@@ -74,11 +77,8 @@ impl DriverCapabilities {
 /// A text that names no parts of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilityError {
-    /// NVIDIA has such a part, and we do not give it.
-    #[error("compat32 is not given: libraries for 32-bit programs are not mounted")]
-    Compat32,
     /// No such part.
-    #[error("{0:?} is none of compute, utility, video, graphics, display, ngx, all")]
+    #[error("{0:?} is none of compute, utility, video, graphics, display, ngx, compat32, all")]
     Unknown(String),
 }
 
@@ -91,7 +91,6 @@ impl FromStr for DriverCapabilities {
             match DriverCapability::ALL.into_iter().find(|capability| capability.name() == name) {
                 Some(capability) => drop(set.0.insert(capability)),
                 None if name == "all" => set.add(&Self::all()),
-                None if name == "compat32" => return Err(CapabilityError::Compat32),
                 None => return Err(CapabilityError::Unknown(name.to_owned())),
             }
         }
@@ -101,6 +100,10 @@ impl FromStr for DriverCapabilities {
 
 impl fmt::Display for DriverCapabilities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // One word, which releases with fewer parts read as well.
+        if *self == Self::all() {
+            return f.write_str("all");
+        }
         let names: Vec<&str> = self.0.iter().map(|capability| capability.name()).collect();
         f.write_str(&names.join(","))
     }
@@ -126,9 +129,11 @@ mod tests {
     #[rstest]
     #[case("compute,utility", Ok("compute,utility"))]
     #[case("utility, compute,compute", Ok("compute,utility"))]
-    #[case("all", Ok("compute,utility,video,graphics,display,ngx"))]
+    #[case("all", Ok("all"))]
+    #[case("compat32,ngx,display,graphics,video,utility,compute", Ok("all"))]
+    #[case("compute,utility,video,graphics,display,ngx", Ok("compute,utility,video,graphics,display,ngx"))]
     #[case("", Ok(""))]
-    #[case("compat32", Err(CapabilityError::Compat32))]
+    #[case("compat32,compute", Ok("compute,compat32"))]
     #[case("compute,cuda", Err(CapabilityError::Unknown("cuda".into())))]
     fn capabilities_are_read_by_nvidias_names(
         #[case] text: &str,

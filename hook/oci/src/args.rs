@@ -42,6 +42,10 @@ pub struct Driver {
     pub dir: PathBuf,
     /// Their names there.
     pub libraries: Vec<String>,
+    /// The directory of those for 32-bit programs, if there are any.
+    pub dir32: Option<PathBuf>,
+    /// The names of those.
+    pub libraries32: Vec<String>,
     /// The container's root, where it is not to be taken from the state.
     pub root: Option<PathBuf>,
 }
@@ -62,7 +66,7 @@ pub struct Args {
 }
 
 const LIMITER_OPTIONS: &str = "--limiter, --preload, --quota, --mounted and --root";
-const DRIVER_OPTIONS: &str = "--version, --dir, --library and --root";
+const DRIVER_OPTIONS: &str = "--version, --dir, --library, --dir32, --library32 and --root";
 const LINK_OPTIONS: &str = "--link and --root";
 
 /// Why a command line was refused.
@@ -127,20 +131,26 @@ fn absolute(name: &'static str, value: Option<OsString>) -> Result<PathBuf, Args
 
 impl Driver {
     fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, ArgsError> {
-        let (mut version, mut dir, mut root) = (None, None, None);
-        let mut libraries = Vec::new();
+        let (mut version, mut dir, mut dir32, mut root) = (None, None, None, None);
+        let (mut libraries, mut libraries32) = (Vec::new(), Vec::new());
         while let Some(option) = arguments.next() {
             let mut value = |name: &'static str| arguments.next().ok_or(ArgsError::Value(name));
             match option.to_str() {
                 Some("--version") => version = Some(value("--version")?.to_string_lossy().into_owned()),
                 Some("--library") => libraries.push(library(value("--library")?)?),
+                Some("--library32") => libraries32.push(library(value("--library32")?)?),
+                Some("--dir32") => dir32 = Some(absolute("--dir32", arguments.next())?),
                 Some("--dir") => dir = Some(absolute("--dir", arguments.next())?),
                 Some("--root") => root = Some(absolute("--root", arguments.next())?),
                 _ => return Err(ArgsError::Unknown(option, DRIVER_OPTIONS)),
             }
         }
         let version = version.ok_or(ArgsError::Missing("--version"))?;
-        Ok(Self { version, dir: dir.ok_or(ArgsError::Missing("--dir"))?, libraries, root })
+        let dir = dir.ok_or(ArgsError::Missing("--dir"))?;
+        if dir32.is_none() && !libraries32.is_empty() {
+            return Err(ArgsError::Missing("--dir32"));
+        }
+        Ok(Self { version, dir, libraries, dir32, libraries32, root })
     }
 }
 
@@ -226,11 +236,16 @@ mod tests {
             version: "535.1".into(),
             dir: "/usr/lib64".into(),
             libraries: vec!["libcuda.so".into(), "libcuda.so.1".into()],
+            dir32: Some("/usr/lib32".into()),
+            libraries32: vec!["libcuda.so".into()],
             root: None,
         };
-        let line = "driver --version 535.1 --dir /usr/lib64 --library libcuda.so --library libcuda.so.1";
+        let line = "driver --version 535.1 --dir /usr/lib64 --library libcuda.so --library libcuda.so.1 \
+                    --dir32 /usr/lib32 --library32 libcuda.so";
         assert_eq!(task(line), Ok(Task::Driver(want)));
         assert_eq!(task("driver --dir /l"), Err(ArgsError::Missing("--version")));
+        let nowhere = task("driver --version 1.2 --dir /l --library32 x.so");
+        assert_eq!(nowhere, Err(ArgsError::Missing("--dir32")));
         let escape = task("driver --version 1.2 --dir /l --library ../x");
         assert_eq!(escape, Err(ArgsError::Library("../x".into())));
     }

@@ -37,6 +37,19 @@ const FLAGS: i32 = 0x0303;
 /// `FLAG_ELF_LIBC6` and this architecture's flag.
 #[cfg(target_arch = "aarch64")]
 const FLAGS: i32 = 0x0a03;
+/// `FLAG_ELF_LIBC6` alone, which is i386's.
+const FLAGS_32: i32 = 0x0003;
+
+/// A library that the cache is to lead to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Library {
+    /// Its name, by which programs ask for it.
+    pub(crate) name: String,
+    /// Its path in the container.
+    pub(crate) path: String,
+    /// Whether it is for 32-bit programs.
+    pub(crate) compat32: bool,
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Entry<'a> {
@@ -54,21 +67,21 @@ struct Cache<'a> {
     hwcaps: Vec<&'a [u8]>,
 }
 
-/// A cache with these libraries (name and path) before those of the image's cache. `None` if that is not understood,
+/// A cache with these libraries before those of the image's cache. `None` if that is not understood,
 /// or would become too large.
-pub(crate) fn with(image: Option<&[u8]>, libraries: &[(String, String)]) -> Option<Vec<u8>> {
+pub(crate) fn with(image: Option<&[u8]>, libraries: &[Library]) -> Option<Vec<u8>> {
     let mut cache = match image {
         Some(image) => read(image)?,
         None => Cache::default(),
     };
     let ours: Vec<Entry<'_>> = libraries
         .iter()
-        .map(|(name, path)| Entry {
-            flags: FLAGS,
+        .map(|library| Entry {
+            flags: if library.compat32 { FLAGS_32 } else { FLAGS },
             version: 0,
             hwcap: 0,
-            name: name.as_bytes(),
-            path: path.as_bytes(),
+            name: library.name.as_bytes(),
+            path: library.path.as_bytes(),
         })
         .collect();
     cache.entries.retain(|entry| !ours.contains(entry));
@@ -256,6 +269,11 @@ mod tests {
         list.iter().map(|(name, path)| ((*name).to_owned(), (*path).to_owned())).collect()
     }
 
+    fn libraries(list: &[(&str, &str)]) -> Vec<Library> {
+        let library = |(name, path)| Library { name, path, compat32: false };
+        pairs(list).into_iter().map(library).collect()
+    }
+
     /// Names with paths of a cache.
     fn shown(file: &[u8]) -> Vec<(String, String)> {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -264,9 +282,12 @@ mod tests {
 
     #[test]
     fn ours_come_before_equal_names_of_the_image() {
-        let image =
-            with(None, &pairs(&[("libcuda.so.1", "/stubs/libcuda.so.1"), ("libc.so.6", "/lib/libc.so.6")]));
-        let both = with(image.as_deref(), &pairs(&[("libcuda.so.1", "/usr/lib64/libcuda.so.1")])).unwrap();
+        let image = with(
+            None,
+            &libraries(&[("libcuda.so.1", "/stubs/libcuda.so.1"), ("libc.so.6", "/lib/libc.so.6")]),
+        );
+        let both =
+            with(image.as_deref(), &libraries(&[("libcuda.so.1", "/usr/lib64/libcuda.so.1")])).unwrap();
         let want = [
             ("libcuda.so.1", "/usr/lib64/libcuda.so.1"),
             ("libcuda.so.1", "/stubs/libcuda.so.1"),
@@ -274,7 +295,19 @@ mod tests {
         ];
         assert_eq!(shown(&both), pairs(&want));
         // Again changes nothing.
-        assert_eq!(with(Some(&both), &pairs(&[("libcuda.so.1", "/usr/lib64/libcuda.so.1")])).unwrap(), both);
+        assert_eq!(
+            with(Some(&both), &libraries(&[("libcuda.so.1", "/usr/lib64/libcuda.so.1")])).unwrap(),
+            both
+        );
+    }
+
+    #[test]
+    fn libraries_for_32_bit_programs_lie_beside_those_of_the_same_names() {
+        let of = |path: &str, compat32| Library { name: "libcuda.so.1".into(), path: path.into(), compat32 };
+        let file = with(None, &[of("/32", true), of("/64", false)]).unwrap();
+        let entries = read(&file).unwrap().entries;
+        let flags: Vec<(i32, &[u8])> = entries.iter().map(|entry| (entry.flags, entry.path)).collect();
+        assert_eq!(flags, [(FLAGS, b"/64".as_slice()), (FLAGS_32, b"/32")]);
     }
 
     #[test]
@@ -297,7 +330,7 @@ mod tests {
         let cache =
             Cache { entries: vec![entry(1 << 62), entry(0)], hwcaps: vec![b"x86-64-v3", b"x86-64-v2"] };
         let file = write(&cache).unwrap();
-        let more = with(Some(&file), &pairs(&[("liby.so.1", "/y")])).unwrap();
+        let more = with(Some(&file), &libraries(&[("liby.so.1", "/y")])).unwrap();
         let read = read(&more).unwrap();
         assert_eq!(read.hwcaps, cache.hwcaps);
         assert_eq!(read.entries.iter().map(|entry| entry.hwcap).collect::<Vec<_>>(), [0, 1 << 62, 0]);
@@ -305,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_old_table_before_the_new_one_is_passed_over() {
-        let new = with(None, &pairs(&[("liba.so.1", "/a")])).unwrap();
+        let new = with(None, &libraries(&[("liba.so.1", "/a")])).unwrap();
         let mut old = b"ld.so-1.7.0\0".to_vec();
         old.extend(1_u32.to_le_bytes());
         old.extend([0; 12]);
@@ -316,13 +349,13 @@ mod tests {
 
     #[test]
     fn no_damage_is_more_than_not_understood() {
-        let file = with(None, &pairs(&[("liba.so.1", "/a"), ("libb.so.1", "/b")])).unwrap();
+        let file = with(None, &libraries(&[("liba.so.1", "/a"), ("libb.so.1", "/b")])).unwrap();
         for at in 0..file.len() {
             assert!(with(Some(&file[..at]), &[]).is_none() || at > HEADER + 2 * ENTRY, "{at}");
             for value in [0, 1, 0x7f, 0xff] {
                 let mut damaged = file.clone();
                 damaged[at] = value;
-                let _ = with(Some(&damaged), &pairs(&[("libc.so.1", "/c")]));
+                let _ = with(Some(&damaged), &libraries(&[("libc.so.1", "/c")]));
             }
         }
         let mut many = file;

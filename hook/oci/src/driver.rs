@@ -10,7 +10,7 @@
 //! where it cannot be done, and the reason is told on standard error.
 
 use crate::args::Driver;
-use crate::cache;
+use crate::cache::{self, Library};
 use crate::cover::{CoverError, cover};
 use crate::inside::{InsideError, Root};
 use nix::errno::Errno;
@@ -58,19 +58,27 @@ pub(crate) fn apply(root: &Root, args: &Driver) -> Vec<DriverError> {
 
 /// Puts the driver's libraries into the loader's cache.
 fn exchange_cache(root: &Root, args: &Driver) -> Result<(), DriverError> {
-    let path = |dir: &Path, name: &str| dir.join(name).to_string_lossy().into_owned();
-    let mut libraries: Vec<(String, String)> = Vec::new();
-    for name in compat(root, &args.version) {
-        libraries.push((name.clone(), path(Path::new(COMPAT), &name)));
-    }
-    for name in &args.libraries {
-        if !libraries.iter().any(|(known, _)| known == name) {
-            libraries.push((name.clone(), path(&args.dir, name)));
-        }
-    }
+    let image = compat(root, &args.version);
+    let ours = args.libraries.iter().filter(|name| !image.contains(name));
+    let of_32_bit = args.dir32.iter().flat_map(|dir| of(dir, &args.libraries32, true));
+    let libraries: Vec<Library> =
+        of(Path::new(COMPAT), &image, false).chain(of(&args.dir, ours, false)).chain(of_32_bit).collect();
     let image = root.read_up_to(Path::new(CACHE), cache::LARGEST)?;
     let new = cache::with(image.as_deref(), &libraries).ok_or(DriverError::Cache)?;
     exchange(root, &new).map_err(DriverError::Exchange)
+}
+
+/// Libraries of a directory.
+fn of<'a>(
+    dir: &'a Path,
+    names: impl IntoIterator<Item = &'a String>,
+    compat32: bool,
+) -> impl Iterator<Item = Library> {
+    let library = move |name: &String| {
+        let path = dir.join(name).to_string_lossy().into_owned();
+        Library { name: name.clone(), path, compat32 }
+    };
+    names.into_iter().map(library)
 }
 
 /// Writes the cache and gives it its name. Nothing that is mounted below the root is entered, so neither a volume nor a

@@ -35,7 +35,8 @@
 //! the one line on standard error.
 //!
 //! With `driver` as its first argument the same program sees to the driver's libraries in the container ([`driver`]):
-//! `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the name of each. With `link` it
+//! `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the name of each, `--dir32` and `--library32` the
+//! same for 32-bit programs. With `link` it
 //! makes links in the container's `/dev` ([`links`]), `--link <target>:<path>` each.
 //!
 //! # What it must never do

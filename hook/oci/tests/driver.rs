@@ -158,6 +158,21 @@ fn newer_libraries_of_the_image_for_cuda_come_before_the_hosts_and_older_ones_do
     }
 }
 
+#[test]
+fn libraries_for_32_bit_programs_are_in_the_cache_as_such() {
+    if !able("looking into a loader's cache") {
+        return;
+    }
+    let container = Container::new();
+    let more = ["--dir32", "/usr/lib/i386-linux-gnu", "--library32", "libcuda.so.1"];
+    passed(&container.hook().args(more).output().unwrap());
+    let said = container.ldconfig(&["-p"]);
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    let line = "\tlibcuda.so.1 (libc6) => /usr/lib/i386-linux-gnu/libcuda.so.1";
+    assert!(text.lines().any(|found| found == line), "{text}");
+    assert_eq!(container.loaded("libcuda.so.1"), Some(format!("{DIR}/libcuda.so.1")));
+}
+
 /// In the manner of CVE-2024-0132 and CVE-2025-23359: links of the image that lead to files of the host.
 #[test]
 fn no_link_of_an_image_leads_the_cache_to_a_file_of_the_host() {

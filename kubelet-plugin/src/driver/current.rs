@@ -1,6 +1,6 @@
 //! The driver's files as they are now: looked for anew when the driver is another.
 
-use super::layout::library_dirs;
+use super::layout::{library_dirs, library_dirs_32};
 use super::others::SOCKETS;
 use super::root::Root;
 use super::{DriverFiles, Roots, version};
@@ -31,7 +31,7 @@ impl Driver {
     }
 
     /// Its files. What was found stands as long as nothing shows that it is another driver; to see that takes some
-    /// twenty system calls.
+    /// thirty system calls.
     pub fn files(&self) -> Arc<DriverFiles> {
         let stamp = self.stamp();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +65,8 @@ impl Driver {
             let meta = fs::metadata(path).ok()?;
             Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
         };
-        let dirs = library_dirs().into_iter().map(|dir| state(&driver.join(root.dir(Path::new(&dir))?)));
+        let dirs = library_dirs().into_iter().chain(library_dirs_32());
+        let dirs = dirs.map(|dir| state(&driver.join(root.dir(Path::new(&dir))?)));
         let sockets = SOCKETS.iter().map(|(socket, _)| state(&driver.join(socket)));
         (module, dirs.chain(sockets).collect())
     }

@@ -24,6 +24,17 @@ pub(super) fn library_dirs() -> Vec<String> {
     dirs
 }
 
+/// Directories of libraries for 32-bit programs: Debian's and Ubuntu's, those of distributions with `lib32`, Red Hat's.
+pub(super) fn library_dirs_32() -> Vec<String> {
+    // The driver has such libraries for this architecture alone.
+    if std::env::consts::ARCH != "x86_64" {
+        return Vec::new();
+    }
+    let dirs = ["usr/lib/i386-linux-gnu", "usr/lib32", "lib/i386-linux-gnu", "lib32", "usr/lib", "lib"];
+    let hidden = ["usr/lib/i386-linux-gnu/nvidia/current", "usr/lib/i386-linux-gnu/nvidia", "usr/lib/nvidia"];
+    dirs.into_iter().chain(hidden).map(str::to_owned).collect()
+}
+
 /// Directories of programs.
 pub(super) const PROGRAM_DIRS: [&str; 8] = [
     "usr/bin",
@@ -59,3 +70,7 @@ pub(super) fn x_module_dirs() -> Vec<String> {
 pub(crate) fn container_library_dirs() -> [String; 2] {
     [format!("/usr/lib/{}", multiarch()), "/usr/lib64".to_owned()]
 }
+
+/// The directory in the container for 32-bit programs, Debian's. Red Hat's is `/usr/lib`, which on other images is where
+/// `/usr/lib64` leads; loaders there find the libraries by their cache.
+pub(crate) const CONTAINER_LIBRARY_DIR_32: &str = "/usr/lib/i386-linux-gnu";

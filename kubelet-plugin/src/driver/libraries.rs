@@ -2,7 +2,7 @@
 //! under versions of their own.
 
 use super::DriverFile;
-use super::layout::{container_library_dirs, library_dirs};
+use super::layout::{CONTAINER_LIBRARY_DIR_32, container_library_dirs, library_dirs, library_dirs_32};
 use super::root::Root;
 use aliquot_model::DriverCapability::{self, Compute, Display, Graphics, Ngx, Utility, Video};
 use std::collections::{BTreeMap, BTreeSet};
@@ -64,64 +64,81 @@ fn library_of(name: &str) -> Option<&str> {
 
 /// Finds the libraries of a version; host paths are given under `host_root`.
 pub(super) fn find(root: Root<'_>, host_root: &Path, version: &str) -> Vec<DriverFile> {
-    let versioned = format!(".so.{version}");
-    let listed: Vec<(PathBuf, &str, Vec<String>)> = library_dirs()
-        .iter()
-        .flat_map(|dir| BELOW.map(|below| (Path::new(dir).join(below), below)))
-        .map(|(dir, below)| {
-            let names = root.names(&dir);
-            (dir, below, names)
-        })
-        .collect();
-    // Packages keep links to a library in other directories than its file.
-    let ours: BTreeSet<&str> = listed
-        .iter()
-        .flat_map(|(_, _, names)| names)
-        .filter_map(|name| name.strip_suffix(&versioned))
-        .chain(WITHOUT_VERSION)
-        .collect();
-    let mut files: BTreeMap<(PathBuf, &str), Vec<String>> = BTreeMap::new();
-    let mut taken: BTreeSet<(&str, &str)> = BTreeSet::new();
-    for (dir, below, names) in &listed {
-        for name in names {
-            let Some(library) = library_of(name).filter(|library| ours.contains(library)) else { continue };
-            let Some(file) = root.file(&dir.join(name)) else { continue };
-            let of_version = file.to_str().is_some_and(|file| file.ends_with(&versioned));
-            // The first directory that has a name wins.
-            if (of_version || WITHOUT_VERSION.contains(&library)) && taken.insert((below, name)) {
-                files.entry((file, below)).or_default().push(name.clone());
-            }
-        }
-    }
-    let mut found = Vec::new();
-    for ((file, below), mut names) in files {
-        let Some(library) = names.first().and_then(|name| library_of(name)).map(str::to_owned) else {
-            continue;
-        };
-        for name in expected_names(&library) {
-            if taken.insert((below, name)) {
-                names.push((*name).to_owned());
-            }
-        }
-        names.sort();
-        let host = host_root.join(file);
-        if library == "libnvidia-allocator" {
-            let gbm = in_container("gbm", &["nvidia-drm_gbm.so".to_owned()]);
-            found.push(DriverFile { host: host.clone(), container: gbm, capability: Graphics });
-        }
-        found.push(DriverFile {
-            host,
-            container: in_container(below, &names),
-            capability: capability(&library),
-        });
-    }
+    let search = Search { root, host_root, version };
+    let mut found = search.find(&library_dirs(), &container_library_dirs(), false);
+    found.extend(search.find(&library_dirs_32(), &[CONTAINER_LIBRARY_DIR_32.to_owned()], true));
     found
 }
 
+/// Where libraries are looked for, and of which version.
+struct Search<'a> {
+    root: Root<'a>,
+    host_root: &'a Path,
+    version: &'a str,
+}
+
+impl Search<'_> {
+    /// The libraries in these directories that are of 32 bits, or are not, for these directories of the container.
+    fn find(&self, dirs: &[String], inside: &[String], compat32: bool) -> Vec<DriverFile> {
+        let Self { root, host_root, version } = *self;
+        let versioned = format!(".so.{version}");
+        let listed: Vec<(PathBuf, &str, Vec<String>)> = dirs
+            .iter()
+            .flat_map(|dir| BELOW.map(|below| (Path::new(dir).join(below), below)))
+            .map(|(dir, below)| {
+                let names = root.names(&dir);
+                (dir, below, names)
+            })
+            .collect();
+        // Packages keep links to a library in other directories than its file.
+        let ours: BTreeSet<&str> = listed
+            .iter()
+            .flat_map(|(_, _, names)| names)
+            .filter_map(|name| name.strip_suffix(&versioned))
+            .chain(WITHOUT_VERSION)
+            .collect();
+        let mut files: BTreeMap<(PathBuf, &str), Vec<String>> = BTreeMap::new();
+        let mut taken: BTreeSet<(&str, &str)> = BTreeSet::new();
+        for (dir, below, names) in &listed {
+            for name in names {
+                let Some(library) = library_of(name).filter(|library| ours.contains(library)) else {
+                    continue;
+                };
+                let Some(file) = root.file(&dir.join(name)) else { continue };
+                let of_version = file.to_str().is_some_and(|file| file.ends_with(&versioned));
+                let wanted = of_version || WITHOUT_VERSION.contains(&library);
+                // The first directory that has a name wins. Some are of either kind, by distribution.
+                if wanted && root.is_32_bit(&file) == compat32 && taken.insert((below, name)) {
+                    files.entry((file, below)).or_default().push(name.clone());
+                }
+            }
+        }
+        let mut found = Vec::new();
+        for ((file, below), mut names) in files {
+            let Some(library) = names.first().and_then(|name| library_of(name)).map(str::to_owned) else {
+                continue;
+            };
+            for name in expected_names(&library) {
+                if taken.insert((below, name)) {
+                    names.push((*name).to_owned());
+                }
+            }
+            names.sort();
+            let host = host_root.join(file);
+            if library == "libnvidia-allocator" {
+                let gbm = in_container(inside, "gbm", &["nvidia-drm_gbm.so".to_owned()]);
+                found.push(DriverFile { host: host.clone(), container: gbm, capability: Graphics, compat32 });
+            }
+            let (container, capability) = (in_container(inside, below, &names), capability(&library));
+            found.push(DriverFile { host, container, capability, compat32 });
+        }
+        found
+    }
+}
+
 /// Paths of these names in all of the container's directories.
-fn in_container(below: &str, names: &[String]) -> Vec<String> {
-    container_library_dirs()
-        .iter()
+fn in_container(dirs: &[String], below: &str, names: &[String]) -> Vec<String> {
+    dirs.iter()
         .flat_map(|dir| {
             let dir = if below.is_empty() { dir.clone() } else { format!("{dir}/{below}") };
             names.iter().map(move |name| format!("{dir}/{name}"))

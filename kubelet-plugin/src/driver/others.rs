@@ -55,7 +55,7 @@ pub(super) fn find(root: Root<'_>, host_root: &Path, version: &str) -> Vec<Drive
 }
 
 fn file(host_root: &Path, host: &Path, container: String, capability: DriverCapability) -> DriverFile {
-    DriverFile { host: host_root.join(host), container: vec![container], capability }
+    DriverFile { host: host_root.join(host), container: vec![container], capability, compat32: false }
 }
 
 fn programs(root: Root<'_>, host_root: &Path) -> Vec<DriverFile> {

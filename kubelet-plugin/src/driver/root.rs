@@ -1,7 +1,8 @@
 //! The file system that the driver lies in, looked into as `chroot` would: absolute links start at its root,
 //! and no link leads out of it.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Component, Path, PathBuf};
 
@@ -16,6 +17,13 @@ impl Root<'_> {
     /// The file that a path leads to.
     pub(super) fn file(self, path: &Path) -> Option<PathBuf> {
         self.follow(path).filter(|found| self.0.join(found).is_file())
+    }
+
+    /// Whether a file is a program or library of 32 bits (`ELFCLASS32`).
+    pub(super) fn is_32_bit(self, file: &Path) -> bool {
+        let mut head = [0; 5];
+        let read = File::open(self.0.join(file)).and_then(|mut file| file.read_exact(&mut head));
+        read.is_ok() && head == *b"\x7fELF\x01"
     }
 
     /// The socket that a path leads to.

@@ -139,6 +139,41 @@ fn a_root_with_nothing_but_the_driver_is_searched_at_its_top() {
     assert_eq!(at("/lib/firmware/nvidia/550.54.15/gsp_ga10x.bin"), None);
 }
 
+/// The header of a library of 32 bits.
+const ELF_32: &[u8] = b"\x7fELF\x01\x01\x01";
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn libraries_for_32_bit_programs_are_told_by_their_headers_and_are_for_who_asks() {
+    let native =
+        |dir: &str| [format!("{dir}/libcuda.so.{VERSION}"), format!("{dir}/libnvcuvid.so.{VERSION}")];
+    // Debian and its like, those with lib32, Red Hat, and one that keeps 64 bits in /usr/lib.
+    for (dir, dir_32) in [
+        ("usr/lib/TRIPLE", "usr/lib/i386-linux-gnu"),
+        ("usr/lib/TRIPLE", "usr/lib/i386-linux-gnu/nvidia/current"),
+        ("usr/lib", "usr/lib32"),
+        ("usr/lib64", "usr/lib"),
+    ] {
+        let made = Made::new().files(&native(dir).each_ref().map(String::as_str));
+        let [cuda, video] = native(dir_32);
+        for path in [&cuda, &video] {
+            let path = made.0.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, ELF_32).unwrap();
+        }
+        let files = made.find();
+        let with = |capabilities: &str| files.of(&capabilities.parse().unwrap());
+        let inside = |name: &str| format!("/usr/lib/i386-linux-gnu/{name}");
+        let both = with("compute,compat32");
+        assert_eq!(both.at(&inside("libcuda.so.1")), Some((cuda.clone(), Compute)), "{dir_32}");
+        assert_eq!(both.at(&inside(&format!("libnvcuvid.so.{VERSION}"))), None, "not without video");
+        let host = both.at("/usr/lib64/libcuda.so.1").unwrap().0;
+        assert_eq!(host, format!("{dir}/libcuda.so.{VERSION}"));
+        assert_eq!(with("compute,video").at(&inside("libcuda.so.1")), None, "{dir_32}");
+        assert_eq!(with("all").at(&inside(&format!("libnvcuvid.so.{VERSION}"))), Some((video, Video)));
+    }
+}
+
 #[test]
 fn sockets_are_mounted_where_a_daemon_listens() {
     let made = Made::new().files(&["usr/lib64/libcuda.so.535.261.03", "run/nvidia-fabricmanager/socket"]);

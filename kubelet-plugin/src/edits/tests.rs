@@ -22,6 +22,7 @@ fn files() -> DriverFiles {
         host: host.into(),
         container: vec![container.into()],
         capability,
+        compat32: false,
     };
     DriverFiles {
         version: Some("580.65.06".into()),
@@ -291,6 +292,38 @@ fn containers_get_the_files_of_the_nodes_and_their_claims_capabilities_and_their
     let both = (both, "--library libcuda.so.1 --library libnvcuvid.so.1".to_owned());
     assert_eq!(with("all", ""), both);
     assert_eq!(with("compute,utility", "video"), both, "what one device of the claim asks for");
+}
+
+#[test]
+fn a_hook_with_what_came_later_has_a_name_that_earlier_agents_leave_alone_and_today_is_renewed() {
+    let site = Site { oci_hook: Some("/hook".into()), capabilities: DriverCapabilities::all(), ..site() };
+    let mut files = files();
+    files.libraries.push(DriverFile {
+        host: "/drv/usr/lib/libcuda.so.580".into(),
+        container: vec![format!("{CONTAINER_LIBRARY_DIR_32}/libcuda.so.1")],
+        capability: DriverCapability::Compute,
+        compat32: true,
+    });
+    let drm = crate::devices::drm::DrmNode {
+        device: node("dri/card1", 226, 1),
+        link: "/dev/dri/by-path/pci-0000:17:00.0-card".into(),
+        target: "../card1".into(),
+    };
+    let devices = [(device("0000000a", "gpu-0"), Nodes { drm: vec![drm], ..Nodes::default() })];
+    let driver = OfDriver { files: &files, control: &control() };
+    let mut spec = spec(&site, driver, "boot-1", &claim("u-1"), &devices, None, false).unwrap();
+    let lines = |spec: &Spec| -> Vec<String> {
+        let hooks = spec.devices.iter().flat_map(|device| &device.container_edits.hooks);
+        hooks.map(|hook| format!("{}: {}", hook.path, hook.args.join(" "))).collect()
+    };
+    let driver = "aliquot-hook-2 driver --version 580.65.06 --dir /usr/lib/x86_64-linux-gnu \
+                  --dir32 /usr/lib/i386-linux-gnu --library32 libcuda.so.1"
+        .replace("x86_64", std::env::consts::ARCH);
+    let link = "aliquot-hook-2 link --link ../card1:/dev/dri/by-path/pci-0000:17:00.0-card";
+    assert_eq!(lines(&spec), [format!("/hook: {driver}"), format!("/hook: {link}")]);
+    assert!(renew_hooks(&mut spec, Some(Path::new("/new"))));
+    assert_eq!(lines(&spec), [format!("/new: {driver}"), format!("/new: {link}")]);
+    assert!(!renew_hooks(&mut spec, Some(Path::new("/new"))));
 }
 
 #[test]
