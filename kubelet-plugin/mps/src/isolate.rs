@@ -168,8 +168,11 @@ fn prepare(
 fn enter(claim: &ClaimDir, roots: &Roots, place: &Place, ask: Option<&Ask>) -> Result<(), IsolateError> {
     let all = Path::new("/");
     unshare(CloneFlags::CLONE_NEWNS).map_err(step("leave the mount namespace of", all))?;
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(None::<&Path>, all, None::<&Path>, private, None::<&Path>).map_err(step("make private", all))?;
+    // What is mounted from here on is this process's alone. What the host unmounts goes here too: file systems of
+    // other claims would otherwise live as long as this daemon.
+    let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
+    mount(None::<&Path>, all, None::<&Path>, slave, None::<&Path>)
+        .map_err(step("detach the mounts of", all))?;
     // Held open, for what is mounted below may lie over their paths.
     let [pipe, shm, log] = [claim.pipe(), claim.shm(), claim.log()].map(|path| hold(&path));
     let (pipe, shm, log) = (pipe?, shm?, log?);

@@ -2,7 +2,10 @@
 
 use crate::world::{World, gone, kill_hard, lives, real_files, state_of, wait};
 use aliquot_mps::contract::{ClaimDir, Phase};
+use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
@@ -103,6 +106,22 @@ fn a_supervisor_that_is_told_to_end_ends_its_daemons_first() {
 }
 
 #[test]
+fn a_client_that_blocks_its_daemon_cannot_keep_it_from_ending() {
+    let Some((files, isolated)) = real("a blocked daemon") else { return };
+    let mut world = World::new(&files, isolated);
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    let pid = state_of(&claim, Phase::Ready).pid.unwrap();
+    // The control daemon waits for what a client says first, and serves nobody else meanwhile.
+    let silent = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
+    connect(silent.as_raw_fd(), &UnixAddr::new(&claim.pipe().join("control")).unwrap()).unwrap();
+    claim.remove_ask().unwrap();
+    gone(&claim);
+    assert!(!lives(pid));
+    drop(silent);
+}
+
+#[test]
 fn without_a_root_of_its_own_a_daemon_serves_as_well() {
     let Some((files, _)) = real("no isolation") else { return };
     let mut world = World::new(&files, false);
@@ -191,6 +210,50 @@ fn a_daemon_has_a_root_of_its_own_with_the_claims_gpus_alone() {
     );
     let here = fs::read_to_string("/proc/self/mounts").unwrap();
     assert!(!here.contains(driver.path().to_str().unwrap()), "nothing is mounted here: {here}");
+}
+
+/// A directory that is a mount of its own, whose mounts others see, as a kubelet's is.
+struct Shared<'a>(&'a Path);
+
+impl<'a> Shared<'a> {
+    fn new(path: &'a Path) -> Self {
+        mount(Some(path), path, None::<&Path>, MsFlags::MS_BIND, None::<&Path>).unwrap();
+        mount(None::<&Path>, path, None::<&Path>, MsFlags::MS_SHARED, None::<&Path>).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        let _ = umount2(self.0, MntFlags::MNT_DETACH);
+    }
+}
+
+#[test]
+fn a_claims_file_system_does_not_outlive_it_in_another_claims_daemon() {
+    let Some((files, isolated)) = real("mounts") else { return };
+    if !isolated {
+        return println!("SKIPPED: mounts of other claims: needs root");
+    }
+    let mut world = World::new(&files, true);
+    fs::create_dir(world.dir.path()).unwrap();
+    let path = world.dir.path().to_owned();
+    let _shared = Shared::new(&path);
+    let other = path.join("c-2");
+    fs::create_dir(&other).unwrap();
+    mount(Some("tmpfs"), &other, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    let pid = state_of(&claim, Phase::Ready).pid.unwrap();
+    let is_there = || {
+        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
+        mounts.contains(other.to_str().unwrap())
+    };
+    assert!(is_there(), "it was there when the daemon started");
+    umount2(&other, MntFlags::empty()).unwrap();
+    assert!(!is_there());
+    claim.remove_ask().unwrap();
+    gone(&claim);
 }
 
 #[test]
