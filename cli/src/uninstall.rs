@@ -6,6 +6,7 @@
 //! farewell pod unprepares their claims and completes when the last is gone.
 
 mod farewell;
+mod mps;
 
 use crate::args::UninstallArgs;
 use crate::client::connect;
@@ -33,6 +34,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
+const MPS: &str = "aliquot-mps";
 const POLICIES: [&str; 20] = [
     "aliquot-node-slices",
     "aliquot-node-claims",
@@ -83,6 +85,7 @@ pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
     uninstall.gates().await.context("cannot lift scheduling gates")?;
     farewell::hand_over(&uninstall).await.context("cannot hand running claims over to farewell pods")?;
     uninstall.agents().await.context("cannot stop the node agents")?;
+    mps::leave(&uninstall).await.context("cannot stop the supervisors of MPS daemons")?;
     uninstall.devices().await.context("cannot withdraw devices")?;
     uninstall.allocations().await.context("cannot release idle claims")?;
     uninstall.policies().await.context("cannot remove policies")?;
@@ -356,7 +359,22 @@ mod tests {
         };
         assert_eq!(names("ValidatingAdmissionPolicy"), sorted(&POLICIES));
         assert_eq!(names("ValidatingAdmissionPolicyBinding"), sorted(&POLICIES));
-        assert_eq!(names("DeviceClass"), sorted(&CLASSES));
+        assert_eq!(classes(), sorted(&CLASSES));
+    }
+
+    /// Also those that the chart makes only where something is switched on.
+    fn classes() -> Vec<String> {
+        let templates = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/helm/aliquot/templates");
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(templates).expect("the chart").flatten() {
+            let text = std::fs::read_to_string(entry.path()).expect("a template");
+            if text.contains("\nkind: DeviceClass\n") {
+                let name = text.lines().find_map(|line| line.strip_prefix("  name: ")).expect("a name");
+                names.push(name.to_owned());
+            }
+        }
+        names.sort();
+        names
     }
 
     #[test]
@@ -365,7 +383,7 @@ mod tests {
             concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/helm/aliquot/templates/hook-uninstall.yaml");
         let hook = std::fs::read_to_string(hook).expect("the hook");
         let names: Vec<&str> = hook.split([' ', ',', '[', ']', '\n']).collect();
-        for name in POLICIES.iter().chain(&CLASSES).chain(&[WEBHOOK, CONTROLLER, AGENT]) {
+        for name in POLICIES.iter().chain(&CLASSES).chain(&[WEBHOOK, CONTROLLER, AGENT, MPS]) {
             assert!(names.contains(name), "{name}");
         }
     }

@@ -124,7 +124,7 @@ impl Cluster {
             format!("--name=aliquot.dev/aliquot:{}", env!("CARGO_PKG_VERSION")),
             "--base=glibc".to_owned(),
         ];
-        for program in ["aliquot", "aliquot-controller", "aliquot-kubelet-plugin"] {
+        for program in ["aliquot", "aliquot-controller", "aliquot-kubelet-plugin", "aliquot-mps"] {
             args.push(add(self.build.join(program), &format!("/usr/bin/{program}"))?);
         }
         for file in ["libaliquot_preload.so", "libaliquot_core.so", "aliquot-oci-hook"] {

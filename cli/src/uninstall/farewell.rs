@@ -124,7 +124,7 @@ fn told(node: &str, pod: Option<&Pod>) -> String {
 }
 
 /// Nodes that are there, with an allocated claim of ours that a pod has reserved.
-async fn nodes_in_use(uninstall: &Uninstall) -> Result<BTreeSet<String>> {
+pub(super) async fn nodes_in_use(uninstall: &Uninstall) -> Result<BTreeSet<String>> {
     let driver = &uninstall.args.driver_name;
     let there = uninstall.all::<Node>().list_metadata(&ListParams::default()).await?;
     let there: BTreeSet<String> = there.iter().map(ResourceExt::name_any).collect();

@@ -24,6 +24,12 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("mode=scheduler,controller.replicas=0", None),
     ("governance.failurePolicy=Fail", None),
     ("kubeletPlugin.audit.enabled=false,kubeletPlugin.audit.evict=true", Some("nobody would be found")),
+    ("kubeletPlugin.mps.enabled=true", None),
+    (
+        "kubeletPlugin.mps.enabled=true,kubeletPlugin.regionStorage=directory",
+        Some("file systems of MPS claims"),
+    ),
+    ("kubeletPlugin.mps.on=true", Some("/kubeletPlugin/mps")),
     ("kubeletPlugin.audit.interval=0s", Some("/kubeletPlugin/audit/interval")),
     ("controller.gangTimeout=0s", Some("/controller/gangTimeout")),
     ("controller.gangTimeout=1500ms", None),
