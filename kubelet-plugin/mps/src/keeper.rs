@@ -156,6 +156,11 @@ impl Keeper {
         !matches!(self.stage, Stage::Idle { .. })
     }
 
+    /// The last state could not be written: it is to be said again.
+    pub fn not_said(&mut self) {
+        self.said = None;
+    }
+
     /// Decides. `seen` and `told` are of the daemon that was started last.
     pub fn step(&mut self, now: Clock, asked: &Asked, seen: &Seen, told: &Told) -> Vec<Action> {
         let mut actions = match self.stage {

@@ -137,9 +137,13 @@ impl Claim {
         let forgotten = actions.contains(&Action::Forget);
         let mut done = true;
         for action in actions {
+            let says = matches!(action, Action::Say(_));
             if let Err(error) = self.act(action) {
                 trouble = Some(format!("{error:#}"));
                 done = false;
+                if says {
+                    self.keeper.not_said();
+                }
             }
         }
         self.processes.bound_logs();

@@ -65,6 +65,13 @@ fn a_daemon_is_ready_when_its_limits_hold_and_is_said_to_be_once() {
 }
 
 #[test]
+fn a_state_that_could_not_be_written_is_said_again() {
+    let mut story = Story::ready();
+    story.keeper.not_said();
+    assert_eq!(story.at(1, &Seen::Runs(7), &Told::Taken), ["ready 7"]);
+}
+
+#[test]
 fn an_ask_that_is_gone_ends_the_daemon_before_the_state_goes() {
     let mut story = Story::ready();
     story.asked = Asked::Nothing;
