@@ -25,10 +25,7 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("governance.failurePolicy=Fail", None),
     ("kubeletPlugin.audit.enabled=false,kubeletPlugin.audit.evict=true", Some("nobody would be found")),
     ("kubeletPlugin.mps.enabled=true", None),
-    (
-        "kubeletPlugin.mps.enabled=true,kubeletPlugin.regionStorage=directory",
-        Some("file systems of MPS claims"),
-    ),
+    ("kubeletPlugin.mps.enabled=true,kubeletPlugin.regionStorage=directory", None),
     ("kubeletPlugin.mps.on=true", Some("/kubeletPlugin/mps")),
     ("kubeletPlugin.audit.interval=0s", Some("/kubeletPlugin/audit/interval")),
     ("controller.gangTimeout=0s", Some("/controller/gangTimeout")),
