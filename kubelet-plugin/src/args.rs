@@ -130,10 +130,15 @@ pub struct Args {
     #[arg(long, env = "MODE", default_value = "controller")]
     pub mode: Target,
 
-    /// Most tenants of a shared GPU.
+    /// Most tenants of a shared GPU, and of a shared partition.
     #[arg(long, env = "SLOTS", default_value_t = aliquot_model::layout::DEFAULT_SLOTS,
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub slots: u32,
+
+    /// Offer shares of MIG partitions, too, which nearly doubles the devices of a GPU. Claims that have such shares keep
+    /// them when it is switched off.
+    #[arg(long, env = "MIG_SHARES", default_value_t = false, action = clap::ArgAction::Set)]
+    pub mig_shares: bool,
 
     /// Most managed memory (bytes, or `8Gi`) that a share may have on top of its memory where its ShareConfig
     /// says `oversubscribe`. A claim that asks for more is not prepared. 0: none.

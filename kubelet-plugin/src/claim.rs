@@ -38,7 +38,7 @@ pub enum Settings {
     Gpu(Option<GpuConfig>),
     /// Partition.
     Mig(MigConfig),
-    /// Share.
+    /// Share of a GPU or of a partition.
     Share(ShareConfig),
     /// MPS.
     Mps(MpsConfig),
@@ -340,7 +340,7 @@ const fn applies(config: &Config, kind: DeviceKind) -> bool {
         (config, kind),
         (Config::Gpu(_), DeviceKind::Gpu | DeviceKind::TimeSlice)
             | (Config::Mig(_), DeviceKind::Mig)
-            | (Config::Share(_), DeviceKind::Share)
+            | (Config::Share(_), DeviceKind::MigShare | DeviceKind::Share)
             | (Config::Mps(_), DeviceKind::Mps)
     )
 }
@@ -350,7 +350,7 @@ fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Set
     let mut settings = match kind {
         DeviceKind::Gpu | DeviceKind::TimeSlice => Settings::Gpu(None),
         DeviceKind::Mig => Settings::Mig(MigConfig::default()),
-        DeviceKind::Share => Settings::Share(ShareConfig::default()),
+        DeviceKind::MigShare | DeviceKind::Share => Settings::Share(ShareConfig::default()),
         DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
         DeviceKind::Admin => Settings::Admin,
     };

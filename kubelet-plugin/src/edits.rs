@@ -366,18 +366,14 @@ fn of_device(
     let device_nodes = nodes.devices.iter().chain(drm).map(node).collect();
     let mut edits = ContainerEdits { device_nodes, ..ContainerEdits::default() };
     let tail = device.result_id.rsplit('-').next().unwrap_or_default();
-    let uuid = device
-        .partition
-        .as_ref()
-        .and_then(|partition| partition.uuid.as_ref())
-        .map_or_else(|| device.gpu.to_string(), ToString::to_string);
+    let uuid = device.uuid().unwrap_or(device.gpu.as_str());
     edits.set_env(&format!("{DEVICE_ENV}{tail}"), &format!("{}={uuid}", device.device));
     if device.partition.as_ref().is_some_and(|partition| partition.adopted) {
         edits.set_env(&format!("{ADOPTED_ENV}{tail}"), "true");
     }
     edits.hooks.extend(link_hook(site, &nodes.drm));
     if let Some(share) = &device.share {
-        share_env(&mut edits, device, share, tail, indexed_env);
+        share_env(&mut edits, uuid, share, tail, indexed_env);
         if let Some(limiter) = limiter {
             mount_limiter(&mut edits, site, device, nodes.region, limiter);
         }
@@ -400,11 +396,11 @@ fn share_with_daemon(edits: &mut ContainerEdits, daemon: Option<&ClaimDir>) {
 }
 
 /// Informational; the quota file is what counts.
-fn share_env(edits: &mut ContainerEdits, device: &Device, share: &Share, tail: &str, indexed: bool) {
+fn share_env(edits: &mut ContainerEdits, uuid: &str, share: &Share, tail: &str, indexed: bool) {
     let Share { consumed, order, .. } = share;
     edits.set_env(
         &format!("ALIQUOT_SHARE_{tail}"),
-        &format!("uuid={},memory={},cores={}", device.gpu, consumed.memory_bytes, consumed.cores_percent),
+        &format!("uuid={uuid},memory={},cores={}", consumed.memory_bytes, consumed.cores_percent),
     );
     if indexed {
         let mebibytes = consumed.memory_bytes >> 20;

@@ -4,6 +4,7 @@ mod metadata;
 mod mps;
 mod nodes;
 mod numbers;
+mod partition;
 
 pub use numbers::Gone;
 
@@ -242,7 +243,10 @@ impl Machine {
         match step {
             Step::SwitchMig { gpu, on } => self.switch_mig(gpu, *on)?,
             Step::CreatePartition { gpu, profile_id, placement, .. } => {
-                let live = self.gpus.create_mig(gpu, *profile_id, *placement)?;
+                let live = match self.shared_partition(record, gpu, *profile_id, *placement)? {
+                    Some(live) => live,
+                    None => self.gpus.create_mig(gpu, *profile_id, *placement)?,
+                };
                 if let Some(Err(error)) =
                     live.uuid.as_ref().map(|uuid| made::note(&self.data_dir, &record.boot_id, uuid))
                 {
@@ -270,26 +274,6 @@ impl Machine {
         Ok(())
     }
 
-    /// Refuses partitions that were there before the claim if anything runs in them: somebody else gives them out, too.
-    ///
-    /// # Errors
-    /// [`StepError::InUse`].
-    pub fn refuse_in_use(&self, record: &Record) -> Result<(), StepError> {
-        let partitions =
-            record.devices.iter().filter_map(|device| Some((&device.gpu, device.partition.as_ref()?)));
-        for (gpu, partition) in partitions.filter(|(_, partition)| partition.adopted) {
-            let live = self.gpus.live_migs(gpu)?;
-            let instance = live.iter().find(|mig| mig.placement == partition.placement);
-            let Some(instance) = instance.map(|mig| mig.gpu_instance) else { continue };
-            let mut processes = self.gpus.processes(gpu)?;
-            processes.retain(|process| process.gpu_instance == Some(instance));
-            if !processes.is_empty() {
-                return Err(StepError::InUse { gpu: gpu.clone(), placement: partition.placement, processes });
-            }
-        }
-        Ok(())
-    }
-
     /// Runs an inverse. Right from any state that a crash can leave.
     ///
     /// # Errors
@@ -304,7 +288,9 @@ impl Machine {
         self.probe.at("before undo");
         match undo {
             Undo::SettleMig { gpu } => self.settle_mig(record, gpu, ledger),
-            Undo::DestroyPartition { gpu, placement } => self.destroy(record, gpu, *placement, boot_id)?,
+            Undo::DestroyPartition { gpu, placement } => {
+                self.destroy(record, gpu, *placement, ledger, boot_id)?;
+            }
             Undo::ResetTimeSlice { gpu } => self.reset_time_slice(record, gpu, ledger),
             // Files that stay keep nobody's claim: they are looked for again at the next start.
             Undo::RemoveShare { result_id } => {
@@ -370,49 +356,6 @@ impl Machine {
             Ok(false) => {}
             Err(error) => tracing::warn!(gpu.uuid = %gpu, %error, "MIG mode stays on"),
         }
-    }
-
-    fn destroy(
-        &self,
-        record: &Record,
-        gpu: &GpuUuid,
-        placement: Placement,
-        boot_id: &str,
-    ) -> Result<(), StepError> {
-        let live = match self.gpus.live_migs(gpu) {
-            Ok(live) => live,
-            Err(error) if is_gone(&error) => {
-                tracing::warn!(gpu.uuid = %gpu, %error, "the GPU is gone and its partition with it");
-                return Ok(());
-            }
-            Err(error) if self.is_unloaded(&error) => {
-                tracing::warn!(gpu.uuid = %gpu, %error, "the driver is gone and the partition with it");
-                Vec::new()
-            }
-            Err(error) => return Err(error.into()),
-        };
-        let known = record
-            .devices
-            .iter()
-            .filter(|device| &device.gpu == gpu)
-            .filter_map(|device| device.partition.as_ref())
-            .find(|partition| partition.placement == placement)
-            .and_then(|partition| partition.uuid.as_ref());
-        for mig in live.iter().filter(|mig| mig.placement == placement) {
-            // After a reboot, or with the driver loaded anew, our partition is gone; another one in its place is
-            // somebody else's.
-            let foreign = matches!((known, &mig.uuid), (Some(known), Some(found)) if known != found);
-            if foreign {
-                continue;
-            }
-            self.gpus.destroy_mig(mig)?;
-            tracing::info!(gpu.uuid = %gpu, %placement, "destroyed the partition");
-        }
-        // Also where somebody else destroyed it: another one in its place may get the same UUID.
-        if let Some(uuid) = known {
-            made::forget(&self.data_dir, boot_id, uuid);
-        }
-        Ok(())
     }
 
     /// Whether the driver is not loaded, and no partition exists: also the kernel lists none of its devices.

@@ -12,6 +12,8 @@ mod lost;
 mod newer;
 #[path = "ledger/numbers.rs"]
 mod numbers;
+#[path = "ledger/shared.rs"]
+mod shared;
 
 pub use former::{Former, Given};
 pub use lost::{Cause, Ended, Lost, Running};
@@ -78,6 +80,14 @@ pub enum Held {
     Whole,
     /// A partition.
     Partition(Placement),
+    /// Shares of a partition. A release that does not know this takes the whole GPU for held.
+    #[serde(rename_all = "camelCase")]
+    SharedPartition {
+        /// Profile's lgip id.
+        profile_id: u32,
+        /// Where it lies.
+        placement: Placement,
+    },
     /// Shares of it.
     Share,
     /// Time slices of it.
@@ -92,6 +102,9 @@ impl Held {
         match holding {
             Holding::Whole => Self::Whole,
             Holding::Partition(placement) => Self::Partition(placement),
+            Holding::SharedPartition { profile_id, placement } => {
+                Self::SharedPartition { profile_id, placement }
+            }
             Holding::Shared(DeviceKind::TimeSlice) => Self::TimeSlice,
             Holding::Shared(_) => Self::Share,
         }
@@ -102,6 +115,9 @@ impl Held {
         match self {
             Self::Whole | Self::Mps => Holding::Whole,
             Self::Partition(placement) => Holding::Partition(placement),
+            Self::SharedPartition { profile_id, placement } => {
+                Holding::SharedPartition { profile_id, placement }
+            }
             Self::Share => Holding::Shared(DeviceKind::Share),
             Self::TimeSlice => Holding::Shared(DeviceKind::TimeSlice),
         }

@@ -10,8 +10,9 @@ mod follow;
 pub use follow::Follower;
 
 use crate::ledger::{Device, Ledger, Limit, State};
+use crate::plan::shared_bytes;
+use aliquot_model::GpuInfo;
 use aliquot_model::limits::{Refused, ShareLimit, ShareName};
-use aliquot_model::{DeviceKind, GpuInfo};
 
 /// What became of what the controller said.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -108,7 +109,7 @@ fn impossible(limit: Limit) -> Option<String> {
     }
 }
 
-/// Why a share cannot be granted so much beside the others of its GPU.
+/// Why a share cannot be granted so much beside the others of its GPU or partition.
 fn refusal(ledger: &Ledger, place: &Place, granted: Option<Limit>, gpus: &[GpuInfo]) -> Option<String> {
     let device = ledger.claims.get(&place.0)?.devices.get(place.1)?;
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == device.gpu) else {
@@ -125,7 +126,7 @@ fn refusal(ledger: &Ledger, place: &Place, granted: Option<Limit>, gpus: &[GpuIn
     wanted.share.as_mut()?.granted = granted;
     let others = ledger.held().filter(|(holder, other)| {
         other.gpu == device.gpu
-            && other.kind() == Some(DeviceKind::Share)
+            && other.held == device.held
             && (&holder.claim.uid, &other.result_id) != (&place.0, &device.result_id)
     });
     let all = others.map(|(_, other)| other).chain([&wanted]).filter_map(Device::reserved);
@@ -135,10 +136,11 @@ fn refusal(ledger: &Ledger, place: &Place, granted: Option<Limit>, gpus: &[GpuIn
             cores.saturating_add(u64::from(reserved.cores_percent)),
         )
     });
-    if memory > gpu.memory_bytes {
-        Some(format!("the shares of GPU {} would hold {memory} bytes of its {}", gpu.uuid, gpu.memory_bytes))
+    let (whole, total) = (device.shared_hardware(), shared_bytes(device, gpu));
+    if memory > total {
+        Some(format!("the shares of {whole} would hold {memory} bytes of its {total}"))
     } else if cores > 100 {
-        Some(format!("the shares of GPU {} would hold {cores} percent of its compute", gpu.uuid))
+        Some(format!("the shares of {whole} would hold {cores} percent of its compute"))
     } else {
         None
     }

@@ -34,6 +34,11 @@ pub fn forget(data_dir: &Path, boot_id: &str, partition: &MigUuid) {
     }
 }
 
+/// Whether a partition was made in this boot.
+pub fn is_noted(data_dir: &Path, boot_id: &str, partition: &MigUuid) -> bool {
+    mark(data_dir, boot_id, partition).exists()
+}
+
 /// UUIDs of the partitions that were made in this boot; a reboot took those of others, whose marks are removed.
 pub fn all(data_dir: &Path, boot_id: &str) -> BTreeSet<String> {
     let mut made = BTreeSet::new();

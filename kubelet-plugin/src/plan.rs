@@ -5,6 +5,7 @@ mod checks;
 mod refusal;
 mod step;
 
+pub(crate) use checks::shared_bytes;
 pub use refusal::{PlanError, Refusal};
 pub use step::{Step, Undo};
 
@@ -13,7 +14,7 @@ use crate::former::Former;
 use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::layout::Holding;
-use aliquot_model::{DeviceName, DriverCapabilities, GpuInfo, LiveMig, MigCapability};
+use aliquot_model::{DriverCapabilities, GpuInfo, LiveMig, MigCapability};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -102,8 +103,8 @@ fn device(
         checks::refuse_beside_unfathomed(snapshot, request, allocated)?;
         checks::refuse_conflicts(snapshot, request, allocated, &device, held)?;
         checks::refuse_overlap_within(allocated, earlier, &device, held)?;
-        checks::refuse_oversubscription(snapshot, request, allocated, gpu, earlier)?;
-        let adopted = checks::refuse_foreign(snapshot, request, allocated, &device, held)?;
+        checks::refuse_oversubscription(snapshot, request, allocated, gpu, &device, earlier)?;
+        let adopted = checks::find_partition(snapshot, request, allocated, &device, held)?;
         if let (Some(partition), Some(live)) = (&mut device.partition, adopted) {
             partition.adopted = true;
             partition.uuid.clone_from(&live.uuid);
@@ -173,12 +174,16 @@ impl Steps {
             _ => {}
         }
         if let Some(partition) = partition.filter(|partition| !partition.adopted) {
-            self.partitions.push(Step::CreatePartition {
+            let step = Step::CreatePartition {
                 gpu: gpu.uuid.clone(),
                 profile_id: partition.profile_id,
                 profile: partition.profile.clone(),
                 placement: partition.placement,
-            });
+            };
+            // Several shares of one partition are one partition.
+            if !self.partitions.contains(&step) {
+                self.partitions.push(step);
+            }
         }
         Ok(())
     }
@@ -231,19 +236,18 @@ fn gpu_of<'a>(
 fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16) -> Result<Device, Refusal> {
     let missing = || Refusal::NoSuchPartition { device: allocated.device.clone(), gpu: gpu.uuid.clone() };
     let holding = Holding::of(&allocated.device, gpu);
-    let partition = match (&allocated.device, holding) {
-        (DeviceName::Mig { profile_id, .. }, Some(Holding::Partition(placement))) => {
-            let profile = gpu.profile(*profile_id).ok_or_else(missing)?;
+    let partition = match allocated.device.partition() {
+        Some(of) => {
+            let profile = gpu.profile(of.profile_id).ok_or_else(missing)?;
             Some(Partition {
                 profile_id: profile.id,
                 profile: profile.name.clone(),
-                placement,
+                placement: holding.and_then(Holding::placement).ok_or_else(missing)?,
                 adopted: false,
                 uuid: None,
             })
         }
-        (DeviceName::Mig { .. }, _) => return Err(missing()),
-        (DeviceName::Plain { .. }, _) => None,
+        None => None,
     };
     let share = match (&allocated.settings, allocated.consumed) {
         (Settings::Share(config), Some(consumed)) => Some(Share {

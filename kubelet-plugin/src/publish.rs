@@ -73,8 +73,10 @@ pub struct Settings {
     pub node: String,
     /// Mode unless the Node says otherwise.
     pub mode: Target,
-    /// Most tenants of a shared GPU.
+    /// Most tenants of a shared GPU, and of a shared partition.
     pub slots: u32,
+    /// Whether shares of partitions are published.
+    pub mig_shares: bool,
     /// Waits of a hand-over.
     pub waits: Waits,
     /// Namespace of the controller's Lease.
@@ -370,6 +372,7 @@ impl Publisher {
                 mode: phase.mode(),
                 slots: self.settings.slots,
                 mps: mps::offered(&self.node.machine.mps, &gpus, &overview),
+                mig_shares: self.settings.mig_shares,
             };
             let mut desired = layout::publish(&gpus, features, &options);
             for slice in &mut desired {

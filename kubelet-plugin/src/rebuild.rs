@@ -124,12 +124,12 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
     for device in &mut plan.devices {
         let Some(name) = wanted.get(&device.result_id) else { continue };
         let share = |reason| Disagreement::Share { device: name.clone(), reason };
-        let gpu = device.gpu.to_string();
+        let uuid = device.uuid().unwrap_or_default().to_owned();
         if let Some(own) = &mut device.share {
             let missing = || Err("there are none".to_owned());
             let quota = left.quotas.get(&device.result_id).cloned().unwrap_or_else(missing).map_err(share)?;
-            if quota.gpu_uuid.as_str() != gpu {
-                return Err(share(format!("its quota is for GPU {}", quota.gpu_uuid.as_str())));
+            if quota.gpu_uuid.as_str() != uuid {
+                return Err(share(format!("its quota is for {}", quota.gpu_uuid.as_str())));
             }
             adopt(own, &quota);
         }

@@ -73,9 +73,13 @@ fn part(device: &Device, inventory: &Inventory) -> MicroGpus {
     let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == device.gpu);
     let Some(gpu) = gpu else { return MicroGpus::WHOLE };
     match (&device.partition, &device.consumed) {
-        (Some(partition), _) => gpu
-            .profile(partition.profile_id)
-            .map_or(MicroGpus::WHOLE, |profile| MicroGpus::of_partition(profile, gpu)),
+        (Some(partition), consumed) => {
+            let Some(profile) = gpu.profile(partition.profile_id) else { return MicroGpus::WHOLE };
+            consumed.map_or_else(
+                || MicroGpus::of_partition(profile, gpu),
+                |own| MicroGpus::of_partition_share(own.memory_bytes, own.cores_percent.into(), profile, gpu),
+            )
+        }
         (None, Some(consumed)) => {
             MicroGpus::of_share(consumed.memory_bytes, consumed.cores_percent.into(), gpu)
         }

@@ -554,6 +554,7 @@ impl Parts {
             node: args.node_name.clone(),
             mode: args.mode,
             slots: args.slots,
+            mig_shares: args.mig_shares,
             waits: Waits {
                 scheduler: args.scheduler_timeouts,
                 absent_controller: args.absent_controller_grace,

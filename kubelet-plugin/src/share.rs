@@ -53,9 +53,9 @@ const LAYOUT: &str = "layout";
 /// The content of a share's quota file.
 ///
 /// # Errors
-/// If the GPU's UUID does not fit.
+/// If the UUID does not fit, or the share's partition does not exist.
 pub fn quota(device: &Device, share: &Share, generation: u64) -> Result<QuotaFile, QuotaError> {
-    let mut quota = QuotaFile::new(aliquot_quota::GpuUuid::new(device.gpu.as_str())?);
+    let mut quota = QuotaFile::new(aliquot_quota::GpuUuid::new(device.uuid().unwrap_or_default())?);
     quota.generation = generation;
     let limit = share.limit();
     quota.memory_bytes = limit.memory_bytes;
@@ -84,9 +84,11 @@ pub fn left(shares: &Path, result_id: &str) -> Result<QuotaFile, String> {
     QuotaFile::decode(&bytes).map_err(|error| format!("{}: {error}", quota.display()))
 }
 
-/// Whether a share's files are there, of which containers may be using them.
+/// Whether a share's files are there, of which containers may be using them. Before its partition is known, whatever is
+/// there may be its.
 pub fn is_there(shares: &Path, device: &Device) -> bool {
-    left(shares, &device.result_id).is_ok_and(|left| left.gpu_uuid.as_str() == device.gpu.as_str())
+    left(shares, &device.result_id)
+        .is_ok_and(|left| device.uuid().is_none_or(|uuid| left.gpu_uuid.as_str() == uuid))
 }
 
 /// What is in the place of a share's region.
@@ -222,7 +224,7 @@ fn tighter(one: u8, other: u8) -> u8 {
 }
 
 /// Makes the quota files say what the ledger says, and caps best-effort shares (`cores` 0) at what no share
-/// of their GPU was promised. Where that is not known, as a newer release promised it, a cap is never lifted. Only files
+/// of their GPU, or of their partition, was promised. Where that is not known, as a newer release promised it, a cap is never lifted. Only files
 /// that say something else are written. The limiter reads them anew.
 ///
 /// # Errors
@@ -246,7 +248,7 @@ pub fn rebalance(shares: &Path, labels: &Labels, ledger: &Ledger) -> Result<(), 
         if wanted.cores_percent == 0 {
             let newer = ledger.newer.values().flat_map(|record| record.devices().unwrap_or_default());
             let newer = newer.filter_map(|device| Some((device, device.share.as_ref()?)));
-            let others = all().chain(newer).filter(|(other, _)| other.gpu == device.gpu);
+            let others = all().chain(newer).filter(|(other, _)| device.shares_with(other));
             wanted.cores_percent =
                 leftover(others.map(|(_, other)| u64::from(other.limit().cores_percent)).sum());
             if ledger.unknown_share(&device.gpu).is_some() {

@@ -1,11 +1,11 @@
 //! Boards and claims for unit tests.
 
 use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
-use crate::ledger::{Device, Given, Held, Ledger, NewerRecord, Record, Share, State};
+use crate::ledger::{Device, Given, Held, Ledger, NewerRecord, Partition, Record, Share, State};
 use aliquot_model::config::{ComputePolicy, FailMode, MigConfig, MpsConfig, ShareConfig};
 use aliquot_model::{
     Architecture, DeviceKind, DeviceName, DriverCapabilities, Engines, GpuInfo, GpuUuid, MigCapability,
-    MigProfile, Placement, ProfileName,
+    MigProfile, MigUuid, Placement, ProfileName,
 };
 
 pub(crate) const DRIVER: &str = "gpu.aliquot.dev";
@@ -77,7 +77,7 @@ pub(crate) fn allocated(request: &str, device: &str) -> Allocated {
         admin_access: kind == DeviceKind::Admin,
         consumed: kind.shareable().then_some(Consumed { memory_bytes: 4 << 30, cores_percent: 25, slots: 1 }),
         settings: match kind {
-            DeviceKind::Share => Settings::Share(ShareConfig::default()),
+            DeviceKind::Share | DeviceKind::MigShare => Settings::Share(ShareConfig::default()),
             DeviceKind::Mig => Settings::Mig(MigConfig::default()),
             DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
             DeviceKind::Admin => Settings::Admin,
@@ -132,6 +132,23 @@ pub(crate) fn share_of(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> D
         time_slice: None,
         mps: None,
         driver_capabilities: DriverCapabilities::default(),
+    }
+}
+
+/// The same of a partition, `2g.20gb` at 4, which exists.
+pub(crate) fn share_of_partition(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> Device {
+    let (profile_id, placement) = (14, Placement::new(4, 2));
+    Device {
+        device: format!("gpu-{}-mig-2g20gb-14-4-share", gpu.minor),
+        held: Some(Held::SharedPartition { profile_id, placement }),
+        partition: Some(Partition {
+            profile_id,
+            profile: ProfileName::new("2g.20gb"),
+            placement,
+            adopted: false,
+            uuid: MigUuid::parse("MIG-0d0f1c4e-0000-5000-8000-000000000001"),
+        }),
+        ..share_of(gpu, memory_bytes, cores_percent)
     }
 }
 

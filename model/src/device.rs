@@ -10,6 +10,8 @@ pub enum DeviceKind {
     Gpu,
     /// A MIG partition.
     Mig,
+    /// A MIG partition given out in shares of its memory and compute, held by the limiter.
+    MigShare,
     /// A GPU given out in shares of memory and compute, held by the limiter.
     Share,
     /// A GPU given out in time slices without limits.
@@ -22,13 +24,15 @@ pub enum DeviceKind {
 
 impl DeviceKind {
     /// Every kind, in the order of the layout.
-    pub const ALL: [Self; 6] = [Self::Mig, Self::Share, Self::TimeSlice, Self::Mps, Self::Admin, Self::Gpu];
+    pub const ALL: [Self; 7] =
+        [Self::Mig, Self::MigShare, Self::Share, Self::TimeSlice, Self::Mps, Self::Admin, Self::Gpu];
 
     /// The `type` attribute; `gpu` and `mig` are NVIDIA's words.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Gpu => "gpu",
             Self::Mig => "mig",
+            Self::MigShare => "mig-share",
             Self::Share => "share",
             Self::TimeSlice => "timeslice",
             Self::Mps => "mps",
@@ -43,7 +47,12 @@ impl DeviceKind {
 
     /// Whether several claims may hold the device at once.
     pub const fn shareable(self) -> bool {
-        matches!(self, Self::Share | Self::TimeSlice)
+        matches!(self, Self::MigShare | Self::Share | Self::TimeSlice)
+    }
+
+    /// Whether the limiter holds what a claim has of the device.
+    pub const fn limited(self) -> bool {
+        matches!(self, Self::MigShare | Self::Share)
     }
 }
 
@@ -53,7 +62,10 @@ impl fmt::Display for DeviceKind {
     }
 }
 
-/// Name of a device: `gpu-0`, `gpu-0-mig-1g10gb-19-6`, `gpu-0-share`. A DNS label.
+/// What the name of a shared partition has after the partition's own.
+const SHARED: &str = "-share";
+
+/// Name of a device: `gpu-0`, `gpu-0-mig-1g10gb-19-6`, `gpu-0-mig-1g10gb-19-6-share`, `gpu-0-share`. A DNS label.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DeviceName {
     /// A partition: one (profile, placement) of a GPU.
@@ -67,26 +79,71 @@ pub enum DeviceName {
         /// First memory slice.
         start: u32,
     },
+    /// A partition that is given out in shares.
+    MigShare {
+        /// Minor number of the GPU.
+        minor: u32,
+        /// Profile name as a label part ([`ProfileName::slug`]).
+        slug: String,
+        /// Profile's lgip id.
+        profile_id: u32,
+        /// First memory slice.
+        start: u32,
+    },
     /// Any other device of a GPU.
     Plain {
         /// Minor number of the GPU.
         minor: u32,
-        /// What it is; never `Mig`.
+        /// What it is; never `Mig` or `MigShare`.
         kind: DeviceKind,
     },
 }
 
+/// Which partition a device is, or has shares of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartitionOf {
+    /// Profile's lgip id.
+    pub profile_id: u32,
+    /// First memory slice.
+    pub start: u32,
+}
+
 impl DeviceName {
-    /// Returns true if the device is the partition that exists there: the same profile and place. The caller knows
-    /// that both are on one GPU.
+    /// Returns true if the device is the partition that exists there, or has shares of it: the same profile and place.
+    /// The caller knows that both are on one GPU.
     pub fn is_of(&self, live: &LiveMig) -> bool {
-        matches!(self, Self::Mig { profile_id, start, .. }
-            if *profile_id == live.profile_id && *start == live.placement.start)
+        self.partition()
+            .is_some_and(|own| own.profile_id == live.profile_id && own.start == live.placement.start)
+    }
+
+    /// The partition that the device is, or has shares of.
+    pub const fn partition(&self) -> Option<PartitionOf> {
+        match self {
+            Self::Mig { profile_id, start, .. } | Self::MigShare { profile_id, start, .. } => {
+                Some(PartitionOf { profile_id: *profile_id, start: *start })
+            }
+            Self::Plain { .. } => None,
+        }
+    }
+
+    /// The device with which a shared partition is given out as a whole; `None` for every other device.
+    pub fn whole_partition(&self) -> Option<Self> {
+        match self {
+            Self::MigShare { minor, slug, profile_id, start } => {
+                Some(Self::Mig { minor: *minor, slug: slug.clone(), profile_id: *profile_id, start: *start })
+            }
+            Self::Mig { .. } | Self::Plain { .. } => None,
+        }
     }
 
     /// The device of a partition.
     pub fn mig(minor: u32, name: &ProfileName, profile_id: u32, placement: Placement) -> Self {
         Self::Mig { minor, slug: name.slug(), profile_id, start: placement.start }
+    }
+
+    /// The device of shares of a partition.
+    pub fn mig_share(minor: u32, name: &ProfileName, profile_id: u32, placement: Placement) -> Self {
+        Self::MigShare { minor, slug: name.slug(), profile_id, start: placement.start }
     }
 
     /// The whole GPU.
@@ -97,7 +154,7 @@ impl DeviceName {
     /// Minor number of the GPU.
     pub const fn minor(&self) -> u32 {
         match self {
-            Self::Mig { minor, .. } | Self::Plain { minor, .. } => *minor,
+            Self::Mig { minor, .. } | Self::MigShare { minor, .. } | Self::Plain { minor, .. } => *minor,
         }
     }
 
@@ -105,6 +162,7 @@ impl DeviceName {
     pub const fn kind(&self) -> DeviceKind {
         match self {
             Self::Mig { .. } => DeviceKind::Mig,
+            Self::MigShare { .. } => DeviceKind::MigShare,
             Self::Plain { kind, .. } => *kind,
         }
     }
@@ -117,13 +175,18 @@ impl DeviceName {
             Some((minor, rest)) => (number(minor)?, rest),
         };
         if let Some(partition) = rest.strip_prefix("mig-") {
-            let mut parts = partition.rsplitn(3, '-');
+            let whole = partition.strip_suffix(SHARED);
+            let mut parts = whole.unwrap_or(partition).rsplitn(3, '-');
             let start = number(parts.next()?)?;
             let profile_id = number(parts.next()?)?;
             let slug = parts.next().filter(|slug| !slug.is_empty())?.to_owned();
-            return Some(Self::Mig { minor, slug, profile_id, start });
+            return Some(match whole {
+                Some(_) => Self::MigShare { minor, slug, profile_id, start },
+                None => Self::Mig { minor, slug, profile_id, start },
+            });
         }
-        let kind = DeviceKind::parse(rest).filter(|k| !matches!(k, DeviceKind::Gpu | DeviceKind::Mig))?;
+        let kind = DeviceKind::parse(rest)
+            .filter(|k| !matches!(k, DeviceKind::Gpu | DeviceKind::Mig | DeviceKind::MigShare))?;
         Some(Self::Plain { minor, kind })
     }
 }
@@ -140,6 +203,9 @@ impl fmt::Display for DeviceName {
             Self::Mig { minor, slug, profile_id, start } => {
                 write!(f, "gpu-{minor}-mig-{slug}-{profile_id}-{start}")
             }
+            Self::MigShare { minor, slug, profile_id, start } => {
+                write!(f, "gpu-{minor}-mig-{slug}-{profile_id}-{start}{SHARED}")
+            }
             Self::Plain { minor, kind: DeviceKind::Gpu } => write!(f, "gpu-{minor}"),
             Self::Plain { minor, kind } => write!(f, "gpu-{minor}-{kind}"),
         }
@@ -154,10 +220,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn names_round_trip(minor in 0u32..64, id in 0u32..99, start in 0u32..12, which in 0usize..8) {
-            let name = match DeviceKind::ALL.get(which).filter(|k| **k != DeviceKind::Mig) {
-                Some(kind) => DeviceName::Plain { minor, kind: *kind },
-                None => DeviceName::mig(minor, &ProfileName::new("1g.10gb+me"), id, Placement::new(start, 1)),
+        fn names_round_trip(minor in 0u32..64, id in 0u32..99, start in 0u32..12, which in 0..DeviceKind::ALL.len()) {
+            let (profile, at) = (ProfileName::new("1g.10gb+me"), Placement::new(start, 1));
+            let name = match DeviceKind::ALL[which] {
+                DeviceKind::Mig => DeviceName::mig(minor, &profile, id, at),
+                DeviceKind::MigShare => DeviceName::mig_share(minor, &profile, id, at),
+                kind => DeviceName::Plain { minor, kind },
             };
             prop_assert_eq!(DeviceName::parse(&name.to_string()), Some(name));
         }
@@ -176,6 +244,9 @@ mod tests {
     #[case("gpu-0-mig")]
     #[case("gpu-0-mig-19-6")]
     #[case("gpu-0-mig-1g10gb-19-06")]
+    #[case("gpu-0-mig-share")]
+    #[case("gpu-0-mig-19-6-share")]
+    #[case("gpu-0-mig-1g10gb-19-6-shares")]
     #[case("hami-gpu-0")]
     fn foreign_names_are_refused(#[case] text: &str) {
         assert_eq!(DeviceName::parse(text), None);

@@ -77,10 +77,12 @@ pub struct Options {
     pub driver: String,
     /// Who allocates.
     pub mode: AllocatorMode,
-    /// Most tenants of a shared GPU.
+    /// Most tenants of a shared GPU, and of a shared partition.
     pub slots: u32,
     /// Minor numbers of the GPUs that are offered through MPS, as far as they can be.
     pub mps: BTreeSet<u32>,
+    /// Whether partitions are given out in shares too. Nearly doubles the devices of a GPU.
+    pub mig_shares: bool,
 }
 
 /// An attribute's value.
@@ -200,6 +202,13 @@ pub enum Holding {
     Whole,
     /// A partition.
     Partition(Placement),
+    /// A partition, with others that have shares of the same one.
+    SharedPartition {
+        /// Profile's lgip id: several profiles may lie at one place.
+        profile_id: u32,
+        /// Where it lies.
+        placement: Placement,
+    },
     /// All of it, with others of the same kind.
     Shared(DeviceKind),
 }
@@ -208,18 +217,35 @@ impl Holding {
     /// Whether two holdings on one GPU exclude each other.
     pub fn conflicts(self, other: Self) -> bool {
         match (self, other) {
-            (Self::Partition(a), Self::Partition(b)) => a.overlaps(b),
             (Self::Shared(a), Self::Shared(b)) => a != b,
-            _ => true,
+            (Self::SharedPartition { .. }, Self::SharedPartition { .. }) if self == other => false,
+            _ => match (self.placement(), other.placement()) {
+                (Some(a), Some(b)) => a.overlaps(b),
+                _ => true,
+            },
+        }
+    }
+
+    /// Where the partition lies; `None` for what needs all of the GPU.
+    pub const fn placement(self) -> Option<Placement> {
+        match self {
+            Self::Partition(placement) | Self::SharedPartition { placement, .. } => Some(placement),
+            Self::Whole | Self::Shared(_) => None,
         }
     }
 
     /// What a device of this kind would hold; `None` for admin devices, which hold nothing.
     pub fn of(name: &DeviceName, info: &GpuInfo) -> Option<Self> {
+        let placement = |profile_id: u32, start: u32| {
+            info.profile(profile_id)?.placements.iter().find(|p| p.start == start).copied()
+        };
         match name {
             DeviceName::Mig { profile_id, start, .. } => {
-                let placement = info.profile(*profile_id)?.placements.iter().find(|p| p.start == *start)?;
-                Some(Self::Partition(*placement))
+                Some(Self::Partition(placement(*profile_id, *start)?))
+            }
+            DeviceName::MigShare { profile_id, start, .. } => {
+                let placement = placement(*profile_id, *start)?;
+                Some(Self::SharedPartition { profile_id: *profile_id, placement })
             }
             DeviceName::Plain { kind: DeviceKind::Admin, .. } => None,
             DeviceName::Plain { kind: DeviceKind::Gpu | DeviceKind::Mps, .. } => Some(Self::Whole),
@@ -243,7 +269,8 @@ pub fn publish(gpus: &[GpuState], server: ServerFeatures, options: &Options) -> 
 
 /// The devices of one GPU, smallest first, whole GPU last.
 fn devices(gpu: &GpuState, server: ServerFeatures, options: &Options) -> Vec<Device> {
-    let names = if server.counters { names_with_counters(&gpu.info) } else { names_without_counters(gpu) };
+    let names =
+        if server.counters { names_with_counters(&gpu.info, options) } else { names_without_counters(gpu) };
     names
         .into_iter()
         .filter(|name| server.consumable_capacity || !name.kind().shareable())
@@ -263,7 +290,7 @@ fn offers_mps(info: &GpuInfo, options: &Options) -> bool {
 }
 
 /// Every device of the GPU: counters keep them apart.
-fn names_with_counters(info: &GpuInfo) -> Vec<DeviceName> {
+fn names_with_counters(info: &GpuInfo, options: &Options) -> Vec<DeviceName> {
     let (partitions, others) = match &info.mig {
         MigCapability::Unsupported => (false, true),
         // A change needs a reset, so the layout follows the mode in force.
@@ -275,6 +302,10 @@ fn names_with_counters(info: &GpuInfo) -> Vec<DeviceName> {
     let mut names = Vec::new();
     if partitions {
         names.extend(partition_order(info).map(|(p, at)| DeviceName::mig(minor, &p.name, p.id, at)));
+        // Engines are not divided, so a profile that differs in them only has no shares of its own. With shares of all,
+        // some boards would have more devices than a slice holds.
+        let shared = partition_order(info).filter(|(p, _)| options.mig_shares && p.name.is_plain());
+        names.extend(shared.map(|(p, at)| DeviceName::mig_share(minor, &p.name, p.id, at)));
     }
     if others {
         names.extend([DeviceKind::Share, DeviceKind::TimeSlice, DeviceKind::Mps].map(plain));
@@ -319,10 +350,7 @@ fn partition_order(info: &GpuInfo) -> impl Iterator<Item = (&MigProfile, Placeme
 
 /// The profile of a partition.
 fn profile_of<'a>(info: &'a GpuInfo, name: &DeviceName) -> Option<&'a MigProfile> {
-    match name {
-        DeviceName::Mig { profile_id, .. } => info.profile(*profile_id),
-        DeviceName::Plain { .. } => None,
-    }
+    info.profile(name.partition()?.profile_id)
 }
 
 fn device(gpu: &GpuState, name: DeviceName, server: ServerFeatures, options: &Options) -> Device {
@@ -361,8 +389,7 @@ fn taints(
         taints.push(Taint { key: crate::names::controller_taint(&options.driver), value, effect });
     }
     // A held share keeps its device closed even to other shares: nobody knows how much it still uses.
-    let held =
-        |h: &Holding| holding.is_some_and(|mine| mine.conflicts(*h) || matches!(h, Holding::Shared(_)));
+    let held = |h: &Holding| holding.is_some_and(|mine| mine.conflicts(*h) || mine == *h);
     let in_the_way = |mig: &LiveMig| {
         holding.is_some_and(|mine| mine.conflicts(Holding::Partition(mig.placement))) && !name.is_of(mig)
     };

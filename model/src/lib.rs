@@ -24,7 +24,7 @@ pub mod usage;
 pub mod version;
 
 pub use capability::{DriverCapabilities, DriverCapability};
-pub use device::{DeviceKind, DeviceName};
+pub use device::{DeviceKind, DeviceName, PartitionOf};
 pub use gpu::{Architecture, GpuInfo, GpuUuid, LiveMig, MigCapability, MigUuid};
 pub use placement::Placement;
 pub use profile::{Engines, MigProfile, ProfileName};

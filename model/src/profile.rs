@@ -21,6 +21,11 @@ impl ProfileName {
         &self.0
     }
 
+    /// Whether it is its size's usual profile, and none with more or fewer special engines (`+me`, `+gfx`, `-me`).
+    pub fn is_plain(&self) -> bool {
+        !self.0.contains(['+', '-'])
+    }
+
     /// The name as part of a DNS label: `1g10gb`, `1g10gb-me`, `1g24gb-meall`, `1g24gb-nome`.
     /// Not reversible; device names carry the profile id beside it.
     pub fn slug(&self) -> String {

@@ -49,6 +49,28 @@ impl MicroGpus {
         Self::larger((memory_bytes, whole), (cores_percent, 100))
     }
 
+    /// What a share of a partition of a GPU is charged for, by the bytes and the percent of the partition's compute that
+    /// were consumed: never more than the partition.
+    pub fn of_partition_share(
+        memory_bytes: u64,
+        cores_percent: u64,
+        profile: &MigProfile,
+        gpu: &GpuInfo,
+    ) -> Self {
+        let (part, whole) = (u64::from(profile.multiprocessors), u64::from(gpu.multiprocessors));
+        Self::of_part((memory_bytes, gpu.memory_bytes), cores_percent, (part, whole))
+    }
+
+    /// The same by figures alone: consumed memory and that of the GPU, percent of a partition, and multiprocessors of the
+    /// partition and of the GPU. Where the latter are not known, compute counts as of a whole GPU.
+    pub fn of_part(memory: (u64, u64), cores_percent: u64, (part, whole): (u64, u64)) -> Self {
+        let compute = match whole {
+            0 => (cores_percent, 100),
+            whole => (cores_percent.saturating_mul(part), whole.saturating_mul(100)),
+        };
+        Self::larger(memory, compute)
+    }
+
     /// What a device of this kind is charged for if neither partition nor share.
     pub const fn of_kind(kind: DeviceKind) -> Self {
         match kind {
@@ -167,6 +189,19 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn shares_of_a_partition_are_charged_for_its_part_of_the_gpu(
+            memory in 0u64..=20 * GIB, cores in 0u64..=100, multiprocessors in 1u64..=132,
+        ) {
+            let partition = MicroGpus::larger((20 * GIB, 80 * GIB), (multiprocessors, 132));
+            let share = |memory, cores| MicroGpus::of_part((memory, 80 * GIB), cores, (multiprocessors, 132));
+            prop_assert_eq!(share(20 * GIB, 100), partition);
+            prop_assert!(share(memory, cores) <= partition);
+            // Two that leave nothing are charged for at least all of it.
+            let both = share(memory, cores).plus(share(20 * GIB - memory, 100 - cores));
+            prop_assert!(both >= partition);
+        }
+
         #[test]
         fn no_part_is_more_than_its_gpu_or_less_than_either_fraction(
             memory in 0u64..=80 * GIB, compute in 0u64..=132,

@@ -241,6 +241,8 @@ impl Cluster {
                     holder,
                 })
             }
+            // The demo's agents do not offer them.
+            DeviceName::MigShare { .. } => None,
             DeviceName::Plain { kind: DeviceKind::Gpu, .. } => {
                 Some(Part { start: 0.0, share: 1.0, label: "whole GPU".into(), holder })
             }

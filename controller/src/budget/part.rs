@@ -57,15 +57,25 @@ impl std::iter::Sum for Sum {
 
 fn of_device(index: &Index, held: &Held) -> Option<Sum> {
     let name = DeviceName::parse(index.name(held.device))?;
+    let consumed = |what: &str| {
+        let (_, amount) = held.consumed.iter().find(|(name, _)| is_called(index, *name, what))?;
+        amount.to_u64()
+    };
     let part = match name.kind() {
         DeviceKind::Admin | DeviceKind::Gpu | DeviceKind::Mps => MicroGpus::of_kind(name.kind()),
         DeviceKind::Mig => return of_partition(index, held.pool, held.device, name.minor()),
+        DeviceKind::MigShare => {
+            let partition = name.whole_partition()?.to_string();
+            let part = capacity(index, held.pool, &partition, "multiprocessors").unwrap_or(0);
+            let total = |what: &str| total(index, held.pool, name.minor(), what);
+            MicroGpus::of_part(
+                (consumed("memory").unwrap_or(0), total("memory")?),
+                consumed("cores").unwrap_or(0),
+                (part, total("multiprocessors").unwrap_or(0)),
+            )
+        }
         DeviceKind::Share | DeviceKind::TimeSlice => {
             let own = index.name(held.device);
-            let consumed = |what: &str| {
-                let (_, amount) = held.consumed.iter().find(|(name, _)| is_called(index, *name, what))?;
-                amount.to_u64()
-            };
             MicroGpus::larger(
                 (consumed("memory").unwrap_or(0), capacity(index, held.pool, own, "memory")?),
                 (consumed("cores").unwrap_or(0), 100),
@@ -75,16 +85,19 @@ fn of_device(index: &Index, held: &Held) -> Option<Sum> {
     Some(Sum(part))
 }
 
-fn of_partition(index: &Index, pool: Sym, device: Sym, minor: u32) -> Option<Sum> {
-    let of = |device: &str, what: &str| capacity(index, pool, device, what);
-    let own = index.name(device);
-    // The whole GPU is not published while the board is in MIG mode; the one for administrators is.
+/// A capacity of a whole GPU. It is not published while the board is in MIG mode; the one for administrators is.
+fn total(index: &Index, pool: Sym, minor: u32, what: &str) -> Option<u64> {
     let whole = format!("gpu-{minor}");
-    let admin = format!("{whole}-admin");
-    let total = |what: &str| of(&whole, what).or_else(|| of(&admin, what));
+    let of = |device: &str| capacity(index, pool, device, what);
+    of(&whole).or_else(|| of(&format!("{whole}-admin")))
+}
+
+fn of_partition(index: &Index, pool: Sym, device: Sym, minor: u32) -> Option<Sum> {
+    let of = |what: &str| capacity(index, pool, index.name(device), what);
+    let total = |what: &str| total(index, pool, minor, what);
     Some(Sum(MicroGpus::larger(
-        (of(own, "memory")?, total("memory")?),
-        (of(own, "multiprocessors").unwrap_or(0), total("multiprocessors").unwrap_or(0)),
+        (of("memory")?, total("memory")?),
+        (of("multiprocessors").unwrap_or(0), total("multiprocessors").unwrap_or(0)),
     )))
 }
 
@@ -138,7 +151,7 @@ mod tests {
 
     fn part(results: Value) -> Option<MicroGpus> {
         let mut index = Index::new(DRIVER);
-        index.reset_slices(&fixtures::slices("n1", 2, AllocatorMode::Controller, 1));
+        index.reset_slices(&fixtures::slices_with_mig_shares("n1", 2));
         let allocation: AllocationResult = fixtures::object(json!({"devices": {"results": results}}));
         let allocation = index.read_allocation("uid", None, &allocation);
         of_allocation(&index, &allocation)
@@ -161,6 +174,8 @@ mod tests {
     #[case::larger_partition(json!([result("gpu-0-mig-3g40gb-9-0")]), 500_000)]
     #[case::share_by_memory(json!([share("gpu-0-share", "20Gi", "10")]), 250_000)]
     #[case::share_by_compute(json!([share("gpu-0-share", "20Gi", "60")]), 600_000)]
+    #[case::share_of_a_partition_by_memory(json!([share("gpu-0-mig-1g20gb-15-0-share", "16Gi", "0")]), 200_000)]
+    #[case::share_of_a_partition_by_compute(json!([share("gpu-0-mig-3g40gb-9-0-share", "1Gi", "100")]), 454_546)]
     #[case::two(json!([result("gpu-0"), share("gpu-1-share", "8Gi", "0")]), 1_100_000)]
     #[case::admin(json!([{"request": "r", "driver": DRIVER, "pool": pool_name(DRIVER, "n1"),
         "device": "gpu-0-admin", "adminAccess": true}]), 0)]
@@ -188,6 +203,10 @@ mod tests {
         for (memory, cores) in [(1u64, 1u64), (33, 7), (80, 0), (3, 100)] {
             let results = json!([share("gpu-0-share", &format!("{memory}Gi"), &cores.to_string())]);
             assert_eq!(part(results), Some(MicroGpus::of_share(memory << 30, cores, &gpu)));
+            let results = |device: &str| json!([share(device, &format!("{memory}Gi"), &cores.to_string())]);
+            let profile = gpu.profile(0).expect("the largest");
+            let want = MicroGpus::of_partition_share(memory << 30, cores, profile, &gpu);
+            assert_eq!(part(results("gpu-0-mig-7g80gb-0-0-share")), Some(want));
         }
     }
 

@@ -49,13 +49,21 @@ impl Amount {
     }
 
     /// What one device counts. `memory` is the device's, or what is consumed of a shared one;
-    /// `multiprocessors` are the device's and those of its whole GPU; `cores` is what is consumed.
+    /// `multiprocessors` are the device's, or those of the partition that it has shares of, and those of its whole GPU;
+    /// `cores` is what is consumed. Of a partition they are the partition's part of the GPU, rounded up.
     pub fn of_device(kind: DeviceKind, memory: u64, multiprocessors: (u64, u64), cores: u64) -> Self {
         match kind {
             DeviceKind::Gpu | DeviceKind::Mps => Self { memory, cores: 100, gpus: 1 },
             DeviceKind::Mig => {
                 let (part, whole) = multiprocessors;
                 let cores = part.saturating_mul(100).div_ceil(whole.max(1)).min(100);
+                Self { memory, cores, gpus: 0 }
+            }
+            DeviceKind::MigShare => {
+                let cores = match multiprocessors {
+                    (_, 0) => cores,
+                    (part, whole) => cores.saturating_mul(part).div_ceil(whole).min(cores),
+                };
                 Self { memory, cores, gpus: 0 }
             }
             DeviceKind::Share | DeviceKind::TimeSlice => Self { memory, cores, gpus: 0 },
@@ -87,6 +95,10 @@ mod tests {
     #[case::whole_as_partition(DeviceKind::Mig, 80, (132, 132), 0, (80, 100, 0))]
     #[case::partition_of_unknown_board(DeviceKind::Mig, 20, (32, 0), 0, (20, 100, 0))]
     #[case::share(DeviceKind::Share, 10, (0, 132), 30, (10, 30, 0))]
+    #[case::share_of_a_partition(DeviceKind::MigShare, 10, (32, 132), 50, (10, 13, 0))]
+    #[case::all_of_a_partition(DeviceKind::MigShare, 20, (32, 132), 100, (20, 25, 0))]
+    #[case::best_effort_share_of_a_partition(DeviceKind::MigShare, 10, (32, 132), 0, (10, 0, 0))]
+    #[case::share_of_a_partition_of_an_unknown_board(DeviceKind::MigShare, 10, (0, 0), 50, (10, 50, 0))]
     #[case::admin(DeviceKind::Admin, 80, (132, 132), 0, (0, 0, 0))]
     fn devices_count_what_they_keep_from_others(
         #[case] kind: DeviceKind,

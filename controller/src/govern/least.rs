@@ -1,7 +1,7 @@
 //! The least that a request can be given on the boards of this cluster.
 
 use super::Amount;
-use super::ledger::of_published;
+use super::ledger::{of_published, part_of_gpu};
 use crate::decide::Matcher;
 use crate::decide::capacity::consumed;
 use crate::index::{Class, Index, Layout};
@@ -214,7 +214,7 @@ fn amount(
     }
     if kind.shareable() {
         let [memory, cores] = taken.map(|quantity| quantity.to_u64().unwrap_or(u64::MAX));
-        return Some(Amount::of_device(kind, memory, (0, 0), cores));
+        return Some(Amount::of_device(kind, memory, part_of_gpu(index, layout, device.name), cores));
     }
     of_published(index, layout, position, kind)
 }

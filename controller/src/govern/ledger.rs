@@ -179,10 +179,11 @@ impl Ledger {
             return Amount::default();
         }
         let units = |name: &str| consumed(name).and_then(Quantity::to_u64).unwrap_or_default();
-        if kind.shareable() {
-            return Amount::of_device(kind, units("memory"), (0, 0), units("cores"));
-        }
         let layout = index.pool(pool).and_then(|pool| pool.layout.as_ref());
+        if kind.shareable() {
+            let part = layout.map(|layout| part_of_gpu(index, layout, device)).unwrap_or_default();
+            return Amount::of_device(kind, units("memory"), part, units("cores"));
+        }
         let published = layout.and_then(|layout| of_published(index, layout, layout.position(device)?, kind));
         match published {
             Some(amount) => {
@@ -299,23 +300,37 @@ fn exceeded(key: &ObjectKey, quota: &GpuQuota, used: Amount, claims: &[(Amount, 
 
 /// What a device counts that nobody shares.
 pub fn of_published(index: &Index, layout: &Layout, position: u32, kind: DeviceKind) -> Option<Amount> {
-    let capacity = |position: u32, name: &str| {
-        let device = layout.devices.get(position as usize)?;
-        let name = index.find_qualified(name)?;
-        let capacities = &index.shape(device).capacities;
-        let (_, capacity) = capacities.iter().find(|(known, _)| *known == name)?;
-        capacity.value.to_u64()
-    };
-    let gpu = layout.devices.get(position as usize)?.gpu;
-    let memory = capacity(position, "memory")?;
-    let part = capacity(position, "multiprocessors").unwrap_or_default();
-    let siblings = layout.gpus.iter().find(|other| other.number == gpu);
-    let whole = siblings
-        .into_iter()
-        .flat_map(|gpu| gpu.devices.iter())
-        .filter_map(|sibling| capacity(*sibling, "multiprocessors"))
-        .max();
+    let memory = capacity(index, layout, position, "memory")?;
+    let part = capacity(index, layout, position, "multiprocessors").unwrap_or_default();
+    let whole = most_multiprocessors(index, layout, position);
     Some(Amount::of_device(kind, memory, (part, whole.unwrap_or(part)), 0))
+}
+
+/// Multiprocessors of the partition that a device has shares of, and of its GPU; 0 where they are not known, and for
+/// other devices.
+pub fn part_of_gpu(index: &Index, layout: &Layout, device: Sym) -> (u64, u64) {
+    let of = || {
+        let partition = DeviceName::parse(index.name(device))?.whole_partition()?;
+        let position = layout.position(index.sym(&partition.to_string())?)?;
+        let part = capacity(index, layout, position, "multiprocessors")?;
+        Some((part, most_multiprocessors(index, layout, position)?))
+    };
+    of().unwrap_or_default()
+}
+
+/// Multiprocessors of the whole GPU of a device: the most that any device of it has.
+fn most_multiprocessors(index: &Index, layout: &Layout, position: u32) -> Option<u64> {
+    let gpu = layout.devices.get(position as usize)?.gpu;
+    let siblings = layout.gpus.iter().find(|other| other.number == gpu)?.devices.iter();
+    siblings.filter_map(|sibling| capacity(index, layout, *sibling, "multiprocessors")).max()
+}
+
+fn capacity(index: &Index, layout: &Layout, position: u32, name: &str) -> Option<u64> {
+    let device = layout.devices.get(position as usize)?;
+    let name = index.find_qualified(name)?;
+    let capacities = &index.shape(device).capacities;
+    let (_, capacity) = capacities.iter().find(|(known, _)| *known == name)?;
+    capacity.value.to_u64()
 }
 
 #[cfg(test)]

@@ -81,23 +81,34 @@ pub fn h100(node: &str, minor: u32) -> GpuInfo {
 
 /// The slices of a node with so many H100s, as the node's agent publishes them.
 pub fn slices(node: &str, gpus: u32, mode: AllocatorMode, generation: i64) -> Vec<ResourceSlice> {
-    let gpus: Vec<GpuState> = (0..gpus)
-        .map(|minor| GpuState {
-            info: h100(node, minor),
-            live: Vec::new(),
-            held: Vec::new(),
-            standing: Vec::new(),
-            taints: Vec::new(),
-        })
-        .collect();
+    let gpus: Vec<GpuState> = (0..gpus).map(|minor| state(h100(node, minor))).collect();
     slices_of(node, &gpus, mode, generation)
+}
+
+/// The slices of a node with so many H100s whose partitions are given out in shares, too.
+pub fn slices_with_mig_shares(node: &str, gpus: u32) -> Vec<ResourceSlice> {
+    let gpus: Vec<GpuState> = (0..gpus).map(|minor| state(h100(node, minor))).collect();
+    slices_by(node, &gpus, &options(AllocatorMode::Controller, true), 1)
+}
+
+/// How a node publishes.
+pub fn options(mode: AllocatorMode, mig_shares: bool) -> Options {
+    Options { driver: DRIVER.to_owned(), mode, slots: 10, mps: (0..64).collect(), mig_shares }
+}
+
+/// A GPU of which nothing is held.
+pub fn state(info: GpuInfo) -> GpuState {
+    GpuState { info, live: Vec::new(), held: Vec::new(), standing: Vec::new(), taints: Vec::new() }
 }
 
 /// The slices of a node with these GPUs.
 pub fn slices_of(node: &str, gpus: &[GpuState], mode: AllocatorMode, generation: i64) -> Vec<ResourceSlice> {
-    let mps = gpus.iter().map(|gpu| gpu.info.minor).collect();
-    let options = Options { driver: DRIVER.to_owned(), mode, slots: 10, mps };
-    let layout = publish(gpus, ServerFeatures::all_of_minor(36), &options);
+    slices_by(node, gpus, &options(mode, false), generation)
+}
+
+/// The slices of a node with these GPUs, published with these options.
+pub fn slices_by(node: &str, gpus: &[GpuState], options: &Options, generation: i64) -> Vec<ResourceSlice> {
+    let layout = publish(gpus, ServerFeatures::all_of_minor(36), options);
     let count = layout.len();
     layout
         .into_iter()
@@ -190,11 +201,11 @@ fn capacity_json(capacity: &Capacity) -> Value {
 
 /// The DeviceClasses of the chart.
 pub fn classes() -> Vec<DeviceClass> {
-    [("gpu", "gpu"), ("mig", "mig"), ("share", "share"), ("admin", "admin")]
+    ["gpu", "mig", "mig-share", "share", "admin"]
         .into_iter()
-        .map(|(name, kind)| {
+        .map(|kind| {
             class(
-                &format!("{name}.aliquot.dev"),
+                &format!("{kind}.aliquot.dev"),
                 &format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}""#),
             )
         })
@@ -240,6 +251,14 @@ pub fn partition(name: &str, profile: &str) -> Value {
 /// A request for a share.
 pub fn share(name: &str, memory: &str, cores: &str) -> Value {
     let mut request = request(name, "share.aliquot.dev", 1);
+    request["exactly"]["capacity"] = json!({"requests": {"memory": memory, "cores": cores}});
+    request
+}
+
+/// A request for a share of a partition.
+pub fn mig_share(name: &str, profile: &str, memory: &str, cores: &str) -> Value {
+    let mut request = partition(name, profile);
+    request["exactly"]["deviceClassName"] = json!("mig-share.aliquot.dev");
     request["exactly"]["capacity"] = json!({"requests": {"memory": memory, "cores": cores}});
     request
 }

@@ -2,7 +2,7 @@
 
 use super::evict::{Evicted, Evictor};
 use super::measured::{self, Accounts};
-use super::whose::{self, Owner, PodFacts};
+use super::whose::{self, Hardware, Owner, PodFacts};
 use super::{Auditor, Breach, Look, Measured, Quota, Settings, Subject, Verdict};
 use crate::events::Events;
 use crate::ledger::{Device, Ledger, Record, State};
@@ -68,7 +68,7 @@ impl std::fmt::Debug for Audit {
 /// A process on a GPU.
 #[derive(Debug)]
 struct Seen {
-    gpu: GpuUuid,
+    on: Hardware,
     process: GpuProcess,
     percent: u32,
     owner: Option<Owner>,
@@ -297,7 +297,7 @@ fn labels(ledger: &Ledger, subject: &Subject) -> Option<ShareLabels> {
     Some(ShareLabels::of(record, device))
 }
 
-/// Processes on these GPUs. A GPU that does not answer has none at this look.
+/// Processes on these GPUs and in their partitions. A GPU that does not answer has none at this look.
 fn processes(
     gpus: &dyn Gpus,
     wanted: &BTreeSet<GpuUuid>,
@@ -322,12 +322,15 @@ fn processes(
             let known = by_pid.entry(process.pid).or_insert_with(|| process.clone());
             known.memory_bytes = known.memory_bytes.max(process.memory_bytes);
         }
+        // Without partitions this is one call more that says so.
+        let live = gpus.live_migs(gpu).unwrap_or_default();
         for (pid, process) in by_pid {
+            let instance = live.iter().find(|mig| process.gpu_instance == Some(mig.gpu_instance));
             let samples: Vec<u32> = times.iter().filter(|t| t.pid == pid).map(|t| t.percent).collect();
             let count = u32::try_from(samples.len()).unwrap_or(u32::MAX).max(1);
             let owner = fs::read_to_string(proc.join(format!("{pid}/cgroup"))).ok();
             all.push(Seen {
-                gpu: gpu.clone(),
+                on: Hardware { gpu: gpu.clone(), partition: instance.and_then(|mig| mig.uuid.clone()) },
                 process,
                 percent: samples.iter().sum::<u32>() / count,
                 owner: owner.as_deref().and_then(whose::owner),
@@ -380,7 +383,7 @@ fn looks(
     for one in seen {
         let of_pod = one.owner.as_ref().and_then(|owner| Some((owner, pods.get(&owner.pod)?)));
         let subject =
-            of_pod.map(|(owner, pod)| whose::shares(ledger, &one.gpu, pod, owner.container.as_deref()));
+            of_pod.map(|(owner, pod)| whose::shares(ledger, &one.on, pod, owner.container.as_deref()));
         match (subject, &one.owner) {
             (Some(subject), Some(owner)) if !subject.is_empty() => {
                 subjects.entry(subject).or_default().push(Measured {

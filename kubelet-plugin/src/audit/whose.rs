@@ -4,8 +4,8 @@
 //! without rights on the node.
 
 use super::Subject;
-use crate::ledger::{Ledger, State};
-use aliquot_model::GpuUuid;
+use crate::ledger::{Device, Ledger, State};
+use aliquot_model::{GpuUuid, MigUuid};
 use k8s_openapi::api::core::v1::Pod;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -130,13 +130,30 @@ impl PodFacts {
     }
 }
 
-/// The shares on a GPU that a process of this container may use; empty if there is none.
-pub fn shares(ledger: &Ledger, gpu: &GpuUuid, pod: &PodFacts, container: Option<&str>) -> Subject {
+/// What a process runs on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// The partition of it, if it runs in one that is known.
+    pub partition: Option<MigUuid>,
+}
+
+impl Hardware {
+    fn is_of(&self, device: &Device) -> bool {
+        let partition = device.partition.as_ref();
+        device.gpu == self.gpu
+            && partition.map(|own| own.uuid.as_ref()) == self.partition.as_ref().map(|uuid| Some(uuid))
+    }
+}
+
+/// The shares of a GPU or partition that a process of this container may use; empty if there is none.
+pub fn shares(ledger: &Ledger, on: &Hardware, pod: &PodFacts, container: Option<&str>) -> Subject {
     let records = ledger.claims.values().filter(|record| record.state == State::Completed);
     let used = records.filter(|record| pod.uses(&record.claim.namespace, &record.claim.name));
     let devices = used.flat_map(|record| record.devices.iter().map(move |device| (record, device)));
-    let on_gpu = devices.filter(|(_, device)| &device.gpu == gpu && device.share.is_some());
-    on_gpu
+    let there = devices.filter(|(_, device)| on.is_of(device) && device.share.is_some());
+    there
         .filter(|(record, device)| pod.may_use(container, &record.claim.name, &device.request))
         .map(|(_, device)| device.result_id.clone())
         .collect::<BTreeSet<_>>()
@@ -145,6 +162,7 @@ pub fn shares(ledger: &Ledger, gpu: &GpuUuid, pod: &PodFacts, container: Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing;
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -220,6 +238,27 @@ mod tests {
         #[case] want: bool,
     ) {
         assert_eq!(two().may_use(container, claim, request), want);
+    }
+
+    #[test]
+    fn a_process_uses_the_shares_of_the_partition_that_it_runs_in() {
+        let gpu = testing::h100(0);
+        let named = |id: &str, device: Device| Device { result_id: id.into(), ..device };
+        let ledger = testing::ledger_of(&[
+            ("a", named("of-partition", testing::share_of_partition(&gpu, 1 << 30, 25))),
+            ("b", named("of-gpu", testing::share_of(&gpu, 1 << 30, 25))),
+        ]);
+        let pod = facts(json!({
+            "metadata": {"namespace": "ns", "name": "p", "uid": UID},
+            "spec": {"containers": [], "resourceClaims": [
+                {"name": "a", "resourceClaimName": "claim-a"}, {"name": "b", "resourceClaimName": "claim-b"}]},
+        }));
+        let own = MigUuid::parse("MIG-0d0f1c4e-0000-5000-8000-000000000001");
+        let other = MigUuid::parse("MIG-0d0f1c4e-0000-5000-8000-000000000002");
+        let of = |partition| shares(&ledger, &Hardware { gpu: gpu.uuid.clone(), partition }, &pod, None);
+        assert_eq!(of(own), Subject::from(["of-partition".to_owned()]));
+        assert_eq!(of(other), Subject::new());
+        assert_eq!(of(None), Subject::from(["of-gpu".to_owned()]));
     }
 
     #[test]

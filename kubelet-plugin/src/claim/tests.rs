@@ -148,6 +148,19 @@ fn a_request_of_alternatives_is_configured_for_the_kinds_that_fit() {
 }
 
 #[test]
+fn shares_of_a_partition_are_configured_as_shares_of_a_gpu() {
+    let results = || json!([result("s", "gpu-0-mig-1g10gb-19-6-share")]);
+    let soft = config("ShareConfig", json!({"computePolicy": "Soft", "driverCapabilities": "video"}));
+    let request = decoded(results(), json!([entry("FromClaim", json!(["s"]), soft)])).unwrap();
+    let Settings::Share(own) = &request.devices[0].settings else { panic!("{request:?}") };
+    assert_eq!(own.compute_policy, aliquot_model::config::ComputePolicy::Soft);
+    assert!(!own.driver_capabilities.is_empty());
+    assert_eq!(request.devices[0].consumed.unwrap().memory_bytes, 4 << 30);
+    let wrong = json!([entry("FromClaim", json!(["s"]), config("MigConfig", json!({})))]);
+    assert!(matches!(decoded(results(), wrong), Err(ClaimError::ConfigMismatch { .. })));
+}
+
+#[test]
 fn a_config_that_names_a_request_must_fit_its_device() {
     let config = json!([entry("FromClaim", json!(["m"]), config("GpuConfig", json!({})))]);
     let got = decoded(json!([result("m", "gpu-0-mig-1g10gb-19-6")]), config);

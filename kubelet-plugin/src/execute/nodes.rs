@@ -100,7 +100,7 @@ fn drm_kinds(held: Option<Held>, capabilities: &DriverCapabilities) -> &'static 
     match held {
         Some(Held::Whole) => &[DrmKind::Card, DrmKind::Render],
         Some(Held::Share | Held::TimeSlice | Held::Mps) => &[DrmKind::Render],
-        Some(Held::Partition(_)) | None => &[],
+        Some(Held::Partition(_) | Held::SharedPartition { .. }) | None => &[],
     }
 }
 

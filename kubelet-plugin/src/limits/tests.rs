@@ -58,6 +58,25 @@ fn what_does_not_fit_beside_the_others_is_refused_and_the_old_limit_stays() {
 }
 
 #[test]
+fn a_share_of_a_partition_is_granted_what_its_partition_has() {
+    let gpu = testing::h100(0);
+    let of = testing::share_of_partition;
+    // What another partition's shares have is nothing to this one.
+    let (a, b) = (of(&gpu, 10 * GIB, 30), of(&gpu, 5 * GIB, 30));
+    let mut ledger = ledger(&[("a", a), ("b", b), ("c", device(&gpu, 70 * GIB, 90))]);
+    let gpus = [gpu];
+    assert!(apply(&mut ledger, &[wants("a", 15 * GIB, 70)], &gpus).refused.is_empty());
+    assert_eq!(limit(&ledger, "a"), (15 * GIB, 70));
+    for (wanted, words) in [
+        (wants("a", 16 * GIB, 70), "the shares of 2g.20gb at {4}:2 on GPU"),
+        (wants("a", 15 * GIB, 71), "101 percent"),
+    ] {
+        let verdict = apply(&mut ledger, std::slice::from_ref(&wanted), &gpus);
+        assert!(verdict.refused.len() == 1 && verdict.refused[0].reason.contains(words), "{verdict:?}");
+    }
+}
+
+#[test]
 fn a_raise_and_what_pays_for_it_come_in_any_order() {
     let gpu = testing::h100(0);
     let mut ledger = ledger(&[("a", device(&gpu, GIB, 0)), ("b", device(&gpu, GIB, 0))]);

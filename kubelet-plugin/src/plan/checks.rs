@@ -68,27 +68,27 @@ pub(super) fn refuse_overlap_within(
     }
 }
 
-/// Shares of one GPU together must fit, whatever the allocator thought.
+/// Shares of one GPU, or of one partition, together must fit, whatever the allocator thought.
 pub(super) fn refuse_oversubscription(
     snapshot: &Snapshot<'_>,
     request: &Request,
     allocated: &Allocated,
     gpu: &GpuInfo,
+    device: &Device,
     earlier: &[Device],
 ) -> Result<(), Refusal> {
     let Some(consumed) = allocated.consumed else { return Ok(()) };
-    let kind = allocated.device.kind();
     let others: Vec<_> = snapshot
         .ledger
         .others(&request.claim.uid, &gpu.uuid)
-        .filter(|(_, device)| device.kind() == Some(kind))
+        .filter(|(_, other)| other.held == device.held)
         .collect();
-    let own = earlier.iter().filter(|device| device.gpu == gpu.uuid && device.kind() == Some(kind));
+    let own = earlier.iter().filter(|other| other.gpu == gpu.uuid && other.held == device.held);
     let all: Vec<_> =
         others.iter().map(|(_, device)| *device).chain(own).filter_map(Device::reserved).collect();
     let sum = |of: fn(&Consumed) -> u64| all.iter().map(of).fold(of(&consumed), u64::saturating_add);
     let checks = [
-        ("memory", sum(|c| c.memory_bytes), gpu.memory_bytes),
+        ("memory", sum(|c| c.memory_bytes), shared_bytes(device, gpu)),
         ("cores", sum(|c| u64::from(c.cores_percent)), 100),
         ("slots", sum(|c| c.slots), u64::from(snapshot.slots.max(1))),
     ];
@@ -96,6 +96,7 @@ pub(super) fn refuse_oversubscription(
         if wanted > total {
             let holders: Vec<String> = others.iter().map(|(holder, _)| holder.claim.to_string()).collect();
             return Err(Refusal::Oversubscribed {
+                device: allocated.device.clone(),
                 gpu: gpu.uuid.clone(),
                 capacity,
                 wanted,
@@ -105,6 +106,14 @@ pub(super) fn refuse_oversubscription(
         }
     }
     Ok(())
+}
+
+/// The memory that shares of a device have together.
+pub(crate) fn shared_bytes(device: &Device, gpu: &GpuInfo) -> u64 {
+    match &device.partition {
+        Some(partition) => gpu.profile(partition.profile_id).map_or(0, |profile| profile.memory_bytes),
+        None => gpu.memory_bytes,
+    }
 }
 
 /// A share gets the managed memory that it asks for, or its pod does not start: with less, a program that
@@ -118,9 +127,34 @@ pub(super) fn refuse_managed_memory(snapshot: &Snapshot<'_>, share: &Share) -> R
     Ok(())
 }
 
+/// The partition that is there for a device and stays when its claim ends, if there is one. Shares have the partition
+/// that the first of them found, or made.
+pub(super) fn find_partition<'a>(
+    snapshot: &Snapshot<'a>,
+    request: &Request,
+    allocated: &Allocated,
+    device: &Device,
+    held: Held,
+) -> Result<Option<&'a LiveMig>, Refusal> {
+    let sharers: Vec<&Device> = snapshot.ledger.sharers(&request.claim.uid, device).collect();
+    if sharers.is_empty() {
+        return refuse_foreign(snapshot, request, allocated, device, held);
+    }
+    // One of them may be in the middle of making it, or have been when its process died.
+    let unfinished = sharers
+        .iter()
+        .filter_map(|other| other.partition.as_ref())
+        .any(|partition| partition.uuid.is_none() && !partition.adopted);
+    let is_ours = |live: &LiveMig| {
+        unfinished || live.uuid.as_ref().is_some_and(|uuid| snapshot.made.contains(uuid.as_str()))
+    };
+    let exact = |live: &&LiveMig| live.parent == device.gpu && allocated.device.is_of(live);
+    Ok(snapshot.live.iter().find(exact).filter(|live| live.uuid.is_some() && !is_ours(live)))
+}
+
 /// Refuses what overlaps a partition that no other claim has. Where partitions are given out as they are, the
 /// one that is exactly meant is returned for use.
-pub(super) fn refuse_foreign<'a>(
+fn refuse_foreign<'a>(
     snapshot: &Snapshot<'a>,
     request: &Request,
     allocated: &Allocated,

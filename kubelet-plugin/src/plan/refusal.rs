@@ -200,9 +200,11 @@ pub enum Refusal {
     },
     /// Shares promise more than there is.
     #[error(
-        "shares of GPU {gpu} would take {wanted} of {capacity}, of which {total} exist; claims that hold shares: {holders}"
+        "shares of {device} on GPU {gpu} would take {wanted} of {capacity}, of which {total} exist; claims that hold shares: {holders}"
     )]
     Oversubscribed {
+        /// Device.
+        device: DeviceName,
         /// GPU.
         gpu: GpuUuid,
         /// Name of the capacity.

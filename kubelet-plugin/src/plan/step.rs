@@ -17,7 +17,8 @@ pub enum Step {
         /// Wanted mode.
         on: bool,
     },
-    /// Create a GPU instance at exactly this place, and its compute instance.
+    /// Create a GPU instance at exactly this place, and its compute instance. A share of a partition takes the one that
+    /// another claim's share made.
     CreatePartition {
         /// GPU.
         gpu: GpuUuid,
@@ -62,7 +63,7 @@ pub enum Undo {
         /// GPU.
         gpu: GpuUuid,
     },
-    /// Destroy whatever lies at this place.
+    /// Destroy whatever lies at this place, unless another claim has shares of it.
     DestroyPartition {
         /// GPU.
         gpu: GpuUuid,

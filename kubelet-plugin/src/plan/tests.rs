@@ -145,6 +145,11 @@ fn boards_that_need_a_reset_are_not_switched(#[case] enabled: bool, #[case] devi
 #[case::other_gpu("gpu-0", "gpu-1", true)]
 #[case::disjoint_partitions("gpu-0-mig-3g40gb-9-0", "gpu-0-mig-1g10gb-19-6", true)]
 #[case::two_shares("gpu-0-share", "gpu-0-share", true)]
+#[case::two_shares_of_a_partition("gpu-0-mig-2g20gb-14-4-share", "gpu-0-mig-2g20gb-14-4-share", true)]
+#[case::shares_of_two_partitions("gpu-0-mig-2g20gb-14-4-share", "gpu-0-mig-1g10gb-19-6-share", true)]
+#[case::partition_and_its_share("gpu-0-mig-2g20gb-14-4", "gpu-0-mig-2g20gb-14-4-share", false)]
+#[case::shares_of_overlapping_partitions("gpu-0-mig-3g40gb-9-4-share", "gpu-0-mig-2g20gb-14-4-share", false)]
+#[case::share_and_share_of_a_partition("gpu-0-share", "gpu-0-mig-2g20gb-14-4-share", false)]
 #[case::admin_beside_whole("gpu-0", "gpu-0-admin", true)]
 fn what_overlaps_a_prepared_claim_is_refused_by_name(
     #[case] first: &str,
@@ -190,6 +195,45 @@ fn shares_never_promise_more_than_there_is(#[case] second: Consumed, #[case] ove
         }
         (got, want) => panic!("{got:?}, wanted {want:?}"),
     }
+}
+
+#[rstest]
+#[case::memory(Consumed { memory_bytes: 17 << 30, cores_percent: 0, slots: 1 }, Some("memory"))]
+#[case::cores(Consumed { memory_bytes: 1 << 30, cores_percent: 76, slots: 1 }, Some("cores"))]
+#[case::slots(Consumed { memory_bytes: 1 << 30, cores_percent: 0, slots: 10 }, Some("slots"))]
+#[case::just_fits(Consumed { memory_bytes: 16 << 30, cores_percent: 75, slots: 9 }, None)]
+fn shares_of_a_partition_never_promise_more_than_it_has(
+    #[case] second: Consumed,
+    #[case] over: Option<&str>,
+) {
+    let mut world = World::of(vec![h100(0)]);
+    world.hold(&request("a", &[("s", "gpu-0-mig-2g20gb-14-4-share")]));
+    world.hold(&request("c", &[("s", "gpu-0-mig-3g40gb-9-0-share")]));
+    let mut other = request("b", &[("s", "gpu-0-mig-2g20gb-14-4-share")]);
+    other.devices[0].consumed = Some(second);
+    match (world.plan(&other), over) {
+        (Ok(_), None) => {}
+        (Err(refusal @ Refusal::Oversubscribed { capacity, .. }), Some(over)) => {
+            assert_eq!(capacity, over);
+            let text = refusal.to_string();
+            assert!(
+                text.contains("shares of gpu-0-mig-2g20gb-14-4-share") && text.contains("ns/claim-a"),
+                "{text}"
+            );
+            assert!(!text.contains("ns/claim-c"), "{text}");
+        }
+        (got, want) => panic!("{got:?}, wanted {want:?}"),
+    }
+}
+
+#[test]
+fn the_checkpoint_names_a_shared_partition_in_a_way_that_stays() {
+    let plan = World::of(vec![h100(0)]).plan(&request("a", &[("s", "gpu-0-mig-2g20gb-14-4-share")])).unwrap();
+    let held = serde_json::to_value(plan.devices[0].held).unwrap();
+    let want =
+        serde_json::json!({"sharedPartition": {"profileId": 14, "placement": {"start": 4, "size": 2}}});
+    assert_eq!(held, want);
+    assert_eq!(serde_json::from_value::<Option<Held>>(want).unwrap(), plan.devices[0].held);
 }
 
 #[test]
@@ -441,7 +485,7 @@ fn a_gpu_that_was_held_through_mps_in_the_words_of_an_earlier_release_is_held_wh
     let held: Held = serde_json::from_str("\"mps\"").unwrap();
     assert_eq!(held, Held::Mps);
     for device in ["gpu-0-mps", "gpu-0", "gpu-0-share"] {
-        let holding = Holding::of(&DeviceName::parse(device).unwrap(), &h100(0)).unwrap();
+        let holding = Holding::of(&aliquot_model::DeviceName::parse(device).unwrap(), &h100(0)).unwrap();
         assert!(held.holding().conflicts(holding), "{device}");
     }
 }

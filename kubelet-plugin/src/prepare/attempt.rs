@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 impl Node {
     /// Executes what was written ahead with `ledger`, and writes that it is done.
     pub(super) fn execute(&self, ledger: &Ledger, mut record: Record) -> Result<Vec<Prepared>, PrepareError> {
-        if let Err((step, source)) = self.run_all(&mut record) {
+        if let Err((step, source)) = self.run_all(&mut record, ledger) {
             tracing::warn!(claim.uid = %record.claim.uid, step, error = %source, "a step failed, undoing");
             let boot_id = record.boot_id.clone();
             return Err(match self.undo_all(&record, ledger, &boot_id) {
@@ -53,9 +53,9 @@ impl Node {
     }
 
     /// Runs all steps in order. The error says which failed.
-    fn run_all(&self, record: &mut Record) -> Result<(), (String, StepError)> {
+    fn run_all(&self, record: &mut Record, ledger: &Ledger) -> Result<(), (String, StepError)> {
         self.machine
-            .refuse_in_use(record)
+            .refuse_in_use(record, ledger)
             .map_err(|error| ("take a partition that is there".to_owned(), error))?;
         for step in record.steps.clone() {
             if step == Step::WriteSpec {

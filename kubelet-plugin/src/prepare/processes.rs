@@ -84,21 +84,26 @@ impl Node {
             return None;
         }
         let is_it = |present: &str| uuid.is_none_or(|uuid| uuid == present);
-        let DeviceName::Mig { profile_id, start, .. } = device else {
+        let Some(partition) = device.partition() else {
             let gpus = inventory.gpus.iter().filter(|gpu| is_it(gpu.uuid.as_str()));
             return any(gpus.map(|gpu| {
                 let processes = self.machine.gpus.processes(&gpu.uuid).ok()?;
                 Some(processes.iter().any(|process| !self.is_of(process, others)))
             }));
         };
-        let at_its_place = |mig: &&LiveMig| mig.profile_id == *profile_id && mig.placement.start == *start;
+        let at_its_place =
+            |mig: &&LiveMig| mig.profile_id == partition.profile_id && mig.placement.start == partition.start;
+        // Of a partition that a claim has alone nobody else's pod has a process.
+        let is_shared = device.kind().shareable();
         let instances = inventory.live.iter().filter(|mig| match uuid {
             Some(_) => mig.uuid.as_ref().is_some_and(|uuid| is_it(uuid.as_str())),
             None => at_its_place(mig),
         });
         any(instances.map(|mig| {
             let processes = self.machine.gpus.processes(&mig.parent).ok()?;
-            Some(processes.iter().any(|process| process.gpu_instance == Some(mig.gpu_instance)))
+            Some(processes.iter().any(|process| {
+                process.gpu_instance == Some(mig.gpu_instance) && !(is_shared && self.is_of(process, others))
+            }))
         }))
     }
 

@@ -21,7 +21,7 @@ fn layout_of(mode: AllocatorMode) -> Vec<Slice> {
         standing: Vec::new(),
         taints: Vec::new(),
     });
-    let options = Options { driver: DRIVER.into(), mode, slots: 10, mps: [0, 1].into() };
+    let options = Options { driver: DRIVER.into(), mode, slots: 10, mps: [0, 1].into(), mig_shares: false };
     publish(&gpus, ServerFeatures::all_of_minor(36), &options)
 }
 
@@ -127,7 +127,13 @@ fn slices_without_devices_are_still_one_object() {
     let empty = publish(
         &[],
         ServerFeatures::all_of_minor(36),
-        &Options { driver: DRIVER.into(), mode: AllocatorMode::Controller, slots: 1, mps: [0, 1].into() },
+        &Options {
+            driver: DRIVER.into(),
+            mode: AllocatorMode::Controller,
+            slots: 1,
+            mps: [0, 1].into(),
+            mig_shares: false,
+        },
     );
     let objects = objects(&empty, &owner(), 1);
     assert_eq!(objects.len(), 1);

@@ -3,18 +3,18 @@
 //!
 //! | field | of | is |
 //! |---|---|---|
-//! | `type` | all | kind of device: gpu, mig, share, timeslice, mps, admin |
-//! | `uuid` | all | UUID of the GPU, of a partition that of the MIG device |
-//! | `parentUUID` | mig | UUID of its GPU |
+//! | `type` | all | kind of device: gpu, mig, mig-share, share, timeslice, mps, admin |
+//! | `uuid` | all | UUID of the GPU, of a partition and of a share of one that of the MIG device |
+//! | `parentUUID` | mig, mig-share | UUID of its GPU |
 //! | `productName`, `pciBusID`, `minor` | all | the GPU's |
-//! | `profile`, `placement{start, size}` | mig | what was cut, and its memory slices |
-//! | `gpuInstanceID`, `computeInstanceID` | mig | as NVML numbers them until the partition ends |
-//! | `memoryBytes`, `coresPercent` | share | limits in force, also where they were changed while it runs; 0 percent is best effort |
-//! | `slots` | share | tenants' places that it takes |
-//! | `computePolicy` | share | `Hard`: never above `coresPercent`; `Soft`: above while others are idle |
-//! | `priority` | share | order of borrowers under `Soft` |
-//! | `failMode` | share | `Closed`: no CUDA without the limiter; `Open`: without limits then |
-//! | `oversubscribeBytes` | share | managed memory on top of `memoryBytes` |
+//! | `profile`, `placement{start, size}` | mig, mig-share | what was cut, and its memory slices |
+//! | `gpuInstanceID`, `computeInstanceID` | mig, mig-share | as NVML numbers them until the partition ends |
+//! | `memoryBytes`, `coresPercent` | share, mig-share | limits in force, also where they were changed while it runs; 0 percent is best effort; of a share of a partition in percent of that |
+//! | `slots` | share, mig-share | tenants' places that it takes |
+//! | `computePolicy` | share, mig-share | `Hard`: never above `coresPercent`; `Soft`: above while others are idle |
+//! | `priority` | share, mig-share | order of borrowers under `Soft` |
+//! | `failMode` | share, mig-share | `Closed`: no CUDA without the limiter; `Open`: without limits then |
+//! | `oversubscribeBytes` | share, mig-share | managed memory on top of `memoryBytes` |
 //! | `activeThreadPercentage` | mps, where it is limited | percent of the multiprocessors that each process may use |
 //! | `pinnedDeviceMemoryLimitBytes` | mps, where it is limited | memory that each process may have on the GPU |
 //! | `timeSlice` | timeslice and gpu, where one was asked for | the interval that was asked for |
@@ -187,7 +187,7 @@ impl ShareData {
 mod tests {
     use super::*;
     use crate::ledger::Held;
-    use crate::testing::{h100, share_of};
+    use crate::testing::{h100, share_of, share_of_partition};
     use rstest::rstest;
     use serde_json::{Value, json};
 
@@ -267,6 +267,12 @@ mod tests {
     #[case::hard_share(share_of(&h100(0), 4 << 30, 25), json!({
         "type": "share", "uuid": GPU, "memoryBytes": 4u64 << 30, "coresPercent": 25, "slots": 1,
         "computePolicy": "Hard", "priority": 0, "failMode": "Closed", "oversubscribeBytes": 0,
+    }))]
+    #[case::share_of_a_partition(share_of_partition(&h100(0), 4 << 30, 25), json!({
+        "type": "mig-share", "uuid": MIG, "parentUUID": GPU, "profile": "2g.20gb",
+        "placement": {"start": 4, "size": 2}, "gpuInstanceID": 2, "computeInstanceID": 0,
+        "memoryBytes": 4u64 << 30, "coresPercent": 25, "slots": 1, "computePolicy": "Hard", "priority": 0,
+        "failMode": "Closed", "oversubscribeBytes": 0,
     }))]
     #[case::soft_share(soft_share(None), json!({
         "type": "share", "uuid": GPU, "memoryBytes": 4u64 << 30, "coresPercent": 25, "slots": 1,

@@ -265,7 +265,7 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
                 slots: 1,
             }),
             settings: match kind {
-                DeviceKind::Share => Settings::Share(ShareConfig::default()),
+                DeviceKind::Share | DeviceKind::MigShare => Settings::Share(ShareConfig::default()),
                 DeviceKind::Mig => Settings::Mig(MigConfig::default()),
                 DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
                 DeviceKind::Admin => Settings::Admin,

@@ -41,7 +41,7 @@ pub enum CapacityPolicy {
     },
 }
 
-/// A whole GPU's memory as shares see it: rounded down to MiB, so that steps of 1Mi end on it.
+/// The memory of a GPU or of a partition as shares see it: rounded down to MiB, so that steps of 1Mi end on it.
 fn shared_memory(bytes: u64) -> Quantity {
     Quantity::from_u64(bytes / MIB * MIB)
 }
@@ -70,17 +70,22 @@ pub(super) fn of_device(
             attributes.insert("profile".into(), Attribute::Text(profile.name.to_string()));
             partition_capacity(name, profile, &mut capacity);
         }
+        (DeviceKind::MigShare, Some(profile)) => {
+            attributes.insert("parentUUID".into(), Attribute::Text(info.uuid.to_string()));
+            attributes.insert("profile".into(), Attribute::Text(profile.name.to_string()));
+            shared_capacity(profile.memory_bytes, slots, &mut capacity);
+        }
         (DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Mig | DeviceKind::Admin, _) => {
             capacity.insert("memory".into(), plain(info.memory_bytes));
             if info.multiprocessors > 0 {
                 capacity.insert("multiprocessors".into(), plain(info.multiprocessors.into()));
             }
         }
-        (DeviceKind::Share | DeviceKind::TimeSlice, _) => {
-            shared_capacity(info, slots, &mut capacity);
+        (DeviceKind::MigShare | DeviceKind::Share | DeviceKind::TimeSlice, _) => {
+            shared_capacity(info.memory_bytes, slots, &mut capacity);
         }
     }
-    if kind != DeviceKind::Mig {
+    if name.partition().is_none() {
         attributes.insert("uuid".into(), Attribute::Text(info.uuid.to_string()));
     }
     drop_surplus(&mut attributes, &mut capacity);
@@ -137,8 +142,8 @@ fn partition_capacity(name: &DeviceName, profile: &MigProfile, capacity: &mut BT
 }
 
 /// Every capacity needs a policy with a default, or the first share takes all of it (KEP-5075).
-fn shared_capacity(info: &GpuInfo, slots: u32, capacity: &mut BTreeMap<String, Capacity>) {
-    let memory = shared_memory(info.memory_bytes);
+fn shared_capacity(memory_bytes: u64, slots: u32, capacity: &mut BTreeMap<String, Capacity>) {
+    let memory = shared_memory(memory_bytes);
     let range = |default, min, max, step| CapacityPolicy::Range { default, min, max, step };
     let mebibyte = Quantity::from_u64(MIB);
     capacity.insert(

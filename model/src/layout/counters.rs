@@ -55,8 +55,8 @@ pub(super) fn consumed(
     profile: Option<&MigProfile>,
     holding: Holding,
 ) -> BTreeMap<String, u64> {
-    match (holding, profile) {
-        (Holding::Partition(placement), Some(profile)) => {
+    match (holding.placement(), profile) {
+        (Some(placement), Some(profile)) => {
             let slices = placement.slices().map(|slice| (slice_name(slice), 1));
             slices.chain(amounts(profile).into_iter().filter(|(_, value)| *value > 0)).collect()
         }

@@ -72,7 +72,17 @@ fn board(minor: u32, rows: &[Row], enabled: bool, needs_reset: bool) -> GpuState
 }
 
 fn options(mode: AllocatorMode) -> Options {
-    Options { driver: "gpu.aliquot.dev".into(), mode, slots: DEFAULT_SLOTS, mps: (0..64).collect() }
+    Options {
+        driver: "gpu.aliquot.dev".into(),
+        mode,
+        slots: DEFAULT_SLOTS,
+        mps: (0..64).collect(),
+        mig_shares: false,
+    }
+}
+
+fn with_mig_shares(mode: AllocatorMode) -> Options {
+    Options { mig_shares: true, ..options(mode) }
 }
 
 fn names(slices: &[Slice]) -> Vec<String> {
@@ -110,7 +120,8 @@ fn slices_keep_within_the_limits_of_the_server(#[case] minor: u32, #[case] gpus:
     let gpus: Vec<GpuState> = (0..gpus)
         .map(|m| board(m, if m % 2 == 0 { &SEVEN_SLICES } else { &RTX_PRO }, false, false))
         .collect();
-    let slices = publish(&gpus, ServerFeatures::all_of_minor(minor), &options(AllocatorMode::Controller));
+    let slices =
+        publish(&gpus, ServerFeatures::all_of_minor(minor), &with_mig_shares(AllocatorMode::Controller));
     assert_eq!(slices.len(), want);
     for slice in &slices {
         assert!(slice.devices.len() <= MAX_DEVICES_PER_SLICE);
@@ -134,7 +145,8 @@ fn slices_keep_within_the_limits_of_the_server(#[case] minor: u32, #[case] gpus:
 fn the_vocabulary_is_what_is_published() {
     let gpus =
         [board(0, &SEVEN_SLICES, false, false), board(1, &RTX_PRO, true, false), board(2, &[], false, false)];
-    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+    let slices =
+        publish(&gpus, ServerFeatures::all_of_minor(36), &with_mig_shares(AllocatorMode::Controller));
     for kind in DeviceKind::ALL {
         let devices = || slices.iter().flat_map(|s| &s.devices).filter(|d| d.kind() == kind);
         let attributes: BTreeSet<&str> =
@@ -354,10 +366,10 @@ proptest! {
     /// The counters allow two devices together exactly when their holdings do not conflict, and
     /// every set of partitions without overlap stays within them.
     #[test]
-    fn counters_and_holdings_exclude_the_same_devices(rtx: bool, picks in prop::collection::vec(0usize..64, 1..12)) {
+    fn counters_and_holdings_exclude_the_same_devices(rtx: bool, picks in prop::collection::vec(0usize..640, 1..12)) {
         let gpus = [board(0, if rtx { &RTX_PRO } else { &SEVEN_SLICES }, false, false)];
         let info = &gpus[0].info;
-        let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Scheduler));
+        let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &with_mig_shares(AllocatorMode::Scheduler));
         let totals = &slices[0].counter_sets[0].counters;
         let devices: Vec<&Device> = slices.iter().flat_map(|s| &s.devices).filter(|d| d.consumes.is_some()).collect();
         let mut left = totals.clone();
@@ -391,9 +403,13 @@ fn attributes_of_a_device_are_those_that_are_published() {
         [board(0, &SEVEN_SLICES, false, false), board(3, &RTX_PRO, true, true), board(1, &[], false, false)]
     {
         let gpus = [gpu];
-        let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &options(AllocatorMode::Controller));
+        let slices =
+            publish(&gpus, ServerFeatures::all_of_minor(36), &with_mig_shares(AllocatorMode::Controller));
         for device in slices.iter().flat_map(|slice| &slice.devices) {
             assert_eq!(device_attributes(&gpus[0].info, &device.name), device.attributes, "{}", device.name);
         }
     }
 }
+
+#[path = "mig_share_tests.rs"]
+mod mig_share;

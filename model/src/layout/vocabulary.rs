@@ -24,7 +24,7 @@ const COMMON: [&str; 12] = [
 /// Attributes that a device of the kind can have; a name without a domain is in the driver's.
 pub fn attribute_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
     let own: &[&str] = match kind {
-        DeviceKind::Mig => &["parentUUID", "profile"],
+        DeviceKind::Mig | DeviceKind::MigShare => &["parentUUID", "profile"],
         _ => &["uuid"],
     };
     COMMON.into_iter().chain(own.iter().copied())
@@ -37,7 +37,7 @@ pub const fn capacity_names(kind: DeviceKind) -> &'static [&'static str] {
         DeviceKind::Mig => {
             &["copyEngines", "decoders", "encoders", "jpegEngines", "memory", "multiprocessors", "ofaEngines"]
         }
-        DeviceKind::Share | DeviceKind::TimeSlice => &["cores", "memory", "slots"],
+        DeviceKind::MigShare | DeviceKind::Share | DeviceKind::TimeSlice => &["cores", "memory", "slots"],
     }
 }
 

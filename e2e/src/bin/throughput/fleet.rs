@@ -78,7 +78,13 @@ impl Fleet {
                 taints: Vec::new(),
             })
             .collect();
-        let options = Options { driver: names::DEFAULT_DRIVER.to_owned(), mode, slots: 10, mps: [].into() };
+        let options = Options {
+            driver: names::DEFAULT_DRIVER.to_owned(),
+            mode,
+            slots: 10,
+            mps: [].into(),
+            mig_shares: false,
+        };
         let layout = publish(&gpus, self.server, &options);
         let owner = Owner {
             driver: names::DEFAULT_DRIVER.to_owned(),

@@ -1,0 +1,100 @@
+//! Partitions: found, made, shared and destroyed.
+
+use super::{Machine, StepError, is_gone};
+use crate::ledger::{Held, Ledger, Record};
+use crate::made;
+use aliquot_model::{GpuUuid, LiveMig, Placement};
+
+impl Machine {
+    /// The partition of a share, if another claim's share has made it in this boot.
+    pub(super) fn shared_partition(
+        &self,
+        record: &Record,
+        gpu: &GpuUuid,
+        profile_id: u32,
+        placement: Placement,
+    ) -> Result<Option<LiveMig>, StepError> {
+        let held = Some(Held::SharedPartition { profile_id, placement });
+        if !record.devices.iter().any(|device| &device.gpu == gpu && device.held == held) {
+            return Ok(None);
+        }
+        let is_it = |mig: &LiveMig| mig.profile_id == profile_id && mig.placement == placement;
+        let is_ours = |mig: &LiveMig| {
+            mig.uuid.as_ref().is_some_and(|uuid| made::is_noted(&self.data_dir, &record.boot_id, uuid))
+        };
+        Ok(self.gpus.live_migs(gpu)?.into_iter().find(|mig| is_it(mig) && is_ours(mig)))
+    }
+
+    /// Refuses partitions that were there before the claim if anything runs in them: somebody else gives them out, too.
+    /// Where other claims have shares of one, what runs there may be theirs.
+    ///
+    /// # Errors
+    /// [`StepError::InUse`].
+    pub fn refuse_in_use(&self, record: &Record, ledger: &Ledger) -> Result<(), StepError> {
+        let alone =
+            record.devices.iter().filter(|device| ledger.sharers(&record.claim.uid, device).next().is_none());
+        let partitions = alone.filter_map(|device| Some((&device.gpu, device.partition.as_ref()?)));
+        for (gpu, partition) in partitions.filter(|(_, partition)| partition.adopted) {
+            let live = self.gpus.live_migs(gpu)?;
+            let instance = live.iter().find(|mig| mig.placement == partition.placement);
+            let Some(instance) = instance.map(|mig| mig.gpu_instance) else { continue };
+            let mut processes = self.gpus.processes(gpu)?;
+            processes.retain(|process| process.gpu_instance == Some(instance));
+            if !processes.is_empty() {
+                return Err(StepError::InUse { gpu: gpu.clone(), placement: partition.placement, processes });
+            }
+        }
+        Ok(())
+    }
+
+    /// Destroys what the claim has made at a place, unless other claims have shares of it.
+    pub(super) fn destroy(
+        &self,
+        record: &Record,
+        gpu: &GpuUuid,
+        placement: Placement,
+        ledger: &Ledger,
+        boot_id: &str,
+    ) -> Result<(), StepError> {
+        let live = match self.gpus.live_migs(gpu) {
+            Ok(live) => live,
+            Err(error) if is_gone(&error) => {
+                tracing::warn!(gpu.uuid = %gpu, %error, "the GPU is gone and its partition with it");
+                return Ok(());
+            }
+            Err(error) if self.is_unloaded(&error) => {
+                tracing::warn!(gpu.uuid = %gpu, %error, "the driver is gone and the partition with it");
+                Vec::new()
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let known = record
+            .devices
+            .iter()
+            .filter(|device| &device.gpu == gpu)
+            .filter_map(|device| device.partition.as_ref())
+            .find(|partition| partition.placement == placement)
+            .and_then(|partition| partition.uuid.as_ref());
+        for mig in live.iter().filter(|mig| mig.placement == placement) {
+            // After a reboot, or with the driver loaded anew, our partition is gone; another one in its place is
+            // somebody else's.
+            let foreign = matches!((known, &mig.uuid), (Some(known), Some(found)) if known != found);
+            if foreign {
+                continue;
+            }
+            let held = Some(Held::SharedPartition { profile_id: mig.profile_id, placement });
+            let is_share = record.devices.iter().any(|device| &device.gpu == gpu && device.held == held);
+            if is_share && ledger.is_shared(&record.claim.uid, mig, boot_id) {
+                tracing::debug!(gpu.uuid = %gpu, %placement, "other claims have shares of the partition, which stays");
+                return Ok(());
+            }
+            self.gpus.destroy_mig(mig)?;
+            tracing::info!(gpu.uuid = %gpu, %placement, "destroyed the partition");
+        }
+        // Also where somebody else destroyed it: another one in its place may get the same UUID.
+        if let Some(uuid) = known {
+            made::forget(&self.data_dir, boot_id, uuid);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,53 @@
+//! Partitions that several claims have shares of. Pure.
+
+use super::{Device, Held, Ledger, State};
+use aliquot_model::{LiveMig, MigUuid};
+
+impl Device {
+    /// UUID under which programs see the hardware: that of the partition, which is known once it exists, or of the GPU.
+    pub fn uuid(&self) -> Option<&str> {
+        match &self.partition {
+            Some(partition) => partition.uuid.as_ref().map(MigUuid::as_str),
+            None => Some(self.gpu.as_str()),
+        }
+    }
+
+    /// What it has a part of, for messages.
+    pub fn shared_hardware(&self) -> String {
+        match &self.partition {
+            Some(partition) => {
+                format!("{} at {} on GPU {}", partition.profile, partition.placement, self.gpu)
+            }
+            None => format!("GPU {}", self.gpu),
+        }
+    }
+
+    /// Whether two devices are shares of the same GPU, or of the same partition.
+    pub fn shares_with(&self, other: &Self) -> bool {
+        self.share.is_some() && other.share.is_some() && self.gpu == other.gpu && self.held == other.held
+    }
+}
+
+impl Ledger {
+    /// Shares that other claims have of the partition of a device.
+    pub fn sharers<'a>(&'a self, uid: &'a str, device: &'a Device) -> impl Iterator<Item = &'a Device> + 'a {
+        let is_shared = matches!(device.held, Some(Held::SharedPartition { .. }));
+        let others = self.others(uid, &device.gpu).map(|(_, other)| other);
+        others.filter(move |other| is_shared && other.held == device.held)
+    }
+
+    /// Whether another claim has shares of a partition. A claim of an earlier boot, or one that waits to be prepared
+    /// again, has nothing of it. What a newer release may have it has.
+    pub fn is_shared(&self, uid: &str, live: &LiveMig, boot_id: &str) -> bool {
+        let held = Some(Held::SharedPartition { profile_id: live.profile_id, placement: live.placement });
+        let known = self
+            .claims
+            .values()
+            .filter(|record| {
+                record.claim.uid != uid && record.boot_id == boot_id && record.state != State::Lost
+            })
+            .flat_map(|record| &record.devices)
+            .any(|device| device.gpu == live.parent && device.held == held);
+        known || self.newer.values().any(|record| record.claim.uid != uid && record.may_have(live))
+    }
+}
