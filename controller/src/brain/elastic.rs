@@ -19,8 +19,8 @@ use crate::index::{
 };
 use crate::quantity::Quantity;
 use crate::queue::Rank;
+use aliquot_model::DeviceName;
 use aliquot_model::limits::ShareName;
-use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
@@ -260,8 +260,8 @@ impl Core {
                     rests = false;
                     self.elastic.waiting.insert(parent.uid.clone());
                     let note = format!(
-                        "its share on {} is to have {wish}, but the GPU does not have {} and {} percent of compute \
-                         left; it has {limit} until there is room. Delete other claims on that GPU, or ask for less",
+                        "its share on {} is to have {wish}, but that does not have {} and {} percent of compute left; \
+                         it has {limit} until there is room. Delete other claims that have shares of it, or ask for less",
                         self.index.name(held.device),
                         crate::govern::amount::Bytes(wanted.memory),
                         wanted.cores,
@@ -367,7 +367,7 @@ impl Core {
 fn is_share(index: &Index, held: &Held) -> bool {
     !held.admin
         && held.share.is_some()
-        && DeviceName::parse(index.name(held.device)).is_some_and(|name| name.kind() == DeviceKind::Share)
+        && DeviceName::parse(index.name(held.device)).is_some_and(|name| name.kind().limited())
 }
 
 /// What an allocation result takes.

@@ -5,6 +5,7 @@ use crate::decide::policy::thousandths;
 use crate::hold::is_hold;
 use crate::index::{Claim, Gpu, Holder, Index, Layout, ObjectKey, Pool, Sym, Uid};
 use crate::quantity::Quantity;
+use aliquot_model::DeviceName;
 use aliquot_model::names::COMPACTION;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -87,7 +88,10 @@ fn free(index: &Index, pool: &Pool, layout: &Layout, gpu: &Gpu) -> (bool, i64) {
     for (at, used) in used {
         untouched = false;
         let Some(device) = layout.devices.get(*at as usize) else { continue };
-        if used.shares > 0 {
+        // A shared partition takes its counters as any other does.
+        let of_whole =
+            DeviceName::parse(index.name(device.name)).is_none_or(|name| name.partition().is_none());
+        if used.shares > 0 && of_whole {
             let capacities = &index.shape(device).capacities;
             let parts = capacities.iter().zip(&used.consumed).filter_map(|((name, capacity), consumed)| {
                 let counts = !index.name(*name).ends_with("/slots");

@@ -1,5 +1,5 @@
 use super::*;
-use crate::fixtures::{object, partition, request, share};
+use crate::fixtures::{self, mig_share, object, partition, request, share};
 use crate::preempt::tests::World;
 use k8s_openapi::api::core::v1::Pod as ApiPod;
 use proptest::prelude::{Just, prop, prop_assert, prop_assert_eq, prop_oneof, proptest};
@@ -134,6 +134,22 @@ fn shares_move_to_shares_with_room() {
     end(&mut world, "big");
     let alone = node_of(&world.index, "a") != node_of(&world.index, "b");
     assert_eq!(moved(&outlined(&mut world, Terms::default())).is_empty(), !alone);
+}
+
+#[test]
+fn shares_of_partitions_move_to_a_partition_with_room() {
+    let mut world = World::new(&[("n1", 2)]);
+    world.index.reset_slices(&fixtures::slices_with_mig_shares("n1", 2));
+    let half = [mig_share("r", "3g.40gb", "20Gi", "50")];
+    assert!(run(&mut world, "stays", &half, false));
+    assert!(run(&mut world, "goes", &half, false));
+    // The other half of the first GPU.
+    assert!(run(&mut world, "beside", &[partition("r", "3g.40gb")], false));
+    assert!(run(&mut world, "moves", &half, true));
+    assert!(outlined(&mut world, Terms::default()).steps.is_empty(), "the shared partition is full");
+    end(&mut world, "goes");
+    let outline = outlined(&mut world, Terms::default());
+    assert_eq!(moved(&outline), ["moves"]);
 }
 
 #[test]

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 mod around;
 mod hardware;
 mod levels;
+mod mig_shares;
 mod pods;
 mod properties;
 mod shortlist;

@@ -3,8 +3,8 @@
 use super::Wish;
 use crate::index::Index;
 use crate::quantity::Quantity;
+use aliquot_model::DeviceName;
 use aliquot_model::names::LIMITS;
-use aliquot_model::{DeviceKind, DeviceName};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 
 /// Requests that are named at most of those that a claim does not have.
@@ -49,7 +49,7 @@ pub fn claim(index: &Index, claim: &ResourceClaim) -> Vec<String> {
         let named = wish.parts.iter().any(|part| {
             part.request.as_deref().is_some_and(|named| named == result.request || named == main)
         });
-        let share = DeviceName::parse(&result.device).is_some_and(|name| name.kind() == DeviceKind::Share);
+        let share = DeviceName::parse(&result.device).is_some_and(|name| name.kind().limited());
         if !meant {
             continue;
         }
@@ -65,7 +65,7 @@ pub fn claim(index: &Index, claim: &ResourceClaim) -> Vec<String> {
                 && Quantity::from_u64(asked) > most
             {
                 errors.push(format!(
-                    "annotation {LIMITS}: request {} asks for {} of memory, but its GPU ({}) has {most}",
+                    "annotation {LIMITS}: request {} asks for {} of memory, but its device ({}) has {most}",
                     result.request,
                     Quantity::from_u64(asked),
                     result.device
@@ -88,13 +88,12 @@ fn memory_of(index: &Index, pool: &str, device: &str) -> Option<Quantity> {
 mod tests {
     use super::*;
     use crate::fixtures::{self, object, share};
-    use aliquot_model::layout::AllocatorMode;
     use rstest::rstest;
     use serde_json::json;
 
     fn index() -> Index {
         let mut index = Index::new(fixtures::DRIVER);
-        index.reset_slices(&fixtures::slices("n1", 1, AllocatorMode::Controller, 1));
+        index.reset_slices(&fixtures::slices_with_mig_shares("n1", 1));
         index
     }
 
@@ -125,10 +124,16 @@ mod tests {
         Some("names request a/large, which the claim does not have; it has a")
     )]
     #[case::no_share("memory=2Gi", Some("gpu-0"), Some("only shares"))]
+    #[case::share_of_a_partition("memory=2Gi", Some("gpu-0-mig-1g10gb-19-0-share"), None)]
+    #[case::more_than_the_partition(
+        "memory=11Gi",
+        Some("gpu-0-mig-1g10gb-19-0-share"),
+        Some("its device (gpu-0-mig-1g10gb-19-0-share) has 10Gi")
+    )]
     #[case::more_than_the_gpu(
         "memory=81Gi",
         Some("gpu-0-share"),
-        Some("asks for 81Gi of memory, but its GPU (gpu-0-share) has 80Gi")
+        Some("asks for 81Gi of memory, but its device (gpu-0-share) has 80Gi")
     )]
     fn what_can_never_be_is_refused(
         #[case] wish: &str,

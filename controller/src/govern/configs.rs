@@ -13,7 +13,7 @@ const fn kinds(config: &Config) -> &'static [DeviceKind] {
     match config {
         Config::Gpu(_) => &[DeviceKind::Gpu, DeviceKind::TimeSlice],
         Config::Mig(_) => &[DeviceKind::Mig],
-        Config::Share(_) => &[DeviceKind::Share],
+        Config::Share(_) => &[DeviceKind::Share, DeviceKind::MigShare],
         Config::Mps(_) => &[DeviceKind::Mps],
         // Whatever it says nothing about it leaves alone.
         Config::Policy(_) => &DeviceKind::ALL,

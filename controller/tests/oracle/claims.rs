@@ -269,8 +269,22 @@ fn synthetic_request(random: &mut Random, features: &mut Features) -> Value {
 
 fn board_request(random: &mut Random, features: &mut Features) -> Value {
     let own = format!(r#"device.attributes["{DRIVER}"]"#);
-    match random.within(0, 5) {
+    match random.within(0, 7) {
         0 => json!({"deviceClassName": "gpu.aliquot.dev"}),
+        // Boards without shares of partitions have nothing for these.
+        6 | 7 => {
+            features.insert("shares of partitions");
+            let memory = *random.of(&["1Gi", "5Gi", "9Gi", "12345678"]);
+            let cores = *random.of(&["1", "10", "50", "100"]);
+            let requests = json!({"requests": {"memory": memory, "cores": cores}});
+            let mut request = json!({"deviceClassName": "mig-share.aliquot.dev", "capacity": requests});
+            if random.percent(60) {
+                let profile = *random.of(&["1g.10gb", "2g.20gb", "3g.40gb", "1g.6gb", "2g.12gb"]);
+                let expression = format!(r#"{own}.profile == "{profile}""#);
+                request["selectors"] = json!([{"cel": {"expression": expression}}]);
+            }
+            request
+        }
         1 => {
             features.insert("capacity requests");
             let memory = *random.of(&["1Gi", "5Gi", "20Gi", "12345678", "79Gi"]);

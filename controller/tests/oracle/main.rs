@@ -36,7 +36,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const SCENES: u64 = 600;
 
 /// Every kind of input that the issue of the allocator lists.
-const FEATURES: [&str; 34] = [
+const FEATURES: [&str; 35] = [
     "All",
     "DeviceTaintRules",
     "admin access",
@@ -69,6 +69,7 @@ const FEATURES: [&str; 34] = [
     "several pools on a node",
     "several requests",
     "shareable devices",
+    "shares of partitions",
     "synthetic devices",
     "tolerations",
 ];

@@ -195,15 +195,10 @@ fn a30(node: &str, minor: u32) -> aliquot_model::GpuInfo {
 fn publish_boards(cluster: &mut Cluster, random: &mut Random, node: &str) {
     let small = random.percent(50);
     let gpus: Vec<GpuState> = (0..u32::try_from(random.count(1, 2)).expect("small"))
-        .map(|minor| GpuState {
-            info: if small { a30(node, minor) } else { fixtures::h100(node, minor) },
-            live: Vec::new(),
-            held: Vec::new(),
-            standing: Vec::new(),
-            taints: Vec::new(),
-        })
+        .map(|minor| fixtures::state(if small { a30(node, minor) } else { fixtures::h100(node, minor) }))
         .collect();
-    let slices = fixtures::slices_of(node, &gpus, AllocatorMode::Scheduler, 1);
+    let options = fixtures::options(AllocatorMode::Scheduler, random.percent(50));
+    let slices = fixtures::slices_by(node, &gpus, &options, 1);
     cluster.slices.extend(slices.iter().map(|slice| serde_json::to_value(slice).expect("a slice")));
     cluster.features.extend(["counters", "shareable devices"]);
 }

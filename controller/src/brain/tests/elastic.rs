@@ -5,6 +5,8 @@ use aliquot_model::limits::{NodeLimitsSpec, NodeLimitsStatus};
 use aliquot_model::names::{COMPANION_OF, LIMITS};
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 
+mod partition;
+
 const GIB: u64 = 1 << 30;
 
 /// The API as far as this goes: it takes every write.

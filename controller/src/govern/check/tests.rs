@@ -98,7 +98,7 @@ const LEGAL: &str =
 )]
 #[case::kind_that_fits_no_request(
     with_config(&[partition("r", "1g.10gb"), request("s", "gpu.aliquot.dev", 1)], &[], json!({"kind": "ShareConfig"})),
-    "spec.devices.config[0]: ShareConfig is for devices of type share, but request r is for devices of type mig"
+    "spec.devices.config[0]: ShareConfig is for devices of type share or mig-share, but request r is for devices of type mig"
 )]
 #[case::mps_config(
     with_config(&[request("r", "gpu.aliquot.dev", 1)], &[], json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "GpuConfig", "sharing": {"strategy": "MPS"}})),
