@@ -57,9 +57,10 @@ const POLICIES: [&str; 20] = [
     "aliquot-companions",
     "aliquot-budget-status",
 ];
-const CLASSES: [&str; 6] = [
+const CLASSES: [&str; 7] = [
     "gpu.aliquot.dev",
     "mig.aliquot.dev",
+    "mig-share.aliquot.dev",
     "share.aliquot.dev",
     "timeslice.aliquot.dev",
     "mps.aliquot.dev",
