@@ -85,6 +85,38 @@ fn a_partition_by_size_is_the_smallest_that_suffices() -> Result<()> {
     })
 }
 
+#[test]
+fn shares_of_a_partition_have_one_instance_which_goes_with_the_last_of_them() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        cluster.configure(&["kubeletPlugin.migShares.enabled=true"]).await?;
+        ensure!(cluster.gpu_instances()?.is_empty(), "none to begin with");
+        apply(cluster, "20-mig-share").await?;
+        for pod in ["first", "second"] {
+            let got = cluster.report("mig-share", pod, "main").await?;
+            ensure!(
+                got.allocated.len() == 1 && got.allocated.iter().all(|b| *b <= 8 * GIB && *b > 7 * GIB),
+                "{pod} asked for 8 GiB: {got:?}"
+            );
+            ensure!(got.names.iter().all(|n| n.contains("MIG 2g.20gb")), "{got:?}");
+            ensure!(nodes(cluster, "mig-share", pod, "main")? == (1, 2), "its GPU and two capabilities");
+            let seen = limiter(cluster, "mig-share", pod, "main")?;
+            for wanted in ["libaliquot_core.so\n", "/quota\n", "/region\n", "uuid=MIG-"] {
+                ensure!(seen.contains(wanted), "no {wanted:?} in:\n{seen}");
+            }
+        }
+        let devices = [
+            cluster.devices_of("mig-share", "first").await?,
+            cluster.devices_of("mig-share", "second").await?,
+        ];
+        ensure!(devices[0] == devices[1], "packed into one partition: {devices:?}");
+        ensure!(cluster.gpu_instances()?.len() == 1, "one instance: {:?}", cluster.gpu_instances()?);
+        cluster.delete_pod("mig-share", "first").await?;
+        ensure!(cluster.gpu_instances()?.len() == 1, "the second one has it: {:?}", cluster.gpu_instances()?);
+        // That it is destroyed is part of `clean`.
+        cluster.delete_namespace("mig-share").await
+    })
+}
+
 /// How much of the GPU's time a `cuda-probe --busy` says it got.
 fn gpu_percent(output: &str) -> Result<f64> {
     output
