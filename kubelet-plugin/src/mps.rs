@@ -6,7 +6,7 @@
 //! either side left, and waits for a bounded time.
 
 use crate::execute::Probe;
-use crate::selinux::Labels;
+use crate::selinux::{LabelError, Labels};
 use crate::share::RegionStorage;
 use crate::store::{StoreError, io_error};
 use crate::tmpfs;
@@ -27,9 +27,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// What is behind a claim's UID in the name of its directory when only the directory is left.
 const ENDED: &str = "ended";
 /// What the daemon's sockets take, and what a container can put beside them.
-const PIPE: &str = "size=1m,nr_inodes=256,mode=0755";
+const PIPE: &str = "size=1m,nr_inodes=256";
 /// As large as a container's own `/dev/shm`, in place of which it is.
-const SHM: &str = "size=64m,mode=1777";
+const SHM: &str = "size=64m";
 
 /// Why no daemon is there, or why it has not ended.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +81,9 @@ pub enum MpsError {
         /// Why not.
         source: Errno,
     },
+    /// A label could not be given.
+    #[error(transparent)]
+    Label(#[from] LabelError),
     /// The file system refused.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -202,22 +205,28 @@ impl Mps {
     }
 
     fn make(&self, dir: &ClaimDir, labels: &Labels) -> Result<(), MpsError> {
-        for (path, mode, options) in
-            [(dir.log(), 0o700, None), (dir.pipe(), 0o755, Some(PIPE)), (dir.shm(), 0o1777, Some(SHM))]
-        {
-            fs::create_dir_all(&path).map_err(io_error("create", &path))?;
-            if let Some(options) = options.filter(|_| self.storage == RegionStorage::Tmpfs) {
-                let options = format!("{options}{}", labels.mount_option());
-                tmpfs::make("aliquot-mps", &path, &options).map_err(|source| MpsError::Mount {
-                    path: path.clone(),
+        let log = dir.log();
+        fs::create_dir_all(&log).map_err(io_error("create", &log))?;
+        self.make_shared(&dir.pipe(), 0o755, PIPE, labels)?;
+        self.make_shared(&dir.shm(), 0o1777, SHM, labels)
+    }
+
+    /// Makes a directory that containers have mounted.
+    fn make_shared(&self, path: &Path, mode: u32, options: &str, labels: &Labels) -> Result<(), MpsError> {
+        fs::create_dir_all(path).map_err(io_error("create", path))?;
+        match self.storage {
+            RegionStorage::Directory => labels.writable(path)?,
+            RegionStorage::Tmpfs => {
+                let options = format!("{options},mode={mode:o}{}", labels.mount_option());
+                tmpfs::make("aliquot-mps", path, &options).map_err(|source| MpsError::Mount {
+                    path: path.to_owned(),
                     options,
                     source,
                 })?;
             }
-            // Containers run as any user; the umask must not decide.
-            fs::set_permissions(&path, Permissions::from_mode(mode)).map_err(io_error("chmod", &path))?;
         }
-        Ok(())
+        // Containers run as any user; the umask must not decide.
+        Ok(fs::set_permissions(path, Permissions::from_mode(mode)).map_err(io_error("chmod", path))?)
     }
 
     fn wait_until_ready(&self, dir: &ClaimDir) -> Result<(), MpsError> {

@@ -15,12 +15,14 @@ mod fake;
 use aliquot_kubelet_plugin::audit::measured;
 use aliquot_kubelet_plugin::driver::{Driver, Roots};
 use aliquot_kubelet_plugin::metadata;
+use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::selinux::{self, Labelling, Labels, Pair};
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_model::DriverCapabilities;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use aliquot_selinux::{Label, Policy};
+use common::supervisor::Supervisor;
 use common::{DRIVER, World, now, private_mounts, request};
 use fake::Selinuxfs;
 use nix::mount::{MsFlags, mount};
@@ -228,6 +230,25 @@ fn a_regions_file_system_is_asked_to_have_the_label() {
     }
     let error = prepared.unwrap_err().to_string();
     let options = "mode=0755,context=\"system_u:object_r:container_file_t:s0\")";
+    assert!(error.contains(options) && error.contains("--selinux-writable-label"), "{error}");
+    world.assert_clean();
+}
+
+#[test]
+fn what_containers_share_with_an_mps_daemon_is_asked_to_have_the_label() {
+    if !private_mounts("file systems of an MPS daemon with a label") {
+        return;
+    }
+    let world = world();
+    let _supervisor = Supervisor::start(world.mps());
+    let mut node = labelling(&world);
+    node.machine.mps = Mps::new(world.mps(), RegionStorage::Tmpfs, Duration::from_secs(20));
+    let prepared = node.prepare(&request("c-1", &[("m", "gpu-0-mps")]), false, now());
+    if aliquot_selinux::is_on(Path::new("/proc")).unwrap() {
+        return assert!(prepared.is_ok(), "{prepared:?}");
+    }
+    let error = prepared.unwrap_err().to_string();
+    let options = "mode=755,context=\"system_u:object_r:container_file_t:s0\")";
     assert!(error.contains(options) && error.contains("--selinux-writable-label"), "{error}");
     world.assert_clean();
 }

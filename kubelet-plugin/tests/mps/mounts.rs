@@ -1,11 +1,13 @@
 //! What containers share with a daemon lies in file systems of its own, which are bounded.
 
+use super::common::kill::killer;
 use super::common::supervisor::Supervisor;
 use super::common::{World, now, private_mounts};
 use super::{wanted, world};
 use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
+use aliquot_nvml::fake::until_killed;
 use nix::mount::{MntFlags, umount2};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use std::fs;
@@ -69,4 +71,30 @@ fn a_daemon_whose_file_systems_are_gone_is_made_anew() {
     assert_eq!(supervisor.asks().len(), 1);
     node(&world).unprepare("c-1").unwrap();
     world.assert_clean();
+}
+
+#[test]
+fn a_kill_at_any_point_leaves_no_mount_behind() {
+    if !private_mounts("kills around the mounts of an MPS daemon") {
+        return;
+    }
+    for at in 1.. {
+        let world = world();
+        let _supervisor = Supervisor::start(world.mps());
+        let (probe, _) = killer(at);
+        let mut killed = node(&world);
+        killed.machine.probe = probe;
+        let ended = until_killed(|| {
+            killed.prepare(&wanted(), false, now()).unwrap();
+            killed.unprepare("c-1").unwrap();
+        });
+        let node = node(&world);
+        node.recover().unwrap();
+        node.unprepare("c-1").unwrap();
+        assert_eq!(mounted(&world), [""; 0], "killed at {at}");
+        world.assert_clean();
+        if ended.is_some() {
+            break;
+        }
+    }
 }
