@@ -10,7 +10,7 @@ const VIEWS: [ProcessView; 3] = [ProcessView::Host, ProcessView::Own, ProcessVie
 
 /// A node whose contexts take 100 MiB, where NVML shows processes so, and a share of one GiB.
 fn bench(view: ProcessView) -> Bench {
-    let bench = Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) });
+    let bench = Bench::viewed(view, ["H100-80"]);
     let bench = bench.driver("context_mib=100");
     bench.share("a", 0, 4 * GIB);
     bench
@@ -68,7 +68,7 @@ fn a_raised_limit_of_a_context_is_charged_at_once_and_once() {
 fn what_nested_kernels_need_is_charged() {
     for view in VIEWS {
         for (limit, bytes) in [("limit:3:4", 300 * MIB), ("limit:4:18432", 128 * MIB)] {
-            let bench = Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["A100-40"]) });
+            let bench = Bench::viewed(view, ["A100-40"]);
             let bench = bench.driver("context_mib=100");
             bench.share("a", 0, GIB);
             let answers = bench.run(&["init", "retain", "info", limit, "info", "limit:3:9"]);

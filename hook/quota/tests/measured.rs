@@ -5,7 +5,7 @@ mod support;
 
 use aliquot_quota::measured::{EMPTY_SIZE, Identity, MOST_SIZE, Process, encode};
 use aliquot_quota::region::RegionView;
-use aliquot_sim_node::{NodeSpec, ProcessView};
+use aliquot_sim_node::ProcessView;
 use support::namespace::{apart, unshare};
 use support::{Bench, GIB, Holder, MIB, answers};
 
@@ -19,7 +19,7 @@ fn container() -> Option<Vec<String>> {
 }
 
 fn bench(view: ProcessView) -> Bench {
-    let bench = Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) }).driver("");
+    let bench = Bench::viewed(view, ["H100-80"]).driver("");
     bench.share("a", 0, 2 * GIB);
     bench
 }

@@ -289,7 +289,7 @@ fn the_driver_is_not_asked_for_ever() {
 #[test]
 fn other_tenants_processes_are_invisible() {
     for view in [ProcessView::Host, ProcessView::Own, ProcessView::Empty, ProcessView::NotAvailable] {
-        let bench = Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) });
+        let bench = Bench::viewed(view, ["H100-80"]);
         bench.share("a", 0, 4 * GIB);
         let mut other = bench.unlimited(&support::built().probe);
         let stranger = Holder::start(other.args(["init", "retain", "hold"]));
@@ -314,6 +314,7 @@ fn other_tenants_processes_are_invisible() {
 
 #[test]
 fn other_tenants_utilisation_is_invisible() {
+    // Of partitions the driver has none.
     for view in [ProcessView::Host, ProcessView::Own] {
         let bench = Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) });
         bench.share("a", 0, 4 * GIB);
@@ -430,8 +431,7 @@ fn a_context_is_charged_what_it_takes() {
         (ProcessView::Empty, ""),
         (ProcessView::NotAvailable, ""),
     ] {
-        let bench =
-            Bench::with(NodeSpec { process_view: view, ..NodeSpec::new(["H100-80"]) }).driver(variant);
+        let bench = Bench::viewed(view, ["H100-80"]).driver(variant);
         bench.share("a", 0, 2 * GIB);
         let answers = bench.run(&["init", "retain", "info", "bisect:linear:1"]);
         let left = 2 * GIB - context;

@@ -20,7 +20,7 @@ pub(crate) mod variant;
 
 use aliquot_quota::region::{RegionView, initial_header};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
-use aliquot_sim_node::{Node, NodeSpec};
+use aliquot_sim_node::{Node, NodeSpec, ProcessView};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -166,7 +166,12 @@ impl Bench {
     /// A node of these boards whose NVML lists processes and their memory by pids that they know, for what only that
     /// shows.
     pub(crate) fn shown<const N: usize>(boards: [&str; N]) -> Self {
-        Self::of(&Variant::of_this_run().shown(), boards)
+        Self::viewed(ProcessView::Host, boards)
+    }
+
+    /// A node of these boards whose NVML lists processes like this; otherwise plain, but divided where this run's are.
+    pub(crate) fn viewed<const N: usize>(view: ProcessView, boards: [&str; N]) -> Self {
+        Self::of(&Variant::of_this_run().viewed(view), boards)
     }
 
     /// The same with other settings of the driver.

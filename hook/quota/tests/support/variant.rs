@@ -82,9 +82,9 @@ impl Variant {
         Self { mig: true, ..*self }.node(boards)
     }
 
-    /// The same with a NVML that lists processes and their memory by pids that they know.
-    pub(crate) fn shown(&self) -> Self {
-        Self { mig: self.mig, ..PLAIN }
+    /// Plain, with an NVML that lists processes like this, and divided as this is.
+    pub(crate) fn viewed(&self, view: ProcessView) -> Self {
+        Self { mig: self.mig, view, ..PLAIN }
     }
 
     /// Makes its partitions on a node of it.
