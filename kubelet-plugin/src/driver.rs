@@ -41,6 +41,8 @@ pub struct DriverFile {
     pub container: Vec<String>,
     /// Whom it is for.
     pub capability: DriverCapability,
+    /// Who needs it as well.
+    pub also: Option<DriverCapability>,
     /// Whether it is for 32-bit programs.
     pub compat32: bool,
 }
@@ -48,7 +50,7 @@ pub struct DriverFile {
 impl DriverFile {
     fn is_for(&self, capabilities: &DriverCapabilities) -> bool {
         let of_width = !self.compat32 || capabilities.has(DriverCapability::Compat32);
-        of_width && capabilities.has(self.capability)
+        of_width && [Some(self.capability), self.also].into_iter().flatten().any(|one| capabilities.has(one))
     }
 }
 

@@ -19,8 +19,8 @@ mod layouts;
 mod common;
 
 use aliquot_cdi::{Hook, Spec};
-use aliquot_kubelet_plugin::driver::{Driver, Roots};
-use aliquot_model::DriverCapabilities;
+use aliquot_kubelet_plugin::driver::{Driver, DriverFiles, Roots};
+use aliquot_model::{DriverCapabilities, DriverCapability};
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use aliquot_sim_node::{NVML_LIBRARY, NodeSpec, built_library};
 use common::{World, now, request};
@@ -53,12 +53,61 @@ fn tool(line: &[&str]) -> Result<PathBuf, String> {
     }
 }
 
+/// Releases of Debian, with a driver each: 535 and 550.
+const SUITES: [&str; 2] = ["bookworm", "trixie"];
+
+/// The files of real drivers. Prints which are missing.
+fn drivers(test: &str) -> Vec<PathBuf> {
+    let files = SUITES.map(|suite| tool(&["real-driver", suite, "files"]));
+    let told = |found: Result<PathBuf, String>| {
+        found.inspect_err(|reason| println!("SKIPPED: a part of {test}: {reason}")).ok()
+    };
+    files.into_iter().filter_map(told).collect()
+}
+
+/// Names of the libraries that one is linked against.
+fn needed(library: &Path) -> Vec<String> {
+    let said = Command::new("readelf").arg("-d").arg(library).output().unwrap();
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    let lines = text.lines().filter(|line| line.contains("(NEEDED)"));
+    lines.filter_map(|line| Some(line.split_once('[')?.1.trim_end_matches(']').to_owned())).collect()
+}
+
+#[test]
+fn what_a_library_is_linked_against_comes_with_it_whatever_the_capability() {
+    let name = "libraries of single capabilities";
+    if Command::new("readelf").arg("--version").output().is_err() {
+        return println!("SKIPPED: {name}: needs readelf (binutils)");
+    }
+    for files in drivers(name) {
+        let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let root = real_root(dir.path(), &files, &LAYOUTS[0]);
+        let roots = Roots { driver: root.clone(), host: root.clone(), proc: root.join("proc") };
+        let all = Driver::new(roots).files();
+        for capability in DriverCapability::ALL {
+            let given = all.of(&capability.name().parse().unwrap());
+            let names = |files: &DriverFiles| -> BTreeSet<String> {
+                let paths = files.libraries.iter().flat_map(|file| &file.container);
+                paths.map(|path| path.rsplit('/').next().unwrap().to_owned()).collect()
+            };
+            let (ours, there) = (names(&all), names(&given));
+            for library in &given.libraries {
+                let missing: Vec<String> = needed(&library.host)
+                    .into_iter()
+                    .filter(|name| ours.contains(name) && !there.contains(name))
+                    .collect();
+                let host = library.host.display();
+                assert!(missing.is_empty(), "{} alone: {host} needs {missing:?}", capability.name());
+            }
+        }
+    }
+}
+
 #[test]
 fn every_difference_to_nvidias_own_spec_has_a_reason() {
     let name = "our CDI spec against NVIDIA's own";
-    let parts = tool(&["nvidia-ctk"]).and_then(|ctk| Ok((ctk, tool(&["real-driver", "bookworm", "files"])?)));
-    let (ctk, files) = match parts {
-        Ok(parts) => parts,
+    let ctk = match tool(&["nvidia-ctk"]) {
+        Ok(ctk) => ctk,
         Err(reason) => return println!("SKIPPED: {name}: {reason}"),
     };
     let private = ["--mount", "setpriv", "true"];
@@ -68,15 +117,17 @@ fn every_difference_to_nvidias_own_spec_has_a_reason() {
     let before = device_nodes();
     let mut used = BTreeSet::new();
     let mut unexplained = Vec::new();
-    for layout in LAYOUTS {
+    let drivers = drivers(name);
+    for (files, layout) in drivers.iter().flat_map(|files| LAYOUTS.iter().map(move |layout| (files, layout)))
+    {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let root = real_root(dir.path(), &files, layout);
+        let root = real_root(dir.path(), files, layout);
         let theirs = theirs(&ctk, dir.path(), &root);
         let ours = ours(&root);
         for line in differences_of(&theirs, &ours) {
             match DIFFERENCES.iter().position(|known| explains(known, &line)) {
                 Some(index) => drop(used.insert(index)),
-                None => unexplained.push(format!("{}: {line}", layout.name)),
+                None => unexplained.push(format!("{} {}: {line}", layouts::version(files), layout.name)),
             }
         }
     }
@@ -88,6 +139,9 @@ fn every_difference_to_nvidias_own_spec_has_a_reason() {
         unexplained.len(),
         unexplained.join("\n")
     );
+    if drivers.len() < SUITES.len() {
+        return;
+    }
     let stale: Vec<&str> = (0..DIFFERENCES.len())
         .filter(|index| !used.contains(index))
         .map(|index| DIFFERENCES[index].what)

@@ -56,7 +56,9 @@ pub(super) fn x_module_dirs() -> Vec<String> {
         inner.iter().map(|inner| format!("{dir}/{inner}")).collect()
     };
     let own = ["nvidia/xorg", "nvidia", "nvidia/current"];
-    let shared = ["xorg/modules/drivers", "xorg/modules/extensions"];
+    let modules = ["drivers", "extensions", "updates/drivers", "updates/extensions"];
+    let shared = modules.map(|dir| format!("xorg/modules/{dir}"));
+    let shared = shared.each_ref().map(String::as_str);
     let mut dirs = Vec::new();
     for lib in [format!("usr/lib/{}", multiarch()), "usr/lib64".to_owned(), "usr/lib".to_owned()] {
         dirs.extend(below(lib.clone(), &own));

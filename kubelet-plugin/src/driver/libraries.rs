@@ -56,6 +56,11 @@ fn capability(library: &str) -> DriverCapability {
     }
 }
 
+/// Who needs a library beside whom it is for: the compiler of drivers from 550 on is linked into those for graphics.
+fn also(library: &str) -> Option<DriverCapability> {
+    (library == "libnvidia-gpucomp").then_some(Graphics)
+}
+
 /// The part of a library's name before `.so`, if it is one.
 fn library_of(name: &str) -> Option<&str> {
     let (library, rest) = name.split_once(".so")?;
@@ -127,10 +132,17 @@ impl Search<'_> {
             let host = host_root.join(file);
             if library == "libnvidia-allocator" {
                 let gbm = in_container(inside, "gbm", &["nvidia-drm_gbm.so".to_owned()]);
-                found.push(DriverFile { host: host.clone(), container: gbm, capability: Graphics, compat32 });
+                found.push(DriverFile {
+                    host: host.clone(),
+                    container: gbm,
+                    capability: Graphics,
+                    also: None,
+                    compat32,
+                });
             }
-            let (container, capability) = (in_container(inside, below, &names), capability(&library));
-            found.push(DriverFile { host, container, capability, compat32 });
+            let container = in_container(inside, below, &names);
+            let (capability, also) = (capability(&library), also(&library));
+            found.push(DriverFile { host, container, capability, also, compat32 });
         }
         found
     }

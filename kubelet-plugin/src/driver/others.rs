@@ -24,7 +24,7 @@ pub(super) const SOCKETS: [(&str, DriverCapability); 2] =
     [("run/nvidia-persistenced/socket", Utility), ("run/nvidia-fabricmanager/socket", Compute)];
 
 /// Files that are looked for in directories of data, and the directory of the container that they go to.
-const DATA: [(&str, &str, DriverCapability); 14] = [
+const DATA: [(&str, &str, DriverCapability); 15] = [
     ("OpenCL/vendors/nvidia.icd", "/etc", Compute),
     ("vulkan/icd.d/nvidia_icd.json", "/etc", Graphics),
     ("vulkan/icd.d/nvidia_icd.x86_64.json", "/etc", Graphics),
@@ -38,6 +38,7 @@ const DATA: [(&str, &str, DriverCapability); 14] = [
     ("egl/egl_external_platform.d/20_nvidia_xcb.json", "/usr/share", Graphics),
     ("egl/egl_external_platform.d/20_nvidia_xlib.json", "/usr/share", Graphics),
     ("nvidia/nvoptix.bin", "/usr/share", Graphics),
+    ("X11/xorg.conf.d/10-nvidia.conf", "/usr/share", Display),
     ("X11/xorg.conf.d/nvidia-drm-outputclass.conf", "/usr/share", Display),
 ];
 
@@ -50,12 +51,19 @@ pub(super) fn find(root: Root<'_>, host_root: &Path, version: &str) -> Vec<Drive
     found.extend(firmware(root, host_root, version));
     found.extend(sockets(root, host_root));
     found.extend(data(root, host_root));
+    found.extend(profiles(root, host_root, version));
     found.extend(x_modules(root, host_root, version));
     found
 }
 
 fn file(host_root: &Path, host: &Path, container: String, capability: DriverCapability) -> DriverFile {
-    DriverFile { host: host_root.join(host), container: vec![container], capability, compat32: false }
+    DriverFile {
+        host: host_root.join(host),
+        container: vec![container],
+        capability,
+        also: None,
+        compat32: false,
+    }
 }
 
 fn programs(root: Root<'_>, host_root: &Path) -> Vec<DriverFile> {
@@ -99,6 +107,14 @@ fn data(root: Root<'_>, host_root: &Path) -> Vec<DriverFile> {
         Some(file(host_root, &host, format!("{to}/{path}"), *capability))
     });
     found.collect()
+}
+
+/// What the driver's own settings for known programs are; its libraries look for them by this name. Those of the
+/// host's administrator under `/etc/nvidia` are the host's, and the documentation beside them is read by no library.
+fn profiles(root: Root<'_>, host_root: &Path, version: &str) -> Option<DriverFile> {
+    let path = format!("nvidia/nvidia-application-profiles-{version}-rc");
+    let host = DATA_DIRS.iter().find_map(|dir| root.file(&Path::new(dir).join(&path)))?;
+    Some(file(host_root, &host, format!("/usr/share/{path}"), Graphics))
 }
 
 /// At the host's paths, which a configuration of the X server may name.

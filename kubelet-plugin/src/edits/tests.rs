@@ -22,6 +22,7 @@ fn files() -> DriverFiles {
         host: host.into(),
         container: vec![container.into()],
         capability,
+        also: None,
         compat32: false,
     };
     DriverFiles {
@@ -302,6 +303,7 @@ fn a_hook_with_what_came_later_has_a_name_that_earlier_agents_leave_alone_and_to
         host: "/drv/usr/lib/libcuda.so.580".into(),
         container: vec![format!("{CONTAINER_LIBRARY_DIR_32}/libcuda.so.1")],
         capability: DriverCapability::Compute,
+        also: None,
         compat32: true,
     });
     let drm = crate::devices::drm::DrmNode {

@@ -38,6 +38,10 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         "ours: file /usr/bin/nvidia-smi",
         "on Debian it is an absolute link, which their generator does not follow in the driver's root",
     ),
+    known(
+        "ours: file /usr/share/nvidia/nvidia-application-profiles-*",
+        "the driver's own settings for known programs, which its libraries look for by this name",
+    ),
     known("both: file /run/nvidia-*", "a socket can be connected to on a read-only mount as well"),
     known("ours: env ALIQUOT_*", "what our containers are told of their devices"),
     known("ours: hook link", "links to DRM nodes; theirs are made by the same hook as those of libraries"),

@@ -36,6 +36,7 @@ const FLAT: Layout = Layout {
 pub(crate) const LAYOUTS: &[Layout] = &[
     FLAT,
     Layout { name: "Red Hat", libraries: "usr/lib64", x_modules: "usr/lib64/xorg/modules/drivers", ..FLAT },
+    Layout { name: "updates beside", x_modules: "usr/lib/xorg/modules/updates/drivers", ..FLAT },
     Layout {
         name: "Debian",
         libraries: "usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -109,6 +110,14 @@ pub(crate) fn fill(layout: &Layout, files: &Path, root: &Path, version: &str, nv
         put_all(&files.join("usr/share").join(dir), &root.join(layout.data).join(dir), &|_| true);
     }
     put(&hidden.join("nvoptix.bin"), &root.join(layout.data).join("nvidia/nvoptix.bin"));
+    let x_conf = root.join(layout.data).join("X11/xorg.conf.d");
+    put(
+        &files.join("etc/nvidia/current/nvidia-drm-outputclass.conf"),
+        &x_conf.join("nvidia-drm-outputclass.conf"),
+    );
+    fs::write(x_conf.join("10-nvidia.conf"), "").unwrap();
+    let profiles = format!("nvidia/nvidia-application-profiles-{version}-rc");
+    fs::write(root.join(layout.data).join(profiles), "{}\n").unwrap();
     let icd = root.join("etc/OpenCL/vendors/nvidia.icd");
     fs::create_dir_all(icd.parent().unwrap()).unwrap();
     fs::write(icd, "libnvidia-opencl.so.1\n").unwrap();
