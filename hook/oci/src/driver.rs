@@ -1,5 +1,5 @@
 //! What a container with the driver's files needs beside them, and what no mount can give: an entry in its
-//! `ld.so.cache` for each library, of which those of the image that are newer come first (CUDA's forward
+//! `ld.so.cache` for each library, of which the image's own come first where they are newer (CUDA's forward
 //! compatibility), and `ModifyDeviceFiles: 0` where the driver tells its parameters.
 //!
 //! The cache is read and written here rather than by the host's `ldconfig`, which would run with the runtime's rights on
@@ -11,6 +11,7 @@
 
 use crate::args::Driver;
 use crate::cache::{self, Library};
+use crate::compat;
 use crate::cover::{CoverError, cover};
 use crate::inside::{InsideError, Root};
 use nix::errno::Errno;
@@ -21,10 +22,6 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-/// Where images have the newer driver's libraries for CUDA.
-const COMPAT: &str = "/usr/local/cuda/compat";
-/// More files than such a directory has.
-const MOST_COMPAT: usize = 64;
 /// The loader's cache.
 const CACHE: &str = "/etc/ld.so.cache";
 /// Its directory and the name that the new one has while it is written.
@@ -58,11 +55,13 @@ pub(crate) fn apply(root: &Root, args: &Driver) -> Vec<DriverError> {
 
 /// Puts the driver's libraries into the loader's cache.
 fn exchange_cache(root: &Root, args: &Driver) -> Result<(), DriverError> {
-    let image = compat(root, &args.version);
+    let image = compat::names(root, &args.version);
     let ours = args.libraries.iter().filter(|name| !image.contains(name));
     let of_32_bit = args.dir32.iter().flat_map(|dir| of(dir, &args.libraries32, true));
-    let libraries: Vec<Library> =
-        of(Path::new(COMPAT), &image, false).chain(of(&args.dir, ours, false)).chain(of_32_bit).collect();
+    let libraries: Vec<Library> = of(Path::new(compat::DIR), &image, false)
+        .chain(of(&args.dir, ours, false))
+        .chain(of_32_bit)
+        .collect();
     let image = root.read_up_to(Path::new(CACHE), cache::LARGEST)?;
     let new = cache::with(image.as_deref(), &libraries).ok_or(DriverError::Cache)?;
     exchange(root, &new).map_err(DriverError::Exchange)
@@ -115,24 +114,6 @@ fn exchange(root: &Root, content: &[u8]) -> Result<(), Errno> {
     done
 }
 
-/// Names of the image's libraries for CUDA, if they are of a newer driver than the host's: the major version decides, as
-/// newer minor ones need none.
-fn compat(root: &Root, host: &str) -> Vec<String> {
-    let names = root.names(Path::new(COMPAT), MOST_COMPAT);
-    let newest = names.iter().filter_map(|name| major(name.strip_prefix("libcuda.so.")?)).max();
-    match (newest, major(host)) {
-        (Some(image), Some(host)) if image > host => {
-            names.into_iter().filter(|name| name.starts_with("lib") && name.contains(".so")).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// `535` of `535.261.03`; nothing of `1`.
-fn major(version: &str) -> Option<u32> {
-    version.split_once('.')?.0.parse().ok()
-}
-
 /// Lets the driver's tools in the container make no device nodes: the runtime has made those that it may have.
 fn hide_params(root: &Root) -> Result<(), DriverError> {
     let path = PathBuf::from(PARAMS);
@@ -143,16 +124,4 @@ fn hide_params(root: &Root) -> Result<(), DriverError> {
         return Ok(());
     }
     Ok(cover(root, &path, text.replace(before, after).as_bytes())?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_version_is_newer_by_its_first_number() {
-        assert_eq!(major("535.261.03"), Some(535));
-        assert_eq!(major("1"), None);
-        assert_eq!(major(""), None);
-    }
 }

@@ -12,18 +12,28 @@ pub(crate) enum JsonError {
 
 /// The string at a path of object keys; `None` if there is none, or something else is there.
 pub(crate) fn string_at(document: &str, path: &[&str]) -> Result<Option<String>, JsonError> {
-    let mut reader = Reader { rest: document.as_bytes(), found: None };
+    let mut reader = Reader { rest: document.as_bytes(), found: None, raw: None };
     reader.value(Some(path), 0)?;
     reader.space();
     if reader.rest.is_empty() { Ok(reader.found) } else { Err(JsonError::Malformed) }
 }
 
+/// The whole numbers of the list at a path of object keys; `None` if there is no such list.
+pub(crate) fn numbers_at(document: &str, path: &[&str]) -> Option<Vec<u32>> {
+    let mut reader = Reader { rest: document.as_bytes(), found: None, raw: None };
+    reader.value(Some(path), 0).ok()?;
+    let list = std::str::from_utf8(reader.raw?).ok()?.strip_prefix('[')?.strip_suffix(']')?;
+    list.split(',').map(|number| number.trim().parse().ok()).collect()
+}
+
 struct Reader<'a> {
     rest: &'a [u8],
     found: Option<String>,
+    /// What stands at the path.
+    raw: Option<&'a [u8]>,
 }
 
-impl Reader<'_> {
+impl<'a> Reader<'a> {
     fn space(&mut self) {
         let blank = self.rest.iter().take_while(|b| matches!(b, b' ' | b'\t' | b'\n' | b'\r')).count();
         self.rest = self.rest.get(blank..).unwrap_or_default();
@@ -55,6 +65,15 @@ impl Reader<'_> {
             return Err(JsonError::Deep);
         }
         self.space();
+        let before: &'a [u8] = self.rest;
+        self.content(path, depth)?;
+        if path.is_some_and(<[&str]>::is_empty) {
+            self.raw = before.get(..before.len().saturating_sub(self.rest.len()));
+        }
+        Ok(())
+    }
+
+    fn content(&mut self, path: Option<&[&str]>, depth: u32) -> Result<(), JsonError> {
         match self.rest.first() {
             Some(b'{') => self.object(path, depth),
             Some(b'[') => self.array(depth),
@@ -82,6 +101,7 @@ impl Reader<'_> {
             if inside.is_some() {
                 // Of a key that is there twice the last one counts.
                 self.found = None;
+                self.raw = None;
             }
             self.value(inside.map(|(_, rest)| rest), depth + 1)?;
             if !self.takes(b',') {
@@ -190,6 +210,25 @@ fn is_number(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_are_found_by_their_path() {
+        let at = |text: &str| numbers_at(text, &["Driver"]);
+        assert_eq!(
+            at(r#"{"Format": 1, "Driver": [535, 550 ,580], "Device": [1]}"#),
+            Some(vec![535, 550, 580])
+        );
+        for none in [
+            r#"{"Driver": ["535"]}"#,
+            r#"{"Driver": [-1]}"#,
+            r#"{"Driver": 535}"#,
+            "{}",
+            "[",
+            r#"{"Driver": []}"#,
+        ] {
+            assert_eq!(at(none), None, "{none}");
+        }
+    }
 
     #[test]
     fn strings_are_found_by_their_path() {

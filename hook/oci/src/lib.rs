@@ -52,6 +52,7 @@
 pub mod args;
 pub mod bundle;
 mod cache;
+mod compat;
 mod cover;
 pub mod driver;
 mod filter;

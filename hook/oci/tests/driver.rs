@@ -158,6 +158,36 @@ fn newer_libraries_of_the_image_for_cuda_come_before_the_hosts_and_older_ones_do
     }
 }
 
+/// A library with the note that NVIDIA's newer ones for forward compatibility have.
+fn noted(path: &Path, branches: &str) {
+    let text = format!(r#"{{"Format": 1, "CUDA Version": "13.0", "Driver": [{branches}], "Device": [1]}}"#);
+    let source = path.with_extension("s");
+    let note = format!(
+        ".section .note.cuda.fwd_compatibility,\"a\",%note\n.long 19, {}, 1\n.asciz \"NVIDIA Corporation\"\n\
+         .balign 4\n.ascii {text:?}\n.balign 4\n",
+        text.len()
+    );
+    std::fs::write(&source, note).unwrap();
+    let built = Command::new("cc").args(["-shared", "-nostdlib", "-o"]).arg(path).arg(&source).status();
+    assert!(built.unwrap().success());
+}
+
+#[test]
+fn libraries_of_the_image_that_name_the_hosts_branch_come_first_and_those_that_name_others_do_not() {
+    let compat = "/usr/local/cuda/compat";
+    for (image, branches, dir) in
+        [("580.1.1", "470, 535", compat), ("580.1.1", "470, 550", DIR), ("535.300.01", "535", compat)]
+    {
+        let container = Container::new();
+        std::fs::create_dir_all(container.at(compat)).unwrap();
+        noted(&container.at(&format!("{compat}/libcuda.so.{image}")), branches);
+        symlink(format!("libcuda.so.{image}"), container.at(&format!("{compat}/libcuda.so.1"))).unwrap();
+        passed(&container.hook().output().unwrap());
+        let first = container.first("libcuda.so.1");
+        assert_eq!(first, Some(format!("{dir}/libcuda.so.1")), "{image} for {branches}");
+    }
+}
+
 #[test]
 fn libraries_for_32_bit_programs_are_in_the_cache_as_such() {
     if !able("looking into a loader's cache") {
