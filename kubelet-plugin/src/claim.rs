@@ -6,7 +6,9 @@
 
 use crate::ledger::Given;
 use crate::metadata;
-use aliquot_model::config::{self, Config, FailMode, GpuConfig, MigConfig, MpsConfig, ShareConfig};
+use aliquot_model::config::{
+    self, Config, FailMode, GpuConfig, MigConfig, MpsConfig, ShareConfig, VfioConfig,
+};
 use aliquot_model::hold::Hold;
 use aliquot_model::names::POD_CLAIM_NAME;
 use aliquot_model::{DeviceKind, DeviceName, ProfileName, Quantity};
@@ -44,6 +46,8 @@ pub enum Settings {
     Mps(MpsConfig),
     /// Admin access.
     Admin,
+    /// GPU of a virtual machine.
+    Vfio(VfioConfig),
 }
 
 /// One allocation result that is ours.
@@ -342,6 +346,7 @@ const fn applies(config: &Config, kind: DeviceKind) -> bool {
             | (Config::Mig(_), DeviceKind::Mig)
             | (Config::Share(_), DeviceKind::MigShare | DeviceKind::Share)
             | (Config::Mps(_), DeviceKind::Mps)
+            | (Config::Vfio(_), DeviceKind::Vfio)
     )
 }
 
@@ -353,6 +358,7 @@ fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Set
         DeviceKind::MigShare | DeviceKind::Share => Settings::Share(ShareConfig::default()),
         DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
         DeviceKind::Admin => Settings::Admin,
+        DeviceKind::Vfio => Settings::Vfio(VfioConfig::default()),
     };
     let mut class_fails_open = false;
     for entry in entries {
@@ -379,6 +385,7 @@ fn settings(request: &str, device: &DeviceName, entries: &[Entry]) -> Result<Set
             Config::Gpu(config) => Settings::Gpu(Some(config.clone())),
             Config::Mig(config) => Settings::Mig(config.clone()),
             Config::Mps(config) => Settings::Mps(config.clone()),
+            Config::Vfio(config) => Settings::Vfio(*config),
             Config::Policy(_) => continue,
             Config::Share(config) => {
                 let open = config.fail_mode == FailMode::Open;

@@ -270,7 +270,9 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
         Settings::Gpu(Some(config)) => config.driver_capabilities.clone(),
         Settings::Mig(config) => config.driver_capabilities.clone(),
         Settings::Share(config) => config.driver_capabilities.clone(),
-        Settings::Gpu(None) | Settings::Mps(_) | Settings::Admin => DriverCapabilities::default(),
+        Settings::Gpu(None) | Settings::Mps(_) | Settings::Admin | Settings::Vfio(_) => {
+            DriverCapabilities::default()
+        }
     };
     Ok(Device {
         result_id: allocated.result_id(&request.claim.uid),

@@ -43,7 +43,7 @@ use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use nix::fcntl::{Flock, FlockArg};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;
 use std::pin::Pin;
@@ -373,6 +373,7 @@ impl Publisher {
                 slots: self.settings.slots,
                 mps: mps::offered(&self.node.machine.mps, &gpus, &overview),
                 mig_shares: self.settings.mig_shares,
+                passthrough: BTreeMap::new(),
             };
             let mut desired = layout::publish(&gpus, features, &options);
             for slice in &mut desired {

@@ -2,7 +2,7 @@
 
 use crate::claim::{Allocated, ClaimRef, Consumed, Request, Settings};
 use crate::ledger::{Device, Given, Held, Ledger, NewerRecord, Partition, Record, Share, State};
-use aliquot_model::config::{ComputePolicy, FailMode, MigConfig, MpsConfig, ShareConfig};
+use aliquot_model::config::{ComputePolicy, FailMode, MigConfig, MpsConfig, ShareConfig, VfioConfig};
 use aliquot_model::{
     Architecture, DeviceKind, DeviceName, DriverCapabilities, Engines, GpuInfo, GpuUuid, MigCapability,
     MigProfile, MigUuid, Placement, ProfileName,
@@ -81,6 +81,7 @@ pub(crate) fn allocated(request: &str, device: &str) -> Allocated {
             DeviceKind::Mig => Settings::Mig(MigConfig::default()),
             DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
             DeviceKind::Admin => Settings::Admin,
+            DeviceKind::Vfio => Settings::Vfio(VfioConfig::default()),
             _ => Settings::Gpu(None),
         },
         device,

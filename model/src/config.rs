@@ -6,8 +6,10 @@
 
 mod bounded;
 mod nvidia;
+mod vfio;
 
 pub use bounded::{MOST_BYTES, MOST_VALUES, read as read_within_bounds, within_bounds};
+pub use vfio::{Iommu, IommuBackend, VfioConfig};
 
 use crate::names::{API_VERSION, NVIDIA_API_VERSION};
 use crate::{DriverCapabilities, Quantity};
@@ -204,6 +206,8 @@ pub enum Config {
     Mps(MpsConfig),
     /// Choice of devices.
     Policy(AllocationPolicy),
+    /// GPU of a virtual machine.
+    Vfio(VfioConfig),
 }
 
 impl Config {
@@ -215,6 +219,7 @@ impl Config {
             Self::Share(_) => "ShareConfig",
             Self::Mps(_) => "MpsConfig",
             Self::Policy(_) => "AllocationPolicy",
+            Self::Vfio(_) => "VfioConfig",
         }
     }
 
@@ -226,6 +231,7 @@ impl Config {
             Self::Share(config) => serde_json::to_value(config),
             Self::Mps(config) => serde_json::to_value(config),
             Self::Policy(config) => serde_json::to_value(config),
+            Self::Vfio(config) => serde_json::to_value(config),
         };
         let mut object = match body {
             Ok(Value::Object(object)) => object,
@@ -245,7 +251,7 @@ pub enum ConfigError {
     NotAnObject,
     /// `apiVersion` or `kind` is absent or not known.
     #[error(
-        "unknown kind {kind:?} of apiVersion {api_version:?}; known are GpuConfig, MigConfig, ShareConfig, MpsConfig, AllocationPolicy of {API_VERSION} and GpuConfig, MigDeviceConfig of {NVIDIA_API_VERSION}"
+        "unknown kind {kind:?} of apiVersion {api_version:?}; known are GpuConfig, MigConfig, ShareConfig, MpsConfig, VfioConfig, AllocationPolicy of {API_VERSION} and GpuConfig, MigDeviceConfig, VfioDeviceConfig of {NVIDIA_API_VERSION}"
     )]
     UnknownKind {
         /// As written.
@@ -328,9 +334,13 @@ fn decode(parameters: &Value) -> Result<Config, ConfigError> {
         (API_VERSION, "ShareConfig") => read(&kind, body).map(Config::Share),
         (API_VERSION, "MpsConfig") => read(&kind, body).map(Config::Mps),
         (API_VERSION, "AllocationPolicy") => read(&kind, body).map(Config::Policy),
+        (API_VERSION, "VfioConfig") => read(&kind, body).map(Config::Vfio),
         (NVIDIA_API_VERSION, "GpuConfig") => read::<nvidia::Gpu>(&kind, body).and_then(|c| c.config(&kind)),
         (NVIDIA_API_VERSION, "MigDeviceConfig") => {
             read::<nvidia::Mig>(&kind, body).and_then(|c| c.config(&kind))
+        }
+        (NVIDIA_API_VERSION, "VfioDeviceConfig") => {
+            read::<vfio::Nvidia>(&kind, body).map(|c| Config::Vfio(c.into()))
         }
         _ => Err(ConfigError::UnknownKind { api_version, kind }),
     }

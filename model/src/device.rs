@@ -20,14 +20,24 @@ pub enum DeviceKind {
     Mps,
     /// The GPU for monitoring and administration, beside whoever else holds it.
     Admin,
+    /// A whole GPU for a virtual machine: its PCI device, without NVIDIA's driver on this node.
+    Vfio,
 }
 
 impl DeviceKind {
     /// Every kind, in the order of the layout.
-    pub const ALL: [Self; 7] =
-        [Self::Mig, Self::MigShare, Self::Share, Self::TimeSlice, Self::Mps, Self::Admin, Self::Gpu];
+    pub const ALL: [Self; 8] = [
+        Self::Mig,
+        Self::MigShare,
+        Self::Share,
+        Self::TimeSlice,
+        Self::Mps,
+        Self::Admin,
+        Self::Gpu,
+        Self::Vfio,
+    ];
 
-    /// The `type` attribute; `gpu` and `mig` are NVIDIA's words.
+    /// The `type` attribute; `gpu`, `mig` and `vfio` are NVIDIA's words.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Gpu => "gpu",
@@ -37,6 +47,7 @@ impl DeviceKind {
             Self::TimeSlice => "timeslice",
             Self::Mps => "mps",
             Self::Admin => "admin",
+            Self::Vfio => "vfio",
         }
     }
 

@@ -6,14 +6,16 @@
 
 mod attributes;
 mod counters;
+mod passthrough;
 mod slices;
 mod vocabulary;
 
 pub use attributes::{Capacity, CapacityPolicy, device_attributes};
 pub use counters::MEMORY_SLICE;
+pub use passthrough::Passthrough;
 pub use vocabulary::{attribute_names, capacity_names, has_capacity};
 
-use crate::{DeviceKind, DeviceName, GpuInfo, LiveMig, MigCapability, MigProfile, Placement};
+use crate::{DeviceKind, DeviceName, GpuInfo, GpuUuid, LiveMig, MigCapability, MigProfile, Placement};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most attributes and capacities of a device together (resource.k8s.io validation).
@@ -83,6 +85,8 @@ pub struct Options {
     pub mps: BTreeSet<u32>,
     /// Whether partitions are given out in shares too. Nearly doubles the devices of a GPU.
     pub mig_shares: bool,
+    /// GPUs that are also offered to virtual machines; the others have no such device.
+    pub passthrough: BTreeMap<GpuUuid, Passthrough>,
 }
 
 /// An attribute's value.
@@ -248,7 +252,9 @@ impl Holding {
                 Some(Self::SharedPartition { profile_id: *profile_id, placement })
             }
             DeviceName::Plain { kind: DeviceKind::Admin, .. } => None,
-            DeviceName::Plain { kind: DeviceKind::Gpu | DeviceKind::Mps, .. } => Some(Self::Whole),
+            DeviceName::Plain { kind: DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Vfio, .. } => {
+                Some(Self::Whole)
+            }
             DeviceName::Plain { kind, .. } => Some(Self::Shared(*kind)),
         }
     }
@@ -267,7 +273,8 @@ pub fn publish(gpus: &[GpuState], server: ServerFeatures, options: &Options) -> 
     slices::split(published, server)
 }
 
-/// The devices of one GPU, smallest first, whole GPU last.
+/// The devices of one GPU, smallest first, whole GPU last; a request that any device satisfies never takes the GPU
+/// from its driver before that.
 fn devices(gpu: &GpuState, server: ServerFeatures, options: &Options) -> Vec<Device> {
     let names =
         if server.counters { names_with_counters(&gpu.info, options) } else { names_without_counters(gpu) };
@@ -313,6 +320,8 @@ fn names_with_counters(info: &GpuInfo, options: &Options) -> Vec<DeviceName> {
     names.push(plain(DeviceKind::Admin));
     if others {
         names.push(DeviceName::gpu(minor));
+        let passed = options.passthrough.contains_key(&info.uuid);
+        names.extend(passed.then(|| plain(DeviceKind::Vfio)));
     }
     names
 }
@@ -356,7 +365,13 @@ fn profile_of<'a>(info: &'a GpuInfo, name: &DeviceName) -> Option<&'a MigProfile
 fn device(gpu: &GpuState, name: DeviceName, server: ServerFeatures, options: &Options) -> Device {
     let kind = name.kind();
     let profile = profile_of(&gpu.info, &name);
-    let (attributes, capacity) = attributes::of_device(&gpu.info, &name, profile, options.slots);
+    let (attributes, capacity) = attributes::of_device(
+        &gpu.info,
+        &name,
+        profile,
+        options.slots,
+        options.passthrough.get(&gpu.info.uuid),
+    );
     let holding = Holding::of(&name, &gpu.info);
     Device {
         consumes: match (holding, server.counters) {

@@ -62,7 +62,9 @@ fn of_device(index: &Index, held: &Held) -> Option<Sum> {
         amount.to_u64()
     };
     let part = match name.kind() {
-        DeviceKind::Admin | DeviceKind::Gpu | DeviceKind::Mps => MicroGpus::of_kind(name.kind()),
+        DeviceKind::Admin | DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Vfio => {
+            MicroGpus::of_kind(name.kind())
+        }
         DeviceKind::Mig => return of_partition(index, held.pool, held.device, name.minor()),
         DeviceKind::MigShare => {
             let partition = name.whole_partition()?.to_string();

@@ -53,7 +53,7 @@ impl Amount {
     /// `cores` is what is consumed. Of a partition they are the partition's part of the GPU, rounded up.
     pub fn of_device(kind: DeviceKind, memory: u64, multiprocessors: (u64, u64), cores: u64) -> Self {
         match kind {
-            DeviceKind::Gpu | DeviceKind::Mps => Self { memory, cores: 100, gpus: 1 },
+            DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Vfio => Self { memory, cores: 100, gpus: 1 },
             DeviceKind::Mig => {
                 let (part, whole) = multiprocessors;
                 let cores = part.saturating_mul(100).div_ceil(whole.max(1)).min(100);
@@ -91,6 +91,7 @@ mod tests {
     #[rstest]
     #[case::whole(DeviceKind::Gpu, 80, (132, 132), 0, (80, 100, 1))]
     #[case::whole_through_mps(DeviceKind::Mps, 80, (132, 132), 0, (80, 100, 1))]
+    #[case::of_a_virtual_machine(DeviceKind::Vfio, 80, (132, 132), 0, (80, 100, 1))]
     #[case::partition(DeviceKind::Mig, 20, (32, 132), 0, (20, 25, 0))]
     #[case::whole_as_partition(DeviceKind::Mig, 80, (132, 132), 0, (80, 100, 0))]
     #[case::partition_of_unknown_board(DeviceKind::Mig, 20, (32, 0), 0, (20, 100, 0))]

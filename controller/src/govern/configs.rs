@@ -15,6 +15,7 @@ const fn kinds(config: &Config) -> &'static [DeviceKind] {
         Config::Mig(_) => &[DeviceKind::Mig],
         Config::Share(_) => &[DeviceKind::Share, DeviceKind::MigShare],
         Config::Mps(_) => &[DeviceKind::Mps],
+        Config::Vfio(_) => &[DeviceKind::Vfio],
         // Whatever it says nothing about it leaves alone.
         Config::Policy(_) => &DeviceKind::ALL,
     }

@@ -93,7 +93,14 @@ pub fn slices_with_mig_shares(node: &str, gpus: u32) -> Vec<ResourceSlice> {
 
 /// How a node publishes.
 pub fn options(mode: AllocatorMode, mig_shares: bool) -> Options {
-    Options { driver: DRIVER.to_owned(), mode, slots: 10, mps: (0..64).collect(), mig_shares }
+    Options {
+        driver: DRIVER.to_owned(),
+        mode,
+        slots: 10,
+        mps: (0..64).collect(),
+        mig_shares,
+        passthrough: Default::default(),
+    }
 }
 
 /// A GPU of which nothing is held.

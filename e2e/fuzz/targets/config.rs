@@ -2,7 +2,7 @@
 #![no_main]
 
 use aliquot_fuzz::seeds;
-use aliquot_model::config::{AllocationPolicy, Config, GpuConfig, MigConfig, MpsConfig, ShareConfig};
+use aliquot_model::config::{AllocationPolicy, Config, GpuConfig, MigConfig, MpsConfig, ShareConfig, VfioConfig};
 use aliquot_model::config::{decode_lenient, decode_strict};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -14,6 +14,7 @@ fn encoded() -> Vec<Vec<u8>> {
         Config::Share(ShareConfig::default()),
         Config::Mps(MpsConfig::default()),
         Config::Policy(AllocationPolicy::default()),
+        Config::Vfio(VfioConfig::default()),
     ];
     all.iter().map(|config| config.encode().to_string().into_bytes()).collect()
 }

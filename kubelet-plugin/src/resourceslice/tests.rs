@@ -21,7 +21,14 @@ fn layout_of(mode: AllocatorMode) -> Vec<Slice> {
         standing: Vec::new(),
         taints: Vec::new(),
     });
-    let options = Options { driver: DRIVER.into(), mode, slots: 10, mps: [0, 1].into(), mig_shares: false };
+    let options = Options {
+        driver: DRIVER.into(),
+        mode,
+        slots: 10,
+        mps: [0, 1].into(),
+        mig_shares: false,
+        passthrough: Default::default(),
+    };
     publish(&gpus, ServerFeatures::all_of_minor(36), &options)
 }
 
@@ -133,6 +140,7 @@ fn slices_without_devices_are_still_one_object() {
             slots: 1,
             mps: [0, 1].into(),
             mig_shares: false,
+            passthrough: Default::default(),
         },
     );
     let objects = objects(&empty, &owner(), 1);

@@ -120,7 +120,7 @@ impl DeviceData {
     /// What the ledger has of a device, with what was read of its GPU.
     pub fn of(device: &Device, (info, live): &Facts) -> Self {
         let name = device.name();
-        let published = name.as_ref().map(|name| device_attributes(info, name)).unwrap_or_default();
+        let published = name.as_ref().map(|name| device_attributes(info, name, None)).unwrap_or_default();
         let text = |name: &str| match published.get(name) {
             Some(Attribute::Text(text)) => Some(text.clone()),
             _ => None,
@@ -323,7 +323,7 @@ mod tests {
     fn names_are_those_of_published_attributes_where_there_is_one() {
         let data = DeviceData::of(&partition(Some(MIG)), &(h100(0), vec![live(MIG)]));
         let data = serde_json::to_value(&data).unwrap();
-        let published = device_attributes(&h100(0), &partition(None).name().unwrap());
+        let published = device_attributes(&h100(0), &partition(None).name().unwrap(), None);
         for name in ["type", "parentUUID", "productName", "profile"] {
             let Attribute::Text(text) = &published[name] else { panic!("{name}") };
             assert_eq!(data[name], json!(text), "{name}");

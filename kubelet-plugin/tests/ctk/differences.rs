@@ -18,7 +18,10 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         "each name of a library is a mount of its file; links to DRM nodes are made by a hook of their own",
     ),
     known("theirs: hook update-ldcache", "our hook does it (driver), without running the host's ldconfig"),
-    known("theirs: hook enable-cuda-compat", "our hook does it (driver), in the same cache, by the same facts"),
+    known(
+        "theirs: hook enable-cuda-compat",
+        "our hook does it (driver), in the same cache, by the same facts",
+    ),
     known("theirs: hook disable-device-node-modification", "our hook does it (driver)"),
     known(
         "theirs: hook update-application-profile",

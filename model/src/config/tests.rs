@@ -23,6 +23,14 @@ use serde_json::json;
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MigConfig", "driverCapabilities": "graphics"}),
     Config::Mig(MigConfig { driver_capabilities: "graphics".parse().unwrap() }))]
 #[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "MigDeviceConfig"}), Config::Mig(MigConfig::default()))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "VfioConfig"}), Config::Vfio(VfioConfig::default()))]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "VfioConfig", "iommu": {"backend": "IommuFd", "apiDevice": false}}),
+    Config::Vfio(VfioConfig { iommu: Iommu { backend: IommuBackend::IommuFd, api_device: false } }))]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig",
+    "iommu": {"backendPolicy": "PreferIommuFD", "enableAPIDevice": false}}),
+    Config::Vfio(VfioConfig { iommu: Iommu { backend: IommuBackend::PreferIommuFd, api_device: false } }))]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", "iommu": {"backendPolicy": "LegacyOnly"}}),
+    Config::Vfio(VfioConfig::default()))]
 fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     assert_eq!(decode_strict(&parameters), Ok(want.clone()));
     assert_eq!(decode_lenient(&parameters), Ok(want.clone()));
@@ -52,6 +60,10 @@ fn known_kinds_decode(#[case] parameters: Value, #[case] want: Config) {
     "MpsConfig.pinnedDeviceMemoryLimit: \"2GiB\" is not a quantity")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "MpsConfig", "activeThreadPercentage": 0}),
     "MpsConfig.activeThreadPercentage: must be from 1 to 100")]
+#[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "VfioConfig", "iommu": {"backend": "iommufd"}}),
+    "VfioConfig.iommu.backend: unknown variant `iommufd`, expected one of `Legacy`, `IommuFd`")]
+#[case(json!({"apiVersion": "resource.nvidia.com/v1beta1", "kind": "VfioDeviceConfig", "iommu": {"enableAPIDevice": true}}),
+    "VfioDeviceConfig.iommu: missing field `backendPolicy`")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "substitution": "larger"}),
     "AllocationPolicy.substitution: unknown variant `larger`, expected `Never` or `Larger`")]
 #[case(json!({"apiVersion": "aliquot.dev/v1alpha1", "kind": "AllocationPolicy", "nodeStrategy": "Pack"}),

@@ -2,7 +2,7 @@
 //! listed in [`super::vocabulary`], for those who check what is asked for.
 
 use super::vocabulary::MEMORY_SLICE_CAPACITY;
-use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES};
+use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES, Passthrough};
 use crate::names::{ATTR_NUMA_NODE, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
 use crate::{DeviceKind, DeviceName, GpuInfo, MigProfile, Quantity, version};
 use std::collections::BTreeMap;
@@ -47,11 +47,15 @@ fn shared_memory(bytes: u64) -> Quantity {
 }
 
 /// The attributes under which a device is published: those of [`super::publish`], for those who tell somebody else of
-/// the same device.
-pub fn device_attributes(info: &GpuInfo, name: &DeviceName) -> BTreeMap<String, Attribute> {
+/// the same device. `passthrough` is what is known of the GPU as a PCI device, if the device is one of that kind.
+pub fn device_attributes(
+    info: &GpuInfo,
+    name: &DeviceName,
+    passthrough: Option<&Passthrough>,
+) -> BTreeMap<String, Attribute> {
     let profile = super::profile_of(info, name);
     // How many tenants a GPU has is a capacity, and no fact of the device.
-    of_device(info, name, profile, super::DEFAULT_SLOTS).0
+    of_device(info, name, profile, super::DEFAULT_SLOTS, passthrough).0
 }
 
 pub(super) fn of_device(
@@ -59,6 +63,7 @@ pub(super) fn of_device(
     name: &DeviceName,
     profile: Option<&MigProfile>,
     slots: u32,
+    passthrough: Option<&Passthrough>,
 ) -> (BTreeMap<String, Attribute>, BTreeMap<String, Capacity>) {
     let kind = name.kind();
     let mut attributes = common(info, kind);
@@ -75,7 +80,7 @@ pub(super) fn of_device(
             attributes.insert("profile".into(), Attribute::Text(profile.name.to_string()));
             shared_capacity(profile.memory_bytes, slots, &mut capacity);
         }
-        (DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Mig | DeviceKind::Admin, _) => {
+        (DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Mig | DeviceKind::Admin | DeviceKind::Vfio, _) => {
             capacity.insert("memory".into(), plain(info.memory_bytes));
             if info.multiprocessors > 0 {
                 capacity.insert("multiprocessors".into(), plain(info.multiprocessors.into()));
@@ -87,6 +92,9 @@ pub(super) fn of_device(
     }
     if name.partition().is_none() {
         attributes.insert("uuid".into(), Attribute::Text(info.uuid.to_string()));
+    }
+    if let Some(passthrough) = passthrough.filter(|_| kind == DeviceKind::Vfio) {
+        passthrough.tell(&mut attributes, &mut capacity);
     }
     drop_surplus(&mut attributes, &mut capacity);
     (attributes, capacity)

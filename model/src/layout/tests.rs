@@ -78,11 +78,29 @@ fn options(mode: AllocatorMode) -> Options {
         slots: DEFAULT_SLOTS,
         mps: (0..64).collect(),
         mig_shares: false,
+        passthrough: BTreeMap::new(),
     }
 }
 
 fn with_mig_shares(mode: AllocatorMode) -> Options {
     Options { mig_shares: true, ..options(mode) }
+}
+
+/// With every GPU of these offered to virtual machines too.
+fn with_passthrough(gpus: &[GpuState], mode: AllocatorMode) -> Options {
+    let passthrough = Passthrough {
+        vendor_id: "0x10de".into(),
+        device_id: "0x2330".into(),
+        iommu_fd: true,
+        addressable_bytes: 128 << 30,
+    };
+    let all = gpus.iter().map(|gpu| (gpu.info.uuid.clone(), passthrough.clone()));
+    Options { passthrough: all.collect(), ..options(mode) }
+}
+
+/// With all that can be switched on.
+fn with_everything(gpus: &[GpuState]) -> Options {
+    Options { mig_shares: true, ..with_passthrough(gpus, AllocatorMode::Controller) }
 }
 
 fn names(slices: &[Slice]) -> Vec<String> {
@@ -120,8 +138,7 @@ fn slices_keep_within_the_limits_of_the_server(#[case] minor: u32, #[case] gpus:
     let gpus: Vec<GpuState> = (0..gpus)
         .map(|m| board(m, if m % 2 == 0 { &SEVEN_SLICES } else { &RTX_PRO }, false, false))
         .collect();
-    let slices =
-        publish(&gpus, ServerFeatures::all_of_minor(minor), &with_mig_shares(AllocatorMode::Controller));
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(minor), &with_everything(&gpus));
     assert_eq!(slices.len(), want);
     for slice in &slices {
         assert!(slice.devices.len() <= MAX_DEVICES_PER_SLICE);
@@ -145,8 +162,7 @@ fn slices_keep_within_the_limits_of_the_server(#[case] minor: u32, #[case] gpus:
 fn the_vocabulary_is_what_is_published() {
     let gpus =
         [board(0, &SEVEN_SLICES, false, false), board(1, &RTX_PRO, true, false), board(2, &[], false, false)];
-    let slices =
-        publish(&gpus, ServerFeatures::all_of_minor(36), &with_mig_shares(AllocatorMode::Controller));
+    let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &with_everything(&gpus));
     for kind in DeviceKind::ALL {
         let devices = || slices.iter().flat_map(|s| &s.devices).filter(|d| d.kind() == kind);
         let attributes: BTreeSet<&str> =
@@ -403,12 +419,55 @@ fn attributes_of_a_device_are_those_that_are_published() {
         [board(0, &SEVEN_SLICES, false, false), board(3, &RTX_PRO, true, true), board(1, &[], false, false)]
     {
         let gpus = [gpu];
-        let slices =
-            publish(&gpus, ServerFeatures::all_of_minor(36), &with_mig_shares(AllocatorMode::Controller));
+        let slices = publish(&gpus, ServerFeatures::all_of_minor(36), &with_everything(&gpus));
         for device in slices.iter().flat_map(|slice| &slice.devices) {
-            assert_eq!(device_attributes(&gpus[0].info, &device.name), device.attributes, "{}", device.name);
+            let options = with_passthrough(&gpus, AllocatorMode::Controller);
+            let passthrough = options.passthrough.get(&gpus[0].info.uuid);
+            let told = device_attributes(&gpus[0].info, &device.name, passthrough);
+            assert_eq!(told, device.attributes, "{}", device.name);
         }
     }
+}
+
+#[rstest]
+#[case::hopper(&SEVEN_SLICES, false, false, true)]
+#[case::no_mig(&[], false, false, true)]
+#[case::ampere_cut_into_partitions(&SEVEN_SLICES, true, true, false)]
+fn a_gpu_is_offered_to_virtual_machines_where_that_is_on_and_takes_all_of_its_counters(
+    #[case] rows: &[Row],
+    #[case] enabled: bool,
+    #[case] needs_reset: bool,
+    #[case] offered: bool,
+) {
+    let gpus = [board(0, rows, enabled, needs_reset)];
+    let features = ServerFeatures::all_of_minor(36);
+    let off = publish(&gpus, features, &options(AllocatorMode::Controller));
+    assert!(off.iter().flat_map(|s| &s.devices).all(|device| device.kind() != DeviceKind::Vfio));
+    let options = with_passthrough(&gpus, AllocatorMode::Controller);
+    let slices = publish(&gpus, features, &options);
+    let devices: Vec<&Device> = slices.iter().flat_map(|s| &s.devices).collect();
+    let vfio = devices.iter().find(|device| device.kind() == DeviceKind::Vfio);
+    assert_eq!(vfio.is_some(), offered);
+    let Some(vfio) = vfio else { return };
+    assert_eq!(vfio.name.to_string(), "gpu-0-vfio");
+    assert_eq!(devices.last().map(|last| &last.name), Some(&vfio.name), "nothing else is taken after it");
+    let whole = devices.iter().find(|device| device.kind() == DeviceKind::Gpu).unwrap();
+    assert_eq!((&vfio.consumes, &vfio.taints), (&whole.consumes, &whole.taints));
+    assert!(!vfio.allow_multiple_allocations);
+    for (name, want) in [
+        ("type", Attribute::Text("vfio".into())),
+        ("vendorID", Attribute::Text("0x10de".into())),
+        ("deviceID", Attribute::Text("0x2330".into())),
+        ("iommuFDEnabled", Attribute::Bool(true)),
+        ("resource.kubernetes.io/pciBusID", Attribute::Text("0000:17:00.0".into())),
+    ] {
+        assert_eq!(vfio.attributes.get(name), Some(&want), "{name}");
+    }
+    assert_eq!(vfio.capacity["addressableMemory"].value, crate::Quantity::from_u64(128 << 30));
+    // Without counters nothing would keep it and the whole GPU apart.
+    let bare = ServerFeatures { counters: false, ..features };
+    let all = publish(&gpus, bare, &options);
+    assert!(all.iter().flat_map(|s| &s.devices).all(|device| device.kind() != DeviceKind::Vfio));
 }
 
 #[path = "mig_share_tests.rs"]

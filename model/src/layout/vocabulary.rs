@@ -25,6 +25,7 @@ const COMMON: [&str; 12] = [
 pub fn attribute_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
     let own: &[&str] = match kind {
         DeviceKind::Mig | DeviceKind::MigShare => &["parentUUID", "profile"],
+        DeviceKind::Vfio => &["uuid", "deviceID", "vendorID", "iommuFDEnabled"],
         _ => &["uuid"],
     };
     COMMON.into_iter().chain(own.iter().copied())
@@ -34,6 +35,7 @@ pub fn attribute_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
 pub const fn capacity_names(kind: DeviceKind) -> &'static [&'static str] {
     match kind {
         DeviceKind::Gpu | DeviceKind::Mps | DeviceKind::Admin => &["memory", "multiprocessors"],
+        DeviceKind::Vfio => &["addressableMemory", "memory", "multiprocessors"],
         DeviceKind::Mig => {
             &["copyEngines", "decoders", "encoders", "jpegEngines", "memory", "multiprocessors", "ofaEngines"]
         }

@@ -84,6 +84,7 @@ impl Fleet {
             slots: 10,
             mps: [].into(),
             mig_shares: false,
+            passthrough: Default::default(),
         };
         let layout = publish(&gpus, self.server, &options);
         let owner = Owner {
