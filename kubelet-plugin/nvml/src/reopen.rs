@@ -5,17 +5,19 @@
 //! let go of, and opened again where it lies by then, after pauses that grow. A *look* begins with each question for
 //! the driver's versions, which every inventory asks first.
 //!
-//! It can also be let go of, so that the kernel module is free, and stays closed then until it may be opened again.
+//! It can also be let go of, so that the kernel module is free, and stays closed then until everybody who asked for that
+//! says that it may be opened again. Event sets end with it.
 //!
 //! While the library is closed every call fails with the reason for which it is.
 
 use crate::{
-    Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuHealth, GpuProcess, Gpus, MemoryUse,
-    MigMode, ModeChange, Operation, ProcessTime, TimeSlice, Unreadable,
+    Cause, ComputeMode, Destroyed, DriverInfo, EventSource, GpuError, GpuEvent, GpuHealth, GpuProcess, Gpus,
+    MemoryUse, MigMode, ModeChange, Operation, ProcessTime, TimeSlice, Unreadable,
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Looks in a row in which somebody was told that the driver is gone, before the library is closed.
@@ -54,6 +56,8 @@ pub struct Reopening {
     open: Box<Open>,
     pauses: Pauses,
     state: Mutex<State>,
+    /// How often it was let go of.
+    let_gos: Arc<AtomicU64>,
 }
 
 enum State {
@@ -72,8 +76,8 @@ enum State {
         since: Instant,
         next: Instant,
         pause: Duration,
-        /// Whether it stays closed until [`Reopening::resume`].
-        let_go: bool,
+        /// How many want it to stay closed until they call [`Reopening::resume`].
+        let_go: u32,
     },
 }
 
@@ -85,7 +89,7 @@ impl Reopening {
         open: impl Fn() -> Result<Opened, GpuError> + Send + Sync + 'static,
     ) -> Self {
         let state = Mutex::new(State::Open { library, told: None, looks: 0 });
-        Self { open: Box::new(open), pauses, state }
+        Self { open: Box::new(open), pauses, state, let_gos: Arc::default() }
     }
 
     /// A library that is opened with the first look, or with the first after [`Self::resume`] if it is not `wanted` yet.
@@ -103,28 +107,33 @@ impl Reopening {
             since: now,
             next: now,
             pause: pauses.first,
-            let_go: !wanted,
+            let_go: u32::from(!wanted),
         };
-        Self { open: Box::new(open), pauses, state: Mutex::new(state) }
+        Self { open: Box::new(open), pauses, state: Mutex::new(state), let_gos: Arc::default() }
     }
 
-    /// Closes the library, and keeps it closed until [`Self::resume`]. The reason is told to everybody who calls.
+    /// Closes the library, and keeps it closed until [`Self::resume`] was called as often as this. The reason is told
+    /// to everybody who calls.
     pub fn let_go(&self, why: &str) {
         let why = GpuError::of_library(Operation::Use, Cause::LetGo(why.to_owned()));
+        self.let_gos.fetch_add(1, Ordering::SeqCst);
         // Closing it calls the driver once more, so nobody waits for that.
-        drop(self.close(why, true));
+        drop(self.close(why, 1));
     }
 
-    /// Opens the library again, at the next look.
+    /// Opens the library again, at the next look, unless somebody else wants it to stay closed.
     pub fn resume(&self) {
         if let State::Closed { since, next, pause, let_go, .. } = &mut *self.state.lock() {
-            let now = Instant::now();
-            (*since, *next, *pause, *let_go) = (now, now, self.pauses.first, false);
+            *let_go = let_go.saturating_sub(1);
+            if *let_go == 0 {
+                let now = Instant::now();
+                (*since, *next, *pause) = (now, now, self.pauses.first);
+            }
         }
     }
 
     /// What was open, to be dropped by the caller.
-    fn close(&self, why: GpuError, let_go: bool) -> Option<Arc<dyn Gpus>> {
+    fn close(&self, why: GpuError, let_go: u32) -> Option<Arc<dyn Gpus>> {
         let mut state = self.state.lock();
         let (now, pause) = (Instant::now(), self.pauses.first);
         let closed = State::Closed { former: None, why, since: now, next: now, pause, let_go };
@@ -139,8 +148,8 @@ impl Reopening {
                 if let State::Closed { former, let_go, why, .. } = &mut *state {
                     *former = before;
                     // Who asked for it to stay closed has not said otherwise.
-                    if was && !*let_go {
-                        (*let_go, *why) = (true, reason);
+                    if was > 0 {
+                        (*let_go, *why) = (was + *let_go, reason);
                     }
                 }
                 None
@@ -207,7 +216,7 @@ impl Reopening {
         }
         tracing::warn!(error = %why, "the driver is gone or another one: closing NVML, to open it again");
         drop(state);
-        self.close(why, false)
+        self.close(why, 0)
     }
 
     /// Whether it is to be opened now. Whoever is told so does it; others are told that it is closed meanwhile.
@@ -215,7 +224,7 @@ impl Reopening {
         let mut state = self.state.lock();
         let State::Closed { former, since, next, pause, let_go, .. } = &mut *state else { return false };
         let now = Instant::now();
-        if *let_go || *next > now {
+        if *let_go > 0 || *next > now {
             return false;
         }
         // A call that does not come back holds it for good: the others are not to wait for that.
@@ -233,7 +242,7 @@ impl Reopening {
         let mut state = self.state.lock();
         match (opened, &mut *state) {
             // Let go of while it was opened.
-            (opened, State::Closed { let_go: true, .. }) => opened.ok(),
+            (opened, State::Closed { let_go: 1.., .. }) => opened.ok(),
             (Ok(library), State::Closed { .. }) => {
                 tracing::info!("NVML is open again");
                 *state = State::Open { library, told: None, looks: 0 };
@@ -326,7 +335,30 @@ impl Gpus for Reopening {
     }
 
     fn watch(&self, gpus: &[GpuUuid]) -> Result<Box<dyn EventSource>, GpuError> {
-        self.call(|library| library.watch(gpus))
+        let (let_gos, born) = (Arc::clone(&self.let_gos), self.let_gos.load(Ordering::SeqCst));
+        let source = self.call(|library| library.watch(gpus))?;
+        Ok(Box::new(Watched { source, let_gos, born }))
+    }
+}
+
+/// An event source that ends when its library is let go of.
+struct Watched {
+    source: Box<dyn EventSource>,
+    let_gos: Arc<AtomicU64>,
+    born: u64,
+}
+
+impl EventSource for Watched {
+    fn next(&mut self, timeout: Duration) -> Result<Option<GpuEvent>, GpuError> {
+        if self.let_gos.load(Ordering::SeqCst) != self.born {
+            let why = Cause::LetGo("the library was closed since".to_owned());
+            return Err(GpuError::of_library(Operation::Watch, why));
+        }
+        self.source.next(timeout)
+    }
+
+    fn unmonitored(&self) -> &[(GpuUuid, GpuError)] {
+        self.source.unmonitored()
     }
 }
 
@@ -366,9 +398,36 @@ mod tests {
         let library = Reopening::new(opened(), Pauses::default(), || Ok(opened()));
         library.let_go("asked for");
         let gone = GpuError::of_library(Operation::Use, NvmlCode::DRIVER_NOT_LOADED);
-        assert!(library.close(gone, false).is_none());
+        assert!(library.close(gone, 0).is_none());
         assert!(library.driver().is_err_and(|error| error.is_let_go()), "it stays closed");
         library.resume();
         assert!(library.driver().is_ok());
+    }
+
+    #[test]
+    fn a_library_that_two_let_go_of_stays_closed_until_both_say_that_it_may_be_opened() {
+        let library = Reopening::new(opened(), Pauses::default(), || Ok(opened()));
+        library.let_go("the first");
+        library.let_go("the second");
+        library.resume();
+        assert!(library.driver().is_err_and(|error| error.is_let_go()), "one of them still needs it closed");
+        library.resume();
+        assert!(library.driver().is_ok());
+        library.resume();
+        library.let_go("again");
+        assert!(library.driver().is_err(), "a surplus word opens nothing beforehand");
+    }
+
+    /// Its set holds the library, and through it every GPU.
+    #[test]
+    fn who_listens_is_told_that_the_library_was_let_go_of() {
+        let library = Reopening::new(opened(), Pauses::default(), || Ok(opened()));
+        let mut events = library.watch(&[]).unwrap();
+        assert_eq!(events.next(Duration::ZERO), Ok(None));
+        library.let_go("asked for");
+        library.resume();
+        assert!(library.driver().is_ok());
+        assert!(events.next(Duration::ZERO).is_err_and(|error| error.is_let_go()));
+        assert_eq!(library.watch(&[]).unwrap().next(Duration::ZERO), Ok(None));
     }
 }

@@ -98,6 +98,8 @@ impl One {
     fn listen(self) {
         let mut source = match self.gpus.watch(std::slice::from_ref(&self.gpu)) {
             Ok(source) => source,
+            // It is opened again in a moment, or whoever closed it knows.
+            Err(error) if error.is_let_go() => return,
             Err(error) => return self.unheard.add(&self.gpu, &error),
         };
         if let Some((_, error)) = source.unmonitored().first() {
@@ -107,6 +109,7 @@ impl One {
         while !self.cancel.is_cancelled() && !self.to.is_closed() {
             match self.next(&mut *source) {
                 Ok(()) => self.unheard.remove(&self.gpu),
+                Err(error) if error.is_let_go() => return,
                 Err(error) => {
                     self.unheard.add(&self.gpu, &error);
                     // A set of a library that has lost its driver never works again: it is let go of.
