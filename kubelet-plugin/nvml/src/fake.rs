@@ -94,9 +94,27 @@ struct Board {
 struct State {
     driver: DriverInfo,
     boards: Vec<Board>,
+    /// Boards that another driver has.
+    away: Vec<Board>,
     faults: Vec<Fault>,
     calls: Vec<&'static str>,
     events: VecDeque<GpuEvent>,
+}
+
+impl State {
+    fn bring_back(&mut self, which: impl Fn(&GpuInfo) -> bool) {
+        let Self { boards, away, .. } = self;
+        boards.extend(away.extract_if(.., |board| which(&board.info)));
+        boards.sort_by(|a, b| a.info.pci_bus_id.cmp(&b.info.pci_bus_id));
+        self.number();
+    }
+
+    /// NVML numbers what is there.
+    fn number(&mut self) {
+        for (index, board) in (0..).zip(&mut self.boards) {
+            board.info.index = index;
+        }
+    }
 }
 
 /// The fake. Clones are the same node.
@@ -122,6 +140,7 @@ impl FakeGpus {
         let state = State {
             driver: DriverInfo { driver_version: "580.95.05".to_owned(), cuda_version: (13, 0) },
             boards: boards.collect(),
+            away: Vec::new(),
             faults: Vec::new(),
             calls: Vec::new(),
             events: VecDeque::new(),
@@ -154,6 +173,7 @@ impl FakeGpus {
     /// What a reboot does: instances and processes are gone, a pending mode is in force.
     pub fn reboot(&self) {
         let mut state = self.state();
+        state.bring_back(|_| true);
         for board in &mut state.boards {
             board.instances.clear();
             board.processes.clear();
@@ -175,6 +195,20 @@ impl FakeGpus {
     pub fn lose(&self, gpu: &GpuUuid) {
         self.with_board(gpu, |board| board.lost = true);
         self.raise(gpu, EventKind::Xid(79), None);
+    }
+
+    /// Takes a GPU from the driver, which lists it no more. A library that was opened before would still name it; this
+    /// one is never asked in between.
+    pub fn take_away(&self, gpu: &GpuUuid) {
+        let mut state = self.state();
+        let State { boards, away, .. } = &mut *state;
+        away.extend(boards.extract_if(.., |board| &board.info.uuid == gpu));
+        state.number();
+    }
+
+    /// Gives a GPU back to the driver.
+    pub fn bring_back(&self, gpu: &GpuUuid) {
+        self.state().bring_back(|info| &info.uuid == gpu);
     }
 
     /// Sets what a GPU says of its health; one that was lost is back on the bus.
