@@ -49,7 +49,8 @@ const HOOK: &str = "aliquot-hook";
 /// called so with its own program, which does not know these arguments; what is called otherwise it leaves alone, with
 /// the program of the release that wrote it.
 const FORMER_HOOK: &str = "aliquot-oci-hook";
-/// What those are called that are told of what came later still (links, libraries for 32-bit programs), for the same
+/// What those are called that are told of what came later still (links, libraries for 32-bit programs, GPUs without
+/// forward compatibility), for the same
 /// reason.
 const LATER_HOOK: &str = "aliquot-hook-2";
 /// The hook's task for the container of a share, its second argument.
@@ -102,6 +103,8 @@ pub struct Nodes {
     pub devices: Vec<CharDevice>,
     /// The nodes of the GPU that programs for graphics open.
     pub drm: Vec<DrmNode>,
+    /// Whether CUDA starts on the GPU with its own driver's libraries alone.
+    pub own_libraries_only: bool,
     /// How a share's region is mounted.
     pub region: RegionMount,
 }
@@ -261,9 +264,10 @@ pub fn spec(
         capabilities.add(&device.driver_capabilities);
     }
     let files = driver.files.of(&capabilities);
+    let own_libraries_only = devices.iter().any(|(_, nodes)| nodes.own_libraries_only);
     let mut cdi = vec![CdiDevice::new(
         format!("{}-common", claim.uid).parse()?,
-        common(site, OfDriver { files: &files, ..driver }, boot_id, claim),
+        common(site, OfDriver { files: &files, ..driver }, own_libraries_only, boot_id, claim),
     )];
     let daemon = MpsDir::new(&site.mps_dir).claim(&claim.uid).ok();
     for (device, nodes) in devices {
@@ -275,7 +279,13 @@ pub fn spec(
     Ok(Spec::new(kind, cdi))
 }
 
-fn common(site: &Site, driver: OfDriver<'_>, boot_id: &str, claim: &ClaimRef) -> ContainerEdits {
+fn common(
+    site: &Site,
+    driver: OfDriver<'_>,
+    own_libraries_only: bool,
+    boot_id: &str,
+    claim: &ClaimRef,
+) -> ContainerEdits {
     let mut edits = ContainerEdits::default();
     edits.set_env(BOOT_ENV, boot_id);
     edits.set_env(CLAIM_ENV, &format!("{}/{}", claim.namespace, claim.name));
@@ -290,7 +300,7 @@ fn common(site: &Site, driver: OfDriver<'_>, boot_id: &str, claim: &ClaimRef) ->
             .mounts
             .extend(file.container.iter().map(|container| Mount::read_only(host.clone(), container.clone())));
     }
-    edits.hooks.extend(driver_hook(site, files));
+    edits.hooks.extend(driver_hook(site, files, own_libraries_only));
     for mount in &site.mounts {
         let (host, container) = (mount.host.to_string_lossy(), mount.container.to_string_lossy());
         edits.mounts.push(if mount.writable {
@@ -303,20 +313,23 @@ fn common(site: &Site, driver: OfDriver<'_>, boot_id: &str, claim: &ClaimRef) ->
 }
 
 /// Lets the container's loader and `ldconfig -p` know the libraries, and what else mounts cannot give.
-fn driver_hook(site: &Site, files: &DriverFiles) -> Option<Hook> {
+fn driver_hook(site: &Site, files: &DriverFiles, own_libraries_only: bool) -> Option<Hook> {
     let mut args = vec![DRIVER_TASK.to_owned(), "--version".to_owned(), files.version.clone()?];
     let [dir, _] = container_library_dirs();
     args.extend(["--dir".to_owned(), dir.clone()]);
     args.extend(names_in(files, &dir).flat_map(|name| ["--library".to_owned(), name]));
-    let of_32_bit: Vec<String> =
-        names_in(files, CONTAINER_LIBRARY_DIR_32).flat_map(|name| ["--library32".to_owned(), name]).collect();
-    if of_32_bit.is_empty() {
-        return hook(site, args);
+    let plain = args.len();
+    if own_libraries_only {
+        args.push("--without-compat".to_owned());
     }
-    args.extend(["--dir32".to_owned(), CONTAINER_LIBRARY_DIR_32.to_owned()]);
-    args.extend(of_32_bit);
+    let mut of_32_bit = names_in(files, CONTAINER_LIBRARY_DIR_32).peekable();
+    if of_32_bit.peek().is_some() {
+        args.extend(["--dir32".to_owned(), CONTAINER_LIBRARY_DIR_32.to_owned()]);
+        args.extend(of_32_bit.flat_map(|name| ["--library32".to_owned(), name]));
+    }
+    let name = if args.len() > plain { LATER_HOOK } else { HOOK };
     let mut hook = hook(site, args)?;
-    LATER_HOOK.clone_into(hook.args.first_mut()?);
+    name.clone_into(hook.args.first_mut()?);
     Some(hook)
 }
 

@@ -10,6 +10,7 @@
 mod common;
 
 use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_model::GpuInfo;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use common::container::{Bundle, edits, runcs, with_limiter};
 use common::{World, now, request};
@@ -104,6 +105,25 @@ fn the_loader_of_a_container_is_told_of_the_drivers_libraries() {
         }
         node.unprepare(&uid).unwrap();
     }
+}
+
+#[test]
+fn libraries_of_the_image_never_come_first_on_gpus_on_which_cuda_refuses_them() {
+    let told = |brand: &str| {
+        let world = World::new(FakeGpus::new([GpuInfo { brand: brand.into(), ..h100_80(0) }]));
+        let mut node = world.node();
+        node.machine.site.oci_hook = Some("/hook".into());
+        let dir = world.root().join("usr/lib64");
+        std::fs::create_dir_all(&dir).unwrap();
+        std::fs::write(dir.join("libcuda.so.535.261.03"), "").unwrap();
+        let prepared = node.prepare(&request("c", &[("r", "gpu-0")]), false, now()).unwrap();
+        let hooks = edits(&node, "c", &prepared).hooks;
+        hooks[0].args.iter().any(|arg| arg == "--without-compat")
+    };
+    assert_eq!(
+        ["Nvidia", "Tesla", "NvidiaRTX", "GeForce", "Titan"].map(told),
+        [false, false, false, true, true]
+    );
 }
 
 #[test]

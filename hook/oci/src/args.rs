@@ -42,6 +42,8 @@ pub struct Driver {
     pub dir: PathBuf,
     /// Their names there.
     pub libraries: Vec<String>,
+    /// Whether newer libraries of the image may come before them.
+    pub compat: bool,
     /// The directory of those for 32-bit programs, if there are any.
     pub dir32: Option<PathBuf>,
     /// The names of those.
@@ -66,7 +68,7 @@ pub struct Args {
 }
 
 const LIMITER_OPTIONS: &str = "--limiter, --preload, --quota, --mounted and --root";
-const DRIVER_OPTIONS: &str = "--version, --dir, --library, --dir32, --library32 and --root";
+const DRIVER_OPTIONS: &str = "--version, --dir, --library, --without-compat, --dir32, --library32 and --root";
 const LINK_OPTIONS: &str = "--link and --root";
 
 /// Why a command line was refused.
@@ -133,11 +135,13 @@ impl Driver {
     fn parse(mut arguments: impl Iterator<Item = OsString>) -> Result<Self, ArgsError> {
         let (mut version, mut dir, mut dir32, mut root) = (None, None, None, None);
         let (mut libraries, mut libraries32) = (Vec::new(), Vec::new());
+        let mut compat = true;
         while let Some(option) = arguments.next() {
             let mut value = |name: &'static str| arguments.next().ok_or(ArgsError::Value(name));
             match option.to_str() {
                 Some("--version") => version = Some(value("--version")?.to_string_lossy().into_owned()),
                 Some("--library") => libraries.push(library(value("--library")?)?),
+                Some("--without-compat") => compat = false,
                 Some("--library32") => libraries32.push(library(value("--library32")?)?),
                 Some("--dir32") => dir32 = Some(absolute("--dir32", arguments.next())?),
                 Some("--dir") => dir = Some(absolute("--dir", arguments.next())?),
@@ -150,7 +154,7 @@ impl Driver {
         if dir32.is_none() && !libraries32.is_empty() {
             return Err(ArgsError::Missing("--dir32"));
         }
-        Ok(Self { version, dir, libraries, dir32, libraries32, root })
+        Ok(Self { version, dir, libraries, compat, dir32, libraries32, root })
     }
 }
 
@@ -236,12 +240,13 @@ mod tests {
             version: "535.1".into(),
             dir: "/usr/lib64".into(),
             libraries: vec!["libcuda.so".into(), "libcuda.so.1".into()],
+            compat: false,
             dir32: Some("/usr/lib32".into()),
             libraries32: vec!["libcuda.so".into()],
             root: None,
         };
         let line = "driver --version 535.1 --dir /usr/lib64 --library libcuda.so --library libcuda.so.1 \
-                    --dir32 /usr/lib32 --library32 libcuda.so";
+                    --without-compat --dir32 /usr/lib32 --library32 libcuda.so";
         assert_eq!(task(line), Ok(Task::Driver(want)));
         assert_eq!(task("driver --dir /l"), Err(ArgsError::Missing("--version")));
         let nowhere = task("driver --version 1.2 --dir /l --library32 x.so");

@@ -55,7 +55,7 @@ pub(crate) fn apply(root: &Root, args: &Driver) -> Vec<DriverError> {
 
 /// Puts the driver's libraries into the loader's cache.
 fn exchange_cache(root: &Root, args: &Driver) -> Result<(), DriverError> {
-    let image = compat::names(root, &args.version);
+    let image = if args.compat { compat::names(root, &args.version) } else { Vec::new() };
     let ours = args.libraries.iter().filter(|name| !image.contains(name));
     let of_32_bit = args.dir32.iter().flat_map(|dir| of(dir, &args.libraries32, true));
     let libraries: Vec<Library> = of(Path::new(compat::DIR), &image, false)

@@ -36,7 +36,7 @@
 //!
 //! With `driver` as its first argument the same program sees to the driver's libraries in the container ([`driver`]):
 //! `--version` is the host's, `--dir` the directory that they are mounted in, `--library` the name of each, `--dir32` and `--library32` the
-//! same for 32-bit programs. With `link` it
+//! same for 32-bit programs, and with `--without-compat` no library of the image comes before them. With `link` it
 //! makes links in the container's `/dev` ([`links`]), `--link <target>:<path>` each.
 //!
 //! # What it must never do

@@ -185,6 +185,10 @@ fn libraries_of_the_image_that_name_the_hosts_branch_come_first_and_those_that_n
         passed(&container.hook().output().unwrap());
         let first = container.first("libcuda.so.1");
         assert_eq!(first, Some(format!("{dir}/libcuda.so.1")), "{image} for {branches}");
+        // A GPU on which CUDA would refuse them.
+        std::fs::remove_file(container.at("/etc/ld.so.cache")).unwrap();
+        passed(&container.hook().arg("--without-compat").output().unwrap());
+        assert_eq!(container.first("libcuda.so.1"), Some(format!("{DIR}/libcuda.so.1")), "{image}");
     }
 }
 

@@ -311,7 +311,10 @@ fn a_hook_with_what_came_later_has_a_name_that_earlier_agents_leave_alone_and_to
         link: "/dev/dri/by-path/pci-0000:17:00.0-card".into(),
         target: "../card1".into(),
     };
-    let devices = [(device("0000000a", "gpu-0"), Nodes { drm: vec![drm], ..Nodes::default() })];
+    let devices = [(
+        device("0000000a", "gpu-0"),
+        Nodes { drm: vec![drm], own_libraries_only: true, ..Nodes::default() },
+    )];
     let driver = OfDriver { files: &files, control: &control() };
     let mut spec = spec(&site, driver, "boot-1", &claim("u-1"), &devices, None, false).unwrap();
     let lines = |spec: &Spec| -> Vec<String> {
@@ -319,7 +322,7 @@ fn a_hook_with_what_came_later_has_a_name_that_earlier_agents_leave_alone_and_to
         hooks.map(|hook| format!("{}: {}", hook.path, hook.args.join(" "))).collect()
     };
     let driver = "aliquot-hook-2 driver --version 580.65.06 --dir /usr/lib/x86_64-linux-gnu \
-                  --dir32 /usr/lib/i386-linux-gnu --library32 libcuda.so.1"
+                  --without-compat --dir32 /usr/lib/i386-linux-gnu --library32 libcuda.so.1"
         .replace("x86_64", std::env::consts::ARCH);
     let link = "aliquot-hook-2 link --link ../card1:/dev/dri/by-path/pci-0000:17:00.0-card";
     assert_eq!(lines(&spec), [format!("/hook: {driver}"), format!("/hook: {link}")]);

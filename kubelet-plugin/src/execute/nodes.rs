@@ -11,6 +11,10 @@ use aliquot_model::DriverCapability::{Display, Graphics};
 use aliquot_model::{DriverCapabilities, GpuInfo, LiveMig};
 use aliquot_nvml::caps::MigMinors;
 
+/// Brands on which CUDA refuses the libraries of a newer driver (`CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE`): those for
+/// consumers. For some boards for workstations NVIDIA supports them.
+const OWN_LIBRARIES_ONLY: [&str; 2] = ["GeForce", "Titan"];
+
 impl Machine {
     /// Devices of a result.
     pub(super) fn nodes(
@@ -22,7 +26,8 @@ impl Machine {
         let info = self.gpus.gpu(&device.gpu)?;
         let region = share::region_mount(&self.shares, &device.result_id);
         let drm = self.drm(device, &info);
-        let mut nodes = Nodes { devices: vec![majors.gpu(info.minor)?], drm, region };
+        let own_libraries_only = OWN_LIBRARIES_ONLY.contains(&info.brand.as_str());
+        let mut nodes = Nodes { devices: vec![majors.gpu(info.minor)?], drm, own_libraries_only, region };
         if !shows_partitions(device) {
             return Ok(nodes);
         }

@@ -20,7 +20,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
     known("theirs: hook update-ldcache", "our hook does it (driver), without running the host's ldconfig"),
     known(
         "theirs: hook enable-cuda-compat",
-        "our hook does it (driver), in the same cache, by the same facts",
+        "our hook does it (driver), in the same cache, and not for GPUs on which CUDA refuses such libraries",
     ),
     known("theirs: hook disable-device-node-modification", "our hook does it (driver)"),
     known(
