@@ -167,13 +167,15 @@ fn prepare(
 /// Makes the daemon's root this process's.
 fn enter(claim: &ClaimDir, roots: &Roots, place: &Place, ask: Option<&Ask>) -> Result<(), IsolateError> {
     let all = Path::new("/");
+    // What is mounted below may lie over where it is.
+    let majors = Majors::read(&roots.proc)?;
     unshare(CloneFlags::CLONE_NEWNS).map_err(step("leave the mount namespace of", all))?;
     // What is mounted from here on is this process's alone. What the host unmounts goes here too: file systems of
     // other claims would otherwise live as long as this daemon.
     let slave = MsFlags::MS_REC | MsFlags::MS_SLAVE;
     mount(None::<&Path>, all, None::<&Path>, slave, None::<&Path>)
         .map_err(step("detach the mounts of", all))?;
-    // Held open, for what is mounted below may lie over their paths.
+    // Held open, for the same reason.
     let [pipe, shm, log] = [claim.pipe(), claim.shm(), claim.log()].map(|path| hold(&path));
     let (pipe, shm, log) = (pipe?, shm?, log?);
     let within = |path: &str| place.root.join(relative(Path::new(path)));
@@ -185,7 +187,7 @@ fn enter(claim: &ClaimDir, roots: &Roots, place: &Place, ask: Option<&Ask>) -> R
     }
     small_tmpfs(&within("/tmp"), "1777")?;
     small_tmpfs(&within("/dev"), "0755")?;
-    devices(&within("/dev"), &Majors::read(&roots.proc)?, ask)?;
+    devices(&within("/dev"), &majors, ask)?;
     bind(&shm, &within("/dev/shm"))?;
     bind(&pipe, &within(PIPE))?;
     bind(&log, &within(LOG))?;

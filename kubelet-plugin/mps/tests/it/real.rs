@@ -295,7 +295,7 @@ fn a_driver_that_is_not_loaded_is_a_failure_that_says_so() {
         return println!("SKIPPED: a driver that is not loaded: needs root");
     }
     let mut world = World::new(&files, true);
-    fs::write(world.path().join("devices"), "Character devices:\n  1 mem\n").unwrap();
+    fs::write(world.devices(), "Character devices:\n  1 mem\n").unwrap();
     world.supervise();
     let claim = world.ask("c-1", None, None);
     let reason = state_of(&claim, Phase::Failed).reason.unwrap();

@@ -28,6 +28,8 @@ pub(crate) fn real_files() -> Result<PathBuf, String> {
 /// A node: a directory that both share, a list of devices, and a driver.
 pub(crate) struct World {
     temp: tempfile::TempDir,
+    /// Under `/tmp`, over which an isolated daemon mounts its own.
+    proc: tempfile::TempDir,
     pub(crate) dir: MpsDir,
     driver: PathBuf,
     isolated: bool,
@@ -38,19 +40,25 @@ impl World {
     pub(crate) fn new(driver: &Path, isolated: bool) -> Self {
         let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let devices = "Character devices:\n195 nvidia\n195 nvidiactl\n508 nvidia-uvm\n\nBlock devices:\n";
-        fs::write(temp.path().join("devices"), devices).unwrap();
+        let proc = tempfile::tempdir().unwrap();
+        fs::write(proc.path().join("devices"), devices).unwrap();
         let dir = MpsDir::new(temp.path().join("mps"));
-        Self { dir, temp, driver: driver.to_owned(), isolated, supervisor: None }
+        Self { dir, temp, proc, driver: driver.to_owned(), isolated, supervisor: None }
     }
 
     pub(crate) fn path(&self) -> &Path {
         self.temp.path()
     }
 
+    /// The kernel's list of devices.
+    pub(crate) fn devices(&self) -> PathBuf {
+        self.proc.path().join("devices")
+    }
+
     pub(crate) fn supervise(&mut self) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aliquot-mps"));
         command.arg("--mps-dir").arg(self.dir.path()).arg("--driver-root").arg(&self.driver);
-        command.arg("--host-root").arg("/").arg("--proc-root").arg(self.temp.path());
+        command.arg("--host-root").arg("/").arg("--proc-root").arg(self.proc.path());
         if !self.isolated {
             command.arg("--without-isolation");
         }
