@@ -143,7 +143,7 @@ impl Hardware {
     fn is_of(&self, device: &Device) -> bool {
         let partition = device.partition.as_ref();
         device.gpu == self.gpu
-            && partition.map(|own| own.uuid.as_ref()) == self.partition.as_ref().map(|uuid| Some(uuid))
+            && partition.map(|own| own.uuid.as_ref()) == self.partition.as_ref().map(Some)
     }
 }
 
