@@ -177,12 +177,16 @@ impl Cluster {
     pub async fn ready(&self) -> Result<()> {
         let deployed = self.kubectl(&["-n", SYSTEM, "get", "daemonsets,deployments", "-o", "name"])?;
         for what in deployed.lines() {
-            self.kubectl(&["-n", SYSTEM, "rollout", "status", "--timeout=120s", what]).with_context(
-                || {
-                    let pods = self.kubectl(&["-n", SYSTEM, "get", "pods,events"]);
-                    pods.unwrap_or_default()
-                },
-            )?;
+            // Pods that are updated when somebody deletes them have no roll-out to wait for, only a number.
+            let done: &[&str] = match what {
+                "daemonset.apps/aliquot-mps" => &["wait", "--for=jsonpath={.status.numberReady}=1", what],
+                _ => &["rollout", "status", what],
+            };
+            let args = [&["-n", SYSTEM, "--timeout=120s"], done].concat();
+            self.kubectl(&args).with_context(|| {
+                let pods = self.kubectl(&["-n", SYSTEM, "get", "pods,events"]);
+                pods.unwrap_or_default()
+            })?;
         }
         let node = self.hardware()?;
         let in_mig_mode = |gpu: &usize| node.mig_mode(*gpu).is_ok_and(|mode| mode.current);

@@ -142,8 +142,7 @@ pub struct Hardware {
 impl Hardware {
     fn is_of(&self, device: &Device) -> bool {
         let partition = device.partition.as_ref();
-        device.gpu == self.gpu
-            && partition.map(|own| own.uuid.as_ref()) == self.partition.as_ref().map(Some)
+        device.gpu == self.gpu && partition.map(|own| own.uuid.as_ref()) == self.partition.as_ref().map(Some)
     }
 }
 
