@@ -139,6 +139,7 @@ fn shares_move_to_shares_with_room() {
 #[test]
 fn shares_of_partitions_move_to_a_partition_with_room() {
     let mut world = World::new(&[("n1", 2)]);
+    world.index.reset_classes(&fixtures::classes_with_mig_shares());
     world.index.reset_slices(&fixtures::slices_with_mig_shares("n1", 2));
     let half = [mig_share("r", "3g.40gb", "20Gi", "50")];
     assert!(run(&mut world, "stays", &half, false));
@@ -150,6 +151,16 @@ fn shares_of_partitions_move_to_a_partition_with_room() {
     end(&mut world, "goes");
     let outline = outlined(&mut world, Terms::default());
     assert_eq!(moved(&outline), ["moves"]);
+}
+
+#[test]
+fn beside_a_partition_that_is_shared_in_full_the_rest_of_a_gpu_is_free() {
+    let mut world = World::new(&[("n1", 1)]);
+    world.index.reset_classes(&fixtures::classes_with_mig_shares());
+    world.index.reset_slices(&fixtures::slices_with_mig_shares("n1", 1));
+    assert!(run(&mut world, "full", &[mig_share("r", "1g.10gb", "10Gi", "100")], false));
+    let gaps = measure(&world.index, &std::collections::HashMap::new());
+    assert!(gaps.whole == 0 && gaps.partial > 800, "{gaps:?}");
 }
 
 #[test]

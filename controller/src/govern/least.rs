@@ -214,7 +214,8 @@ fn amount(
     }
     if kind.shareable() {
         let [memory, cores] = taken.map(|quantity| quantity.to_u64().unwrap_or(u64::MAX));
-        return Some(Amount::of_device(kind, memory, part_of_gpu(index, layout, device.name), cores));
+        let part = part_of_gpu(index, layout, device.name).unwrap_or_default();
+        return Some(Amount::of_device(kind, memory, part, cores));
     }
     of_published(index, layout, position, kind)
 }

@@ -97,6 +97,8 @@ pub struct Ledger {
     quotas: HashMap<ObjectKey, GpuQuota>,
     /// What devices counted when they were last published: claims on a node that is gone still hold them.
     devices: HashMap<(Sym, Sym), Amount>,
+    /// The same of partitions that claims have shares of: multiprocessors of the partition and of its GPU.
+    parts: HashMap<(Sym, Sym), (u64, u64)>,
 }
 
 impl Ledger {
@@ -181,7 +183,11 @@ impl Ledger {
         let units = |name: &str| consumed(name).and_then(Quantity::to_u64).unwrap_or_default();
         let layout = index.pool(pool).and_then(|pool| pool.layout.as_ref());
         if kind.shareable() {
-            let part = layout.map(|layout| part_of_gpu(index, layout, device)).unwrap_or_default();
+            let part = layout.and_then(|layout| part_of_gpu(index, layout, device));
+            if let Some(part) = part {
+                self.parts.insert((pool, device), part);
+            }
+            let part = self.parts.get(&(pool, device)).copied().unwrap_or_default();
             return Amount::of_device(kind, units("memory"), part, units("cores"));
         }
         let published = layout.and_then(|layout| of_published(index, layout, layout.position(device)?, kind));
@@ -306,16 +312,13 @@ pub fn of_published(index: &Index, layout: &Layout, position: u32, kind: DeviceK
     Some(Amount::of_device(kind, memory, (part, whole.unwrap_or(part)), 0))
 }
 
-/// Multiprocessors of the partition that a device has shares of, and of its GPU; 0 where they are not known, and for
-/// other devices.
-pub fn part_of_gpu(index: &Index, layout: &Layout, device: Sym) -> (u64, u64) {
-    let of = || {
-        let partition = DeviceName::parse(index.name(device))?.whole_partition()?;
-        let position = layout.position(index.sym(&partition.to_string())?)?;
-        let part = capacity(index, layout, position, "multiprocessors")?;
-        Some((part, most_multiprocessors(index, layout, position)?))
-    };
-    of().unwrap_or_default()
+/// Multiprocessors of the partition that a device has shares of, and of its GPU; `None` where they are not known, and
+/// for other devices.
+pub fn part_of_gpu(index: &Index, layout: &Layout, device: Sym) -> Option<(u64, u64)> {
+    let partition = DeviceName::parse(index.name(device))?.whole_partition()?;
+    let position = layout.position(index.sym(&partition.to_string())?)?;
+    let part = capacity(index, layout, position, "multiprocessors")?;
+    Some((part, most_multiprocessors(index, layout, position)?))
 }
 
 /// Multiprocessors of the whole GPU of a device: the most that any device of it has.

@@ -208,15 +208,18 @@ fn capacity_json(capacity: &Capacity) -> Value {
 
 /// The DeviceClasses of the chart.
 pub fn classes() -> Vec<DeviceClass> {
-    ["gpu", "mig", "mig-share", "share", "admin"]
-        .into_iter()
-        .map(|kind| {
-            class(
-                &format!("{kind}.aliquot.dev"),
-                &format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}""#),
-            )
-        })
-        .collect()
+    ["gpu", "mig", "share", "admin"].map(class_of).into()
+}
+
+/// The DeviceClasses of the chart where shares of partitions are switched on.
+pub fn classes_with_mig_shares() -> Vec<DeviceClass> {
+    ["gpu", "mig", "mig-share", "share", "admin"].map(class_of).into()
+}
+
+fn class_of(kind: &str) -> DeviceClass {
+    let expression =
+        format!(r#"device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].type == "{kind}""#);
+    class(&format!("{kind}.aliquot.dev"), &expression)
 }
 
 /// A DeviceClass with one selector.

@@ -156,7 +156,9 @@ fn classes() -> Vec<Value> {
     ];
     all[1]["spec"]["config"] = json!([config("kind-a"), config("kind-a-again")]);
     all[2]["spec"]["config"] = json!([config("shared")]);
-    all.extend(fixtures::classes().iter().map(|class| serde_json::to_value(class).expect("a class")));
+    all.extend(
+        fixtures::classes_with_mig_shares().iter().map(|class| serde_json::to_value(class).expect("a class")),
+    );
     all
 }
 

@@ -85,7 +85,7 @@ fn a_kill_inside_any_call_to_the_driver_leaves_the_other_share_its_partition() {
     let mut killed = 0;
     for kind in [FaultKind::KillBefore, FaultKind::KillAfter, FaultKind::Fail(NvmlCode::UNKNOWN)] {
         for function in FUNCTIONS {
-            for nth in 1..=3 {
+            for nth in 1..=2 {
                 for (shared, prepared) in [(false, false), (true, false), (false, true), (true, true)] {
                     let (world, other) = beside(shared);
                     if prepared {

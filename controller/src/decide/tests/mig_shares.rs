@@ -5,6 +5,7 @@ use crate::fixtures::mig_share;
 
 fn world(gpus: u32) -> World {
     let mut world = World::new();
+    world.index.reset_classes(&fixtures::classes_with_mig_shares());
     world.index.apply_node(&fixtures::node("n1"));
     for slice in fixtures::slices_with_mig_shares("n1", gpus) {
         world.index.apply_slice(&slice);

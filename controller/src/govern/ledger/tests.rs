@@ -69,6 +69,24 @@ fn a_namespace_holds_the_sum_of_its_claims_and_nobody_elses() {
 }
 
 #[test]
+fn a_share_of_a_partition_counts_its_part_of_the_gpu() {
+    let mut index = Index::new(DRIVER);
+    index.reset_slices(&fixtures::slices_with_mig_shares("n1", 1));
+    let mut ledger = Ledger::default();
+    for (name, device, cores) in
+        [("half", "gpu-0-mig-2g20gb-14-4-share", "50"), ("best-effort", "gpu-0-mig-3g40gb-9-0-share", "0")]
+    {
+        index.apply_claim(&allocated("team-a", name, &[result(device, Some(("5Gi", cores)))]));
+    }
+    // 32 of 132 multiprocessors, half of them.
+    let want = (Amount { memory: gib(10), cores: 13, gpus: 0 }, 2);
+    assert_eq!(ledger.used(&index, "team-a"), want);
+    // The node is gone; the claims still hold their shares.
+    index.reset_slices(&[]);
+    assert_eq!(ledger.used(&index, "team-a"), want);
+}
+
+#[test]
 fn admin_access_holds_nothing() {
     let mut index = index();
     let mut admin = result("gpu-0-admin", None);

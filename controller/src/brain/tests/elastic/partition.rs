@@ -6,6 +6,8 @@ use super::*;
 fn a_share_of_a_partition_grows_within_its_partition() {
     let mut world = World::new(&[("n1", 1)]);
     world.core.settings.elastic = true;
+    world.handle(Input::Class(Seen::Reset(fixtures::classes_with_mig_shares())));
+    world.jobs.clear();
     world.handle(Input::Slice(Seen::Reset(fixtures::slices_with_mig_shares("n1", 1))));
     world.handle(Input::NodeLimits(Seen::Reset(Vec::new())));
     let base = [fixtures::mig_share("r", "2g.20gb", "8Gi", "30")];
