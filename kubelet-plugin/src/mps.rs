@@ -207,7 +207,8 @@ impl Mps {
     fn make(&self, dir: &ClaimDir, labels: &Labels) -> Result<(), MpsError> {
         let log = dir.log();
         fs::create_dir_all(&log).map_err(io_error("create", &log))?;
-        self.make_shared(&dir.pipe(), 0o755, PIPE, labels)?;
+        // A server runs as the user of its clients, and makes its sockets there.
+        self.make_shared(&dir.pipe(), 0o1777, PIPE, labels)?;
         self.make_shared(&dir.shm(), 0o1777, SHM, labels)
     }
 

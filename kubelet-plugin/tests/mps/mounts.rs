@@ -41,7 +41,7 @@ fn a_container_can_fill_what_it_shares_with_the_daemon_and_no_more() {
     let _supervisor = Supervisor::start(world.mps());
     node(&world).prepare(&wanted(), false, now()).unwrap();
     assert_eq!(mounted(&world), ["c-1/pipe", "c-1/shm"]);
-    for (name, bytes, mode) in [("pipe", 1 << 20, 0o755), ("shm", 64 << 20, 0o1777)] {
+    for (name, bytes, mode) in [("pipe", 1 << 20, 0o1777), ("shm", 64 << 20, 0o1777)] {
         let dir = world.mps().join("c-1").join(name);
         let found = statvfs(&dir).unwrap();
         assert_eq!(found.blocks() * found.fragment_size(), bytes, "{name}");
