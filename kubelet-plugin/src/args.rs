@@ -145,6 +145,11 @@ pub struct Args {
     #[arg(long, env = "OVERSUBSCRIBE_AT_MOST", default_value = "0", value_parser = parse_bytes)]
     pub oversubscribe_at_most: u64,
 
+    /// Whether whole GPUs are also offered to virtual machines (devices `gpu-<minor>-vfio`): such a GPU leaves NVIDIA's
+    /// driver for vfio-pci while a claim has it. Needs an IOMMU and the kernel module vfio-pci.
+    #[arg(long, env = "VFIO", default_value_t = false, action = clap::ArgAction::Set)]
+    pub vfio: bool,
+
     /// Address of `/healthz`, `/readyz` and `/metrics`.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:0")]
     pub http_addr: SocketAddr,

@@ -1,6 +1,9 @@
 //! A claim's CDI spec: one device for each allocation result, because the kubelet gives a container
 //! only the ids of the requests that it names, and one with the edits that are common to all. Pure.
 //!
+//! A container whose device goes to a virtual machine gets that device's edits and not the common ones: it has no use for
+//! the driver's files.
+//!
 //! Nothing here may collide when one container gets several devices: variables, paths and directories
 //! carry the result id, and what is common is the same whoever asks.
 
@@ -22,12 +25,16 @@ pub const CLASS: &str = "claim";
 pub const DEVICE_ENV: &str = "ALIQUOT_DEVICE_";
 /// What the names of variables that mark a partition as adopted begin with: it was there before the claim.
 const ADOPTED_ENV: &str = "ALIQUOT_ADOPTED_";
+/// What the names of variables begin with that say at which PCI address a GPU of a virtual machine is.
+const PASSED_ENV: &str = "ALIQUOT_VFIO_";
 /// Name of the variable with the boot in which a spec was written: what it gives ended with that boot.
 pub const BOOT_ENV: &str = "ALIQUOT_BOOT_ID";
 /// Namespace and name of the claim.
 pub const CLAIM_ENV: &str = "ALIQUOT_CLAIM";
 /// What the names of HAMi's variables for a limit of memory begin with.
 const INDEXED_MEMORY_ENV: &str = "CUDA_DEVICE_MEMORY_LIMIT_";
+/// A legacy NVIDIA runtime hook in the path must not add devices of its own.
+const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
 /// Where containers find quota files.
 pub const QUOTA_DIR: &str = "/run/aliquot/quota";
 /// Where containers find regions.
@@ -147,6 +154,12 @@ pub fn is_indexed(spec: &Spec) -> bool {
 /// Whether a device of a spec of ours is a partition that was there before the claim.
 pub fn is_adopted(edits: &ContainerEdits) -> bool {
     edits.environment().into_iter().any(|(name, _)| name.starts_with(ADOPTED_ENV))
+}
+
+/// The PCI address of a device of a spec of ours that is a GPU of a virtual machine.
+pub fn passed_address(edits: &ContainerEdits) -> Option<String> {
+    let mut all = edits.environment().into_iter();
+    all.find_map(|(name, value)| name.starts_with(PASSED_ENV).then(|| value.to_owned()))
 }
 
 /// The boot in which a spec of ours was written. Earlier releases do not say.
@@ -289,8 +302,7 @@ fn common(
     let mut edits = ContainerEdits::default();
     edits.set_env(BOOT_ENV, boot_id);
     edits.set_env(CLAIM_ENV, &format!("{}/{}", claim.namespace, claim.name));
-    // A legacy NVIDIA runtime hook in the path must not add devices of its own.
-    edits.set_env("NVIDIA_VISIBLE_DEVICES", "void");
+    edits.set_env(NO_DEVICES.0, NO_DEVICES.1);
     let OfDriver { files, control } = driver;
     edits.device_nodes = control.iter().map(node).collect();
     for file in files.libraries.iter().chain(&files.others) {
@@ -385,6 +397,11 @@ fn of_device(
         edits.set_env(&format!("{ADOPTED_ENV}{tail}"), "true");
     }
     edits.hooks.extend(link_hook(site, &nodes.drm));
+    if let Some(passed) = &device.passed {
+        edits.set_env(&format!("{PASSED_ENV}{tail}"), &passed.address);
+        // Without the edits that are common to a claim, which are about the driver.
+        edits.set_env(NO_DEVICES.0, NO_DEVICES.1);
+    }
     if let Some(share) = &device.share {
         share_env(&mut edits, uuid, share, tail, indexed_env);
         if let Some(limiter) = limiter {

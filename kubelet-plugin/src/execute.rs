@@ -5,6 +5,7 @@ mod mps;
 mod nodes;
 mod numbers;
 mod partition;
+mod passthrough;
 
 pub use numbers::Gone;
 
@@ -21,6 +22,7 @@ use crate::plan::{Step, Undo};
 use crate::selinux::{Existing, LabelError, Labels};
 use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
+use crate::vfio::{Vfio, VfioError};
 use aliquot_cdi::{DirError, NameError, Spec, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{GpuUuid, MigCapability, Placement};
@@ -138,6 +140,12 @@ pub enum StepError {
         /// Who runs there.
         processes: Vec<GpuProcess>,
     },
+    /// A GPU could not be given to a virtual machine, or not taken back.
+    #[error(transparent)]
+    Vfio(#[from] VfioError),
+    /// A step that does not fit its record.
+    #[error("the checkpoint does not say what GPU {0} is to a virtual machine")]
+    NothingToPass(GpuUuid),
     /// A step that does not fit its record.
     #[error("the checkpoint does not say what share {0} may use")]
     NoQuota(String),
@@ -220,6 +228,8 @@ pub struct Machine {
     pub proc_root: PathBuf,
     /// `/sys`.
     pub sys_root: PathBuf,
+    /// GPUs of virtual machines.
+    pub vfio: Vfio,
     /// For tests.
     pub probe: Probe,
 }
@@ -268,6 +278,7 @@ impl Machine {
             }
             Step::MakeExclusive { gpu } => self.make_exclusive(gpu)?,
             Step::StartMps { .. } => self.start_mps(record)?,
+            Step::BindVfio { gpu, .. } => self.bind_vfio(record, gpu)?,
             Step::WriteSpec => self.write_spec(record, &self.spec(record, Gone::Refused)?)?,
         }
         self.probe.at("after step");
@@ -292,6 +303,7 @@ impl Machine {
                 self.destroy(record, gpu, *placement, ledger, boot_id)?;
             }
             Undo::ResetTimeSlice { gpu } => self.reset_time_slice(record, gpu, ledger),
+            Undo::UnbindVfio { gpu, address } => self.unbind_vfio(record, gpu, address, boot_id)?,
             // Files that stay keep nobody's claim: they are looked for again at the next start.
             Undo::RemoveShare { result_id } => {
                 if let Err(error) = share::discard(&self.shares, result_id) {
@@ -401,7 +413,12 @@ impl Machine {
             .collect::<Result<Vec<_>, StepError>>()?;
         let indexed = record.indexed_env;
         let (boot_id, claim) = (&record.boot_id, &record.claim);
-        let driver = OfDriver { files: &self.driver.files(), control: &majors.control()? };
+        // A virtual machine has a driver of its own.
+        let (files, control) = match record.devices.iter().all(|device| device.passed.is_some()) {
+            true => Default::default(),
+            false => (self.driver.files(), majors.control()?),
+        };
+        let driver = OfDriver { files: &files, control: &control };
         let mut spec = edits::spec(&self.site, driver, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
         edits::tell_mounts(&mut spec, identity)?;
         Ok(spec)

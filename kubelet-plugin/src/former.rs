@@ -144,6 +144,7 @@ mod tests {
             slots: 10,
             oversubscribe_at_most: 0,
             mps: false,
+            offers: &crate::plan::Offers::new(),
         };
         plan(&snapshot, &request, None).err().map(|error| error.to_string())
     }

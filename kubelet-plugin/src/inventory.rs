@@ -70,7 +70,8 @@ impl Watcher {
             let mut interval = self.interval;
             if let Some(overview) = self.look(&mut reported, &listeners).await {
                 let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
-                listeners.follow(&gpus.map(|gpu| gpu.uuid.clone()).collect());
+                let heard = gpus.map(|gpu| &gpu.uuid).filter(|gpu| !overview.passed.contains(*gpu));
+                listeners.follow(&heard.cloned().collect());
                 let answers = overview.inventory.is_some();
                 if answers && !answered {
                     self.events
@@ -97,7 +98,10 @@ impl Watcher {
         let node = Arc::clone(&self.node);
         let looked = tokio::task::spawn_blocking(move || {
             let (overview, error) = node.overview()?;
-            let said = overview.inventory.as_ref().map(|inventory| health_of(&*node.machine.gpus, inventory));
+            let said = overview
+                .inventory
+                .as_ref()
+                .map(|inventory| health_of(&*node.machine.gpus, inventory, &overview.passed));
             Ok::<_, PrepareError>((overview, error, said.unwrap_or_default()))
         });
         let (mut overview, error, said) = match looked.await {
@@ -111,7 +115,13 @@ impl Watcher {
                 return None;
             }
         };
-        self.note_health(&overview, error.as_ref(), &said, &listeners.unheard());
+        if error.as_ref().is_some_and(GpuError::is_let_go) && self.node.wish.label().is_none() {
+            // Closed by ourselves for a moment, while a GPU goes to a virtual machine or comes back: whoever did that
+            // wakes us, and what was seen before stays.
+            return None;
+        }
+        let unheard: BTreeSet<GpuUuid> = listeners.unheard().difference(&overview.passed).cloned().collect();
+        self.note_health(&overview, error.as_ref(), &said, &unheard);
         overview.absent = self.health.now().absent().cloned().collect();
         let mut seen = BTreeSet::new();
         let planned = error.as_ref().is_some_and(GpuError::is_let_go);
@@ -141,6 +151,11 @@ impl Watcher {
         }
         self.say_gone(reported, &mut seen, &overview);
         self.say_reached(reported, &mut seen, &overview);
+        let missing = overview.offers.iter().filter_map(|(gpu, offer)| {
+            let reason = offer.as_ref().err()?;
+            Some(format!("GPU {gpu} cannot be given to virtual machines: {reason}"))
+        });
+        self.readiness.notes.set("vfio", missing.collect());
         self.say_state(reported, &mut seen, &overview);
         *reported = seen;
         self.measure(&overview);
@@ -248,11 +263,16 @@ impl Watcher {
 
 /// What the GPUs say of their health, all at the same time: one that hangs holds up none of the others. Those that do
 /// not answer say nothing.
-fn health_of(gpus: &dyn Gpus, inventory: &Inventory) -> BTreeMap<GpuUuid, GpuHealth> {
+fn health_of(
+    gpus: &dyn Gpus,
+    inventory: &Inventory,
+    passed: &BTreeSet<GpuUuid>,
+) -> BTreeMap<GpuUuid, GpuHealth> {
     std::thread::scope(|scope| {
         let asked: Vec<_> = inventory
             .gpus
             .iter()
+            .filter(|info| !passed.contains(&info.uuid))
             .map(|info| (&info.uuid, scope.spawn(move || gpus.health(&info.uuid))))
             .collect();
         let answers = asked.into_iter().filter_map(|(gpu, answer)| match answer.join() {

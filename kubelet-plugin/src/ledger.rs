@@ -12,6 +12,8 @@ mod lost;
 mod newer;
 #[path = "ledger/numbers.rs"]
 mod numbers;
+#[path = "ledger/passed.rs"]
+mod passed;
 #[path = "ledger/shared.rs"]
 mod shared;
 
@@ -19,13 +21,14 @@ pub use former::{Former, Given};
 pub use lost::{Cause, Ended, Lost, Running};
 pub use newer::NewerRecord;
 pub use numbers::DeviceNumber;
+pub use passed::Passed;
 
 use crate::checkpoint::Surplus;
 use crate::claim::{ClaimRef, Consumed, ResultKey};
 use crate::plan::Step;
 use crate::releases::{Charge, Releases};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
-use aliquot_model::layout::Holding;
+use aliquot_model::layout::{Holding, Passthrough};
 use aliquot_model::{
     DeviceKind, DeviceName, DriverCapabilities, GpuUuid, LiveMig, MigUuid, Placement, ProfileName,
 };
@@ -232,6 +235,9 @@ pub struct Device {
     /// Which of the driver's files it asked for on top of the usual ones.
     #[serde(default, skip_serializing_if = "DriverCapabilities::is_empty")]
     pub driver_capabilities: DriverCapabilities,
+    /// The GPU, if it is given to a virtual machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passed: Option<Box<Passed>>,
 }
 
 impl Device {
@@ -243,6 +249,11 @@ impl Device {
     /// What it is.
     pub fn kind(&self) -> Option<DeviceKind> {
         self.name().map(|name| name.kind())
+    }
+
+    /// The GPU as a PCI device, if it is given to a virtual machine.
+    pub fn passthrough(&self) -> Option<&Passthrough> {
+        self.passed.as_deref().map(|passed| &passed.device)
     }
 
     /// What no other claim may have of a shareable device: what it was allocated, and more if it was
@@ -446,6 +457,17 @@ impl Ledger {
         gpu: &'a GpuUuid,
     ) -> impl Iterator<Item = (Holder<'a>, &'a Device)> + 'a {
         self.held().filter(move |(holder, device)| holder.claim.uid != uid && &device.gpu == gpu)
+    }
+
+    /// GPUs that claims give to virtual machines, and whether one is on its way there or back.
+    pub fn passed(&self) -> impl Iterator<Item = (&Passed, bool)> {
+        let known = self.claims.values().flat_map(|record| {
+            let moving = matches!(record.state, State::Started | State::Unpreparing);
+            record.devices.iter().map(move |device| (device, moving))
+        });
+        let newer = self.newer.values().flat_map(|record| record.devices().unwrap_or_default());
+        let all = known.chain(newer.map(|device| (device, false)));
+        all.filter_map(|(device, moving)| Some((device.passed.as_deref()?, moving)))
     }
 
     /// Whether a claim has all of a GPU, alone.

@@ -63,6 +63,7 @@ pub mod stuck;
 mod tmpfs;
 pub mod trash;
 pub mod usage;
+pub mod vfio;
 
 pub use aliquot_devices as devices;
 

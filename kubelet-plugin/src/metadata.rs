@@ -133,7 +133,8 @@ fn container_path(driver: &str, claim: &ClaimRef, metadata: &Metadata, request: 
 /// The attributes that are told of a device.
 pub fn attributes(device: &Device, info: &GpuInfo) -> BTreeMap<String, Attribute> {
     let name: Option<DeviceName> = device.name();
-    let mut attributes = name.map(|name| device_attributes(info, &name, None)).unwrap_or_default();
+    let mut attributes =
+        name.map(|name| device_attributes(info, &name, device.passthrough())).unwrap_or_default();
     if let Some(uuid) = device.partition.as_ref().and_then(|partition| partition.uuid.as_ref()) {
         attributes.insert("uuid".to_owned(), Attribute::Text(uuid.to_string()));
     }

@@ -137,6 +137,7 @@ mod tests {
                 time_slice: None,
                 mps: None,
                 driver_capabilities: DriverCapabilities::default(),
+                passed: None,
             }],
             indexed_env: false,
             metadata: None,

@@ -11,11 +11,12 @@ pub use step::{Step, Undo};
 
 use crate::claim::{Allocated, Request, Settings};
 use crate::former::Former;
-use crate::ledger::{Device, Held, Ledger, Partition, Record, Share};
-use aliquot_model::config::TimeSliceInterval;
-use aliquot_model::layout::Holding;
-use aliquot_model::{DriverCapabilities, GpuInfo, LiveMig, MigCapability};
-use std::collections::BTreeSet;
+use crate::ledger::{Device, Held, Ledger, Partition, Passed, Record, Share};
+use crate::vfio::VfioError;
+use aliquot_model::config::{Iommu, IommuBackend, TimeSliceInterval};
+use aliquot_model::layout::{Holding, Passthrough};
+use aliquot_model::{DriverCapabilities, GpuInfo, GpuUuid, LiveMig, MigCapability};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// What to do for a claim.
@@ -50,6 +51,9 @@ pub enum Existing {
     InTheWay,
 }
 
+/// What GPUs are to virtual machines, or why none could have them.
+pub type Offers = BTreeMap<GpuUuid, Result<Passthrough, String>>;
+
 /// What the decision is made from, read under the node's lock.
 #[derive(Debug, Clone, Copy)]
 pub struct Snapshot<'a> {
@@ -69,6 +73,8 @@ pub struct Snapshot<'a> {
     pub oversubscribe_at_most: u64,
     /// Whether a supervisor runs MPS daemons on the node.
     pub mps: bool,
+    /// GPUs that virtual machines can have.
+    pub offers: &'a Offers,
 }
 
 /// Decides what preparing a claim takes. `prior` is the claim's own record from an earlier boot, whose
@@ -98,7 +104,7 @@ fn device(
 ) -> Result<Device, Refusal> {
     let gpu = gpu_of(snapshot, request, allocated, prior)?;
     let order = u16::try_from(earlier.len()).unwrap_or(u16::MAX);
-    let mut device = describe(request, allocated, gpu, order)?;
+    let mut device = describe(snapshot, request, allocated, gpu, order)?;
     if let Some(held) = device.held {
         checks::refuse_beside_unfathomed(snapshot, request, allocated)?;
         checks::refuse_conflicts(snapshot, request, allocated, &device, held)?;
@@ -110,6 +116,9 @@ fn device(
             partition.uuid.clone_from(&live.uuid);
         }
         steps.for_device(allocated, gpu, &device, snapshot.existing == Existing::Fixed)?;
+    }
+    if let Some(passed) = &device.passed {
+        steps.last.push(Step::BindVfio { gpu: device.gpu.clone(), address: passed.address.clone() });
     }
     if let Some(wanted) = device.time_slice {
         checks::refuse_other_time_slice(snapshot, request, &device, wanted)?;
@@ -127,7 +136,8 @@ fn device(
     Ok(device)
 }
 
-/// Steps by what must come first: modes, then partitions, then the rest, then the spec that names all.
+/// Steps by what must come first: modes, then partitions, then the rest, then what takes GPUs from the driver, then the
+/// spec that names all.
 #[derive(Default)]
 struct Steps {
     modes: Vec<Step>,
@@ -135,6 +145,7 @@ struct Steps {
     rest: Vec<Step>,
     /// One for all GPUs, each of which is exclusive by then.
     daemon: Option<Step>,
+    last: Vec<Step>,
 }
 
 impl Steps {
@@ -193,6 +204,7 @@ impl Steps {
         steps.extend(self.partitions);
         steps.extend(self.rest);
         steps.extend(self.daemon);
+        steps.extend(self.last);
         if spec {
             steps.push(Step::WriteSpec);
         }
@@ -233,7 +245,13 @@ fn gpu_of<'a>(
 }
 
 /// The ledger's view of a result.
-fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16) -> Result<Device, Refusal> {
+fn describe(
+    snapshot: &Snapshot<'_>,
+    request: &Request,
+    allocated: &Allocated,
+    gpu: &GpuInfo,
+    order: u16,
+) -> Result<Device, Refusal> {
     let missing = || Refusal::NoSuchPartition { device: allocated.device.clone(), gpu: gpu.uuid.clone() };
     let holding = Holding::of(&allocated.device, gpu);
     let partition = match allocated.device.partition() {
@@ -266,6 +284,10 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
         Settings::Gpu(Some(config)) => Some(config.time_slice),
         _ => None,
     };
+    let passed = match &allocated.settings {
+        Settings::Vfio(config) => Some(Box::new(passed(snapshot, allocated, gpu, config.iommu)?)),
+        _ => None,
+    };
     let driver_capabilities = match &allocated.settings {
         Settings::Gpu(Some(config)) => config.driver_capabilities.clone(),
         Settings::Mig(config) => config.driver_capabilities.clone(),
@@ -291,7 +313,26 @@ fn describe(request: &Request, allocated: &Allocated, gpu: &GpuInfo, order: u16)
             _ => None,
         },
         driver_capabilities,
+        passed,
     })
+}
+
+/// A GPU for a virtual machine, if one can have it.
+fn passed(
+    snapshot: &Snapshot<'_>,
+    allocated: &Allocated,
+    gpu: &GpuInfo,
+    iommu: Iommu,
+) -> Result<Passed, Refusal> {
+    let refuse =
+        |reason| Refusal::NoPassthrough { device: allocated.device.clone(), gpu: gpu.uuid.clone(), reason };
+    let address = gpu.pci_bus_id.clone().ok_or_else(|| refuse(VfioError::NoAddress.to_string()))?;
+    let offer = snapshot.offers.get(&gpu.uuid).cloned();
+    let device = offer.unwrap_or_else(|| Err(VfioError::Off.to_string())).map_err(refuse)?;
+    if iommu.backend == IommuBackend::IommuFd && !device.iommu_fd {
+        return Err(refuse(VfioError::NoIommuFd { address }.to_string()));
+    }
+    Ok(Passed { address, info: gpu.clone(), device, iommu })
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use crate::pause;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{self as slices, Dropped, Owner};
-use aliquot_model::layout::{self, AllocatorMode, GpuState, ServerFeatures, Slice};
+use aliquot_model::layout::{self, AllocatorMode, GpuState, Passthrough, ServerFeatures, Slice};
 use aliquot_model::names;
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
 use futures::{Stream, StreamExt, stream};
@@ -355,6 +355,9 @@ impl Publisher {
             node_uid: node.metadata.uid.clone().unwrap_or_default(),
             hand_over_until: None,
         };
+        let offers = overview.offers.iter();
+        let passthrough: BTreeMap<GpuUuid, Passthrough> =
+            offers.filter_map(|(gpu, offer)| Some((gpu.clone(), offer.clone().ok()?))).collect();
         let mut features = self.features().await?;
         let cordons = cordon::read(&node);
         let paused = pause::asked(&node).is_some();
@@ -373,7 +376,7 @@ impl Publisher {
                 slots: self.settings.slots,
                 mps: mps::offered(&self.node.machine.mps, &gpus, &overview),
                 mig_shares: self.settings.mig_shares,
-                passthrough: BTreeMap::new(),
+                passthrough: passthrough.clone(),
             };
             let mut desired = layout::publish(&gpus, features, &options);
             for slice in &mut desired {

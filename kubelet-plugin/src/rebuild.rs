@@ -114,6 +114,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         slots: u32::MAX,
         oversubscribe_at_most: u64::MAX,
         mps: true,
+        offers: &plan::Offers::new(),
     };
     let mut plan = plan::plan(&snapshot, request, None)?;
     for device in &mut plan.devices {

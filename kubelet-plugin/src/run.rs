@@ -29,6 +29,7 @@ use crate::status::{self, StatusWriter};
 use crate::store::Store;
 use crate::stuck::Teller;
 use crate::trash::Trash;
+use crate::vfio::Vfio;
 use crate::{arbitrate, audit, dra, library, notice, partitioning, pause, reasons};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
@@ -217,7 +218,7 @@ pub async fn run_with(
     };
     let labels = Labels::chosen(args.selinux_labels, labels, Path::new("/proc"))
         .context("cannot tell whether SELinux is on")?;
-    let node = Arc::new(node_of(&args, gpus, labels));
+    let node = Arc::new(node_of(&args, gpus, labels, library.clone()));
     node.wish.set(label);
     tokio::select! {
         recovered = recover(&node, &events) => recovered?,
@@ -227,7 +228,7 @@ pub async fn run_with(
     parts.serve(cancel, loops, tasks).await
 }
 
-fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
+fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc<Reopening>>) -> Node {
     let data_dir = args.data_dir();
     let driver = Driver::new(Roots {
         driver: args.driver_root.clone(),
@@ -258,6 +259,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels) -> Node {
             data_dir,
             proc_root: args.proc_root.clone(),
             sys_root: args.sys_root.clone(),
+            vfio: Vfio::new(args.vfio, &args.sys_root, &args.proc_root, library),
             probe: Probe::default(),
         },
         slots: args.slots,

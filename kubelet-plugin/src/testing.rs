@@ -133,6 +133,7 @@ pub(crate) fn share_of(gpu: &GpuInfo, memory_bytes: u64, cores_percent: u8) -> D
         time_slice: None,
         mps: None,
         driver_capabilities: DriverCapabilities::default(),
+        passed: None,
     }
 }
 

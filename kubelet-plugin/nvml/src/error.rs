@@ -169,6 +169,13 @@ pub enum Cause {
     LetGo(String),
     /// The driver does not answer, to this call or to an earlier one on the same GPU.
     Stuck(String),
+    /// The driver gave it the minor number of a GPU that it does not have now and that is to come back.
+    NameTaken {
+        /// Minor number.
+        minor: u32,
+        /// The GPU that had it before.
+        by: GpuUuid,
+    },
 }
 
 impl fmt::Display for Cause {
@@ -180,6 +187,12 @@ impl fmt::Display for Cause {
             | Self::Program(text)
             | Self::LetGo(text)
             | Self::Stuck(text) => f.write_str(text),
+            Self::NameTaken { minor, by } => {
+                write!(
+                    f,
+                    "it has minor number {minor} now, whose name belongs to GPU {by}, which a virtual machine has"
+                )
+            }
         }
     }
 }
@@ -340,6 +353,7 @@ impl GpuError {
             Cause::Program(_) => return "see that the driver's nvidia-smi is under --driver-root and runs",
             Cause::Unexpected(_) => return "report this with the driver version",
             Cause::LetGo(_) => return "it is opened again when that is over",
+            Cause::NameTaken { .. } => return "it can be used again when that virtual machine has ended",
             Cause::Stuck(_) => {
                 return "nothing on this GPU is changed until the call comes back; see the kernel's log for NVRM and Xid messages, and if it does not come back drain the node and reboot it";
             }

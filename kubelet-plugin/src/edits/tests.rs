@@ -50,6 +50,7 @@ fn device(tail: &str, name: &str) -> Device {
         time_slice: None,
         mps: None,
         driver_capabilities: DriverCapabilities::default(),
+        passed: None,
     }
 }
 

@@ -10,7 +10,7 @@ impl Machine {
     pub(super) fn write_metadata(&self, record: &Record) -> Result<(), StepError> {
         let Some(wanted) = &record.metadata else { return Ok(()) };
         let told = |device: &Device| {
-            let info = self.gpus.gpu(&device.gpu)?;
+            let info = self.info_of(device)?;
             Ok((device.clone(), metadata::attributes(device, &info)))
         };
         let devices = record.devices.iter().map(told).collect::<Result<Vec<_>, GpuError>>()?;

@@ -140,6 +140,7 @@ fn envelope(value: &Value, readable: bool) -> Option<Device> {
         time_slice: None,
         mps: None,
         driver_capabilities: DriverCapabilities::default(),
+        passed: None,
     })
 }
 

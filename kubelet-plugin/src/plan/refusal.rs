@@ -94,6 +94,16 @@ pub enum Refusal {
         /// GPU.
         gpu: GpuUuid,
     },
+    /// No virtual machine can have the GPU.
+    #[error("device {device}, GPU {gpu}, cannot be given to a virtual machine: {reason}")]
+    NoPassthrough {
+        /// Device.
+        device: DeviceName,
+        /// GPU.
+        gpu: GpuUuid,
+        /// What is missing.
+        reason: String,
+    },
     /// Somebody has it.
     #[error(
         "device {device} on GPU {gpu} overlaps {other_device}, which is {state} for claim {other}; it becomes free when that claim is unprepared"

@@ -51,6 +51,13 @@ pub enum Step {
         /// UID of the claim; the GPUs and the limits are in the record's devices.
         uid: String,
     },
+    /// Have vfio-pci take a GPU, for a virtual machine.
+    BindVfio {
+        /// GPU.
+        gpu: GpuUuid,
+        /// PCI address.
+        address: String,
+    },
     /// Write the claim's CDI spec.
     WriteSpec,
 }
@@ -90,6 +97,13 @@ pub enum Undo {
         /// UID of the claim.
         uid: String,
     },
+    /// Give a GPU back to NVIDIA's driver.
+    UnbindVfio {
+        /// GPU.
+        gpu: GpuUuid,
+        /// PCI address.
+        address: String,
+    },
     /// Remove the claim's CDI spec.
     RemoveSpec,
 }
@@ -106,6 +120,9 @@ impl Step {
             Self::MakeShare { result_id } => Undo::RemoveShare { result_id: result_id.clone() },
             Self::MakeExclusive { gpu } => Undo::ResetComputeMode { gpu: gpu.clone() },
             Self::StartMps { uid } => Undo::StopMps { uid: uid.clone() },
+            Self::BindVfio { gpu, address } => {
+                Undo::UnbindVfio { gpu: gpu.clone(), address: address.clone() }
+            }
             Self::WriteSpec => Undo::RemoveSpec,
         }
     }
@@ -124,6 +141,7 @@ impl fmt::Display for Step {
             Self::MakeShare { result_id } => write!(f, "make share {result_id}"),
             Self::MakeExclusive { gpu } => write!(f, "set the compute mode of {gpu} to EXCLUSIVE_PROCESS"),
             Self::StartMps { uid } => write!(f, "start the MPS daemon of claim {uid}"),
+            Self::BindVfio { gpu, address } => write!(f, "have vfio-pci take {gpu} at {address}"),
             Self::WriteSpec => f.write_str("write the CDI spec"),
         }
     }
@@ -140,6 +158,9 @@ impl fmt::Display for Undo {
             Self::RemoveShare { result_id } => write!(f, "remove share {result_id}"),
             Self::ResetComputeMode { gpu } => write!(f, "reset the compute mode of {gpu}"),
             Self::StopMps { uid } => write!(f, "end the MPS daemon of claim {uid}"),
+            Self::UnbindVfio { gpu, address } => {
+                write!(f, "give {gpu} at {address} back to NVIDIA's driver")
+            }
             Self::RemoveSpec => f.write_str("remove the CDI spec"),
         }
     }

@@ -15,6 +15,7 @@ struct World {
     made: BTreeSet<String>,
     oversubscribe_at_most: u64,
     mps: bool,
+    offers: Offers,
 }
 
 impl World {
@@ -27,6 +28,7 @@ impl World {
             made: BTreeSet::new(),
             oversubscribe_at_most: 0,
             mps: true,
+            offers: Offers::new(),
         }
     }
 
@@ -44,6 +46,7 @@ impl World {
             slots: 10,
             oversubscribe_at_most: self.oversubscribe_at_most,
             mps: self.mps,
+            offers: &self.offers,
         };
         plan(&snapshot, request, prior)
     }

@@ -1,6 +1,6 @@
 //! The same answer again for a claim that is prepared: what is missing is made anew, what is there is not touched.
 
-use super::{Node, PrepareError, Prepared, hardware, put};
+use super::{Node, PrepareError, Prepared, put};
 use crate::edits;
 use crate::execute::StepError;
 use crate::ledger::{Device, Ledger, Record};
@@ -19,7 +19,7 @@ impl Node {
         mut record: Record,
         changed: bool,
     ) -> Result<Vec<Prepared>, PrepareError> {
-        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let _gpus = self.reserve_hardware(&record)?;
         let before = record.clone();
         for step in record.steps.clone() {
             if self.holds(&record, &step)? {
@@ -75,6 +75,7 @@ impl Node {
             // Of a GPU that does not answer, what was set is taken for what is there.
             Step::MakeExclusive { gpu } => or_stuck(self.machine.is_exclusive(gpu))?,
             Step::StartMps { .. } => or_stuck(self.machine.has_mps(record))?,
+            Step::BindVfio { address, .. } => self.machine.is_on_vfio(address).unwrap_or(false),
             Step::MakeShare { result_id } => share::region_path(&self.machine.shares, result_id).is_file(),
         })
     }
@@ -96,7 +97,9 @@ impl Node {
         let mut answers = Vec::with_capacity(devices.len());
         for device in devices {
             let request = metadata::base(&device.request);
-            let mut cdi = vec![edits::common_id(driver, uid), edits::device_id(driver, &device.result_id)];
+            let common = device.passed.is_none().then(|| edits::common_id(driver, uid));
+            let mut cdi: Vec<String> =
+                common.into_iter().chain([edits::device_id(driver, &device.result_id)]).collect();
             // The kubelet gives a container the ids of all devices of a request, and one of them is enough.
             if told.insert(request) && has_metadata(request) {
                 cdi.push(metadata::device_id(driver, uid, request));

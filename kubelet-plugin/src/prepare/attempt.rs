@@ -149,7 +149,8 @@ pub(super) fn hardware(record: &Record) -> BTreeSet<GpuUuid> {
         Step::SwitchMig { gpu, .. }
         | Step::CreatePartition { gpu, .. }
         | Step::SetTimeSlice { gpu, .. }
-        | Step::MakeExclusive { gpu } => Some(gpu.clone()),
+        | Step::MakeExclusive { gpu }
+        | Step::BindVfio { gpu, .. } => Some(gpu.clone()),
         Step::MakeShare { .. } | Step::StartMps { .. } | Step::WriteSpec => None,
     });
     gpus.collect()

@@ -2,11 +2,11 @@
 
 use super::{Node, PrepareError, bind, hardware};
 use crate::claim::Request;
-use crate::ledger::Record;
-use crate::reservation::Reserved;
-use aliquot_model::GpuUuid;
+use crate::ledger::{Binding, Record};
+use crate::reservation::{ReserveError, Reserved};
+use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_nvml::Inventory;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// How often GPUs may turn out to have other minor numbers than a moment ago.
 const TRIES: usize = 3;
@@ -23,7 +23,10 @@ impl Node {
             let bindings = self.ledger()?.bindings;
             let named =
                 minors(request).into_iter().filter_map(|minor| Some(bindings.get(&minor)?.gpu.clone()));
-            let gpus: BTreeSet<GpuUuid> = named.chain(prior.into_iter().flat_map(hardware)).collect();
+            let mut gpus: BTreeSet<GpuUuid> = named.chain(prior.into_iter().flat_map(hardware)).collect();
+            if request.devices.iter().any(|device| device.device.kind() == DeviceKind::Vfio) {
+                gpus.extend(self.all_gpus(&bindings));
+            }
             let reserved = self.reserve_gpus(&gpus)?;
             let facts = self.facts(request)?;
             if facts.gpus.iter().all(|gpu| gpus.contains(&gpu.uuid)) {
@@ -38,10 +41,26 @@ impl Node {
         Err(PrepareError::Renumbered { claim: request.claim.clone() })
     }
 
+    /// Reserves what a claim's steps and their inverses work on. Where a GPU leaves its driver or comes back NVML is
+    /// closed, so that nobody else is to be in the middle of something.
+    pub(super) fn reserve_hardware(&self, record: &Record) -> Result<Reserved, ReserveError> {
+        let mut gpus = hardware(record);
+        if record.devices.iter().any(|device| device.passed.is_some()) {
+            gpus.extend(self.all_gpus(&self.ledger()?.bindings));
+        }
+        self.reserve_gpus(&gpus)
+    }
+
+    fn all_gpus(&self, bindings: &BTreeMap<u32, Binding>) -> BTreeSet<GpuUuid> {
+        bindings.values().map(|binding| binding.gpu.clone()).collect()
+    }
+
     /// The GPUs that a claim is to get.
     pub(super) fn facts(&self, request: &Request) -> Result<Inventory, PrepareError> {
         let minors = minors(request);
-        let facts = self.machine.gpus.inventory_of(&minors)?;
+        let mut facts = self.machine.gpus.inventory_of(&minors)?;
+        self.add_passed(&mut facts, &self.ledger()?);
+        facts.gpus.retain(|gpu| minors.contains(&gpu.minor));
         let missing = minors.iter().any(|minor| facts.gpus.iter().all(|gpu| gpu.minor != *minor));
         match facts.unreadable.iter().find(|gpu| missing && gpu.error.is_stuck()) {
             Some(gpu) => Err(gpu.error.clone().into()),

@@ -136,7 +136,8 @@ impl Node {
     pub fn renumber(&self) -> Result<Renumbered, PrepareError> {
         let boot_id = self.boot_id()?;
         let mut done = Renumbered::default();
-        for record in self.ledger()?.claims.into_values().filter(|record| is_prepared(record, &boot_id)) {
+        let prepared = self.ledger()?.claims.into_values().filter(|record| is_prepared(record, &boot_id));
+        for record in prepared.filter(has_numbers) {
             match self.renumber_claim(&record.claim.uid, &boot_id) {
                 Ok(true) => done.rewritten.push(record.claim),
                 Ok(false) => {}
@@ -177,4 +178,9 @@ impl Node {
 /// Returns true if containers may be running, or start, with the claim's spec.
 fn is_prepared(record: &Record, boot_id: &str) -> bool {
     record.state == State::Completed && record.boot_id == boot_id && !record.is_parked()
+}
+
+/// Returns true if the driver numbers something of the claim's. It numbers nothing of GPUs that are with virtual machines.
+fn has_numbers(record: &Record) -> bool {
+    record.devices.iter().any(|device| device.passed.is_none())
 }

@@ -7,6 +7,7 @@ use crate::ledger::{Device, Ledger, Lost};
 use crate::made;
 use crate::numbers::{self, Reach};
 use crate::partitioning::{Partitioning, Unclaimed};
+use crate::plan::Offers;
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceName, GpuInfo, GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
@@ -36,6 +37,10 @@ pub struct Overview {
     pub reached: Vec<Reach>,
     /// Partitions of prepared claims that are gone.
     pub gone: Vec<GonePartition>,
+    /// GPUs that are with virtual machines: in the inventory as they were, and not to be asked anything.
+    pub passed: BTreeSet<GpuUuid>,
+    /// What its GPUs are to virtual machines, where that is switched on.
+    pub offers: Offers,
 }
 
 impl Overview {
@@ -146,13 +151,15 @@ impl Node {
         let before = self.ledger()?;
         let boot_id = self.boot_id()?;
         let made = made::all(&self.machine.data_dir, &boot_id);
-        let (inventory, error) = match self.machine.gpus.inventory() {
+        let (mut inventory, error) = match self.machine.gpus.inventory() {
             Ok(inventory) => (Some(inventory), None),
             Err(error) => (None, Some(error)),
         };
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
+        let passed =
+            inventory.as_mut().map(|inventory| self.add_passed(inventory, &ledger)).unwrap_or_default();
         if let Some(inventory) = &inventory
             && bind(&mut ledger, inventory)
         {
@@ -177,10 +184,15 @@ impl Node {
             }
         });
         let reached = inventory.as_ref().zip(numbering.as_ref()).map(|(inventory, numbering)| {
-            numbers::reached(&ledger, &boot_id, &numbering.meanings(&inventory.gpus, &inventory.live))
+            // The number of a GPU that left the driver opens nothing of it.
+            let with_driver = inventory.gpus.iter().filter(|gpu| !passed.contains(&gpu.uuid));
+            let gpus: Vec<GpuInfo> = with_driver.cloned().collect();
+            numbers::reached(&ledger, &boot_id, &numbering.meanings(&gpus, &inventory.live))
         });
         let gone =
             inventory.as_ref().map(|inventory| gone::partitions(&before, &ledger, &boot_id, inventory));
+        let gpus = inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let offers = self.offers_of(gpus.filter(|_| self.machine.vfio.on));
         let overview = Overview {
             ledger,
             inventory,
@@ -192,6 +204,8 @@ impl Node {
             numbering: numbering.map(Arc::new),
             reached: reached.unwrap_or_default(),
             gone: gone.unwrap_or_default(),
+            passed,
+            offers,
         };
         Ok((overview, error))
     }

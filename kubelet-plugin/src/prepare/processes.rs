@@ -14,6 +14,9 @@ impl Node {
     /// neighbour's process looks the same. In doubt one does.
     pub fn has_processes(&self, record: &Record) -> bool {
         record.devices.iter().filter(|device| device.held.is_some()).any(|device| {
+            if let Some(passed) = device.passed.as_deref().filter(|p| self.machine.vfio.is_away(&p.address)) {
+                return self.machine.vfio.is_in_use(&passed.address);
+            }
             let Ok(processes) = self.machine.gpus.processes(&device.gpu) else { return true };
             match &device.partition {
                 None => !processes.is_empty(),
@@ -60,6 +63,10 @@ impl Node {
     pub fn has_strangers(&self, unaccounted: &Unaccounted, others: &BTreeSet<String>) -> bool {
         if unaccounted.unreadable.is_some() {
             return self.has_strangers_anywhere(others).unwrap_or(true);
+        }
+        let passed = unaccounted.named.iter().filter_map(|named| named.passed.as_deref());
+        if passed.into_iter().any(|address| self.machine.vfio.is_in_use(address)) {
+            return true;
         }
         let named: Vec<(&DeviceName, Option<&str>)> = if unaccounted.named.is_empty() {
             unaccounted.devices.iter().map(|device| (device, None)).collect()

@@ -1,6 +1,6 @@
 //! What a dead process left: finished or undone when the next one starts.
 
-use super::{Node, PrepareError, Recovery, Unaccounted, forget_attempt, hardware};
+use super::{Node, PrepareError, Recovery, Unaccounted, forget_attempt};
 use crate::edits;
 use crate::ledger::{Cause, Ledger, Lost, Record, State};
 use crate::reservation;
@@ -87,7 +87,7 @@ impl Node {
         let _claim = self.reserve_claim(uid)?;
         // It may have been settled by another instance before it could be reserved.
         let Some(record) = self.record(uid)?.filter(is_unsettled) else { return Ok(false) };
-        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let _gpus = self.reserve_hardware(&record)?;
         let ledger = self.ledger()?;
         if record.is_parked() && record.boot_id == boot_id {
             self.tidy_parked(&record, &ledger, boot_id).map_err(PrepareError::Parked)?;

@@ -1,6 +1,6 @@
 //! Giving a claim back: from local state alone, undone step by step.
 
-use super::{Node, UnprepareError, hardware, put};
+use super::{Node, UnprepareError, put};
 use crate::ledger::{Record, State};
 use jiff::Timestamp;
 
@@ -22,7 +22,7 @@ impl Node {
         let _claim = self.reserve_claim(uid)?;
         let Some(record) = self.record(uid)? else { return self.release_unknown(uid, now) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let _gpus = self.reserve_hardware(&record)?;
         if record.is_parked() {
             self.tidy_parked(&record, &self.ledger()?, &boot_id)?;
         } else if self.keeps(&record, &boot_id) {
@@ -41,7 +41,7 @@ impl Node {
         let _claim = self.reserve_claim(uid)?;
         let Some(record) = self.record(uid)? else { return self.release_unknown(uid, now) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let _gpus = self.reserve_hardware(&record)?;
         self.release_at(record, &boot_id, now)?;
         Ok(true)
     }

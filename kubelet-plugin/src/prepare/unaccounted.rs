@@ -26,7 +26,7 @@ use crate::plan::{PlanError, Refusal};
 use crate::share;
 use crate::store::StoreError;
 use aliquot_cdi::{Device, Spec};
-use aliquot_model::{DeviceKind, DeviceName};
+use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
 use jiff::Timestamp;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -42,6 +42,8 @@ pub struct Named {
     pub uuid: String,
     /// Whether the MIG device was there before the claim, and stays when it ends.
     pub adopted: bool,
+    /// PCI address of a GPU that a virtual machine has.
+    pub passed: Option<String>,
 }
 
 /// Name and UUID of what a device of a spec of ours gives containers, as they are told.
@@ -56,7 +58,8 @@ pub(super) fn named(spec: &Spec) -> Vec<Named> {
         let (name, uuid) = given(device)?;
         let (device_name, uuid) = (DeviceName::parse(name)?, uuid.to_owned());
         let adopted = edits::is_adopted(&device.container_edits);
-        Some(Named { result_id: device.name.to_string(), device: device_name, uuid, adopted })
+        let passed = edits::passed_address(&device.container_edits);
+        Some(Named { result_id: device.name.to_string(), device: device_name, uuid, adopted, passed })
     });
     named.collect()
 }
@@ -237,15 +240,27 @@ impl Node {
         Ok(removed || running)
     }
 
-    /// Removes a claim's CDI spec, the shares that it names, and its device metadata. Returns whether there was a spec.
+    /// Removes a claim's CDI spec, the shares that it names, and its device metadata; takes back the GPUs of virtual
+    /// machines that it names. Returns whether there was a spec.
     ///
     /// # Errors
     /// [`UnprepareError`]; the spec is still there, and it can be tried again.
     pub(super) fn remove_files(&self, uid: &str) -> Result<bool, UnprepareError> {
         let name = edits::spec_name(&self.machine.site.driver, uid);
         let spec = self.machine.cdi.read(&name).ok().flatten();
+        // A boot begins with NVIDIA's driver, and an address may mean another card in it.
+        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        let now = spec.as_ref().and_then(edits::boot_id).is_some_and(|of_spec| of_spec == boot_id);
         for named in spec.iter().flat_map(named) {
             share::discard(&self.machine.shares, &named.result_id)?;
+            if let Some((gpu, address)) =
+                GpuUuid::parse(&named.uuid).zip(named.passed.as_ref()).filter(|_| now)
+            {
+                self.machine.take_back(&gpu, address).map_err(|source| UnprepareError::Undo {
+                    undo: format!("give {gpu} at {address} back to NVIDIA's driver"),
+                    source,
+                })?;
+            }
         }
         self.machine.remove_metadata(uid);
         // Last: while the spec is there the GPU is kept.

@@ -120,7 +120,8 @@ impl DeviceData {
     /// What the ledger has of a device, with what was read of its GPU.
     pub fn of(device: &Device, (info, live): &Facts) -> Self {
         let name = device.name();
-        let published = name.as_ref().map(|name| device_attributes(info, name, None)).unwrap_or_default();
+        let published =
+            name.as_ref().map(|name| device_attributes(info, name, device.passthrough())).unwrap_or_default();
         let text = |name: &str| match published.get(name) {
             Some(Attribute::Text(text)) => Some(text.clone()),
             _ => None,

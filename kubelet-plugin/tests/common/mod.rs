@@ -26,7 +26,8 @@ use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
-use aliquot_model::config::{MigConfig, MpsConfig, ShareConfig};
+use aliquot_kubelet_plugin::vfio::Vfio;
+use aliquot_model::config::{MigConfig, MpsConfig, ShareConfig, VfioConfig};
 use aliquot_model::{DeviceKind, DeviceName, DriverCapabilities};
 use aliquot_nvml::fake::FakeGpus;
 use aliquot_nvml::{ComputeMode, Gpus};
@@ -161,6 +162,7 @@ impl World {
                 data_dir: self.data(),
                 proc_root: self.proc(),
                 sys_root: root.join("sys"),
+                vfio: Vfio::new(false, &root.join("sys"), &self.proc(), None),
                 probe,
             },
             slots: 10,
@@ -269,6 +271,7 @@ pub fn request(uid: &str, devices: &[(&str, &str)]) -> Request {
                 DeviceKind::Mig => Settings::Mig(MigConfig::default()),
                 DeviceKind::Mps => Settings::Mps(MpsConfig::default()),
                 DeviceKind::Admin => Settings::Admin,
+                DeviceKind::Vfio => Settings::Vfio(VfioConfig::default()),
                 _ => Settings::Gpu(None),
             },
             device,
