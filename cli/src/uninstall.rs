@@ -57,13 +57,14 @@ const POLICIES: [&str; 20] = [
     "aliquot-companions",
     "aliquot-budget-status",
 ];
-const CLASSES: [&str; 7] = [
+const CLASSES: [&str; 8] = [
     "gpu.aliquot.dev",
     "mig.aliquot.dev",
     "mig-share.aliquot.dev",
     "share.aliquot.dev",
     "timeslice.aliquot.dev",
     "mps.aliquot.dev",
+    "vfio.aliquot.dev",
     "admin.aliquot.dev",
 ];
 
