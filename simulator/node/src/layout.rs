@@ -20,7 +20,7 @@ pub const MAX_EVENTS: usize = 256;
 /// Memory pools of a GPU for one process: the whole GPU, then each GPU instance.
 pub const MAX_POOLS: usize = MAX_GIS + 1;
 /// "ALQSIM" and the layout's version.
-pub const MAGIC: u64 = 0x414c_5153_494d_0004;
+pub const MAGIC: u64 = 0x414c_5153_494d_0005;
 /// Where the compute area starts in the state file.
 pub const COMPUTE_OFFSET: usize = 4 << 20;
 /// Size of the compute area.
@@ -76,6 +76,10 @@ pub struct GpuState {
     pub timeslice: u32,
     /// 1 after it fell off the bus.
     pub lost: u32,
+    /// 1 while another driver has it.
+    pub away: u32,
+    /// Keeps the next field aligned.
+    pub reserved: u32,
     /// Corrected ECC errors since boot.
     pub ecc_corrected: u64,
     /// Uncorrected ECC errors since boot.

@@ -24,6 +24,8 @@ pub struct GpuSettings {
     pub timeslice: u32,
     /// Whether it has fallen off the bus.
     pub lost: bool,
+    /// Whether another driver has it.
+    pub away: bool,
     /// Corrected ECC errors since boot.
     pub ecc_corrected: u64,
     /// Uncorrected ECC errors since boot.
@@ -66,6 +68,10 @@ pub fn create(dir: &Path, spec: &NodeSpec) -> Result<Node, NodeError> {
         let lines = spec.cuda_settings.join("\n") + "\n";
         put("cuda.conf", &|p| fs::write(p, lines.as_bytes()), 0o644)?;
     }
+    for gpu in &gpus {
+        let path = dir.join(crate::module::gpu_file(gpu.index));
+        crate::module::make_locked(&path).map_err(io("could not write", &path))?;
+    }
     root::lay_out(dir, spec, &gpus)?;
     let node = Node::open(dir)?;
     {
@@ -96,6 +102,7 @@ impl Node {
         {
             let mut state = self.lock()?;
             self.lose_state(&mut state);
+            state.gpus.iter_mut().for_each(|gpu| gpu.away = 0);
             for word in self.map.compute_words() {
                 word.store(0, std::sync::atomic::Ordering::Relaxed);
             }
@@ -149,9 +156,15 @@ impl Node {
             persistence: gpu.persistence == 1,
             timeslice: gpu.timeslice,
             lost: gpu.lost == 1,
+            away: gpu.away == 1,
             ecc_corrected: gpu.ecc_corrected,
             ecc_uncorrected: gpu.ecc_uncorrected,
         })
+    }
+
+    /// Says whether another driver has a GPU. Libraries that are opened from then on do not list it.
+    pub fn set_away(&self, gpu: usize, away: bool) -> Result<(), NodeError> {
+        self.update_gpu(gpu, |g| g.away = u32::from(away))
     }
 
     /// Sets NVML's compute mode (0 default, 2 prohibited, 3 exclusive process).

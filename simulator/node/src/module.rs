@@ -17,7 +17,7 @@ use crate::node::Node;
 use crate::root;
 use crate::spec::NodeSpec;
 
-/// Keeps the module from being unloaded.
+/// Keeps the module from being unloaded, or a GPU from being taken from it.
 #[derive(Debug)]
 pub struct ModuleHold {
     _locked: File,
@@ -30,7 +30,17 @@ fn word(state: *mut State) -> *mut u32 {
 
 /// Makes the file that holders lock.
 pub(crate) fn make_file(dir: &Path) -> io::Result<()> {
-    let (path, aside) = (dir.join("module"), dir.join(".module.new"));
+    make_locked(&dir.join("module"))
+}
+
+/// Name of the file that is locked by whoever has a GPU open.
+pub(crate) fn gpu_file(index: usize) -> String {
+    format!("open-{index}")
+}
+
+/// Makes a file to be locked, anew: those who locked the former one hold nothing of it.
+pub(crate) fn make_locked(path: &Path) -> io::Result<()> {
+    let aside = path.with_extension("new");
     File::create(&aside)?;
     set_permissions(&aside, Permissions::from_mode(0o666))?;
     std::fs::rename(aside, path)
@@ -49,6 +59,21 @@ impl Node {
         let file = File::open(self.dir.join("module")).ok()?;
         lock(&file, libc::LOCK_SH).ok()?;
         Some(ModuleHold { _locked: file })
+    }
+
+    /// Opens a GPU, as NVML does with `/dev/nvidia<minor>` for as long as it is open. `None` as with the module.
+    pub fn hold_gpu(&self, gpu: usize) -> Option<ModuleHold> {
+        let file = File::open(self.dir.join(gpu_file(gpu))).ok()?;
+        lock(&file, libc::LOCK_SH).ok()?;
+        Some(ModuleHold { _locked: file })
+    }
+
+    /// Whether somebody has a GPU open, or runs on it.
+    pub fn is_gpu_in_use(&self, gpu: usize) -> Result<bool, NodeError> {
+        let path = self.dir.join(gpu_file(gpu));
+        let file =
+            File::open(&path).map_err(|source| NodeError::Io { what: "could not open", path, source })?;
+        Ok(lock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err() || !self.processes(gpu)?.is_empty())
     }
 
     /// The version of the driver that is installed now. What this node was opened with is an older one after an exchange.

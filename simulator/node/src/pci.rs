@@ -19,6 +19,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::error::NodeError;
+use crate::node::Node;
+
 /// The driver that hands devices to user space.
 const VFIO_PCI: &str = "vfio-pci";
 /// How often the thread looks.
@@ -118,6 +121,49 @@ impl Drop for PciBus {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+    }
+}
+
+/// The GPUs of a simulated node.
+struct Gpus {
+    node: Node,
+}
+
+impl Gpus {
+    fn index(&self, address: &str) -> Option<usize> {
+        self.node.gpus().iter().find(|gpu| gpu.bdf() == address).map(|gpu| gpu.index)
+    }
+}
+
+impl Hardware for Gpus {
+    fn changed(&self, address: &str, driver: Option<&str>) {
+        if let Some(index) = self.index(address) {
+            let _ = self.node.set_away(index, driver != Some("nvidia"));
+        }
+    }
+
+    fn in_use(&self, address: &str) -> bool {
+        let Some(index) = self.index(address) else { return false };
+        let with_nvidia = self.node.settings(index).is_ok_and(|now| !now.away);
+        // In doubt it stays.
+        with_nvidia && self.node.is_gpu_in_use(index).unwrap_or(true)
+    }
+}
+
+impl Node {
+    /// A bus with the node's GPUs, each in an IOMMU group of its own, under its `root/sys`: they can go to vfio-pci for
+    /// as long as it is kept.
+    pub fn pci_bus(&self) -> Result<PciBus, NodeError> {
+        let device = |gpu: &crate::Gpu| {
+            let group = u32::try_from(gpu.index).ok().map(|index| index + 1);
+            PciDevice { address: gpu.bdf(), class: 0x03_02_00, group, driver: Some("nvidia") }
+        };
+        let (sys, gpus) = (self.dir.join("root/sys"), Gpus { node: Self::open(&self.dir)? });
+        PciBus::start(&sys, self.gpus().iter().map(device), false, gpus).map_err(|source| NodeError::Io {
+            what: "could not make a PCI bus in",
+            path: sys,
+            source,
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What every exported function goes through, and what the process keeps between calls.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_uint;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -66,6 +66,8 @@ pub(crate) struct Session {
     /// The load of the kernel module that it was opened on, and what keeps that loaded.
     load: u32,
     _hold: Option<ModuleHold>,
+    /// The GPUs that the driver had when it was opened, by index, each held open.
+    listed: BTreeMap<usize, Option<ModuleHold>>,
     /// For each event set the number of the last event seen and the registrations: (GPU, event types).
     pub(crate) event_sets: Mutex<HashMap<u64, EventSet>>,
 }
@@ -96,7 +98,13 @@ impl Session {
             return Err(Code::LIB_RM_VERSION_MISMATCH);
         }
         let sight = node.sight();
-        Ok(Self { node, sight, load, _hold: hold, event_sets: Mutex::default() })
+        let mut listed = BTreeMap::new();
+        for gpu in node.gpus().iter().filter(|gpu| sight.gpu(gpu.minor)) {
+            if !node.settings(gpu.index)?.away {
+                listed.insert(gpu.index, node.hold_gpu(gpu.index));
+            }
+        }
+        Ok(Self { node, sight, load, _hold: hold, listed, event_sets: Mutex::default() })
     }
 
     /// Whether the module is still the one that it was opened on.
@@ -179,7 +187,7 @@ fn guarded(body: impl FnOnce() -> Done) -> c_uint {
 impl Session {
     /// The GPUs that this process sees, in NVML's order.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = &Gpu> {
-        self.node.gpus().iter().filter(|g| self.sight.gpu(g.minor))
+        self.node.gpus().iter().filter(|g| self.listed.contains_key(&g.index) && self.sight.gpu(g.minor))
     }
 
     /// The MIG devices of a GPU that this process sees.
@@ -234,7 +242,8 @@ impl Session {
         if let Some(code) = CURRENT.take().and_then(|name| self.node.enter_on(name, Some(index))) {
             return Err(Code(c_uint::try_from(code).unwrap_or(Code::UNKNOWN.0)));
         }
-        if self.node.settings(index)?.lost { Err(Code::GPU_IS_LOST) } else { Ok(gpu) }
+        let now = self.node.settings(index)?;
+        if now.lost || now.away { Err(Code::GPU_IS_LOST) } else { Ok(gpu) }
     }
 }
 
