@@ -82,6 +82,8 @@ impl Watcher {
                 if !answers || !follows {
                     interval = interval.min(AWAY);
                 }
+            } else {
+                interval = interval.min(AWAY);
             }
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -115,7 +117,9 @@ impl Watcher {
                 return None;
             }
         };
-        if error.as_ref().is_some_and(GpuError::is_let_go) && self.node.wish.label().is_none() {
+        let unreadable = overview.inventory.iter().flat_map(|inventory| &inventory.unreadable);
+        let mut errors = error.iter().chain(unreadable.map(|gpu| &gpu.error));
+        if errors.any(GpuError::is_let_go) && self.node.wish.label().is_none() {
             // Closed by ourselves for a moment, while a GPU goes to a virtual machine or comes back: whoever did that
             // wakes us, and what was seen before stays.
             return None;

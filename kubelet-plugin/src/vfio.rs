@@ -80,13 +80,14 @@ impl Vfio {
         self.sysfs.group(address).is_ok()
     }
 
-    /// Whether a GPU is with vfio-pci.
+    /// Whether a GPU is with vfio-pci, and so are the other functions of its card. What its neighbours have become
+    /// since does not matter any more.
     ///
     /// # Errors
     /// [`VfioError`] if it is not there, or cannot be looked at.
     pub fn is_bound(&self, address: &str) -> Result<bool, VfioError> {
         let group = self.sysfs.group(address)?;
-        Ok(group.is_on_vfio() && group.bind()?.is_empty())
+        Ok(group.is_on_vfio() && group.bind().map_or(true, |writes| writes.is_empty()))
     }
 
     /// Has vfio-pci take a GPU.

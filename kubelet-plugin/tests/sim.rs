@@ -15,6 +15,8 @@ mod common;
 mod gone;
 #[path = "sim/renumber.rs"]
 mod renumber;
+#[path = "sim/vfio.rs"]
+mod vfio;
 
 use aliquot_kubelet_plugin::made;
 use aliquot_proto::dra::v1;
