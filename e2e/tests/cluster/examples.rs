@@ -417,6 +417,34 @@ fn a_monitor_sees_every_gpu_beside_whoever_holds_it_and_is_nobodys_without_the_l
     })
 }
 
+/// The GPUs are on a bus that does what a kernel would, for as long as this test keeps it.
+#[test]
+fn a_gpu_of_a_virtual_machine_is_on_vfio_and_comes_back() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let node = cluster.hardware()?;
+        let bus = node.pci_bus()?;
+        let drivers = || node.gpus().iter().map(|gpu| bus.driver(&gpu.bdf())).collect::<Vec<_>>();
+        let on = |driver: &str| drivers().iter().filter(|found| found.as_deref() == Some(driver)).count();
+        cluster.configure(&["kubeletPlugin.vfio.enabled=true"]).await?;
+        apply(cluster, "19-vfio").await?;
+        cluster.running("machines", "machine").await?;
+        let devices = cluster.devices_of("machines", "machine").await?;
+        ensure!(devices.len() == 1 && devices.iter().all(|name| name.ends_with("-vfio")), "{devices:?}");
+        ensure!((on("vfio-pci"), on("nvidia")) == (1, node.gpus().len() - 1), "{:?}", drivers());
+        let shown =
+            cluster.shell("machines", "machine", "main", "ls /dev/vfio; ls /dev | grep -c nvidia || true")?;
+        let shown: Vec<&str> = shown.split_whitespace().collect();
+        ensure!(shown.len() == 3 && shown.contains(&"vfio") && shown.last() == Some(&"0"), "{shown:?}");
+        let path = "jsonpath={.items[*].status.devices[*].data.pciBusID}";
+        let address = cluster.kubectl(&["-n", "machines", "get", "resourceclaims", "-o", path])?;
+        ensure!(bus.driver(address.trim()).as_deref() == Some("vfio-pci"), "{address}: {:?}", drivers());
+        cluster.delete_namespace("machines").await?;
+        let all_back = || async { Ok((on("nvidia") == node.gpus().len()).then_some(())) };
+        cluster.wait_for("every GPU with its own driver", all_back).await?;
+        cluster.configure(&[]).await
+    })
+}
+
 /// Bytes that a program in the second pod gets of the share.
 fn left_of_share(cluster: &Cluster) -> Result<u64> {
     let found = cluster.shell("shared-claim", "second", "main", "cuda-probe")?;
