@@ -243,7 +243,7 @@ impl Cluster {
             }
             // The demo's agents do not offer them.
             DeviceName::MigShare { .. } => None,
-            DeviceName::Plain { kind: DeviceKind::Gpu, .. } => {
+            DeviceName::Plain { kind: DeviceKind::Gpu | DeviceKind::Vfio, .. } => {
                 Some(Part { start: 0.0, share: 1.0, label: "whole GPU".into(), holder })
             }
             DeviceName::Plain { .. } => {
