@@ -1,3 +1,6 @@
+#[path = "tests/passed.rs"]
+mod passed;
+
 use super::*;
 use crate::claim::Consumed;
 use crate::ledger::{Given, State};
