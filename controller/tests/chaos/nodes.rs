@@ -19,6 +19,7 @@ use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
+use aliquot_kubelet_plugin::vfio::Vfio;
 use aliquot_model::layout::Holding;
 use aliquot_model::names::pool_name;
 use aliquot_model::{DeviceName, DriverCapabilities, Placement};
@@ -419,6 +420,7 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
             labels: Labels::default(),
             limiter_dir: dir.join("limiter"),
             data_dir: data,
+            vfio: Vfio::new(false, &root.join("sys"), &root.join("proc"), None),
             proc_root: root.join("proc"),
             sys_root: root.join("sys"),
             probe,
