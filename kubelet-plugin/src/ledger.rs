@@ -28,7 +28,7 @@ use crate::claim::{ClaimRef, Consumed, ResultKey};
 use crate::plan::Step;
 use crate::releases::{Charge, Releases};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
-use aliquot_model::layout::{Holding, Passthrough};
+use aliquot_model::layout::Holding;
 use aliquot_model::{
     DeviceKind, DeviceName, DriverCapabilities, GpuUuid, LiveMig, MigUuid, Placement, ProfileName,
 };
@@ -251,22 +251,6 @@ impl Device {
         self.name().map(|name| name.kind())
     }
 
-    /// The GPU as a PCI device, if it is given to a virtual machine.
-    pub fn passthrough(&self) -> Option<&Passthrough> {
-        self.passed.as_deref().map(|passed| &passed.device)
-    }
-
-    /// What no other claim may have of a shareable device: what it was allocated, and more if it was
-    /// granted more.
-    pub fn reserved(&self) -> Option<Consumed> {
-        let mut reserved = self.consumed?;
-        if let Some(granted) = self.share.as_ref().and_then(|share| share.granted) {
-            reserved.memory_bytes = reserved.memory_bytes.max(granted.memory_bytes);
-            reserved.cores_percent = reserved.cores_percent.max(granted.cores_percent);
-        }
-        Some(reserved)
-    }
-
     /// What identifies the result in the claim.
     pub fn key(&self) -> ResultKey {
         ResultKey {
@@ -457,17 +441,6 @@ impl Ledger {
         gpu: &'a GpuUuid,
     ) -> impl Iterator<Item = (Holder<'a>, &'a Device)> + 'a {
         self.held().filter(move |(holder, device)| holder.claim.uid != uid && &device.gpu == gpu)
-    }
-
-    /// GPUs that claims give to virtual machines, and whether one is on its way there or back.
-    pub fn passed(&self) -> impl Iterator<Item = (&Passed, bool)> {
-        let known = self.claims.values().flat_map(|record| {
-            let moving = matches!(record.state, State::Started | State::Unpreparing);
-            record.devices.iter().map(move |device| (device, moving))
-        });
-        let newer = self.newer.values().flat_map(|record| record.devices().unwrap_or_default());
-        let all = known.chain(newer.map(|device| (device, false)));
-        all.filter_map(|(device, moving)| Some((device.passed.as_deref()?, moving)))
     }
 
     /// Whether a claim has all of a GPU, alone.

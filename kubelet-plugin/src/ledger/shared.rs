@@ -1,6 +1,7 @@
 //! Partitions that several claims have shares of. Pure.
 
 use super::{Device, Held, Ledger, State};
+use crate::claim::Consumed;
 use aliquot_model::{LiveMig, MigUuid};
 
 impl Device {
@@ -20,6 +21,17 @@ impl Device {
             }
             None => format!("GPU {}", self.gpu),
         }
+    }
+
+    /// What no other claim may have of a shareable device: what it was allocated, and more if it was
+    /// granted more.
+    pub fn reserved(&self) -> Option<Consumed> {
+        let mut reserved = self.consumed?;
+        if let Some(granted) = self.share.as_ref().and_then(|share| share.granted) {
+            reserved.memory_bytes = reserved.memory_bytes.max(granted.memory_bytes);
+            reserved.cores_percent = reserved.cores_percent.max(granted.cores_percent);
+        }
+        Some(reserved)
     }
 
     /// Whether two devices are shares of the same GPU, or of the same partition.
