@@ -13,7 +13,7 @@ mod common;
 mod scene;
 
 use aliquot_kubelet_plugin::claim::Settings;
-use aliquot_kubelet_plugin::ledger::State;
+use aliquot_kubelet_plugin::ledger::{DeviceNumber, State};
 use aliquot_kubelet_plugin::status::data::DeviceData;
 use aliquot_model::config::{Iommu, IommuBackend, VfioConfig};
 use aliquot_nvml::fake::until_killed;
@@ -23,6 +23,7 @@ use common::{now, request};
 use scene::{GPU, NEIGHBOUR, Scene};
 use serde_json::Value;
 use std::fs;
+use std::time::Duration;
 
 /// A GPU for a virtual machine, and a share of another one.
 fn wanted() -> aliquot_kubelet_plugin::claim::Request {
@@ -309,5 +310,48 @@ fn with_the_checkpoint_lost_a_gpu_comes_back_when_its_claim_is_given_back() {
     fs::remove_dir_all(machine).unwrap();
     assert!(!node.has_strangers(lost, &Default::default()));
     assert!(node.unprepare("c-1").unwrap());
+    scene.assert_clean();
+}
+
+/// Its number opens nothing of it meanwhile, whoever was started with it.
+#[test]
+fn a_gpu_that_a_virtual_machine_has_is_reached_by_no_number_of_the_driver() {
+    let scene = Scene::new();
+    let node = scene.node();
+    node.prepare(&request("c-2", &[("share", "gpu-1-share")]), false, now()).unwrap();
+    node.prepare(&only_vm("c-1"), false, now()).unwrap();
+    {
+        // As after the driver was loaded anew and exchanged the numbers.
+        let mut locked = node.store.lock(Duration::from_secs(1)).unwrap();
+        let mut ledger = locked.load().unwrap().ledger;
+        ledger.claims.get_mut("c-2").unwrap().numbers.insert(DeviceNumber { major: 195, minor: 0 });
+        locked.save(&ledger).unwrap();
+    }
+    assert_eq!(node.overview().unwrap().0.reached, []);
+    assert!(node.unprepare("c-1").unwrap());
+    let reached = node.overview().unwrap().0.reached;
+    assert_eq!(reached.len(), 1, "back with the driver it can be opened: {reached:?}");
+    assert!(node.unprepare("c-2").unwrap());
+    scene.assert_clean();
+}
+
+#[test]
+fn a_spec_that_names_nothing_of_the_driver_does_not_follow_its_numbers() {
+    let scene = Scene::new();
+    scene.node().prepare(&only_vm("c-1"), false, now()).unwrap();
+    let before = spec(&scene, "c-1");
+    let listed = scene.world.proc().join("devices");
+    let devices = fs::read_to_string(&listed).unwrap();
+    // The driver is gone, and so is what the kernel says of the group.
+    fs::write(&listed, "Character devices:\n").unwrap();
+    let number = scene.sys().join("class/vfio/15/dev");
+    let text = fs::read(&number).unwrap();
+    fs::remove_file(&number).unwrap();
+    let done = scene.node().renumber().unwrap();
+    assert_eq!((done.rewritten, done.failed), (Vec::new(), Vec::new()));
+    assert_eq!(spec(&scene, "c-1"), before);
+    fs::write(&number, text).unwrap();
+    fs::write(&listed, devices).unwrap();
+    assert!(scene.node().unprepare("c-1").unwrap());
     scene.assert_clean();
 }
