@@ -101,7 +101,7 @@ pub struct Args {
     pub mps_dir: Option<PathBuf>,
 
     /// How long a claim's MPS daemon may take to start, and to end.
-    #[arg(long, default_value = "15s", value_parser = at_least(Duration::from_secs(1)))]
+    #[arg(long, default_value = "25s", value_parser = at_least(Duration::from_secs(1)))]
     pub mps_patience: Duration,
 
     /// Whether what containers of shares find of ours gets SELinux labels. `auto`: where SELinux is on.
@@ -352,6 +352,12 @@ fn parse_mount(text: &str) -> Result<ExtraMount, String> {
 mod tests {
     use super::*;
     use rstest::rstest;
+
+    #[test]
+    fn a_daemon_is_waited_for_until_its_supervisor_has_given_it_up() {
+        let args = Args::try_parse_from(["agent", "--node-name=n1"]).unwrap();
+        assert!(args.mps_patience > aliquot_mps::contract::ANSWER);
+    }
 
     #[rstest]
     #[case("/a:/b", Some(("/a", "/b", false)))]

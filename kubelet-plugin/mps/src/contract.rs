@@ -26,6 +26,11 @@ pub use lock::{Announced, Sole};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// How long a supervisor gives a daemon to be ready. Whoever waits for one waits longer, or it would take back what it
+/// asked before the supervisor can say why there is none.
+pub const ANSWER: Duration = Duration::from_secs(20);
 
 /// Bytes of the unit in which the control daemon takes a limit of pinned memory.
 pub const LIMIT_UNIT: u64 = 1 << 20;

@@ -234,7 +234,13 @@ fn bind(source: &File, target: &Path) -> Result<(), IsolateError> {
 /// Makes the device nodes: the usual ones, and those of the claim's GPUs.
 fn devices(dev: &Path, majors: &Majors, ask: Option<&Ask>) -> Result<(), IsolateError> {
     // The modes below are meant.
-    umask(Mode::empty());
+    let before = umask(Mode::empty());
+    let made = make_devices(dev, majors, ask);
+    umask(before);
+    made
+}
+
+fn make_devices(dev: &Path, majors: &Majors, ask: Option<&Ask>) -> Result<(), IsolateError> {
     for (name, major, minor) in USUAL {
         node(&dev.join(name), major, minor)?;
     }
@@ -247,7 +253,6 @@ fn devices(dev: &Path, majors: &Majors, ask: Option<&Ask>) -> Result<(), Isolate
         let name = device.path.trim_start_matches("/dev/");
         node(&dev.join(name), device.major.into(), device.minor.into())?;
     }
-    umask(Mode::S_IWGRP | Mode::S_IWOTH);
     Ok(())
 }
 

@@ -7,7 +7,7 @@
 //!  └── all is gone ── Ending ◄────────────────────┘
 //! ```
 
-use crate::contract::{Ask, Phase, State, Version};
+use crate::contract::{ANSWER, Ask, Phase, State, Version};
 use std::time::Duration;
 
 /// Time since some moment.
@@ -31,7 +31,7 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Self {
         Self {
-            answer: Duration::from_secs(20),
+            answer: ANSWER,
             quit: Duration::from_secs(10),
             least_pause: Duration::from_secs(1),
             longest_pause: Duration::from_secs(60),

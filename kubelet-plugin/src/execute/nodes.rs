@@ -77,7 +77,7 @@ impl Machine {
     fn drm(&self, device: &Device, info: &GpuInfo) -> Vec<DrmNode> {
         let mut capabilities = self.site.capabilities.clone();
         capabilities.add(&device.driver_capabilities);
-        let kinds = drm_kinds(device.held, &capabilities);
+        let kinds = drm_kinds(device.held, device.mps.is_some(), &capabilities);
         let bus_id = info.pci_bus_id.as_deref().filter(|_| !kinds.is_empty());
         bus_id.map(|bus_id| drm::nodes(&self.sys_root, bus_id, kinds)).unwrap_or_default()
     }
@@ -102,15 +102,16 @@ pub(super) const fn shows_partitions(device: &Device) -> bool {
     device.partition.is_some() || device.held.is_none()
 }
 
-/// Which DRM nodes go with a result. Screens are for who has the GPU alone. A partition has none: the nodes are of the
-/// whole GPU, beyond what the partition bounds. Nor has admin access, which only watches.
-fn drm_kinds(held: Option<Held>, capabilities: &DriverCapabilities) -> &'static [DrmKind] {
+/// Which DRM nodes go with a result. Screens are for who has the GPU alone, and not for the many clients of one MPS daemon.
+/// A partition has none: the nodes are of the whole GPU, beyond what the partition bounds. Nor has admin access, which
+/// only watches.
+fn drm_kinds(held: Option<Held>, mps: bool, capabilities: &DriverCapabilities) -> &'static [DrmKind] {
     if !capabilities.has(Graphics) && !capabilities.has(Display) {
         return &[];
     }
     match held {
-        Some(Held::Whole) => &[DrmKind::Card, DrmKind::Render],
-        Some(Held::Share | Held::TimeSlice | Held::Mps) => &[DrmKind::Render],
+        Some(Held::Whole) if !mps => &[DrmKind::Card, DrmKind::Render],
+        Some(Held::Whole | Held::Share | Held::TimeSlice | Held::Mps) => &[DrmKind::Render],
         Some(Held::Partition(_) | Held::SharedPartition { .. }) | None => &[],
     }
 }
@@ -122,19 +123,20 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    #[case::nobody_draws(Some(Held::Whole), "compute,utility,video,ngx", &[])]
-    #[case::alone(Some(Held::Whole), "graphics", &[DrmKind::Card, DrmKind::Render])]
-    #[case::a_screen(Some(Held::Whole), "display", &[DrmKind::Card, DrmKind::Render])]
-    #[case::with_others(Some(Held::Share), "all", &[DrmKind::Render])]
-    #[case::by_turns(Some(Held::TimeSlice), "all", &[DrmKind::Render])]
-    #[case::mps(Some(Held::Mps), "all", &[DrmKind::Render])]
-    #[case::a_partition(Some(Held::Partition(Placement::new(0, 1))), "all", &[])]
-    #[case::watching(None, "all", &[])]
+    #[case::nobody_draws(Some(Held::Whole), false, "compute,utility,video,ngx", &[])]
+    #[case::alone(Some(Held::Whole), false, "graphics", &[DrmKind::Card, DrmKind::Render])]
+    #[case::a_screen(Some(Held::Whole), false, "display", &[DrmKind::Card, DrmKind::Render])]
+    #[case::with_others(Some(Held::Share), false, "all", &[DrmKind::Render])]
+    #[case::by_turns(Some(Held::TimeSlice), false, "all", &[DrmKind::Render])]
+    #[case::mps(Some(Held::Whole), true, "all", &[DrmKind::Render])]
+    #[case::a_partition(Some(Held::Partition(Placement::new(0, 1))), false, "all", &[])]
+    #[case::watching(None, false, "all", &[])]
     fn who_draws_gets_the_nodes_that_keep_others_gpus_and_screens_apart(
         #[case] held: Option<Held>,
+        #[case] mps: bool,
         #[case] capabilities: &str,
         #[case] want: &[DrmKind],
     ) {
-        assert_eq!(drm_kinds(held, &capabilities.parse().unwrap()), want);
+        assert_eq!(drm_kinds(held, mps, &capabilities.parse().unwrap()), want);
     }
 }

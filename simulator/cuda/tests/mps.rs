@@ -51,8 +51,9 @@ impl Daemon {
             .env("CUDA_MPS_PIPE_DIRECTORY", &directory)
             .env("CUDA_MPS_LOG_DIRECTORY", &directory);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
-        let daemon = Self { child, directory };
+        let mut daemon = Self { child, directory };
         while !daemon.answers(program) {
+            assert!(daemon.child.try_wait().unwrap().is_none(), "the daemon has ended");
             std::thread::sleep(Duration::from_millis(20));
         }
         daemon
