@@ -317,6 +317,27 @@ fn records_of_shares_are_made_anew_after_a_loss() {
 }
 
 #[test]
+fn a_partition_stays_while_nobody_knows_who_else_has_shares_of_it() {
+    let world = world();
+    let node = world.node();
+    for uid in ["c-1", "c-2"] {
+        node.prepare(&share(uid), false, now()).unwrap();
+    }
+    for name in ["checkpoint.json", "checkpoint.copy.json"] {
+        fs::remove_file(world.data().join(name)).unwrap();
+    }
+    let node = world.node();
+    assert!(node.recover().unwrap().lost.is_some());
+    assert!(node.rebuild(&share("c-1"), now()).unwrap());
+    node.unprepare("c-1").unwrap();
+    assert_eq!(world.instances(), [PARTITION], "c-2 runs with it");
+    assert!(node.rebuild(&share("c-2"), now()).unwrap());
+    node.conclude(Default::default()).unwrap();
+    node.unprepare("c-2").unwrap();
+    world.assert_clean();
+}
+
+#[test]
 fn a_partition_is_not_had_alone_and_shared_at_once() {
     let world = world();
     let node = world.node();

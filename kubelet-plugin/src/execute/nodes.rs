@@ -5,7 +5,7 @@ use crate::devices::drm::{self, DrmKind, DrmNode};
 use crate::devices::{DeviceError, Majors};
 use crate::driver::monitor_capability;
 use crate::edits::Nodes;
-use crate::ledger::{Device, Held};
+use crate::ledger::{Device, DeviceNumber, Held};
 use crate::share;
 use aliquot_model::DriverCapability::{Display, Graphics};
 use aliquot_model::{DriverCapabilities, GpuInfo, LiveMig};
@@ -80,6 +80,13 @@ impl Machine {
         let kinds = drm_kinds(device.held, device.mps.is_some(), &capabilities);
         let bus_id = info.pci_bus_id.as_deref().filter(|_| !kinds.is_empty());
         bus_id.map(|bus_id| drm::nodes(&self.sys_root, bus_id, kinds)).unwrap_or_default()
+    }
+
+    /// Numbers of all DRM nodes of a GPU.
+    pub fn drm_numbers(&self, info: &GpuInfo) -> Vec<DeviceNumber> {
+        let of = |bus_id| drm::nodes(&self.sys_root, bus_id, &[DrmKind::Card, DrmKind::Render]);
+        let nodes = info.pci_bus_id.as_deref().map(of).unwrap_or_default();
+        nodes.into_iter().map(|node| node.device.into()).collect()
     }
 
     fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &MigMinors) -> Result<[u32; 2], StepError> {

@@ -84,8 +84,10 @@ impl Machine {
             }
             let held = Some(Held::SharedPartition { profile_id: mig.profile_id, placement });
             let is_share = record.devices.iter().any(|device| &device.gpu == gpu && device.held == held);
-            if is_share && ledger.is_shared(&record.claim.uid, mig, boot_id) {
-                tracing::debug!(gpu.uuid = %gpu, %placement, "other claims have shares of the partition, which stays");
+            // While records are lost others may have shares of it that nobody knows of. It is noted as made by us, so
+            // it goes once everything is accounted for.
+            if is_share && (ledger.lost.is_some() || ledger.is_shared(&record.claim.uid, mig, boot_id)) {
+                tracing::debug!(gpu.uuid = %gpu, %placement, "other claims may have shares of the partition, which stays");
                 return Ok(());
             }
             self.gpus.destroy_mig(mig)?;

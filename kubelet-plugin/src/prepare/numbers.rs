@@ -5,7 +5,7 @@ use super::{Node, PrepareError};
 use crate::claim::{ClaimRef, Request};
 use crate::devices::Majors;
 use crate::execute::{Gone, StepError};
-use crate::ledger::{Ledger, Record, State};
+use crate::ledger::{DeviceNumber, Ledger, Record, State};
 use crate::numbers::{self, Meaning};
 use crate::plan::{PlanError, Refusal};
 use crate::reservation;
@@ -23,12 +23,23 @@ pub struct Numbering {
     caps: MigMinors,
     /// Minor numbers of the GPUs that can be read.
     gpus: BTreeMap<GpuUuid, u32>,
+    /// Their DRM nodes, which are numbered as their module finds the GPUs.
+    drm: BTreeMap<GpuUuid, Vec<DeviceNumber>>,
 }
 
 impl Numbering {
     /// What the numbers mean.
     pub fn meanings(&self, gpus: &[GpuInfo], live: &[LiveMig]) -> Vec<Meaning> {
-        numbers::meanings(gpus, live, &self.majors, &self.caps)
+        let mut meanings = numbers::meanings(gpus, live, &self.majors, &self.caps);
+        for gpu in gpus {
+            let drm = self.drm.get(&gpu.uuid).into_iter().flatten();
+            meanings.extend(drm.map(|number| Meaning {
+                number: *number,
+                gpu: gpu.uuid.clone(),
+                partition: None,
+            }));
+        }
+        meanings
     }
 }
 
@@ -49,6 +60,7 @@ impl Node {
             majors: Majors::read(proc_root)?,
             caps: MigMinors::read(proc_root).map_err(io_error("read", &MigMinors::path(proc_root)))?,
             gpus: gpus.iter().map(|gpu| (gpu.uuid.clone(), gpu.minor)).collect(),
+            drm: gpus.iter().map(|gpu| (gpu.uuid.clone(), self.machine.drm_numbers(gpu))).collect(),
         })
     }
 
