@@ -232,15 +232,18 @@ pub fn no_driver(error: &GpuError) -> String {
     format!(
         "the node's GPUs cannot be read; what is published stays, with a taint that keeps claims off it, and nothing new \
          is prepared until the driver answers. It is tried again, and the library opened anew if the driver was \
-         exchanged: {error}"
+         exchanged. If it stays so, see the kernel's log for NVRM messages, and load the driver: {}",
+        cut(&error.to_string())
     )
 }
 
 /// NVML could not be opened since the agent's start.
 pub fn no_driver_yet(error: &GpuError) -> String {
     format!(
-        "NVML cannot be opened: {error}. Until it can, this agent publishes and prepares no GPU, what was published stays, \
-         and claims that are over are unprepared; it is tried every 5 s"
+        "NVML cannot be opened: {}. Until it can, this agent publishes and prepares no GPU, what was published stays, \
+         and claims that are over are unprepared; it is tried every 5 s. Load the driver (modprobe nvidia), or, if it lies \
+         elsewhere, set kubeletPlugin.driverRoot or nvmlLibrary",
+        cut(&error.to_string())
     )
 }
 

@@ -375,7 +375,7 @@ impl Publisher {
                 mode: phase.mode(),
                 slots: self.settings.slots,
                 mps: mps::offered(&self.node.machine.mps, &gpus, &overview),
-                mig_shares: self.settings.mig_shares,
+                mig_shares: self.settings.mig_shares || overview.ledger.has_shared_partitions(),
                 passthrough: passthrough.clone(),
             };
             let mut desired = layout::publish(&gpus, features, &options);

@@ -48,6 +48,12 @@ impl Ledger {
         others.filter(move |other| is_shared && other.held == device.held)
     }
 
+    /// Whether a claim has shares of a partition: they count only while their devices are published.
+    pub fn has_shared_partitions(&self) -> bool {
+        let mut held = self.claims.values().flat_map(|record| &record.devices);
+        held.any(|device| matches!(device.held, Some(Held::SharedPartition { .. })))
+    }
+
     /// Whether another claim has shares of a partition. A claim of an earlier boot, or one that waits to be prepared
     /// again, has nothing of it. What a newer release may have it has.
     pub fn is_shared(&self, uid: &str, live: &LiveMig, boot_id: &str) -> bool {
