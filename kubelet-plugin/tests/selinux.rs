@@ -248,7 +248,7 @@ fn what_containers_share_with_an_mps_daemon_is_asked_to_have_the_label() {
         return assert!(prepared.is_ok(), "{prepared:?}");
     }
     let error = prepared.unwrap_err().to_string();
-    let options = "mode=755,context=\"system_u:object_r:container_file_t:s0\")";
+    let options = "mode=1777,context=\"system_u:object_r:container_file_t:s0\")";
     assert!(error.contains(options) && error.contains("--selinux-writable-label"), "{error}");
     world.assert_clean();
 }
