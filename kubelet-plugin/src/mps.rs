@@ -28,8 +28,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const ENDED: &str = "ended";
 /// What the daemon's sockets take, and what a container can put beside them.
 const PIPE: &str = "size=1m,nr_inodes=256";
-/// As large as a container's own `/dev/shm`, in place of which it is.
-const SHM: &str = "size=64m";
+/// As large as a container's own `/dev/shm`, in place of which it is. Files without content cost the kernel memory, too.
+const SHM: &str = "size=64m,nr_inodes=16384";
 
 /// Why no daemon is there, or why it has not ended.
 #[derive(Debug, thiserror::Error)]

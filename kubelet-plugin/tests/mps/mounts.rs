@@ -41,10 +41,11 @@ fn a_container_can_fill_what_it_shares_with_the_daemon_and_no_more() {
     let _supervisor = Supervisor::start(world.mps());
     node(&world).prepare(&wanted(), false, now()).unwrap();
     assert_eq!(mounted(&world), ["c-1/pipe", "c-1/shm"]);
-    for (name, bytes, mode) in [("pipe", 1 << 20, 0o1777), ("shm", 64 << 20, 0o1777)] {
+    for (name, bytes, files, mode) in [("pipe", 1 << 20, 256, 0o1777), ("shm", 64 << 20, 16_384, 0o1777)] {
         let dir = world.mps().join("c-1").join(name);
         let found = statvfs(&dir).unwrap();
         assert_eq!(found.blocks() * found.fragment_size(), bytes, "{name}");
+        assert_eq!(found.files(), files, "{name}");
         assert!(
             found.flags().contains(FsFlags::ST_NOSUID | FsFlags::ST_NODEV | FsFlags::ST_NOEXEC),
             "{name}"
