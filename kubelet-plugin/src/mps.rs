@@ -10,13 +10,16 @@ use crate::selinux::{LabelError, Labels};
 use crate::share::RegionStorage;
 use crate::store::{StoreError, io_error};
 use crate::tmpfs;
+use crate::trash;
 use aliquot_model::GpuUuid;
 use aliquot_mps::contract::{Ask, ClaimDir, ContractError, MpsDir, Phase, State};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
+use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -154,7 +157,7 @@ impl Mps {
         let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
         let any = is_there(dir.path()) || is_there(&ended);
         if is_there(&ended) {
-            fs::remove_dir_all(&ended).map_err(io_error("remove", &ended))?;
+            remove_tree(&ended).map_err(io_error("remove", &ended))?;
         }
         if is_there(dir.path()) {
             dir.remove_ask()?;
@@ -166,7 +169,7 @@ impl Mps {
             // Out of the way of a supervisor that has read what was asked and answers only now.
             fs::rename(dir.path(), &ended).map_err(io_error("rename", dir.path()))?;
             probe.at("after renaming an MPS directory");
-            fs::remove_dir_all(&ended).map_err(io_error("remove", &ended))?;
+            remove_tree(&ended).map_err(io_error("remove", &ended))?;
         }
         Ok(any)
     }
@@ -263,5 +266,13 @@ impl Mps {
             sleep(LOOK);
         }
         Ok(())
+    }
+}
+
+/// Removes a tree of any depth: with [`RegionStorage::Directory`] a container has made what is in it.
+fn remove_tree(path: &Path) -> io::Result<()> {
+    match trash::sweep(path, &[], &AtomicBool::new(false))?.into_iter().next() {
+        Some((_, error)) => Err(error),
+        None => fs::remove_dir(path),
     }
 }

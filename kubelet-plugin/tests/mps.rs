@@ -21,15 +21,19 @@ use aliquot_kubelet_plugin::claim::{Request, Settings};
 use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
-use aliquot_model::Quantity;
 use aliquot_model::config::MpsConfig;
+use aliquot_model::Quantity;
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use aliquot_nvml::{ComputeMode, Gpus};
 use common::supervisor::{Answer, Supervisor};
 use common::{DRIVER, World, now, request};
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, mkdirat};
 use rstest::rstest;
 use serde_json::{Value, json};
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::time::Duration;
 
 const GPUS: [&str; 2] = ["gpu-1-mps", "gpu-0-mps"];
@@ -181,6 +185,32 @@ fn a_new_supervisor_finds_what_is_asked_and_the_claim_goes_on() {
     let _supervisor = Supervisor::start(world.mps());
     world.node().prepare(&wanted(), false, now()).unwrap();
     assert_eq!(inode(), before, "containers that run keep what they have mounted");
+}
+
+/// Directories inside each other.
+fn nest(dir: &Path, depth: usize) {
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+    let mut at: OwnedFd = File::open(dir).unwrap().into();
+    for _ in 0..depth {
+        mkdirat(&at, "d", Mode::from_bits_truncate(0o755)).unwrap();
+        at = openat(&at, "d", flags, Mode::empty()).unwrap();
+    }
+}
+
+#[test]
+fn twenty_thousand_nested_directories_of_a_container_go_with_the_daemon() {
+    let world = world();
+    let _supervisor = Supervisor::start(world.mps());
+    world.node().prepare(&wanted(), false, now()).unwrap();
+    nest(&world.mps().join("c-1/shm"), 20_000);
+    assert!(world.node().unprepare("c-1").unwrap());
+    world.assert_clean();
+    // What an agent that was killed before left.
+    let ended = world.mps().join("c-2.ended");
+    fs::create_dir_all(&ended).unwrap();
+    nest(&ended, 20_000);
+    assert_eq!(world.node().recover().unwrap().orphans, ["MPS daemon of claim c-2"]);
+    world.assert_clean();
 }
 
 #[rstest]
