@@ -159,7 +159,7 @@ fn clients_text(clients: &[Client]) -> String {
     format!("The driver lists no process; its device node is open in {}", names.join(", "))
 }
 
-fn list(processes: &[GpuProcess]) -> String {
+pub(crate) fn list(processes: &[GpuProcess]) -> String {
     let names: Vec<String> = processes.iter().map(ToString::to_string).collect();
     names.join(", ")
 }
@@ -311,9 +311,7 @@ impl Machine {
                 }
             }
             Undo::ResetComputeMode { gpu } => self.reset_compute_mode(&record.claim.uid, gpu, ledger)?,
-            Undo::StopMps { uid } => {
-                self.mps.end(uid, &self.probe)?;
-            }
+            Undo::StopMps { uid } => self.end_mps(record, uid, boot_id)?,
             Undo::RemoveSpec => {
                 self.remove_metadata(&record.claim.uid);
                 self.cdi.remove(&edits::spec_name(&self.site.driver, &record.claim.uid))?;

@@ -13,6 +13,7 @@ use crate::tmpfs;
 use crate::trash;
 use aliquot_model::GpuUuid;
 use aliquot_mps::contract::{Ask, ClaimDir, ContractError, MpsDir, Phase, State};
+use aliquot_nvml::{GpuError, GpuProcess};
 use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fs::{self, Permissions};
@@ -33,6 +34,9 @@ const ENDED: &str = "ended";
 const PIPE: &str = "size=1m,nr_inodes=256";
 /// As large as a container's own `/dev/shm`, in place of which it is. Files without content cost the kernel memory, too.
 const SHM: &str = "size=64m,nr_inodes=16384";
+
+/// Lists the processes that compute on the GPUs of a claim, which nobody but its daemon's servers and clients may do.
+pub type Running<'a> = &'a dyn Fn() -> Result<Vec<GpuProcess>, GpuError>;
 
 /// Why no daemon is there, or why it has not ended.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +75,22 @@ pub enum MpsError {
         /// How long it was waited for.
         within: Duration,
     },
+    /// Processes run on the claim's GPUs, and there is no supervisor that could end them.
+    #[error(
+        "the MPS daemon of claim {uid} may still be running: no supervisor is there to end it, and the driver lists {} on \
+         the claim's GPUs; it is tried again, and a new supervisor ends them (pod of DaemonSet aliquot-mps on this node): \
+         if this lasts, look at why that pod does not become ready, or end these processes on the node",
+        crate::execute::list(processes)
+    )]
+    StillRunning {
+        /// The claim.
+        uid: String,
+        /// Who runs there.
+        processes: Vec<GpuProcess>,
+    },
+    /// The driver does not tell who runs on the claim's GPUs.
+    #[error(transparent)]
+    Gpu(#[from] GpuError),
     /// The kernel refused a file system.
     #[error(
         "cannot mount a file system ({options}) for MPS at {}: {source}; the agent needs CAP_SYS_ADMIN (the chart's pod is \
@@ -118,18 +138,25 @@ impl Mps {
         })
     }
 
-    /// Has a daemon started, unless it is there, and waits until it is ready.
+    /// Has a daemon started, unless it is there, and waits until it is ready. What an earlier attempt left is ended as
+    /// by [`Self::end`].
     ///
     /// # Errors
     /// [`MpsError`]; what was made is then for [`Self::end`] to remove.
-    pub fn start(&self, labels: &Labels, ask: &Ask, probe: &Probe) -> Result<(), MpsError> {
+    pub fn start(
+        &self,
+        labels: &Labels,
+        ask: &Ask,
+        running: Running<'_>,
+        probe: &Probe,
+    ) -> Result<(), MpsError> {
         if !self.dir.is_served()? {
             return Err(MpsError::NotServed(self.dir.lock()));
         }
         let dir = self.dir.claim(&ask.claim.uid)?;
         if !self.is_asked(&dir, ask) {
             // What an earlier attempt or boot left.
-            self.end(dir.uid(), probe)?;
+            self.end(dir.uid(), running, probe)?;
             self.make(&dir, labels)?;
             probe.at("after an MPS directory");
             dir.write_ask(ask)?;
@@ -150,19 +177,40 @@ impl Mps {
     ///
     /// # Errors
     /// [`MpsError`]; it can be tried again.
-    pub fn end(&self, uid: &str, probe: &Probe) -> Result<bool, MpsError> {
+    pub fn end(&self, uid: &str, running: Running<'_>, probe: &Probe) -> Result<bool, MpsError> {
+        self.stop(uid, running, probe)?;
+        self.remove(uid, probe)
+    }
+
+    /// Ends a claim's daemon, and leaves its directory. Where nobody serves, a daemon counts as ended once the driver
+    /// lists nobody on the claim's GPUs: a supervisor that was killed, or that still puts in order what was left by one,
+    /// has not ended it.
+    ///
+    /// # Errors
+    /// [`MpsError`]; it can be tried again.
+    pub fn stop(&self, uid: &str, running: Running<'_>, probe: &Probe) -> Result<(), MpsError> {
         // What cannot name a directory has none.
+        let Ok(dir) = self.dir.claim(uid) else { return Ok(()) };
+        if is_there(dir.path()) {
+            dir.withdraw_ask()?;
+            probe.at("after asking for no daemon");
+            self.wait_until_ended(&dir, running)?;
+        }
+        Ok(())
+    }
+
+    /// Removes the directory of a claim whose daemon has ended. Returns false if there was none.
+    ///
+    /// # Errors
+    /// [`MpsError`]; it can be tried again.
+    pub fn remove(&self, uid: &str, probe: &Probe) -> Result<bool, MpsError> {
         let Ok(dir) = self.dir.claim(uid) else { return Ok(false) };
         let ended = dir.path().with_extension(ENDED);
-        let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
         let any = is_there(dir.path()) || is_there(&ended);
         if is_there(&ended) {
             remove_tree(&ended).map_err(io_error("remove", &ended))?;
         }
         if is_there(dir.path()) {
-            dir.remove_ask()?;
-            probe.at("after asking for no daemon");
-            self.wait_until_ended(&dir)?;
             for mounted in [dir.pipe(), dir.shm()] {
                 tmpfs::remove(&mounted).map_err(io_error("unmount", &mounted))?;
             }
@@ -174,10 +222,11 @@ impl Mps {
         Ok(any)
     }
 
-    /// GPUs that are asked for, as far as it can be read.
+    /// GPUs that are asked for, or were until [`Self::stop`], as far as it can be read.
     pub fn asked_gpus(&self, uid: &str) -> BTreeSet<GpuUuid> {
-        let ask = self.dir.claim(uid).and_then(|dir| dir.ask());
-        let gpus = ask.ok().flatten().map(|ask| ask.gpus).unwrap_or_default();
+        let Ok(dir) = self.dir.claim(uid) else { return BTreeSet::new() };
+        let ask = dir.ask().ok().flatten().or_else(|| dir.withdrawn().ok().flatten());
+        let gpus = ask.map(|ask| ask.gpus).unwrap_or_default();
         gpus.iter().filter_map(|gpu| GpuUuid::parse(&gpu.uuid)).collect()
     }
 
@@ -256,17 +305,28 @@ impl Mps {
         }
     }
 
-    fn wait_until_ended(&self, dir: &ClaimDir) -> Result<(), MpsError> {
+    fn wait_until_ended(&self, dir: &ClaimDir, running: Running<'_>) -> Result<(), MpsError> {
+        let uid = || dir.uid().to_owned();
         let deadline = Instant::now() + self.patience;
-        // A state that does not read is there all the same.
-        while !matches!(dir.state(), Ok(None)) && self.dir.is_served()? {
+        while self.dir.is_served()? {
+            // A state that does not read is there all the same.
+            if matches!(dir.state(), Ok(None)) {
+                return Ok(());
+            }
             if Instant::now() >= deadline {
-                return Err(MpsError::NotEnded { uid: dir.uid().to_owned(), within: self.patience });
+                return Err(MpsError::NotEnded { uid: uid(), within: self.patience });
             }
             sleep(LOOK);
         }
-        Ok(())
+        match running()? {
+            processes if processes.is_empty() => Ok(()),
+            processes => Err(MpsError::StillRunning { uid: uid(), processes }),
+        }
     }
+}
+
+fn is_there(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }
 
 /// Removes a tree of any depth: with [`RegionStorage::Directory`] a container has made what is in it.

@@ -16,6 +16,8 @@ mod kills;
 mod lost;
 #[path = "mps/mounts.rs"]
 mod mounts;
+#[path = "mps/unserved.rs"]
+mod unserved;
 
 use aliquot_kubelet_plugin::claim::{Request, Settings};
 use aliquot_kubelet_plugin::mps::Mps;
@@ -152,19 +154,6 @@ fn a_supervisor_that_hangs_holds_nobody_up_longer_than_its_time() {
     // Its GPUs are nobody else's meanwhile.
     assert!(world.node().prepare(&request("c-2", &[("r", "gpu-0")]), false, now()).is_err());
     supervisor.answers(Answer::Works);
-    assert!(world.node().unprepare("c-1").unwrap());
-    world.assert_clean();
-}
-
-#[test]
-fn a_supervisor_that_is_gone_has_ended_its_daemons() {
-    let world = world();
-    let supervisor = Supervisor::start(world.mps());
-    world.node().prepare(&wanted(), false, now()).unwrap();
-    drop(supervisor);
-    let error = world.node().prepare(&wanted(), false, now()).unwrap_err().to_string();
-    assert!(error.contains("kubeletPlugin.mps.enabled"), "a second pod would find no daemon: {error}");
-    assert!(world.files().contains(&"c-1".to_owned()), "what containers run with stays: {:?}", world.files());
     assert!(world.node().unprepare("c-1").unwrap());
     world.assert_clean();
 }

@@ -7,14 +7,16 @@
 //! supervisor.sole        the same, from its start: there is one supervisor at a time
 //! <claim uid>/           made and removed by the agent
 //!   ask.json             [`Ask`], written by the agent last and removed by it first
+//!   withdrawn.json       what was in `ask.json`, for the agent: on which GPUs a daemon may still be running
 //!   state.json           [`State`], written and removed by the supervisor
 //!   pipe/  shm/          mounted into the claim's containers, each a file system of its own
 //!   log/                 written by the daemon, not mounted into containers
 //! ```
 //!
 //! While `ask.json` is there the supervisor keeps a control daemon for the claim. Once it is gone the supervisor ends
-//! the daemon and then removes `state.json`, so the claim's directory may go when `state.json` is absent or no
-//! supervisor is there. A state that a dead supervisor left behind is never seen beside a living one: a supervisor
+//! the daemon and then removes `state.json`, so the claim's directory may go when `state.json` is absent. Where no
+//! supervisor is there, the daemon may have outlived it: the directory may go when the driver lists no process on the
+//! claim's GPUs. A state that a dead supervisor left behind is never seen beside a living one: a supervisor
 //! removes what its predecessor left before it takes `supervisor.lock`.
 
 mod directory;

@@ -4,7 +4,8 @@ use super::{Machine, StepError, is_gone};
 use crate::ledger::{Ledger, Record};
 use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_mps::contract::{Ask, AskedGpu, ClaimRef, Version};
-use aliquot_nvml::{ComputeMode, GpuError};
+use aliquot_nvml::{ComputeMode, GpuError, GpuProcess, ProcessKind};
+use std::collections::BTreeSet;
 
 impl Machine {
     /// Lets one process have contexts on a GPU, which is then the MPS daemon's server.
@@ -44,7 +45,31 @@ impl Machine {
     }
 
     pub(super) fn start_mps(&self, record: &Record) -> Result<(), StepError> {
-        Ok(self.mps.start(&self.labels, &self.mps_ask(record)?, &self.probe)?)
+        let running = || self.computing(&mps_gpus(record));
+        Ok(self.mps.start(&self.labels, &self.mps_ask(record)?, &running, &self.probe)?)
+    }
+
+    pub(super) fn end_mps(&self, record: &Record, uid: &str, boot_id: &str) -> Result<(), StepError> {
+        // No process of an earlier boot is left, and whoever runs there now is not the claim's.
+        let is_past = record.boot_id != boot_id;
+        let running = || if is_past { Ok(Vec::new()) } else { self.computing(&mps_gpus(record)) };
+        self.mps.end(uid, &running, &self.probe)?;
+        Ok(())
+    }
+
+    /// Processes that compute on GPUs. Those that draw are of a screen, which is no claim's. On what the driver has lost,
+    /// and without it, nothing runs.
+    pub(crate) fn computing(&self, gpus: &BTreeSet<GpuUuid>) -> Result<Vec<GpuProcess>, GpuError> {
+        let mut found = Vec::new();
+        for gpu in gpus {
+            match self.gpus.processes(gpu) {
+                Ok(processes) => found.extend(processes),
+                Err(error) if is_gone(&error) || self.is_unloaded(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        found.retain(|process| process.kind != ProcessKind::Graphics);
+        Ok(found)
     }
 
     /// Returns true if a GPU is exclusive.
@@ -79,4 +104,10 @@ impl Machine {
                 .and_then(aliquot_model::Quantity::to_u64),
         })
     }
+}
+
+/// The GPUs that a claim has through MPS.
+fn mps_gpus(record: &Record) -> BTreeSet<GpuUuid> {
+    let devices = record.devices.iter().filter(|device| device.mps.is_some());
+    devices.map(|device| device.gpu.clone()).collect()
 }

@@ -53,11 +53,14 @@ impl Node {
             undo: format!("end the MPS daemon of claim {uid}"),
             source,
         };
-        // First: without what was asked, nobody knows which GPUs they are.
+        let running = || self.machine.computing(&gpus);
+        let (mps, probe) = (&self.machine.mps, &self.machine.probe);
+        // In this order: without what was asked, nobody knows which GPUs they are.
+        mps.stop(uid, &running, probe).map_err(|error: MpsError| failed(error.into()))?;
         for gpu in &gpus {
             self.machine.reset_compute_mode(uid, gpu, ledger).map_err(failed)?;
         }
-        self.machine.mps.end(uid, &self.machine.probe).map_err(|error: MpsError| failed(error.into()))
+        mps.remove(uid, probe).map_err(|error: MpsError| failed(error.into()))
     }
 }
 

@@ -131,12 +131,32 @@ impl ClaimDir {
         write(&self.ask_file(), ask)
     }
 
-    /// Asks for no daemon any more. It is no error if nothing was asked.
+    /// The file with what the agent asked until [`Self::withdraw_ask`].
+    pub fn withdrawn_file(&self) -> PathBuf {
+        self.path.join("withdrawn.json")
+    }
+
+    /// Asks for no daemon any more, and keeps what was asked for [`Self::withdrawn`]. It is no error if nothing was
+    /// asked.
     ///
     /// # Errors
     /// If the file system refuses.
-    pub fn remove_ask(&self) -> Result<(), ContractError> {
-        remove(&self.ask_file())
+    pub fn withdraw_ask(&self) -> Result<(), ContractError> {
+        let path = self.ask_file();
+        match fs::rename(&path, self.withdrawn_file()) {
+            Ok(()) => sync_parent(&path),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            // No room for the other name.
+            Err(_) => remove(&path),
+        }
+    }
+
+    /// Reads what the agent asked until [`Self::withdraw_ask`].
+    ///
+    /// # Errors
+    /// If it cannot be read or is of another version.
+    pub fn withdrawn(&self) -> Result<Option<Ask>, ContractError> {
+        read(&self.withdrawn_file())
     }
 
     /// Reads what the supervisor answers; none: nothing yet, or nothing more. What a supervisor that died has

@@ -39,9 +39,11 @@ fn what_was_written_is_read_and_what_was_removed_is_none() {
     assert_eq!(claim.ask().unwrap(), None);
     claim.write_ask(&ask()).unwrap();
     assert_eq!(claim.ask().unwrap(), Some(ask()));
-    claim.remove_ask().unwrap();
-    claim.remove_ask().unwrap();
+    claim.withdraw_ask().unwrap();
+    claim.withdraw_ask().unwrap();
     assert_eq!(claim.ask().unwrap(), None);
+    assert_eq!(claim.withdrawn().unwrap(), Some(ask()), "the GPUs are known until the directory goes");
+    fs::remove_file(claim.withdrawn_file()).unwrap();
     let state = State { version: Version, state: Phase::Ready, reason: None, pid: Some(7), restarts: 0 };
     claim.write_state(&state).unwrap();
     assert_eq!(claim.state().unwrap(), Some(state));

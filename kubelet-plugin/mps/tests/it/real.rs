@@ -38,7 +38,7 @@ fn a_daemon_is_ready_with_the_claims_limits_and_gone_with_the_ask() {
     assert_eq!(limits(&world, &claim), ("40.0".into(), "2G".into()));
     let pid = state.pid.unwrap();
     assert!(lives(pid));
-    claim.remove_ask().unwrap();
+    claim.withdraw_ask().unwrap();
     gone(&claim);
     assert!(!lives(pid), "the state goes after the daemon");
 }
@@ -54,7 +54,7 @@ fn each_claim_has_a_daemon_of_its_own() {
     assert_ne!(pids[0], pids[1]);
     assert_eq!(limits(&world, &one).0, "10.0");
     assert_eq!(limits(&world, &two), ("100.0".into(), "512M".into()));
-    one.remove_ask().unwrap();
+    one.withdraw_ask().unwrap();
     gone(&one);
     assert!(lives(pids[1].unwrap()), "the other claim's daemon goes on");
 }
@@ -83,7 +83,7 @@ fn a_supervisor_that_was_killed_is_followed_by_one_that_ends_its_daemons_and_sta
     world.kill_supervisor();
     assert!(!world.dir.is_served().unwrap());
     assert!(lives(first) && lives(orphan), "nothing but the supervisor died");
-    dropped.remove_ask().unwrap();
+    dropped.withdraw_ask().unwrap();
     world.supervise();
     assert!(!lives(first) && !lives(orphan), "they ended before the new one was seen");
     let second = state_of(&kept, Phase::Ready).pid.unwrap();
@@ -115,7 +115,7 @@ fn a_client_that_blocks_its_daemon_cannot_keep_it_from_ending() {
     // The control daemon waits for what a client says first, and serves nobody else meanwhile.
     let silent = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::empty(), None).unwrap();
     connect(silent.as_raw_fd(), &UnixAddr::new(&claim.pipe().join("control")).unwrap()).unwrap();
-    claim.remove_ask().unwrap();
+    claim.withdraw_ask().unwrap();
     gone(&claim);
     assert!(!lives(pid));
     drop(silent);
@@ -252,7 +252,7 @@ fn a_claims_file_system_does_not_outlive_it_in_another_claims_daemon() {
     assert!(is_there(), "it was there when the daemon started");
     umount2(&other, MntFlags::empty()).unwrap();
     assert!(!is_there());
-    claim.remove_ask().unwrap();
+    claim.withdraw_ask().unwrap();
     gone(&claim);
 }
 
@@ -284,7 +284,7 @@ fn a_driver_without_the_program_is_a_failure_that_names_it_and_what_to_do() {
     let claim = world.ask("c-1", None, None);
     let reason = state_of(&claim, Phase::Failed).reason.unwrap();
     assert!(reason.contains(&empty.path().display().to_string()) && reason.contains("install"), "{reason}");
-    claim.remove_ask().unwrap();
+    claim.withdraw_ask().unwrap();
     gone(&claim);
 }
 

@@ -34,7 +34,7 @@ fn a_daemon_that_hangs_at_quit_is_killed_with_its_servers() {
     let claim = world.ask("c-1", None, None);
     let pid = state_of(&claim, Phase::Ready).pid.unwrap();
     let server = server(&claim.log());
-    claim.remove_ask().unwrap();
+    claim.withdraw_ask().unwrap();
     gone(&claim);
     assert!(!lives(pid) && !lives(server));
 }
