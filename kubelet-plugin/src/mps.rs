@@ -222,6 +222,19 @@ impl Mps {
         Ok(any)
     }
 
+    /// Asks for the same daemon by what changes while a claim goes on, as the numbers of its GPUs. Nothing is asked for
+    /// that was not before.
+    ///
+    /// # Errors
+    /// [`MpsError`]; what was asked before is then still asked.
+    pub fn ask_anew(&self, ask: &Ask) -> Result<(), MpsError> {
+        let dir = self.dir.claim(&ask.claim.uid)?;
+        if dir.ask()?.is_some_and(|before| before != *ask) {
+            dir.write_ask(ask)?;
+        }
+        Ok(())
+    }
+
     /// GPUs that are asked for, or were until [`Self::stop`], as far as it can be read.
     pub fn asked_gpus(&self, uid: &str) -> BTreeSet<GpuUuid> {
         let Ok(dir) = self.dir.claim(uid) else { return BTreeSet::new() };

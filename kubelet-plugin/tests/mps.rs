@@ -24,7 +24,7 @@ use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_model::config::MpsConfig;
-use aliquot_model::Quantity;
+use aliquot_model::{GpuInfo, Quantity};
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use aliquot_nvml::{ComputeMode, Gpus};
 use common::supervisor::{Answer, Supervisor};
@@ -36,6 +36,7 @@ use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 const GPUS: [&str; 2] = ["gpu-1-mps", "gpu-0-mps"];
@@ -174,6 +175,35 @@ fn a_new_supervisor_finds_what_is_asked_and_the_claim_goes_on() {
     let _supervisor = Supervisor::start(world.mps());
     world.node().prepare(&wanted(), false, now()).unwrap();
     assert_eq!(inode(), before, "containers that run keep what they have mounted");
+}
+
+/// The daemon's root has the device nodes of the numbers that were asked.
+#[test]
+fn a_daemon_is_asked_for_anew_when_the_driver_numbers_the_claims_gpu_otherwise() {
+    let world = world();
+    let supervisor = Supervisor::start(world.mps());
+    let mut wanted = request("c-1", &[("a", GPUS[0])]);
+    wanted.devices.iter_mut().for_each(|device| device.settings = Settings::Mps(config()));
+    world.node().prepare(&wanted, false, now()).unwrap();
+    let minors =
+        || -> Vec<u32> { supervisor.asks().iter().flat_map(|ask| &ask.gpus).map(|gpu| gpu.minor).collect() };
+    assert_eq!(minors(), [1]);
+    assert!(world.node().renumber().unwrap().rewritten.is_empty());
+    assert_eq!(minors(), [1]);
+    // As after the driver was loaded anew.
+    let mut node = world.node();
+    let renumbered = GpuInfo { minor: 0, ..h100_80(1) };
+    node.machine.gpus = Arc::new(FakeGpus::new([renumbered]));
+    let ask = world.mps().join("c-1/ask.json");
+    let before = fs::read(&ask).unwrap();
+    assert_eq!(node.renumber().unwrap().rewritten.len(), 1);
+    assert_eq!(minors(), [0]);
+    // As if the agent had been killed between the spec and the ask.
+    fs::write(&ask, before).unwrap();
+    node.renumber().unwrap();
+    assert_eq!(minors(), [0]);
+    assert!(world.node().unprepare("c-1").unwrap());
+    world.assert_clean();
 }
 
 /// Directories inside each other.

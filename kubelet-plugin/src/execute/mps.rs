@@ -57,6 +57,19 @@ impl Machine {
         Ok(())
     }
 
+    /// Has the claim's next daemon get the device nodes that its GPUs have now.
+    pub(crate) fn renumber_mps(&self, record: &Record) -> Result<(), StepError> {
+        if mps_gpus(record).is_empty() {
+            return Ok(());
+        }
+        match self.mps_ask(record) {
+            Ok(ask) => Ok(self.mps.ask_anew(&ask)?),
+            // No daemon runs on a GPU that is gone.
+            Err(error) if is_gone(&error) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Processes that compute on GPUs. Those that draw are of a screen, which is no claim's. On what the driver has lost,
     /// and without it, nothing runs.
     pub(crate) fn computing(&self, gpus: &BTreeSet<GpuUuid>) -> Result<Vec<GpuProcess>, GpuError> {

@@ -165,23 +165,34 @@ impl Node {
         let Some(mut record) = self.record(uid)?.filter(|record| is_prepared(record, boot_id)) else {
             return Ok(false);
         };
+        let rewritten = self.renumber_spec(&mut record)?;
+        // Also where the spec is as it should be: a process that was killed may have written it and no more.
+        self.machine.renumber_mps(&record).map_err(|source| PrepareError::Step {
+            step: "ask for its MPS daemon by the numbers that its GPUs have now".to_owned(),
+            source,
+        })?;
+        Ok(rewritten)
+    }
+
+    /// Writes the CDI spec of a claim anew, which is reserved. Returns false if it was as it should be.
+    fn renumber_spec(&self, record: &mut Record) -> Result<bool, PrepareError> {
         let failed = |source| PrepareError::Step { step: "bring its CDI spec up to date".to_owned(), source };
         // One that was wiped starts no container, and is written when the kubelet asks.
-        let Some(before) = self.machine.spec_on_disk(&record).map_err(failed)? else { return Ok(false) };
-        let spec = self.machine.spec(&record, Gone::LeftOut).map_err(failed)?;
+        let Some(before) = self.machine.spec_on_disk(record).map_err(failed)? else { return Ok(false) };
+        let spec = self.machine.spec(record, Gone::LeftOut).map_err(failed)?;
         if numbers::same_devices(&before, &spec) {
             return Ok(false);
         }
         {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
-            let Some(there) = ledger.claims.get_mut(uid) else { return Ok(false) };
+            let Some(there) = ledger.claims.get_mut(&record.claim.uid) else { return Ok(false) };
             there.numbers.extend(numbers::named(&before));
             there.numbers.extend(numbers::named(&spec));
             locked.save_releasing(&ledger)?;
         }
         self.machine.probe.at("before renumbering");
-        self.machine.write_spec(&mut record, &spec).map_err(failed)?;
+        self.machine.write_spec(record, &spec).map_err(failed)?;
         self.machine.probe.at("after renumbering");
         Ok(true)
     }
