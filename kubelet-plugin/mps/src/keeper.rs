@@ -156,6 +156,11 @@ impl Keeper {
         !matches!(self.stage, Stage::Idle { .. })
     }
 
+    /// What the daemon that there is was asked for.
+    pub fn running_ask(&self) -> Option<&Ask> {
+        self.ask.as_ref().filter(|_| self.has_daemon())
+    }
+
     /// The last state could not be written: it is to be said again.
     pub fn not_said(&mut self) {
         self.said = None;

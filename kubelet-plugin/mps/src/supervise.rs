@@ -5,7 +5,7 @@
 
 mod launch;
 
-use crate::contract::{ClaimDir, MpsDir, Sole};
+use crate::contract::{ClaimDir, ContractError, MpsDir, Sole};
 use crate::keeper::{Action, Asked, Keeper, Seen, Timing, Told};
 use crate::processes;
 use anyhow::Context;
@@ -126,7 +126,11 @@ impl Claim {
             _ if ends => Asked::Nothing,
             Ok(Some(ask)) => Asked::Daemon(ask),
             Ok(None) => Asked::Nothing,
-            Err(error) => Asked::Unfit(error.to_string()),
+            // Who runs goes on: that a file could not be read for a moment says nothing of what is asked.
+            Err(error) => match (&error, self.keeper.running_ask()) {
+                (ContractError::Io { .. }, Some(ask)) => Asked::Daemon(ask.clone()),
+                _ => Asked::Unfit(error.to_string()),
+            },
         };
         let (seen, told) = match self.keeper.has_daemon() {
             true => self.processes.look(),

@@ -4,13 +4,15 @@ use crate::contract::{Ask, ClaimDir};
 use crate::isolate::{HOPELESS, Isolation, Roots};
 use crate::keeper::{End, Seen, Told};
 use crate::{limits, processes};
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a command may take.
 const COMMAND: Duration = Duration::from_secs(5);
@@ -226,17 +228,25 @@ fn read(pipe: Option<impl Read>) -> String {
 }
 
 /// Takes what an earlier daemon, or a client, left in the directory of sockets. A server runs as its clients' user and
-/// may make files there; the sticky bit keeps it from removing the control daemon's.
+/// may make files there; the sticky bit keeps it from removing the control daemon's. A directory that is not empty is a
+/// client's, who may have made it as deep as he likes: it is put aside, and never entered.
 fn clean(pipe: &Path) -> io::Result<()> {
-    for entry in fs::read_dir(pipe)? {
+    for (number, entry) in fs::read_dir(pipe)?.collect::<Vec<_>>().into_iter().enumerate() {
         let entry = entry?;
-        match entry.file_type()?.is_dir() {
-            true => fs::remove_dir_all(entry.path())?,
-            false => fs::remove_file(entry.path())?,
+        let path = entry.path();
+        if !entry.file_type()?.is_dir() {
+            fs::remove_file(path)?;
+        } else if fs::remove_dir(&path).is_err() && !entry.file_name().into_vec().starts_with(ASIDE) {
+            let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+            let name = [ASIDE, format!("{time}.{number}").as_bytes()].concat();
+            fs::rename(&path, pipe.join(OsStr::from_bytes(&name)))?;
         }
     }
     fs::set_permissions(pipe, Permissions::from_mode(0o1777))
 }
+
+/// What names of directories that were put aside begin with.
+const ASIDE: &[u8] = b"left.";
 
 /// The last lines of a log from `start` on, as one line.
 fn tail(log: &Path, start: u64) -> String {
@@ -251,4 +261,25 @@ fn tail(log: &Path, start: u64) -> String {
     let text = read().unwrap_or_default();
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines.iter().skip(lines.len().saturating_sub(5)).copied().collect::<Vec<_>>().join(" | ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_of_a_client_is_put_aside_and_never_entered() {
+        let temp = tempfile::tempdir().unwrap();
+        let pipe = temp.path();
+        fs::create_dir_all(pipe.join("control/deep")).unwrap();
+        fs::create_dir(pipe.join("empty")).unwrap();
+        fs::write(pipe.join("log"), "").unwrap();
+        for _ in 0..2 {
+            clean(pipe).unwrap();
+            let left: Vec<_> = fs::read_dir(pipe).unwrap().map(|entry| entry.unwrap().path()).collect();
+            assert_eq!(left.len(), 1, "{left:?}");
+            assert_ne!(left[0], pipe.join("control"));
+            assert!(left[0].join("deep").is_dir());
+        }
+    }
 }

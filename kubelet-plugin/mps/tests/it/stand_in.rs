@@ -3,7 +3,7 @@
 use crate::world::{World, gone, kill_hard, lives, state_of, wait};
 use aliquot_mps::contract::Phase;
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 /// A driver whose control daemon starts a server at once; what it answers commands with is the caller's.
@@ -13,7 +13,7 @@ fn driver(answers: &str) -> tempfile::TempDir {
     fs::create_dir_all(&bin).unwrap();
     let script = format!(
         "#!/bin/bash\nPATH=/usr/bin:/bin\nif [[ $1 == -f ]]; then\n\
-         sleep 1000 & echo $! >\"$CUDA_MPS_LOG_DIRECTORY/server\"\n\
+         env -i \"ALIQUOT_MPS_CLAIM=$ALIQUOT_MPS_CLAIM\" sleep 1000 & echo $! >\"$CUDA_MPS_LOG_DIRECTORY/server\"\n\
          trap '' TERM\nwait\nexit 1\nfi\n{answers}\n"
     );
     let program = bin.join("nvidia-cuda-mps-control");
@@ -61,4 +61,27 @@ fn a_limit_that_the_daemon_does_not_take_keeps_it_from_being_ready() {
     let claim = world.ask("c-1", Some(50), None);
     let reason = wait("a reason", || claim.state().unwrap()?.reason);
     assert!(reason.contains("activeThreadPercentage") && reason.contains("Unknown command"), "{reason}");
+}
+
+#[test]
+fn an_ask_that_cannot_be_read_for_a_while_leaves_a_daemon_as_it_is() {
+    let driver = driver("true");
+    let mut world = World::new(driver.path(), false);
+    world.supervise();
+    let claim = world.ask("c-1", None, None);
+    let before = state_of(&claim, Phase::Ready);
+    let ask = claim.ask().unwrap().unwrap();
+    let link = claim.path().join("link");
+    symlink("log", &link).unwrap();
+    // To read it is an I/O error from now on: it is a directory.
+    fs::rename(&link, claim.ask_file()).unwrap();
+    // The supervisor has looked at both several times when the second one is ready.
+    state_of(&world.ask("c-2", None, None), Phase::Ready);
+    assert_eq!(claim.state().unwrap().as_ref(), Some(&before));
+    assert!(lives(before.pid.unwrap()));
+    claim.write_ask(&ask).unwrap();
+    state_of(&world.ask("c-3", None, None), Phase::Ready);
+    assert_eq!(claim.state().unwrap(), Some(before));
+    claim.withdraw_ask().unwrap();
+    gone(&claim);
 }

@@ -99,11 +99,17 @@ impl World {
 
     /// Asks the claim's daemon as a client would that has its directory of sockets.
     pub(crate) fn tell(&self, claim: &ClaimDir, text: &str) -> String {
+        let child = self.start_telling(claim, text);
+        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+    }
+
+    /// The same, without waiting for the answer.
+    pub(crate) fn start_telling(&self, claim: &ClaimDir, text: &str) -> Child {
         let mut command = Command::new(self.driver.join("usr/bin/nvidia-cuda-mps-control"));
         command.env("CUDA_MPS_PIPE_DIRECTORY", claim.pipe()).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         writeln!(child.stdin.take().unwrap(), "{text}").unwrap();
-        String::from_utf8(child.wait_with_output().unwrap().stdout).unwrap()
+        child
     }
 }
 
