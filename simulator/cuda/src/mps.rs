@@ -39,7 +39,7 @@ fn connect(path: &Path) -> Option<OwnedFd> {
         return None;
     }
     for (place, byte) in address.sun_path.iter_mut().zip(text) {
-        *place = byte.cast_signed();
+        *place = libc::c_char::from_ne_bytes([*byte]);
     }
     let length = libc::socklen_t::try_from(size_of::<libc::sockaddr_un>()).ok()?;
     // SAFETY: the address lives, and is as long as is said.
