@@ -217,7 +217,7 @@ fn only_the_controller_grants_and_mistakes_are_answered_at_once() -> Result<()> 
             (CLAIM, "memory=lots", "is no quantity"),
             (CLAIM, "cores=0", "from 1 to 100"),
             (CLAIM, "model: memory=3Gi", "names request model, which the claim does not have; it has gpu"),
-            (CLAIM, "memory=4000Gi", "asks for 4000Gi of memory, but its GPU"),
+            (CLAIM, "memory=4000Gi", "asks for 4000Gi of memory, but its device"),
             ("whole", "memory=3Gi", "only shares"),
         ] {
             let annotation = format!("{LIMITS}={wish}");
