@@ -67,6 +67,14 @@ pub enum Role {
     Control,
 }
 
+/// Whether the driver has what a daemon needs.
+///
+/// # Errors
+/// [`IsolateError`] that says what is missing.
+pub fn find(roots: &Roots) -> Result<(), IsolateError> {
+    Place::find(roots).map(drop)
+}
+
 /// Why a daemon cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum IsolateError {

@@ -6,6 +6,7 @@
 mod launch;
 
 use crate::contract::{ClaimDir, ContractError, MpsDir, Sole};
+use crate::isolate;
 use crate::keeper::{Action, Asked, Keeper, Seen, Timing, Told};
 use crate::processes;
 use anyhow::Context;
@@ -49,6 +50,9 @@ pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result
     let signals = SignalFd::with_flags(&signals, flags).context("cannot listen for signals")?;
     let sole = Sole::take(dir)?;
     put_in_order(dir)?;
+    if !await_program(launcher, &signals)? {
+        return Ok(());
+    }
     let _announced = sole.announce()?;
     tracing::info!(directory = %dir.path().display(), "serving");
     let started = Instant::now();
@@ -63,6 +67,22 @@ pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result
             return Ok(());
         }
     }
+}
+
+/// Waits until a daemon could start: before, the agent would offer what nobody here can serve. A driver may come after
+/// us. Returns false if this process is to end.
+fn await_program(launcher: &Launcher, signals: &SignalFd) -> anyhow::Result<bool> {
+    let mut told = false;
+    while let Err(error) = isolate::find(&launcher.roots) {
+        if !told {
+            tracing::error!(%error, "MPS is not served until then");
+            told = true;
+        }
+        if stop_asked(signals)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Waits for a signal, or for the time of the next look. Returns true if this process is to end.

@@ -277,13 +277,21 @@ fn what_a_client_leaves_among_the_sockets_leads_a_new_daemon_nowhere() {
 }
 
 #[test]
-fn a_driver_without_the_program_is_a_failure_that_names_it_and_what_to_do() {
-    let empty = tempfile::tempdir().unwrap();
-    let mut world = World::new(empty.path(), false);
-    world.supervise();
+fn a_driver_without_the_program_is_not_served_and_one_that_loses_it_is_a_failure_that_says_what_to_do() {
+    let driver = tempfile::tempdir().unwrap();
+    let mut world = World::new(driver.path(), false);
+    let log = world.path().join("log");
+    world.start_supervisor(fs::File::create(&log).unwrap().into());
+    wait("its complaint", || fs::read_to_string(&log).unwrap().contains("MPS is not served").then_some(()));
+    assert!(!world.dir.is_served().unwrap());
+    let program = driver.path().join("usr/bin/nvidia-cuda-mps-control");
+    fs::create_dir_all(program.parent().unwrap()).unwrap();
+    fs::write(&program, "#!/bin/sh\n").unwrap();
+    wait("the supervisor is seen", || world.dir.is_served().unwrap().then_some(()));
+    fs::remove_file(&program).unwrap();
     let claim = world.ask("c-1", None, None);
     let reason = state_of(&claim, Phase::Failed).reason.unwrap();
-    assert!(reason.contains(&empty.path().display().to_string()) && reason.contains("install"), "{reason}");
+    assert!(reason.contains(&driver.path().display().to_string()) && reason.contains("install"), "{reason}");
     claim.withdraw_ask().unwrap();
     gone(&claim);
 }

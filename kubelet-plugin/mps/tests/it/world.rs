@@ -56,14 +56,19 @@ impl World {
     }
 
     pub(crate) fn supervise(&mut self) {
+        self.start_supervisor(Stdio::inherit());
+        wait("the supervisor is seen", || self.dir.is_served().unwrap().then_some(()));
+    }
+
+    /// Starts one, which may serve nobody yet.
+    pub(crate) fn start_supervisor(&mut self, log: Stdio) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_aliquot-mps"));
         command.arg("--mps-dir").arg(self.dir.path()).arg("--driver-root").arg(&self.driver);
         command.arg("--host-root").arg("/").arg("--proc-root").arg(self.proc.path());
         if !self.isolated {
             command.arg("--without-isolation");
         }
-        self.supervisor = Some(command.spawn().unwrap());
-        wait("the supervisor is seen", || self.dir.is_served().unwrap().then_some(()));
+        self.supervisor = Some(command.stderr(log).spawn().unwrap());
     }
 
     pub(crate) fn kill_supervisor(&mut self) {
