@@ -75,7 +75,7 @@ fn await_program(launcher: &Launcher, signals: &SignalFd) -> anyhow::Result<bool
     let mut told = false;
     while let Err(error) = isolate::find(&launcher.roots) {
         if !told {
-            tracing::error!(%error, "MPS is not served until then");
+            tracing::error!(%error, "MPS is not served until a daemon can start");
             told = true;
         }
         if stop_asked(signals)? {
