@@ -6,12 +6,12 @@
 //! same file in the container; the loader takes files of one inode for one library.
 
 mod current;
-mod layout;
 mod libraries;
 mod others;
 mod root;
 mod version;
 
+use crate::devices::layout;
 use aliquot_model::{DriverCapabilities, DriverCapability};
 use aliquot_nvml::caps::MigMinors;
 use root::Root;

@@ -25,7 +25,7 @@ use crate::ledger::{Device, Metadata};
 use crate::resourceslice;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, Mount, NameError, Spec};
 use aliquot_model::layout::{Attribute, device_attributes};
-use aliquot_model::{DeviceName, GpuInfo, Quantity};
+use aliquot_model::{DeviceName, GpuInfo};
 use k8s_openapi::api::resource::v1::DeviceAttribute;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -140,7 +140,7 @@ pub fn attributes(device: &Device, info: &GpuInfo) -> BTreeMap<String, Attribute
     }
     if let Some(config) = &device.mps {
         let percent = config.active_thread_percentage.map(i64::from);
-        let bytes = config.pinned_device_memory_limit.and_then(Quantity::to_u64);
+        let bytes = config.pinned_bytes();
         let limits = [
             ("activeThreadPercentage", percent),
             ("pinnedDeviceMemoryLimitBytes", bytes.and_then(|bytes| i64::try_from(bytes).ok())),

@@ -126,6 +126,13 @@ pub struct MpsConfig {
     pub pinned_device_memory_limit: Option<Quantity>,
 }
 
+impl MpsConfig {
+    /// Bytes of [`pinned_device_memory_limit`](Self::pinned_device_memory_limit).
+    pub fn pinned_bytes(&self) -> Option<u64> {
+        self.pinned_device_memory_limit.and_then(Quantity::to_u64)
+    }
+}
+
 /// What may be given in place of a MIG profile that is free nowhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Substitution {

@@ -3,6 +3,7 @@
 //! Everything but [`Majors::read`] is pure.
 
 pub mod drm;
+pub mod layout;
 
 use std::fs;
 use std::io;

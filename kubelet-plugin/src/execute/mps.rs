@@ -112,9 +112,7 @@ impl Machine {
             },
             gpus: devices().map(|(device, _)| gpu(&device.gpu)).collect::<Result<_, GpuError>>()?,
             active_thread_percentage: config.active_thread_percentage.map(u32::from),
-            pinned_device_memory_limit_bytes: config
-                .pinned_device_memory_limit
-                .and_then(aliquot_model::Quantity::to_u64),
+            pinned_device_memory_limit_bytes: config.pinned_bytes(),
         })
     }
 }

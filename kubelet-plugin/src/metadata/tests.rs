@@ -90,7 +90,7 @@ fn a_file_says_the_same_in_each_version_newest_first() {
 fn a_file_of_a_gpu_through_mps_says_the_limits_of_each_process() {
     let config = MpsConfig {
         active_thread_percentage: Some(50),
-        pinned_device_memory_limit: Some(Quantity::from_u64(1 << 30)),
+        pinned_device_memory_limit: Some(aliquot_model::Quantity::from_u64(1 << 30)),
     };
     let device = Device { device: "gpu-0-mps".into(), mps: Some(config), ..gpu("r", 0) };
     let file = files(&claim("u-1"), None, &[device]).unwrap().remove(0);

@@ -26,7 +26,7 @@ use crate::ledger::{Device, Limit, Partition, Share};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig, TimeSliceInterval};
 use aliquot_model::layout::{Attribute, device_attributes};
 use aliquot_model::names::ATTR_PCI_BUS_ID;
-use aliquot_model::{DeviceKind, GpuInfo, LiveMig, MigUuid, Placement, ProfileName, Quantity};
+use aliquot_model::{DeviceKind, GpuInfo, LiveMig, MigUuid, Placement, ProfileName};
 use serde::Serialize;
 
 /// A GPU as it was read, with the partitions on it.
@@ -164,7 +164,7 @@ impl MpsData {
     fn of(config: &MpsConfig) -> Self {
         Self {
             active_thread_percentage: config.active_thread_percentage,
-            pinned_device_memory_limit_bytes: config.pinned_device_memory_limit.and_then(Quantity::to_u64),
+            pinned_device_memory_limit_bytes: config.pinned_bytes(),
         }
     }
 }
@@ -302,7 +302,7 @@ mod tests {
         Device {
             mps: Some(MpsConfig {
                 active_thread_percentage: Some(50),
-                pinned_device_memory_limit: Some(Quantity::from_u64(1 << 30)),
+                pinned_device_memory_limit: Some(aliquot_model::Quantity::from_u64(1 << 30)),
             }),
             ..device("gpu-0-mps")
         },

@@ -2,6 +2,7 @@
 //! own; one that is files alone, such as GKE's, runs in the host's, where its programs find their loader and libc.
 
 use super::{IsolateError, Roots, elf};
+use aliquot_devices::layout::{PROGRAM_DIRS, library_dirs};
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, open, openat2};
 use nix::sys::stat::Mode;
 use std::fs::File;
@@ -11,17 +12,6 @@ use std::path::{Path, PathBuf};
 
 /// NVIDIA's program.
 const PROGRAM: &str = "nvidia-cuda-mps-control";
-/// Where distributions and installers put it, below the driver's root.
-const PROGRAM_DIRS: [&str; 8] = [
-    "usr/bin",
-    "usr/sbin",
-    "usr/local/bin",
-    "usr/local/sbin",
-    "bin",
-    "sbin",
-    "opt/bin",
-    "usr/local/nvidia/bin",
-];
 /// More than any release's program has.
 const MOST_BYTES: u64 = 64 << 20;
 
@@ -78,12 +68,6 @@ impl Place {
             libraries: foreign.then(|| joined(&library_dirs())),
         }
     }
-}
-
-fn library_dirs() -> Vec<String> {
-    let triple = format!("{}-linux-gnu", std::env::consts::ARCH);
-    let dirs = [&format!("usr/lib/{triple}"), "usr/lib64", "usr/lib", "lib64", "usr/local/nvidia/lib64"];
-    dirs.map(str::to_owned).into()
 }
 
 /// The program's path below the driver's root, and its content.

@@ -1,13 +1,13 @@
 //! Where distributions and installers put the driver's files. All paths are relative to the driver's root.
 
 /// Debian's name of this architecture.
-pub(super) fn multiarch() -> String {
+pub fn multiarch() -> String {
     format!("{}-linux-gnu", std::env::consts::ARCH)
 }
 
 /// Directories of libraries, best first: Debian's and Ubuntu's, Red Hat's and the installer's (`lib64` is GKE's as well,
 /// whose root is `/home/kubernetes/bin/nvidia`), then those that packages hide libraries in, and NixOS's.
-pub(super) fn library_dirs() -> Vec<String> {
+pub fn library_dirs() -> Vec<String> {
     let triple = multiarch();
     let mut dirs = vec![
         format!("usr/lib/{triple}"),
@@ -25,7 +25,7 @@ pub(super) fn library_dirs() -> Vec<String> {
 }
 
 /// Directories of libraries for 32-bit programs: Debian's and Ubuntu's, those of distributions with `lib32`, Red Hat's.
-pub(super) fn library_dirs_32() -> Vec<String> {
+pub fn library_dirs_32() -> Vec<String> {
     // The driver has such libraries for this architecture alone.
     if std::env::consts::ARCH != "x86_64" {
         return Vec::new();
@@ -36,7 +36,7 @@ pub(super) fn library_dirs_32() -> Vec<String> {
 }
 
 /// Directories of programs.
-pub(super) const PROGRAM_DIRS: [&str; 8] = [
+pub const PROGRAM_DIRS: [&str; 8] = [
     "usr/bin",
     "usr/sbin",
     "usr/local/bin",
@@ -48,10 +48,10 @@ pub(super) const PROGRAM_DIRS: [&str; 8] = [
 ];
 
 /// Directories of data that does not depend on the machine; the root itself is GKE's.
-pub(super) const DATA_DIRS: [&str; 4] = ["etc", "usr/local/share", "usr/share", ""];
+pub const DATA_DIRS: [&str; 4] = ["etc", "usr/local/share", "usr/share", ""];
 
 /// Directories below one of libraries, and others, that hold modules of the X server.
-pub(super) fn x_module_dirs() -> Vec<String> {
+pub fn x_module_dirs() -> Vec<String> {
     let below = |dir: String, inner: &[&str]| -> Vec<String> {
         inner.iter().map(|inner| format!("{dir}/{inner}")).collect()
     };
@@ -69,10 +69,10 @@ pub(super) fn x_module_dirs() -> Vec<String> {
 
 /// Directories in the container that get each library: those that glibc searches without a cache, in Debian's kind of
 /// image and in Red Hat's.
-pub(crate) fn container_library_dirs() -> [String; 2] {
+pub fn container_library_dirs() -> [String; 2] {
     [format!("/usr/lib/{}", multiarch()), "/usr/lib64".to_owned()]
 }
 
 /// The directory in the container for 32-bit programs, Debian's. Red Hat's is `/usr/lib`, which on other images is where
 /// `/usr/lib64` leads; loaders there find the libraries by their cache.
-pub(crate) const CONTAINER_LIBRARY_DIR_32: &str = "/usr/lib/i386-linux-gnu";
+pub const CONTAINER_LIBRARY_DIR_32: &str = "/usr/lib/i386-linux-gnu";
