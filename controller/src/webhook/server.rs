@@ -29,10 +29,13 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// An API server has at most 600 requests in flight by default (`--max-requests-inflight`,
-/// `--max-mutating-requests-inflight`), which are 75 connections of eight. One too many is closed, and its requests
-/// fail. API servers behind one address share it.
-const CONNECTIONS: Bounds = Bounds { all: 512, of_one: 80, renews: false };
+/// What one API server has in flight at most by default (`--max-requests-inflight`, `--max-mutating-requests-inflight`).
+const REQUESTS_OF_API_SERVER: usize = 400 + 200;
+/// As many API servers can stand behind one address, as they do where konnectivity carries their calls.
+const API_SERVERS: usize = 3;
+/// One connection too many is closed, and its requests fail.
+const CONNECTIONS: Bounds =
+    Bounds { all: 512, of_one: API_SERVERS * REQUESTS_OF_API_SERVER / STREAMS as usize, renews: false };
 /// Requests at a time on one connection; client-go opens another one when it has more.
 const STREAMS: u32 = 8;
 /// A handshake, a request's head, and a request from its head to its answer: the API server waits for 30 s at most.
@@ -186,5 +189,15 @@ mod tests {
         let request = Request::post("/").body(Body::from_stream(endless)).expect("a request");
         let answer = router.oneshot(request).await.expect("an answer");
         assert_eq!(answer.status(), StatusCode::REQUEST_TIMEOUT);
+    }
+
+    /// As where konnectivity carries the calls of a control plane of three.
+    #[test]
+    fn three_busy_api_servers_behind_one_address_all_get_in() {
+        let peers = Peers::new(CONNECTIONS);
+        let at_once = 3 * 600;
+        let connect = || peers.connect(std::net::IpAddr::from([10, 0, 0, 1]));
+        let held: Vec<_> = (0..at_once).step_by(8).map_while(|_| connect()).collect();
+        assert_eq!(held.len(), 225);
     }
 }
