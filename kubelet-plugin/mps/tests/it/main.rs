@@ -7,6 +7,7 @@
     reason = "helpers of tests fail the test"
 )]
 
+mod confinement;
 mod real;
 mod stand_in;
 mod world;
