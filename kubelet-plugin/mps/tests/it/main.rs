@@ -10,4 +10,5 @@
 mod confinement;
 mod real;
 mod stand_in;
+mod stuck;
 mod world;

@@ -5,7 +5,7 @@ use aliquot_mps::contract::{ClaimDir, Phase};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::fs;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 
 /// The driver's files, and whether a daemon gets a root of its own, which only root can give it.
 pub(crate) fn real(what: &str) -> Option<(std::path::PathBuf, bool)> {
@@ -180,4 +180,27 @@ fn a_driver_that_is_not_loaded_is_a_failure_that_says_so() {
     let claim = world.ask("c-1", None, None);
     let reason = state_of(&claim, Phase::Failed).reason.unwrap();
     assert!(reason.contains("modprobe nvidia"), "{reason}");
+}
+
+/// An idle daemon has no device open, so it does not keep the driver from being loaded anew.
+#[test]
+fn an_idle_daemon_is_started_again_when_the_driver_numbers_its_devices_otherwise() {
+    let Some((files, isolated)) = real("other numbers") else { return };
+    if !isolated {
+        return println!("SKIPPED: other numbers: needs root");
+    }
+    let mut world = World::new(&files, true);
+    world.supervise();
+    let claim = world.ask("c-1", Some(40), None);
+    let first = state_of(&claim, Phase::Ready).pid.unwrap();
+    fs::write(world.devices(), "Character devices:\n  1 mem\n").unwrap();
+    // The supervisor has looked at both when the second one has failed.
+    state_of(&world.ask("c-2", None, None), Phase::Failed);
+    assert_eq!(state_of(&claim, Phase::Ready).pid, Some(first), "without a driver there is nothing better");
+    let numbers = "Character devices:\n195 nvidia\n195 nvidiactl\n510 nvidia-uvm\n";
+    fs::write(world.devices(), numbers).unwrap();
+    let second = wait("another daemon", || state_of(&claim, Phase::Ready).pid.filter(|pid| *pid != first));
+    let node = fs::metadata(format!("/proc/{second}/root/dev/nvidia-uvm")).unwrap();
+    assert_eq!(node.rdev(), nix::sys::stat::makedev(510, 0));
+    assert_eq!(limits(&world, &claim).0, "40.0");
 }
