@@ -253,7 +253,8 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc
             },
             shares: data_dir.join("shares"),
             regions: args.region_storage,
-            mps: Mps::new(mps_dir, args.region_storage, args.mps_patience),
+            mps: Mps::new(mps_dir, args.region_storage, args.mps_patience)
+                .with_shared_memory(args.mps_shared_memory),
             labels,
             limiter_dir: args.limiter_dir.clone(),
             data_dir,

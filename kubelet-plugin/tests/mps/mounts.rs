@@ -75,6 +75,22 @@ fn a_daemon_whose_file_systems_are_gone_is_made_anew() {
 }
 
 #[test]
+fn shared_memory_is_as_large_as_the_administrator_says() {
+    if !private_mounts("shared_memory_is_as_large_as_the_administrator_says") {
+        return;
+    }
+    let world = world();
+    let _supervisor = Supervisor::start(world.mps());
+    let mut node = node(&world);
+    node.machine.mps = node.machine.mps.with_shared_memory(3 << 30);
+    node.prepare(&wanted(), false, now()).unwrap();
+    let found = statvfs(&world.mps().join("c-1/shm")).unwrap();
+    assert_eq!(found.blocks() * found.fragment_size(), 3 << 30);
+    node.unprepare("c-1").unwrap();
+    world.assert_clean();
+}
+
+#[test]
 fn a_kill_at_any_point_leaves_no_mount_behind() {
     if !private_mounts("kills around the mounts of an MPS daemon") {
         return;
