@@ -1,6 +1,6 @@
 //! What containers share with a daemon lies in file systems of its own, which are bounded.
 
-use super::common::kill::killer;
+use super::common::kill::{killer, settle_daemons};
 use super::common::supervisor::Supervisor;
 use super::common::{World, now, private_mounts};
 use super::{wanted, world};
@@ -107,6 +107,7 @@ fn a_kill_at_any_point_leaves_no_mount_behind() {
         });
         let node = node(&world);
         node.recover().unwrap();
+        settle_daemons(&node);
         node.unprepare("c-1").unwrap();
         assert_eq!(mounted(&world), [""; 0], "killed at {at}");
         world.assert_clean();
