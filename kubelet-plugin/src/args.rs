@@ -104,6 +104,11 @@ pub struct Args {
     #[arg(long, default_value = "25s", value_parser = at_least(Duration::from_secs(1)))]
     pub mps_patience: Duration,
 
+    /// Shared memory of each claim through MPS, in bytes or as `64Mi`, from 1Mi to 1Ti: the `/dev/shm` of its containers
+    /// together. Claims that are prepared already keep what they have.
+    #[arg(long, env = "MPS_SHARED_MEMORY", default_value = "64Mi", value_parser = parse_shared_memory)]
+    pub mps_shared_memory: u64,
+
     /// Whether what containers of shares find of ours gets SELinux labels. `auto`: where SELinux is on.
     #[arg(long, env = "SELINUX_LABELS", value_enum, default_value_t = Labelling::Auto)]
     pub selinux_labels: Labelling,
@@ -329,6 +334,14 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     quantity.to_u64().ok_or_else(|| format!("{text:?} is not a number of bytes"))
 }
 
+fn parse_shared_memory(text: &str) -> Result<u64, String> {
+    let bytes = parse_bytes(text)?;
+    if !(1 << 20..=1 << 40).contains(&bytes) {
+        return Err(format!("{text:?} is out of range: use 1Mi to 1Ti"));
+    }
+    Ok(bytes)
+}
+
 fn parse_mount(text: &str) -> Result<ExtraMount, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let (host, container, mode) = match parts.as_slice() {
@@ -354,9 +367,10 @@ mod tests {
     use rstest::rstest;
 
     #[test]
-    fn a_daemon_is_waited_for_until_its_supervisor_has_given_it_up() {
+    fn a_daemon_is_waited_for_until_its_supervisor_has_given_it_up_and_has_what_a_container_has() {
         let args = Args::try_parse_from(["agent", "--node-name=n1"]).unwrap();
         assert!(args.mps_patience > aliquot_mps::contract::ANSWER);
+        assert_eq!(args.mps_shared_memory, crate::mps::Mps::SHARED_MEMORY);
     }
 
     #[rstest]
@@ -397,6 +411,7 @@ mod tests {
     #[case::no_effect("--health-xid 79=Never", Some("no effect"))]
     #[case::no_tenants("--slots 0", Some("1..=1000"))]
     #[case::more_than_all("--audit-memory-percent 101", Some("0..=100"))]
+    #[case::no_shared_memory("--mps-shared-memory 0", Some("use 1Mi to 1Ti"))]
     #[case::no_label("--selinux-writable-label container_file_t", Some("no SELinux label"))]
     #[case::no_name("--driver-name Bad_Name", Some("DNS"))]
     fn values_that_cannot_work_are_refused_with_the_reason(

@@ -5,6 +5,8 @@
 //! they are unprepared. Normally the kubelet does that; when it lost its state, nobody would, so after a
 //! grace period without any consumer on this node the agent does it itself.
 //!
+//! Claims that a start found half given back are finished here once their MPS daemons have ended.
+//!
 //! GPU instances that no claim has are told of here, and destroyed if the node is told so and nothing can depend
 //! on them.
 
@@ -21,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::notice;
 use crate::pages;
 use crate::parked;
-use crate::prepare::{Node, Overview};
+use crate::prepare::{Ended, Node, Overview};
 use crate::reasons;
 use aliquot_api::{Lean, lean};
 use jiff::Timestamp;
@@ -94,7 +96,9 @@ impl Collector {
         let mut since: BTreeMap<String, Instant> = BTreeMap::new();
         let mut foreign = foreign::Memory::default();
         let mut lost = lost::Memory::default();
+        let mut left = Vec::new();
         loop {
+            self.end_left_daemons(&mut left).await;
             let overview = Arc::clone(&self.overview.borrow_and_update());
             let gone = self.check_lost(&overview, &mut lost).await;
             self.check_claims(&overview, &mut since, gone).await;
@@ -103,6 +107,28 @@ impl Collector {
                 () = cancel.cancelled() => return,
                 () = tokio::time::sleep(self.interval) => {}
             }
+        }
+    }
+
+    /// Finishes what a start found half given back, and left for its MPS daemon to end. `told` is what was said of claims
+    /// last.
+    async fn end_left_daemons(&self, told: &mut Vec<(String, String)>) {
+        let node = Arc::clone(&self.node);
+        match tokio::task::spawn_blocking(move || node.end_left_daemons()).await {
+            Ok(Ok(Ended { ended, failed })) => {
+                for what in &ended {
+                    tracing::info!(what, "ended what was half given back");
+                }
+                for (uid, error) in failed.iter().filter(|failure| !told.contains(failure)) {
+                    tracing::warn!(claim.uid = %uid, %error, "a claim stays half given back, and its GPU held");
+                }
+                *told = failed;
+                if !ended.is_empty() {
+                    self.changed.notify_one();
+                }
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "cannot look for MPS daemons that were left"),
+            Err(error) => tracing::error!(%error, "ending MPS daemons ended abnormally"),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::ledger::{Device, Share};
 use crate::share::RegionMount;
 use aliquot_cdi::{ContainerEdits, Device as CdiDevice, DeviceNode, Hook, HookName, Mount, NameError, Spec};
 use aliquot_model::DriverCapabilities;
-use aliquot_mps::contract::{ClaimDir, MpsDir};
+use aliquot_mps::contract::{ClaimDir, PIPE_DIR};
 use std::path::{Path, PathBuf};
 
 /// Class part of our CDI kind; the vendor is the driver's name.
@@ -39,8 +39,6 @@ const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
 pub const QUOTA_DIR: &str = "/run/aliquot/quota";
 /// Where containers find regions.
 pub const REGION_DIR: &str = "/run/aliquot/region";
-/// Where containers find the sockets of their claim's MPS daemon: CUDA's default.
-pub const MPS_PIPE_DIR: &str = "/tmp/nvidia-mps";
 /// Where containers find the limiter.
 pub const LIMITER_DIR: &str = "/usr/local/lib/aliquot";
 /// The limiter's stub.
@@ -86,6 +84,15 @@ pub struct Limiter {
     pub preload_file: PathBuf,
 }
 
+/// What containers of a claim find of ours.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ours<'a> {
+    /// The limiter, for shares.
+    pub limiter: Option<&'a Limiter>,
+    /// The directory that a claim shares with its MPS daemon.
+    pub daemon: Option<&'a ClaimDir>,
+}
+
 /// Facts of the node that all specs share.
 #[derive(Debug, Clone)]
 pub struct Site {
@@ -97,8 +104,6 @@ pub struct Site {
     pub mounts: Vec<ExtraMount>,
     /// Host directory of shares.
     pub shares_dir: PathBuf,
-    /// Host directory of MPS daemons.
-    pub mps_dir: PathBuf,
     /// Host path of the OCI hook.
     pub oci_hook: Option<PathBuf>,
 }
@@ -268,7 +273,7 @@ pub fn spec(
     boot_id: &str,
     claim: &ClaimRef,
     devices: &[(Device, Nodes)],
-    limiter: Option<&Limiter>,
+    ours: Ours<'_>,
     indexed_env: bool,
 ) -> Result<Spec, NameError> {
     let kind = format!("{}/{CLASS}", site.driver).parse()?;
@@ -282,11 +287,10 @@ pub fn spec(
         format!("{}-common", claim.uid).parse()?,
         common(site, OfDriver { files: &files, ..driver }, own_libraries_only, boot_id, claim),
     )];
-    let daemon = MpsDir::new(&site.mps_dir).claim(&claim.uid).ok();
     for (device, nodes) in devices {
         cdi.push(CdiDevice::new(
             device.result_id.parse()?,
-            of_device(site, device, nodes, limiter, indexed_env, daemon.as_ref()),
+            of_device(site, device, nodes, ours, indexed_env),
         ));
     }
     Ok(Spec::new(kind, cdi))
@@ -383,9 +387,8 @@ fn of_device(
     site: &Site,
     device: &Device,
     nodes: &Nodes,
-    limiter: Option<&Limiter>,
+    ours: Ours<'_>,
     indexed_env: bool,
-    daemon: Option<&ClaimDir>,
 ) -> ContainerEdits {
     let drm = nodes.drm.iter().map(|drm| &drm.device);
     let device_nodes = nodes.devices.iter().chain(drm).map(node).collect();
@@ -404,11 +407,11 @@ fn of_device(
     }
     if let Some(share) = &device.share {
         share_env(&mut edits, uuid, share, tail, indexed_env);
-        if let Some(limiter) = limiter {
+        if let Some(limiter) = ours.limiter {
             mount_limiter(&mut edits, site, device, nodes.region, limiter);
         }
     }
-    if device.mps.is_some() {
+    if let Some(daemon) = ours.daemon.filter(|_| device.mps.is_some()) {
         share_with_daemon(&mut edits, daemon);
     }
     edits
@@ -416,11 +419,10 @@ fn of_device(
 
 /// What a program shares with the claim's MPS daemon. CUDA looks for the sockets there also without the variable; every
 /// device of the claim says the same, as there is one daemon.
-fn share_with_daemon(edits: &mut ContainerEdits, daemon: Option<&ClaimDir>) {
-    let Some(daemon) = daemon else { return };
-    edits.set_env("CUDA_MPS_PIPE_DIRECTORY", MPS_PIPE_DIR);
+fn share_with_daemon(edits: &mut ContainerEdits, daemon: &ClaimDir) {
+    edits.set_env("CUDA_MPS_PIPE_DIRECTORY", PIPE_DIR);
     edits.mounts.extend([
-        Mount::read_write(daemon.pipe().to_string_lossy(), MPS_PIPE_DIR),
+        Mount::read_write(daemon.pipe().to_string_lossy(), PIPE_DIR),
         Mount::read_write(daemon.shm().to_string_lossy(), "/dev/shm"),
     ]);
 }

@@ -11,7 +11,7 @@ pub use numbers::Gone;
 
 use crate::devices::{DeviceError, Majors};
 use crate::driver::Driver;
-use crate::edits::{self, Limiter, OfDriver, Site};
+use crate::edits::{self, Limiter, OfDriver, Ours, Site};
 use crate::holders::{self, Client};
 use crate::ledger::{Ledger, Record};
 use crate::made;
@@ -417,7 +417,10 @@ impl Machine {
             false => (self.driver.files(), majors.control()?),
         };
         let driver = OfDriver { files: &files, control: &control };
-        let mut spec = edits::spec(&self.site, driver, boot_id, claim, &devices, limiter.as_ref(), indexed)?;
+        let uses_mps = devices.iter().any(|(device, _)| device.mps.is_some());
+        let daemon = uses_mps.then(|| self.mps.claim(&claim.uid)).transpose()?;
+        let ours = Ours { limiter: limiter.as_ref(), daemon: daemon.as_ref() };
+        let mut spec = edits::spec(&self.site, driver, boot_id, claim, &devices, ours, indexed)?;
         edits::tell_mounts(&mut spec, identity)?;
         Ok(spec)
     }

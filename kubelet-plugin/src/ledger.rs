@@ -79,7 +79,8 @@ pub enum Retention {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Held {
-    /// All of it, alone.
+    /// All of it, alone. `mps` is the word of releases that could not give GPUs out through MPS yet.
+    #[serde(alias = "mps")]
     Whole,
     /// A partition.
     Partition(Placement),
@@ -95,8 +96,6 @@ pub enum Held {
     Share,
     /// Time slices of it.
     TimeSlice,
-    /// All of it through MPS, in the words of releases that could not give it out yet.
-    Mps,
 }
 
 impl Held {
@@ -116,7 +115,7 @@ impl Held {
     /// To the model's word.
     pub const fn holding(self) -> Holding {
         match self {
-            Self::Whole | Self::Mps => Holding::Whole,
+            Self::Whole => Holding::Whole,
             Self::Partition(placement) => Holding::Partition(placement),
             Self::SharedPartition { profile_id, placement } => {
                 Holding::SharedPartition { profile_id, placement }

@@ -32,8 +32,8 @@ const LOOK: Duration = Duration::from_millis(50);
 const ENDED: &str = "ended";
 /// What the daemon's sockets take, and what a container can put beside them.
 const PIPE: &str = "size=1m,nr_inodes=256";
-/// As large as a container's own `/dev/shm`, in place of which it is. Files without content cost the kernel memory, too.
-const SHM: &str = "size=64m,nr_inodes=16384";
+/// Most files in shared memory: also without content they cost the kernel memory.
+const SHM_FILES: u32 = 16384;
 
 /// Lists the processes that compute on the GPUs of a claim, which nobody but its daemon's servers and clients may do.
 pub type Running<'a> = &'a dyn Fn() -> Result<Vec<GpuProcess>, GpuError>;
@@ -66,7 +66,7 @@ pub enum MpsError {
     },
     /// The daemon was not ended in time.
     #[error(
-        "the supervisor has not ended the MPS daemon of claim {uid} within {within:?}; it is tried again, and if this \
+        "the supervisor has not ended the MPS daemon of claim {uid} within {within:?} ({said}); it is tried again, and if this \
          lasts, delete the pod of DaemonSet aliquot-mps on this node, with which all of its daemons end"
     )]
     NotEnded {
@@ -74,6 +74,8 @@ pub enum MpsError {
         uid: String,
         /// How long it was waited for.
         within: Duration,
+        /// The supervisor's last word.
+        said: String,
     },
     /// Processes run on the claim's GPUs, and there is no supervisor that could end them.
     #[error(
@@ -120,14 +122,32 @@ pub enum MpsError {
 pub struct Mps {
     dir: MpsDir,
     storage: RegionStorage,
+    shared_memory: u64,
     patience: Duration,
 }
 
 impl Mps {
+    /// Bytes of a claim's shared memory, unless the administrator says otherwise: as large as a container's own
+    /// `/dev/shm`, in place of which it is.
+    pub const SHARED_MEMORY: u64 = 64 << 20;
+
     /// The directory at `dir`, which need not exist. What containers share with a daemon lies in `storage`, and a daemon
     /// has the time `patience` to start, and to end.
     pub fn new(dir: impl Into<PathBuf>, storage: RegionStorage, patience: Duration) -> Self {
-        Self { dir: MpsDir::new(dir), storage, patience }
+        Self { dir: MpsDir::new(dir), storage, shared_memory: Self::SHARED_MEMORY, patience }
+    }
+
+    /// The same with so many bytes of shared memory for each claim whose daemon is asked for from now on. It is bounded
+    /// where it lies in [`RegionStorage::Tmpfs`].
+    #[must_use]
+    pub fn with_shared_memory(self, bytes: u64) -> Self {
+        Self { shared_memory: bytes, ..self }
+    }
+
+    /// The same, for who cannot wait: a daemon that has not ended yet is told to, and is [`MpsError::NotEnded`].
+    #[must_use]
+    pub fn without_waiting(&self) -> Self {
+        Self { patience: Duration::ZERO, ..self.clone() }
     }
 
     /// Returns true while a supervisor runs daemons on this node.
@@ -243,6 +263,14 @@ impl Mps {
         gpus.iter().filter_map(|gpu| GpuUuid::parse(&gpu.uuid)).collect()
     }
 
+    /// The directory of a claim.
+    ///
+    /// # Errors
+    /// [`MpsError::Contract`] where the UID cannot name one.
+    pub fn claim(&self, uid: &str) -> Result<ClaimDir, MpsError> {
+        Ok(self.dir.claim(uid)?)
+    }
+
     /// UIDs of claims of which anything is there.
     ///
     /// # Errors
@@ -274,7 +302,8 @@ impl Mps {
         fs::create_dir_all(&log).map_err(io_error("create", &log))?;
         // A server runs as the user of its clients, and makes its sockets there.
         self.make_shared(&dir.pipe(), 0o1777, PIPE, labels)?;
-        self.make_shared(&dir.shm(), 0o1777, SHM, labels)
+        let shm = format!("size={},nr_inodes={SHM_FILES}", self.shared_memory);
+        self.make_shared(&dir.shm(), 0o1777, &shm, labels)
     }
 
     /// Makes a directory that containers have mounted.
@@ -323,11 +352,13 @@ impl Mps {
         let deadline = Instant::now() + self.patience;
         while self.dir.is_served()? {
             // A state that does not read is there all the same.
-            if matches!(dir.state(), Ok(None)) {
-                return Ok(());
-            }
+            let said = match dir.state() {
+                Ok(None) => return Ok(()),
+                Ok(Some(state)) => state.reason.unwrap_or_else(|| "it is ending".to_owned()),
+                Err(error) => error.to_string(),
+            };
             if Instant::now() >= deadline {
-                return Err(MpsError::NotEnded { uid: uid(), within: self.patience });
+                return Err(MpsError::NotEnded { uid: uid(), within: self.patience, said });
             }
             sleep(LOOK);
         }

@@ -11,6 +11,7 @@
 //! | `Started`, never confirmed | undone and forgotten; the kubelet asks again |
 //! | `Started`, confirmed in an earlier boot | undone and kept as `Lost`; the kubelet asks again |
 //! | `Unpreparing` | undone and forgotten; the kubelet's next unprepare succeeds |
+//! | the same, with an MPS daemon | told to end, and undone once it has ended ([`Node::end_left_daemons`]) |
 //! | `Completed`, this boot | kept; the same answer is given again |
 //! | `Completed`, earlier boot | kept; the hardware is made again when the kubelet asks |
 //! | `Completed`, parked ([`retain`]) | its instances are kept, everything else is undone again |
@@ -40,6 +41,7 @@ mod unaccounted;
 
 pub use error::{PrepareError, UnprepareError};
 pub use limit::Limited;
+pub use mps::Ended;
 pub use numbers::{Numbering, Renumbered};
 pub use overview::Overview;
 pub use rebuild::{Conclusion, RebuildError};

@@ -150,6 +150,9 @@ async fn say_farewell(node: Arc<Node>, cancel: CancellationToken) {
             // Nobody else looks, and a driver that comes up may be needed to end what is left.
             let _ = worker.machine.gpus.driver();
             worker.release_all_parked()?;
+            if let Err(error) = worker.end_left_daemons() {
+                tracing::warn!(%error, "cannot look for MPS daemons that were left");
+            }
             worker.is_idle().map_err(Into::into)
         };
         let looked: Result<Result<bool, UnprepareError>, _> = tokio::task::spawn_blocking(look).await;
@@ -248,12 +251,12 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc
                 capabilities: args.driver_capabilities.clone(),
                 mounts: args.container_mounts.clone(),
                 shares_dir: data_dir.join("shares"),
-                mps_dir: mps_dir.clone(),
                 oci_hook: args.oci_hook.clone(),
             },
             shares: data_dir.join("shares"),
             regions: args.region_storage,
-            mps: Mps::new(mps_dir, args.region_storage, args.mps_patience),
+            mps: Mps::new(mps_dir, args.region_storage, args.mps_patience)
+                .with_shared_memory(args.mps_shared_memory),
             labels,
             limiter_dir: args.limiter_dir.clone(),
             data_dir,

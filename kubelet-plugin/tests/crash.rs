@@ -20,7 +20,7 @@ use aliquot_model::{MigProfile, ProfileName};
 use aliquot_nvml::NvmlCode;
 use aliquot_nvml::fake::until_killed;
 use aliquot_nvml::fake::{FUNCTIONS, FakeGpus, FaultKind, a100_40, h100_80};
-use common::kill::killer;
+use common::kill::{self, at_each_point, killer};
 use common::{World, now, request};
 use jiff::Timestamp;
 use rstest::rstest;
@@ -52,61 +52,42 @@ fn expected() -> Vec<Vec<String>> {
     ids(&world.node().prepare(&wanted(), false, now()).unwrap())
 }
 
-/// A new process comes up, the kubelet asks again, uses the claim and gives it back.
+/// The kubelet gets the same answer after a restart as without a kill.
 fn settles_after_restart(world: &World, what: &str) {
-    world.gpus.clear_faults();
-    let node = world.node();
-    let recovery = node.recover().unwrap();
-    assert!(recovery.failed.is_empty(), "{what}: {recovery:?}");
-    for record in world.ledger().claims.values() {
-        assert_eq!(record.state, State::Completed, "{what}");
-    }
-    if world.ledger().claims.is_empty() {
-        world.assert_clean();
-    }
-    let prepared = node.prepare(&wanted(), false, now()).unwrap();
-    assert_eq!(ids(&prepared), expected(), "{what}");
-    assert_eq!(world.instances(), [(0, 0, 4, true), (0, 6, 1, true)], "{what}");
-    assert!(node.unprepare("c-1").unwrap(), "{what}");
-    world.assert_clean();
+    let used = |prepared: &[Prepared]| {
+        assert_eq!(ids(prepared), expected(), "{what}");
+        assert_eq!(world.instances(), [(0, 0, 4, true), (0, 6, 1, true)], "{what}");
+    };
+    kill::settles_after_restart(world, &wanted(), used, what);
 }
 
 #[test]
 fn a_kill_at_any_point_of_prepare_converges() {
-    let mut points = 0;
-    for at in 1.. {
-        let world = world();
-        let (probe, _) = killer(at);
-        let node = world.node_with(probe);
-        if until_killed(|| node.prepare(&wanted(), false, now())).is_some() {
-            break;
-        }
-        points += 1;
-        settles_after_restart(&world, &format!("killed at point {at}"));
-    }
+    let prepare = |node: &Node| node.prepare(&wanted(), false, now());
+    let points =
+        at_each_point(|| (world(), ()), prepare, |world, (), what| settles_after_restart(world, what));
     // Write-ahead, five steps, completion, each with a point before and after.
     assert_eq!(points, 14);
 }
 
 #[test]
 fn a_kill_at_any_point_of_unprepare_converges() {
-    let mut points = 0;
-    for at in 1.. {
+    let prepared = || {
         let world = world();
         world.node().prepare(&wanted(), false, now()).unwrap();
-        let (probe, _) = killer(at);
-        let node = world.node_with(probe);
-        if until_killed(|| node.unprepare("c-1")).is_some() {
+        (world, ())
+    };
+    let points = at_each_point(
+        prepared,
+        |node| node.unprepare("c-1"),
+        |world, (), _| {
+            // The kubelet asks again; a restart alone must not resurrect the claim either.
+            let node = world.node();
+            node.recover().unwrap();
+            node.unprepare("c-1").unwrap();
             world.assert_clean();
-            break;
-        }
-        points += 1;
-        // The kubelet asks again; a restart alone must not resurrect the claim either.
-        let node = world.node();
-        node.recover().unwrap();
-        node.unprepare("c-1").unwrap();
-        world.assert_clean();
-    }
+        },
+    );
     assert_eq!(points, 14);
 }
 

@@ -411,7 +411,6 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
                 capabilities: DriverCapabilities::usual(),
                 mounts: Vec::new(),
                 shares_dir: data.join("shares"),
-                mps_dir: data.join("mps"),
                 oci_hook: None,
             },
             shares: data.join("shares"),

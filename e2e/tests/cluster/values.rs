@@ -26,6 +26,8 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("kubeletPlugin.audit.enabled=false,kubeletPlugin.audit.evict=true", Some("nobody would be found")),
     ("kubeletPlugin.mps.enabled=true", None),
     ("kubeletPlugin.mps.enabled=true,kubeletPlugin.regionStorage=directory", None),
+    ("kubeletPlugin.mps.enabled=true,kubeletPlugin.mps.sharedMemory=8Gi", None),
+    ("kubeletPlugin.mps.sharedMemory=0", Some("/kubeletPlugin/mps/sharedMemory")),
     ("kubeletPlugin.mps.on=true", Some("/kubeletPlugin/mps")),
     ("kubeletPlugin.audit.interval=0s", Some("/kubeletPlugin/audit/interval")),
     ("controller.gangTimeout=0s", Some("/controller/gangTimeout")),

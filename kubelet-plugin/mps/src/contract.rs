@@ -30,6 +30,9 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Where a claim's containers and its daemon have `pipe/`: CUDA's default, at which programs look without being told.
+pub const PIPE_DIR: &str = "/tmp/nvidia-mps";
+
 /// How long a supervisor gives a daemon to be ready. Whoever waits for one waits longer, or it would take back what it
 /// asked before the supervisor can say why there is none.
 pub const ANSWER: Duration = Duration::from_secs(20);
@@ -41,14 +44,14 @@ pub const LIMIT_UNIT: u64 = 1 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum ContractError {
     /// The file system refused.
-    #[error("cannot {action} {}: {source}", path.display())]
+    #[error("cannot {action} {}: {error}", path.display())]
     Io {
         /// What was tried.
         action: &'static str,
         /// With what.
         path: PathBuf,
         /// Why not.
-        source: io::Error,
+        error: io::Error,
     },
     /// A file says what this release does not understand.
     #[error("{} does not read: {reason}", path.display())]

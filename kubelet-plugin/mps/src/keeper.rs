@@ -59,6 +59,9 @@ pub enum Asked {
 pub enum Seen {
     /// The control daemon runs.
     Runs(u32),
+    /// It runs, without a server, and its device nodes have numbers that its GPUs have no more: the driver was loaded
+    /// anew meanwhile.
+    Outdated(u32),
     /// The control daemon ended, and a server of it is still there.
     Lingers(End),
     /// All ended.
@@ -151,6 +154,12 @@ impl Keeper {
         }
     }
 
+    /// A claim of which a predecessor's daemon left processes that do not end. It gets no daemon before they have.
+    pub fn with_leftovers(timing: Timing, reason: String) -> Self {
+        let stage = Stage::Ending { since: Duration::ZERO };
+        Self { stage, hopeless: true, reason: Some(reason), ..Self::new(timing) }
+    }
+
     /// Returns true if there is, or may be, a process of this claim's daemon.
     pub fn has_daemon(&self) -> bool {
         !matches!(self.stage, Stage::Idle { .. })
@@ -204,7 +213,8 @@ impl Keeper {
         if let Seen::Lingers(end) | Seen::Ended(end) = seen {
             return self.fail(now, end.clone());
         }
-        let wanted = matches!((asked, &self.ask), (Asked::Daemon(asked), Some(ask)) if asked == ask);
+        let same = matches!((asked, &self.ask), (Asked::Daemon(asked), Some(ask)) if asked == ask);
+        let wanted = same && !matches!(seen, Seen::Outdated(_));
         let Some(ask) = self.ask.clone().filter(|_| wanted) else {
             self.stage = Stage::Ending { since: now };
             return vec![Action::Quit];
@@ -271,7 +281,7 @@ impl Keeper {
         let ready = matches!(self.stage, Stage::Ready { .. });
         let failed = self.hopeless || self.failures >= MOST_FAILURES;
         let pid = match seen {
-            Seen::Runs(pid) if self.has_daemon() => Some(*pid),
+            Seen::Runs(pid) | Seen::Outdated(pid) if self.has_daemon() => Some(*pid),
             _ => None,
         };
         let state = State {

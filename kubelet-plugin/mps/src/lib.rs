@@ -4,7 +4,7 @@
 //! host. The agent depends on nothing else of this crate.
 //!
 //! The supervisor keeps one `nvidia-cuda-mps-control` for each claim that asks: [`keeper`] decides for one claim what
-//! is to be done (pure), [`supervise`] does it, and [`isolate`] is what a daemon's process does before it becomes
+//! is to be done (pure), [`supervise`] does it, and [`isolate`] is what a daemon's process gives up before it becomes
 //! NVIDIA's program. The program `aliquot-mps` is both the supervisor and that process.
 #![forbid(unsafe_code)]
 

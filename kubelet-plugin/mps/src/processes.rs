@@ -57,7 +57,7 @@ fn marked(is_ours: impl Fn(&[u8]) -> bool) -> Vec<Process> {
             if namespace(&pid.to_string())? != own_namespace {
                 return None;
             }
-            let environment = beginning(&format!("/proc/{pid}/environ"))?;
+            let environment = environment(pid)?;
             mark_of(&environment).is_some_and(&is_ours).then_some(Process { pid, handle })
         })
         .collect()
@@ -68,12 +68,22 @@ fn namespace(pid: &str) -> Option<PathBuf> {
     fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
 }
 
-/// What one read gives of a file. A zombie has no environment: nothing of it is left to be ended.
-fn beginning(path: &str) -> Option<Vec<u8>> {
+/// The beginning of a process's environment; none of a process of which nothing is left to be ended. The first thread of
+/// one that was killed may have ended, and with it what `/proc` shows of the process, while another one is in the driver
+/// still, with all that the process has there.
+fn environment(pid: u32) -> Option<Vec<u8>> {
+    let first = beginning(Path::new(&format!("/proc/{pid}/environ")));
+    let threads = || fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_threads = || threads().find_map(|thread| beginning(&thread.path().join("environ")));
+    first.or_else(of_threads)
+}
+
+/// What one read gives of a file, unless that is nothing.
+fn beginning(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = vec![0; MOST];
     let length = fs::File::open(path).ok()?.read(&mut bytes).ok()?;
     bytes.truncate(length);
-    Some(bytes)
+    (length > 0).then_some(bytes)
 }
 
 fn mark_of(environment: &[u8]) -> Option<&[u8]> {

@@ -1,7 +1,8 @@
 //! The supervisor: looks at what the agent asks and at its daemons, several times a second, and does what
 //! [`Keeper`] decides.
 //!
-//! It adopts nothing: daemons that a predecessor left are ended before the agent can see the new supervisor.
+//! It adopts nothing: daemons that a predecessor left are ended before the agent can see the new supervisor. What cannot
+//! be ended, such as a process that waits in the driver for hardware that hangs, holds up its own claim only.
 
 mod launch;
 
@@ -23,8 +24,8 @@ use std::time::{Duration, Instant};
 
 /// How often it looks, beside whenever a process ends.
 const LOOK_MILLIS: u16 = 200;
-/// How long daemons of a predecessor may take to end after they were killed.
-const PREDECESSORS: Duration = Duration::from_secs(30);
+/// How long daemons of a predecessor may take to end after they were killed. All claims wait for that long at most.
+const PREDECESSORS: Duration = Duration::from_secs(10);
 const PREDECESSORS_LOOK: Duration = Duration::from_millis(50);
 
 /// A claim under supervision.
@@ -49,14 +50,13 @@ pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).context("cannot listen for signals")?;
     let sole = Sole::take(dir)?;
-    put_in_order(dir)?;
+    let mut claims = put_in_order(dir, launcher, timing)?;
     if !await_program(launcher, &signals)? {
         return Ok(());
     }
     let _announced = sole.announce()?;
     tracing::info!(directory = %dir.path().display(), "serving");
     let started = Instant::now();
-    let mut claims = BTreeMap::new();
     let mut ends = false;
     loop {
         ends |= stop_asked(&signals)?;
@@ -98,29 +98,64 @@ fn stop_asked(signals: &SignalFd) -> anyhow::Result<bool> {
     Ok(asked)
 }
 
-/// Ends what a predecessor left running, and takes back what it said.
-fn put_in_order(dir: &MpsDir) -> anyhow::Result<()> {
+/// Ends what a predecessor left running, and takes back what it said. Returns the claims of which something does not
+/// end: their states say so, for a claim without one has no daemon.
+fn put_in_order(
+    dir: &MpsDir,
+    launcher: &Launcher,
+    timing: &Timing,
+) -> anyhow::Result<BTreeMap<String, Claim>> {
+    end_predecessors(dir);
+    let mut claims = BTreeMap::new();
+    for dir in dir.claims()? {
+        let left = pids(&processes::of_claim(dir.path()));
+        if left.is_empty() {
+            dir.remove_state()?;
+            continue;
+        }
+        let reason = format!(
+            "processes {left:?} of the claim's former MPS daemon cannot be killed: see the kernel's log for a driver \
+             that hangs; the claim goes on once they have ended, by a reset of the GPU or a reboot"
+        );
+        let uid = dir.uid().to_owned();
+        let mut claim = Claim::new(dir, launcher, Keeper::with_leftovers(timing.clone(), reason));
+        claim.turn(Duration::ZERO, false);
+        if let Some(trouble) = claim.trouble {
+            anyhow::bail!("cannot say that processes {left:?} of claim {uid} run on: {trouble}");
+        }
+        claims.insert(uid, claim);
+    }
+    Ok(claims)
+}
+
+/// Kills what a predecessor left running until it has ended, or has had the time for it.
+fn end_predecessors(dir: &MpsDir) {
     let started = Instant::now();
+    let mut told = Vec::new();
     loop {
         let left = processes::of_all(dir.path());
+        let pids = pids(&left);
         if left.is_empty() {
-            break;
+            return;
         }
-        let pids: Vec<u32> = left.iter().map(|process| process.pid).collect();
         if started.elapsed() > PREDECESSORS {
-            anyhow::bail!(
-                "processes {pids:?} of MPS daemons of a predecessor cannot be killed: see the kernel's log for a \
-                 driver that hangs"
+            tracing::error!(
+                ?pids,
+                "MPS daemons of a predecessor cannot be killed; their claims wait for that"
             );
+            return;
         }
-        tracing::warn!(?pids, "ending MPS daemons of a predecessor");
+        if told != pids {
+            tracing::warn!(?pids, "ending MPS daemons of a predecessor");
+            told = pids;
+        }
         left.iter().for_each(processes::Process::kill);
         thread::sleep(PREDECESSORS_LOOK);
     }
-    for claim in dir.claims()? {
-        claim.remove_state()?;
-    }
-    Ok(())
+}
+
+fn pids(processes: &[processes::Process]) -> Vec<u32> {
+    processes.iter().map(|process| process.pid).collect()
 }
 
 /// Takes up claims that are new.
@@ -130,16 +165,17 @@ fn meet(dir: &MpsDir, claims: &mut BTreeMap<String, Claim>, launcher: &Launcher,
         Vec::new()
     });
     for claim in there.into_iter().filter(|claim| claim.ask_file().exists()) {
-        claims.entry(claim.uid().to_owned()).or_insert_with(|| Claim {
-            keeper: Keeper::new(timing.clone()),
-            processes: Processes::new(launcher.clone(), claim.clone()),
-            dir: claim,
-            trouble: None,
-        });
+        claims
+            .entry(claim.uid().to_owned())
+            .or_insert_with(|| Claim::new(claim, launcher, Keeper::new(timing.clone())));
     }
 }
 
 impl Claim {
+    fn new(dir: ClaimDir, launcher: &Launcher, keeper: Keeper) -> Self {
+        Self { keeper, processes: Processes::new(launcher.clone(), dir.clone()), dir, trouble: None }
+    }
+
     /// Looks, decides and acts. Returns false once nothing is left of the claim.
     fn turn(&mut self, now: Duration, ends: bool) -> bool {
         let asked = match self.dir.ask() {
@@ -190,7 +226,7 @@ impl Claim {
                     "starting a daemon"
                 );
                 self.processes
-                    .start()
+                    .start(&ask)
                     .with_context(|| format!("cannot start a daemon in {}", self.dir.path().display()))
             }
             Action::SetLimits(ask) => {

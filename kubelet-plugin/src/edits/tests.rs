@@ -5,13 +5,13 @@ use crate::ledger::{Held, Partition};
 use crate::testing::{DRIVER, POOL, claim, h100};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig};
 use aliquot_model::{DriverCapability, MigUuid, Placement, ProfileName};
+use aliquot_mps::contract::MpsDir;
 
 fn site() -> Site {
     Site {
         driver: DRIVER.into(),
         capabilities: DriverCapabilities::usual(),
         mounts: vec![ExtraMount { host: "/sim".into(), container: "/run/sim".into(), writable: true }],
-        mps_dir: "/var/lib/kubelet/plugins/gpu.aliquot.dev/mps".into(),
         shares_dir: "/data/shares".into(),
         oci_hook: None,
     }
@@ -90,14 +90,15 @@ fn control() -> [CharDevice; 2] {
 }
 
 fn made(devices: &[(Device, Nodes)], indexed: bool) -> Spec {
-    let limiter = Some(&limiter());
+    let daemon = MpsDir::new("/var/lib/kubelet/plugins/gpu.aliquot.dev/mps").claim("u-1").unwrap();
+    let ours = Ours { limiter: Some(&limiter()), daemon: Some(&daemon) };
     let spec = spec(
         &site(),
         OfDriver { files: &files(), control: &control() },
         "boot-1",
         &claim("u-1"),
         devices,
-        limiter,
+        ours,
         indexed,
     )
     .unwrap();
@@ -201,14 +202,14 @@ fn every_hook_has_an_environment_that_nobody_else_writes_and_a_time_to_end() {
         (share("0000000d", 1), Nodes::default()),
         (device("0000000a", "gpu-0"), Nodes::default()),
     ];
-    let limiter = Some(&limiter());
+    let ours = Ours { limiter: Some(&limiter()), daemon: None };
     let spec = spec(
         &hooked,
         OfDriver { files: &files(), control: &control() },
         "boot-1",
         &claim("u-1"),
         &devices,
-        limiter,
+        ours,
         true,
     )
     .unwrap();
@@ -233,7 +234,7 @@ fn the_hook_of_every_share_alone_is_told_what_each_mount_of_it_is() {
         "boot-1",
         &claim("u-1"),
         &devices,
-        Some(&limiter()),
+        Ours { limiter: Some(&limiter()), daemon: None },
         true,
     )
     .unwrap();
@@ -279,7 +280,7 @@ fn containers_get_the_files_of_the_nodes_and_their_claims_capabilities_and_their
             "boot-1",
             &claim("u-1"),
             &devices,
-            None,
+            Ours::default(),
             false,
         )
         .unwrap();
@@ -317,7 +318,7 @@ fn a_hook_with_what_came_later_has_a_name_that_earlier_agents_leave_alone_and_to
         Nodes { drm: vec![drm], own_libraries_only: true, ..Nodes::default() },
     )];
     let driver = OfDriver { files: &files, control: &control() };
-    let mut spec = spec(&site, driver, "boot-1", &claim("u-1"), &devices, None, false).unwrap();
+    let mut spec = spec(&site, driver, "boot-1", &claim("u-1"), &devices, Ours::default(), false).unwrap();
     let lines = |spec: &Spec| -> Vec<String> {
         let hooks = spec.devices.iter().flat_map(|device| &device.container_edits.hooks);
         hooks.map(|hook| format!("{}: {}", hook.path, hook.args.join(" "))).collect()

@@ -118,7 +118,7 @@ fn drm_kinds(held: Option<Held>, mps: bool, capabilities: &DriverCapabilities) -
     }
     match held {
         Some(Held::Whole) if !mps => &[DrmKind::Card, DrmKind::Render],
-        Some(Held::Whole | Held::Share | Held::TimeSlice | Held::Mps) => &[DrmKind::Render],
+        Some(Held::Whole | Held::Share | Held::TimeSlice) => &[DrmKind::Render],
         Some(Held::Partition(_) | Held::SharedPartition { .. }) | None => &[],
     }
 }

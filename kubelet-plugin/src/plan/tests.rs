@@ -489,7 +489,7 @@ fn what_no_daemon_can_give_is_refused_with_the_reason(
 #[test]
 fn a_gpu_that_was_held_through_mps_in_the_words_of_an_earlier_release_is_held_whole() {
     let held: Held = serde_json::from_str("\"mps\"").unwrap();
-    assert_eq!(held, Held::Mps);
+    assert_eq!(held, Held::Whole);
     for device in ["gpu-0-mps", "gpu-0", "gpu-0-share"] {
         let holding = Holding::of(&aliquot_model::DeviceName::parse(device).unwrap(), &h100(0)).unwrap();
         assert!(held.holding().conflicts(holding), "{device}");

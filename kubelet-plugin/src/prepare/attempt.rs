@@ -115,7 +115,7 @@ impl Node {
     }
 
     /// Runs all inverses in reverse order. Each is tried; the first error is returned with what failed.
-    /// What an attempt found is not its to remove.
+    /// What an attempt found is not its to remove, and GPUs stay exclusive to an MPS daemon that may be serving still.
     pub(super) fn undo_all(
         &self,
         record: &Record,
@@ -123,6 +123,7 @@ impl Node {
         boot_id: &str,
     ) -> Result<(), (String, StepError)> {
         let mut first = None;
+        let mut serving = false;
         let found = |id: &String| {
             record
                 .devices
@@ -134,7 +135,11 @@ impl Node {
             _ => false,
         };
         for undo in record.steps.iter().rev().map(Step::inverse).filter(|undo| !spared(undo)) {
+            if serving && matches!(undo, Undo::ResetComputeMode { .. }) {
+                continue;
+            }
             if let Err(error) = self.machine.undo(record, &undo, ledger, boot_id) {
+                serving |= matches!(undo, Undo::StopMps { .. });
                 tracing::warn!(claim.uid = %record.claim.uid, %undo, %error, "undoing failed");
                 first.get_or_insert_with(|| (undo.to_string(), error));
             }

@@ -1,18 +1,61 @@
-//! MPS daemons of claims without a record.
+//! MPS daemons that are ended beside the kubelet's calls: of claims without a record, and of claims that are half given
+//! back.
 
-use super::{Node, UnprepareError};
+use super::{Node, PrepareError, UnprepareError};
 use crate::execute::StepError;
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, Record, State};
 use crate::mps::MpsError;
+use crate::plan::Step;
 use crate::reservation;
 use std::time::Duration;
 
+/// What became of claims with MPS daemons that were half given back.
+#[derive(Debug, Default)]
+pub struct Ended {
+    /// Claims that were undone, and daemons of claims without a record.
+    pub ended: Vec<String>,
+    /// UIDs of claims that could not be undone yet, with the reason.
+    pub failed: Vec<(String, String)>,
+}
+
 impl Node {
+    /// Undoes claims whose MPS daemon has ended since a start, or a call that was cut off, told it to. What has not ended
+    /// is left for the next time: nobody is waited for. Whoever is at work on a claim has it reserved.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn end_left_daemons(&self) -> Result<Ended, PrepareError> {
+        let node = self.without_waiting();
+        let boot_id = node.boot_id()?;
+        let mut done = Ended::default();
+        for record in node.ledger()?.claims.into_values().filter(is_half_done) {
+            let uid = &record.claim.uid;
+            if reservation::claim(node.store.dir(), uid, Duration::ZERO).is_err() {
+                continue;
+            }
+            match node.settle(uid, &boot_id) {
+                Ok(true) => done.ended.push(format!("claim {}", record.claim)),
+                Ok(false) | Err(PrepareError::Reserved(_)) => {}
+                Err(error) => done.failed.push((record.claim.uid, error.to_string())),
+            }
+        }
+        let strays = node.end_stray_daemons(&boot_id);
+        done.ended.extend(strays.ended);
+        done.failed.extend(strays.failed);
+        Ok(done)
+    }
+
+    /// The node for who waits for no supervisor of MPS daemons.
+    pub(super) fn without_waiting(&self) -> Self {
+        let mut node = self.clone();
+        node.machine.mps = self.machine.mps.without_waiting();
+        node
+    }
+
     /// Ends the daemons of claims of which neither record nor CDI spec is left, and of claims of an earlier boot, which
-    /// took with it everything that used them. The node is not locked meanwhile, as the supervisor may take its time.
-    /// Returns what was ended.
-    pub(super) fn end_stray_daemons(&self, boot_id: &str) -> Vec<String> {
-        let mut ended = Vec::new();
+    /// took with it everything that used them. The node is not locked meanwhile.
+    pub(super) fn end_stray_daemons(&self, boot_id: &str) -> Ended {
+        let mut done = Ended::default();
         for uid in self.machine.mps.uids().unwrap_or_default() {
             // Whoever is at work on the claim has it reserved.
             let Ok(_claim) = reservation::claim(self.store.dir(), &uid, Duration::ZERO) else { continue };
@@ -22,18 +65,12 @@ impl Node {
                 if kept { Ok(false) } else { self.end_unrecorded_daemon(&uid, &ledger) }
             };
             match end() {
-                Ok(true) => ended.push(format!("MPS daemon of claim {uid}")),
+                Ok(true) => done.ended.push(format!("MPS daemon of claim {uid}")),
                 Ok(false) => {}
-                Err(error) => {
-                    tracing::warn!(claim.uid = %uid, %error, "a claim's MPS daemon stays until the agent's next start");
-                    // A start does not wait once for each of them.
-                    if is_late(&error) {
-                        break;
-                    }
-                }
+                Err(error) => done.failed.push((uid, error.to_string())),
             }
         }
-        ended
+        done
     }
 
     /// Returns true if containers may be using a claim's daemon.
@@ -64,6 +101,8 @@ impl Node {
     }
 }
 
-fn is_late(error: &UnprepareError) -> bool {
-    matches!(error, UnprepareError::Undo { source: StepError::Mps(MpsError::NotEnded { .. }), .. })
+/// Returns true if a dead process left a claim with an MPS daemon half prepared, or half given back.
+fn is_half_done(record: &Record) -> bool {
+    let unsettled = matches!(record.state, State::Started | State::Unpreparing) && !record.is_parked();
+    unsettled && record.steps.iter().any(|step| matches!(step, Step::StartMps { .. }))
 }

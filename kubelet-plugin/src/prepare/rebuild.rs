@@ -174,7 +174,7 @@ impl Node {
     /// If lock or checkpoint cannot be had.
     pub fn conclude(&self, running: BTreeMap<String, Running>) -> Result<Conclusion, PrepareError> {
         if self.ledger()?.lost.is_some() {
-            self.settle_abandoned(&self.boot_id()?)?;
+            self.without_waiting().settle_abandoned(&self.boot_id()?)?;
         }
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
@@ -202,7 +202,7 @@ impl Node {
         let lost = ledger.lost.take().unwrap_or(before);
         locked.save_releasing(&ledger)?;
         drop(locked);
-        orphans.extend(self.end_stray_daemons(&self.boot_id()?));
+        orphans.extend(self.without_waiting().end_stray_daemons(&self.boot_id()?).ended);
         Ok(if lost.is_loss() {
             Conclusion::Found { reason: lost.reason, orphans }
         } else {

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 impl Node {
     /// Makes the node consistent: finishes or undoes what a dead process left, removes files without a
-    /// claim. Run at start, before anything is served.
+    /// claim. Run at start, before anything is served: it waits for no supervisor of MPS daemons, and what one has yet to
+    /// end is for [`Self::end_left_daemons`].
     ///
     /// # Errors
     /// If lock or checkpoint cannot be had at all.
@@ -30,10 +31,11 @@ impl Node {
         }
         drop(locked);
         let boot_id = self.boot_id()?;
+        let hasty = self.without_waiting();
         let unsettled = ledger.claims.values().filter(|record| is_unsettled(record));
         for record in unsettled.cloned().collect::<Vec<_>>() {
             let claim = record.claim.clone();
-            match self.settle(&claim.uid, &boot_id) {
+            match hasty.settle(&claim.uid, &boot_id) {
                 Ok(true) => recovery.undone.push(claim),
                 Ok(false) => {}
                 // Another instance is at work on it.
@@ -57,7 +59,8 @@ impl Node {
             recovery.orphans = self.remove_orphans(&ledger);
         }
         drop(locked);
-        recovery.orphans.extend(self.end_stray_daemons(&boot_id));
+        // What is still to end is told of when it is looked at again.
+        recovery.orphans.extend(hasty.end_stray_daemons(&boot_id).ended);
         Ok(recovery)
     }
 
@@ -83,7 +86,7 @@ impl Node {
 
     /// Undoes a half-done claim, and brings a parked one into the state that it has between two calls. Returns
     /// whether the claim was half done.
-    fn settle(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
+    pub(super) fn settle(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
         let _claim = self.reserve_claim(uid)?;
         // It may have been settled by another instance before it could be reserved.
         let Some(record) = self.record(uid)?.filter(is_unsettled) else { return Ok(false) };

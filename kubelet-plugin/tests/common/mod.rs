@@ -151,7 +151,6 @@ impl World {
                     capabilities: DriverCapabilities::usual(),
                     mounts: Vec::new(),
                     shares_dir: self.data().join("shares"),
-                    mps_dir: self.mps(),
                     oci_hook: None,
                 },
                 shares: self.data().join("shares"),

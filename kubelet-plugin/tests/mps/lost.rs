@@ -1,5 +1,6 @@
 //! Claims whose records were lost.
 
+use super::common::kill::settle_daemons;
 use super::common::supervisor::{Answer, Supervisor};
 use super::common::{World, now, request};
 use super::{impatient, modes, wanted, world};
@@ -56,8 +57,11 @@ fn a_daemon_of_which_nothing_else_is_left_is_ended_once_all_is_accounted_for() {
     let node = world.node();
     node.recover().unwrap();
     assert_eq!(supervisor.asks().len(), 1, "until the API has said who runs here");
-    let Conclusion::Found { orphans, .. } = node.conclude(BTreeMap::new()).unwrap() else { panic!() };
-    assert_eq!(orphans, ["MPS daemon of claim c-1"]);
+    let Conclusion::Found { orphans: mut ended, .. } = node.conclude(BTreeMap::new()).unwrap() else {
+        panic!()
+    };
+    ended.extend(settle_daemons(&node));
+    assert_eq!(ended, ["MPS daemon of claim c-1"]);
     assert_eq!(modes(&world), [ComputeMode::Default; 2]);
     world.assert_clean();
 }
@@ -78,15 +82,12 @@ fn a_supervisor_that_hangs_does_not_keep_the_agent_from_starting() {
     assert_eq!(world.node().recover().unwrap().orphans, [""; 0], "their specs say that pods may be running");
     fs::remove_dir_all(world.cdi()).unwrap();
     supervisor.answers(Answer::Nothing);
-    assert!(!impatient(&world).recover().unwrap().orphans.iter().any(|orphan| orphan.starts_with("MPS")));
-    let left = |uid: &str| world.mps().join(uid).join("ask.json").is_file();
-    assert_eq!(
-        (left("c-1"), left("c-2")),
-        (false, true),
-        "one is waited for, and the others are for the next start"
-    );
+    let node = impatient(&world);
+    assert!(!node.recover().unwrap().orphans.iter().any(|orphan| orphan.starts_with("MPS")));
+    assert_eq!(supervisor.asks(), [], "all of them were told to end");
+    assert_eq!(modes(&world), [ComputeMode::ExclusiveProcess; 2]);
+    assert_eq!(node.end_left_daemons().unwrap().failed.len(), 2);
     supervisor.answers(Answer::Works);
-    let orphans = world.node().recover().unwrap().orphans;
-    assert_eq!(orphans, ["MPS daemon of claim c-1", "MPS daemon of claim c-2"]);
+    assert_eq!(settle_daemons(&node), ["MPS daemon of claim c-1", "MPS daemon of claim c-2"]);
     world.assert_clean();
 }

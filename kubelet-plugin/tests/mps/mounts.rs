@@ -1,6 +1,6 @@
 //! What containers share with a daemon lies in file systems of its own, which are bounded.
 
-use super::common::kill::killer;
+use super::common::kill::{killer, settle_daemons};
 use super::common::supervisor::Supervisor;
 use super::common::{World, now, private_mounts};
 use super::{wanted, world};
@@ -75,6 +75,22 @@ fn a_daemon_whose_file_systems_are_gone_is_made_anew() {
 }
 
 #[test]
+fn shared_memory_is_as_large_as_the_administrator_says() {
+    if !private_mounts("shared_memory_is_as_large_as_the_administrator_says") {
+        return;
+    }
+    let world = world();
+    let _supervisor = Supervisor::start(world.mps());
+    let mut node = node(&world);
+    node.machine.mps = node.machine.mps.with_shared_memory(3 << 30);
+    node.prepare(&wanted(), false, now()).unwrap();
+    let found = statvfs(&world.mps().join("c-1/shm")).unwrap();
+    assert_eq!(found.blocks() * found.fragment_size(), 3 << 30);
+    node.unprepare("c-1").unwrap();
+    world.assert_clean();
+}
+
+#[test]
 fn a_kill_at_any_point_leaves_no_mount_behind() {
     if !private_mounts("kills around the mounts of an MPS daemon") {
         return;
@@ -91,6 +107,7 @@ fn a_kill_at_any_point_leaves_no_mount_behind() {
         });
         let node = node(&world);
         node.recover().unwrap();
+        settle_daemons(&node);
         node.unprepare("c-1").unwrap();
         assert_eq!(mounted(&world), [""; 0], "killed at {at}");
         world.assert_clean();

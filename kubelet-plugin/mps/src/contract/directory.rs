@@ -84,7 +84,7 @@ impl ClaimDir {
         &self.uid
     }
 
-    /// Where the daemon makes its sockets; the claim's containers have it at `/tmp/nvidia-mps`.
+    /// Where the daemon makes its sockets; the claim's containers have it at [`PIPE_DIR`](super::PIPE_DIR).
     pub fn pipe(&self) -> PathBuf {
         self.path.join("pipe")
     }
@@ -188,7 +188,7 @@ impl ClaimDir {
 /// Makes the error of an action on a path.
 pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ContractError {
     let path = path.to_owned();
-    move |source| ContractError::Io { action, path, source }
+    move |error| ContractError::Io { action, path, error }
 }
 
 /// The part of a file that is read before everything else in it is judged.

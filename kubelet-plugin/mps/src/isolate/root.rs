@@ -1,4 +1,4 @@
-//! The file system that a daemon runs in. A driver that comes with a whole system, such as a driver container, is its
+//! The system that a daemon runs with. A driver that comes with a whole system, such as a driver container, is its
 //! own; one that is files alone, such as GKE's, runs in the host's, where its programs find their loader and libc.
 
 use super::{IsolateError, Roots, elf};
@@ -18,8 +18,10 @@ const MOST_BYTES: u64 = 64 << 20;
 /// Where to run the daemon, and as what.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Place {
-    /// What becomes its root, as this process sees it.
+    /// The system whose programs and libraries it has, as this process sees it.
     pub(super) root: PathBuf,
+    /// Where the driver's files are to be there, if they do not belong to that system.
+    pub(super) driver: Option<PathBuf>,
     /// The program's path there.
     pub(super) program: PathBuf,
     /// Where it finds programs.
@@ -36,7 +38,7 @@ impl Place {
         let is_there = |root: &Path| match &loader {
             // A script or a static program asks for none, and runs where it lies.
             None => true,
-            Some(loader) => open_below(root, Path::new(loader.trim_start_matches('/'))).is_ok(),
+            Some(loader) => is_below(root, Path::new(loader.trim_start_matches('/'))),
         };
         if is_there(&roots.driver) {
             return Ok(Self::at(roots.driver.clone(), Path::new("/"), &program, false));
@@ -63,6 +65,7 @@ impl Place {
         };
         Self {
             root,
+            driver: foreign.then(|| driver.to_owned()),
             program: driver.join(program),
             path,
             libraries: foreign.then(|| joined(&library_dirs())),
@@ -79,10 +82,15 @@ fn program(driver: &Path) -> Result<(PathBuf, Vec<u8>), IsolateError> {
         let read = File::from(file).take(MOST_BYTES).read_to_end(&mut content);
         return match read {
             Ok(_) => Ok((path, content)),
-            Err(source) => Err(IsolateError::Step { what: "read", path: driver.join(path), source }),
+            Err(error) => Err(IsolateError::Step { what: "read", path: driver.join(path), error }),
         };
     }
     Err(IsolateError::NoProgram { root: driver.to_owned() })
+}
+
+/// Returns true if a process that has `root` as its root finds something at `path`.
+pub(super) fn is_below(root: &Path, path: &Path) -> bool {
+    open_below(root, path).is_ok()
 }
 
 /// Opens a file as a process would that has `root` as its root: no link leads out of it.

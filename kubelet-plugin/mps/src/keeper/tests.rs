@@ -171,3 +171,26 @@ fn another_ask_for_the_claim_ends_the_daemon_and_starts_one_with_the_new_limits(
     let actions = story.keeper.step(Duration::from_secs(story.now), &story.asked, &GONE(), &Told::Taken);
     assert_eq!(actions[0], Action::Start(ask(25)));
 }
+
+#[test]
+fn a_daemon_with_device_nodes_that_are_none_of_its_gpus_any_more_is_replaced_by_another() {
+    let mut story = Story::ready();
+    assert_eq!(story.at(0, &Seen::Outdated(7), &Told::Taken), ["quit", "starting 7"]);
+    assert_eq!(story.at(1, &Seen::Outdated(7), &Told::Waiting), [""; 0]);
+    story.at(0, &GONE(), &Told::Taken);
+    assert_eq!(story.at(0, &GONE(), &Told::Taken)[0], "start");
+    assert_eq!(story.keeper.failures, 0, "that was not its fault");
+}
+
+#[test]
+fn what_a_predecessor_left_and_cannot_be_killed_keeps_its_claim_from_a_daemon_until_it_has_ended() {
+    let mut story = Story::new();
+    story.keeper = Keeper::with_leftovers(Timing::default(), "process 7 does not end".into());
+    let left = Seen::Lingers(End { reason: String::new(), hopeless: false });
+    assert_eq!(story.at(0, &left, &Told::Nothing), ["kill", "failed: process 7 does not end"]);
+    story.asked = Asked::Nothing;
+    assert_eq!(story.at(100, &left, &Told::Nothing), ["kill"], "nobody is told that it has ended");
+    story.asked = Asked::Daemon(ask(50));
+    story.at(0, &GONE(), &Told::Nothing);
+    assert_eq!(story.at(0, &GONE(), &Told::Nothing), ["start", "starting"]);
+}

@@ -1,9 +1,10 @@
 //! The processes of one claim's daemon: the control daemon, and a program that tells it something.
 
 use crate::contract::{Ask, ClaimDir};
-use crate::isolate::{HOPELESS, Isolation, Roots};
+use crate::isolate::{self, HOPELESS, Isolation, Roots};
 use crate::keeper::{End, Seen, Told};
 use crate::{limits, processes};
+use aliquot_devices::{CharDevice, Majors};
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -30,8 +31,19 @@ pub struct Launcher {
     pub program: PathBuf,
     /// Where the driver and the host are.
     pub roots: Roots,
-    /// Whether a daemon gets a root of its own.
+    /// Whether a daemon gets a file system of its own.
     pub isolation: Isolation,
+}
+
+impl Launcher {
+    /// The device nodes that a daemon would get now; none where the driver is not loaded, and for one that runs where we
+    /// do.
+    fn devices(&self, ask: &Ask) -> Option<Vec<CharDevice>> {
+        match self.isolation {
+            Isolation::Full => isolate::devices(&Majors::read(&self.roots.proc).ok()?, ask).ok(),
+            Isolation::None => None,
+        }
+    }
 }
 
 /// A claim's processes.
@@ -39,11 +51,19 @@ pub struct Launcher {
 pub(super) struct Processes {
     launcher: Launcher,
     claim: ClaimDir,
-    daemon: Option<Child>,
+    daemon: Option<Daemon>,
     end: End,
     log_start: u64,
     order: Option<Order>,
     told: Told,
+}
+
+#[derive(Debug)]
+struct Daemon {
+    child: Child,
+    ask: Ask,
+    /// The device nodes that it has, as far as they were known when it was started.
+    devices: Option<Vec<CharDevice>>,
 }
 
 /// A command under way.
@@ -68,8 +88,10 @@ impl Processes {
 
     fn daemon(&mut self) -> Seen {
         if let Some(daemon) = &mut self.daemon {
-            match daemon.try_wait() {
-                Ok(None) => return Seen::Runs(daemon.id()),
+            let pid = daemon.child.id();
+            match daemon.child.try_wait() {
+                Ok(None) if self.is_outdated() => return Seen::Outdated(pid),
+                Ok(None) => return Seen::Runs(pid),
                 Ok(Some(status)) => self.end = self.how_it_ended(status),
                 Err(error) => self.end = End { reason: error.to_string(), hopeless: false },
             }
@@ -79,6 +101,17 @@ impl Processes {
             true => Seen::Ended(self.end.clone()),
             false => Seen::Lingers(self.end.clone()),
         }
+    }
+
+    /// Returns true if the daemon has nodes of other devices than its GPUs are now, and no server has them open. While
+    /// the driver is not loaded nothing is said about it.
+    fn is_outdated(&self) -> bool {
+        let Some(daemon) = &self.daemon else { return false };
+        let now = self.launcher.devices(&daemon.ask);
+        let differ = now.is_some() && daemon.devices.is_some() && now != daemon.devices;
+        let order = self.order.as_ref().map(|order| order.child.id());
+        let own = |pid: u32| pid == daemon.child.id() || Some(pid) == order;
+        differ && processes::of_claim(self.claim.path()).iter().all(|process| own(process.pid))
     }
 
     fn how_it_ended(&self, status: ExitStatus) -> End {
@@ -115,10 +148,10 @@ impl Processes {
     }
 
     /// Starts a control daemon. One that cannot be started has ended, for the reason that is also returned.
-    pub(super) fn start(&mut self) -> io::Result<()> {
+    pub(super) fn start(&mut self, ask: &Ask) -> io::Result<()> {
         self.drop_order();
         self.told = Told::Nothing;
-        let started = self.spawn();
+        let started = self.spawn(ask);
         if let Err(error) = &started {
             let reason = format!("cannot start a daemon in {}: {error}", self.claim.path().display());
             self.end = End { reason, hopeless: false };
@@ -126,13 +159,15 @@ impl Processes {
         started
     }
 
-    fn spawn(&mut self) -> io::Result<()> {
+    fn spawn(&mut self, ask: &Ask) -> io::Result<()> {
         clean(&self.claim.pipe())?;
         let mut log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.log())?;
         self.log_start = log.seek(SeekFrom::End(0))?;
         let mut command = self.command(&[]);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        self.daemon = Some(command.spawn()?);
+        // Before the daemon reads them: should they change just now, it is started again.
+        let devices = self.launcher.devices(ask);
+        self.daemon = Some(Daemon { child: command.spawn()?, ask: ask.clone(), devices });
         Ok(())
     }
 
@@ -150,7 +185,7 @@ impl Processes {
     pub(super) fn kill(&mut self) {
         self.drop_order();
         if let Some(daemon) = &mut self.daemon {
-            let _ = daemon.kill();
+            let _ = daemon.child.kill();
         }
         processes::of_claim(self.claim.path()).iter().for_each(processes::Process::kill);
     }

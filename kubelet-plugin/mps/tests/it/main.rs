@@ -7,6 +7,8 @@
     reason = "helpers of tests fail the test"
 )]
 
+mod confinement;
 mod real;
 mod stand_in;
+mod stuck;
 mod world;

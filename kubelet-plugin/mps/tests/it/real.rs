@@ -2,16 +2,13 @@
 
 use crate::world::{World, gone, kill_hard, lives, real_files, state_of, wait};
 use aliquot_mps::contract::{ClaimDir, Phase};
-use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::fs;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, symlink};
-use std::path::Path;
-use std::process::Command;
 
 /// The driver's files, and whether a daemon gets a root of its own, which only root can give it.
-fn real(what: &str) -> Option<(std::path::PathBuf, bool)> {
+pub(crate) fn real(what: &str) -> Option<(std::path::PathBuf, bool)> {
     match real_files() {
         Ok(files) => Some((files, nix::unistd::geteuid().is_root())),
         Err(reason) => {
@@ -21,7 +18,7 @@ fn real(what: &str) -> Option<(std::path::PathBuf, bool)> {
     }
 }
 
-fn limits(world: &World, claim: &ClaimDir) -> (String, String) {
+pub(crate) fn limits(world: &World, claim: &ClaimDir) -> (String, String) {
     let percent = world.tell(claim, "get_default_active_thread_percentage");
     let memory = world.tell(claim, "get_default_device_pinned_mem_limit 1");
     (percent.trim().to_owned(), memory.trim().to_owned())
@@ -131,131 +128,6 @@ fn without_a_root_of_its_own_a_daemon_serves_as_well() {
     assert_eq!(limits(&world, &claim).0, "40.0");
 }
 
-/// The files of a driver with a loader and libc beside them, as a driver container has them.
-fn with_system(files: &Path, root: &Path) {
-    for dir in ["usr/bin", "tmp", "dev", "proc"] {
-        fs::create_dir_all(root.join(dir)).unwrap();
-    }
-    let program = files.join("usr/bin/nvidia-cuda-mps-control");
-    let needs = Command::new("ldd").arg(&program).output().unwrap();
-    for path in
-        String::from_utf8(needs.stdout).unwrap().split_whitespace().filter(|word| word.starts_with('/'))
-    {
-        let target = root.join(&path[1..]);
-        fs::create_dir_all(target.parent().unwrap()).unwrap();
-        fs::copy(path, target).unwrap();
-    }
-    fs::copy(program, root.join("usr/bin/nvidia-cuda-mps-control")).unwrap();
-}
-
-#[test]
-fn a_daemon_has_a_root_of_its_own_with_the_claims_gpus_alone() {
-    let Some((files, isolated)) = real("the root") else { return };
-    if !isolated {
-        return println!("SKIPPED: the daemon's root: needs root");
-    }
-    let driver = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    with_system(&files, driver.path());
-    let mut world = World::new(driver.path(), true);
-    world.supervise();
-    let claim = world.ask("c-1", None, None);
-    fs::write(claim.shm().join("sign"), "").unwrap();
-    let pid = state_of(&claim, Phase::Ready).pid.unwrap();
-    let root = Path::new("/proc").join(pid.to_string()).join("root");
-    let names = |dir: &Path| {
-        let mut names: Vec<String> = fs::read_dir(dir)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    };
-    assert_eq!(
-        names(&root.join("dev")),
-        [
-            "full",
-            "null",
-            "nvidia-uvm",
-            "nvidia-uvm-tools",
-            "nvidia0",
-            "nvidia1",
-            "nvidiactl",
-            "random",
-            "shm",
-            "urandom",
-            "zero"
-        ]
-    );
-    let second = fs::metadata(root.join("dev/nvidia1")).unwrap();
-    assert_eq!(second.rdev(), nix::sys::stat::makedev(195, 1));
-    assert_eq!(names(&root.join("dev/shm")), ["sign"]);
-    assert!(names(&root.join("tmp/nvidia-mps")).contains(&"control".to_owned()));
-    assert!(root.join("proc/self").exists());
-    let environment = fs::read(root.parent().unwrap().join("environ")).unwrap();
-    let mut variables: Vec<String> = environment
-        .split(|byte| *byte == 0)
-        .map(|variable| String::from_utf8_lossy(variable).split('=').next().unwrap().to_owned())
-        .filter(|name| !name.is_empty())
-        .collect();
-    variables.sort();
-    assert_eq!(
-        variables,
-        [
-            "ALIQUOT_MPS_CLAIM",
-            "CUDA_MPS_LOG_DIRECTORY",
-            "CUDA_MPS_PIPE_DIRECTORY",
-            "CUDA_VISIBLE_DEVICES",
-            "PATH"
-        ]
-    );
-    let here = fs::read_to_string("/proc/self/mounts").unwrap();
-    assert!(!here.contains(driver.path().to_str().unwrap()), "nothing is mounted here: {here}");
-}
-
-/// A directory that is a mount of its own, whose mounts others see, as a kubelet's is.
-struct Shared<'a>(&'a Path);
-
-impl<'a> Shared<'a> {
-    fn new(path: &'a Path) -> Self {
-        mount(Some(path), path, None::<&Path>, MsFlags::MS_BIND, None::<&Path>).unwrap();
-        mount(None::<&Path>, path, None::<&Path>, MsFlags::MS_SHARED, None::<&Path>).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Shared<'_> {
-    fn drop(&mut self) {
-        let _ = umount2(self.0, MntFlags::MNT_DETACH);
-    }
-}
-
-#[test]
-fn a_claims_file_system_does_not_outlive_it_in_another_claims_daemon() {
-    let Some((files, isolated)) = real("mounts") else { return };
-    if !isolated {
-        return println!("SKIPPED: mounts of other claims: needs root");
-    }
-    let mut world = World::new(&files, true);
-    fs::create_dir(world.dir.path()).unwrap();
-    let path = world.dir.path().to_owned();
-    let _shared = Shared::new(&path);
-    let other = path.join("c-2");
-    fs::create_dir(&other).unwrap();
-    mount(Some("tmpfs"), &other, Some("tmpfs"), MsFlags::empty(), Some("size=64k")).unwrap();
-    world.supervise();
-    let claim = world.ask("c-1", None, None);
-    let pid = state_of(&claim, Phase::Ready).pid.unwrap();
-    let is_there = || {
-        let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap();
-        mounts.contains(other.to_str().unwrap())
-    };
-    assert!(is_there(), "it was there when the daemon started");
-    umount2(&other, MntFlags::empty()).unwrap();
-    assert!(!is_there());
-    claim.withdraw_ask().unwrap();
-    gone(&claim);
-}
-
 #[test]
 fn what_a_client_leaves_among_the_sockets_leads_a_new_daemon_nowhere() {
     let Some((files, isolated)) = real("what clients leave") else { return };
@@ -308,4 +180,27 @@ fn a_driver_that_is_not_loaded_is_a_failure_that_says_so() {
     let claim = world.ask("c-1", None, None);
     let reason = state_of(&claim, Phase::Failed).reason.unwrap();
     assert!(reason.contains("modprobe nvidia"), "{reason}");
+}
+
+/// An idle daemon has no device open, so it does not keep the driver from being loaded anew.
+#[test]
+fn an_idle_daemon_is_started_again_when_the_driver_numbers_its_devices_otherwise() {
+    let Some((files, isolated)) = real("other numbers") else { return };
+    if !isolated {
+        return println!("SKIPPED: other numbers: needs root");
+    }
+    let mut world = World::new(&files, true);
+    world.supervise();
+    let claim = world.ask("c-1", Some(40), None);
+    let first = state_of(&claim, Phase::Ready).pid.unwrap();
+    fs::write(world.devices(), "Character devices:\n  1 mem\n").unwrap();
+    // The supervisor has looked at both when the second one has failed.
+    state_of(&world.ask("c-2", None, None), Phase::Failed);
+    assert_eq!(state_of(&claim, Phase::Ready).pid, Some(first), "without a driver there is nothing better");
+    let numbers = "Character devices:\n195 nvidia\n195 nvidiactl\n510 nvidia-uvm\n";
+    fs::write(world.devices(), numbers).unwrap();
+    let second = wait("another daemon", || state_of(&claim, Phase::Ready).pid.filter(|pid| *pid != first));
+    let node = fs::metadata(format!("/proc/{second}/root/dev/nvidia-uvm")).unwrap();
+    assert_eq!(node.rdev(), nix::sys::stat::makedev(510, 0));
+    assert_eq!(limits(&world, &claim).0, "40.0");
 }

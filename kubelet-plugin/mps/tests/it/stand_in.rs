@@ -7,7 +7,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 /// A driver whose control daemon starts a server at once; what it answers commands with is the caller's.
-fn driver(answers: &str) -> tempfile::TempDir {
+pub(crate) fn driver(answers: &str) -> tempfile::TempDir {
     let temp = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let bin = temp.path().join("usr/bin");
     fs::create_dir_all(&bin).unwrap();

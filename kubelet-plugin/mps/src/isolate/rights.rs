@@ -1,0 +1,48 @@
+//! What root's rights are left to a daemon: those that NVIDIA's programs were seen to use, and no way to get others.
+
+use super::{IsolateError, Role, step};
+use nix::unistd::{Gid, setgid, setgroups};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capability_is_in_bounding_set, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+use std::path::Path;
+
+/// The group of daemons and servers, which is nobody's: no range that systemd knows of has it. A process that is of the
+/// same user and group as another one, and has no fewer rights, can change its memory, and a daemon can become any user.
+const GROUP: u32 = 2_000_000_000;
+
+/// What a process keeps.
+fn kept(role: Role) -> CapabilitySet {
+    match role {
+        // A server runs as the user of its clients, and is ended by the control daemon. Its sockets are root's or open
+        // to all, and its directories are root's: it needs no right over files.
+        Role::Daemon => CapabilitySet::SETUID.union(CapabilitySet::KILL),
+        // It speaks to a socket of root's.
+        Role::Control => CapabilitySet::empty(),
+    }
+}
+
+/// Gives up everything else, for this process and all that it starts.
+pub(super) fn give_up(role: Role) -> Result<(), IsolateError> {
+    let own = Path::new("/proc/self");
+    setgroups(&[]).and_then(|()| setgid(Gid::from_raw(GROUP))).map_err(step("change the groups of", own))?;
+    drop_all_but(kept(role)).map_err(|errno| IsolateError::Step {
+        what: "give up the rights of",
+        path: own.to_owned(),
+        error: errno.into(),
+    })
+}
+
+fn drop_all_but(kept: CapabilitySet) -> rustix::io::Result<()> {
+    clear_ambient_capability_set()?;
+    for capability in (0..u64::BITS).map(|number| CapabilitySet::from_bits_retain(1 << number)) {
+        // Above those that the kernel knows it answers with an error.
+        if !kept.contains(capability) && capability_is_in_bounding_set(capability) == Ok(true) {
+            remove_capability_from_bounding_set(capability)?;
+        }
+    }
+    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    set_capabilities(None, sets)?;
+    set_no_new_privs(true)
+}
