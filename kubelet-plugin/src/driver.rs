@@ -6,6 +6,7 @@
 //! same file in the container; the loader takes files of one inode for one library.
 
 mod current;
+mod dirs;
 mod libraries;
 mod others;
 mod root;

@@ -123,7 +123,7 @@ pub enum StepError {
     Held {
         /// What the driver said.
         error: Box<GpuError>,
-        /// Who has its device node open.
+        /// Who has a device node of it open.
         clients: Vec<Client>,
     },
     /// A partition that the claim is to have as it is, is used.
@@ -153,10 +153,11 @@ pub enum StepError {
 
 fn clients_text(clients: &[Client]) -> String {
     if clients.is_empty() {
-        return "The driver lists no process, and none is seen that has its device node open".to_owned();
+        return "The driver lists no process, and none is seen that has a device node of it open".to_owned();
     }
-    let names: Vec<String> = clients.iter().map(ToString::to_string).collect();
-    format!("The driver lists no process; its device node is open in {}", names.join(", "))
+    let open: Vec<String> =
+        clients.iter().map(|client| format!("/dev/{} is open in {client}", client.node)).collect();
+    format!("The driver lists no process; {}", open.join(", "))
 }
 
 pub(crate) fn list(processes: &[GpuProcess]) -> String {
@@ -337,7 +338,7 @@ impl Machine {
                 Err(StepError::NeedsReset { gpu: gpu.clone(), on, taken_back: taken_back.map(Box::new) })
             }
             Err(error) if error.is_in_use() && error.blocked_by.is_empty() => {
-                let clients = holders::of(&self.proc_root, &format!("nvidia{}", self.gpus.gpu(gpu)?.minor));
+                let clients = holders::of_gpu(&self.proc_root, &self.sys_root, &self.gpus.gpu(gpu)?);
                 Err(StepError::Held { error: Box::new(error), clients })
             }
             Err(error) => Err(error.into()),

@@ -1,5 +1,8 @@
-//! Who has a device node open: clients of the driver that are in none of its lists, such as monitoring.
+//! Who has a GPU's device nodes open: clients of the driver that are in none of its lists, such as monitoring and display
+//! servers.
 
+use crate::devices::drm;
+use aliquot_model::GpuInfo;
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -14,6 +17,8 @@ pub struct Client {
     pub pid: u32,
     /// Name, as far as the kernel tells.
     pub name: String,
+    /// Name of the node below `/dev`.
+    pub node: String,
 }
 
 impl fmt::Display for Client {
@@ -22,25 +27,38 @@ impl fmt::Display for Client {
     }
 }
 
-/// Processes other than this one that have `/dev/<node>` open, in a `/dev` of whatever root; at most 8 of them. Those
-/// that cannot be looked into are left out.
-pub fn of(proc_root: &Path, node: &str) -> Vec<Client> {
+/// Processes other than this one that have the node of a GPU open that CUDA and NVML use, or one for screens and drawing.
+pub fn of_gpu(proc_root: &Path, sys_root: &Path, gpu: &GpuInfo) -> Vec<Client> {
+    let drm = drm::all(sys_root, gpu.pci_bus_id.as_deref());
+    let drm = drm.iter().filter_map(|device| device.path.strip_prefix("/dev/").map(str::to_owned));
+    let nodes: Vec<String> = [format!("nvidia{}", gpu.minor)].into_iter().chain(drm).collect();
+    of(proc_root, &nodes)
+}
+
+/// Processes other than this one that have one of `/dev/<node>` open, in a `/dev` of whatever root; at most 8 of them.
+/// Those that cannot be looked into are left out.
+pub fn of(proc_root: &Path, nodes: &[String]) -> Vec<Client> {
     let own = std::process::id();
     let entries = fs::read_dir(proc_root).into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let others = pids.filter(|pid: &u32| *pid != own);
-    let holders = others.filter(|pid| has_open(&proc_root.join(pid.to_string()), &format!("/dev/{node}")));
-    let clients = holders.map(|pid| {
+    let holders = others.filter_map(|pid| {
+        let node = opened(&proc_root.join(pid.to_string()), nodes)?;
         let name = fs::read_to_string(proc_root.join(format!("{pid}/comm"))).unwrap_or_default();
-        Client { pid, name: name.trim().to_owned() }
+        Some(Client { pid, name: name.trim().to_owned(), node: node.to_owned() })
     });
-    clients.take(MOST).collect()
+    holders.take(MOST).collect()
 }
 
-fn has_open(process: &Path, node: &str) -> bool {
+/// The first of these nodes that a process has open.
+fn opened<'a>(process: &Path, nodes: &'a [String]) -> Option<&'a str> {
     let files = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-    let mut targets = files.filter_map(|file| fs::read_link(file.path()).ok());
-    targets.any(|target| target.to_string_lossy().ends_with(node))
+    let targets: Vec<_> = files.filter_map(|file| fs::read_link(file.path()).ok()).collect();
+    let is_open = |node: &&String| {
+        let end = format!("/dev/{node}");
+        targets.iter().any(|target| target.to_string_lossy().ends_with(&end))
+    };
+    nodes.iter().find(is_open).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -57,11 +75,12 @@ mod tests {
         let _own = fs::File::open(dev.join("nvidia3")).unwrap();
         let file = fs::File::open(dev.join("nvidia3")).unwrap();
         let mut child = Command::new("cat").stdin(Stdio::piped()).stderr(Stdio::from(file)).spawn().unwrap();
-        let found = of(Path::new("/proc"), "nvidia3");
-        let other = of(Path::new("/proc"), "nvidia33");
+        let found = of(Path::new("/proc"), &["nvidia33".to_owned(), "nvidia3".to_owned()]);
+        let other = of(Path::new("/proc"), &["nvidia33".to_owned()]);
         child.kill().unwrap();
         child.wait().unwrap();
-        assert!(found.iter().any(|client| client.pid == child.id()), "{found:?}");
+        let client = found.iter().find(|client| client.pid == child.id()).unwrap();
+        assert_eq!((client.name.as_str(), client.node.as_str()), ("cat", "nvidia3"));
         assert!(found.iter().all(|client| client.pid != std::process::id()), "{found:?}");
         assert_eq!(other, []);
     }

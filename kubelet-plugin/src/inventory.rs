@@ -145,9 +145,12 @@ impl Watcher {
             }
         } else if let Some(inventory) = &overview.inventory {
             seen.extend(inventory.unreadable.iter().map(|gpu| {
-                let name = gpu.uuid.as_ref().map(ToString::to_string).unwrap_or_default();
+                // One that is lost does not tell who it is.
+                let last = overview.absent.iter().find(|last| last.info.index == gpu.index);
+                let uuid = gpu.uuid.as_ref().or(last.map(|last| &last.info.uuid));
+                let name = uuid.map(|uuid| format!(" {uuid}")).unwrap_or_default();
                 format!(
-                    "GPU {} {name} cannot be read, and takes no other claim until it can: {}",
+                    "GPU {}{name} cannot be read, and takes no other claim until it can: {}",
                     gpu.index, gpu.error
                 )
             }));

@@ -92,9 +92,10 @@ pub fn vanished(claim: &ClaimRef, devices: &[&str]) -> String {
 
 /// The devices of a claim have other numbers than its running containers know.
 pub fn renumbered() -> String {
-    "the NVIDIA driver of this node was loaded anew and gives the claim's devices other numbers, or has lost them. \
-     Containers that run keep the numbers that they were started with, which may mean nothing or somebody else's \
-     device by now; containers that start from now on get the claim's own. Delete the pods that use the claim"
+    "the NVIDIA driver of this node gives the claim's devices other numbers than before, or has lost them: it was \
+     loaded anew, or a MIG mode was switched. Containers that run keep the numbers that they were started with, which \
+     may mean nothing or somebody else's device by now; containers that start from now on get the claim's own. Delete \
+     the pods that use the claim"
         .to_owned()
 }
 

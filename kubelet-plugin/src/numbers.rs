@@ -1,8 +1,8 @@
 //! What the device numbers that containers were started with mean now. Pure.
 //!
 //! A container may open the devices that its CDI spec named when it was started, by number, for as long as it runs. A
-//! driver that is loaded anew in the same boot may number its devices otherwise, and then such a number may mean a GPU
-//! or a partition of somebody else. Therefore:
+//! driver that is loaded anew in the same boot may number its devices otherwise, and so may a switch of a GPU's MIG mode;
+//! then such a number may mean a GPU or a partition of somebody else. Therefore:
 //!
 //! 1. A claim's record keeps every number that its spec has named ([`Record::numbers`]), written down before a spec
 //!    with other ones replaces it.
@@ -77,8 +77,7 @@ impl fmt::Display for Reach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "containers of claim {} may have been started with device number {}, which means {} since the driver was \
-             loaded anew",
+            "containers of claim {} may have been started with device number {}, which means {} by now",
             self.claim,
             self.number,
             self.target()

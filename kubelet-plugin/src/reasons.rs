@@ -24,11 +24,11 @@ pub const GPU_ERROR: &str = "GpuError";
 pub const GPU_TAINTED: &str = "GpuTainted";
 /// A taint of a GPU for its health is gone.
 pub const GPU_TAINT_GONE: &str = "GpuTaintGone";
-/// The driver was loaded anew and numbers the devices of a claim otherwise.
+/// The driver numbers the devices of a claim otherwise.
 pub const DEVICE_NUMBERS_CHANGED: &str = "DeviceNumbersChanged";
 /// A CDI spec may name other devices than those of its claim.
 pub const SPEC_NOT_FOLLOWED: &str = "CdiSpecNotUpdated";
-/// Containers of a claim may open what is not theirs, by a number from before the driver was loaded anew.
+/// Containers of a claim may open what is not theirs, by a number that it had before.
 pub const DEVICE_REACHED: &str = "DeviceReachable";
 /// A partition of a claim that is prepared is gone.
 pub const PARTITION_GONE: &str = "MigPartitionGone";

@@ -110,12 +110,14 @@ impl Vfio {
         }
         let with_nvidia = group.driver() == Some(NVIDIA);
         let closed = if with_nvidia {
+            // Its number may be another one since its MIG mode was switched.
+            let info = gpus.gpu(gpu)?;
             let processes = gpus.processes(gpu)?;
             if !processes.is_empty() {
                 return Err(VfioError::Running { processes });
             }
             let closed = library::close(self.library.as_deref(), gpu)?;
-            self.refuse_open(&format!("nvidia{}", passed.info.minor))?;
+            self.refuse_open(&info)?;
             closed
         } else {
             None
@@ -208,14 +210,16 @@ impl Vfio {
         Err(VfioError::NotTaken { address: address.to_owned(), wanted, now })
     }
 
-    fn refuse_open(&self, node: &str) -> Result<(), VfioError> {
-        let clients = holders::of(&self.proc_root, node);
-        if clients.is_empty() { Ok(()) } else { Err(VfioError::Open { node: node.to_owned(), clients }) }
+    fn refuse_open(&self, info: &GpuInfo) -> Result<(), VfioError> {
+        let mut clients = holders::of_gpu(&self.proc_root, self.sysfs.root(), info);
+        let Some(node) = clients.first().map(|client| client.node.clone()) else { return Ok(()) };
+        clients.retain(|client| client.node == node);
+        Err(VfioError::Open { node, clients })
     }
 
     fn refuse_in_use(&self, group: &Group) -> Result<(), VfioError> {
         for node in self.sysfs.names(group) {
-            let clients = holders::of(&self.proc_root, &node);
+            let clients = holders::of(&self.proc_root, std::slice::from_ref(&node));
             if !clients.is_empty() {
                 return Err(VfioError::InUse { node, clients });
             }

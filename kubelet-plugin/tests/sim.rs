@@ -13,8 +13,12 @@ mod away;
 mod common;
 #[path = "sim/gone.rs"]
 mod gone;
+#[path = "sim/mig_numbers.rs"]
+mod mig_numbers;
 #[path = "sim/renumber.rs"]
 mod renumber;
+#[path = "sim/truth.rs"]
+mod truth;
 #[path = "sim/vfio.rs"]
 mod vfio;
 

@@ -67,6 +67,12 @@ pub fn nodes(sys_root: &Path, bus_id: &str, kinds: &[DrmKind]) -> Vec<DrmNode> {
     found
 }
 
+/// The devices of all nodes that a GPU has; none where its address is not known.
+pub fn all(sys_root: &Path, bus_id: Option<&str>) -> Vec<CharDevice> {
+    let found = bus_id.map(|bus_id| nodes(sys_root, bus_id, &[DrmKind::Card, DrmKind::Render]));
+    found.into_iter().flatten().map(|node| node.device).collect()
+}
+
 /// Connectors (`card1-DP-1`) lie beside the cards.
 fn is_number(text: Option<&str>) -> bool {
     text.is_some_and(|text| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))

@@ -1,14 +1,24 @@
 //! Where distributions and installers put the driver's files. All paths are relative to the driver's root.
 
+use std::env::consts::ARCH;
+
 /// Debian's name of this architecture.
 pub fn multiarch() -> String {
-    format!("{}-linux-gnu", std::env::consts::ARCH)
+    multiarch_of(ARCH)
+}
+
+fn multiarch_of(architecture: &str) -> String {
+    format!("{architecture}-linux-gnu")
 }
 
 /// Directories of libraries, best first: Debian's and Ubuntu's, Red Hat's and the installer's (`lib64` is GKE's as well,
 /// whose root is `/home/kubernetes/bin/nvidia`), then those that packages hide libraries in, and NixOS's.
 pub fn library_dirs() -> Vec<String> {
-    let triple = multiarch();
+    library_dirs_of(ARCH)
+}
+
+fn library_dirs_of(architecture: &str) -> Vec<String> {
+    let triple = multiarch_of(architecture);
     let mut dirs = vec![
         format!("usr/lib/{triple}"),
         "usr/lib64".to_owned(),
@@ -26,8 +36,12 @@ pub fn library_dirs() -> Vec<String> {
 
 /// Directories of libraries for 32-bit programs: Debian's and Ubuntu's, those of distributions with `lib32`, Red Hat's.
 pub fn library_dirs_32() -> Vec<String> {
+    library_dirs_32_of(ARCH)
+}
+
+fn library_dirs_32_of(architecture: &str) -> Vec<String> {
     // The driver has such libraries for this architecture alone.
-    if std::env::consts::ARCH != "x86_64" {
+    if architecture != "x86_64" {
         return Vec::new();
     }
     let dirs = ["usr/lib/i386-linux-gnu", "usr/lib32", "lib/i386-linux-gnu", "lib32", "usr/lib", "lib"];
@@ -76,3 +90,26 @@ pub fn container_library_dirs() -> [String; 2] {
 /// The directory in the container for 32-bit programs, Debian's. Red Hat's is `/usr/lib`, which on other images is where
 /// `/usr/lib64` leads; loaders there find the libraries by their cache.
 pub const CONTAINER_LIBRARY_DIR_32: &str = "/usr/lib/i386-linux-gnu";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_architecture_has_its_own_directories_and_none_of_another() {
+        for (architecture, other) in [("x86_64", "aarch64"), ("aarch64", "x86_64")] {
+            let dirs = library_dirs_of(architecture);
+            for dir in [
+                format!("usr/lib/{architecture}-linux-gnu"),
+                format!("usr/lib/{architecture}-linux-gnu/nvidia/current"),
+                "usr/lib64".to_owned(),
+                "lib64".to_owned(),
+            ] {
+                assert!(dirs.contains(&dir), "{dir}: {dirs:?}");
+            }
+            assert!(dirs.iter().all(|dir| !dir.contains(other)), "{dirs:?}");
+        }
+        assert_eq!(library_dirs_32_of("aarch64"), Vec::<String>::new());
+        assert!(library_dirs_32_of("x86_64").contains(&"usr/lib/i386-linux-gnu".to_owned()));
+    }
+}

@@ -3,7 +3,7 @@
 use super::layout::{library_dirs, library_dirs_32};
 use super::others::SOCKETS;
 use super::root::Root;
-use super::{DriverFiles, Roots, version};
+use super::{DriverFiles, Roots, dirs, version};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -30,8 +30,8 @@ impl Driver {
         Self { roots, known: Arc::default() }
     }
 
-    /// Its files. What was found stands as long as nothing shows that it is another driver; to see that takes some
-    /// thirty system calls.
+    /// Its files. What was found stands as long as nothing shows that it is another driver; to see that takes a
+    /// few hundred system calls, none of which reads a file of the driver's.
     pub fn files(&self) -> Arc<DriverFiles> {
         let stamp = self.stamp();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,7 +65,8 @@ impl Driver {
             let meta = fs::metadata(path).ok()?;
             Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
         };
-        let dirs = library_dirs().into_iter().chain(library_dirs_32());
+        let dirs =
+            [library_dirs(), library_dirs_32()].into_iter().flat_map(|known| dirs::there(root, &known));
         let dirs = dirs.map(|dir| state(&driver.join(root.dir(Path::new(&dir))?)));
         let sockets = SOCKETS.iter().map(|(socket, _)| state(&driver.join(socket)));
         (module, dirs.chain(sockets).collect())

@@ -1,9 +1,9 @@
 //! Libraries of the driver: every file that carries the driver's version in its name, and the few that come with it
 //! under versions of their own.
 
-use super::DriverFile;
 use super::layout::{CONTAINER_LIBRARY_DIR_32, container_library_dirs, library_dirs, library_dirs_32};
 use super::root::Root;
+use super::{DriverFile, dirs};
 use aliquot_model::DriverCapability::{self, Compute, Display, Graphics, Ngx, Utility, Video};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -47,7 +47,9 @@ fn capability(library: &str) -> DriverCapability {
         "libnvidia-cbl" | "libnvidia-eglcore" | "libnvidia-fbc" | "libnvidia-glcore" | "libnvidia-glsi" => {
             Graphics
         }
-        "libnvidia-glvkspirv" | "libnvidia-ifr" | "libnvidia-present" | "libnvidia-rtcore" => Graphics,
+        "libnvidia-glvkspirv" | "libnvidia-ifr" | "libnvidia-rtcore" => Graphics,
+        // It smooths what is drawn, if a program asks for that, and is linked against CUDA's library.
+        "libnvidia-present" => Compute,
         "libnvidia-tls" | "libnvidia-vksc-core" | "libnvidia-vulkan-producer" => Graphics,
         "libglxserver_nvidia" | "libnvidia-gtk2" | "libnvidia-gtk3" | "libnvidia-wayland-client" => Display,
         "libnvidia-ngx" => Ngx,
@@ -84,12 +86,12 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// The libraries in these directories that are of 32 bits, or are not, for these directories of the container.
-    fn find(&self, dirs: &[String], inside: &[String], compat32: bool) -> Vec<DriverFile> {
+    fn find(&self, known: &[String], inside: &[String], compat32: bool) -> Vec<DriverFile> {
         let Self { root, host_root, version } = *self;
         let versioned = format!(".so.{version}");
-        let listed: Vec<(PathBuf, &str, Vec<String>)> = dirs
-            .iter()
-            .flat_map(|dir| BELOW.map(|below| (Path::new(dir).join(below), below)))
+        let listed: Vec<(PathBuf, &str, Vec<String>)> = dirs::there(root, known)
+            .into_iter()
+            .flat_map(|dir| BELOW.map(|below| (Path::new(&dir).join(below), below)))
             .map(|(dir, below)| {
                 let names = root.names(&dir);
                 (dir, below, names)

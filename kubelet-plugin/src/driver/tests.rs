@@ -1,3 +1,5 @@
+mod layouts;
+
 use super::*;
 use aliquot_model::DriverCapability::{Compute, Graphics, Utility, Video};
 use layout::multiarch;

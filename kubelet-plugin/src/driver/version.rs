@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Libraries that every driver has and whose file carries its version.
-const ANCHORS: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
+pub(super) const ANCHORS: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
 
 /// Where the kernel module tells its version.
 pub(super) fn path(proc_root: &Path) -> PathBuf {

@@ -84,9 +84,7 @@ impl Machine {
 
     /// Numbers of all DRM nodes of a GPU.
     pub fn drm_numbers(&self, info: &GpuInfo) -> Vec<DeviceNumber> {
-        let of = |bus_id| drm::nodes(&self.sys_root, bus_id, &[DrmKind::Card, DrmKind::Render]);
-        let nodes = info.pci_bus_id.as_deref().map(of).unwrap_or_default();
-        nodes.into_iter().map(|node| node.device.into()).collect()
+        drm::all(&self.sys_root, info.pci_bus_id.as_deref()).into_iter().map(Into::into).collect()
     }
 
     fn caps_of(&self, minor: u32, mig: &LiveMig, caps: &MigMinors) -> Result<[u32; 2], StepError> {

@@ -7,7 +7,7 @@ use crate::devices::Majors;
 use crate::execute::{Gone, StepError};
 use crate::ledger::{DeviceNumber, Ledger, Record, State};
 use crate::numbers::{self, Meaning};
-use crate::plan::{PlanError, Refusal};
+use crate::plan::{PlanError, Refusal, Step};
 use crate::reservation;
 use crate::store::{StoreError, io_error};
 use aliquot_model::{DeviceKind, GpuInfo, GpuUuid, LiveMig};
@@ -111,6 +111,31 @@ impl Node {
             if let Some(reach) =
                 numbers::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
             {
+                return Err(StepError::Reached(Box::new(reach.clone())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses GPUs whose MIG mode was switched for a claim if containers of another claim may open them. By the switch a
+    /// GPU may have got another number than it had when that was looked at first.
+    ///
+    /// # Errors
+    /// [`StepError::Reached`].
+    pub(super) fn refuse_reached_switched(&self, record: &Record) -> Result<(), StepError> {
+        let switched = record.steps.iter().filter_map(|step| match step {
+            Step::SwitchMig { gpu, .. } => Some(gpu),
+            _ => None,
+        });
+        // The number of a GPU that left the driver opens nothing of it.
+        let with_driver = |gpu: &&GpuUuid| {
+            record.devices.iter().all(|device| &device.gpu != *gpu || device.passed.is_none())
+        };
+        for gpu in switched.filter(with_driver) {
+            let info = self.machine.gpus.gpu(gpu)?;
+            let meanings = self.numbering(std::slice::from_ref(&info))?.meanings(&[info], &[]);
+            let reached = numbers::reached(&self.ledger()?, &record.boot_id, &meanings);
+            if let Some(reach) = numbers::obstacle(&reached, &record.claim.uid, gpu, None) {
                 return Err(StepError::Reached(Box::new(reach.clone())));
             }
         }

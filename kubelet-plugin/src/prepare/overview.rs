@@ -86,10 +86,13 @@ impl Overview {
         there
     }
 
-    /// Returns true if the API has the device under a name that means another GPU now.
+    /// Returns true if the API has the device under a name that means another GPU now, or none.
     fn is_renamed(&self, device: &Device) -> bool {
-        let binding = device.name().and_then(|name| self.ledger.bindings.get(&name.minor()));
-        binding.is_some_and(|binding| binding.gpu != device.gpu)
+        let Some(name) = device.name() else { return false };
+        let now = self.inventory.as_ref().and_then(|inventory| inventory.gpu(&device.gpu));
+        let binding = self.ledger.bindings.get(&name.minor());
+        now.is_some_and(|gpu| gpu.minor != name.minor())
+            || binding.is_some_and(|binding| binding.gpu != device.gpu)
     }
 
     /// Hardware that must not be given out although no claim in the API has it: of vanished claims, of claims that have

@@ -38,6 +38,11 @@ impl Sysfs {
         Self { root: root.to_owned(), limit, unanswered: Arc::default() }
     }
 
+    /// The root.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
     fn pci(&self) -> PathBuf {
         self.root.join("bus/pci")
     }

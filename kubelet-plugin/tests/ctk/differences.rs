@@ -6,10 +6,17 @@ pub(crate) struct Difference {
     pub(crate) what: &'static str,
     /// Why.
     pub(crate) why: &'static str,
+    /// Whether it is only where the root has nothing but the driver.
+    pub(crate) own_root: bool,
 }
 
 const fn known(what: &'static str, why: &'static str) -> Difference {
-    Difference { what, why }
+    Difference { what, why, own_root: false }
+}
+
+/// One of a root that has nothing but the driver.
+const fn in_own_root(what: &'static str, why: &'static str) -> Difference {
+    Difference { what, why, own_root: true }
 }
 
 pub(crate) const DIFFERENCES: &[Difference] = &[
@@ -48,5 +55,14 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
     known("both: file /run/nvidia-*", "a socket can be connected to on a read-only mount as well"),
     known("ours: env ALIQUOT_*", "what our containers are told of their devices"),
     known("ours: hook link", "links to DRM nodes; theirs are made by the same hook as those of libraries"),
+    in_own_root(
+        "theirs: file /bin/*",
+        "programs lie in bin of such a root; ours are where every image looks for them",
+    ),
+    in_own_root("ours: file /usr/bin/*", "see above"),
+    in_own_root(
+        "ours: file /usr/share/*",
+        "at the top of such a root, where their generator looks for Vulkan's alone",
+    ),
     known("both: node /dev/*", "no container makes device nodes, so ours have no m"),
 ];

@@ -1,4 +1,4 @@
-//! Debian's packages of a driver, unpacked, laid out as different distributions have them.
+//! A distribution's packages of a driver, unpacked, laid out as different distributions have them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -23,8 +23,15 @@ pub(crate) struct Layout {
     alternatives: bool,
 }
 
+impl Layout {
+    /// Whether the root has nothing but the driver.
+    pub(crate) fn is_own_root(&self) -> bool {
+        self.data.is_empty()
+    }
+}
+
 const FLAT: Layout = Layout {
-    name: "Ubuntu and the installer",
+    name: "Ubuntu, a driver container of it, and the installer",
     libraries: "usr/lib/x86_64-linux-gnu",
     programs: "usr/bin",
     firmware: "lib/firmware",
@@ -33,9 +40,17 @@ const FLAT: Layout = Layout {
     alternatives: false,
 };
 
-pub(crate) const LAYOUTS: &[Layout] = &[
+const LAYOUTS: &[Layout] = &[
     FLAT,
     Layout { name: "Red Hat", libraries: "usr/lib64", x_modules: "usr/lib64/xorg/modules/drivers", ..FLAT },
+    Layout {
+        name: "GKE and others with a root of the driver's own",
+        libraries: "lib64",
+        programs: "bin",
+        x_modules: "usr/lib64/xorg/modules/drivers",
+        data: "",
+        ..FLAT
+    },
     Layout { name: "updates beside", x_modules: "usr/lib/xorg/modules/updates/drivers", ..FLAT },
     Layout {
         name: "Debian",
@@ -47,12 +62,26 @@ pub(crate) const LAYOUTS: &[Layout] = &[
 ];
 
 const PACKED: &str = "usr/lib/x86_64-linux-gnu";
+/// Where Debian hides libraries, below that.
+const HIDDEN: &str = "nvidia/current";
+
+/// How the files of a driver can be laid out. Only Debian's own have alternatives.
+pub(crate) fn layouts(files: &Path) -> impl Iterator<Item = &'static Layout> {
+    let debian = is_debians(files);
+    LAYOUTS.iter().filter(move |layout| debian || !layout.alternatives)
+}
+
+fn is_debians(files: &Path) -> bool {
+    files.join(PACKED).join(HIDDEN).is_dir()
+}
 
 /// The driver's version.
 pub(crate) fn version(files: &Path) -> String {
-    let names = names(&files.join(PACKED).join("nvidia/current"));
-    let found = names.iter().find_map(|name| name.strip_prefix("libcuda.so.").filter(|v| v.contains('.')));
-    found.expect("libcuda's file carries the version").to_owned()
+    let mut names =
+        [PACKED.to_owned(), format!("{PACKED}/{HIDDEN}")].into_iter().flat_map(|dir| names(&files.join(dir)));
+    let found =
+        names.find_map(|name| Some(name.strip_prefix("libcuda.so.")?.to_owned()).filter(|v| v.contains('.')));
+    found.expect("libcuda's file carries the version")
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -80,9 +109,40 @@ fn put_all(from: &Path, to: &Path, which: &dyn Fn(&str) -> bool) {
     }
 }
 
-/// Lays the files out in a root.
+/// Lays the files out in a root, with another NVML.
 pub(crate) fn fill(layout: &Layout, files: &Path, root: &Path, version: &str, nvml: &Path) {
-    let (packed, hidden) = (files.join(PACKED), files.join(PACKED).join("nvidia/current"));
+    if is_debians(files) {
+        debians(layout, files, root, version);
+    } else {
+        ubuntus(layout, files, root);
+    }
+    let libraries = root.join(layout.libraries);
+    let ml = format!("libnvidia-ml.so.{version}");
+    fs::copy(nvml, libraries.join(&ml)).unwrap();
+    symlink(&ml, libraries.join("libnvidia-ml.so.1")).unwrap();
+    if layout.alternatives {
+        alternatives(root, layout);
+    }
+    for daemon in ["nvidia-persistenced", "nvidia-fabricmanager"] {
+        socket(&root.join("run").join(daemon));
+    }
+}
+
+/// Lays out packages that have everything in the directories that a layout may have others for.
+fn ubuntus(layout: &Layout, files: &Path, root: &Path) {
+    let to = |dir: &str| root.join(dir);
+    let packed = files.join(PACKED);
+    let is_library = |name: &str| name != "nvidia" && !name.contains("libnvidia-ml");
+    put_all(&packed, &to(layout.libraries), &is_library);
+    put_all(&packed.join("nvidia/xorg"), &to(layout.x_modules), &|_| true);
+    put_all(&files.join("usr/bin"), &to(layout.programs), &|_| true);
+    put_all(&files.join("usr/share"), &to(layout.data), &|_| true);
+    put_all(&files.join("etc"), &to("etc"), &|_| true);
+}
+
+/// Lays out Debian's packages.
+fn debians(layout: &Layout, files: &Path, root: &Path, version: &str) {
+    let (packed, hidden) = (files.join(PACKED), files.join(PACKED).join(HIDDEN));
     let libraries = root.join(layout.libraries);
     let is_library =
         |name: &str| name.contains(".so") && !name.contains("libnvidia-ml") && !name.contains("_gbm");
@@ -90,12 +150,6 @@ pub(crate) fn fill(layout: &Layout, files: &Path, root: &Path, version: &str, nv
     // Debian hides those alone that other drivers have, too.
     let shown = if layout.alternatives { root.join(PACKED) } else { libraries.clone() };
     put_all(&packed, &shown, &|name| name != "nvidia");
-    let ml = format!("libnvidia-ml.so.{version}");
-    fs::copy(nvml, libraries.join(&ml)).unwrap();
-    symlink(&ml, libraries.join("libnvidia-ml.so.1")).unwrap();
-    if layout.alternatives {
-        alternatives(root, layout);
-    }
     let hidden_programs = files.join("usr/lib/nvidia/current");
     put_all(&hidden_programs, &root.join(layout.programs), &|name| name == "nvidia-smi");
     put_all(&hidden_programs, &root.join(layout.x_modules), &|name| name.contains(".so"));
@@ -121,9 +175,6 @@ pub(crate) fn fill(layout: &Layout, files: &Path, root: &Path, version: &str, nv
     let icd = root.join("etc/OpenCL/vendors/nvidia.icd");
     fs::create_dir_all(icd.parent().unwrap()).unwrap();
     fs::write(icd, "libnvidia-opencl.so.1\n").unwrap();
-    for daemon in ["nvidia-persistenced", "nvidia-fabricmanager"] {
-        socket(&root.join("run").join(daemon));
-    }
 }
 
 /// What update-alternatives makes: links to the names without a version, and to the program.

@@ -32,8 +32,10 @@ pub(crate) fn enumerate(node: &Node) -> Cu<Vec<Device>> {
         return Err(Code::UNKNOWN);
     }
     let mut candidates = Vec::new();
-    for gpu in node.gpus().iter().filter(|g| sight.gpu(g.minor)) {
-        candidates.push(candidate(node, gpu, &sight)?);
+    for gpu in node.gpus() {
+        if sight.gpu(minor(node, gpu)?) {
+            candidates.push(candidate(node, gpu, &sight)?);
+        }
     }
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let by_bus_id = std::env::var("CUDA_DEVICE_ORDER").is_ok_and(|order| order == "PCI_BUS_ID");
@@ -66,7 +68,12 @@ fn candidate(node: &Node, gpu: &Gpu, sight: &Sight) -> Cu<Candidate> {
 /// The MIG devices whose two capability nodes exist.
 fn accessible(node: &Node, gpu: &Gpu, sight: &Sight) -> Cu<Vec<MigDevice>> {
     let devices = node.mig_devices(gpu.index).map_err(|_| Code::UNKNOWN)?;
-    Ok(devices.into_iter().filter(|d| sight.mig_device(gpu.minor, d.ci.gi, d.ci.id)).collect())
+    let minor = minor(node, gpu)?;
+    Ok(devices.into_iter().filter(|d| sight.mig_device(minor, d.ci.gi, d.ci.id)).collect())
+}
+
+fn minor(node: &Node, gpu: &Gpu) -> Cu<u32> {
+    node.minor(gpu.index).map_err(|_| Code::UNKNOWN)
 }
 
 impl Device {

@@ -3,6 +3,7 @@
 //! Nodes are made by user space: those of GPUs when the node starts, `nvidia-uvm` when its module is loaded, and a
 //! capability by the process that creates its MIG instance, in the `/dev` that this process has.
 
+use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs;
 use std::io;
@@ -62,6 +63,19 @@ pub(crate) fn list_without_driver() -> String {
 pub fn has_frontend(driver_version: &str) -> bool {
     let mut parts = driver_version.split('.').map(|part| part.parse::<u32>().unwrap_or(0));
     (parts.next(), parts.next()) < (Some(550), Some(40))
+}
+
+/// Makes the nodes of GPUs in a `/dev`, by these minor numbers and no others.
+pub(crate) fn make_gpus(dev: &Path, minors: impl Iterator<Item = u32>) -> io::Result<()> {
+    let names: BTreeSet<String> = minors.map(|minor| format!("nvidia{minor}")).collect();
+    for entry in fs::read_dir(dev)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let number = name.strip_prefix("nvidia").is_some_and(|rest| rest.parse::<u32>().is_ok());
+        if number && !names.contains(&name) {
+            gone(fs::remove_file(dev.join(name)))?;
+        }
+    }
+    names.iter().try_for_each(|name| make(&dev.join(name)))
 }
 
 /// Makes the nodes of nvidia-uvm in a `/dev`.

@@ -20,7 +20,7 @@ pub const MAX_EVENTS: usize = 256;
 /// Memory pools of a GPU for one process: the whole GPU, then each GPU instance.
 pub const MAX_POOLS: usize = MAX_GIS + 1;
 /// "ALQSIM" and the layout's version.
-pub const MAGIC: u64 = 0x414c_5153_494d_0005;
+pub const MAGIC: u64 = 0x414c_5153_494d_0006;
 /// Where the compute area starts in the state file.
 pub const COMPUTE_OFFSET: usize = 4 << 20;
 /// Size of the compute area.
@@ -78,8 +78,8 @@ pub struct GpuState {
     pub lost: u32,
     /// 1 while another driver has it.
     pub away: u32,
-    /// Keeps the next field aligned.
-    pub reserved: u32,
+    /// Minor number plus 1 where it got another one since the driver was loaded, else 0.
+    pub moved: u32,
     /// Corrected ECC errors since boot.
     pub ecc_corrected: u64,
     /// Uncorrected ECC errors since boot.

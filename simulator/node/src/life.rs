@@ -9,6 +9,7 @@ use crate::error::NodeError;
 use crate::layout::{GpuState, MAGIC, STATE_FILE_BYTES, State};
 use crate::memory::{clear_slot, pid_namespace};
 use crate::mig::clear_instances;
+use crate::module;
 use crate::node::{Node, write_text};
 use crate::root;
 use crate::spec::{NodeSpec, ProcessView, uuid_of};
@@ -61,16 +62,16 @@ pub fn create(dir: &Path, spec: &NodeSpec) -> Result<Node, NodeError> {
         0o666,
     )?;
     spec.write(dir)?;
-    crate::module::make_file(dir).map_err(io("could not write", &dir.join("module")))?;
     if spec.cuda_settings.is_empty() {
         let _ = fs::remove_file(dir.join("cuda.conf"));
     } else {
         let lines = spec.cuda_settings.join("\n") + "\n";
         put("cuda.conf", &|p| fs::write(p, lines.as_bytes()), 0o644)?;
     }
-    for gpu in &gpus {
-        let path = dir.join(crate::module::gpu_file(gpu.index));
-        crate::module::make_locked(&path).map_err(io("could not write", &path))?;
+    let of_gpus = gpus.iter().flat_map(|gpu| [module::gpu_file(gpu.index), module::mode_file(gpu.index)]);
+    for name in of_gpus.chain(["module".to_owned()]) {
+        let path = dir.join(name);
+        module::make_locked(&path).map_err(io("could not write", &path))?;
     }
     root::lay_out(dir, spec, &gpus)?;
     let node = Node::open(dir)?;
@@ -128,6 +129,7 @@ impl Node {
             slot.compute_mode = 0;
             slot.timeslice = 0;
             slot.lost = 0;
+            slot.moved = 0;
             slot.ecc_corrected = 0;
             slot.ecc_uncorrected = 0;
             clear_instances(slot);

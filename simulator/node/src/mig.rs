@@ -6,7 +6,8 @@ use crate::layout::{CiState, GiState, GpuState, MAX_CIS, MAX_GIS, State};
 use crate::map::Locked;
 use crate::memory::pid_namespace;
 use crate::node::{Node, Pool};
-use crate::spec::{ci_capability_minor, gi_capability_minor};
+use crate::root;
+use crate::spec::{Gpu, ci_capability_minor, gi_capability_minor};
 
 /// MIG mode of a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub enum Activation {
     Done,
     /// It waits for a reset of the GPU.
     ResetRequired,
-    /// Processes or instances hold it up.
+    /// Processes, other clients or instances hold it up.
     InUse,
 }
 
@@ -88,47 +89,43 @@ impl Node {
         Ok(MigMode { current: gpu.mig_current == 1, pending: gpu.mig_pending == 1 })
     }
 
-    /// Asks for a MIG mode. Ampere waits for [`Node::reset`]; later boards change at once when idle.
+    /// Asks for a MIG mode. Ampere waits for [`Node::reset`]; later boards change at once when nobody uses the GPU, nor
+    /// is a client of it ([`Node::hold_mode`]).
     pub fn set_mig_mode(&self, gpu: usize, on: bool) -> Result<Activation, NodeError> {
-        self.set_mig_mode_beside(gpu, on, false)
-    }
-
-    /// The same where the GPU has, or has not, clients that are no processes on it, as event sets are.
-    pub fn set_mig_mode_beside(&self, gpu: usize, on: bool, clients: bool) -> Result<Activation, NodeError> {
         let board = self.mig_board(gpu)?;
         let mut state = self.lock()?;
         self.may_manage(&state)?;
         self.reap(&mut state)?;
-        let busy = !self.processes_in(&state, gpu)?.is_empty();
+        let busy = !self.processes_in(&state, gpu)?.is_empty() || self.is_mode_held(gpu)?;
         let wanted = u32::from(on);
-        let gpu = gpu_state_mut(&mut state, gpu)?;
-        gpu.mig_pending = wanted;
-        if gpu.mig_current == wanted {
+        let slot = gpu_state_mut(&mut state, gpu)?;
+        slot.mig_pending = wanted;
+        if slot.mig_current == wanted {
             return Ok(Activation::Done);
         }
         if board.mig_needs_reset {
             return Ok(Activation::ResetRequired);
         }
-        if busy || clients || gpu.gis.iter().any(|gi| gi.in_use == 1) {
+        if busy || slot.gis.iter().any(|gi| gi.in_use == 1) {
             return Ok(Activation::InUse);
         }
-        gpu.mig_current = wanted;
+        self.bring(&mut state, gpu, wanted)?;
         Ok(Activation::Done)
     }
 
     /// Resets a GPU: instances go, the pending MIG mode comes. Refused while processes use it.
     pub fn reset(&self, gpu: usize) -> Result<(), NodeError> {
-        let minor = self.gpu(gpu)?.minor;
         let mut state = self.lock()?;
+        let minor = self.minor_in(&state, gpu)?;
         self.may_manage(&state)?;
         self.reap(&mut state)?;
         if !self.processes_in(&state, gpu)?.is_empty() {
             return Err(NodeError::InUse("processes use the GPU"));
         }
-        let gpu = gpu_state_mut(&mut state, gpu)?;
-        gpu.mig_current = gpu.mig_pending;
-        gpu.lost = 0;
-        clear_instances(gpu);
+        let slot = gpu_state_mut(&mut state, gpu)?;
+        let pending = slot.mig_pending;
+        slot.lost = 0;
+        clear_instances(slot);
         let sight = self.sight();
         for gi in (0_u32..).take(MAX_GIS) {
             sight.remove_capability(gi_capability_minor(minor, gi));
@@ -136,7 +133,36 @@ impl Node {
                 sight.remove_capability(ci_capability_minor(minor, gi, ci));
             }
         }
-        Ok(())
+        self.bring(&mut state, gpu, pending)
+    }
+
+    /// Brings a MIG mode into force.
+    fn bring(&self, state: &mut Locked<'_>, gpu: usize, mode: u32) -> Result<(), NodeError> {
+        let slot = gpu_state_mut(state, gpu)?;
+        if std::mem::replace(&mut slot.mig_current, mode) == mode || !self.spec.renumber_on_mig_switch {
+            return Ok(());
+        }
+        let taken = self.numbered(state)?;
+        let free = (0..).find(|minor| taken.iter().all(|gpu| gpu.minor != *minor)).unwrap_or(0);
+        gpu_state_mut(state, gpu)?.moved = free + 1;
+        root::number(&self.dir, &self.numbered(state)?)
+    }
+
+    /// The GPUs with the minor numbers that they have now.
+    fn numbered(&self, state: &State) -> Result<Vec<Gpu>, NodeError> {
+        let now = |gpu: &Gpu| Ok(Gpu { minor: self.minor_in(state, gpu.index)?, ..gpu.clone() });
+        self.gpus.iter().map(now).collect()
+    }
+
+    /// Minor number of a GPU's device node now: a change of its MIG mode may have changed it
+    /// ([`crate::NodeSpec::renumber_on_mig_switch`]).
+    pub fn minor(&self, gpu: usize) -> Result<u32, NodeError> {
+        self.minor_in(&*self.lock()?, gpu)
+    }
+
+    fn minor_in(&self, state: &State, gpu: usize) -> Result<u32, NodeError> {
+        let moved = gpu_state(state, gpu)?.moved.checked_sub(1);
+        Ok(moved.unwrap_or(self.gpu(gpu)?.minor))
     }
 
     /// How many more instances of a profile could be created now.
@@ -196,7 +222,7 @@ impl Node {
             serial,
             cis: [CiState::NONE; MAX_CIS],
         };
-        self.sight().make_capability(gi_capability_minor(self.gpu(gpu)?.minor, id));
+        self.sight().make_capability(gi_capability_minor(self.minor_in(&state, gpu)?, id));
         Ok(GiInfo { gpu, id, serial, profile, start, size: profile.size })
     }
 
@@ -221,7 +247,7 @@ impl Node {
             return Err(NodeError::InUse("processes use it"));
         }
         gi.in_use = 0;
-        self.sight().remove_capability(gi_capability_minor(self.gpu(gpu)?.minor, id));
+        self.sight().remove_capability(gi_capability_minor(self.minor_in(&state, gpu)?, id));
         Ok(())
     }
 
@@ -260,7 +286,7 @@ impl Node {
             .find(|(_, ci)| ci.in_use == 0)
             .ok_or(NodeError::InsufficientResources("no free instance id"))?;
         *slot = CiState { in_use: 1, profile: profile.id, start, size: profile.slices };
-        self.sight().make_capability(ci_capability_minor(self.gpu(gpu)?.minor, gi, id));
+        self.sight().make_capability(ci_capability_minor(self.minor_in(&state, gpu)?, gi, id));
         Ok(CiInfo { gpu, gi, gi_serial: serial, id, profile, start, size: profile.slices })
     }
 
@@ -287,7 +313,7 @@ impl Node {
             return Err(NodeError::InUse("processes use it"));
         }
         ci.in_use = 0;
-        self.sight().remove_capability(ci_capability_minor(self.gpu(gpu)?.minor, gi, id));
+        self.sight().remove_capability(ci_capability_minor(self.minor_in(&state, gpu)?, gi, id));
         Ok(())
     }
 

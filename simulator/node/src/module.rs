@@ -2,7 +2,7 @@
 //!
 //! Whoever has NVML open holds the module, by a shared lock on the file `module` of the node directory that ends with
 //! its holder. A module that is unloaded by force takes the file along, so that those who held it hold nothing of the
-//! next one.
+//! next one. GPUs are held in the same way, and so is their MIG mode.
 
 use std::fs::{File, Permissions, set_permissions};
 use std::io;
@@ -17,7 +17,7 @@ use crate::node::Node;
 use crate::root;
 use crate::spec::NodeSpec;
 
-/// Keeps the module from being unloaded, or a GPU from being taken from it.
+/// Keeps the module from being unloaded, a GPU from being taken from it, or a GPU's MIG mode as it is.
 #[derive(Debug)]
 pub struct ModuleHold {
     _locked: File,
@@ -28,14 +28,14 @@ fn word(state: *mut State) -> *mut u32 {
     state.cast::<u8>().wrapping_add(std::mem::offset_of!(State, module)).cast()
 }
 
-/// Makes the file that holders lock.
-pub(crate) fn make_file(dir: &Path) -> io::Result<()> {
-    make_locked(&dir.join("module"))
-}
-
 /// Name of the file that is locked by whoever has a GPU open.
 pub(crate) fn gpu_file(index: usize) -> String {
     format!("open-{index}")
+}
+
+/// Name of the file that is locked by whoever keeps a GPU's MIG mode as it is.
+pub(crate) fn mode_file(index: usize) -> String {
+    format!("mode-{index}")
 }
 
 /// Makes a file to be locked, anew: those who locked the former one hold nothing of it.
@@ -56,24 +56,41 @@ impl Node {
     /// Holds the module, as an open `/dev/nvidiactl` does. `None` where the node directory lets this process open
     /// nothing.
     pub fn hold_module(&self) -> Option<ModuleHold> {
-        let file = File::open(self.dir.join("module")).ok()?;
-        lock(&file, libc::LOCK_SH).ok()?;
-        Some(ModuleHold { _locked: file })
+        self.hold("module")
     }
 
     /// Opens a GPU, as NVML does with `/dev/nvidia<minor>` for as long as it is open. `None` as with the module.
     pub fn hold_gpu(&self, gpu: usize) -> Option<ModuleHold> {
-        let file = File::open(self.dir.join(gpu_file(gpu))).ok()?;
+        self.hold(&gpu_file(gpu))
+    }
+
+    /// Is a client of a GPU that is in no list, as monitoring is: its MIG mode does not change meanwhile. Event sets are
+    /// such clients. `None` as with the module.
+    pub fn hold_mode(&self, gpu: usize) -> Option<ModuleHold> {
+        self.hold(&mode_file(gpu))
+    }
+
+    fn hold(&self, file: &str) -> Option<ModuleHold> {
+        let file = File::open(self.dir.join(file)).ok()?;
         lock(&file, libc::LOCK_SH).ok()?;
         Some(ModuleHold { _locked: file })
     }
 
-    /// Whether somebody has a GPU open, or runs on it.
-    pub fn is_gpu_in_use(&self, gpu: usize) -> Result<bool, NodeError> {
-        let path = self.dir.join(gpu_file(gpu));
+    /// Whether a GPU has such clients.
+    pub(crate) fn is_mode_held(&self, gpu: usize) -> Result<bool, NodeError> {
+        self.is_held(&mode_file(gpu))
+    }
+
+    fn is_held(&self, file: &str) -> Result<bool, NodeError> {
+        let path = self.dir.join(file);
         let file =
             File::open(&path).map_err(|source| NodeError::Io { what: "could not open", path, source })?;
-        Ok(lock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err() || !self.processes(gpu)?.is_empty())
+        Ok(lock(&file, libc::LOCK_EX | libc::LOCK_NB).is_err())
+    }
+
+    /// Whether somebody has a GPU open, or runs on it.
+    pub fn is_gpu_in_use(&self, gpu: usize) -> Result<bool, NodeError> {
+        Ok(self.is_held(&gpu_file(gpu))? || !self.processes(gpu)?.is_empty())
     }
 
     /// The version of the driver that is installed now. What this node was opened with is an older one after an exchange.
@@ -97,8 +114,11 @@ impl Node {
             state.boot += 1;
         }
         self.map.shared_word(word).fetch_add(1, Ordering::Relaxed);
-        let path = self.dir.join("module");
-        make_file(&self.dir).map_err(|source| NodeError::Io { what: "could not write", path, source })?;
+        let modes = self.gpus.iter().map(|gpu| mode_file(gpu.index));
+        for name in modes.chain(["module".to_owned()]) {
+            let path = self.dir.join(name);
+            make_locked(&path).map_err(|source| NodeError::Io { what: "could not write", path, source })?;
+        }
         root::unload(&self.dir)
     }
 
@@ -133,11 +153,9 @@ impl Node {
     }
 
     fn nobody_holds(&self) -> Result<(), NodeError> {
-        let path = self.dir.join("module");
-        let failed = |source| NodeError::Io { what: "could not open", path: path.clone(), source };
-        let file = File::open(&path).map_err(failed)?;
-        lock(&file, libc::LOCK_EX | libc::LOCK_NB)
-            .map_err(|_| NodeError::InUse("a process has NVML open and holds the module nvidia"))?;
+        if self.is_held("module")? {
+            return Err(NodeError::InUse("a process has NVML open and holds the module nvidia"));
+        }
         for gpu in &self.gpus {
             if !self.processes(gpu.index)?.is_empty() {
                 return Err(NodeError::InUse("processes use the GPUs"));

@@ -31,17 +31,29 @@ pub(crate) fn lay_out(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), N
     let layout = Layout { root: &root };
     layout.devices(spec, gpus).map_err(failed(&root.join("dev")))?;
     layout.libraries(spec).map_err(failed(&root.join("usr")))?;
-    layout.proc(spec, gpus).map_err(failed(&root.join("proc")))?;
+    layout.proc(spec).and_then(|()| layout.numbers(gpus)).map_err(failed(&root.join("proc")))?;
     layout.module(spec).map_err(failed(&root.join("sys/module")))?;
     layout.sys(gpus).map_err(failed(&root.join("sys")))?;
     drm::show(&root, gpus).map_err(failed(&root.join("sys/bus/pci")))?;
     Ok(())
 }
 
-/// Loses what a reboot loses: capabilities of MIG instances, and nvidia-uvm where it comes late.
+/// Loses what a reboot loses: capabilities of MIG instances, nvidia-uvm where it comes late, and numbers of GPUs that
+/// changed with their MIG mode.
 pub(crate) fn restart(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), NodeError> {
     let root = dir.join("root");
-    Layout { root: &root }.modules(spec, gpus).map_err(|source| NodeError::Io {
+    let layout = Layout { root: &root };
+    layout.modules(spec, gpus).and_then(|()| layout.numbers(gpus)).map_err(|source| NodeError::Io {
+        what: "could not write",
+        path: root.clone(),
+        source,
+    })
+}
+
+/// Shows GPUs by other minor numbers than before.
+pub(crate) fn number(dir: &Path, gpus: &[Gpu]) -> Result<(), NodeError> {
+    let root = dir.join("root");
+    Layout { root: &root }.numbers(gpus).map_err(|source| NodeError::Io {
         what: "could not write",
         path: root.clone(),
         source,
@@ -64,7 +76,8 @@ pub(crate) fn load(dir: &Path, spec: &NodeSpec, gpus: &[Gpu]) -> Result<(), Node
     let layout = Layout { root: &root };
     layout
         .modules(spec, gpus)
-        .and_then(|()| layout.proc(spec, gpus))
+        .and_then(|()| layout.proc(spec))
+        .and_then(|()| layout.numbers(gpus))
         .and_then(|()| layout.module(spec))
         .and_then(|()| drm::show(&root, gpus))
         .map_err(|source| NodeError::Io { what: "could not write", path: root.clone(), source })
@@ -108,12 +121,27 @@ struct Layout<'a> {
 
 impl Layout<'_> {
     fn devices(&self, spec: &NodeSpec, gpus: &[Gpu]) -> io::Result<()> {
-        let dev = self.dir("dev")?;
-        for gpu in gpus {
-            dev::make(&dev.join(format!("nvidia{}", gpu.minor)))?;
-        }
-        dev::make(&dev.join("nvidiactl"))?;
+        dev::make(&self.dir("dev")?.join("nvidiactl"))?;
         self.modules(spec, gpus)
+    }
+
+    /// The GPUs by their minor numbers: their nodes, and what `/proc` says of them.
+    fn numbers(&self, gpus: &[Gpu]) -> io::Result<()> {
+        dev::make_gpus(&self.dir("dev")?, gpus.iter().map(|gpu| gpu.minor))?;
+        for gpu in gpus {
+            let info = self.dir(&format!("proc/driver/nvidia/gpus/{}", gpu.bdf()))?;
+            fs::write(
+                info.join("information"),
+                format!(
+                    "Model: \t\t {}\nGPU UUID: \t {}\nBus Type: \t PCIe\nBus Location: \t {}\nDevice Minor: \t {}\n",
+                    gpu.board.product,
+                    gpu.uuid,
+                    gpu.bdf(),
+                    gpu.minor
+                ),
+            )?;
+        }
+        Ok(())
     }
 
     /// What is there when the driver's modules were loaded, and nobody has used them yet.
@@ -171,28 +199,14 @@ impl Layout<'_> {
         Ok(())
     }
 
-    fn proc(&self, spec: &NodeSpec, gpus: &[Gpu]) -> io::Result<()> {
+    fn proc(&self, spec: &NodeSpec) -> io::Result<()> {
         let caps = self.dir("proc/driver/nvidia-caps")?;
         fs::write(caps.join("mig-minors"), mig_minors())?;
         let driver = self.dir("proc/driver/nvidia")?;
         fs::write(
             driver.join("version"),
             format!("NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  (simulated)\n", spec.driver_version),
-        )?;
-        for gpu in gpus {
-            let info = self.dir(&format!("proc/driver/nvidia/gpus/{}", gpu.bdf()))?;
-            fs::write(
-                info.join("information"),
-                format!(
-                    "Model: \t\t {}\nGPU UUID: \t {}\nBus Type: \t PCIe\nBus Location: \t {}\nDevice Minor: \t {}\n",
-                    gpu.board.product,
-                    gpu.uuid,
-                    gpu.bdf(),
-                    gpu.minor
-                ),
-            )?;
-        }
-        Ok(())
+        )
     }
 
     fn sys(&self, gpus: &[Gpu]) -> io::Result<()> {

@@ -104,6 +104,10 @@ pub struct NodeSpec {
     /// Whether the kernel gave the modules that choose no major number themselves another one than at first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub other_majors: bool,
+    /// Whether a GPU leaves the driver when its MIG mode changes, and comes back under the lowest minor number that was
+    /// free meanwhile.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub renumber_on_mig_switch: bool,
     /// Settings of the CUDA driver, as lines of `cuda.conf`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuda_settings: Vec<String>,
@@ -154,6 +158,7 @@ impl NodeSpec {
             mig_survives_reboot: None,
             late_uvm: false,
             other_majors: false,
+            renumber_on_mig_switch: false,
             cuda_settings: Vec::new(),
             nvml_library: None,
             cuda_library: None,
@@ -253,7 +258,7 @@ impl NodeSpec {
 pub struct Gpu {
     /// Position on the node, NVML's index.
     pub index: usize,
-    /// Minor number of its device node.
+    /// Minor number of its device node since the driver was loaded; what it is now says [`crate::Node::minor`].
     pub minor: u32,
     /// What its UUID and serial number are made of.
     pub identity: u32,

@@ -62,6 +62,69 @@ fn later_boards_change_at_once_when_idle(#[case] board: &str) {
     assert_eq!(node.mig_mode(0).unwrap(), OFF);
 }
 
+#[test]
+fn a_client_that_is_in_no_list_holds_a_change_up_until_it_ends() {
+    let (_dir, node) = node(&["H100-80", "A30"]);
+    let client = node.hold_mode(0).unwrap();
+    assert!(node.processes(0).unwrap().is_empty());
+    assert_eq!(node.set_mig_mode(0, true).unwrap(), Activation::InUse);
+    assert_eq!(node.mig_mode(0).unwrap(), TURNING_ON);
+    assert_eq!(node.set_mig_mode(1, true).unwrap(), Activation::ResetRequired, "another GPU");
+    drop(client);
+    assert_eq!(node.set_mig_mode(0, true).unwrap(), Activation::Done);
+}
+
+#[test]
+fn a_gpu_can_come_back_under_another_number_when_its_mig_mode_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = NodeSpec { renumber_on_mig_switch: true, ..NodeSpec::new(["H100-80", "A30", "T4"]) };
+    let node = create(dir.path(), &spec).unwrap();
+    let root = dir.path().join("root");
+    // By number: what the node tells, and what the kernel and `/dev` show.
+    let numbers = || -> Vec<u32> {
+        let told: Vec<u32> = (0..3).map(|gpu| node.minor(gpu).unwrap()).collect();
+        for (gpu, minor) in node.gpus().iter().zip(&told) {
+            let information = read(&root, &format!("proc/driver/nvidia/gpus/{}/information", gpu.bdf()));
+            assert!(information.contains(&format!("Device Minor: \t {minor}\n")), "{information}");
+            assert!(information.contains(&gpu.uuid), "{information}");
+        }
+        let nodes: Vec<u32> =
+            (0..16).filter(|minor| root.join(format!("dev/nvidia{minor}")).exists()).collect();
+        let mut sorted = told.clone();
+        sorted.sort_unstable();
+        assert_eq!(nodes, sorted);
+        told
+    };
+    let held = node.hold_mode(0).unwrap();
+    node.set_mig_mode(0, true).unwrap();
+    assert_eq!(numbers(), [0, 1, 2], "held up");
+    drop(held);
+    node.set_mig_mode(0, true).unwrap();
+    assert_eq!(numbers(), [3, 1, 2]);
+    node.set_mig_mode(0, true).unwrap();
+    assert_eq!(numbers(), [3, 1, 2], "it is on already");
+    if node.sight().dev().starts_with(dir.path()) {
+        let gi = node.create_gi(0, 19, None).unwrap();
+        assert!(capabilities(&root).contains(&aliquot_sim_node::gi_capability_minor(3, gi.id)));
+        node.destroy_gi(0, gi.id, gi.serial).unwrap();
+        assert_eq!(capabilities(&root), [1, 2]);
+    }
+    // One that waits for a reset has its number until then, and the next one the number that is free.
+    node.set_mig_mode(1, true).unwrap();
+    assert_eq!(numbers(), [3, 1, 2]);
+    node.reset(1).unwrap();
+    assert_eq!(numbers(), [3, 0, 2]);
+    node.reset(1).unwrap();
+    assert_eq!(numbers(), [3, 0, 2], "the mode is the same");
+    // A driver that is loaded anew gives the GPUs their first numbers.
+    node.unload_module(true).unwrap();
+    node.load_module(None).unwrap();
+    assert_eq!(numbers(), [0, 1, 2]);
+    node.set_mig_mode(0, true).unwrap();
+    reboot(dir.path()).unwrap();
+    assert_eq!(numbers(), [0, 1, 2]);
+}
+
 #[rstest]
 #[case("T4")]
 #[case("L40S")]

@@ -68,15 +68,21 @@ pub(crate) struct Session {
     _hold: Option<ModuleHold>,
     /// The GPUs that the driver had when it was opened, by index, each held open.
     listed: BTreeMap<usize, Option<ModuleHold>>,
-    /// For each event set the number of the last event seen and the registrations: (GPU, event types).
+    /// The event sets.
     pub(crate) event_sets: Mutex<HashMap<u64, EventSet>>,
 }
 
-/// An event set.
-#[derive(Default)]
+/// An event set: the number of the last event seen, and what is listened to.
 pub(crate) struct EventSet {
     pub(crate) after: u64,
-    pub(crate) registered: Vec<(usize, u64)>,
+    pub(crate) registered: Vec<Registered>,
+}
+
+/// A GPU in an event set, and the types of events. Its MIG mode stays as it is meanwhile.
+pub(crate) struct Registered {
+    pub(crate) gpu: usize,
+    pub(crate) types: u64,
+    pub(crate) _hold: Option<ModuleHold>,
 }
 
 /// The version of this library, by its file as it was when it was first asked for; the file may be gone later.
@@ -99,8 +105,8 @@ impl Session {
         }
         let sight = node.sight();
         let mut listed = BTreeMap::new();
-        for gpu in node.gpus().iter().filter(|gpu| sight.gpu(gpu.minor)) {
-            if !node.settings(gpu.index)?.away {
+        for gpu in node.gpus() {
+            if sight.gpu(node.minor(gpu.index)?) && !node.settings(gpu.index)?.away {
                 listed.insert(gpu.index, node.hold_gpu(gpu.index));
             }
         }
@@ -187,12 +193,13 @@ fn guarded(body: impl FnOnce() -> Done) -> c_uint {
 impl Session {
     /// The GPUs that this process sees, in NVML's order.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = &Gpu> {
-        self.node.gpus().iter().filter(|g| self.listed.contains_key(&g.index) && self.sight.gpu(g.minor))
+        let seen = |index| self.node.minor(index).is_ok_and(|minor| self.sight.gpu(minor));
+        self.node.gpus().iter().filter(move |g| self.listed.contains_key(&g.index) && seen(g.index))
     }
 
     /// The MIG devices of a GPU that this process sees.
     pub(crate) fn mig_devices(&self, gpu: usize) -> Result<Vec<MigDevice>, Code> {
-        let minor = self.node.gpu(gpu)?.minor;
+        let minor = self.node.minor(gpu)?;
         let mut devices = self.node.mig_devices(gpu)?;
         devices.retain(|d| self.sight.mig_device(minor, d.gi.id, d.ci.id));
         Ok(devices)

@@ -39,7 +39,7 @@ export! {
         if session.mig_device(device)?.is_some() {
             return Err(Code::NOT_SUPPORTED);
         }
-        minor.put(session.gpu(device)?.minor)
+        minor.put(session.node.minor(session.gpu(device)?.index)?)
     }
 
     fn nvmlDeviceGetSerial(device: Handle, serial: Out<c_char>, length: c_uint) |session| {

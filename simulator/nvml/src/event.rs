@@ -10,7 +10,7 @@ use aliquot_sim_node::events::{EVENT_DOUBLE_BIT_ECC, EVENT_SINGLE_BIT_ECC, EVENT
 use nvml_wrapper_sys::bindings as sys;
 
 use crate::abi::{Handle, Out, Thing};
-use crate::call::{Code, Done, EventSet, Session, export};
+use crate::call::{Code, Done, EventSet, Registered, Session, export};
 
 /// Event types that are delivered when asked for.
 const DELIVERED: u64 = EVENT_SINGLE_BIT_ECC | EVENT_DOUBLE_BIT_ECC | EVENT_XID;
@@ -40,7 +40,11 @@ export! {
             return Err(Code::NOT_SUPPORTED);
         }
         let id = set_id(set)?;
-        sets(session).get_mut(&id).ok_or(Code::INVALID_ARGUMENT)?.registered.push((gpu, types));
+        sets(session).get_mut(&id).ok_or(Code::INVALID_ARGUMENT)?.registered.push(Registered {
+            gpu,
+            types,
+            _hold: session.node.hold_mode(gpu),
+        });
         Ok(())
     }
 
@@ -62,11 +66,6 @@ fn sets(session: &Session) -> std::sync::MutexGuard<'_, std::collections::HashMa
     session.event_sets.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a GPU is in an event set, which keeps its MIG mode from being changed.
-pub(crate) fn is_listened_to(session: &Session, gpu: usize) -> bool {
-    sets(session).values().any(|set| set.registered.iter().any(|(registered, _)| *registered == gpu))
-}
-
 fn set_id(set: Handle) -> Result<u64, Code> {
     match set.thing() {
         Some(Thing::EventSet { id }) => Ok(id),
@@ -80,7 +79,7 @@ fn wait(session: &Session, set: Handle, data: Out<sys::nvmlEventData_t>, timeout
     let (after, registered) = {
         let sets = sets(session);
         let set = sets.get(&id).ok_or(Code::INVALID_ARGUMENT)?;
-        (set.after, set.registered.clone())
+        (set.after, set.registered.iter().map(|one| (one.gpu, one.types)).collect::<Vec<_>>())
     };
     let wanted =
         |event: &Event| registered.iter().any(|(gpu, types)| *gpu == event.gpu && types & event.kind != 0);

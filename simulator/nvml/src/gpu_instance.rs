@@ -7,7 +7,6 @@ use nvml_wrapper_sys::bindings as sys;
 
 use crate::abi::{Handle, Out, Thing, field, put_list, version_of};
 use crate::call::{Code, Done, Session, export};
-use crate::event::is_listened_to;
 
 export! {
     fn nvmlDeviceGetMigMode(device: Handle, current: Out<c_uint>, pending: Out<c_uint>) |session| {
@@ -22,8 +21,7 @@ export! {
         if mode > 1 {
             return Err(Code::INVALID_ARGUMENT);
         }
-        let clients = is_listened_to(session, gpu.index);
-        activation.put(match session.node.set_mig_mode_beside(gpu.index, mode == 1, clients)? {
+        activation.put(match session.node.set_mig_mode(gpu.index, mode == 1)? {
             Activation::Done => sys::nvmlReturn_enum_NVML_SUCCESS,
             Activation::ResetRequired => sys::nvmlReturn_enum_NVML_ERROR_RESET_REQUIRED,
             Activation::InUse => sys::nvmlReturn_enum_NVML_ERROR_IN_USE,

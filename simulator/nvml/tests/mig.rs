@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use std::process::{Command, Stdio};
 use std::ptr::null_mut;
 
-use aliquot_sim_node::{BOARDS, Fault, Node, Pool, reboot};
+use aliquot_sim_node::{BOARDS, Fault, Node, NodeSpec, Pool, reboot};
 use common::*;
 use nvml_wrapper::Nvml;
 use nvml_wrapper::error::NvmlError;
@@ -371,6 +371,38 @@ fn later_boards_switch_at_once_unless_something_is_in_the_way(#[case] board: &st
     assert_eq!(set_mode(&f.nvml, device, 2).0, INVALID_ARGUMENT);
     let through_wrapper = f.nvml.device_by_index(0).unwrap().mig_mode().unwrap();
     assert_eq!((through_wrapper.current, through_wrapper.pending), (0, 0));
+}
+
+#[test]
+fn a_gpu_that_comes_back_under_another_number_is_told_by_it() {
+    let f = fixture_of(NodeSpec { renumber_on_mig_switch: true, ..NodeSpec::new(["H100-80", "T4"]) });
+    let minors =
+        |nvml: &Nvml| [0, 1].map(|index| nvml.device_by_index(index).unwrap().minor_number().unwrap());
+    let device = gpu(&f.nvml, 0);
+    assert_eq!((set_mode(&f.nvml, device, 1), minors(&f.nvml)), ((SUCCESS, SUCCESS), [2, 1]));
+    let gi = create(&f.nvml, device, 19).unwrap();
+    assert!(create_ci(&f.nvml, gi, 0).is_ok());
+    assert!(f.nvml.device_by_index(0).unwrap().mig_device_by_index(0).is_ok());
+    assert_eq!(minors(&load(&f.dir)), [2, 1], "who opens the library then is told the same");
+}
+
+/// Monitoring is such a client, in whatever process.
+#[test]
+fn an_event_set_of_another_library_holds_a_switch_up_and_is_in_no_list() {
+    let f = fixture(&["H100-80"]);
+    let monitor = {
+        let copy = f.dir.path().join("root/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.monitor");
+        std::fs::copy(std::fs::canonicalize(library_in(&f.dir)).unwrap(), &copy).unwrap();
+        Nvml::builder().lib_path(copy.as_os_str()).init().unwrap()
+    };
+    let device = gpu(&f.nvml, 0);
+    let set = monitor.create_event_set().unwrap();
+    let types = nvml_wrapper::bitmasks::event::EventTypes::CRITICAL_XID_ERROR;
+    let set = monitor.device_by_index(0).unwrap().register_events(types, set).unwrap();
+    assert_eq!(set_mode(&f.nvml, device, 1), (SUCCESS, IN_USE));
+    assert!(f.nvml.device_by_index(0).unwrap().running_compute_processes().unwrap().is_empty());
+    set.release_events().unwrap();
+    assert_eq!(set_mode(&f.nvml, device, 1), (SUCCESS, SUCCESS));
 }
 
 #[test]

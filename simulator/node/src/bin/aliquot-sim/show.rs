@@ -55,7 +55,7 @@ fn describe(node: &Node, gpu: &Gpu) -> Result<Value, NodeError> {
         })
         .collect();
     Ok(json!({
-        "index": gpu.index, "board": gpu.board.key, "uuid": gpu.uuid, "minor": gpu.minor, "pci": gpu.bdf(),
+        "index": gpu.index, "board": gpu.board.key, "uuid": gpu.uuid, "minor": node.minor(gpu.index)?, "pci": gpu.bdf(),
         "mig": mig, "totalBytes": memory.total, "usedBytes": memory.used,
         "lost": node.settings(gpu.index)?.lost, "partitions": partitions, "processes": processes,
     }))

@@ -57,11 +57,13 @@ pub(crate) fn run(words: &[String]) -> Result<String, CliError> {
 fn list(node: &Node) -> Result<String, CliError> {
     let mut out = String::new();
     let sight = node.sight();
-    for (index, gpu) in node.gpus().iter().filter(|g| sight.gpu(g.minor)).enumerate() {
+    let seen = |gpu: &&aliquot_sim_node::Gpu| node.minor(gpu.index).is_ok_and(|minor| sight.gpu(minor));
+    for (index, gpu) in node.gpus().iter().filter(seen).enumerate() {
         // Writing to a String does not fail.
         let _ = writeln!(out, "GPU {index}: {} (UUID: {})", gpu.board.product, gpu.uuid);
         let mut devices = node.mig_devices(gpu.index)?;
-        devices.retain(|d| sight.mig_device(gpu.minor, d.gi.id, d.ci.id));
+        let minor = node.minor(gpu.index)?;
+        devices.retain(|d| sight.mig_device(minor, d.gi.id, d.ci.id));
         for (index, mig) in devices.iter().enumerate() {
             let _ = writeln!(out, "  MIG {:<12} Device {index:>2}: (UUID: {})", mig.name, mig.uuid);
         }
