@@ -31,4 +31,8 @@ def main():
     return {"ok": good, "reason": "memory or a sum came out wrong", **figures}
 
 
-print(json.dumps(main()))
+try:
+    said = main()
+except Exception as error:  # the run wants a reason in a line
+    said = {"ok": False, "reason": f"{type(error).__name__}: {error}", "cupy": cupy.__version__}
+print(json.dumps(said))

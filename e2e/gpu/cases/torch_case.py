@@ -17,7 +17,7 @@ def fill(step):
     while True:
         try:
             held.append(torch.empty(step, dtype=torch.uint8, device="cuda"))
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             return held
 
 
@@ -53,4 +53,8 @@ def main():
     return {"ok": good, "reason": "memory, its content or a product came out wrong", **figures}
 
 
-print(json.dumps(main()))
+try:
+    said = main()
+except Exception as error:  # the run wants a reason in a line
+    said = {"ok": False, "reason": f"{type(error).__name__}: {error}", "torch": torch.__version__}
+print(json.dumps(said))

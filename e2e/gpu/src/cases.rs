@@ -1,10 +1,11 @@
 //! The cases: what is promised, tried with programs in shares.
 
+use crate::life;
 use crate::report::Found;
-use crate::stage::{Mode, Share, Stage};
+use crate::stage::{LONGEST, Mode, Share, Stage};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 const GIB: u64 = 1 << 30;
@@ -17,7 +18,10 @@ const GRAIN: u64 = 2 * MIB;
 /// What cases need.
 pub(crate) struct Setting<'a> {
     pub(crate) stage: &'a Stage,
+    /// Folder of the scripts.
     pub(crate) folder: PathBuf,
+    /// `runtime.cu` as `e2e/gpu/pack` built it.
+    pub(crate) runtime_program: Option<PathBuf>,
     /// Divides the length of timed cases.
     pub(crate) hurry: u64,
 }
@@ -45,7 +49,7 @@ pub(crate) const ALL: [Case; 17] = [
     Case { name: "PyTorch: expandable segments", run: |c, m| torch(c, m, "expandable") },
     Case { name: "PyTorch: cudaMallocAsync", run: |c, m| torch(c, m, "async") },
     Case { name: "PyTorch: CUDA graphs", run: |c, m| torch(c, m, "graphs") },
-    Case { name: "CuPy", run: |c, m| python(c, m, "cupy", "cupy_case.py", &[], &[]) },
+    Case { name: "CuPy", run: cupy },
     Case { name: "a program built with nvcc", run: nvcc },
 ];
 
@@ -181,21 +185,27 @@ fn torch(c: &Setting<'_>, mode: Mode, how: &str) -> Result<Found> {
         "async" => vec![("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync")],
         _ => Vec::new(),
     };
-    python(c, mode, "torch", "torch_case.py", &[how], &settings)
+    python(c, mode, "import torch; torch.cuda.init()", "torch_case.py", &[how], &settings)
 }
 
-/// A script that prints a line of JSON with `ok` and, where that is false, `reason`.
+fn cupy(c: &Setting<'_>, mode: Mode) -> Result<Found> {
+    python(c, mode, "import cupy; cupy.cuda.runtime.memGetInfo()", "cupy_case.py", &[], &[])
+}
+
+/// A script that prints a line of JSON with `ok` and, where that is false, `reason`. It is for those who have what it
+/// needs: `start` works without the limiter.
 fn python(
     c: &Setting<'_>,
     mode: Mode,
-    package: &str,
+    start: &str,
     script: &str,
     arguments: &[&str],
     settings: &[(&str, &str)],
 ) -> Result<Found> {
-    let there = Command::new("python3").args(["-c", &format!("import {package}")]).output();
-    if !there.is_ok_and(|output| output.status.success()) {
-        return Ok(Found::skipped(format!("python3 has no {package} here")));
+    let words = ["python3", "-c", start].map(str::to_owned);
+    if let Some(why) = does_not_start(&mut c.stage.command(Mode::Bare, None, &words)?, |status| status != 0)?
+    {
+        return Ok(Found::skipped(format!("`{start}` does not work without the limiter: {why}")));
     }
     let share = c.alone(QUOTA, 0)?;
     let script = c.folder.join(script).display().to_string();
@@ -210,8 +220,22 @@ fn python(
     judge(&mut command, &share)
 }
 
+/// Why a program does not start without the limiter: what it said last, where its status says so.
+fn does_not_start(command: &mut Command, is_so: impl FnOnce(i32) -> bool) -> Result<Option<String>> {
+    let output = life::output(command, LONGEST);
+    life::check()?;
+    let output = match output {
+        Ok(output) => output,
+        Err(error) => return Ok(Some(format!("{error:#}"))),
+    };
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).trim().lines().last().unwrap_or_default().to_owned();
+    // Without a status it was killed.
+    Ok(output.status.code().is_none_or(is_so).then_some(said))
+}
+
 fn judge(command: &mut Command, share: &Share) -> Result<Found> {
-    let output = command.output().with_context(|| format!("{:?}", command.get_program()))?;
+    let output = life::output(command, LONGEST)?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     let last = text.lines().last().unwrap_or_default();
@@ -222,21 +246,32 @@ fn judge(command: &mut Command, share: &Share) -> Result<Found> {
     Ok(Found::promised(held, &reason, figures))
 }
 
-/// Builds a program of the CUDA runtime and runs it.
+/// A program of the CUDA runtime: the one that was carried here, or built here.
 fn nvcc(c: &Setting<'_>, mode: Mode) -> Result<Found> {
-    let folder = tempfile::tempdir()?;
-    let program = folder.path().join("runtime").display().to_string();
-    let source: &Path = &c.folder.join("runtime.cu");
-    let built = Command::new("nvcc").arg("-o").arg(&program).arg(source).output();
-    match built {
-        Err(error) => return Ok(Found::skipped(format!("nvcc does not start: {error}"))),
-        Ok(output) if !output.status.success() => {
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Ok(Found::skipped(format!("nvcc does not build here: {said}")));
+    let built = tempfile::tempdir()?;
+    let program = match &c.runtime_program {
+        Some(carried) => carried.clone(),
+        None => {
+            let (program, source) = (built.path().join("runtime"), c.folder.join("runtime.cu"));
+            let mut compiler = Command::new("nvcc");
+            match life::output(compiler.arg("-o").arg(&program).arg(source), LONGEST) {
+                Err(error) => {
+                    life::check()?;
+                    return Ok(Found::skipped(format!("none was carried here, and {error:#}")));
+                }
+                Ok(output) if !output.status.success() => {
+                    let said = life::said(&output);
+                    return Ok(Found::skipped(format!("nvcc does not build here: {said}")));
+                }
+                Ok(_) => program,
+            }
         }
-        Ok(_) => {}
+    };
+    let words = [program.display().to_string(), QUOTA.to_string()];
+    if let Some(why) = does_not_start(&mut c.stage.command(Mode::Bare, None, &words)?, |status| status == 2)?
+    {
+        return Ok(Found::skipped(format!("it does not start CUDA without the limiter: {why}")));
     }
     let share = c.alone(QUOTA, 0)?;
-    let mut command = c.stage.command(mode, Some(&share), &[program, QUOTA.to_string()])?;
-    judge(&mut command, &share)
+    judge(&mut c.stage.command(mode, Some(&share), &words)?, &share)
 }

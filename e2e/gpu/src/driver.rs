@@ -1,8 +1,12 @@
 //! NVIDIA's two libraries, called by name with words as arguments, as CUDA programs load them.
 #![allow(unsafe_code, reason = "calls C libraries")]
 
+use aliquot_kubelet_plugin::driver::find_library;
 use anyhow::{Result, bail};
 use std::ffi::{CString, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::rc::Rc;
 
 /// Words of the longest call.
 const WORDS: usize = 12;
@@ -10,7 +14,7 @@ type Call = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u6
 
 /// A library that is loaded.
 pub(crate) struct Library {
-    name: &'static str,
+    name: String,
     handle: *mut c_void,
 }
 
@@ -24,20 +28,22 @@ pub(crate) fn at<T: ?Sized>(place: &mut T) -> u64 {
 }
 
 impl Library {
-    /// `libcuda.so.1`.
+    /// `libcuda.so.1`, where programs find it.
     pub(crate) fn cuda() -> Result<Self> {
-        Self::open("libcuda.so.1")
+        Self::open(Path::new("libcuda.so.1"))
     }
 
-    /// `libnvidia-ml.so.1`, initialised.
-    pub(crate) fn nvml() -> Result<Self> {
-        let nvml = Self::open("libnvidia-ml.so.1")?;
+    /// `libnvidia-ml.so.1`, initialised: that of a driver's root, or where there is none the one that programs find.
+    pub(crate) fn nvml(root: Option<&Path>) -> Result<Self> {
+        const NAME: &str = "libnvidia-ml.so.1";
+        let of_root = root.and_then(|root| find_library(root, NAME));
+        let nvml = Self::open(of_root.as_deref().unwrap_or(Path::new(NAME)))?;
         nvml.must("nvmlInit_v2", &[])?;
         Ok(nvml)
     }
 
-    fn open(name: &'static str) -> Result<Self> {
-        let text = CString::new(name)?;
+    fn open(path: &Path) -> Result<Self> {
+        let (name, text) = (path.display().to_string(), CString::new(path.as_os_str().as_bytes())?);
         // SAFETY: a terminated name; loading the driver runs its constructors, as in every CUDA program.
         let handle = unsafe { libc::dlopen(text.as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
@@ -104,19 +110,58 @@ pub(crate) fn kill(pid: u32) {
     }
 }
 
-/// What NVML says of the first GPU.
+/// What NVML says of a GPU. Only reads.
 pub(crate) struct Board {
-    nvml: Library,
-    device: u64,
+    pub(crate) nvml: Rc<Library>,
+    pub(crate) device: u64,
 }
 
+/// NVML's code for what a board does not have.
+const NOT_SUPPORTED: i32 = 3;
+
 impl Board {
-    /// The first GPU.
-    pub(crate) fn first() -> Result<Self> {
-        let nvml = Library::nvml()?;
-        let mut device = 0_u64;
-        nvml.must("nvmlDeviceGetHandleByIndex_v2", &[0, at(&mut device)])?;
+    /// All GPUs of a driver's root.
+    pub(crate) fn all(root: &Path) -> Result<Vec<Self>> {
+        let nvml = Rc::new(Library::nvml(Some(root))?);
+        let mut count = 0_u32;
+        nvml.must("nvmlDeviceGetCount_v2", &[at(&mut count)])?;
+        let one = |index: u32| {
+            let mut device = 0_u64;
+            nvml.must("nvmlDeviceGetHandleByIndex_v2", &[index.into(), at(&mut device)])?;
+            Ok(Self { nvml: Rc::clone(&nvml), device })
+        };
+        (0..count).map(one).collect()
+    }
+
+    /// The GPU of a UUID, as a CUDA program finds it.
+    pub(crate) fn of_uuid(uuid: &str) -> Result<Self> {
+        let nvml = Rc::new(Library::nvml(None)?);
+        let (text, mut device) = (CString::new(uuid)?, 0_u64);
+        nvml.must("nvmlDeviceGetHandleByUUID", &[text.as_ptr() as u64, at(&mut device)])?;
         Ok(Self { nvml, device })
+    }
+
+    /// Why this GPU is not for the cases, which fill its memory and keep it busy.
+    pub(crate) fn why_not(&self) -> Option<String> {
+        let [mut mig, mut pending, mut mode] = [0_u32; 3];
+        let nvml = &self.nvml;
+        let code = nvml.call("nvmlDeviceGetMigMode", &[self.device, at(&mut mig), at(&mut pending)]);
+        let code = code.unwrap_or(NOT_SUPPORTED);
+        if code != 0 && code != NOT_SUPPORTED {
+            return Some(format!("NVML does not tell its MIG mode ({code})"));
+        }
+        if mig != 0 {
+            return Some("its MIG mode is on".to_owned());
+        }
+        let _ = nvml.call("nvmlDeviceGetComputeMode", &[self.device, at(&mut mode)]);
+        if mode != 0 {
+            return Some("its compute mode does not let several programs in".to_owned());
+        }
+        match self.processes() {
+            Ok(all) if all.is_empty() => None,
+            Ok(all) => Some(format!("processes that use it: {}", all.len())),
+            Err(error) => Some(format!("{error:#}")),
+        }
     }
 
     fn text(&self, symbol: &str, of_device: bool) -> String {

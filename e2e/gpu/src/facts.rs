@@ -1,9 +1,11 @@
 //! What the simulator assumes of a driver until it was seen, measured without the limiter.
 
-use crate::driver::{Board, kill};
-use crate::stage::{Mode, Running, Stage};
+use crate::driver::{Board, at, kill};
+use crate::life;
+use crate::stage::{LONGEST, Mode, Running, Stage};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -29,7 +31,7 @@ const RESOLVED: [&str; 12] = [
 pub(crate) fn all(stage: &Stage, board: &Board, quick: bool, can_unshare: bool) -> Map<String, Value> {
     type Fact<'a> = (&'static str, Box<dyn Fn() -> Result<Value> + 'a>);
     let millis = if quick { 300 } else { 3000 };
-    let facts: [Fact<'_>; 9] = [
+    let facts: [Fact<'_>; 12] = [
         ("nvml_pids", Box::new(move || nvml_pids(stage, board, can_unshare))),
         ("resolver", Box::new(|| resolver(stage))),
         ("context_bytes", Box::new(|| context(stage, board))),
@@ -37,10 +39,15 @@ pub(crate) fn all(stage: &Stage, board: &Board, quick: bool, can_unshare: bool) 
         ("time_slices", Box::new(move || slices(stage, quick))),
         ("release_after_sigkill", Box::new(|| release(stage, board))),
         ("exported_memory", Box::new(|| exported(stage, board))),
+        ("fabric", Box::new(|| fabric(board))),
+        ("persistence", Box::new(|| persistence(board))),
+        ("mps", Box::new(mps)),
         ("mig_profiles", Box::new(|| mig("-lgip"))),
         ("mig_placements", Box::new(|| mig("-lgipp"))),
     ];
-    let say = |fact: &Fact<'_>| fact.1().unwrap_or_else(|e| json!({"unknown": format!("{e:#}")}));
+    let say = |fact: &Fact<'_>| {
+        life::check().and_then(|()| fact.1()).unwrap_or_else(|e| json!({"unknown": format!("{e:#}")}))
+    };
     facts.iter().map(|fact| (fact.0.to_owned(), say(fact))).collect()
 }
 
@@ -154,10 +161,33 @@ fn exported(stage: &Stage, board: &Board) -> Result<Value> {
     }))
 }
 
+/// What NVML says of the NVLink fabric, which the simulated one does not have.
+fn fabric(board: &Board) -> Result<Value> {
+    // nvmlGpuFabricInfo_t: 16 bytes of a cluster's id, a status, a clique, and a state in a byte.
+    let mut info = [0_u32; 8];
+    let code = board.nvml.call("nvmlDeviceGetGpuFabricInfo", &[board.device, at(&mut info)])?;
+    let [.., status, clique, state, _] = info;
+    Ok(json!({"code": code, "state": state & 0xff, "status": status, "clique": clique}))
+}
+
+fn persistence(board: &Board) -> Result<Value> {
+    let mut mode = 0_u32;
+    board.nvml.must("nvmlDeviceGetPersistenceMode", &[board.device, at(&mut mode)])?;
+    Ok(json!(if mode == 0 { "off" } else { "on" }))
+}
+
+/// Whether this machine has the control daemon of MPS, and whether one runs where programs look for it.
+fn mps() -> Result<Value> {
+    let mut command = Command::new("nvidia-cuda-mps-control");
+    let version = life::output(command.arg("-v"), LONGEST).map(|output| life::said(&output));
+    let pipes = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
+    let runs = Path::new(&pipes).join("control").exists();
+    Ok(json!({"version": version.unwrap_or_else(|error| format!("{error:#}")), "one runs": runs}))
+}
+
 /// What nvidia-smi says of MIG profiles; nothing is changed.
 fn mig(what: &str) -> Result<Value> {
-    let output =
-        Command::new("nvidia-smi").args(["mig", what]).output().context("nvidia-smi does not start")?;
+    let output = life::output(Command::new("nvidia-smi").args(["mig", what]), LONGEST)?;
     let said = [output.stdout, output.stderr].concat();
     Ok(json!({"status": output.status.code(), "output": String::from_utf8_lossy(&said)}))
 }

@@ -12,22 +12,27 @@ macro_rules! say {
 }
 
 mod cases;
+mod closing;
 mod driver;
 mod facts;
+mod guard;
+mod habits;
+mod life;
+mod modes;
 mod node;
 mod report;
 mod stage;
 mod tenant;
 
 use aliquot_sim_kubelet::{container, tether};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Parser;
 use driver::Board;
 use report::{Case, Found, Outcome, Report};
 use serde_json::{Map, Value, json};
 use stage::{Mode, Stage};
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
@@ -36,6 +41,14 @@ use std::time::{Duration, Instant};
 enum Args {
     /// Runs the stage `node` and the cases.
     Run(Box<Run>),
+    /// The run itself, in a folder of its own, while the process `guard` watches over it.
+    #[command(name = "__run", hide = true)]
+    Watched {
+        folder: PathBuf,
+        guard: u32,
+        #[command(flatten)]
+        run: Box<Run>,
+    },
     /// Becomes a container.
     #[command(name = "__container", hide = true)]
     Container { spec: PathBuf, parent: u32 },
@@ -72,22 +85,32 @@ struct Run {
     /// Tenths of the length: shows that everything runs, and measures nothing.
     #[arg(long)]
     quick: bool,
-    /// Cases that would begin after so many seconds are skipped.
+    /// Cases that would begin after so many seconds are skipped; a little later what still runs is ended.
     #[arg(long, default_value_t = 540)]
     seconds: u64,
 }
 
+/// What a case may last beyond the seconds of the run: with it and the end a run stays within ten minutes.
+const LATE: Duration = Duration::from_secs(25);
+
 fn main() -> ExitCode {
     let done = match Args::parse() {
-        Args::Run(run) => run_all(&run),
+        Args::Run(run) => {
+            let arguments: Vec<OsString> = std::env::args_os().skip(2).collect();
+            guard::watch(&arguments, &run.node)
+        }
+        Args::Watched { folder, guard, run } => {
+            let done = life::listen(guard).and_then(|()| run_all(&run, &folder));
+            guard::tidy(&folder, guard);
+            done.map(|is_good| u8::from(!is_good))
+        }
         // Before any thread exists.
         Args::Container { spec, parent } => return container::run(&spec, parent),
         Args::Tether { parent, program, args } => return tether::run(parent, &program, &args),
-        Args::Tenant { role } => tenant::run(&role).map(|()| true),
+        Args::Tenant { role } => tenant::run(&role).map(|()| 0),
     };
     match done {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(status) => ExitCode::from(status),
         Err(error) => {
             eprintln!("gpu-check: {error:#}");
             ExitCode::FAILURE
@@ -99,40 +122,58 @@ fn main() -> ExitCode {
 const NODE: &str = "node";
 
 /// Runs everything; whether no case and no promise failed.
-fn run_all(run: &Run) -> Result<bool> {
+fn run_all(run: &Run, folder: &Path) -> Result<bool> {
     let started = Instant::now();
-    let date = jiff::Timestamp::now().to_string();
-    let node = NODE.contains(&run.only).then(|| node::run(&run.node));
-    let limiter = Board::first().and_then(|board| Ok((limiter(run, &board, started), device(&board)?)));
-    let (found, mut device) = match limiter {
-        Ok((found, device)) => (found, device),
-        Err(error) => (Err(error), json!({"name": "unknown", "driver": "unknown"})),
-    };
-    // What the agent was seen to do is worth a file even where no CUDA program starts.
-    let Limiter { rounds_per_us, facts, cases } = match found {
-        Ok(found) => found,
-        Err(error) if node.is_some() => Limiter::failed(&error),
-        Err(error) => return Err(error),
-    };
-    ensure!(!cases.is_empty() || node.is_some(), "no case has {:?} in its name", run.only);
-    if let Some(device) = device.as_object_mut() {
-        device.insert("rounds_per_us".to_owned(), json!(rounds_per_us));
-    }
-    let report = Report {
-        date,
+    life::set_end(started + Duration::from_secs(run.seconds) + LATE);
+    let with_node = NODE.contains(&run.only);
+    let chosen: Vec<&cases::Case> = cases::ALL.iter().filter(|case| case.name.contains(&run.only)).collect();
+    anyhow::ensure!(with_node || !chosen.is_empty(), "no case has {:?} in its name", run.only);
+    let mut report = Report {
+        date: jiff::Timestamp::now().to_string(),
         aliquot: env!("CARGO_PKG_VERSION"),
-        simulated: std::env::var_os("ALIQUOT_SIM_NODE").is_some(),
-        device,
+        complete: false,
+        simulated: is_simulated(&run.node.proc_root),
+        device: json!({"name": "unknown", "driver": "unknown"}),
         machine: machine(),
-        facts,
-        node,
-        cases,
+        facts: Map::new(),
+        node: None,
+        cuda: Vec::new(),
+        unchanged: None,
+        cases: Vec::new(),
     };
-    std::fs::write(&run.out, serde_json::to_vec_pretty(&report)?)
-        .with_context(|| run.out.display().to_string())?;
-    say!("{} after {:.0} s", run.out.display(), started.elapsed().as_secs_f64());
-    let agent_holds = report.node.as_ref().is_none_or(node::Section::holds);
-    Ok(agent_holds && report.cases.iter().all(|case| case.outcome != Outcome::Failed))
+    report.save(&run.out)?;
+    let boards = Board::all(&run.node.driver_root);
+    let before = boards.as_ref().map(|boards| modes::read(boards)).unwrap_or_default();
+    if let Some(board) = boards.as_ref().ok().and_then(|boards| boards.first()) {
+        report.device = device(board)?;
+    }
+    if with_node {
+        report.node = Some(node::run(&run.node, folder));
+        report.save(&run.out)?;
+    }
+    match &boards {
+        _ if life::is_stopped() => {}
+        Ok(boards) => {
+            let tried = limiter(run, boards, &chosen, started, &mut report);
+            tried.unwrap_or_else(|error| report.cases.push(untried(Outcome::Failed, format!("{error:#}"))));
+        }
+        Err(error) => report.cases.push(untried(Outcome::Failed, format!("{error:#}"))),
+    }
+    if let Ok(boards) = &boards {
+        report.unchanged = Some(modes::unchanged(&before, &modes::read(boards)));
+    }
+    report.complete = !life::is_stopped();
+    report.save(&run.out)?;
+    let path = run.out.display().to_string();
+    say!("{}", closing::text(&report, &path, started.elapsed().as_secs_f64()));
+    Ok(report.holds())
+}
+
+/// Whether the driver is the simulated one, which says so itself.
+fn is_simulated(proc_root: &Path) -> bool {
+    let version = std::fs::read_to_string(proc_root.join("driver/nvidia/version")).unwrap_or_default();
+    let node = Path::new(aliquot_sim_node::DEFAULT_DIR).join("node.json");
+    version.contains("(simulated)") || std::env::var_os("ALIQUOT_SIM_NODE").is_some() || node.exists()
 }
 
 fn device(board: &Board) -> Result<Value> {
@@ -142,46 +183,70 @@ fn device(board: &Board) -> Result<Value> {
     }))
 }
 
-/// What was found with the limiter, and without it.
-struct Limiter {
-    rounds_per_us: u64,
-    facts: Map<String, Value>,
-    cases: Vec<Case>,
-}
-
-impl Limiter {
-    /// Nothing could be tried.
-    fn failed(error: &anyhow::Error) -> Self {
-        let case = Case {
-            name: "CUDA programs start without the limiter".to_owned(),
-            mode: Mode::Bare.name(),
-            outcome: Outcome::Failed,
-            reason: format!("{error:#}"),
-            figures: Value::Null,
-            seconds: 0.0,
-        };
-        tell(&case);
-        Self { rounds_per_us: 0, facts: Map::new(), cases: vec![case] }
-    }
+/// The cases as a whole, where none could be tried.
+fn untried(outcome: Outcome, reason: String) -> Case {
+    let name = match outcome {
+        Outcome::Failed => "CUDA programs start without the limiter",
+        _ => "cases of the limiter",
+    };
+    let case = Case {
+        name: name.to_owned(),
+        mode: Mode::Bare.name(),
+        outcome,
+        reason,
+        figures: Value::Null,
+        seconds: 0.0,
+    };
+    tell(&case);
+    case
 }
 
 fn tell(case: &Case) {
-    say!("{:<9} {} ({}) {}", format!("{:?}", case.outcome), case.name, case.mode, case.reason);
+    let outcome = format!("{:?}", case.outcome).to_lowercase();
+    let reason = if case.reason.is_empty() { String::new() } else { format!(": {}", case.reason) };
+    say!("{outcome:<9} {} ({}){reason}", case.name, case.mode);
 }
 
-/// Measures the facts and runs the cases.
-fn limiter(run: &Run, board: &Board, started: Instant) -> Result<Limiter> {
-    let mut stage = Stage::new(&run.node.hook, &board.uuid())?;
+/// Measures the facts and runs the cases, on the first GPU that nobody uses.
+fn limiter(
+    run: &Run,
+    boards: &[Board],
+    chosen: &[&cases::Case],
+    started: Instant,
+    report: &mut Report,
+) -> Result<()> {
+    let Some(board) = boards.iter().find(|board| board.why_not().is_none()) else {
+        let why = |board: &Board| format!("{}: {}", board.uuid(), board.why_not().unwrap_or_default());
+        let all: Vec<String> = boards.iter().map(why).collect();
+        report.cases.push(untried(Outcome::Skipped, format!("no GPU is free for them ({})", all.join("; "))));
+        return Ok(());
+    };
+    report.device = device(board)?;
+    let mut stage = Stage::new(&run.node.hook, &board.uuid(), &run.node.driver_root)?;
     let calibrated = stage.run(Mode::Bare, None, &["calibrate"])?;
     let rounds_per_us = calibrated.get("rounds_per_us").and_then(Value::as_u64).context("no calibration")?;
+    if let Some(device) = report.device.as_object_mut() {
+        device.insert("rounds_per_us".to_owned(), json!(rounds_per_us));
+    }
     stage.env.push(("GPU_CHECK_ROUNDS_PER_US".to_owned(), rounds_per_us.to_string()));
     let namespaces = namespaces();
-    let facts = facts::all(&stage, board, run.quick, namespaces.is_ok());
-    let setting =
-        cases::Setting { stage: &stage, folder: run.cases.clone(), hurry: if run.quick { 10 } else { 1 } };
-    let mut all = Vec::new();
-    for case in cases::ALL.iter().filter(|case| case.name.contains(&run.only)) {
+    report.facts = facts::all(&stage, board, run.quick, namespaces.is_ok());
+    report.cuda = habits::lines(&stage);
+    for line in &report.cuda {
+        say!("{line}");
+    }
+    report.save(&run.out)?;
+    let setting = cases::Setting {
+        stage: &stage,
+        folder: run.cases.clone(),
+        runtime_program: run.node.program("runtime").ok(),
+        hurry: if run.quick { 10 } else { 1 },
+    };
+    for case in chosen {
         for mode in [Mode::Preloaded, Mode::Unshared] {
+            if life::is_stopped() {
+                return Ok(());
+            }
             let before = Instant::now();
             let found = match (&namespaces, mode) {
                 _ if started.elapsed() > Duration::from_secs(run.seconds) => {
@@ -190,6 +255,9 @@ fn limiter(run: &Run, board: &Board, started: Instant) -> Result<Limiter> {
                 (Err(why), Mode::Unshared) => Ok(Found::skipped(why.clone())),
                 _ => (case.run)(&setting, mode),
             };
+            if life::is_stopped() {
+                return Ok(());
+            }
             let found = found.unwrap_or_else(|e| Found::promised(false, &format!("{e:#}"), Value::Null));
             let case = Case {
                 name: case.name.to_owned(),
@@ -200,23 +268,21 @@ fn limiter(run: &Run, board: &Board, started: Instant) -> Result<Limiter> {
                 seconds: before.elapsed().as_secs_f64(),
             };
             tell(&case);
-            all.push(case);
+            report.cases.push(case);
+            report.save(&run.out)?;
         }
     }
-    Ok(Limiter { rounds_per_us, facts, cases: all })
+    Ok(())
 }
 
 /// Whether programs can be started in namespaces of their own with mounts, or why not.
 fn namespaces() -> Result<(), String> {
     let mut command = Command::new("unshare");
     command.args(["-p", "-m", "--fork", "--kill-child", "--mount-proc", "mount", "--bind", "/etc", "/etc"]);
-    match command.output() {
-        Err(error) => Err(format!("unshare does not start: {error}")),
+    match life::output(&mut command, stage::LONGEST) {
+        Err(error) => Err(format!("{error:#}")),
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-            Err(format!("namespaces with mounts cannot be made here: {said}"))
-        }
+        Ok(output) => Err(format!("namespaces with mounts cannot be made here: {}", life::said(&output))),
     }
 }
 

@@ -5,13 +5,15 @@
 
 mod agent;
 mod boards;
-mod containers;
+pub(crate) mod containers;
 mod files;
+mod hardware;
 mod kernel;
-mod line;
+pub(crate) mod line;
+mod partitions;
 mod trials;
 
-use crate::report::Outcome;
+use crate::driver::Board;
 use agent::Agent;
 use aliquot_kubelet_plugin::driver::{Roots, find_library};
 use aliquot_model::{DeviceName, GpuInfo, GpuUuid};
@@ -23,7 +25,7 @@ use line::{Line, Promise};
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Where things are on this machine.
 #[derive(Debug, Clone, clap::Args)]
@@ -36,10 +38,10 @@ pub(crate) struct Setting {
     programs: Option<PathBuf>,
     /// Root of the file system that holds the NVIDIA driver.
     #[arg(long, default_value = "/")]
-    driver_root: PathBuf,
+    pub(crate) driver_root: PathBuf,
     /// Where `/proc` is.
     #[arg(long, default_value = "/proc")]
-    proc_root: PathBuf,
+    pub(crate) proc_root: PathBuf,
     /// Where `/sys` is.
     #[arg(long, default_value = "/sys")]
     sys_root: PathBuf,
@@ -55,7 +57,8 @@ pub(crate) struct Setting {
 }
 
 impl Setting {
-    fn program(&self, name: &str) -> Result<PathBuf> {
+    /// A program that was carried here, or built.
+    pub(crate) fn program(&self, name: &str) -> Result<PathBuf> {
         let own = std::env::current_exe()?;
         let beside = own.parent().context("this program has no folder")?;
         let path = self.programs.as_deref().unwrap_or(beside).join(name);
@@ -83,19 +86,14 @@ impl Setting {
 #[derive(Debug, Serialize)]
 pub(crate) struct Section {
     /// What containers were started with.
-    runtime: String,
+    pub(crate) runtime: String,
     /// What the agent published, by GPU.
     published: Vec<Value>,
-    assumptions: Vec<Line>,
-    promises: Vec<Promise>,
+    pub(crate) assumptions: Vec<Line>,
+    pub(crate) promises: Vec<Promise>,
 }
 
 impl Section {
-    /// Whether no promise failed. Assumptions that differ are no failures.
-    pub(crate) fn holds(&self) -> bool {
-        self.promises.iter().all(|promise| promise.outcome != Outcome::Failed)
-    }
-
     fn promise(&mut self, promise: Promise) {
         say!("{promise}");
         self.promises.push(promise);
@@ -120,7 +118,7 @@ fn states(gpus: &NvmlGpus, inventory: &Inventory) -> BTreeMap<GpuUuid, State> {
 }
 
 /// Runs the stage, and prints a line for each thing that it finds.
-pub(crate) fn run(setting: &Setting) -> Section {
+pub(crate) fn run(setting: &Setting, folder: &Path) -> Section {
     let mut section = Section {
         runtime: String::new(),
         published: Vec::new(),
@@ -128,37 +126,46 @@ pub(crate) fn run(setting: &Setting) -> Section {
         promises: Vec::new(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let done = runtime.context("no threads").and_then(|runtime| runtime.block_on(all(setting, &mut section)));
+    let done = runtime
+        .context("no threads")
+        .and_then(|runtime| runtime.block_on(all(setting, folder, &mut section)));
     if let Err(error) = done {
         section.promise(Promise::of("the stage runs to its end", false, format!("{error:#}"), Value::Null));
     }
     for line in &section.assumptions {
         say!("{line}");
     }
-    let count = |verdict| section.assumptions.iter().filter(|line| line.verdict == verdict).count();
-    say!(
-        "assumptions of the simulator: {} held, {} differ, {} unknown",
-        count(line::Verdict::Held),
-        count(line::Verdict::Differs),
-        count(line::Verdict::Unknown),
-    );
     section
 }
 
-async fn all(setting: &Setting, section: &mut Section) -> Result<()> {
-    let folder = tempfile::Builder::new().prefix("gpu-check-node-").tempdir()?;
+/// What the stage writes, in the folder of the run.
+fn room(folder: &Path) -> PathBuf {
+    folder.join("node")
+}
+
+/// Where the stage keeps its containers.
+pub(crate) fn containers_in(folder: &Path) -> PathBuf {
+    room(folder).join("containers")
+}
+
+/// Undoes what a stage left that did not run to its end.
+pub(crate) fn undo(setting: &Setting, folder: &Path) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(agent::undo(setting, &room(folder)))
+}
+
+async fn all(setting: &Setting, folder: &Path, section: &mut Section) -> Result<()> {
     let gpus = setting.nvml()?;
     let inventory = gpus.inventory()?;
     section.assumptions.extend(read_only(setting, &gpus, &inventory));
     let before = states(&gpus, &inventory);
-    let mut agent = Agent::start(setting, folder.path()).await?;
+    let mut agent = Agent::start(setting, &room(folder)).await?;
     let devices = agent.published().await?;
     let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
     section.published = inventory.gpus.iter().map(|gpu| published(gpu, &names)).collect();
     section.promise(every_gpu(&inventory, &names));
-    let room = folder.path().join("containers");
     let probe = setting.program("cuda-probe");
-    let containers = probe.and_then(|probe| Containers::new(&room, &probe, setting.runtime));
+    let containers = probe.and_then(|probe| Containers::new(&containers_in(folder), &probe, setting.runtime));
     if let Ok(containers) = &containers {
         for other in &containers.others {
             say!("          not used: {other}");
@@ -192,9 +199,12 @@ async fn all(setting: &Setting, section: &mut Section) -> Result<()> {
 /// What can be compared without doing anything.
 fn read_only(setting: &Setting, gpus: &NvmlGpus, inventory: &Inventory) -> Vec<Line> {
     let mut lines = Vec::new();
+    let raw = Board::all(&setting.driver_root).unwrap_or_default();
     for gpu in &inventory.gpus {
         lines.extend(boards::lines(gpu, gpus.memory(&gpu.uuid).ok()));
         lines.push(events(gpus, gpu));
+        let board = raw.iter().find(|board| board.uuid() == gpu.uuid.as_str());
+        lines.extend(board.map(|board| hardware::lines(gpu, board)).into_iter().flatten());
     }
     lines.extend(inventory.unreadable.iter().map(|gpu| {
         Line::unknown(&format!("GPU of index {}", gpu.index), "it can be read", "yes", gpu.error.to_string())

@@ -1,7 +1,11 @@
 //! What is written down.
 
+use crate::node::Section;
+use crate::node::line::{Line, Promise};
+use anyhow::{Context, Result};
 use serde::Serialize;
 use serde_json::{Map, Value};
+use std::path::Path;
 
 /// How a case ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -43,19 +47,54 @@ pub(crate) struct Report {
     pub(crate) date: String,
     /// Version of Aliquot.
     pub(crate) aliquot: &'static str,
+    /// Whether the run came to its end. The file is written after each step, so that one that was cut off is not lost.
+    pub(crate) complete: bool,
     /// Whether the driver was the simulated one: such figures say nothing about hardware.
     pub(crate) simulated: bool,
     /// The GPU and its driver.
     pub(crate) device: Value,
-    /// Kernel, C library, and what else there is.
+    /// Kernel and processors.
     pub(crate) machine: Value,
     /// What the simulator takes for parameters.
     pub(crate) facts: Map<String, Value>,
     /// What the stage `node` found, where it ran.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) node: Option<crate::node::Section>,
+    pub(crate) node: Option<Section>,
+    /// Assumptions of the simulated CUDA driver.
+    pub(crate) cuda: Vec<Line>,
+    /// Whether modes and limits of the GPUs are as they were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) unchanged: Option<Promise>,
     /// The cases.
     pub(crate) cases: Vec<Case>,
+}
+
+impl Report {
+    /// Whether no promise failed. Assumptions that differ are no failures.
+    pub(crate) fn holds(&self) -> bool {
+        let cases = self.cases.iter().map(|case| case.outcome);
+        self.promises().map(|promise| promise.outcome).chain(cases).all(|o| o != Outcome::Failed)
+    }
+
+    /// Promises of the node agent and of the run.
+    pub(crate) fn promises(&self) -> impl Iterator<Item = &Promise> {
+        self.node.iter().flat_map(|node| &node.promises).chain(&self.unchanged)
+    }
+
+    /// Assumptions of the simulator.
+    pub(crate) fn assumptions(&self) -> impl Iterator<Item = &Line> {
+        self.node.iter().flat_map(|node| &node.assumptions).chain(&self.cuda)
+    }
+
+    /// Writes it: aside and renamed, so that the file is always a whole one.
+    pub(crate) fn save(&self, path: &Path) -> Result<()> {
+        let aside = path.with_extension("json.new");
+        let write = || {
+            std::fs::write(&aside, serde_json::to_vec_pretty(self)?)?;
+            std::fs::rename(&aside, path)
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
 }
 
 /// What a case comes to.

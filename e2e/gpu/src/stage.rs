@@ -2,7 +2,9 @@
 //! namespaces of their own.
 
 use crate::driver::now_ns;
+use crate::life;
 use aliquot_arbiter::files::{Keeper, make_grant};
+use aliquot_kubelet_plugin::driver::find_library;
 use aliquot_quota::region::{RegionView, initial_header};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
 use aliquot_sim_node::limiter_at;
@@ -81,8 +83,8 @@ impl Share {
 }
 
 impl Stage {
-    /// With the limiter's files in `hook`, on the GPU of this UUID.
-    pub(crate) fn new(hook: &Path, gpu: &str) -> Result<Self> {
+    /// With the limiter's files in `hook`, on the GPU of this UUID, whose driver lies in a root.
+    pub(crate) fn new(hook: &Path, gpu: &str, driver_root: &Path) -> Result<Self> {
         let stub = hook.join("libaliquot_preload.so").canonicalize();
         let stub =
             stub.with_context(|| format!("{}/libaliquot_preload.so: build the limiter", hook.display()))?;
@@ -91,7 +93,14 @@ impl Stage {
             "libaliquot_core.so is not beside {stub:?}"
         );
         let folder = tempfile::tempdir()?;
-        Ok(Self { folder, stub, gpu: gpu.to_owned(), env: Vec::new() })
+        let mut env = vec![("CUDA_VISIBLE_DEVICES".to_owned(), gpu.to_owned())];
+        // A driver in the root of the machine is found as every program finds it.
+        let cuda = find_library(driver_root, "libcuda.so.1").filter(|_| driver_root != Path::new("/"));
+        if let Some(folder) = cuda.as_deref().and_then(Path::parent) {
+            let others = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
+            env.push(("LD_LIBRARY_PATH".to_owned(), format!("{}:{others}", folder.display())));
+        }
+        Ok(Self { folder, stub, gpu: gpu.to_owned(), env })
     }
 
     /// Lays a new share out.
@@ -206,7 +215,7 @@ impl Stage {
 }
 
 /// Longest life of a program: a driver that hangs must not use up the machine's time.
-const LONGEST: Duration = Duration::from_secs(90);
+pub(crate) const LONGEST: Duration = Duration::from_secs(90);
 
 /// A program that was started.
 pub(crate) struct Running {
@@ -225,7 +234,7 @@ impl Running {
         let (seen, pid, start) = (Arc::clone(&is_over), child.id(), Instant::now());
         std::thread::spawn(move || {
             while !seen.load(Relaxed) {
-                if start.elapsed() > LONGEST {
+                if life::must_end(start, LONGEST).is_some() {
                     return crate::driver::kill(pid);
                 }
                 std::thread::sleep(Duration::from_millis(50));
@@ -238,6 +247,7 @@ impl Running {
     pub(crate) fn says(&mut self) -> Result<Value> {
         let mut line = String::new();
         if self.stdout.read_line(&mut line)? == 0 {
+            life::check()?;
             let mut said = String::new();
             if let Some(mut errors) = self.child.stderr.take() {
                 use std::io::Read;

@@ -4,6 +4,8 @@
 //! make a microsecond is measured first and comes in `GPU_CHECK_ROUNDS_PER_US`. A simulated driver takes the first
 //! parameter for microseconds instead.
 
+mod habits;
+
 use crate::driver::{Board, Function, Library, at, now_ns};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
@@ -66,6 +68,7 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
     match role {
         "device" => gpu.describe(),
         "processes" => processes(),
+        "habits" => gpu.habits(),
         "limit" => gpu.limit(rest),
         "oom" => gpu.oom(number(rest, 0, 20)?),
         "graph" => gpu.graph(number(rest, 0, 8)?, number(rest, 1, 200)?),
@@ -84,7 +87,8 @@ pub(crate) fn run(arguments: &[String]) -> Result<()> {
 
 /// Under which pids NVML lists processes, this one among them.
 fn processes() -> Result<()> {
-    let pids: Vec<u32> = Board::first()?.processes()?.iter().map(|(pid, _)| *pid).collect();
+    let gpu = std::env::var("CUDA_VISIBLE_DEVICES").context("the stage names the GPU")?;
+    let pids: Vec<u32> = Board::of_uuid(&gpu)?.processes()?.iter().map(|(pid, _)| *pid).collect();
     say(&json!({"pids": pids, "own": std::process::id()}))
 }
 

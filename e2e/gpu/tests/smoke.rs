@@ -9,76 +9,11 @@
     reason = "a test"
 )]
 
-use aliquot_sim_node::{
-    CUDA_LIBRARY, Fault, NVML_LIBRARY, Node, NodeSpec, ProcessView, Record, built_library,
-};
+mod common;
+
+use aliquot_sim_node::{NodeSpec, ProcessView, Record};
+use common::{check, has_containers, node, section};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-
-/// Folder of the limiter's two files.
-fn hook() -> PathBuf {
-    let target = Path::new(env!("CARGO_BIN_EXE_gpu-check")).parent().and_then(Path::parent).unwrap();
-    let hook = std::env::var_os("ALIQUOT_HOOK_DIR").map_or_else(|| target.join("hook"), PathBuf::from);
-    assert!(hook.join("libaliquot_preload.so").is_file(), "run `make build-hook` first");
-    hook
-}
-
-/// Folder of the simulated driver's libraries, by the names that programs open.
-fn driver(folder: &Path) -> PathBuf {
-    let driver = folder.join("driver");
-    if driver.exists() {
-        return driver;
-    }
-    std::fs::create_dir(&driver).unwrap();
-    for (built, name) in [(CUDA_LIBRARY, "libcuda.so.1"), (NVML_LIBRARY, "libnvidia-ml.so.1")] {
-        let built = built_library(built).expect("`make build` builds it");
-        std::os::unix::fs::symlink(built, driver.join(name)).unwrap();
-    }
-    driver
-}
-
-/// A node as the runner finds one: with the driver's files, and an `nvidia-smi`.
-fn node(folder: &Path, spec: NodeSpec) -> Node {
-    let built = Path::new(env!("CARGO_BIN_EXE_gpu-check")).parent().unwrap();
-    for program in ["aliquot-kubelet-plugin", "cuda-probe", "aliquot-sim"] {
-        assert!(built.join(program).is_file(), "{program}: run `make build` first");
-    }
-    let spec = NodeSpec {
-        nvml_library: built_library(NVML_LIBRARY),
-        cuda_library: built_library(CUDA_LIBRARY),
-        nvidia_smi: Some(built.join("aliquot-sim")),
-        ..spec
-    };
-    aliquot_sim_node::create(&folder.join("node"), &spec).unwrap()
-}
-
-/// The runner on a simulated node in a folder; where its results are.
-fn check(folder: &Path, arguments: &[&str]) -> (Output, PathBuf) {
-    let (node, results) = (folder.join("node"), folder.join("results.json"));
-    let output = Command::new(env!("CARGO_BIN_EXE_gpu-check"))
-        .args(["run", "--quick", "--hook"])
-        .arg(hook())
-        .arg("--driver-root")
-        .arg(node.join("root"))
-        .arg("--proc-root")
-        .arg(node.join("root/proc"))
-        .arg("--sys-root")
-        .arg(node.join("root/sys"))
-        .arg(format!("--agent-arg=--container-mount={}:/run/aliquot-sim:rw", node.display()))
-        .arg("--cases")
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("cases"))
-        .arg("--out")
-        .arg(&results)
-        .args(arguments)
-        .env("LD_LIBRARY_PATH", driver(folder))
-        .env("ALIQUOT_SIM_NODE", &node)
-        .env("ALIQUOT_SIM_ROOT", node.join("root"))
-        .env("PATH", format!("{}:{}", node.join("root/usr/bin").display(), std::env::var("PATH").unwrap()))
-        .output()
-        .unwrap();
-    (output, results)
-}
 
 /// What is written and what is read cannot drift apart: the driver of a record is the one that it was taken of.
 #[test]
@@ -101,7 +36,7 @@ fn a_record_makes_the_driver_that_it_is_of() {
             ],
             ..NodeSpec::new(["H100-80"])
         };
-        aliquot_sim_node::create(&folder.path().join("node"), &spec).unwrap();
+        node(folder.path(), spec.clone());
         let (output, results) = check(folder.path(), &["--only", "queries show"]);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let refused = Record::read(&results).unwrap_err().to_string();
@@ -144,8 +79,16 @@ fn every_case_runs_on_the_simulated_driver() {
     assert_eq!(report["facts"]["resolver"]["equal"], 12, "{}", report["facts"]["resolver"]);
     for line in report["node"]["assumptions"].as_array().unwrap() {
         let beside_nvidias = line["assumption"].as_str().unwrap().contains("nvidia-ctk");
-        assert!(line["verdict"] == "held" || beside_nvidias && line["verdict"] == "unknown", "{line}");
+        assert!(line["verdict"] == "held" || beside_nvidias, "{line}");
     }
+    for line in report["cuda"].as_array().unwrap() {
+        assert_eq!(line["verdict"], "held", "{line}");
+    }
+    assert_eq!(report["complete"], true);
+    assert_eq!(report["unchanged"]["outcome"], "passed", "{}", report["unchanged"]);
+    assert!(
+        said.contains("== Assumptions of the simulator: ") && said.contains("RESULT: no promise failed.")
+    );
     let promises = report["node"]["promises"].as_array().unwrap();
     if has_containers(&report["node"]) {
         assert!(promises.iter().all(|promise| promise["outcome"] == "passed"), "{promises:?}");
@@ -158,21 +101,6 @@ fn every_case_runs_on_the_simulated_driver() {
     }
     let passed = cases.iter().filter(|case| case["outcome"] == "passed").count();
     assert!(passed >= 5, "what is promised was tried: {passed}");
-}
-
-/// The section `node` of the results.
-fn section(results: &Path) -> Value {
-    let mut report: Value = serde_json::from_slice(&std::fs::read(results).unwrap()).unwrap();
-    report["node"].take()
-}
-
-/// Whether this machine lets us start containers.
-fn has_containers(section: &Value) -> bool {
-    let is_there = !section["runtime"].as_str().unwrap().is_empty();
-    if !is_there {
-        println!("SKIPPED: what needs containers: {}", section["promises"]);
-    }
-    is_there
 }
 
 #[test]
@@ -199,37 +127,6 @@ fn a_board_that_is_not_as_assumed_differs_and_fails_nothing() {
     if has_containers(&section) {
         assert!(said.contains("passed    a share ends at its quota"), "{said}");
     }
-}
-
-#[test]
-fn partitions_are_made_only_where_that_is_allowed() {
-    let folder = tempfile::tempdir().unwrap();
-    let node = node(folder.path(), NodeSpec::new(["H100-80"]));
-    let changes = [
-        "nvmlDeviceSetMigMode",
-        "nvmlDeviceCreateGpuInstance",
-        "nvmlDeviceCreateGpuInstanceWithPlacement",
-        "nvmlDeviceSetComputeMode",
-        "nvmlGpuInstanceDestroy",
-    ];
-    for function in changes {
-        // Counts, and never hits.
-        node.add_fault(&Fault::fail(function, u64::MAX, 1)).unwrap();
-    }
-    let calls = || node.faults().unwrap().iter().map(|rule| rule.calls).sum::<u64>();
-    let (output, results) = check(folder.path(), &["--only", "node"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-    assert_eq!(calls(), 0, "{:?}", node.faults().unwrap());
-    if !has_containers(&section(&results)) {
-        return;
-    }
-    let (output, _) = check(folder.path(), &["--only", "node", "--change-mig"]);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success() && said.contains("passed    a partition is made, used and undone"),
-        "{said}"
-    );
-    assert!(calls() > 0, "the counters count");
 }
 
 #[test]

@@ -15,6 +15,9 @@ pub const EVENT_DOUBLE_BIT_ECC: u64 = 2;
 pub const EVENT_XID: u64 = 8;
 /// NVML's bit for a change of the MIG configuration.
 pub const EVENT_MIG_CONFIG: u64 = 256;
+/// Types that can be registered: those above, and P-state 4, clock 16 and power source 128, which nothing raises.
+pub const ACCEPTED: u64 =
+    EVENT_SINGLE_BIT_ECC | EVENT_DOUBLE_BIT_ECC | EVENT_XID | EVENT_MIG_CONFIG | 4 | 16 | 128;
 /// The XID of a GPU that has fallen off the bus.
 pub const XID_OFF_THE_BUS: u64 = 79;
 

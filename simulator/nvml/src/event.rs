@@ -6,17 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use aliquot_sim_node::Event;
-use aliquot_sim_node::events::{EVENT_DOUBLE_BIT_ECC, EVENT_SINGLE_BIT_ECC, EVENT_XID};
+use aliquot_sim_node::events::ACCEPTED;
 use nvml_wrapper_sys::bindings as sys;
 
 use crate::abi::{Handle, Out, Thing};
 use crate::call::{Code, Done, EventSet, Registered, Session, export};
-
-/// Event types that are delivered when asked for.
-const DELIVERED: u64 = EVENT_SINGLE_BIT_ECC | EVENT_DOUBLE_BIT_ECC | EVENT_XID;
-/// Types that can be registered, though nothing here raises them: P-state 4, clock 16, power source 128,
-/// MIG configuration 256.
-const ACCEPTED: u64 = DELIVERED | 4 | 16 | 128 | 256;
 
 static NEXT_SET: AtomicU64 = AtomicU64::new(1);
 

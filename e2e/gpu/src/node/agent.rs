@@ -1,6 +1,7 @@
 //! The shipped node agent, with an API server of its own and somebody who plays the kubelet.
 
 use super::Setting;
+use crate::life;
 use aliquot_control_plane::{Controllers, Handle, Options};
 use aliquot_kubelet_plugin::args::Args;
 use aliquot_model::names::{DEFAULT_DRIVER, pool_name};
@@ -20,6 +21,8 @@ use std::time::{Duration, Instant};
 const START: Duration = Duration::from_secs(90);
 const NODE: &str = "gpu-check";
 const NAMESPACE: &str = "default";
+/// Claims that may be prepared: files by their UIDs, with their names.
+const CLAIMS: &str = "claims";
 /// The limiter's files and the hook, as the agent's init container installs them.
 const LIMITER: [&str; 3] = ["libaliquot_preload.so", "libaliquot_core.so", "aliquot-oci-hook"];
 
@@ -58,7 +61,7 @@ impl Agent {
         let options = Options { controllers: Controllers::NONE, ..Options::default() };
         let plane = aliquot_control_plane::serve(options).await.context("cannot start the API server")?;
         let url = plane.url().parse().context("the API server has no URL")?;
-        let client = kube::Client::try_from(kube::Config::new(url))?;
+        let client = aliquot_kubelet_plugin::run::client_of(kube::Config::new(url))?;
         let node = serde_json::from_value(json!({"metadata": {"name": NODE}}))?;
         Api::<KubeNode>::all(client.clone()).create(&PostParams::default(), &node).await?;
         let kubeconfig = folder.join("kubeconfig");
@@ -93,7 +96,7 @@ impl Agent {
         }
         let child = command.spawn().with_context(|| program.display().to_string())?;
         let mut child = Tethered(child);
-        let check = || still_runs(&mut child, &log);
+        let check = || life::check().and_then(|()| still_runs(&mut child, &log));
         let kubelet = Kubelet::register(&folder.join("registry"), DEFAULT_DRIVER, START, check).await?;
         Ok(Self { folder: folder.to_owned(), log, child, kubelet, client, _plane: plane })
     }
@@ -103,6 +106,7 @@ impl Agent {
         let started = Instant::now();
         let slices: Api<ResourceSlice> = Api::all(self.client.clone());
         loop {
+            life::check()?;
             still_runs(&mut self.child, &self.log)?;
             let all = slices.list(&ListParams::default()).await?.items;
             let generation = all.iter().map(|slice| slice.spec.pool.generation).max();
@@ -149,7 +153,17 @@ impl Agent {
         }}});
         claims.patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await?;
         let uid = claim.metadata.uid.context("a claim without UID")?;
-        let devices = self.kubelet.prepare(NAMESPACE, name, &uid).await?;
+        let noted = self.folder.join(CLAIMS);
+        std::fs::create_dir_all(&noted)?;
+        std::fs::write(noted.join(&uid), name)?;
+        let devices = match self.kubelet.prepare(NAMESPACE, name, &uid).await {
+            Ok(devices) => devices,
+            Err(error) => {
+                // As the kubelet does with a pod that does not start.
+                self.forget(name, &uid).await.with_context(|| format!("{error:#}"))?;
+                return Err(error);
+            }
+        };
         let ids: Vec<String> = devices.into_iter().flat_map(|device| device.cdi_ids).collect();
         ensure!(!ids.is_empty(), "the agent named no CDI device");
         let edits = cdi::edits(&self.folder.join("cdi"), &ids)?;
@@ -158,10 +172,16 @@ impl Agent {
 
     /// Unprepares a claim, and forgets it.
     pub(crate) async fn unprepare(&mut self, prepared: &Prepared) -> Result<()> {
-        self.kubelet.unprepare(NAMESPACE, &prepared.name, &prepared.uid).await?;
+        self.forget(&prepared.name, &prepared.uid).await?;
         let claims: Api<ResourceClaim> = Api::namespaced(self.client.clone(), NAMESPACE);
         claims.delete(&prepared.name, &kube::api::DeleteParams::default()).await?;
         Ok(())
+    }
+
+    /// Unprepares a claim that may be gone from the API.
+    async fn forget(&mut self, name: &str, uid: &str) -> Result<()> {
+        self.kubelet.unprepare(NAMESPACE, name, uid).await?;
+        Ok(std::fs::remove_file(self.folder.join(CLAIMS).join(uid))?)
     }
 
     /// Files that belong to claims: CDI specs and directories of shares.
@@ -185,6 +205,23 @@ impl Agent {
         ensure!(status.success(), "the agent ended with {status}: {}", tail(&self.log));
         Ok(())
     }
+}
+
+/// Unprepares what an agent in this folder left prepared, by an agent that is started there anew.
+pub(super) async fn undo(setting: &Setting, folder: &Path) -> Result<()> {
+    let mut left = Vec::new();
+    for claim in std::fs::read_dir(folder.join(CLAIMS)).into_iter().flatten().flatten() {
+        let name = std::fs::read_to_string(claim.path())?;
+        left.push((name, claim.file_name().to_string_lossy().into_owned()));
+    }
+    if left.is_empty() {
+        return Ok(());
+    }
+    let mut agent = Agent::start(setting, folder).await?;
+    for (name, uid) in &left {
+        agent.forget(name, uid).await?;
+    }
+    agent.stop().await
 }
 
 fn still_runs(child: &mut Tethered, log: &Path) -> Result<()> {

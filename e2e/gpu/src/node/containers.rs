@@ -3,6 +3,7 @@
 //! Their root has the C library, the probe and nothing else of this machine, so whatever of the driver a program needs
 //! has come by the spec.
 
+use crate::life::{self, drain, said};
 use aliquot_cdi::{ContainerEdits, HookName};
 use aliquot_sim_kubelet::cdi;
 use aliquot_sim_kubelet::container::{self, Bind, ContainerSpec, Isolation};
@@ -10,9 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 /// Where the probe is in a container.
@@ -29,8 +31,12 @@ const C_LIBRARY: [&str; 7] = [
     "libgcc_s.so.1",
 ];
 const LOADERS: [&str; 2] = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+/// OCI runtimes, in the order in which they are tried.
+const OCI: [&str; 2] = ["runc", "crun"];
 /// Longest life of a container.
 const LONGEST: Duration = Duration::from_secs(120);
+/// How often is looked whether one has to end.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// Which runtime is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -69,20 +75,18 @@ impl Containers {
     pub(crate) fn new(folder: &Path, probe: &Path, choice: Choice) -> Result<Self> {
         ensure!(nix::unistd::geteuid().is_root(), "containers with device nodes need root");
         fill(&folder.join("rootfs"), probe)?;
-        let tried: &[Option<&'static str>] = match choice {
-            Choice::Auto => &[Some("runc"), Some("crun"), None],
-            Choice::Runc => &[Some("runc")],
-            Choice::Crun => &[Some("crun")],
-            Choice::Own => &[None],
+        let [runc, crun] = OCI.map(Some);
+        let tried = match choice {
+            Choice::Auto => vec![runc, crun, None],
+            Choice::Runc => vec![runc],
+            Choice::Crun => vec![crun],
+            Choice::Own => vec![None],
         };
         let mut others = Vec::new();
         for runtime in tried {
-            let candidate = Self {
-                folder: folder.to_owned(),
-                runtime: *runtime,
-                others: others.clone(),
-                number: 0.into(),
-            };
+            life::check()?;
+            let candidate =
+                Self { folder: folder.to_owned(), runtime, others: others.clone(), number: 0.into() };
             // An option that the probe does not know: it says so and ends with 2.
             match candidate.run(&ContainerEdits::default(), &[PROBE, "--help"]) {
                 Ok(output) if output.status.code() == Some(2) => return Ok(candidate),
@@ -100,27 +104,16 @@ impl Containers {
 
     /// Runs a program in a container to its end.
     pub(crate) fn run(&self, edits: &ContainerEdits, argv: &[&str]) -> Result<Output> {
-        let mut child = self.start(edits, argv)?;
-        let (out, err) = (drain(child.stdout.take()), drain(child.stderr.take()));
-        let started = Instant::now();
-        let status = loop {
-            if let Some(status) = child.try_wait()? {
-                break status;
-            }
-            if started.elapsed() > LONGEST {
-                let _ = child.kill();
-                let _ = child.wait();
-                bail!("{argv:?} did not end within {} s", LONGEST.as_secs());
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        let read = |thread: std::thread::JoinHandle<Vec<u8>>| thread.join().unwrap_or_default();
-        Ok(Output { status, stdout: read(out), stderr: read(err) })
+        life::output(&mut self.command(edits, argv)?, LONGEST)
     }
 
     /// Starts a program that says a line of JSON and stays.
     pub(crate) fn hold(&self, edits: &ContainerEdits, argv: &[&str]) -> Result<Held> {
-        let mut child = self.start(edits, argv)?;
+        let mut command = self.command(edits, argv)?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let started = Instant::now();
+        let mut child =
+            command.spawn().with_context(|| format!("{:?} does not start", command.get_program()))?;
         let out = child.stdout.take().context("no output")?;
         let err = drain(child.stderr.take());
         let (send, receive) = std::sync::mpsc::channel();
@@ -129,7 +122,12 @@ impl Containers {
             let _ = BufReader::new(out).read_line(&mut line);
             let _ = send.send(line);
         });
-        let line = receive.recv_timeout(LONGEST).unwrap_or_default();
+        let line = loop {
+            match receive.recv_timeout(LOOK) {
+                Err(RecvTimeoutError::Timeout) if life::must_end(started, LONGEST).is_none() => {}
+                said => break said.unwrap_or_default(),
+            }
+        };
         let mut held = Held { child, said: Value::Null };
         match serde_json::from_str(&line) {
             Ok(value) => held.said = value,
@@ -142,14 +140,12 @@ impl Containers {
         Ok(held)
     }
 
-    fn start(&self, edits: &ContainerEdits, argv: &[&str]) -> Result<Child> {
+    fn command(&self, edits: &ContainerEdits, argv: &[&str]) -> Result<Command> {
         self.number.set(self.number.get() + 1);
-        let mut command = match self.runtime {
-            Some(runtime) => self.by_oci(runtime, edits, argv)?,
-            None => self.by_own(edits, argv)?,
-        };
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().with_context(|| format!("{:?} does not start", command.get_program()))
+        match self.runtime {
+            Some(runtime) => self.by_oci(runtime, edits, argv),
+            None => self.by_own(edits, argv),
+        }
     }
 
     fn by_own(&self, edits: &ContainerEdits, argv: &[&str]) -> Result<Command> {
@@ -177,7 +173,7 @@ impl Containers {
     fn by_oci(&self, runtime: &str, edits: &ContainerEdits, argv: &[&str]) -> Result<Command> {
         std::fs::write(self.folder.join("config.json"), config(edits, argv)?.to_string())?;
         let mut command = Command::new(runtime);
-        command.arg("--root").arg(self.folder.join("state")).args(["run", "--bundle"]).arg(&self.folder);
+        command.arg("--root").arg(state(&self.folder, runtime)).args(["run", "--bundle"]).arg(&self.folder);
         command.arg(format!("gpu-check-{}-{}", std::process::id(), self.number.get()));
         Ok(command)
     }
@@ -201,20 +197,25 @@ impl Drop for Held {
     }
 }
 
-/// What a program said, for a reason.
-pub(crate) fn said(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-    format!("{}: {} {}", output.status, text(&output.stdout), text(&output.stderr)).trim().to_owned()
+/// Where a runtime keeps what it knows of containers.
+fn state(folder: &Path, runtime: &str) -> PathBuf {
+    folder.join(format!("state-{runtime}"))
 }
 
-fn drain(stream: Option<impl Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut stream) = stream {
-            let _ = stream.read_to_end(&mut bytes);
+/// Has the runtimes forget containers, with their control groups, that nobody ended in order.
+pub(crate) fn forget(folder: &Path) {
+    for runtime in OCI {
+        let state = state(folder, runtime);
+        for container in std::fs::read_dir(&state).into_iter().flatten().flatten() {
+            let mut command = Command::new(runtime);
+            command.arg("--root").arg(&state).args(["delete", "--force"]).arg(container.file_name());
+            match life::output(&mut command, LONGEST) {
+                Ok(output) if output.status.success() => {}
+                Ok(output) => eprintln!("gpu-check: {runtime} delete: {}", said(&output)),
+                Err(error) => eprintln!("gpu-check: {error:#}"),
+            }
         }
-        bytes
-    })
+    }
 }
 
 /// A root with this machine's C library and the probe.

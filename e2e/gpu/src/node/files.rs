@@ -1,6 +1,8 @@
 //! Which files of the driver there are, and whether the node agent's list has them all.
 
 use super::line::Line;
+use crate::life::{self, said};
+use crate::stage::LONGEST;
 use aliquot_cdi::{ContainerEdits, Spec};
 use aliquot_kubelet_plugin::driver::{DriverFiles, Roots};
 use std::collections::BTreeSet;
@@ -91,17 +93,22 @@ fn is_of_64_bits(path: &Path) -> bool {
 /// `nvidia-ctk cdi generate` beside what the agent has for a whole GPU.
 pub(crate) fn beside_ctk(roots: &Roots, ours: &ContainerEdits) -> Line {
     let what = "a container gets what `nvidia-ctk cdi generate` gives it";
-    match theirs() {
+    match theirs(&roots.driver) {
         Ok(spec) => compared(what, &spec, roots, ours),
         Err(reason) => Line::unknown(OF, what, "yes", reason),
     }
 }
 
-fn theirs() -> Result<Spec, String> {
-    let output = Command::new("nvidia-ctk").args(["cdi", "generate", "--format=json"]).output();
-    let output = output.map_err(|error| format!("nvidia-ctk does not start: {error}"))?;
+fn theirs(driver: &Path) -> Result<Spec, String> {
+    let mut command = Command::new("nvidia-ctk");
+    command.args(["cdi", "generate", "--mode=nvml", "--format=json"]);
+    if driver != Path::new("/") {
+        let flag = |name: &str| format!("--{name}={}", driver.display());
+        command.args([flag("driver-root"), flag("dev-root")]);
+    }
+    let output = life::output(&mut command, LONGEST).map_err(|error| format!("{error:#}"))?;
     if !output.status.success() {
-        return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned());
+        return Err(said(&output));
     }
     serde_json::from_slice(&output.stdout).map_err(|error| format!("its spec cannot be read: {error}"))
 }

@@ -75,9 +75,11 @@ impl Display for Line {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { of, assumption, assumed, machine, verdict, reason } = self;
         let verdict = format!("{verdict:?}").to_lowercase();
-        write!(f, "{verdict:<9} {of}: {assumption}: {assumed}")?;
-        if self.verdict != Verdict::Held {
-            write!(f, "; the machine: {machine}")?;
+        write!(f, "{verdict:<9} {of}: {assumption}: ")?;
+        match self.verdict {
+            Verdict::Held => write!(f, "{assumed}")?,
+            Verdict::Differs => write!(f, "the simulator has {assumed}, the machine {machine}")?,
+            Verdict::Unknown => write!(f, "the simulator has {assumed}")?,
         }
         if reason.is_empty() { Ok(()) } else { write!(f, " ({reason})") }
     }

@@ -1,9 +1,11 @@
 //! Claims that are prepared, applied and used: a whole GPU, a share and, where that is allowed, a partition.
 
 use super::agent::Agent;
-use super::containers::{Containers, PROBE, said};
+use super::containers::{Containers, PROBE};
 use super::line::{Line, Promise};
+use super::partitions::{self, Made};
 use super::{Section, Setting, boards, files, of_gpu};
+use crate::life::said;
 use aliquot_cdi::ContainerEdits;
 use aliquot_model::{DeviceName, GpuInfo, MigCapability};
 use aliquot_nvml::{Gpus, Inventory, NvmlGpus};
@@ -198,49 +200,60 @@ impl Trials<'_> {
 
     /// The smallest partition, where that is allowed and needs no reset.
     async fn partitions(&self, agent: &mut Agent, gpu: &GpuInfo, devices: &[&str], section: &mut Section) {
-        let mut waits = None;
+        let mut made = Vec::new();
         if self.setting.change_mig {
-            waits = self.partition(agent, gpu, devices, section).await;
+            made = self.partition(agent, gpu, devices, section).await;
         }
-        section.assumptions.extend(boards::mode_change(gpu, waits));
+        section.assumptions.extend(boards::mode_change(gpu, made.first().map(|made| made.waits)));
+        section.assumptions.extend(partitions::lines(gpu, &made));
     }
 
-    /// Makes it; whether the change of the MIG mode waited for a reset.
+    /// Makes it twice, each time anew; what was seen.
     async fn partition(
         &self,
         agent: &mut Agent,
         gpu: &GpuInfo,
         devices: &[&str],
         section: &mut Section,
-    ) -> Option<bool> {
-        let smallest = gpu.profiles().iter().min_by_key(|profile| profile.memory_bytes)?;
+    ) -> Vec<Made> {
+        let name = "a partition is made, used and undone";
+        let Some(smallest) = gpu.profiles().iter().min_by_key(|profile| profile.memory_bytes) else {
+            section.promise(Promise::skipped(name, format!("{} has no MIG", boards::name(gpu))));
+            return Vec::new();
+        };
         let is_it = |name: &&&str| match DeviceName::parse(name) {
             Some(DeviceName::Mig { profile_id, .. }) => profile_id == smallest.id,
             _ => false,
         };
-        let name = "a partition is made, used and undone";
         let needs_reset = matches!(gpu.mig, MigCapability::Supported { needs_reset: true, .. });
         let own = of_gpu(gpu, devices);
         let Some(device) = own.iter().find(is_it).filter(|_| !needs_reset) else {
             section.promise(Promise::skipped(name, "its MIG mode is off, and switching it needs a reset"));
-            return None;
+            return Vec::new();
         };
-        let mut seen = None;
+        let mut all = Vec::new();
         let memory = smallest.memory_bytes;
-        let trial = self.trial(agent, "mig", device, None, section, |edits, section| {
-            seen = self.gpus.mig_mode(&gpu.uuid).ok().map(|mode| !mode.current);
-            let Some(containers) = self.containers(name, section) else { return Ok(()) };
-            let output = containers.run(edits, &[PROBE, &format!("--occupy={TAKEN}")])?;
-            let probed: Probed = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
-            let total = only(&probed)?.total_bytes;
-            // The driver takes its part of a partition, too.
-            let held = total <= memory && total > memory / 2;
-            let reason = format!("CUDA shows {total} bytes of a partition of {memory}");
-            section.promise(Promise::of(name, held, reason, json!({"profile": memory, "total": total})));
-            Ok(())
-        });
-        trial.await;
-        seen
+        for class in ["mig", "mig-again"] {
+            let trial = self.trial(agent, class, device, None, section, |edits, section| {
+                let (mode, live) = (self.gpus.mig_mode(&gpu.uuid)?, self.gpus.live_migs(&gpu.uuid)?);
+                all.push(Made { waits: !mode.current, live, cuda: None });
+                let Some(containers) = self.containers(name, section) else { return Ok(()) };
+                let output = containers.run(edits, &[PROBE, &format!("--occupy={TAKEN}")])?;
+                let probed: Probed = serde_json::from_slice(&output.stdout).with_context(|| said(&output))?;
+                let seen = only(&probed)?;
+                if let Some(made) = all.last_mut() {
+                    made.cuda = Some(seen.uuid.clone());
+                }
+                let total = seen.total_bytes;
+                // The driver takes its part of a partition, too.
+                let held = total <= memory && total > memory / 2;
+                let reason = format!("CUDA shows {total} bytes of a partition of {memory}");
+                section.promise(Promise::of(name, held, reason, json!({"profile": memory, "total": total})));
+                Ok(())
+            });
+            trial.await;
+        }
+        all
     }
 }
 
