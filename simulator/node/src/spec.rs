@@ -104,6 +104,9 @@ pub struct NodeSpec {
     /// Whether the kernel gave the modules that choose no major number themselves another one than at first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub other_majors: bool,
+    /// Whether the NVLinks of the GPUs lead to NVSwitches, and not from GPU to GPU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nvswitch: bool,
     /// Settings of the CUDA driver, as lines of `cuda.conf`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuda_settings: Vec<String>,
@@ -154,6 +157,7 @@ impl NodeSpec {
             mig_survives_reboot: None,
             late_uvm: false,
             other_majors: false,
+            nvswitch: false,
             cuda_settings: Vec::new(),
             nvml_library: None,
             cuda_library: None,
