@@ -98,6 +98,15 @@ pub fn renumbered() -> String {
         .to_owned()
 }
 
+/// A claim for administration was prepared without these devices.
+pub fn left_out(devices: &[String]) -> String {
+    format!(
+        "prepared without {}: a virtual machine has the GPU, which is not with NVIDIA's driver meanwhile. Containers that \
+         start once it is back have it: delete the pods that use the claim then",
+        cut(&devices.join(", "))
+    )
+}
+
 /// A CDI spec may name other devices than it should.
 pub fn not_renumbered(claim: &ClaimRef, error: &str) -> String {
     format!(

@@ -325,6 +325,9 @@ impl Publisher {
         let health = Arc::clone(&self.health.borrow_and_update());
         let vanished = Arc::clone(&self.vanished.borrow_and_update());
         let mut held = overview.held(&vanished);
+        let with_machines = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let with_machines = with_machines.filter(|gpu| overview.passed.contains(&gpu.uuid));
+        let passed: BTreeSet<u32> = with_machines.map(|gpu| gpu.minor).collect();
         // Who was given the GPU from before is asked while this one is not published.
         let not_asked = overview.ledger.not_asked();
         let there = overview.there();
@@ -379,9 +382,10 @@ impl Publisher {
                 passthrough: passthrough.clone(),
             };
             let mut desired = layout::publish(&gpus, features, &options);
+            // Administration has no taints. It opens the driver, too, and a GPU that a virtual machine has is not with it.
+            let watched = |name: &DeviceName| !paused && !passed.contains(&name.minor());
             for slice in &mut desired {
-                // Administration has no taints, and opens the driver, too.
-                slice.devices.retain(|device| !paused || device.kind() != DeviceKind::Admin);
+                slice.devices.retain(|device| device.kind() != DeviceKind::Admin || watched(&device.name));
             }
             let dropped = self.write(&actual, &desired, &owner, features, phase.mode()).await?;
             if dropped.any() {

@@ -72,6 +72,8 @@ pub const MODE_INVALID: &str = "InvalidAllocatorMode";
 pub const HAND_OVER_BEGAN: &str = "HandOverBegan";
 /// A hand-over between allocators ended.
 pub const HAND_OVER_DONE: &str = "HandOverDone";
+/// A claim for administration does not have a GPU that a virtual machine has.
+pub const DEVICE_LEFT_OUT: &str = "DeviceLeftOut";
 /// A claim could not be prepared.
 pub const PREPARE_FAILED: &str = "PrepareFailed";
 /// A claim could not be prepared because another one holds the hardware.

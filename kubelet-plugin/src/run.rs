@@ -259,7 +259,10 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc
             data_dir,
             proc_root: args.proc_root.clone(),
             sys_root: args.sys_root.clone(),
-            vfio: Vfio::new(args.vfio, &args.sys_root, &args.proc_root, library),
+            vfio: Vfio {
+                on_nvswitch: args.vfio_on_nvswitch,
+                ..Vfio::new(args.vfio, &args.sys_root, &args.proc_root, library)
+            },
             probe: Probe::default(),
         },
         slots: args.slots,
