@@ -7,6 +7,7 @@
 //!
 //! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
 
+mod acknowledge;
 mod call;
 mod cordon;
 mod former;
@@ -23,7 +24,7 @@ use memory::Memory;
 use phase::published_mode;
 
 use crate::events::Events;
-use crate::health::{Health, Xids};
+use crate::health::{Health, Monitor};
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
 use crate::mode::{Target, Waits};
@@ -87,8 +88,6 @@ pub struct Settings {
     pub resync: Duration,
     /// Data directory.
     pub data_dir: PathBuf,
-    /// What the driver's errors mean.
-    pub xids: Arc<Xids>,
 }
 
 /// The publisher.
@@ -106,6 +105,7 @@ pub struct Publisher {
     changed: Arc<Notify>,
     overview: watch::Receiver<Arc<Overview>>,
     vanished: watch::Receiver<Arc<BTreeSet<String>>>,
+    monitor: Monitor,
     health: watch::Receiver<Arc<Health>>,
     /// Names of what is published, for the health service.
     published: watch::Sender<Arc<Vec<DeviceName>>>,
@@ -116,6 +116,8 @@ pub struct Publisher {
     server: Option<(String, ServerFeatures)>,
     lease: ControllerLease,
     told_cordons: cordon::Told,
+    /// Annotations of which was told that they are ignored.
+    told_acknowledgements: BTreeSet<String>,
 }
 
 type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
@@ -145,7 +147,7 @@ impl Publisher {
         changed: Arc<Notify>,
         overview: watch::Receiver<Arc<Overview>>,
         vanished: watch::Receiver<Arc<BTreeSet<String>>>,
-        health: watch::Receiver<Arc<Health>>,
+        monitor: Monitor,
         published: watch::Sender<Arc<Vec<DeviceName>>>,
     ) -> Self {
         Self {
@@ -160,13 +162,15 @@ impl Publisher {
             changed,
             overview,
             vanished,
-            health,
+            health: monitor.subscribe(),
+            monitor,
             published,
             memory: Memory::default(),
             generation: 0,
             server: None,
             lease: ControllerLease::default(),
             told_cordons: cordon::Told::default(),
+            told_acknowledgements: BTreeSet::new(),
         }
     }
 
@@ -339,7 +343,7 @@ impl Publisher {
                 held: held.remove(&info.uuid).unwrap_or_default(),
                 standing: overview.standing(&info.uuid),
                 taints: health
-                    .told(&info.uuid, &self.settings.driver, &self.settings.xids)
+                    .told(&info.uuid, &self.settings.driver, self.monitor.xids())
                     .into_iter()
                     .map(|told| told.taint)
                     .collect(),
@@ -351,6 +355,7 @@ impl Publisher {
             Some(node) => node.clone(),
             None => self.get_node().await?,
         };
+        self.acknowledge(&node);
         let mut owner = Owner {
             driver: self.settings.driver.clone(),
             pool: names::pool_name(&self.settings.driver, &self.settings.node),

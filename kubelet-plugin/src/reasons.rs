@@ -38,6 +38,10 @@ pub const GPU_CORDONED: &str = "GpuCordoned";
 pub const GPU_UNCORDONED: &str = "GpuUncordoned";
 /// An annotation that should take a GPU out of service names none of this node.
 pub const CORDON_IGNORED: &str = "CordonIgnored";
+/// An administrator has looked at the errors of a GPU, which are cleared.
+pub const GPU_ACKNOWLEDGED: &str = "GpuAcknowledged";
+/// An annotation that should clear the errors of a GPU cannot be understood.
+pub const ACKNOWLEDGEMENT_IGNORED: &str = "AcknowledgementIgnored";
 /// The API server drops fields; less is offered.
 pub const FEATURES_OFF: &str = "ServerFeaturesOff";
 /// The API server refuses our slices.

@@ -502,7 +502,7 @@ impl Parts {
             tasks.spawn(follower.run(loops.clone()));
         }
         let publisher = Publisher::new(
-            self.settings(Arc::clone(monitor.xids())),
+            self.settings(),
             self.client.clone(),
             self.events.clone(),
             self.metrics.clone(),
@@ -511,7 +511,7 @@ impl Parts {
             Arc::clone(&changed),
             overview_rx,
             vanished_rx,
-            monitor.subscribe(),
+            monitor.clone(),
             published,
         );
         if !args.farewell {
@@ -552,7 +552,7 @@ impl Parts {
         Ok(())
     }
 
-    fn settings(&self, xids: Arc<Xids>) -> Settings {
+    fn settings(&self) -> Settings {
         let args = &self.args;
         Settings {
             driver: args.driver_name.clone(),
@@ -568,7 +568,6 @@ impl Parts {
             lease_name: args.controller_lease_name.clone(),
             resync: args.resync_interval,
             data_dir: args.data_dir(),
-            xids,
         }
     }
 }
