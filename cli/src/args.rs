@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Cordon(CordonArgs),
     /// Put a GPU that was cordoned into service again.
     Uncordon(UncordonArgs),
+    /// Say that the errors of a GPU were looked at: their taints go, and errors from now on count again.
+    Acknowledge(AcknowledgeArgs),
     /// Put the limiter's files and the OCI hook on a node (the node agent's init container runs this).
     InstallNodeFiles(InstallArgs),
     /// Become a container of the demo.
@@ -185,6 +187,24 @@ pub(crate) struct UncordonArgs {
     /// The GPU's node.
     #[arg(long)]
     pub(crate) node: Option<String>,
+    /// Driver name that Aliquot was installed with.
+    #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
+    pub(crate) driver_name: String,
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long)]
+    pub(crate) kubeconfig: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct AcknowledgeArgs {
+    /// The GPU: its UUID (`GPU-…`), or `gpu-0` with `--node`.
+    pub(crate) gpu: String,
+    /// The GPU's node.
+    #[arg(long)]
+    pub(crate) node: Option<String>,
+    /// Why, for whoever looks into it later.
+    #[arg(long)]
+    pub(crate) reason: Option<String>,
     /// Driver name that Aliquot was installed with.
     #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
     pub(crate) driver_name: String,

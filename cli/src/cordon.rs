@@ -3,6 +3,7 @@
 //! The commands write an annotation of the Node (`aliquot_model::cordon`), which its node agent publishes as a taint on
 //! every device of the GPU. A taint rule of the API names one device; a GPU has up to thirty.
 
+pub(crate) mod acknowledge;
 mod gpus;
 #[cfg(test)]
 mod tests;
@@ -54,7 +55,7 @@ async fn cordon(client: &Client, gpu: &Gpu, args: &CordonArgs) -> Result<String>
     let cordon = Cordon { evict: args.evict, reason: args.reason.clone().unwrap_or_default() };
     let taint = cordon.taint(&args.driver_name);
     let users = users(client, &args.driver_name, gpu).await?;
-    annotate(client, &gpu.node, &gpu.uuid, json!(cordon.value())).await?;
+    annotate(client, &gpu.node, &key(&gpu.uuid), json!(cordon.value())).await?;
     let mut text = format!(
         "{gpu}: cordoned; its node's agent gives its devices the taint {}:{}, and no claim gets one that does not tolerate it\n",
         taint.key,
@@ -103,13 +104,13 @@ async fn uncordon(client: &Client, args: &UncordonArgs) -> Result<String> {
     if !now.annotations().contains_key(&key(&uuid)) {
         return Ok(format!("{name} is not cordoned"));
     }
-    annotate(client, &node, &uuid, Value::Null).await?;
+    annotate(client, &node, &key(&uuid), Value::Null).await?;
     Ok(format!("{name} is not cordoned any more"))
 }
 
-async fn annotate(client: &Client, node: &str, gpu: &GpuUuid, value: Value) -> Result<()> {
+async fn annotate(client: &Client, node: &str, name: &str, value: Value) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
-    let patch = json!({"metadata": {"annotations": {key(gpu): value}}});
+    let patch = json!({"metadata": {"annotations": {name: value}}});
     nodes
         .patch(node, &PatchParams::default(), &Patch::Merge(&patch))
         .await

@@ -2,8 +2,8 @@
 //!
 //! `demo` runs the whole product on one machine without GPU, cluster or root; `explain` says why a claim
 //! has what it has, or nothing; `release` frees devices that claims keep without a pod; `cordon`
-//! and `uncordon` take one GPU out of service and put it back; `uninstall` takes the product out of a cluster;
-//! `install-node-files` is what the node agent's init container runs. Installed as `kubectl-aliquot` it is a kubectl
+//! and `uncordon` take one GPU out of service and put it back; `acknowledge` clears its errors from before; `uninstall`
+//! takes the product out of a cluster; `install-node-files` is what the node agent's init container runs. Installed as `kubectl-aliquot` it is a kubectl
 //! plugin.
 //!
 //! Start reading at [`demo::run`].
@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Command::Release(release) => in_runtime(release::run(release)),
         Command::Cordon(cordon) => in_runtime(cordon::run(cordon)),
         Command::Uncordon(uncordon) => in_runtime(cordon::undo(uncordon)),
+        Command::Acknowledge(acknowledge) => in_runtime(cordon::acknowledge::run(acknowledge)),
         Command::Explain(explain) => in_runtime(explain::run(explain)),
         Command::Uninstall(uninstall) => in_runtime(uninstall::run(uninstall)),
     };

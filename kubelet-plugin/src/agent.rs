@@ -5,11 +5,13 @@
 use crate::claim::{self, ClaimRef, Request};
 use crate::events::Events;
 use crate::metrics::Metrics;
+use crate::notice;
 use crate::parked;
 use crate::prepare::{Node, PrepareError, Prepared};
 use crate::reasons;
 use crate::status::StatusWriter;
 use aliquot_api::Lean;
+use aliquot_model::DeviceKind;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
@@ -117,6 +119,7 @@ impl Agent {
             Err(panic) => ("failed", Err(panic)),
             Ok(Ok(prepared)) => {
                 self.status.prepared(&claim.uid);
+                self.say_left_out(&request).await;
                 ("ok", Ok(prepared))
             }
             Ok(Err(error)) => {
@@ -140,6 +143,26 @@ impl Agent {
     ) -> Result<Result<Vec<Prepared>, PrepareError>, String> {
         let (node, wanted) = (Arc::clone(&self.node), request.clone());
         blocking(move || node.prepare(&wanted, indexed, Timestamp::now())).await
+    }
+
+    /// Tells a claim for administration which GPUs it does not have because virtual machines have them.
+    async fn say_left_out(&self, request: &Request) {
+        if request.devices.iter().all(|device| device.device.kind() != DeviceKind::Admin) {
+            return;
+        }
+        let (node, uid) = (Arc::clone(&self.node), request.claim.uid.clone());
+        match blocking(move || node.left_out(&uid)).await {
+            Ok(Ok(devices)) if devices.is_empty() => {}
+            Ok(Ok(devices)) => {
+                self.events.claim_warning(
+                    &request.claim,
+                    reasons::DEVICE_LEFT_OUT,
+                    notice::left_out(&devices),
+                );
+            }
+            Ok(Err(error)) => tracing::warn!(%error, "whether all GPUs were given cannot be told"),
+            Err(error) => tracing::error!(%error, "looking for GPUs of virtual machines failed"),
+        }
     }
 
     /// The API does not answer: what the kubelet was told before still holds.

@@ -155,6 +155,11 @@ pub struct Args {
     #[arg(long, env = "VFIO", default_value_t = false, action = clap::ArgAction::Set)]
     pub vfio: bool,
 
+    /// Whether GPUs that are connected to NVSwitches are offered to virtual machines as well. Somebody else has to see to
+    /// it that Fabric Manager activates partitions for them.
+    #[arg(long, env = "VFIO_ON_NVSWITCH", default_value_t = false, action = clap::ArgAction::Set)]
+    pub vfio_on_nvswitch: bool,
+
     /// Address of `/healthz`, `/readyz` and `/metrics`.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:0")]
     pub http_addr: SocketAddr,

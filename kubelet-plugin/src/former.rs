@@ -145,6 +145,7 @@ mod tests {
             oversubscribe_at_most: 0,
             mps: false,
             offers: &crate::plan::Offers::new(),
+            persistent: &std::collections::BTreeSet::new(),
         };
         plan(&snapshot, &request, None).err().map(|error| error.to_string())
     }

@@ -5,6 +5,7 @@
 use crate::claim::ClaimRef;
 use crate::gone::GonePartition;
 use crate::health::Verdict;
+use crate::health::cause::Cause;
 use crate::health::state::Told;
 use crate::ledger::Lost;
 use crate::numbers::Reach;
@@ -13,6 +14,7 @@ use crate::publish::PublishError;
 use crate::selinux::LabelError;
 use crate::selinux::driver::Denied;
 use crate::store::Damage;
+use aliquot_model::acknowledge::Acknowledgement;
 use aliquot_model::cordon::{self, Cordon};
 use aliquot_model::layout::TaintEffect;
 use aliquot_model::{DeviceName, GpuUuid, LiveMig};
@@ -97,6 +99,15 @@ pub fn renumbered() -> String {
      may mean nothing or somebody else's device by now; containers that start from now on get the claim's own. Delete \
      the pods that use the claim"
         .to_owned()
+}
+
+/// A claim for administration was prepared without these devices.
+pub fn left_out(devices: &[String]) -> String {
+    format!(
+        "prepared without {}: a virtual machine has the GPU, which is not with NVIDIA's driver meanwhile. Containers that \
+         start once it is back have it: delete the pods that use the claim then",
+        cut(&devices.join(", "))
+    )
 }
 
 /// A CDI spec may name other devices than it should.
@@ -314,6 +325,27 @@ pub fn cordon_ignored(annotation: &str, node: &str) -> String {
     format!(
         "annotation {annotation} takes no GPU out of service: its name does not end with the UUID of a GPU that node {node} \
          has (`nvidia-smi -L` shows them). Remove it: kubectl annotate node {node} {annotation}-"
+    )
+}
+
+/// Errors of a GPU were cleared because an administrator has looked at them.
+pub fn acknowledged(gpu: &GpuUuid, said: &Acknowledgement, cleared: &[Cause]) -> String {
+    let causes: Vec<String> = cleared.iter().map(|cause| cause.text()).collect();
+    let reason = if said.reason.is_empty() { String::new() } else { format!(" ({})", cut(&said.reason)) };
+    format!(
+        "what happened to GPU {gpu} until {} is acknowledged{reason} and counts no more: {}",
+        said.at,
+        cut(&causes.join("; "))
+    )
+}
+
+/// An annotation that should clear the errors of a GPU cannot be understood.
+pub fn acknowledgement_ignored(annotation: &str, node: &str) -> String {
+    let annotation = cut(annotation);
+    format!(
+        "annotation {annotation} acknowledges nothing: its name must end with the UUID of a GPU (`nvidia-smi -L` shows \
+         them) and its value begin with a time that is not ahead, as `date -u +%FT%TZ` prints it. Remove it: kubectl \
+         annotate node {node} {annotation}-"
     )
 }
 

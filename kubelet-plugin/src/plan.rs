@@ -75,6 +75,8 @@ pub struct Snapshot<'a> {
     pub mps: bool,
     /// GPUs that virtual machines can have.
     pub offers: &'a Offers,
+    /// Those of them that the driver keeps initialised while nothing uses them.
+    pub persistent: &'a BTreeSet<GpuUuid>,
 }
 
 /// Decides what preparing a claim takes. `prior` is the claim's own record from an earlier boot, whose
@@ -332,7 +334,8 @@ fn passed(
     if iommu.backend == IommuBackend::IommuFd && !device.iommu_fd {
         return Err(refuse(VfioError::NoIommuFd { address }.to_string()));
     }
-    Ok(Passed { address, info: gpu.clone(), device, iommu })
+    let persistence = snapshot.persistent.contains(&gpu.uuid);
+    Ok(Passed { address, info: gpu.clone(), device, iommu, persistence })
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //!
 //! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
 
+mod acknowledge;
 mod call;
 mod cordon;
 mod former;
@@ -23,7 +24,7 @@ use memory::Memory;
 use phase::published_mode;
 
 use crate::events::Events;
-use crate::health::{Health, Xids};
+use crate::health::{Health, Monitor};
 use crate::http::Readiness;
 use crate::metrics::{Gate, Metrics, Mode};
 use crate::mode::{Target, Waits};
@@ -87,8 +88,6 @@ pub struct Settings {
     pub resync: Duration,
     /// Data directory.
     pub data_dir: PathBuf,
-    /// What the driver's errors mean.
-    pub xids: Arc<Xids>,
 }
 
 /// The publisher.
@@ -106,6 +105,7 @@ pub struct Publisher {
     changed: Arc<Notify>,
     overview: watch::Receiver<Arc<Overview>>,
     vanished: watch::Receiver<Arc<BTreeSet<String>>>,
+    monitor: Monitor,
     health: watch::Receiver<Arc<Health>>,
     /// Names of what is published, for the health service.
     published: watch::Sender<Arc<Vec<DeviceName>>>,
@@ -116,6 +116,8 @@ pub struct Publisher {
     server: Option<(String, ServerFeatures)>,
     lease: ControllerLease,
     told_cordons: cordon::Told,
+    /// Annotations of which was told that they are ignored.
+    told_acknowledgements: BTreeSet<String>,
 }
 
 type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
@@ -145,7 +147,7 @@ impl Publisher {
         changed: Arc<Notify>,
         overview: watch::Receiver<Arc<Overview>>,
         vanished: watch::Receiver<Arc<BTreeSet<String>>>,
-        health: watch::Receiver<Arc<Health>>,
+        monitor: Monitor,
         published: watch::Sender<Arc<Vec<DeviceName>>>,
     ) -> Self {
         Self {
@@ -160,13 +162,15 @@ impl Publisher {
             changed,
             overview,
             vanished,
-            health,
+            health: monitor.subscribe(),
+            monitor,
             published,
             memory: Memory::default(),
             generation: 0,
             server: None,
             lease: ControllerLease::default(),
             told_cordons: cordon::Told::default(),
+            told_acknowledgements: BTreeSet::new(),
         }
     }
 
@@ -325,6 +329,9 @@ impl Publisher {
         let health = Arc::clone(&self.health.borrow_and_update());
         let vanished = Arc::clone(&self.vanished.borrow_and_update());
         let mut held = overview.held(&vanished);
+        let with_machines = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let with_machines = with_machines.filter(|gpu| overview.passed.contains(&gpu.uuid));
+        let passed: BTreeSet<u32> = with_machines.map(|gpu| gpu.minor).collect();
         // Who was given the GPU from before is asked while this one is not published.
         let not_asked = overview.ledger.not_asked();
         let there = overview.there();
@@ -336,7 +343,7 @@ impl Publisher {
                 held: held.remove(&info.uuid).unwrap_or_default(),
                 standing: overview.standing(&info.uuid),
                 taints: health
-                    .told(&info.uuid, &self.settings.driver, &self.settings.xids)
+                    .told(&info.uuid, &self.settings.driver, self.monitor.xids())
                     .into_iter()
                     .map(|told| told.taint)
                     .collect(),
@@ -348,6 +355,7 @@ impl Publisher {
             Some(node) => node.clone(),
             None => self.get_node().await?,
         };
+        self.acknowledge(&node);
         let mut owner = Owner {
             driver: self.settings.driver.clone(),
             pool: names::pool_name(&self.settings.driver, &self.settings.node),
@@ -379,9 +387,10 @@ impl Publisher {
                 passthrough: passthrough.clone(),
             };
             let mut desired = layout::publish(&gpus, features, &options);
+            // Administration has no taints. It opens the driver, too, and a GPU that a virtual machine has is not with it.
+            let watched = |name: &DeviceName| !paused && !passed.contains(&name.minor());
             for slice in &mut desired {
-                // Administration has no taints, and opens the driver, too.
-                slice.devices.retain(|device| !paused || device.kind() != DeviceKind::Admin);
+                slice.devices.retain(|device| device.kind() != DeviceKind::Admin || watched(&device.name));
             }
             let dropped = self.write(&actual, &desired, &owner, features, phase.mode()).await?;
             if dropped.any() {

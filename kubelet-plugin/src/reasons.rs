@@ -38,6 +38,10 @@ pub const GPU_CORDONED: &str = "GpuCordoned";
 pub const GPU_UNCORDONED: &str = "GpuUncordoned";
 /// An annotation that should take a GPU out of service names none of this node.
 pub const CORDON_IGNORED: &str = "CordonIgnored";
+/// An administrator has looked at the errors of a GPU, which are cleared.
+pub const GPU_ACKNOWLEDGED: &str = "GpuAcknowledged";
+/// An annotation that should clear the errors of a GPU cannot be understood.
+pub const ACKNOWLEDGEMENT_IGNORED: &str = "AcknowledgementIgnored";
 /// The API server drops fields; less is offered.
 pub const FEATURES_OFF: &str = "ServerFeaturesOff";
 /// The API server refuses our slices.
@@ -72,6 +76,8 @@ pub const MODE_INVALID: &str = "InvalidAllocatorMode";
 pub const HAND_OVER_BEGAN: &str = "HandOverBegan";
 /// A hand-over between allocators ended.
 pub const HAND_OVER_DONE: &str = "HandOverDone";
+/// A claim for administration does not have a GPU that a virtual machine has.
+pub const DEVICE_LEFT_OUT: &str = "DeviceLeftOut";
 /// A claim could not be prepared.
 pub const PREPARE_FAILED: &str = "PrepareFailed";
 /// A claim could not be prepared because another one holds the hardware.

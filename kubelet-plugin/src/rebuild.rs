@@ -6,10 +6,10 @@
 
 use crate::claim::Request;
 use crate::ledger::{Device, Ledger, Limit, Share};
-use crate::plan::{self, Existing, Plan, PlanError, Snapshot};
+use crate::plan::{self, Existing, Offers, Plan, PlanError, Snapshot};
 use crate::prepare::Named;
 use aliquot_model::config::{ComputePolicy, FailMode};
-use aliquot_model::{DeviceName, LiveMig};
+use aliquot_model::{DeviceName, GpuUuid, LiveMig};
 use aliquot_nvml::Inventory;
 use aliquot_quota::QuotaFile;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,6 +75,10 @@ pub struct Left<'a> {
     pub facts: &'a Inventory,
     /// Whether all partitions are the administrator's.
     pub fixed_partitions: bool,
+    /// What its GPUs are to virtual machines.
+    pub offers: &'a Offers,
+    /// Those that the driver kept initialised.
+    pub persistent: &'a BTreeSet<GpuUuid>,
 }
 
 /// Makes devices and steps of a claim anew, as they were when it was prepared.
@@ -114,7 +118,8 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         slots: u32::MAX,
         oversubscribe_at_most: u64::MAX,
         mps: true,
-        offers: &plan::Offers::new(),
+        offers: left.offers,
+        persistent: left.persistent,
     };
     let mut plan = plan::plan(&snapshot, request, None)?;
     for device in &mut plan.devices {
@@ -168,7 +173,8 @@ fn same_hardware(
                 return Err(other(device.gpu.to_string()));
             }
             let gpu = facts.gpus.iter().find(|gpu| gpu.uuid == device.gpu);
-            if device.held.is_some() && gpu.is_some_and(|gpu| gpu.mig_enabled()) {
+            // What is known of one that is with a virtual machine is how it was before.
+            if device.held.is_some() && device.passed.is_none() && gpu.is_some_and(|gpu| gpu.mig_enabled()) {
                 return Err(other("divided by MIG".to_owned()));
             }
         }

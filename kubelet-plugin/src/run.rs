@@ -266,7 +266,10 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc
             data_dir,
             proc_root: args.proc_root.clone(),
             sys_root: args.sys_root.clone(),
-            vfio: Vfio::new(args.vfio, &args.sys_root, &args.proc_root, library),
+            vfio: Vfio {
+                on_nvswitch: args.vfio_on_nvswitch,
+                ..Vfio::new(args.vfio, &args.sys_root, &args.proc_root, library)
+            },
             probe: Probe::default(),
         },
         slots: args.slots,
@@ -506,7 +509,7 @@ impl Parts {
             tasks.spawn(follower.run(loops.clone()));
         }
         let publisher = Publisher::new(
-            self.settings(Arc::clone(monitor.xids())),
+            self.settings(),
             self.client.clone(),
             self.events.clone(),
             self.metrics.clone(),
@@ -515,7 +518,7 @@ impl Parts {
             Arc::clone(&changed),
             overview_rx,
             vanished_rx,
-            monitor.subscribe(),
+            monitor.clone(),
             published,
         );
         if !args.farewell {
@@ -556,7 +559,7 @@ impl Parts {
         Ok(())
     }
 
-    fn settings(&self, xids: Arc<Xids>) -> Settings {
+    fn settings(&self) -> Settings {
         let args = &self.args;
         Settings {
             driver: args.driver_name.clone(),
@@ -572,7 +575,6 @@ impl Parts {
             lease_name: args.controller_lease_name.clone(),
             resync: args.resync_interval,
             data_dir: args.data_dir(),
-            xids,
         }
     }
 }

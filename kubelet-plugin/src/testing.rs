@@ -41,6 +41,7 @@ pub(crate) fn board(minor: u32, mig: Option<(bool, bool)>) -> GpuInfo {
         pci_bus_id: Some(format!("0000:{minor:02x}:00.0")),
         pcie_root: Some("pci0000:00".into()),
         numa_node: Some(0),
+        nvswitch: false,
         mig: match mig {
             None => MigCapability::Unsupported,
             Some((enabled, needs_reset)) => MigCapability::Supported {

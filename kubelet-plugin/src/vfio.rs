@@ -6,6 +6,8 @@
 
 mod error;
 mod library;
+pub mod note;
+mod persistence;
 pub mod slot;
 pub mod sysfs;
 
@@ -33,6 +35,8 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 pub struct Vfio {
     /// Whether GPUs are given to virtual machines. They are taken back in any case.
     pub on: bool,
+    /// Also those that are connected to NVSwitches: a fabric manager has to be told of it.
+    pub on_nvswitch: bool,
     /// The kernel's view.
     pub sysfs: Sysfs,
     /// `/proc`.
@@ -50,7 +54,13 @@ impl std::fmt::Debug for Vfio {
 impl Vfio {
     /// With roots of sysfs and procfs.
     pub fn new(on: bool, sys_root: &Path, proc_root: &Path, library: Option<Arc<Reopening>>) -> Self {
-        Self { on, sysfs: Sysfs::new(sys_root, LIMIT), proc_root: proc_root.to_owned(), library }
+        Self {
+            on,
+            on_nvswitch: false,
+            sysfs: Sysfs::new(sys_root, LIMIT),
+            proc_root: proc_root.to_owned(),
+            library,
+        }
     }
 
     /// What a GPU is to a virtual machine, if one could have it.
@@ -61,6 +71,7 @@ impl Vfio {
         if !self.on {
             return Err(VfioError::Off);
         }
+        self.refuse_fabric(info)?;
         let address = info.pci_bus_id.as_deref().ok_or(VfioError::NoAddress)?;
         let group = self.sysfs.group(address)?;
         group.bind()?;
@@ -116,6 +127,11 @@ impl Vfio {
             if !processes.is_empty() {
                 return Err(VfioError::Running { processes });
             }
+            // With MIG mode on its links were down, and said nothing.
+            self.refuse_fabric(&info)?;
+            if persistence::switch_off(gpus, gpu)? {
+                probe.at("after persistence mode was switched off");
+            }
             let closed = library::close(self.library.as_deref(), gpu)?;
             self.refuse_open(&info)?;
             closed
@@ -132,7 +148,8 @@ impl Vfio {
         done
     }
 
-    /// Gives a GPU back to NVIDIA's driver. Right from whatever state [`Self::bind`] or this was left in.
+    /// Gives a GPU back to NVIDIA's driver, which keeps it initialised if `persistence` says so. Right from whatever state
+    /// [`Self::bind`] or this was left in.
     ///
     /// # Errors
     /// [`VfioError`]; it can be done again.
@@ -141,6 +158,7 @@ impl Vfio {
         gpus: &dyn Gpus,
         gpu: &GpuUuid,
         address: &str,
+        persistence: bool,
         probe: &Probe,
     ) -> Result<(), VfioError> {
         self.sysfs.refuse_unanswered(address)?;
@@ -171,6 +189,12 @@ impl Vfio {
             drop(closed);
             library::await_open(self.library.as_deref(), gpus);
             tracing::info!(gpu.uuid = %gpu, address, "the GPU is with its own driver again");
+        }
+        if persistence {
+            library::await_open(self.library.as_deref(), gpus);
+            if persistence::switch_on(gpus, gpu)? {
+                probe.at("after persistence mode was switched on");
+            }
         }
         Ok(())
     }
@@ -208,6 +232,12 @@ impl Vfio {
         }
         let now = group.driver().unwrap_or("no driver").to_owned();
         Err(VfioError::NotTaken { address: address.to_owned(), wanted, now })
+    }
+
+    /// A virtual machine's driver finds no fabric that it may use unless the fabric manager was told, and nobody tells it
+    /// from here.
+    fn refuse_fabric(&self, info: &GpuInfo) -> Result<(), VfioError> {
+        if info.nvswitch && !self.on_nvswitch { Err(VfioError::OnNvSwitch) } else { Ok(()) }
     }
 
     fn refuse_open(&self, info: &GpuInfo) -> Result<(), VfioError> {

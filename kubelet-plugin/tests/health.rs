@@ -226,3 +226,43 @@ async fn a_cordoned_gpu_is_withdrawn_where_the_server_keeps_no_taints() {
     cluster.pool_where("published again", |slices| there(slices, "gpu-0")).await;
     agent.terminate().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acknowledgement_clears_what_was_there_once_and_over_a_restart() {
+    let cluster = Cluster::new(two_gpus()).await;
+    let gpu = h100_80(0).uuid;
+    let key = aliquot_model::acknowledge::key(&gpu);
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("published", |slices| there(slices, "gpu-0")).await;
+    cluster.world.gpus.set_health(&gpu, GpuHealth { uncorrected_errors: Some(1), ..GpuHealth::default() });
+    cluster.world.gpus.raise(&gpu, EventKind::Xid(62), None);
+    let sick = |slices: &[ResourceSlice]| {
+        has(slices, "gpu-0 xid=62:NoSchedule") && has(slices, "gpu-0 ecc=:NoSchedule")
+    };
+    cluster.pool_where("tainted", sick).await;
+    // What names no GPU, or no time that has come, says why and does nothing.
+    annotate(&cluster, "acknowledge.aliquot.dev/gpu-0", jiff::Timestamp::now().to_string().into()).await;
+    annotate(&cluster, &key, "2999-01-01T00:00:00Z".into()).await;
+    note(&cluster, "AcknowledgementIgnored", &format!("annotation {key} acknowledges nothing")).await;
+    note(&cluster, "AcknowledgementIgnored", "acknowledge.aliquot.dev/gpu-0 acknowledges nothing").await;
+    assert!(agent.get("/healthz").await.1.contains(&format!("kubectl annotate node n1 {key}-")));
+    assert!(sick(&cluster.slices().await));
+
+    annotate(&cluster, &key, format!("{} was reset", jiff::Timestamp::now()).into()).await;
+    cluster.pool_where("well", |slices| there(slices, "gpu-0") && taints(slices).is_empty()).await;
+    note(&cluster, "GpuAcknowledged", "is acknowledged (was reset) and counts no more: XID 62").await;
+    // The same error again counts again, as does what a restart finds beside the annotation.
+    cluster.world.gpus.raise(&gpu, EventKind::Xid(62), None);
+    cluster.pool_where("tainted again", |slices| has(slices, "gpu-0 xid=62:NoSchedule")).await;
+    eventually("the error is stored", || async {
+        let stored = std::fs::read_to_string(cluster.world.data().join("health.json")).unwrap_or_default();
+        if stored.contains("xid-62") { Ok(()) } else { Err(stored) }
+    })
+    .await;
+    agent.terminate().await;
+    let agent = cluster.start(&[]).await;
+    metric(&agent, &format!("dra_gpu_gpu_health{{gpu=\"{gpu}\",cause=\"xid-62\"}} 1")).await;
+    let (_, slices) = cluster.pool_where("tainted", |slices| has(slices, "gpu-0 xid=62:NoSchedule")).await;
+    assert!(!has(&slices, "gpu-0 ecc=:NoSchedule"), "what was looked at stays so");
+    agent.terminate().await;
+}

@@ -9,6 +9,10 @@
 )]
 
 mod common;
+#[path = "vfio/lost.rs"]
+mod lost;
+#[path = "vfio/persistence.rs"]
+mod persistence;
 #[path = "vfio/scene.rs"]
 mod scene;
 
@@ -143,8 +147,8 @@ fn a_kill_at_any_point_of_prepare_converges() {
         assert!(node.unprepare("c-1").unwrap(), "{what}");
         scene.assert_clean();
     }
-    // Write-ahead, three steps and completion, each with a point before and after, and six writes to sysfs.
-    assert_eq!(points, 16);
+    // Write-ahead, three steps and completion, each with a point before and after, a note and six writes to sysfs.
+    assert_eq!(points, 17);
 }
 
 #[test]
@@ -295,12 +299,7 @@ fn after_a_reboot_the_gpu_is_given_anew_or_is_free() {
 fn with_the_checkpoint_lost_a_gpu_comes_back_when_its_claim_is_given_back() {
     let scene = Scene::new();
     scene.node().prepare(&only_vm("c-1"), false, now()).unwrap();
-    for name in fs::read_dir(scene.world.data()).unwrap() {
-        let path = name.unwrap().path();
-        if path.is_file() {
-            fs::remove_file(path).unwrap();
-        }
-    }
+    scene.lose_checkpoint();
     let node = scene.node();
     let recovery = node.recover().unwrap();
     let [lost] = recovery.unaccounted.as_slice() else { panic!("{recovery:?}") };
@@ -353,5 +352,60 @@ fn a_spec_that_names_nothing_of_the_driver_does_not_follow_its_numbers() {
     fs::write(&number, text).unwrap();
     fs::write(&listed, devices).unwrap();
     assert!(scene.node().unprepare("c-1").unwrap());
+    scene.assert_clean();
+}
+
+#[test]
+fn administration_is_given_what_there_is_beside_a_gpu_that_a_virtual_machine_has() {
+    let scene = Scene::new();
+    let mut node = scene.node();
+    node.device_metadata = true;
+    node.prepare(&only_vm("c-1"), false, now()).unwrap();
+    let all = request("c-2", &[("all", "gpu-0-admin"), ("all", "gpu-1-admin")]);
+    let prepared = node.prepare(&all, false, now()).unwrap();
+    assert_eq!(prepared.len(), 2, "{prepared:?}");
+    let (first, second) = ("\"/dev/nvidia0\"", "\"/dev/nvidia1\"");
+    let text = spec(&scene, "c-2").to_string();
+    assert!(text.contains(second) && !text.contains(first), "{text}");
+    assert_eq!(node.left_out("c-2").unwrap(), ["gpu-0-admin"]);
+    // Also one that asks for nothing else.
+    node.prepare(&request("c-3", &[("r", "gpu-0-admin")]), false, now()).unwrap();
+    // Containers that start when it is back have it.
+    node.unprepare("c-1").unwrap();
+    assert_eq!(node.left_out("c-2").unwrap(), Vec::<String>::new());
+    assert_eq!(node.prepare(&all, false, now()).unwrap(), prepared);
+    let text = spec(&scene, "c-2").to_string();
+    assert!(text.contains(second) && text.contains(first), "{text}");
+    for uid in ["c-2", "c-3"] {
+        assert!(node.unprepare(uid).unwrap());
+    }
+    scene.assert_clean();
+}
+
+/// The claim's first step switched the mode off, and that is not to be done to a GPU that is away.
+#[test]
+fn a_board_that_was_in_mig_mode_is_prepared_again_while_it_is_away() {
+    let scene = Scene::new();
+    scene.world.gpus.set_mig_mode(&Scene::gpu(), true).unwrap();
+    let prepared = scene.node().prepare(&only_vm("c-1"), false, now()).unwrap();
+    assert_eq!(scene.node().prepare(&only_vm("c-1"), false, now()).unwrap(), prepared);
+    assert!(scene.node().unprepare("c-1").unwrap());
+    scene.assert_clean();
+}
+
+#[test]
+fn a_gpu_on_nvswitches_is_given_away_only_where_somebody_sees_to_its_fabric() {
+    let scene = Scene::with(|gpu| gpu.nvswitch = true);
+    let mut node = scene.node();
+    let reason = |node: &aliquot_kubelet_plugin::prepare::Node| {
+        node.overview().unwrap().0.offers[&Scene::gpu()].clone().unwrap_err()
+    };
+    assert!(reason(&node).contains("Fabric Manager"), "{}", reason(&node));
+    let refused = node.prepare(&only_vm("c-1"), false, now()).unwrap_err().to_string();
+    assert!(refused.contains("--vfio-on-nvswitch"), "{refused}");
+    scene.assert_clean();
+    node.machine.vfio.on_nvswitch = true;
+    node.prepare(&only_vm("c-1"), false, now()).unwrap();
+    assert!(scene.node().unprepare("c-1").unwrap(), "what is out comes back, whatever is switched on");
     scene.assert_clean();
 }

@@ -127,6 +127,9 @@ pub struct GpuInfo {
     pub pcie_root: Option<String>,
     /// NUMA node; `None` when the machine has only one or does not say.
     pub numa_node: Option<u32>,
+    /// Whether its NVLinks lead to NVSwitches, over which a fabric manager routes them for all GPUs together.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nvswitch: bool,
     /// Partitioning.
     pub mig: MigCapability,
 }

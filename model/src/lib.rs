@@ -7,6 +7,7 @@
 //! Start with [`gpu::GpuInfo`] (what a node has), [`layout::publish`] (what it offers) and
 //! [`device::DeviceName`] (how an offer is called).
 
+pub mod acknowledge;
 pub mod allocation;
 pub mod capability;
 pub mod config;

@@ -91,6 +91,25 @@ pub(super) fn without_taint(slices: &[ResourceSlice], gpu: &Gpu, key: &str, evic
     of_gpu.filter(|(_, device)| !tainted(device)).map(|(_, device)| device.name.clone()).collect()
 }
 
+/// Taints with one of these keys on devices of a GPU, as `<key>=<value>:<effect>`.
+pub(super) fn taints(slices: &[ResourceSlice], gpu: &Gpu, keys: &[String]) -> BTreeSet<String> {
+    let all = slices
+        .iter()
+        .flat_map(|slice| slice.spec.devices.iter().flatten().map(move |device| (slice, device)));
+    let of_gpu = all.filter(|(slice, device)| gpu.has(slice, device));
+    let taints = of_gpu.flat_map(|(_, device)| device.taints.iter().flatten());
+    let shown = taints.filter(|taint| keys.contains(&taint.key)).map(|taint| {
+        let value = taint.value.as_deref().filter(|value| !value.is_empty());
+        format!(
+            "{}{}:{}",
+            taint.key,
+            value.map(|value| format!("={value}")).unwrap_or_default(),
+            taint.effect
+        )
+    });
+    shown.collect()
+}
+
 /// What the command line names.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Wanted {

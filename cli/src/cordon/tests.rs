@@ -73,6 +73,12 @@ async fn cordoned(client: &Client, args: &CordonArgs) -> Result<String> {
     cordon(client, &gpu, args).await
 }
 
+async fn acknowledgement(client: &Client) -> Option<String> {
+    let node = Api::<Node>::all(client.clone()).get("n1").await.unwrap();
+    let key = aliquot_model::acknowledge::key(&GpuUuid::parse(UUID).unwrap());
+    node.annotations().get(&key).cloned()
+}
+
 async fn annotation(client: &Client) -> Option<String> {
     let node = Api::<Node>::all(client.clone()).get("n1").await.unwrap();
     node.annotations().get(&key(&GpuUuid::parse(UUID).unwrap())).cloned()
@@ -166,4 +172,40 @@ async fn what_the_nodes_agent_does_not_publish_is_said(
             );
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acknowledgement_says_what_it_is_about_and_that_something_stays() {
+    let (_plane, client) = cluster(None).await;
+    let line = "aliquot acknowledge gpu-0 --node n1 --reason INC-7";
+    let args = match Args::try_parse_from(line.split_whitespace()).unwrap().command {
+        Command::Acknowledge(args) => args,
+        other => panic!("{other:?}"),
+    };
+    let gpu = find(&client, DRIVER, "gpu-0", Some("n1")).await.unwrap();
+    let now = "2026-11-24T18:00:00.25Z".parse().unwrap();
+    let said = acknowledge::acknowledge(&client, &gpu, &args, now).await.unwrap();
+    assert_eq!(
+        said,
+        format!(
+            "gpu-0 of node n1 ({UUID}, NVIDIA T4): errors until 2026-11-24T18:00:00.25Z are acknowledged; nothing is \
+             published of its errors now. What happens later counts again"
+        )
+    );
+    assert_eq!(acknowledgement(&client).await.as_deref(), Some("2026-11-24T18:00:00.25Z INC-7"));
+    acknowledge::wait(&client, &gpu, DRIVER, Duration::ZERO).await.unwrap();
+
+    let taint =
+        json!([{"key": names::condition_taint(DRIVER, "xid"), "value": "62", "effect": "NoSchedule"}]);
+    let slices: Api<ResourceSlice> = Api::all(client.clone());
+    let mut slice = serde_json::to_value(slices.get("s1").await.unwrap()).unwrap();
+    slice["spec"]["devices"][1]["taints"] = taint;
+    slices.replace("s1", &PostParams::default(), &serde_json::from_value(slice).unwrap()).await.unwrap();
+    let shown = format!("{DRIVER}/xid=62:NoSchedule");
+    let said = acknowledge::acknowledge(&client, &gpu, &args, now).await.unwrap();
+    assert!(said.contains(&format!("published are {shown}")), "{said}");
+    let stays = acknowledge::wait(&client, &gpu, DRIVER, Duration::ZERO).await.unwrap_err().to_string();
+    assert!(stays.contains(&shown) && stays.contains("errors since"), "{stays}");
+    let other = find(&client, DRIVER, OTHER, None).await.unwrap();
+    acknowledge::wait(&client, &other, DRIVER, Duration::ZERO).await.unwrap();
 }

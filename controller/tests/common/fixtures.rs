@@ -62,6 +62,7 @@ pub fn h100(node: &str, minor: u32) -> GpuInfo {
         pci_bus_id: Some(format!("0000:{:02x}:00.0", 16 + minor)),
         pcie_root: Some(format!("pci0000:{:02x}", minor / 2)),
         numa_node: Some(minor / 4),
+        nvswitch: false,
         mig: MigCapability::Supported {
             enabled: false,
             pending: false,

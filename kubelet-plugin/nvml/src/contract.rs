@@ -55,7 +55,7 @@ pub const ALL: [(&str, Clause); 18] = [
     ("a_reboot_loses_instances", a_reboot_loses_instances),
     ("a_lost_gpu_is_reported_and_the_others_are_listed", a_lost_gpu_is_reported_and_the_others_are_listed),
     ("errors_arrive_as_events", errors_arrive_as_events),
-    ("processes_memory_and_compute_mode_can_be_read", processes_memory_and_compute_mode_can_be_read),
+    ("processes_memory_and_modes_can_be_read", processes_memory_and_modes_can_be_read),
 ];
 
 fn gpu(node: &dyn TestNode, index: usize) -> GpuInfo {
@@ -392,7 +392,7 @@ fn errors_arrive_as_events(node: &dyn TestNode) {
     assert_eq!((lost.gpu, lost.kind), (Some(a100.uuid), EventKind::Xid(79)));
 }
 
-fn processes_memory_and_compute_mode_can_be_read(node: &dyn TestNode) {
+fn processes_memory_and_modes_can_be_read(node: &dyn TestNode) {
     let info = gpu(node, 0);
     let before = node.gpus().memory(&info.uuid).unwrap();
     assert_eq!(node.gpus().processes(&info.uuid), Ok(vec![]));
@@ -413,5 +413,9 @@ fn processes_memory_and_compute_mode_can_be_read(node: &dyn TestNode) {
     for mode in [ComputeMode::ExclusiveProcess, ComputeMode::Prohibited, ComputeMode::Default] {
         node.gpus().set_compute_mode(&info.uuid, mode).unwrap();
         assert_eq!(node.gpus().compute_mode(&info.uuid), Ok(mode));
+    }
+    for on in [true, false] {
+        node.gpus().set_persistence_mode(&info.uuid, on).unwrap();
+        assert_eq!(node.gpus().persistence_mode(&info.uuid), Ok(on));
     }
 }

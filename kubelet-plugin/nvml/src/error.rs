@@ -118,6 +118,11 @@ pub enum Operation {
     },
     /// Setting the compute mode.
     SetComputeMode,
+    /// Switching persistence mode.
+    SetPersistenceMode {
+        /// On or off.
+        on: bool,
+    },
     /// Setting the time slice.
     SetTimeSlice,
     /// Listening for events.
@@ -147,6 +152,8 @@ impl fmt::Display for Operation {
             }
             Self::DestroyGpuInstance { gpu_instance } => write!(f, "destroy GPU instance {gpu_instance}"),
             Self::SetComputeMode => f.write_str("set the compute mode"),
+            Self::SetPersistenceMode { on: true } => f.write_str("switch on the persistence mode"),
+            Self::SetPersistenceMode { on: false } => f.write_str("switch off the persistence mode"),
             Self::SetTimeSlice => f.write_str("set the time slice"),
             Self::Watch => f.write_str("listen for errors"),
             Self::Use => f.write_str("use NVML"),

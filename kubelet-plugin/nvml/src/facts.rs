@@ -69,6 +69,7 @@ pub(crate) fn read(
         pci_bus_id,
         pcie_root: position.root,
         numa_node: position.numa_node,
+        nvswitch: DeviceHandle::of(nvml, device).is_on_nvswitch(),
         mig,
     })
 }

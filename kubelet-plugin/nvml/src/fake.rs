@@ -55,7 +55,7 @@ pub fn until_killed<T>(work: impl FnOnce() -> T) -> Option<T> {
 }
 
 /// The NVML functions that faults can name; those by which the real library does the same.
-pub const FUNCTIONS: [&str; 13] = [
+pub const FUNCTIONS: [&str; 14] = [
     "nvmlDeviceGetCount_v2",
     "nvmlDeviceGetHandleByIndex_v2",
     "nvmlDeviceGetMigMode",
@@ -67,6 +67,7 @@ pub const FUNCTIONS: [&str; 13] = [
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetProcessUtilization",
     "nvmlDeviceSetComputeMode",
+    "nvmlDeviceSetPersistenceMode",
     "nvmlDeviceRegisterEvents",
     "nvmlEventSetWait_v2",
 ];
@@ -84,6 +85,7 @@ struct Board {
     processes: Vec<GpuProcess>,
     times: Vec<ProcessTime>,
     compute_mode: ComputeMode,
+    persistence: bool,
     time_slice: TimeSlice,
     lost: bool,
     /// A change of mode waits for a reset, whatever the board is known for.
@@ -104,7 +106,9 @@ struct State {
 impl State {
     fn bring_back(&mut self, which: impl Fn(&GpuInfo) -> bool) {
         let Self { boards, away, .. } = self;
-        boards.extend(away.extract_if(.., |board| which(&board.info)));
+        let back = away.extract_if(.., |board| which(&board.info));
+        // Its driver starts it as at first.
+        boards.extend(back.map(|board| Board { persistence: false, ..board }));
         boards.sort_by(|a, b| a.info.pci_bus_id.cmp(&b.info.pci_bus_id));
         self.number();
     }
@@ -132,6 +136,7 @@ impl FakeGpus {
             processes: Vec::new(),
             times: Vec::new(),
             compute_mode: ComputeMode::Default,
+            persistence: false,
             time_slice: TimeSlice::Default,
             lost: false,
             waits_for_reset: false,
@@ -531,6 +536,19 @@ impl Gpus for FakeGpus {
     fn set_compute_mode(&self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), GpuError> {
         self.on(gpu, &Operation::SetComputeMode, "nvmlDeviceSetComputeMode", |board| {
             board.compute_mode = mode;
+            Ok(())
+        })
+    }
+
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        let operation = Operation::Read("persistence mode");
+        self.on(gpu, &operation, "nvmlDeviceGetHandleByIndex_v2", |board| Ok(board.persistence))
+    }
+
+    fn set_persistence_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), GpuError> {
+        let operation = Operation::SetPersistenceMode { on };
+        self.on(gpu, &operation, "nvmlDeviceSetPersistenceMode", |board| {
+            board.persistence = on;
             Ok(())
         })
     }

@@ -117,6 +117,13 @@ pub trait Gpus: Send + Sync {
     /// Sets who may have contexts.
     fn set_compute_mode(&self, gpu: &GpuUuid, mode: ComputeMode) -> Result<(), GpuError>;
 
+    /// Whether the driver keeps the GPU initialised while nothing uses it; not where it has no such mode.
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError>;
+
+    /// Has the driver keep the GPU initialised while nothing uses it, or not (`nvmlDeviceSetPersistenceMode`). Where
+    /// nvidia-persistenced runs and its socket can be reached, the library asks it.
+    fn set_persistence_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), GpuError>;
+
     /// Sets how long a process runs before the next one's turn. NVML has no call for it, so this runs
     /// the driver's `nvidia-smi`.
     fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError>;

@@ -28,6 +28,8 @@ macro_rules! call {
     };
 }
 
+mod fabric;
+
 fn check(code: sys::nvmlReturn_t) -> Result<()> {
     if code == sys::nvmlReturn_enum_NVML_SUCCESS { Ok(()) } else { Err(NvmlCode(code)) }
 }

@@ -264,6 +264,20 @@ impl Gpus for NvmlGpus {
             .map_err(|error| GpuError::on(gpu, Operation::SetComputeMode, error))
     }
 
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        match self.device(gpu)?.is_in_persistent_mode() {
+            Ok(on) => Ok(on),
+            Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => Ok(false),
+            Err(error) => Err(GpuError::on(gpu, Operation::Read("persistence mode"), error)),
+        }
+    }
+
+    fn set_persistence_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), GpuError> {
+        self.device(gpu)?
+            .set_persistent(on)
+            .map_err(|error| GpuError::on(gpu, Operation::SetPersistenceMode { on }, error))
+    }
+
     fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError> {
         let program = |text: String| GpuError::on(gpu, Operation::SetTimeSlice, Cause::Program(text));
         let Some(path) = &self.options.nvidia_smi else {

@@ -326,6 +326,14 @@ impl Gpus for Reopening {
         self.call(|gpus| gpus.set_compute_mode(gpu, mode))
     }
 
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        self.call(|gpus| gpus.persistence_mode(gpu))
+    }
+
+    fn set_persistence_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), GpuError> {
+        self.call(|gpus| gpus.set_persistence_mode(gpu, on))
+    }
+
     fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError> {
         self.call(|gpus| gpus.set_time_slice(gpu, slice))
     }

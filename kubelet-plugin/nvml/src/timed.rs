@@ -256,6 +256,15 @@ impl Gpus for Timed {
         self.changes(gpu, Operation::SetComputeMode, move |gpus, gpu| gpus.set_compute_mode(gpu, mode))
     }
 
+    fn persistence_mode(&self, gpu: &GpuUuid) -> Result<bool, GpuError> {
+        self.reads(gpu, "persistence mode", |gpus, gpu| gpus.persistence_mode(gpu))
+    }
+
+    fn set_persistence_mode(&self, gpu: &GpuUuid, on: bool) -> Result<(), GpuError> {
+        let operation = Operation::SetPersistenceMode { on };
+        self.changes(gpu, operation, move |gpus, gpu| gpus.set_persistence_mode(gpu, on))
+    }
+
     fn set_time_slice(&self, gpu: &GpuUuid, slice: TimeSlice) -> Result<(), GpuError> {
         self.changes(gpu, Operation::SetTimeSlice, move |gpus, gpu| gpus.set_time_slice(gpu, slice))
     }

@@ -134,7 +134,7 @@ clauses! {
     a_reboot_loses_instances
     a_lost_gpu_is_reported_and_the_others_are_listed
     errors_arrive_as_events
-    processes_memory_and_compute_mode_can_be_read
+    processes_memory_and_modes_can_be_read
 }
 
 #[rstest]
@@ -345,4 +345,19 @@ fn events_outlive_the_handle_that_made_them() {
     node.raise_xid(&info, 48, None);
     let event = events.next(std::time::Duration::from_secs(60)).unwrap().unwrap();
     assert_eq!(event.gpu, Some(info.uuid));
+}
+
+#[rstest]
+#[case::fabric("H100-80", true, true)]
+#[case::links_to_switches("A100-40", true, true)]
+#[case::links_between_gpus("H100-80", false, false)]
+#[case::without_links("T4", true, false)]
+fn a_gpu_that_is_connected_to_nvswitches_says_so(
+    #[case] board: &str,
+    #[case] nvswitch: bool,
+    #[case] want: bool,
+) {
+    let node = SimulatedNode::new(NodeSpec { nvswitch, ..NodeSpec::new([board, board]) });
+    let inventory = node.gpus.borrow().as_ref().unwrap().inventory().unwrap();
+    assert_eq!(inventory.gpus.iter().map(|gpu| gpu.nvswitch).collect::<Vec<_>>(), [want, want]);
 }

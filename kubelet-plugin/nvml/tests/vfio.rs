@@ -46,6 +46,9 @@ fn a_gpu_leaves_the_driver_when_the_library_is_let_go_of_and_is_listed_when_it_i
     let pci = root.join("sys/bus/pci");
     write(&pci.join("devices").join(&address).join("driver_override"), "vfio-pci");
     assert!(node.is_gpu_in_use(0).unwrap(), "the open library has it");
+    let uuid = all.first().map(|gpu| gpu.uuid.clone()).unwrap();
+    assert_eq!(gpus.persistence_mode(&uuid), Ok(true), "in which the driver does not give it away either");
+    gpus.set_persistence_mode(&uuid, false).unwrap();
     write(&pci.join("devices").join(&address).join("driver/unbind"), &address);
     wait_for(&bus, &address, None);
     write(&pci.join("drivers_probe"), &address);

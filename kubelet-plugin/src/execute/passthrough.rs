@@ -4,15 +4,19 @@ use super::{Machine, StepError};
 use crate::devices::CharDevice;
 use crate::ledger::{Device, Passed, Record};
 use crate::vfio::VfioError;
+use crate::vfio::note::{self, Note};
 use aliquot_model::{GpuInfo, GpuUuid};
 use aliquot_nvml::GpuError;
 
 impl Machine {
     pub(super) fn bind_vfio(&self, record: &Record, gpu: &GpuUuid) -> Result<(), StepError> {
-        let passed = record.devices.iter().filter(|device| &device.gpu == gpu);
-        let passed = passed.filter_map(|device| device.passed.as_deref()).next();
-        let passed = passed.ok_or_else(|| StepError::NothingToPass(gpu.clone()))?;
-        Ok(self.vfio.bind(&*self.gpus, gpu, passed, &self.probe)?)
+        let passed = passed(record, gpu).ok_or_else(|| StepError::NothingToPass(gpu.clone()))?;
+        // First: where the checkpoint is lost, this is what undoes the rest.
+        let (claim, passed) = (record.claim.uid.clone(), passed.clone());
+        let note = Note { claim, passed };
+        note::write(&self.data_dir, &record.boot_id, &note)?;
+        self.probe.at("after the note of a GPU");
+        Ok(self.vfio.bind(&*self.gpus, gpu, &note.passed, &self.probe)?)
     }
 
     /// A boot begins with NVIDIA's driver: what an earlier one left is gone, and the address may mean another card.
@@ -24,14 +28,24 @@ impl Machine {
         boot_id: &str,
     ) -> Result<(), StepError> {
         if record.boot_id != boot_id {
+            note::forget(&self.data_dir, &record.boot_id, gpu);
             return Ok(());
         }
-        Ok(self.vfio.release(&*self.gpus, gpu, address, &self.probe)?)
+        let persistence = passed(record, gpu).is_some_and(|passed| passed.persistence);
+        self.take_back(gpu, address, persistence, boot_id)
     }
 
-    /// Takes a GPU back of which only a CDI spec says that a virtual machine has it.
-    pub(crate) fn take_back(&self, gpu: &GpuUuid, address: &str) -> Result<(), StepError> {
-        Ok(self.vfio.release(&*self.gpus, gpu, address, &self.probe)?)
+    /// Takes a GPU back from a virtual machine, and has the driver keep it initialised again if that was so.
+    pub(crate) fn take_back(
+        &self,
+        gpu: &GpuUuid,
+        address: &str,
+        persistence: bool,
+        boot_id: &str,
+    ) -> Result<(), StepError> {
+        self.vfio.release(&*self.gpus, gpu, address, persistence, &self.probe)?;
+        note::forget(&self.data_dir, boot_id, gpu);
+        Ok(())
     }
 
     /// Whether a GPU is as [`Step::BindVfio`](crate::plan::Step::BindVfio) leaves it.
@@ -50,4 +64,9 @@ impl Machine {
     pub(super) fn passed_nodes(&self, passed: &Passed) -> Result<Vec<CharDevice>, StepError> {
         Ok(self.vfio.nodes(passed)?)
     }
+}
+
+fn passed<'a>(record: &'a Record, gpu: &GpuUuid) -> Option<&'a Passed> {
+    let of_gpu = record.devices.iter().filter(|device| &device.gpu == gpu);
+    of_gpu.filter_map(|device| device.passed.as_deref()).next()
 }

@@ -101,7 +101,7 @@ impl Cause {
             Self::Lost => "drain the node and reboot it; if it is lost again, replace it",
             Self::Xid(_) | Self::Ecc => {
                 "drain it, then reset it, reload the driver or reboot the node; see the kernel's log for NVRM and Xid \
-                 messages"
+                 messages. If it stays although the GPU was reset: aliquot acknowledge"
             }
             Self::RowRemapFailure => "drain it and have it replaced",
             Self::RowRemapPending => "reset it when nothing uses it",

@@ -1,9 +1,10 @@
 //! What survives a restart: `health.json` in the data directory.
 
 use super::cause::Cause;
-use super::state::{Health, LastRead, Noted, OfGpu};
+use super::state::{Errors, Health, LastRead, Noted, OfGpu};
 use crate::store::{StoreError, replace};
 use aliquot_model::GpuUuid;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,8 +33,23 @@ struct StoredGpu {
     causes: BTreeMap<String, Noted>,
     #[serde(default)]
     needed_recovery: bool,
+    #[serde(default)]
+    errors: Errors,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    acknowledged: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last: Option<LastRead>,
+}
+
+impl StoredGpu {
+    fn says_something(&self) -> bool {
+        let Self { causes, needed_recovery, errors, acknowledged, last } = self;
+        !causes.is_empty()
+            || *needed_recovery
+            || *errors != Errors::default()
+            || acknowledged.is_some()
+            || last.is_some()
+    }
 }
 
 /// What is stored of the GPUs' health in a boot.
@@ -49,10 +65,12 @@ pub fn encode(health: &Health, boot_id: &str) -> Result<Vec<u8>, serde_json::Err
             .map(|(cause, noted)| (cause.to_string(), noted.clone()))
             .collect(),
         needed_recovery: of_gpu.needed_recovery,
+        errors: of_gpu.errors,
+        acknowledged: of_gpu.acknowledged,
         last: of_gpu.last.clone().filter(|_| of_gpu.absent),
     };
     let gpus = health.gpus.iter().map(|(gpu, state)| (gpu.clone(), of_gpu(state)));
-    let gpus = gpus.filter(|(_, gpu)| !gpu.causes.is_empty() || gpu.needed_recovery || gpu.last.is_some());
+    let gpus = gpus.filter(|(_, gpu)| gpu.says_something());
     serde_json::to_vec(&Stored { boot_id: boot_id.to_owned(), module: health.module, gpus: gpus.collect() })
 }
 
@@ -103,6 +121,8 @@ pub fn load(data_dir: &Path, boot_id: &str) -> Health {
             .filter_map(|(word, noted)| Some((Cause::try_from(word).ok()?, noted)))
             .collect(),
         needed_recovery: gpu.needed_recovery,
+        errors: gpu.errors,
+        acknowledged: gpu.acknowledged,
         absent: gpu.last.is_some(),
         last: gpu.last,
     };
@@ -118,10 +138,12 @@ mod tests {
     use crate::health::xid::Xids;
     use crate::testing::h100;
     use aliquot_nvml::{EventKind, GpuEvent};
-    use jiff::Timestamp;
 
     fn sick() -> Health {
         let mut health = Health { module: Some(7), ..Health::default() };
+        let errors = Errors { counted: 3, acknowledged: 2 };
+        let acknowledged = Some(Timestamp::UNIX_EPOCH);
+        health.gpus.insert(h100(1).uuid, OfGpu { errors, acknowledged, ..OfGpu::default() });
         let kind = EventKind::Xid(48);
         let event = GpuEvent { gpu: Some(h100(0).uuid), gpu_instance: None, compute_instance: None, kind };
         health.event(&event, &Xids::default(), Timestamp::UNIX_EPOCH);

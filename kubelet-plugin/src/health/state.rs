@@ -37,6 +37,15 @@ pub struct LastRead {
     pub live: Vec<LiveMig>,
 }
 
+/// The driver's volatile count of memory errors that could not be corrected: it begins anew when the driver starts the GPU.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Errors {
+    /// At the last look.
+    pub counted: u64,
+    /// Those of them that an administrator has looked at.
+    pub acknowledged: u64,
+}
+
 /// One GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OfGpu {
@@ -44,6 +53,10 @@ pub struct OfGpu {
     pub causes: BTreeMap<Cause, Noted>,
     /// Whether the driver wanted something done since the last reset.
     pub needed_recovery: bool,
+    /// How the count of memory errors that could not be corrected stands.
+    pub errors: Errors,
+    /// Until when an administrator has looked at its errors.
+    pub acknowledged: Option<Timestamp>,
     /// What it was when it could be read.
     pub last: Option<LastRead>,
     /// Whether it is there and could not be read at the last look.
@@ -68,6 +81,23 @@ impl OfGpu {
     fn reset(&mut self) {
         self.causes.retain(|cause, _| !cause.lasts());
         self.needed_recovery = false;
+        self.errors = Errors::default();
+    }
+
+    /// What the driver counts. A smaller count than before is a new one, so what was counted is over; an error that was
+    /// only told as an event is in none.
+    fn count(&mut self, counted: u64, now: Timestamp) {
+        if counted < self.errors.counted {
+            self.causes.remove(&Cause::Ecc);
+            self.errors = Errors::default();
+        }
+        if counted > self.errors.acknowledged {
+            self.note(Cause::Ecc, "", now);
+        }
+        if counted > self.errors.counted {
+            self.causes.entry(Cause::Ecc).and_modify(|noted| noted.again = now);
+        }
+        self.errors.counted = counted;
     }
 
     /// What the GPU says of itself.
@@ -84,8 +114,8 @@ impl OfGpu {
         if let Some(cause) = action {
             self.note(cause, "", now);
         }
-        if let Some(errors) = said.uncorrected_errors {
-            self.set(Cause::Ecc, errors > 0, now);
+        if let Some(counted) = said.uncorrected_errors {
+            self.count(counted, now);
         }
         let rows = said.rows.unwrap_or_default();
         self.set(Cause::RowRemapPending, rows.pending && !rows.failed, now);
@@ -144,6 +174,26 @@ impl Health {
         let of_gpu = self.gpus.entry(gpu.clone()).or_default();
         of_gpu.note(cause, "", now);
         of_gpu.causes.entry(cause).and_modify(|noted| noted.again = now);
+    }
+
+    /// Clears the errors of a GPU up to a time that an administrator has looked at, which counts once: what comes later
+    /// counts again. Only what nothing but a reset ends is cleared; that a GPU is lost is no error of the past. Returns
+    /// what was.
+    pub fn acknowledge(&mut self, gpu: &GpuUuid, at: Timestamp, now: Timestamp) -> Vec<Cause> {
+        let Some(of_gpu) = self.gpus.get_mut(gpu) else { return Vec::new() };
+        if of_gpu.acknowledged.is_some_and(|before| before >= at) {
+            return Vec::new();
+        }
+        of_gpu.acknowledged = Some(at);
+        let until = at.min(now);
+        let is_known =
+            |cause: &Cause, noted: &Noted| cause.lasts() && *cause != Cause::Lost && noted.again <= until;
+        let cleared = of_gpu.causes.extract_if(.., |cause, noted| is_known(cause, noted));
+        let cleared: Vec<Cause> = cleared.map(|(cause, _)| cause).collect();
+        if cleared.contains(&Cause::Ecc) {
+            of_gpu.errors.acknowledged = of_gpu.errors.counted;
+        }
+        cleared
     }
 
     /// Notes which GPUs do not answer now, by identity or index, and to what.

@@ -18,6 +18,9 @@ pub struct Passed {
     pub device: Passthrough,
     /// Interface to the IOMMU.
     pub iommu: Iommu,
+    /// Whether the driver kept it initialised while nothing used it, and is to do so again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub persistence: bool,
 }
 
 impl Device {

@@ -19,6 +19,7 @@ struct World {
     oversubscribe_at_most: u64,
     mps: bool,
     offers: Offers,
+    persistent: BTreeSet<GpuUuid>,
 }
 
 impl World {
@@ -32,6 +33,7 @@ impl World {
             oversubscribe_at_most: 0,
             mps: true,
             offers: Offers::new(),
+            persistent: BTreeSet::new(),
         }
     }
 
@@ -50,6 +52,7 @@ impl World {
             oversubscribe_at_most: self.oversubscribe_at_most,
             mps: self.mps,
             offers: &self.offers,
+            persistent: &self.persistent,
         };
         plan(&snapshot, request, prior)
     }

@@ -58,8 +58,13 @@ impl Node {
     /// Whether a step's effect is there.
     fn holds(&self, record: &Record, step: &Step) -> Result<bool, GpuError> {
         Ok(match step {
+            // A GPU that is with vfio-pci has no modes.
+            Step::SwitchMig { gpu, .. } => record.devices.iter().any(|device| {
+                let passed = device.passed.as_deref().filter(|_| device.gpu == *gpu);
+                passed.is_some_and(|passed| self.machine.is_on_vfio(&passed.address).unwrap_or(false))
+            }),
             // Writing an unchanged spec and switching to the mode in force do nothing.
-            Step::WriteSpec | Step::SwitchMig { .. } => false,
+            Step::WriteSpec => false,
             Step::SetTimeSlice { .. } => true,
             Step::CreatePartition { gpu, placement, .. } => {
                 let uuid = record

@@ -1,12 +1,13 @@
 //! What the kubelet asks: the same answer again, or a decision that is written ahead and executed.
 
 use super::metadata::metadata_of;
+use super::passed::Offered;
 use super::{Node, PrepareError, Prepared, bind};
 use crate::claim::{Request, ResultKey};
 use crate::ledger::{Ledger, Lost, Record, Retention, State};
 use crate::made;
 use crate::partitioning::Partitioning;
-use crate::plan::{self, Existing, Offers, Plan, PlanError, Snapshot};
+use crate::plan::{self, Existing, Plan, PlanError, Snapshot};
 use crate::releases::Charge;
 use crate::share;
 use aliquot_nvml::Inventory;
@@ -91,12 +92,12 @@ impl Node {
         let uid = &request.claim.uid;
         let specs = self.specs()?;
         let made = made::all(&self.machine.data_dir, boot_id);
-        let offers = self.offers(request, facts);
+        let offered = self.offered(request, facts)?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts);
         self.refuse_beside_unaccounted(request, &specs, &ledger, prior.is_some())?;
-        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref(), &made, &offers) {
+        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref(), &made, &offered) {
             Ok(plan) => plan,
             Err(error) => {
                 if ledger.note_consumers(&request.given) {
@@ -172,7 +173,7 @@ impl Node {
         request: &Request,
         prior: Option<&Record>,
         made: &BTreeSet<String>,
-        offers: &Offers,
+        offered: &Offered,
     ) -> Result<Plan, PlanError> {
         let snapshot = Snapshot {
             made,
@@ -187,7 +188,8 @@ impl Node {
             slots: self.slots,
             oversubscribe_at_most: self.oversubscribe_at_most,
             mps: self.machine.mps.is_served(),
-            offers,
+            offers: &offered.offers,
+            persistent: &offered.persistent,
         };
         let plan = plan::plan(&snapshot, request, prior)?;
         tracing::debug!(claim.uid = %request.claim.uid, %plan, "decided");

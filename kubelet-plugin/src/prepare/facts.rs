@@ -51,7 +51,7 @@ impl Node {
         self.reserve_gpus(&gpus)
     }
 
-    fn all_gpus(&self, bindings: &BTreeMap<u32, Binding>) -> BTreeSet<GpuUuid> {
+    pub(super) fn all_gpus(&self, bindings: &BTreeMap<u32, Binding>) -> BTreeSet<GpuUuid> {
         bindings.values().map(|binding| binding.gpu.clone()).collect()
     }
 
@@ -59,7 +59,9 @@ impl Node {
     pub(super) fn facts(&self, request: &Request) -> Result<Inventory, PrepareError> {
         let minors = minors(request);
         let mut facts = self.machine.gpus.inventory_of(&minors)?;
-        self.add_passed(&mut facts, &self.ledger()?);
+        let ledger = self.ledger()?;
+        let noted = self.noted(&ledger)?.into_iter().filter(|note| note.claim == request.claim.uid);
+        self.add_passed(&mut facts, &ledger, &noted.collect::<Vec<_>>());
         facts.gpus.retain(|gpu| minors.contains(&gpu.minor));
         let missing = minors.iter().any(|minor| facts.gpus.iter().all(|gpu| gpu.minor != *minor));
         match facts.unreadable.iter().find(|gpu| missing && gpu.error.is_stuck()) {

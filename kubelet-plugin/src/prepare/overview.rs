@@ -8,6 +8,7 @@ use crate::made;
 use crate::numbers::{self, Reach};
 use crate::partitioning::{Partitioning, Unclaimed};
 use crate::plan::Offers;
+use crate::vfio::note::Note;
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceName, GpuInfo, GpuUuid, LiveMig};
 use aliquot_nvml::{GpuError, Inventory};
@@ -161,8 +162,11 @@ impl Node {
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        let passed =
-            inventory.as_mut().map(|inventory| self.add_passed(inventory, &ledger)).unwrap_or_default();
+        // Those whose claims are unaccounted for: without a spec nothing says that a claim has one.
+        let noted = self.noted(&ledger)?.into_iter().filter(|note| specs.contains(&note.claim));
+        let noted: Vec<Note> = noted.collect();
+        let add = |inventory: &mut Inventory| self.add_passed(inventory, &ledger, &noted);
+        let passed = inventory.as_mut().map(add).unwrap_or_default();
         if let Some(inventory) = &inventory
             && bind(&mut ledger, inventory)
         {

@@ -1,38 +1,164 @@
 //! GPUs that claims give to virtual machines: NVML does not list them meanwhile, and they are there all the same.
 
-use super::Node;
+use super::{Node, PrepareError, UnprepareError};
 use crate::claim::Request;
 use crate::ledger::{Ledger, Passed};
 use crate::plan::Offers;
+use crate::reservation;
+use crate::store::StoreError;
+use crate::vfio::note::{self, Note};
 use aliquot_model::{DeviceKind, GpuInfo, GpuUuid};
 use aliquot_nvml::{Cause, GpuError, Inventory, Operation, Unreadable};
 use std::collections::BTreeSet;
+use std::time::Duration;
+
+/// What GPUs are to a claim that wants them for virtual machines.
+#[derive(Debug, Default)]
+pub(super) struct Offered {
+    /// What they are as PCI devices, or why no virtual machine could have them.
+    pub(super) offers: Offers,
+    /// Those that the driver keeps initialised while nothing uses them.
+    pub(super) persistent: BTreeSet<GpuUuid>,
+}
 
 impl Node {
-    /// Adds the GPUs that are with virtual machines, as they were before. Returns which.
-    pub(super) fn add_passed(&self, inventory: &mut Inventory, ledger: &Ledger) -> BTreeSet<GpuUuid> {
+    /// Adds the GPUs that are with virtual machines, as they were before: those of claims with records, and of these
+    /// notes. Returns which.
+    pub(super) fn add_passed(
+        &self,
+        inventory: &mut Inventory,
+        ledger: &Ledger,
+        noted: &[Note],
+    ) -> BTreeSet<GpuUuid> {
         // One that is on its way back may be with its driver already, and not in a library that was opened before.
         let vfio = &self.machine.vfio;
         let away = |(passed, moving): &(&Passed, bool)| match moving {
             true => vfio.is_there(&passed.address),
             false => vfio.is_away(&passed.address),
         };
-        add(inventory, ledger.passed().filter(away).map(|(passed, _)| passed))
+        let noted = noted.iter().map(|note| (&note.passed, false));
+        add(inventory, ledger.passed().chain(noted).filter(away).map(|(passed, _)| passed))
     }
 
-    /// Which of these GPUs a virtual machine could have, or why not. Nothing is looked at for a claim without any.
-    pub(super) fn offers(&self, request: &Request, facts: &Inventory) -> Offers {
-        let wanted = request.devices.iter().any(|device| device.device.kind() == DeviceKind::Vfio);
-        self.offers_of(facts.gpus.iter().filter(|_| wanted))
+    /// GPUs that this agent has given to vfio-pci in this boot, for claims of which there is no record.
+    ///
+    /// # Errors
+    /// If the boot cannot be told.
+    pub(super) fn noted(&self, ledger: &Ledger) -> Result<Vec<Note>, PrepareError> {
+        let notes = note::all(&self.machine.data_dir, &self.boot_id()?);
+        Ok(notes.into_iter().filter(|note| !ledger.has(&note.claim)).collect())
     }
 
-    /// The same of these GPUs.
+    /// What the GPUs of a claim are to virtual machines. Nothing is looked at for a claim without any. Read without the
+    /// node's lock.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub(super) fn offered(&self, request: &Request, facts: &Inventory) -> Result<Offered, PrepareError> {
+        let wanted = request.devices.iter().filter(|device| device.device.kind() == DeviceKind::Vfio);
+        let minors: BTreeSet<u32> = wanted.map(|device| device.device.minor()).collect();
+        let mut offered = Offered::default();
+        if minors.is_empty() {
+            return Ok(offered);
+        }
+        let noted = self.noted(&self.ledger()?)?;
+        for gpu in facts.gpus.iter().filter(|gpu| minors.contains(&gpu.minor)) {
+            let away = gpu.pci_bus_id.as_deref().is_some_and(|address| self.machine.vfio.is_away(address));
+            let own = |note: &&Note| note.claim == request.claim.uid && note.passed.info.uuid == gpu.uuid;
+            let note = noted.iter().find(own).filter(|_| away);
+            let offer = match note {
+                // It is there already, whatever is switched on by now.
+                Some(note) => Ok(note.passed.device.clone()),
+                None => self.machine.vfio.offer(gpu).map_err(|error| error.to_string()),
+            };
+            let persistent = match note {
+                Some(note) => note.passed.persistence,
+                None => !away && offer.is_ok() && self.machine.gpus.persistence_mode(&gpu.uuid)?,
+            };
+            offered.offers.insert(gpu.uuid.clone(), offer);
+            if persistent {
+                offered.persistent.insert(gpu.uuid.clone());
+            }
+        }
+        Ok(offered)
+    }
+
+    /// What these GPUs are to virtual machines.
     pub(super) fn offers_of<'a>(&self, gpus: impl Iterator<Item = &'a GpuInfo>) -> Offers {
         gpus.map(|gpu| {
             let offer = self.machine.vfio.offer(gpu).map_err(|error| error.to_string());
             (gpu.uuid.clone(), offer)
         })
         .collect()
+    }
+
+    /// Devices of a claim for administration whose GPUs are with virtual machines: its containers do not have them.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn left_out(&self, uid: &str) -> Result<Vec<String>, StoreError> {
+        let ledger = self.ledger()?;
+        let devices = ledger.claims.get(uid).into_iter().flat_map(|record| &record.devices);
+        let is_passed = |gpu: &GpuUuid| {
+            let mut passed = ledger.passed().filter(|(passed, _)| passed.info.uuid == *gpu);
+            passed.any(|(passed, _)| self.machine.vfio.is_away(&passed.address))
+        };
+        let watched = devices.filter(|device| device.kind() == Some(DeviceKind::Admin));
+        let left_out = watched.filter(|device| is_passed(&device.gpu));
+        Ok(left_out.map(|device| device.device.clone()).collect())
+    }
+
+    /// Gives GPUs back of which only their notes say that they were given to virtual machines: no record and no CDI spec
+    /// has them. One that a virtual machine uses stays where it is. Returns how many are still away.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub(super) fn take_back_strays(&self) -> Result<usize, PrepareError> {
+        let mut away = 0;
+        for note in self.noted(&self.ledger()?)? {
+            let (uid, gpu) = (&note.claim, &note.passed.info.uuid);
+            if self.has_spec(uid) {
+                continue;
+            }
+            // Whoever is at work on the claim has it reserved.
+            let Ok(_claim) = reservation::claim(self.store.dir(), uid, Duration::ZERO) else {
+                away += 1;
+                continue;
+            };
+            if self.ledger()?.has(uid) || self.has_spec(uid) {
+                continue;
+            }
+            match self.take_back(gpu, &note.passed.address, note.passed.persistence) {
+                Ok(()) => {
+                    tracing::warn!(gpu.uuid = %gpu, claim.uid = %uid, "gave a GPU back that no claim has")
+                }
+                Err(error) => {
+                    tracing::warn!(gpu.uuid = %gpu, claim.uid = %uid, %error, "a GPU that no claim has stays away");
+                    away += 1;
+                }
+            }
+        }
+        Ok(away)
+    }
+
+    /// Gives a GPU back whose claim has no record. The claim is reserved.
+    ///
+    /// # Errors
+    /// [`UnprepareError`]; it can be tried again.
+    pub(super) fn take_back(
+        &self,
+        gpu: &GpuUuid,
+        address: &str,
+        persistence: bool,
+    ) -> Result<(), UnprepareError> {
+        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
+        let mut gpus = self.all_gpus(&self.ledger()?.bindings);
+        gpus.insert(gpu.clone());
+        let _gpus = self.reserve_gpus(&gpus)?;
+        self.machine.take_back(gpu, address, persistence, &boot_id).map_err(|source| UnprepareError::Undo {
+            undo: format!("give {gpu} at {address} back to NVIDIA's driver"),
+            source,
+        })
     }
 }
 
@@ -76,6 +202,7 @@ mod tests {
             info: info.clone(),
             device: Default::default(),
             iommu: Default::default(),
+            persistence: false,
         }
     }
 

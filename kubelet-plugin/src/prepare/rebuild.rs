@@ -2,6 +2,7 @@
 //! ends when everything is accounted for. The decision is [`crate::rebuild`]'s.
 
 use super::metadata::metadata_of;
+use super::passed::Offered;
 use super::unaccounted::named;
 use super::{Node, PrepareError, bind};
 use crate::claim::Request;
@@ -87,12 +88,15 @@ impl Node {
             (named.result_id.clone(), left)
         });
         let quotas: BTreeMap<_, _> = quotas.collect();
+        let Offered { offers, persistent } = self.offered(request, &facts)?;
         let left = Left {
             named: &named,
             rebooted: edits::boot_id(&spec).is_some_and(|then| then != boot_id),
             quotas: &quotas,
             facts: &facts,
             fixed_partitions: self.partitioning.get() == Partitioning::Fixed,
+            offers: &offers,
+            persistent: &persistent,
         };
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -176,6 +180,7 @@ impl Node {
         if self.ledger()?.lost.is_some() {
             self.without_waiting().settle_abandoned(&self.boot_id()?)?;
         }
+        let away = self.take_back_strays()?;
         let specs = self.specs()?;
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -191,7 +196,7 @@ impl Node {
         let beyond = ledger.lost.as_ref().is_some_and(Lost::is_beyond);
         // A claim that is being prepared may have found files, and be undone: then it has no record again.
         let under_way = ledger.claims.values().any(|record| record.state == State::Started);
-        if beyond || under_way || !self.unaccounted(&specs, &ledger).is_empty() {
+        if beyond || under_way || away > 0 || !self.unaccounted(&specs, &ledger).is_empty() {
             if ledger.lost.as_ref() != Some(&before) {
                 locked.save_releasing(&ledger)?;
             }

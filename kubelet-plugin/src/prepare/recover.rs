@@ -43,6 +43,7 @@ impl Node {
                 Err(error) => recovery.failed.push((claim, error.to_string())),
             }
         }
+        self.take_back_strays()?;
         self.note_numbers(&boot_id)?;
         recovery.renewed = self.renew_hooks(&ledger);
         recovery.unlabelled = self.machine.label_existing();

@@ -25,6 +25,7 @@ use crate::ledger::{Ended, Ledger};
 use crate::plan::{PlanError, Refusal};
 use crate::share;
 use crate::store::StoreError;
+use crate::vfio::note::{self, Note};
 use aliquot_cdi::{Device, Spec};
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
 use jiff::Timestamp;
@@ -251,16 +252,19 @@ impl Node {
         // A boot begins with NVIDIA's driver, and an address may mean another card in it.
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         let now = spec.as_ref().and_then(edits::boot_id).is_some_and(|of_spec| of_spec == boot_id);
+        let mut noted = note::all(&self.machine.data_dir, &boot_id);
+        noted.retain(|note| note.claim == uid);
         for named in spec.iter().flat_map(named) {
             share::discard(&self.machine.shares, &named.result_id)?;
-            if let Some((gpu, address)) =
-                GpuUuid::parse(&named.uuid).zip(named.passed.as_ref()).filter(|_| now)
-            {
-                self.machine.take_back(&gpu, address).map_err(|source| UnprepareError::Undo {
-                    undo: format!("give {gpu} at {address} back to NVIDIA's driver"),
-                    source,
-                })?;
+            let passed = GpuUuid::parse(&named.uuid).zip(named.passed).filter(|_| now);
+            // What is noted of it is more.
+            let passed = passed.filter(|(gpu, _)| noted.iter().all(|note| note.passed.info.uuid != *gpu));
+            if let Some((gpu, address)) = passed {
+                self.take_back(&gpu, &address, false)?;
             }
+        }
+        for Note { passed, .. } in &noted {
+            self.take_back(&passed.info.uuid, &passed.address, passed.persistence)?;
         }
         self.machine.remove_metadata(uid);
         // Last: while the spec is there the GPU is kept.

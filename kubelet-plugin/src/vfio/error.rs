@@ -14,6 +14,11 @@ pub enum VfioError {
         "this node gives no GPUs to virtual machines: its agent runs without --vfio (Helm value kubeletPlugin.vfio.enabled)"
     )]
     Off,
+    /// NVSwitches.
+    #[error(
+        "it is connected to NVSwitches, over which Fabric Manager routes all GPUs of the machine together: CUDA does not start in a virtual machine until Fabric Manager has activated a partition with exactly its GPUs. If something on this node sees to that, or the machines load their driver with NVreg_NvLinkDisable=1, run the agent with --vfio-on-nvswitch=true (Helm value kubeletPlugin.vfio.onNvSwitch)"
+    )]
+    OnNvSwitch,
     /// The GPU does not say where it is.
     #[error("the driver does not tell the PCI address of the GPU")]
     NoAddress,
@@ -66,7 +71,7 @@ pub enum VfioError {
     },
     /// Its device node is open.
     #[error(
-        "/dev/{node} is open in {}, and the kernel would wait for that; end it, and if it is nvidia-persistenced run nvidia-smi -i <GPU> -pm 0",
+        "/dev/{node} is open in {}, and the kernel would wait for that; end it; if it is nvidia-persistenced, which could not be asked from here, run nvidia-smi -i <GPU> -pm 0 on the node",
         super::list(clients)
     )]
     Open {

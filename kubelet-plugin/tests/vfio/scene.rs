@@ -6,6 +6,7 @@ use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::prepare::Node;
 use aliquot_kubelet_plugin::vfio::Vfio;
 use aliquot_kubelet_plugin::vfio::sysfs::Sysfs;
+use aliquot_model::{GpuInfo, GpuUuid};
 use aliquot_nvml::fake::{FakeGpus, h100_80};
 use aliquot_nvml::{Gpus, Opened, Pauses, Reopening};
 use aliquot_sim_node::{Hardware, PciBus, PciDevice};
@@ -57,7 +58,11 @@ impl Hardware for Driver {
         let with_nvidia = self.gpus.inventory().is_ok_and(|inventory| {
             inventory.gpus.iter().any(|gpu| gpu.pci_bus_id.as_deref() == Some(address))
         });
-        with_nvidia && (open || self.in_use.load(Ordering::SeqCst))
+        let persistent = self.gpus.inventory().is_ok_and(|inventory| {
+            let mut gpus = inventory.gpus.iter().filter(|gpu| gpu.pci_bus_id.as_deref() == Some(address));
+            gpus.any(|gpu| self.gpus.persistence_mode(&gpu.uuid) == Ok(true))
+        });
+        with_nvidia && (open || persistent || self.in_use.load(Ordering::SeqCst))
     }
 }
 
@@ -77,9 +82,15 @@ fn bus(sys: &Path, driver: Driver) -> PciBus {
 
 impl Scene {
     pub(crate) fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// With something changed of each GPU.
+    pub(crate) fn with(change: impl Fn(&mut GpuInfo)) -> Self {
         let at = |minor, address: &str| {
             let mut info = h100_80(minor);
             info.pci_bus_id = Some(address.to_owned());
+            change(&mut info);
             info
         };
         let world = World::new(FakeGpus::new([at(0, GPU), at(1, OTHER)]));
@@ -107,6 +118,7 @@ impl Scene {
         node.machine.gpus = Arc::clone(&self.library) as Arc<dyn Gpus>;
         node.machine.vfio = Vfio {
             on: true,
+            on_nvswitch: false,
             sysfs: Sysfs::new(&self.sys(), LIMIT),
             proc_root: self.world.proc(),
             library: Some(Arc::clone(&self.library)),
@@ -122,6 +134,31 @@ impl Scene {
     /// Whether something that is in no list keeps the driver from giving a GPU away.
     pub(crate) fn set_in_use(&self, in_use: bool) {
         self.in_use.store(in_use, Ordering::SeqCst);
+    }
+
+    /// Has the driver keep the first GPU initialised while nothing uses it.
+    pub(crate) fn persist(&self) {
+        self.world.gpus.set_persistence_mode(&Self::gpu(), true).unwrap();
+    }
+
+    /// Whether the driver keeps the first GPU initialised.
+    pub(crate) fn is_persistent(&self) -> bool {
+        self.world.gpus.persistence_mode(&Self::gpu()).unwrap()
+    }
+
+    /// The first GPU.
+    pub(crate) fn gpu() -> GpuUuid {
+        h100_80(0).uuid
+    }
+
+    /// All copies of the checkpoint are gone.
+    pub(crate) fn lose_checkpoint(&self) {
+        for name in fs::read_dir(self.world.data()).unwrap() {
+            let path = name.unwrap().path();
+            if path.is_file() {
+                fs::remove_file(path).unwrap();
+            }
+        }
     }
 
     /// A process that has a device node open; it ends when its folder goes.
@@ -152,6 +189,10 @@ impl Scene {
             assert!(matches!(kept.trim(), "" | "(null)"), "{address} is kept for {kept}");
         }
         assert_eq!(self.world.gpus.inventory().unwrap().gpus.len(), 2, "NVML lists both GPUs");
+        let notes = self.world.data().join("vfio");
+        let notes: Vec<_> =
+            fs::read_dir(notes).into_iter().flatten().map(|note| note.unwrap().path()).collect();
+        assert_eq!(notes, Vec::<PathBuf>::new(), "leaked notes");
         assert!(self.library.inventory().is_ok(), "the library is open");
     }
 }

@@ -66,6 +66,7 @@ fn board(minor: u32, rows: &[Row], enabled: bool, needs_reset: bool) -> GpuState
         pci_bus_id: Some("0000:17:00.0".into()),
         pcie_root: Some("pci0000:16".into()),
         numa_node: Some(0),
+        nvswitch: false,
         mig,
     };
     GpuState { info, live: Vec::new(), held: Vec::new(), standing: Vec::new(), taints: Vec::new() }

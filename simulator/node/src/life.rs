@@ -166,7 +166,13 @@ impl Node {
 
     /// Says whether another driver has a GPU. Libraries that are opened from then on do not list it.
     pub fn set_away(&self, gpu: usize, away: bool) -> Result<(), NodeError> {
-        self.update_gpu(gpu, |g| g.away = u32::from(away))
+        self.update_gpu(gpu, |g| {
+            g.away = u32::from(away);
+            // A driver that gets a GPU starts it as at first.
+            if away {
+                g.persistence = 0;
+            }
+        })
     }
 
     /// Sets NVML's compute mode (0 default, 2 prohibited, 3 exclusive process).

@@ -145,8 +145,9 @@ impl Hardware for Gpus {
     fn in_use(&self, address: &str) -> bool {
         let Some(index) = self.index(address) else { return false };
         let with_nvidia = self.node.settings(index).is_ok_and(|now| !now.away);
-        // In doubt it stays.
-        with_nvidia && self.node.is_gpu_in_use(index).unwrap_or(true)
+        // The driver keeps a GPU in persistence mode open itself. In doubt it stays.
+        let persistent = self.node.settings(index).is_ok_and(|now| now.persistence);
+        with_nvidia && (persistent || self.node.is_gpu_in_use(index).unwrap_or(true))
     }
 }
 

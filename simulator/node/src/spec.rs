@@ -108,6 +108,9 @@ pub struct NodeSpec {
     /// free meanwhile.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub renumber_on_mig_switch: bool,
+    /// Whether the NVLinks of the GPUs lead to NVSwitches, and not from GPU to GPU.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub nvswitch: bool,
     /// Settings of the CUDA driver, as lines of `cuda.conf`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuda_settings: Vec<String>,
@@ -159,6 +162,7 @@ impl NodeSpec {
             late_uvm: false,
             other_majors: false,
             renumber_on_mig_switch: false,
+            nvswitch: false,
             cuda_settings: Vec::new(),
             nvml_library: None,
             cuda_library: None,

@@ -91,7 +91,22 @@ export! {
 
     fn nvmlDeviceGetNvLinkRemoteDeviceType(device: Handle, link: c_uint, kind: Out<c_uint>) |session| {
         linked(session, device, link)?;
-        kind.put(sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU)
+        kind.put(match session.node.spec().nvswitch {
+            true => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            false => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+        })
+    }
+
+    fn nvmlDeviceGetGpuFabricInfo(device: Handle, info: Out<sys::nvmlGpuFabricInfo_t>) |session| {
+        let gpu = session.gpu(device)?;
+        // Boards before Hopper need no registration with the fabric.
+        let registers = matches!(gpu.board.architecture, Architecture::Hopper | Architecture::Blackwell);
+        let state = match session.node.spec().nvswitch && registers && gpu.board.nvlinks > 0 {
+            true => sys::NVML_GPU_FABRIC_STATE_COMPLETED,
+            false => sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED,
+        };
+        let status = sys::nvmlReturn_enum_NVML_SUCCESS;
+        info.put(sys::nvmlGpuFabricInfo_t { clusterUuid: [0; 16], status, cliqueId: 0, state: state as sys::nvmlGpuFabricState_t })
     }
 
     fn nvmlDeviceOnSameBoard(first: Handle, second: Handle, same: Out<c_int>) |session| {

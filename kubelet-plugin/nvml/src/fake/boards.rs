@@ -86,6 +86,7 @@ fn gpu(minor: u32, board: Board) -> GpuInfo {
         pci_bus_id: Some(format!("0000:{:02x}:00.0", 0x0f + minor * 0x10)),
         pcie_root: Some(format!("pci0000:{:02x}", 0x0e + minor * 0x10)),
         numa_node: Some(minor / 4),
+        nvswitch: false,
         mig: board.mig,
     }
 }

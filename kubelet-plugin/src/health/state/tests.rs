@@ -279,3 +279,99 @@ fn a_recovery_that_was_wanted_and_is_not_any_more_was_done() {
     story.look();
     assert!(story.taints().is_empty());
 }
+
+/// What the GPU counts, and what it says of a recovery.
+fn counts(errors: u64) -> GpuHealth {
+    GpuHealth { uncorrected_errors: Some(errors), ..GpuHealth::default() }
+}
+
+const ECC: [&str; 1] = ["ecc=:NoSchedule"];
+
+#[test]
+fn a_memory_error_that_no_counter_has_is_not_forgotten_because_the_counter_is_0() {
+    let mut story = Story::new();
+    story.said.insert(gpu(0), counts(0));
+    story.event(EventKind::EccDoubleBit);
+    story.look();
+    assert_eq!(story.taints(), ECC);
+    story.module = Some(2);
+    story.look();
+    assert!(story.taints().is_empty());
+}
+
+#[test]
+fn errors_from_before_the_agent_count_until_the_counter_begins_anew() {
+    let mut story = Story::new();
+    for errors in [2, 2] {
+        story.said.insert(gpu(0), counts(errors));
+        story.look();
+        assert_eq!(story.taints(), ECC);
+    }
+    // The driver has started the GPU anew, and there is an error already.
+    let since = |story: &Story| story.health.gpus[&gpu(0)].causes[&Cause::Ecc].since;
+    let before = since(&story);
+    story.wait(60);
+    story.said.insert(gpu(0), counts(1));
+    story.look();
+    assert_eq!(story.taints(), ECC);
+    assert!(since(&story) > before);
+    story.said.insert(gpu(0), counts(0));
+    story.look();
+    assert!(story.taints().is_empty());
+}
+
+#[test]
+fn what_an_administrator_has_looked_at_is_cleared_and_what_comes_later_counts_again() {
+    let mut story = Story::new();
+    story.said.insert(gpu(0), counts(2));
+    story.event(EventKind::Xid(62));
+    story.look();
+    story.wait(10);
+    story.event(EventKind::Xid(48));
+    let looked_at = story.now;
+    story.wait(10);
+    story.event(EventKind::Xid(74));
+    story.wait(10);
+    let cleared = story.health.acknowledge(&gpu(0), looked_at, story.now);
+    assert_eq!(cleared, [Cause::Xid(48), Cause::Xid(62), Cause::Ecc]);
+    story.look();
+    assert_eq!(story.taints(), ["xid=74:NoSchedule"]);
+    // The same word again, and one from before, say nothing new.
+    story.event(EventKind::Xid(62));
+    for at in [looked_at, Timestamp::UNIX_EPOCH] {
+        assert!(story.health.acknowledge(&gpu(0), at, story.now).is_empty());
+    }
+    story.said.insert(gpu(0), counts(3));
+    story.look();
+    assert_eq!(story.taints(), ["ecc=:NoSchedule", "xid=74:NoSchedule"]);
+    assert_eq!(story.health.acknowledge(&gpu(0), story.now, story.now).len(), 3);
+    assert!(story.taints().is_empty());
+    // A counter that begins anew has nothing that was looked at.
+    story.said.insert(gpu(0), counts(1));
+    story.look();
+    assert_eq!(story.taints(), ECC);
+}
+
+/// As where the clock of the administrator's machine is ahead.
+#[test]
+fn a_word_of_a_time_ahead_counts_for_what_is_there_and_for_nothing_later() {
+    let mut story = Story::new();
+    story.event(EventKind::Xid(62));
+    let ahead = story.now.saturating_add(SignedDuration::from_secs(100)).unwrap();
+    assert_eq!(story.health.acknowledge(&gpu(0), ahead, story.now), [Cause::Xid(62)]);
+    story.wait(1);
+    story.event(EventKind::Xid(62));
+    assert!(story.health.acknowledge(&gpu(0), ahead, story.now).is_empty());
+    assert_eq!(story.taints(), ["xid=62:NoSchedule"]);
+}
+
+#[test]
+fn a_gpu_that_is_lost_is_lost_whatever_is_acknowledged() {
+    let mut story = Story::new();
+    story.event(EventKind::Xid(79));
+    story.lose();
+    story.look();
+    assert_eq!(story.health.acknowledge(&gpu(0), story.now, story.now), [Cause::Xid(79)]);
+    assert_eq!(story.taints(), ["gpu-lost=:NoExecute"]);
+    assert!(story.health.acknowledge(&gpu(7), story.now, story.now).is_empty(), "there is none");
+}

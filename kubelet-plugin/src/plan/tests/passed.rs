@@ -8,6 +8,7 @@ fn a_gpu_for_a_virtual_machine_is_taken_last_and_whole_and_its_facts_are_kept() 
     let mut world = World::of(vec![board(0, Some((true, false))), h100(1)]);
     let device = Passthrough { device_id: "0x2330".into(), ..Passthrough::default() };
     world.offers.insert(world.gpus[0].uuid.clone(), Ok(device.clone()));
+    world.persistent.insert(world.gpus[0].uuid.clone());
     let wanted = request("a", &[("vm", "gpu-0-vfio"), ("s", "gpu-1-share")]);
     let plan = world.plan(&wanted).unwrap();
     let gpu = world.gpus[0].clone();
@@ -18,7 +19,7 @@ fn a_gpu_for_a_virtual_machine_is_taken_last_and_whole_and_its_facts_are_kept() 
     assert_eq!(bind, &Step::BindVfio { gpu: gpu.uuid.clone(), address: address.clone() });
     assert_eq!(bind.inverse(), Undo::UnbindVfio { gpu: gpu.uuid.clone(), address: address.clone() });
     assert_eq!(plan.devices[0].held, Some(Held::Whole));
-    let kept = Passed { address, info: gpu, device, iommu: Iommu::default() };
+    let kept = Passed { address, info: gpu, device, iommu: Iommu::default(), persistence: true };
     assert_eq!(plan.devices[0].passed.as_deref(), Some(&kept));
     world.hold(&wanted);
     for device in ["gpu-0", "gpu-0-vfio", "gpu-0-timeslice"] {

@@ -1,0 +1,33 @@
+//! Errors of GPUs that an administrator has looked at: [`aliquot_model::acknowledge`] reads the Node's annotations, here
+//! what lasts of a GPU's health is cleared by them, and it is told.
+
+use super::Publisher;
+use crate::notice;
+use crate::reasons;
+use aliquot_model::acknowledge::Acknowledgements;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use std::collections::BTreeSet;
+
+impl Publisher {
+    /// Does what a Node's annotations say; the health that changes by it wakes whoever publishes it.
+    pub(super) fn acknowledge(&mut self, node: &Node) {
+        let Some(annotations) = &node.metadata.annotations else { return };
+        let now = Timestamp::now();
+        let said = Acknowledgements::read(annotations, now);
+        for (gpu, said) in &said.gpus {
+            let mut cleared = Vec::new();
+            self.monitor.change(|health, _| cleared = health.acknowledge(gpu, said.at, now));
+            if !cleared.is_empty() {
+                self.events.node_normal(reasons::GPU_ACKNOWLEDGED, notice::acknowledged(gpu, said, &cleared));
+            }
+        }
+        let ignored: BTreeSet<String> = said.not_understood.into_iter().collect();
+        let note = |name: &String| notice::acknowledgement_ignored(name, &self.settings.node);
+        for name in ignored.difference(&self.told_acknowledgements) {
+            self.events.node_warning(reasons::ACKNOWLEDGEMENT_IGNORED, note(name));
+        }
+        self.readiness.notes.set("acknowledgement", ignored.iter().map(note).collect());
+        self.told_acknowledgements = ignored;
+    }
+}

@@ -1,0 +1,40 @@
+//! Persistence mode: the driver keeps a GPU initialised while nothing uses it, and does not give it away meanwhile.
+
+use super::VfioError;
+use crate::execute::is_gone;
+use aliquot_model::GpuUuid;
+use aliquot_nvml::{GpuError, Gpus, NvmlCode};
+
+/// Switches it off. Returns whether it was on. Where nvidia-persistenced holds the GPU and cannot be asked, it is found
+/// to have it open.
+pub(super) fn switch_off(gpus: &dyn Gpus, gpu: &GpuUuid) -> Result<bool, VfioError> {
+    let on = gpus.persistence_mode(gpu)?;
+    if on {
+        gpus.set_persistence_mode(gpu, false)?;
+    }
+    Ok(on)
+}
+
+/// Switches it on again. Returns whether it was off. That it cannot be had any more keeps no GPU from coming back.
+pub(super) fn switch_on(gpus: &dyn Gpus, gpu: &GpuUuid) -> Result<bool, VfioError> {
+    let switch = || match gpus.persistence_mode(gpu)? {
+        true => Ok(false),
+        false => gpus.set_persistence_mode(gpu, true).map(|()| true),
+    };
+    match switch() {
+        Err(error) if is_refused(&error) => {
+            tracing::warn!(gpu.uuid = %gpu, %error, "persistence mode stays off, which was on before a virtual machine had the GPU");
+            Ok(false)
+        }
+        done => Ok(done?),
+    }
+}
+
+/// Whether trying again would not help.
+fn is_refused(error: &GpuError) -> bool {
+    error.is_not_supported()
+        || error.is_no_driver() && !error.is_let_go()
+        || error.is_no_library()
+        || is_gone(error)
+        || error.code() == Some(NvmlCode::NO_PERMISSION)
+}
