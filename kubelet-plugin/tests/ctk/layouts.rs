@@ -1,4 +1,4 @@
-//! A distribution's packages of a driver, unpacked, laid out as different distributions have them.
+//! Debian's packages of a driver, unpacked, laid out as different distributions have them.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -40,7 +40,7 @@ const FLAT: Layout = Layout {
     alternatives: false,
 };
 
-const LAYOUTS: &[Layout] = &[
+pub(crate) const LAYOUTS: &[Layout] = &[
     FLAT,
     Layout { name: "Red Hat", libraries: "usr/lib64", x_modules: "usr/lib64/xorg/modules/drivers", ..FLAT },
     Layout {
@@ -65,23 +65,11 @@ const PACKED: &str = "usr/lib/x86_64-linux-gnu";
 /// Where Debian hides libraries, below that.
 const HIDDEN: &str = "nvidia/current";
 
-/// How the files of a driver can be laid out. Only Debian's own have alternatives.
-pub(crate) fn layouts(files: &Path) -> impl Iterator<Item = &'static Layout> {
-    let debian = is_debians(files);
-    LAYOUTS.iter().filter(move |layout| debian || !layout.alternatives)
-}
-
-fn is_debians(files: &Path) -> bool {
-    files.join(PACKED).join(HIDDEN).is_dir()
-}
-
 /// The driver's version.
 pub(crate) fn version(files: &Path) -> String {
-    let mut names =
-        [PACKED.to_owned(), format!("{PACKED}/{HIDDEN}")].into_iter().flat_map(|dir| names(&files.join(dir)));
-    let found =
-        names.find_map(|name| Some(name.strip_prefix("libcuda.so.")?.to_owned()).filter(|v| v.contains('.')));
-    found.expect("libcuda's file carries the version")
+    let names = names(&files.join(PACKED).join(HIDDEN));
+    let found = names.iter().find_map(|name| name.strip_prefix("libcuda.so.").filter(|v| v.contains('.')));
+    found.expect("libcuda's file carries the version").to_owned()
 }
 
 fn names(dir: &Path) -> Vec<String> {
@@ -111,11 +99,7 @@ fn put_all(from: &Path, to: &Path, which: &dyn Fn(&str) -> bool) {
 
 /// Lays the files out in a root, with another NVML.
 pub(crate) fn fill(layout: &Layout, files: &Path, root: &Path, version: &str, nvml: &Path) {
-    if is_debians(files) {
-        debians(layout, files, root, version);
-    } else {
-        ubuntus(layout, files, root);
-    }
+    packages(layout, files, root, version);
     let libraries = root.join(layout.libraries);
     let ml = format!("libnvidia-ml.so.{version}");
     fs::copy(nvml, libraries.join(&ml)).unwrap();
@@ -128,20 +112,8 @@ pub(crate) fn fill(layout: &Layout, files: &Path, root: &Path, version: &str, nv
     }
 }
 
-/// Lays out packages that have everything in the directories that a layout may have others for.
-fn ubuntus(layout: &Layout, files: &Path, root: &Path) {
-    let to = |dir: &str| root.join(dir);
-    let packed = files.join(PACKED);
-    let is_library = |name: &str| name != "nvidia" && !name.contains("libnvidia-ml");
-    put_all(&packed, &to(layout.libraries), &is_library);
-    put_all(&packed.join("nvidia/xorg"), &to(layout.x_modules), &|_| true);
-    put_all(&files.join("usr/bin"), &to(layout.programs), &|_| true);
-    put_all(&files.join("usr/share"), &to(layout.data), &|_| true);
-    put_all(&files.join("etc"), &to("etc"), &|_| true);
-}
-
-/// Lays out Debian's packages.
-fn debians(layout: &Layout, files: &Path, root: &Path, version: &str) {
+/// Lays out the packages' files.
+fn packages(layout: &Layout, files: &Path, root: &Path, version: &str) {
     let (packed, hidden) = (files.join(PACKED), files.join(PACKED).join(HIDDEN));
     let libraries = root.join(layout.libraries);
     let is_library =
