@@ -178,6 +178,11 @@ impl Auditor {
         Self { settings, shares: BTreeMap::new() }
     }
 
+    /// Whether nothing is remembered of anybody.
+    pub fn is_idle(&self) -> bool {
+        self.shares.is_empty()
+    }
+
     /// Looks at everything once, `elapsed` after the look before; who is to be reported.
     pub fn look(&mut self, elapsed: Duration, looks: &[Look]) -> Vec<Verdict> {
         self.shares.retain(|subject, _| looks.iter().any(|look| look.subject == *subject));

@@ -15,6 +15,7 @@ pub mod agent;
 pub mod arbitrate;
 pub mod args;
 pub mod audit;
+mod beat;
 pub mod checkpoint;
 pub mod claim;
 pub mod collect;

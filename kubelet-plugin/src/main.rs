@@ -4,11 +4,24 @@ use aliquot_kubelet_plugin::args::Args;
 use aliquot_kubelet_plugin::run;
 use clap::Parser;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// Threads for what does not block. A node may have hundreds of processors, of which its agent needs none for long, and
+/// each thread takes memory.
+const WORKERS: usize = 2;
+/// How long a thread for what blocks stays when there is nothing to do. They take turns, so with a long time the few
+/// things that go on at an idle node keep all threads of a burst of claims.
+const THREADS_STAY: Duration = Duration::from_secs(3);
 
 fn main() -> ExitCode {
     let args = Args::parse();
     run::start_logging(args.log_format);
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(WORKERS)
+        .thread_keep_alive(THREADS_STAY)
+        .enable_all()
+        .build()
+    {
         Ok(runtime) => runtime,
         Err(error) => {
             tracing::error!(%error, "no runtime");

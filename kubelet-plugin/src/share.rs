@@ -5,6 +5,9 @@
 //! GPU time. `<shares>/<result id>/region/region` is mounted writable, as a file, for this claim's containers only,
 //! whatever user they run as, and lies in a file system of its own ([`region`]). `<shares>/<result id>/layout` says so;
 //! shares of earlier releases, whose containers have the region's directory, lack it.
+//!
+//! All of it is for containers that run: after a reboot it is made anew before any of them starts, so nobody waits until
+//! it is on the disk.
 
 mod region;
 
@@ -12,7 +15,7 @@ pub use region::{RegionError, RegionMount, RegionStorage};
 
 use crate::ledger::{Device, Ledger, Share, State};
 use crate::selinux::{LabelError, Labels};
-use crate::store::{StoreError, io_error, replace, replace_with, sync_dir};
+use crate::store::{StoreError, io_error, replace_until_reboot, replace_until_reboot_with};
 use crate::tmpfs;
 use crate::trash;
 use aliquot_model::config::{ComputePolicy, FailMode};
@@ -181,13 +184,11 @@ fn make_files(
         fs::set_permissions(path, Permissions::from_mode(0o755)).map_err(io_error("chmod", path))?;
     }
     let path = quota_dir.join("quota");
-    replace(&path, &quota, 0o644)?;
+    replace_until_reboot(&path, &quota, 0o644)?;
     fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
     aliquot_arbiter::files::make_grant(&quota_dir).map_err(io_error("make the grant in", &quota_dir))?;
-    replace(&dir.join(LAYOUT), b"2\n", 0o644)?;
-    region::make(&region_dir, storage, labels)?;
-    sync_dir(&region_dir)?;
-    Ok(())
+    replace_until_reboot(&dir.join(LAYOUT), b"2\n", 0o644)?;
+    Ok(region::make(&region_dir, storage, labels)?)
 }
 
 /// Makes a region in the place of one that is gone. Containers that run keep theirs, and read the quota that is there.
@@ -195,9 +196,7 @@ fn make_region(dir: &Path, storage: RegionStorage, labels: &Labels) -> Result<()
     tmpfs::remove(dir).map_err(io_error("unmount", dir))?;
     fs::create_dir_all(dir).map_err(io_error("create", dir))?;
     fs::set_permissions(dir, Permissions::from_mode(0o755)).map_err(io_error("chmod", dir))?;
-    region::make(dir, storage, labels)?;
-    sync_dir(dir)?;
-    Ok(())
+    Ok(region::make(dir, storage, labels)?)
 }
 
 /// How a share's region comes into its containers.
@@ -259,7 +258,8 @@ pub fn rebalance(shares: &Path, labels: &Labels, ledger: &Ledger) -> Result<(), 
             continue;
         }
         wanted.generation = present.generation.saturating_add(1);
-        replace_with(&path, &wanted.encode(), 0o644, |new| labels.read_only(new).map_err(ShareError::from))?;
+        let label = |new: &Path| labels.read_only(new).map_err(ShareError::from);
+        replace_until_reboot_with(&path, &wanted.encode(), 0o644, label)?;
         fs::set_permissions(&path, Permissions::from_mode(0o644)).map_err(io_error("chmod", &path))?;
     }
     Ok(())
@@ -363,7 +363,7 @@ fn open_region(shares: &Path, result_id: &str) -> std::io::Result<(File, (u64, u
     if !meta.is_file() {
         return Err(std::io::Error::other("it is no file"));
     }
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(REGION_FILE_SIZE.saturating_add(1));
     (&file).take(REGION_FILE_SIZE as u64 + 1).read_to_end(&mut bytes)?;
     Ok((file, (meta.dev(), meta.ino()), bytes))
 }

@@ -13,14 +13,19 @@
 //! on a full disk nothing is prepared, and everything that is prepared can be unprepared.
 
 mod aside;
+mod decoded;
 mod files;
 mod newer;
 mod reserve;
+mod turn;
 mod wait;
 
-pub(crate) use files::{io_error, replace_with};
+use decoded::{Decoded, Said};
+use files::replace_unsettled;
+pub(crate) use files::{io_error, replace_until_reboot, replace_until_reboot_with, replace_with};
 pub use files::{replace, sync_dir};
 use newer::NewerCopy;
+use turn::{Turn, Turns};
 pub(crate) use wait::{open_lock, patiently};
 
 use crate::checkpoint::{self, CheckpointError};
@@ -33,7 +38,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const FILES: [&str; 2] = ["checkpoint.json", "checkpoint.copy.json"];
 const LOCK: &str = "lock";
@@ -95,6 +100,8 @@ impl fmt::Display for Damage {
 pub struct Store {
     dir: PathBuf,
     damage: Arc<Mutex<Vec<Damage>>>,
+    decoded: Arc<Mutex<Decoded>>,
+    turns: Arc<Turns>,
 }
 
 /// The node's lock. The checkpoint is read and written under it, and nothing that takes long happens under it.
@@ -103,7 +110,10 @@ pub struct Locked {
     dir: PathBuf,
     sequence: u64,
     damage: Arc<Mutex<Vec<Damage>>>,
+    decoded: Arc<Mutex<Decoded>>,
+    // In this order: whose turn is next finds the lock free.
     _lock: Flock<File>,
+    _turn: Turn,
 }
 
 /// What was read.
@@ -118,7 +128,7 @@ pub struct Loaded {
 impl Store {
     /// A data directory, which [`Store::lock`] makes when it is missing.
     pub fn new(dir: impl Into<PathBuf>) -> Self {
-        Self { dir: dir.into(), damage: Arc::default() }
+        Self { dir: dir.into(), damage: Arc::default(), decoded: Arc::default(), turns: Arc::default() }
     }
 
     /// Where it is.
@@ -136,10 +146,14 @@ impl Store {
     /// # Errors
     /// [`StoreError::Busy`] after the timeout.
     pub fn lock(&self, timeout: Duration) -> Result<Locked, StoreError> {
-        fs::create_dir_all(&self.dir).map_err(io_error("create", &self.dir))?;
+        let until = Instant::now() + timeout;
         let path = self.dir.join(LOCK);
+        let Some(turn) = self.turns.take(until) else {
+            return Err(StoreError::Busy { path, waited: timeout });
+        };
+        fs::create_dir_all(&self.dir).map_err(io_error("create", &self.dir))?;
         let mut file = Some(open_lock(&path)?);
-        let taken = patiently(timeout, || {
+        let taken = patiently(until.saturating_duration_since(Instant::now()), || {
             let Some(unlocked) = file.take() else { return Ok(None) };
             match Flock::lock(unlocked, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => Ok(Some(lock)),
@@ -154,8 +168,8 @@ impl Store {
         })?;
         match taken {
             Some(lock) => {
-                let damage = Arc::clone(&self.damage);
-                Ok(Locked { dir: self.dir.clone(), sequence: 0, damage, _lock: lock })
+                let (damage, decoded) = (Arc::clone(&self.damage), Arc::clone(&self.decoded));
+                Ok(Locked { dir: self.dir.clone(), sequence: 0, damage, decoded, _lock: lock, _turn: turn })
             }
             None => Err(StoreError::Busy { path, waited: timeout }),
         }
@@ -169,7 +183,7 @@ impl Locked {
     /// # Errors
     /// If the file system refuses.
     pub fn load(&mut self) -> Result<Loaded, StoreError> {
-        let mut best: Option<(Ledger, u64, &'static str)> = None;
+        let mut best: Option<(Arc<Said>, &'static str)> = None;
         let mut newer: Vec<NewerCopy> = Vec::new();
         let mut damaged = Vec::new();
         for name in FILES {
@@ -178,10 +192,10 @@ impl Locked {
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) if is_damage(&error) => error.to_string(),
                 Err(source) => return Err(StoreError::Io { action: "read", path, source }),
-                Ok(bytes) => match checkpoint::decode(&bytes) {
-                    Ok((ledger, sequence)) => {
-                        if best.as_ref().is_none_or(|(_, newest, _)| sequence > *newest) {
-                            best = Some((ledger, sequence, name));
+                Ok(bytes) => match self.decoded.lock().read(bytes) {
+                    Ok(said) => {
+                        if best.as_ref().is_none_or(|(newest, _)| said.1 > newest.1) {
+                            best = Some((said, name));
                         }
                         continue;
                     }
@@ -196,16 +210,16 @@ impl Locked {
             damaged.push(Damage { path, reason, kept });
         }
         // Of two copies the later one counts.
-        let sequence = best.as_ref().map(|(_, sequence, _)| *sequence);
+        let sequence = best.as_ref().map(|(said, _)| said.1);
         if newer.iter().any(|copy| Some(copy.sequence) > sequence) {
-            let stale = best.take().map(|(_, _, name)| name);
+            let stale = best.take().map(|(_, name)| name);
             damaged.extend(self.set_newer_aside(newer, stale)?);
         }
         for damage in &damaged {
             tracing::warn!(%damage, "a copy of the checkpoint cannot be used");
         }
         self.damage.lock().extend(damaged.iter().cloned());
-        let best = best.map(|(ledger, sequence, _)| (ledger, sequence));
+        let best = best.map(|(said, _)| Arc::unwrap_or_clone(said));
         let (mut ledger, sequence) = best.unwrap_or_else(|| {
             let reasons: Vec<String> = damaged.iter().map(ToString::to_string).collect();
             let reason = if reasons.is_empty() { "none was there".to_owned() } else { reasons.join("; ") };
@@ -237,11 +251,12 @@ impl Locked {
         let bytes = self.encode(ledger, None)?;
         reserve::keep(&self.dir, bytes.len())?;
         let [first, second] = FILES.map(|name| self.dir.join(name));
-        replace(&first, &bytes, 0o600)?;
-        if let Err(error) = replace(&second, &bytes, 0o600) {
+        replace_unsettled(&first, &bytes, 0o600)?;
+        if let Err(error) = replace_unsettled(&second, &bytes, 0o600) {
             tracing::warn!(%error, "the second copy of the checkpoint is stale");
         }
-        Ok(())
+        // Each name is that of a whole file all the while, and of the new one from here on.
+        sync_dir(&self.dir)
     }
 
     /// Writes both copies, to give something back or to keep what there is: as [`Self::save`], but a full

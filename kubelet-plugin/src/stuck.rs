@@ -1,5 +1,6 @@
 //! Calls to the driver that do not come back: told to health, events and metrics.
 
+use crate::beat;
 use crate::events::Events;
 use crate::health::Monitor;
 use crate::metrics::{Gpu, Metrics};
@@ -48,7 +49,7 @@ impl Teller {
             before = now;
             tokio::select! {
                 () = cancel.cancelled() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = beat::next(LOOK) => {}
             }
         }
     }

@@ -8,6 +8,7 @@ mod remove;
 
 pub use remove::sweep;
 
+use crate::beat;
 use crate::metrics::Metrics;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -53,7 +54,7 @@ impl Trash {
             }
             tokio::select! {
                 () = cancel.cancelled() => return,
-                () = tokio::time::sleep(LOOK) => {}
+                () = beat::next(LOOK) => {}
             }
         }
     }

@@ -18,6 +18,9 @@ use std::time::Duration;
 /// How often the folder is listed and processes are looked for.
 const LIST_NS: u64 = 500_000_000;
 
+/// How often the folder is listed while no share is in it: a container that is given one takes longer to start.
+const NONE_NS: u64 = 1_000_000_000;
+
 /// Name of the grant beside the quota.
 pub const GRANT: &str = "grant";
 
@@ -115,7 +118,11 @@ impl Keeper {
                 let _ = kept.grant.write_all_at(&grant.encode(), 0);
             }
         }
-        Duration::from_nanos(if is_needed { TICK_NS } else { LIST_NS })
+        Duration::from_nanos(match (is_needed, self.shares.is_empty()) {
+            (true, _) => TICK_NS,
+            (false, false) => LIST_NS,
+            (false, true) => NONE_NS,
+        })
     }
 
     fn list(&mut self) {

@@ -50,7 +50,7 @@ impl Bench {
         let child = Command::new(env!("CARGO_BIN_EXE_aliquot-kubelet-plugin"))
             .args(&self.line[1..])
             // As the chart has it.
-            .env("MALLOC_ARENA_MAX", "2")
+            .env("MALLOC_ARENA_MAX", "1")
             .stderr(Stdio::null())
             .spawn()
             .expect("the agent");

@@ -4,6 +4,7 @@ use super::evict::{Evicted, Evictor};
 use super::measured::{self, Accounts};
 use super::whose::{self, Hardware, Owner, PodFacts};
 use super::{Auditor, Breach, Look, Measured, Quota, Settings, Subject, Verdict};
+use crate::beat;
 use crate::events::Events;
 use crate::ledger::{Device, Ledger, Record, State};
 use crate::metrics::{Breached, Metrics, Outcome, ShareLabels};
@@ -115,7 +116,7 @@ impl Audit {
             self.look(&overview.ledger, &mut memory).await;
             tokio::select! {
                 () = cancel.cancelled() => return,
-                () = tokio::time::sleep(self.interval) => {}
+                () = beat::next(self.interval) => {}
             }
         }
     }
@@ -127,6 +128,9 @@ impl Audit {
         let ids: BTreeSet<String> = shares(ledger).map(|(_, device)| device.result_id.clone()).collect();
         memory.regions.retain(|id, _| ids.contains(id));
         memory.since_us.retain(|gpu, _| gpus.contains(gpu));
+        if ids.is_empty() && memory.auditor.is_idle() {
+            return;
+        }
         let (node, proc) = (Arc::clone(&self.node), self.proc.clone());
         let (mut since, mut regions) =
             (std::mem::take(&mut memory.since_us), std::mem::take(&mut memory.regions));

@@ -1,6 +1,7 @@
 //! Notices when a supervisor of MPS daemons comes or goes. A lock tells nobody that it was taken, so it is looked at.
 
 use super::Mps;
+use crate::beat;
 use futures::{Stream, stream};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ impl Mps {
         let seen = (self.clone(), self.is_served());
         stream::unfold(seen, |(mps, before)| async move {
             loop {
-                tokio::time::sleep(LOOK).await;
+                beat::next(LOOK).await;
                 let served = mps.is_served();
                 if served != before {
                     return Some((served, (mps, served)));

@@ -23,7 +23,15 @@ pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError>
     replace_with(path, content, mode, |_| Ok(()))
 }
 
-/// The same, with something to be done with the new file before anybody can see it.
+/// The same for a file that says nothing any more once the node was started anew: nobody waits for the disk.
+///
+/// # Errors
+/// As [`replace`].
+pub(crate) fn replace_until_reboot(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
+    replace_until_reboot_with(path, content, mode, |_| Ok(()))
+}
+
+/// The same as [`replace`], with something to be done with the new file before anybody can see it.
 ///
 /// # Errors
 /// If that fails, or the file system refuses.
@@ -33,20 +41,56 @@ pub(crate) fn replace_with<E: From<StoreError>>(
     mode: u32,
     before: impl FnOnce(&Path) -> Result<(), E>,
 ) -> Result<(), E> {
+    put(path, content, mode, File::sync_all, before)?;
+    Ok(path.parent().map_or(Ok(()), sync_dir)?)
+}
+
+/// The same as [`replace_until_reboot`], with something to be done with the new file before anybody can see it.
+///
+/// # Errors
+/// If that fails, or the file system refuses.
+pub(crate) fn replace_until_reboot_with<E: From<StoreError>>(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    before: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
+    put(path, content, mode, |_| Ok(()), before)
+}
+
+/// As [`replace`]; that it was replaced lasts once its directory was synced ([`sync_dir`]).
+///
+/// # Errors
+/// As [`replace`].
+pub(super) fn replace_unsettled(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
+    put(path, content, mode, File::sync_all, |_| Ok(()))
+}
+
+fn put<E: From<StoreError>>(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    sync: impl FnOnce(&File) -> io::Result<()>,
+    before: impl FnOnce(&Path) -> Result<(), E>,
+) -> Result<(), E> {
     let temp = path.with_extension("tmp");
-    let replaced = write(&temp, content, mode)
+    let replaced = write(&temp, content, mode, sync)
         .map_err(E::from)
         .and_then(|()| before(&temp))
         .and_then(|()| Ok(fs::rename(&temp, path).map_err(io_error("replace", path))?));
     if replaced.is_err() {
         // What it takes is what others lack. The first error is the one to report.
         let _ = fs::remove_file(&temp);
-        return replaced;
     }
-    Ok(path.parent().map_or(Ok(()), sync_dir)?)
+    replaced
 }
 
-fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
+fn write(
+    path: &Path,
+    content: &[u8],
+    mode: u32,
+    sync: impl FnOnce(&File) -> io::Result<()>,
+) -> Result<(), StoreError> {
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -55,7 +99,7 @@ fn write(path: &Path, content: &[u8], mode: u32) -> Result<(), StoreError> {
         .open(path)
         .map_err(io_error("create", path))?;
     file.write_all(content).map_err(io_error("write", path))?;
-    file.sync_all().map_err(io_error("sync", path))
+    sync(&file).map_err(io_error("sync", path))
 }
 
 /// Makes renames and removals in a directory last.
