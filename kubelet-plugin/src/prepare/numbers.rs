@@ -5,8 +5,8 @@ use super::{Node, PrepareError};
 use crate::claim::{ClaimRef, Request};
 use crate::devices::Majors;
 use crate::execute::{Gone, StepError};
-use crate::ledger::{DeviceNumber, Ledger, Record, State};
-use crate::numbers::{self, Meaning};
+use crate::ledger::{DeviceNumber, Ledger, Record};
+use crate::numbers::{self, Meaning, Reach};
 use crate::plan::{PlanError, Refusal};
 use crate::reservation;
 use crate::store::{StoreError, io_error};
@@ -79,7 +79,9 @@ impl Node {
             step: "tell which devices are whose".to_owned(),
             source,
         })?;
-        let reached = numbers::reached(ledger, boot_id, &numbering.meanings(&facts.gpus, &[]));
+        let meanings = numbering.meanings(&facts.gpus, &[]);
+        let mut reached = numbers::reached(ledger, boot_id, &meanings);
+        reached.extend(self.reached_beside(ledger, &meanings)?);
         for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
             let gpu = facts.gpus.iter().find(|gpu| gpu.minor == wanted.device.minor());
             let reach = gpu.and_then(|gpu| numbers::obstacle(&reached, &request.claim.uid, &gpu.uuid, None));
@@ -107,7 +109,9 @@ impl Node {
             let meanings = self.numbering(&[])?.meanings(&[info], &live);
             let capabilities: Vec<Meaning> =
                 meanings.into_iter().filter(|meaning| meaning.partition.is_some()).collect();
-            let reached = numbers::reached(&self.ledger()?, &record.boot_id, &capabilities);
+            let ledger = self.ledger()?;
+            let mut reached = numbers::reached(&ledger, &record.boot_id, &capabilities);
+            reached.extend(self.reached_beside(&ledger, &capabilities)?);
             if let Some(reach) =
                 numbers::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
             {
@@ -115,6 +119,12 @@ impl Node {
             }
         }
         Ok(())
+    }
+
+    /// What containers of claims may open whose records are lost.
+    fn reached_beside(&self, ledger: &Ledger, meanings: &[Meaning]) -> Result<Vec<Reach>, StoreError> {
+        let unaccounted = self.unaccounted(&self.specs()?, ledger);
+        Ok(unaccounted.iter().flat_map(|lost| lost.reaches(meanings)).collect())
     }
 
     /// Writes down which numbers the specs on disk name: earlier releases did not, and a process that was killed may
@@ -126,7 +136,7 @@ impl Node {
         };
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        let running = ledger.claims.values().filter(|record| is_prepared(record, boot_id));
+        let running = ledger.claims.values().filter(|record| record.is_prepared(boot_id));
         let named: Vec<_> = running.filter_map(read).collect();
         let mut changed = false;
         for (uid, named) in named {
@@ -147,8 +157,9 @@ impl Node {
     /// If lock or checkpoint cannot be had at all.
     pub fn renumber(&self) -> Result<Renumbered, PrepareError> {
         let boot_id = self.boot_id()?;
+        self.name_partitions(&boot_id)?;
         let mut done = Renumbered::default();
-        let prepared = self.ledger()?.claims.into_values().filter(|record| is_prepared(record, &boot_id));
+        let prepared = self.ledger()?.claims.into_values().filter(|record| record.is_prepared(&boot_id));
         for record in prepared.filter(has_numbers) {
             match self.renumber_claim(&record.claim.uid, &boot_id) {
                 Ok(true) => done.rewritten.push(record.claim),
@@ -162,7 +173,7 @@ impl Node {
     fn renumber_claim(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
         // Whoever has it reserved may be writing the spec.
         let _claim = reservation::claim(self.store.dir(), uid, Duration::ZERO)?;
-        let Some(mut record) = self.record(uid)?.filter(|record| is_prepared(record, boot_id)) else {
+        let Some(mut record) = self.record(uid)?.filter(|record| record.is_prepared(boot_id)) else {
             return Ok(false);
         };
         let rewritten = self.renumber_spec(&mut record)?;
@@ -189,6 +200,7 @@ impl Node {
             let Some(there) = ledger.claims.get_mut(&record.claim.uid) else { return Ok(false) };
             there.numbers.extend(numbers::named(&before));
             there.numbers.extend(numbers::named(&spec));
+            self.machine.probe.at("before noting numbers");
             locked.save_releasing(&ledger)?;
         }
         self.machine.probe.at("before renumbering");
@@ -196,11 +208,6 @@ impl Node {
         self.machine.probe.at("after renumbering");
         Ok(true)
     }
-}
-
-/// Returns true if containers may be running, or start, with the claim's spec.
-fn is_prepared(record: &Record, boot_id: &str) -> bool {
-    record.state == State::Completed && record.boot_id == boot_id && !record.is_parked()
 }
 
 /// Returns true if the driver numbers something of the claim's. It numbers nothing of GPUs that are with virtual machines.
