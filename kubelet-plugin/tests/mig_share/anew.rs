@@ -195,7 +195,10 @@ fn a_partition_that_was_made_anew_by_a_killed_process_goes_with_its_claim() {
                 let world = world_with();
                 world.gpus.fault(function, nth, kind);
                 let node = world.node();
-                kills += u32::from(until_killed(|| drop(node.prepare(&alone(), false, now()))).is_none());
+                if until_killed(|| drop(node.prepare(&alone(), false, now()))).is_some() {
+                    continue;
+                }
+                kills += 1;
                 let node = starts(&world);
                 if again {
                     node.prepare(&alone(), false, now()).unwrap();
