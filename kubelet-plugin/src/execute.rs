@@ -13,7 +13,7 @@ use crate::devices::{DeviceError, Majors};
 use crate::driver::Driver;
 use crate::edits::{self, Limiter, OfDriver, Ours, Site};
 use crate::holders::{self, Client};
-use crate::ledger::{Ledger, Record};
+use crate::ledger::{Ledger, Place, Record};
 use crate::made;
 use crate::metadata::MetadataError;
 use crate::mps::{Mps, MpsError};
@@ -254,7 +254,8 @@ impl Machine {
         match step {
             Step::SwitchMig { gpu, on } => self.switch_mig(gpu, *on)?,
             Step::CreatePartition { gpu, profile_id, placement, .. } => {
-                let live = match self.shared_partition(record, gpu, *profile_id, *placement)? {
+                let place = Place { gpu: gpu.clone(), profile_id: *profile_id, placement: *placement };
+                let live = match self.present_partition(record, &place)? {
                     Some(live) => live,
                     None => self.gpus.create_mig(gpu, *profile_id, *placement)?,
                 };
@@ -299,10 +300,14 @@ impl Machine {
     ) -> Result<(), StepError> {
         self.probe.at("before undo");
         match undo {
+            // What it had set up ended with its boot, and what is there now is of somebody else.
+            Undo::SettleMig { .. }
+            | Undo::DestroyPartition { .. }
+            | Undo::ResetTimeSlice { .. }
+            | Undo::ResetComputeMode { .. }
+                if record.boot_id != boot_id => {}
             Undo::SettleMig { gpu } => self.settle_mig(record, gpu, ledger),
-            Undo::DestroyPartition { gpu, placement } => {
-                self.destroy(record, gpu, *placement, ledger, boot_id)?;
-            }
+            Undo::DestroyPartition { gpu, placement } => self.destroy(record, gpu, *placement, ledger)?,
             Undo::ResetTimeSlice { gpu } => self.reset_time_slice(record, gpu, ledger),
             Undo::UnbindVfio { gpu, address } => self.unbind_vfio(record, gpu, address, boot_id)?,
             // Files that stay keep nobody's claim: they are looked for again at the next start.
@@ -311,7 +316,9 @@ impl Machine {
                     tracing::warn!(share = %result_id, %error, "a share's files stay until the agent's next start");
                 }
             }
-            Undo::ResetComputeMode { gpu } => self.reset_compute_mode(&record.claim.uid, gpu, ledger)?,
+            Undo::ResetComputeMode { gpu } => {
+                self.reset_compute_mode(&record.claim.uid, gpu, ledger, boot_id)?
+            }
             Undo::StopMps { uid } => self.end_mps(record, uid, boot_id)?,
             Undo::RemoveSpec => {
                 self.remove_metadata(&record.claim.uid);
@@ -348,8 +355,8 @@ impl Machine {
     /// Whoever removes the last partition switches the mode off. A mode that stays on harms nobody: a
     /// whole-GPU claim switches it off itself, so failures are only warned of.
     fn settle_mig(&self, record: &Record, gpu: &GpuUuid, ledger: &Ledger) {
-        let used = ledger.others(&record.claim.uid, gpu).any(|(_, device)| device.partition.is_some());
-        if used {
+        let Record { claim, boot_id, .. } = record;
+        if ledger.has_others_here(&claim.uid, gpu, boot_id, |device| device.partition.is_some()) {
             return;
         }
         let settle = || -> Result<bool, StepError> {
@@ -377,8 +384,8 @@ impl Machine {
 
     /// As with the mode: a time slice that stays is no reason to keep a claim from being released.
     fn reset_time_slice(&self, record: &Record, gpu: &GpuUuid, ledger: &Ledger) {
-        let used = ledger.others(&record.claim.uid, gpu).any(|(_, device)| device.time_slice.is_some());
-        if used {
+        let Record { claim, boot_id, .. } = record;
+        if ledger.has_others_here(&claim.uid, gpu, boot_id, |device| device.time_slice.is_some()) {
             return;
         }
         if let Err(error) = self.gpus.set_time_slice(gpu, TimeSlice::Default) {

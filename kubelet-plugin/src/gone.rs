@@ -1,7 +1,7 @@
 //! Partitions that claims were given and that are not there any more: a driver that is loaded anew has none. Pure.
 
 use crate::claim::ClaimRef;
-use crate::ledger::{Ledger, State};
+use crate::ledger::Ledger;
 use aliquot_model::{GpuUuid, Placement};
 use aliquot_nvml::Inventory;
 
@@ -25,7 +25,7 @@ pub fn partitions(before: &Ledger, now: &Ledger, boot_id: &str, inventory: &Inve
         let unchanged = before.claims.get(&record.claim.uid).is_some_and(|then| {
             then.state == record.state && then.devices == record.devices && then.retention == record.retention
         });
-        unchanged && record.state == State::Completed && record.boot_id == boot_id && !record.is_parked()
+        unchanged && record.is_prepared(boot_id)
     });
     let gone = prepared.flat_map(|record| {
         record.devices.iter().filter_map(|device| {

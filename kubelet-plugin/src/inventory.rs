@@ -2,6 +2,7 @@
 
 mod gone;
 mod listen;
+mod load;
 mod numbers;
 
 use crate::events::Events;
@@ -18,10 +19,10 @@ use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_nvml::{EventKind, GpuError, GpuEvent, GpuHealth, Gpus, Inventory};
 use jiff::Timestamp;
 use listen::Listeners;
+use load::module_load;
 use numbers::Followed;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -68,6 +69,7 @@ impl Watcher {
         let mut followed = Followed::default();
         loop {
             let mut interval = self.interval;
+            let load = self.driver_load();
             if let Some(overview) = self.look(&mut reported, &listeners).await {
                 let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
                 let heard = gpus.map(|gpu| &gpu.uuid).filter(|gpu| !overview.passed.contains(*gpu));
@@ -88,7 +90,7 @@ impl Watcher {
             tokio::select! {
                 () = cancel.cancelled() => return,
                 () = self.changed.notified() => {}
-                () = tokio::time::sleep(interval) => {}
+                () = self.wait_or_reload(interval, &load) => {}
                 Some(event) = errors.recv() => self.fault(&event),
             }
             tokio::time::sleep(DEBOUNCE).await;
@@ -292,11 +294,6 @@ fn health_of(
         });
         answers.collect()
     })
-}
-
-/// Which load of the kernel module it is: the number of its directory in sysfs, which is never used again in a boot.
-fn module_load(sys_root: &Path) -> Option<u64> {
-    std::fs::metadata(sys_root.join("module/nvidia")).ok().map(|found| found.ino())
 }
 
 /// Whether all GPUs of a node with several are said to be lost: then it is more likely the library's fault.

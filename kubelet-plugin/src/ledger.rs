@@ -6,6 +6,8 @@
 // The fuzzer of the checkpoint has this file without the rest of the agent (`e2e/fuzz`).
 #[path = "ledger/former.rs"]
 mod former;
+#[path = "ledger/here.rs"]
+mod here;
 #[path = "ledger/lost.rs"]
 mod lost;
 #[path = "ledger/newer.rs"]
@@ -18,6 +20,7 @@ mod passed;
 mod shared;
 
 pub use former::{Former, Given};
+pub use here::Place;
 pub use lost::{Cause, Ended, Lost, Running};
 pub use newer::NewerRecord;
 pub use numbers::DeviceNumber;

@@ -15,6 +15,7 @@
 
 use crate::claim::ClaimRef;
 use crate::devices::{CharDevice, Majors};
+use crate::edits::DEVICE_ENV;
 use crate::ledger::{DeviceNumber, Ledger, Record};
 use aliquot_cdi::{DeviceNode, Spec};
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
@@ -39,11 +40,16 @@ pub struct Meaning {
     pub partition: Option<Placement>,
 }
 
-/// The numbers of GPUs and of the partitions on them, as far as the kernel lists them.
+/// The numbers of GPUs and of the partitions on them, as far as the kernel lists them. The capability to divide GPUs, which
+/// no container is given, is of all of them.
 pub fn meanings(gpus: &[GpuInfo], live: &[LiveMig], majors: &Majors, caps: &MigMinors) -> Vec<Meaning> {
     let of_gpus = gpus.iter().filter_map(|gpu| {
         let device = majors.gpu(gpu.minor).ok()?;
         Some(Meaning { number: device.into(), gpu: gpu.uuid.clone(), partition: None })
+    });
+    let config = caps.config().and_then(|cap| majors.capability(cap).ok());
+    let of_config = gpus.iter().filter_map(|gpu| {
+        Some(Meaning { number: config.clone()?.into(), gpu: gpu.uuid.clone(), partition: None })
     });
     let of_partitions = live.iter().flat_map(|mig| {
         let minor = gpus.iter().find(|gpu| gpu.uuid == mig.parent).map(|gpu| gpu.minor);
@@ -57,7 +63,7 @@ pub fn meanings(gpus: &[GpuInfo], live: &[LiveMig], majors: &Majors, caps: &MigM
             partition: Some(mig.placement),
         })
     });
-    of_gpus.chain(of_partitions).collect()
+    of_gpus.chain(of_config).chain(of_partitions).collect()
 }
 
 /// A GPU or partition that containers of a claim may open although the claim has no part of it.
@@ -139,21 +145,30 @@ pub fn obstacle<'a>(
     others.into_iter().find(|reach| reach.partition.is_none() || reach.partition == partition)
 }
 
-/// Numbers of the devices that a spec of ours gives containers, but for those that every container gets.
+/// Numbers of the devices that a spec of ours gives containers. Those that every container gets count too: the major
+/// number of nvidia-uvm may be that of the capabilities later.
 pub fn named(spec: &Spec) -> BTreeSet<DeviceNumber> {
-    let of_results = spec.devices.iter().filter(|device| !device.name.to_string().ends_with("-common"));
-    of_results.flat_map(|device| &device.container_edits.device_nodes).filter_map(number).collect()
+    let nodes = spec.devices.iter().flat_map(|device| &device.container_edits.device_nodes);
+    nodes.filter_map(number).collect()
 }
 
-/// Returns true if both specs give the same devices by the same numbers.
+/// Returns true if both specs give the same devices by the same numbers, and name the same hardware.
 pub fn same_devices(one: &Spec, other: &Spec) -> bool {
+    let hardware = |spec: &Spec| -> BTreeSet<(String, String)> {
+        let all = spec.devices.iter().flat_map(|device| {
+            let variables = device.container_edits.environment().into_iter();
+            let hardware = variables.filter(|(name, _)| name.starts_with(DEVICE_ENV));
+            hardware.map(|(_, hardware)| (device.name.to_string(), hardware.to_owned()))
+        });
+        all.collect()
+    };
     let all = |spec: &Spec| -> BTreeSet<(String, String, Option<DeviceNumber>)> {
         let nodes = spec.devices.iter().flat_map(|device| {
             device.container_edits.device_nodes.iter().map(|node| (device.name.to_string(), node))
         });
         nodes.map(|(device, node)| (device, node.path.clone(), number(node))).collect()
     };
-    all(one) == all(other)
+    all(one) == all(other) && hardware(one) == hardware(other)
 }
 
 fn number(node: &DeviceNode) -> Option<DeviceNumber> {

@@ -31,6 +31,7 @@ mod mps;
 mod newer;
 mod numbers;
 mod overview;
+mod partitions;
 mod passed;
 mod processes;
 mod rebuild;

@@ -236,7 +236,8 @@ pub fn rebalance(shares: &Path, labels: &Labels, ledger: &Ledger) -> Result<(), 
             .flat_map(|record| &record.devices)
             .filter_map(|device| Some((device, device.share.as_ref()?)))
     };
-    for (device, share) in all() {
+    // A partition that is being made anew has no UUID yet, so its quotas stay as they are.
+    for (device, share) in all().filter(|(device, _)| device.uuid().is_some()) {
         let path = shares.join(&device.result_id).join("quota/quota");
         // A file that is not there or not readable is made anew by the next prepare.
         let Some(present) = fs::read(&path).ok().and_then(|bytes| QuotaFile::decode(&bytes).ok()) else {

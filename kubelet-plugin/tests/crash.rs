@@ -381,26 +381,6 @@ fn a_kill_while_preparing_again_after_a_reboot_keeps_the_claims_place() {
 }
 
 #[test]
-fn a_partition_of_somebody_else_in_the_old_place_survives_unprepare_after_a_reboot() {
-    let world = world();
-    world.node().prepare(&wanted(), false, now()).unwrap();
-    world.reboot("boot-2");
-    let gpu = h100_80(0).uuid;
-    use aliquot_nvml::Gpus;
-    world.gpus.set_mig_mode(&gpu, true).unwrap();
-    // Another instance first, so that the one in our place gets another id and so another UUID.
-    world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(5, 1)).unwrap();
-    world.gpus.create_mig(&gpu, 19, aliquot_model::Placement::new(6, 1)).unwrap();
-    let known = world.ledger().claims["c-1"].devices[0].partition.clone().unwrap().uuid;
-    let found = world.gpus.live_migs(&gpu).unwrap();
-    let there = found.iter().find(|mig| mig.placement.start == 6).unwrap().uuid.clone();
-    world.node().unprepare("c-1").unwrap();
-    let left = world.gpus.live_migs(&gpu).unwrap();
-    assert_eq!(left.iter().any(|mig| mig.placement.start == 6), known != there);
-    assert!(left.iter().any(|mig| mig.placement.start == 5));
-}
-
-#[test]
 fn boards_that_need_a_reset_keep_their_mode() {
     let world = World::new(FakeGpus::new([a100_40(0, true)]));
     let request = request("c-1", &[("a", "gpu-0-mig-1g5gb-19-6")]);

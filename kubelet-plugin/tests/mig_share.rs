@@ -8,6 +8,8 @@
     reason = "helpers of tests fail the test"
 )]
 
+#[path = "mig_share/anew.rs"]
+mod anew;
 mod common;
 #[path = "mig_share/kills.rs"]
 mod kills;

@@ -89,8 +89,8 @@ impl Sim {
         self.cluster.plane.write_kubeconfig(&kubeconfig, "agent").unwrap();
         let sys = format!("--sys-root={}", dir.join("root/sys").display());
         let config = format!("--kubeconfig={}", kubeconfig.display());
-        let mut line = self.cluster.command_line(&[&sys, &config]);
-        line.extend(extra.iter().map(|arg| (*arg).to_owned()));
+        let all: Vec<&str> = [sys.as_str(), &config].into_iter().chain(extra.iter().copied()).collect();
+        let line = self.cluster.command_line(&all);
         let quiet = std::env::var_os("RUST_LOG").is_none();
         let child = Command::new(env!("CARGO_BIN_EXE_aliquot-kubelet-plugin"))
             .args(&line[1..])

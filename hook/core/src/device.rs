@@ -5,7 +5,7 @@ use crate::config;
 use crate::lock::Mutex;
 use crate::log::Text;
 use crate::map::Map;
-use crate::real;
+use crate::{nvml, real};
 use core::fmt::Write;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -37,7 +37,7 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
     if is_under_mps() {
         return Err(Text::of(format_args!("a quota under an MPS server is not supported yet")));
     }
-    let mut count = 0;
+    let (mut count, mut found, mut strange) = (0, 0, None);
     // SAFETY: the driver writes one integer.
     let code = unsafe { real::cuDeviceGetCount(&mut count) };
     if code != Some(0) {
@@ -57,9 +57,41 @@ pub(crate) fn match_shares() -> Result<(), config::Reason> {
             return Err(Text::of(format_args!("more than {MOST} devices")));
         };
         cell.store(mask, Release);
+        found |= mask;
+        if mask == 0 {
+            strange.get_or_insert(name);
+        }
+    }
+    if let Some(name) = strange {
+        refuse_misnamed(found, &name)?;
     }
     ONLY.store(u64::from(count == 1), Relaxed);
     MATCHED.store(true, Release);
+    Ok(())
+}
+
+/// Refuses a device without a share where a share is without a device (not in `found`), unless the container has that
+/// share's device too and the program just does not see it: it chose another one (`CUDA_VISIBLE_DEVICES`), or has one of
+/// several MIG devices. That is asked of NVML, which shows what the container has, whatever a program chose. Otherwise the
+/// device is the share's own under another UUID, or somebody else's, and nothing would limit it.
+fn refuse_misnamed(found: u64, device: &Text<40>) -> Result<(), config::Reason> {
+    let shares = config::shares().iter().enumerate().filter(|(index, _)| found >> index & 1 == 0);
+    for uuid in shares.filter_map(|(_, share)| share.uuid()) {
+        let (quota, device) = (uuid.as_str(), device.as_str());
+        match nvml::device(&uuid) {
+            Ok(_) | Err(Some(nvml::GPU_IS_LOST)) => {}
+            Err(Some(_)) => {
+                return Err(Text::of(format_args!(
+                    "the container has no device {quota}, which its quota names, and has one of UUID {device} that no quota names: the driver was loaded anew, or the partition made anew; delete the pod"
+                )));
+            }
+            Err(None) => {
+                return Err(Text::of(format_args!(
+                    "NVML (libnvidia-ml.so.1) cannot tell whether the container has device {quota}, which its quota names and the program does not see beside UUID {device}, which no quota names"
+                )));
+            }
+        }
+    }
     Ok(())
 }
 

@@ -17,6 +17,8 @@ pub(crate) const NO_PERMISSION: i32 = 4;
 pub(crate) const NOT_FOUND: i32 = 6;
 /// `NVML_ERROR_INSUFFICIENT_SIZE`
 const INSUFFICIENT_SIZE: i32 = 7;
+/// `NVML_ERROR_GPU_IS_LOST`
+pub(crate) const GPU_IS_LOST: i32 = 15;
 /// `NVML_ERROR_NOT_READY`
 pub(crate) const NOT_READY: i32 = 27;
 /// `NVML_VALUE_NOT_AVAILABLE`
@@ -47,20 +49,27 @@ pub(crate) enum Use {
     Unknown,
 }
 
-/// The processes that compute on a GPU or MIG device, by NVML's account.
-pub(crate) fn computing(uuid: &GpuUuid) -> Option<List> {
+/// The handle of a GPU or MIG device that the container has. NVML's code where it has none, `None` where NVML cannot be
+/// asked.
+pub(crate) fn device(uuid: &GpuUuid) -> Result<usize, Option<i32>> {
     static STARTED: AtomicBool = AtomicBool::new(false);
     // Once per process: NVML counts its users, and ours never leaves.
     // SAFETY: NVML's function without arguments.
     if !STARTED.load(Relaxed) && unsafe { real::nvmlInit_v2() } != Some(0) {
-        return None;
+        return Err(None);
     }
     STARTED.store(true, Relaxed);
     let mut handle = 0;
     // SAFETY: the UUID is zero padded; NVML writes one handle.
-    if unsafe { real::nvmlDeviceGetHandleByUUID(uuid.as_bytes().as_ptr().cast(), &mut handle) } != Some(0) {
-        return None;
+    match unsafe { real::nvmlDeviceGetHandleByUUID(uuid.as_bytes().as_ptr().cast(), &mut handle) } {
+        Some(0) => Ok(handle),
+        code => Err(code),
     }
+}
+
+/// The processes that compute on a GPU or MIG device, by NVML's account.
+pub(crate) fn computing(uuid: &GpuUuid) -> Option<List> {
+    let handle = device(uuid).ok()?;
     let driver = |count: *mut u32, infos: *mut u8| {
         // SAFETY: NVML writes at most `count` records.
         unsafe { call!(nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos)) }

@@ -1,4 +1,5 @@
-//! Processes on several GPUs: each launch pays where it runs, and short ones go by without a lock.
+//! Processes on several GPUs: each launch pays where it runs, and short ones go by without a lock; and a quota of a GPU
+//! that the container does not have.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "tests")]
 
 mod support;
@@ -103,6 +104,58 @@ fn a_short_launch_asks_the_driver_once_where_it_goes() {
         let exchanges = of(&["cuThreadExchangeStreamCaptureMode"]);
         assert!(asked >= launches / 2 && asked <= launches + exchanges / 2, "{how}: {counts:?}");
         assert!(exchanges < launches, "{how}: {counts:?}");
+    }
+}
+
+/// What cuInit answers in a container with the device nodes of some GPUs, and what is said.
+fn starts(bench: &Bench, gpus: &[usize], chosen: Option<&str>) -> (String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let dev = folder.path().join("dev");
+    std::fs::create_dir(&dev).unwrap();
+    let minors = gpus.iter().map(|gpu| format!("nvidia{}", bench.node.gpus()[*gpu].minor));
+    for name in ["nvidiactl".to_owned(), "nvidia-uvm".to_owned()].into_iter().chain(minors) {
+        std::fs::write(dev.join(name), []).unwrap();
+    }
+    let mut command = bench.probe(&["init"]);
+    command.env("ALIQUOT_SIM_ROOT", folder.path());
+    command.envs(chosen.map(|chosen| ("CUDA_VISIBLE_DEVICES", chosen)));
+    let output = command.output().unwrap();
+    (support::values(&output).remove(0), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+const REFUSED: &str = "802";
+
+/// A GPU that the container was not given, of this node or of none.
+#[test]
+fn a_quota_of_a_gpu_that_the_container_does_not_have_lets_no_program_start() {
+    for elsewhere in [true, false] {
+        let bench = Bench::whole(["H100-80", "H100-80"]);
+        let other = "GPU-00000000-1111-2222-3333-444444444444".to_owned();
+        let named = if elsewhere { bench.node.gpus()[0].uuid.clone() } else { other };
+        bench.share_of("a", &named, 0, GIB);
+        let (code, said) = starts(&bench, &[1], None);
+        assert_eq!(code, REFUSED, "{said}");
+        for wanted in [named.as_str(), &bench.node.gpus()[1].uuid[4..], "delete the pod"] {
+            assert!(said.contains(wanted), "{wanted}: {said}");
+        }
+        // Whatever the program chooses, and whatever else the container has.
+        assert_eq!(starts(&bench, &[1], Some("0")).0, REFUSED);
+        bench.share("b", 1, GIB);
+        if !elsewhere {
+            assert_eq!(starts(&bench, &[0, 1], None).0, REFUSED);
+            assert_eq!(starts(&bench, &[0, 1], Some("0")).0, REFUSED);
+        }
+        // What the program sees is limited.
+        assert_eq!(starts(&bench, &[0, 1], Some("1")).0, "0");
+    }
+}
+
+#[test]
+fn a_program_may_choose_among_the_devices_of_its_container() {
+    let bench = bench([50, 0]);
+    for chosen in [None, Some("0"), Some("1"), Some("1,0"), Some(bench.node.gpus()[1].uuid.as_str())] {
+        let (code, said) = starts(&bench, &[0, 1], chosen);
+        assert_eq!(code, "0", "{chosen:?}: {said}");
     }
 }
 

@@ -234,6 +234,28 @@ fn a_partition_of_the_containers_own_beside_a_share_has_no_limit() {
     }
 }
 
+/// As when another claim's share has made the partition anew: with another UUID, by the same nodes.
+#[test]
+fn a_quota_of_a_partition_that_the_container_does_not_have_lets_no_program_start() {
+    let node = Divided::new(&["2g.20gb", "1g.10gb"]);
+    let gone = "MIG-00000000-1111-2222-3333-444444444444";
+    for (id, besides) in [("a", &[][..]), ("b", &[1])] {
+        let container = node.container(&[(id, 0, GIB)], besides);
+        for named in [gone, &node.partitions[1].uuid] {
+            node.bench.share_of(id, named, 0, GIB);
+            let output = container.probe(&["init"]).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            let is_had = named != gone && !besides.is_empty();
+            // Of a partition that the container has too, the one quota is that one's.
+            let code = if is_had { "0" } else { "802" };
+            assert_eq!(support::values(&output), [code], "{named}, {besides:?}: {said}");
+            assert_eq!(said.contains(named) && said.contains("delete the pod"), !is_had, "{said}");
+        }
+        node.bench.share_of(id, &node.partitions[0].uuid, 0, GIB);
+        assert_eq!(container.run(&["init"]), ["0"]);
+    }
+}
+
 /// A driver before 470: it tells of each device only which GPU it is on.
 const OLD_DRIVER: &str = "
     int cuInit(unsigned flags) { return 0; }

@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 pub struct MigMinors {
     /// By GPU minor, GPU instance and, for a compute instance, its id.
     minors: HashMap<(u32, u32, Option<u32>), u32>,
+    config: Option<u32>,
 }
 
 impl MigMinors {
@@ -32,8 +33,8 @@ impl MigMinors {
         proc_root.join("driver/nvidia-caps/mig-minors")
     }
 
-    /// Takes lines such as `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`; others (`config`,
-    /// `monitor`) are not about instances.
+    /// Takes lines such as `gpu0/gi1/access 12`, `gpu0/gi1/ci0/access 13` and `config 1`; others (`monitor`) are not about
+    /// instances.
     fn parse(text: &str) -> Self {
         let minors = text.lines().filter_map(|line| {
             let (path, minor) = line.trim().rsplit_once(' ')?;
@@ -48,7 +49,13 @@ impl MigMinors {
             };
             Some(((gpu, gi, ci), minor.parse().ok()?))
         });
-        Self { minors: minors.collect() }
+        let config = text.lines().find_map(|line| line.trim().strip_prefix("config ")?.parse().ok());
+        Self { minors: minors.collect(), config }
+    }
+
+    /// Minor of the capability to divide GPUs into instances.
+    pub fn config(&self) -> Option<u32> {
+        self.config
     }
 
     /// Minor of the capability of a GPU instance.
@@ -72,6 +79,7 @@ mod tests {
             "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\ngpu7/gi13/access 1000\n\
              gpu7/gi13/ci6/access 1007\nnonsense\ngpu0/gi1/other 9\ngpux/gi1/access 9\n",
         );
+        assert_eq!(minors.config(), Some(1));
         assert_eq!(minors.gpu_instance(0, 0), Some(3));
         assert_eq!(minors.compute_instance(0, 0, 0), Some(4));
         assert_eq!(minors.gpu_instance(7, 13), Some(1000));

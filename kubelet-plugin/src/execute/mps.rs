@@ -25,9 +25,9 @@ impl Machine {
         uid: &str,
         gpu: &GpuUuid,
         ledger: &Ledger,
+        boot_id: &str,
     ) -> Result<(), StepError> {
-        let mut others = ledger.others(uid, gpu);
-        if others.any(|(_, device)| device.kind() == Some(DeviceKind::Mps)) {
+        if ledger.has_others_here(uid, gpu, boot_id, |device| device.kind() == Some(DeviceKind::Mps)) {
             return Ok(());
         }
         let reset = || match self.gpus.compute_mode(gpu)? {

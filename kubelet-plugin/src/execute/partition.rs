@@ -1,28 +1,34 @@
 //! Partitions: found, made, shared and destroyed.
 
 use super::{Machine, StepError, is_gone};
-use crate::ledger::{Held, Ledger, Record};
+use crate::ledger::{Device, Held, Ledger, Place, Record, State};
 use crate::made;
-use aliquot_model::{GpuUuid, LiveMig, Placement};
+use aliquot_model::{GpuUuid, LiveMig, MigUuid, Placement};
 
 impl Machine {
-    /// The partition of a share, if another claim's share has made it in this boot.
-    pub(super) fn shared_partition(
+    /// The partition that a claim is about to make, if it is there: made in this boot by another claim's share, or by a
+    /// process that died while it made it anew for a claim that is prepared. What that one left half made is destroyed.
+    pub(super) fn present_partition(
         &self,
         record: &Record,
-        gpu: &GpuUuid,
-        profile_id: u32,
-        placement: Placement,
+        place: &Place,
     ) -> Result<Option<LiveMig>, StepError> {
-        let held = Some(Held::SharedPartition { profile_id, placement });
-        if !record.devices.iter().any(|device| &device.gpu == gpu && device.held == held) {
+        let own = || record.devices.iter().filter(|device| device.place().as_ref() == Some(place));
+        let is_shared = own().any(|device| matches!(device.held, Some(Held::SharedPartition { .. })));
+        let is_prepared = record.state == State::Completed;
+        if !is_shared && !is_prepared {
             return Ok(None);
         }
-        let is_it = |mig: &LiveMig| mig.profile_id == profile_id && mig.placement == placement;
-        let is_ours = |mig: &LiveMig| {
-            mig.uuid.as_ref().is_some_and(|uuid| made::is_noted(&self.data_dir, &record.boot_id, uuid))
-        };
-        Ok(self.gpus.live_migs(gpu)?.into_iter().find(|mig| is_it(mig) && is_ours(mig)))
+        let mut unnamed =
+            own().filter_map(|device| device.partition.as_ref()).filter(|own| own.uuid.is_none());
+        let is_anew = is_prepared && unnamed.next().is_some();
+        let mut live = self.gpus.live_migs(&place.gpu)?;
+        live.retain(|mig| mig.profile_id == place.profile_id && mig.placement == place.placement);
+        for mig in live.extract_if(.., |mig| mig.uuid.is_none()) {
+            self.gpus.destroy_mig(&mig)?;
+        }
+        let is_ours = |uuid: &MigUuid| is_anew || made::is_noted(&self.data_dir, &record.boot_id, uuid);
+        Ok(live.into_iter().find(|mig| mig.uuid.as_ref().is_some_and(is_ours)))
     }
 
     /// Refuses partitions that were there before the claim if anything runs in them: somebody else gives them out, too.
@@ -54,8 +60,8 @@ impl Machine {
         gpu: &GpuUuid,
         placement: Placement,
         ledger: &Ledger,
-        boot_id: &str,
     ) -> Result<(), StepError> {
+        let Record { claim, boot_id, .. } = record;
         let live = match self.gpus.live_migs(gpu) {
             Ok(live) => live,
             Err(error) if is_gone(&error) => {
@@ -76,8 +82,7 @@ impl Machine {
             .find(|partition| partition.placement == placement)
             .and_then(|partition| partition.uuid.as_ref());
         for mig in live.iter().filter(|mig| mig.placement == placement) {
-            // After a reboot, or with the driver loaded anew, our partition is gone; another one in its place is
-            // somebody else's.
+            // With the driver loaded anew our partition is gone; one with another UUID in its place is somebody else's.
             let foreign = matches!((known, &mig.uuid), (Some(known), Some(found)) if known != found);
             if foreign {
                 continue;
@@ -86,7 +91,11 @@ impl Machine {
             let is_share = record.devices.iter().any(|device| &device.gpu == gpu && device.held == held);
             // While records are lost others may have shares of it that nobody knows of. It is noted as made by us, so
             // it goes once everything is accounted for.
-            if is_share && (ledger.lost.is_some() || ledger.is_shared(&record.claim.uid, mig, boot_id)) {
+            let overlaps = |device: &Device| {
+                device.partition.as_ref().is_some_and(|own| own.placement.overlaps(placement))
+            };
+            let is_of_another = || ledger.has_others_here(&claim.uid, gpu, boot_id, overlaps);
+            if is_share && (ledger.lost.is_some() || is_of_another()) {
                 tracing::debug!(gpu.uuid = %gpu, %placement, "other claims may have shares of the partition, which stays");
                 return Ok(());
             }

@@ -4,11 +4,12 @@
 use super::Watcher;
 use crate::claim::ClaimRef;
 use crate::gone::GonePartition;
-use crate::ledger::Ledger;
+use crate::ledger::{Device, Held, Ledger, Place};
 use crate::notice;
 use crate::numbers::Reach;
 use crate::prepare::{Numbering, Overview};
 use crate::reasons;
+use aliquot_model::MigUuid;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -18,6 +19,8 @@ pub(super) struct Followed {
     numbering: Option<Arc<Numbering>>,
     /// Partitions that are in no spec.
     gone: Vec<GonePartition>,
+    /// Partitions that several claims may have, and their UUIDs: made anew for one, a partition has another for all.
+    shared: BTreeSet<(Place, Option<MigUuid>)>,
     told: BTreeSet<String>,
 }
 
@@ -26,7 +29,9 @@ impl Watcher {
     /// whether all are.
     pub(super) async fn follow_numbers(&self, followed: &mut Followed, overview: &Overview) -> bool {
         let Some(now) = &overview.numbering else { return true };
-        if followed.numbering.as_ref() == Some(now) && followed.gone == overview.gone {
+        let shared = shared_partitions(&overview.ledger);
+        let same = followed.numbering.as_ref() == Some(now) && followed.shared == shared;
+        if same && followed.gone == overview.gone {
             return true;
         }
         let node = Arc::clone(&self.node);
@@ -58,6 +63,7 @@ impl Watcher {
         if all {
             followed.numbering = Some(Arc::clone(now));
             followed.gone.clone_from(&overview.gone);
+            followed.shared = shared;
         }
         all
     }
@@ -85,6 +91,13 @@ impl Watcher {
         }
         self.readiness.notes.set("numbers", notes);
     }
+}
+
+fn shared_partitions(ledger: &Ledger) -> BTreeSet<(Place, Option<MigUuid>)> {
+    let devices = ledger.claims.values().flat_map(|record| &record.devices);
+    let shared = devices.filter(|device| matches!(device.held, Some(Held::SharedPartition { .. })));
+    let named = |device: &Device| Some((device.place()?, device.partition.as_ref()?.uuid.clone()));
+    shared.filter_map(named).collect()
 }
 
 /// Claims that have what another one's containers may open.

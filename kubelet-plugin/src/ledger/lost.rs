@@ -1,6 +1,6 @@
 //! What is known after the loss of a checkpoint, until everything is accounted for again. Pure.
 
-use super::{Device, Ledger, Record, State};
+use super::{Device, Ledger, Record};
 use crate::claim::ClaimRef;
 use aliquot_model::DeviceName;
 use serde::{Deserialize, Serialize};
@@ -139,11 +139,11 @@ impl Record {
     /// Whether it is of the same hardware as one that was made anew from it: then it says more, what a newer release
     /// wrote.
     fn says_the_same(&self, anew: &Self) -> bool {
-        let prepared = |record: &Self| record.state == State::Completed && !record.is_parked();
         let hardware = |record: &Self| -> Vec<_> {
             let of = |device: &Device| (device.key(), device.gpu.clone(), device.partition.clone());
             record.devices.iter().map(of).collect()
         };
-        prepared(self) && prepared(anew) && self.boot_id == anew.boot_id && hardware(self) == hardware(anew)
+        let prepared = |record: &Self| record.is_prepared(&self.boot_id);
+        prepared(self) && prepared(anew) && hardware(self) == hardware(anew)
     }
 }

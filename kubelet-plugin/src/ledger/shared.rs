@@ -1,8 +1,8 @@
 //! Partitions that several claims have shares of. Pure.
 
-use super::{Device, Held, Ledger, State};
+use super::{Device, Held, Ledger};
 use crate::claim::Consumed;
-use aliquot_model::{LiveMig, MigUuid};
+use aliquot_model::MigUuid;
 
 impl Device {
     /// UUID under which programs see the hardware: that of the partition, which is known once it exists, or of the GPU.
@@ -52,20 +52,5 @@ impl Ledger {
     pub fn has_shared_partitions(&self) -> bool {
         let mut held = self.claims.values().flat_map(|record| &record.devices);
         held.any(|device| matches!(device.held, Some(Held::SharedPartition { .. })))
-    }
-
-    /// Whether another claim has shares of a partition. A claim of an earlier boot, or one that waits to be prepared
-    /// again, has nothing of it. What a newer release may have it has.
-    pub fn is_shared(&self, uid: &str, live: &LiveMig, boot_id: &str) -> bool {
-        let held = Some(Held::SharedPartition { profile_id: live.profile_id, placement: live.placement });
-        let known = self
-            .claims
-            .values()
-            .filter(|record| {
-                record.claim.uid != uid && record.boot_id == boot_id && record.state != State::Lost
-            })
-            .flat_map(|record| &record.devices)
-            .any(|device| device.gpu == live.parent && device.held == held);
-        known || self.newer.values().any(|record| record.claim.uid != uid && record.may_have(live))
     }
 }

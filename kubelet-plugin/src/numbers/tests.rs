@@ -111,20 +111,41 @@ fn a_number_is_written_as_the_kernel_shows_it() {
 }
 
 #[test]
-fn specs_are_compared_by_all_their_devices_and_a_record_keeps_those_of_results() {
+fn specs_are_compared_by_all_their_devices_and_a_record_keeps_them_all() {
     let device = |name: &str, major: i64, minor: i64| {
         let mut edits = ContainerEdits::default();
         edits.device_nodes.push(DeviceNode::character("/dev/x".to_owned(), major as u32, minor as u32));
+        edits.set_env("ALIQUOT_DEVICE_1", "gpu-0-mig-1g10gb-19-6=MIG-1");
         CdiDevice::new(name.parse().unwrap(), edits)
     };
     let spec = |uvm, gpu| {
         let kind = "gpu.example.com/claim".parse().unwrap();
         Spec::new(kind, vec![device("u-common", uvm, 0), device("u-1", 195, gpu)])
     };
-    assert_eq!(named(&spec(500, 2)), [gpu_number(2)].into());
+    assert_eq!(named(&spec(500, 2)), [gpu_number(2), DeviceNumber { major: 500, minor: 0 }].into());
     assert!(same_devices(&spec(500, 2), &spec(500, 2)));
     assert!(!same_devices(&spec(500, 2), &spec(501, 2)), "also where only nvidia-uvm has another number");
     assert!(!same_devices(&spec(500, 2), &spec(500, 3)));
+    let mut anew = spec(500, 2);
+    anew.devices[1].container_edits.set_env("ALIQUOT_DEVICE_1", "gpu-0-mig-1g10gb-19-6=MIG-2");
+    assert!(!same_devices(&spec(500, 2), &anew), "a partition that was made anew has the same numbers");
+}
+
+#[test]
+fn who_was_started_with_the_number_that_now_divides_gpus_reaches_them_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let caps = dir.path().join("driver/nvidia-caps");
+    std::fs::create_dir_all(&caps).unwrap();
+    std::fs::write(caps.join("mig-minors"), "config 1\nmonitor 2\ngpu0/gi0/access 3\n").unwrap();
+    std::fs::write(dir.path().join("devices"), "Character devices:\n195 nvidia\n510 nvidia-caps\n").unwrap();
+    let (majors, caps) = (Majors::read(dir.path()).unwrap(), MigMinors::read(dir.path()).unwrap());
+    let gpus = [h100(0), h100(1)];
+    let mut ledger = Ledger::default();
+    // As nvidia-uvm-tools it was in the claim's spec.
+    hold(&mut ledger, "a", whole(0), &[gpu_number(0), DeviceNumber { major: 510, minor: 1 }]);
+    let found = reached(&ledger, BOOT, &meanings(&gpus, &[], &majors, &caps));
+    let gpus: Vec<&GpuUuid> = found.iter().map(|reach| &reach.gpu).collect();
+    assert_eq!(gpus, [&h100(1).uuid], "{found:?}");
 }
 
 /// What happens on a node.

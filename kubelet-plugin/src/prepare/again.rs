@@ -1,6 +1,6 @@
 //! The same answer again for a claim that is prepared: what is missing is made anew, what is there is not touched.
 
-use super::{Node, PrepareError, Prepared, put};
+use super::{Node, PrepareError, Prepared, partitions, put};
 use crate::edits;
 use crate::execute::StepError;
 use crate::ledger::{Device, Ledger, Record};
@@ -17,13 +17,18 @@ impl Node {
     pub(super) fn prepare_again(
         &self,
         mut record: Record,
-        changed: bool,
+        mut changed: bool,
     ) -> Result<Vec<Prepared>, PrepareError> {
-        let _gpus = self.reserve_hardware(&record)?;
+        let _gpus = self.reserve_hardware(&mut record)?;
         let before = record.clone();
         for step in record.steps.clone() {
             if self.holds(&record, &step)? {
                 continue;
+            }
+            if let Some(place) = partitions::made_by(&step) {
+                self.unname(&place, &record.boot_id)?;
+                self.ledger()?.refresh(&mut record);
+                changed = true;
             }
             // What is only written or switched again may well be as it should be.
             if !matches!(step, Step::WriteSpec | Step::SwitchMig { .. }) {
@@ -47,9 +52,14 @@ impl Node {
         let prepared = self.answer(&record);
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        if changed || before != record {
-            put(&mut ledger, record);
+        changed |= before != record;
+        if changed {
+            put(&mut ledger, record.clone());
+        }
+        if partitions::name_as(&mut ledger, &record) || changed {
+            self.machine.probe.at("before writing down what was made again");
             locked.save_releasing(&ledger)?;
+            self.machine.probe.at("after writing down what was made again");
         }
         self.rebalance(&ledger)?;
         Ok(prepared)
@@ -75,7 +85,9 @@ impl Node {
                     .find(|partition| partition.placement == *placement)
                     .and_then(|partition| partition.uuid.as_ref());
                 let live = self.machine.gpus.live_migs(gpu)?;
-                live.iter().any(|mig| mig.placement == *placement && mig.uuid.as_ref() == uuid)
+                // One without a UUID is half made, by a process that died.
+                uuid.is_some()
+                    && live.iter().any(|mig| mig.placement == *placement && mig.uuid.as_ref() == uuid)
             }
             // Of a GPU that does not answer, what was set is taken for what is there.
             Step::MakeExclusive { gpu } => or_stuck(self.machine.is_exclusive(gpu))?,

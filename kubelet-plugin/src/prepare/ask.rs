@@ -2,7 +2,7 @@
 
 use super::metadata::metadata_of;
 use super::passed::Offered;
-use super::{Node, PrepareError, Prepared, bind};
+use super::{Node, PrepareError, Prepared, bind, partitions};
 use crate::claim::{Request, ResultKey};
 use crate::ledger::{Ledger, Lost, Record, Retention, State};
 use crate::made;
@@ -56,7 +56,7 @@ impl Node {
                         prepared: prepared.join(", "),
                     });
                 }
-                if record.state == State::Completed && now_booted {
+                if record.is_prepared(&boot_id) {
                     return self.prepare_again(record.clone(), false);
                 }
             }
@@ -136,11 +136,13 @@ impl Node {
             numbers: Default::default(),
             extra: prior.map(|record| record.extra.of_the_whole()).unwrap_or_default(),
         };
+        let gone = partitions::unname_gone(&mut ledger, &record, &facts.live, &made);
         ledger.claims.insert(record.claim.uid.clone(), record.clone());
         self.machine.probe.at("before write-ahead");
         locked.save(&ledger)?;
         self.machine.probe.at("after write-ahead");
         drop(locked);
+        self.forget_marks(&gone, boot_id);
         self.execute(&ledger, record)
     }
 
@@ -157,11 +159,7 @@ impl Node {
         }
         match ledger.claims.remove(uid) {
             // For a parked claim the kubelet must ask anew, and the API must say that it is allocated.
-            Some(record)
-                if record.state == State::Completed && record.boot_id == boot_id && !record.is_parked() =>
-            {
-                self.prepare_again(record, false).map(Some)
-            }
+            Some(record) if record.is_prepared(&boot_id) => self.prepare_again(record, false).map(Some),
             _ => Ok(None),
         }
     }

@@ -1,6 +1,6 @@
 //! Executing what was written ahead, and undoing what a failed attempt, or an earlier allocation or boot, left.
 
-use super::{Node, PrepareError, Prepared};
+use super::{Node, PrepareError, Prepared, partitions};
 use crate::execute::StepError;
 use crate::ledger::{Ledger, Record, State};
 use crate::plan::{Step, Undo};
@@ -81,7 +81,8 @@ impl Node {
         if ledger.claims.get(&record.claim.uid).is_none_or(|there| there.state != State::Started) {
             return Err(PrepareError::Interfered { claim: record.claim });
         }
-        put(&mut ledger, record);
+        put(&mut ledger, record.clone());
+        partitions::name_as(&mut ledger, &record);
         self.machine.probe.at("before completion");
         locked.save(&ledger)?;
         self.machine.probe.at("after completion");
@@ -91,6 +92,7 @@ impl Node {
     /// Undoes what an earlier attempt, allocation or boot left of a claim. The claim and its GPUs are reserved.
     pub(super) fn clear_away(&self, record: &Record, boot_id: &str) -> Result<(), PrepareError> {
         let mut record = record.clone();
+        self.ledger()?.refresh(&mut record);
         if record.is_parked() {
             // Of another boot or allocation: nothing of it is of use.
             return self.release(&mut record, boot_id).map_err(PrepareError::Parked);

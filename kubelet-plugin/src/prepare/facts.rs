@@ -41,14 +41,19 @@ impl Node {
         Err(PrepareError::Renumbered { claim: request.claim.clone() })
     }
 
-    /// Reserves what a claim's steps and their inverses work on. Where a GPU leaves its driver or comes back NVML is
+    /// Reserves what a claim's steps and their inverses work on, and takes over what others changed of its record until
+    /// then. Where a GPU leaves its driver or comes back NVML is
     /// closed, so that nobody else is to be in the middle of something.
-    pub(super) fn reserve_hardware(&self, record: &Record) -> Result<Reserved, ReserveError> {
+    pub(super) fn reserve_hardware(&self, record: &mut Record) -> Result<Reserved, ReserveError> {
         let mut gpus = hardware(record);
         if record.devices.iter().any(|device| device.passed.is_some()) {
             gpus.extend(self.all_gpus(&self.ledger()?.bindings));
         }
-        self.reserve_gpus(&gpus)
+        let reserved = self.reserve_gpus(&gpus)?;
+        if record.devices.iter().any(|device| device.partition.is_some()) {
+            self.ledger()?.refresh(record);
+        }
+        Ok(reserved)
     }
 
     pub(super) fn all_gpus(&self, bindings: &BTreeMap<u32, Binding>) -> BTreeSet<GpuUuid> {

@@ -94,8 +94,9 @@ impl Node {
         let (mps, probe) = (&self.machine.mps, &self.machine.probe);
         // In this order: without what was asked, nobody knows which GPUs they are.
         mps.stop(uid, &running, probe).map_err(|error: MpsError| failed(error.into()))?;
+        let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
         for gpu in &gpus {
-            self.machine.reset_compute_mode(uid, gpu, ledger).map_err(failed)?;
+            self.machine.reset_compute_mode(uid, gpu, ledger, &boot_id).map_err(failed)?;
         }
         mps.remove(uid, probe).map_err(|error: MpsError| failed(error.into()))
     }

@@ -5,8 +5,8 @@ use super::{Node, PrepareError};
 use crate::claim::{ClaimRef, Request};
 use crate::devices::Majors;
 use crate::execute::{Gone, StepError};
-use crate::ledger::{DeviceNumber, Ledger, Record, State};
-use crate::numbers::{self, Meaning};
+use crate::ledger::{DeviceNumber, Ledger, Record};
+use crate::numbers::{self, Meaning, Reach};
 use crate::plan::{PlanError, Refusal, Step};
 use crate::reservation;
 use crate::store::{StoreError, io_error};
@@ -79,7 +79,8 @@ impl Node {
             step: "tell which devices are whose".to_owned(),
             source,
         })?;
-        let reached = numbers::reached(ledger, boot_id, &numbering.meanings(&facts.gpus, &[]));
+        let meanings = numbering.meanings(&facts.gpus, &[]);
+        let reached = self.reached(ledger, boot_id, &meanings)?;
         for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
             let gpu = facts.gpus.iter().find(|gpu| gpu.minor == wanted.device.minor());
             let reach = gpu.and_then(|gpu| numbers::obstacle(&reached, &request.claim.uid, &gpu.uuid, None));
@@ -107,7 +108,7 @@ impl Node {
             let meanings = self.numbering(&[])?.meanings(&[info], &live);
             let capabilities: Vec<Meaning> =
                 meanings.into_iter().filter(|meaning| meaning.partition.is_some()).collect();
-            let reached = numbers::reached(&self.ledger()?, &record.boot_id, &capabilities);
+            let reached = self.reached(&self.ledger()?, &record.boot_id, &capabilities)?;
             if let Some(reach) =
                 numbers::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
             {
@@ -134,12 +135,24 @@ impl Node {
         for gpu in switched.filter(with_driver) {
             let info = self.machine.gpus.gpu(gpu)?;
             let meanings = self.numbering(std::slice::from_ref(&info))?.meanings(&[info], &[]);
-            let reached = numbers::reached(&self.ledger()?, &record.boot_id, &meanings);
+            let reached = self.reached(&self.ledger()?, &record.boot_id, &meanings)?;
             if let Some(reach) = numbers::obstacle(&reached, &record.claim.uid, gpu, None) {
                 return Err(StepError::Reached(Box::new(reach.clone())));
             }
         }
         Ok(())
+    }
+
+    /// What containers of claims may open although it is not their claim's, those of claims whose records are lost too.
+    fn reached(
+        &self,
+        ledger: &Ledger,
+        boot_id: &str,
+        meanings: &[Meaning],
+    ) -> Result<Vec<Reach>, StoreError> {
+        let unaccounted = self.unaccounted(&self.specs()?, ledger);
+        let beside = unaccounted.iter().flat_map(|lost| lost.reaches(meanings));
+        Ok(numbers::reached(ledger, boot_id, meanings).into_iter().chain(beside).collect())
     }
 
     /// Writes down which numbers the specs on disk name: earlier releases did not, and a process that was killed may
@@ -151,7 +164,7 @@ impl Node {
         };
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
-        let running = ledger.claims.values().filter(|record| is_prepared(record, boot_id));
+        let running = ledger.claims.values().filter(|record| record.is_prepared(boot_id));
         let named: Vec<_> = running.filter_map(read).collect();
         let mut changed = false;
         for (uid, named) in named {
@@ -172,8 +185,9 @@ impl Node {
     /// If lock or checkpoint cannot be had at all.
     pub fn renumber(&self) -> Result<Renumbered, PrepareError> {
         let boot_id = self.boot_id()?;
+        self.name_partitions(&boot_id)?;
         let mut done = Renumbered::default();
-        let prepared = self.ledger()?.claims.into_values().filter(|record| is_prepared(record, &boot_id));
+        let prepared = self.ledger()?.claims.into_values().filter(|record| record.is_prepared(&boot_id));
         for record in prepared.filter(has_numbers) {
             match self.renumber_claim(&record.claim.uid, &boot_id) {
                 Ok(true) => done.rewritten.push(record.claim),
@@ -187,7 +201,7 @@ impl Node {
     fn renumber_claim(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
         // Whoever has it reserved may be writing the spec.
         let _claim = reservation::claim(self.store.dir(), uid, Duration::ZERO)?;
-        let Some(mut record) = self.record(uid)?.filter(|record| is_prepared(record, boot_id)) else {
+        let Some(mut record) = self.record(uid)?.filter(|record| record.is_prepared(boot_id)) else {
             return Ok(false);
         };
         let rewritten = self.renumber_spec(&mut record)?;
@@ -214,6 +228,7 @@ impl Node {
             let Some(there) = ledger.claims.get_mut(&record.claim.uid) else { return Ok(false) };
             there.numbers.extend(numbers::named(&before));
             there.numbers.extend(numbers::named(&spec));
+            self.machine.probe.at("before noting numbers");
             locked.save_releasing(&ledger)?;
         }
         self.machine.probe.at("before renumbering");
@@ -221,11 +236,6 @@ impl Node {
         self.machine.probe.at("after renumbering");
         Ok(true)
     }
-}
-
-/// Returns true if containers may be running, or start, with the claim's spec.
-fn is_prepared(record: &Record, boot_id: &str) -> bool {
-    record.state == State::Completed && record.boot_id == boot_id && !record.is_parked()
 }
 
 /// Returns true if the driver numbers something of the claim's. It numbers nothing of GPUs that are with virtual machines.

@@ -194,7 +194,10 @@ impl Node {
             // The number of a GPU that left the driver opens nothing of it.
             let with_driver = inventory.gpus.iter().filter(|gpu| !passed.contains(&gpu.uuid));
             let gpus: Vec<GpuInfo> = with_driver.cloned().collect();
-            numbers::reached(&ledger, &boot_id, &numbering.meanings(&gpus, &inventory.live))
+            let meanings = numbering.meanings(&gpus, &inventory.live);
+            let mut reached = numbers::reached(&ledger, &boot_id, &meanings);
+            reached.extend(unaccounted.iter().flat_map(|lost| lost.reaches(&meanings)));
+            reached
         });
         let gone =
             inventory.as_ref().map(|inventory| gone::partitions(&before, &ledger, &boot_id, inventory));

@@ -44,6 +44,10 @@ impl Node {
             }
         }
         self.take_back_strays()?;
+        if let Err(error) = self.name_partitions(&boot_id) {
+            // Without the driver there is none, and the look that finds it again does the same.
+            tracing::warn!(%error, "partitions that were being made anew cannot be looked for");
+        }
         self.note_numbers(&boot_id)?;
         recovery.renewed = self.renew_hooks(&ledger);
         recovery.unlabelled = self.machine.label_existing();
@@ -90,8 +94,8 @@ impl Node {
     pub(super) fn settle(&self, uid: &str, boot_id: &str) -> Result<bool, PrepareError> {
         let _claim = self.reserve_claim(uid)?;
         // It may have been settled by another instance before it could be reserved.
-        let Some(record) = self.record(uid)?.filter(is_unsettled) else { return Ok(false) };
-        let _gpus = self.reserve_hardware(&record)?;
+        let Some(mut record) = self.record(uid)?.filter(is_unsettled) else { return Ok(false) };
+        let _gpus = self.reserve_hardware(&mut record)?;
         let ledger = self.ledger()?;
         if record.is_parked() && record.boot_id == boot_id {
             self.tidy_parked(&record, &ledger, boot_id).map_err(PrepareError::Parked)?;

@@ -20,9 +20,9 @@ impl Node {
     /// [`UnprepareError`].
     pub fn unprepare_at(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
-        let Some(record) = self.record(uid)? else { return self.release_unknown(uid, now) };
+        let Some(mut record) = self.record(uid)? else { return self.release_unknown(uid, now) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        let _gpus = self.reserve_hardware(&record)?;
+        let _gpus = self.reserve_hardware(&mut record)?;
         if record.is_parked() {
             self.tidy_parked(&record, &self.ledger()?, &boot_id)?;
         } else if self.keeps(&record, &boot_id) {
@@ -39,9 +39,9 @@ impl Node {
     /// [`UnprepareError`], as [`Self::unprepare`].
     pub fn give_up(&self, uid: &str, now: Timestamp) -> Result<bool, UnprepareError> {
         let _claim = self.reserve_claim(uid)?;
-        let Some(record) = self.record(uid)? else { return self.release_unknown(uid, now) };
+        let Some(mut record) = self.record(uid)? else { return self.release_unknown(uid, now) };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        let _gpus = self.reserve_hardware(&record)?;
+        let _gpus = self.reserve_hardware(&mut record)?;
         self.release_at(record, &boot_id, now)?;
         Ok(true)
     }

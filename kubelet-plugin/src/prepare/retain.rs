@@ -10,7 +10,7 @@
 //! takes a claim up comes after everything is made, so a kill anywhere leaves the claim parked or not.
 
 use super::metadata::metadata_of;
-use super::{Node, PrepareError, Prepared, UnprepareError, hardware, put};
+use super::{Node, PrepareError, Prepared, UnprepareError, put};
 use crate::claim::Request;
 use crate::ledger::{Ledger, Record, Retention};
 use crate::plan::{Step, Undo};
@@ -24,8 +24,7 @@ impl Node {
         record.retention == Some(Retention::Keep)
             && !self.hold_at_most.is_zero()
             && record.confirmed
-            && record.state == crate::ledger::State::Completed
-            && record.boot_id == boot_id
+            && record.is_prepared(boot_id)
             && record.has_instances()
     }
 
@@ -137,7 +136,7 @@ impl Node {
             return Ok(false);
         };
         let boot_id = self.boot_id().map_err(|error| UnprepareError::Boot(Box::new(error)))?;
-        let _gpus = self.reserve_gpus(&hardware(&record))?;
+        let _gpus = self.reserve_hardware(&mut record)?;
         self.release(&mut record, &boot_id)?;
         Ok(true)
     }

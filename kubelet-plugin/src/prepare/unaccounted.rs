@@ -19,9 +19,10 @@
 //! that a claim with a record holds whole, of which the other cannot have anything.
 
 use super::{Node, UnprepareError};
-use crate::claim::Request;
+use crate::claim::{ClaimRef, Request};
 use crate::edits;
-use crate::ledger::{Ended, Ledger};
+use crate::ledger::{DeviceNumber, Ended, Ledger};
+use crate::numbers::{self, Meaning, Reach};
 use crate::plan::{PlanError, Refusal};
 use crate::share;
 use crate::store::StoreError;
@@ -84,6 +85,8 @@ pub struct Unaccounted {
     pub unreadable: Option<Unreadable>,
     /// Its namespace and name, if anything says so.
     pub name: Option<(String, String)>,
+    /// Numbers of the devices that its CDI spec gives containers.
+    pub numbers: BTreeSet<DeviceNumber>,
 }
 
 /// A CDI spec that cannot be read.
@@ -100,8 +103,9 @@ impl Unaccounted {
     fn of(uid: &str, spec: &Spec) -> Option<Self> {
         let named = named(spec);
         let devices = named.iter().map(|named| named.device.clone()).collect();
-        let name = edits::claim_name(spec);
-        (!named.is_empty()).then(|| Self { uid: uid.to_owned(), named, devices, unreadable: None, name })
+        let (name, numbers) = (edits::claim_name(spec), numbers::named(spec));
+        let uid = uid.to_owned();
+        (!named.is_empty()).then_some(Self { uid, named, devices, unreadable: None, name, numbers })
     }
 
     /// Whether its CDI spec is here.
@@ -109,9 +113,29 @@ impl Unaccounted {
         !self.named.is_empty() || self.unreadable.is_some()
     }
 
-    /// Returns true if a pod that uses it may be using the GPU with this minor number.
-    fn uses(&self, minor: u32) -> bool {
-        self.devices.iter().any(|device| device.minor() == minor && device.kind() != DeviceKind::Admin)
+    /// Returns true if a pod that uses it may be using the GPU with this minor number: the one that has it now, or the one
+    /// that had it when the claim was prepared.
+    fn uses(&self, minor: u32, gpu: Option<&GpuUuid>) -> bool {
+        let has = |named: &Named| gpu.is_some_and(|gpu| named.uuid == gpu.as_str());
+        let by_name = self.devices.iter().filter(|device| device.minor() == minor);
+        let by_uuid = self.named.iter().filter(|named| has(named)).map(|named| &named.device);
+        by_name.chain(by_uuid).any(|device| device.kind() != DeviceKind::Admin)
+    }
+
+    /// What containers that run with it may open, whatever is theirs of it: nobody knows the record that says so.
+    pub(super) fn reaches(&self, meanings: &[Meaning]) -> Vec<Reach> {
+        let is_own = |gpu: &GpuUuid| self.named.iter().any(|named| named.uuid == gpu.as_str());
+        let reached = meanings.iter().filter(|meaning| self.numbers.contains(&meaning.number));
+        let (namespace, name) = self.name.clone().unwrap_or_default();
+        let claim = ClaimRef { namespace, name, uid: self.uid.clone() };
+        let others = reached.filter(|meaning| !is_own(&meaning.gpu));
+        let reach = |meaning: &Meaning| Reach {
+            gpu: meaning.gpu.clone(),
+            partition: meaning.partition,
+            claim: claim.clone(),
+            number: meaning.number,
+        };
+        others.map(reach).collect()
     }
 }
 
@@ -163,6 +187,7 @@ impl Node {
                 devices: Vec::new(),
                 unreadable: Some(Unreadable { file: self.machine.cdi.file(&name), reason }),
                 name: None,
+                numbers: BTreeSet::new(),
             })
         });
         let mut found: Vec<Unaccounted> = by_spec.collect();
@@ -171,7 +196,8 @@ impl Node {
                 let devices = running.names().collect();
                 let (uid, named) = (uid.clone(), Vec::new());
                 let name = Some((running.claim.namespace.clone(), running.claim.name.clone()));
-                found.push(Unaccounted { uid, named, devices, unreadable: None, name });
+                let numbers = BTreeSet::new();
+                found.push(Unaccounted { uid, named, devices, unreadable: None, name, numbers });
             }
         }
         found
@@ -196,7 +222,9 @@ impl Node {
                 return Err(PlanError::new(&wanted.request, refusal));
             }
             let minor = wanted.device.minor();
-            let other = unaccounted.iter().find(|other| other.uid != request.claim.uid && other.uses(minor));
+            let gpu = ledger.bindings.get(&minor).map(|binding| &binding.gpu);
+            let mut others = unaccounted.iter().filter(|other| other.uid != request.claim.uid);
+            let other = others.find(|other| other.uses(minor, gpu));
             if let Some(other) = other {
                 let spec = edits::spec_name(&self.machine.site.driver, &other.uid);
                 let refusal = Refusal::Unaccounted {

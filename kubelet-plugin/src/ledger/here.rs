@@ -1,0 +1,118 @@
+//! What claims have of the hardware at this moment. Pure.
+//!
+//! A record outlives what it is about: a reboot ends everything that claims had set up, and of a claim that waits to be
+//! prepared again ([`State::Lost`]) everything was undone before it was made to wait. Such a record keeps its claim's
+//! place, so decisions count it ([`Ledger::others`]); what somebody may still be using it does not keep.
+
+use super::{Device, Held, Ledger, Record, State};
+use aliquot_model::{GpuUuid, MigUuid, Placement};
+use std::collections::BTreeSet;
+
+/// A partition by its place.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Profile's lgip id.
+    pub profile_id: u32,
+    /// Where it lies.
+    pub placement: Placement,
+}
+
+impl Record {
+    /// Whether something of the claim may be set up in this boot: it is prepared, or kept without a pod, or on its way
+    /// there or back.
+    pub fn is_here(&self, boot_id: &str) -> bool {
+        self.boot_id == boot_id && self.state != State::Lost
+    }
+
+    /// Whether the claim is prepared in this boot: containers may be running, or start, with its CDI spec.
+    pub fn is_prepared(&self, boot_id: &str) -> bool {
+        self.boot_id == boot_id && self.state == State::Completed && !self.is_parked()
+    }
+}
+
+impl Device {
+    /// The partition's place, if it is one or a share of one.
+    pub fn place(&self) -> Option<Place> {
+        let partition = self.partition.as_ref()?;
+        Some(Place {
+            gpu: self.gpu.clone(),
+            profile_id: partition.profile_id,
+            placement: partition.placement,
+        })
+    }
+
+    fn is_at(&self, place: &Place) -> bool {
+        self.place().as_ref() == Some(place)
+    }
+}
+
+impl Ledger {
+    /// Whether another claim may have something set up on a GPU, of the kind that `is_meant` tells: whoever undoes the
+    /// like leaves it then, and the last one undoes it. What a newer release may have it has.
+    pub fn has_others_here(
+        &self,
+        uid: &str,
+        gpu: &GpuUuid,
+        boot_id: &str,
+        is_meant: impl Fn(&Device) -> bool,
+    ) -> bool {
+        let known = self.claims.values().filter(|record| record.claim.uid != uid && record.is_here(boot_id));
+        let mut known = known.flat_map(|record| &record.devices);
+        let newer = self.newer.values().filter(|record| record.claim.uid != uid);
+        // A device that is not understood is taken for the whole GPU.
+        let may_be_meant = |device: &Device| device.held == Some(Held::Whole) || is_meant(device);
+        known.any(|device| &device.gpu == gpu && is_meant(device))
+            || newer.map(|record| record.devices()).any(|devices| {
+                devices.is_none_or(|all| all.iter().any(|device| &device.gpu == gpu && may_be_meant(device)))
+            })
+    }
+
+    /// Has all claims that have a partition know it by this UUID, or by none while it is made anew: until it has one,
+    /// whatever is in its place is theirs. Returns whether anything changed.
+    pub fn name_partition(&mut self, place: &Place, boot_id: &str, uuid: Option<&MigUuid>) -> bool {
+        let mut changed = false;
+        let here = self.claims.values_mut().filter(|record| record.is_here(boot_id));
+        let devices = here.flat_map(|record| &mut record.devices).filter(|device| device.is_at(place));
+        for partition in devices.filter_map(|device| device.partition.as_mut()) {
+            if partition.uuid.as_ref() != uuid {
+                partition.uuid = uuid.cloned();
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// UUIDs by which claims know a partition.
+    pub fn names_of(&self, place: &Place, boot_id: &str) -> BTreeSet<MigUuid> {
+        let here = self.claims.values().filter(|record| record.is_here(boot_id));
+        let devices = here.flat_map(|record| &record.devices).filter(|device| device.is_at(place));
+        devices.filter_map(|device| device.partition.as_ref()?.uuid.clone()).collect()
+    }
+
+    /// Partitions of prepared claims that were being made anew when a process died.
+    pub fn unnamed_partitions(&self, boot_id: &str) -> BTreeSet<Place> {
+        let here = self.claims.values().filter(|record| record.is_here(boot_id));
+        let completed = here.filter(|record| record.state == State::Completed);
+        let devices = completed.flat_map(|record| &record.devices);
+        let unnamed = devices
+            .filter(|device| device.partition.as_ref().is_some_and(|p| p.uuid.is_none() && !p.adopted));
+        unnamed.filter_map(Device::place).collect()
+    }
+
+    /// Takes over into a record by which UUIDs its partitions are known now.
+    pub fn refresh(&self, record: &mut Record) {
+        let Some(there) = self.claims.get(&record.claim.uid).filter(|there| there.boot_id == record.boot_id)
+        else {
+            return;
+        };
+        for device in &mut record.devices {
+            let other = there.devices.iter().find(|other| other.result_id == device.result_id);
+            let other = other.and_then(|other| other.partition.as_ref());
+            if let (Some(partition), Some(other)) = (&mut device.partition, other) {
+                partition.uuid.clone_from(&other.uuid);
+            }
+        }
+    }
+}

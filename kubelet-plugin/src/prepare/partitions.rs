@@ -1,0 +1,128 @@
+//! By which UUIDs claims know their partitions. A partition that is gone (the driver was loaded anew, somebody destroyed
+//! it) is made anew for the first of its claims that is asked for, and then has another UUID, for all of them.
+//!
+//! Before it is made, the ledger says that nobody knows its UUID: whatever is in its place is then of its claims, and
+//! goes with the last of them, wherever a kill strikes. The UUID is written for all of them at once; quota files follow
+//! from the ledger at once or at the next start, and CDI specs with the next look at the node ([`super::numbers`]).
+
+use super::{Node, PrepareError};
+use crate::ledger::{Ledger, Place, Record};
+use crate::made;
+use crate::plan::Step;
+use crate::reservation;
+use aliquot_model::{LiveMig, MigUuid};
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+impl Node {
+    /// Writes down that a partition is about to be made anew, unless somebody else has made one in its place. The GPU is
+    /// reserved.
+    pub(super) fn unname(&self, place: &Place, boot_id: &str) -> Result<(), PrepareError> {
+        let live = self.machine.gpus.live_migs(&place.gpu)?;
+        let made = made::all(&self.machine.data_dir, boot_id);
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        let former = ledger.names_of(place, boot_id);
+        if !is_taken(place, &former, &live, &made) && ledger.name_partition(place, boot_id, None) {
+            self.machine.probe.at("before unnaming");
+            locked.save(&ledger)?;
+            self.machine.probe.at("after unnaming");
+            self.forget_marks(&former, boot_id);
+        }
+        Ok(())
+    }
+
+    /// Of a partition that is gone no mark is kept: one that somebody else makes may get its UUID.
+    pub(super) fn forget_marks(&self, former: &BTreeSet<MigUuid>, boot_id: &str) {
+        for uuid in former {
+            made::forget(&self.machine.data_dir, boot_id, uuid);
+        }
+    }
+
+    /// Has prepared claims know the partitions by their UUIDs that a process made and died before it could write them
+    /// down. What somebody is at work on stays as it is.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had, or a GPU does not answer.
+    pub(super) fn name_partitions(&self, boot_id: &str) -> Result<(), PrepareError> {
+        for place in self.ledger()?.unnamed_partitions(boot_id) {
+            let gpus = BTreeSet::from([place.gpu.clone()]);
+            let Ok(_gpus) = reservation::gpus(self.store.dir(), &gpus, Duration::ZERO) else { continue };
+            let live = self.machine.gpus.live_migs(&place.gpu)?;
+            let Some(uuid) = live.iter().find(|mig| is_at(&place, mig)).and_then(|mig| mig.uuid.as_ref())
+            else {
+                continue;
+            };
+            if let Err(error) = made::note(&self.machine.data_dir, boot_id, uuid) {
+                tracing::warn!(gpu.uuid = %place.gpu, %error, "a partition is not marked as made by this agent");
+            }
+            let mut locked = self.store.lock(self.lock_timeout)?;
+            let mut ledger = locked.load()?.ledger;
+            if ledger.name_partition(&place, boot_id, Some(uuid)) {
+                locked.save_releasing(&ledger)?;
+                self.machine.probe.at("after naming");
+                self.rebalance(&ledger)?;
+                tracing::info!(gpu.uuid = %place.gpu, placement = %place.placement, %uuid, "claims have the partition that was made anew for them");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Forgets the names of partitions that are not there any more and are made by a record's steps. Returns them.
+pub(super) fn unname_gone(
+    ledger: &mut Ledger,
+    record: &Record,
+    live: &[LiveMig],
+    made: &BTreeSet<String>,
+) -> BTreeSet<MigUuid> {
+    let mut former = BTreeSet::new();
+    for place in record.steps.iter().filter_map(made_by) {
+        let mut names = ledger.names_of(&place, &record.boot_id);
+        let there = live.iter().find(|mig| is_at(&place, mig)).and_then(|mig| mig.uuid.as_ref());
+        let taken = is_taken(&place, &names, live, made);
+        names.retain(|name| Some(name) != there);
+        if !names.is_empty() && !taken {
+            ledger.name_partition(&place, &record.boot_id, None);
+            former.extend(names);
+        }
+    }
+    former
+}
+
+/// Has all claims know the partitions of a record that were made for it by the UUIDs that it has. Returns whether anything
+/// changed.
+pub(super) fn name_as(ledger: &mut Ledger, record: &Record) -> bool {
+    let mut changed = false;
+    for device in &record.devices {
+        let made = device.partition.as_ref().filter(|partition| !partition.adopted);
+        let uuid = made.and_then(|partition| partition.uuid.as_ref());
+        if let (Some(place), Some(uuid)) = (device.place(), uuid) {
+            changed |= ledger.name_partition(&place, &record.boot_id, Some(uuid));
+        }
+    }
+    changed
+}
+
+/// The partition that a step makes.
+pub(super) fn made_by(step: &Step) -> Option<Place> {
+    match step {
+        Step::CreatePartition { gpu, profile_id, placement, .. } => {
+            Some(Place { gpu: gpu.clone(), profile_id: *profile_id, placement: *placement })
+        }
+        _ => None,
+    }
+}
+
+/// Whether a partition in this place is neither known to its claims nor made by this agent.
+fn is_taken(place: &Place, names: &BTreeSet<MigUuid>, live: &[LiveMig], made: &BTreeSet<String>) -> bool {
+    let there = live.iter().filter(|mig| (&mig.parent, mig.placement) == (&place.gpu, place.placement));
+    // Where nobody knows its name, a process died while it made it anew.
+    let strange =
+        |uuid: &MigUuid| !names.is_empty() && !names.contains(uuid) && !made.contains(uuid.as_str());
+    there.filter_map(|mig| mig.uuid.as_ref()).any(strange)
+}
+
+fn is_at(place: &Place, mig: &LiveMig) -> bool {
+    (&mig.parent, mig.profile_id, mig.placement) == (&place.gpu, place.profile_id, place.placement)
+}
