@@ -149,7 +149,7 @@ impl Watcher {
             seen.extend(inventory.unreadable.iter().map(|gpu| {
                 // One that is lost does not tell who it is.
                 let last = overview.absent.iter().find(|last| last.info.index == gpu.index);
-                let uuid = gpu.uuid.as_ref().or(last.map(|last| &last.info.uuid));
+                let uuid = gpu.uuid.as_ref().or_else(|| last.map(|last| &last.info.uuid));
                 let name = uuid.map(|uuid| format!(" {uuid}")).unwrap_or_default();
                 format!(
                     "GPU {}{name} cannot be read, and takes no other claim until it can: {}",

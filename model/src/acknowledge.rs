@@ -25,7 +25,8 @@ pub struct Acknowledgement {
 impl Acknowledgement {
     /// Reads the annotation's value; `None` if it does not begin with a time.
     pub fn read(value: &str) -> Option<Self> {
-        let (time, reason) = value.trim().split_once(char::is_whitespace).unwrap_or((value.trim(), ""));
+        let (time, reason) =
+            value.trim().split_once(char::is_whitespace).unwrap_or_else(|| (value.trim(), ""));
         let plain = reason.trim().chars().map(|c| if c.is_control() { ' ' } else { c });
         Some(Self { at: time.parse().ok()?, reason: plain.take(REASON).collect() })
     }

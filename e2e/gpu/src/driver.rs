@@ -37,7 +37,7 @@ impl Library {
     pub(crate) fn nvml(root: Option<&Path>) -> Result<Self> {
         const NAME: &str = "libnvidia-ml.so.1";
         let of_root = root.and_then(|root| find_library(root, NAME));
-        let nvml = Self::open(of_root.as_deref().unwrap_or(Path::new(NAME)))?;
+        let nvml = Self::open(of_root.as_deref().unwrap_or_else(|| Path::new(NAME)))?;
         nvml.must("nvmlInit_v2", &[])?;
         Ok(nvml)
     }
