@@ -6,8 +6,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-/// Facts by their names in the file, in words.
-const FACTS: [(&str, &str); 12] = [
+/// Facts by their names in the file, in words. One that is not here is told by its name.
+const WORDS: [(&str, &str); 12] = [
     ("nvml_pids", "under which pids NVML lists processes"),
     ("resolver", "whether cuGetProcAddress answers with the addresses of dlsym"),
     ("context_bytes", "bytes that a first context takes"),
@@ -119,8 +119,8 @@ fn facts(out: &mut String, report: &Report) {
         return;
     }
     let _ = writeln!(out, "\n== Facts for the simulator");
-    for (name, words) in FACTS {
-        let Some(value) = report.facts.get(name) else { continue };
+    for (name, value) in &report.facts {
+        let words = WORDS.iter().find(|(fact, _)| fact == name).map_or(name.as_str(), |(_, words)| words);
         // Tables of many lines are for the file.
         let table = value.get("output").and_then(Value::as_str);
         let said = table.map_or_else(|| brief(value), |text| format!("{} lines", text.lines().count()));
@@ -193,7 +193,10 @@ mod tests {
             simulated: true,
             device: json!({"name": "NVIDIA H100", "driver": "580.95.05"}),
             machine: json!({"kernel": "6.1"}),
-            facts: json!({"context_bytes": {"of_gpu": 5, "of_process": null}}).as_object().unwrap().clone(),
+            facts: json!({"context_bytes": {"of_gpu": 5, "of_process": null}, "new_fact": true})
+                .as_object()
+                .unwrap()
+                .clone(),
             node: None,
             cuda: vec![Line::compare("CUDA", "launches", 1024, 512)],
             unchanged: Some(Promise::of("modes are as they were", true, "", Value::Null)),
@@ -221,6 +224,7 @@ mod tests {
         assert!(said.contains("    CuPy\n    CuPy again (bare)\n"), "{said}");
         place("differs   CUDA: launches: the simulator has 1024, the machine 512");
         place("bytes that a first context takes: of gpu 5, of process nothing");
+        place("  new_fact: yes\n");
         place("accuracy (bare): goal within 3 points, got (kernels of 100 us 30.1)");
         assert!(said.ends_with("RESULT: promises failed; they are named above.\n"), "{said}");
     }

@@ -117,7 +117,7 @@ pub(crate) struct Board {
 }
 
 /// NVML's code for what a board does not have.
-const NOT_SUPPORTED: i32 = 3;
+pub(crate) const NOT_SUPPORTED: i32 = 3;
 
 impl Board {
     /// All GPUs of a driver's root.
@@ -146,22 +146,13 @@ impl Board {
         let [mut mig, mut pending, mut mode] = [0_u32; 3];
         let nvml = &self.nvml;
         let code = nvml.call("nvmlDeviceGetMigMode", &[self.device, at(&mut mig), at(&mut pending)]);
-        let code = code.unwrap_or(NOT_SUPPORTED);
-        if code != 0 && code != NOT_SUPPORTED {
-            return Some(format!("NVML does not tell its MIG mode ({code})"));
-        }
-        if mig != 0 {
-            return Some("its MIG mode is on".to_owned());
-        }
-        let _ = nvml.call("nvmlDeviceGetComputeMode", &[self.device, at(&mut mode)]);
-        if mode != 0 {
-            return Some("its compute mode does not let several programs in".to_owned());
-        }
-        match self.processes() {
-            Ok(all) if all.is_empty() => None,
-            Ok(all) => Some(format!("processes that use it: {}", all.len())),
-            Err(error) => Some(format!("{error:#}")),
-        }
+        let mig = match code.unwrap_or(NOT_SUPPORTED) {
+            0 => Ok(mig),
+            NOT_SUPPORTED => Ok(0),
+            code => Err(code),
+        };
+        let compute = nvml.must("nvmlDeviceGetComputeMode", &[self.device, at(&mut mode)]);
+        why_not(mig, compute.map(|()| mode), self.processes().map(|all| all.len()))
     }
 
     fn text(&self, symbol: &str, of_device: bool) -> String {
@@ -209,6 +200,20 @@ impl Board {
     }
 }
 
+/// Why a GPU is not for the cases, by its MIG mode or NVML's code instead of it, its compute mode, and how many
+/// processes use it. Pure.
+fn why_not(mig: Result<u32, i32>, compute: Result<u32>, processes: Result<usize>) -> Option<String> {
+    match (mig, compute, processes) {
+        (Err(code), _, _) => Some(format!("NVML does not tell its MIG mode ({code})")),
+        (Ok(1..), _, _) => Some("its MIG mode is on".to_owned()),
+        (_, Err(error), _) => Some(format!("NVML does not tell its compute mode ({error:#})")),
+        (_, Ok(1..), _) => Some("its compute mode does not let several programs in".to_owned()),
+        (_, _, Err(error)) => Some(format!("{error:#}")),
+        (_, _, Ok(0)) => None,
+        (_, _, Ok(count)) => Some(format!("processes that use it: {count}")),
+    }
+}
+
 /// Calls `cuIpcOpenMemHandle_v2`, which takes its handle by value; its code.
 pub(crate) fn open_handle(open: *mut c_void, address: &mut u64, handle: &[u64]) -> i32 {
     #[repr(C)]
@@ -220,4 +225,29 @@ pub(crate) fn open_handle(open: *mut c_void, address: &mut u64, handle: &[u64]) 
     }
     // SAFETY: the function of that name; flag 1 asks for peer access where it is needed, as its header wants.
     unsafe { std::mem::transmute::<*mut c_void, Open>(open)(address, by_value, 1) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_gpu_of_which_nvml_does_not_tell_all_is_not_for_the_cases() {
+        let failed = || anyhow!("nvmlX failed with 999");
+        for (found, reason) in [
+            (why_not(Ok(0), Ok(0), Ok(0)), None),
+            (why_not(Err(999), Ok(0), Ok(0)), Some("NVML does not tell its MIG mode (999)")),
+            (why_not(Ok(1), Ok(0), Ok(0)), Some("its MIG mode is on")),
+            (
+                why_not(Ok(0), Err(failed()), Ok(0)),
+                Some("NVML does not tell its compute mode (nvmlX failed with 999)"),
+            ),
+            (why_not(Ok(0), Ok(3), Ok(0)), Some("its compute mode does not let several programs in")),
+            (why_not(Ok(0), Ok(0), Err(failed())), Some("nvmlX failed with 999")),
+            (why_not(Ok(0), Ok(0), Ok(2)), Some("processes that use it: 2")),
+        ] {
+            assert_eq!(found.as_deref(), reason);
+        }
+    }
 }

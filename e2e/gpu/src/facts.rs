@@ -3,6 +3,7 @@
 use crate::driver::{Board, at, kill};
 use crate::life;
 use crate::stage::{LONGEST, Mode, Running, Stage};
+use aliquot_kubelet_plugin::driver::find_program;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Map, Value, json};
 use std::path::Path;
@@ -27,8 +28,14 @@ const RESOLVED: [&str; 12] = [
     "cuGetProcAddress=cuGetProcAddress_v2@12000",
 ];
 
-/// All facts; one that cannot be had is its error's text.
-pub(crate) fn all(stage: &Stage, board: &Board, quick: bool, can_unshare: bool) -> Map<String, Value> {
+/// All facts; one that cannot be had is its error's text. Programs of the driver are those of its root.
+pub(crate) fn all(
+    stage: &Stage,
+    board: &Board,
+    driver_root: &Path,
+    quick: bool,
+    can_unshare: bool,
+) -> Map<String, Value> {
     type Fact<'a> = (&'static str, Box<dyn Fn() -> Result<Value> + 'a>);
     let millis = if quick { 300 } else { 3000 };
     let facts: [Fact<'_>; 12] = [
@@ -41,9 +48,9 @@ pub(crate) fn all(stage: &Stage, board: &Board, quick: bool, can_unshare: bool) 
         ("exported_memory", Box::new(|| exported(stage, board))),
         ("fabric", Box::new(|| fabric(board))),
         ("persistence", Box::new(|| persistence(board))),
-        ("mps", Box::new(mps)),
-        ("mig_profiles", Box::new(|| mig("-lgip"))),
-        ("mig_placements", Box::new(|| mig("-lgipp"))),
+        ("mps", Box::new(|| mps(of_driver(stage, driver_root, "nvidia-cuda-mps-control")))),
+        ("mig_profiles", Box::new(|| mig(of_driver(stage, driver_root, "nvidia-smi"), "-lgip"))),
+        ("mig_placements", Box::new(|| mig(of_driver(stage, driver_root, "nvidia-smi"), "-lgipp"))),
     ];
     let say = |fact: &Fact<'_>| {
         life::check().and_then(|()| fact.1()).unwrap_or_else(|e| json!({"unknown": format!("{e:#}")}))
@@ -176,9 +183,15 @@ fn persistence(board: &Board) -> Result<Value> {
     Ok(json!(if mode == 0 { "off" } else { "on" }))
 }
 
-/// Whether this machine has the control daemon of MPS, and whether one runs where programs look for it.
-fn mps() -> Result<Value> {
-    let mut command = Command::new("nvidia-cuda-mps-control");
+/// A program of the driver with the driver's libraries: that of its root, or where there is none the one in `PATH`.
+fn of_driver(stage: &Stage, root: &Path, name: &str) -> Command {
+    let mut command = Command::new(find_program(root, name).unwrap_or_else(|| name.into()));
+    command.envs(stage.env.iter().map(|(name, value)| (name, value)));
+    command
+}
+
+/// Whether there is the control daemon of MPS, and whether one runs where programs look for it.
+fn mps(mut command: Command) -> Result<Value> {
     let version = life::output(command.arg("-v"), LONGEST).map(|output| life::said(&output));
     let pipes = std::env::var_os("CUDA_MPS_PIPE_DIRECTORY").unwrap_or_else(|| "/tmp/nvidia-mps".into());
     let runs = Path::new(&pipes).join("control").exists();
@@ -186,8 +199,8 @@ fn mps() -> Result<Value> {
 }
 
 /// What nvidia-smi says of MIG profiles; nothing is changed.
-fn mig(what: &str) -> Result<Value> {
-    let output = life::output(Command::new("nvidia-smi").args(["mig", what]), LONGEST)?;
+fn mig(mut smi: Command, what: &str) -> Result<Value> {
+    let output = life::output(smi.args(["mig", what]), LONGEST)?;
     let said = [output.stdout, output.stderr].concat();
     Ok(json!({"status": output.status.code(), "output": String::from_utf8_lossy(&said)}))
 }

@@ -76,8 +76,8 @@ struct Run {
     /// Folder of the cases' scripts.
     #[arg(long)]
     cases: PathBuf,
-    /// Where the results go.
-    #[arg(long)]
+    /// Where the results go; the last one counts, as `e2e/gpu/run` gives one before its arguments.
+    #[arg(long, overrides_with = "out")]
     out: PathBuf,
     /// Only cases whose name contains this; `node` is the stage of that name.
     #[arg(long, default_value = "")]
@@ -222,7 +222,7 @@ fn limiter(
         return Ok(());
     };
     report.device = device(board)?;
-    let mut stage = Stage::new(&run.node.hook, &board.uuid(), &run.node.driver_root)?;
+    let mut stage = Stage::new(&run.node.hook, &board.uuid(), &run.node.roots())?;
     let calibrated = stage.run(Mode::Bare, None, &["calibrate"])?;
     let rounds_per_us = calibrated.get("rounds_per_us").and_then(Value::as_u64).context("no calibration")?;
     if let Some(device) = report.device.as_object_mut() {
@@ -230,7 +230,7 @@ fn limiter(
     }
     stage.env.push(("GPU_CHECK_ROUNDS_PER_US".to_owned(), rounds_per_us.to_string()));
     let namespaces = namespaces();
-    report.facts = facts::all(&stage, board, run.quick, namespaces.is_ok());
+    report.facts = facts::all(&stage, board, &run.node.driver_root, run.quick, namespaces.is_ok());
     report.cuda = habits::lines(&stage);
     for line in &report.cuda {
         say!("{line}");
@@ -290,4 +290,17 @@ fn machine() -> Value {
     let read = |path: &str| std::fs::read_to_string(path).map(|t| t.trim().to_owned()).unwrap_or_default();
     let processors = std::thread::available_parallelism().map_or(0, usize::from);
     json!({"kernel": read("/proc/sys/kernel/osrelease"), "processors": processors})
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_two_places_for_the_results_the_last_counts() {
+        let line = ["gpu-check", "run", "--hook", "h", "--cases", "c", "--out", "first", "--out", "last"];
+        let args = Args::try_parse_from(line).unwrap();
+        assert!(matches!(&args, Args::Run(run) if run.out == Path::new("last")), "{args:?}");
+    }
 }

@@ -7,6 +7,7 @@ mod agent;
 mod boards;
 pub(crate) mod containers;
 mod files;
+mod groups;
 mod hardware;
 mod kernel;
 pub(crate) mod line;
@@ -65,7 +66,8 @@ impl Setting {
         path.canonicalize().with_context(|| format!("{}: build it, or carry it along", path.display()))
     }
 
-    fn roots(&self) -> Roots {
+    /// Where the driver is.
+    pub(crate) fn roots(&self) -> Roots {
         Roots {
             driver: self.driver_root.clone(),
             host: self.driver_root.clone(),
@@ -199,12 +201,14 @@ async fn all(setting: &Setting, folder: &Path, section: &mut Section) -> Result<
 /// What can be compared without doing anything.
 fn read_only(setting: &Setting, gpus: &NvmlGpus, inventory: &Inventory) -> Vec<Line> {
     let mut lines = Vec::new();
-    let raw = Board::all(&setting.driver_root).unwrap_or_default();
+    let raw = Board::all(&setting.driver_root).map_err(|error| format!("{error:#}"));
     for gpu in &inventory.gpus {
         lines.extend(boards::lines(gpu, gpus.memory(&gpu.uuid).ok()));
         lines.push(events(gpus, gpu));
-        let board = raw.iter().find(|board| board.uuid() == gpu.uuid.as_str());
-        lines.extend(board.map(|board| hardware::lines(gpu, board)).into_iter().flatten());
+        lines.extend(match hardware::board(&raw, gpu) {
+            Ok(board) => hardware::lines(gpu, board),
+            Err(reason) => vec![hardware::untold(gpu, reason)],
+        });
     }
     lines.extend(inventory.unreadable.iter().map(|gpu| {
         Line::unknown(&format!("GPU of index {}", gpu.index), "it can be read", "yes", gpu.error.to_string())

@@ -4,12 +4,13 @@
 use crate::driver::now_ns;
 use crate::life;
 use aliquot_arbiter::files::{Keeper, make_grant};
-use aliquot_kubelet_plugin::driver::find_library;
+use aliquot_kubelet_plugin::driver::{DriverFiles, Roots};
 use aliquot_quota::region::{RegionView, initial_header};
 use aliquot_quota::{GpuUuid, QuotaFile, REGION_FILE_SIZE};
 use aliquot_sim_node::limiter_at;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
@@ -83,8 +84,8 @@ impl Share {
 }
 
 impl Stage {
-    /// With the limiter's files in `hook`, on the GPU of this UUID, whose driver lies in a root.
-    pub(crate) fn new(hook: &Path, gpu: &str, driver_root: &Path) -> Result<Self> {
+    /// With the limiter's files in `hook`, on the GPU of this UUID, whose driver lies in these roots.
+    pub(crate) fn new(hook: &Path, gpu: &str, roots: &Roots) -> Result<Self> {
         let stub = hook.join("libaliquot_preload.so").canonicalize();
         let stub =
             stub.with_context(|| format!("{}/libaliquot_preload.so: build the limiter", hook.display()))?;
@@ -95,10 +96,15 @@ impl Stage {
         let folder = tempfile::tempdir()?;
         let mut env = vec![("CUDA_VISIBLE_DEVICES".to_owned(), gpu.to_owned())];
         // A driver in the root of the machine is found as every program finds it.
-        let cuda = find_library(driver_root, "libcuda.so.1").filter(|_| driver_root != Path::new("/"));
-        if let Some(folder) = cuda.as_deref().and_then(Path::parent) {
-            let others = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
-            env.push(("LD_LIBRARY_PATH".to_owned(), format!("{}:{others}", folder.display())));
+        if roots.driver != Path::new("/") {
+            let libraries = folder.path().join("driver");
+            link_driver(roots, &libraries)?;
+            let mut all = libraries.display().to_string();
+            // An empty name would be the working directory.
+            if let Some(others) = std::env::var("LD_LIBRARY_PATH").ok().filter(|others| !others.is_empty()) {
+                all = format!("{all}:{others}");
+            }
+            env.push(("LD_LIBRARY_PATH".to_owned(), all));
         }
         Ok(Self { folder, stub, gpu: gpu.to_owned(), env })
     }
@@ -214,6 +220,24 @@ impl Stage {
     }
 }
 
+/// Links the driver's own libraries into a new folder. The image of a driver has a C library beside them, with which
+/// no program of this machine would start.
+fn link_driver(roots: &Roots, folder: &Path) -> Result<()> {
+    std::fs::create_dir(folder)?;
+    let found = DriverFiles::discover(roots);
+    let mut linked = BTreeSet::new();
+    for file in found.libraries.iter().filter(|file| !file.compat32) {
+        let library = file.host.canonicalize().with_context(|| file.host.display().to_string())?;
+        // The same names are in several directories of a container.
+        for name in file.container.iter().filter_map(|path| Path::new(path).file_name()) {
+            if linked.insert(name) {
+                symlink(&library, folder.join(name))?;
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Longest life of a program: a driver that hangs must not use up the machine's time.
 pub(crate) const LONGEST: Duration = Duration::from_secs(90);
 
@@ -291,5 +315,32 @@ impl Drop for Running {
         // Whoever is still there was left behind by an error.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_the_image_of_a_driver_programs_get_the_drivers_libraries_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("root");
+        let libraries = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+        std::fs::create_dir_all(&libraries).unwrap();
+        for name in ["libcuda.so.580.95.05", "libnvidia-ml.so.580.95.05", "libc.so.6", "libm.so.6"] {
+            std::fs::write(libraries.join(name), "").unwrap();
+        }
+        symlink("libcuda.so.580.95.05", libraries.join("libcuda.so.1")).unwrap();
+        let roots = Roots { driver: root.clone(), host: root.clone(), proc: root.join("proc") };
+        let folder = dir.path().join("driver");
+        link_driver(&roots, &folder).unwrap();
+        let library = libraries.join("libcuda.so.580.95.05").canonicalize().unwrap();
+        assert_eq!(std::fs::read_link(folder.join("libcuda.so.1")).unwrap(), library);
+        assert!(folder.join("libnvidia-ml.so.1").is_file());
+        for other in ["libc.so.6", "libm.so.6"] {
+            assert!(!folder.join(other).exists(), "{other}");
+        }
     }
 }

@@ -79,9 +79,13 @@ fn every_case_runs_on_the_simulated_driver() {
     assert_eq!(report["facts"]["resolver"]["equal"], 12, "{}", report["facts"]["resolver"]);
     for line in report["node"]["assumptions"].as_array().unwrap() {
         let beside_nvidias = line["assumption"].as_str().unwrap().contains("nvidia-ctk");
-        assert!(line["verdict"] == "held" || beside_nvidias, "{line}");
+        // A machine may have no nvidia-ctk.
+        let unknown = line["verdict"] == "unknown";
+        assert!(line["verdict"] == "held" || beside_nvidias && unknown, "{line}");
     }
-    for line in report["cuda"].as_array().unwrap() {
+    // When a launch waits is seen by the clock, and a busy machine has its own.
+    let by_clock = |line: &&Value| line["assumption"].as_str().unwrap().starts_with("launches");
+    for line in report["cuda"].as_array().unwrap().iter().filter(|line| !by_clock(line)) {
         assert_eq!(line["verdict"], "held", "{line}");
     }
     assert_eq!(report["complete"], true);

@@ -3,6 +3,7 @@
 //! Their root has the C library, the probe and nothing else of this machine, so whatever of the driver a program needs
 //! has come by the spec.
 
+use super::groups;
 use crate::life::{self, drain, said};
 use aliquot_cdi::{ContainerEdits, HookName};
 use aliquot_sim_kubelet::cdi;
@@ -174,8 +175,14 @@ impl Containers {
         std::fs::write(self.folder.join("config.json"), config(edits, argv)?.to_string())?;
         let mut command = Command::new(runtime);
         command.arg("--root").arg(state(&self.folder, runtime)).args(["run", "--bundle"]).arg(&self.folder);
-        command.arg(format!("gpu-check-{}-{}", std::process::id(), self.number.get()));
+        command.arg(format!("{}-{}", groups::name_of(&self.folder), self.number.get()));
         Ok(command)
+    }
+}
+
+impl Drop for Containers {
+    fn drop(&mut self) {
+        forget(&self.folder);
     }
 }
 
@@ -216,6 +223,7 @@ pub(crate) fn forget(folder: &Path) {
             }
         }
     }
+    groups::remove(folder);
 }
 
 /// A root with this machine's C library and the probe.

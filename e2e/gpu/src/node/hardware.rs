@@ -3,7 +3,7 @@
 
 use super::boards::{board_of, name};
 use super::line::Line;
-use crate::driver::{Board, at};
+use crate::driver::{Board, NOT_SUPPORTED, at};
 use aliquot_model::GpuInfo;
 use aliquot_sim_node::events;
 
@@ -22,8 +22,18 @@ const FIGURES: [Figure; 7] = [
     ("width of PCIe", "nvmlDeviceGetMaxPcieLinkWidth", None, |b| b.pcie.1.into()),
     ("brand by NVML's number", "nvmlDeviceGetBrand", None, |b| b.brand.into()),
 ];
-/// NVML's code for what a board does not have.
-const NOT_SUPPORTED: i32 = 3;
+
+/// The GPU among what was read of all, or why it is not there.
+pub(super) fn board<'a>(all: &'a Result<Vec<Board>, String>, gpu: &GpuInfo) -> Result<&'a Board, String> {
+    let found = all.as_ref().map_err(Clone::clone)?.iter().find(|board| board.uuid() == gpu.uuid.as_str());
+    found.ok_or_else(|| format!("NVML listed no GPU {} when it was asked again", gpu.uuid))
+}
+
+/// What stands for all comparisons of a GPU of which nothing could be read.
+pub(super) fn untold(gpu: &GpuInfo, reason: String) -> Line {
+    let what = "power limit, clocks, memory bus, PCIe, BAR1, events, NUMA node and reserved memory";
+    Line::unknown(&name(gpu), what, "as in its table", reason)
+}
 
 /// All comparisons of a GPU.
 pub(super) fn lines(gpu: &GpuInfo, board: &Board) -> Vec<Line> {
@@ -122,4 +132,26 @@ fn reserved(of: &str, board: &Board) -> Line {
         format!("no: {all} in the old way, {used} and {reserved} in the new one")
     };
     Line::compare(of, what, "yes", machine)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test")]
+mod tests {
+    use super::super::line::Verdict;
+    use super::*;
+    use aliquot_nvml::Gpus;
+    use aliquot_nvml::fake::{FakeGpus, h100_80};
+
+    #[test]
+    fn a_gpu_of_which_nothing_could_be_read_is_unknown_with_the_reason() {
+        let gpu = FakeGpus::new([h100_80(0)]).inventory().unwrap().gpus.remove(0);
+        for (all, reason) in [
+            (Err("nvmlInit_v2 failed with 999".to_owned()), "failed with 999"),
+            (Ok(Vec::new()), "listed no GPU"),
+        ] {
+            let line = untold(&gpu, board(&all, &gpu).map(|_| ()).unwrap_err());
+            assert_eq!(line.verdict, Verdict::Unknown);
+            assert!(line.reason.contains(reason), "{line}");
+        }
+    }
 }
