@@ -344,8 +344,8 @@ pub fn acknowledgement_ignored(annotation: &str, node: &str) -> String {
     let annotation = cut(annotation);
     format!(
         "annotation {annotation} acknowledges nothing: its name must end with the UUID of a GPU (`nvidia-smi -L` shows \
-         them) and its value begin with a time that is not ahead, as `date -u +%FT%TZ` prints it. Remove it: kubectl \
-         annotate node {node} {annotation}-"
+         them) and its value begin with a time, as `date -u +%FT%TZ` prints it. A time ahead of this node's clock counts \
+         once it has come, for all errors until then. Remove it: kubectl annotate node {node} {annotation}-"
     )
 }
 

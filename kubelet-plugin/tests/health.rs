@@ -266,3 +266,24 @@ async fn an_acknowledgement_clears_what_was_there_once_and_over_a_restart() {
     assert!(!has(&slices, "gpu-0 ecc=:NoSchedule"), "what was looked at stays so");
     agent.terminate().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_acknowledgement_that_is_ignored_is_told_until_it_is_removed() {
+    let cluster = Cluster::new(two_gpus()).await;
+    let name = "acknowledge.aliquot.dev/gpu-0";
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("published", |slices| there(slices, "gpu-0")).await;
+    let told = async |wanted: bool| {
+        eventually("what /healthz says", || async {
+            let (_, text) = agent.get("/healthz").await;
+            if text.contains(name) == wanted { Ok(()) } else { Err(text) }
+        })
+        .await;
+    };
+    annotate(&cluster, name, "".into()).await;
+    told(true).await;
+    // The last annotation of the Node goes.
+    cluster.annotate(serde_json::json!({"annotations": null})).await;
+    told(false).await;
+    agent.terminate().await;
+}

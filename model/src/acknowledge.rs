@@ -2,14 +2,14 @@
 //! `acknowledge.aliquot.dev/<GPU UUID>: <time>[ <reason>]`, the time as RFC 3339 has it. It is about what had happened by
 //! then, and no more: an error after that time counts as if nothing had been said.
 
-use crate::GpuUuid;
+use crate::{GpuUuid, annotation};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
 /// What the names of the annotations begin with; like that of cordons it does not begin with `aliquot.dev/`.
 pub const PREFIX: &str = "acknowledge.aliquot.dev/";
-/// Most characters of a reason that are told on.
-const REASON: usize = 200;
+/// Which taints it clears, by the part of their keys after the driver's name: what the driver reported as an error.
+pub const CLEARED: [&str; 2] = ["ecc", "xid"];
 /// How far the clock of who wrote it may be ahead.
 pub const AHEAD: SignedDuration = SignedDuration::from_mins(5);
 
@@ -27,8 +27,7 @@ impl Acknowledgement {
     pub fn read(value: &str) -> Option<Self> {
         let (time, reason) =
             value.trim().split_once(char::is_whitespace).unwrap_or_else(|| (value.trim(), ""));
-        let plain = reason.trim().chars().map(|c| if c.is_control() { ' ' } else { c });
-        Some(Self { at: time.parse().ok()?, reason: plain.take(REASON).collect() })
+        Some(Self { at: time.parse().ok()?, reason: annotation::reason(reason) })
     }
 
     /// The annotation's value.
@@ -39,7 +38,7 @@ impl Acknowledgement {
 
 /// Name of the annotation for a GPU.
 pub fn key(gpu: &GpuUuid) -> String {
-    format!("{PREFIX}{gpu}")
+    annotation::key(PREFIX, gpu)
 }
 
 /// What a Node's annotations say.
@@ -47,23 +46,18 @@ pub fn key(gpu: &GpuUuid) -> String {
 pub struct Acknowledgements {
     /// By GPU.
     pub gpus: BTreeMap<GpuUuid, Acknowledgement>,
-    /// Names of annotations that begin as ours do and name no GPU by its UUID, or have a value without a time.
+    /// Names of annotations that begin as ours do and name no GPU by its UUID, or have a value without a time that has come.
     pub not_understood: Vec<String>,
 }
 
 impl Acknowledgements {
-    /// Reads them all. One of a time that lies ahead would be about what has not happened yet, and is not understood.
+    /// Reads them all. One of a time that lies ahead is about what has not happened yet: it is not understood until that
+    /// time has come, give or take [`AHEAD`].
     pub fn read(annotations: &BTreeMap<String, String>, now: Timestamp) -> Self {
-        let mut all = Self::default();
-        for (name, value) in annotations {
-            let Some(gpu) = name.strip_prefix(PREFIX) else { continue };
-            let said = Acknowledgement::read(value).filter(|said| said.at.duration_since(now) <= AHEAD);
-            match GpuUuid::parse(gpu).zip(said) {
-                Some((gpu, said)) => drop(all.gpus.insert(gpu, said)),
-                None => all.not_understood.push(name.clone()),
-            }
-        }
-        all
+        let has_come = |said: &Acknowledgement| said.at.duration_since(now) <= AHEAD;
+        let said = |value: &str| Acknowledgement::read(value).filter(has_come);
+        let (gpus, not_understood) = annotation::read(annotations, PREFIX, said);
+        Self { gpus, not_understood }
     }
 }
 
@@ -96,7 +90,7 @@ mod tests {
             assert_eq!(Acknowledgement::read(value), want, "{value:?}");
         }
         let long = format!("2026-11-24T18:00:00Z {}", "x".repeat(100_000));
-        assert_eq!(Acknowledgement::read(&long).map(|said| said.reason.len()), Some(REASON));
+        assert_eq!(Acknowledgement::read(&long).map(|said| said.reason.len()), Some(annotation::REASON));
     }
 
     #[test]

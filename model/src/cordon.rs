@@ -2,16 +2,13 @@
 //! `cordon.aliquot.dev/<GPU UUID>: [NoSchedule|NoExecute][: <reason>]`. A value that begins with neither effect is a
 //! reason, so that `kubectl annotate` without any knowledge of ours does what is meant.
 
-use crate::GpuUuid;
 use crate::layout::{Taint, TaintEffect};
-use crate::names;
+use crate::{GpuUuid, annotation, names};
 use std::collections::BTreeMap;
 
 /// What the names of the annotations begin with. It does not begin with `aliquot.dev/`, so the policy that keeps the
 /// controller to annotations of that name keeps it off these.
 pub const PREFIX: &str = "cordon.aliquot.dev/";
-/// Most characters of a reason that are told on.
-const REASON: usize = 200;
 
 /// One GPU out of service.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,8 +29,7 @@ impl Cordon {
             Some(TaintEffect::NoSchedule) => (false, rest),
             Some(TaintEffect::None) | None => (false, value),
         };
-        let plain = reason.trim().chars().map(|c| if c.is_control() { ' ' } else { c });
-        Self { evict, reason: plain.take(REASON).collect() }
+        Self { evict, reason: annotation::reason(reason) }
     }
 
     /// The annotation's value.
@@ -56,7 +52,7 @@ impl Cordon {
 
 /// Name of the annotation for a GPU.
 pub fn key(gpu: &GpuUuid) -> String {
-    format!("{PREFIX}{gpu}")
+    annotation::key(PREFIX, gpu)
 }
 
 /// What a Node's annotations say.
@@ -71,15 +67,8 @@ pub struct Cordons {
 impl Cordons {
     /// Reads them all.
     pub fn read(annotations: &BTreeMap<String, String>) -> Self {
-        let mut cordons = Self::default();
-        for (name, value) in annotations {
-            let Some(gpu) = name.strip_prefix(PREFIX) else { continue };
-            match GpuUuid::parse(gpu) {
-                Some(gpu) => drop(cordons.gpus.insert(gpu, Cordon::read(value))),
-                None => cordons.not_understood.push(name.clone()),
-            }
-        }
-        cordons
+        let (gpus, not_understood) = annotation::read(annotations, PREFIX, |value| Some(Cordon::read(value)));
+        Self { gpus, not_understood }
     }
 }
 
@@ -108,7 +97,7 @@ mod tests {
         ] {
             assert_eq!(Cordon::read(value), want, "{value:?}");
         }
-        assert_eq!(Cordon::read(&"x".repeat(100_000)).reason.len(), REASON);
+        assert_eq!(Cordon::read(&"x".repeat(100_000)).reason.len(), annotation::REASON);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 pub mod acknowledge;
 pub mod allocation;
+mod annotation;
 pub mod capability;
 pub mod config;
 pub mod cordon;

@@ -4,12 +4,12 @@
 //! annotation of the Node (`aliquot_model::acknowledge`) with the time, which the node's agent acts upon once.
 
 use super::gpus::{self, Gpu};
-use super::{PATIENCE, annotate, find, slices};
+use super::{NotThere, PATIENCE, annotate, find, slices};
 use crate::args::AcknowledgeArgs;
 use crate::client::connect;
-use aliquot_model::acknowledge::{Acknowledgement, key};
-use aliquot_model::names;
-use anyhow::{Result, bail};
+use aliquot_model::acknowledge::{Acknowledgement, CLEARED, key};
+use aliquot_model::{GpuUuid, names};
+use anyhow::{Error, Result, bail};
 use jiff::Timestamp;
 use kube::Client;
 use serde_json::json;
@@ -22,28 +22,92 @@ use std::time::{Duration, Instant};
 /// If there is no such GPU, the Node may not be changed, or its agent publishes errors all the same.
 pub(crate) async fn run(args: AcknowledgeArgs) -> Result<()> {
     let client = connect(args.kubeconfig.as_deref()).await?;
-    let gpu = find(&client, &args.driver_name, &args.gpu, args.node.as_deref()).await?;
-    say!("{}", acknowledge(&client, &gpu, &args, Timestamp::now()).await?);
+    let now = Timestamp::now();
+    let gpu = match find(&client, &args.driver_name, &args.gpu, args.node.as_deref()).await {
+        Ok(gpu) => gpu,
+        Err(unknown) => {
+            say!("{}", unpublished(&client, unknown, &args, now).await?);
+            return Ok(());
+        }
+    };
+    let published = errors(&client, &gpu, &args.driver_name).await?;
+    say!("{}", acknowledge(&client, &gpu, &published, &args, now).await?);
+    if published.is_empty() {
+        return Ok(());
+    }
     wait(&client, &gpu, &args.driver_name, PATIENCE).await?;
     say!("{gpu} has no taint for errors");
     Ok(())
 }
 
-/// Writes the annotation, and says what that is about.
+/// Writes the annotation, and says what that is about: the taints that are published.
 pub(super) async fn acknowledge(
     client: &Client,
     gpu: &Gpu,
+    published: &BTreeSet<String>,
     args: &AcknowledgeArgs,
     now: Timestamp,
 ) -> Result<String> {
-    let published = errors(client, gpu, &args.driver_name).await?;
-    let said = Acknowledgement { at: now, reason: args.reason.clone().unwrap_or_default() };
-    annotate(client, &gpu.node, &key(&gpu.uuid), json!(said.value())).await?;
+    write(client, &gpu.node, &gpu.uuid, args, now).await?;
     let about = match published.is_empty() {
-        true => "nothing is published of its errors now".to_owned(),
-        false => format!("published are {}", published.into_iter().collect::<Vec<_>>().join(", ")),
+        true => format!(
+            "no taint for errors is published of it, as where the API server keeps no device taints (feature gate \
+             DRADeviceTaints), so {}",
+            unverified(&gpu.node)
+        ),
+        false => format!("published are {}", list(published)),
     };
     Ok(format!("{gpu}: errors until {now} are acknowledged; {about}. What happens later counts again"))
+}
+
+/// Writes the annotation of a GPU that is named by its UUID and not published anywhere, such as one that is cordoned
+/// where the API server keeps no taints.
+pub(super) async fn unpublished(
+    client: &Client,
+    unknown: Error,
+    args: &AcknowledgeArgs,
+    now: Timestamp,
+) -> Result<String> {
+    let Some(uuid) = GpuUuid::parse(&args.gpu).filter(|_| unknown.is::<NotThere>()) else {
+        return Err(unknown);
+    };
+    let Some(node) = &args.node else {
+        return Err(
+            unknown.context(format!("say with --node which node has GPU {uuid}, which is not published"))
+        );
+    };
+    if find(client, &args.driver_name, &args.gpu, None).await.is_ok() {
+        return Err(unknown);
+    }
+    write(client, node, &uuid, args, now).await?;
+    Ok(format!(
+        "GPU {uuid} of node {node}, which is not published now: errors until {now} are acknowledged; {}. What happens \
+         later counts again",
+        unverified(node)
+    ))
+}
+
+async fn write(
+    client: &Client,
+    node: &str,
+    gpu: &GpuUuid,
+    args: &AcknowledgeArgs,
+    now: Timestamp,
+) -> Result<()> {
+    let said = Acknowledgement { at: now, reason: args.reason.clone().unwrap_or_default() };
+    annotate(client, node, &key(gpu), json!(said.value())).await
+}
+
+/// That nobody saw the agent act, and what says that it did.
+fn unverified(node: &str) -> String {
+    format!(
+        "it was not verified that anything is cleared. The event GpuAcknowledged says what is: kubectl events --for \
+         node/{node}"
+    )
+}
+
+fn list(published: &BTreeSet<String>) -> String {
+    published.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
 /// Waits until nothing is published of the GPU's errors.
@@ -57,11 +121,12 @@ pub(super) async fn wait(client: &Client, gpu: &Gpu, driver: &str, patience: Dur
         if started.elapsed() > patience {
             bail!(
                 "the annotation is written, but after {} s the agent of node {} still publishes {}: either there are errors \
-                 since, or the agent does not run, is of a release that does not know the annotation, or its node's clock \
-                 is ahead of this one. See its event GpuAcknowledged: kubectl events --for node/{}",
+                 since, or the agent does not run or is of a release that does not know the annotation, or the clocks differ, \
+                 its node's and this one (event AcknowledgementIgnored if this one is far ahead). See its events, \
+                 GpuAcknowledged too: kubectl events --for node/{}",
                 patience.as_secs(),
                 gpu.node,
-                published.into_iter().collect::<Vec<_>>().join(", "),
+                list(&published),
                 gpu.node
             );
         }
@@ -70,7 +135,7 @@ pub(super) async fn wait(client: &Client, gpu: &Gpu, driver: &str, patience: Dur
 }
 
 /// Taints for what an acknowledgement clears.
-async fn errors(client: &Client, gpu: &Gpu, driver: &str) -> Result<BTreeSet<String>> {
-    let keys = ["xid", "ecc"].map(|key| names::condition_taint(driver, key));
+pub(super) async fn errors(client: &Client, gpu: &Gpu, driver: &str) -> Result<BTreeSet<String>> {
+    let keys = CLEARED.map(|key| names::condition_taint(driver, key));
     Ok(gpus::taints(&slices(client, driver).await?, gpu, &keys))
 }

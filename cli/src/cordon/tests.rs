@@ -1,5 +1,5 @@
 use super::*;
-use crate::args::{Args, Command};
+use crate::args::{AcknowledgeArgs, Args, Command};
 use aliquot_control_plane::{Controllers, Handle, Options};
 use clap::Parser;
 use kube::api::PostParams;
@@ -71,6 +71,13 @@ fn uncordon_args(line: &str) -> UncordonArgs {
 async fn cordoned(client: &Client, args: &CordonArgs) -> Result<String> {
     let gpu = find(client, &args.driver_name, &args.gpu, args.node.as_deref()).await?;
     cordon(client, &gpu, args).await
+}
+
+fn acknowledge_args(line: &str) -> AcknowledgeArgs {
+    match Args::try_parse_from(format!("aliquot acknowledge {line}").split_whitespace()).unwrap().command {
+        Command::Acknowledge(args) => args,
+        other => panic!("{other:?}"),
+    }
 }
 
 async fn acknowledgement(client: &Client) -> Option<String> {
@@ -177,19 +184,18 @@ async fn what_the_nodes_agent_does_not_publish_is_said(
 #[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_says_what_it_is_about_and_that_something_stays() {
     let (_plane, client) = cluster(None).await;
-    let line = "aliquot acknowledge gpu-0 --node n1 --reason INC-7";
-    let args = match Args::try_parse_from(line.split_whitespace()).unwrap().command {
-        Command::Acknowledge(args) => args,
-        other => panic!("{other:?}"),
-    };
+    let args = acknowledge_args("gpu-0 --node n1 --reason INC-7");
     let gpu = find(&client, DRIVER, "gpu-0", Some("n1")).await.unwrap();
     let now = "2026-11-24T18:00:00.25Z".parse().unwrap();
-    let said = acknowledge::acknowledge(&client, &gpu, &args, now).await.unwrap();
+    let none = acknowledge::errors(&client, &gpu, DRIVER).await.unwrap();
+    let said = acknowledge::acknowledge(&client, &gpu, &none, &args, now).await.unwrap();
     assert_eq!(
         said,
         format!(
-            "gpu-0 of node n1 ({UUID}, NVIDIA T4): errors until 2026-11-24T18:00:00.25Z are acknowledged; nothing is \
-             published of its errors now. What happens later counts again"
+            "gpu-0 of node n1 ({UUID}, NVIDIA T4): errors until 2026-11-24T18:00:00.25Z are acknowledged; no taint for \
+             errors is published of it, as where the API server keeps no device taints (feature gate DRADeviceTaints), \
+             so it was not verified that anything is cleared. The event GpuAcknowledged says what is: kubectl events \
+             --for node/n1. What happens later counts again"
         )
     );
     assert_eq!(acknowledgement(&client).await.as_deref(), Some("2026-11-24T18:00:00.25Z INC-7"));
@@ -202,10 +208,38 @@ async fn an_acknowledgement_says_what_it_is_about_and_that_something_stays() {
     slice["spec"]["devices"][1]["taints"] = taint;
     slices.replace("s1", &PostParams::default(), &serde_json::from_value(slice).unwrap()).await.unwrap();
     let shown = format!("{DRIVER}/xid=62:NoSchedule");
-    let said = acknowledge::acknowledge(&client, &gpu, &args, now).await.unwrap();
-    assert!(said.contains(&format!("published are {shown}")), "{said}");
+    let published = acknowledge::errors(&client, &gpu, DRIVER).await.unwrap();
+    let said = acknowledge::acknowledge(&client, &gpu, &published, &args, now).await.unwrap();
+    assert!(said.contains(&format!("published are {shown}")) && !said.contains("verified"), "{said}");
     let stays = acknowledge::wait(&client, &gpu, DRIVER, Duration::ZERO).await.unwrap_err().to_string();
     assert!(stays.contains(&shown) && stays.contains("errors since"), "{stays}");
+    assert!(stays.contains("clocks differ") && stays.contains("AcknowledgementIgnored"), "{stays}");
     let other = find(&client, DRIVER, OTHER, None).await.unwrap();
     acknowledge::wait(&client, &other, DRIVER, Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn errors_of_a_gpu_that_is_not_published_are_acknowledged_by_uuid_and_node_and_nothing_is_claimed() {
+    let (_plane, client) = cluster(None).await;
+    let now = "2026-11-24T18:00:00Z".parse().unwrap();
+    let unpublished = async |line: &str| {
+        let args = acknowledge_args(line);
+        let unknown = find(&client, DRIVER, &args.gpu, args.node.as_deref()).await.unwrap_err();
+        acknowledge::unpublished(&client, unknown, &args, now).await.map_err(|error| format!("{error:#}"))
+    };
+    // One that is published elsewhere, or is not named by its UUID, is not meant.
+    for (line, reason) in [
+        (format!("{UUID} --node n2"), "is not on node n2: it is gpu-0 of node n1"),
+        ("gpu-7 --node n1".to_owned(), "gpu-7 is not on node n1"),
+    ] {
+        let said = unpublished(&line).await.unwrap_err();
+        assert!(said.contains(reason), "{said}");
+    }
+    Api::<ResourceSlice>::all(client.clone()).delete("s1", &Default::default()).await.unwrap();
+    let said = unpublished(UUID).await.unwrap_err();
+    assert!(said.contains("--node") && said.contains("is not there"), "{said}");
+    assert_eq!(acknowledgement(&client).await, None);
+    let said = unpublished(&format!("{UUID} --node n1")).await.unwrap();
+    assert!(said.contains("which is not published now") && said.contains("was not verified"), "{said}");
+    assert_eq!(acknowledgement(&client).await.as_deref(), Some("2026-11-24T18:00:00Z"));
 }

@@ -41,6 +41,12 @@ impl Cause {
         matches!(self, Self::Lost | Self::Xid(_) | Self::Ecc)
     }
 
+    /// Whether an administrator's word ends it ([`aliquot_model::acknowledge`]): of what lasts, the errors of the past.
+    /// That a GPU is lost is none.
+    pub const fn can_be_acknowledged(self) -> bool {
+        matches!(self, Self::Xid(_) | Self::Ecc)
+    }
+
     /// What the taint does; `None` for no taint.
     pub fn effect(self, xids: &Xids) -> Option<TaintEffect> {
         match self {
@@ -170,5 +176,35 @@ impl TryFrom<String> for Cause {
             Self::NoEvents,
         ];
         plain.into_iter().find(|cause| cause.to_string() == text).ok_or_else(unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aliquot_model::acknowledge;
+
+    /// `aliquot acknowledge` waits for the taints that the model names.
+    #[test]
+    fn what_can_be_acknowledged_lasts_and_has_the_taints_that_the_model_names() {
+        let all = [
+            Cause::Lost,
+            Cause::Xid(48),
+            Cause::Ecc,
+            Cause::RowRemapFailure,
+            Cause::RowRemapPending,
+            Cause::Recovery(1),
+            Cause::Stuck,
+            Cause::Unreadable,
+            Cause::NoDriver,
+            Cause::NoEvents,
+        ];
+        let cleared = acknowledge::CLEARED.map(|key| names::condition_taint("d", key));
+        for cause in all {
+            let taint = cause.taint("d", &Xids::default()).expect("each of these has one");
+            assert_eq!(cause.can_be_acknowledged(), cleared.contains(&taint.key), "{cause}");
+            assert!(cause.lasts() || !cause.can_be_acknowledged(), "{cause}");
+        }
+        assert_eq!(all.iter().filter(|cause| cause.can_be_acknowledged()).count(), cleared.len());
     }
 }

@@ -41,15 +41,13 @@ struct StoredGpu {
     last: Option<LastRead>,
 }
 
-impl StoredGpu {
-    fn says_something(&self) -> bool {
-        let Self { causes, needed_recovery, errors, acknowledged, last } = self;
-        !causes.is_empty()
-            || *needed_recovery
-            || *errors != Errors::default()
-            || acknowledged.is_some()
-            || last.is_some()
-    }
+/// What outlives a restart: not what the next look shows.
+fn lasting(of_gpu: &OfGpu) -> OfGpu {
+    let mut lasting = of_gpu.clone();
+    lasting.causes.retain(|cause, _| cause.lasts());
+    lasting.last = lasting.last.filter(|_| of_gpu.absent);
+    lasting.absent = lasting.last.is_some();
+    lasting
 }
 
 /// What is stored of the GPUs' health in a boot.
@@ -57,20 +55,16 @@ impl StoredGpu {
 /// # Errors
 /// If it cannot be encoded.
 pub fn encode(health: &Health, boot_id: &str) -> Result<Vec<u8>, serde_json::Error> {
-    let of_gpu = |of_gpu: &OfGpu| StoredGpu {
-        causes: of_gpu
-            .causes
-            .iter()
-            .filter(|(cause, _)| cause.lasts())
-            .map(|(cause, noted)| (cause.to_string(), noted.clone()))
-            .collect(),
+    let stored = |of_gpu: OfGpu| StoredGpu {
+        causes: of_gpu.causes.into_iter().map(|(cause, noted)| (cause.to_string(), noted)).collect(),
         needed_recovery: of_gpu.needed_recovery,
         errors: of_gpu.errors,
         acknowledged: of_gpu.acknowledged,
-        last: of_gpu.last.clone().filter(|_| of_gpu.absent),
+        last: of_gpu.last,
     };
-    let gpus = health.gpus.iter().map(|(gpu, state)| (gpu.clone(), of_gpu(state)));
-    let gpus = gpus.filter(|(_, gpu)| gpu.says_something());
+    let gpus = health.gpus.iter().map(|(gpu, of_gpu)| (gpu, lasting(of_gpu)));
+    let gpus = gpus.filter(|(_, of_gpu)| of_gpu.says_something());
+    let gpus = gpus.map(|(gpu, of_gpu)| (gpu.clone(), stored(of_gpu)));
     serde_json::to_vec(&Stored { boot_id: boot_id.to_owned(), module: health.module, gpus: gpus.collect() })
 }
 

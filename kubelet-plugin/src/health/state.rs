@@ -64,6 +64,11 @@ pub struct OfGpu {
 }
 
 impl OfGpu {
+    /// Whether anything is known of it.
+    pub fn says_something(&self) -> bool {
+        *self != Self::default()
+    }
+
     fn note(&mut self, cause: Cause, detail: &str, now: Timestamp) {
         let new = || Noted { since: now, again: now, detail: detail.to_owned() };
         self.causes.entry(cause).or_insert_with(new);
@@ -177,8 +182,7 @@ impl Health {
     }
 
     /// Clears the errors of a GPU up to a time that an administrator has looked at, which counts once: what comes later
-    /// counts again. Only what nothing but a reset ends is cleared; that a GPU is lost is no error of the past. Returns
-    /// what was.
+    /// counts again. Returns what was cleared ([`Cause::can_be_acknowledged`]).
     pub fn acknowledge(&mut self, gpu: &GpuUuid, at: Timestamp, now: Timestamp) -> Vec<Cause> {
         let Some(of_gpu) = self.gpus.get_mut(gpu) else { return Vec::new() };
         if of_gpu.acknowledged.is_some_and(|before| before >= at) {
@@ -186,8 +190,7 @@ impl Health {
         }
         of_gpu.acknowledged = Some(at);
         let until = at.min(now);
-        let is_known =
-            |cause: &Cause, noted: &Noted| cause.lasts() && *cause != Cause::Lost && noted.again <= until;
+        let is_known = |cause: &Cause, noted: &Noted| cause.can_be_acknowledged() && noted.again <= until;
         let cleared = of_gpu.causes.extract_if(.., |cause, noted| is_known(cause, noted));
         let cleared: Vec<Cause> = cleared.map(|(cause, _)| cause).collect();
         if cleared.contains(&Cause::Ecc) {
@@ -237,8 +240,9 @@ impl Health {
         for of_gpu in self.gpus.values_mut() {
             of_gpu.causes.retain(|cause, noted| !over(cause, noted));
         }
-        // What has gone for good leaves nothing behind.
-        self.gpus.retain(|_, of_gpu| of_gpu.last.is_some() || !of_gpu.causes.is_empty());
+        // After a restart without the driver there is nothing to be read of a GPU, and all the same what was counted and
+        // acknowledged.
+        self.gpus.retain(|_, of_gpu| of_gpu.says_something());
     }
 
     fn found(&mut self, inventory: &Inventory, look: &Look<'_>) {

@@ -12,9 +12,9 @@ use std::collections::BTreeSet;
 impl Publisher {
     /// Does what a Node's annotations say; the health that changes by it wakes whoever publishes it.
     pub(super) fn acknowledge(&mut self, node: &Node) {
-        let Some(annotations) = &node.metadata.annotations else { return };
         let now = Timestamp::now();
-        let said = Acknowledgements::read(annotations, now);
+        let read = |annotations| Acknowledgements::read(annotations, now);
+        let said = node.metadata.annotations.as_ref().map(read).unwrap_or_default();
         for (gpu, said) in &said.gpus {
             let mut cleared = Vec::new();
             self.monitor.change(|health, _| cleared = health.acknowledge(gpu, said.at, now));

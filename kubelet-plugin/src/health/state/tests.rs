@@ -1,4 +1,5 @@
 use super::*;
+use crate::health::file;
 use crate::health::xid::parse_change;
 use crate::testing::h100;
 use aliquot_nvml::{DriverInfo, GpuError, NvmlCode, Operation, RowRemapping};
@@ -350,6 +351,33 @@ fn what_an_administrator_has_looked_at_is_cleared_and_what_comes_later_counts_ag
     story.said.insert(gpu(0), counts(1));
     story.look();
     assert_eq!(story.taints(), ECC);
+}
+
+#[test]
+fn what_was_looked_at_stays_so_over_a_restart_that_begins_without_the_driver() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut story = Story::new();
+    story.said.insert(gpu(0), counts(2));
+    story.look();
+    assert_eq!(story.health.acknowledge(&gpu(0), story.now, story.now), [Cause::Ecc]);
+    for _ in 0..2 {
+        file::save(dir.path(), &file::encode(&story.health, "boot").unwrap()).unwrap();
+        story.health = file::load(dir.path(), "boot");
+        story.look_at(false);
+    }
+    story.look();
+    assert!(story.taints().is_empty());
+    story.said.insert(gpu(0), counts(3));
+    story.look();
+    assert_eq!(story.taints(), ECC);
+}
+
+#[test]
+fn a_gpu_of_which_nothing_is_known_leaves_nothing_behind() {
+    let mut story = Story::new();
+    story.inventory.gpus.retain(|info| info.minor != 0);
+    story.look();
+    assert_eq!(story.health.gpus.keys().collect::<Vec<_>>(), [&gpu(1)]);
 }
 
 /// As where the clock of the administrator's machine is ahead.
