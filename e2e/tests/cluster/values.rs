@@ -24,6 +24,8 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ("mode=scheduler,controller.replicas=0", None),
     ("governance.failurePolicy=Fail", None),
     ("kubeletPlugin.audit.enabled=false,kubeletPlugin.audit.evict=true", Some("nobody would be found")),
+    ("kubeletPlugin.vfio.onNvSwitch=true", Some("no GPU would be offered to virtual machines")),
+    ("kubeletPlugin.vfio.enabled=true,kubeletPlugin.vfio.onNvSwitch=true", None),
     ("kubeletPlugin.mps.enabled=true", None),
     ("kubeletPlugin.mps.enabled=true,kubeletPlugin.regionStorage=directory", None),
     ("kubeletPlugin.mps.enabled=true,kubeletPlugin.mps.sharedMemory=8Gi", None),

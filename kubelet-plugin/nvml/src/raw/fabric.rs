@@ -6,9 +6,16 @@ use nvml_wrapper_sys::bindings as sys;
 
 impl DeviceHandle<'_> {
     /// Whether the GPU is connected to NVSwitches: it takes part in a fabric (`nvmlDeviceGetGpuFabricInfo`, Hopper and
-    /// newer), or its links lead to switches. Without an answer it is not.
+    /// newer), or its links lead to switches. Where that cannot be told it is: a virtual machine without its fabric has no
+    /// CUDA.
     pub(crate) fn is_on_nvswitch(self) -> bool {
-        self.is_in_fabric().unwrap_or(false) || self.is_linked_to_switch()
+        match self.is_in_fabric() {
+            Ok(true) => true,
+            Ok(false) | Err(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND) => {
+                self.is_linked_to_switch()
+            }
+            Err(_) => true,
+        }
     }
 
     fn is_in_fabric(self) -> Result<bool> {
@@ -24,8 +31,10 @@ impl DeviceHandle<'_> {
         let known = |kind: &sys::nvmlIntNvLinkDeviceType_t| {
             *kind != sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN
         };
-        let mut links = 0..sys::NVML_NVLINK_MAX_LINKS;
-        links.find_map(|link| self.remote_kind(link).ok().filter(known))
+        let links = (0..sys::NVML_NVLINK_MAX_LINKS).map(|link| self.remote_kind(link));
+        // A board without links says so of the first.
+        let mut there = links.take_while(|kind| !matches!(kind, Err(NvmlCode::NOT_SUPPORTED)));
+        there.find_map(|kind| kind.ok().filter(known))
             == Some(sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH)
     }
 
