@@ -288,6 +288,7 @@ mod tests {
         let before = Grant { true_up_ns: 5_000_000_000, borrowed_true_up_ns: -7, ..Grant::default() };
         share(folder.path(), "a", &before);
         share(folder.path(), "b", &Grant::default());
+        processes(folder.path(), "b", 1);
         Keeper::new(folder.path(), Duration::ZERO).tick(1_000_000_000);
         let read = |id: &str| {
             let bytes = fs::read(folder.path().join(id).join("quota").join(GRANT)).unwrap();
@@ -324,6 +325,18 @@ mod tests {
     }
 
     #[test]
+    fn shares_without_processes_are_left_alone_until_one_starts() {
+        let folder = tempfile::tempdir().unwrap();
+        for id in ["a", "b"] {
+            share(folder.path(), id, &Grant::default());
+        }
+        let mut keeper = Keeper::new(folder.path(), Duration::ZERO);
+        assert_eq!(keeper.tick(1_000_000_000), Duration::from_nanos(LIST_NS));
+        processes(folder.path(), "a", 1);
+        assert_eq!(keeper.tick(1_500_000_000), Duration::from_nanos(TICK_NS));
+    }
+
+    #[test]
     fn shares_of_different_partitions_are_no_neighbours() {
         let folder = tempfile::tempdir().unwrap();
         for (id, uuid) in [("a", "MIG-0"), ("b", "MIG-1"), ("c", "MIG-1")] {
@@ -345,6 +358,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         for id in ["a", "b", "c"] {
             share(folder.path(), id, &Grant::default());
+            processes(folder.path(), id, 1);
         }
         let path = folder.path().join("c/region/region");
         let mut bytes = fs::read(&path).unwrap();
@@ -375,6 +389,7 @@ mod tests {
         keeper.tick(1_000_000_000);
         fs::rename(folder.path().join("a"), tempfile::tempdir().unwrap().keep().join("trash")).unwrap();
         share(folder.path(), "a", &Grant::default());
+        processes(folder.path(), "a", 1);
         for tick in 1..100 {
             keeper.tick(1_000_000_000 + tick * 100_000_000);
         }

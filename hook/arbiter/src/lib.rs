@@ -92,14 +92,16 @@ pub struct Arbiter {
 }
 
 /// Whether anything is to be decided about the shares of a GPU: who is alone on it and may not borrow has all the wall
-/// time of its kernels. Of each share, whether it may borrow and how many processes it has.
+/// time of its kernels, and where nobody has a process nobody takes any. Of each share, whether it may borrow and how many
+/// processes it has.
 pub fn is_needed(shares: impl IntoIterator<Item = (bool, usize)>) -> bool {
-    let (mut any, mut alone) = (false, true);
+    let (mut any, mut alone, mut is_used) = (false, true, false);
     for (is_soft, processes) in shares {
         alone = alone && !any && !is_soft && processes < 2;
+        is_used |= processes > 0;
         any = true;
     }
-    any && !alone
+    is_used && !alone
 }
 
 impl Arbiter {
