@@ -280,6 +280,10 @@ pub fn spec(
     let mut capabilities = site.capabilities.clone();
     for (device, _) in devices {
         capabilities.add(&device.driver_capabilities);
+        if device.share.is_some() {
+            // The limiter is for CUDA, and asks NVML which devices the container has.
+            capabilities.add(&DriverCapabilities::usual());
+        }
     }
     let files = driver.files.of(&capabilities);
     let own_libraries_only = devices.iter().any(|(_, nodes)| nodes.own_libraries_only);

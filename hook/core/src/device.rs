@@ -87,7 +87,7 @@ fn refuse_misnamed(found: u64, device: &Text<40>) -> Result<(), config::Reason> 
             }
             Err(None) => {
                 return Err(Text::of(format_args!(
-                    "NVML (libnvidia-ml.so.1) cannot tell whether the container has device {quota}, which its quota names and the program does not see beside UUID {device}, which no quota names"
+                    "NVML (libnvidia-ml.so.1, driver capability utility) cannot tell whether the container has device {quota}, which its quota names and the program does not see beside UUID {device}, which no quota names"
                 )));
             }
         }

@@ -6,6 +6,7 @@ use crate::testing::{DRIVER, POOL, claim, h100};
 use aliquot_model::config::{ComputePolicy, FailMode, MpsConfig};
 use aliquot_model::{DriverCapability, MigUuid, Placement, ProfileName};
 use aliquot_mps::contract::MpsDir;
+use std::collections::BTreeSet;
 
 fn site() -> Site {
     Site {
@@ -261,6 +262,27 @@ fn the_hook_of_every_share_alone_is_told_what_each_mount_of_it_is() {
     assert_eq!(tell_mounts(&mut spec, |path| Ok::<_, ()>((8, path.len() as u64))), Ok(true));
     assert_eq!(tell_mounts(&mut spec, identity), Ok(true));
     assert_eq!(spec, told);
+}
+
+#[test]
+fn a_share_comes_with_the_library_that_its_limiter_asks_whatever_the_node_gives() {
+    let with = |devices: &[Device]| {
+        let site =
+            Site { capabilities: "compute".parse().unwrap(), oci_hook: Some("/hook".into()), ..site() };
+        let mut files = files();
+        files.libraries[1].capability = DriverCapability::Utility;
+        let devices: Vec<_> = devices.iter().map(|device| (device.clone(), Nodes::default())).collect();
+        let driver = OfDriver { files: &files, control: &control() };
+        let spec = spec(&site, driver, "boot-1", &claim("u-1"), &devices, Ours::default(), false).unwrap();
+        let mounts = spec.devices[0].container_edits.mounts.iter();
+        mounts
+            .filter(|mount| mount.host_path.starts_with("/drv"))
+            .map(|mount| &mount.host_path)
+            .collect::<BTreeSet<_>>()
+            .len()
+    };
+    assert_eq!(with(&[device("0000000a", "gpu-0")]), 1);
+    assert_eq!(with(&[device("0000000a", "gpu-0"), share("a", 0)]), 2);
 }
 
 #[test]
