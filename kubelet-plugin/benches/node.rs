@@ -3,8 +3,13 @@
 //!
 //! `cargo bench -p aliquot-kubelet-plugin --bench node -- --cycles 10000`
 //!
-//! GPUs are simulated and answer at once, files are in memory, and the API server is in this process: what is measured
-//! is our part, and the baseline of a time is the least that such a call can take, a call with no claim in it.
+//! GPUs are simulated and answer at once, files are in memory, where a flush takes no time, and the API server is in this
+//! process. The baseline of a time is the least that such a call can take, a call with no claim in it.
+//!
+//! Our part (`ours`) of a prepare is its time without that of one answer of the API server: the claim is asked for by
+//! the bench just before, as the agent asks for it. Unpreparing asks nothing of the API. Both still have the way over the
+//! socket in them, and whatever else runs on the machine; `cpu_ms`, the processors' time of the agent for one of each
+//! and for all that follows from them (slices, status, metrics), does not depend on that.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::expect_used,
@@ -90,7 +95,13 @@ async fn measure(args: &Args, storage: &str) -> Vec<Figure> {
 
     let agent = bench.start().await;
     figures.push(figure("node.rss_mib", agent.rss_mib(), "MiB without claims; baseline: the goal", 20.0));
-    figures.extend(prepare::figures(&bench, args.samples, &figure).await);
+    figures.push(figure(
+        "node.rss_anon_mib",
+        agent.rss_anon_mib(),
+        "MiB of it that are not of the program's file; baseline: all of it",
+        agent.rss_mib(),
+    ));
+    figures.extend(prepare::figures(&bench, &agent, args.samples, &figure).await);
     let hundred = prepare::Hundred::allocate(&bench).await;
     let time = hundred.prepare(&bench).await;
     let unit = "ms until 100 claims that came at once are prepared; baseline: 2 ms each";
@@ -101,17 +112,38 @@ async fn measure(args: &Args, storage: &str) -> Vec<Figure> {
         "MiB with 100 claims; baseline: the goal",
         20.0,
     ));
+    // Threads that were needed only then have ended.
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    figures.push(figure(
+        "node.rss_hundred_settled_mib",
+        agent.rss_mib(),
+        "MiB with 100 claims half a minute later; baseline: the goal",
+        20.0,
+    ));
     hundred.unprepare(&bench).await;
 
     let uid = bench.cluster.allocated_claim("cycled", &[("r", "gpu-3-share")], json!([])).await;
     prepare::cycles(&bench, &uid, args.cycles / 10).await;
-    let before = agent.rss_mib();
+    let (before, open) = (agent.rss_mib(), agent.holds());
     let cpu = agent.cpu();
     prepare::cycles(&bench, &uid, args.cycles - args.cycles / 10).await;
     let timed = args.cycles - args.cycles / 10;
     let each = (agent.cpu() - cpu).as_secs_f64() * 1e3 / timed as f64;
     let unit = "ms of processors for a share's prepare and unprepare, all that follows from them included; baseline: 4";
     figures.push(figure("node.cycle_cpu_ms", each, unit, 4.0));
+    let (files, threads) = agent.holds();
+    figures.push(figure(
+        "node.files",
+        files as f64,
+        "open files after the cycles; baseline: before",
+        open.0 as f64,
+    ));
+    figures.push(figure(
+        "node.threads",
+        threads as f64,
+        "threads after them; baseline: before",
+        open.1 as f64,
+    ));
     let name = "node.growth_mib";
     let unit = format!("MiB more after {} cycles than after a tenth of them; baseline: before", args.cycles);
     figures.push(figure(name, agent.rss_mib() - before, &unit, before));

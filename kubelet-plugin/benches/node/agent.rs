@@ -4,6 +4,8 @@ use crate::common::World;
 use crate::common::cluster::Cluster;
 use aliquot_proto::pluginregistration::v1::InfoRequest;
 use aliquot_sim_node::{NVML_LIBRARY, NodeSpec, built_library};
+use nix::time::{clock_getcpuclockid, clock_gettime};
+use nix::unistd::Pid;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -99,18 +101,32 @@ impl Agent {
 
     /// Its resident memory.
     pub(crate) fn rss_mib(&self) -> f64 {
+        self.memory_mib("VmRSS:")
+    }
+
+    /// The part of it that no file has.
+    pub(crate) fn rss_anon_mib(&self) -> f64 {
+        self.memory_mib("RssAnon:")
+    }
+
+    fn memory_mib(&self, field: &str) -> f64 {
         let status = self.proc("status");
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has memory");
+        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("it has memory");
         let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
         kib / 1024.0
     }
 
+    /// How many files it has open, and how many threads it has.
+    pub(crate) fn holds(&self) -> (usize, usize) {
+        let count =
+            |of: &str| std::fs::read_dir(format!("/proc/{}/{of}", self.0.id())).expect("it runs").count();
+        (count("fd"), count("task"))
+    }
+
     /// Processor time that it took, of the kernel for it too.
     pub(crate) fn cpu(&self) -> Duration {
-        let stat = self.proc("stat");
-        let fields: Vec<&str> = stat.rsplit(')').next().expect("fields").split_whitespace().collect();
-        // Fields 14 and 15 of the file, in hundredths of a second on every Linux.
-        let ticks: u64 = fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
-        Duration::from_millis(ticks * 10)
+        let pid = Pid::from_raw(self.0.id().try_into().expect("a process id"));
+        let clock = clock_getcpuclockid(pid).expect("it runs");
+        clock_gettime(clock).expect("a time").into()
     }
 }

@@ -1,13 +1,13 @@
 //! Prepares and unprepares, timed at the kubelet's end of the socket.
 
-use crate::agent::Bench;
+use crate::agent::{Agent, Bench};
 use crate::common::cluster::claim;
 use crate::figure::Figure;
 use crate::times::Times;
 use aliquot_proto::dra::v1;
 use futures::future::join_all;
 use serde_json::json;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tonic::transport::Channel;
 
 type Kubelet = v1::dra_plugin_client::DraPluginClient<Channel>;
@@ -32,9 +32,19 @@ async fn unprepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
     }
 }
 
+/// How long the API server takes for a claim, as the text that an agent gets.
+async fn asked(bench: &Bench, name: &str) -> Duration {
+    let path = format!("/apis/resource.k8s.io/v1/namespaces/ns/resourceclaims/{name}");
+    let request = axum::http::Request::get(path).body(Vec::new()).expect("a request");
+    let started = Instant::now();
+    bench.cluster.client.request_text(request).await.expect("a claim");
+    started.elapsed()
+}
+
 /// Of whole GPUs, partitions and shares, each alone.
 pub(crate) async fn figures(
     bench: &Bench,
+    agent: &Agent,
     samples: usize,
     figure: &impl Fn(&str, f64, &str, f64) -> Figure,
 ) -> Vec<Figure> {
@@ -52,16 +62,25 @@ pub(crate) async fn figures(
     let mut figures = Vec::new();
     for (kind, device) in KINDS {
         let uid = bench.cluster.allocated_claim(kind, &[("r", device)], json!([])).await;
-        let (mut prepared, mut unprepared) = (Vec::new(), Vec::new());
+        let (mut prepared, mut ours, mut unprepared) = (Vec::new(), Vec::new(), Vec::new());
+        let cpu = agent.cpu();
         for _ in 0..samples {
+            let asked = asked(bench, kind).await;
             let started = Instant::now();
             prepare(&mut kubelet, vec![claim(kind, &uid)]).await;
             prepared.push(started.elapsed());
+            ours.push(started.elapsed().saturating_sub(asked));
             let started = Instant::now();
             unprepare(&mut kubelet, vec![claim(kind, &uid)]).await;
             unprepared.push(started.elapsed());
         }
-        for (call, times) in [("prepare", Times::of(prepared)), ("unprepare", Times::of(unprepared))] {
+        let each = (agent.cpu() - cpu).as_secs_f64() * 1e3 / samples as f64;
+        let unprepared = Times::of(unprepared);
+        let goal = "ms without the API server's answer; baseline: the goal";
+        for (call, times) in [("prepare", Times::of(ours)), ("unprepare", unprepared.clone())] {
+            figures.push(figure(&format!("node.{call}.{kind}.ours_p99_ms"), times.percentile(99), goal, 2.0));
+        }
+        for (call, times) in [("prepare", Times::of(prepared)), ("unprepare", unprepared)] {
             for percent in [50, 99] {
                 figures.push(figure(
                     &format!("node.{call}.{kind}.p{percent}_ms"),
@@ -71,6 +90,8 @@ pub(crate) async fn figures(
                 ));
             }
         }
+        let unit = "ms of processors for one of each, and what follows from them; baseline: 4";
+        figures.push(figure(&format!("node.{kind}.cpu_ms"), each, unit, 4.0));
     }
     unprepare(&mut kubelet, vec![claim("stays", &uid)]).await;
     figures

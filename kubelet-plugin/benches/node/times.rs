@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// In order.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Times(Vec<f64>);
 
 impl Times {
