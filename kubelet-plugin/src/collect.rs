@@ -23,7 +23,7 @@ use crate::metrics::Metrics;
 use crate::notice;
 use crate::pages;
 use crate::parked;
-use crate::prepare::{Ended, Node, Overview};
+use crate::prepare::{Node, Overview};
 use crate::reasons;
 use aliquot_api::{Lean, lean};
 use jiff::Timestamp;
@@ -115,15 +115,8 @@ impl Collector {
     async fn end_left_daemons(&self, told: &mut Vec<(String, String)>) {
         let node = Arc::clone(&self.node);
         match tokio::task::spawn_blocking(move || node.end_left_daemons()).await {
-            Ok(Ok(Ended { ended, failed })) => {
-                for what in &ended {
-                    tracing::info!(what, "ended what was half given back");
-                }
-                for (uid, error) in failed.iter().filter(|failure| !told.contains(failure)) {
-                    tracing::warn!(claim.uid = %uid, %error, "a claim stays half given back, and its GPU held");
-                }
-                *told = failed;
-                if !ended.is_empty() {
+            Ok(Ok(ended)) => {
+                if ended.tell(told) {
                     self.changed.notify_one();
                 }
             }

@@ -66,13 +66,14 @@ pub enum MpsError {
     },
     /// The daemon was not ended in time.
     #[error(
-        "the supervisor has not ended the MPS daemon of claim {uid} within {within:?} ({said}); it is tried again, and if this \
-         lasts, delete the pod of DaemonSet aliquot-mps on this node, with which all of its daemons end"
+        "the supervisor has not ended the MPS daemon of claim {uid}{} ({said}); it is tried again, and if this \
+         lasts, delete the pod of DaemonSet aliquot-mps on this node, with which all of its daemons end",
+        if within.is_zero() { " yet".to_owned() } else { format!(" within {within:?}") }
     )]
     NotEnded {
         /// The claim.
         uid: String,
-        /// How long it was waited for.
+        /// How long it was waited for; zero by who cannot wait.
         within: Duration,
         /// The supervisor's last word.
         said: String,
@@ -202,9 +203,9 @@ impl Mps {
         self.remove(uid, probe)
     }
 
-    /// Ends a claim's daemon, and leaves its directory. Where nobody serves, a daemon counts as ended once the driver
-    /// lists nobody on the claim's GPUs: a supervisor that was killed, or that still puts in order what was left by one,
-    /// has not ended it.
+    /// Ends a claim's daemon, and leaves its directory. A daemon counts as ended once the supervisor, if there is one, has
+    /// said so and the driver lists nobody on the claim's GPUs: a supervisor that was killed, or that still puts in order
+    /// what was left by one, has not ended it.
     ///
     /// # Errors
     /// [`MpsError`]; it can be tried again.
@@ -351,10 +352,16 @@ impl Mps {
         let uid = || dir.uid().to_owned();
         let deadline = Instant::now() + self.patience;
         while self.dir.is_served()? {
-            // A state that does not read is there all the same.
             let said = match dir.state() {
-                Ok(None) => return Ok(()),
+                // A supervisor knows a server that its predecessor killed no more, and the driver does until it has let go.
+                Ok(None) => match running()? {
+                    processes if processes.is_empty() => return Ok(()),
+                    processes => {
+                        format!("the driver lists {} on the claim's GPUs", crate::execute::list(&processes))
+                    }
+                },
                 Ok(Some(state)) => state.reason.unwrap_or_else(|| "it is ending".to_owned()),
+                // A state that does not read is there all the same.
                 Err(error) => error.to_string(),
             };
             if Instant::now() >= deadline {
@@ -380,3 +387,6 @@ fn remove_tree(path: &Path) -> io::Result<()> {
         None => fs::remove_dir(path),
     }
 }
+
+#[cfg(test)]
+mod tests;

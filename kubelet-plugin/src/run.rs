@@ -148,14 +148,16 @@ fn no_api() -> kube::Client {
 
 /// Ends the agent when no claim holds anything on the node any more.
 async fn say_farewell(node: Arc<Node>, cancel: CancellationToken) {
+    let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
     loop {
-        let worker = Arc::clone(&node);
+        let (worker, told) = (Arc::clone(&node), Arc::clone(&told));
         let look = move || {
             // Nobody else looks, and a driver that comes up may be needed to end what is left.
             let _ = worker.machine.gpus.driver();
             worker.release_all_parked()?;
-            if let Err(error) = worker.end_left_daemons() {
-                tracing::warn!(%error, "cannot look for MPS daemons that were left");
+            match worker.end_left_daemons() {
+                Ok(ended) => drop(ended.tell(&mut told.lock())),
+                Err(error) => tracing::warn!(%error, "cannot look for MPS daemons that were left"),
             }
             worker.is_idle().map_err(Into::into)
         };

@@ -9,6 +9,7 @@
 //!   ask.json             [`Ask`], written by the agent last and removed by it first
 //!   withdrawn.json       what was in `ask.json`, for the agent: on which GPUs a daemon may still be running
 //!   state.json           [`State`], written and removed by the supervisor
+//!   control.log          what the daemon prints; it has the open file, and not this directory
 //!   pipe/  shm/          mounted into the claim's containers, each a file system of its own
 //!   log/                 written by the daemon, not mounted into containers
 //! ```

@@ -56,6 +56,15 @@ pub enum Role {
     Control,
 }
 
+/// What a program of NVIDIA's is to become, and for whom.
+#[derive(Debug, Clone, Copy)]
+pub struct Part {
+    /// What it becomes.
+    pub role: Role,
+    /// The claim's group: see [`crate::groups`].
+    pub group: u32,
+}
+
 /// Whether the driver has what a daemon needs.
 ///
 /// # Errors
@@ -118,8 +127,8 @@ impl IsolateError {
 }
 
 /// Becomes NVIDIA's program for a claim; returns only if that fails.
-pub fn become_program(claim: &ClaimDir, roots: &Roots, isolation: Isolation, role: Role) -> IsolateError {
-    match prepare(claim, roots, isolation, role) {
+pub fn become_program(claim: &ClaimDir, roots: &Roots, isolation: Isolation, part: Part) -> IsolateError {
+    match prepare(claim, roots, isolation, part) {
         Ok(mut command) => {
             let path = command.get_program().into();
             IsolateError::Step { what: "run", path, error: command.exec() }
@@ -132,9 +141,9 @@ fn prepare(
     claim: &ClaimDir,
     roots: &Roots,
     isolation: Isolation,
-    role: Role,
+    part: Part,
 ) -> Result<Command, IsolateError> {
-    let ask = match role {
+    let ask = match part.role {
         Role::Daemon => Some(claim.ask()?.ok_or_else(|| IsolateError::Nothing(claim.uid().to_owned()))?),
         // The daemon is told to quit after the agent has taken back what it asked.
         Role::Control => None,
@@ -150,7 +159,7 @@ fn prepare(
                 None => Vec::new(),
             };
             mounts::enter(claim, roots, &place, &devices)?;
-            rights::give_up(role)?;
+            rights::give_up(part)?;
             (place.program.clone(), PIPE.into(), LOG.into())
         }
         Isolation::None => (place.root.join(relative(&place.program)), claim.pipe(), claim.log()),
@@ -171,7 +180,7 @@ fn prepare(
 ///
 /// # Errors
 /// [`DeviceError`] if the driver's modules are not loaded.
-pub fn devices(majors: &Majors, ask: &Ask) -> Result<Vec<CharDevice>, DeviceError> {
+pub(crate) fn devices(majors: &Majors, ask: &Ask) -> Result<Vec<CharDevice>, DeviceError> {
     let control = majors.control()?;
     let control = control.into_iter().filter(|device| !device.path.ends_with("modeset")).map(Ok);
     control.chain(ask.gpus.iter().map(|gpu| majors.gpu(gpu.minor))).collect()

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod contract;
+pub mod groups;
 pub mod isolate;
 pub mod keeper;
 pub mod limits;

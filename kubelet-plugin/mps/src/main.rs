@@ -1,7 +1,7 @@
 //! `aliquot-mps`: runs NVIDIA's MPS control daemon for each claim that asks for one. See the library.
 
 use aliquot_mps::contract::MpsDir;
-use aliquot_mps::isolate::{self, HOPELESS, Isolation, Role, Roots};
+use aliquot_mps::isolate::{self, HOPELESS, Isolation, Part, Role, Roots};
 use aliquot_mps::keeper::Timing;
 use aliquot_mps::supervise::{self, Launcher};
 use anyhow::Context;
@@ -59,6 +59,9 @@ enum Task {
     Daemon {
         /// Directory of the claim.
         directory: PathBuf,
+        /// Group of the claim's processes.
+        #[arg(long)]
+        group: u32,
         /// Become a program instead that tells the daemon what standard input says.
         #[arg(long)]
         control: bool,
@@ -91,7 +94,10 @@ impl Place {
 fn main() -> ExitCode {
     let args = Args::parse();
     match &args.command {
-        Some(Task::Daemon { directory, control }) => daemon(&args.place, directory, *control),
+        Some(Task::Daemon { directory, group, control }) => {
+            let role = if *control { Role::Control } else { Role::Daemon };
+            daemon(&args.place, directory, Part { role, group: *group })
+        }
         None => serve(&args),
     }
 }
@@ -112,9 +118,8 @@ fn serve(args: &Args) -> ExitCode {
     }
 }
 
-fn daemon(place: &Place, directory: &std::path::Path, control: bool) -> ExitCode {
+fn daemon(place: &Place, directory: &std::path::Path, part: Part) -> ExitCode {
     use std::io::Write;
-    let role = if control { Role::Control } else { Role::Daemon };
     let claim = directory
         .parent()
         .zip(directory.file_name().and_then(|name| name.to_str()))
@@ -122,7 +127,7 @@ fn daemon(place: &Place, directory: &std::path::Path, control: bool) -> ExitCode
         .and_then(|(parent, uid)| Ok(MpsDir::new(parent).claim(uid)?));
     let (reason, hopeless) = match claim {
         Ok(claim) => {
-            let error = isolate::become_program(&claim, &place.roots(), place.isolation(), role);
+            let error = isolate::become_program(&claim, &place.roots(), place.isolation(), part);
             (error.to_string(), error.is_hopeless())
         }
         Err(error) => (format!("{error:#}"), true),

@@ -2,15 +2,24 @@
 //! runs in our own PID namespace counts: containers have others, whatever they set. Of an environment only the beginning
 //! is read, for a program can have any of its memory shown as that.
 //!
+//! A process that was seen once counts until it has ended with all of its threads, whatever `/proc` shows of it: one that
+//! was killed has no environment any more while it gives back what it has in the driver, which comes before its pidfd
+//! polls as readable (pidfd_open(2)). Nor is its environment read again, which waits for its memory.
+//!
 //! A process is signalled through a descriptor that was opened before its environment was read, so a process id that
 //! is used again never meets the wrong process.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// The variable; its value is the claim's directory.
 pub const MARK: &str = "ALIQUOT_MPS_CLAIM";
@@ -23,6 +32,7 @@ const MOST: usize = 8192;
 pub struct Process {
     /// Its process id.
     pub pid: u32,
+    claim: PathBuf,
     handle: OwnedFd,
 }
 
@@ -32,58 +42,124 @@ impl Process {
         // It is gone, or the next look finds it again.
         let _ = pidfd_send_signal(&self.handle, Signal::KILL);
     }
+
+    /// Returns true once nothing is left of it that could have a device open. What cannot be told is no.
+    fn has_ended(&self) -> bool {
+        let mut handle = [PollFd::new(&self.handle, PollFlags::IN)];
+        matches!(poll(&mut handle, Some(&Timespec::default())), Ok(1..))
+    }
 }
 
-/// Processes of the daemon of the claim in this directory.
-pub fn of_claim(claim: &Path) -> Vec<Process> {
-    marked(|value| value == claim.as_os_str().as_bytes())
+/// The processes of all daemons of one directory that were seen and have not ended.
+#[derive(Debug)]
+pub struct Table {
+    prefix: Vec<u8>,
+    known: BTreeMap<u32, Process>,
+    looked: Option<Instant>,
 }
 
-/// Processes of every daemon of this directory.
-pub fn of_all(mps_dir: &Path) -> Vec<Process> {
-    let prefix = [mps_dir.as_os_str().as_bytes(), b"/"].concat();
-    marked(|value| value.starts_with(&prefix))
+impl Table {
+    /// Of the daemons whose claims have their directories in `mps_dir`. Nothing was seen yet.
+    pub fn new(mps_dir: &Path) -> Self {
+        let prefix = [mps_dir.as_os_str().as_bytes(), b"/"].concat();
+        Self { prefix, known: BTreeMap::new(), looked: None }
+    }
+
+    /// Looks for processes that are new, and forgets those that have ended.
+    ///
+    /// # Errors
+    /// If the kernel does not show all processes, of which those that are not known may then be any claim's.
+    pub fn look(&mut self) -> io::Result<()> {
+        self.known.retain(|_, process| !process.has_ended());
+        let own_namespace = namespace("self")?;
+        for entry in fs::read_dir("/proc")? {
+            let pid = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
+            let Some(pid) = pid.filter(|pid| *pid != std::process::id() && !self.known.contains_key(pid))
+            else {
+                continue;
+            };
+            let found = self.identify(pid, &own_namespace).or_else(|error| match is_none_of_ours(&error) {
+                true => Ok(None),
+                false => Err(error),
+            });
+            self.known.extend(found?.map(|process| (pid, process)));
+        }
+        self.looked = Some(Instant::now());
+        Ok(())
+    }
+
+    /// Looks unless it has looked within this time.
+    ///
+    /// # Errors
+    /// As [`Self::look`].
+    pub fn look_within(&mut self, time: Duration) -> io::Result<()> {
+        match self.looked {
+            Some(looked) if looked.elapsed() < time => Ok(()),
+            _ => self.look(),
+        }
+    }
+
+    /// Processes of the daemon of the claim in this directory, as of the last look.
+    pub fn of_claim(&self, claim: &Path) -> impl Iterator<Item = &Process> {
+        self.all().filter(move |process| process.claim == claim)
+    }
+
+    /// Processes of every daemon, as of the last look.
+    pub fn all(&self) -> impl Iterator<Item = &Process> {
+        self.known.values()
+    }
+
+    fn identify(&self, pid: u32, own_namespace: &Path) -> io::Result<Option<Process>> {
+        let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        if namespace(&pid.to_string())? != own_namespace {
+            return Ok(None);
+        }
+        let handle = pidfd_open(raw, PidfdFlags::empty())?;
+        let environment = environment(pid)?;
+        let mark = mark_of(&environment).filter(|mark| mark.starts_with(&self.prefix));
+        Ok(mark.map(|mark| Process { pid, claim: OsStr::from_bytes(mark).into(), handle }))
+    }
 }
 
-fn marked(is_ours: impl Fn(&[u8]) -> bool) -> Vec<Process> {
-    let own = std::process::id();
-    let Some(own_namespace) = namespace("self") else { return Vec::new() };
-    let pids = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    pids.filter(|pid| *pid != own)
-        .filter_map(|pid| {
-            let raw = i32::try_from(pid).ok().and_then(Pid::from_raw)?;
-            let handle = pidfd_open(raw, PidfdFlags::empty()).ok()?;
-            if namespace(&pid.to_string())? != own_namespace {
-                return None;
-            }
-            let environment = environment(pid)?;
-            mark_of(&environment).is_some_and(&is_ours).then_some(Process { pid, handle })
-        })
-        .collect()
+/// Returns true for an error of a process that has ended, that we may not look at, as it has rights that we could not
+/// have given it, or that has unmapped its environment. Any other one, such as too many open files, says nothing of it.
+fn is_none_of_ours(error: &io::Error) -> bool {
+    let errno = error.raw_os_error().map(Errno::from_raw_os_error);
+    matches!(errno, Some(Errno::NOENT | Errno::SRCH | Errno::ACCESS | Errno::PERM | Errno::IO))
 }
 
 /// The PID namespace of a process.
-fn namespace(pid: &str) -> Option<PathBuf> {
-    fs::read_link(format!("/proc/{pid}/ns/pid")).ok()
+fn namespace(pid: &str) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid"))
 }
 
-/// The beginning of a process's environment; none of a process of which nothing is left to be ended. The first thread of
-/// one that was killed may have ended, and with it what `/proc` shows of the process, while another one is in the driver
-/// still, with all that the process has there.
-fn environment(pid: u32) -> Option<Vec<u8>> {
-    let first = beginning(Path::new(&format!("/proc/{pid}/environ")));
-    let threads = || fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let of_threads = || threads().find_map(|thread| beginning(&thread.path().join("environ")));
-    first.or_else(of_threads)
+/// The beginning of a process's environment; nothing of a process of which nothing is left to be ended. The first thread
+/// of one that was killed may have ended, and with it what `/proc` shows of the process, while another one is in the
+/// driver still, with all that the process has there.
+fn environment(pid: u32) -> io::Result<Vec<u8>> {
+    let process = PathBuf::from(format!("/proc/{pid}"));
+    let first = beginning(&process.join("environ"))?;
+    if !first.is_empty() {
+        return Ok(first);
+    }
+    for thread in fs::read_dir(process.join("task"))? {
+        let of_thread = beginning(&thread?.path().join("environ"))?;
+        if !of_thread.is_empty() {
+            return Ok(of_thread);
+        }
+    }
+    Ok(Vec::new())
 }
 
-/// What one read gives of a file, unless that is nothing.
-fn beginning(path: &Path) -> Option<Vec<u8>> {
+/// What one read gives of a file; nothing of a thread that has ended.
+fn beginning(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; MOST];
-    let length = fs::File::open(path).ok()?.read(&mut bytes).ok()?;
+    let length = match fs::File::open(path).and_then(|mut file| file.read(&mut bytes)) {
+        Err(error) if is_none_of_ours(&error) => 0,
+        length => length?,
+    };
     bytes.truncate(length);
-    (length > 0).then_some(bytes)
+    Ok(bytes)
 }
 
 fn mark_of(environment: &[u8]) -> Option<&[u8]> {
@@ -96,14 +172,21 @@ fn mark_of(environment: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::process::{Child, Command};
+    use std::process::{Child, Command, Stdio};
 
     fn sleeper(claim: &Path) -> Child {
         Command::new("sleep").arg("1000").env_clear().env(MARK, claim).spawn().unwrap()
     }
 
-    fn pids(found: &[Process]) -> Vec<u32> {
-        found.iter().map(|process| process.pid).collect()
+    fn pids<'a>(found: impl Iterator<Item = &'a Process>) -> Vec<u32> {
+        found.map(|process| process.pid).collect()
+    }
+
+    /// What a first look finds.
+    fn table(mps_dir: &Path) -> Table {
+        let mut table = Table::new(mps_dir);
+        table.look().unwrap();
+        table
     }
 
     fn end(mut child: Child) {
@@ -134,7 +217,7 @@ mod tests {
         command.arg("1000").env_clear().env(MARK, &claim).env("B", "b".repeat(100_000));
         let long = command.spawn().unwrap();
         wait_for_sleep(long.id());
-        assert_eq!(pids(&of_claim(&claim)), [long.id()]);
+        assert_eq!(pids(table(temp.path()).of_claim(&claim)), [long.id()]);
         end(long);
     }
 
@@ -152,8 +235,8 @@ mod tests {
         let container = command.spawn().unwrap();
         let inner = wait_for_sleep(container.id());
         assert!(fs::read(format!("/proc/{inner}/environ")).unwrap().starts_with(mark.as_bytes()));
-        assert_eq!(pids(&of_claim(&claim)), [0; 0]);
-        assert_eq!(pids(&of_all(temp.path())), [0; 0]);
+        assert_eq!(pids(table(temp.path()).of_claim(&claim)), [0; 0]);
+        assert_eq!(pids(table(temp.path()).all()), [0; 0]);
         end(container);
     }
 
@@ -162,16 +245,57 @@ mod tests {
         let temp = tempfile::tempdir().unwrap();
         let (one, two) = (temp.path().join("one"), temp.path().join("two"));
         let mut children = [sleeper(&one), sleeper(&two)];
-        assert_eq!(pids(&of_claim(&one)), [children[0].id()]);
-        let mut all = pids(&of_all(temp.path()));
+        assert_eq!(pids(table(temp.path()).of_claim(&one)), [children[0].id()]);
+        let mut all = pids(table(temp.path()).all());
         all.sort_unstable();
         let mut wanted = [children[0].id(), children[1].id()];
         wanted.sort_unstable();
         assert_eq!(all, wanted);
-        of_claim(&one).iter().for_each(Process::kill);
+        table(temp.path()).of_claim(&one).for_each(Process::kill);
         children[0].wait().unwrap();
-        assert_eq!(pids(&of_all(temp.path())), [children[1].id()]);
-        of_all(temp.path()).iter().for_each(Process::kill);
+        assert_eq!(pids(table(temp.path()).all()), [children[1].id()]);
+        table(temp.path()).all().for_each(Process::kill);
         children[1].wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_that_was_seen_counts_until_it_has_ended_also_without_an_environment() {
+        let temp = tempfile::tempdir().unwrap();
+        let claim = temp.path().join("one");
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "read line; exec /usr/bin/env -i /bin/sleep 1000"]);
+        let mut child = command.env_clear().env(MARK, &claim).stdin(Stdio::piped()).spawn().unwrap();
+        let mut seen = table(temp.path());
+        assert_eq!(pids(seen.of_claim(&claim)), [child.id()]);
+        drop(child.stdin.take());
+        wait_for_sleep(child.id());
+        assert_eq!(fs::read(format!("/proc/{}/environ", child.id())).unwrap(), [0; 0]);
+        assert_eq!(pids(table(temp.path()).all()), [0; 0], "one who has not seen it does not know it");
+        seen.look().unwrap();
+        assert_eq!(pids(seen.of_claim(&claim)), [child.id()]);
+        seen.all().for_each(Process::kill);
+        // It has ended and nobody has waited for it.
+        let handle = seen.known.get(&child.id()).unwrap().handle.try_clone().unwrap();
+        poll(&mut [PollFd::new(&handle, PollFlags::IN)], None).unwrap();
+        seen.look().unwrap();
+        assert_eq!(pids(seen.all()), [0; 0]);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn an_error_of_ours_is_not_taken_for_the_end_of_a_process() {
+        let table = [
+            (Errno::NOENT, true),
+            (Errno::SRCH, true),
+            (Errno::ACCESS, true),
+            (Errno::IO, true),
+            (Errno::MFILE, false),
+            (Errno::NFILE, false),
+            (Errno::NOMEM, false),
+        ];
+        for (errno, none) in table {
+            assert_eq!(is_none_of_ours(&errno.into()), none, "{errno}");
+        }
+        assert!(!is_none_of_ours(&io::Error::other("?")));
     }
 }

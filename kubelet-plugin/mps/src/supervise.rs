@@ -5,25 +5,30 @@
 //! be ended, such as a process that waits in the driver for hardware that hangs, holds up its own claim only.
 
 mod launch;
+mod logs;
 
 use crate::contract::{ClaimDir, ContractError, MpsDir, Sole};
+use crate::groups::Groups;
 use crate::isolate;
 use crate::keeper::{Action, Asked, Keeper, Seen, Timing, Told};
-use crate::processes;
+use crate::processes::{Process, Table};
 use anyhow::Context;
 pub use launch::Launcher;
-use launch::Processes;
+use launch::{Processes, is_done};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use std::collections::BTreeMap;
+use std::io;
 use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often it looks, beside whenever a process ends.
 const LOOK_MILLIS: u16 = 200;
+/// How often it looks for servers of daemons that run: one that was never seen is not known when it ends slowly.
+const SERVERS: Duration = Duration::from_secs(1);
 /// How long daemons of a predecessor may take to end after they were killed. All claims wait for that long at most.
 const PREDECESSORS: Duration = Duration::from_secs(10);
 const PREDECESSORS_LOOK: Duration = Duration::from_millis(50);
@@ -50,7 +55,9 @@ pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result
     let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
     let signals = SignalFd::with_flags(&signals, flags).context("cannot listen for signals")?;
     let sole = Sole::take(dir)?;
-    let mut claims = put_in_order(dir, launcher, timing)?;
+    let mut table = Table::new(dir.path());
+    let mut groups = Groups::new().context("cannot see which groups processes have")?;
+    let mut claims = put_in_order(dir, launcher, timing, &mut table, &mut groups)?;
     if !await_program(launcher, &signals)? {
         return Ok(());
     }
@@ -60,8 +67,9 @@ pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result
     let mut ends = false;
     loop {
         ends |= stop_asked(&signals)?;
-        meet(dir, &mut claims, launcher, timing);
-        claims.retain(|_, claim| claim.turn(started.elapsed(), ends));
+        meet(dir, &mut claims, launcher, timing, &mut groups);
+        is_done("look for processes", table.look_within(SERVERS));
+        claims.retain(|_, claim| claim.turn(started.elapsed(), ends, &mut table));
         if ends && claims.is_empty() {
             tracing::info!("all daemons ended");
             return Ok(());
@@ -104,11 +112,13 @@ fn put_in_order(
     dir: &MpsDir,
     launcher: &Launcher,
     timing: &Timing,
+    table: &mut Table,
+    groups: &mut Groups,
 ) -> anyhow::Result<BTreeMap<String, Claim>> {
-    end_predecessors(dir);
+    end_predecessors(table).context("cannot look for MPS daemons of a predecessor")?;
     let mut claims = BTreeMap::new();
     for dir in dir.claims()? {
-        let left = pids(&processes::of_claim(dir.path()));
+        let left = pids(table.of_claim(dir.path()));
         if left.is_empty() {
             dir.remove_state()?;
             continue;
@@ -118,9 +128,11 @@ fn put_in_order(
              that hangs; the claim goes on once they have ended, by a reset of the GPU or a reboot"
         );
         let uid = dir.uid().to_owned();
-        let mut claim = Claim::new(dir, launcher, Keeper::with_leftovers(timing.clone(), reason));
-        claim.turn(Duration::ZERO, false);
-        if let Some(trouble) = claim.trouble {
+        let mut claim =
+            Claim::new(dir, launcher, Keeper::with_leftovers(timing.clone(), reason), groups.another());
+        claim.turn(Duration::ZERO, false, table);
+        // Any state says that something is there, also the predecessor's.
+        if let Some(trouble) = claim.trouble.as_ref().filter(|_| !claim.dir.state_file().exists()) {
             anyhow::bail!("cannot say that processes {left:?} of claim {uid} run on: {trouble}");
         }
         claims.insert(uid, claim);
@@ -129,37 +141,43 @@ fn put_in_order(
 }
 
 /// Kills what a predecessor left running until it has ended, or has had the time for it.
-fn end_predecessors(dir: &MpsDir) {
+fn end_predecessors(table: &mut Table) -> io::Result<()> {
     let started = Instant::now();
     let mut told = Vec::new();
     loop {
-        let left = processes::of_all(dir.path());
-        let pids = pids(&left);
-        if left.is_empty() {
-            return;
+        table.look()?;
+        let pids = pids(table.all());
+        if pids.is_empty() {
+            return Ok(());
         }
         if started.elapsed() > PREDECESSORS {
             tracing::error!(
                 ?pids,
                 "MPS daemons of a predecessor cannot be killed; their claims wait for that"
             );
-            return;
+            return Ok(());
         }
         if told != pids {
             tracing::warn!(?pids, "ending MPS daemons of a predecessor");
             told = pids;
         }
-        left.iter().for_each(processes::Process::kill);
+        table.all().for_each(Process::kill);
         thread::sleep(PREDECESSORS_LOOK);
     }
 }
 
-fn pids(processes: &[processes::Process]) -> Vec<u32> {
-    processes.iter().map(|process| process.pid).collect()
+fn pids<'a>(processes: impl Iterator<Item = &'a Process>) -> Vec<u32> {
+    processes.map(|process| process.pid).collect()
 }
 
 /// Takes up claims that are new.
-fn meet(dir: &MpsDir, claims: &mut BTreeMap<String, Claim>, launcher: &Launcher, timing: &Timing) {
+fn meet(
+    dir: &MpsDir,
+    claims: &mut BTreeMap<String, Claim>,
+    launcher: &Launcher,
+    timing: &Timing,
+    groups: &mut Groups,
+) {
     let there = dir.claims().unwrap_or_else(|error| {
         tracing::error!(%error, "no new claims");
         Vec::new()
@@ -167,17 +185,17 @@ fn meet(dir: &MpsDir, claims: &mut BTreeMap<String, Claim>, launcher: &Launcher,
     for claim in there.into_iter().filter(|claim| claim.ask_file().exists()) {
         claims
             .entry(claim.uid().to_owned())
-            .or_insert_with(|| Claim::new(claim, launcher, Keeper::new(timing.clone())));
+            .or_insert_with(|| Claim::new(claim, launcher, Keeper::new(timing.clone()), groups.another()));
     }
 }
 
 impl Claim {
-    fn new(dir: ClaimDir, launcher: &Launcher, keeper: Keeper) -> Self {
-        Self { keeper, processes: Processes::new(launcher.clone(), dir.clone()), dir, trouble: None }
+    fn new(dir: ClaimDir, launcher: &Launcher, keeper: Keeper, group: u32) -> Self {
+        Self { keeper, processes: Processes::new(launcher.clone(), dir.clone(), group), dir, trouble: None }
     }
 
     /// Looks, decides and acts. Returns false once nothing is left of the claim.
-    fn turn(&mut self, now: Duration, ends: bool) -> bool {
+    fn turn(&mut self, now: Duration, ends: bool, table: &mut Table) -> bool {
         let asked = match self.dir.ask() {
             _ if ends => Asked::Nothing,
             Ok(Some(ask)) => Asked::Daemon(ask),
@@ -189,7 +207,7 @@ impl Claim {
             },
         };
         let (seen, told) = match self.keeper.has_daemon() {
-            true => self.processes.look(),
+            true => self.processes.look(table),
             false => (Seen::nothing(), Told::Nothing),
         };
         let mut trouble = None;
@@ -198,7 +216,7 @@ impl Claim {
         let mut done = true;
         for action in actions {
             let says = matches!(action, Action::Say(_));
-            if let Err(error) = self.act(action) {
+            if let Err(error) = self.act(action, table) {
                 trouble = Some(format!("{error:#}"));
                 done = false;
                 if says {
@@ -215,7 +233,7 @@ impl Claim {
         !(forgotten && done)
     }
 
-    fn act(&mut self, action: Action) -> anyhow::Result<()> {
+    fn act(&mut self, action: Action, table: &mut Table) -> anyhow::Result<()> {
         let uid = self.dir.uid();
         match action {
             Action::Start(ask) => {
@@ -235,11 +253,12 @@ impl Claim {
             }
             Action::Quit => {
                 tracing::info!(uid, "ending a daemon");
+                is_done("look for processes", table.look());
                 self.processes.quit();
                 Ok(())
             }
             Action::Kill => {
-                self.processes.kill();
+                self.processes.kill(table);
                 Ok(())
             }
             Action::Say(state) => {

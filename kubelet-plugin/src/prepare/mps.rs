@@ -6,7 +6,7 @@ use crate::execute::StepError;
 use crate::ledger::{Ledger, Record, State};
 use crate::mps::MpsError;
 use crate::plan::Step;
-use crate::reservation;
+use crate::reservation::{self, ReserveError};
 use std::time::Duration;
 
 /// What became of claims with MPS daemons that were half given back.
@@ -16,6 +16,20 @@ pub struct Ended {
     pub ended: Vec<String>,
     /// UIDs of claims that could not be undone yet, with the reason.
     pub failed: Vec<(String, String)>,
+}
+
+impl Ended {
+    /// Logs it, what failed unless the same was told before. Returns true if anything was ended.
+    pub fn tell(self, told: &mut Vec<(String, String)>) -> bool {
+        for what in &self.ended {
+            tracing::info!(what, "ended what was half given back");
+        }
+        for (uid, error) in self.failed.iter().filter(|failure| !told.contains(failure)) {
+            tracing::warn!(claim.uid = %uid, %error, "a claim stays half given back, and its GPU held");
+        }
+        *told = self.failed;
+        !self.ended.is_empty()
+    }
 }
 
 impl Node {
@@ -30,8 +44,13 @@ impl Node {
         let mut done = Ended::default();
         for record in node.ledger()?.claims.into_values().filter(is_half_done) {
             let uid = &record.claim.uid;
-            if reservation::claim(node.store.dir(), uid, Duration::ZERO).is_err() {
-                continue;
+            match reservation::claim(node.store.dir(), uid, Duration::ZERO) {
+                Ok(_free) => {}
+                Err(ReserveError::Busy { .. }) => continue,
+                Err(error) => {
+                    done.failed.push((record.claim.uid, error.to_string()));
+                    continue;
+                }
             }
             match node.settle(uid, &boot_id) {
                 Ok(true) => done.ended.push(format!("claim {}", record.claim)),

@@ -99,6 +99,11 @@ impl ClaimDir {
         self.path.join("log")
     }
 
+    /// What the daemon prints. It lies where the daemon cannot put anything else in its place.
+    pub fn control_log(&self) -> PathBuf {
+        self.path.join("control.log")
+    }
+
     /// The file with what the agent asks.
     pub fn ask_file(&self) -> PathBuf {
         self.path.join("ask.json")

@@ -98,7 +98,12 @@ fn change_root(root: &Path) -> Result<(), IsolateError> {
     // The former root then lies over the new one, at the same place.
     pivot_root(".", ".").map_err(step("change the root to", root))?;
     umount2(".", MntFlags::MNT_DETACH).map_err(step("unmount the former root over", root))?;
-    chdir("/").map_err(step("enter", Path::new("/")))
+    let root = Path::new("/");
+    chdir(root).map_err(step("enter", root))?;
+    // Nothing of the host's comes here from now on.
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&Path>, root, None::<&Path>, private, None::<&Path>)
+        .map_err(step("detach the mounts of", root))
 }
 
 /// Makes everything read-only but what a daemon writes.
@@ -216,14 +221,13 @@ fn share(source: &File, target: &Path) -> Result<(), IsolateError> {
 
 /// Makes the usual device nodes, and the daemon's own.
 fn make_devices(dev: &Path, own: &[CharDevice]) -> Result<(), IsolateError> {
-    let usual = USUAL.map(|(name, major, minor)| (name, major, minor));
     let own = own
         .iter()
         .map(|device| (device.path.trim_start_matches("/dev/"), device.major.into(), device.minor.into()));
     let everybody = Mode::from_bits_truncate(0o666);
     // The modes are meant.
     let before = umask(Mode::empty());
-    let made = usual.into_iter().chain(own).try_for_each(|(name, major, minor)| {
+    let made = USUAL.into_iter().chain(own).try_for_each(|(name, major, minor)| {
         let path = dev.join(name);
         mknod(&path, SFlag::S_IFCHR, everybody, makedev(major, minor)).map_err(step("make the device", &path))
     });

@@ -1,16 +1,12 @@
 //! What root's rights are left to a daemon: those that NVIDIA's programs were seen to use, and no way to get others.
 
-use super::{IsolateError, Role, step};
+use super::{IsolateError, Part, Role, step};
 use nix::unistd::{Gid, setgid, setgroups};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capability_is_in_bounding_set, clear_ambient_capability_set,
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 use std::path::Path;
-
-/// The group of daemons and servers, which is nobody's: no range that systemd knows of has it. A process that is of the
-/// same user and group as another one, and has no fewer rights, can change its memory, and a daemon can become any user.
-const GROUP: u32 = 2_000_000_000;
 
 /// What a process keeps.
 fn kept(role: Role) -> CapabilitySet {
@@ -24,10 +20,12 @@ fn kept(role: Role) -> CapabilitySet {
 }
 
 /// Gives up everything else, for this process and all that it starts.
-pub(super) fn give_up(role: Role) -> Result<(), IsolateError> {
+pub(super) fn give_up(part: Part) -> Result<(), IsolateError> {
     let own = Path::new("/proc/self");
-    setgroups(&[]).and_then(|()| setgid(Gid::from_raw(GROUP))).map_err(step("change the groups of", own))?;
-    drop_all_but(kept(role)).map_err(|errno| IsolateError::Step {
+    setgroups(&[])
+        .and_then(|()| setgid(Gid::from_raw(part.group)))
+        .map_err(step("change the groups of", own))?;
+    drop_all_but(kept(part.role)).map_err(|errno| IsolateError::Step {
         what: "give up the rights of",
         path: own.to_owned(),
         error: errno.into(),

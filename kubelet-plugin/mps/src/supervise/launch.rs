@@ -1,15 +1,17 @@
 //! The processes of one claim's daemon: the control daemon, and a program that tells it something.
 
+use super::logs::{self, Printed};
 use crate::contract::{Ask, ClaimDir};
 use crate::isolate::{self, HOPELESS, Isolation, Roots};
 use crate::keeper::{End, Seen, Told};
-use crate::{limits, processes};
+use crate::limits;
+use crate::processes::{MARK, Process, Table};
 use aliquot_devices::{CharDevice, Majors};
 use std::ffi::OsStr;
-use std::fs::{self, OpenOptions, Permissions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::fs::{self, Permissions};
+use std::io::{self, Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -17,10 +19,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long a command may take.
 const COMMAND: Duration = Duration::from_secs(5);
-/// How much of the end of a log goes into a reason.
-const TAIL: u64 = 1024;
-/// Logs are cut when they are longer.
-const MOST_LOG: u64 = 16 << 20;
 /// Most bytes of an answer.
 const MOST_ANSWER: u64 = 64 << 10;
 
@@ -51,9 +49,10 @@ impl Launcher {
 pub(super) struct Processes {
     launcher: Launcher,
     claim: ClaimDir,
+    /// See [`crate::groups`].
+    group: u32,
     daemon: Option<Daemon>,
     end: End,
-    log_start: u64,
     order: Option<Order>,
     told: Told,
 }
@@ -64,6 +63,7 @@ struct Daemon {
     ask: Ask,
     /// The device nodes that it has, as far as they were known when it was started.
     devices: Option<Vec<CharDevice>>,
+    printed: Printed,
 }
 
 /// A command under way.
@@ -76,53 +76,47 @@ struct Order {
 }
 
 impl Processes {
-    pub(super) fn new(launcher: Launcher, claim: ClaimDir) -> Self {
+    pub(super) fn new(launcher: Launcher, claim: ClaimDir, group: u32) -> Self {
         let end = End { reason: String::new(), hopeless: false };
-        Self { launcher, claim, daemon: None, end, log_start: 0, order: None, told: Told::Nothing }
+        Self { launcher, claim, group, daemon: None, end, order: None, told: Told::Nothing }
     }
 
     /// What became of the daemon and of the last command.
-    pub(super) fn look(&mut self) -> (Seen, Told) {
-        (self.daemon(), self.told())
+    pub(super) fn look(&mut self, table: &mut Table) -> (Seen, Told) {
+        (self.daemon(table), self.told())
     }
 
-    fn daemon(&mut self) -> Seen {
+    fn daemon(&mut self, table: &mut Table) -> Seen {
         if let Some(daemon) = &mut self.daemon {
             let pid = daemon.child.id();
-            match daemon.child.try_wait() {
-                Ok(None) if self.is_outdated() => return Seen::Outdated(pid),
+            self.end = match daemon.child.try_wait() {
+                Ok(None) if self.is_outdated(table) => return Seen::Outdated(pid),
                 Ok(None) => return Seen::Runs(pid),
-                Ok(Some(status)) => self.end = self.how_it_ended(status),
-                Err(error) => self.end = End { reason: error.to_string(), hopeless: false },
-            }
+                Ok(Some(status)) => {
+                    let said = self.daemon.as_ref().map(|daemon| daemon.printed.tail());
+                    how_it_ended(status, &said.unwrap_or_default())
+                }
+                Err(error) => End { reason: error.to_string(), hopeless: false },
+            };
             self.daemon = None;
         }
-        match processes::of_claim(self.claim.path()).is_empty() {
-            true => Seen::Ended(self.end.clone()),
-            false => Seen::Lingers(self.end.clone()),
-        }
+        // Who cannot be looked for may be there.
+        let none =
+            is_done("look for processes", table.look()) && table.of_claim(self.claim.path()).next().is_none();
+        if none { Seen::Ended(self.end.clone()) } else { Seen::Lingers(self.end.clone()) }
     }
 
     /// Returns true if the daemon has nodes of other devices than its GPUs are now, and no server has them open. While
     /// the driver is not loaded nothing is said about it.
-    fn is_outdated(&self) -> bool {
+    fn is_outdated(&self, table: &mut Table) -> bool {
         let Some(daemon) = &self.daemon else { return false };
         let now = self.launcher.devices(&daemon.ask);
         let differ = now.is_some() && daemon.devices.is_some() && now != daemon.devices;
         let order = self.order.as_ref().map(|order| order.child.id());
         let own = |pid: u32| pid == daemon.child.id() || Some(pid) == order;
-        differ && processes::of_claim(self.claim.path()).iter().all(|process| own(process.pid))
-    }
-
-    fn how_it_ended(&self, status: ExitStatus) -> End {
-        let said = tail(&self.log(), self.log_start);
-        let hopeless = status.code() == Some(HOPELESS);
-        let reason = match (hopeless, said.is_empty()) {
-            (true, false) => said,
-            (_, true) => format!("the MPS control daemon ended ({status}) and said nothing"),
-            (false, false) => format!("the MPS control daemon ended ({status}); its last words: {said}"),
-        };
-        End { reason, hopeless }
+        differ
+            && is_done("look for processes", table.look())
+            && table.of_claim(self.claim.path()).all(|process| own(process.pid))
     }
 
     fn told(&mut self) -> Told {
@@ -161,13 +155,12 @@ impl Processes {
 
     fn spawn(&mut self, ask: &Ask) -> io::Result<()> {
         clean(&self.claim.pipe())?;
-        let mut log = OpenOptions::new().append(true).create(true).mode(0o600).open(self.log())?;
-        self.log_start = log.seek(SeekFrom::End(0))?;
+        let printed = Printed::open(&self.claim)?;
         let mut command = self.command(&[]);
-        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        command.stdin(Stdio::null()).stdout(printed.file()?).stderr(printed.file()?);
         // Before the daemon reads them: should they change just now, it is started again.
         let devices = self.launcher.devices(ask);
-        self.daemon = Some(Daemon { child: command.spawn()?, ask: ask.clone(), devices });
+        self.daemon = Some(Daemon { child: command.spawn()?, ask: ask.clone(), devices, printed });
         Ok(())
     }
 
@@ -182,12 +175,14 @@ impl Processes {
     }
 
     /// Kills whatever there is.
-    pub(super) fn kill(&mut self) {
+    pub(super) fn kill(&mut self, table: &mut Table) {
+        // Afterwards it may not show whose it is.
+        is_done("look for processes to kill", table.look());
         self.drop_order();
         if let Some(daemon) = &mut self.daemon {
             let _ = daemon.child.kill();
         }
-        processes::of_claim(self.claim.path()).iter().for_each(processes::Process::kill);
+        table.of_claim(self.claim.path()).for_each(Process::kill);
     }
 
     fn order(&mut self, text: &str, ask: Option<Ask>) {
@@ -214,6 +209,7 @@ impl Processes {
         let Launcher { program, roots, isolation } = &self.launcher;
         let mut command = Command::new(program);
         command.arg("daemon").arg(self.claim.path()).args(more);
+        command.arg("--group").arg(self.group.to_string());
         command.arg("--driver-root").arg(&roots.driver);
         command.arg("--host-driver-root").arg(&roots.driver_on_host);
         command.arg("--proc-root").arg(&roots.proc);
@@ -223,23 +219,25 @@ impl Processes {
         if *isolation == Isolation::None {
             command.arg("--without-isolation");
         }
-        command.env_clear().env(processes::MARK, self.claim.path()).process_group(0);
+        command.env_clear().env(MARK, self.claim.path()).process_group(0);
         command
     }
 
-    fn log(&self) -> PathBuf {
-        self.claim.log().join("control.log")
-    }
-
-    /// Cuts logs that have become long. Clients have the daemon write lines.
+    /// Cuts logs that have become long.
     pub(super) fn bound_logs(&self) {
-        for entry in fs::read_dir(self.claim.log()).into_iter().flatten().flatten() {
-            if entry.metadata().is_ok_and(|meta| meta.is_file() && meta.len() > MOST_LOG) {
-                // At worst it is cut at the next look.
-                let _ = OpenOptions::new().write(true).open(entry.path()).and_then(|file| file.set_len(0));
-            }
-        }
+        self.daemon.iter().for_each(|daemon| daemon.printed.bound());
+        logs::bound(&self.claim.log());
     }
+}
+
+fn how_it_ended(status: ExitStatus, said: &str) -> End {
+    let hopeless = status.code() == Some(HOPELESS);
+    let reason = match (hopeless, said.is_empty()) {
+        (true, false) => said.to_owned(),
+        (_, true) => format!("the MPS control daemon ended ({status}) and said nothing"),
+        (false, false) => format!("the MPS control daemon ended ({status}); its last words: {said}"),
+    };
+    End { reason, hopeless }
 }
 
 impl Order {
@@ -251,6 +249,14 @@ impl Order {
         }
         self.ask.as_ref().map_or(Ok(()), |ask| limits::check(ask, &said))
     }
+}
+
+/// Says what failed. Returns false then.
+pub(super) fn is_done(what: &str, done: io::Result<()>) -> bool {
+    if let Err(error) = &done {
+        tracing::error!(%error, "cannot {what} of MPS daemons");
+    }
+    done.is_ok()
 }
 
 fn read(pipe: Option<impl Read>) -> String {
@@ -282,21 +288,6 @@ fn clean(pipe: &Path) -> io::Result<()> {
 
 /// What names of directories that were put aside begin with.
 const ASIDE: &[u8] = b"left.";
-
-/// The last lines of a log from `start` on, as one line.
-fn tail(log: &Path, start: u64) -> String {
-    let read = || -> io::Result<String> {
-        let mut file = fs::File::open(log)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(start.min(length).max(length.saturating_sub(TAIL))))?;
-        let mut bytes = Vec::new();
-        file.take(TAIL).read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
-    };
-    let text = read().unwrap_or_default();
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines.iter().skip(lines.len().saturating_sub(5)).copied().collect::<Vec<_>>().join(" | ")
-}
 
 #[cfg(test)]
 mod tests {

@@ -7,7 +7,7 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Fields of a process's status.
@@ -239,4 +239,42 @@ fn a_claims_file_system_is_not_seen_by_another_claims_daemon() {
     assert!(!is_there());
     claim.withdraw_ask().unwrap();
     gone(&claim);
+}
+
+/// Runs a program with the user, the group and the rights of a daemon.
+fn as_daemon(group: &str, program: &str, argument: &Path) -> std::process::Output {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=0", "--regid", group, "--clear-groups", "--inh-caps=-all", "--ambient-caps=-all"]);
+    command.args(["--bounding-set=-all,+setuid,+kill", program]).arg(argument).output().unwrap()
+}
+
+/// The kernel asks for the same user and group, or CAP_SYS_PTRACE (ptrace(2), proc(5)).
+#[test]
+fn a_daemon_cannot_reach_into_the_file_system_of_another_claims_daemon() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("SKIPPED: two confined daemons: needs root");
+    }
+    // It has to be a program that stays when it is started with `-f`.
+    let driver = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    fs::create_dir_all(driver.path().join("usr/bin")).unwrap();
+    fs::copy("/usr/bin/tail", driver.path().join("usr/bin/nvidia-cuda-mps-control")).unwrap();
+    let mut world = World::new(driver.path(), true);
+    world.supervise();
+    let daemon = |uid: &str| {
+        let claim = world.ask(uid, None, None);
+        wait("a confined daemon", || {
+            let pid = claim.state().unwrap()?.pid?;
+            let text = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+            (text == "nvidia-cuda-mps\n").then_some(pid)
+        })
+    };
+    let (one, two) = (daemon("c-1"), daemon("c-2"));
+    let group = status(one)["Gid"].split('\t').next().unwrap().to_owned();
+    assert!(!status(two)["Gid"].split('\t').any(|other| other == group));
+    let root = |pid: u32| PathBuf::from(format!("/proc/{pid}/root/dev"));
+    let own = as_daemon(&group, "ls", &root(one));
+    assert!(String::from_utf8_lossy(&own.stdout).contains("nvidia0"), "the same group may: {own:?}");
+    let other = as_daemon(&group, "ls", &root(two));
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(!other.status.success() && said.contains("Permission denied"), "{other:?}");
 }

@@ -4,7 +4,7 @@
 use crate::stand_in::driver;
 use crate::world::{World, gone, state_of, wait};
 use aliquot_mps::contract::Phase;
-use aliquot_mps::processes::{self, MARK};
+use aliquot_mps::processes::{MARK, Table};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use std::fs::{self, File, OpenOptions};
@@ -111,7 +111,9 @@ fn a_process_that_cannot_be_killed_holds_up_its_own_claim_only_and_only_until_it
     let mut server = stuck(claim.path(), &mut silent);
     world.supervise();
     assert!(has_ended_first_thread(server.id()), "nothing but the stuck thread is left");
-    assert_eq!(processes::of_claim(claim.path()).len(), 1);
+    let mut table = Table::new(world.dir.path());
+    table.look().unwrap();
+    assert_eq!(table.of_claim(claim.path()).count(), 1);
     let state = state_of(&claim, Phase::Failed);
     let reason = state.reason.unwrap();
     for words in [server.id().to_string().as_str(), "cannot be killed", "reset"] {

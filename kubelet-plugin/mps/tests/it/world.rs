@@ -1,6 +1,7 @@
 //! A supervisor, and an agent's side of its directory.
 
 use aliquot_mps::contract::{Ask, AskedGpu, ClaimDir, ClaimRef, MpsDir, Phase, State, Version};
+use aliquot_mps::processes::{Process, Table};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -124,9 +125,9 @@ impl Drop for World {
             let _ = child.kill();
             let _ = child.wait();
         }
-        for process in aliquot_mps::processes::of_all(self.dir.path()) {
-            process.kill();
-        }
+        let mut table = Table::new(self.dir.path());
+        table.look().unwrap();
+        table.all().for_each(Process::kill);
     }
 }
 

@@ -1,0 +1,74 @@
+//! Groups of claims' daemons and servers: each claim has one that nobody else has.
+//!
+//! Who is of the same user and group as a process, and has no fewer rights, may read and change its memory and go
+//! through `/proc/<pid>/root` to its files and device nodes (ptrace(2), "Ptrace access mode checking"; proc(5)). A daemon
+//! is root and can become any user, so the group alone keeps claims apart. It cannot change its group.
+
+use std::collections::BTreeSet;
+use std::os::unix::ffi::OsStrExt;
+use std::{fs, io};
+
+/// The first group. No range that systemd knows of has it or those above.
+pub const FIRST: u32 = 2_000_000_000;
+
+/// Gives out groups, each once.
+#[derive(Debug)]
+pub struct Groups {
+    taken: BTreeSet<u32>,
+    next: u32,
+}
+
+impl Groups {
+    /// Passes over groups that a process has now: what a predecessor left may not end.
+    ///
+    /// # Errors
+    /// If `/proc` cannot be read.
+    pub fn new() -> io::Result<Self> {
+        let mut taken = BTreeSet::new();
+        for entry in fs::read_dir("/proc")? {
+            let entry = entry?;
+            if entry.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
+                match fs::read_to_string(entry.path().join("status")) {
+                    Ok(status) => taken.extend(groups(&status).filter(|group| *group >= FIRST)),
+                    Err(error) if has_ended(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(Self { taken, next: FIRST })
+    }
+
+    /// A group that no other claim has, or had while this process runs.
+    pub fn another(&mut self) -> u32 {
+        while self.taken.contains(&self.next) {
+            self.next += 1;
+        }
+        self.next += 1;
+        self.next - 1
+    }
+}
+
+fn has_ended(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
+}
+
+/// The groups in a process's status, but for the supplementary ones.
+fn groups(status: &str) -> impl Iterator<Item = u32> {
+    let line = status.lines().find_map(|line| line.strip_prefix("Gid:"));
+    line.into_iter().flat_map(str::split_whitespace).filter_map(|group| group.parse().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_group_is_given_out_twice_or_while_a_process_has_it() {
+        assert_eq!(
+            groups("Uid:\t1\t2\nGid:\t0\t7\t7\t2000000001\n").collect::<Vec<_>>(),
+            [0, 7, 7, 2_000_000_001]
+        );
+        let mut groups = Groups { taken: BTreeSet::from([FIRST, FIRST + 2]), next: FIRST };
+        assert_eq!([groups.another(), groups.another(), groups.another()], [1, 3, 4].map(|n| FIRST + n));
+    }
+}
