@@ -246,7 +246,8 @@ impl Locked {
     ///
     /// # Errors
     /// If the reserve or the first copy cannot be written; [`StoreError::Full`] on a full disk. The ledger on
-    /// disk is then what it was. A second copy that cannot be written is only worth a warning.
+    /// disk is then what it was. Where the disk does not answer for the directory at last, the new one is read from
+    /// then on, but may be lost with the power. A second copy that cannot be written is only worth a warning.
     pub fn save(&mut self, ledger: &Ledger) -> Result<(), StoreError> {
         let bytes = self.encode(ledger, None)?;
         reserve::keep(&self.dir, bytes.len())?;

@@ -154,6 +154,7 @@ fn a_kill_while_a_claim_is_prepared_again_after_new_numbers_loses_none_of_them()
         is_followed(&world, &started, &what);
         ends(&world, &what);
         if done {
+            assert!(at > 3, "{at}");
             break;
         }
     }

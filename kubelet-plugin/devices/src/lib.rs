@@ -79,14 +79,14 @@ impl Majors {
             Err(source) => return Err(DeviceError::Read { path: list, source }),
         };
         // What cannot be read there is at worst a device for graphics.
-        let modules = fs::read_to_string(proc_root.join("modules")).unwrap_or_default();
-        Ok(Self::parse(list, &devices, &modules))
+        let modules = || fs::read_to_string(proc_root.join("modules")).unwrap_or_default();
+        Ok(Self::parse(list, &devices, modules))
     }
 
     /// Takes lines such as `195 nvidia` of the part about character devices. Drivers before 550.40 have one
     /// `nvidia-frontend` for the GPUs, `nvidiactl` and `nvidia-modeset`, so whether the last is there is seen
     /// among the modules (`nvidia_modeset 1482752 …`).
-    fn parse(list: PathBuf, devices: &str, modules: &str) -> Self {
+    fn parse(list: PathBuf, devices: &str, modules: impl FnOnce() -> String) -> Self {
         let lines = devices.lines().take_while(|line| !line.starts_with("Block"));
         let known: Vec<(&str, u32)> = lines
             .filter_map(|line| {
@@ -96,7 +96,7 @@ impl Majors {
             .collect();
         let of = |name: &str| known.iter().find(|(known, _)| *known == name).map(|(_, major)| *major);
         let frontend = of("nvidia-frontend");
-        let modeset_loaded = || modules.lines().any(|line| line.starts_with("nvidia_modeset "));
+        let modeset_loaded = || modules().lines().any(|line| line.starts_with("nvidia_modeset "));
         Self {
             gpu: of("nvidia").or(frontend),
             uvm: of("nvidia-uvm"),
@@ -155,7 +155,7 @@ mod tests {
                        511 nvidia-uvm\n\nBlock devices:\n";
 
     fn majors(devices: &str, modules: &str) -> Majors {
-        Majors::parse("/proc/devices".into(), devices, modules)
+        Majors::parse("/proc/devices".into(), devices, || modules.to_owned())
     }
 
     fn numbers(devices: &[CharDevice]) -> Vec<(&str, u32, u32)> {

@@ -24,7 +24,8 @@ impl Machine {
         let is_anew = is_prepared && unnamed.next().is_some();
         let mut live = self.gpus.live_migs(&place.gpu)?;
         live.retain(|mig| mig.profile_id == place.profile_id && mig.placement == place.placement);
-        for mig in live.extract_if(.., |mig| mig.uuid.is_none()) {
+        // Others, half made, are somebody else's.
+        for mig in live.extract_if(.., |mig| is_anew && mig.uuid.is_none()) {
             self.gpus.destroy_mig(&mig)?;
         }
         let is_ours = |uuid: &MigUuid| is_anew || made::is_noted(&self.data_dir, &record.boot_id, uuid);

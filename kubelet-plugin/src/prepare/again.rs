@@ -35,7 +35,7 @@ impl Node {
                 tracing::warn!(claim.uid = %record.claim.uid, %step, "prepared hardware is missing, making it again");
             }
             let made = match step {
-                Step::WriteSpec => self.refuse_reached_partitions(&record),
+                Step::WriteSpec => self.refuse_reached_hardware(&record),
                 _ => Ok(()),
             };
             match made.and_then(|()| self.machine.run(&mut record, &step)) {

@@ -59,9 +59,7 @@ impl Node {
             .map_err(|error| ("take a partition that is there".to_owned(), error))?;
         for step in record.steps.clone() {
             if step == Step::WriteSpec {
-                self.refuse_reached_switched(record)
-                    .and_then(|()| self.refuse_reached_partitions(record))
-                    .map_err(|error| (step.to_string(), error))?;
+                self.refuse_reached_hardware(record).map_err(|error| (step.to_string(), error))?;
             }
             self.machine.run(record, &step).map_err(|error| (step.to_string(), error))?;
         }

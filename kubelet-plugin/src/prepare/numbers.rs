@@ -93,12 +93,22 @@ impl Node {
         Ok(())
     }
 
+    /// Refuses what a claim's steps have changed on its GPUs and containers of another claim may open. Right before its spec
+    /// is written: then modes are switched and partitions made.
+    ///
+    /// # Errors
+    /// [`StepError::Reached`].
+    pub(super) fn refuse_reached_hardware(&self, record: &Record) -> Result<(), StepError> {
+        self.refuse_reached_switched(record)?;
+        self.refuse_reached_partitions(record)
+    }
+
     /// Refuses partitions of a claim which containers of another claim may open. Which numbers a partition has is known
     /// only when it was made.
     ///
     /// # Errors
     /// [`StepError::Reached`].
-    pub(super) fn refuse_reached_partitions(&self, record: &Record) -> Result<(), StepError> {
+    fn refuse_reached_partitions(&self, record: &Record) -> Result<(), StepError> {
         let partitions =
             record.devices.iter().filter_map(|device| Some((&device.gpu, device.partition.as_ref()?)));
         for (gpu, partition) in partitions {
@@ -123,7 +133,7 @@ impl Node {
     ///
     /// # Errors
     /// [`StepError::Reached`].
-    pub(super) fn refuse_reached_switched(&self, record: &Record) -> Result<(), StepError> {
+    fn refuse_reached_switched(&self, record: &Record) -> Result<(), StepError> {
         let switched = record.steps.iter().filter_map(|step| match step {
             Step::SwitchMig { gpu, .. } => Some(gpu),
             _ => None,

@@ -40,30 +40,40 @@ impl Node {
     }
 
     /// Has prepared claims know the partitions by their UUIDs that a process made and died before it could write them
-    /// down. What somebody is at work on stays as it is.
+    /// down, and destroys what it left half made. What somebody is at work on stays as it is, and so does what is on a GPU
+    /// that does not answer: it holds up nobody else.
     ///
     /// # Errors
-    /// If lock or checkpoint cannot be had, or a GPU does not answer.
+    /// If lock or checkpoint cannot be had.
     pub(super) fn name_partitions(&self, boot_id: &str) -> Result<(), PrepareError> {
         for place in self.ledger()?.unnamed_partitions(boot_id) {
-            let gpus = BTreeSet::from([place.gpu.clone()]);
-            let Ok(_gpus) = reservation::gpus(self.store.dir(), &gpus, Duration::ZERO) else { continue };
-            let live = self.machine.gpus.live_migs(&place.gpu)?;
-            let Some(uuid) = live.iter().find(|mig| is_at(&place, mig)).and_then(|mig| mig.uuid.as_ref())
-            else {
-                continue;
-            };
-            if let Err(error) = made::note(&self.machine.data_dir, boot_id, uuid) {
-                tracing::warn!(gpu.uuid = %place.gpu, %error, "a partition is not marked as made by this agent");
+            if let Err(error) = self.name_partition_at(&place, boot_id) {
+                tracing::warn!(gpu.uuid = %place.gpu, placement = %place.placement, %error, "a partition that was being made anew cannot be looked for");
             }
-            let mut locked = self.store.lock(self.lock_timeout)?;
-            let mut ledger = locked.load()?.ledger;
-            if ledger.name_partition(&place, boot_id, Some(uuid)) {
-                locked.save_releasing(&ledger)?;
-                self.machine.probe.at("after naming");
-                self.rebalance(&ledger)?;
-                tracing::info!(gpu.uuid = %place.gpu, placement = %place.placement, %uuid, "claims have the partition that was made anew for them");
-            }
+        }
+        Ok(())
+    }
+
+    fn name_partition_at(&self, place: &Place, boot_id: &str) -> Result<(), PrepareError> {
+        let gpus = BTreeSet::from([place.gpu.clone()]);
+        let Ok(_gpus) = reservation::gpus(self.store.dir(), &gpus, Duration::ZERO) else { return Ok(()) };
+        let mut live = self.machine.gpus.live_migs(&place.gpu)?;
+        for half in live.extract_if(.., |mig| is_at(place, mig) && mig.uuid.is_none()) {
+            self.machine.gpus.destroy_mig(&half)?;
+        }
+        let Some(uuid) = live.iter().find(|mig| is_at(place, mig)).and_then(|mig| mig.uuid.as_ref()) else {
+            return Ok(());
+        };
+        if let Err(error) = made::note(&self.machine.data_dir, boot_id, uuid) {
+            tracing::warn!(gpu.uuid = %place.gpu, %error, "a partition is not marked as made by this agent");
+        }
+        let mut locked = self.store.lock(self.lock_timeout)?;
+        let mut ledger = locked.load()?.ledger;
+        if ledger.name_partition(place, boot_id, Some(uuid)) {
+            locked.save_releasing(&ledger)?;
+            self.machine.probe.at("after naming");
+            self.rebalance(&ledger)?;
+            tracing::info!(gpu.uuid = %place.gpu, placement = %place.placement, %uuid, "claims have the partition that was made anew for them");
         }
         Ok(())
     }
@@ -117,10 +127,10 @@ pub(super) fn made_by(step: &Step) -> Option<Place> {
 /// Whether a partition in this place is neither known to its claims nor made by this agent.
 fn is_taken(place: &Place, names: &BTreeSet<MigUuid>, live: &[LiveMig], made: &BTreeSet<String>) -> bool {
     let there = live.iter().filter(|mig| (&mig.parent, mig.placement) == (&place.gpu, place.placement));
-    // Where nobody knows its name, a process died while it made it anew.
-    let strange =
-        |uuid: &MigUuid| !names.is_empty() && !names.contains(uuid) && !made.contains(uuid.as_str());
-    there.filter_map(|mig| mig.uuid.as_ref()).any(strange)
+    // Where nobody knows its name, a process died while it made it anew. Before that one is half made, too, its name was
+    // forgotten.
+    let is_known = |uuid: &MigUuid| names.contains(uuid) || made.contains(uuid.as_str());
+    !names.is_empty() && there.into_iter().any(|mig| !mig.uuid.as_ref().is_some_and(is_known))
 }
 
 fn is_at(place: &Place, mig: &LiveMig) -> bool {

@@ -59,7 +59,6 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         "theirs: file /bin/*",
         "programs lie in bin of such a root; ours are where every image looks for them",
     ),
-    in_own_root("ours: file /usr/bin/*", "see above"),
     in_own_root(
         "ours: file /usr/share/*",
         "at the top of such a root, where their generator looks for Vulkan's alone",

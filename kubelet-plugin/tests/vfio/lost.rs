@@ -72,6 +72,7 @@ fn killed_at_any_point_and_asked_again_the_claim_is_prepared() {
         assert!(scene.is_persistent(), "killed at point {at}");
         scene.assert_clean();
         if done {
+            assert!(at > 8, "{at}");
             break;
         }
     }
@@ -95,6 +96,7 @@ fn killed_at_any_point_and_never_asked_again_the_gpu_comes_back() {
         assert!(scene.is_persistent(), "killed at point {at}");
         scene.assert_clean();
         if done {
+            assert!(at > 8, "{at}");
             break;
         }
     }
