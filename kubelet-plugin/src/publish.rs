@@ -15,6 +15,8 @@ mod lease;
 mod memory;
 mod mps;
 mod phase;
+mod wakes;
+mod write;
 
 pub use call::PublishError;
 
@@ -22,6 +24,7 @@ use call::call;
 use lease::ControllerLease;
 use memory::Memory;
 use phase::published_mode;
+use wakes::{Wake, Wakes};
 
 use crate::events::Events;
 use crate::health::{Health, Monitor};
@@ -37,17 +40,15 @@ use crate::resourceslice::{self as slices, Dropped, Owner};
 use aliquot_model::layout::{self, AllocatorMode, GpuState, Passthrough, ServerFeatures, Slice};
 use aliquot_model::names;
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
-use futures::{Stream, StreamExt, stream};
+use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1::ResourceSlice;
-use kube::api::{DeleteParams, ListParams, PostParams};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::api::ListParams;
 use kube::{Api, Client};
 use nix::fcntl::{Flock, FlockArg};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -118,14 +119,6 @@ pub struct Publisher {
     told_cordons: cordon::Told,
     /// Annotations of which was told that they are ignored.
     told_acknowledgements: BTreeSet<String>,
-}
-
-type Wakes = Pin<Box<dyn Stream<Item = Wake> + Send>>;
-
-enum Wake {
-    Slices,
-    Mps,
-    Node(Option<Box<ApiNode>>),
 }
 
 impl std::fmt::Debug for Publisher {
@@ -283,41 +276,6 @@ impl Publisher {
         format!("spec.nodeName={},spec.driver={}", self.settings.node, self.settings.driver)
     }
 
-    /// Watches our slices, our Node and whether MPS is served; errors are retried inside, with back-off.
-    fn wakes(&self) -> Wakes {
-        let config = watcher::Config::default().fields(&self.slices_selector());
-        let slices = watcher(self.slices_api(), config).default_backoff().filter_map(|event| async move {
-            match event {
-                Ok(watcher::Event::Init | watcher::Event::InitApply(_)) => None,
-                Ok(_) => Some(Wake::Slices),
-                Err(error) => {
-                    tracing::debug!(%error, "watching slices");
-                    None
-                }
-            }
-        });
-        let nodes: Api<ApiNode> = Api::all(self.client.clone());
-        let config = watcher::Config::default().fields(&format!("metadata.name={}", self.settings.node));
-        let node = watcher(nodes, config).default_backoff().filter_map(|event| async move {
-            match event {
-                Ok(watcher::Event::Apply(node) | watcher::Event::InitApply(node)) => {
-                    Some(Wake::Node(Some(Box::new(node))))
-                }
-                Ok(watcher::Event::Delete(_)) => Some(Wake::Node(None)),
-                Ok(_) => None,
-                Err(error) => {
-                    tracing::debug!(%error, "watching the node");
-                    None
-                }
-            }
-        });
-        let mps = self.node.machine.mps.changes().map(|served| {
-            tracing::info!(served, "a supervisor of MPS daemons came or went");
-            Wake::Mps
-        });
-        Box::pin(stream::select(stream::select(slices, node), mps))
-    }
-
     /// One look and what follows from it. Returns when to look again at the latest.
     async fn reconcile(&mut self, node: Option<&ApiNode>) -> Result<Option<Duration>, PublishError> {
         let overview = Arc::clone(&self.overview.borrow_and_update());
@@ -454,86 +412,6 @@ impl Publisher {
         features
     }
 
-    /// Writes the difference and says what the server dropped.
-    async fn write(
-        &mut self,
-        actual: &[ResourceSlice],
-        desired: &[Slice],
-        owner: &Owner,
-        features: ServerFeatures,
-        mode: AllocatorMode,
-    ) -> Result<Dropped, PublishError> {
-        let there = published_mode(actual, &owner.driver);
-        let bump = features.taints && there.is_some_and(|there| there != mode);
-        let writes = slices::writes(actual, desired, owner, self.memory.generation, bump);
-        self.metrics.pool_generation.set(writes.generation);
-        self.generation = writes.generation;
-        if writes.is_empty() {
-            return Ok(Dropped::default());
-        }
-        if actual.is_empty() {
-            // Before anything is visible, see on a dry run what the server keeps.
-            let dropped = self.dry_run(&writes.create).await?;
-            if dropped.any() {
-                return Ok(dropped);
-            }
-        }
-        if writes.generation > self.memory.generation {
-            self.memory.generation = writes.generation;
-            self.save_memory()?;
-        }
-        let api = self.slices_api();
-        for name in &writes.delete {
-            match call("delete an obsolete ResourceSlice", api.delete(name, &DeleteParams::default())).await {
-                Ok(_) => self.metrics.slice_writes.inc(),
-                Err(PublishError::Api { source, .. }) if matches!(&*source, kube::Error::Api(status) if status.code == 404) =>
-                {
-                    continue;
-                }
-                Err(error) => return Err(error),
-            };
-        }
-        for slice in &writes.create {
-            let action = action("create", slice);
-            let kept = call(&action, api.create(&PostParams::default(), slice)).await?;
-            self.metrics.slice_writes.inc();
-            let dropped = slices::dropped(&slice.spec, &kept.spec);
-            if dropped.any() {
-                return Ok(dropped);
-            }
-        }
-        for slice in &writes.update {
-            let action = action("update", slice);
-            let name = slice.metadata.name.as_deref().unwrap_or_default();
-            let kept = call(&action, api.replace(name, &PostParams::default(), slice)).await?;
-            self.metrics.slice_writes.inc();
-            let dropped = slices::dropped(&slice.spec, &kept.spec);
-            if dropped.any() {
-                return Ok(dropped);
-            }
-        }
-        tracing::info!(
-            generation = writes.generation,
-            deleted = writes.delete.len(),
-            created = writes.create.len(),
-            updated = writes.update.len(),
-            "published"
-        );
-        Ok(Dropped::default())
-    }
-
-    /// Creates the first and the last object without storing them.
-    async fn dry_run(&self, objects: &[ResourceSlice]) -> Result<Dropped, PublishError> {
-        let params = PostParams { dry_run: true, ..PostParams::default() };
-        let mut all = Dropped::default();
-        let ends = [objects.first(), objects.last().filter(|_| objects.len() > 1)];
-        for slice in ends.into_iter().flatten() {
-            let kept = call(&action("try", slice), self.slices_api().create(&params, slice)).await?;
-            all = all.or(slices::dropped(&slice.spec, &kept.spec));
-        }
-        Ok(all)
-    }
-
     /// What was published without loss, or was there already, says what the server keeps.
     fn note_partitioning(&mut self, features: ServerFeatures) -> Result<(), PublishError> {
         for (gate, on) in [
@@ -575,8 +453,4 @@ impl Publisher {
             changed
         });
     }
-}
-
-fn action(verb: &str, slice: &ResourceSlice) -> String {
-    format!("{verb} ResourceSlice {}", slice.metadata.name.as_deref().unwrap_or_default())
 }

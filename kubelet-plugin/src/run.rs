@@ -4,6 +4,13 @@
 //! socket first, so that the kubelet turns to the other instance, then the DRA socket once calls under
 //! way have ended, then the loops. Slices, specs and hardware stay: pods go on running.
 
+mod client;
+mod farewell;
+mod recovery;
+mod sockets;
+
+pub use client::client_of;
+
 use crate::agent::Agent;
 use crate::args::{Args, LogFormat};
 use crate::audit::task::Audit;
@@ -19,9 +26,8 @@ use crate::limits::Follower;
 use crate::metrics::Metrics;
 use crate::mode::Waits;
 use crate::mps::Mps;
-use crate::prepare::{Node, Overview, Recovery, UnprepareError};
+use crate::prepare::{Node, Overview};
 use crate::publish::{Publisher, Settings};
-use crate::registration::{Registered, Registrar};
 use crate::report::Reporter;
 use crate::selinux::{self, Labels, Pair};
 use crate::socket::{self, Socket};
@@ -30,29 +36,22 @@ use crate::store::Store;
 use crate::stuck::Teller;
 use crate::trash::Trash;
 use crate::vfio::Vfio;
-use crate::{arbitrate, audit, dra, library, notice, partitioning, pause, reasons};
+use crate::{arbitrate, audit, library, partitioning, pause};
 use aliquot_cdi::SpecDir;
 use aliquot_model::{DeviceName, names};
 use aliquot_nvml::{Deadlines, Gpus, Reopening, Timed};
-use aliquot_proto::dra::{v1, v1beta1};
-use aliquot_proto::dra_health;
-use aliquot_proto::pluginregistration::v1::registration_server::RegistrationServer;
 use anyhow::Context;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
-/// How often a farewell looks whether it is over.
-const FAREWELL_LOOK: Duration = Duration::from_secs(1);
-const REGISTER_RETRY: Duration = Duration::from_secs(5);
 /// Calls under way get this long at shutdown; what is cut off is put right at the next start.
 const DRAIN: Duration = Duration::from_secs(5);
 /// Loops get this long at shutdown.
@@ -90,7 +89,7 @@ pub async fn run(args: Args) -> anyhow::Result<()> {
         end_at_last();
         stop.cancel();
     });
-    let client = if args.farewell { no_api() } else { client(&args).await? };
+    let client = if args.farewell { client::no_api() } else { client::client(&args).await? };
     let http =
         TcpListener::bind(args.http_addr).await.with_context(|| format!("cannot bind {}", args.http_addr))?;
     run_with(args, client, http, None, cancel).await
@@ -106,76 +105,6 @@ fn end_at_last() {
     });
     if let Err(error) = spawned {
         tracing::warn!(%error, "no thread to end the process if it does not end by itself");
-    }
-}
-
-async fn client(args: &Args) -> anyhow::Result<kube::Client> {
-    let config = match &args.kubeconfig {
-        Some(path) => {
-            let file = kube::config::Kubeconfig::read_from(path)
-                .with_context(|| format!("cannot read kubeconfig {}", path.display()))?;
-            kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("cannot use kubeconfig {}", path.display()))?
-        }
-        None => kube::Config::infer().await.context("no kubeconfig and no service account")?,
-    };
-    client_of(config)
-}
-
-/// A client that says who it is. It looks for the machine's certificates only where the API server has one.
-///
-/// # Errors
-/// If the configuration does not make a client.
-pub fn client_of(mut config: kube::Config) -> anyhow::Result<kube::Client> {
-    let agent = concat!("aliquot-kubelet-plugin/", env!("CARGO_PKG_VERSION"));
-    if config.cluster_url.scheme_str() == Some("http") {
-        // Else a machine without any is an error, though nobody needs one.
-        config.root_cert.get_or_insert_default();
-    }
-    config.headers.push((axum::http::header::USER_AGENT, axum::http::HeaderValue::from_static(agent)));
-    kube::Client::try_from(config).context("cannot make an API client")
-}
-
-/// A client that reaches nobody: a farewell works from local state, and every look-up fails at once.
-/// It has no TLS either, for the farewell's pod and our image hold no certificate authority.
-fn no_api() -> kube::Client {
-    let nobody = tower::service_fn(async |_: axum::http::Request<kube::client::Body>| {
-        Err::<axum::http::Response<kube::client::Body>, _>(std::io::Error::other("a farewell asks no API"))
-    });
-    kube::Client::new(nobody, "default")
-}
-
-/// Ends the agent when no claim holds anything on the node any more.
-async fn say_farewell(node: Arc<Node>, cancel: CancellationToken) {
-    let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    loop {
-        let (worker, told) = (Arc::clone(&node), Arc::clone(&told));
-        let look = move || {
-            // Nobody else looks, and a driver that comes up may be needed to end what is left.
-            let _ = worker.machine.gpus.driver();
-            worker.release_all_parked()?;
-            match worker.end_left_daemons() {
-                Ok(ended) => drop(ended.tell(&mut told.lock())),
-                Err(error) => tracing::warn!(%error, "cannot look for MPS daemons that were left"),
-            }
-            worker.is_idle().map_err(Into::into)
-        };
-        let looked: Result<Result<bool, UnprepareError>, _> = tokio::task::spawn_blocking(look).await;
-        match looked {
-            Ok(Ok(true)) => {
-                tracing::info!("the last claim is gone");
-                cancel.cancel();
-                return;
-            }
-            Ok(Ok(false)) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "not over yet, trying again"),
-            Err(error) => tracing::warn!(%error, "reading the ledger ended abnormally, trying again"),
-        }
-        tokio::select! {
-            () = cancel.cancelled() => return,
-            () = tokio::time::sleep(FAREWELL_LOOK) => {}
-        }
     }
 }
 
@@ -230,7 +159,7 @@ pub async fn run_with(
     let node = Arc::new(node_of(&args, gpus, labels, library.clone()));
     node.wish.set(label);
     tokio::select! {
-        recovered = recover(&node, &events) => recovered?,
+        recovered = recovery::recover(&node, &events) => recovered?,
         () = cancel.cancelled() => return Ok(()),
     }
     let parts = Parts { args, client, metrics, readiness, events, node, library };
@@ -285,49 +214,6 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc
         unclaimed: args.unclaimed_mig,
         wish: pause::Wish::default(),
     }
-}
-
-/// Puts right what a dead process left, before anything is served.
-async fn recover(node: &Arc<Node>, events: &Events) -> anyhow::Result<()> {
-    let worker = Arc::clone(node);
-    let recovery: Recovery = tokio::task::spawn_blocking(move || worker.recover())
-        .await
-        .context("recovery ended abnormally")?
-        .context("cannot recover the node's state")?;
-    for damage in &recovery.damaged {
-        events.node_warning(reasons::CHECKPOINT_DAMAGED, notice::damage(damage));
-    }
-    if !recovery.unlabelled.is_empty() {
-        events.node_warning(reasons::SELINUX_LABEL_REFUSED, notice::unlabelled(&recovery.unlabelled));
-    }
-    // What was lost is told with the first look at the hardware, as is what is lost later.
-    if let Some(lost) = recovery.lost.as_ref().filter(|lost| !lost.is_loss()) {
-        tracing::info!(reason = lost.reason, "the ledger begins anew");
-    }
-    for claim in &recovery.newer {
-        tracing::warn!(%claim, "a newer release wrote the claim's record, which is kept as it is");
-    }
-    for lost in &recovery.unaccounted {
-        let devices: Vec<String> = lost.devices.iter().map(ToString::to_string).collect();
-        tracing::warn!(
-            claim.uid = lost.uid,
-            devices = devices.join(", "),
-            "the checkpoint has no record of the claim"
-        );
-    }
-    for claim in &recovery.undone {
-        tracing::info!(%claim, "undid a half-done claim");
-    }
-    for (claim, error) in &recovery.failed {
-        tracing::warn!(%claim, %error, "a half-done claim could not be undone yet");
-    }
-    for spec in &recovery.renewed {
-        tracing::info!(%spec, "brought the hooks of a CDI spec up to date");
-    }
-    for orphan in &recovery.orphans {
-        tracing::info!(%orphan, "removed what no claim has");
-    }
-    Ok(())
 }
 
 struct Parts {
@@ -395,15 +281,15 @@ impl Parts {
         }
         let endpoint = socket::dra(&data_dir, &args.driver_name, &args.pod_uid)?;
         let (dra_socket, listener) = Socket::bind(&endpoint)?;
-        let dra_server = tokio::spawn(serve_dra(listener, agent, health, stop_dra.clone()));
+        let dra_server = tokio::spawn(sockets::serve_dra(listener, agent, health, stop_dra.clone()));
         let path = socket::registration(&args.registrar_dir, &args.driver_name, &args.pod_uid)?;
         let registrar = tokio::spawn({
             let (readiness, events) = (Arc::clone(&self.readiness), self.events.clone());
             let (driver, cancel) = (args.driver_name.clone(), cancel.clone());
-            async move { register(&path, &driver, &endpoint, &readiness, &events, cancel).await }
+            async move { sockets::register(&path, &driver, &endpoint, &readiness, &events, cancel).await }
         });
         if args.farewell {
-            tasks.spawn(say_farewell(Arc::clone(&self.node), cancel.clone()));
+            tasks.spawn(farewell::run(Arc::clone(&self.node), cancel.clone()));
         }
         let teller = Teller {
             calls: self.readiness.calls.clone(),
@@ -595,74 +481,5 @@ async fn tell_of_driver(
     };
     if is_read {
         selinux::driver::tell(&args, &node, &events).await;
-    }
-}
-
-async fn serve_dra(listener: UnixListener, agent: Agent, health: health::Service, stop: CancellationToken) {
-    let service = dra::Service(agent);
-    let served = tonic::transport::Server::builder()
-        .add_service(v1::dra_plugin_server::DraPluginServer::new(service.clone()))
-        .add_service(v1beta1::dra_plugin_server::DraPluginServer::new(service))
-        .add_service(dra_health::v1::dra_resource_health_server::DraResourceHealthServer::new(health.clone()))
-        .add_service(dra_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer::new(health))
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), stop.cancelled_owned())
-        .await;
-    if let Err(error) = served {
-        tracing::error!(%error, "the DRA socket is not served any more");
-    }
-}
-
-/// Serves the registration socket; binds it anew when the kubelet refused, which makes it look again.
-async fn register(
-    path: &Path,
-    driver: &str,
-    endpoint: &Path,
-    readiness: &Readiness,
-    events: &Events,
-    cancel: CancellationToken,
-) {
-    let mut refused = String::new();
-    while !cancel.is_cancelled() {
-        let (state, mut seen) = watch::channel(Registered::Unknown);
-        let registrar = Registrar::new(driver, endpoint.to_owned(), state);
-        let bound = match Socket::bind(path) {
-            Ok(bound) => bound,
-            Err(error) => {
-                tracing::error!(%error, "cannot serve the registration socket, trying again");
-                tokio::time::sleep(REGISTER_RETRY).await;
-                continue;
-            }
-        };
-        let (socket, listener) = bound;
-        let stop = cancel.child_token();
-        let server = tokio::spawn(
-            tonic::transport::Server::builder()
-                .add_service(RegistrationServer::new(registrar))
-                .serve_with_incoming_shutdown(
-                    UnixListenerStream::new(listener),
-                    stop.clone().cancelled_owned(),
-                ),
-        );
-        loop {
-            tokio::select! {
-                () = cancel.cancelled() => break,
-                Ok(()) = seen.changed() => {
-                    let now = seen.borrow_and_update().clone();
-                    readiness.registered.store(now == Registered::Yes, Ordering::Relaxed);
-                    if let Registered::No(why) = now {
-                        if why != refused {
-                            events.node_warning(reasons::REGISTRATION_REFUSED, why.clone());
-                            refused = why;
-                        }
-                        tokio::time::sleep(REGISTER_RETRY).await;
-                        break;
-                    }
-                }
-            }
-        }
-        socket.remove();
-        stop.cancel();
-        // The kubelet keeps no stream open here; whatever hangs does not hold us up.
-        let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
     }
 }
