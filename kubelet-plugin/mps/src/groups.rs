@@ -2,8 +2,10 @@
 //!
 //! Who is of the same user and group as a process, and has no fewer rights, may read and change its memory and go
 //! through `/proc/<pid>/root` to its files and device nodes (ptrace(2), "Ptrace access mode checking"; proc(5)). A daemon
-//! is root and can become any user, so the group alone keeps claims apart. It cannot change its group.
+//! is root and can become any user, so the group alone keeps claims apart. It cannot change its group, so the group also
+//! says whose process one is ([`crate::processes`]). The group of a claim's directory is the claim's, which outlives us.
 
+use crate::contract::{ClaimDir, MpsDir};
 use std::collections::BTreeSet;
 use std::os::unix::ffi::OsStrExt;
 use std::{fs, io};
@@ -19,17 +21,18 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Passes over groups that a process has now: what a predecessor left may not end.
+    /// Passes over groups that a claim or a process has now: what a predecessor left may not end.
     ///
     /// # Errors
-    /// If `/proc` cannot be read.
-    pub fn new() -> io::Result<Self> {
-        let mut taken = BTreeSet::new();
+    /// If `/proc` or the directory cannot be read.
+    pub fn new(dir: &MpsDir) -> io::Result<Self> {
+        let claims = dir.claims().map_err(io::Error::other)?;
+        let mut taken: BTreeSet<u32> = claims.iter().filter_map(ClaimDir::group).collect();
         for entry in fs::read_dir("/proc")? {
             let entry = entry?;
             if entry.file_name().as_bytes().iter().all(u8::is_ascii_digit) {
-                match fs::read_to_string(entry.path().join("status")) {
-                    Ok(status) => taken.extend(groups(&status).filter(|group| *group >= FIRST)),
+                match fs::read(entry.path().join("status")) {
+                    Ok(status) => taken.extend(of(&status).filter(|group| *group >= FIRST)),
                     Err(error) if has_ended(&error) => {}
                     Err(error) => return Err(error),
                 }
@@ -52,10 +55,12 @@ fn has_ended(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH)
 }
 
-/// The groups in a process's status, but for the supplementary ones.
-fn groups(status: &str) -> impl Iterator<Item = u32> {
-    let line = status.lines().find_map(|line| line.strip_prefix("Gid:"));
-    line.into_iter().flat_map(str::split_whitespace).filter_map(|group| group.parse().ok())
+/// The groups in a process's status, but for the supplementary ones. A program may have any bytes in its name there.
+pub(crate) fn of(status: &[u8]) -> impl Iterator<Item = u32> {
+    let mut lines = status.split(|byte| *byte == b'\n');
+    let line = lines.find_map(|line| line.strip_prefix(b"Gid:")).unwrap_or_default();
+    let words = line.split(u8::is_ascii_whitespace).filter_map(|word| std::str::from_utf8(word).ok());
+    words.filter_map(|group| group.parse().ok())
 }
 
 #[cfg(test)]
@@ -65,7 +70,7 @@ mod tests {
     #[test]
     fn no_group_is_given_out_twice_or_while_a_process_has_it() {
         assert_eq!(
-            groups("Uid:\t1\t2\nGid:\t0\t7\t7\t2000000001\n").collect::<Vec<_>>(),
+            of(b"Name:\t\xff\nUid:\t1\t2\nGid:\t0\t7\t7\t2000000001\n").collect::<Vec<_>>(),
             [0, 7, 7, 2_000_000_001]
         );
         let mut groups = Groups { taken: BTreeSet::from([FIRST, FIRST + 2]), next: FIRST };

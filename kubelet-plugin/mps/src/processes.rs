@@ -1,14 +1,19 @@
-//! Processes of daemons, known by a variable of their environment, which a daemon's servers inherit. Only what
-//! runs in our own PID namespace counts: containers have others, whatever they set. Of an environment only the beginning
-//! is read, for a program can have any of its memory shown as that.
+//! Processes of daemons, known by the group that each claim has for itself ([`crate::groups`]), which none of them can
+//! leave. What has no claim's group is known by a variable of its environment instead, which servers inherit: a daemon
+//! that runs without isolation, and one of a predecessor that gave no groups. A daemon that somebody took over can drop
+//! the variable. Only what runs in our own PID namespace counts: containers have others, whatever they set. Of an
+//! environment only the beginning is read, for a program can have any of its memory shown as that.
 //!
 //! A process that was seen once counts until it has ended with all of its threads, whatever `/proc` shows of it: one that
 //! was killed has no environment any more while it gives back what it has in the driver, which comes before its pidfd
-//! polls as readable (pidfd_open(2)). Nor is its environment read again, which waits for its memory.
+//! polls as readable (pidfd_open(2)). An environment is read once at the most, and never of a process of a claim's group:
+//! that waits for its memory, which it could keep from us.
 //!
-//! A process is signalled through a descriptor that was opened before its environment was read, so a process id that
+//! A process is signalled through a descriptor that was opened before it was told whose it is, so a process id that
 //! is used again never meets the wrong process.
 
+use crate::contract::MpsDir;
+use crate::groups;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -53,7 +58,7 @@ impl Process {
 /// The processes of all daemons of one directory that were seen and have not ended.
 #[derive(Debug)]
 pub struct Table {
-    prefix: Vec<u8>,
+    dir: MpsDir,
     known: BTreeMap<u32, Process>,
     looked: Option<Instant>,
 }
@@ -61,8 +66,7 @@ pub struct Table {
 impl Table {
     /// Of the daemons whose claims have their directories in `mps_dir`. Nothing was seen yet.
     pub fn new(mps_dir: &Path) -> Self {
-        let prefix = [mps_dir.as_os_str().as_bytes(), b"/"].concat();
-        Self { prefix, known: BTreeMap::new(), looked: None }
+        Self { dir: MpsDir::new(mps_dir), known: BTreeMap::new(), looked: None }
     }
 
     /// Looks for processes that are new, and forgets those that have ended.
@@ -72,16 +76,20 @@ impl Table {
     pub fn look(&mut self) -> io::Result<()> {
         self.known.retain(|_, process| !process.has_ended());
         let own_namespace = namespace("self")?;
+        let claims = self.dir.claims().map_err(io::Error::other)?;
+        let groups: BTreeMap<u32, PathBuf> =
+            claims.iter().filter_map(|claim| Some((claim.group()?, claim.path().to_owned()))).collect();
         for entry in fs::read_dir("/proc")? {
             let pid = entry?.file_name().to_str().and_then(|name| name.parse::<u32>().ok());
             let Some(pid) = pid.filter(|pid| *pid != std::process::id() && !self.known.contains_key(pid))
             else {
                 continue;
             };
-            let found = self.identify(pid, &own_namespace).or_else(|error| match is_none_of_ours(&error) {
-                true => Ok(None),
-                false => Err(error),
-            });
+            let found =
+                self.identify(pid, &own_namespace, &groups).or_else(|error| match is_none_of_ours(&error) {
+                    true => Ok(None),
+                    false => Err(error),
+                });
             self.known.extend(found?.map(|process| (pid, process)));
         }
         self.looked = Some(Instant::now());
@@ -109,15 +117,25 @@ impl Table {
         self.known.values()
     }
 
-    fn identify(&self, pid: u32, own_namespace: &Path) -> io::Result<Option<Process>> {
+    fn identify(
+        &self,
+        pid: u32,
+        own_namespace: &Path,
+        groups: &BTreeMap<u32, PathBuf>,
+    ) -> io::Result<Option<Process>> {
         let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
         if namespace(&pid.to_string())? != own_namespace {
             return Ok(None);
         }
         let handle = pidfd_open(raw, PidfdFlags::empty())?;
+        let status = fs::read(format!("/proc/{pid}/status"))?;
+        if let Some(claim) = groups::of(&status).find_map(|group| groups.get(&group)) {
+            return Ok(Some(Process { pid, claim: claim.clone(), handle }));
+        }
         let environment = environment(pid)?;
-        let mark = mark_of(&environment).filter(|mark| mark.starts_with(&self.prefix));
-        Ok(mark.map(|mark| Process { pid, claim: OsStr::from_bytes(mark).into(), handle }))
+        let claim = mark_of(&environment).map(|mark| PathBuf::from(OsStr::from_bytes(mark)));
+        let claim = claim.filter(|claim| claim.starts_with(self.dir.path()) && claim != self.dir.path());
+        Ok(claim.map(|claim| Process { pid, claim, handle }))
     }
 }
 
@@ -172,6 +190,7 @@ fn mark_of(environment: &[u8]) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::process::CommandExt;
     use std::process::{Child, Command, Stdio};
 
     fn sleeper(claim: &Path) -> Child {
@@ -280,6 +299,35 @@ mod tests {
         seen.look().unwrap();
         assert_eq!(pids(seen.all()), [0; 0]);
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_of_a_claims_group_counts_whatever_its_environment_and_in_every_later_table() {
+        if !nix::unistd::geteuid().is_root() {
+            return println!("SKIPPED: a process of a claim's group: needs root");
+        }
+        let temp = tempfile::tempdir().unwrap();
+        let dir = MpsDir::new(temp.path());
+        let [one, two] = ["c-1", "c-2"].map(|uid| dir.claim(uid).unwrap());
+        let mut groups = groups::Groups::new(&dir).unwrap();
+        for claim in [&one, &two] {
+            fs::create_dir(claim.path()).unwrap();
+            claim.set_group(groups.another()).unwrap();
+        }
+        let group = one.group().unwrap();
+        let mut command = Command::new("sleep");
+        // It says that it is of another claim.
+        command.arg("1000").env_clear().env(MARK, two.path()).gid(group).uid(65_534);
+        let child = command.spawn().unwrap();
+        wait_for_sleep(child.id());
+        assert_eq!(pids(table(temp.path()).of_claim(one.path())), [child.id()]);
+        assert_eq!(pids(table(temp.path()).of_claim(two.path())), [0; 0]);
+        assert_ne!(
+            groups::Groups::new(&dir).unwrap().another(),
+            group,
+            "a successor gives it to nobody else"
+        );
+        end(child);
     }
 
     #[test]

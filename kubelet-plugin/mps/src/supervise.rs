@@ -56,7 +56,7 @@ pub fn run(dir: &MpsDir, launcher: &Launcher, timing: &Timing) -> anyhow::Result
     let signals = SignalFd::with_flags(&signals, flags).context("cannot listen for signals")?;
     let sole = Sole::take(dir)?;
     let mut table = Table::new(dir.path());
-    let mut groups = Groups::new().context("cannot see which groups processes have")?;
+    let mut groups = Groups::new(dir).context("cannot see which groups processes have")?;
     let mut claims = put_in_order(dir, launcher, timing, &mut table, &mut groups)?;
     if !await_program(launcher, &signals)? {
         return Ok(());
@@ -128,8 +128,7 @@ fn put_in_order(
              that hangs; the claim goes on once they have ended, by a reset of the GPU or a reboot"
         );
         let uid = dir.uid().to_owned();
-        let mut claim =
-            Claim::new(dir, launcher, Keeper::with_leftovers(timing.clone(), reason), groups.another());
+        let mut claim = Claim::new(dir, launcher, Keeper::with_leftovers(timing.clone(), reason), groups);
         claim.turn(Duration::ZERO, false, table);
         // Any state says that something is there, also the predecessor's.
         if let Some(trouble) = claim.trouble.as_ref().filter(|_| !claim.dir.state_file().exists()) {
@@ -185,12 +184,13 @@ fn meet(
     for claim in there.into_iter().filter(|claim| claim.ask_file().exists()) {
         claims
             .entry(claim.uid().to_owned())
-            .or_insert_with(|| Claim::new(claim, launcher, Keeper::new(timing.clone()), groups.another()));
+            .or_insert_with(|| Claim::new(claim, launcher, Keeper::new(timing.clone()), groups));
     }
 }
 
 impl Claim {
-    fn new(dir: ClaimDir, launcher: &Launcher, keeper: Keeper, group: u32) -> Self {
+    fn new(dir: ClaimDir, launcher: &Launcher, keeper: Keeper, groups: &mut Groups) -> Self {
+        let group = dir.group().unwrap_or_else(|| groups.another());
         Self { keeper, processes: Processes::new(launcher.clone(), dir.clone(), group), dir, trouble: None }
     }
 

@@ -1,11 +1,12 @@
 //! The directory that both have, and the files in it. Writers replace files by rename, so readers see all or nothing.
 
 use super::{Ask, ContractError, State};
+use crate::groups;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// `<plugin-dir>/<driver>/mps`.
@@ -82,6 +83,20 @@ impl ClaimDir {
     /// The claim's uid.
     pub fn uid(&self) -> &str {
         &self.uid
+    }
+
+    /// The claim's group, once it has one: that of its directory.
+    pub fn group(&self) -> Option<u32> {
+        let group = fs::metadata(&self.path).ok()?.gid();
+        (group >= groups::FIRST).then_some(group)
+    }
+
+    /// Gives the claim a group.
+    ///
+    /// # Errors
+    /// If the file system refuses.
+    pub fn set_group(&self, group: u32) -> io::Result<()> {
+        std::os::unix::fs::chown(&self.path, None, Some(group))
     }
 
     /// Where the daemon makes its sockets; the claim's containers have it at [`PIPE_DIR`](super::PIPE_DIR).

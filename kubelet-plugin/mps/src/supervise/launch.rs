@@ -154,6 +154,10 @@ impl Processes {
     }
 
     fn spawn(&mut self, ask: &Ask) -> io::Result<()> {
+        if self.launcher.isolation == Isolation::Full {
+            // By it the daemon's processes are found.
+            self.claim.set_group(self.group)?;
+        }
         clean(&self.claim.pipe())?;
         let printed = Printed::open(&self.claim)?;
         let mut command = self.command(&[]);
