@@ -13,8 +13,7 @@ use crate::devices::{DeviceError, Majors};
 use crate::driver::Driver;
 use crate::edits::{self, Limiter, OfDriver, Ours, Site};
 use crate::holders::{self, Client};
-use crate::ledger::{Ledger, Place, Record};
-use crate::made;
+use crate::ledger::{Ledger, Record};
 use crate::metadata::MetadataError;
 use crate::mps::{Mps, MpsError};
 use crate::numbers::Reach;
@@ -253,21 +252,9 @@ impl Machine {
         self.probe.at("before step");
         match step {
             Step::SwitchMig { gpu, on } => self.switch_mig(gpu, *on)?,
-            Step::CreatePartition { gpu, profile_id, placement, .. } => {
-                let place = Place { gpu: gpu.clone(), profile_id: *profile_id, placement: *placement };
-                let live = match self.present_partition(record, &place)? {
-                    Some(live) => live,
-                    None => self.gpus.create_mig(gpu, *profile_id, *placement)?,
-                };
-                if let Some(Err(error)) =
-                    live.uuid.as_ref().map(|uuid| made::note(&self.data_dir, &record.boot_id, uuid))
-                {
-                    tracing::warn!(gpu.uuid = %gpu, %error, "were the checkpoint lost, the partition would be taken for somebody else's");
-                }
-                for device in record.devices.iter_mut().filter(|device| &device.gpu == gpu) {
-                    if let Some(partition) = device.partition.as_mut().filter(|p| p.placement == *placement) {
-                        partition.uuid.clone_from(&live.uuid);
-                    }
+            Step::CreatePartition { .. } => {
+                if let Some(place) = step.place() {
+                    self.create_partition(record, &place)?;
                 }
             }
             Step::SetTimeSlice { gpu, interval } => self.gpus.set_time_slice(gpu, time_slice(*interval))?,

@@ -44,6 +44,7 @@ pub mod pages;
 pub mod parked;
 pub mod partitioning;
 pub mod pause;
+mod per_boot;
 pub mod plan;
 pub mod prepare;
 pub mod publish;

@@ -25,7 +25,7 @@ impl Node {
             if self.holds(&record, &step)? {
                 continue;
             }
-            if let Some(place) = partitions::made_by(&step) {
+            if let Some(place) = step.place() {
                 self.unname(&place, &record.boot_id)?;
                 self.ledger()?.refresh(&mut record);
                 changed = true;

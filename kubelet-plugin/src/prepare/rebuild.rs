@@ -91,6 +91,7 @@ impl Node {
         let Offered { offers, persistent } = self.offered(request, &facts)?;
         let left = Left {
             named: &named,
+            boot_id,
             rebooted: edits::boot_id(&spec).is_some_and(|then| then != boot_id),
             quotas: &quotas,
             facts: &facts,
