@@ -1,7 +1,7 @@
 //! Why a plan is refused: the words that a user finds in a pod's events.
 
 use crate::claim::ClaimRef;
-use crate::numbers::Reach;
+use crate::reach::Reach;
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{DeviceName, GpuUuid, Placement, Quantity};
 

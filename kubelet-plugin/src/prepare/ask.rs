@@ -111,7 +111,7 @@ impl Node {
         self.refuse_reached(request, facts, &ledger, boot_id)?;
         if ledger.lost.as_ref().is_some_and(Lost::is_loss) {
             for device in &mut plan.devices {
-                let there = share::is_there(&self.machine.shares, device);
+                let there = share::is_there(&self.machine.site.shares_dir, device);
                 device.share.iter_mut().for_each(|share| share.found = there);
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! Before it is made, the ledger says that nobody knows its UUID: whatever is in its place is then of its claims, and
 //! goes with the last of them, wherever a kill strikes. The UUID is written for all of them at once; quota files follow
-//! from the ledger at once or at the next start, and CDI specs with the next look at the node ([`super::numbers`]).
+//! from the ledger at once or at the next start, and CDI specs with the next look at the node ([`super::renumber`]).
 
 use super::{Node, PrepareError};
 use crate::ledger::{Ledger, Place, Record};
