@@ -1,6 +1,6 @@
 //! Partitions: found, made, shared and destroyed.
 
-use super::{Machine, StepError, is_gone};
+use super::{Machine, StepError};
 use crate::ledger::{Device, Held, Ledger, Place, Record, State};
 use crate::made;
 use aliquot_model::{GpuUuid, LiveMig, Placement};
@@ -97,7 +97,7 @@ impl Machine {
         let Record { claim, boot_id, .. } = record;
         let live = match self.gpus.live_migs(gpu) {
             Ok(live) => live,
-            Err(error) if is_gone(&error) => {
+            Err(error) if error.is_gone() => {
                 tracing::warn!(gpu.uuid = %gpu, %error, "the GPU is gone and its partition with it");
                 made::end(&self.data_dir, boot_id, gpu, placement);
                 return Ok(());
@@ -136,6 +136,14 @@ impl Machine {
             if is_share && (ledger.lost.is_some() || is_of_another()) {
                 tracing::debug!(gpu.uuid = %gpu, %placement, "other claims may have shares of the partition, which stays");
                 return Ok(());
+            }
+            // Cut off half way it has no UUID any more, and a first attempt's is not in the ledger.
+            let others = live.iter().filter(|other| other.gpu_instance != mig.gpu_instance).cloned();
+            let others: Vec<LiveMig> = others.collect();
+            if let Err(error) =
+                made::begin(&self.data_dir, boot_id, (gpu, mig.profile_id, placement), &others)
+            {
+                tracing::warn!(gpu.uuid = %gpu, %error, "were its destruction cut off, what is left would be taken for somebody else's");
             }
             self.gpus.destroy_mig(mig)?;
             tracing::info!(gpu.uuid = %gpu, %placement, "destroyed the partition");
