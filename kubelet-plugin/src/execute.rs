@@ -3,22 +3,21 @@
 mod metadata;
 mod mps;
 mod nodes;
-mod numbers;
 mod partition;
 mod passthrough;
+mod spec;
 
-pub use numbers::Gone;
+pub use spec::Missing;
 
 use crate::devices::{DeviceError, Majors};
 use crate::driver::Driver;
 use crate::edits::{self, Limiter, OfDriver, Ours, Site};
 use crate::holders::{self, Client};
-use crate::ledger::{Ledger, Place, Record};
-use crate::made;
+use crate::ledger::{Ledger, Record};
 use crate::metadata::MetadataError;
 use crate::mps::{Mps, MpsError};
-use crate::numbers::Reach;
 use crate::plan::{Step, Undo};
+use crate::reach::Reach;
 use crate::selinux::{Existing, LabelError, Labels};
 use crate::share::{self, RegionStorage, ShareError};
 use crate::store::{StoreError, io_error, replace};
@@ -27,7 +26,7 @@ use aliquot_cdi::{DirError, NameError, Spec, SpecDir};
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{GpuUuid, MigCapability, Placement};
 use aliquot_nvml::caps::MigMinors;
-use aliquot_nvml::{GpuError, GpuProcess, Gpus, ModeChange, NvmlCode, TimeSlice};
+use aliquot_nvml::{GpuError, GpuProcess, Gpus, ModeChange, TimeSlice};
 use nodes::shows_partitions;
 use std::fmt;
 use std::fs;
@@ -155,9 +154,7 @@ fn clients_text(clients: &[Client]) -> String {
     if clients.is_empty() {
         return "The driver lists no process, and none is seen that has a device node of it open".to_owned();
     }
-    let open: Vec<String> =
-        clients.iter().map(|client| format!("/dev/{} is open in {client}", client.node)).collect();
-    format!("The driver lists no process; {}", open.join(", "))
+    format!("The driver lists no process; {}", holders::text(clients))
 }
 
 pub(crate) fn list(processes: &[GpuProcess]) -> String {
@@ -213,8 +210,6 @@ pub struct Machine {
     pub driver: Driver,
     /// Facts for CDI specs.
     pub site: Site,
-    /// Directory of shares, as this process sees it.
-    pub shares: PathBuf,
     /// What the regions of new shares lie in.
     pub regions: RegionStorage,
     /// MPS daemons.
@@ -237,10 +232,7 @@ pub struct Machine {
 
 impl fmt::Debug for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Machine")
-            .field("cdi", &self.cdi)
-            .field("shares", &self.shares)
-            .finish_non_exhaustive()
+        f.debug_struct("Machine").field("cdi", &self.cdi).field("site", &self.site).finish_non_exhaustive()
     }
 }
 
@@ -253,21 +245,9 @@ impl Machine {
         self.probe.at("before step");
         match step {
             Step::SwitchMig { gpu, on } => self.switch_mig(gpu, *on)?,
-            Step::CreatePartition { gpu, profile_id, placement, .. } => {
-                let place = Place { gpu: gpu.clone(), profile_id: *profile_id, placement: *placement };
-                let live = match self.present_partition(record, &place)? {
-                    Some(live) => live,
-                    None => self.gpus.create_mig(gpu, *profile_id, *placement)?,
-                };
-                if let Some(Err(error)) =
-                    live.uuid.as_ref().map(|uuid| made::note(&self.data_dir, &record.boot_id, uuid))
-                {
-                    tracing::warn!(gpu.uuid = %gpu, %error, "were the checkpoint lost, the partition would be taken for somebody else's");
-                }
-                for device in record.devices.iter_mut().filter(|device| &device.gpu == gpu) {
-                    if let Some(partition) = device.partition.as_mut().filter(|p| p.placement == *placement) {
-                        partition.uuid.clone_from(&live.uuid);
-                    }
+            Step::CreatePartition { .. } => {
+                if let Some(place) = step.place() {
+                    self.create_partition(record, &place)?;
                 }
             }
             Step::SetTimeSlice { gpu, interval } => self.gpus.set_time_slice(gpu, time_slice(*interval))?,
@@ -276,12 +256,12 @@ impl Machine {
                 let (device, share) = device
                     .and_then(|device| Some((device, device.share.as_ref()?)))
                     .ok_or_else(|| StepError::NoQuota(result_id.clone()))?;
-                share::make(&self.shares, self.regions, &self.labels, device, share)?;
+                share::make(&self.site.shares_dir, self.regions, &self.labels, device, share)?;
             }
             Step::MakeExclusive { gpu } => self.make_exclusive(gpu)?,
             Step::StartMps { .. } => self.start_mps(record)?,
             Step::BindVfio { gpu, .. } => self.bind_vfio(record, gpu)?,
-            Step::WriteSpec => self.write_spec(record, &self.spec(record, Gone::Refused)?)?,
+            Step::WriteSpec => self.write_spec(record, &self.spec(record, Missing::Refused)?)?,
         }
         self.probe.at("after step");
         Ok(())
@@ -312,7 +292,7 @@ impl Machine {
             Undo::UnbindVfio { gpu, address } => self.unbind_vfio(record, gpu, address, boot_id)?,
             // Files that stay keep nobody's claim: they are looked for again at the next start.
             Undo::RemoveShare { result_id } => {
-                if let Err(error) = share::discard(&self.shares, result_id) {
+                if let Err(error) = share::discard(&self.site.shares_dir, result_id) {
                     tracing::warn!(share = %result_id, %error, "a share's files stay until the agent's next start");
                 }
             }
@@ -403,7 +383,7 @@ impl Machine {
     ///
     /// # Errors
     /// [`StepError`] if something that the spec must name is not there.
-    pub fn spec(&self, record: &Record, gone: Gone) -> Result<Spec, StepError> {
+    pub fn spec(&self, record: &Record, missing: Missing) -> Result<Spec, StepError> {
         let limiter =
             record.devices.iter().any(|device| device.share.is_some()).then(|| self.limiter()).transpose()?;
         let majors = Majors::read(&self.proc_root)?;
@@ -415,7 +395,7 @@ impl Machine {
         let devices = record
             .devices
             .iter()
-            .map(|device| Ok((device.clone(), gone.settle(self.nodes(device, &majors, &caps))?)))
+            .map(|device| Ok((device.clone(), missing.settle(self.nodes(device, &majors, &caps))?)))
             .collect::<Result<Vec<_>, StepError>>()?;
         let indexed = record.indexed_env;
         let (boot_id, claim) = (&record.boot_id, &record.claim);
@@ -435,8 +415,8 @@ impl Machine {
 
     /// Labels what containers that start again find of ours. Returns what could not be labelled.
     pub fn label_existing(&self) -> Vec<LabelError> {
-        let Self { limiter_dir, data_dir, shares, labels, .. } = self;
-        Existing { limiter_dir, data_dir, shares }.label(labels)
+        let Self { limiter_dir, data_dir, site, labels, .. } = self;
+        Existing { limiter_dir, data_dir, shares: &site.shares_dir }.label(labels)
     }
 
     /// The limiter of our release, or else the only one that is installed. Its preload file is written
@@ -492,9 +472,4 @@ const fn time_slice(interval: TimeSliceInterval) -> TimeSlice {
         TimeSliceInterval::Medium => TimeSlice::Medium,
         TimeSliceInterval::Long => TimeSlice::Long,
     }
-}
-
-/// Whether the error says that the GPU is not there any more, so that nothing on it needs undoing.
-pub fn is_gone(error: &GpuError) -> bool {
-    error.is_lost() || matches!(error.code(), Some(NvmlCode::NOT_FOUND | NvmlCode::GPU_NOT_FOUND))
 }

@@ -140,6 +140,7 @@ mod tests {
             live: &[],
             ledger,
             existing: crate::plan::Existing::InTheWay,
+            boot_id: "b",
             made: &std::collections::BTreeSet::new(),
             slots: 10,
             oversubscribe_at_most: 0,

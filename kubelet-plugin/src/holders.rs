@@ -27,6 +27,12 @@ impl fmt::Display for Client {
     }
 }
 
+/// Who has which node open, as one text.
+pub fn text(clients: &[Client]) -> String {
+    let open = clients.iter().map(|client| format!("/dev/{} is open in {client}", client.node));
+    open.collect::<Vec<_>>().join(", ")
+}
+
 /// Processes other than this one that have the node of a GPU open that CUDA and NVML use, or one for screens and drawing.
 pub fn of_gpu(proc_root: &Path, sys_root: &Path, gpu: &GpuInfo) -> Vec<Client> {
     let drm = drm::all(sys_root, gpu.pci_bus_id.as_deref());

@@ -1,9 +1,9 @@
 //! Watches the node's GPUs: gathers hardware and ledger, listens for errors, reports what cannot be read.
 
+mod follow;
 mod gone;
 mod listen;
 mod load;
-mod numbers;
 
 use crate::events::Events;
 use crate::health::state::Look;
@@ -17,10 +17,10 @@ use crate::reasons;
 use aliquot_model::layout::TaintEffect;
 use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_nvml::{EventKind, GpuError, GpuEvent, GpuHealth, Gpus, Inventory};
+use follow::Followed;
 use jiff::Timestamp;
 use listen::Listeners;
 use load::module_load;
-use numbers::Followed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -248,7 +248,7 @@ impl Watcher {
             let of_kind = devices.filter(|device| device.kind() == Some(kind)).count();
             self.metrics.prepared_devices.get_or_create(&Kind { kind: kind.as_str() }).set(count(of_kind));
         }
-        crate::usage::measure(&self.metrics, &self.node.machine.shares, &overview.ledger);
+        crate::usage::measure(&self.metrics, &self.node.machine.site.shares_dir, &overview.ledger);
     }
 
     fn fault(&self, event: &GpuEvent) {

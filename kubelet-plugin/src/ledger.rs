@@ -4,6 +4,8 @@
 //! or a race says, nothing is prepared that overlaps something prepared.
 
 // The fuzzer of the checkpoint has this file without the rest of the agent (`e2e/fuzz`).
+#[path = "ledger/device_number.rs"]
+mod device_number;
 #[path = "ledger/former.rs"]
 mod former;
 #[path = "ledger/here.rs"]
@@ -12,18 +14,16 @@ mod here;
 mod lost;
 #[path = "ledger/newer.rs"]
 mod newer;
-#[path = "ledger/numbers.rs"]
-mod numbers;
 #[path = "ledger/passed.rs"]
 mod passed;
 #[path = "ledger/shared.rs"]
 mod shared;
 
+pub use device_number::DeviceNumber;
 pub use former::{Former, Given};
 pub use here::Place;
 pub use lost::{Cause, Ended, Lost, Running};
 pub use newer::NewerRecord;
-pub use numbers::DeviceNumber;
 pub use passed::Passed;
 
 use crate::checkpoint::Surplus;

@@ -65,6 +65,8 @@ pub struct Snapshot<'a> {
     pub ledger: &'a Ledger,
     /// What partitions that no claim has are to this one.
     pub existing: Existing,
+    /// The boot we are in.
+    pub boot_id: &'a str,
     /// UUIDs of partitions that this agent made. One that no claim has is left over, and never adopted.
     pub made: &'a BTreeSet<String>,
     /// Most tenants of a shared GPU.

@@ -29,7 +29,6 @@ mod limit;
 mod metadata;
 mod mps;
 mod newer;
-mod numbers;
 mod overview;
 mod partitions;
 mod passed;
@@ -37,15 +36,16 @@ mod processes;
 mod rebuild;
 mod recover;
 mod release;
+mod renumber;
 mod retain;
 mod unaccounted;
 
 pub use error::{PrepareError, UnprepareError};
 pub use limit::Limited;
 pub use mps::Ended;
-pub use numbers::{Numbering, Renumbered};
 pub use overview::Overview;
 pub use rebuild::{Conclusion, RebuildError};
+pub use renumber::{Numbering, Renumbered};
 pub use unaccounted::{Named, Unaccounted, Unreadable};
 
 use ask::same_results;

@@ -67,6 +67,8 @@ pub enum Disagreement {
 pub struct Left<'a> {
     /// Devices that its CDI spec names.
     pub named: &'a [Named],
+    /// The boot we are in.
+    pub boot_id: &'a str,
     /// Whether the spec says that it is of another boot, so that no container runs with it.
     pub rebooted: bool,
     /// Quotas of its shares, or why there are none, by result.
@@ -112,6 +114,7 @@ pub fn rebuild(request: &Request, left: &Left<'_>, ledger: &Ledger) -> Result<Pl
         gpus: &left.facts.gpus,
         live: &live,
         ledger,
+        boot_id: left.boot_id,
         made: &BTreeSet::new(),
         existing: if left.fixed_partitions { Existing::Fixed } else { Existing::Adopted },
         // These bind what is prepared from now on.

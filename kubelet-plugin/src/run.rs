@@ -188,7 +188,6 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc
                 shares_dir: data_dir.join("shares"),
                 oci_hook: args.oci_hook.clone(),
             },
-            shares: data_dir.join("shares"),
             regions: args.region_storage,
             mps: Mps::new(mps_dir, args.region_storage, args.mps_patience)
                 .with_shared_memory(args.mps_shared_memory),

@@ -194,7 +194,7 @@ impl Locked {
                 Err(source) => return Err(StoreError::Io { action: "read", path, source }),
                 Ok(bytes) => match self.decoded.lock().read(bytes) {
                     Ok(said) => {
-                        if best.as_ref().is_none_or(|(newest, _)| said.1 > newest.1) {
+                        if best.as_ref().is_none_or(|(newest, _)| said.sequence > newest.sequence) {
                             best = Some((said, name));
                         }
                         continue;
@@ -210,7 +210,7 @@ impl Locked {
             damaged.push(Damage { path, reason, kept });
         }
         // Of two copies the later one counts.
-        let sequence = best.as_ref().map(|(said, _)| said.1);
+        let sequence = best.as_ref().map(|(said, _)| said.sequence);
         if newer.iter().any(|copy| Some(copy.sequence) > sequence) {
             let stale = best.take().map(|(_, name)| name);
             damaged.extend(self.set_newer_aside(newer, stale)?);
@@ -220,7 +220,7 @@ impl Locked {
         }
         self.damage.lock().extend(damaged.iter().cloned());
         let best = best.map(|(said, _)| Arc::unwrap_or_clone(said));
-        let (mut ledger, sequence) = best.unwrap_or_else(|| {
+        let Said { mut ledger, sequence } = best.unwrap_or_else(|| {
             let reasons: Vec<String> = damaged.iter().map(ToString::to_string).collect();
             let reason = if reasons.is_empty() { "none was there".to_owned() } else { reasons.join("; ") };
             let cause = match (reasons.is_empty(), self.has_traces()) {
@@ -229,7 +229,7 @@ impl Locked {
                 (true, false) => Cause::Nothing,
             };
             let lost = Some(Lost { reason, cause, ..Lost::default() });
-            (Ledger { lost, ..Ledger::default() }, 0)
+            Said { ledger: Ledger { lost, ..Ledger::default() }, sequence: 0 }
         });
         self.sequence = sequence;
         self.look_aside(&mut ledger)?;

@@ -241,10 +241,8 @@ impl Vfio {
     }
 
     fn refuse_open(&self, info: &GpuInfo) -> Result<(), VfioError> {
-        let mut clients = holders::of_gpu(&self.proc_root, self.sysfs.root(), info);
-        let Some(node) = clients.first().map(|client| client.node.clone()) else { return Ok(()) };
-        clients.retain(|client| client.node == node);
-        Err(VfioError::Open { node, clients })
+        let clients = holders::of_gpu(&self.proc_root, self.sysfs.root(), info);
+        if clients.is_empty() { Ok(()) } else { Err(VfioError::Open { clients }) }
     }
 
     fn refuse_in_use(&self, group: &Group) -> Result<(), VfioError> {

@@ -13,6 +13,8 @@ mod anew;
 mod common;
 #[path = "mig_share/kills.rs"]
 mod kills;
+#[path = "mig_share/strangers.rs"]
+mod strangers;
 
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::ledger::State;

@@ -153,7 +153,7 @@ fn what_replaces_a_file_of_a_share_has_its_label() {
     let id = quota.ancestors().nth(2).unwrap().file_name().unwrap().to_str().unwrap().to_owned();
     let machine = &node.machine;
     measured::write(
-        &machine.shares,
+        &machine.site.shares_dir,
         &machine.labels,
         &BTreeMap::from([(id, Vec::new())]),
         1,

@@ -413,7 +413,6 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
                 shares_dir: data.join("shares"),
                 oci_hook: None,
             },
-            shares: data.join("shares"),
             regions: RegionStorage::Directory,
             mps: Mps::new(data.join("mps"), RegionStorage::Directory, Duration::from_secs(5)),
             labels: Labels::default(),

@@ -325,6 +325,11 @@ impl GpuError {
         matches!(self.cause, Cause::Stuck(_))
     }
 
+    /// Whether the GPU is not there any more, so that nothing on it needs undoing.
+    pub fn is_gone(&self) -> bool {
+        self.is_lost() || matches!(self.code(), Some(NvmlCode::NOT_FOUND | NvmlCode::GPU_NOT_FOUND))
+    }
+
     /// Whether the GPU has fallen off the bus.
     pub fn is_lost(&self) -> bool {
         self.code() == Some(NvmlCode::GPU_IS_LOST)

@@ -136,10 +136,10 @@ impl Audit {
             (std::mem::take(&mut memory.since_us), std::mem::take(&mut memory.regions));
         let Ok((taken_ns, before, seen, files, since, regions)) = tokio::task::spawn_blocking(move || {
             let taken_ns = aliquot_arbiter::files::now_ns().unwrap_or(0);
-            let before = measured::read_accounts(&node.machine.shares, ids.iter());
+            let before = measured::read_accounts(&node.machine.site.shares_dir, ids.iter());
             let seen = processes(node.machine.gpus.as_ref(), &gpus, &mut since, &proc);
             let read = |id: String| {
-                let files = read_files(&node.machine.shares, &id, &mut regions);
+                let files = read_files(&node.machine.site.shares_dir, &id, &mut regions);
                 (id, files)
             };
             let files: BTreeMap<String, Files> = ids.into_iter().map(read).collect();
@@ -158,7 +158,7 @@ impl Audit {
         let (node, interval) = (Arc::clone(&self.node), self.interval);
         let write = move || {
             let machine = &node.machine;
-            measured::write(&machine.shares, &machine.labels, &pages, taken_ns, interval);
+            measured::write(&machine.site.shares_dir, &machine.labels, &pages, taken_ns, interval);
         };
         drop(tokio::task::spawn_blocking(write).await);
         let verdicts = memory.auditor.look(elapsed, &looks);

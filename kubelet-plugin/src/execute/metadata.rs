@@ -1,6 +1,6 @@
 //! Device metadata files of a claim.
 
-use super::{Machine, StepError, is_gone};
+use super::{Machine, StepError};
 use crate::ledger::{Device, Record};
 use crate::metadata;
 use aliquot_nvml::GpuError;
@@ -10,10 +10,11 @@ impl Machine {
     /// Writes the device metadata of a claim whose containers get it, from the hardware as it is now.
     pub(super) fn write_metadata(&self, record: &Record) -> Result<(), StepError> {
         let Some(wanted) = &record.metadata else { return Ok(()) };
-        let told = |device: &Device| match self.info_of(device) {
+        let told = |device: &Device| {
             // Of a GPU that is left out of administration nothing can be told now.
-            Err(error) if device.held.is_none() && is_gone(&error) => Ok((device.clone(), BTreeMap::new())),
-            info => Ok((device.clone(), metadata::attributes(device, &info?))),
+            let info = self.info_unless_gone(device)?;
+            let attributes = info.map_or_else(BTreeMap::new, |info| metadata::attributes(device, &info));
+            Ok((device.clone(), attributes))
         };
         let devices = record.devices.iter().map(told).collect::<Result<Vec<_>, GpuError>>()?;
         let driver = &self.site.driver;

@@ -1,6 +1,6 @@
 //! GPUs that a claim has through MPS: their compute mode, and the claim's daemon.
 
-use super::{Machine, StepError, is_gone};
+use super::{Machine, StepError};
 use crate::ledger::{Ledger, Record};
 use aliquot_model::{DeviceKind, GpuUuid};
 use aliquot_mps::contract::{Ask, AskedGpu, ClaimRef, Version};
@@ -36,7 +36,7 @@ impl Machine {
             ComputeMode::Default | ComputeMode::Prohibited => Ok(()),
         };
         match reset() {
-            Err(error) if is_gone(&error) || self.is_unloaded(&error) => {
+            Err(error) if error.is_gone() || self.is_unloaded(&error) => {
                 tracing::warn!(gpu.uuid = %gpu, %error, "the GPU or its driver is gone, and the compute mode with it");
                 Ok(())
             }
@@ -65,7 +65,7 @@ impl Machine {
         match self.mps_ask(record) {
             Ok(ask) => Ok(self.mps.ask_anew(&ask)?),
             // No daemon runs on a GPU that is gone.
-            Err(error) if is_gone(&error) => Ok(()),
+            Err(error) if error.is_gone() => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
@@ -77,7 +77,7 @@ impl Machine {
         for gpu in gpus {
             match self.gpus.processes(gpu) {
                 Ok(processes) => found.extend(processes),
-                Err(error) if is_gone(&error) || self.is_unloaded(&error) => {}
+                Err(error) if error.is_gone() || self.is_unloaded(&error) => {}
                 Err(error) => return Err(error),
             }
         }

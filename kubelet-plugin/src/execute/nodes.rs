@@ -1,6 +1,6 @@
 //! The device nodes that the results of a claim need, as the kernel lists them now.
 
-use super::{Machine, StepError, is_gone};
+use super::{Machine, StepError};
 use crate::devices::drm::{self, DrmKind, DrmNode};
 use crate::devices::{DeviceError, Majors};
 use crate::driver::monitor_capability;
@@ -26,12 +26,8 @@ impl Machine {
         if let Some(passed) = &device.passed {
             return Ok(Nodes { devices: self.passed_nodes(passed)?, ..Nodes::default() });
         }
-        let info = match self.gpus.gpu(&device.gpu) {
-            // Whoever looks after GPUs gets what there is of them: a virtual machine may have this one.
-            Err(error) if device.held.is_none() && is_gone(&error) => return Ok(Nodes::default()),
-            info => info?,
-        };
-        let region = share::region_mount(&self.shares, &device.result_id);
+        let Some(info) = self.info_unless_gone(device)? else { return Ok(Nodes::default()) };
+        let region = share::region_mount(&self.site.shares_dir, &device.result_id);
         let drm = self.drm(device, &info);
         let own_libraries_only = OWN_LIBRARIES_ONLY.contains(&info.brand.as_str());
         let mut nodes = Nodes { devices: vec![majors.gpu(info.minor)?], drm, own_libraries_only, region };

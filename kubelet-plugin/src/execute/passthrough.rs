@@ -61,6 +61,15 @@ impl Machine {
         }
     }
 
+    /// The same; nothing for a result that only looks after a GPU that is not there now, as with a virtual machine: it gets
+    /// what there is.
+    pub(super) fn info_unless_gone(&self, device: &Device) -> Result<Option<GpuInfo>, GpuError> {
+        match self.info_of(device) {
+            Err(error) if device.held.is_none() && error.is_gone() => Ok(None),
+            info => info.map(Some),
+        }
+    }
+
     pub(super) fn passed_nodes(&self, passed: &Passed) -> Result<Vec<CharDevice>, StepError> {
         Ok(self.vfio.nodes(passed)?)
     }

@@ -4,7 +4,8 @@
 //! prepared again ([`State::Lost`]) everything was undone before it was made to wait. Such a record keeps its claim's
 //! place, so decisions count it ([`Ledger::others`]); what somebody may still be using it does not keep.
 
-use super::{Device, Held, Ledger, Record, State};
+use super::{Device, Held, Ledger, Partition, Record, State};
+use crate::claim::ClaimRef;
 use aliquot_model::{GpuUuid, MigUuid, Placement};
 use std::collections::BTreeSet;
 
@@ -89,6 +90,15 @@ impl Ledger {
         let here = self.claims.values().filter(|record| record.is_here(boot_id));
         let devices = here.flat_map(|record| &record.devices).filter(|device| device.is_at(place));
         devices.filter_map(|device| device.partition.as_ref()?.uuid.clone()).collect()
+    }
+
+    /// A claim that has the partition of a device, and how it knows it.
+    pub fn partition_here(&self, device: &Device, boot_id: &str) -> Option<(&ClaimRef, &Partition)> {
+        let place = device.place()?;
+        let here = self.claims.values().filter(|record| record.is_here(boot_id));
+        let mut devices = here.flat_map(|record| record.devices.iter().map(|other| (&record.claim, other)));
+        let (claim, other) = devices.find(|(_, other)| other.is_at(&place))?;
+        Some((claim, other.partition.as_ref()?))
     }
 
     /// Partitions of prepared claims that were being made anew when a process died.

@@ -3,7 +3,7 @@
 
 use super::{Existing, Refusal, Snapshot};
 use crate::claim::{Allocated, Consumed, Request};
-use crate::ledger::{Device, Held, Share};
+use crate::ledger::{Device, Held, Partition, Share};
 use aliquot_model::config::{MpsConfig, TimeSliceInterval};
 use aliquot_model::layout::{Holding, can_serve_mps};
 use aliquot_model::{GpuInfo, LiveMig, Quantity};
@@ -136,20 +136,32 @@ pub(super) fn find_partition<'a>(
     device: &Device,
     held: Held,
 ) -> Result<Option<&'a LiveMig>, Refusal> {
-    let sharers: Vec<&Device> = snapshot.ledger.sharers(&request.claim.uid, device).collect();
-    if sharers.is_empty() {
+    if snapshot.ledger.sharers(&request.claim.uid, device).next().is_none() {
         return refuse_foreign(snapshot, request, allocated, device, held);
     }
-    // One of them may be in the middle of making it, or have been when its process died.
-    let unfinished = sharers
-        .iter()
-        .filter_map(|other| other.partition.as_ref())
-        .any(|partition| partition.uuid.is_none() && !partition.adopted);
-    let is_ours = |live: &LiveMig| {
-        unfinished || live.uuid.as_ref().is_some_and(|uuid| snapshot.made.contains(uuid.as_str()))
-    };
     let exact = |live: &&LiveMig| live.parent == device.gpu && allocated.device.is_of(live);
-    Ok(snapshot.live.iter().find(exact).filter(|live| live.uuid.is_some() && !is_ours(live)))
+    let there = snapshot.live.iter().find(exact).and_then(|live| Some((live, live.uuid.as_ref()?)));
+    let sharers = snapshot.ledger.partition_here(device, snapshot.boot_id);
+    match (there, sharers) {
+        (Some((_, uuid)), _) if snapshot.made.contains(uuid.as_str()) => Ok(None),
+        (Some((live, _)), None) => Ok(Some(live)),
+        (Some((live, _)), Some((_, partition))) if partition.adopted => Ok(Some(live)),
+        // A process died while it made it anew; whether this is it is found when it is to be made.
+        (_, Some((_, Partition { adopted: false, uuid: None, .. }))) | (None, None) => Ok(None),
+        (Some((_, uuid)), Some((_, partition))) if partition.uuid.as_ref() == Some(uuid) => Ok(None),
+        // Theirs is gone, and this is somebody else's.
+        (Some((live, _)), Some(_)) => Err(Refusal::Foreign {
+            device: allocated.device.clone(),
+            gpu: device.gpu.clone(),
+            placement: live.placement,
+        }),
+        (None, Some((other, partition))) if partition.adopted => Err(Refusal::Vanished {
+            device: allocated.device.clone(),
+            gpu: device.gpu.clone(),
+            other: Box::new(other.clone()),
+        }),
+        (None, Some(_)) => Ok(None),
+    }
 }
 
 /// Refuses what overlaps a partition that no other claim has. Where partitions are given out as they are, the

@@ -1,7 +1,7 @@
 //! Why a plan is refused: the words that a user finds in a pod's events.
 
 use crate::claim::ClaimRef;
-use crate::numbers::Reach;
+use crate::reach::Reach;
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{DeviceName, GpuUuid, Placement, Quantity};
 
@@ -29,6 +29,7 @@ impl PlanError {
             Refusal::Conflict { .. }
                 | Refusal::Oversubscribed { .. }
                 | Refusal::Foreign { .. }
+                | Refusal::Vanished { .. }
                 | Refusal::Reached { .. }
                 | Refusal::Unaccounted { .. }
                 | Refusal::Unreadable { .. }
@@ -93,6 +94,18 @@ pub enum Refusal {
         device: DeviceName,
         /// GPU.
         gpu: GpuUuid,
+    },
+    /// A partition that was there before its claims was destroyed while they have it. It is not for us to make it again.
+    #[error(
+        "{device} is of a partition that claim {other} found on GPU {gpu} and has shares of, and that somebody has destroyed since; make it again in the same place (nvidia-smi mig -cgi -C), or delete the pods that use that claim"
+    )]
+    Vanished {
+        /// Device.
+        device: DeviceName,
+        /// GPU.
+        gpu: GpuUuid,
+        /// A claim that has it.
+        other: Box<ClaimRef>,
     },
     /// No virtual machine can have the GPU.
     #[error("device {device}, GPU {gpu}, cannot be given to a virtual machine: {reason}")]

@@ -1,5 +1,6 @@
 //! Changes of the node, as the checkpoint has them, and what undoes them.
 
+use crate::ledger::Place;
 use aliquot_model::config::TimeSliceInterval;
 use aliquot_model::{GpuUuid, Placement, ProfileName};
 use serde::{Deserialize, Serialize};
@@ -109,6 +110,16 @@ pub enum Undo {
 }
 
 impl Step {
+    /// Where it makes a partition, if it makes one.
+    pub fn place(&self) -> Option<Place> {
+        match self {
+            Self::CreatePartition { gpu, profile_id, placement, .. } => {
+                Some(Place { gpu: gpu.clone(), profile_id: *profile_id, placement: *placement })
+            }
+            _ => None,
+        }
+    }
+
     /// What undoes it.
     pub fn inverse(&self) -> Undo {
         match self {

@@ -47,6 +47,7 @@ impl World {
             live: &self.live,
             ledger: &self.ledger,
             existing: self.existing,
+            boot_id: "b",
             made: &self.made,
             slots: 10,
             oversubscribe_at_most: self.oversubscribe_at_most,

@@ -25,7 +25,7 @@ impl Node {
             if self.holds(&record, &step)? {
                 continue;
             }
-            if let Some(place) = partitions::made_by(&step) {
+            if let Some(place) = step.place() {
                 self.unname(&place, &record.boot_id)?;
                 self.ledger()?.refresh(&mut record);
                 changed = true;
@@ -93,7 +93,9 @@ impl Node {
             Step::MakeExclusive { gpu } => or_stuck(self.machine.is_exclusive(gpu))?,
             Step::StartMps { .. } => or_stuck(self.machine.has_mps(record))?,
             Step::BindVfio { address, .. } => self.machine.is_on_vfio(address).unwrap_or(false),
-            Step::MakeShare { result_id } => share::region_path(&self.machine.shares, result_id).is_file(),
+            Step::MakeShare { result_id } => {
+                share::region_path(&self.machine.site.shares_dir, result_id).is_file()
+            }
         })
     }
 
@@ -134,7 +136,7 @@ impl Node {
 
     /// Gives best-effort shares what nobody was promised.
     pub(super) fn rebalance(&self, ledger: &Ledger) -> Result<(), PrepareError> {
-        share::rebalance(&self.machine.shares, &self.machine.labels, ledger).map_err(|source| {
+        share::rebalance(&self.machine.site.shares_dir, &self.machine.labels, ledger).map_err(|source| {
             PrepareError::Step { step: "divide what no share was promised".to_owned(), source: source.into() }
         })
     }

@@ -97,7 +97,8 @@ impl Node {
         let mut ledger = locked.load()?.ledger;
         bind(&mut ledger, facts);
         self.refuse_beside_unaccounted(request, &specs, &ledger, prior.is_some())?;
-        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref(), &made, &offered) {
+        let mut plan = match self.decide(facts, &ledger, request, prior.as_ref(), (boot_id, &made), &offered)
+        {
             Ok(plan) => plan,
             Err(error) => {
                 if ledger.note_consumers(&request.given) {
@@ -110,7 +111,7 @@ impl Node {
         self.refuse_reached(request, facts, &ledger, boot_id)?;
         if ledger.lost.as_ref().is_some_and(Lost::is_loss) {
             for device in &mut plan.devices {
-                let there = share::is_there(&self.machine.shares, device);
+                let there = share::is_there(&self.machine.site.shares_dir, device);
                 device.share.iter_mut().for_each(|share| share.found = there);
             }
         }
@@ -170,10 +171,11 @@ impl Node {
         ledger: &Ledger,
         request: &Request,
         prior: Option<&Record>,
-        made: &BTreeSet<String>,
+        (boot_id, made): (&str, &BTreeSet<String>),
         offered: &Offered,
     ) -> Result<Plan, PlanError> {
         let snapshot = Snapshot {
+            boot_id,
             made,
             gpus: &inventory.gpus,
             live: &inventory.live,

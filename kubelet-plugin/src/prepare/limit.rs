@@ -39,7 +39,7 @@ impl Node {
         // Always: an earlier attempt may have got no further than the ledger.
         self.rebalance(&ledger)?;
         self.machine.probe.at("after quota files");
-        Ok(Limited { changed, lowered, beyond: beyond(&self.machine.shares, &ledger), refused })
+        Ok(Limited { changed, lowered, beyond: beyond(&self.machine.site.shares_dir, &ledger), refused })
     }
 }
 

@@ -5,9 +5,9 @@ use crate::gone::{self, GonePartition};
 use crate::health::LastRead;
 use crate::ledger::{Device, Ledger, Lost};
 use crate::made;
-use crate::numbers::{self, Reach};
 use crate::partitioning::{Partitioning, Unclaimed};
 use crate::plan::Offers;
+use crate::reach::{self, Reach};
 use crate::vfio::note::Note;
 use aliquot_model::layout::Holding;
 use aliquot_model::{DeviceName, GpuInfo, GpuUuid, LiveMig};
@@ -195,7 +195,7 @@ impl Node {
             let with_driver = inventory.gpus.iter().filter(|gpu| !passed.contains(&gpu.uuid));
             let gpus: Vec<GpuInfo> = with_driver.cloned().collect();
             let meanings = numbering.meanings(&gpus, &inventory.live);
-            let mut reached = numbers::reached(&ledger, &boot_id, &meanings);
+            let mut reached = reach::reached(&ledger, &boot_id, &meanings);
             reached.extend(unaccounted.iter().flat_map(|lost| lost.reaches(&meanings)));
             reached
         });

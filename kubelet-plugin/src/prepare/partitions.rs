@@ -3,7 +3,7 @@
 //!
 //! Before it is made, the ledger says that nobody knows its UUID: whatever is in its place is then of its claims, and
 //! goes with the last of them, wherever a kill strikes. The UUID is written for all of them at once; quota files follow
-//! from the ledger at once or at the next start, and CDI specs with the next look at the node ([`super::numbers`]).
+//! from the ledger at once or at the next start, and CDI specs with the next look at the node ([`super::renumber`]).
 
 use super::{Node, PrepareError};
 use crate::ledger::{Ledger, Place, Record};
@@ -57,16 +57,13 @@ impl Node {
     fn name_partition_at(&self, place: &Place, boot_id: &str) -> Result<(), PrepareError> {
         let gpus = BTreeSet::from([place.gpu.clone()]);
         let Ok(_gpus) = reservation::gpus(self.store.dir(), &gpus, Duration::ZERO) else { return Ok(()) };
-        let mut live = self.machine.gpus.live_migs(&place.gpu)?;
-        for half in live.extract_if(.., |mig| is_at(place, mig) && mig.uuid.is_none()) {
-            self.machine.gpus.destroy_mig(&half)?;
-        }
-        let Some(uuid) = live.iter().find(|mig| is_at(place, mig)).and_then(|mig| mig.uuid.as_ref()) else {
+        let Some(live) = self.machine.made_partition(place, boot_id)? else {
+            // Whoever was about to make it died before that.
+            made::end(&self.machine.data_dir, boot_id, &place.gpu, place.placement);
             return Ok(());
         };
-        if let Err(error) = made::note(&self.machine.data_dir, boot_id, uuid) {
-            tracing::warn!(gpu.uuid = %place.gpu, %error, "a partition is not marked as made by this agent");
-        }
+        let Some(uuid) = &live.uuid else { return Ok(()) };
+        self.machine.note_made(&live, boot_id);
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
         if ledger.name_partition(place, boot_id, Some(uuid)) {
@@ -87,7 +84,7 @@ pub(super) fn unname_gone(
     made: &BTreeSet<String>,
 ) -> BTreeSet<MigUuid> {
     let mut former = BTreeSet::new();
-    for place in record.steps.iter().filter_map(made_by) {
+    for place in record.steps.iter().filter_map(Step::place) {
         let mut names = ledger.names_of(&place, &record.boot_id);
         let there = live.iter().find(|mig| is_at(&place, mig)).and_then(|mig| mig.uuid.as_ref());
         let taken = is_taken(&place, &names, live, made);
@@ -112,16 +109,6 @@ pub(super) fn name_as(ledger: &mut Ledger, record: &Record) -> bool {
         }
     }
     changed
-}
-
-/// The partition that a step makes.
-pub(super) fn made_by(step: &Step) -> Option<Place> {
-    match step {
-        Step::CreatePartition { gpu, profile_id, placement, .. } => {
-            Some(Place { gpu: gpu.clone(), profile_id: *profile_id, placement: *placement })
-        }
-        _ => None,
-    }
 }
 
 /// Whether a partition in this place is neither known to its claims nor made by this agent.

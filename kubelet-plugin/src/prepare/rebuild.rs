@@ -8,9 +8,9 @@ use super::{Node, PrepareError, bind};
 use crate::claim::Request;
 use crate::edits;
 use crate::ledger::{Ledger, Lost, Record, Retention, Running, State};
-use crate::numbers;
 use crate::partitioning::Partitioning;
 use crate::plan::Plan;
+use crate::reach;
 use crate::rebuild::{self, Disagreement, Left};
 use crate::releases::Charge;
 use crate::share;
@@ -84,13 +84,14 @@ impl Node {
         }
         let (_gpus, facts) = self.reserve_and_read(request, None)?;
         let quotas = named.iter().map(|named| {
-            let left = share::left(&self.machine.shares, &named.result_id);
+            let left = share::left(&self.machine.site.shares_dir, &named.result_id);
             (named.result_id.clone(), left)
         });
         let quotas: BTreeMap<_, _> = quotas.collect();
         let Offered { offers, persistent } = self.offered(request, &facts)?;
         let left = Left {
             named: &named,
+            boot_id,
             rebooted: edits::boot_id(&spec).is_some_and(|then| then != boot_id),
             quotas: &quotas,
             facts: &facts,
@@ -120,7 +121,7 @@ impl Node {
             // A spec is the last step.
             confirmed: true,
             // What it named before it was written last, nobody knows any more.
-            numbers: numbers::named(&spec),
+            numbers: reach::named(&spec),
             steps,
             extra: Default::default(),
         };
@@ -131,7 +132,7 @@ impl Node {
         self.rebalance(&ledger)?;
         tracing::info!(claim.uid = %uid, "made the record of the claim anew");
         for device in record.devices.iter().filter(|device| device.share.is_some()) {
-            if !share::has_region(&self.machine.shares, &device.result_id) {
+            if !share::has_region(&self.machine.site.shares_dir, &device.result_id) {
                 tracing::warn!(
                     claim.uid = %uid,
                     share = %device.result_id,

@@ -128,7 +128,7 @@ impl Node {
         }
         orphans.extend(self.remove_stray_metadata(ledger, &unaccounted));
         for id in self.strays(ledger, &unaccounted) {
-            if share::discard(&self.machine.shares, &id).is_ok() {
+            if share::discard(&self.machine.site.shares_dir, &id).is_ok() {
                 orphans.push(format!("share {id}"));
             }
         }
@@ -144,7 +144,7 @@ impl Node {
             .collect();
         // What a newer release has is only it to say: the ids of results begin with the claim's UID.
         let of_newer = |id: &str| ledger.newer.keys().any(|uid| id.starts_with(uid.as_str()));
-        let all = share::list(&self.machine.shares).unwrap_or_default();
+        let all = share::list(&self.machine.site.shares_dir).unwrap_or_default();
         all.into_iter().filter(|id| !ids.contains(id.as_str()) && !of_newer(id)).collect()
     }
 

@@ -22,8 +22,8 @@ use super::{Node, UnprepareError};
 use crate::claim::{ClaimRef, Request};
 use crate::edits;
 use crate::ledger::{DeviceNumber, Ended, Ledger};
-use crate::numbers::{self, Meaning, Reach};
 use crate::plan::{PlanError, Refusal};
+use crate::reach::{self, Meaning, Reach};
 use crate::share;
 use crate::store::StoreError;
 use crate::vfio::note::{self, Note};
@@ -103,7 +103,7 @@ impl Unaccounted {
     fn of(uid: &str, spec: &Spec) -> Option<Self> {
         let named = named(spec);
         let devices = named.iter().map(|named| named.device.clone()).collect();
-        let (name, numbers) = (edits::claim_name(spec), numbers::named(spec));
+        let (name, numbers) = (edits::claim_name(spec), reach::named(spec));
         let uid = uid.to_owned();
         (!named.is_empty()).then_some(Self { uid, named, devices, unreadable: None, name, numbers })
     }
@@ -283,7 +283,7 @@ impl Node {
         let mut noted = note::all(&self.machine.data_dir, &boot_id);
         noted.retain(|note| note.claim == uid);
         for named in spec.iter().flat_map(named) {
-            share::discard(&self.machine.shares, &named.result_id)?;
+            share::discard(&self.machine.site.shares_dir, &named.result_id)?;
             let passed = GpuUuid::parse(&named.uuid).zip(named.passed).filter(|_| now);
             // What is noted of it is more.
             let passed = passed.filter(|(gpu, _)| noted.iter().all(|note| note.passed.info.uuid != *gpu));

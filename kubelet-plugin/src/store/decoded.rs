@@ -7,7 +7,12 @@ use crate::ledger::Ledger;
 use std::sync::Arc;
 
 /// A ledger, and its place in the order of copies.
-pub(super) type Said = (Ledger, u64);
+#[derive(Debug, Clone)]
+pub(super) struct Said {
+    pub(super) ledger: Ledger,
+    /// The higher, the later.
+    pub(super) sequence: u64,
+}
 
 /// The last file that was read.
 #[derive(Debug, Default)]
@@ -22,8 +27,9 @@ impl Decoded {
         if let Some((_, said)) = self.0.as_ref().filter(|(before, _)| *before == bytes) {
             return Ok(Arc::clone(said));
         }
-        let before = self.0.as_ref().map(|(bytes, said)| (bytes.as_slice(), &said.0));
-        let said = Arc::new(checkpoint::decode_after(&bytes, before)?);
+        let before = self.0.as_ref().map(|(bytes, said)| (bytes.as_slice(), &said.ledger));
+        let (ledger, sequence) = checkpoint::decode_after(&bytes, before)?;
+        let said = Arc::new(Said { ledger, sequence });
         self.0 = Some((bytes, Arc::clone(&said)));
         Ok(said)
     }

@@ -69,15 +69,13 @@ pub enum VfioError {
         /// Who.
         processes: Vec<GpuProcess>,
     },
-    /// Its device node is open.
+    /// Its device nodes are open.
     #[error(
-        "/dev/{node} is open in {}, and the kernel would wait for that; end it; if it is nvidia-persistenced, which could not be asked from here, run nvidia-smi -i <GPU> -pm 0 on the node",
-        super::list(clients)
+        "{}, and the kernel would wait for that; end it; if it is nvidia-persistenced, which could not be asked from here, run nvidia-smi -i <GPU> -pm 0 on the node",
+        crate::holders::text(clients)
     )]
     Open {
-        /// Device node.
-        node: String,
-        /// Who.
+        /// Who has which.
         clients: Vec<Client>,
     },
     /// A virtual machine uses it.

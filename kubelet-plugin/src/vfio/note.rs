@@ -3,12 +3,13 @@
 //! vfio-pci has no note, and is left alone.
 
 use crate::ledger::Passed;
-use crate::store::{StoreError, io_error, replace};
+use crate::per_boot::Notes;
+use crate::store::{StoreError, io_error};
 use aliquot_model::GpuUuid;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A GPU that was given to vfio-pci, or is about to be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,12 +20,8 @@ pub struct Note {
     pub passed: Passed,
 }
 
-fn dir(data_dir: &Path) -> PathBuf {
-    data_dir.join("vfio")
-}
-
-fn file(data_dir: &Path, boot_id: &str, gpu: &GpuUuid) -> PathBuf {
-    dir(data_dir).join(format!("{boot_id}_{gpu}"))
+fn notes(data_dir: &Path, boot_id: &str) -> Notes {
+    Notes::new(data_dir, "vfio", boot_id)
 }
 
 /// Notes that a GPU is given to vfio-pci, before it is.
@@ -32,44 +29,28 @@ fn file(data_dir: &Path, boot_id: &str, gpu: &GpuUuid) -> PathBuf {
 /// # Errors
 /// Of the file system; the GPU is then not to be given away.
 pub fn write(data_dir: &Path, boot_id: &str, note: &Note) -> Result<(), StoreError> {
-    let path = file(data_dir, boot_id, &note.passed.info.uuid);
-    fs::create_dir_all(dir(data_dir)).map_err(io_error("create", &dir(data_dir)))?;
-    let content = serde_json::to_vec(note).map_err(io::Error::other).map_err(io_error("encode", &path))?;
-    replace(&path, &content, 0o600)
+    let (notes, name) = (notes(data_dir, boot_id), note.passed.info.uuid.as_str());
+    let content = serde_json::to_vec(note).map_err(io::Error::other);
+    notes.write(name, &content.map_err(io_error("encode", &notes.path(name)))?)
 }
 
 /// Notes that a GPU is back. That it was not noted is no error.
 pub fn forget(data_dir: &Path, boot_id: &str, gpu: &GpuUuid) {
-    let path = file(data_dir, boot_id, gpu);
-    if let Err(error) = fs::remove_file(&path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::warn!(path = %path.display(), %error, "the note of a GPU that is back stays");
-    }
+    notes(data_dir, boot_id).forget(gpu.as_str());
 }
 
-/// What was given away in this boot. A reboot gave back what others say, whose notes are removed; one that cannot be
-/// read says nothing.
+/// What was given away in this boot; one that cannot be read says nothing.
 pub fn all(data_dir: &Path, boot_id: &str) -> Vec<Note> {
-    let mut notes: Vec<Note> = Vec::new();
-    for entry in fs::read_dir(dir(data_dir)).into_iter().flatten().flatten() {
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
-        if !name.starts_with(&format!("{boot_id}_")) {
-            drop(fs::remove_file(path));
-            continue;
-        }
-        // What a dead process began to write.
-        if name.ends_with(".tmp") {
-            continue;
-        }
+    let mut all: Vec<Note> = Vec::new();
+    for path in notes(data_dir, boot_id).all().into_values() {
         let content = fs::read(&path);
         match content.and_then(|content| serde_json::from_slice(&content).map_err(io::Error::other)) {
-            Ok(note) => notes.push(note),
+            Ok(note) => all.push(note),
             Err(error) => tracing::warn!(path = %path.display(), %error, "the note of a GPU cannot be read"),
         }
     }
-    notes.sort_by(|a, b| a.passed.address.cmp(&b.passed.address));
-    notes
+    all.sort_by(|a, b| a.passed.address.cmp(&b.passed.address));
+    all
 }
 
 #[cfg(test)]
@@ -97,7 +78,7 @@ mod tests {
             write(data.path(), "b1", &note(minor)).unwrap();
         }
         assert_eq!(all(data.path(), "b1"), [note(0), note(1)]);
-        fs::write(file(data.path(), "b1", &h100(0).uuid), "{").unwrap();
+        fs::write(notes(data.path(), "b1").path(h100(0).uuid.as_str()), "{").unwrap();
         assert_eq!(all(data.path(), "b1"), [note(1)]);
         forget(data.path(), "b1", &h100(0).uuid);
         forget(data.path(), "b1", &h100(0).uuid);

@@ -1,7 +1,6 @@
 //! Persistence mode: the driver keeps a GPU initialised while nothing uses it, and does not give it away meanwhile.
 
 use super::VfioError;
-use crate::execute::is_gone;
 use aliquot_model::GpuUuid;
 use aliquot_nvml::{GpuError, Gpus, NvmlCode};
 
@@ -35,6 +34,6 @@ fn is_refused(error: &GpuError) -> bool {
     error.is_not_supported()
         || error.is_no_driver() && !error.is_let_go()
         || error.is_no_library()
-        || is_gone(error)
+        || error.is_gone()
         || error.code() == Some(NvmlCode::NO_PERMISSION)
 }

@@ -153,7 +153,6 @@ impl World {
                     shares_dir: self.data().join("shares"),
                     oci_hook: None,
                 },
-                shares: self.data().join("shares"),
                 regions: RegionStorage::Directory,
                 mps: Mps::new(self.mps(), RegionStorage::Directory, Duration::from_secs(20)),
                 labels: Labels::default(),

@@ -7,7 +7,7 @@ use aliquot_nvml::fake::{FUNCTIONS, FaultKind, until_killed};
 use common::kill::killer;
 
 /// Somebody else's partition, because of which the one that is made anew has another UUID.
-const BESIDE: (u32, u32, u32, bool) = (0, 0, 2, true);
+pub(super) const BESIDE: (u32, u32, u32, bool) = (0, 0, 2, true);
 const ALONE: &str = "gpu-0-mig-2g20gb-14-4";
 
 /// Takes the partition away, as a driver that is loaded anew does.
@@ -19,7 +19,7 @@ fn lose_partition(world: &World) {
 }
 
 /// Shares that are prepared, and one that is kept without a pod, of a partition that is gone.
-fn gone() -> World {
+pub(super) fn gone() -> World {
     let world = world();
     let node = world.node();
     for uid in ["c-1", "c-2"] {
@@ -36,7 +36,7 @@ fn spec(world: &World, uid: &str) -> String {
 }
 
 /// A new process comes up and has a look.
-fn starts(world: &World) -> Node {
+pub(super) fn starts(world: &World) -> Node {
     world.gpus.clear_faults();
     let node = world.node();
     let recovery = node.recover().unwrap();
@@ -219,12 +219,14 @@ fn a_partition_that_somebody_else_made_in_its_place_is_left_alone() {
     let node = world.node();
     let refused = node.prepare(&share("c-1"), false, now()).unwrap_err();
     assert!(refused.to_string().contains(&h100_80(0).uuid.to_string()), "{refused}");
-    node.prepare(&share("c-4"), false, now()).ok();
+    let theirs = uuid(&world);
+    let refused = node.prepare(&share("c-4"), false, now()).unwrap_err();
+    assert!(refused.to_string().contains("that no claim has"), "{refused}");
     for uid in ["c-1", "c-2", "c-4"] {
         node.unprepare(uid).unwrap();
     }
     node.release_parked("c-3").unwrap();
-    assert_eq!(world.instances(), [BESIDE, PARTITION]);
+    assert_eq!((world.instances(), uuid(&world)), (vec![BESIDE, PARTITION], theirs));
 }
 
 /// As an administrator's `nvidia-smi mig -cgi` without `-C` leaves it.

@@ -1,13 +1,13 @@
 //! Device numbers: who is refused because of them, and CDI specs that follow when the driver numbers its devices
-//! otherwise. The rules are [`crate::numbers`]'.
+//! otherwise. The rules are [`crate::reach`]'.
 
 use super::{Node, PrepareError};
 use crate::claim::{ClaimRef, Request};
 use crate::devices::Majors;
-use crate::execute::{Gone, StepError};
+use crate::execute::{Missing, StepError};
 use crate::ledger::{DeviceNumber, Ledger, Record};
-use crate::numbers::{self, Meaning, Reach};
 use crate::plan::{PlanError, Refusal, Step};
+use crate::reach::{self, Meaning, Reach};
 use crate::reservation;
 use crate::store::{StoreError, io_error};
 use aliquot_model::{DeviceKind, GpuInfo, GpuUuid, LiveMig};
@@ -30,7 +30,7 @@ pub struct Numbering {
 impl Numbering {
     /// What the numbers mean.
     pub fn meanings(&self, gpus: &[GpuInfo], live: &[LiveMig]) -> Vec<Meaning> {
-        let mut meanings = numbers::meanings(gpus, live, &self.majors, &self.caps);
+        let mut meanings = reach::meanings(gpus, live, &self.majors, &self.caps);
         for gpu in gpus {
             let drm = self.drm.get(&gpu.uuid).into_iter().flatten();
             meanings.extend(drm.map(|number| Meaning {
@@ -83,7 +83,7 @@ impl Node {
         let reached = self.reached(ledger, boot_id, &meanings)?;
         for wanted in request.devices.iter().filter(|wanted| wanted.device.kind() != DeviceKind::Admin) {
             let gpu = facts.gpus.iter().find(|gpu| gpu.minor == wanted.device.minor());
-            let reach = gpu.and_then(|gpu| numbers::obstacle(&reached, &request.claim.uid, &gpu.uuid, None));
+            let reach = gpu.and_then(|gpu| reach::obstacle(&reached, &request.claim.uid, &gpu.uuid, None));
             if let Some(reach) = reach {
                 let refusal =
                     Refusal::Reached { device: wanted.device.clone(), reach: Box::new(reach.clone()) };
@@ -119,8 +119,7 @@ impl Node {
             let capabilities: Vec<Meaning> =
                 meanings.into_iter().filter(|meaning| meaning.partition.is_some()).collect();
             let reached = self.reached(&self.ledger()?, &record.boot_id, &capabilities)?;
-            if let Some(reach) =
-                numbers::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
+            if let Some(reach) = reach::obstacle(&reached, &record.claim.uid, gpu, Some(partition.placement))
             {
                 return Err(StepError::Reached(Box::new(reach.clone())));
             }
@@ -146,7 +145,7 @@ impl Node {
             let info = self.machine.gpus.gpu(gpu)?;
             let meanings = self.numbering(std::slice::from_ref(&info))?.meanings(&[info], &[]);
             let reached = self.reached(&self.ledger()?, &record.boot_id, &meanings)?;
-            if let Some(reach) = numbers::obstacle(&reached, &record.claim.uid, gpu, None) {
+            if let Some(reach) = reach::obstacle(&reached, &record.claim.uid, gpu, None) {
                 return Err(StepError::Reached(Box::new(reach.clone())));
             }
         }
@@ -162,7 +161,7 @@ impl Node {
     ) -> Result<Vec<Reach>, StoreError> {
         let unaccounted = self.unaccounted(&self.specs()?, ledger);
         let beside = unaccounted.iter().flat_map(|lost| lost.reaches(meanings));
-        Ok(numbers::reached(ledger, boot_id, meanings).into_iter().chain(beside).collect())
+        Ok(reach::reached(ledger, boot_id, meanings).into_iter().chain(beside).collect())
     }
 
     /// Writes down which numbers the specs on disk name: earlier releases did not, and a process that was killed may
@@ -170,7 +169,7 @@ impl Node {
     pub(super) fn note_numbers(&self, boot_id: &str) -> Result<(), StoreError> {
         let read = |record: &Record| -> Option<_> {
             let spec = self.machine.spec_on_disk(record).ok()??;
-            Some((record.claim.uid.clone(), numbers::named(&spec)))
+            Some((record.claim.uid.clone(), reach::named(&spec)))
         };
         let mut locked = self.store.lock(self.lock_timeout)?;
         let mut ledger = locked.load()?.ledger;
@@ -228,16 +227,16 @@ impl Node {
         let failed = |source| PrepareError::Step { step: "bring its CDI spec up to date".to_owned(), source };
         // One that was wiped starts no container, and is written when the kubelet asks.
         let Some(before) = self.machine.spec_on_disk(record).map_err(failed)? else { return Ok(false) };
-        let spec = self.machine.spec(record, Gone::LeftOut).map_err(failed)?;
-        if numbers::same_devices(&before, &spec) {
+        let spec = self.machine.spec(record, Missing::LeftOut).map_err(failed)?;
+        if reach::same_devices(&before, &spec) {
             return Ok(false);
         }
         {
             let mut locked = self.store.lock(self.lock_timeout)?;
             let mut ledger = locked.load()?.ledger;
             let Some(there) = ledger.claims.get_mut(&record.claim.uid) else { return Ok(false) };
-            there.numbers.extend(numbers::named(&before));
-            there.numbers.extend(numbers::named(&spec));
+            there.numbers.extend(reach::named(&before));
+            there.numbers.extend(reach::named(&spec));
             self.machine.probe.at("before noting numbers");
             locked.save_releasing(&ledger)?;
         }

@@ -1,25 +1,25 @@
 //! CDI specs and the device numbers that they name.
 
-use super::{Machine, StepError, is_gone};
+use super::{Machine, StepError};
 use crate::edits::{self, Nodes};
 use crate::ledger::Record;
-use crate::numbers;
+use crate::reach;
 use aliquot_cdi::Spec;
 
 /// What becomes of a result in a spec whose hardware is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Gone {
+pub enum Missing {
     /// There is no such spec.
     Refused,
     /// It has no device there: none is better than one that the number means by now.
     LeftOut,
 }
 
-impl Gone {
+impl Missing {
     pub(super) fn settle(self, nodes: Result<Nodes, StepError>) -> Result<Nodes, StepError> {
         match nodes {
             Err(StepError::PartitionGone { .. }) if self == Self::LeftOut => Ok(Nodes::default()),
-            Err(StepError::Gpu(error)) if self == Self::LeftOut && is_gone(&error) => Ok(Nodes::default()),
+            Err(StepError::Gpu(error)) if self == Self::LeftOut && error.is_gone() => Ok(Nodes::default()),
             nodes => nodes,
         }
     }
@@ -39,7 +39,7 @@ impl Machine {
     /// # Errors
     /// [`StepError`]; the spec is then as it was.
     pub fn write_spec(&self, record: &mut Record, spec: &Spec) -> Result<(), StepError> {
-        record.numbers.extend(numbers::named(spec));
+        record.numbers.extend(reach::named(spec));
         self.write_metadata(record)?;
         // Last: where it is, all that the claim's devices need is there.
         self.cdi.write(&edits::spec_name(&self.site.driver, &record.claim.uid), spec)?;

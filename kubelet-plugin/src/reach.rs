@@ -176,5 +176,5 @@ fn number(node: &DeviceNode) -> Option<DeviceNumber> {
 }
 
 #[cfg(test)]
-#[path = "numbers/tests.rs"]
+#[path = "reach/tests.rs"]
 mod tests;

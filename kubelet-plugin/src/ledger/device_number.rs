@@ -1,4 +1,4 @@
-//! Device numbers that containers of a claim have: what they mean is [`crate::numbers`]. Pure.
+//! Device numbers that containers of a claim have: what they mean is [`crate::reach`]. Pure.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
