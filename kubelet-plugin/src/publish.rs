@@ -23,8 +23,7 @@ pub use call::PublishError;
 use call::call;
 use lease::ControllerLease;
 use memory::Memory;
-use phase::published_mode;
-use wakes::{Wake, Wakes};
+use wakes::Wake;
 
 use crate::events::Events;
 use crate::health::{Health, Monitor};
@@ -36,7 +35,7 @@ use crate::partitioning::{self, Partitioning};
 use crate::pause;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
-use crate::resourceslice::{self as slices, Dropped, Owner};
+use crate::resourceslice::{Dropped, Owner};
 use aliquot_model::layout::{self, AllocatorMode, GpuState, Passthrough, ServerFeatures, Slice};
 use aliquot_model::names;
 use aliquot_model::{DeviceKind, DeviceName, GpuUuid};

@@ -7,17 +7,19 @@
 
 use crate::contract::{ClaimDir, MpsDir};
 use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
 use std::os::unix::ffi::OsStrExt;
 use std::{fs, io};
 
 /// The first group. No range that systemd knows of has it or those above.
 pub const FIRST: u32 = 2_000_000_000;
+/// How many there are.
+const COUNT: u32 = 147_000_000;
 
 /// Gives out groups, each once.
 #[derive(Debug)]
 pub struct Groups {
     taken: BTreeSet<u32>,
-    next: u32,
 }
 
 impl Groups {
@@ -38,16 +40,19 @@ impl Groups {
                 }
             }
         }
-        Ok(Self { taken, next: FIRST })
+        Ok(Self { taken })
     }
 
-    /// A group that no other claim has, or had while this process runs.
+    /// A group that no other claim has, or had while this process runs. It is drawn by chance, so that another supervisor
+    /// beside us, for a driver of another name, does not give out the same ones.
     pub fn another(&mut self) -> u32 {
-        while self.taken.contains(&self.next) {
-            self.next += 1;
+        loop {
+            let drawn = RandomState::new().hash_one(()) % u64::from(COUNT);
+            let group = FIRST + u32::try_from(drawn).unwrap_or_default();
+            if self.taken.insert(group) {
+                return group;
+            }
         }
-        self.next += 1;
-        self.next - 1
     }
 }
 
@@ -73,7 +78,11 @@ mod tests {
             of(b"Name:\t\xff\nUid:\t1\t2\nGid:\t0\t7\t7\t2000000001\n").collect::<Vec<_>>(),
             [0, 7, 7, 2_000_000_001]
         );
-        let mut groups = Groups { taken: BTreeSet::from([FIRST, FIRST + 2]), next: FIRST };
-        assert_eq!([groups.another(), groups.another(), groups.another()], [1, 3, 4].map(|n| FIRST + n));
+        let mut groups = Groups { taken: BTreeSet::new() };
+        let given: BTreeSet<u32> = (0..1000).map(|_| groups.another()).collect();
+        assert_eq!(given.len(), 1000);
+        assert!(given.iter().all(|group| (FIRST..FIRST + COUNT).contains(group)), "{given:?}");
+        let mut beside = Groups { taken: BTreeSet::new() };
+        assert!(!(0..1000).all(|_| given.contains(&beside.another())), "another supervisor draws others");
     }
 }
