@@ -12,7 +12,7 @@ const L40S: usize = 4;
 
 /// Waits until all devices of the L40S but the one for administration have a taint about it, or none has any.
 async fn tainted(cluster: &Cluster, taint: Option<(&str, &str)>) -> Result<()> {
-    let keys = ["xid", "gpu-lost", "cordoned"].map(|key| condition_taint(DEFAULT_DRIVER, key));
+    let keys = ["xid", "gpu-lost", "ecc", "cordoned"].map(|key| condition_taint(DEFAULT_DRIVER, key));
     let what = format!("taint {taint:?} on the L40S");
     cluster
         .wait_for(&what, || async {
@@ -97,6 +97,36 @@ fn a_cordoned_gpu_takes_no_claim_and_is_emptied_on_request_until_it_is_uncordone
         cluster.aliquot("uncordon", &named)?;
         tainted(cluster, None).await?;
         cluster.running(&namespace, "second").await?;
+        cluster.delete_namespace(&namespace).await
+    })
+}
+
+/// As on a driver that does not say that a GPU was reset.
+#[test]
+fn errors_that_were_looked_at_go_by_command_and_the_next_one_counts_again() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("acknowledge").await?;
+        let name = cluster.setting("NODE_NAME")?.to_owned();
+        let line = ["gpu-4", "--node", &name, "--reason", "was reset"];
+        let node = cluster.hardware()?;
+        node.raise_ecc(L40S, true, 1)?;
+        node.raise_xid(L40S, 62, None, None)?;
+        tainted(cluster, Some(("xid", "NoSchedule"))).await?;
+        tainted(cluster, Some(("ecc", "NoSchedule"))).await?;
+        cluster.create(&[
+            objects::template(&namespace, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            PodManifest::of_template(&namespace, "waits", "gpu").build(),
+        ])?;
+        cluster.event(&namespace, "waits DevicesDoNotFit").await?;
+        let said = cluster.aliquot("acknowledge", &line)?;
+        ensure!(said.contains("/xid=62:NoSchedule") && said.contains("has no taint for errors"), "{said}");
+        tainted(cluster, None).await?;
+        cluster.event("default", "GpuAcknowledged: what happened to GPU").await?;
+        cluster.running(&namespace, "waits").await?;
+        node.raise_xid(L40S, 62, None, None)?;
+        tainted(cluster, Some(("xid", "NoSchedule"))).await?;
+        cluster.aliquot("acknowledge", &line)?;
+        tainted(cluster, None).await?;
         cluster.delete_namespace(&namespace).await
     })
 }
