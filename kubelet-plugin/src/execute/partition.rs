@@ -116,11 +116,11 @@ impl Machine {
             .find(|partition| partition.placement == placement)
             .and_then(|partition| partition.uuid.as_ref());
         for mig in live.iter().filter(|mig| mig.placement == placement) {
-            // With the driver loaded anew our partition is gone; one with another UUID in its place is somebody else's.
+            // With the driver loaded anew our partition is gone; one with another UUID in its place is somebody else's, and
+            // so is a half-made one, unless a note says that we have begun to make or to destroy it.
             let is_ours = match (known, &mig.uuid) {
                 (Some(known), Some(found)) => known == found,
-                (Some(_), None) => true,
-                (None, _) => made::is_ours(&self.data_dir, boot_id, mig),
+                _ => made::is_ours(&self.data_dir, boot_id, mig),
             };
             if !is_ours {
                 continue;

@@ -242,4 +242,10 @@ fn an_instance_that_somebody_else_has_half_made_in_its_place_is_not_taken() {
         node.prepare(&share(uid), false, now()).unwrap_err();
         assert_eq!(world.instances(), [BESIDE, half], "{uid}");
     }
+    for uid in ["c-1", "c-2", "c-4"] {
+        node.unprepare(uid).unwrap();
+        assert_eq!(world.instances(), [BESIDE, half], "{uid} is over");
+    }
+    node.release_parked("c-3").unwrap();
+    assert_eq!(world.instances(), [BESIDE, half], "nobody of ours is left");
 }
