@@ -65,7 +65,7 @@ pub fn settles_after_restart(world: &World, wanted: &Request, used: impl FnOnce(
 }
 
 /// What the agent does now and then about MPS daemons that it waited for no longer, until there are none. Returns what was
-/// ended.
+/// ended, by name: daemons end in no order.
 pub fn settle_daemons(node: &Node) -> Vec<String> {
     let since = Instant::now();
     let mut all = Vec::new();
@@ -74,6 +74,7 @@ pub fn settle_daemons(node: &Node) -> Vec<String> {
         let (ended, failed) = (found.ended, found.failed);
         all.extend(ended);
         if failed.is_empty() {
+            all.sort();
             return all;
         }
         assert!(since.elapsed() < PATIENCE, "{failed:?}");
