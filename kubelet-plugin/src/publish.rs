@@ -8,6 +8,7 @@
 //! While two instances run side by side, the one that holds `publish.lock` publishes; the other stands by.
 
 mod acknowledge;
+mod basis;
 mod call;
 mod cordon;
 mod former;
@@ -20,6 +21,7 @@ mod write;
 
 pub use call::PublishError;
 
+use basis::Basis;
 use call::call;
 use lease::ControllerLease;
 use memory::Memory;
@@ -36,16 +38,16 @@ use crate::pause;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{Dropped, Owner};
-use aliquot_model::layout::{self, AllocatorMode, GpuState, Passthrough, ServerFeatures, Slice};
+use aliquot_model::layout::{self, AllocatorMode, ServerFeatures, Slice};
 use aliquot_model::names;
-use aliquot_model::{DeviceKind, DeviceName, GpuUuid};
+use aliquot_model::{DeviceKind, DeviceName};
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Node as ApiNode;
 use k8s_openapi::api::resource::v1::ResourceSlice;
 use kube::api::ListParams;
 use kube::{Api, Client};
 use nix::fcntl::{Flock, FlockArg};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -175,48 +177,57 @@ impl Publisher {
         let mut wakes = self.wakes();
         let mut retry = FIRST_RETRY;
         let mut failures = 0u32;
-        let mut next = Instant::now();
+        // When to publish in any case, and when to see whether the node's own state asks for it.
+        let (mut due, mut soon) = (Instant::now(), None::<Instant>);
+        // What was published, as long as nothing but the node's own state woke us.
+        let mut published: Option<Basis> = None;
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return,
-                () = sleep_until(next) => {}
+                () = sleep_until(soon.map_or(due, |soon| soon.min(due))) => {}
                 Some(wake) = wakes.next() => {
                     if let Wake::Node(seen) = wake {
                         node = seen;
                     }
-                    next = next.min(Instant::now() + DEBOUNCE);
+                    due = due.min(Instant::now() + DEBOUNCE);
                     continue;
                 }
                 Ok(()) = self.overview.changed() => {
-                    next = next.min(Instant::now() + DEBOUNCE);
+                    soon.get_or_insert_with(|| Instant::now() + DEBOUNCE);
                     continue;
                 }
                 Ok(()) = self.health.changed() => {
-                    next = next.min(Instant::now() + DEBOUNCE);
+                    soon.get_or_insert_with(|| Instant::now() + DEBOUNCE);
                     continue;
                 }
                 Ok(()) = self.vanished.changed() => {
-                    next = next.min(Instant::now() + DEBOUNCE);
+                    soon.get_or_insert_with(|| Instant::now() + DEBOUNCE);
                     continue;
                 }
             }
+            soon = None;
+            let basis = self.basis();
+            if Instant::now() < due && basis.is_some() && basis == published {
+                continue;
+            }
             let outcome = tokio::select! {
                 () = cancel.cancelled() => return,
-                outcome = self.reconcile(node.as_deref()) => outcome,
+                outcome = self.reconcile(node.as_deref(), basis.clone()) => outcome,
             };
+            published = basis.filter(|_| outcome.is_ok());
             match outcome {
                 Ok(wake_at) => {
                     retry = FIRST_RETRY;
                     failures = 0;
                     self.readiness.notes.set(NOTE, Vec::new());
                     self.readiness.published.store(true, Ordering::Relaxed);
-                    next = Instant::now() + wake_at.unwrap_or(self.settings.resync);
+                    due = Instant::now() + wake_at.unwrap_or(self.settings.resync);
                 }
                 Err(error) => {
                     self.metrics.publish_errors.inc();
                     failures = failures.saturating_add(1);
                     self.report(&error, failures);
-                    next = Instant::now() + retry;
+                    due = Instant::now() + retry;
                     retry = (retry * 2).min(LAST_RETRY);
                 }
             }
@@ -275,39 +286,30 @@ impl Publisher {
         format!("spec.nodeName={},spec.driver={}", self.settings.node, self.settings.driver)
     }
 
-    /// One look and what follows from it. Returns when to look again at the latest.
-    async fn reconcile(&mut self, node: Option<&ApiNode>) -> Result<Option<Duration>, PublishError> {
+    /// What the last look at the node says of its slices. Without any look at the hardware there is nothing to say, and
+    /// what is published stays, also where some GPUs are known from before.
+    fn basis(&mut self) -> Option<Basis> {
         let overview = Arc::clone(&self.overview.borrow_and_update());
         let opened = self.readiness.gpus.load(Ordering::Relaxed);
         if !opened || overview.inventory.is_none() && overview.absent.is_empty() {
-            // Without any look at the hardware, what is published stays, also where some GPUs are known from before.
-            return Ok(None);
+            return None;
         }
         let health = Arc::clone(&self.health.borrow_and_update());
         let vanished = Arc::clone(&self.vanished.borrow_and_update());
-        let mut held = overview.held(&vanished);
-        let with_machines = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
-        let with_machines = with_machines.filter(|gpu| overview.passed.contains(&gpu.uuid));
-        let passed: BTreeSet<u32> = with_machines.map(|gpu| gpu.minor).collect();
-        // Who was given the GPU from before is asked while this one is not published.
-        let not_asked = overview.ledger.not_asked();
-        let there = overview.there();
-        let here: BTreeSet<GpuUuid> = there.iter().map(|(info, _)| info.uuid.clone()).collect();
-        let mut gpus: Vec<GpuState> = there
-            .into_iter()
-            .filter(|(info, _)| !not_asked.contains_key(&info.minor))
-            .map(|(info, live)| GpuState {
-                held: held.remove(&info.uuid).unwrap_or_default(),
-                standing: overview.standing(&info.uuid),
-                taints: health
-                    .told(&info.uuid, &self.settings.driver, self.monitor.xids())
-                    .into_iter()
-                    .map(|told| told.taint)
-                    .collect(),
-                info,
-                live,
-            })
-            .collect();
+        let (driver, xids) = (&self.settings.driver, self.monitor.xids());
+        Some(Basis::of(&overview, &health, &vanished, driver, xids, &self.node.machine.mps))
+    }
+
+    /// Makes the API say what follows from a look. Returns when to look again at the latest.
+    async fn reconcile(
+        &mut self,
+        node: Option<&ApiNode>,
+        basis: Option<Basis>,
+    ) -> Result<Option<Duration>, PublishError> {
+        let Some(Basis { mut gpus, here, passed, passthrough, mps, shared_partitions, .. }) = basis else {
+            return Ok(None);
+        };
+        let overview = Arc::clone(&self.overview.borrow());
         let node = match node {
             Some(node) => node.clone(),
             None => self.get_node().await?,
@@ -320,9 +322,6 @@ impl Publisher {
             node_uid: node.metadata.uid.clone().unwrap_or_default(),
             hand_over_until: None,
         };
-        let offers = overview.offers.iter();
-        let passthrough: BTreeMap<GpuUuid, Passthrough> =
-            offers.filter_map(|(gpu, offer)| Some((gpu.clone(), offer.clone().ok()?))).collect();
         let mut features = self.features().await?;
         let cordons = cordon::read(&node);
         let paused = pause::asked(&node).is_some();
@@ -339,8 +338,8 @@ impl Publisher {
                 driver: owner.driver.clone(),
                 mode: phase.mode(),
                 slots: self.settings.slots,
-                mps: mps::offered(&self.node.machine.mps, &gpus, &overview),
-                mig_shares: self.settings.mig_shares || overview.ledger.has_shared_partitions(),
+                mps: mps.clone(),
+                mig_shares: self.settings.mig_shares || shared_partitions,
                 passthrough: passthrough.clone(),
             };
             let mut desired = layout::publish(&gpus, features, &options);

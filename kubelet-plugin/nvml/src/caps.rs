@@ -5,15 +5,17 @@
 //! `/proc/driver/nvidia-caps/mig-minors`, for every id that an instance could have, once and for all
 //! when the module loads.
 
-use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// GPU minor, GPU instance and, for a compute instance, its id.
+type Instance = (u32, u32, Option<u32>);
 
 /// Minor numbers of the capability devices of MIG instances.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MigMinors {
-    /// By GPU minor, GPU instance and, for a compute instance, its id.
-    minors: HashMap<(u32, u32, Option<u32>), u32>,
+    /// Sorted: the driver lists thousands, of which a claim needs a few.
+    minors: Vec<(Instance, u32)>,
     config: Option<u32>,
 }
 
@@ -34,23 +36,28 @@ impl MigMinors {
     }
 
     /// Takes lines such as `gpu0/gi1/access 12`, `gpu0/gi1/ci0/access 13` and `config 1`; others (`monitor`) are not about
-    /// instances.
+    /// instances. Of several lines about one instance the last one counts.
     fn parse(text: &str) -> Self {
-        let minors = text.lines().filter_map(|line| {
-            let (path, minor) = line.trim().rsplit_once(' ')?;
-            let mut parts = path.split('/');
-            let mut number = |prefix: &str| parts.next()?.strip_prefix(prefix)?.parse::<u32>().ok();
-            let (gpu, gi) = (number("gpu")?, number("gi")?);
-            let rest: Vec<&str> = parts.collect();
-            let ci = match rest.as_slice() {
-                ["access"] => None,
-                [ci, "access"] => Some(ci.strip_prefix("ci")?.parse().ok()?),
-                _ => return None,
-            };
-            Some(((gpu, gi, ci), minor.parse().ok()?))
-        });
-        let config = text.lines().find_map(|line| line.trim().strip_prefix("config ")?.parse().ok());
-        Self { minors: minors.collect(), config }
+        let mut minors = Vec::new();
+        let mut config = None;
+        for line in text.lines() {
+            let Some((path, minor)) = line.trim().rsplit_once(' ') else { continue };
+            let Ok(minor) = minor.parse() else { continue };
+            match instance(path) {
+                Some(instance) => minors.push((instance, minor)),
+                None if path == "config" => config = config.or(Some(minor)),
+                None => {}
+            }
+        }
+        // Stable, so that the last of equal ones stays the last.
+        minors.sort_by_key(|(instance, _)| *instance);
+        Self { minors, config }
+    }
+
+    fn find(&self, instance: Instance) -> Option<u32> {
+        let after = self.minors.partition_point(|(other, _)| *other <= instance);
+        let (found, minor) = self.minors.get(after.checked_sub(1)?)?;
+        (*found == instance).then_some(*minor)
     }
 
     /// Minor of the capability to divide GPUs into instances.
@@ -60,13 +67,28 @@ impl MigMinors {
 
     /// Minor of the capability of a GPU instance.
     pub fn gpu_instance(&self, gpu_minor: u32, gpu_instance: u32) -> Option<u32> {
-        self.minors.get(&(gpu_minor, gpu_instance, None)).copied()
+        self.find((gpu_minor, gpu_instance, None))
     }
 
     /// Minor of the capability of a compute instance.
     pub fn compute_instance(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Option<u32> {
-        self.minors.get(&(gpu_minor, gpu_instance, Some(compute_instance))).copied()
+        self.find((gpu_minor, gpu_instance, Some(compute_instance)))
     }
+}
+
+/// The instance of a line's path.
+fn instance(path: &str) -> Option<Instance> {
+    let mut parts = path.split('/');
+    let mut number = |prefix: &str| parts.next()?.strip_prefix(prefix)?.parse::<u32>().ok();
+    let (gpu, gi) = (number("gpu")?, number("gi")?);
+    let ci = match parts.next()? {
+        "access" => None,
+        ci => {
+            let ci = ci.strip_prefix("ci")?.parse().ok()?;
+            (parts.next()? == "access").then_some(Some(ci))?
+        }
+    };
+    parts.next().is_none().then_some((gpu, gi, ci))
 }
 
 #[cfg(test)]
@@ -77,16 +99,18 @@ mod tests {
     fn instances_are_found_and_other_lines_are_not_mistaken_for_them() {
         let minors = MigMinors::parse(
             "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\ngpu7/gi13/access 1000\n\
-             gpu7/gi13/ci6/access 1007\nnonsense\ngpu0/gi1/other 9\ngpux/gi1/access 9\n",
+             gpu7/gi13/ci6/access 1007\nnonsense\ngpu0/gi1/other 9\ngpux/gi1/access 9\ngpu0/gi1/access/more 9\n\
+             gpu0/gi1/ci0 9\n  gpu3/gi2/access 70\n",
         );
         assert_eq!(minors.config(), Some(1));
         assert_eq!(minors.gpu_instance(0, 0), Some(3));
         assert_eq!(minors.compute_instance(0, 0, 0), Some(4));
         assert_eq!(minors.gpu_instance(7, 13), Some(1000));
         assert_eq!(minors.compute_instance(7, 13, 6), Some(1007));
+        assert_eq!(minors.gpu_instance(3, 2), Some(70));
         assert_eq!(minors.gpu_instance(0, 1), None);
         assert_eq!(minors.compute_instance(0, 0, 1), None);
-        assert_eq!(minors.minors.len(), 4);
+        assert_eq!(minors.minors.len(), 5);
     }
 
     #[test]

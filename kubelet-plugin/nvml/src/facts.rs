@@ -1,6 +1,7 @@
 //! The facts of one GPU.
 
 use crate::brand::{architecture, brand_name, cores_per_multiprocessor, mig_mode_needs_reset};
+use crate::profiles::Profiles;
 use crate::raw::DeviceHandle;
 use crate::{
     Cause, DriverInfo, GpuError, GpuHealth, MigMode, NvmlCode, Operation, Recovery, RowRemapping, mig, pci,
@@ -38,6 +39,7 @@ pub(crate) fn read(
     gpu: &GpuUuid,
     driver: &DriverInfo,
     sys_root: &Path,
+    profiles: &Profiles,
 ) -> Result<GpuInfo, GpuError> {
     let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
     let minor = device.minor_number().map_err(Cause::from).map_err(failed("minor number"))?;
@@ -51,7 +53,7 @@ pub(crate) fn read(
     let architecture = architecture(device.architecture().ok().as_ref(), capability);
     let pci_bus_id = device.pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id));
     let position = pci_bus_id.as_deref().map(|id| pci::position(sys_root, id)).unwrap_or_default();
-    let mig = mig_capability(nvml, device, gpu, memory.total, architecture)?;
+    let mig = mig_capability(nvml, device, gpu, memory.total, architecture, profiles)?;
     let told = device.num_cores().ok().zip(cores_per_multiprocessor(capability));
     let multiprocessors = told.map_or_else(|| largest_profile(&mig), |(cores, per)| cores / per);
     Ok(GpuInfo {
@@ -89,13 +91,15 @@ fn mig_capability(
     gpu: &GpuUuid,
     memory_bytes: u64,
     architecture: Architecture,
+    profiles: &Profiles,
 ) -> Result<MigCapability, GpuError> {
     let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
     let Some(mode) = mig_mode(device).map_err(failed("MIG mode"))? else {
         return Ok(MigCapability::Unsupported);
     };
-    let profiles = mig::profiles(DeviceHandle::of(nvml, device), memory_bytes)
-        .map_err(|code: NvmlCode| failed("MIG profiles")(code.into()))?;
+    let read = || mig::profiles(DeviceHandle::of(nvml, device), memory_bytes);
+    let profiles =
+        profiles.of(gpu, mode.current, read).map_err(|code: NvmlCode| failed("MIG profiles")(code.into()))?;
     Ok(MigCapability::Supported {
         enabled: mode.current,
         pending: mode.pending,

@@ -30,6 +30,7 @@ pub mod fake;
 mod mig;
 mod observed;
 pub mod pci;
+mod profiles;
 mod program;
 mod raw;
 mod real;

@@ -1,6 +1,7 @@
 //! The real library.
 
 use crate::events::Listening;
+use crate::profiles::Profiles;
 use crate::program::Ended;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
@@ -43,6 +44,7 @@ pub struct NvmlGpus {
     nvml: Arc<Nvml>,
     options: Options,
     listening: Listening,
+    profiles: Profiles,
 }
 
 impl NvmlGpus {
@@ -57,7 +59,7 @@ impl NvmlGpus {
             other => other,
         };
         let nvml = Arc::new(nvml.map_err(|error| failed(error.into()))?);
-        Ok(Self { nvml, options, listening: Listening::default() })
+        Ok(Self { nvml, options, listening: Listening::default(), profiles: Profiles::default() })
     }
 
     /// The same, with what tells whether it, or an event set of it, is still held.
@@ -70,6 +72,16 @@ impl NvmlGpus {
         self.nvml
             .device_by_uuid(gpu.as_str())
             .map_err(|error| GpuError::on(gpu, Operation::Read("handle"), error))
+    }
+
+    fn facts(
+        &self,
+        device: &Device<'_>,
+        index: u32,
+        gpu: &GpuUuid,
+        driver: &DriverInfo,
+    ) -> Result<GpuInfo, GpuError> {
+        facts::read(&self.nvml, device, index, gpu, driver, &self.options.sys_root, &self.profiles)
     }
 
     fn handle<'a>(&'a self, device: &Device<'a>) -> DeviceHandle<'a> {
@@ -114,7 +126,7 @@ impl Gpus for NvmlGpus {
         let all = || {
             let failed = |error: NvmlError| GpuError::on(&gpu, Operation::Read("handle"), error);
             let device = self.nvml.device_by_index(index).map_err(failed)?;
-            let info = facts::read(&self.nvml, &device, index, &gpu, driver, &self.options.sys_root)?;
+            let info = self.facts(&device, index, &gpu, driver)?;
             Ok((info, facts::live(&self.nvml, &device, &gpu)?))
         };
         all().map_err(|error| Unreadable { index, uuid: Some(gpu.clone()), error })
@@ -123,7 +135,7 @@ impl Gpus for NvmlGpus {
     fn gpu(&self, gpu: &GpuUuid) -> Result<GpuInfo, GpuError> {
         let device = self.device(gpu)?;
         let index = device.index().map_err(|error| GpuError::on(gpu, Operation::Read("index"), error))?;
-        facts::read(&self.nvml, &device, index, gpu, &self.driver()?, &self.options.sys_root)
+        self.facts(&device, index, gpu, &self.driver()?)
     }
 
     fn mig_mode(&self, gpu: &GpuUuid) -> Result<MigMode, GpuError> {

@@ -1,0 +1,72 @@
+//! What of a look at the node decides its slices. While it stays as it was published, there is nothing to ask the API:
+//! claims come and go all the time, and most of them change none of it.
+
+use super::mps;
+use crate::health::{Health, Xids};
+use crate::mps::Mps;
+use crate::prepare::Overview;
+use aliquot_model::GpuUuid;
+use aliquot_model::layout::{GpuState, Passthrough};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What slices are made of, but for what the API and the flags say.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Basis {
+    /// The GPUs to publish. Those of which it was not asked yet who was given the GPU from before are left out.
+    pub(super) gpus: Vec<GpuState>,
+    /// All that are there.
+    pub(super) here: BTreeSet<GpuUuid>,
+    /// Minor numbers of those that virtual machines have.
+    pub(super) passed: BTreeSet<u32>,
+    /// What those that can be given to virtual machines are to them.
+    pub(super) passthrough: BTreeMap<GpuUuid, Passthrough>,
+    /// Minor numbers of those that are offered through MPS.
+    pub(super) mps: BTreeSet<u32>,
+    /// Whether claims have shares of partitions.
+    pub(super) shared_partitions: bool,
+    /// Minor numbers of which is to be asked who was given the GPU from before.
+    not_asked: BTreeSet<u32>,
+    /// Whether somebody is known who was.
+    has_former: bool,
+}
+
+impl Basis {
+    /// From what was looked at. `vanished` are claims that the API does not have any more.
+    pub(super) fn of(
+        overview: &Overview,
+        health: &Health,
+        vanished: &BTreeSet<String>,
+        driver: &str,
+        xids: &Xids,
+        served: &Mps,
+    ) -> Self {
+        let mut held = overview.held(vanished);
+        let with_machines = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
+        let with_machines = with_machines.filter(|gpu| overview.passed.contains(&gpu.uuid));
+        let passed = with_machines.map(|gpu| gpu.minor).collect();
+        let not_asked: BTreeSet<u32> = overview.ledger.not_asked().into_keys().collect();
+        let there = overview.there();
+        let here = there.iter().map(|(info, _)| info.uuid.clone()).collect();
+        let gpus = there.into_iter().filter(|(info, _)| !not_asked.contains(&info.minor));
+        let gpus: Vec<GpuState> = gpus
+            .map(|(info, live)| GpuState {
+                held: held.remove(&info.uuid).unwrap_or_default(),
+                standing: overview.standing(&info.uuid),
+                taints: health.told(&info.uuid, driver, xids).into_iter().map(|told| told.taint).collect(),
+                info,
+                live,
+            })
+            .collect();
+        let offers = overview.offers.iter();
+        Self {
+            mps: mps::offered(served, &gpus, overview),
+            gpus,
+            here,
+            passed,
+            passthrough: offers.filter_map(|(gpu, offer)| Some((gpu.clone(), offer.clone().ok()?))).collect(),
+            shared_partitions: overview.ledger.has_shared_partitions(),
+            not_asked,
+            has_former: overview.ledger.has_former(),
+        }
+    }
+}
