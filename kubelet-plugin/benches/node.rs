@@ -1,7 +1,8 @@
 //! `make bench`, node agent: what preparing costs over the real socket, and what the shipped program takes of a node.
 //! Prints a table and writes `target/bench/node.json`.
 //!
-//! `cargo bench -p aliquot-kubelet-plugin --bench node -- --cycles 10000`
+//! `cargo bench -p aliquot-kubelet-plugin --bench node -- --cycles 10000`; `ALIQUOT_AGENT` names the agent where it is not
+//! to be the one of that build, as `make bench` does with the shipped one (`--profile node`).
 //!
 //! GPUs are simulated and answer at once, files are in memory, where a flush takes no time, and the API server is in this
 //! process. The baseline of a time is the least that such a call can take, a call with no claim in it.

@@ -6,12 +6,14 @@ use aliquot_proto::pluginregistration::v1::InfoRequest;
 use aliquot_sim_node::{NVML_LIBRARY, NodeSpec, built_library};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
+use std::ffi::OsString;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// A node of eight GPUs and an API server.
 pub(crate) struct Bench {
     pub(crate) cluster: Cluster,
+    program: OsString,
     line: Vec<String>,
 }
 
@@ -45,11 +47,12 @@ impl Bench {
         let mut line = cluster.command_line(&own.each_ref().map(String::as_str));
         // Tests look more often than the shipped agent does.
         line.retain(|arg| !arg.starts_with("--claim-check") && !arg.starts_with("--inventory"));
-        Self { cluster, line }
+        let built = env!("CARGO_BIN_EXE_aliquot-kubelet-plugin").into();
+        Self { cluster, program: std::env::var_os("ALIQUOT_AGENT").unwrap_or(built), line }
     }
 
     fn spawn(&self) -> Agent {
-        let child = Command::new(env!("CARGO_BIN_EXE_aliquot-kubelet-plugin"))
+        let child = Command::new(&self.program)
             .args(&self.line[1..])
             // As the chart has it.
             .env("MALLOC_ARENA_MAX", "1")
