@@ -67,7 +67,7 @@ pub struct Args {
     pub host_driver_root: Option<PathBuf>,
 
     /// Which of the driver's files every container gets, named as in `NVIDIA_DRIVER_CAPABILITIES`: compute, utility,
-    /// video, graphics, display, ngx, all.
+    /// video, graphics, display, ngx, compat32, all.
     #[arg(long, env = "DRIVER_CAPABILITIES", default_value = "compute,utility")]
     pub driver_capabilities: DriverCapabilities,
 

@@ -4,6 +4,7 @@ mod follow;
 mod gone;
 mod listen;
 mod load;
+mod told;
 
 use crate::events::Events;
 use crate::health::state::Look;
@@ -27,12 +28,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use told::Told;
 
 const DEBOUNCE: Duration = Duration::from_millis(50);
 /// Look at least this often while the driver does not answer, which it may do at any time, or while a CDI spec may name
 /// other devices than it should.
 const AWAY: Duration = Duration::from_secs(5);
+/// From one look to the next because of a change of the ledger; less where the interval is short.
+const REST: Duration = Duration::from_secs(1);
+/// Most errors of GPUs that wait to be taken in.
+const WAITING: usize = 64;
 /// What `/healthz` says of the driver.
 pub(crate) const NOTE: &str = "driver";
 
@@ -62,13 +69,15 @@ pub struct Watcher {
 impl Watcher {
     /// Runs until cancelled.
     pub async fn run(self, cancel: CancellationToken) {
-        let (sender, mut errors) = mpsc::channel::<GpuEvent>(64);
+        let (sender, mut errors) = mpsc::channel::<GpuEvent>(WAITING);
+        let mut told = Told::default();
         let mut listeners = Listeners::new(Arc::clone(&self.node.machine.gpus), sender, cancel.clone());
         let mut reported: BTreeSet<String> = BTreeSet::new();
         let mut answered = true;
         let mut followed = Followed::default();
         loop {
             let mut interval = self.interval;
+            let rested = Instant::now() + REST.min(interval / 10);
             let load = self.driver_load();
             if let Some(overview) = self.look(&mut reported, &listeners).await {
                 let gpus = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
@@ -87,21 +96,47 @@ impl Watcher {
             } else {
                 interval = interval.min(AWAY);
             }
-            tokio::select! {
-                () = cancel.cancelled() => return,
-                () = self.changed.notified() => {}
-                () = self.wait_or_reload(interval, &load) => {}
-                Some(event) = errors.recv() => self.fault(&event),
+            {
+                let changed = self.changed_after(rested);
+                let due = self.wait_or_reload(interval, &load);
+                tokio::pin!(changed, due);
+                loop {
+                    tokio::select! {
+                        () = cancel.cancelled() => return,
+                        () = &mut changed => break,
+                        () = &mut due => break,
+                        Some(event) = errors.recv() => {
+                            // All that wait, so that a GPU whose programs fault all the time holds up no other's.
+                            let waiting = std::iter::from_fn(|| errors.try_recv().ok()).take(WAITING);
+                            let all: Vec<GpuEvent> = std::iter::once(event).chain(waiting).collect();
+                            let mut taints = false;
+                            for event in &all {
+                                taints |= matches!(self.fault(event, &mut told), Verdict::Taint(_));
+                            }
+                            if taints {
+                                break;
+                            }
+                        }
+                    }
+                }
             }
             tokio::time::sleep(DEBOUNCE).await;
         }
     }
 
+    /// Until the ledger was changed, and the node had rest from the last look: while claims come and go one after the
+    /// other, reading all GPUs for each of them would hold them up.
+    async fn changed_after(&self, rested: Instant) {
+        self.changed.notified().await;
+        tokio::time::sleep_until(rested).await;
+    }
+
     /// One look; `None` if lock or checkpoint could not be had.
     async fn look(&self, reported: &mut BTreeSet<String>, listeners: &Listeners) -> Option<Arc<Overview>> {
-        let node = Arc::clone(&self.node);
+        let (node, metrics) = (Arc::clone(&self.node), self.metrics.clone());
         let looked = tokio::task::spawn_blocking(move || {
             let (overview, error) = node.overview()?;
+            crate::usage::measure(&metrics, &node.machine.site.shares_dir, &overview.ledger);
             let said = overview
                 .inventory
                 .as_ref()
@@ -248,10 +283,10 @@ impl Watcher {
             let of_kind = devices.filter(|device| device.kind() == Some(kind)).count();
             self.metrics.prepared_devices.get_or_create(&Kind { kind: kind.as_str() }).set(count(of_kind));
         }
-        crate::usage::measure(&self.metrics, &self.node.machine.site.shares_dir, &overview.ledger);
     }
 
-    fn fault(&self, event: &GpuEvent) {
+    /// Takes in an error of a GPU, and says what is made of it.
+    fn fault(&self, event: &GpuEvent, told: &mut Told) -> Verdict {
         let fault = match event.kind {
             EventKind::Xid(number) => format!("xid-{number}"),
             EventKind::EccSingleBit => "ecc-single-bit".to_owned(),
@@ -265,8 +300,15 @@ impl Watcher {
             EventKind::EccDoubleBit => Verdict::Taint(TaintEffect::NoSchedule),
             EventKind::EccSingleBit | EventKind::Other(_) => Verdict::Ignore,
         };
-        self.events.node_warning(reasons::GPU_ERROR, notice::fault(event, &fault, verdict));
         self.health.change(|health, xids| health.event(event, xids, Timestamp::now()));
+        // A program can fault as often as it likes.
+        if told.is_due((gpu, fault.clone()), Instant::now()) {
+            self.events.node_warning(
+                reasons::GPU_ERROR,
+                notice::fault(event, &fault, verdict, self.health.keeps_taints()),
+            );
+        }
+        verdict
     }
 }
 

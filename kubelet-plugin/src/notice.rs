@@ -186,9 +186,14 @@ pub fn foreign(mig: &LiveMig, unclaimed: Unclaimed, left_over: bool) -> String {
 }
 
 /// The driver reported an error, of which this is made.
-pub fn fault(event: &GpuEvent, fault: &str, verdict: Verdict) -> String {
+/// `taints` says whether the API server keeps them.
+pub fn fault(event: &GpuEvent, fault: &str, verdict: Verdict, taints: bool) -> String {
     let gpu = event.gpu.as_ref().map_or_else(|| "unknown".to_owned(), ToString::to_string);
     let advice = match (event.kind, verdict) {
+        (_, Verdict::Taint(TaintEffect::NoExecute | TaintEffect::NoSchedule)) if !taints => {
+            "It is not published any more, as the API server keeps no taints, and pods that use it are not evicted. See \
+             the kernel's log for NVRM and Xid messages; drain the node, and reset or replace the GPU"
+        }
         (_, Verdict::Taint(TaintEffect::NoExecute)) => {
             "Nothing on it can go on: its pods are evicted and it takes no other claim. See the kernel's log for NVRM \
              and Xid messages; drain the node, and reset or replace the GPU"
@@ -209,9 +214,13 @@ pub fn fault(event: &GpuEvent, fault: &str, verdict: Verdict) -> String {
     format!("the driver reported {fault} on GPU {gpu}. {advice}")
 }
 
-/// A GPU has a taint for its health.
-pub fn tainted(gpu: &GpuUuid, told: &Told) -> String {
+/// A GPU has a taint for its health. `taints` says whether the API server keeps them.
+pub fn tainted(gpu: &GpuUuid, told: &Told, taints: bool) -> String {
     let does = match told.taint.effect {
+        TaintEffect::NoSchedule | TaintEffect::NoExecute if !taints => {
+            "would keep it from claims; as the API server keeps no taints (feature gate DRADeviceTaints), the GPU is not \
+             published, and pods that use it go on"
+        }
         TaintEffect::None => "says so, and it is given out all the same",
         TaintEffect::NoSchedule => "keeps it from claims that do not tolerate it, and pods that use it go on",
         TaintEffect::NoExecute => {
@@ -447,7 +456,7 @@ mod tests {
         #[case] wanted: &str,
     ) {
         let event = GpuEvent { kind, gpu: None, gpu_instance: None, compute_instance: None };
-        let note = fault(&event, "xid-1", verdict);
+        let note = fault(&event, "xid-1", verdict, true);
         assert!(
             note.starts_with("the driver reported xid-1 on GPU unknown.") && note.contains(wanted),
             "{note}"

@@ -7,7 +7,7 @@
 
 use crate::events::Events;
 use crate::notice;
-use crate::prepare::Overview;
+use crate::prepare::{Node, Overview};
 use crate::reasons;
 use aliquot_model::layout::{Taint, TaintEffect};
 use aliquot_model::names;
@@ -125,6 +125,8 @@ fn prepared(overview: &Overview) -> usize {
 pub struct Pauses {
     /// Told to those who prepare claims: what is not prepared yet is refused meanwhile.
     pub wish: Wish,
+    /// What is not to be held up.
+    pub node: Arc<Node>,
     /// What is closed.
     pub library: Arc<Reopening>,
     /// The API.
@@ -181,7 +183,11 @@ impl Pauses {
                 }
                 Step::Nothing | Step::Wait(_) => {}
                 Step::LetGo => {
-                    self.let_go(label).await;
+                    if !self.let_go(label).await {
+                        // The next look says what is prepared by now.
+                        self.changed.notify_one();
+                        continue;
+                    }
                     closed = true;
                     self.changed.notify_one();
                     if self.is_free(&cancel).await {
@@ -219,11 +225,21 @@ impl Pauses {
         true
     }
 
-    /// Closing the library calls the driver, which takes its time.
-    async fn let_go(&self, label: &str) {
-        let (library, why) = (Arc::clone(&self.library), closed_for(label));
-        if let Err(error) = tokio::task::spawn_blocking(move || library.let_go(&why)).await {
-            tracing::error!(%error, "closing NVML ended abnormally");
+    /// Closes the library if nothing is prepared now, and nobody is about to. Returns whether it was closed.
+    async fn let_go(&self, label: &str) -> bool {
+        let (library, node, why) = (Arc::clone(&self.library), Arc::clone(&self.node), closed_for(label));
+        // Closing it calls the driver, which takes its time.
+        let closed = tokio::task::spawn_blocking(move || node.while_unused(|| library.let_go(&why))).await;
+        match closed {
+            Ok(Ok(closed)) => closed,
+            Ok(Err(error)) => {
+                tracing::info!(%error, "NVML is closed once nobody works on a GPU");
+                false
+            }
+            Err(error) => {
+                tracing::error!(%error, "closing NVML ended abnormally");
+                false
+            }
         }
     }
 

@@ -209,6 +209,24 @@ impl Node {
     }
 }
 
+impl Node {
+    /// Does something while no claim has anything here and nobody works on a GPU: who prepares one waits, and then finds
+    /// what was done. Returns false if a claim has something.
+    ///
+    /// # Errors
+    /// If GPUs, lock or checkpoint cannot be had.
+    pub fn while_unused(&self, act: impl FnOnce()) -> Result<bool, PrepareError> {
+        let _gpus = self.reserve_gpus(&self.all_gpus(&self.ledger()?.bindings))?;
+        let ledger = self.ledger()?;
+        let used = ledger.claims.values().any(|record| !record.is_parked()) || ledger.has_newer();
+        if used || !self.unaccounted(&self.specs()?, &ledger).is_empty() {
+            return Ok(false);
+        }
+        act();
+        Ok(true)
+    }
+}
+
 fn bind(ledger: &mut Ledger, inventory: &Inventory) -> bool {
     ledger.bind(inventory.gpus.iter().map(|gpu| (gpu.minor, gpu.uuid.clone())))
 }

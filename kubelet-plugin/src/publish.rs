@@ -38,7 +38,7 @@ use crate::pause;
 use crate::prepare::{Node, Overview};
 use crate::reasons;
 use crate::resourceslice::{Dropped, Owner};
-use aliquot_model::layout::{self, AllocatorMode, ServerFeatures, Slice};
+use aliquot_model::layout::{self, AllocatorMode, ServerFeatures, Slice, TaintEffect};
 use aliquot_model::names;
 use aliquot_model::{DeviceKind, DeviceName};
 use futures::StreamExt;
@@ -306,10 +306,9 @@ impl Publisher {
         node: Option<&ApiNode>,
         basis: Option<Basis>,
     ) -> Result<Option<Duration>, PublishError> {
-        let Some(Basis { mut gpus, here, passed, passthrough, mps, shared_partitions, .. }) = basis else {
-            return Ok(None);
-        };
-        let overview = Arc::clone(&self.overview.borrow());
+        let Some(basis) = basis else { return Ok(None) };
+        let Basis { mut gpus, here, passed, passthrough, mps, shared_partitions, not_asked, has_former } =
+            basis;
         let node = match node {
             Some(node) => node.clone(),
             None => self.get_node().await?,
@@ -329,6 +328,10 @@ impl Publisher {
             let actual = self.list().await?;
             self.note_told_cordons(&actual, &gpus);
             cordon::apply(&mut gpus, &cordons, &owner.driver, features);
+            if !features.taints {
+                // There is no other way to keep claims off a GPU that is ill.
+                gpus.retain(|gpu| gpu.taints.iter().all(|taint| taint.effect == TaintEffect::None));
+            }
             if paused {
                 cordon::close(&mut gpus, |_| Some(pause::taint(&owner.driver)), features);
             }
@@ -357,7 +360,7 @@ impl Publisher {
             self.tell_cordons(&cordons, &here, features);
             self.note_published(&desired, phase.mode());
             let again = self.note_hand_over(&desired, phase)?;
-            self.ask_for_former(&overview, &owner.pool).await?;
+            self.ask_for_former(not_asked, has_former, &owner.pool).await?;
             return Ok(if again { Some(Duration::ZERO) } else { wake });
         }
     }
@@ -402,6 +405,7 @@ impl Publisher {
         }
         if dropped.taints {
             offer.push("kube-scheduler allocates, whatever the mode is set to");
+            offer.push("a GPU that is ill is not published, and pods that use it are not evicted");
         }
         self.events.node_warning(reasons::FEATURES_OFF, notice::features_off(&gates, &offer));
         if let Some((_, known)) = &mut self.server {
@@ -412,6 +416,7 @@ impl Publisher {
 
     /// What was published without loss, or was there already, says what the server keeps.
     fn note_partitioning(&mut self, features: ServerFeatures) -> Result<(), PublishError> {
+        self.monitor.note_taints(features.taints);
         for (gate, on) in [
             ("DRAPartitionableDevices", features.counters),
             ("DRAConsumableCapacity", features.consumable_capacity),

@@ -10,14 +10,14 @@
 //! the process (open file description locks, fcntl_locking(2)). Two names that share a place, which 2^62 places
 //! make very unlikely, only wait for each other.
 
-use crate::store::{StoreError, io_error, open_lock, patiently};
+use crate::store::{StoreError, open_lock, patiently};
 use aliquot_model::GpuUuid;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
@@ -67,7 +67,6 @@ pub fn gpus(dir: &Path, gpus: &BTreeSet<GpuUuid>, timeout: Duration) -> Result<R
 }
 
 fn lock(dir: &Path, name: &str, what: &str, timeout: Duration) -> Result<File, ReserveError> {
-    fs::create_dir_all(dir).map_err(io_error("create", dir))?;
     let path = dir.join(FILE);
     let file = open_lock(&path)?;
     let wanted = byte(place(name));

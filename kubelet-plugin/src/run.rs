@@ -317,6 +317,7 @@ impl Parts {
         }
         if let Some(library) = self.library.as_ref().filter(|_| !args.farewell) {
             let pauses = pause::Pauses {
+                node: Arc::clone(&self.node),
                 wish: self.node.wish.clone(),
                 library: Arc::clone(library),
                 client: self.client.clone(),

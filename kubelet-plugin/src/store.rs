@@ -151,7 +151,6 @@ impl Store {
         let Some(turn) = self.turns.take(until) else {
             return Err(StoreError::Busy { path, waited: timeout });
         };
-        fs::create_dir_all(&self.dir).map_err(io_error("create", &self.dir))?;
         let mut file = Some(open_lock(&path)?);
         let taken = patiently(until.saturating_duration_since(Instant::now()), || {
             let Some(unlocked) = file.take() else { return Ok(None) };
@@ -257,7 +256,9 @@ impl Locked {
             tracing::warn!(%error, "the second copy of the checkpoint is stale");
         }
         // Each name is that of a whole file all the while, and of the new one from here on.
-        sync_dir(&self.dir)
+        sync_dir(&self.dir)?;
+        self.decoded.lock().wrote(bytes, ledger, self.sequence);
+        Ok(())
     }
 
     /// Writes both copies, to give something back or to keep what there is: as [`Self::save`], but a full

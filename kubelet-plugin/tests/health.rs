@@ -228,6 +228,24 @@ async fn a_cordoned_gpu_is_withdrawn_where_the_server_keeps_no_taints() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_ill_gpu_is_withdrawn_where_the_server_keeps_no_taints_and_nobody_is_said_to_be_evicted() {
+    let mut gates = Gates::of(ServerVersion::default());
+    gates.device_taints = false;
+    let cluster = Cluster::of(two_gpus(), ServerVersion::default(), Some(gates)).await;
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("published", |slices| there(slices, "gpu-0")).await;
+    cluster.world.gpus.raise(&h100_80(0).uuid, EventKind::Xid(79), None);
+    cluster.pool_where("withdrawn", |slices| !there(slices, "gpu-0") && there(slices, "gpu-1")).await;
+    note(&cluster, "GpuTainted", "the GPU is not published, and pods that use it go on").await;
+    note(&cluster, "GpuError", "pods that use it are not evicted").await;
+    // One that is only told of stays.
+    cluster.world.gpus.raise(&h100_80(1).uuid, EventKind::Xid(63), None);
+    note(&cluster, "GpuError", "reported xid-63").await;
+    cluster.pool_where("there", |slices| there(slices, "gpu-1")).await;
+    agent.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_clears_what_was_there_once_and_over_a_restart() {
     let cluster = Cluster::new(two_gpus()).await;
     let gpu = h100_80(0).uuid;

@@ -105,7 +105,7 @@ async fn a_gpu_that_hangs_is_named_and_holds_up_nobody_else() {
     let held = agent.share("held", 1).await;
     agent.cluster.prepare("held", &held).await.unwrap();
     let uuid = agent.node.gpus()[1].uuid.clone();
-    agent.node.add_fault(&Fault::delay("nvmlDeviceGetName", FOR_EVER).on(1)).unwrap();
+    agent.node.add_fault(&Fault::delay("nvmlDeviceGetMinorNumber", FOR_EVER).on(1)).unwrap();
     agent.says("/metrics", &format!("dra_gpu_gpu_stuck{{gpu=\"{uuid}\"}} 1")).await;
     let health = agent.says("/healthz", &uuid).await;
     assert!(health.starts_with("HTTP/1.1 200"), "{health}");
@@ -166,17 +166,16 @@ async fn an_instance_that_is_made_after_the_deadline_is_neither_lost_nor_made_tw
 #[tokio::test(flavor = "multi_thread")]
 async fn four_errors_of_two_gpus_are_four_events_that_name_their_gpu() {
     let agent = Agent::start(&[]).await;
-    // An error is heard of once somebody listens.
-    tokio::time::sleep(Duration::from_secs(2)).await;
-    for (gpu, xid) in [(0, 48), (0, 63), (1, 48), (1, 95)] {
-        agent.node.raise_xid(gpu, xid, None, None).unwrap();
-    }
     let uuid = |gpu: usize| agent.node.gpus()[gpu].uuid.clone();
     let wanted: BTreeSet<String> = [(0, 48), (0, 63), (1, 48), (1, 95)]
         .into_iter()
         .map(|(gpu, xid)| format!("the driver reported xid-{xid} on GPU {}", uuid(gpu)))
         .collect();
     eventually("four events", || async {
+        // Again and again: an error is heard of once somebody listens.
+        for (gpu, xid) in [(0, 48), (0, 63), (1, 48), (1, 95)] {
+            agent.node.raise_xid(gpu, xid, None, None).unwrap();
+        }
         let notes = agent.notes("GpuError").await;
         let notes: BTreeSet<String> =
             notes.iter().filter_map(|note| note.split(". ").next()).map(str::to_owned).collect();

@@ -46,7 +46,7 @@ pub enum DeviceError {
     NoDriver(PathBuf),
     /// The module for unified memory is not loaded.
     #[error(
-        "the kernel module nvidia-uvm is not loaded ({} does not list it), and no CUDA program starts without it: run `nvidia-modprobe -c 0 -u` or `modprobe nvidia-uvm` on the node", .0.display()
+        "the kernel module nvidia-uvm is not loaded ({} does not list it), and no CUDA program starts without it: run `nvidia-modprobe -c 0 -u` or `modprobe nvidia-uvm` on the node, and name it in /etc/modules-load.d for each boot", .0.display()
     )]
     NoUvm(PathBuf),
     /// The driver knows no capabilities.

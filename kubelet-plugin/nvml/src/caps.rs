@@ -5,26 +5,21 @@
 //! `/proc/driver/nvidia-caps/mig-minors`, for every id that an instance could have, once and for all
 //! when the module loads.
 
+use memchr::memmem;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// GPU minor, GPU instance and, for a compute instance, its id.
-type Instance = (u32, u32, Option<u32>);
-
-/// Minor numbers of the capability devices of MIG instances.
+/// Minor numbers of the capability devices of MIG instances: the driver's list as it is, for it has thousands of lines,
+/// of which a claim needs two.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct MigMinors {
-    /// Sorted: the driver lists thousands, of which a claim needs a few.
-    minors: Vec<(Instance, u32)>,
-    config: Option<u32>,
-}
+pub struct MigMinors(String);
 
 impl MigMinors {
     /// Reads the driver's list under a proc root (`/proc`). A driver without MIG has none, which is
     /// an empty list.
     pub fn read(proc_root: &Path) -> io::Result<Self> {
         match std::fs::read_to_string(Self::path(proc_root)) {
-            Ok(text) => Ok(Self::parse(&text)),
+            Ok(text) => Ok(Self(text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
             Err(error) => Err(error),
         }
@@ -35,60 +30,35 @@ impl MigMinors {
         proc_root.join("driver/nvidia-caps/mig-minors")
     }
 
-    /// Takes lines such as `gpu0/gi1/access 12`, `gpu0/gi1/ci0/access 13` and `config 1`; others (`monitor`) are not about
-    /// instances. Of several lines about one instance the last one counts.
-    fn parse(text: &str) -> Self {
-        let mut minors = Vec::new();
-        let mut config = None;
-        for line in text.lines() {
-            let Some((path, minor)) = line.trim().rsplit_once(' ') else { continue };
-            let Ok(minor) = minor.parse() else { continue };
-            match instance(path) {
-                Some(instance) => minors.push((instance, minor)),
-                None if path == "config" => config = config.or(Some(minor)),
-                None => {}
-            }
-        }
-        // Stable, so that the last of equal ones stays the last.
-        minors.sort_by_key(|(instance, _)| *instance);
-        Self { minors, config }
-    }
-
-    fn find(&self, instance: Instance) -> Option<u32> {
-        let after = self.minors.partition_point(|(other, _)| *other <= instance);
-        let (found, minor) = self.minors.get(after.checked_sub(1)?)?;
-        (*found == instance).then_some(*minor)
+    /// The number in the last line that begins with a capability's path.
+    fn find(&self, capability: &str) -> Option<u32> {
+        let text = self.0.as_bytes();
+        let wanted = format!("{capability} ");
+        let mut found = memmem::rfind_iter(text, &wanted);
+        let after = found.find_map(|at| {
+            let begins_line = at.checked_sub(1).is_none_or(|before| text.get(before) == Some(&b'\n'));
+            begins_line.then(|| self.0.get(at + wanted.len()..)).flatten()
+        })?;
+        after.lines().next()?.trim().parse().ok()
     }
 
     /// Minor of the capability to divide GPUs into instances.
     pub fn config(&self) -> Option<u32> {
-        self.config
+        self.0
+            .lines()
+            .find_map(|line| line.strip_prefix("config "))
+            .and_then(|minor| minor.trim().parse().ok())
     }
 
     /// Minor of the capability of a GPU instance.
     pub fn gpu_instance(&self, gpu_minor: u32, gpu_instance: u32) -> Option<u32> {
-        self.find((gpu_minor, gpu_instance, None))
+        self.find(&format!("gpu{gpu_minor}/gi{gpu_instance}/access"))
     }
 
     /// Minor of the capability of a compute instance.
     pub fn compute_instance(&self, gpu_minor: u32, gpu_instance: u32, compute_instance: u32) -> Option<u32> {
-        self.find((gpu_minor, gpu_instance, Some(compute_instance)))
+        self.find(&format!("gpu{gpu_minor}/gi{gpu_instance}/ci{compute_instance}/access"))
     }
-}
-
-/// The instance of a line's path.
-fn instance(path: &str) -> Option<Instance> {
-    let mut parts = path.split('/');
-    let mut number = |prefix: &str| parts.next()?.strip_prefix(prefix)?.parse::<u32>().ok();
-    let (gpu, gi) = (number("gpu")?, number("gi")?);
-    let ci = match parts.next()? {
-        "access" => None,
-        ci => {
-            let ci = ci.strip_prefix("ci")?.parse().ok()?;
-            (parts.next()? == "access").then_some(Some(ci))?
-        }
-    };
-    parts.next().is_none().then_some((gpu, gi, ci))
 }
 
 #[cfg(test)]
@@ -97,10 +67,11 @@ mod tests {
 
     #[test]
     fn instances_are_found_and_other_lines_are_not_mistaken_for_them() {
-        let minors = MigMinors::parse(
+        let minors = MigMinors(
             "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\ngpu7/gi13/access 1000\n\
              gpu7/gi13/ci6/access 1007\nnonsense\ngpu0/gi1/other 9\ngpux/gi1/access 9\ngpu0/gi1/access/more 9\n\
-             gpu0/gi1/ci0 9\n  gpu3/gi2/access 70\n",
+             gpu0/gi1/ci0 9\nagpu0/gi1/access 9\ngpu3/gi2/access 69\ngpu3/gi2/access 70\n"
+                .to_owned(),
         );
         assert_eq!(minors.config(), Some(1));
         assert_eq!(minors.gpu_instance(0, 0), Some(3));
@@ -110,7 +81,7 @@ mod tests {
         assert_eq!(minors.gpu_instance(3, 2), Some(70));
         assert_eq!(minors.gpu_instance(0, 1), None);
         assert_eq!(minors.compute_instance(0, 0, 1), None);
-        assert_eq!(minors.minors.len(), 5);
+        assert_eq!(minors.gpu_instance(0, 13), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The facts of one GPU.
 
+use crate::boards::{Board, Boards};
 use crate::brand::{architecture, brand_name, cores_per_multiprocessor, mig_mode_needs_reset};
-use crate::profiles::Profiles;
 use crate::raw::DeviceHandle;
 use crate::{
     Cause, DriverInfo, GpuError, GpuHealth, MigMode, NvmlCode, Operation, Recovery, RowRemapping, mig, pci,
@@ -39,31 +39,24 @@ pub(crate) fn read(
     gpu: &GpuUuid,
     driver: &DriverInfo,
     sys_root: &Path,
-    profiles: &Profiles,
+    boards: &Boards,
 ) -> Result<GpuInfo, GpuError> {
     let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
     let minor = device.minor_number().map_err(Cause::from).map_err(failed("minor number"))?;
     let memory = device.memory_info().map_err(Cause::from).map_err(failed("memory size"))?;
-    let product_name = device.name().map_err(Cause::from).map_err(failed("product name"))?;
-    let capability = device
-        .cuda_compute_capability()
-        .map_err(Cause::from)
-        .map(|c| (u32::try_from(c.major).unwrap_or(0), u32::try_from(c.minor).unwrap_or(0)))
-        .map_err(failed("compute capability"))?;
-    let architecture = architecture(device.architecture().ok().as_ref(), capability);
-    let pci_bus_id = device.pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id));
-    let position = pci_bus_id.as_deref().map(|id| pci::position(sys_root, id)).unwrap_or_default();
-    let mig = mig_capability(nvml, device, gpu, memory.total, architecture, profiles)?;
-    let told = device.num_cores().ok().zip(cores_per_multiprocessor(capability));
+    let Board { product_name, brand, architecture, compute_capability, cores, pci_bus_id, position } =
+        boards.board(gpu, || board(device, gpu, sys_root))?;
+    let mig = mig_capability(nvml, device, gpu, memory.total, architecture, boards)?;
+    let told = cores.zip(cores_per_multiprocessor(compute_capability));
     let multiprocessors = told.map_or_else(|| largest_profile(&mig), |(cores, per)| cores / per);
     Ok(GpuInfo {
         minor,
         index,
         uuid: gpu.clone(),
         product_name,
-        brand: brand_name(device.brand().ok().as_ref()).to_owned(),
+        brand: brand.to_owned(),
         architecture,
-        compute_capability: capability,
+        compute_capability,
         driver_version: driver.driver_version.clone(),
         cuda_driver_version: driver.cuda_version,
         memory_bytes: memory.total.saturating_sub(memory.reserved),
@@ -73,6 +66,27 @@ pub(crate) fn read(
         numa_node: position.numa_node,
         nvswitch: DeviceHandle::of(nvml, device).is_on_nvswitch(),
         mig,
+    })
+}
+
+/// What of a GPU never changes.
+fn board(device: &Device<'_>, gpu: &GpuUuid, sys_root: &Path) -> Result<Board, GpuError> {
+    let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
+    let product_name = device.name().map_err(Cause::from).map_err(failed("product name"))?;
+    let compute_capability = device
+        .cuda_compute_capability()
+        .map_err(Cause::from)
+        .map(|c| (u32::try_from(c.major).unwrap_or(0), u32::try_from(c.minor).unwrap_or(0)))
+        .map_err(failed("compute capability"))?;
+    let pci_bus_id = device.pci_info().ok().and_then(|info| pci::bus_id(&info.bus_id));
+    Ok(Board {
+        product_name,
+        brand: brand_name(device.brand().ok().as_ref()),
+        architecture: architecture(device.architecture().ok().as_ref(), compute_capability),
+        compute_capability,
+        cores: device.num_cores().ok(),
+        position: pci_bus_id.as_deref().map(|id| pci::position(sys_root, id)).unwrap_or_default(),
+        pci_bus_id,
     })
 }
 
@@ -91,15 +105,17 @@ fn mig_capability(
     gpu: &GpuUuid,
     memory_bytes: u64,
     architecture: Architecture,
-    profiles: &Profiles,
+    boards: &Boards,
 ) -> Result<MigCapability, GpuError> {
     let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
     let Some(mode) = mig_mode(device).map_err(failed("MIG mode"))? else {
         return Ok(MigCapability::Unsupported);
     };
     let read = || mig::profiles(DeviceHandle::of(nvml, device), memory_bytes);
-    let profiles =
-        profiles.of(gpu, mode.current, read).map_err(|code: NvmlCode| failed("MIG profiles")(code.into()))?;
+    let is_enabled = || mig_mode(device).ok().flatten().map(|mode| mode.current);
+    let profiles = boards
+        .profiles(gpu, mode.current, read, is_enabled)
+        .map_err(|code: NvmlCode| failed("MIG profiles")(code.into()))?;
     Ok(MigCapability::Supported {
         enabled: mode.current,
         pending: mode.pending,

@@ -18,6 +18,7 @@
 //!
 //! Start reading at [`Gpus`], then `real`, `mig` and `timed`.
 
+mod boards;
 mod brand;
 pub mod caps;
 #[cfg(feature = "test-util")]
@@ -30,7 +31,6 @@ pub mod fake;
 mod mig;
 mod observed;
 pub mod pci;
-mod profiles;
 mod program;
 mod raw;
 mod real;

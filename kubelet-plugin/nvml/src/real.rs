@@ -1,7 +1,7 @@
 //! The real library.
 
+use crate::boards::Boards;
 use crate::events::Listening;
-use crate::profiles::Profiles;
 use crate::program::Ended;
 use crate::raw::{DeviceHandle, ProcessList};
 use crate::{
@@ -44,7 +44,7 @@ pub struct NvmlGpus {
     nvml: Arc<Nvml>,
     options: Options,
     listening: Listening,
-    profiles: Profiles,
+    boards: Boards,
 }
 
 impl NvmlGpus {
@@ -59,7 +59,7 @@ impl NvmlGpus {
             other => other,
         };
         let nvml = Arc::new(nvml.map_err(|error| failed(error.into()))?);
-        Ok(Self { nvml, options, listening: Listening::default(), profiles: Profiles::default() })
+        Ok(Self { nvml, options, listening: Listening::default(), boards: Boards::default() })
     }
 
     /// The same, with what tells whether it, or an event set of it, is still held.
@@ -81,7 +81,7 @@ impl NvmlGpus {
         gpu: &GpuUuid,
         driver: &DriverInfo,
     ) -> Result<GpuInfo, GpuError> {
-        facts::read(&self.nvml, device, index, gpu, driver, &self.options.sys_root, &self.profiles)
+        facts::read(&self.nvml, device, index, gpu, driver, &self.options.sys_root, &self.boards)
     }
 
     fn handle<'a>(&'a self, device: &Device<'a>) -> DeviceHandle<'a> {

@@ -41,6 +41,9 @@ impl Default for Deadlines {
     }
 }
 
+/// What reading a GPU gives.
+type GpuRead = Result<(GpuInfo, Vec<LiveMig>), Unreadable>;
+
 /// What has a lane of its own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
@@ -123,6 +126,70 @@ impl Timed {
         self.on(gpu, operation, self.deadlines.change, work)
     }
 
+    /// Reads a GPU on its lane. `Err` of the work says that the library does not answer.
+    fn read_with(
+        &self,
+        index: u32,
+        work: impl FnOnce(&dyn Gpus) -> Result<GpuRead, GpuError> + Send + 'static,
+    ) -> GpuRead {
+        let lane = self.lane(&Place::Index(index), Subject { gpu: None, index: Some(index) });
+        let mut uuid = lane.subject().gpu;
+        if uuid.is_none() {
+            // First who it is, so that it has a name if the rest does not come back.
+            uuid = match self.identify(index) {
+                Ok(gpu) => Some(gpu),
+                Err(error) if error.is_stuck() => return Err(Unreadable { index, uuid: None, error }),
+                // Whatever is wrong with it, the call for its facts says so.
+                Err(_) => None,
+            };
+        }
+        let inner = Arc::clone(&self.inner);
+        let read = lane
+            .call(&Operation::Read("facts"), self.deadlines.read, move || work(&*inner))
+            .and_then(|read| read)
+            .map_err(|error| Unreadable { index, uuid: uuid.clone(), error })?;
+        let now = match &read {
+            Ok((info, _)) => Some(&info.uuid),
+            Err(gpu) => gpu.uuid.as_ref(),
+        };
+        if now.is_some() && now != uuid.as_ref() {
+            // Another one has the place.
+            self.place(&lane, index, now.cloned());
+        }
+        if let Ok((info, _)) = &read {
+            let mut known = self.known.lock();
+            known.minors.retain(|_, other| *other != index);
+            known.minors.insert(info.minor, index);
+        }
+        read
+    }
+
+    /// Reads one GPU, and what driver it has, with a call.
+    fn read_alone(&self, index: u32) -> Result<Inventory, GpuError> {
+        let found = Arc::new(Mutex::new(None));
+        let driver = Arc::clone(&found);
+        let read = self.read_with(index, move |gpus| {
+            let found = gpus.driver()?;
+            let read = gpus.read(index, &found);
+            *driver.lock() = Some(found);
+            Ok(read)
+        });
+        let driver = found.lock().take();
+        match driver {
+            Some(driver) => Ok(Inventory::of(driver, [read])),
+            // Nothing but the library as a whole says which driver it is.
+            None => Ok(Inventory::of(self.driver()?, [read])),
+        }
+    }
+
+    /// Notes which GPU an index means.
+    fn place(&self, lane: &Lane, index: u32, gpu: Option<GpuUuid>) {
+        lane.set_subject(Subject { gpu: gpu.clone(), index: Some(index) });
+        let mut known = self.known.lock();
+        known.indexes.retain(|_, other| *other != index);
+        known.indexes.extend(gpu.map(|gpu| (gpu, index)));
+    }
+
     /// Reads GPUs, each on its lane and all at the same time.
     fn read_all(&self, driver: DriverInfo, indexes: impl Iterator<Item = u32>) -> Inventory {
         let all: Vec<_> = std::thread::scope(|scope| {
@@ -156,35 +223,13 @@ impl Gpus for Timed {
         let inner = Arc::clone(&self.inner);
         let operation = Operation::Read("UUID");
         let gpu = lane.call(&operation, self.deadlines.read, move || inner.identify(index))??;
-        lane.set_subject(Subject { gpu: Some(gpu.clone()), index: Some(index) });
-        let mut known = self.known.lock();
-        known.indexes.retain(|_, other| *other != index);
-        known.indexes.insert(gpu.clone(), index);
+        self.place(&lane, index, Some(gpu.clone()));
         Ok(gpu)
     }
 
     fn read(&self, index: u32, driver: &DriverInfo) -> Result<(GpuInfo, Vec<LiveMig>), Unreadable> {
-        let lane = self.lane(&Place::Index(index), Subject { gpu: None, index: Some(index) });
-        // First who it is, so that it has a name if the rest does not come back.
-        let uuid = match self.identify(index) {
-            Ok(gpu) => Some(gpu),
-            Err(error) if error.is_stuck() => {
-                return Err(Unreadable { index, uuid: lane.subject().gpu, error });
-            }
-            // Whatever is wrong with it, the call for its facts says so.
-            Err(_) => None,
-        };
-        let (inner, driver) = (Arc::clone(&self.inner), driver.clone());
-        let read = move || inner.read(index, &driver);
-        let read = lane
-            .call(&Operation::Read("facts"), self.deadlines.read, read)
-            .map_err(|error| Unreadable { index, uuid, error })?;
-        if let Ok((info, _)) = &read {
-            let mut known = self.known.lock();
-            known.minors.retain(|_, other| *other != index);
-            known.minors.insert(info.minor, index);
-        }
-        read
+        let driver = driver.clone();
+        self.read_with(index, move |gpus| Ok(gpus.read(index, &driver)))
     }
 
     fn inventory(&self) -> Result<Inventory, GpuError> {
@@ -198,7 +243,10 @@ impl Gpus for Timed {
             minors.iter().map(|minor| known.minors.get(minor).copied()).collect()
         };
         if let Some(indexes) = indexes {
-            let found = self.read_all(self.driver()?, indexes.into_iter());
+            let found = match indexes.first().filter(|_| indexes.len() == 1) {
+                Some(index) => self.read_alone(*index)?,
+                None => self.read_all(self.driver()?, indexes.into_iter()),
+            };
             // A GPU that has another number now, or none, may have been replaced.
             let renumbered = found.gpus.iter().any(|gpu| !minors.contains(&gpu.minor));
             let gone = found.unreadable.iter().any(|gpu| !gpu.error.is_stuck());

@@ -2,10 +2,9 @@
 
 use super::layout::{library_dirs, library_dirs_32};
 use super::others::SOCKETS;
-use super::root::Root;
+use super::root::{Identity, Look, Root};
 use super::{DriverFiles, Roots, dirs, version};
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,16 +12,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Debug, Clone)]
 pub struct Driver {
     roots: Roots,
-    known: Arc<Mutex<Known>>,
+    known: Arc<Mutex<Option<Known>>>,
 }
 
 /// What was found, and what was seen of the driver then.
-type Known = Option<(Stamp, Arc<DriverFiles>)>;
+#[derive(Debug)]
+struct Known {
+    stamp: Stamp,
+    /// Where links in the directories that are searched lead to; under the root.
+    hidden: Vec<PathBuf>,
+    files: Arc<DriverFiles>,
+}
 
 /// What changes when a driver is installed, removed or exchanged: what the kernel module says of itself, and the
-/// directories that libraries are put into and the sockets of its daemons, which come and go by themselves (file
-/// system, inode, time of change).
-type Stamp = (Vec<u8>, Vec<Option<(u64, u64, i64, i64)>>);
+/// directories that libraries are put into, what the names in them that never change lead to, and the sockets of its
+/// daemons, which come and go by themselves.
+type Stamp = (Vec<u8>, Vec<Option<Identity>>);
 
 impl Driver {
     /// The driver under these roots.
@@ -30,14 +35,19 @@ impl Driver {
         Self { roots, known: Arc::default() }
     }
 
-    /// Its files. What was found stands as long as nothing shows that it is another driver; to see that takes a
-    /// few hundred system calls, none of which reads a file of the driver's.
+    /// Its files. What was found stands as long as nothing shows that it is another driver; to see that takes some
+    /// dozens of system calls, none of which reads a file of the driver's.
     pub fn files(&self) -> Arc<DriverFiles> {
-        let stamp = self.stamp();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, files)) = known.as_ref().filter(|(then, _)| *then == stamp) {
+        if let Some(Known { stamp, hidden, files }) = &*known
+            && *stamp == self.stamp(hidden)
+        {
             return Arc::clone(files);
         }
+        let root = Root(&self.roots.driver);
+        let hidden = searched().iter().flat_map(|dirs| dirs::hidden(root, dirs)).collect::<Vec<_>>();
+        // Before it is looked for, so that what changes meanwhile is seen the next time.
+        let stamp = self.stamp(&hidden);
         let files = Arc::new(DriverFiles::discover(&self.roots));
         tracing::info!(
             version = files.version.as_deref().unwrap_or("none"),
@@ -45,7 +55,7 @@ impl Driver {
             others = files.others.len(),
             "found the driver's files"
         );
-        *known = Some((stamp, Arc::clone(&files)));
+        *known = Some(Known { stamp, hidden, files: Arc::clone(&files) });
         files
     }
 
@@ -57,18 +67,25 @@ impl Driver {
         }
     }
 
-    fn stamp(&self) -> Stamp {
+    fn stamp(&self, hidden: &[PathBuf]) -> Stamp {
         let Roots { driver, proc, .. } = &self.roots;
         let module = fs::read(version::path(proc)).unwrap_or_default();
-        let root = Root(driver);
-        let state = |path: &Path| {
-            let meta = fs::metadata(path).ok()?;
-            Some((meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec()))
-        };
-        let dirs =
-            [library_dirs(), library_dirs_32()].into_iter().flat_map(|known| dirs::there(root, &known));
-        let dirs = dirs.map(|dir| state(&driver.join(root.dir(Path::new(&dir))?)));
-        let sockets = SOCKETS.iter().map(|(socket, _)| state(&driver.join(socket)));
-        (module, dirs.chain(sockets).collect())
+        let Some(look) = Look::into(Root(driver)) else { return (module, Vec::new()) };
+        let mut seen = Vec::new();
+        for dir in searched().iter().flatten() {
+            let there = look.identity(Path::new(dir));
+            if there.is_some() {
+                seen.extend(dirs::anchors(dir).iter().map(|link| look.identity(link)));
+            }
+            seen.push(there);
+        }
+        let sockets = SOCKETS.iter().map(|(socket, _)| Path::new(socket));
+        seen.extend(hidden.iter().map(PathBuf::as_path).chain(sockets).map(|path| look.identity(path)));
+        (module, seen)
     }
+}
+
+/// Where libraries are looked for, of 64 bits and of 32.
+fn searched() -> [Vec<String>; 2] {
+    [library_dirs(), library_dirs_32()]
 }

@@ -2,20 +2,30 @@
 
 use super::root::Root;
 use super::version::ANCHORS;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-/// Those of the known directories that are there, best first, and behind them where links in these lead to: Debian hides
-/// each branch of the driver in a directory of its own (`nvidia/tesla-535`), and not every library of it has a link.
+/// Those of the known directories that are there, best first, and behind them the hidden ones.
 pub(super) fn there(root: Root<'_>, known: &[String]) -> Vec<String> {
-    let mut dirs: Vec<String> =
-        known.iter().filter(|dir| root.dir(Path::new(dir)).is_some()).cloned().collect();
-    let anchors =
-        dirs.iter().flat_map(|dir| ANCHORS.map(|anchor| Path::new(dir).join(format!("{anchor}.1"))));
-    let files: Vec<_> = anchors.filter_map(|link| root.file(&link)).collect();
-    for dir in files.iter().filter_map(|file| file.parent()?.to_str()) {
-        if dirs.iter().all(|there| root.dir(Path::new(there)).as_deref() != Some(Path::new(dir))) {
-            dirs.push(dir.to_owned());
+    let hidden = hidden(root, known).into_iter().filter_map(|dir| Some(dir.to_str()?.to_owned()));
+    known.iter().filter(|dir| root.dir(Path::new(dir)).is_some()).cloned().chain(hidden).collect()
+}
+
+/// Where links in the known directories lead to: Debian hides each branch of the driver in a directory of its own
+/// (`nvidia/tesla-535`), and not every library of it has a link.
+pub(super) fn hidden(root: Root<'_>, known: &[String]) -> Vec<PathBuf> {
+    let dirs: Vec<(&String, PathBuf)> =
+        known.iter().filter_map(|dir| Some((dir, root.dir(Path::new(dir))?))).collect();
+    let files = dirs.iter().flat_map(|(dir, _)| anchors(dir)).filter_map(|link| root.file(&link));
+    let mut hidden: Vec<PathBuf> = Vec::new();
+    for dir in files.filter_map(|file| Some(file.parent()?.to_owned())) {
+        if !hidden.contains(&dir) && dirs.iter().all(|(_, there)| *there != dir) {
+            hidden.push(dir);
         }
     }
-    dirs
+    hidden
+}
+
+/// The names of libraries in a directory that each driver has, and that never change.
+pub(super) fn anchors(dir: &str) -> [PathBuf; 2] {
+    ANCHORS.map(|anchor| Path::new(dir).join(format!("{anchor}.1")))
 }

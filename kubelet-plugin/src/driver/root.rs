@@ -1,9 +1,11 @@
 //! The file system that the driver lies in, looked into as `chroot` would: absolute links start at its root,
 //! and no link leads out of it.
 
-use std::fs::{self, File};
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 /// More links than any driver's packages have in a row.
@@ -83,5 +85,82 @@ impl Root<'_> {
             }
         }
         Some(done)
+    }
+}
+
+/// What becomes another when a file or directory is replaced or something in a directory changes: file system, inode,
+/// time of change.
+pub(super) type Identity = (u64, u64, i64, i64);
+
+/// A look into a root that is taken many times and need not say where a path leads.
+#[derive(Debug)]
+pub(super) struct Look<'a> {
+    root: Root<'a>,
+    open: File,
+}
+
+impl<'a> Look<'a> {
+    /// A look into a root, if it is there.
+    pub(super) fn into(root: Root<'a>) -> Option<Self> {
+        let open = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(root.0).ok()?;
+        Some(Self { root, open })
+    }
+
+    /// What a path leads to. The kernel follows it (openat2(2), from 5.6), or [`Root::follow`] where it cannot.
+    pub(super) fn identity(&self, path: &Path) -> Option<Identity> {
+        let how =
+            OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
+        let meta = match openat2(&self.open, path, how) {
+            Ok(found) => File::from(found).metadata(),
+            Err(Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP) => return None,
+            Err(_) => return self.identity_by_hand(path),
+        };
+        Some(identity_of(&meta.ok()?))
+    }
+
+    /// The same on an older kernel.
+    fn identity_by_hand(&self, path: &Path) -> Option<Identity> {
+        fs::metadata(self.root.0.join(self.root.follow(path)?)).ok().as_ref().map(identity_of)
+    }
+}
+
+fn identity_of(meta: &Metadata) -> Identity {
+    (meta.dev(), meta.ino(), meta.ctime(), meta.ctime_nsec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use std::os::unix::fs::symlink;
+
+    #[rstest]
+    #[case::a_directory("usr/lib", true)]
+    #[case::a_file("usr/lib/libcuda.so.1", true)]
+    #[case::a_link_to_the_root("lib/libcuda.so.1", true)]
+    #[case::an_absolute_path("/usr/lib", true)]
+    #[case::an_absolute_link("alternatives/libcuda.so.1", true)]
+    #[case::out_of_the_root("out/etc/hostname", false)]
+    #[case::out_of_the_root_and_in_again("out/usr/lib", true)]
+    #[case::a_loop("loop", false)]
+    #[case::below_a_file("usr/lib/libcuda.so.1/x", false)]
+    #[case::nothing("usr/lib64", false)]
+    fn kernels_old_and_new_follow_a_path_to_the_same_and_never_out_of_the_root(
+        #[case] path: &str,
+        #[case] there: bool,
+    ) {
+        let temp = tempfile::tempdir().unwrap();
+        let root = temp.path();
+        fs::create_dir_all(root.join("usr/lib")).unwrap();
+        fs::create_dir_all(root.join("alternatives")).unwrap();
+        fs::write(root.join("usr/lib/libcuda.so.1"), "").unwrap();
+        symlink("/usr/lib", root.join("lib")).unwrap();
+        symlink("/lib/libcuda.so.1", root.join("alternatives/libcuda.so.1")).unwrap();
+        symlink("../../../../../../..", root.join("out")).unwrap();
+        symlink("loop", root.join("loop")).unwrap();
+        let look = Look::into(Root(root)).unwrap();
+        let found = look.identity(Path::new(path));
+        assert_eq!(found.is_some(), there);
+        assert_eq!(look.identity_by_hand(Path::new(path)), found);
     }
 }

@@ -12,6 +12,7 @@ use aliquot_model::GpuUuid;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +30,8 @@ pub struct Monitor {
     driver: Arc<str>,
     events: Events,
     metrics: Metrics,
+    /// Whether the API server keeps taints, as far as that is known.
+    taints: Arc<AtomicBool>,
 }
 
 impl Monitor {
@@ -40,11 +43,22 @@ impl Monitor {
             driver: driver.into(),
             events,
             metrics,
+            taints: Arc::new(AtomicBool::new(true)),
         };
         // What was known has been told by whoever found it out.
         monitor.measure(&Health::default(), &known);
         monitor.state.send_replace(Arc::new(known));
         monitor
+    }
+
+    /// Notes whether the API server keeps taints.
+    pub fn note_taints(&self, kept: bool) {
+        self.taints.store(kept, Ordering::Relaxed);
+    }
+
+    /// Whether the API server keeps taints.
+    pub fn keeps_taints(&self) -> bool {
+        self.taints.load(Ordering::Relaxed)
     }
 
     /// What errors mean.
@@ -84,7 +98,8 @@ impl Monitor {
             let is = after.told(gpu, &self.driver, &self.xids);
             let among = |list: &[Told], told: &Told| list.iter().any(|other| other.taint == told.taint);
             for told in is.iter().filter(|told| !among(&was, told)) {
-                self.events.node_warning(reasons::GPU_TAINTED, notice::tainted(gpu, told));
+                self.events
+                    .node_warning(reasons::GPU_TAINTED, notice::tainted(gpu, told, self.keeps_taints()));
             }
             for told in was.iter().filter(|told| !among(&is, told)) {
                 self.events.node_normal(reasons::GPU_TAINT_GONE, notice::taint_gone(gpu, told));

@@ -89,6 +89,14 @@ impl OfGpu {
         self.errors = Errors::default();
     }
 
+    /// The kernel module was loaded anew. What another driver told of the GPU, this one may never tell.
+    fn loaded_anew(&mut self) {
+        self.reset();
+        self.causes.retain(|cause, _| {
+            !matches!(cause, Cause::Recovery(_) | Cause::RowRemapPending | Cause::RowRemapFailure)
+        });
+    }
+
     /// What the driver counts. A smaller count than before is a new one, so what was counted is over; an error that was
     /// only told as an event is in none.
     fn count(&mut self, counted: u64, now: Timestamp) {
@@ -107,24 +115,28 @@ impl OfGpu {
 
     /// What the GPU says of itself.
     fn judge(&mut self, said: GpuHealth, now: Timestamp) {
-        let action = match said.recovery {
-            Some(Recovery::Needed(action)) => Some(Cause::Recovery(action)),
-            Some(Recovery::Nothing) | None => None,
-        };
-        if said.recovery == Some(Recovery::Nothing) && self.needed_recovery {
-            self.reset();
-        }
-        self.needed_recovery |= action.is_some();
-        self.causes.retain(|cause, _| !matches!(cause, Cause::Recovery(_)) || Some(*cause) == action);
-        if let Some(cause) = action {
-            self.note(cause, "", now);
+        // What it does not tell now stays as it was told last: an ill GPU may fail to answer.
+        if let Some(recovery) = said.recovery {
+            let action = match recovery {
+                Recovery::Needed(action) => Some(Cause::Recovery(action)),
+                Recovery::Nothing => None,
+            };
+            if action.is_none() && self.needed_recovery {
+                self.reset();
+            }
+            self.needed_recovery |= action.is_some();
+            self.causes.retain(|cause, _| !matches!(cause, Cause::Recovery(_)) || Some(*cause) == action);
+            if let Some(cause) = action {
+                self.note(cause, "", now);
+            }
         }
         if let Some(counted) = said.uncorrected_errors {
             self.count(counted, now);
         }
-        let rows = said.rows.unwrap_or_default();
-        self.set(Cause::RowRemapPending, rows.pending && !rows.failed, now);
-        self.set(Cause::RowRemapFailure, rows.failed, now);
+        if let Some(rows) = said.rows {
+            self.set(Cause::RowRemapPending, rows.pending && !rows.failed, now);
+            self.set(Cause::RowRemapFailure, rows.failed, now);
+        }
     }
 }
 
@@ -249,7 +261,7 @@ impl Health {
         let now = look.now;
         if let Some(module) = look.module {
             if self.module.is_some_and(|before| before != module) {
-                self.gpus.values_mut().for_each(OfGpu::reset);
+                self.gpus.values_mut().for_each(OfGpu::loaded_anew);
             }
             self.module = Some(module);
         }

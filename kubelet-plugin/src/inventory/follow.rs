@@ -59,7 +59,7 @@ impl Watcher {
             told.insert(note);
         }
         followed.told = told;
-        let all = done.failed.is_empty();
+        let all = done.failed.is_empty() && done.busy.is_empty();
         if all {
             followed.numbering = Some(Arc::clone(now));
             followed.gone.clone_from(&overview.gone);

@@ -79,7 +79,7 @@ struct Memory {
     settled: Instant,
     /// Whether somebody used more than it may.
     beyond: bool,
-    /// Refusals that were told.
+    /// Refusals of the last time, which were told.
     told: HashSet<(String, String)>,
 }
 
@@ -184,11 +184,13 @@ impl Follower {
     }
 
     fn say_refused(&self, said: &Said, limited: &Limited, told: &mut HashSet<(String, String)>) {
+        let mut before = std::mem::take(told);
         for refused in &limited.refused {
             let Some(limit) = said.spec.shares.iter().find(|limit| limit.share == refused.share) else {
                 continue;
             };
-            if told.insert((refused.share.uid.clone(), refused.reason.clone())) {
+            let refusal = (refused.share.uid.clone(), refused.reason.clone());
+            if !before.remove(&refusal) && !told.contains(&refusal) {
                 let claim = ClaimRef {
                     namespace: limit.namespace.clone(),
                     name: limit.name.clone(),
@@ -200,6 +202,7 @@ impl Follower {
                 );
                 self.events.claim_warning(&claim, reasons::LIMIT_REFUSED, note);
             }
+            told.insert(refusal);
         }
     }
 }

@@ -62,9 +62,14 @@ impl Node {
             }
         }
         if let Some(label) = self.wish.label() {
+            // What an attempt has left half done holds the driver.
+            if let Some(mut record) = prior.filter(|record| record.state == State::Started) {
+                let _gpus = self.reserve_hardware(&mut record)?;
+                self.clear_away(&record, &boot_id)?;
+            }
             return Err(PrepareError::DriverAskedFor { claim: request.claim.clone(), label });
         }
-        let (_gpus, facts) = self.reserve_and_read(request, prior.as_ref())?;
+        let (_gpus, facts) = self.reserve_and_read(request, prior.as_ref(), ledger.bindings)?;
         let facts = match &prior {
             Some(record) => {
                 self.clear_away(record, &boot_id)?;

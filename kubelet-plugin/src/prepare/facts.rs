@@ -18,9 +18,9 @@ impl Node {
         &self,
         request: &Request,
         prior: Option<&Record>,
+        mut bindings: BTreeMap<u32, Binding>,
     ) -> Result<(Reserved, Inventory), PrepareError> {
         for _ in 0..TRIES {
-            let bindings = self.ledger()?.bindings;
             let named =
                 minors(request).into_iter().filter_map(|minor| Some(bindings.get(&minor)?.gpu.clone()));
             let mut gpus: BTreeSet<GpuUuid> = named.chain(prior.into_iter().flat_map(hardware)).collect();
@@ -37,6 +37,7 @@ impl Node {
             if bind(&mut ledger, &facts) {
                 locked.save_releasing(&ledger)?;
             }
+            bindings = ledger.bindings;
         }
         Err(PrepareError::Renumbered { claim: request.claim.clone() })
     }

@@ -82,7 +82,7 @@ impl Node {
         if named.is_empty() {
             return Err(Disagreement::NoSpec.into());
         }
-        let (_gpus, facts) = self.reserve_and_read(request, None)?;
+        let (_gpus, facts) = self.reserve_and_read(request, None, self.ledger()?.bindings)?;
         let quotas = named.iter().map(|named| {
             let left = share::left(&self.machine.site.shares_dir, &named.result_id);
             (named.result_id.clone(), left)

@@ -8,7 +8,7 @@ use crate::execute::{Missing, StepError};
 use crate::ledger::{DeviceNumber, Ledger, Record};
 use crate::plan::{PlanError, Refusal, Step};
 use crate::reach::{self, Meaning, Reach};
-use crate::reservation;
+use crate::reservation::{self, ReserveError};
 use crate::store::{StoreError, io_error};
 use aliquot_model::{DeviceKind, GpuInfo, GpuUuid, LiveMig};
 use aliquot_nvml::Inventory;
@@ -50,6 +50,8 @@ pub struct Renumbered {
     pub rewritten: Vec<ClaimRef>,
     /// Claims whose specs could not be compared or written, and why.
     pub failed: Vec<(ClaimRef, String)>,
+    /// Claims that somebody is at work on, whose turn comes later.
+    pub busy: Vec<ClaimRef>,
 }
 
 impl Node {
@@ -201,6 +203,7 @@ impl Node {
             match self.renumber_claim(&record.claim.uid, &boot_id) {
                 Ok(true) => done.rewritten.push(record.claim),
                 Ok(false) => {}
+                Err(PrepareError::Reserved(ReserveError::Busy { .. })) => done.busy.push(record.claim),
                 Err(error) => done.failed.push((record.claim, error.to_string())),
             }
         }

@@ -24,10 +24,10 @@ pub(super) struct Basis {
     pub(super) mps: BTreeSet<u32>,
     /// Whether claims have shares of partitions.
     pub(super) shared_partitions: bool,
-    /// Minor numbers of which is to be asked who was given the GPU from before.
-    not_asked: BTreeSet<u32>,
+    /// Minor numbers of which is to be asked who was given the GPU from before, and that GPU.
+    pub(super) not_asked: BTreeMap<u32, GpuUuid>,
     /// Whether somebody is known who was.
-    has_former: bool,
+    pub(super) has_former: bool,
 }
 
 impl Basis {
@@ -44,10 +44,10 @@ impl Basis {
         let with_machines = overview.inventory.iter().flat_map(|inventory| &inventory.gpus);
         let with_machines = with_machines.filter(|gpu| overview.passed.contains(&gpu.uuid));
         let passed = with_machines.map(|gpu| gpu.minor).collect();
-        let not_asked: BTreeSet<u32> = overview.ledger.not_asked().into_keys().collect();
+        let not_asked = overview.ledger.not_asked();
         let there = overview.there();
         let here = there.iter().map(|(info, _)| info.uuid.clone()).collect();
-        let gpus = there.into_iter().filter(|(info, _)| !not_asked.contains(&info.minor));
+        let gpus = there.into_iter().filter(|(info, _)| !not_asked.contains_key(&info.minor));
         let gpus: Vec<GpuState> = gpus
             .map(|(info, live)| GpuState {
                 held: held.remove(&info.uuid).unwrap_or_default(),

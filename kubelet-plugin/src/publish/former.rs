@@ -4,11 +4,12 @@ use super::call::API_TIMEOUT;
 use super::{PublishError, Publisher};
 use crate::former::allocations;
 use crate::pages;
-use crate::prepare::Overview;
 use aliquot_api::Lean;
+use aliquot_model::GpuUuid;
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimSpec};
 use kube::Api;
 use kube::api::ListParams;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -17,12 +18,12 @@ impl Publisher {
     /// published has no GPU of which it was not asked.
     pub(super) async fn ask_for_former(
         &mut self,
-        overview: &Overview,
+        asked: BTreeMap<u32, GpuUuid>,
+        has_former: bool,
         pool: &str,
     ) -> Result<(), PublishError> {
-        let asked = overview.ledger.not_asked();
         let recent = self.asked_for_former.is_some_and(|at| at.elapsed() < self.settings.resync);
-        if asked.is_empty() && (recent || !overview.ledger.has_former()) {
+        if asked.is_empty() && (recent || !has_former) {
             return Ok(());
         }
         let api: Api<Lean<ResourceClaim>> = Api::all(self.client.clone());

@@ -55,7 +55,7 @@ pub(super) async fn register(
             Ok(bound) => bound,
             Err(error) => {
                 tracing::error!(%error, "cannot serve the registration socket, trying again");
-                tokio::time::sleep(REGISTER_RETRY).await;
+                wait_to_retry(&cancel).await;
                 continue;
             }
         };
@@ -80,7 +80,7 @@ pub(super) async fn register(
                             events.node_warning(reasons::REGISTRATION_REFUSED, why.clone());
                             refused = why;
                         }
-                        tokio::time::sleep(REGISTER_RETRY).await;
+                        wait_to_retry(&cancel).await;
                         break;
                     }
                 }
@@ -90,5 +90,13 @@ pub(super) async fn register(
         stop.cancel();
         // The kubelet keeps no stream open here; whatever hangs does not hold us up.
         let _ = tokio::time::timeout(Duration::from_secs(1), server).await;
+    }
+}
+
+/// Waits before registering again, or until the process is to end.
+async fn wait_to_retry(cancel: &CancellationToken) {
+    tokio::select! {
+        () = cancel.cancelled() => {}
+        () = tokio::time::sleep(REGISTER_RETRY) => {}
     }
 }

@@ -2,7 +2,8 @@
 
 use super::StoreError;
 use super::files::io_error;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -12,19 +13,21 @@ const SHORTEST: Duration = Duration::from_micros(200);
 /// Pauses grow up to this one.
 const RETRY: Duration = Duration::from_millis(20);
 
-/// Opens a file to lock, and makes it if it is not there.
+/// Opens a file to lock, and makes it and its directory if they are not there.
 ///
 /// # Errors
 /// If the file system refuses.
 pub(crate) fn open_lock(path: &Path) -> Result<File, StoreError> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(path)
-        .map_err(io_error("open", path))
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let opened = match (options.open(path), path.parent()) {
+        (Err(error), Some(dir)) if error.kind() == ErrorKind::NotFound => {
+            fs::create_dir_all(dir).map_err(io_error("create", dir))?;
+            options.open(path)
+        }
+        (opened, _) => opened,
+    };
+    opened.map_err(io_error("open", path))
 }
 
 /// Tries again and again until there is something, at least once. Blocks the thread for at most `timeout`; `None` then.

@@ -7,9 +7,11 @@ use crate::keeper::{End, Seen, Told};
 use crate::limits;
 use crate::processes::{MARK, Process, Table};
 use aliquot_devices::{CharDevice, Majors};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -263,9 +265,13 @@ pub(super) fn is_done(what: &str, done: io::Result<()>) -> bool {
     done.is_ok()
 }
 
-fn read(pipe: Option<impl Read>) -> String {
+/// What a program that ended has left in a pipe. Something that it started may have the other end open still, and is not
+/// waited for.
+fn read(pipe: Option<impl Read + AsFd>) -> String {
     let mut bytes = Vec::new();
-    if let Some(pipe) = pipe {
+    if let Some(pipe) = pipe
+        && fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok()
+    {
         // What was read so far counts.
         let _ = pipe.take(MOST_ANSWER).read_to_end(&mut bytes);
     }

@@ -260,8 +260,30 @@ fn what_the_gpu_says_of_itself_counts_as_long_as_it_says_so(
     story.said.insert(gpu(0), said);
     story.look();
     assert_eq!(story.taints(), taints);
-    let well = GpuHealth { uncorrected_errors: Some(0), ..GpuHealth::default() };
+    // An ill GPU may fail to answer.
+    story.said.insert(gpu(0), GpuHealth::default());
+    story.look();
+    assert_eq!(story.taints(), taints, "what it does not tell now stays");
+    let well = GpuHealth {
+        uncorrected_errors: Some(0),
+        rows: Some(RowRemapping { pending: false, failed: false }),
+        recovery: Some(Recovery::Nothing),
+    };
     story.said.insert(gpu(0), well);
+    story.look();
+    assert!(story.taints().is_empty());
+}
+
+#[test]
+fn what_a_driver_does_not_tell_any_more_ends_with_the_one_that_told_it() {
+    let mut story = Story::new();
+    let failed = Some(RowRemapping { pending: true, failed: true });
+    let said = GpuHealth { rows: failed, recovery: Some(Recovery::Needed(1)), ..GpuHealth::default() };
+    story.said.insert(gpu(0), said);
+    story.look();
+    assert_eq!(story.taints().len(), 2);
+    story.said.insert(gpu(0), GpuHealth::default());
+    story.module = Some(2);
     story.look();
     assert!(story.taints().is_empty());
 }

@@ -1,0 +1,109 @@
+//! What boards are and what they can be cut into, asked once: that is dozens of calls, and the answer is the board's for
+//! as long as the library is open.
+
+use crate::pci::PciPosition;
+use aliquot_model::{Architecture, GpuUuid, MigProfile};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+
+/// What of a GPU never changes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Board {
+    pub(crate) product_name: String,
+    pub(crate) brand: &'static str,
+    pub(crate) architecture: Architecture,
+    pub(crate) compute_capability: (u32, u32),
+    /// CUDA cores, where the driver says how many.
+    pub(crate) cores: Option<u32>,
+    /// As the kernel writes it.
+    pub(crate) pci_bus_id: Option<String>,
+    pub(crate) position: PciPosition,
+}
+
+/// The GPUs that were asked.
+#[derive(Debug, Default)]
+pub(crate) struct Boards {
+    boards: Known<GpuUuid, Board>,
+    /// By MIG mode, too.
+    profiles: Known<(GpuUuid, bool), Vec<MigProfile>>,
+}
+
+impl Boards {
+    /// A GPU's board. What cannot be read is asked for again the next time.
+    pub(crate) fn board<E>(
+        &self,
+        gpu: &GpuUuid,
+        read: impl FnOnce() -> Result<Board, E>,
+    ) -> Result<Board, E> {
+        self.boards.get(gpu.clone(), |_| true, read)
+    }
+
+    /// The profiles of a GPU in a mode. What cannot be read is asked for again the next time, and so is a board that
+    /// says that it has none, and one whose mode was switched meanwhile.
+    pub(crate) fn profiles<E>(
+        &self,
+        gpu: &GpuUuid,
+        enabled: bool,
+        read: impl FnOnce() -> Result<Vec<MigProfile>, E>,
+        is_enabled: impl FnOnce() -> Option<bool>,
+    ) -> Result<Vec<MigProfile>, E> {
+        let lasts = |profiles: &Vec<_>| !profiles.is_empty() && is_enabled() == Some(enabled);
+        self.profiles.get((gpu.clone(), enabled), lasts, read)
+    }
+}
+
+/// Answers by what was asked.
+#[derive(Debug)]
+struct Known<K, V>(Mutex<BTreeMap<K, V>>);
+
+impl<K, V> Default for Known<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Ord, V: Clone> Known<K, V> {
+    fn get<E>(
+        &self,
+        key: K,
+        lasts: impl FnOnce(&V) -> bool,
+        read: impl FnOnce() -> Result<V, E>,
+    ) -> Result<V, E> {
+        if let Some(known) = self.0.lock().get(&key) {
+            return Ok(known.clone());
+        }
+        // Not under the lock: a GPU may not answer, and holds up no other then.
+        let value = read()?;
+        if lasts(&value) {
+            self.0.lock().insert(key, value.clone());
+        }
+        Ok(value)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::h100_80;
+
+    #[test]
+    fn a_board_is_asked_once_a_mode_and_again_after_no_answer() {
+        let info = h100_80(0);
+        let (boards, gpu) = (Boards::default(), &info.uuid);
+        let off = |read: Result<Vec<MigProfile>, &'static str>| {
+            boards.profiles(gpu, false, || read, || Some(false))
+        };
+        assert_eq!(off(Err("lost")), Err("lost"));
+        assert_eq!(off(Ok(Vec::new())), Ok(Vec::new()));
+        let known = info.profiles().to_vec();
+        let switched = boards.profiles(gpu, false, || Ok::<_, &str>(known[..1].to_vec()), || Some(true));
+        assert_eq!(switched, Ok(known[..1].to_vec()), "and not kept");
+        for _ in 0..2 {
+            assert_eq!(off(Ok(known.clone())), Ok(known.clone()));
+        }
+        assert_eq!(off(Err("asked twice")), Ok(known));
+        assert_eq!(boards.profiles(gpu, true, || Err("another mode"), || None), Err("another mode"));
+        let other = h100_80(1).uuid;
+        assert_eq!(boards.profiles(&other, false, || Err("another GPU"), || None), Err("another GPU"));
+    }
+}
