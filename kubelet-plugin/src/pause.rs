@@ -87,7 +87,8 @@ impl Wish {
         self.0.lock().clone()
     }
 
-    pub(crate) fn set(&self, label: Option<String>) {
+    /// Notes which label asks for it, or that none does.
+    pub fn set(&self, label: Option<String>) {
         *self.0.lock() = label;
     }
 }

@@ -207,9 +207,7 @@ impl Node {
         let ledger = self.ledger()?;
         Ok(ledger.claims.is_empty() && self.specs()?.is_empty())
     }
-}
 
-impl Node {
     /// Does something while no claim has anything here and nobody works on a GPU: who prepares one waits, and then finds
     /// what was done. Returns false if a claim has something.
     ///

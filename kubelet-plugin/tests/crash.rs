@@ -11,6 +11,8 @@
 mod common;
 #[path = "crash/metadata.rs"]
 mod metadata;
+#[path = "crash/unload.rs"]
+mod unload;
 
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::ledger::State;

@@ -246,6 +246,30 @@ async fn an_ill_gpu_is_withdrawn_where_the_server_keeps_no_taints_and_nobody_is_
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_program_that_faults_all_the_time_writes_few_events_and_delays_no_other_gpus_error() {
+    let cluster = Cluster::new(two_gpus()).await;
+    let agent = cluster.start(&[]).await;
+    cluster.pool_where("published", |slices| there(slices, "gpu-0")).await;
+    let (first, second) = (h100_80(0).uuid, h100_80(1).uuid);
+    for _ in 0..500 {
+        cluster.world.gpus.raise(&first, EventKind::Xid(31), None);
+    }
+    cluster.world.gpus.raise(&second, EventKind::Xid(48), None);
+    cluster.pool_where("tainted", |slices| has(slices, "gpu-1 xid=48:NoSchedule")).await;
+    metric(&agent, &format!("dra_gpu_gpu_faults_total{{gpu=\"{first}\",fault=\"xid-31\"}} 500")).await;
+    note(&cluster, "GpuError", "reported xid-48").await;
+    let api: Api<Event> = Api::all(cluster.client.clone());
+    let events = api.list(&ListParams::default()).await.unwrap().items;
+    let written = |event: &Event| event.series.as_ref().map_or(1, |series| series.count);
+    let of_program =
+        events.iter().filter(|event| event.note.as_ref().is_some_and(|note| note.contains("xid-31")));
+    // One each ten seconds.
+    let written: i32 = of_program.map(written).sum();
+    assert!((1..50).contains(&written), "{written}");
+    agent.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_acknowledgement_clears_what_was_there_once_and_over_a_restart() {
     let cluster = Cluster::new(two_gpus()).await;
     let gpu = h100_80(0).uuid;
