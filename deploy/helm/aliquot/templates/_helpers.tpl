@@ -54,3 +54,14 @@ system:serviceaccount:{{ .Release.Namespace }}:aliquot-uninstall
 {{- define "aliquot.webhookURL" -}}
 {{ .Values.webhook.url | trimSuffix "/" | trimSuffix "/mutate-pods" }}
 {{- end }}
+
+{{- /* Where our containers see the driver's root. What they mount is the directory that it is in: a driver container
+mounts its root anew when it is replaced, and of that a mount of the root itself would show nothing. */}}
+{{- define "aliquot.driverRoot" -}}
+{{- if eq .driverRoot "/" }}/driver-root{{ else }}/driver-root/{{ base (clean .driverRoot) }}{{ end }}
+{{- end }}
+
+{{- define "aliquot.driverVolume" -}}
+{{- $parent := dir (clean .driverRoot) -}}
+hostPath: {path: {{ $parent | quote }}, type: {{ ternary "Directory" "DirectoryOrCreate" (eq $parent "/") }}}
+{{- end }}
