@@ -151,12 +151,7 @@ impl Collector {
                     since.remove(uid);
                     self.note_retention(record, kept).await;
                 }
-                Standing::Vanished => {
-                    if !since.contains_key(uid) {
-                        since.insert(uid.clone(), Instant::now());
-                        self.say_vanished(&record.claim, record.devices.iter());
-                    }
-                }
+                Standing::Vanished => self.note_vanished(&record.claim, record.devices.iter(), since).await,
             }
         }
         // Those of a newer release are for it to give back.
@@ -166,12 +161,7 @@ impl Collector {
             match self.standing(&record.claim, &record.keys()).await {
                 Standing::Unknown => {}
                 Standing::Allocated { .. } => drop(since.remove(uid)),
-                Standing::Vanished => {
-                    if !since.contains_key(uid) {
-                        since.insert(uid.clone(), Instant::now());
-                        self.say_vanished(&record.claim, devices.iter());
-                    }
-                }
+                Standing::Vanished => self.note_vanished(&record.claim, devices.iter(), since).await,
             }
         }
         since.retain(|uid, _| {
@@ -209,9 +199,36 @@ impl Collector {
         }
     }
 
-    fn say_vanished<'a>(&self, claim: &ClaimRef, devices: impl Iterator<Item = &'a Device>) {
+    /// Notes since when a claim is gone while it is prepared, and says so.
+    async fn note_vanished<'a>(
+        &self,
+        claim: &ClaimRef,
+        devices: impl Iterator<Item = &'a Device>,
+        since: &mut BTreeMap<String, Instant>,
+    ) {
+        if since.contains_key(&claim.uid) || !self.is_held(&claim.uid).await {
+            return;
+        }
+        since.insert(claim.uid.clone(), Instant::now());
         let devices: Vec<&str> = devices.map(|device| device.device.as_str()).collect();
         self.events.node_warning(reasons::CLAIM_VANISHED, notice::vanished(claim, &devices));
+    }
+
+    /// Whether a claim has anything here now: it may have been given back, and then deleted, since the ledger was read
+    /// and while the API was asked. In doubt it has.
+    async fn is_held(&self, uid: &str) -> bool {
+        let (node, owned) = (Arc::clone(&self.node), uid.to_owned());
+        match tokio::task::spawn_blocking(move || node.has_claim(&owned)).await {
+            Ok(Ok(held)) => held,
+            Ok(Err(error)) => {
+                tracing::warn!(claim.uid = %uid, %error, "cannot look whether a claim that is gone has anything here");
+                true
+            }
+            Err(error) => {
+                tracing::error!(claim.uid = %uid, %error, "looking for a claim ended abnormally");
+                true
+            }
+        }
     }
 
     /// Asks the API's cache, and the store itself before anything is believed to be gone.

@@ -186,6 +186,14 @@ impl Node {
         Ok(locked.load()?.ledger.claims.remove(uid))
     }
 
+    /// Whether a claim has anything here, also by what a newer release wrote.
+    ///
+    /// # Errors
+    /// If lock or checkpoint cannot be had.
+    pub fn has_claim(&self, uid: &str) -> Result<bool, StoreError> {
+        Ok(self.ledger()?.has(uid))
+    }
+
     fn ledger(&self) -> Result<Ledger, StoreError> {
         Ok(self.store.lock(self.lock_timeout)?.load()?.ledger)
     }

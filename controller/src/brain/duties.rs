@@ -271,7 +271,8 @@ impl Core {
 
     /// Takes back what was given out just before the node said that the hardware is held for a claim that
     /// is gone: prepare refuses it for as long as that lasts. A share may have been prepared beside the
-    /// one that is held, so shares stay.
+    /// one that is held, so shares stay. What a hold claim has is never prepared, and it may be its own ended
+    /// pod's claim that is gone, so it stays too.
     fn move_off_held_hardware(&mut self, pool: Sym) {
         let held_key = aliquot_model::names::held_taint(self.index.driver());
         let Some(entry) = self.index.pool(pool) else { return };
@@ -294,6 +295,7 @@ impl Core {
             .index
             .claims()
             .filter(|claim| stuck.contains(&claim.uid) && !self.deallocating.contains_key(&claim.uid))
+            .filter(|claim| claim.bequest.is_none())
             .filter(|claim| {
                 claim.allocation.as_ref().is_some_and(|allocation| self.index.is_ours(allocation))
             })

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 /// An ended pod that is not gone yet is looked at this often.
 const LOOK: Duration = Duration::from_millis(500);
-/// A pod waits for one that ends at most so long after the hold claim was made, in seconds.
+/// A pod waits for one that ends, and a hold claim for its devices, at most so long after that was made, in seconds.
 const PATIENCE: i64 = 60;
 
 /// The end of a pod is waited for so long, in seconds, once its claim has lost its devices.
@@ -95,6 +95,11 @@ enum Inheritance {
 /// Name of the hold claim for a claim: the same whenever it is computed.
 fn name_of(claim_uid: &str) -> String {
     format!("aliquot-hold-{claim_uid}")
+}
+
+/// Whether a hold claim was made just now, so that what it is for may not be over yet.
+const fn is_early(claim: &Claim, wall: i64) -> bool {
+    wall <= claim.created.saturating_add(PATIENCE)
 }
 
 impl Core {
@@ -319,6 +324,9 @@ impl Core {
             Decision::OutOfTime(_) => {
                 self.holds.unbound.run_late(&claim.key, self.cost(), now);
             }
+            _ if is_early(claim, wall.as_second()) && self.kept_for_others().is_unsettled(bequest) => {
+                self.holds.unbound.delay(&claim.key, now);
+            }
             // They are not to be had any more.
             _ => self.give_bequest_up(claim, now),
         }
@@ -372,14 +380,14 @@ impl Core {
             return Inheritance::Later;
         }
         let Some(group) = groups.into_values().next() else { return Inheritance::None };
-        let late = |claim: &Claim| self.holds.wall > claim.created.saturating_add(PATIENCE);
         let busy = |claim: &Claim, bequest: &Bequest| {
             kept.source_holds(claim, bequest)
+                || kept.is_unsettled(bequest)
                 || self.holds.writing.contains(&claim.uid)
                 || self.index.is_assumed(&claim.uid)
         };
         if group.iter().any(|(_, claim, bequest)| busy(claim, bequest)) {
-            let all_late = group.iter().all(|(_, claim, _)| late(claim));
+            let all_late = group.iter().all(|(_, claim, _)| !is_early(claim, self.holds.wall));
             return if all_late { Inheritance::None } else { Inheritance::Later };
         }
         let mut seen = HashSet::new();

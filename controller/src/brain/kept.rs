@@ -10,7 +10,8 @@ use crate::budget::Book;
 use crate::decide::{Situation, Stage};
 use crate::hold::heir::{self, Bequest, Step};
 use crate::hold::{self, ByUs, Limits};
-use crate::index::{Claim, ClaimSource, Holder, Index, ObjectKey, Pod, Resolution, Sym, Uid};
+use crate::index::{Claim, ClaimSource, Holder, Index, ObjectKey, Pod, PoolState, Resolution, Sym, Uid};
+use aliquot_model::names::held_taint;
 use k8s_openapi::api::resource::v1::ResourceClaimSpec;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -98,6 +99,23 @@ impl<'a> Kept<'a> {
         let key = ObjectKey::new(&claim.key.namespace, &bequest.claim);
         self.index.claim(&key).is_some_and(|source| *source.uid == *bequest.claim_uid)
             && self.index.effective_allocation(&key).is_some()
+    }
+
+    /// Whether it cannot be told yet whether a hold claim's devices are free: its node is publishing anew, or says that the
+    /// hardware is held for a claim that is gone, as it may for a moment after the ended pod's.
+    pub(super) fn is_unsettled(&self, bequest: &Bequest) -> bool {
+        let held = held_taint(self.index.driver());
+        bequest.devices.iter().any(|(pool, device)| {
+            let Some(pool) = self.index.sym(pool).and_then(|pool| self.index.pool(pool)) else {
+                return false;
+            };
+            let Some(layout) = &pool.layout else {
+                return matches!(pool.state, PoolState::Incomplete { .. });
+            };
+            let at = self.index.sym(device).and_then(|device| layout.position(device));
+            let known = at.and_then(|at| layout.devices.get(at as usize));
+            known.is_some_and(|known| self.index.taints(known).iter().any(|taint| *taint.key == *held))
+        })
     }
 
     /// Hold claims that have no devices although nobody else has them: they are not free for others.

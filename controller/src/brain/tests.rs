@@ -173,6 +173,22 @@ impl World {
         self.handle(Input::Done(Box::new(outcome)));
     }
 
+    /// The node n1 with two GPUs says that these are held for somebody whose claim is gone.
+    fn says_held(&mut self, minors: &[u32], generation: i64) {
+        let gpus: Vec<GpuState> = (0..2)
+            .map(|minor| GpuState {
+                info: fixtures::h100("n1", minor),
+                live: Vec::new(),
+                held: if minors.contains(&minor) { vec![Holding::Whole] } else { Vec::new() },
+                standing: Vec::new(),
+                taints: Vec::new(),
+            })
+            .collect();
+        for slice in fixtures::slices_of("n1", &gpus, AllocatorMode::Controller, generation) {
+            self.handle(Input::Slice(Seen::Apply(Box::new(slice))));
+        }
+    }
+
     /// Does a job for one claim as if the API had taken it.
     fn succeed(&mut self, name: &str, requests: &[Value]) {
         let job = self.take_job();
@@ -599,20 +615,7 @@ fn what_was_given_out_of_held_hardware_is_taken_back_unless_it_runs() {
             pod.status = object(json!({"phase": if started { "Running" } else { "Pending" }}));
         });
         world.jobs.clear();
-        // The node says that GPU 0 is held for somebody whose claim is gone.
-        let held = |minor| if minor == 0 { vec![Holding::Whole] } else { Vec::new() };
-        let gpus: Vec<GpuState> = (0..2)
-            .map(|minor| GpuState {
-                info: fixtures::h100("n1", minor),
-                live: Vec::new(),
-                held: held(minor),
-                standing: Vec::new(),
-                taints: Vec::new(),
-            })
-            .collect();
-        for slice in fixtures::slices_of("n1", &gpus, AllocatorMode::Controller, 2) {
-            world.handle(Input::Slice(Seen::Apply(Box::new(slice))));
-        }
+        world.says_held(&[0], 2);
         world.later(1);
         let jobs = world.take_jobs();
         assert_eq!(

@@ -89,30 +89,76 @@ fn a_pod_that_lost_its_devices_and_does_not_end_gets_others_after_a_while() {
     assert_eq!(allocates(&world.take_jobs()), 1);
 }
 
-#[test]
-fn a_hold_claim_that_is_seen_before_the_answer_to_its_making_is_not_in_its_own_way() {
+/// What is done for claims without a pod.
+fn keep(world: &mut World) -> Vec<Job> {
+    world.core.keep_holds(world.now, Timestamp::from_second(1_001).expect("a time"));
+    world.work();
+    world.take_jobs()
+}
+
+/// The same, its pod ends, and the hold claim for its devices is in the API as this.
+fn survived() -> (World, ResourceClaim) {
     let mut world = robbed();
     world.take_jobs();
     world.pod("a", &["a"], |pod| {
         bound(pod);
         pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
     });
-    let keep = |world: &mut World| {
-        world.core.keep_holds(world.now, Timestamp::from_second(1_001).expect("a time"));
-        world.work();
-        world.take_jobs()
-    };
     let jobs = keep(&mut world);
     let [Job::MakeHold { claim, .. }] = jobs.as_slice() else { panic!("a hold claim, not {jobs:?}") };
-    let mut claim = claim.clone();
+    let mut claim = (**claim).clone();
     claim.metadata.uid = Some("uid-hold".to_owned());
-    claim.metadata.resource_version = Some(world.stamp());
     claim.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         Timestamp::from_second(1_001).expect("a time"),
     ));
-    world.handle(Input::Claim(Seen::Apply(claim)));
+    let seen = again(&mut world, &claim);
+    world.handle(Input::Claim(Seen::Apply(seen)));
+    (world, claim)
+}
+
+/// A later version of a claim.
+fn again(world: &mut World, claim: &ResourceClaim) -> Box<ResourceClaim> {
+    let mut claim = Box::new(claim.clone());
+    claim.metadata.resource_version = Some(world.stamp());
+    claim
+}
+
+#[test]
+fn a_hold_claim_that_is_seen_before_the_answer_to_its_making_is_not_in_its_own_way() {
+    let (mut world, _) = survived();
     let jobs = keep(&mut world);
     assert!(matches!(jobs.as_slice(), [Job::Bind { .. }]), "{jobs:?}");
+}
+
+#[test]
+fn a_hold_claim_waits_for_devices_that_are_held_for_the_claim_of_its_pod() {
+    let (mut world, _) = survived();
+    world.says_held(&[0], 2);
+    let jobs = keep(&mut world);
+    assert!(jobs.is_empty(), "{jobs:?}");
+    world.says_held(&[], 3);
+    world.later(2);
+    let jobs = keep(&mut world);
+    assert!(matches!(jobs.as_slice(), [Job::Bind { .. }]), "{jobs:?}");
+}
+
+#[test]
+fn what_a_hold_claim_has_stays_when_its_node_says_that_it_is_held() {
+    let (mut world, mut claim) = survived();
+    let jobs = keep(&mut world);
+    let [job @ Job::Bind { allocations, .. }] = jobs.as_slice() else { panic!("a binding, not {jobs:?}") };
+    let allocation = allocations.first().expect("one").clone();
+    let seconds = allocation.allocation_timestamp.as_ref().map_or(0, |time| time.0.as_second());
+    let results = allocation.devices.clone().and_then(|devices| devices.results).unwrap_or_default();
+    let mark = crate::index::fingerprint("uid-hold", seconds, &results);
+    claim.metadata.annotations.get_or_insert_default().insert(crate::index::FINGERPRINT.to_owned(), mark);
+    claim.status = Some(object(json!({"allocation": allocation})));
+    let claim = *again(&mut world, &claim);
+    world.done(job.clone(), vec![claim], None);
+    world.says_held(&[0], 2);
+    world.later(1);
+    let jobs = keep(&mut world);
+    assert!(jobs.is_empty(), "{jobs:?}");
 }
 
 /// A pod that has a partition and leaves it to the next.
