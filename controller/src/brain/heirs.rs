@@ -237,8 +237,15 @@ impl Core {
         Some(Ending { claim, bequest, seconds: policy.seconds, sent: false })
     }
 
-    /// Takes the answer to the making of a hold claim in.
+    /// Takes the answer to the making of a hold claim in. What could not be written for now is written again.
     pub(super) fn hold_made(&mut self, source: &Uid, error: Option<WriteError>) {
+        if let (Some(WriteError::Exhausted { .. }), Some(ending)) =
+            (&error, self.holds.endings.get_mut(source))
+        {
+            tracing::warn!(claim = %source, "the hold claim for its devices cannot be made now, and is tried again");
+            ending.sent = false;
+            return;
+        }
         self.holds.endings.remove(source);
         if let Some(error) = error {
             tracing::warn!(claim = %source, %error, "its devices are not kept for the next");

@@ -96,8 +96,8 @@ fn keep(world: &mut World) -> Vec<Job> {
     world.take_jobs()
 }
 
-/// The same, its pod ends, and the hold claim for its devices is in the API as this.
-fn survived() -> (World, ResourceClaim) {
+/// The same, and its pod ends: what is to be done first, the making of the hold claim.
+fn ended() -> (World, Job, ResourceClaim) {
     let mut world = robbed();
     world.take_jobs();
     world.pod("a", &["a"], |pod| {
@@ -105,8 +105,13 @@ fn survived() -> (World, ResourceClaim) {
         pod.status.get_or_insert_default().phase = Some("Succeeded".to_owned());
     });
     let jobs = keep(&mut world);
-    let [Job::MakeHold { claim, .. }] = jobs.as_slice() else { panic!("a hold claim, not {jobs:?}") };
-    let mut claim = (**claim).clone();
+    let [job @ Job::MakeHold { claim, .. }] = jobs.as_slice() else { panic!("a hold claim, not {jobs:?}") };
+    (world, job.clone(), (**claim).clone())
+}
+
+/// The same, and the hold claim is in the API.
+fn survived() -> (World, ResourceClaim) {
+    let (mut world, _, mut claim) = ended();
     claim.metadata.uid = Some("uid-hold".to_owned());
     claim.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         Timestamp::from_second(1_001).expect("a time"),
@@ -128,6 +133,20 @@ fn a_hold_claim_that_is_seen_before_the_answer_to_its_making_is_not_in_its_own_w
     let (mut world, _) = survived();
     let jobs = keep(&mut world);
     assert!(matches!(jobs.as_slice(), [Job::Bind { .. }]), "{jobs:?}");
+}
+
+#[test]
+fn a_hold_claim_that_the_api_server_does_not_take_now_is_made_later() {
+    let (mut world, job, _) = ended();
+    let error = WriteError::Exhausted { what: "claim".to_owned(), attempts: 1, last: "no answer".to_owned() };
+    world.done(job, Vec::new(), Some(error));
+    let jobs = keep(&mut world);
+    let [job @ Job::MakeHold { .. }] = jobs.as_slice() else { panic!("a hold claim, not {jobs:?}") };
+    // A word against it is the last.
+    let error = WriteError::Refused { what: "claim".to_owned(), message: "over quota".to_owned() };
+    world.done(job.clone(), Vec::new(), Some(error));
+    let jobs = keep(&mut world);
+    assert!(jobs.is_empty(), "{jobs:?}");
 }
 
 #[test]
