@@ -9,6 +9,7 @@ mod budget;
 mod certificate;
 mod compaction;
 mod controllers;
+mod driver_container;
 mod elastic;
 mod examples;
 mod explain;
