@@ -42,6 +42,7 @@ pub(crate) fn board(minor: u32, mig: Option<(bool, bool)>) -> GpuInfo {
         pcie_root: Some("pci0000:00".into()),
         numa_node: Some(0),
         nvswitch: false,
+        nvlink_domain: None,
         mig: match mig {
             None => MigCapability::Unsupported,
             Some((enabled, needs_reset)) => MigCapability::Supported {

@@ -130,6 +130,11 @@ pub struct GpuInfo {
     /// Whether its NVLinks lead to NVSwitches, over which a fabric manager routes them for all GPUs together.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub nvswitch: bool,
+    /// The GPUs that reach each other over NVLink have one value: `nvswitch`, `nvswitch.<clique>` or
+    /// `<cluster UUID>.<clique>` of those that are connected to NVSwitches, else the lowest PCI address of theirs. `None`
+    /// of those whose links lead to none, or are not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nvlink_domain: Option<String>,
     /// Partitioning.
     pub mig: MigCapability,
 }

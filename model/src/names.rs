@@ -89,6 +89,10 @@ pub const ATTR_PCIE_ROOT: &str = "resource.kubernetes.io/pcieRoot";
 /// Standard attribute: NUMA node number (KEP-6072).
 pub const ATTR_NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 
+/// Attribute in the driver's domain: GPUs with the same value reach each other over NVLink. NVIDIA's driver has none
+/// (dra-driver-nvidia-gpu issue 214).
+pub const ATTR_NVLINK_DOMAIN: &str = "nvlinkDomain";
+
 /// Key of the taint that hands a device to our controller and keeps kube-scheduler off it.
 pub fn controller_taint(driver: &str) -> String {
     format!("{driver}/controller-allocated")

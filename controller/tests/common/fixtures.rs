@@ -63,6 +63,7 @@ pub fn h100(node: &str, minor: u32) -> GpuInfo {
         pcie_root: Some(format!("pci0000:{:02x}", minor / 2)),
         numa_node: Some(minor / 4),
         nvswitch: false,
+        nvlink_domain: None,
         mig: MigCapability::Supported {
             enabled: false,
             pending: false,

@@ -358,6 +358,28 @@ async fn through_mps(cluster: &Cluster) -> Result<()> {
     cluster.wait_for("the GPU to be everybody's", || async { Ok((modes()? == before).then_some(())) }).await
 }
 
+/// Two boards of the node are equal and not in MIG mode, so these are linked.
+#[test]
+fn gpus_of_a_claim_that_asks_for_nvlink_are_linked() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let file = cluster.repo().join("examples/16-aligned-gpus/16-aligned-gpus.yaml");
+        let (numa, nvlink) = ("resource.kubernetes.io/numaNode", "gpu.aliquot.dev/nvlinkDomain");
+        let near = std::fs::read_to_string(file)?;
+        ensure!(near.contains(numa), "the example has another constraint: {near}");
+        cluster.apply(&near.replace(numa, nvlink))?;
+        cluster.running("aligned", "trainer").await?;
+        let devices = cluster.devices_of("aligned", "trainer").await?;
+        let node = cluster.hardware()?;
+        let equal = node.gpus().iter().filter(|gpu| gpu.board.key == "H100-80");
+        let linked: BTreeSet<String> = equal.map(|gpu| format!("gpu-{}", gpu.minor)).collect();
+        ensure!(
+            devices.iter().cloned().collect::<BTreeSet<_>>() == linked,
+            "{devices:?}, and not {linked:?}"
+        );
+        cluster.delete_namespace("aligned").await
+    })
+}
+
 /// Of the node's whole GPUs three are at one NUMA node, and one is at the other.
 #[test]
 fn gpus_of_a_claim_that_asks_for_it_are_at_one_numa_node() -> Result<()> {

@@ -1,10 +1,12 @@
 //! What boards are and what they can be cut into, asked once: that is dozens of calls, and the answer is the board's for
 //! as long as the library is open.
 
+use crate::nvlink::{Links, Wiring};
 use crate::pci::PciPosition;
 use aliquot_model::{Architecture, GpuUuid, MigProfile};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 
 /// What of a GPU never changes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub(crate) struct Boards {
     boards: Known<GpuUuid, Board>,
     /// By MIG mode, too.
     profiles: Known<(GpuUuid, bool), Vec<MigProfile>>,
+    links: Known<GpuUuid, Links>,
+    wiring: Wiring,
 }
 
 impl Boards {
@@ -49,6 +53,31 @@ impl Boards {
     ) -> Result<Vec<MigProfile>, E> {
         let lasts = |profiles: &Vec<_>| !profiles.is_empty() && is_enabled() == Some(enabled);
         self.profiles.get((gpu.clone(), enabled), lasts, read)
+    }
+
+    /// Whether a GPU's NVLinks lead to NVSwitches, and its domain (see [`crate::nvlink`]). Links from GPU to GPU are off
+    /// in MIG mode: what was seen of them before counts then. They are asked for again until all of them are up.
+    pub(crate) fn nvlink(
+        &self,
+        gpu: &GpuUuid,
+        bus_id: Option<&str>,
+        mig_mode: bool,
+        read: impl FnOnce() -> Links,
+    ) -> (bool, Option<String>) {
+        let is_seen = |links: &Links| !mig_mode || matches!(links, Links::Switches(_));
+        let lasts = |links: &Links| links.lasts() && is_seen(links);
+        let Ok(links) = self.links.get(gpu.clone(), lasts, || Ok::<_, Infallible>(read()));
+        let seen = is_seen(&links);
+        match (links, bus_id) {
+            (Links::Switches(domain), _) => (true, domain),
+            (Links::Gpus { .. }, None) => (false, None),
+            (Links::Gpus { peers, .. }, Some(bus_id)) => {
+                if seen {
+                    self.wiring.learn(bus_id, peers);
+                }
+                (false, self.wiring.domain(bus_id))
+            }
+        }
     }
 }
 

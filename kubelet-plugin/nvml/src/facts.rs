@@ -47,6 +47,9 @@ pub(crate) fn read(
     let Board { product_name, brand, architecture, compute_capability, cores, pci_bus_id, position } =
         boards.board(gpu, || board(device, gpu, sys_root))?;
     let mig = mig_capability(nvml, device, gpu, memory.total, architecture, boards)?;
+    let mig_mode = matches!(mig, MigCapability::Supported { enabled: true, .. });
+    let links = || DeviceHandle::of(nvml, device).nvlinks();
+    let (nvswitch, nvlink_domain) = boards.nvlink(gpu, pci_bus_id.as_deref(), mig_mode, links);
     let told = cores.zip(cores_per_multiprocessor(compute_capability));
     let multiprocessors = told.map_or_else(|| largest_profile(&mig), |(cores, per)| cores / per);
     Ok(GpuInfo {
@@ -64,7 +67,8 @@ pub(crate) fn read(
         pci_bus_id,
         pcie_root: position.root,
         numa_node: position.numa_node,
-        nvswitch: DeviceHandle::of(nvml, device).is_on_nvswitch(),
+        nvswitch,
+        nvlink_domain,
         mig,
     })
 }

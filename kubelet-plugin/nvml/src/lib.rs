@@ -29,6 +29,7 @@ mod facts;
 #[cfg(feature = "test-util")]
 pub mod fake;
 mod mig;
+mod nvlink;
 mod observed;
 pub mod pci;
 mod program;

@@ -8,7 +8,7 @@ use aliquot_model::{GpuInfo, LiveMig, MigCapability, Placement};
 use aliquot_nvml::caps::MigMinors;
 use aliquot_nvml::contract::{self, TestNode};
 use aliquot_nvml::{Cause, Gpus, NvmlCode, NvmlGpus, Options, TimeSlice};
-use aliquot_sim_node::{Fault, GpuSpec, Node, NodeSpec, Pool, gi_capability_minor, reboot};
+use aliquot_sim_node::{Fault, GpuSpec, Node, NodeSpec, NvLinks, Pool, gi_capability_minor, reboot};
 use rstest::rstest;
 use std::cell::RefCell;
 use std::fs;
@@ -348,16 +348,63 @@ fn events_outlive_the_handle_that_made_them() {
 }
 
 #[rstest]
-#[case::fabric("H100-80", true, true)]
-#[case::links_to_switches("A100-40", true, true)]
-#[case::links_between_gpus("H100-80", false, false)]
-#[case::without_links("T4", true, false)]
+#[case::fabric("H100-80", NvLinks::Switches, true)]
+#[case::links_to_switches("A100-40", NvLinks::Switches, true)]
+#[case::links_between_gpus("H100-80", NvLinks::Mesh, false)]
+#[case::without_links("T4", NvLinks::Switches, false)]
 fn a_gpu_that_is_connected_to_nvswitches_says_so(
     #[case] board: &str,
-    #[case] nvswitch: bool,
+    #[case] nvlinks: NvLinks,
     #[case] want: bool,
 ) {
-    let node = SimulatedNode::new(NodeSpec { nvswitch, ..NodeSpec::new([board, board]) });
+    let node = SimulatedNode::new(NodeSpec { nvlinks, ..NodeSpec::new([board, board]) });
     let inventory = node.gpus.borrow().as_ref().unwrap().inventory().unwrap();
     assert_eq!(inventory.gpus.iter().map(|gpu| gpu.nvswitch).collect::<Vec<_>>(), [want, want]);
+}
+
+/// The NVLink domains of a node's GPUs.
+fn domains(node: &SimulatedNode) -> Vec<Option<String>> {
+    let inventory = node.gpus().inventory().unwrap();
+    inventory.gpus.into_iter().map(|gpu| gpu.nvlink_domain).collect()
+}
+
+#[rstest]
+#[case::mesh(NvLinks::Mesh, ["H100-80"; 4], [Some(0); 4])]
+#[case::bridges(NvLinks::Pairs, ["A100-80"; 4], [Some(0), Some(0), Some(2), Some(2)])]
+#[case::equal_boards_only(NvLinks::Mesh, ["H100-80", "A100-80", "H100-80", "A30"], [Some(0), None, Some(0), None])]
+#[case::without_links(NvLinks::Mesh, ["T4"; 4], [None; 4])]
+fn gpus_that_are_linked_have_the_address_of_the_first_in_common(
+    #[case] nvlinks: NvLinks,
+    #[case] boards: [&str; 4],
+    #[case] want: [Option<usize>; 4],
+) {
+    let node = SimulatedNode::new(NodeSpec { nvlinks, ..NodeSpec::new(boards) });
+    let addresses: Vec<_> =
+        node.gpus().inventory().unwrap().gpus.into_iter().map(|gpu| gpu.pci_bus_id).collect();
+    assert_eq!(domains(&node), want.map(|gpu| gpu.and_then(|gpu| addresses[gpu].clone())));
+}
+
+#[rstest]
+#[case::fabric("H100-80")]
+#[case::switches("A100-40")]
+fn gpus_on_switches_are_one_domain_in_every_mode(#[case] board: &str) {
+    let mut spec = NodeSpec { nvlinks: NvLinks::Switches, ..NodeSpec::new([board, board]) };
+    spec.gpus[1].mig = true;
+    assert_eq!(
+        domains(&SimulatedNode::new(spec)),
+        [Some("nvswitch".to_owned()), Some("nvswitch".to_owned())]
+    );
+}
+
+#[test]
+fn links_that_mig_mode_switches_off_count_once_they_were_seen() {
+    let node = SimulatedNode::new(NodeSpec { nvlinks: NvLinks::Pairs, ..NodeSpec::new(["H100-80"; 2]) });
+    node.gpus().set_mig_mode(&node.gpus().identify(0).unwrap(), true).unwrap();
+    assert_eq!(domains(&node), [None, None], "nobody has seen them");
+    node.gpus().set_mig_mode(&node.gpus().identify(0).unwrap(), false).unwrap();
+    // The first to be read makes both known.
+    let linked = domains(&node);
+    assert!(linked[0].is_some() && linked[0] == linked[1], "{linked:?}");
+    node.gpus().set_mig_mode(&node.gpus().identify(1).unwrap(), true).unwrap();
+    assert_eq!(domains(&node), linked);
 }

@@ -3,7 +3,7 @@
 
 use super::vocabulary::MEMORY_SLICE_CAPACITY;
 use super::{Attribute, MAX_ATTRIBUTES_AND_CAPACITIES, Passthrough};
-use crate::names::{ATTR_NUMA_NODE, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
+use crate::names::{ATTR_NUMA_NODE, ATTR_NVLINK_DOMAIN, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
 use crate::{DeviceKind, DeviceName, GpuInfo, MigProfile, Quantity, version};
 use std::collections::BTreeMap;
 
@@ -92,6 +92,11 @@ pub(super) fn of_device(
     }
     if name.partition().is_none() {
         attributes.insert("uuid".into(), Attribute::Text(info.uuid.to_string()));
+        // Partitions reach nothing over NVLink.
+        if let Some(domain) = &info.nvlink_domain {
+            attributes
+                .insert(ATTR_NVLINK_DOMAIN.to_owned(), Attribute::Text(truncate(domain, 64).to_owned()));
+        }
     }
     if let Some(passthrough) = passthrough.filter(|_| kind == DeviceKind::Vfio) {
         passthrough.tell(&mut attributes, &mut capacity);

@@ -67,6 +67,7 @@ fn board(minor: u32, rows: &[Row], enabled: bool, needs_reset: bool) -> GpuState
         pcie_root: Some("pci0000:16".into()),
         numa_node: Some(0),
         nvswitch: false,
+        nvlink_domain: Some("nvswitch".into()),
         mig,
     };
     GpuState { info, live: Vec::new(), held: Vec::new(), standing: Vec::new(), taints: Vec::new() }

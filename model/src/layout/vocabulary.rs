@@ -1,7 +1,7 @@
 //! Under which names devices have attributes and capacities: what claims can select by and ask for.
 
 use crate::DeviceKind;
-use crate::names::{ATTR_NUMA_NODE, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
+use crate::names::{ATTR_NUMA_NODE, ATTR_NVLINK_DOMAIN, ATTR_PCI_BUS_ID, ATTR_PCIE_ROOT};
 
 /// A partition has one capacity of this name and a number for each of its memory slices.
 pub(super) const MEMORY_SLICE_CAPACITY: &str = "memorySlice";
@@ -25,8 +25,8 @@ const COMMON: [&str; 12] = [
 pub fn attribute_names(kind: DeviceKind) -> impl Iterator<Item = &'static str> {
     let own: &[&str] = match kind {
         DeviceKind::Mig | DeviceKind::MigShare => &["parentUUID", "profile"],
-        DeviceKind::Vfio => &["uuid", "deviceID", "vendorID", "iommuFDEnabled"],
-        _ => &["uuid"],
+        DeviceKind::Vfio => &["uuid", ATTR_NVLINK_DOMAIN, "deviceID", "vendorID", "iommuFDEnabled"],
+        _ => &["uuid", ATTR_NVLINK_DOMAIN],
     };
     COMMON.into_iter().chain(own.iter().copied())
 }

@@ -49,6 +49,6 @@ pub use node::{DEFAULT_DIR, Node, Pool};
 pub use pci::{Hardware, PciBus, PciDevice};
 pub use record::{Record, RecordError};
 pub use sight::{Sight, library_version};
-pub use spec::{Gpu, GpuSpec, NodeSpec, ProcessView, ci_capability_minor, gi_capability_minor};
+pub use spec::{Gpu, GpuSpec, NodeSpec, NvLinks, ProcessView, ci_capability_minor, gi_capability_minor};
 pub use tables::{BOARDS, board};
 pub use utilization::Utilization;

@@ -27,6 +27,25 @@ pub enum ProcessView {
     NotAvailable,
 }
 
+/// Where the NVLinks of a node's GPUs lead. Boards without links have none, and links lead to equal boards only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum NvLinks {
+    /// From each GPU to all others.
+    #[default]
+    Mesh,
+    /// Over bridges, from GPU to GPU two by two: the first and the second, the third and the fourth.
+    Pairs,
+    /// To NVSwitches.
+    Switches,
+}
+
+impl NvLinks {
+    const fn is_mesh(&self) -> bool {
+        matches!(self, Self::Mesh)
+    }
+}
+
 /// One GPU of a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -108,9 +127,9 @@ pub struct NodeSpec {
     /// free meanwhile.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub renumber_on_mig_switch: bool,
-    /// Whether the NVLinks of the GPUs lead to NVSwitches, and not from GPU to GPU.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub nvswitch: bool,
+    /// Where the NVLinks of the GPUs lead.
+    #[serde(default, skip_serializing_if = "NvLinks::is_mesh")]
+    pub nvlinks: NvLinks,
     /// Settings of the CUDA driver, as lines of `cuda.conf`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cuda_settings: Vec<String>,
@@ -162,7 +181,7 @@ impl NodeSpec {
             late_uvm: false,
             other_majors: false,
             renumber_on_mig_switch: false,
-            nvswitch: false,
+            nvlinks: NvLinks::default(),
             cuda_settings: Vec::new(),
             nvml_library: None,
             cuda_library: None,

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_uint, c_ulong};
 
-use aliquot_sim_node::{Architecture, Gpu};
+use aliquot_sim_node::{Architecture, Gpu, NvLinks};
 use nvml_wrapper_sys::bindings as sys;
 
 use crate::abi::{Handle, Out};
@@ -54,7 +54,8 @@ export! {
 
     fn nvmlDeviceGetP2PStatus(first: Handle, second: Handle, _index: c_uint, status: Out<c_uint>) |session| {
         let (first, second) = (session.gpu(first)?, session.gpu(second)?);
-        status.put(if meshed(session, first)?.iter().any(|g| g.index == second.index) {
+        let wired = peers(session, first).iter().any(|peer| peer.index == second.index);
+        status.put(if wired && is_up(session, first, End::Gpu(second))? {
             sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_OK
         } else {
             sys::nvmlGpuP2PStatus_enum_NVML_P2P_STATUS_NOT_SUPPORTED
@@ -62,12 +63,12 @@ export! {
     }
 
     fn nvmlDeviceGetNvLinkState(device: Handle, link: c_uint, active: Out<c_uint>) |session| {
-        let gpu = linked(session, device, link)?;
-        active.put((!meshed(session, gpu)?.is_empty()).into())
+        let (gpu, end) = link_of(session, device, link)?;
+        active.put(is_up(session, gpu, end)?.into())
     }
 
     fn nvmlDeviceGetNvLinkVersion(device: Handle, link: c_uint, version: Out<c_uint>) |session| {
-        version.put(match linked(session, device, link)?.board.architecture {
+        version.put(match link_of(session, device, link)?.0.board.architecture {
             Architecture::Turing => 2,
             Architecture::Ampere | Architecture::Ada => 3,
             Architecture::Hopper => 4,
@@ -78,22 +79,22 @@ export! {
     fn nvmlDeviceGetNvLinkCapability(
         device: Handle, link: c_uint, _capability: c_uint, result: Out<c_uint>,
     ) |session| {
-        let gpu = linked(session, device, link)?;
-        result.put((!meshed(session, gpu)?.is_empty()).into())
+        let (gpu, end) = link_of(session, device, link)?;
+        result.put(is_up(session, gpu, end)?.into())
     }
 
     fn nvmlDeviceGetNvLinkRemotePciInfo_v2(device: Handle, link: c_uint, pci: Out<sys::nvmlPciInfo_t>) |session| {
-        let peers = meshed(session, linked(session, device, link)?)?;
-        // Links are dealt out to the peers in turn.
-        let turn = (link as usize).checked_rem(peers.len()).ok_or(Code::NOT_SUPPORTED)?;
-        pci.put(pci_info(peers.get(turn).ok_or(Code::NOT_SUPPORTED)?))
+        match link_of(session, device, link)? {
+            (gpu, end @ End::Gpu(peer)) if is_up(session, gpu, end)? => pci.put(pci_info(peer)),
+            _ => Err(Code::NOT_SUPPORTED),
+        }
     }
 
     fn nvmlDeviceGetNvLinkRemoteDeviceType(device: Handle, link: c_uint, kind: Out<c_uint>) |session| {
-        linked(session, device, link)?;
-        kind.put(match session.node.spec().nvswitch {
-            true => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
-            false => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+        kind.put(match link_of(session, device, link)?.1 {
+            End::Switch => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            End::Gpu(_) => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU,
+            End::Nowhere => sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN,
         })
     }
 
@@ -101,7 +102,7 @@ export! {
         let gpu = session.gpu(device)?;
         // Boards before Hopper need no registration with the fabric.
         let registers = matches!(gpu.board.architecture, Architecture::Hopper | Architecture::Blackwell);
-        let state = match session.node.spec().nvswitch && registers && gpu.board.nvlinks > 0 {
+        let state = match session.node.spec().nvlinks == NvLinks::Switches && registers && gpu.board.nvlinks > 0 {
             true => sys::NVML_GPU_FABRIC_STATE_COMPLETED,
             false => sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED,
         };
@@ -114,29 +115,53 @@ export! {
     }
 }
 
-/// The GPU of a handle, if it has this link.
-fn linked(session: &Session, device: Handle, link: c_uint) -> Result<&Gpu, Code> {
+/// Where a link ends.
+#[derive(Clone, Copy)]
+enum End<'a> {
+    Gpu(&'a Gpu),
+    Switch,
+    Nowhere,
+}
+
+/// The GPU of a handle and where a link of it ends, if it has this link. Links are dealt out to the peers in turn.
+fn link_of(session: &Session, device: Handle, link: c_uint) -> Result<(&Gpu, End<'_>), Code> {
     let gpu = session.gpu(device)?;
     if link >= sys::NVML_NVLINK_MAX_LINKS {
         return Err(Code::INVALID_ARGUMENT);
     }
-    if link < gpu.board.nvlinks { Ok(gpu) } else { Err(Code::NOT_SUPPORTED) }
+    if link >= gpu.board.nvlinks {
+        return Err(Code::NOT_SUPPORTED);
+    }
+    if session.node.spec().nvlinks == NvLinks::Switches {
+        return Ok((gpu, End::Switch));
+    }
+    let peers = peers(session, gpu);
+    let turn = (link as usize).checked_rem(peers.len());
+    let peer = turn.and_then(|turn| peers.get(turn).copied());
+    Ok((gpu, peer.map_or(End::Nowhere, End::Gpu)))
 }
 
-/// The other GPUs in the mesh of a GPU: equal boards with links, none of them in MIG mode.
-fn meshed<'a>(session: &'a Session, gpu: &Gpu) -> Result<Vec<&'a Gpu>, Code> {
-    let in_mig_mode =
-        |g: &Gpu| -> Result<bool, Code> { Ok(g.board.has_mig() && session.node.mig_mode(g.index)?.current) };
-    let mut peers = Vec::new();
-    if gpu.board.nvlinks == 0 || in_mig_mode(gpu)? {
-        return Ok(peers);
-    }
-    for peer in session.node.gpus() {
-        if peer.index != gpu.index && peer.board.key == gpu.board.key && !in_mig_mode(peer)? {
-            peers.push(peer);
-        }
-    }
-    Ok(peers)
+/// The GPUs that a GPU is wired to.
+fn peers<'a>(session: &'a Session, gpu: &Gpu) -> Vec<&'a Gpu> {
+    let pairs = session.node.spec().nvlinks == NvLinks::Pairs;
+    let is_peer = |other: &&Gpu| {
+        let bridged = !pairs || other.index / 2 == gpu.index / 2;
+        gpu.board.nvlinks > 0 && other.index != gpu.index && other.board.key == gpu.board.key && bridged
+    };
+    session.node.gpus().iter().filter(is_peer).collect()
+}
+
+/// Whether a link carries anything: a GPU in MIG mode has its links off.
+fn is_up(session: &Session, gpu: &Gpu, end: End<'_>) -> Result<bool, Code> {
+    let off = |gpu: &Gpu| -> Result<bool, Code> {
+        Ok(gpu.board.has_mig() && session.node.mig_mode(gpu.index)?.current)
+    };
+    Ok(!off(gpu)?
+        && match end {
+            End::Gpu(peer) => !off(peer)?,
+            End::Switch => true,
+            End::Nowhere => false,
+        })
 }
 
 fn put_processors(gpu: &Gpu, words: c_uint, set: Out<c_ulong>) -> Done {

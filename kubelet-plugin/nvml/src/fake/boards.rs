@@ -87,6 +87,7 @@ fn gpu(minor: u32, board: Board) -> GpuInfo {
         pcie_root: Some(format!("pci0000:{:02x}", 0x0e + minor * 0x10)),
         numa_node: Some(minor / 4),
         nvswitch: false,
+        nvlink_domain: None,
         mig: board.mig,
     }
 }

@@ -1,47 +1,82 @@
 //! Where a GPU's NVLinks lead.
 
-use super::{DeviceHandle, Result, check};
-use crate::NvmlCode;
+use super::{DeviceHandle, Result, check, text};
+use crate::nvlink::Links;
+use crate::{NvmlCode, pci};
 use nvml_wrapper_sys::bindings as sys;
 
+/// What a link leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Switch,
+    Gpu,
+}
+
 impl DeviceHandle<'_> {
-    /// Whether the GPU is connected to NVSwitches: it takes part in a fabric (`nvmlDeviceGetGpuFabricInfo`, Hopper and
-    /// newer), or its links lead to switches. Where that cannot be told it is: a virtual machine without its fabric has no
-    /// CUDA.
-    pub(crate) fn is_on_nvswitch(self) -> bool {
-        match self.is_in_fabric() {
-            Ok(true) => true,
-            Ok(false) | Err(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND) => {
-                self.is_linked_to_switch()
-            }
-            Err(_) => true,
+    /// Where the links lead. Whether they lead to NVSwitches is told in every case; where that cannot be found out they
+    /// do: a virtual machine without its fabric has no CUDA.
+    pub(crate) fn nvlinks(self) -> Links {
+        match self.fabric() {
+            Ok(domain) => Links::Switches(domain),
+            Err(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND) => self.links(),
+            Err(_) => Links::Switches(None),
         }
     }
 
-    fn is_in_fabric(self) -> Result<bool> {
+    /// The domain of the fabric that the GPU takes part in (Hopper and newer), if it does by now. GPUs register with
+    /// their fabric after the driver's start.
+    fn fabric(self) -> Result<Option<String>> {
         // SAFETY: an all-zero struct of integers is valid.
         let mut info: sys::nvmlGpuFabricInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: a handle of this library; `info` outlives the call.
         unsafe { call!(self.lib, nvmlDeviceGetGpuFabricInfo(self.handle, &mut info)) }?;
-        Ok(u32::from(info.state) != sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED)
+        match u32::from(info.state) {
+            sys::NVML_GPU_FABRIC_STATE_NOT_SUPPORTED => Err(NvmlCode::NOT_SUPPORTED),
+            sys::NVML_GPU_FABRIC_STATE_COMPLETED if check(info.status).is_ok() => {
+                Ok(Some(crate::nvlink::fabric_domain(info.clusterUuid, info.cliqueId)))
+            }
+            _ => Ok(None),
+        }
     }
 
-    /// All links of a GPU lead to the same kind of device, so the first that tells decides.
-    fn is_linked_to_switch(self) -> bool {
-        let known = |kind: &sys::nvmlIntNvLinkDeviceType_t| {
-            *kind != sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN
-        };
-        let links = (0..sys::NVML_NVLINK_MAX_LINKS).map(|link| self.remote_kind(link));
-        // A board without links says so of the first.
-        let mut there = links.take_while(|kind| !matches!(kind, Err(NvmlCode::NOT_SUPPORTED)));
-        there.find_map(|kind| kind.ok().filter(known))
-            == Some(sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH)
+    /// The links one by one. All of a GPU lead to the same kind of device, so the first that tells decides.
+    fn links(self) -> Links {
+        let (mut peers, mut all_up) = (Vec::new(), true);
+        for link in 0..sys::NVML_NVLINK_MAX_LINKS {
+            match self.end_of(link) {
+                Ok(Some(End::Switch)) => return Links::Switches(Some(crate::nvlink::SWITCHES.to_owned())),
+                Ok(Some(End::Gpu)) => match self.peer(link) {
+                    Ok(peer) => peers.extend(peer),
+                    Err(_) => all_up = false,
+                },
+                Ok(None) => all_up = false,
+                // A link that this board does not have; others may come after it.
+                Err(NvmlCode::NOT_SUPPORTED | NvmlCode::INVALID_ARGUMENT) => {}
+                Err(NvmlCode::FUNCTION_NOT_FOUND) => break,
+                Err(_) => all_up = false,
+            }
+        }
+        Links::Gpus { peers, all_up }
     }
 
-    fn remote_kind(self, link: u32) -> Result<sys::nvmlIntNvLinkDeviceType_t> {
+    /// What a link leads to, as far as that is known.
+    fn end_of(self, link: u32) -> Result<Option<End>> {
         let mut kind = sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN;
         // SAFETY: a handle of this library; `kind` outlives the call.
         unsafe { call!(self.lib, nvmlDeviceGetNvLinkRemoteDeviceType(self.handle, link, &mut kind)) }?;
-        Ok(kind)
+        Ok(match kind {
+            sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH => Some(End::Switch),
+            sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_GPU => Some(End::Gpu),
+            _ => None,
+        })
+    }
+
+    /// PCI address of the GPU that a link leads to, as the kernel writes it. An error if the link is down.
+    fn peer(self, link: u32) -> Result<Option<String>> {
+        // SAFETY: an all-zero struct of integers is valid.
+        let mut info: sys::nvmlPciInfo_t = unsafe { std::mem::zeroed() };
+        // SAFETY: a handle of this library; `info` outlives the call.
+        unsafe { call!(self.lib, nvmlDeviceGetNvLinkRemotePciInfo_v2(self.handle, link, &mut info)) }?;
+        Ok(pci::bus_id(&text(&info.busId)))
     }
 }
