@@ -38,14 +38,17 @@ pub(crate) fn all(
 ) -> Map<String, Value> {
     type Fact<'a> = (&'static str, Box<dyn Fn() -> Result<Value> + 'a>);
     let millis = if quick { 300 } else { 3000 };
+    // Less than any context, and more than a driver takes for itself once it was used. Where the memory cannot be
+    // read, what needs it says so.
+    let idle = board.memory().map_or(u64::MAX, |(_, used)| used + (64 << 20));
     let facts: [Fact<'_>; 12] = [
         ("nvml_pids", Box::new(move || nvml_pids(stage, board, can_unshare))),
         ("resolver", Box::new(|| resolver(stage))),
-        ("context_bytes", Box::new(|| context(stage, board))),
+        ("context_bytes", Box::new(move || context(stage, board, idle))),
         ("event_of_1ms_kernel", Box::new(move || events(stage, millis))),
         ("time_slices", Box::new(move || slices(stage, quick))),
-        ("release_after_sigkill", Box::new(|| release(stage, board))),
-        ("exported_memory", Box::new(|| exported(stage, board))),
+        ("release_after_sigkill", Box::new(move || release(stage, board, idle))),
+        ("exported_memory", Box::new(move || exported(stage, board, idle))),
         ("fabric", Box::new(|| fabric(board))),
         ("persistence", Box::new(|| persistence(board))),
         ("mps", Box::new(|| mps(of_driver(stage, driver_root, "nvidia-cuda-mps-control")))),
@@ -90,7 +93,8 @@ fn resolver(stage: &Stage) -> Result<Value> {
 }
 
 /// What a first context takes.
-fn context(stage: &Stage, board: &Board) -> Result<Value> {
+fn context(stage: &Stage, board: &Board, idle: u64) -> Result<Value> {
+    until_idle(board, idle)?;
     let (_, before) = board.memory()?;
     let mut holder = stage.tenant(Mode::Bare, None, &["device"])?;
     let pid = pid_of(&holder.says()?)?;
@@ -118,16 +122,25 @@ fn slices(stage: &Stage, quick: bool) -> Result<Value> {
     Ok(found)
 }
 
-/// Waits until the GPU's memory in use is so low; how long that took.
+/// Waits until the GPU's memory in use is so low; how long that took. `None` if it is not after ten seconds.
 fn until_used(board: &Board, most: u64) -> Result<Option<f64>> {
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(10) {
+    loop {
+        // Looked at once more after the time, as a machine may stand still meanwhile.
+        let is_last = start.elapsed() > Duration::from_secs(10);
         if board.memory()?.1 <= most {
             return Ok(Some(start.elapsed().as_secs_f64() * 1000.0));
         }
+        if is_last {
+            return Ok(None);
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
-    Ok(None)
+}
+
+/// Waits until nothing is left in use of processes that ended: what they had stays for a while.
+fn until_idle(board: &Board, idle: u64) -> Result<()> {
+    until_used(board, idle)?.map(drop).context("memory of processes that have ended stays in use")
 }
 
 fn holding(stage: &Stage) -> Result<(Running, Value)> {
@@ -137,7 +150,8 @@ fn holding(stage: &Stage) -> Result<(Running, Value)> {
 }
 
 /// How long a killed process's memory stays in use.
-fn release(stage: &Stage, board: &Board) -> Result<Value> {
+fn release(stage: &Stage, board: &Board, idle: u64) -> Result<Value> {
+    until_idle(board, idle)?;
     let (_, before) = board.memory()?;
     let (holder, _) = holding(stage)?;
     let (_, with) = board.memory()?;
@@ -150,7 +164,8 @@ fn release(stage: &Stage, board: &Board) -> Result<Value> {
 }
 
 /// Whether memory that another process opened outlives the killed process that made it.
-fn exported(stage: &Stage, board: &Board) -> Result<Value> {
+fn exported(stage: &Stage, board: &Board, idle: u64) -> Result<Value> {
+    until_idle(board, idle)?;
     let (exporter, said) = holding(stage)?;
     let handle = said.get("handle").and_then(Value::as_str).context("no handle")?.to_owned();
     let mut importer = stage.tenant(Mode::Bare, None, &["import", &handle])?;
