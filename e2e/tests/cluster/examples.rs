@@ -362,13 +362,16 @@ async fn through_mps(cluster: &Cluster) -> Result<()> {
 #[test]
 fn gpus_of_a_claim_that_asks_for_nvlink_are_linked() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
+        // Tests before may have left them in MIG mode, and the agent not have seen them in another.
+        cluster.exchange_hardware(&[]).await?;
         let file = cluster.repo().join("examples/16-aligned-gpus/16-aligned-gpus.yaml");
         let (numa, nvlink) = ("resource.kubernetes.io/numaNode", "gpu.aliquot.dev/nvlinkDomain");
         let near = std::fs::read_to_string(file)?;
         ensure!(near.contains(numa), "the example has another constraint: {near}");
-        cluster.apply(&near.replace(numa, nvlink))?;
-        cluster.running("aligned", "trainer").await?;
-        let devices = cluster.devices_of("aligned", "trainer").await?;
+        // In a namespace of its own: the example's may still be about to go.
+        cluster.apply(&near.replace(numa, nvlink).replace("aligned", "linked"))?;
+        cluster.running("linked", "trainer").await?;
+        let devices = cluster.devices_of("linked", "trainer").await?;
         let node = cluster.hardware()?;
         let equal = node.gpus().iter().filter(|gpu| gpu.board.key == "H100-80");
         let linked: BTreeSet<String> = equal.map(|gpu| format!("gpu-{}", gpu.minor)).collect();
@@ -376,7 +379,7 @@ fn gpus_of_a_claim_that_asks_for_nvlink_are_linked() -> Result<()> {
             devices.iter().cloned().collect::<BTreeSet<_>>() == linked,
             "{devices:?}, and not {linked:?}"
         );
-        cluster.delete_namespace("aligned").await
+        cluster.delete_namespace("linked").await
     })
 }
 
