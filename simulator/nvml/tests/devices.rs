@@ -366,7 +366,9 @@ fn init_itself_can_fail_on_request() {
 fn boards_of_one_kind_are_meshed_by_their_links() {
     let f = fixture(&["H100-80", "H100-80", "T4", "H100-80:mig"]);
     let device = |i| f.nvml.device_by_index(i).unwrap();
-    assert!(device(0).link_wrapper_for(17).is_active().unwrap());
+    // Dealt out in turn to the two others.
+    assert!(device(0).link_wrapper_for(16).is_active().unwrap());
+    assert!(!device(0).link_wrapper_for(17).is_active().unwrap(), "its other end is in MIG mode");
     assert!(matches!(device(0).link_wrapper_for(18).is_active(), Err(NvmlError::InvalidArg)));
     assert!(matches!(device(2).link_wrapper_for(0).is_active(), Err(NvmlError::NotSupported)));
     assert!(!device(3).link_wrapper_for(0).is_active().unwrap(), "not in MIG mode");
