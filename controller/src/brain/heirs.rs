@@ -176,11 +176,15 @@ impl Core {
 
     /// Makes hold claims for the claims that end.
     pub(super) fn bequeath(&mut self, wall: i64) {
+        self.holds.endings.retain(|_, ending| ending.bequest.until == 0 || wall < ending.bequest.until);
         for (source, ending) in &mut self.holds.endings {
             if std::mem::replace(&mut ending.sent, true) {
                 continue;
             }
-            ending.bequest.until = wall.saturating_add(ending.seconds);
+            // However often it has to be written.
+            if ending.bequest.until == 0 {
+                ending.bequest.until = wall.saturating_add(ending.seconds);
+            }
             let Ok(text) = serde_json::to_string(&ending.bequest) else { continue };
             let mut claim = ending.claim.clone();
             claim.metadata.annotations.get_or_insert_default().insert(HOLD_OF.to_owned(), text);

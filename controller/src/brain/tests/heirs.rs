@@ -150,6 +150,24 @@ fn a_hold_claim_that_the_api_server_does_not_take_now_is_made_later() {
 }
 
 #[test]
+fn a_hold_claim_that_cannot_be_made_for_all_its_time_is_given_up() {
+    let (mut world, job, _) = ended();
+    let error =
+        || WriteError::Exhausted { what: "claim".to_owned(), attempts: 1, last: "no answer".to_owned() };
+    world.done(job, Vec::new(), Some(error()));
+    let at = |world: &mut World, second| {
+        world.core.keep_holds(world.now, Timestamp::from_second(second).expect("a time"));
+        world.collect();
+        world.take_jobs()
+    };
+    let jobs = at(&mut world, 1_001 + 3_599);
+    let [job @ Job::MakeHold { .. }] = jobs.as_slice() else { panic!("a hold claim, not {jobs:?}") };
+    world.done(job.clone(), Vec::new(), Some(error()));
+    let jobs = at(&mut world, 1_001 + 3_600);
+    assert!(jobs.is_empty(), "{jobs:?}");
+}
+
+#[test]
 fn a_hold_claim_waits_for_devices_that_are_held_for_the_claim_of_its_pod() {
     let (mut world, _) = survived();
     world.says_held(&[0], 2);
