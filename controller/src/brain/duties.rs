@@ -58,6 +58,10 @@ impl Core {
         self.holds.note(key);
         self.note_elastic(key);
         let Some(claim) = self.index.claim(key) else { return };
+        // What a hold claim keeps needs no word of ours any more, also before the answer to the write that made it.
+        if let Some(bequest) = &claim.bequest {
+            self.holds.endings.remove(bequest.claim_uid.as_str());
+        }
         let idle = claim.reserved_for.is_empty()
             && claim.companion.is_none()
             && claim.allocation.as_ref().is_some_and(|allocation| self.index.is_ours(allocation));

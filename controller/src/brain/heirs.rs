@@ -131,10 +131,7 @@ impl Core {
             return;
         }
         // Whoever sees to its devices already.
-        let kept = self.index.bequests().filter_map(|hold| hold.bequest.as_ref());
-        if self.holds.endings_seen.contains(&claim.uid)
-            || kept.into_iter().any(|bequest| *bequest.claim_uid == *claim.uid)
-        {
+        if self.holds.endings_seen.contains(&claim.uid) || self.is_bequeathed(&claim.uid) {
             return;
         }
         let ended = |pod: &&Pod| pod.uid == owner && (pod.deleting || pod.terminal);
@@ -145,6 +142,12 @@ impl Core {
             let lost = Lost { claim: claim.clone(), allocation: taken.clone(), since: self.holds.wall };
             self.holds.lost.entry(owner).or_default().push(lost);
         }
+    }
+
+    /// Whether there is a hold claim for what a claim had.
+    pub(super) fn is_bequeathed(&self, claim: &Uid) -> bool {
+        let mut bequests = self.index.bequests().filter_map(|hold| hold.bequest.as_ref());
+        bequests.any(|bequest| *bequest.claim_uid == **claim)
     }
 
     /// Gives up waiting for the ends of pods that do not come.
@@ -166,6 +169,7 @@ impl Core {
             && allocation.by_us
             && !allocation.others
             && !self.holds.endings_seen.contains(&claim.uid)
+            && !self.is_bequeathed(&claim.uid)
             && let Some(ending) = self.ending(&claim, &allocation, pod)
         {
             tracing::info!(claim = %claim.key, pod = %pod.key, "its devices are kept for the next");
@@ -243,10 +247,10 @@ impl Core {
 
     /// Takes the answer to the making of a hold claim in. What could not be written for now is written again.
     pub(super) fn hold_made(&mut self, source: &Uid, error: Option<WriteError>) {
-        if let (Some(WriteError::Exhausted { .. }), Some(ending)) =
-            (&error, self.holds.endings.get_mut(source))
-        {
-            tracing::warn!(claim = %source, "the hold claim for its devices cannot be made now, and is tried again");
+        // Without one it was seen made, or its time is over.
+        let Some(ending) = self.holds.endings.get_mut(source) else { return };
+        if let Some(error @ WriteError::Exhausted { .. }) = &error {
+            tracing::warn!(claim = %source, %error, "the hold claim for its devices is not made, and tried again");
             ending.sent = false;
             return;
         }
@@ -385,7 +389,7 @@ impl Core {
                 groups.entry(key).or_default().push((heir.uid.clone(), claim, bequest));
             }
         }
-        let coming = kept.endings_unmade().filter(|ending| kept.heir_of_ending(pod, ending).is_some());
+        let coming = self.holds.endings.values().filter(|ending| kept.heir_of_ending(pod, ending).is_some());
         let of_its_name = groups.keys().next().is_some_and(|(other_name, _, _)| !other_name);
         if coming.into_iter().any(|ending| !of_its_name || *ending.bequest.pod == *pod.key.name) {
             return Inheritance::Later;

@@ -13,7 +13,6 @@ use crate::hold::{self, ByUs, Limits};
 use crate::index::{Claim, ClaimSource, Holder, Index, ObjectKey, Pod, PoolState, Resolution, Sym, Uid};
 use aliquot_model::names::held_taint;
 use k8s_openapi::api::resource::v1::ResourceClaimSpec;
-use std::collections::HashSet;
 use std::sync::Arc;
 
 /// All that says so.
@@ -120,7 +119,7 @@ impl<'a> Kept<'a> {
 
     /// Hold claims that have no devices although nobody else has them: they are not free for others.
     fn keep_bequests(&self, pod: &Pod, situation: &mut Situation) {
-        for ending in self.endings_unmade() {
+        for ending in self.holds.endings.values() {
             if self.heir_of_ending(pod, ending).is_none() {
                 self.keep_devices(&ending.bequest, situation);
             }
@@ -138,21 +137,6 @@ impl<'a> Kept<'a> {
                 self.keep_devices(bequest, situation);
             }
         }
-    }
-
-    /// Hold claims that are still to be made. Once one is seen it speaks for itself, also before the answer
-    /// to the write that made it.
-    pub(super) fn endings_unmade(&self) -> impl Iterator<Item = &'a Ending> + use<'a> {
-        let made: HashSet<&str> = self
-            .index
-            .bequests()
-            .filter_map(|claim| claim.bequest.as_ref().map(|bequest| &*bequest.claim_uid))
-            .collect();
-        self.holds
-            .endings
-            .iter()
-            .filter(move |(source, _)| !made.contains(&***source))
-            .map(|(_, ending)| ending)
     }
 
     fn keep_devices(&self, bequest: &Bequest, situation: &mut Situation) {

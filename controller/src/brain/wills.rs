@@ -69,11 +69,7 @@ impl Core {
             let pod = self.index.pod(&ending.of_pod());
             let is_there = pod.is_some_and(|pod| pod.claim_keys().any(|key| key == claim));
             self.wills.known.insert(uid.clone(), Known { claim, writing: false });
-            let is_kept = self
-                .index
-                .bequests()
-                .filter_map(|hold| hold.bequest.as_ref())
-                .any(|bequest| *bequest.claim_uid == *uid);
+            let is_kept = self.is_bequeathed(&uid);
             if !self.has_devices(&uid) && !is_kept && !is_there && self.holds.endings_seen.insert(uid.clone())
             {
                 tracing::info!(claim = %uid, "it ended while nobody led: its devices are kept for the next");

@@ -4,6 +4,9 @@ use super::*;
 use aliquot_model::names::{HOLD_FOR, RECLAIM};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
+/// For so long a hold claim waits for its devices, in seconds.
+const PATIENCE: u64 = 60;
+
 fn owner(kind: &str, name: &str) -> OwnerReference {
     OwnerReference {
         api_version: "v1".to_owned(),
@@ -111,14 +114,20 @@ fn ended() -> (World, Job, ResourceClaim) {
 
 /// The same, and the hold claim is in the API.
 fn survived() -> (World, ResourceClaim) {
-    let (mut world, _, mut claim) = ended();
+    let (mut world, _, claim) = ended();
+    let claim = in_the_api(&mut world, claim);
+    (world, claim)
+}
+
+/// The hold claim as it is seen.
+fn in_the_api(world: &mut World, mut claim: ResourceClaim) -> ResourceClaim {
     claim.metadata.uid = Some("uid-hold".to_owned());
     claim.metadata.creation_timestamp = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
         Timestamp::from_second(1_001).expect("a time"),
     ));
-    let seen = again(&mut world, &claim);
+    let seen = again(world, &claim);
     world.handle(Input::Claim(Seen::Apply(seen)));
-    (world, claim)
+    claim
 }
 
 /// A later version of a claim.
@@ -145,6 +154,18 @@ fn a_hold_claim_that_the_api_server_does_not_take_now_is_made_later() {
     // A word against it is the last.
     let error = WriteError::Refused { what: "claim".to_owned(), message: "over quota".to_owned() };
     world.done(job.clone(), Vec::new(), Some(error));
+    let jobs = keep(&mut world);
+    assert!(jobs.is_empty(), "{jobs:?}");
+}
+
+#[test]
+fn a_hold_claim_that_was_made_without_an_answer_is_not_made_again() {
+    let (mut world, job, claim) = ended();
+    let seen = in_the_api(&mut world, claim);
+    let gone = again(&mut world, &seen);
+    world.handle(Input::Claim(Seen::Delete(gone)));
+    let error = WriteError::Exhausted { what: "claim".to_owned(), attempts: 1, last: "no answer".to_owned() };
+    world.done(job, Vec::new(), Some(error));
     let jobs = keep(&mut world);
     assert!(jobs.is_empty(), "{jobs:?}");
 }
@@ -177,6 +198,37 @@ fn a_hold_claim_waits_for_devices_that_are_held_for_the_claim_of_its_pod() {
     world.later(2);
     let jobs = keep(&mut world);
     assert!(matches!(jobs.as_slice(), [Job::Bind { .. }]), "{jobs:?}");
+}
+
+#[test]
+fn a_hold_claim_waits_while_its_node_publishes_anew() {
+    let (mut world, _) = survived();
+    let mut slices = fixtures::slices("n1", 2, AllocatorMode::Controller, 2);
+    let last = slices.pop().expect("some slices");
+    assert!(!slices.is_empty(), "a pool of several slices");
+    for slice in slices {
+        world.handle(Input::Slice(Seen::Apply(Box::new(slice))));
+    }
+    let jobs = keep(&mut world);
+    assert!(jobs.is_empty(), "{jobs:?}");
+    world.handle(Input::Slice(Seen::Apply(Box::new(last))));
+    world.later(2);
+    let jobs = keep(&mut world);
+    assert!(matches!(jobs.as_slice(), [Job::Bind { .. }]), "{jobs:?}");
+}
+
+#[test]
+fn a_hold_claim_whose_devices_stay_held_is_given_up_after_a_while() {
+    let (mut world, _) = survived();
+    world.says_held(&[0], 2);
+    keep(&mut world);
+    world.later(PATIENCE);
+    let wall = Timestamp::from_second(1_002 + i64::try_from(PATIENCE).expect("seconds")).expect("a time");
+    world.core.keep_holds(world.now, wall);
+    world.core.work(world.now, wall);
+    world.collect();
+    let jobs = world.take_jobs();
+    assert!(matches!(jobs.as_slice(), [Job::DropHold { .. }]), "{jobs:?}");
 }
 
 #[test]
