@@ -18,7 +18,7 @@ mod pace;
 use crate::claim::{self, ClaimRef, ResultKey, still_allocated};
 use crate::events::Events;
 use crate::http::Notes;
-use crate::ledger::{Device, Record, Retention, State};
+use crate::ledger::{Record, Retention, State};
 use crate::metrics::Metrics;
 use crate::notice;
 use crate::pages;
@@ -145,23 +145,24 @@ impl Collector {
         }
         for record in &settled {
             let uid = &record.claim.uid;
-            match self.standing(&record.claim, &record.keys()).await {
+            let keys = record.keys();
+            match self.standing(&record.claim, &keys).await {
                 Standing::Unknown => {}
                 Standing::Allocated { kept } => {
                     since.remove(uid);
                     self.note_retention(record, kept).await;
                 }
-                Standing::Vanished => self.note_vanished(&record.claim, record.devices.iter(), since).await,
+                Standing::Vanished => self.note_vanished(&record.claim, &keys, since).await,
             }
         }
         // Those of a newer release are for it to give back.
         let newer = overview.ledger.newer.values().filter(|record| !record.claim.namespace.is_empty());
-        for (record, devices) in newer.filter_map(|record| Some((record, record.devices()?))) {
-            let uid = &record.claim.uid;
-            match self.standing(&record.claim, &record.keys()).await {
+        for record in newer.filter(|record| record.devices().is_some()) {
+            let (uid, keys) = (&record.claim.uid, record.keys());
+            match self.standing(&record.claim, &keys).await {
                 Standing::Unknown => {}
                 Standing::Allocated { .. } => drop(since.remove(uid)),
-                Standing::Vanished => self.note_vanished(&record.claim, devices.iter(), since).await,
+                Standing::Vanished => self.note_vanished(&record.claim, &keys, since).await,
             }
         }
         since.retain(|uid, _| {
@@ -199,34 +200,34 @@ impl Collector {
         }
     }
 
-    /// Notes since when a claim is gone while it is prepared, and says so.
-    async fn note_vanished<'a>(
+    /// Notes since when a claim is gone while it has these results prepared, and says so.
+    async fn note_vanished(
         &self,
         claim: &ClaimRef,
-        devices: impl Iterator<Item = &'a Device>,
+        keys: &[ResultKey],
         since: &mut BTreeMap<String, Instant>,
     ) {
-        if since.contains_key(&claim.uid) || !self.is_held(&claim.uid).await {
+        if since.contains_key(&claim.uid) || !self.is_held(&claim.uid, keys).await {
             return;
         }
         since.insert(claim.uid.clone(), Instant::now());
-        let devices: Vec<&str> = devices.map(|device| device.device.as_str()).collect();
+        let devices: Vec<&str> = keys.iter().map(|key| key.device.as_str()).collect();
         self.events.node_warning(reasons::CLAIM_VANISHED, notice::vanished(claim, &devices));
     }
 
-    /// Whether a claim has anything here now: it may have been given back, and then deleted, since the ledger was read
-    /// and while the API was asked. In doubt it has.
-    async fn is_held(&self, uid: &str) -> bool {
-        let (node, owned) = (Arc::clone(&self.node), uid.to_owned());
-        match tokio::task::spawn_blocking(move || node.has_claim(&owned)).await {
+    /// Whether a claim has these results prepared now: it may have been given back, and then deleted or given others,
+    /// since the ledger was read and while the API was asked. In doubt the next look tells.
+    async fn is_held(&self, uid: &str, keys: &[ResultKey]) -> bool {
+        let (node, owned, keys) = (Arc::clone(&self.node), uid.to_owned(), keys.to_vec());
+        match tokio::task::spawn_blocking(move || node.has_prepared(&owned, &keys)).await {
             Ok(Ok(held)) => held,
             Ok(Err(error)) => {
                 tracing::warn!(claim.uid = %uid, %error, "cannot look whether a claim that is gone has anything here");
-                true
+                false
             }
             Err(error) => {
                 tracing::error!(claim.uid = %uid, %error, "looking for a claim ended abnormally");
-                true
+                false
             }
         }
     }

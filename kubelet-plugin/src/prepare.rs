@@ -51,7 +51,7 @@ pub use unaccounted::{Named, Unaccounted, Unreadable};
 use ask::same_results;
 use attempt::{forget_attempt, hardware, put};
 
-use crate::claim::ClaimRef;
+use crate::claim::{ClaimRef, ResultKey};
 use crate::execute::Machine;
 use crate::former::Allocations;
 use crate::ledger::{Ledger, Lost, Record};
@@ -186,12 +186,14 @@ impl Node {
         Ok(locked.load()?.ledger.claims.remove(uid))
     }
 
-    /// Whether a claim has anything here, also by what a newer release wrote.
+    /// Whether a claim has these results prepared now, and is not parked. One of a newer release has what it had.
     ///
     /// # Errors
     /// If lock or checkpoint cannot be had.
-    pub fn has_claim(&self, uid: &str) -> Result<bool, StoreError> {
-        Ok(self.ledger()?.has(uid))
+    pub fn has_prepared(&self, uid: &str, keys: &[ResultKey]) -> Result<bool, StoreError> {
+        let ledger = self.ledger()?;
+        let of_record = |record: &Record| record.keys() == keys && record.parked_until().is_none();
+        Ok(ledger.claims.get(uid).map_or_else(|| ledger.newer.contains_key(uid), of_record))
     }
 
     fn ledger(&self) -> Result<Ledger, StoreError> {
