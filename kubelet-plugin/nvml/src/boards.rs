@@ -1,7 +1,7 @@
 //! What boards are and what they can be cut into, asked once: that is dozens of calls, and the answer is the board's for
 //! as long as the library is open.
 
-use crate::nvlink::{Links, Wiring};
+use crate::nvlink::{Links, SWITCHES, Wiring};
 use crate::pci::PciPosition;
 use aliquot_model::{Architecture, GpuUuid, MigProfile};
 use parking_lot::Mutex;
@@ -64,12 +64,13 @@ impl Boards {
         mig_mode: bool,
         read: impl FnOnce() -> Links,
     ) -> (bool, Option<String>) {
-        let is_seen = |links: &Links| !mig_mode || matches!(links, Links::Switches(_));
+        let is_seen = |links: &Links| !mig_mode || matches!(links, Links::Switches | Links::Fabric(_));
         let lasts = |links: &Links| links.lasts() && is_seen(links);
         let Ok(links) = self.links.get(gpu.clone(), lasts, || Ok::<_, Infallible>(read()));
         let seen = is_seen(&links);
         match (links, bus_id) {
-            (Links::Switches(domain), _) => (true, domain),
+            (Links::Switches, _) => (true, Some(SWITCHES.to_owned())),
+            (Links::Fabric(domain), _) => (true, domain),
             (Links::Gpus { .. }, None) => (false, None),
             (Links::Gpus { peers, .. }, Some(bus_id)) => {
                 if seen {
@@ -114,6 +115,7 @@ impl<K: Ord, V: Clone> Known<K, V> {
 mod tests {
     use super::*;
     use crate::fake::h100_80;
+    use rstest::rstest;
 
     #[test]
     fn a_board_is_asked_once_a_mode_and_again_after_no_answer() {
@@ -134,5 +136,27 @@ mod tests {
         assert_eq!(boards.profiles(gpu, true, || Err("another mode"), || None), Err("another mode"));
         let other = h100_80(1).uuid;
         assert_eq!(boards.profiles(&other, false, || Err("another GPU"), || None), Err("another GPU"));
+    }
+
+    /// Whether a second look asks again.
+    #[rstest]
+    #[case::a_fabric_may_change(Links::Fabric(Some("a.1".to_owned())), false, true)]
+    #[case::switches_stay(Links::Switches, false, false)]
+    #[case::links_that_are_up_stay(Links::Gpus { peers: vec!["b".to_owned()], all_up: true }, false, false)]
+    #[case::a_link_may_come_up(Links::Gpus { peers: vec!["b".to_owned()], all_up: false }, false, true)]
+    #[case::links_are_off_in_mig_mode(Links::Gpus { peers: Vec::new(), all_up: true }, true, true)]
+    fn links_are_asked_for_until_they_cannot_change(
+        #[case] links: Links,
+        #[case] mig_mode: bool,
+        #[case] again: bool,
+    ) {
+        let (boards, gpu) = (Boards::default(), h100_80(0).uuid);
+        let first = boards.nvlink(&gpu, Some("a"), mig_mode, || links.clone());
+        let mut asked = false;
+        let second = boards.nvlink(&gpu, Some("a"), mig_mode, || {
+            asked = true;
+            links.clone()
+        });
+        assert_eq!((first, asked), (second, again));
     }
 }

@@ -13,8 +13,10 @@ pub(crate) const SWITCHES: &str = "nvswitch";
 /// Where a GPU's links lead.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Links {
-    /// To NVSwitches, in this domain once that is known.
-    Switches(Option<String>),
+    /// To NVSwitches.
+    Switches,
+    /// Into a fabric, over NVSwitches; its domain once the GPU takes part.
+    Fabric(Option<String>),
     /// To other GPUs, or nowhere.
     Gpus {
         /// PCI addresses of those at the other ends of links that are up.
@@ -28,7 +30,9 @@ impl Links {
     /// Whether this stays so for as long as the library is open.
     pub(crate) const fn lasts(&self) -> bool {
         match self {
-            Self::Switches(domain) => domain.is_some(),
+            Self::Switches => true,
+            // GPUs register with a fabric again when it changes.
+            Self::Fabric(_) => false,
             Self::Gpus { all_up, .. } => *all_up,
         }
     }

@@ -17,9 +17,9 @@ impl DeviceHandle<'_> {
     /// do: a virtual machine without its fabric has no CUDA.
     pub(crate) fn nvlinks(self) -> Links {
         match self.fabric() {
-            Ok(domain) => Links::Switches(domain),
+            Ok(domain) => Links::Fabric(domain),
             Err(NvmlCode::NOT_SUPPORTED | NvmlCode::FUNCTION_NOT_FOUND) => self.links(),
-            Err(_) => Links::Switches(None),
+            Err(_) => Links::Fabric(None),
         }
     }
 
@@ -44,10 +44,10 @@ impl DeviceHandle<'_> {
         let (mut peers, mut all_up) = (Vec::new(), true);
         for link in 0..sys::NVML_NVLINK_MAX_LINKS {
             match self.end_of(link) {
-                Ok(Some(End::Switch)) => return Links::Switches(Some(crate::nvlink::SWITCHES.to_owned())),
+                Ok(Some(End::Switch)) => return Links::Switches,
                 Ok(Some(End::Gpu)) => match self.peer(link) {
-                    Ok(peer) => peers.extend(peer),
-                    Err(_) => all_up = false,
+                    Ok(Some(peer)) => peers.push(peer),
+                    Ok(None) | Err(_) => all_up = false,
                 },
                 Ok(None) => all_up = false,
                 // A link that this board does not have; others may come after it.
@@ -71,8 +71,14 @@ impl DeviceHandle<'_> {
         })
     }
 
-    /// PCI address of the GPU that a link leads to, as the kernel writes it. An error if the link is down.
+    /// PCI address of the GPU that a link leads to, as the kernel writes it. `None` if the link is down.
     fn peer(self, link: u32) -> Result<Option<String>> {
+        let mut state = 0;
+        // SAFETY: a handle of this library; `state` outlives the call.
+        unsafe { call!(self.lib, nvmlDeviceGetNvLinkState(self.handle, link, &mut state)) }?;
+        if state != sys::nvmlEnableState_enum_NVML_FEATURE_ENABLED {
+            return Ok(None);
+        }
         // SAFETY: an all-zero struct of integers is valid.
         let mut info: sys::nvmlPciInfo_t = unsafe { std::mem::zeroed() };
         // SAFETY: a handle of this library; `info` outlives the call.
