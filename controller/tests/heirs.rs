@@ -129,6 +129,22 @@ async fn the_next_pod_of_the_same_controller_gets_the_same_devices_and_nobody_el
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_conflict_that_passes_costs_no_hold_claim() {
+    let (cluster, controller, maker) = crowded().await;
+    let before = devices(&cluster, "b").await;
+    // As with a quota that others charge at the same time.
+    let created = Matcher::new("create", "resourceclaims").named("aliquot-hold-*");
+    cluster.handle.faults().add(FaultRule::first(2, created, Fault::Conflict));
+    cluster.delete_pod("b").await;
+    pod(&cluster, "b", &maker).await;
+    assert_eq!(devices(&cluster, "b").await, before);
+    assert!(cluster.handle.faults().rules().iter().all(|state| state.hits == 2));
+    assert!(cluster.devices("late").await.is_empty());
+    auditor::check(&cluster.handle);
+    controller.terminate().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_of_its_own_name_comes_before_others_of_the_controller() {
     let cluster = Cluster::start().await;
     cluster.add_node("n1", 2).await;

@@ -25,7 +25,8 @@ impl Writer {
         for attempt in 0..Self::ATTEMPTS {
             let created = async {
                 match api.create(&creation(), &claim).await {
-                    Err(kube::Error::Api(status)) if status.code == 409 => api.get(&name).await,
+                    // Other conflicts, as with a quota that others charge at the same time, pass.
+                    Err(kube::Error::Api(status)) if status.is_already_exists() => api.get(&name).await,
                     other => other,
                 }
             };
@@ -81,7 +82,7 @@ impl Writer {
             let api = api.clone();
             async move {
                 match api.create(&creation(), will).await {
-                    Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                    Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
                     other => other.map(drop),
                 }
             }

@@ -192,7 +192,7 @@ impl Writer {
             let created = async {
                 match api.create(&creation(), &event).await {
                     // An attempt whose answer was lost.
-                    Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+                    Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
                     Err(kube::Error::Api(status)) if is_going(&status) => Ok(()),
                     answer => answer.map(drop),
                 }

@@ -60,6 +60,12 @@ impl Ending {
     pub(super) fn of_pod(&self) -> ObjectKey {
         ObjectKey { name: self.bequest.pod.as_str().into(), ..self.of_claim() }
     }
+
+    /// Whether it was tried just now for the first time, so that its heir waits for it.
+    const fn is_early(&self, wall: i64) -> bool {
+        let Bequest { until, .. } = self.bequest;
+        until == 0 || wall <= until.saturating_sub(self.seconds).saturating_add(PATIENCE)
+    }
 }
 
 impl Lost {
@@ -389,7 +395,10 @@ impl Core {
                 groups.entry(key).or_default().push((heir.uid.clone(), claim, bequest));
             }
         }
-        let coming = self.holds.endings.values().filter(|ending| kept.heir_of_ending(pod, ending).is_some());
+        let coming =
+            self.holds.endings.values().filter(|ending| {
+                ending.is_early(self.holds.wall) && kept.heir_of_ending(pod, ending).is_some()
+            });
         let of_its_name = groups.keys().next().is_some_and(|(other_name, _, _)| !other_name);
         if coming.into_iter().any(|ending| !of_its_name || *ending.bequest.pod == *pod.key.name) {
             return Inheritance::Later;

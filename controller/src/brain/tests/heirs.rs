@@ -189,6 +189,29 @@ fn a_hold_claim_that_cannot_be_made_for_all_its_time_is_given_up() {
 }
 
 #[test]
+fn the_next_pod_does_not_wait_for_ever_for_a_hold_claim_that_cannot_be_made() {
+    let (mut world, job, _) = ended();
+    let error = WriteError::Exhausted { what: "claim".to_owned(), attempts: 1, last: "no answer".to_owned() };
+    world.done(job, Vec::new(), Some(error));
+    let mut claim = of_template(world.claim_with("b", &gpu(), json!({}), json!({})));
+    claim.metadata.owner_references = Some(vec![owner("Pod", "b")]);
+    world.handle(Input::Claim(Seen::Apply(Box::new(claim))));
+    world.pod("b", &["b"], |pod| {
+        made(pod);
+        let made = json!({"resourceClaimStatuses": [{"name": "gpu", "resourceClaimName": "b"}]});
+        pod.status = Some(serde_json::from_value(made).expect("a status"));
+    });
+    let jobs = keep(&mut world);
+    assert_eq!(allocates(&jobs), 0, "{jobs:?}");
+    let wall = Timestamp::from_second(1_002 + i64::try_from(PATIENCE).expect("seconds")).expect("a time");
+    world.later(PATIENCE);
+    world.core.work(world.now, wall);
+    world.collect();
+    let jobs = world.take_jobs();
+    assert_eq!(allocates(&jobs), 1, "{jobs:?}");
+}
+
+#[test]
 fn a_hold_claim_waits_for_devices_that_are_held_for_the_claim_of_its_pod() {
     let (mut world, _) = survived();
     world.says_held(&[0], 2);
