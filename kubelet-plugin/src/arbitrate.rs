@@ -3,6 +3,7 @@
 //! While two instances run side by side during an update, only the one that holds `arbitrate.lock` writes
 //! grants; the other takes over when the first ends, however it ends.
 
+use crate::beat;
 use crate::metrics::Metrics;
 use aliquot_arbiter::files::{Keeper, now_ns};
 use nix::fcntl::{Flock, FlockArg};
@@ -14,6 +15,8 @@ use tokio_util::sync::CancellationToken;
 const LOCK: &str = "arbitrate.lock";
 /// How often an instance looks whether it is its turn. Grants last longer than that.
 const STANDBY_POLL: Duration = Duration::from_millis(200);
+/// Who has so long a pause has nothing to arbitrate.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Tells shares every few hundredths of a second what they may borrow of each other's idle GPU time, as soon
 /// as no other instance does.
@@ -70,7 +73,9 @@ async fn arbitrate(mut keeper: Keeper, cancel: &CancellationToken) {
         keeper = next;
         tokio::select! {
             () = cancel.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+            // Nobody runs: whoever comes is seen with all else that is looked for.
+            () = beat::next(pause), if pause >= IDLE => {}
+            () = tokio::time::sleep(pause), if pause < IDLE => {}
         }
     }
 }

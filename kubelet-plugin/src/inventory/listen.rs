@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// A switch of a GPU's MIG mode waits for as long at most.
-const LISTEN: Duration = Duration::from_millis(500);
+const LISTEN: Duration = Duration::from_secs(1);
 
 /// The threads, one for each GPU that can be read.
 pub(super) struct Listeners {

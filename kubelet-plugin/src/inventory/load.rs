@@ -4,6 +4,7 @@
 //! numbers. So that this is short, it is looked for often: two files of the kernel's, of a page together.
 
 use super::Watcher;
+use crate::beat;
 use crate::devices::Majors;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -42,7 +43,7 @@ impl Watcher {
     pub(super) async fn wait_or_reload(&self, interval: Duration, before: &Load) {
         let end = Instant::now() + interval;
         while Instant::now() < end {
-            tokio::time::sleep_until(end.min(Instant::now() + GLANCE)).await;
+            let _ = tokio::time::timeout_at(end, beat::next(GLANCE)).await;
             if self.driver_load() != *before {
                 return;
             }

@@ -115,7 +115,11 @@ impl Node {
         let word = self.map.shared_word(futex);
         loop {
             let seen = word.load(std::sync::atomic::Ordering::Acquire);
-            let found = self.events_after(after)?.into_iter().find(&mut wanted);
+            // The word counts the events, so that who waits takes the node's lock only where there is one.
+            let found = match after & u64::from(u32::MAX) == u64::from(seen) {
+                true => None,
+                false => self.events_after(after)?.into_iter().find(&mut wanted),
+            };
             let now = now_ns();
             if found.is_some() || now >= deadline {
                 return Ok(found);
