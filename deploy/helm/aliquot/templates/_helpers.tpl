@@ -9,6 +9,15 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
+{{- define "aliquot.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - {name: {{ . | quote }}}
+  {{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "aliquot.controllerUser" -}}
 system:serviceaccount:{{ .Release.Namespace }}:aliquot-controller
 {{- end }}
