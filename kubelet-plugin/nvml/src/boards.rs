@@ -3,6 +3,7 @@
 
 use crate::nvlink::{Links, SWITCHES, Wiring};
 use crate::pci::PciPosition;
+use crate::raw::CiProfile;
 use aliquot_model::{Architecture, GpuUuid, MigProfile};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -28,6 +29,10 @@ pub(crate) struct Boards {
     boards: Known<GpuUuid, Board>,
     /// By MIG mode, too.
     profiles: Known<(GpuUuid, bool), Vec<MigProfile>>,
+    /// Profiles by which GPU instances are listed, in MIG mode.
+    kinds: Known<GpuUuid, Vec<(u32, u32)>>,
+    /// What a GPU instance of a profile can hold.
+    inner: Known<(GpuUuid, u32), Vec<CiProfile>>,
     links: Known<GpuUuid, Links>,
     wiring: Wiring,
 }
@@ -53,6 +58,25 @@ impl Boards {
     ) -> Result<Vec<MigProfile>, E> {
         let lasts = |profiles: &Vec<_>| !profiles.is_empty() && is_enabled() == Some(enabled);
         self.profiles.get((gpu.clone(), enabled), lasts, read)
+    }
+
+    /// Ids of the profiles by which GPU instances are listed while the mode is on, and how many of each there can be.
+    pub(crate) fn kinds<E>(
+        &self,
+        gpu: &GpuUuid,
+        read: impl FnOnce() -> Result<Vec<(u32, u32)>, E>,
+    ) -> Result<Vec<(u32, u32)>, E> {
+        self.kinds.get(gpu.clone(), |kinds| !kinds.is_empty(), read)
+    }
+
+    /// The compute instances that a GPU instance of a profile can have.
+    pub(crate) fn inner<E>(
+        &self,
+        gpu: &GpuUuid,
+        profile_id: u32,
+        read: impl FnOnce() -> Result<Vec<CiProfile>, E>,
+    ) -> Result<Vec<CiProfile>, E> {
+        self.inner.get((gpu.clone(), profile_id), |profiles| !profiles.is_empty(), read)
     }
 
     /// Whether a GPU's NVLinks lead to NVSwitches, and its domain (see [`crate::nvlink`]). Links from GPU to GPU are off

@@ -129,10 +129,15 @@ fn mig_capability(
 }
 
 /// The instances on a GPU; none where the mode is off.
-pub(crate) fn live(nvml: &Nvml, device: &Device<'_>, gpu: &GpuUuid) -> Result<Vec<LiveMig>, GpuError> {
+pub(crate) fn live(
+    nvml: &Nvml,
+    device: &Device<'_>,
+    gpu: &GpuUuid,
+    boards: &Boards,
+) -> Result<Vec<LiveMig>, GpuError> {
     let failed = |fact| move |cause: Cause| GpuError::on(gpu, Operation::Read(fact), cause);
     match mig_mode(device).map_err(failed("MIG mode"))? {
-        Some(MigMode { current: true, .. }) => mig::live(DeviceHandle::of(nvml, device), gpu)
+        Some(MigMode { current: true, .. }) => mig::live(DeviceHandle::of(nvml, device), gpu, boards)
             .map_err(|code| failed("list of GPU instances")(code.into())),
         _ => Ok(Vec::new()),
     }

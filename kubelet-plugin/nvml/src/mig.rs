@@ -1,5 +1,6 @@
 //! MIG: profiles, live instances, create and destroy. Safe; the calls are in `raw`.
 
+use crate::boards::Boards;
 use crate::raw::{CiHandle, CiProfile, DeviceHandle, GiHandle, GiInfo, GiProfile};
 use crate::{Cause, Destroyed, GpuError, NvmlCode, Operation};
 use aliquot_model::{Engines, GpuUuid, LiveMig, MigProfile, MigUuid, Placement, ProfileName};
@@ -79,16 +80,28 @@ struct Instance<'lib> {
     info: GiInfo,
 }
 
-/// All GPU instances, whoever made them.
-fn instances(device: DeviceHandle<'_>) -> Result<Vec<Instance<'_>>, NvmlCode> {
-    let mut found = Vec::new();
+/// Ids of the profiles by which instances are listed, and how many of each there can be.
+fn kinds(device: DeviceHandle<'_>) -> Result<Vec<(u32, u32)>, NvmlCode> {
+    let mut kinds = Vec::new();
     for nvml_profile in 0..GI_PROFILES {
-        let profile = match device.gi_profile(nvml_profile) {
-            Ok(profile) => profile,
-            Err(code) if is_absent(code) => continue,
+        match device.gi_profile(nvml_profile) {
+            Ok(profile) => kinds.push((profile.id, profile.instances)),
+            Err(code) if is_absent(code) => {}
             Err(code) => return Err(code),
-        };
-        match device.gpu_instances(profile.id, profile.instances) {
+        }
+    }
+    Ok(kinds)
+}
+
+/// All GPU instances, whoever made them. The mode is on.
+fn instances<'lib>(
+    device: DeviceHandle<'lib>,
+    gpu: &GpuUuid,
+    boards: &Boards,
+) -> Result<Vec<Instance<'lib>>, NvmlCode> {
+    let mut found = Vec::new();
+    for (profile_id, most) in boards.kinds(gpu, || kinds(device))? {
+        match device.gpu_instances(profile_id, most) {
             Ok(handles) => {
                 for handle in handles {
                     match handle.info() {
@@ -116,10 +129,10 @@ struct Inner<'lib> {
     profile: CiProfile,
 }
 
-/// The compute instances of a GPU instance.
-fn compute_instances(gi: GiHandle<'_>) -> Result<Vec<Inner<'_>>, NvmlCode> {
+/// The compute instances of a GPU instance that can have these.
+fn compute_instances<'lib>(gi: GiHandle<'lib>, profiles: &[CiProfile]) -> Result<Vec<Inner<'lib>>, NvmlCode> {
     let mut found: Vec<Inner<'_>> = Vec::new();
-    for profile in gi.ci_profiles()? {
+    for profile in profiles.iter().copied() {
         for handle in gi.compute_instances(profile)? {
             let id = handle.id()?;
             if !found.iter().any(|known| known.id == id) {
@@ -149,14 +162,19 @@ fn mig_uuids(device: DeviceHandle<'_>) -> Result<Vec<(InstanceIds, MigUuid)>, Nv
 }
 
 /// The instances that exist, by ascending start. The caller knows that the mode is on.
-pub(crate) fn live(device: DeviceHandle<'_>, gpu: &GpuUuid) -> Result<Vec<LiveMig>, NvmlCode> {
+pub(crate) fn live(
+    device: DeviceHandle<'_>,
+    gpu: &GpuUuid,
+    boards: &Boards,
+) -> Result<Vec<LiveMig>, NvmlCode> {
     let uuids = mig_uuids(device)?;
     let mut live = Vec::new();
-    for instance in instances(device)? {
+    for instance in instances(device, gpu, boards)? {
+        let profiles = boards.inner(gpu, instance.info.profile_id, || instance.handle.ci_profiles())?;
         // Of several compute instances, which we never make, the largest stands for the instance.
-        let inside = compute_instances(instance.handle)?;
+        let inside = compute_instances(instance.handle, &profiles)?;
         let largest = inside.iter().max_by_key(|inner| (inner.profile.slices, Reverse(inner.id)));
-        let slices = instance.handle.ci_profiles()?.into_iter().map(|profile| profile.slices).max();
+        let slices = profiles.iter().map(|profile| profile.slices).max();
         let whole = largest.filter(|inner| Some(inner.profile.slices) == slices);
         let uuid = whole.and_then(|inner| {
             uuids.iter().find(|(ids, _)| *ids == (instance.info.id, inner.id)).map(|(_, uuid)| uuid.clone())
@@ -178,13 +196,17 @@ pub(crate) fn live(device: DeviceHandle<'_>, gpu: &GpuUuid) -> Result<Vec<LiveMi
 pub(crate) fn create(
     device: DeviceHandle<'_>,
     gpu: &GpuUuid,
-    profile_id: u32,
-    placement: Placement,
+    boards: &Boards,
+    (profile_id, placement): (u32, Placement),
 ) -> Result<LiveMig, GpuError> {
     let gi = device
         .create_gpu_instance(profile_id, placement)
         .map_err(|code| GpuError::on(gpu, Operation::CreateGpuInstance { profile_id, placement }, code))?;
-    fill(device, gpu, profile_id, placement, gi).map_err(|cause| {
+    let profiles = boards.inner(gpu, profile_id, || gi.ci_profiles());
+    let filled = profiles
+        .map_err(Cause::from)
+        .and_then(|profiles| fill(device, gpu, (profile_id, placement), (gi, &profiles)));
+    filled.map_err(|cause| {
         let error = GpuError::on(gpu, Operation::CreateComputeInstance { profile_id, placement }, cause);
         match undo(gi) {
             Ok(()) => error,
@@ -197,14 +219,13 @@ pub(crate) fn create(
 fn fill(
     device: DeviceHandle<'_>,
     gpu: &GpuUuid,
-    profile_id: u32,
-    placement: Placement,
-    gi: GiHandle<'_>,
+    (profile_id, placement): (u32, Placement),
+    (gi, profiles): (GiHandle<'_>, &[CiProfile]),
 ) -> Result<LiveMig, Cause> {
     let info = gi.info()?;
-    let whole = gi
-        .ci_profiles()?
-        .into_iter()
+    let whole = profiles
+        .iter()
+        .copied()
         .max_by_key(|profile| (profile.slices, Reverse(profile.id)))
         .ok_or_else(|| Cause::Unexpected("the GPU instance offers no compute instance".to_owned()))?;
     let ci = gi.create_compute_instance(whole)?.id()?;
@@ -227,7 +248,7 @@ fn fill(
 /// Removes a GPU instance that was made a moment ago, with what is in it. The error says what stays.
 fn undo(gi: GiHandle<'_>) -> Result<(), String> {
     let destroy_all = || -> Result<(), NvmlCode> {
-        for inner in compute_instances(gi)? {
+        for inner in compute_instances(gi, &gi.ci_profiles()?)? {
             inner.handle.destroy()?;
         }
         gi.destroy()
@@ -241,13 +262,19 @@ fn undo(gi: GiHandle<'_>) -> Result<(), String> {
 }
 
 /// Destroys exactly the instance that is meant, with all its compute instances.
-pub(crate) fn destroy(device: DeviceHandle<'_>, mig: &LiveMig) -> Result<Destroyed, GpuError> {
+pub(crate) fn destroy(
+    device: DeviceHandle<'_>,
+    mig: &LiveMig,
+    boards: &Boards,
+) -> Result<Destroyed, GpuError> {
     let reading = |code| GpuError::on(&mig.parent, Operation::Read("list of GPU instances"), code);
-    let candidates = instances(device).map_err(reading)?;
+    let candidates = instances(device, &mig.parent, boards).map_err(reading)?;
     let Some(instance) = candidates.iter().find(|instance| is_meant(instance.info, mig)) else {
         return Ok(Destroyed::WasGone);
     };
-    let inside = compute_instances(instance.handle).map_err(reading)?;
+    let profiles = boards.inner(&mig.parent, instance.info.profile_id, || instance.handle.ci_profiles());
+    let inside =
+        profiles.and_then(|profiles| compute_instances(instance.handle, &profiles)).map_err(reading)?;
     if let Some(wanted) = &mig.uuid {
         let uuids = mig_uuids(device).map_err(reading)?;
         let present: Vec<&MigUuid> = inside

@@ -127,7 +127,7 @@ impl Gpus for NvmlGpus {
             let failed = |error: NvmlError| GpuError::on(&gpu, Operation::Read("handle"), error);
             let device = self.nvml.device_by_index(index).map_err(failed)?;
             let info = self.facts(&device, index, &gpu, driver)?;
-            Ok((info, facts::live(&self.nvml, &device, &gpu)?))
+            Ok((info, facts::live(&self.nvml, &device, &gpu, &self.boards)?))
         };
         all().map_err(|error| Unreadable { index, uuid: Some(gpu.clone()), error })
     }
@@ -181,12 +181,12 @@ impl Gpus for NvmlGpus {
     }
 
     fn live_migs(&self, gpu: &GpuUuid) -> Result<Vec<LiveMig>, GpuError> {
-        facts::live(&self.nvml, &self.device(gpu)?, gpu)
+        facts::live(&self.nvml, &self.device(gpu)?, gpu, &self.boards)
     }
 
     fn create_mig(&self, gpu: &GpuUuid, profile_id: u32, placement: Placement) -> Result<LiveMig, GpuError> {
         let device = self.device(gpu)?;
-        mig::create(self.handle(&device), gpu, profile_id, placement)
+        mig::create(self.handle(&device), gpu, &self.boards, (profile_id, placement))
     }
 
     fn destroy_mig(&self, mig: &LiveMig) -> Result<Destroyed, GpuError> {
@@ -197,7 +197,7 @@ impl Gpus for NvmlGpus {
             Ok(Some(_)) => {}
             Err(cause) => return Err(GpuError::on(&mig.parent, Operation::Read("MIG mode"), cause)),
         }
-        mig::destroy(self.handle(&device), mig).map_err(|error| {
+        mig::destroy(self.handle(&device), mig, &self.boards).map_err(|error| {
             if !error.is_in_use() {
                 return error;
             }
