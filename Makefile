@@ -5,6 +5,7 @@ SHELL := /usr/bin/env bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+PREFIX ?= /usr/local
 
 .PHONY: help
 help: ## This list.
@@ -62,6 +63,17 @@ generate: ## Rendered manifests and derived tables.
 .PHONY: cluster
 cluster: build ## A real single-node Kubernetes with simulated GPUs, left running; prints its kubeconfig.
 	@tools/cluster-up
+
+.PHONY: install
+install: ## The commands aliquot and kubectl-aliquot into PREFIX=/usr/local (DESTDIR= for packages).
+	@cargo build --quiet --locked --release -p aliquot
+	@install -D -m 755 $(TARGET)/release/aliquot $(DESTDIR)$(PREFIX)/bin/aliquot
+	@ln -sf aliquot $(DESTDIR)$(PREFIX)/bin/kubectl-aliquot
+	@echo "$(DESTDIR)$(PREFIX)/bin/aliquot, which is kubectl aliquot, too"
+
+.PHONY: image
+image: ## The container image for amd64 and arm64 into dist/, without a container engine; a quarter of an hour each.
+	@tools/image
 
 .PHONY: clean
 clean: ## Stops the cluster and removes what was built.

@@ -119,6 +119,13 @@ impl Cluster {
             }
             Ok(format!("--add={}={to}", path.display()))
         };
+        let probe = add(self.build.join("cuda-probe"), "/usr/bin/cuda-probe")?;
+        command::run(&image, &["--name=aliquot.dev/tools:latest", "--base=glibc", &probe])?;
+        // The one that is shipped, where it was built: `make image`.
+        if let Some(archive) = std::env::var_os("ALIQUOT_IMAGE") {
+            let archive = archive.to_str().context("ALIQUOT_IMAGE is not UTF-8")?;
+            return command::run(&image, &["--archive", archive]).map(drop);
+        }
         let hook = self.build.parent().context("no target directory")?.join("hook");
         let mut args = vec![
             format!("--name=aliquot.dev/aliquot:{}", env!("CARGO_PKG_VERSION")),
@@ -130,10 +137,7 @@ impl Cluster {
         for file in ["libaliquot_preload.so", "libaliquot_core.so", "aliquot-oci-hook"] {
             args.push(add(hook.join(file), &format!("/usr/lib/aliquot/{file}"))?);
         }
-        command::run(&image, &args.iter().map(String::as_str).collect::<Vec<_>>())?;
-        let probe = add(self.build.join("cuda-probe"), "/usr/bin/cuda-probe")?;
-        command::run(&image, &["--name=aliquot.dev/tools:latest", "--base=glibc", &probe])?;
-        Ok(())
+        command::run(&image, &args.iter().map(String::as_str).collect::<Vec<_>>()).map(drop)
     }
 
     fn kubeconfig_flag(&self) -> Result<String> {

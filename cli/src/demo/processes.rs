@@ -35,7 +35,11 @@ impl Build {
 
     fn existing(path: PathBuf) -> Result<PathBuf> {
         if !path.is_file() {
-            bail!("{} is not there: run `make build` first", path.display());
+            bail!(
+                "{} is not there: the demo runs what a checkout of the source builds, so run `make demo` in one, or name \
+                 its target/debug with --build-dir",
+                path.display()
+            );
         }
         path.canonicalize().with_context(|| format!("cannot resolve {}", path.display()))
     }
