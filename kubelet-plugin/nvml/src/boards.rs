@@ -30,9 +30,9 @@ pub(crate) struct Boards {
     /// By MIG mode, too.
     profiles: Known<(GpuUuid, bool), Vec<MigProfile>>,
     /// Profiles by which GPU instances are listed, in MIG mode.
-    kinds: Known<GpuUuid, Vec<(u32, u32)>>,
+    gi_profiles: Known<GpuUuid, Vec<(u32, u32)>>,
     /// What a GPU instance of a profile can hold.
-    inner: Known<(GpuUuid, u32), Vec<CiProfile>>,
+    ci_profiles: Known<(GpuUuid, u32), Vec<CiProfile>>,
     links: Known<GpuUuid, Links>,
     wiring: Wiring,
 }
@@ -61,22 +61,22 @@ impl Boards {
     }
 
     /// Ids of the profiles by which GPU instances are listed while the mode is on, and how many of each there can be.
-    pub(crate) fn kinds<E>(
+    pub(crate) fn gi_profiles<E>(
         &self,
         gpu: &GpuUuid,
         read: impl FnOnce() -> Result<Vec<(u32, u32)>, E>,
     ) -> Result<Vec<(u32, u32)>, E> {
-        self.kinds.get(gpu.clone(), |kinds| !kinds.is_empty(), read)
+        self.gi_profiles.get(gpu.clone(), |profiles| !profiles.is_empty(), read)
     }
 
     /// The compute instances that a GPU instance of a profile can have.
-    pub(crate) fn inner<E>(
+    pub(crate) fn ci_profiles<E>(
         &self,
         gpu: &GpuUuid,
         profile_id: u32,
         read: impl FnOnce() -> Result<Vec<CiProfile>, E>,
     ) -> Result<Vec<CiProfile>, E> {
-        self.inner.get((gpu.clone(), profile_id), |profiles| !profiles.is_empty(), read)
+        self.ci_profiles.get((gpu.clone(), profile_id), |profiles| !profiles.is_empty(), read)
     }
 
     /// Whether a GPU's NVLinks lead to NVSwitches, and its domain (see [`crate::nvlink`]). Links from GPU to GPU are off

@@ -81,16 +81,16 @@ struct Instance<'lib> {
 }
 
 /// Ids of the profiles by which instances are listed, and how many of each there can be.
-fn kinds(device: DeviceHandle<'_>) -> Result<Vec<(u32, u32)>, NvmlCode> {
-    let mut kinds = Vec::new();
+fn listed_by(device: DeviceHandle<'_>) -> Result<Vec<(u32, u32)>, NvmlCode> {
+    let mut listed_by = Vec::new();
     for nvml_profile in 0..GI_PROFILES {
         match device.gi_profile(nvml_profile) {
-            Ok(profile) => kinds.push((profile.id, profile.instances)),
+            Ok(profile) => listed_by.push((profile.id, profile.instances)),
             Err(code) if is_absent(code) => {}
             Err(code) => return Err(code),
         }
     }
-    Ok(kinds)
+    Ok(listed_by)
 }
 
 /// All GPU instances, whoever made them. The mode is on.
@@ -100,7 +100,7 @@ fn instances<'lib>(
     boards: &Boards,
 ) -> Result<Vec<Instance<'lib>>, NvmlCode> {
     let mut found = Vec::new();
-    for (profile_id, most) in boards.kinds(gpu, || kinds(device))? {
+    for (profile_id, most) in boards.gi_profiles(gpu, || listed_by(device))? {
         match device.gpu_instances(profile_id, most) {
             Ok(handles) => {
                 for handle in handles {
@@ -170,7 +170,7 @@ pub(crate) fn live(
     let uuids = mig_uuids(device)?;
     let mut live = Vec::new();
     for instance in instances(device, gpu, boards)? {
-        let profiles = boards.inner(gpu, instance.info.profile_id, || instance.handle.ci_profiles())?;
+        let profiles = boards.ci_profiles(gpu, instance.info.profile_id, || instance.handle.ci_profiles())?;
         // Of several compute instances, which we never make, the largest stands for the instance.
         let inside = compute_instances(instance.handle, &profiles)?;
         let largest = inside.iter().max_by_key(|inner| (inner.profile.slices, Reverse(inner.id)));
@@ -202,7 +202,7 @@ pub(crate) fn create(
     let gi = device
         .create_gpu_instance(profile_id, placement)
         .map_err(|code| GpuError::on(gpu, Operation::CreateGpuInstance { profile_id, placement }, code))?;
-    let profiles = boards.inner(gpu, profile_id, || gi.ci_profiles());
+    let profiles = boards.ci_profiles(gpu, profile_id, || gi.ci_profiles());
     let filled = profiles
         .map_err(Cause::from)
         .and_then(|profiles| fill(device, gpu, (profile_id, placement), (gi, &profiles)));
@@ -272,7 +272,8 @@ pub(crate) fn destroy(
     let Some(instance) = candidates.iter().find(|instance| is_meant(instance.info, mig)) else {
         return Ok(Destroyed::WasGone);
     };
-    let profiles = boards.inner(&mig.parent, instance.info.profile_id, || instance.handle.ci_profiles());
+    let profiles =
+        boards.ci_profiles(&mig.parent, instance.info.profile_id, || instance.handle.ci_profiles());
     let inside =
         profiles.and_then(|profiles| compute_instances(instance.handle, &profiles)).map_err(reading)?;
     if let Some(wanted) = &mig.uuid {

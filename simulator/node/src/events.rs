@@ -42,6 +42,11 @@ fn futex(state: *mut State) -> *mut u32 {
     state.cast::<u8>().wrapping_add(std::mem::offset_of!(State, event_futex)).cast()
 }
 
+/// As much of an event's number as a word for waiting holds.
+fn low(number: u64) -> u32 {
+    u32::try_from(number & u64::from(u32::MAX)).unwrap_or_default()
+}
+
 impl Node {
     /// Reports an XID. 79 also takes the GPU off the bus until a reset.
     pub fn raise_xid(
@@ -90,9 +95,9 @@ impl Node {
                 reserved: 0,
             };
         }
-        drop(state);
         let word = self.map.shared_word(futex);
-        word.fetch_add(1, std::sync::atomic::Ordering::Release);
+        word.store(low(number), std::sync::atomic::Ordering::Release);
+        drop(state);
         futex_wake(word);
         Ok(number)
     }
@@ -115,10 +120,11 @@ impl Node {
         let word = self.map.shared_word(futex);
         loop {
             let seen = word.load(std::sync::atomic::Ordering::Acquire);
-            // The word counts the events, so that who waits takes the node's lock only where there is one.
-            let found = match after & u64::from(u32::MAX) == u64::from(seen) {
-                true => None,
-                false => self.events_after(after)?.into_iter().find(&mut wanted),
+            // The word is the number of the newest event, so that who waits takes the node's lock only where there is one.
+            let found = if seen == low(after) {
+                None
+            } else {
+                self.events_after(after)?.into_iter().find(&mut wanted)
             };
             let now = now_ns();
             if found.is_some() || now >= deadline {
