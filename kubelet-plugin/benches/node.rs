@@ -7,10 +7,14 @@
 //! GPUs are simulated and answer at once, files are in memory, where a flush takes no time, and the API server is in this
 //! process. The baseline of a time is the least that such a call can take, a call with no claim in it.
 //!
-//! Our part (`ours`) of a prepare is its time without that of one answer of the API server: the claim is asked for by
-//! the bench just before, as the agent asks for it. Unpreparing asks nothing of the API. Both still have the way over the
-//! socket in them, and whatever else runs on the machine; `cpu_ms`, the processors' time of the agent for one of each
-//! and for all that follows from them (slices, status, metrics), does not depend on that.
+//! `ALIQUOT_PEER` names NVIDIA's plugin, which is then measured beside ours ([`peer`]).
+//!
+//! Our part (`ours`) of a prepare is its time without that of one answer of the API server, for which the bench asks
+//! just before as the agent does, and without what the driver took, which the agent counts
+//! (`dra_gpu_driver_call_duration_seconds`; what else it asked of the driver meanwhile is in it too). Unpreparing asks
+//! nothing of the API. Both still have the way over the socket in them, and whatever else runs on the machine; `cpu_ms`,
+//! the processors' time of the agent for one of each and for all that follows from them (slices, status, metrics), does
+//! not depend on that.
 #![forbid(unsafe_code)]
 #![allow(
     clippy::expect_used,
@@ -27,6 +31,8 @@ mod common;
 #[allow(unreachable_pub, reason = "it is public where all benchmarks share it")]
 #[path = "../../e2e/src/figure.rs"]
 mod figure;
+#[path = "node/peer.rs"]
+mod peer;
 #[path = "node/prepare.rs"]
 mod prepare;
 #[path = "node/times.rs"]
@@ -150,6 +156,8 @@ async fn measure(args: &Args, storage: &str) -> Vec<Figure> {
     figures.push(figure(name, agent.rss_mib() - before, &unit, before));
 
     figures.extend(idle(&bench, &agent, Duration::from_secs(args.idle), &figure).await);
+    drop(agent);
+    figures.extend(peer::figures(&bench, &figure).await);
     figures
 }
 

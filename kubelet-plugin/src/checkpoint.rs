@@ -90,7 +90,8 @@ pub enum CheckpointError {
 }
 
 pub(crate) fn checksum(content: &[u8]) -> String {
-    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+    let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+    Sha256::digest(content).iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 0xf)]).collect()
 }
 
 /// Of a SHA-256.

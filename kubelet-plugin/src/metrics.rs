@@ -19,10 +19,10 @@ pub struct Operation {
     pub outcome: &'static str,
 }
 
-/// An operation of the kubelet.
+/// An operation of the kubelet, or of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Name {
-    /// `prepare` or `unprepare`.
+    /// `prepare` or `unprepare`; for the driver [`aliquot_nvml::Operation::name`].
     pub operation: &'static str,
 }
 
@@ -127,6 +127,8 @@ pub struct Metrics {
     pub claims: Family<Operation, Counter>,
     /// Seconds per claim.
     pub claim_duration: Family<Name, Histogram>,
+    /// Seconds that the driver took for a call.
+    pub driver_call_duration: Family<Name, Histogram>,
     /// Claims in the ledger.
     pub prepared_claims: Gauge,
     /// Claims of which only the GPU instances are left, for their next pod.
@@ -204,10 +206,12 @@ impl Default for Metrics {
         let mut registry = Registry::with_prefix("dra_gpu");
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 16));
         let claim_duration = Family::new_with_constructor(seconds);
+        let driver_call_duration = Family::new_with_constructor(seconds);
         let mut metrics = Self {
             registry: Arc::new(Registry::default()),
             claims: Family::default(),
             claim_duration,
+            driver_call_duration,
             prepared_claims: Gauge::default(),
             parked_claims: Gauge::default(),
             prepared_devices: Family::default(),
@@ -250,6 +254,11 @@ impl Default for Metrics {
             "claim_operation_duration_seconds",
             "Seconds that an operation took, by claim",
             m.claim_duration.clone(),
+        );
+        registry.register(
+            "driver_call_duration_seconds",
+            "Seconds that the driver took for what was asked of it",
+            m.driver_call_duration.clone(),
         );
         registry.register("prepared_claims", "Claims in the ledger", m.prepared_claims.clone());
         registry.register(

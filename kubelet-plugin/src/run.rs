@@ -23,7 +23,7 @@ use crate::health::{self, Monitor, Xids};
 use crate::http::{self, Readiness};
 use crate::inventory::Watcher;
 use crate::limits::Follower;
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, Name};
 use crate::mode::Waits;
 use crate::mps::Mps;
 use crate::prepare::{Node, Overview};
@@ -140,7 +140,11 @@ pub async fn run_with(
             (Arc::clone(&library) as Arc<dyn Gpus>, Some(library))
         }
     };
-    let gpus: Arc<dyn Gpus> = Arc::new(Timed::new(gpus, deadlines, readiness.calls.clone()));
+    let seconds = metrics.driver_call_duration.clone();
+    let gpus: Arc<dyn Gpus> =
+        Arc::new(Timed::new(gpus, deadlines, readiness.calls.clone()).observed(move |operation, took| {
+            seconds.get_or_create(&Name { operation }).observe(took.as_secs_f64())
+        }));
     if library.is_some() {
         // Recovery finds it open if it can be; if not, nobody waits for it.
         let first = Arc::clone(&gpus);

@@ -310,6 +310,11 @@ async fn the_health_stream_tells_of_grave_errors() {
     }
     let (_, metrics) = agent.get("/metrics").await;
     assert!(metrics.contains("xid-79"), "{metrics}");
+    for operation in ["read", "watch"] {
+        let counted = format!("dra_gpu_driver_call_duration_seconds_count{{operation=\"{operation}\"}} ");
+        let count = metrics.lines().find_map(|line| line.strip_prefix(&counted));
+        assert!(count.is_some_and(|count| count != "0"), "{operation}: {metrics}");
+    }
     // An open stream does not hold up the shutdown.
     let stopping = tokio::time::timeout(std::time::Duration::from_secs(15), agent.terminate());
     stopping.await.expect("the stream is ended");

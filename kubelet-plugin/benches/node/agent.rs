@@ -7,6 +7,8 @@ use aliquot_sim_node::{NVML_LIBRARY, NodeSpec, built_library};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,16 +17,20 @@ pub(crate) struct Bench {
     pub(crate) cluster: Cluster,
     program: OsString,
     line: Vec<String>,
+    metrics: SocketAddr,
 }
 
 /// An agent process; killed when dropped.
-pub(crate) struct Agent(Child);
+pub(crate) struct Agent {
+    child: Child,
+    metrics: SocketAddr,
+}
 
 impl Drop for Agent {
     fn drop(&mut self) {
         // It may have ended.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -38,17 +44,21 @@ impl Bench {
         let dir = cluster.world.dir.path();
         let kubeconfig = dir.join("kubeconfig");
         cluster.plane.write_kubeconfig(&kubeconfig, "agent").expect("written");
+        // Free now, and nothing else here asks for one.
+        let port = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let metrics = port.local_addr().expect("an address");
         let own = [
             format!("--sys-root={}", dir.join("root/sys").display()),
             format!("--kubeconfig={}", kubeconfig.display()),
             format!("--region-storage={storage}"),
             "--slots=16".to_owned(),
+            format!("--http-addr={metrics}"),
         ];
         let mut line = cluster.command_line(&own.each_ref().map(String::as_str));
         // Tests look more often than the shipped agent does.
         line.retain(|arg| !arg.starts_with("--claim-check") && !arg.starts_with("--inventory"));
         let built = env!("CARGO_BIN_EXE_aliquot-kubelet-plugin").into();
-        Self { cluster, program: std::env::var_os("ALIQUOT_AGENT").unwrap_or(built), line }
+        Self { cluster, program: std::env::var_os("ALIQUOT_AGENT").unwrap_or(built), line, metrics }
     }
 
     fn spawn(&self) -> Agent {
@@ -59,7 +69,7 @@ impl Bench {
             .stderr(Stdio::null())
             .spawn()
             .expect("the agent");
-        Agent(child)
+        Agent { child, metrics: self.metrics }
     }
 
     /// Until a kubelet can ask for claims.
@@ -98,38 +108,52 @@ impl Bench {
 }
 
 impl Agent {
-    fn proc(&self, file: &str) -> String {
-        std::fs::read_to_string(format!("/proc/{}/{file}", self.0.id())).expect("it runs")
+    /// How long the driver took for all that was asked of it since the agent's start.
+    pub(crate) fn driver_time(&self) -> Duration {
+        let mut stream = TcpStream::connect(self.metrics).expect("it serves metrics");
+        stream
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")
+            .expect("asked");
+        let mut text = String::new();
+        stream.read_to_string(&mut text).expect("metrics");
+        let sums = text.lines().filter(|line| line.starts_with("dra_gpu_driver_call_duration_seconds_sum{"));
+        let seconds = sums.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+        Duration::from_secs_f64(seconds.sum())
     }
 
     /// Its resident memory.
     pub(crate) fn rss_mib(&self) -> f64 {
-        self.memory_mib("VmRSS:")
+        resident_mib(self.child.id())
     }
 
     /// The part of it that no file has.
     pub(crate) fn rss_anon_mib(&self) -> f64 {
-        self.memory_mib("RssAnon:")
-    }
-
-    fn memory_mib(&self, field: &str) -> f64 {
-        let status = self.proc("status");
-        let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("it has memory");
-        let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
-        kib / 1024.0
+        memory_mib(self.child.id(), "RssAnon:")
     }
 
     /// How many files it has open, and how many threads it has.
     pub(crate) fn holds(&self) -> (usize, usize) {
         let count =
-            |of: &str| std::fs::read_dir(format!("/proc/{}/{of}", self.0.id())).expect("it runs").count();
+            |of: &str| std::fs::read_dir(format!("/proc/{}/{of}", self.child.id())).expect("it runs").count();
         (count("fd"), count("task"))
     }
 
     /// Processor time that it took, of the kernel for it too.
     pub(crate) fn cpu(&self) -> Duration {
-        let pid = Pid::from_raw(self.0.id().try_into().expect("a process id"));
+        let pid = Pid::from_raw(self.child.id().try_into().expect("a process id"));
         let clock = clock_getcpuclockid(pid).expect("it runs");
         clock_gettime(clock).expect("a time").into()
     }
+}
+
+/// The resident memory of a process.
+pub(crate) fn resident_mib(pid: u32) -> f64 {
+    memory_mib(pid, "VmRSS:")
+}
+
+fn memory_mib(pid: u32, field: &str) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(field)).expect("it has memory");
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse().expect("a number");
+    kib / 1024.0
 }

@@ -16,7 +16,7 @@ type Kubelet = v1::dra_plugin_client::DraPluginClient<Channel>;
 const KINDS: [(&str, &str); 3] =
     [("whole", "gpu-0"), ("partition", "gpu-1-mig-1g10gb-19-6"), ("share", "gpu-2-share")];
 
-async fn prepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
+pub(crate) async fn prepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
     let request = v1::NodePrepareResourcesRequest { claims };
     let answer = kubelet.node_prepare_resources(request).await.expect("an answer").into_inner();
     for (uid, claim) in answer.claims {
@@ -24,7 +24,7 @@ async fn prepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
     }
 }
 
-async fn unprepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
+pub(crate) async fn unprepare(kubelet: &mut Kubelet, claims: Vec<v1::Claim>) {
     let request = v1::NodeUnprepareResourcesRequest { claims };
     let answer = kubelet.node_unprepare_resources(request).await.expect("an answer").into_inner();
     for (uid, claim) in answer.claims {
@@ -39,6 +39,28 @@ async fn asked(bench: &Bench, name: &str) -> Duration {
     let started = Instant::now();
     bench.cluster.client.request_text(request).await.expect("a claim");
     started.elapsed()
+}
+
+/// What calls took.
+#[derive(Default)]
+struct Taken {
+    all: Vec<Duration>,
+    driver: Vec<Duration>,
+    ours: Vec<Duration>,
+}
+
+impl Taken {
+    /// Times one, of which the API server takes about `api`.
+    async fn time(&mut self, agent: &Agent, api: Duration, call: impl Future<Output = ()>) {
+        let before = agent.driver_time();
+        let started = Instant::now();
+        call.await;
+        let all = started.elapsed();
+        let driver = agent.driver_time().saturating_sub(before);
+        self.all.push(all);
+        self.driver.push(driver);
+        self.ours.push(all.saturating_sub(driver + api));
+    }
 }
 
 /// Of whole GPUs, partitions and shares, each alone.
@@ -62,34 +84,36 @@ pub(crate) async fn figures(
     let mut figures = Vec::new();
     for (kind, device) in KINDS {
         let uid = bench.cluster.allocated_claim(kind, &[("r", device)], json!([])).await;
-        let (mut prepared, mut ours, mut unprepared) = (Vec::new(), Vec::new(), Vec::new());
-        let cpu = agent.cpu();
+        let claims = || vec![claim(kind, &uid)];
+        let (mut prepares, mut unprepares) = (Taken::default(), Taken::default());
         for _ in 0..samples {
             let asked = asked(bench, kind).await;
-            let started = Instant::now();
-            prepare(&mut kubelet, vec![claim(kind, &uid)]).await;
-            prepared.push(started.elapsed());
-            ours.push(started.elapsed().saturating_sub(asked));
-            let started = Instant::now();
-            unprepare(&mut kubelet, vec![claim(kind, &uid)]).await;
-            unprepared.push(started.elapsed());
+            prepares.time(agent, asked, prepare(&mut kubelet, claims())).await;
+            unprepares.time(agent, Duration::ZERO, unprepare(&mut kubelet, claims())).await;
         }
-        let each = (agent.cpu() - cpu).as_secs_f64() * 1e3 / samples as f64;
-        let unprepared = Times::of(unprepared);
-        let goal = "ms without the API server's answer; baseline: the goal";
-        for (call, times) in [("prepare", Times::of(ours)), ("unprepare", unprepared.clone())] {
-            figures.push(figure(&format!("node.{call}.{kind}.ours_p99_ms"), times.percentile(99), goal, 2.0));
-        }
-        for (call, times) in [("prepare", Times::of(prepared)), ("unprepare", unprepared)] {
+        for (call, taken) in [("prepare", prepares), ("unprepare", unprepares)] {
+            let ours = Times::of(taken.ours).percentile(99);
+            let unit = "ms without what the API server and the driver took; baseline: the goal";
+            figures.push(figure(&format!("node.{call}.{kind}.ours_p99_ms"), ours, unit, 2.0));
+            let (all, driver) = (Times::of(taken.all), Times::of(taken.driver));
             for percent in [50, 99] {
                 figures.push(figure(
                     &format!("node.{call}.{kind}.p{percent}_ms"),
-                    times.percentile(percent),
+                    all.percentile(percent),
                     "ms at the kubelet's end; baseline: the same of a call without claims",
                     empty.percentile(percent),
                 ));
             }
+            let unit = "ms of that in the driver; baseline: all of it";
+            let name = format!("node.{call}.{kind}.driver_p50_ms");
+            figures.push(figure(&name, driver.percentile(50), unit, all.percentile(50)));
         }
+        let cpu = agent.cpu();
+        for _ in 0..samples {
+            prepare(&mut kubelet, claims()).await;
+            unprepare(&mut kubelet, claims()).await;
+        }
+        let each = (agent.cpu() - cpu).as_secs_f64() * 1e3 / samples as f64;
         let unit = "ms of processors for one of each, and what follows from them; baseline: 4";
         figures.push(figure(&format!("node.{kind}.cpu_ms"), each, unit, 4.0));
     }

@@ -131,6 +131,24 @@ pub enum Operation {
     Use,
 }
 
+impl Operation {
+    /// Its name where operations are counted: what is read is no part of it, nor what is changed to what.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Load(_) => "load",
+            Self::Read(_) => "read",
+            Self::SetMigMode { .. } => "set-mig-mode",
+            Self::CreateGpuInstance { .. } | Self::CreateComputeInstance { .. } => "create-instance",
+            Self::DestroyComputeInstance { .. } | Self::DestroyGpuInstance { .. } => "destroy-instance",
+            Self::SetComputeMode => "set-compute-mode",
+            Self::SetPersistenceMode { .. } => "set-persistence-mode",
+            Self::SetTimeSlice => "set-time-slice",
+            Self::Watch => "watch",
+            Self::Use => "use",
+        }
+    }
+}
+
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

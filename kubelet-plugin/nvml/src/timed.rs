@@ -19,7 +19,7 @@ use crate::{
 };
 use aliquot_model::{GpuInfo, GpuUuid, LiveMig, Placement};
 use calls::Subject;
-use lane::Lane;
+use lane::{Lane, Observer};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -67,6 +67,7 @@ pub struct Timed {
     inner: Arc<dyn Gpus>,
     deadlines: Deadlines,
     calls: Calls,
+    observer: Observer,
     lanes: Mutex<BTreeMap<Place, Arc<Lane>>>,
     known: Mutex<Known>,
 }
@@ -74,12 +75,20 @@ pub struct Timed {
 impl Timed {
     /// Calls of `inner` with deadlines; those under way are noted in `calls`.
     pub fn new(inner: Arc<dyn Gpus>, deadlines: Deadlines, calls: Calls) -> Self {
-        Self { inner, deadlines, calls, lanes: Mutex::default(), known: Mutex::default() }
+        let observer: Observer = Arc::new(|_, _| {});
+        Self { inner, deadlines, calls, observer, lanes: Mutex::default(), known: Mutex::default() }
+    }
+
+    /// The same, which tells `observer` the name of each call that came back ([`Operation::name`]) and how long the
+    /// driver took for it, without the wait for its turn.
+    #[must_use]
+    pub fn observed(self, observer: impl Fn(&'static str, Duration) + Send + Sync + 'static) -> Self {
+        Self { observer: Arc::new(observer), ..self }
     }
 
     fn lane(&self, place: &Place, subject: Subject) -> Arc<Lane> {
         let mut lanes = self.lanes.lock();
-        let new = || Arc::new(Lane::new(subject, self.calls.clone()));
+        let new = || Arc::new(Lane::new(subject, self.calls.clone(), Arc::clone(&self.observer)));
         Arc::clone(lanes.entry(place.clone()).or_insert_with(new))
     }
 

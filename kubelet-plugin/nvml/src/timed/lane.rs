@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 
 type Job = Box<dyn FnOnce() + Send>;
 
+/// Is told how long the driver took for each call that came back.
+pub(super) type Observer = Arc<dyn Fn(&'static str, Duration) + Send + Sync>;
+
 /// The call that the thread is making.
 #[derive(Debug, Clone)]
 struct Running {
@@ -30,12 +33,13 @@ struct State {
 pub(super) struct Lane {
     shared: Arc<(Mutex<State>, Condvar)>,
     calls: Calls,
+    observer: Observer,
 }
 
 impl Lane {
-    pub(super) fn new(subject: Subject, calls: Calls) -> Self {
+    pub(super) fn new(subject: Subject, calls: Calls, observer: Observer) -> Self {
         let state = State { subject, ..State::default() };
-        Self { shared: Arc::new((Mutex::new(state), Condvar::new())), calls }
+        Self { shared: Arc::new((Mutex::new(state), Condvar::new())), calls, observer }
     }
 
     /// Who the lane is for, now that it is known better.
@@ -75,8 +79,11 @@ impl Lane {
         let id = self.calls.begin(state.subject.clone(), operation);
         let job: Job = {
             let (shared, calls) = (Arc::clone(&self.shared), self.calls.clone());
+            let (observer, name) = (Arc::clone(&self.observer), operation.name());
             Box::new(move || {
+                let began = Instant::now();
                 let value = catch_unwind(AssertUnwindSafe(work)).ok();
+                observer(name, began.elapsed());
                 calls.end(id);
                 shared.0.lock().running = None;
                 shared.1.notify_all();
