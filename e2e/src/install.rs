@@ -15,6 +15,14 @@ const SHORT: &[&str] = &[
     "kubeletPlugin.extraArgs={--scheduler-timeouts=4s,--claim-check-interval=1s,--orphan-grace=20s,--absent-controller-grace=3s}",
 ];
 
+/// An option of `e2e/cluster/image`: a file that was built, and where it goes.
+fn added(path: PathBuf, to: &str) -> Result<String> {
+    if !path.is_file() {
+        bail!("{} is not there: run `make build`", path.display());
+    }
+    Ok(format!("--add={}={to}", path.display()))
+}
+
 impl Cluster {
     /// Simulated GPUs and images, all new: what an earlier run left is removed first.
     ///
@@ -113,31 +121,32 @@ impl Cluster {
     /// If something is not built.
     pub fn build_images(&self) -> Result<()> {
         let image = self.repo().join("e2e/cluster/image");
-        let add = |path: PathBuf, to: &str| -> Result<String> {
-            if !path.is_file() {
-                bail!("{} is not there: run `make build`", path.display());
-            }
-            Ok(format!("--add={}={to}", path.display()))
-        };
-        let probe = add(self.build.join("cuda-probe"), "/usr/bin/cuda-probe")?;
+        let probe = added(self.build.join("cuda-probe"), "/usr/bin/cuda-probe")?;
         command::run(&image, &["--name=aliquot.dev/tools:latest", "--base=glibc", &probe])?;
         // The one that is shipped, where it was built: `make image`.
         if let Some(archive) = std::env::var_os("ALIQUOT_IMAGE") {
             let archive = archive.to_str().context("ALIQUOT_IMAGE is not UTF-8")?;
             return command::run(&image, &["--archive", archive]).map(drop);
         }
+        self.build_product(&format!("aliquot.dev/aliquot:{}", env!("CARGO_PKG_VERSION")), &[])
+    }
+
+    /// Builds the product's image of what was built here.
+    ///
+    /// # Errors
+    /// If something is not built.
+    pub(crate) fn build_product(&self, name: &str, options: &[&str]) -> Result<()> {
         let hook = self.build.parent().context("no target directory")?.join("hook");
-        let mut args = vec![
-            format!("--name=aliquot.dev/aliquot:{}", env!("CARGO_PKG_VERSION")),
-            "--base=glibc".to_owned(),
-        ];
+        let mut args = vec![format!("--name={name}"), "--base=glibc".to_owned()];
+        args.extend(options.iter().map(|option| (*option).to_owned()));
         for program in ["aliquot", "aliquot-controller", "aliquot-kubelet-plugin", "aliquot-mps"] {
-            args.push(add(self.build.join(program), &format!("/usr/bin/{program}"))?);
+            args.push(added(self.build.join(program), &format!("/usr/bin/{program}"))?);
         }
         for file in ["libaliquot_preload.so", "libaliquot_core.so", "aliquot-oci-hook"] {
-            args.push(add(hook.join(file), &format!("/usr/lib/aliquot/{file}"))?);
+            args.push(added(hook.join(file), &format!("/usr/lib/aliquot/{file}"))?);
         }
-        command::run(&image, &args.iter().map(String::as_str).collect::<Vec<_>>()).map(drop)
+        let image = self.repo().join("e2e/cluster/image");
+        command::run(image, &args.iter().map(String::as_str).collect::<Vec<_>>()).map(drop)
     }
 
     fn kubeconfig_flag(&self) -> Result<String> {
@@ -148,13 +157,21 @@ impl Cluster {
         Ok(Path::new(self.setting("CLUSTER_STATE")?).join("limiter"))
     }
 
-    /// Installs or upgrades the chart and waits until both parts are ready and the GPUs are published.
+    /// Installs or upgrades the chart of this repository and waits until both parts are ready and the GPUs are published.
     ///
     /// # Errors
     /// If it does not become ready.
     pub async fn install(&self, values: &[&str]) -> Result<()> {
+        let values = [&["image.pullPolicy=Never"], values].concat();
+        self.install_chart(&self.repo().join("deploy/helm/aliquot"), &values).await
+    }
+
+    /// The same with a chart, and values for a node of this machine.
+    ///
+    /// # Errors
+    /// As [`Self::install`].
+    pub async fn install_chart(&self, chart: &Path, values: &[&str]) -> Result<()> {
         let own = [
-            "image.pullPolicy=Never".to_owned(),
             format!("kubeletPlugin.driverRoot={SIM}/root"),
             format!("kubeletPlugin.procRoot={SIM}/root/proc"),
             format!("kubeletPlugin.sysRoot={SIM}/root/sys"),
@@ -163,7 +180,15 @@ impl Cluster {
             format!("kubeletPlugin.cdiDir={}", self.setting("CDI_DIR")?),
             format!("kubeletPlugin.limiterDir={}", self.limiter_dir()?.display()),
         ];
-        let chart = self.repo().join("deploy/helm/aliquot").display().to_string();
+        // By which agents find their nodes, where nothing else labels those with GPUs.
+        self.kubectl(&[
+            "label",
+            "node",
+            self.setting("NODE_NAME")?,
+            "aliquot.dev/gpu-node=true",
+            "--overwrite",
+        ])?;
+        let chart = chart.display().to_string();
         let kubeconfig = self.kubeconfig_flag()?;
         let mut args =
             vec!["upgrade", "--install", "aliquot", &chart, "-n", SYSTEM, "--create-namespace", &kubeconfig];
@@ -243,12 +268,14 @@ impl Cluster {
         command::run(self.setting("HELM")?, &["uninstall", "aliquot", "-n", SYSTEM, "--timeout=120s", &flag])
     }
 
-    /// Runs `aliquot explain` on the cluster.
+    /// Runs `aliquot explain` on the cluster; that a pod waits (exit codes 3 and 4) is an answer, too.
     ///
     /// # Errors
     /// What it says.
     pub fn explain(&self, args: &[&str]) -> Result<String> {
-        self.aliquot("explain", args)
+        let flag = self.kubeconfig_flag()?;
+        let all: Vec<&str> = ["explain"].iter().chain(args).copied().chain([flag.as_str()]).collect();
+        command::run_accepting(self.build.join("aliquot"), &all, &[3, 4])
     }
 
     /// Runs a subcommand of `aliquot` on the cluster.

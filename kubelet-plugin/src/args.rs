@@ -87,7 +87,8 @@ pub struct Args {
     #[arg(long, env = "LIMITER_DIR", default_value = "/opt/aliquot/limiter")]
     pub limiter_dir: PathBuf,
 
-    /// Host path of the OCI hook binary; without it the limiter is only mounted, not checked.
+    /// The OCI hook: a path on the host, or its name in this release's folder of the limiter; without it the limiter is only
+    /// mounted, not checked.
     #[arg(long, env = "OCI_HOOK")]
     pub oci_hook: Option<PathBuf>,
 

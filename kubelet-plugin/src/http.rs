@@ -22,6 +22,8 @@ pub struct Readiness {
     pub gpus: AtomicBool,
     /// NVML is closed because the GPU operator asks for the driver: nobody waits for it to be opened.
     pub paused: AtomicBool,
+    /// The node has no GPU: there is nothing to open and nothing to publish.
+    pub bare: AtomicBool,
     /// The kubelet registered us.
     pub registered: AtomicBool,
     /// Slices are published, or another instance of ours publishes them.
@@ -53,9 +55,9 @@ impl Readiness {
     pub fn missing(&self) -> Vec<&'static str> {
         let is = |flag: &AtomicBool| flag.load(Ordering::Relaxed);
         let parts = [
-            (is(&self.gpus) || is(&self.paused), "NVML is not open yet"),
+            (is(&self.gpus) || is(&self.paused) || is(&self.bare), "NVML is not open yet"),
             (is(&self.registered), "the kubelet has not registered the plugin yet"),
-            (is(&self.published), "the ResourceSlices are not published yet"),
+            (is(&self.published) || is(&self.bare), "the ResourceSlices are not published yet"),
         ];
         parts.into_iter().filter(|(done, _)| !done).map(|(_, text)| text).collect()
     }

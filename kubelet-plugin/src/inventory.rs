@@ -1,5 +1,6 @@
 //! Watches the node's GPUs: gathers hardware and ledger, listens for errors, reports what cannot be read.
 
+mod bus;
 mod follow;
 mod gone;
 mod listen;
@@ -168,12 +169,16 @@ impl Watcher {
         let planned = error.as_ref().is_some_and(GpuError::is_let_go);
         let opened = &self.readiness.gpus;
         opened.fetch_or(overview.inventory.is_some(), Ordering::Relaxed);
-        let away = error.map(|error| match opened.load(Ordering::Relaxed) {
+        let was_open = opened.load(Ordering::Relaxed);
+        let bare = error.is_some() && !was_open && bus::has_no_gpu(&self.sys_root);
+        self.readiness.bare.store(bare, Ordering::Relaxed);
+        self.readiness.paused.store(planned, Ordering::Relaxed);
+        let away = error.filter(|_| !bare).map(|error| match was_open {
             true => notice::no_driver(&error),
             false => notice::no_driver_yet(&error),
         });
-        self.readiness.paused.store(planned, Ordering::Relaxed);
-        self.readiness.notes.set(NOTE, away.iter().cloned().collect());
+        let note = if bare { Some(notice::NO_GPU.to_owned()) } else { away.clone() };
+        self.readiness.notes.set(NOTE, note.into_iter().collect());
         if let Some(away) = away {
             seen.insert(away);
             // Who asked for it knows.

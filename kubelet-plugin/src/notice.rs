@@ -258,6 +258,10 @@ pub fn no_driver(error: &GpuError) -> String {
     )
 }
 
+/// There is nothing for NVML to show.
+pub const NO_GPU: &str = "this node has no GPU of NVIDIA on its PCI bus, and nothing to publish; keep agents off such \
+                          nodes with kubeletPlugin.gpuNodeLabels or nodeSelector";
+
 /// NVML could not be opened since the agent's start.
 pub fn no_driver_yet(error: &GpuError) -> String {
     format!(

@@ -42,7 +42,7 @@ use aliquot_model::{DeviceName, names};
 use aliquot_nvml::{Deadlines, Gpus, Reopening, Timed};
 use anyhow::Context;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -160,7 +160,8 @@ pub async fn run_with(
     };
     let labels = Labels::chosen(args.selinux_labels, labels, Path::new("/proc"))
         .context("cannot tell whether SELinux is on")?;
-    let node = Arc::new(node_of(&args, gpus, labels, library.clone()));
+    let oci_hook = oci_hook(&args)?;
+    let node = Arc::new(node_of(&args, oci_hook, gpus, labels, library.clone()));
     node.wish.set(label);
     tokio::select! {
         recovered = recovery::recover(&node, &events) => recovered?,
@@ -170,7 +171,27 @@ pub async fn run_with(
     parts.serve(cancel, loops, tasks).await
 }
 
-fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc<Reopening>>) -> Node {
+/// The OCI hook that the arguments name. One that is not there keeps every container with a GPU from starting, those of
+/// pods that run included once they start again, so the agent of before had better stay.
+fn oci_hook(args: &Args) -> anyhow::Result<Option<PathBuf>> {
+    let Some(named) = &args.oci_hook else { return Ok(None) };
+    let path = args.limiter_dir.join(env!("CARGO_PKG_VERSION")).join(named);
+    anyhow::ensure!(
+        args.farewell || path.is_file(),
+        "the OCI hook {} is not there, so no container with a GPU would start: install it (aliquot install-node-files, as \
+         the chart's init container does), or name it with --oci-hook",
+        path.display()
+    );
+    Ok(Some(path))
+}
+
+fn node_of(
+    args: &Args,
+    oci_hook: Option<PathBuf>,
+    gpus: Arc<dyn Gpus>,
+    labels: Labels,
+    library: Option<Arc<Reopening>>,
+) -> Node {
     let data_dir = args.data_dir();
     let driver = Driver::new(Roots {
         driver: args.driver_root.clone(),
@@ -190,7 +211,7 @@ fn node_of(args: &Args, gpus: Arc<dyn Gpus>, labels: Labels, library: Option<Arc
                 capabilities: args.driver_capabilities.clone(),
                 mounts: args.container_mounts.clone(),
                 shares_dir: data_dir.join("shares"),
-                oci_hook: args.oci_hook.clone(),
+                oci_hook,
             },
             regions: args.region_storage,
             mps: Mps::new(mps_dir, args.region_storage, args.mps_patience)
@@ -485,5 +506,35 @@ async fn tell_of_driver(
     };
     if is_read {
         selinux::driver::tell(&args, &node, &events).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[test]
+    fn an_agent_whose_hook_is_not_there_does_not_start_and_says_where_it_looked() {
+        let dir = tempfile::tempdir().unwrap();
+        let limiter = dir.path().to_str().unwrap();
+        let own = dir.path().join(env!("CARGO_PKG_VERSION"));
+        let hook = |more: &[&str]| {
+            let line = ["agent", "--node-name=n1", "--limiter-dir", limiter];
+            oci_hook(&Args::parse_from([&line, more].concat()))
+        };
+        assert_eq!(hook(&[]).unwrap(), None);
+        let named = own.join("aliquot-oci-hook");
+        let error = hook(&["--oci-hook=aliquot-oci-hook"]).unwrap_err().to_string();
+        assert!(error.contains(&format!("{} is not there", named.display())), "{error}");
+        // What it was is not needed to leave.
+        assert_eq!(hook(&["--oci-hook=aliquot-oci-hook", "--farewell"]).unwrap(), Some(named.clone()));
+        std::fs::create_dir(&own).unwrap();
+        std::fs::write(&named, "").unwrap();
+        // The version is that of the program, whatever the chart says that it is.
+        assert_eq!(hook(&["--oci-hook=aliquot-oci-hook"]).unwrap(), Some(named));
+        let other = dir.path().join("hook");
+        std::fs::write(&other, "").unwrap();
+        assert_eq!(hook(&["--oci-hook", other.to_str().unwrap()]).unwrap(), Some(other));
     }
 }

@@ -24,6 +24,7 @@ mod vfio;
 
 use aliquot_kubelet_plugin::made;
 use aliquot_proto::dra::v1;
+use aliquot_proto::pluginregistration::v1::RegistrationStatus;
 use aliquot_quota::measured::Measured;
 use aliquot_sim_node::{NVML_LIBRARY, Node, NodeSpec, Pool, built_library};
 use common::cluster::{Cluster, claim, devices, dial, eventually};
@@ -539,33 +540,61 @@ async fn an_agent_that_starts_before_the_driver_is_loaded_serves_once_it_is() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let uid = sim.cluster.allocated_claim("c", &[("a", "gpu-0")], json!([])).await;
     let mut agent = sim.start(&[&format!("--http-addr={free}")]);
-    let get = |path: &'static str| async move {
-        use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        let mut stream = tokio::net::TcpStream::connect(free).await.ok()?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).await.ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).await.ok()?;
-        Some(text)
-    };
-    let says = async |path: &'static str, wanted: &str| {
-        eventually(wanted, || async {
-            match get(path).await {
-                Some(text) if text.contains(wanted) => Ok(()),
-                other => Err(format!("{other:?}")),
-            }
-        })
-        .await;
-    };
-    says("/readyz", "NVML is not open yet").await;
-    says("/healthz", "DRIVER_NOT_LOADED").await;
+    says(free, "/readyz", "NVML is not open yet").await;
+    says(free, "/healthz", "DRIVER_NOT_LOADED").await;
     assert!(agent.0.try_wait().unwrap().is_none(), "it waits");
     sim.node.load_module(None).unwrap();
     sim.prepared("c", &uid).await;
     tainted(&sim, "gpu-0", &[]).await;
     eventually("nothing to say any more", || async {
-        match get("/healthz").await {
+        match page(free, "/healthz").await {
             Some(text) if !text.contains("DRIVER_NOT_LOADED") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_on_a_node_without_a_gpu_is_ready_and_waits_for_one() {
+    let sim = Sim::new(&["T4"]).await;
+    sim.node.unload_module(false).unwrap();
+    let bus = sim.cluster.world.root().join("sys/bus/pci/devices");
+    let away = bus.with_file_name("away");
+    std::fs::rename(&bus, &away).unwrap();
+    std::fs::create_dir(&bus).unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let _agent = sim.start(&[&format!("--http-addr={free}")]);
+    says(free, "/healthz", "no GPU of NVIDIA on its PCI bus").await;
+    let socket = sim.cluster.registry().join(format!("reg@{DRIVER}.sock"));
+    let done = RegistrationStatus { plugin_registered: true, error: String::new() };
+    sim.cluster.registration(&socket).await.notify_registration_status(done).await.unwrap();
+    says(free, "/readyz", "200 OK").await;
+    assert_eq!(sim.cluster.slices().await, []);
+    // It comes, as one that was hot-plugged does.
+    std::fs::remove_dir(&bus).unwrap();
+    std::fs::rename(&away, &bus).unwrap();
+    says(free, "/readyz", "NVML is not open yet").await;
+    sim.node.load_module(None).unwrap();
+    sim.cluster.pool_where("its devices", |slices| !slices.is_empty()).await;
+    says(free, "/readyz", "200 OK").await;
+}
+
+/// A page of an agent; nothing while it is not there.
+async fn page(agent: std::net::SocketAddr, path: &str) -> Option<String> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(agent).await.ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.ok()?;
+    Some(text)
+}
+
+async fn says(agent: std::net::SocketAddr, path: &str, wanted: &str) {
+    eventually(wanted, || async {
+        match page(agent, path).await {
+            Some(text) if text.contains(wanted) => Ok(()),
             other => Err(format!("{other:?}")),
         }
     })

@@ -74,3 +74,73 @@ mounts its root anew when it is replaced, and of that a mount of the root itself
 {{- $parent := dir (clean .driverRoot) -}}
 hostPath: {path: {{ $parent | quote }}, type: {{ ternary "Directory" "DirectoryOrCreate" (eq $parent "/") }}}
 {{- end }}
+
+{{/* PriorityClass of the agents and their like ("node") or of the controllers ("controller"). Takes a list of the chart's
+context and one of these words. */}}
+{{- define "aliquot.priorityClass" -}}
+{{- $root := index . 0 -}}
+{{- $ofNode := eq (index . 1) "node" -}}
+{{- $named := dig "priorityClassName" "" (ternary $root.Values.kubeletPlugin $root.Values.controller $ofNode) -}}
+{{- if $named -}}
+{{ $named }}
+{{- else if eq (dig "classes" "system" ($root.Values.priority | default dict)) "own" -}}
+{{ ternary "aliquot-node" "aliquot-controller" $ofNode }}
+{{- else -}}
+{{ ternary "system-node-critical" "system-cluster-critical" $ofNode }}
+{{- end -}}
+{{- end }}
+
+{{/* What the chart's values say of an update of the controllers, filled up. */}}
+{{- define "aliquot.controllerUpdate" -}}
+{{- /* On the host's network both have the same ports, so that a new one finds no place on an old one's node. */ -}}
+{{- $goesFirst := and .hostNetwork (gt (int .replicas) 1) -}}
+{{- $update := .updateStrategy | default dict -}}
+maxSurge: {{ dig "maxSurge" (ternary 0 1 $goesFirst) $update }}
+maxUnavailable: {{ dig "maxUnavailable" (ternary 1 0 $goesFirst) $update }}
+{{- end }}
+
+{{/* The same of the agents, of which one number has to be 0. */}}
+{{- define "aliquot.agentUpdate" -}}
+{{- $update := .updateStrategy | default dict -}}
+{{- $usual := ternary (list 0 1) (list 1 0) .hostNetwork -}}
+{{- $surge := get $update "maxSurge" | toString -}}
+{{- $unavailable := get $update "maxUnavailable" | toString -}}
+{{- $zeros := list "0" "0%" -}}
+{{- if and (not $surge) (not $unavailable) -}}
+{{- $surge = index $usual 0 -}}
+{{- $unavailable = index $usual 1 -}}
+{{- else if not $surge -}}
+{{- $surge = ternary (index $usual 0) 0 (has $unavailable $zeros) -}}
+{{- else if not $unavailable -}}
+{{- $unavailable = ternary 1 0 (has $surge $zeros) -}}
+{{- end -}}
+maxSurge: {{ $surge }}
+maxUnavailable: {{ $unavailable }}
+{{- end }}
+
+{{/* Nodes that the agents' own affinity requires, if it does. */}}
+{{- define "aliquot.requiredNodes" -}}
+{{- dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" dict (.affinity | default dict) | toJson -}}
+{{- end }}
+
+{{/* Affinity of the agents and their like: theirs, and the labels of nodes with GPUs unless it requires nodes itself. */}}
+{{- define "aliquot.agentAffinity" -}}
+{{- $affinity := .affinity | default dict | deepCopy -}}
+{{- $labelled := and (not (dig "allNodes" false .)) .gpuNodeLabels (not (include "aliquot.requiredNodes" . | fromJson)) -}}
+{{- if $labelled -}}
+{{- $terms := list -}}
+{{- range .gpuNodeLabels -}}
+{{- $parts := splitn "=" 2 . -}}
+{{- $expression := dict "key" $parts._0 "operator" "Exists" -}}
+{{- if contains "=" . -}}
+{{- $expression = dict "key" $parts._0 "operator" "In" "values" (list $parts._1) -}}
+{{- end -}}
+{{- $terms = append $terms (dict "matchExpressions" (list $expression)) -}}
+{{- end -}}
+{{- $required := dict "requiredDuringSchedulingIgnoredDuringExecution" (dict "nodeSelectorTerms" $terms) -}}
+{{- $affinity = set $affinity "nodeAffinity" (merge $required (get $affinity "nodeAffinity" | default dict)) -}}
+{{- end -}}
+{{- if $affinity -}}
+{{- toYaml $affinity -}}
+{{- end -}}
+{{- end }}
