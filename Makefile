@@ -75,6 +75,10 @@ install: ## The commands aliquot and kubectl-aliquot into PREFIX=/usr/local (DES
 image: ## The container image for amd64 and arm64 into dist/, without a container engine; a quarter of an hour each.
 	@tools/image
 
+.PHONY: release
+release: ## Image, chart, CRDs, kubectl-aliquot, notes and checksums of this commit into dist/; half an hour.
+	@tools/release
+
 .PHONY: clean
 clean: ## Stops the cluster and removes what was built.
 	@e2e/cluster/down || true

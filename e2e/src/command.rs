@@ -18,6 +18,18 @@ pub fn run(program: impl AsRef<OsStr>, args: &[&str]) -> Result<String> {
 /// # Errors
 /// As [`run`].
 pub fn run_with_input(program: impl AsRef<OsStr>, args: &[&str], input: &str) -> Result<String> {
+    run_to_end(program, args, input, &[])
+}
+
+/// As [`run`], for a program that ends well with these exit codes, too.
+///
+/// # Errors
+/// As [`run`].
+pub fn run_accepting(program: impl AsRef<OsStr>, args: &[&str], codes: &[i32]) -> Result<String> {
+    run_to_end(program, args, "", codes)
+}
+
+fn run_to_end(program: impl AsRef<OsStr>, args: &[&str], input: &str, codes: &[i32]) -> Result<String> {
     let program = program.as_ref();
     let what = || format!("{} {}", program.to_string_lossy(), args.join(" "));
     let mut child = Command::new(program)
@@ -33,7 +45,7 @@ pub fn run_with_input(program: impl AsRef<OsStr>, args: &[&str], input: &str) ->
     }
     let output = child.wait_with_output().with_context(what)?;
     let out = String::from_utf8_lossy(&output.stdout).into_owned();
-    if !output.status.success() {
+    if !output.status.success() && !output.status.code().is_some_and(|code| codes.contains(&code)) {
         bail!("{} ended with {}:\n{}{}", what(), output.status, out, String::from_utf8_lossy(&output.stderr));
     }
     Ok(out)

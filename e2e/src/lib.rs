@@ -3,7 +3,7 @@
 //! `tests/sim.rs` runs the product on simulators, everywhere. `tests/cluster/` runs it on a real
 //! Kubernetes that `e2e/cluster` brings up; those tests run only with `ALIQUOT_E2E_CLUSTER=1`, which
 //! `tools/test-cluster` sets, one after the other, on one cluster. This library is what they share:
-//! [`cluster::Cluster`] is the cluster with the product on it, as operator (`install`), user
+//! [`cluster::Cluster`] is the cluster with the product on it, as operator (`install`, `release`), user
 //! (`objects`, `look`) and administrator of the node (`hardware`, `process`) see it;
 //! [`auditor::Auditor`] watches that no hardware is ever given out or prepared twice.
 #![forbid(unsafe_code)]
@@ -17,3 +17,4 @@ pub mod install;
 pub mod look;
 pub mod objects;
 pub mod process;
+pub mod release;

@@ -3,6 +3,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "test code"))]
 
 mod archive;
+mod extract;
 mod layer;
 mod oci;
 mod sbom;
@@ -10,12 +11,13 @@ mod sbom;
 use anyhow::{Context, Result};
 use archive::Image;
 use clap::{Args, Parser, Subcommand};
+use extract::Contents;
 use oci::Process;
 use sbom::Component;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::BufWriter;
-use std::path::PathBuf;
+use std::io::{BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
 
 /// Writes container images without a container engine: the same files give the same bytes.
 #[derive(Debug, Parser)]
@@ -31,6 +33,10 @@ enum Task {
     Pack(Pack),
     /// Writes what is in an image as a CycloneDX bill of materials. Reads `cargo metadata` from standard input.
     Sbom(Sbom),
+    /// Says what an archive holds: its name, its digest and its machines, each after its word on a line of its own.
+    Show(Show),
+    /// Takes a file out of the image of each machine: into DIRECTORY/amd64 and DIRECTORY/arm64.
+    Extract(Extract),
 }
 
 #[derive(Debug, Args)]
@@ -77,6 +83,24 @@ struct Sbom {
     output: PathBuf,
 }
 
+#[derive(Debug, Args)]
+struct Show {
+    /// The archive.
+    archive: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct Extract {
+    /// The archive.
+    archive: PathBuf,
+    /// The file's path in the image, without a leading slash.
+    #[arg(long)]
+    path: PathBuf,
+    /// Where to.
+    #[arg(long)]
+    into: PathBuf,
+}
+
 fn pair(text: &str) -> Result<(String, String)> {
     let (name, value) = text.split_once('=').with_context(|| format!("{text:?} is not NAME=VALUE"))?;
     Ok((name.to_owned(), value.to_owned()))
@@ -86,6 +110,8 @@ fn main() -> Result<()> {
     match Cli::parse().task {
         Task::Pack(pack) => pack.run(),
         Task::Sbom(sbom) => sbom.run(),
+        Task::Show(show) => show.run(),
+        Task::Extract(extract) => extract.run(),
     }
 }
 
@@ -110,6 +136,37 @@ impl Pack {
         archive::write(&image, &machines, BufWriter::new(file))
             .with_context(|| format!("cannot write {shown}"))?;
         fs::rename(&draft, &self.output).with_context(|| format!("cannot write {shown}"))
+    }
+}
+
+fn contents(archive: &Path) -> Result<Contents> {
+    let file = File::open(archive).with_context(|| format!("cannot open {}", archive.display()))?;
+    Contents::read(BufReader::new(file)).with_context(|| format!("cannot read {}", archive.display()))
+}
+
+impl Show {
+    fn run(self) -> Result<()> {
+        let contents = contents(&self.archive)?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "name {}\ndigest {}", contents.name, contents.digest)?;
+        contents.machines().try_for_each(|machine| Ok(writeln!(out, "machine {machine}")?))
+    }
+}
+
+impl Extract {
+    fn run(self) -> Result<()> {
+        let name = self.path.file_name().context("the path names no file")?;
+        let contents = contents(&self.archive)?;
+        for machine in contents.machines() {
+            let file = contents.file(machine, &self.path);
+            let content = file.with_context(|| format!("cannot use {}", self.archive.display()))?;
+            let dir = self.into.join(machine);
+            let to = dir.join(name);
+            fs::create_dir_all(&dir)
+                .and_then(|()| fs::write(&to, content))
+                .with_context(|| format!("cannot write {}", to.display()))?;
+        }
+        Ok(())
     }
 }
 

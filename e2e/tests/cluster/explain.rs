@@ -55,3 +55,38 @@ fn explain_says_why_a_claim_has_its_device_and_another_none() -> Result<()> {
         cluster.delete_namespace(&namespace).await
     })
 }
+
+#[test]
+fn explain_tells_a_tenant_what_view_in_his_namespace_shows_and_what_is_left_out() -> Result<()> {
+    on_cluster(async |cluster: &Cluster| {
+        let namespace = cluster.namespace("explain-tenant").await?;
+        cluster.create(&[
+            serde_json::json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding",
+                "metadata": {"name": "alice", "namespace": namespace},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+                "subjects": [{"kind": "User", "name": "alice", "apiGroup": "rbac.authorization.k8s.io"}],
+            }),
+            objects::claim(&namespace, "gpu", &[objects::gpu_of("gpu", "L40S")]),
+            objects::claim(&namespace, "nothing", &[objects::gpu_of("gpu", "B999")]),
+            PodManifest::of_claim(&namespace, "runs", "gpu").build(),
+            PodManifest::of_claim(&namespace, "waits", "nothing").build(),
+        ])?;
+        cluster.running(&namespace, "runs").await?;
+        cluster.event(&namespace, "waits DevicesDoNotFit").await?;
+        let alice = |what: &str| cluster.explain(&[what, "-n", &namespace, "--as", "alice"]);
+        let runs = alice("pod/runs")?;
+        contains(&runs, &["given by the controller", "gpu: gpu-4", "list nodes of the whole cluster"])?;
+        let waits = alice("pod/waits")?;
+        contains(
+            &waits,
+            &[
+                &format!("claim {namespace}/nothing has no devices"),
+                "waits DevicesDoNotFit",
+                "left out, because rights are missing",
+                &format!("aliquot explain pod/waits -n {namespace}"),
+            ],
+        )?;
+        cluster.delete_namespace(&namespace).await
+    })
+}

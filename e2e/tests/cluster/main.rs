@@ -27,6 +27,7 @@ mod oversubscription;
 mod pod_group;
 mod policies;
 mod preemption;
+mod release;
 mod reservation;
 mod substitution;
 mod support;

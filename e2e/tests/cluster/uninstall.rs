@@ -27,7 +27,7 @@ fn after_an_uninstall_pods_run_on_and_end_and_nothing_of_ours_is_left() -> Resul
 }
 
 /// Installs again after a test that left.
-async fn come_back(cluster: &Cluster, outcome: Result<()>) -> Result<()> {
+pub(crate) async fn come_back(cluster: &Cluster, outcome: Result<()>) -> Result<()> {
     // The same API server has seen the policies before (kubernetes#130887).
     cluster.kubectl(&["-n", SYSTEM, "delete", "pods", "-l", "app.kubernetes.io/component=farewell"])?;
     cluster.configure(&[]).await?;
