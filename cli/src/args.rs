@@ -1,14 +1,42 @@
 //! The command line.
 
+mod target;
+
 use aliquot_controller::args::StrategyArg;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand, ValueEnum};
 use std::ffi::OsString;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+pub(crate) use target::{Kind, Target};
+
+/// Exit codes that all commands have.
+const CODES: &str =
+    "Exit codes: 0 done, 1 error, 2 wrong usage; `explain` has more, see `aliquot explain --help`.";
+/// Exit codes of `explain`.
+const EXPLAIN_CODES: &str = "\
+Examples:
+  aliquot explain pod/web -n team
+  aliquot explain resourceclaim web-gpu -n team -o json
+
+Exit codes:
+  0  it has its devices, fits, or asks for none of this driver
+  1  error
+  2  wrong usage
+  3  it cannot be placed now
+  4  it has no devices, and your rights do not let this be judged";
+/// How completion is switched on.
+const COMPLETION_HELP: &str = "\
+Switch it on:
+  bash: aliquot completion bash > ~/.local/share/bash-completion/completions/aliquot
+  zsh:  aliquot completion zsh > \"${fpath[1]}/_aliquot\"
+  fish: aliquot completion fish > ~/.config/fish/completions/aliquot.fish
+
+The same scripts complete `kubectl-aliquot`. For `kubectl aliquot` put a link to this program, called
+kubectl_complete-aliquot, where kubectl-aliquot is: kubectl asks it.";
 
 /// GPUs for Kubernetes, by the part.
 #[derive(Debug, Parser)]
-#[command(name = "aliquot", version, about)]
+#[command(name = "aliquot", version, about, after_help = CODES)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -20,6 +48,7 @@ pub(crate) enum Command {
     /// controller and node agents, and real processes that meet their limits.
     Demo(DemoArgs),
     /// Say why a claim, or a pod's claims, got these devices on this node, or none.
+    #[command(after_help = EXPLAIN_CODES)]
     Explain(ExplainArgs),
     /// Take Aliquot out of a cluster while workloads run: afterwards nothing of ours blocks a pod or a claim.
     Uninstall(UninstallArgs),
@@ -33,6 +62,9 @@ pub(crate) enum Command {
     Uncordon(UncordonArgs),
     /// Say that the errors of a GPU were looked at: their taints go, and errors from now on count again.
     Acknowledge(AcknowledgeArgs),
+    /// Print a script that completes this command in a shell.
+    #[command(after_help = COMPLETION_HELP)]
+    Completion(CompletionArgs),
     /// Put the limiter's files and the OCI hook on a node (the node agent's init container runs this).
     InstallNodeFiles(InstallArgs),
     /// Become a container of the demo.
@@ -51,9 +83,8 @@ pub(crate) struct DemoArgs {
     /// A fleet in place of the built-in one: `nodes: [{name: a, gpus: [{board: H100-80, count: 8, mig: false}]}]`.
     #[arg(long, value_name = "FILE")]
     pub(crate) fleet: Option<PathBuf>,
-    /// Print the result as JSON; progress goes to stderr.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     /// Directory for sockets, logs and simulated nodes, kept afterwards. Default: a temporary one.
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
@@ -68,48 +99,123 @@ pub(crate) struct DemoArgs {
     pub(crate) limiter_build_dir: Option<PathBuf>,
 }
 
+/// The cluster that a command talks to.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct ClusterArgs {
+    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig. Default: its current one.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) context: Option<String>,
+    /// User to act as, who has other rights.
+    #[arg(long = "as", value_name = "USER")]
+    pub(crate) as_user: Option<String>,
+}
+
+/// A form for programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+/// The form of what is printed, where programs read it.
+#[derive(Debug, Clone, Copy, Default, clap::Args)]
+pub(crate) struct OutputArgs {
+    /// Print it for programs.
+    #[arg(short = 'o', long = "output", value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<Format>,
+    /// The same as `-o json`.
+    #[arg(long, conflicts_with = "output")]
+    json: bool,
+}
+
+impl OutputArgs {
+    /// The form that was asked for; `None` is text for people.
+    pub(crate) fn format(self) -> Option<Format> {
+        self.output.or_else(|| self.json.then_some(Format::Json))
+    }
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct ExplainArgs {
-    /// What to explain.
-    #[arg(value_enum)]
-    pub(crate) kind: ExplainKind,
-    /// Its name.
-    pub(crate) name: String,
+    /// A pod, with all its claims, or a ResourceClaim: `pod/NAME`, `claim/NAME`, or kind and name apart.
+    #[arg(required = true, num_args = 1..=2, value_name = "KIND/NAME")]
+    what: Vec<String>,
     /// Its namespace. Default: the kubeconfig's.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     /// Driver name that Aliquot was installed with.
     #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
     pub(crate) driver_name: String,
-    /// The controller's strategy.
-    #[arg(long, value_enum, default_value_t = StrategyArg::BinPack)]
-    pub(crate) strategy: StrategyArg,
-    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
-    #[arg(long)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// A strategy to judge by. Default: the controller's own.
+    #[arg(long, value_enum)]
+    pub(crate) strategy: Option<StrategyArg>,
+    /// The cluster.
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
-/// What can be explained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum ExplainKind {
-    /// A ResourceClaim.
-    #[value(alias = "resourceclaim")]
-    Claim,
-    /// A pod, with all its claims.
-    Pod,
+impl ExplainArgs {
+    /// The object that is named.
+    ///
+    /// # Errors
+    /// How it is to be named, if it is not.
+    pub(crate) fn target(&self) -> Result<Target, String> {
+        Target::parse(&self.what)
+    }
+}
+
+/// A shell that commands can be completed in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    /// GNU bash.
+    Bash,
+    /// Z shell.
+    Zsh,
+    /// Fish.
+    Fish,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct CompletionArgs {
+    /// The shell.
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+impl Args {
+    /// Reads the command line; wrong usage ends the program with exit code 2.
+    pub(crate) fn read() -> Self {
+        let args = Self::parse();
+        if let Command::Explain(explain) = &args.command
+            && let Err(why) = explain.target()
+        {
+            let mut command = Self::command();
+            command.build();
+            let explain = command.find_subcommand_mut("explain").map(std::mem::take).unwrap_or_default();
+            explain.clone().error(clap::error::ErrorKind::ValueValidation, why).exit();
+        }
+        args
+    }
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct UninstallArgs {
     /// Namespace that Aliquot is installed in.
-    #[arg(long, default_value = "aliquot-system")]
+    #[arg(short, long, default_value = "aliquot-system")]
     pub(crate) namespace: String,
     /// Driver name that it was installed with.
     #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
     pub(crate) driver_name: String,
-    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
-    #[arg(long)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
     /// Do it; without this flag the command only says what it would do.
     #[arg(long)]
     pub(crate) yes: bool,
@@ -127,36 +233,38 @@ pub(crate) struct PlanArgs {
     #[arg(long)]
     pub(crate) moves_per_hour: Option<usize>,
     /// Namespace that Aliquot is installed in.
-    #[arg(long, default_value = "aliquot-system")]
+    #[arg(short, long, default_value = "aliquot-system")]
     pub(crate) namespace: String,
-    /// Print the plan as JSON.
-    #[arg(long)]
-    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
     /// Driver name that Aliquot was installed with.
     #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
     pub(crate) driver_name: String,
-    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
-    #[arg(long)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 #[derive(Debug, clap::Args)]
 #[command(
-    override_usage = "aliquot release <NAME> [--namespace <NAMESPACE>]\n       aliquot release --all [--namespace <NAMESPACE>]"
+    override_usage = "aliquot release <NAME> [--namespace <NAMESPACE>]\n       aliquot release --all [--namespace <NAMESPACE>]\n       aliquot release --all-namespaces"
 )]
 pub(crate) struct ReleaseArgs {
     /// The claim.
-    #[arg(required_unless_present = "all", conflicts_with = "all")]
+    #[arg(required_unless_present_any = ["all", "all_namespaces"], conflicts_with = "all")]
     pub(crate) name: Option<String>,
     /// Every claim, of all namespaces unless one is named.
     #[arg(long)]
     pub(crate) all: bool,
+    /// Every claim of all namespaces.
+    #[arg(short = 'A', long, conflicts_with_all = ["all", "name", "namespace"])]
+    pub(crate) all_namespaces: bool,
     /// Namespace. Default for one claim: that of the kubeconfig's context.
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
-    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
-    #[arg(long)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -175,9 +283,9 @@ pub(crate) struct CordonArgs {
     /// Driver name that Aliquot was installed with.
     #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
     pub(crate) driver_name: String,
-    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
-    #[arg(long)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -190,9 +298,9 @@ pub(crate) struct UncordonArgs {
     /// Driver name that Aliquot was installed with.
     #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
     pub(crate) driver_name: String,
-    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
-    #[arg(long)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -208,9 +316,9 @@ pub(crate) struct AcknowledgeArgs {
     /// Driver name that Aliquot was installed with.
     #[arg(long, default_value = aliquot_model::names::DEFAULT_DRIVER)]
     pub(crate) driver_name: String,
-    /// Kubeconfig. Default: `KUBECONFIG`, `~/.kube/config`, else the pod's service account.
-    #[arg(long)]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    /// The cluster.
+    #[command(flatten)]
+    pub(crate) cluster: ClusterArgs,
 }
 
 #[derive(Debug, clap::Args)]

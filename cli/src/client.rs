@@ -1,5 +1,6 @@
 //! How commands reach the cluster.
 
+use crate::args::ClusterArgs;
 use anyhow::{Context, Result, anyhow, bail};
 use k8s_openapi::api::core::v1::Namespace;
 use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
@@ -7,26 +8,41 @@ use kube::{Api, Client};
 use std::error::Error;
 use std::path::Path;
 
-/// By the kubeconfig that is named; else `KUBECONFIG`, `~/.kube/config`, or the pod's service account.
+/// By the kubeconfig and context that are named; else `KUBECONFIG`, `~/.kube/config`, or the pod's service account.
 ///
 /// # Errors
 /// If there is none, or it cannot be used.
-pub(crate) async fn connect(kubeconfig: Option<&Path>) -> Result<Client> {
-    let Some(path) = kubeconfig else {
-        let config = Config::infer().await.map_err(|error| {
+pub(crate) async fn connect(cluster: &ClusterArgs) -> Result<Client> {
+    let mut config = config(cluster).await?;
+    if let Some(user) = &cluster.as_user {
+        config.auth_info.impersonate = Some(user.clone());
+    }
+    Client::try_from(config).context("cannot make a client")
+}
+
+async fn config(cluster: &ClusterArgs) -> Result<Config> {
+    let path = cluster.kubeconfig.as_deref();
+    if path.is_none() && cluster.context.is_none() {
+        return Config::infer().await.map_err(|error| {
             // Of the two ways that were tried people mean the file.
             let of_file = error.source().and_then(|source| source.downcast_ref::<KubeconfigError>());
             let why = of_file.map_or_else(|| error.to_string(), |error| reason(None, error));
             anyhow!(
                 "no cluster to talk to: {why}; set KUBECONFIG or --kubeconfig (a pod uses its service account)"
             )
-        })?;
-        return Client::try_from(config).context("cannot make a client");
-    };
-    let wrong = |error: KubeconfigError| anyhow!(reason(Some(path), &error));
-    let file = Kubeconfig::read_from(path).map_err(wrong)?;
-    let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await;
-    Client::try_from(config.map_err(wrong)?).context("cannot make a client")
+        });
+    }
+    let wrong = |error: KubeconfigError| anyhow!(reason(path, &error));
+    let file = path.map_or_else(Kubeconfig::read, Kubeconfig::read_from).map_err(wrong)?;
+    if let Some(context) = &cluster.context
+        && !file.contexts.iter().any(|known| known.name == *context)
+    {
+        let known: Vec<&str> = file.contexts.iter().map(|known| known.name.as_str()).collect();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        bail!("{} has no context {context:?}; it has {known}", named(path));
+    }
+    let options = KubeConfigOptions { context: cluster.context.clone(), ..KubeConfigOptions::default() };
+    Config::from_custom_kubeconfig(file, &options).await.map_err(wrong)
 }
 
 /// Says so if a namespace does not exist. Who may not look is not held up.
@@ -42,10 +58,13 @@ pub(crate) async fn check_namespace(client: &Client, namespace: &str) -> Result<
     }
 }
 
+fn named(path: Option<&Path>) -> String {
+    path.map_or_else(|| "the kubeconfig".to_owned(), |path| format!("kubeconfig {}", path.display()))
+}
+
 /// What is wrong with a kubeconfig, which it names once.
 fn reason(path: Option<&Path>, error: &KubeconfigError) -> String {
-    let named =
-        path.map_or_else(|| "the kubeconfig".to_owned(), |path| format!("kubeconfig {}", path.display()));
+    let named = named(path);
     match error {
         KubeconfigError::ReadConfig(error, path) => {
             format!("kubeconfig {} cannot be read: {error}", path.display())
@@ -118,7 +137,51 @@ mod tests {
     }
 
     async fn told(path: &Path) -> String {
-        format!("{:#}", connect(Some(path)).await.err().expect("it cannot be used"))
+        let cluster = ClusterArgs { kubeconfig: Some(path.to_owned()), ..ClusterArgs::default() };
+        format!("{:#}", connect(&cluster).await.err().expect("it cannot be used"))
+    }
+
+    #[tokio::test]
+    async fn the_api_server_is_told_as_whom_to_act() {
+        let service = axum::Router::new().fallback(async |headers: axum::http::HeaderMap| {
+            let user =
+                headers.get("impersonate-user").map(|user| user.to_str().unwrap_or_default().to_owned());
+            (axum::http::StatusCode::FORBIDDEN, format!("as {user:?}"))
+        });
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        tokio::spawn(axum::serve(listener, service).into_future());
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config");
+        let text = format!(
+            "{{apiVersion: v1, kind: Config, current-context: a, users: [{{name: u, user: {{}}}}], clusters: [{{name: c, \
+             cluster: {{server: '{url}'}}}}], contexts: [{{name: a, context: {{cluster: c, user: u}}}}]}}\n"
+        );
+        std::fs::write(&path, text).expect("written");
+        let cluster = ClusterArgs { kubeconfig: Some(path), as_user: Some("alice".into()), context: None };
+        let client = connect(&cluster).await.expect("a client");
+        let error = Api::<Namespace>::all(client).get("x").await.expect_err("refused");
+        assert!(format!("{error:?}").contains("alice"), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn the_context_that_is_named_is_used_and_one_that_is_not_there_is_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("config");
+        let text = "{apiVersion: v1, kind: Config, current-context: a, users: [{name: u, user: {}}],\n\
+             clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}], contexts: [\n\
+             {name: a, context: {cluster: c, user: u, namespace: of-a}},\n\
+             {name: b, context: {cluster: c, user: u, namespace: of-b}}]}\n";
+        std::fs::write(&path, text).expect("written");
+        let of = |context: Option<&str>| ClusterArgs {
+            kubeconfig: Some(path.clone()),
+            context: context.map(str::to_owned),
+            as_user: None,
+        };
+        assert_eq!(connect(&of(None)).await.expect("the current one").default_namespace(), "of-a");
+        assert_eq!(connect(&of(Some("b"))).await.expect("the other").default_namespace(), "of-b");
+        let said = connect(&of(Some("x"))).await.err().expect("none").to_string();
+        assert_eq!(said, format!("kubeconfig {} has no context \"x\"; it has a, b", path.display()));
     }
 
     #[tokio::test]

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(15);
 /// # Errors
 /// If there is no such GPU, the Node may not be changed, or its agent does not publish the change in time.
 pub(crate) async fn run(args: CordonArgs) -> Result<()> {
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = connect(&args.cluster).await?;
     let gpu = find(&client, &args.driver_name, &args.gpu, args.node.as_deref()).await?;
     say!("{}", cordon(&client, &gpu, &args).await?);
     let published = wait(&client, &gpu, &args, PATIENCE).await?;
@@ -45,7 +45,7 @@ pub(crate) async fn run(args: CordonArgs) -> Result<()> {
 /// # Errors
 /// If there is no such GPU, or the Node may not be changed.
 pub(crate) async fn undo(args: UncordonArgs) -> Result<()> {
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = connect(&args.cluster).await?;
     say!("{}", uncordon(&client, &args).await?);
     Ok(())
 }

@@ -9,6 +9,7 @@ mod clean;
 mod cluster;
 mod fields;
 mod fleet;
+mod lines;
 mod manifests;
 mod picture;
 mod processes;
@@ -18,6 +19,7 @@ mod runtime;
 mod work_dir;
 
 use crate::args::DemoArgs;
+use crate::output::written;
 use anyhow::{Context, Result, bail};
 use cluster::Cluster;
 use fleet::Fleet;
@@ -36,9 +38,9 @@ use work_dir::WorkDir;
 
 /// How long a pod may wait without anything happening before the demo says why.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The same where the controller has said of every pod that waits why it does: an answer that may still change, as
-/// devices become free.
-const TOLD: Duration = Duration::from_secs(10);
+/// The same where the controller has said of every pod that waits that it does not fit: containers keep what they have
+/// while others wait, so what does not fit now would not later. It is what an event may take that says otherwise.
+const TOLD: Duration = Duration::from_secs(2);
 /// How often the demo looks at the API.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -95,7 +97,7 @@ async fn run_through(args: DemoArgs) -> Result<()> {
     let mut progress = Progress::new(6);
     let gpus: u32 = fleet.nodes.iter().flat_map(|n| &n.gpus).map(|g| g.count).sum();
     progress.step(&format!(
-        "simulate {} nodes with {gpus} GPUs, start control plane, controller and node agents",
+        "start {} nodes with {gpus} simulated GPUs, control plane and controller",
         fleet.nodes.len()
     ));
     let mut cluster = Cluster::start(dir, &fleet, &build, &classes).await?;
@@ -181,7 +183,8 @@ async fn play(
             let quiet = last_change.elapsed();
             if quiet > TOLD {
                 let reasons = reasons(cluster, &waiting).await;
-                if quiet > PATIENCE || (!waiting.is_empty() && reasons.iter().all(Option::is_some)) {
+                let refused = |reason: &Option<String>| reason.as_deref().is_some_and(is_refusal);
+                if quiet > PATIENCE || (!waiting.is_empty() && reasons.iter().all(refused)) {
                     return Err(why_waiting(documents, &waiting, reasons));
                 }
             }
@@ -200,6 +203,12 @@ async fn play(
         .rows
         .sort_by(|a, b| (&a.namespace, &a.pod, &a.container).cmp(&(&b.namespace, &b.pod, &b.container)));
     Ok(played)
+}
+
+/// Returns true if a warning says that a pod gets no devices as things are.
+fn is_refusal(warning: &str) -> bool {
+    use aliquot_controller::brain::reasons::{CLAIM_REJECTED, DOES_NOT_FIT, QUOTA};
+    [CLAIM_REJECTED, DOES_NOT_FIT, QUOTA].iter().any(|reason| warning.starts_with(&format!("{reason}:")))
 }
 
 /// What was said of each pod that waits.
@@ -258,11 +267,13 @@ async fn run_pod(cluster: &mut Cluster, runtime: &Runtime, pod: &Pod, played: &m
     for container in &spec.containers {
         let uses = container.resources.iter().flat_map(|r| r.claims.iter().flatten());
         let (mut ids, mut devices, mut names, mut limit) = (Vec::new(), Vec::new(), BTreeSet::new(), 0u64);
+        let mut requests = BTreeSet::new();
         for used in uses {
             let (claim, answers) = prepared.get(&used.name).with_context(|| {
                 format!("container {} names claim {:?}, which the pod lacks", container.name, used.name)
             })?;
             names.insert(claim.name_any());
+            requests.insert((claim.name_any(), used.request.clone()));
             let asked = |requests: &[String]| match &used.request {
                 Some(request) => requests.is_empty() || requests.contains(request),
                 None => true,
@@ -293,10 +304,23 @@ async fn run_pod(cluster: &mut Cluster, runtime: &Runtime, pod: &Pod, played: &m
             limit_bytes: limit,
             got_bytes: running.devices.iter().map(|d| d.allocated_bytes).sum(),
             refused_with: running.devices.iter().map(|d| d.refused_with).collect(),
+            instead_of: instead_of(container),
+            uses: requests,
         });
         played.containers.push(running);
     }
     api::mark_running(&cluster.client, pod).await
+}
+
+/// The command that the demo's probe runs in place of, unless it is the probe's own.
+fn instead_of(container: &k8s_openapi::api::core::v1::Container) -> Option<String> {
+    let words: Vec<&str> =
+        container.command.iter().chain(&container.args).flatten().map(String::as_str).collect();
+    match words.first() {
+        None => Some(format!("image {}", container.image.as_deref().unwrap_or("without a name"))),
+        Some(program) if program.rsplit('/').next() == Some("cuda-probe") => None,
+        Some(_) => Some(words.join(" ").split_whitespace().collect::<Vec<_>>().join(" ")),
+    }
 }
 
 /// Ends containers, unprepares and deletes, as kubelet and user would.
@@ -320,25 +344,23 @@ async fn release(cluster: &mut Cluster, played: Played) -> Result<()> {
 
 fn print(args: &DemoArgs, report: &Report, pictures: &[(String, Vec<picture::GpuPicture>)]) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(report)?)?;
+    if let Some(format) = args.output.format() {
+        writeln!(out, "{}", written(report, format)?)?;
         return Ok(());
     }
-    let colour = out.is_terminal();
+    let (no_color, term) = (std::env::var_os("NO_COLOR"), std::env::var_os("TERM"));
+    let colour = lines::colours(out.is_terminal(), no_color.as_deref(), term.as_deref());
     writeln!(out)?;
     for (node, gpus) in pictures {
         writeln!(out, "{}", picture::draw(node, gpus, colour).trim_end())?;
     }
     writeln!(out, "\n{}", report::table(&report.containers).trim_end())?;
-    writeln!(
-        out,
-        "What is missing to a limit is what CUDA itself takes: its context counts towards the limit."
-    )?;
+    writeln!(out, "What is missing to a limit is what CUDA itself takes: its context counts too.")?;
+    if let Some(replaced) = report::replaced(&report.containers) {
+        write!(out, "{replaced}")?;
+    }
     if report.clean {
-        writeln!(
-            out,
-            "\nreleased: no GPU instance, CDI file, checkpoint entry, claim, gate or taint is left"
-        )?;
+        writeln!(out, "\nreleased: no GPU instance, CDI file, checkpoint entry, claim, gate or taint left")?;
     }
     Ok(())
 }

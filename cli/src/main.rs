@@ -3,8 +3,8 @@
 //! `demo` runs the whole product on one machine without GPU, cluster or root; `explain` says why a claim
 //! has what it has, or nothing; `release` frees devices that claims keep without a pod; `cordon`
 //! and `uncordon` take one GPU out of service and put it back; `acknowledge` clears its errors from before; `uninstall`
-//! takes the product out of a cluster; `install-node-files` is what the node agent's init container runs. Installed as `kubectl-aliquot` it is a kubectl
-//! plugin.
+//! takes the product out of a cluster; `completion` prints a shell's script; `install-node-files` is what the node agent's
+//! init container runs. Installed as `kubectl-aliquot` it is a kubectl plugin.
 //!
 //! Start reading at [`demo::run`].
 #![forbid(unsafe_code)]
@@ -19,38 +19,50 @@ macro_rules! say {
 
 mod args;
 mod client;
+mod completion;
 mod cordon;
 mod demo;
 mod explain;
 mod install;
+mod output;
 mod plan;
 mod release;
+mod rights;
 mod snapshot;
 mod uninstall;
 
 use aliquot_sim_kubelet::{container, tether};
 use args::{Args, Command};
-use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let mut words = std::env::args_os();
+    if completion::is_asked(words.next().as_deref()) {
+        let words: Vec<String> = words.map(|word| word.to_string_lossy().into_owned()).collect();
+        completion::answer(&words);
+        return ExitCode::SUCCESS;
+    }
+    let args = Args::read();
     let result = match args.command {
         // Before any thread exists: a process with threads cannot enter a user namespace.
         Command::Container(container) => return container::run(&container.spec, container.parent),
         Command::Tether(tether) => return tether::run(tether.parent, &tether.program, &tether.args),
-        Command::InstallNodeFiles(install) => install::run(&install),
-        Command::Demo(demo) => in_runtime(demo::run(demo)),
-        Command::Plan(plan) => in_runtime(plan::run(plan)),
-        Command::Release(release) => in_runtime(release::run(release)),
-        Command::Cordon(cordon) => in_runtime(cordon::run(cordon)),
-        Command::Uncordon(uncordon) => in_runtime(cordon::undo(uncordon)),
-        Command::Acknowledge(acknowledge) => in_runtime(cordon::acknowledge::run(acknowledge)),
+        Command::InstallNodeFiles(install) => done(install::run(&install)),
+        Command::Demo(demo) => done(in_runtime(demo::run(demo))),
+        Command::Plan(plan) => done(in_runtime(plan::run(plan))),
+        Command::Release(release) => done(in_runtime(release::run(release))),
+        Command::Cordon(cordon) => done(in_runtime(cordon::run(cordon))),
+        Command::Uncordon(uncordon) => done(in_runtime(cordon::undo(uncordon))),
+        Command::Acknowledge(acknowledge) => done(in_runtime(cordon::acknowledge::run(acknowledge))),
         Command::Explain(explain) => in_runtime(explain::run(explain)),
-        Command::Uninstall(uninstall) => in_runtime(uninstall::run(uninstall)),
+        Command::Completion(completion) => {
+            completion::run(&completion);
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Uninstall(uninstall) => done(in_runtime(uninstall::run(uninstall))),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("aliquot: {}", client::told(&error));
             ExitCode::FAILURE
@@ -58,6 +70,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn in_runtime(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+fn done(result: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    result.map(|()| ExitCode::SUCCESS)
+}
+
+fn in_runtime<T>(work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
 }

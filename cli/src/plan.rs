@@ -3,6 +3,7 @@
 
 use crate::args::PlanArgs;
 use crate::client::{check_namespace, connect};
+use crate::output::written;
 use crate::snapshot;
 use aliquot_controller::brain::{Reserving, Settings, plan_compaction};
 use aliquot_controller::budget::window::time;
@@ -27,7 +28,7 @@ const PER_HOUR: usize = 20;
 /// # Errors
 /// If the API does not answer.
 pub(crate) async fn run(args: PlanArgs) -> Result<()> {
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = connect(&args.cluster).await?;
     check_namespace(&client, &args.namespace).await.context("--namespace has to be that of Aliquot")?;
     let index = snapshot::gather(&client, &args.driver_name).await.context("cannot read the cluster")?;
     let allowance = allowance(&client, &args).await.context("cannot read which pods were moved")?;
@@ -39,10 +40,9 @@ pub(crate) async fn run(args: PlanArgs) -> Result<()> {
     let now = Timestamp::now();
     let outline = plan_compaction(index, settings, terms, now, &mut || Instant::now() >= until);
     let pace = Pace::of(&outline, &allowance, now.as_second());
-    if args.json {
-        say!("{}", serde_json::to_string_pretty(&as_json(&outline, &pace))?);
-    } else {
-        say!("{}", as_text(&outline, &staying, terms.per_gpu, &pace).trim_end());
+    match args.output.format() {
+        Some(format) => say!("{}", written(&as_json(&outline, &pace), format)?),
+        None => say!("{}", as_text(&outline, &staying, terms.per_gpu, &pace).trim_end()),
     }
     Ok(())
 }

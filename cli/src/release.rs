@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// # Errors
 /// If a claim does not exist or may not be changed, or the controller does not answer in time.
 pub(crate) async fn run(args: ReleaseArgs) -> Result<()> {
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = connect(&args.cluster).await?;
     let claims: Vec<ResourceClaim> = match &args.name {
         Some(name) => {
             let namespace = args.namespace.clone().unwrap_or_else(|| client.default_namespace().to_owned());

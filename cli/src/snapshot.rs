@@ -1,5 +1,6 @@
 //! The cluster as the controller sees it, read once.
 
+use crate::rights::Right;
 use aliquot_api::{Kept, Lean, PAGE};
 use aliquot_controller::index::{Index, TaintRule};
 use aliquot_controller::watch::find_taint_rules;
@@ -12,38 +13,87 @@ use kube::api::{Api, DynamicObject, ListParams};
 use serde::de::DeserializeOwned;
 use std::fmt::Debug;
 
+/// The cluster, as far as it may be read.
+pub(crate) struct Gathered {
+    /// What was read.
+    pub(crate) index: Index,
+    /// What may not be read, although no decision can be made without it.
+    pub(crate) missing: Vec<Right>,
+    /// What may not be read, and matters to some pods only.
+    pub(crate) lesser: Vec<Right>,
+}
+
 /// Everything that a decision depends on.
 ///
 /// # Errors
-/// If the API does not answer, or no node has devices of the driver.
+/// If the API does not answer or does not let it be read, or no node has devices of the driver.
 pub(crate) async fn gather(client: &Client, driver: &str) -> Result<Index> {
+    let gathered = gather_readable(client, driver).await?;
+    match gathered.missing.into_iter().chain(gathered.lesser).next() {
+        None => Ok(gathered.index),
+        Some(right) => bail!("{}: {}", right.resource, right.refusal),
+    }
+}
+
+/// Everything that a decision depends on and that may be read.
+///
+/// # Errors
+/// If the API does not answer, or no node has devices of the driver.
+pub(crate) async fn gather_readable(client: &Client, driver: &str) -> Result<Gathered> {
     let mut index = Index::new(driver);
+    let (mut missing, mut lesser) = (Vec::new(), Vec::new());
     let own = ListParams::default().fields(&format!("spec.driver={driver}"));
-    index.reset_classes(&all::<DeviceClass>(client).await?);
-    let slices = Api::<ResourceSlice>::all(client.clone()).list(&own).await.context("ResourceSlices")?;
-    if slices.items.is_empty() {
+    index.reset_classes(&allowed(all::<DeviceClass>(client).await, &mut missing)?);
+    let slices = Api::<ResourceSlice>::all(client.clone()).list(&own).await;
+    let slices = slices.map(|list| list.items).context(plural::<ResourceSlice>());
+    let may_read = missing.len();
+    let slices = allowed(slices, &mut missing)?;
+    if slices.is_empty() && missing.len() == may_read {
         bail!(
             "no node publishes devices of driver {driver}: are its node agents running? `kubectl get resourceslices` \
              shows the drivers that there are; --driver-name names another"
         );
     }
-    index.reset_slices(&slices.items);
-    index.reset_nodes(&all::<Node>(client).await?);
-    index.reset_claims(&lean::<ResourceClaim>(client).await?);
-    index.reset_pods(&lean::<Pod>(client).await?);
-    index.reset_namespaces(&all::<Namespace>(client).await?);
-    index.reset_volume_claims(&all::<PersistentVolumeClaim>(client).await?);
-    index.reset_volumes(&all::<PersistentVolume>(client).await?);
-    index.reset_storage_classes(&all::<StorageClass>(client).await?);
+    index.reset_slices(&slices);
+    index.reset_nodes(&allowed(all::<Node>(client).await, &mut missing)?);
+    index.reset_claims(&allowed(lean::<ResourceClaim>(client).await, &mut missing)?);
+    index.reset_pods(&allowed(lean::<Pod>(client).await, &mut missing)?);
+    index.reset_namespaces(&allowed(all::<Namespace>(client).await, &mut lesser)?);
+    index.reset_volume_claims(&allowed(all::<PersistentVolumeClaim>(client).await, &mut lesser)?);
+    index.reset_volumes(&allowed(all::<PersistentVolume>(client).await, &mut lesser)?);
+    index.reset_storage_classes(&allowed(all::<StorageClass>(client).await, &mut lesser)?);
     if let Some(resource) = find_taint_rules(client).await? {
         let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
-        let rules = api.list(&ListParams::default()).await.context("DeviceTaintRules")?.items;
+        let rules = api.list(&ListParams::default()).await.map(|list| list.items);
+        let rules = allowed(rules.context("devicetaintrules.resource.k8s.io"), &mut lesser)?;
         let read = |rule: &DynamicObject| {
             TaintRule::read(rule.metadata.name.as_deref().unwrap_or_default(), rule.data.get("spec")?)
         };
         index.reset_taint_rules(rules.iter().filter_map(read).collect());
     }
-    Ok(index)
+    Ok(Gathered { index, missing, lesser })
+}
+
+/// Name of a kind, as rights have it.
+fn plural<K: kube::Resource<DynamicType = ()>>() -> String {
+    match &*K::group(&()) {
+        "" => K::plural(&()).into_owned(),
+        group => format!("{}.{group}", K::plural(&())),
+    }
+}
+
+/// What was listed; nothing, and a right that is missing, where it may not be.
+fn allowed<T>(listed: Result<Vec<T>>, missing: &mut Vec<Right>) -> Result<Vec<T>> {
+    match listed {
+        Ok(found) => Ok(found),
+        Err(error) => match Right::refused("list", &error, None) {
+            Some(right) => {
+                missing.push(right);
+                Ok(Vec::new())
+            }
+            None => Err(error),
+        },
+    }
 }
 
 async fn all<K>(client: &Client) -> Result<Vec<K>>
@@ -51,7 +101,7 @@ where
     K: kube::Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug,
 {
     let api = Api::<K>::all(client.clone());
-    Ok(api.list(&ListParams::default()).await.with_context(|| K::plural(&()).into_owned())?.items)
+    Ok(api.list(&ListParams::default()).await.with_context(plural::<K>)?.items)
 }
 
 /// Kinds that anybody makes, page by page and without what nobody reads.
@@ -62,7 +112,7 @@ where
     let api = Api::<Lean<K>>::all(client.clone());
     let (mut found, mut page) = (Vec::new(), ListParams::default().limit(PAGE));
     loop {
-        let list = api.list(&page).await.with_context(|| K::plural(&()).into_owned())?;
+        let list = api.list(&page).await.with_context(plural::<K>)?;
         found.extend(list.items.into_iter().map(|Lean(object)| object));
         match list.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),

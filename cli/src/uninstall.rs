@@ -79,7 +79,7 @@ struct Uninstall {
 /// # Errors
 /// The first step that failed; the command can be run again, every step is idempotent.
 pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = connect(&args.cluster).await?;
     let uninstall = Uninstall { client, args };
     uninstall.not_elsewhere().await?;
     uninstall.webhook().await.context("cannot remove the webhook")?;

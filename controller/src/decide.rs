@@ -12,6 +12,7 @@ mod company;
 pub mod fit;
 mod lack;
 pub mod matcher;
+mod miss;
 pub mod overlap;
 mod packing;
 mod plan;
@@ -22,14 +23,17 @@ pub mod search;
 mod shortlist;
 mod stage;
 mod volumes;
+mod wait;
 
 pub use lack::Lack;
 pub use matcher::Matcher;
+pub use miss::{Demand, Miss, Published};
 pub use plan::{Plan, Reservation};
 pub use policy::{Placing, Strategy};
-pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Scope, Wait};
+pub use reason::{DeviceReason, NoFit, NodeReason, Rejection, Scope};
 pub use result::Draft;
 pub use stage::{Devices, Situation, Stage};
+pub use wait::Wait;
 
 use crate::index::{Allocation, Claim, Index, ObjectKey, Owner, Pod, Resolution};
 use ask::Ask;

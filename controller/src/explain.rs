@@ -2,9 +2,11 @@
 //!
 //! What is explained is the cluster as it is now: the controller may have decided on another.
 
+mod json;
+
 use crate::decide::{
-    Decision, Matcher, NoFit, NodeReason, Options, Plan, Situation, decide, decide_in, fit::dislike,
-    policy::Score,
+    Decision, Matcher, NoFit, NodeReason, Options, Plan, Situation, Strategy, decide, decide_in,
+    fit::dislike, policy::Score,
 };
 use crate::index::{Index, ObjectKey, Pod, Uid};
 use crate::preempt::{self, Choice, Room, Terms};
@@ -71,8 +73,75 @@ pub enum Explanation {
         /// How near it is.
         nearest: Nearest,
     },
-    /// Something else, in words.
-    Other(String),
+    /// It is neither: nothing was decided.
+    Other {
+        /// How it stands.
+        state: State,
+        /// The same in words.
+        words: String,
+    },
+}
+
+/// How a pod stands with its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    /// It has its devices.
+    Allocated,
+    /// It fits; the controller has not written it yet.
+    Fits,
+    /// It does not fit now.
+    DoesNotFit,
+    /// Something has to happen before it can be decided.
+    Waiting,
+    /// It asks for what can never be.
+    Rejected,
+    /// The search did not end in time: it may or may not fit.
+    Undecided,
+    /// kube-scheduler can serve it, on a node in its mode.
+    LeftToScheduler,
+    /// It asks for nothing of this driver.
+    NotOurs,
+}
+
+impl State {
+    /// The state as programs read it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Allocated => "Allocated",
+            Self::Fits => "Fits",
+            Self::DoesNotFit => "DoesNotFit",
+            Self::Waiting => "Waiting",
+            Self::Rejected => "Rejected",
+            Self::Undecided => "Undecided",
+            Self::LeftToScheduler => "LeftToScheduler",
+            Self::NotOurs => "NotOurs",
+        }
+    }
+
+    /// Returns true if the pod can have its devices as things stand, or needs none of ours.
+    pub const fn is_well(self) -> bool {
+        matches!(self, Self::Allocated | Self::Fits | Self::LeftToScheduler | Self::NotOurs)
+    }
+}
+
+impl Explanation {
+    /// How the pod stands.
+    pub const fn state(&self) -> State {
+        match self {
+            Self::Has { .. } => State::Allocated,
+            Self::Fits { .. } => State::Fits,
+            Self::None { .. } => State::DoesNotFit,
+            Self::Other { state, .. } => *state,
+        }
+    }
+
+    /// The strategy that nodes were compared by, if any were: DeviceClasses can have their own.
+    pub fn strategy(&self) -> Option<Strategy> {
+        let (Self::Has { ranking: Some(ranking), .. } | Self::Fits { ranking, .. }) = self else {
+            return None;
+        };
+        ranking.fits.first().map(|(score, _)| score.strategy())
+    }
 }
 
 /// Explains a pod. The snapshot is changed: what the pod has is taken off it to see how the nodes
@@ -104,19 +173,27 @@ pub fn explain(
             let nearest = nearest(index, matcher, pod, &reasons, options, wall, expired);
             Explanation::None { reasons, nearest }
         }
-        Decision::NotOurs => Explanation::Other(
+        Decision::NotOurs => other(
+            State::NotOurs,
             "none of its claims asks for devices of this driver, or all are allocated by others".to_owned(),
         ),
-        Decision::Waiting(wait) => Explanation::Other(wait.to_string()),
-        Decision::Rejected(rejection) => Explanation::Other(format!("this can never be: {rejection}")),
+        Decision::Waiting(wait) => other(State::Waiting, wait.to_string()),
+        Decision::Rejected(rejection) => other(State::Rejected, format!("this can never be: {rejection}")),
         Decision::OutOfTime(reasons) => {
-            Explanation::Other(format!("the search did not end in time; so far: {reasons}"))
+            other(State::Undecided, format!("the search did not end in time; so far: {reasons}"))
         }
-        Decision::LeaveToScheduler { node } => Explanation::Other(format!(
-            "it fits nowhere in controller mode; node {node} is in scheduler mode and could serve it, which is \
-             kube-scheduler's to do"
-        )),
+        Decision::LeaveToScheduler { node } => other(
+            State::LeftToScheduler,
+            format!(
+                "it fits nowhere in controller mode; node {node} is in scheduler mode and could serve it, which is \
+                 kube-scheduler's to do"
+            ),
+        ),
     }
+}
+
+const fn other(state: State, words: String) -> Explanation {
+    Explanation::Other { state, words }
 }
 
 fn given(index: &Index, pod: &Pod) -> Vec<Given> {
@@ -211,6 +288,12 @@ fn nearest(
     }
 }
 
+/// The devices that a plan gives.
+fn devices(plan: &Plan) -> Vec<&str> {
+    let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
+    results.flat_map(|d| d.results.iter().flatten()).map(|result| result.device.as_str()).collect()
+}
+
 /// Thousandths in words.
 struct Gpus(i64);
 
@@ -275,7 +358,7 @@ fn write_reasons(f: &mut fmt::Formatter<'_>, reasons: &NoFit) -> fmt::Result {
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Other(words) => writeln!(f, "{words}"),
+            Self::Other { words, .. } => writeln!(f, "{words}"),
             Self::Has { given, ranking } => {
                 for Given { claim, node, devices, by_us } in given {
                     let writer = if *by_us { "the controller" } else { "somebody else" };
@@ -302,15 +385,10 @@ impl fmt::Display for Explanation {
                 ranking.fmt(f)
             }
             Self::Fits { plan, ranking } => {
-                let results = plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
-                let names: Vec<&str> = results
-                    .flat_map(|d| d.results.iter().flatten())
-                    .map(|result| result.device.as_str())
-                    .collect();
                 writeln!(
                     f,
                     "nothing is allocated yet, but {} on node {} would do",
-                    names.join(", "),
+                    devices(plan).join(", "),
                     plan.node
                 )?;
                 ranking.fmt(f)
@@ -328,13 +406,8 @@ impl fmt::Display for Nearest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::IfEnded(room, lower) => {
-                let results = room.plan.drafts.iter().flat_map(|draft| draft.allocation().devices.iter());
-                let names: Vec<&str> = results
-                    .flat_map(|d| d.results.iter().flatten())
-                    .map(|result| result.device.as_str())
-                    .collect();
                 let node = &room.plan.node;
-                let devices = names.join(", ");
+                let devices = devices(&room.plan).join(", ");
                 if room.victims.is_empty() {
                     return writeln!(f, "nearest: {devices} on node {node}, once what ends there has ended");
                 }
@@ -353,10 +426,7 @@ impl fmt::Display for Nearest {
                 )
             }
             Self::Nowhere => {
-                writeln!(
-                    f,
-                    "nearest: nothing, no published device is what it asks for; check class and selectors"
-                )
+                writeln!(f, "nearest: nothing, no published device is what it asks for")
             }
         }
     }

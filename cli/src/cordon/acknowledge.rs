@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// # Errors
 /// If there is no such GPU, the Node may not be changed, or its agent publishes errors all the same.
 pub(crate) async fn run(args: AcknowledgeArgs) -> Result<()> {
-    let client = connect(args.kubeconfig.as_deref()).await?;
+    let client = connect(&args.cluster).await?;
     let now = Timestamp::now();
     let gpu = match find(&client, &args.driver_name, &args.gpu, args.node.as_deref()).await {
         Ok(gpu) => gpu,

@@ -214,6 +214,22 @@ fn check_pod(
 ) -> Result<()> {
     let place = &pod.place;
     let namespace = pod.namespace().to_owned();
+    let entries = pod.object.pointer("/spec/resourceClaims").and_then(Value::as_array);
+    if entries.is_none_or(Vec::is_empty) {
+        bail!(
+            "{place}: {} asks for no devices: it has no spec.resourceClaims, and the demo runs only pods that have. Name \
+             a ResourceClaim or a ResourceClaimTemplate there",
+            pod.label()
+        );
+    }
+    let named = |claims: &Value| claims.as_array().is_some_and(|claims| !claims.is_empty());
+    let containers = pod.object.pointer("/spec/containers").and_then(Value::as_array);
+    if !containers.into_iter().flatten().any(|c| c.pointer("/resources/claims").is_some_and(named)) {
+        bail!(
+            "{place}: {}: no container uses its claims; name them in resources.claims of a container",
+            pod.label()
+        );
+    }
     for claim in pod.object.pointer("/spec/resourceClaims").and_then(Value::as_array).into_iter().flatten() {
         for (field, kind, known) in [
             ("resourceClaimName", "ResourceClaim", claims),
@@ -261,12 +277,20 @@ mod tests {
     #[case("kind: Pod\n", "f.yaml:1: the demo knows no Pod of \"\"")]
     #[case("apiVersion: v1\nkind: Pod\n", "f.yaml:1: Pod has no metadata.name")]
     #[case(
-        "---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {resourceClaims: [{name: g, resourceClaimName: none}]}\n",
+        "---\napiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c, resources: {claims: [{name: g}]}}], resourceClaims: [{name: g, resourceClaimName: none}]}\n",
         "f.yaml:2: Pod p names ResourceClaim \"none\""
     )]
     #[case(
         "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [], resourceClaim: [{name: g}]}\n",
         "f.yaml:1: Pod p has no field spec.resourceClaim; is it misspelt?"
+    )]
+    #[case(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}]}\n",
+        "f.yaml:1: Pod p asks for no devices: it has no spec.resourceClaims"
+    )]
+    #[case(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: p}\nspec: {containers: [{name: c}], resourceClaims: [{name: g}]}\n",
+        "f.yaml:1: Pod p: no container uses its claims"
     )]
     #[case(&CLAIM.replace("deviceClassName", "deviceClass"), "has no field spec.devices.requests[0].exactly.deviceClass;")]
     #[case(&CLAIM.replace("CLASS", "[1]"), "f.yaml:1: ResourceClaim c is malformed: invalid type: sequence")]

@@ -1,9 +1,13 @@
 //! A picture of each GPU for the terminal: which parts are held, and by whom.
 
+use super::lines::{KEPT, cut, wrapped};
 use std::fmt::Write;
 
 /// Width of a GPU's bar; a multiple of 4, 8 and 12 slices.
 const WIDTH: usize = 48;
+
+/// Width of a board's name.
+const BOARD: usize = 18;
 
 /// One GPU as it is to be drawn.
 #[derive(Debug, Clone)]
@@ -26,8 +30,7 @@ pub(crate) struct Part {
     pub(crate) holder: String,
 }
 
-/// Draws a node: a bar per GPU with a letter for each held part, free room as dots, and behind it who
-/// holds what.
+/// Draws a node: a bar per GPU with a letter for each held part, free room as dots, and below it who holds what.
 pub(crate) fn draw(node: &str, gpus: &[GpuPicture], colour: bool) -> String {
     let mut out = String::new();
     let mut idle: Vec<&str> = Vec::new();
@@ -41,16 +44,13 @@ pub(crate) fn draw(node: &str, gpus: &[GpuPicture], colour: bool) -> String {
             .parts
             .iter()
             .zip('a'..)
-            .map(|(part, letter)| format!("{letter} {} {}", part.holder, part.label))
+            .map(|(part, letter)| {
+                format!("{letter} {} {}", part.holder, part.label).replace(' ', &KEPT.to_string())
+            })
             .collect();
-        let _ = writeln!(
-            out,
-            "  {:<6} {:<22} |{}| {}",
-            gpu.name,
-            gpu.board,
-            bar(&gpu.parts, colour),
-            holders.join(", ")
-        );
+        let board = cut(gpu.board.trim_start_matches("NVIDIA "), BOARD);
+        let _ = writeln!(out, "  {:<6} {board:<BOARD$} |{}|", gpu.name, bar(&gpu.parts, colour));
+        out.push_str(&wrapped(&holders.join(", "), 9));
     }
     match idle.as_slice() {
         [] => {}
@@ -122,6 +122,15 @@ mod tests {
             GpuPicture { name: "gpu-1".into(), board: "H100".into(), parts: Vec::new() },
         ];
         insta::assert_snapshot!(draw("node-a", &gpus, false));
+    }
+
+    #[test]
+    fn a_picture_fits_80_columns() {
+        let board = "NVIDIA RTX PRO 6000 Blackwell Server Edition".to_owned();
+        let parts = (0..8).map(|i| part(f64::from(i) / 8.0, 0.125, "1g.10gb")).collect();
+        let gpu = GpuPicture { name: "gpu-11".into(), board, parts };
+        let drawn = draw("node-a", &[gpu], false);
+        assert!(drawn.lines().all(|line| line.chars().count() <= 80), "{drawn}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What the demo says while it works.
 
+use super::lines::{WIDTH, cut};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
@@ -9,11 +10,15 @@ pub(crate) struct Progress {
     steps: usize,
     started: Option<Instant>,
     terminal: bool,
+    /// How wide the line of the running step is.
+    column: usize,
 }
 
 impl Progress {
     pub(crate) fn new(steps: usize) -> Self {
-        Self { step: 0, steps, started: None, terminal: std::io::stderr().is_terminal() }
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let terminal = std::io::stderr().is_terminal() && !dumb;
+        Self { step: 0, steps, started: None, terminal, column: 0 }
     }
 
     /// Ends the step before, if any, and starts the next.
@@ -22,13 +27,14 @@ impl Progress {
         self.step = self.step.saturating_add(1);
         self.started = Some(Instant::now());
         let line = format!("[{}/{}] {what}", self.step, self.steps);
+        self.column = line.chars().count();
         if self.terminal { write(&line) } else { write(&format!("{line}\n")) }
     }
 
     /// Replaces the detail behind a running step; only where a line can be rewritten.
     pub(crate) fn detail(&self, what: &str) {
         if self.terminal {
-            write(&format!("\x1b[s  {what}\x1b[K\x1b[u"));
+            write(&format!("\x1b[s  {}\x1b[K\x1b[u", cut(what, WIDTH.saturating_sub(self.column + 2))));
         }
     }
 

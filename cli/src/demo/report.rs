@@ -1,6 +1,8 @@
 //! What the demo found, as a table and as JSON.
 
+use super::lines::{cut, wrapped};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 /// Everything the demo prints with `--json`.
@@ -37,9 +39,25 @@ pub(crate) struct Row {
     pub(crate) got_bytes: u64,
     /// How CUDA refused; 2 is CUDA_ERROR_OUT_OF_MEMORY.
     pub(crate) refused_with: Vec<i32>,
+    /// The container's own command, which the probe ran in place of; `image NAME` where it has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) instead_of: Option<String>,
+    /// The claims and requests that it uses: who uses the same has the same limit.
+    #[serde(skip)]
+    pub(crate) uses: BTreeSet<(String, Option<String>)>,
 }
 
 impl Row {
+    /// Pod and container.
+    fn name(&self) -> String {
+        format!("{}/{} {}", self.namespace, self.pod, self.container)
+    }
+
+    /// Returns true for another container that uses the same requests of the same claims.
+    fn has_the_limit_of(&self, other: &Self) -> bool {
+        self.name() != other.name() && (&self.namespace, &self.uses) == (&other.namespace, &other.uses)
+    }
+
     /// Whether the limit held: refused for memory, and never more than promised.
     pub(crate) fn held(&self) -> bool {
         self.got_bytes > 0
@@ -63,38 +81,55 @@ pub(crate) fn mebibytes(bytes: u64) -> String {
     format!("{grouped} MiB")
 }
 
-/// The table, columns as wide as their content.
+/// Width of the columns of the table: pod and container, limit, what was got.
+const COLUMNS: (usize, usize, usize) = (40, 12, 24);
+
+/// The table: a line with figures for each container, and one with its devices.
 pub(crate) fn table(rows: &[Row]) -> String {
-    let head = ["POD", "CONTAINER", "CLAIM", "NODE", "DEVICES", "LIMIT", "GOT BEFORE OUT OF MEMORY"]
-        .map(String::from);
-    let mut lines = vec![head];
-    for row in rows {
-        lines.push([
-            format!("{}/{}", row.namespace, row.pod),
-            row.container.clone(),
-            row.claim.clone(),
-            row.node.clone(),
-            row.devices.join(","),
-            mebibytes(row.limit_bytes),
-            if row.held() {
-                mebibytes(row.got_bytes)
-            } else {
-                format!("{} (refused with {:?})", mebibytes(row.got_bytes), row.refused_with)
-            },
-        ]);
-    }
-    let width = |column: usize| {
-        lines.iter().filter_map(|l| l.get(column)).map(|c| c.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..7).map(width).collect();
+    let (first, second, third) = COLUMNS;
     let mut out = String::new();
-    for line in &lines {
-        let cells = line.iter().zip(&widths).enumerate().map(|(i, (cell, width))| {
-            if i >= 5 { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
-        });
-        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    let _ = writeln!(
+        out,
+        "{:<first$}  {:>second$}  {:>third$}",
+        "POD AND CONTAINER", "LIMIT", "GOT BEFORE OUT OF MEMORY"
+    );
+    for row in rows {
+        let mut name = row.name();
+        if name.chars().count() > first {
+            let _ = writeln!(out, "{name}");
+            name.clear();
+        }
+        let (limit, got) = (mebibytes(row.limit_bytes), mebibytes(row.got_bytes));
+        let _ = writeln!(out, "{name:<first$}  {limit:>second$}  {got:>third$}");
+        let mut facts = format!("{} of {}, claim {}", row.devices.join(", "), row.node, row.claim);
+        let with: Vec<String> =
+            rows.iter().filter(|other| other.has_the_limit_of(row)).map(Row::name).collect();
+        if !with.is_empty() {
+            let _ = write!(facts, "; one limit together with {}", with.join(", "));
+        }
+        if !row.held() {
+            let _ =
+                write!(facts, "; CUDA refused with {:?}, not for memory below the limit", row.refused_with);
+        }
+        out.push_str(&wrapped(&facts, 2));
     }
     out
+}
+
+/// Says which commands were not run.
+pub(crate) fn replaced(rows: &[Row]) -> Option<String> {
+    let commands: Vec<String> = rows
+        .iter()
+        .filter_map(|row| Some(format!("{} ({})", row.name(), cut(row.instead_of.as_deref()?, 60))))
+        .collect();
+    (!commands.is_empty()).then(|| {
+        let text = format!(
+            "Not run: the commands of {}. The demo has no images, so a program that takes GPU memory until CUDA \
+             refuses ran in their place.",
+            commands.join(", ")
+        );
+        wrapped(&text, 0)
+    })
 }
 
 #[cfg(test)]
@@ -112,6 +147,8 @@ mod tests {
             limit_bytes: 10 << 30,
             got_bytes: got,
             refused_with: vec![code],
+            instead_of: None,
+            uses: BTreeSet::from([("k".into(), None)]),
         }
     }
 
@@ -125,7 +162,42 @@ mod tests {
 
     #[test]
     fn the_table_lines_up() {
-        insta::assert_snapshot!(table(&[row(10 << 30, 2), row(5 << 30, 999)]));
+        let mut other = row(5 << 30, 999);
+        (other.pod, other.claim) = ("another".into(), "another".into());
+        other.uses = BTreeSet::from([("another".into(), None)]);
+        insta::assert_snapshot!(table(&[row(10 << 30, 2), other]));
+    }
+
+    #[test]
+    fn a_table_fits_80_columns_and_says_whose_limit_it_is() {
+        let mut long = row(10 << 30, 2);
+        (long.pod, long.container) = ("a-pod-with-quite-a-long-name-for-a-pod-5qbqt".into(), "main".into());
+        let text = table(&[row(10 << 30, 2), long]);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        let also = "one limit together with n/p c";
+        assert!(text.split_whitespace().collect::<Vec<_>>().join(" ").contains(also), "{text}");
+    }
+
+    #[test]
+    fn two_requests_of_one_claim_have_limits_of_their_own() {
+        let (mut one, mut other) = (row(10 << 30, 2), row(10 << 30, 2));
+        (one.container, other.container) = ("a".into(), "b".into());
+        one.uses = BTreeSet::from([("k".into(), Some("a".into()))]);
+        other.uses = BTreeSet::from([("k".into(), Some("b".into()))]);
+        let text = table(&[one, other]);
+        assert!(!text.contains("one limit together"), "{text}");
+    }
+
+    #[test]
+    fn a_command_that_was_not_run_is_said() {
+        let mut own = row(10 << 30, 2);
+        assert_eq!(replaced(&[own.clone()]), None);
+        own.instead_of = Some("python3 train.py".into());
+        let said = replaced(&[own]).expect("said");
+        assert!(
+            said.starts_with("Not run: the commands of n/p c (python3 train.py). The demo has no images"),
+            "{said}"
+        );
     }
 
     #[test]

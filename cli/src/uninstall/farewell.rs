@@ -147,6 +147,9 @@ fn pod(template: &PodSpec, node: &str) -> Pod {
     let mut spec = template.clone();
     spec.node_name = Some(node.to_owned());
     spec.restart_policy = Some("OnFailure".to_owned());
+    // It stays where its node is, also once that has lost the label by which agents find theirs.
+    spec.affinity = None;
+    spec.node_selector = None;
     spec.init_containers = None;
     // Chart and service account go; a farewell needs neither.
     spec.service_account_name = None;
@@ -201,6 +204,7 @@ mod tests {
         assert_eq!(spec.service_account_name, None);
         assert_eq!(spec.automount_service_account_token, Some(false));
         assert_eq!(spec.init_containers, None);
+        assert_eq!((spec.affinity, spec.node_selector), (None, None));
         assert_eq!(
             spec.containers[0].args.as_deref(),
             Some(&["--mode=controller", "--http-addr=127.0.0.1:0", "--farewell"].map(str::to_owned)[..])
@@ -223,7 +227,7 @@ mod tests {
         let args = UninstallArgs {
             namespace: "default".to_owned(),
             driver_name: DEFAULT_DRIVER.to_owned(),
-            kubeconfig: None,
+            cluster: crate::args::ClusterArgs::default(),
             yes: true,
         };
         let uninstall = Uninstall { client: kube::Client::try_from(config).unwrap(), args };

@@ -197,7 +197,12 @@ impl Core {
             Decision::Waiting(wait) => {
                 self.queue.park(&pod.key);
                 // What comes by itself in a moment is not worth a word.
-                if matches!(wait, Wait::OfAnotherPod { .. }) {
+                let lasts = match &wait {
+                    Wait::OfAnotherPod { .. } => true,
+                    Wait::NoSuchClaim { claim } | Wait::Deleting { claim } => pod.names(claim),
+                    Wait::NotMade { .. } | Wait::InFlight { .. } => false,
+                };
+                if lasts {
                     self.tell_pod(pod, reasons::WAITING, &wait.to_string(), now);
                 }
             }

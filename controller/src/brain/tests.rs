@@ -479,6 +479,29 @@ fn devices_of_a_pod_that_kube_scheduler_cannot_bind_are_taken_back_and_given_els
 }
 
 #[test]
+fn a_pod_is_told_that_a_claim_which_it_names_does_not_exist() {
+    let mut world = World::new(&[("a", 1)]);
+    world.pod("lonely", &["missing"], |_| {});
+    world.work();
+    let said = world.reports.iter().find(|report| report.reason == reasons::WAITING).expect("a word");
+    assert_eq!(said.note, "ResourceClaim default/missing does not exist; create it");
+    // It goes on once somebody has made it.
+    world.claim("missing", &gpu());
+    world.work();
+    assert_eq!(devices(&world.take_job()).len(), 1);
+    // One that is made from a template comes by itself.
+    world.reports.clear();
+    world.pod("made", &["made"], |pod| {
+        let claims = pod.spec.as_mut().and_then(|spec| spec.resource_claims.as_mut()).expect("claims");
+        for claim in claims {
+            claim.resource_claim_template_name = claim.resource_claim_name.take();
+        }
+    });
+    world.work();
+    assert_eq!(world.reports.len(), 0, "{:?}", world.reports);
+}
+
+#[test]
 fn the_same_words_are_not_said_twice_in_a_row() {
     let mut world = World::new(&[("n1", 1)]);
     world.one("a", &gpu());

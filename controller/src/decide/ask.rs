@@ -66,12 +66,23 @@ pub struct Alternative<'a> {
     pub admin: bool,
     /// Tolerated device taints, as written.
     pub tolerations: Option<Vec<DeviceToleration>>,
-    /// Requested capacities; a name that no device has is `None`.
-    pub capacities: Vec<(Option<Sym>, Quantity)>,
+    /// Requested capacities.
+    pub capacities: Vec<Amount>,
     /// The time slice that its configuration asks for.
     pub time_slice: Option<TimeSliceInterval>,
     /// Whether devices of ours can match at all.
     pub possible: bool,
+}
+
+/// How much is asked of a capacity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Amount {
+    /// Name of the capacity, as written.
+    pub written: Arc<str>,
+    /// The capacity; `None` where no device has one of this name.
+    pub name: Option<Sym>,
+    /// How much.
+    pub amount: Quantity,
 }
 
 /// How many devices a request wants.
@@ -284,7 +295,7 @@ impl<'a> Context<'a, '_> {
         &self,
         request: &str,
         capacity: Option<&CapacityRequirements>,
-    ) -> Result<Vec<(Option<Sym>, Quantity)>, Box<Rejection>> {
+    ) -> Result<Vec<Amount>, Box<Rejection>> {
         capacity
             .and_then(|capacity| capacity.requests.as_ref())
             .into_iter()
@@ -294,7 +305,7 @@ impl<'a> Context<'a, '_> {
                     .0
                     .parse()
                     .map_err(|error| self.unsupported(request, &format!("capacity {name}: {error}")))?;
-                Ok((self.index.find_qualified(name), amount))
+                Ok(Amount { written: name.as_str().into(), name: self.index.find_qualified(name), amount })
             })
             .collect()
     }

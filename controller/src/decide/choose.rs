@@ -7,7 +7,7 @@ use super::policy::Score;
 use super::reason::{NoFit, NodeReason, Rejection};
 use super::result::{self, Draft};
 use super::search::{self, Failure, Solution};
-use super::shortlist::Shortlist;
+use super::shortlist::{Short, Shortlist};
 use super::stage::{Situation, Stage};
 use super::volumes::Volumes;
 use super::{Matcher, Options, Pinned, fit};
@@ -190,8 +190,22 @@ fn refuse(
         for (before, node) in short.nodes().enumerate() {
             match consider(inputs, matcher, node, &mut None, STEPS_AT_FIRST, expired) {
                 // What is true of the devices of one is true of all.
-                Verdict::No(reason @ NodeReason::Devices(_)) => {
-                    reasons.add_many(node, short.len() - before, reason);
+                Verdict::No(mut reason @ NodeReason::Devices(_)) => {
+                    tell_free(inputs.index, &mut reason, &short);
+                    let mut told = before;
+                    if reason.is_lack_of_kind() {
+                        // What is published in place of what is asked for differs by make.
+                        let seen: BTreeSet<_> = short.nodes().take(before + 1).collect();
+                        for other in short.kinds().filter(|other| !seen.contains(other)).take(MAKES) {
+                            if let Verdict::No(reason) =
+                                consider(inputs, matcher, other, &mut None, STEPS_AT_FIRST, expired)
+                            {
+                                reasons.add(other, reason);
+                                told += 1;
+                            }
+                        }
+                    }
+                    reasons.add_many(node, short.len() - told, reason);
                     break;
                 }
                 Verdict::No(reason) => reasons.add(node, reason),
@@ -203,6 +217,22 @@ fn refuse(
     }
     reasons.set_wanted(list.wanted());
     Some(Choice::None(reasons))
+}
+
+/// Makes of which it is told what they publish, at most.
+const MAKES: usize = 16;
+/// Nodes of which it is told how much of a capacity is free at the most; of more it is not.
+const LOOKED_AT: usize = 1_000;
+
+/// What is lacking is the same on all nodes of a group; how much is free now is not.
+fn tell_free(index: &Index, reason: &mut NodeReason, short: &Short<'_>) {
+    let Some(lack) = reason.lack_of_size() else { return };
+    if short.len() > LOOKED_AT {
+        lack.free = None;
+    } else if lack.free.is_some() {
+        let pools = short.nodes().flat_map(|node| index.pools_of_node(node));
+        lack.free = pools.filter_map(|pool| lack.free_in(index, pool)).max();
+    }
 }
 
 fn choose_among<'n>(

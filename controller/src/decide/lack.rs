@@ -1,8 +1,9 @@
 //! How far a device is from what a request asks of a capacity such as memory, for whoever reads the pod's events.
 
 use super::ask::Alternative;
-use crate::index::{Capacity, Index, Shape};
+use crate::index::{Capacity, Device, Index, Pool, Shape};
 use crate::quantity::Quantity;
+use std::fmt;
 use std::sync::Arc;
 
 /// A capacity of which a device does not have as much as is asked.
@@ -12,50 +13,147 @@ pub struct Lack {
     pub capacity: Arc<str>,
     /// What is asked.
     pub asked: Quantity,
-    /// What there is.
+    /// The most that one device gives, whoever holds it.
     pub most: Quantity,
+    /// The most that is free on one device now, if that is known.
+    pub free: Option<Quantity>,
+    /// The shape of that device.
+    pub(super) shape: u32,
 }
 
 impl Lack {
-    /// What a device of this shape lacks of what is asked, whoever holds it.
-    pub(super) fn of_shape(index: &Index, shape: &Shape, alternative: &Alternative<'_>) -> Option<Self> {
-        Self::of(index, shape, alternative, |_, capacity| most(capacity))
+    /// What a device lacks of what is asked, whoever holds it.
+    pub(super) fn of_device(
+        index: &Index,
+        pool: &Pool,
+        (device, position): (&Device, u32),
+        alternative: &Alternative<'_>,
+    ) -> Option<Self> {
+        Self::of(index, pool, (device, position), alternative, |lack| lack.most)
     }
 
-    /// What a device lacks of what is asked, with so much that can be had of each capacity, by its place in the shape.
-    pub(super) fn of(
+    /// What a device has too little of that is free.
+    pub(super) fn of_free(
         index: &Index,
-        shape: &Shape,
+        pool: &Pool,
+        (device, position): (&Device, u32),
         alternative: &Alternative<'_>,
-        free: impl Fn(usize, &Capacity) -> Quantity,
     ) -> Option<Self> {
-        let lacks = alternative.capacities.iter().filter_map(|(name, asked)| {
-            let name = (*name)?;
+        Self::of(index, pool, (device, position), alternative, |lack| lack.free.unwrap_or(lack.most))
+    }
+
+    fn of(
+        index: &Index,
+        pool: &Pool,
+        (device, position): (&Device, u32),
+        alternative: &Alternative<'_>,
+        has: impl Fn(&Self) -> Quantity,
+    ) -> Option<Self> {
+        let shape = index.shape(device);
+        let lacks = alternative.capacities.iter().filter_map(|asked| {
+            let name = asked.name?;
             let at = shape.capacities.binary_search_by_key(&name, |(known, _)| *known).ok()?;
             let (_, capacity) = shape.capacities.get(at)?;
-            let most = free(at, capacity);
             let name = index.name(name);
-            let capacity = name.rsplit('/').next().unwrap_or(name).into();
-            (most < *asked).then_some(Self { capacity, asked: *asked, most })
+            let lack = Self {
+                capacity: name.rsplit('/').next().unwrap_or(name).into(),
+                asked: asked.amount,
+                most: most(capacity),
+                free: free(index, pool, (device, position), shape, (at, capacity)),
+                shape: device.shape,
+            };
+            (has(&lack) < lack.asked).then_some(lack)
         });
         // A device is as far away as what it lacks most.
         lacks.max_by(|a, b| a.share().total_cmp(&b.share()))
     }
 
-    /// The nearer one of two.
+    /// The nearer one of two. Of two devices alike it is told how much is free on the one with more.
     pub(super) fn nearer(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         match (one, other) {
-            (Some(one), Some(other)) if one.share() <= other.share() => Some(one),
-            (Some(one), None) => Some(one),
-            (_, other) => other,
+            (Some(one), Some(other)) => {
+                let of_other = other.clone();
+                let (near, far) = if one.share() <= other.share() { (one, of_other) } else { (other, one) };
+                let alike = near.capacity == far.capacity && near.most == far.most;
+                Some(if alike { Self { free: near.free.max(far.free), ..near } } else { near })
+            }
+            (one, other) => one.or(other),
         }
     }
 
     /// The part of what is asked that is missing. Only for comparisons of what is told.
     pub(super) fn share(&self) -> f64 {
-        let (asked, most) = (self.asked.nanos() as f64, self.most.nanos() as f64);
-        (asked - most) / asked.max(1.0)
+        let has = self.free.filter(|_| self.most >= self.asked).unwrap_or(self.most);
+        let (asked, has) = (self.asked.nanos() as f64, has.nanos() as f64);
+        (asked - has) / asked.max(1.0)
     }
+
+    /// The most that is free on one device of this shape in a pool.
+    pub(super) fn free_in(&self, index: &Index, pool: &Pool) -> Option<Quantity> {
+        let devices = pool.layout.iter().flat_map(|layout| layout.devices.iter().zip(0u32..));
+        let alike = devices.filter(|(device, _)| device.shape == self.shape);
+        let of = alike.filter_map(|(device, position)| {
+            let shape = index.shape(device);
+            let named = |name: &str| name.rsplit('/').next() == Some(&*self.capacity);
+            let at = shape.capacities.iter().position(|(name, _)| named(index.name(*name)))?;
+            free(index, pool, (device, position), shape, (at, &shape.capacities.get(at)?.1))
+        });
+        of.max()
+    }
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { capacity, asked, most, free, .. } = self;
+        write!(f, "which asks for {asked} of {capacity}: ")?;
+        match free {
+            Some(free) if most < asked => {
+                write!(
+                    f,
+                    "the largest has {most}, and at most {free} of that is free on one now; ask for {most} or less"
+                )
+            }
+            None if most < asked => write!(f, "the largest has {most}; ask for that or less"),
+            Some(free) => write!(
+                f,
+                "at most {free} is free on one now, of {most}; ask for that or less, or wait until more is free"
+            ),
+            None => write!(f, "one has {most}, but not all of it is free"),
+        }
+    }
+}
+
+/// How much of a capacity is free on a shared device; `None` where devices are not shared.
+fn free(
+    index: &Index,
+    pool: &Pool,
+    (device, position): (&Device, u32),
+    shape: &Shape,
+    (at, capacity): (usize, &Capacity),
+) -> Option<Quantity> {
+    if !shape.shareable {
+        return None;
+    }
+    let used = pool.usage.devices.get(&position);
+    if used.is_some_and(|used| used.exclusive > 0) || pool.usage.blocked.contains_key(&device.gpu) {
+        return Some(Quantity::ZERO);
+    }
+    if used.is_none_or(|used| used.shares == 0) && !has_counters(index, pool, device) {
+        return Some(Quantity::ZERO);
+    }
+    let before = used.and_then(|used| used.consumed.get(at)).copied().unwrap_or_default();
+    Some((capacity.value - before).max(Quantity::ZERO).min(most(capacity)))
+}
+
+/// Returns true if the counters that a device draws on have as much left.
+fn has_counters(index: &Index, pool: &Pool, device: &Device) -> bool {
+    let left = |set: u16, counter: u16| {
+        let set = pool.layout.as_ref()?.sets.get(usize::from(set))?;
+        pool.usage.free.get(set.offset + usize::from(counter)).copied()
+    };
+    index.draws(device).all(|(set, amounts)| {
+        amounts.iter().all(|(counter, amount)| left(set, *counter).is_none_or(|left| left >= *amount))
+    })
 }
 
 /// Most of a capacity that one request may take.

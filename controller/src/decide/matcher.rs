@@ -127,7 +127,8 @@ impl Matcher {
         self.most_bytes.unwrap_or(Self::MOST_BYTES)
     }
 
-    fn compiled(&self, driver: &str, expression: &Arc<str>) -> Arc<Compiled> {
+    /// A compiled expression.
+    pub(super) fn compiled(&self, driver: &str, expression: &Arc<str>) -> Arc<Compiled> {
         self.selectors.get(driver, expression)
     }
 

@@ -100,6 +100,13 @@ pub struct Score {
     strategy: Strategy,
 }
 
+impl Score {
+    /// The strategy that it was made by.
+    pub const fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+}
+
 /// How a device ranks among those that can satisfy a request; smaller is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Rank([i64; 4]);

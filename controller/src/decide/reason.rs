@@ -2,69 +2,13 @@
 
 use super::fit::NotOnNode;
 use super::lack::Lack;
+use super::miss::{Miss, Published, Told};
 use crate::budget::window::time;
-use crate::index::{ClaimSource, ObjectKey, PodClaim};
+use crate::index::ObjectKey;
 use crate::selector::SelectorError;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
-
-/// What has to happen before a pod can be decided.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wait {
-    /// A claim is not made from its template yet.
-    NotMade {
-        /// The pod's claim.
-        claim: PodClaim,
-    },
-    /// A claim does not exist.
-    NoSuchClaim {
-        /// The claim.
-        claim: ObjectKey,
-    },
-    /// A claim is being deleted.
-    Deleting {
-        /// The claim.
-        claim: ObjectKey,
-    },
-    /// A claim was made for another pod.
-    OfAnotherPod {
-        /// The claim.
-        claim: ObjectKey,
-    },
-    /// A claim is being allocated for another pod.
-    InFlight {
-        /// The claim.
-        claim: ObjectKey,
-    },
-}
-
-impl fmt::Display for Wait {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotMade { claim } => match &claim.source {
-                ClaimSource::Template(template) => write!(
-                    f,
-                    "waiting for kube-controller-manager to make the claim for {:?} from ResourceClaimTemplate {template}; \
-                     check that the template exists",
-                    claim.name
-                ),
-                ClaimSource::Named(name) => write!(f, "waiting for ResourceClaim {name}"),
-            },
-            Self::NoSuchClaim { claim } => write!(f, "ResourceClaim {claim} does not exist; create it"),
-            Self::Deleting { claim } => {
-                write!(f, "ResourceClaim {claim} is being deleted; wait until it is gone and make it anew")
-            }
-            Self::OfAnotherPod { claim } => {
-                write!(
-                    f,
-                    "ResourceClaim {claim} was made for another pod; delete the pod that owns it, or rename"
-                )
-            }
-            Self::InFlight { claim } => write!(f, "ResourceClaim {claim} is being allocated for another pod"),
-        }
-    }
-}
 
 /// What is wrong with a claim, as long as nobody changes it or what it refers to.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -205,8 +149,12 @@ pub enum DeviceReason {
     NoMatch {
         /// The request.
         request: String,
+        /// What none has.
+        miss: Box<Miss>,
+        /// What is published in its place.
+        published: Published,
         /// What the nearest device lacks, if it is an amount.
-        lack: Option<Lack>,
+        lack: Option<Box<Lack>>,
     },
     /// Matching devices are there, but have taints.
     Tainted {
@@ -220,7 +168,7 @@ pub enum DeviceReason {
         /// The request.
         request: String,
         /// What the nearest device has too little of, if it is an amount.
-        lack: Option<Lack>,
+        lack: Option<Box<Lack>>,
     },
     /// Not every device that matches is free, which is what `All` wants.
     NotAllFree {
@@ -274,24 +222,40 @@ impl fmt::Display for Scope {
 }
 
 impl NodeReason {
-    /// Takes out what is lacking: it differs by node, and what is the same but for it is told as one.
-    fn take_lack(&mut self) -> Option<Lack> {
+    /// Takes out what differs by node: what is the same but for it is told as one.
+    fn take_facts(&mut self) -> Facts {
         match self {
-            Self::Devices(DeviceReason::NoMatch { lack, .. } | DeviceReason::InUse { lack, .. }) => {
-                lack.take()
+            Self::Devices(DeviceReason::NoMatch { lack, published, .. }) => {
+                Facts { lack: lack.take().map(|lack| *lack), published: std::mem::take(published) }
             }
-            _ => None,
+            Self::Devices(DeviceReason::InUse { lack, .. }) => {
+                Facts { lack: lack.take().map(|lack| *lack), ..Facts::default() }
+            }
+            _ => Facts::default(),
         }
     }
 
-    /// Puts what is lacking back.
-    fn with_lack(mut self, lacking: Option<Lack>) -> Self {
-        if let Self::Devices(DeviceReason::NoMatch { lack, .. } | DeviceReason::InUse { lack, .. }) =
-            &mut self
-        {
-            *lack = lacking;
+    /// Puts it back.
+    fn with_facts(mut self, facts: &Facts) -> Self {
+        match &mut self {
+            Self::Devices(DeviceReason::NoMatch { lack, published, .. }) => {
+                *lack = facts.lack.clone().map(Box::new);
+                published.clone_from(&facts.published);
+            }
+            Self::Devices(DeviceReason::InUse { lack, .. }) => {
+                *lack = facts.lack.clone().map(Box::new);
+            }
+            _ => {}
         }
         self
+    }
+
+    /// What is lacking, if it is an amount that no device has.
+    pub(super) fn lack_of_size(&mut self) -> Option<&mut Lack> {
+        match self {
+            Self::Devices(DeviceReason::NoMatch { lack, .. }) => lack.as_deref_mut(),
+            _ => None,
+        }
     }
 
     /// Whether the node's devices are simply of another kind, or nobody's to give.
@@ -350,25 +314,19 @@ impl fmt::Display for DeviceReason {
                 write!(f, "have published devices that contradict each other ({reason})")
             }
             Self::Stopped(reason) => write!(f, "are stopped ({reason})"),
-            Self::NoMatch { request, lack: None } => {
-                write!(f, "have no device that matches request {request}")
+            Self::NoMatch { request, miss, published, lack: None } => Told(request, miss, published).fmt(f),
+            Self::NoMatch { request, lack: Some(lack), .. } => {
+                write!(f, "have no device that is large enough for request {request}, {lack}")
             }
-            Self::NoMatch { request, lack: Some(Lack { capacity, asked, most }) } => write!(
-                f,
-                "have no device that is large enough for request {request}, which asks for {asked} of {capacity}: the \
-                 largest has {most}"
-            ),
             Self::Tainted { request, taint } => {
                 write!(f, "have devices for request {request} only with the untolerated taint {taint}")
             }
             Self::InUse { request, lack: None } => {
                 write!(f, "have not enough free devices for request {request}")
             }
-            Self::InUse { request, lack: Some(Lack { capacity, asked, most }) } => write!(
-                f,
-                "have not enough free devices for request {request}, which asks for {asked} of {capacity}: {most} is \
-                 free on the nearest"
-            ),
+            Self::InUse { request, lack: Some(lack) } => {
+                write!(f, "have not enough free devices for request {request}, {lack}")
+            }
             Self::NotAllFree { request } => {
                 write!(f, "have matching devices that are in use, and request {request} wants all of them")
             }
@@ -391,11 +349,18 @@ impl fmt::Display for DeviceReason {
     }
 }
 
+/// What of a reason differs by node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Facts {
+    lack: Option<Lack>,
+    published: Published,
+}
+
 /// Why a pod fits nowhere: how many nodes for which reason.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NoFit {
-    /// How many nodes, and one of them: the nearest, where something is lacking.
-    reasons: BTreeMap<NodeReason, (usize, Arc<str>, Option<Lack>)>,
+    /// How many nodes, one of them (the nearest, where something is lacking), and what is found there.
+    reasons: BTreeMap<NodeReason, (usize, Arc<str>, Facts)>,
     nodes: usize,
     doubtful: bool,
     unread: bool,
@@ -437,14 +402,16 @@ impl NoFit {
     /// Counts so many nodes, of which this is one.
     pub fn add_many(&mut self, node: &Arc<str>, count: usize, mut reason: NodeReason) {
         self.nodes += count;
-        let lack = reason.take_lack();
-        let (nodes, nearest, nearest_lack) =
-            self.reasons.entry(reason).or_insert_with(|| (0, node.clone(), None));
+        let found = reason.take_facts();
+        let (nodes, nearest, facts) =
+            self.reasons.entry(reason).or_insert_with(|| (0, node.clone(), Facts::default()));
         *nodes += count;
-        if let Some(lack) = lack
-            && nearest_lack.as_ref().is_none_or(|before| lack.share() < before.share())
-        {
-            (*nearest, *nearest_lack) = (node.clone(), Some(lack));
+        facts.published.extend(found.published);
+        if let Some(lack) = found.lack {
+            if facts.lack.as_ref().is_none_or(|before| lack.share() < before.share()) {
+                *nearest = node.clone();
+            }
+            facts.lack = Lack::nearer(facts.lack.take(), Some(lack));
         }
     }
 
@@ -452,7 +419,7 @@ impl NoFit {
     pub fn each(&self) -> impl Iterator<Item = (NodeReason, usize, &Arc<str>)> {
         self.reasons
             .iter()
-            .map(|(reason, (count, node, lack))| (reason.clone().with_lack(lack.clone()), *count, node))
+            .map(|(reason, (count, node, facts))| (reason.clone().with_facts(facts), *count, node))
     }
 
     /// Nodes that were looked at.

@@ -414,7 +414,7 @@ impl Search<'_, '_> {
                     match alternative.count {
                         Count::Exactly(count) if free < count => {
                             let devices = found.devices.iter().enumerate();
-                            let lack = self.state.lack(devices, alternative);
+                            let lack = self.state.lack(devices, alternative).map(Box::new);
                             reason = reason.or(Some(DeviceReason::InUse { request: name, lack }));
                         }
                         Count::All if free < found.devices.iter().map(Vec::len).sum() => {

@@ -348,6 +348,11 @@ impl<'a> Short<'a> {
         self.makes.iter().map(|make| make.nodes.len()).sum::<usize>() + self.nodes.len()
     }
 
+    /// A node of each make of which all nodes are short.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = &'a Arc<str>> {
+        self.makes.iter().filter_map(|make| make.nodes.first())
+    }
+
     /// The nodes; the first is always the same.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &'a Arc<str>> {
         self.makes.iter().flat_map(|make| &make.nodes).chain(self.nodes.iter().copied())

@@ -12,6 +12,7 @@ mod around;
 mod hardware;
 mod levels;
 mod mig_shares;
+mod misses;
 mod pods;
 mod properties;
 mod shortlist;
@@ -288,11 +289,23 @@ fn what_a_share_asks_too_much_of_is_told_with_what_the_nearest_gpu_has() {
     world.one("more", &[share("s", "50Gi", "80")]);
     world.one("last", &[share("s", "70Gi", "10")]);
     let told = world.refused("memory", &[share("s", "35Gi", "5")]);
-    assert!(told.contains("which asks for 35Gi of memory: 30Gi is free on the nearest"), "{told}");
+    assert!(
+        told.contains(
+            "which asks for 35Gi of memory: at most 30Gi is free on one now, of 80Gi; ask for that or less"
+        ),
+        "{told}"
+    );
     let told = world.refused("cores", &[share("s", "1Gi", "95")]);
-    assert!(told.contains("which asks for 95 of cores: 90 is free on the nearest"), "{told}");
+    assert!(
+        told.contains(
+            "which asks for 95 of cores: at most 90 is free on one now, of 100; ask for that or less"
+        ),
+        "{told}"
+    );
     let told = world.refused("beyond", &[share("s", "900Gi", "5")]);
-    assert!(told.contains("which asks for 900Gi of memory: the largest has 80Gi"), "{told}");
+    let beyond = "which asks for 900Gi of memory: the largest has 80Gi, and at most 30Gi of that is free on one now; \
+                  ask for 80Gi or less";
+    assert!(told.contains(beyond), "{told}");
 }
 
 #[test]

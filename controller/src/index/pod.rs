@@ -152,6 +152,15 @@ impl Pod {
         })
     }
 
+    /// Whether it names this claim, which then is for somebody to make by hand, and not one made for it from a template.
+    pub fn names(&self, claim: &ObjectKey) -> bool {
+        claim.namespace == self.key.namespace
+            && self
+                .claims
+                .iter()
+                .any(|one| matches!(&one.source, ClaimSource::Named(name) if *name == claim.name))
+    }
+
     /// A pod that needs nothing but one claim, to decide for the claim alone.
     pub fn in_place_of(claim: &Claim) -> Self {
         Self {

@@ -5,7 +5,7 @@ use super::super::capacity;
 use super::super::lack::Lack;
 use super::super::matcher::{Answer, Answers};
 use super::super::reason::DeviceReason;
-use super::super::{Matcher, Rejection};
+use super::super::{Matcher, Miss, Published, Rejection, miss};
 use super::Failure;
 use crate::index::{Index, Layout, Owner, Pool, PoolState, Shape, Sym};
 use crate::quantity::Quantity;
@@ -24,6 +24,8 @@ pub(super) struct Candidates {
     pub(super) devices: Vec<Vec<Candidate>>,
     /// What the nearest of those devices lacks that do not have as much as is asked.
     pub(super) lack: Option<Lack>,
+    /// What none has, where none is ours to give.
+    pub(super) miss: Option<(Miss, Published)>,
 }
 
 /// What is taken of each capacity of a device, if the device is shared.
@@ -125,7 +127,8 @@ pub(super) fn eligible(
     let mut devices = Vec::new();
     // Of few shapes: by number what is taken of one.
     let mut known: Vec<(u32, Option<Consumed>)> = Vec::new();
-    let mut lack = None;
+    let (mut lack, mut reached, mut found_any) = (None, 0, false);
+    let mut layouts = Vec::new();
     for view in views {
         let answers: Vec<Arc<Answers>> = alternative
             .selectors
@@ -140,7 +143,12 @@ pub(super) fn eligible(
             }
             match selected(&answers, position) {
                 Ok(true) => {}
-                Ok(false) => continue,
+                Ok(false) => {
+                    if device.owner == owner {
+                        reached = reached.max(miss::passed(&answers, position));
+                    }
+                    continue;
+                }
                 Err(error) => {
                     return Err(Failure::Rejected(Box::new(Rejection::Selector {
                         claim: ask.claim.clone(),
@@ -154,21 +162,27 @@ pub(super) fn eligible(
             let consumed = match known.iter().find(|(shape, _)| *shape == device.shape) {
                 Some((_, consumed)) => consumed.clone(),
                 None => {
-                    let shape = index.shape(device);
-                    let consumed = consumption(shape, alternative);
-                    if consumed.is_none() && device.owner == owner {
-                        lack = Lack::nearer(lack, Lack::of_shape(index, shape, alternative));
-                    }
+                    let consumed = consumption(index.shape(device), alternative);
                     known.push((device.shape, consumed.clone()));
                     consumed
                 }
             };
-            let Some(consumed) = consumed else { continue };
+            let Some(consumed) = consumed else {
+                if device.owner == owner {
+                    reached = answers.len();
+                    let found = Lack::of_device(index, view.pool, (device, position), alternative);
+                    lack = Lack::nearer(lack, found);
+                }
+                continue;
+            };
+            found_any |= device.owner == owner;
             of_pool.push(Candidate { position, consumed, usable: device.owner == owner });
         }
         devices.push(of_pool);
+        layouts.push((view.layout, answers));
     }
-    Ok(Candidates { devices, lack })
+    let miss = (!found_any).then(|| miss::find(index, matcher, &layouts, alternative, owner, reached));
+    Ok(Candidates { devices, lack, miss })
 }
 
 fn selected(answers: &[Arc<Answers>], position: u32) -> Answer {
@@ -189,13 +203,13 @@ pub(in crate::decide) fn consumption(shape: &Shape, alternative: &Alternative<'_
     let known = |name: &Option<Sym>| {
         name.is_some_and(|name| shape.capacities.binary_search_by_key(&name, |(n, _)| *n).is_ok())
     };
-    if !alternative.capacities.iter().all(|(name, _)| known(name)) {
+    if !alternative.capacities.iter().all(|asked| known(&asked.name)) {
         return None;
     }
     let mut amounts = Vec::with_capacity(shape.capacities.len());
     for (name, capacity) in &shape.capacities {
         let requested =
-            alternative.capacities.iter().find(|(n, _)| *n == Some(*name)).map(|(_, amount)| *amount);
+            alternative.capacities.iter().find(|asked| asked.name == Some(*name)).map(|asked| asked.amount);
         let amount = capacity::consumed(capacity, requested)?;
         if amount > capacity.value {
             return None;
@@ -220,7 +234,9 @@ pub(super) fn enough(
     };
     let usable = || all().filter(|(_, candidate)| candidate.usable);
     if usable().next().is_none() {
-        return Err(DeviceReason::NoMatch { request, lack: found.lack.clone() });
+        let (miss, published) = found.miss.clone().unwrap_or((Miss::Amount, Published::new()));
+        let (miss, lack) = (Box::new(miss), found.lack.clone().map(Box::new));
+        return Err(DeviceReason::NoMatch { request, miss, published, lack });
     }
     let tolerations = alternative.tolerations.as_deref().unwrap_or_default();
     let mut taint = None;

@@ -361,16 +361,7 @@ impl<'a, 's> State<'a, 's> {
             .filter(|(_, candidate)| candidate.usable && candidate.consumed.is_some());
         let lacks = shared.filter_map(|(at, candidate)| {
             let (view, device) = (self.views.get(at)?, self.device(at, candidate.position)?);
-            let used = view.pool.usage.devices.get(&candidate.position);
-            if used.is_some_and(|used| used.exclusive > 0)
-                || view.pool.usage.blocked.contains_key(&device.gpu)
-            {
-                return None;
-            }
-            Lack::of(self.index, self.index.shape(device), alternative, |at, capacity| {
-                let before = used.and_then(|used| used.consumed.get(at)).copied().unwrap_or_default();
-                (capacity.value - before).max(Quantity::ZERO)
-            })
+            Lack::of_free(self.index, view.pool, (device, candidate.position), alternative)
         });
         lacks.fold(None, |nearest, lack| Lack::nearer(nearest, Some(lack)))
     }

@@ -1,0 +1,218 @@
+//! Why no device is what a request asks for, for whoever reads the pod's events: which of class, selectors and
+//! capacities none has, and what there is in its place.
+
+use super::ask::Alternative;
+use super::matcher::{Answers, Matcher};
+use crate::index::{Index, Layout, Owner};
+use crate::selector::{AttributeValue, Compiled, Field, quoted_within};
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+/// Values that are listed, at most.
+const LISTED: usize = 12;
+/// Bytes of an expression that are shown, at most.
+const SHOWN: usize = 120;
+
+/// What no device has.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Miss {
+    /// None is of the class.
+    Class {
+        /// The class.
+        class: Arc<str>,
+        /// What its selectors want of devices, if that can be told.
+        demand: Option<Demand>,
+    },
+    /// A selector of the request selects none of the class.
+    Selector {
+        /// The class.
+        class: Arc<str>,
+        /// The selector.
+        expression: Arc<str>,
+        /// What it wants of devices, if that can be told.
+        demand: Option<Demand>,
+    },
+    /// None has a capacity of this name.
+    NoCapacity {
+        /// The class.
+        class: Arc<str>,
+        /// The name, as written.
+        written: Arc<str>,
+    },
+    /// None has as much of a capacity, or gives such an amount.
+    Amount,
+}
+
+/// An attribute that devices have to have.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Demand {
+    /// The attribute, without its domain.
+    pub attribute: String,
+    /// The values of which it has to be one.
+    pub values: Vec<String>,
+}
+
+/// What is published in place of what no device has: values of the attribute, or names of capacities.
+pub type Published = BTreeSet<String>;
+
+/// The selectors of an alternative on a layout, and how far a device gets.
+pub(super) fn passed(answers: &[Arc<Answers>], position: u32) -> usize {
+    let fails = |answers: &Arc<Answers>| !matches!(answers.get(position), Some(Ok(true)));
+    answers.iter().position(fails).unwrap_or(answers.len())
+}
+
+/// Why none of these devices is what is asked for, although so many selectors select one of ours.
+pub(super) fn find(
+    index: &Index,
+    matcher: &Matcher,
+    layouts: &[(&Layout, Vec<Arc<Answers>>)],
+    alternative: &Alternative<'_>,
+    owner: Owner,
+    reached: usize,
+) -> (Miss, Published) {
+    let class = &alternative.class.name;
+    let near = || {
+        layouts.iter().flat_map(|(layout, answers)| {
+            let devices = layout.devices.iter().zip(0u32..).filter(|(device, _)| device.owner == owner);
+            let near = devices.filter(|(_, position)| passed(answers, *position) >= reached);
+            near.map(|(device, position)| (*layout, device, position))
+        })
+    };
+    let Some(expression) = alternative.selectors.get(reached) else {
+        let capacities = near().flat_map(|(_, device, _)| index.shape(device).capacities.iter());
+        let known: BTreeSet<_> = capacities.map(|(name, _)| *name).collect();
+        let unknown = |asked: &&super::ask::Amount| asked.name.is_none_or(|name| !known.contains(&name));
+        return match alternative.capacities.iter().find(unknown) {
+            Some(asked) => (
+                Miss::NoCapacity { class: class.clone(), written: asked.written.clone() },
+                known.into_iter().map(|name| bare(index.name(name)).to_owned()).collect(),
+            ),
+            None => (Miss::Amount, Published::new()),
+        };
+    };
+    let compiled = matcher.compiled(index.driver(), expression);
+    let demand = demand(index.driver(), &compiled);
+    let symbol = demand.as_ref().and_then(|d| index.sym(&format!("{}/{}", index.driver(), d.attribute)));
+    let values = symbol.into_iter().flat_map(|name| {
+        near().filter_map(move |(layout, _, position)| {
+            Some(text(index.value(layout.attribute(position, name)?)))
+        })
+    });
+    let published = values.collect();
+    let miss = if reached < alternative.class.selectors.len() {
+        Miss::Class { class: class.clone(), demand }
+    } else {
+        Miss::Selector { class: class.clone(), expression: expression.clone(), demand }
+    };
+    (miss, published)
+}
+
+/// The first attribute of our devices that an expression compares with literals.
+fn demand(driver: &str, compiled: &Compiled) -> Option<Demand> {
+    let named = compiled.selector.named();
+    let attributes = named.iter().filter(|named| named.field == Field::Attributes && named.domain == driver);
+    attributes.into_iter().find_map(|named| {
+        let values = compiled.selector.demanded(driver, &named.name)?;
+        let values = values.into_iter().map(str::to_owned).collect();
+        Some(Demand { attribute: named.name.clone(), values })
+    })
+}
+
+fn text(value: &AttributeValue) -> String {
+    match value {
+        AttributeValue::Int(value) => value.to_string(),
+        AttributeValue::Bool(value) => value.to_string(),
+        AttributeValue::Text(value) | AttributeValue::Version(value) => value.to_string(),
+    }
+}
+
+fn bare(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
+}
+
+fn list(published: &Published) -> String {
+    let mut shown: Vec<&str> = published.iter().map(String::as_str).take(LISTED).collect();
+    let more = published.len().saturating_sub(LISTED);
+    let last = format!("{more} more");
+    if more > 0 {
+        shown.push(&last);
+    }
+    shown.join(", ")
+}
+
+/// A name of which another may be a misspelling: it differs in two letters at the most.
+fn meant<'p>(written: &str, published: &'p Published) -> Option<&'p String> {
+    let written = bare(written);
+    let near = published.iter().map(|name| (distance(written, name), name));
+    near.filter(|(distance, name)| *distance <= 2 && *distance < name.len()).min().map(|(_, name)| name)
+}
+
+/// How many letters have to be added, removed or changed.
+fn distance(one: &str, other: &str) -> usize {
+    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
+    for (line, letter) in one.chars().enumerate() {
+        let mut before = line;
+        let mut next = vec![line + 1];
+        for (of_other, above) in other.chars().zip(row.iter().skip(1)) {
+            let left = next.last().copied().unwrap_or_default();
+            next.push((left + 1).min(above + 1).min(before + usize::from(letter != of_other)));
+            before = *above;
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+/// A request, what it misses, and what there is, as the end of "N nodes …".
+pub(super) struct Told<'t>(pub(super) &'t str, pub(super) &'t Miss, pub(super) &'t Published);
+
+impl fmt::Display for Told<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(request, miss, published) = self;
+        let demanded = |f: &mut fmt::Formatter<'_>, demand: &Option<Demand>| {
+            let Some(Demand { attribute, values }) = demand else { return Ok(()) };
+            write!(f, ": {attribute} has to be {}", values.join(" or "))?;
+            match published.is_empty() {
+                true => f.write_str(", which nothing published has"),
+                false => write!(f, ", published are {}", list(published)),
+            }
+        };
+        match miss {
+            Miss::Class { class, demand } => {
+                write!(f, "have no device of DeviceClass {class}, which request {request} names")?;
+                demanded(f, demand)?;
+                f.write_str("; name another class, or let an administrator switch this kind on")
+            }
+            Miss::Selector { class, expression, demand } => {
+                let shown = quoted_within(expression, SHOWN);
+                write!(
+                    f,
+                    "have no device of DeviceClass {class} that the selector {shown} of request {request} selects"
+                )?;
+                demanded(f, demand)?;
+                f.write_str(if demand.is_some() && !published.is_empty() {
+                    "; ask for one of these"
+                } else {
+                    "; change the selector"
+                })
+            }
+            Miss::NoCapacity { class, written } => {
+                write!(f, "have no device with the capacity {written}, which request {request} asks for; ")?;
+                if published.is_empty() {
+                    return write!(f, "those of DeviceClass {class} have none: leave it out");
+                }
+                write!(f, "those of DeviceClass {class} have {}", list(published))?;
+                match meant(written, published) {
+                    Some(name) => write!(f, ": is {name} meant?"),
+                    None => Ok(()),
+                }
+            }
+            Miss::Amount => write!(
+                f,
+                "have no device that gives the amounts that request {request} asks for; see the capacities and request \
+                 policies in the ResourceSlices"
+            ),
+        }
+    }
+}
