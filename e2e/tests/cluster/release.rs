@@ -94,11 +94,11 @@ async fn set_up(cluster: &Cluster, registry: &Registry, release: &Release) -> Re
 
 /// Pods that each take a share up to its limit, one after the other without end.
 fn job(namespace: &str) -> serde_json::Value {
-    let mut pod = PodManifest::of_template(namespace, "load", "share").shell("exec cuda-probe").build();
+    let pod = PodManifest::of_template(namespace, "load", "share").shell("exec cuda-probe").build();
     json!({
         "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "load", "namespace": namespace},
         "spec": {"parallelism": AT_ONCE, "completions": 100_000, "backoffLimit": 0,
-            "template": {"spec": pod["spec"].take()}},
+            "template": {"spec": pod.get("spec")}},
     })
 }
 
