@@ -24,8 +24,12 @@ build-hook: ## What containers get: the limiter's two files and the static OCI h
 	@tools/build-hook
 
 .PHONY: test
-test: ## All tests; those on a real Kubernetes where one can run.
+test: ## The tests that take Rust and a C compiler alone.
 	@tools/test
+
+.PHONY: test-all
+test-all: ## Every test that this machine can run; with root and Go those on a real Kubernetes, too.
+	@tools/test-all
 
 .PHONY: e2e
 e2e: ## The tests on a real Kubernetes only (Linux, root, Go).

@@ -170,7 +170,11 @@ impl Watcher {
         let opened = &self.readiness.gpus;
         opened.fetch_or(overview.inventory.is_some(), Ordering::Relaxed);
         let was_open = opened.load(Ordering::Relaxed);
-        let bare = error.is_some() && !was_open && bus::has_no_gpu(&self.sys_root);
+        // One that had GPUs and has none on its bus has lost them, and somebody has to know.
+        let had = !overview.absent.is_empty()
+            || !overview.ledger.claims.is_empty()
+            || !overview.ledger.bindings.is_empty();
+        let bare = error.is_some() && !was_open && !had && bus::has_no_gpu(&self.sys_root);
         self.readiness.bare.store(bare, Ordering::Relaxed);
         self.readiness.paused.store(planned, Ordering::Relaxed);
         let away = error.filter(|_| !bare).map(|error| match was_open {

@@ -178,7 +178,7 @@ fn oci_hook(args: &Args) -> anyhow::Result<Option<PathBuf>> {
     let path = args.limiter_dir.join(env!("CARGO_PKG_VERSION")).join(named);
     anyhow::ensure!(
         args.farewell || path.is_file(),
-        "the OCI hook {} is not there, so no container with a GPU would start: install it (aliquot install-node-files, as \
+        "the OCI hook {}, as this process sees it, is not there, so no container with a GPU would start: install it (aliquot install-node-files, as \
          the chart's init container does), or name it with --oci-hook",
         path.display()
     );

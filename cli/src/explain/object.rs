@@ -66,6 +66,9 @@ impl Object {
     async fn read_claims(&mut self, client: &Client, pod: &Pod) -> Result<()> {
         let api = Api::<ResourceClaim>::namespaced(client.clone(), &self.namespace);
         for entry in entries(pod) {
+            if needs_none(pod, entry) {
+                continue;
+            }
             let Some(name) = claim_of(pod, entry) else {
                 self.without
                     .push(format!("no claim is made for {entry:?} yet; check that its template exists"));
@@ -169,6 +172,13 @@ fn claim_of(pod: &Pod, entry: &str) -> Option<String> {
     }
     let statuses = pod.status.as_ref()?.resource_claim_statuses.as_ref()?;
     statuses.iter().find(|status| status.name == entry)?.resource_claim_name.clone()
+}
+
+/// Whether the pod does without a claim for this entry, as its status says.
+fn needs_none(pod: &Pod, entry: &str) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.resource_claim_statuses.as_ref());
+    let found = statuses.into_iter().flatten().find(|status| status.name == entry);
+    found.is_some_and(|status| status.resource_claim_name.is_none())
 }
 
 fn is_gated(pod: &Pod) -> bool {

@@ -12,6 +12,9 @@ use k8s_openapi::jiff::Timestamp;
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
+/// Seconds within which what was applied together is seen.
+const MOMENT: i64 = 5;
+
 /// A plan that counts as made.
 pub(super) struct Assumed {
     pub(super) in_flight: InFlight,
@@ -193,6 +196,12 @@ impl Core {
                 } else {
                     self.write_plan(pod, plan, wall);
                 }
+            }
+            // What is applied together with the pod may be seen after it.
+            Decision::Waiting(Wait::NoSuchClaim { claim })
+                if pod.names(&claim) && wall.as_second().saturating_sub(pod.created) < MOMENT =>
+            {
+                self.queue.delay(&pod.key, now);
             }
             Decision::Waiting(wait) => {
                 self.queue.park(&pod.key);

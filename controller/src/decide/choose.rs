@@ -197,9 +197,13 @@ fn refuse(
                         // What is published in place of what is asked for differs by make.
                         let seen: BTreeSet<_> = short.nodes().take(before + 1).collect();
                         for other in short.kinds().filter(|other| !seen.contains(other)).take(MAKES) {
-                            if let Verdict::No(reason) =
+                            if let Verdict::No(mut reason) =
                                 consider(inputs, matcher, other, &mut None, STEPS_AT_FIRST, expired)
                             {
+                                // How much is free on the others of its make is not known.
+                                if let Some(lack) = reason.lack_mut() {
+                                    lack.free = None;
+                                }
                                 reasons.add(other, reason);
                                 told += 1;
                             }
@@ -226,7 +230,7 @@ const LOOKED_AT: usize = 1_000;
 
 /// What is lacking is the same on all nodes of a group; how much is free now is not.
 fn tell_free(index: &Index, reason: &mut NodeReason, short: &Short<'_>) {
-    let Some(lack) = reason.lack_of_size() else { return };
+    let Some(lack) = reason.lack_mut() else { return };
     if short.len() > LOOKED_AT {
         lack.free = None;
     } else if lack.free.is_some() {

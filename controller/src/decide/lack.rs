@@ -68,14 +68,15 @@ impl Lack {
         lacks.max_by(|a, b| a.share().total_cmp(&b.share()))
     }
 
-    /// The nearer one of two. Of two devices alike it is told how much is free on the one with more.
+    /// The nearer one of two. Of two devices alike it is told how much is free on the one with more, if both say.
     pub(super) fn nearer(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         match (one, other) {
             (Some(one), Some(other)) => {
                 let of_other = other.clone();
                 let (near, far) = if one.share() <= other.share() { (one, of_other) } else { (other, one) };
                 let alike = near.capacity == far.capacity && near.most == far.most;
-                Some(if alike { Self { free: near.free.max(far.free), ..near } } else { near })
+                let free = near.free.zip(far.free).map(|(one, other)| one.max(other));
+                Some(if alike { Self { free, ..near } } else { near })
             }
             (one, other) => one.or(other),
         }
@@ -107,12 +108,16 @@ impl fmt::Display for Lack {
         let Self { capacity, asked, most, free, .. } = self;
         write!(f, "which asks for {asked} of {capacity}: ")?;
         match free {
+            Some(Quantity::ZERO) if most < asked => {
+                write!(f, "the largest has {most}, and none of that is free now; ask for {most} or less")
+            }
             Some(free) if most < asked => {
                 write!(
                     f,
                     "the largest has {most}, and at most {free} of that is free on one now; ask for {most} or less"
                 )
             }
+            Some(Quantity::ZERO) => write!(f, "none is free now, of {most} on one; wait until some is free"),
             None if most < asked => write!(f, "the largest has {most}; ask for that or less"),
             Some(free) => write!(
                 f,

@@ -3,7 +3,7 @@
 
 use super::ask::Alternative;
 use super::matcher::{Answers, Matcher};
-use crate::index::{Index, Layout, Owner};
+use crate::index::{IDENTITIES, Index, Layout, Owner};
 use crate::selector::{AttributeValue, Compiled, Field, quoted_within};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// Values that are listed, at most.
 const LISTED: usize = 12;
+/// Values that are kept, at most: answers are remembered, and tenants write the questions.
+pub(super) const MOST_PUBLISHED: usize = 64;
 /// Bytes of an expression that are shown, at most.
 const SHOWN: usize = 120;
 
@@ -93,13 +95,15 @@ pub(super) fn find(
     };
     let compiled = matcher.compiled(index.driver(), expression);
     let demand = demand(index.driver(), &compiled);
-    let symbol = demand.as_ref().and_then(|d| index.sym(&format!("{}/{}", index.driver(), d.attribute)));
-    let values = symbol.into_iter().flat_map(|name| {
-        near().filter_map(move |(layout, _, position)| {
-            Some(text(index.value(layout.attribute(position, name)?)))
-        })
-    });
-    let published = values.collect();
+    // Which GPUs there are is no tenant's business, and differs on each node.
+    let told = demand.as_ref().filter(|demand| !IDENTITIES.contains(&demand.attribute.as_str()));
+    let symbol = told.and_then(|demand| index.sym(&format!("{}/{}", index.driver(), demand.attribute)));
+    let values = symbol
+        .into_iter()
+        .flat_map(|name| near().filter_map(move |(layout, _, position)| layout.attribute(position, name)));
+    // Hundreds of devices have a handful of values.
+    let values: BTreeSet<u32> = values.collect();
+    let published = values.into_iter().take(MOST_PUBLISHED).map(|value| text(index.value(value))).collect();
     let miss = if reached < alternative.class.selectors.len() {
         Miss::Class { class: class.clone(), demand }
     } else {
@@ -134,7 +138,10 @@ fn bare(name: &str) -> &str {
 fn list(published: &Published) -> String {
     let mut shown: Vec<&str> = published.iter().map(String::as_str).take(LISTED).collect();
     let more = published.len().saturating_sub(LISTED);
-    let last = format!("{more} more");
+    let last = match published.len() {
+        MOST_PUBLISHED.. => "and others".to_owned(),
+        _ => format!("{more} more"),
+    };
     if more > 0 {
         shown.push(&last);
     }
@@ -170,10 +177,17 @@ pub(super) struct Told<'t>(pub(super) &'t str, pub(super) &'t Miss, pub(super) &
 impl fmt::Display for Told<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(request, miss, published) = self;
+        // Where what is demanded is published, something else of the expression is in the way.
+        let met = |demand: &&Demand| demand.values.iter().any(|value| published.contains(value));
         let demanded = |f: &mut fmt::Formatter<'_>, demand: &Option<Demand>| {
-            let Some(Demand { attribute, values }) = demand else { return Ok(()) };
-            write!(f, ": {attribute} has to be {}", values.join(" or "))?;
+            let Some(Demand { attribute, values }) = demand.as_ref().filter(|demand| !met(demand)) else {
+                return Ok(());
+            };
+            let more = if values.len() > LISTED { " or another" } else { "" };
+            let values: Vec<&str> = values.iter().map(String::as_str).take(LISTED).collect();
+            write!(f, ": {attribute} has to be {}{more}", values.join(" or "))?;
             match published.is_empty() {
+                true if IDENTITIES.contains(&attribute.as_str()) => Ok(()),
                 true => f.write_str(", which nothing published has"),
                 false => write!(f, ", published are {}", list(published)),
             }
@@ -191,7 +205,7 @@ impl fmt::Display for Told<'_> {
                     "have no device of DeviceClass {class} that the selector {shown} of request {request} selects"
                 )?;
                 demanded(f, demand)?;
-                f.write_str(if demand.is_some() && !published.is_empty() {
+                f.write_str(if demand.as_ref().is_some_and(|d| !met(&d)) && !published.is_empty() {
                     "; ask for one of these"
                 } else {
                     "; change the selector"

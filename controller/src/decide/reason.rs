@@ -2,7 +2,7 @@
 
 use super::fit::NotOnNode;
 use super::lack::Lack;
-use super::miss::{Miss, Published, Told};
+use super::miss::{MOST_PUBLISHED, Miss, Published, Told};
 use crate::budget::window::time;
 use crate::index::ObjectKey;
 use crate::selector::SelectorError;
@@ -250,10 +250,12 @@ impl NodeReason {
         self
     }
 
-    /// What is lacking, if it is an amount that no device has.
-    pub(super) fn lack_of_size(&mut self) -> Option<&mut Lack> {
+    /// What is lacking, if it is an amount.
+    pub(super) fn lack_mut(&mut self) -> Option<&mut Lack> {
         match self {
-            Self::Devices(DeviceReason::NoMatch { lack, .. }) => lack.as_deref_mut(),
+            Self::Devices(DeviceReason::NoMatch { lack, .. } | DeviceReason::InUse { lack, .. }) => {
+                lack.as_deref_mut()
+            }
             _ => None,
         }
     }
@@ -407,6 +409,9 @@ impl NoFit {
             self.reasons.entry(reason).or_insert_with(|| (0, node.clone(), Facts::default()));
         *nodes += count;
         facts.published.extend(found.published);
+        while facts.published.len() > MOST_PUBLISHED {
+            facts.published.pop_last();
+        }
         if let Some(lack) = found.lack {
             if facts.lack.as_ref().is_none_or(|before| lack.share() < before.share()) {
                 *nearest = node.clone();

@@ -111,3 +111,32 @@ fn nodes_with_different_boards_are_told_as_one_with_all_that_they_publish() {
     assert!(said.contains("2 have no device"), "{said}");
     assert!(said.contains("published are NVIDIA H100 80GB HBM3, NVIDIA L40S;"), "{said}");
 }
+
+#[test]
+fn what_is_free_is_the_most_of_nodes_alike_also_where_shares_are_in_the_way() {
+    let mut world = World::with_nodes(&[("n1", 1), ("n2", 1)]);
+    world.one("much", &[share("s", "75Gi", "0")]);
+    world.one("less", &[share("s", "50Gi", "0")]);
+    let told = world.refused("c", &[share("s", "35Gi", "0")]);
+    assert!(told.contains("at most 30Gi is free on one now, of 80Gi; ask for that or less"), "{told}");
+    world.one("rest", &[share("s", "30Gi", "0")]);
+    world.one("last", &[share("s", "5Gi", "0")]);
+    let told = world.refused("d", &[share("s", "35Gi", "0")]);
+    assert!(told.contains("none is free now, of 80Gi on one; wait until some is free"), "{told}");
+}
+
+#[test]
+fn which_gpus_there_are_is_not_told_to_whoever_asks_for_one_by_its_uuid() {
+    let mut world = World::with_nodes(&[("n1", 2)]);
+    let said = world.refused("c", &[selecting(r#"device.attributes["gpu.aliquot.dev"].uuid == "GPU-none""#)]);
+    assert!(said.ends_with("uuid has to be GPU-none; change the selector"), "{said}");
+}
+
+#[test]
+fn a_value_that_is_published_is_not_told_as_what_is_lacking() {
+    let mut world = World::with_nodes(&[("n1", 1)]);
+    let both = r#"device.attributes["gpu.aliquot.dev"].productName == "NVIDIA H100 80GB HBM3" &&
+        device.attributes["gpu.aliquot.dev"].minor == 7"#;
+    let said = world.refused("c", &[selecting(both)]);
+    assert!(!said.contains("has to be") && said.ends_with("change the selector"), "{said}");
+}
