@@ -526,7 +526,7 @@ mod tests {
         assert_eq!(hook(&[]).unwrap(), None);
         let named = own.join("aliquot-oci-hook");
         let error = hook(&["--oci-hook=aliquot-oci-hook"]).unwrap_err().to_string();
-        assert!(error.contains(&format!("{} is not there", named.display())), "{error}");
+        assert!(error.starts_with(&format!("the OCI hook {}, ", named.display())), "{error}");
         // What it was is not needed to leave.
         assert_eq!(hook(&["--oci-hook=aliquot-oci-hook", "--farewell"]).unwrap(), Some(named.clone()));
         std::fs::create_dir(&own).unwrap();
