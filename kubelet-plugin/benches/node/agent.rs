@@ -1,14 +1,13 @@
 //! The shipped agent as a process on a simulated node.
 
 use crate::common::World;
-use crate::common::cluster::Cluster;
+use crate::common::cluster::{Cluster, page};
 use aliquot_proto::pluginregistration::v1::InfoRequest;
 use aliquot_sim_node::{NVML_LIBRARY, NodeSpec, built_library};
 use nix::time::{clock_getcpuclockid, clock_gettime};
 use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -109,13 +108,8 @@ impl Bench {
 
 impl Agent {
     /// How long the driver took for all that was asked of it since the agent's start.
-    pub(crate) fn driver_time(&self) -> Duration {
-        let mut stream = TcpStream::connect(self.metrics).expect("it serves metrics");
-        stream
-            .write_all(b"GET /metrics HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n")
-            .expect("asked");
-        let mut text = String::new();
-        stream.read_to_string(&mut text).expect("metrics");
+    pub(crate) async fn driver_time(&self) -> Duration {
+        let (_, text) = page(self.metrics, "/metrics").await.expect("metrics");
         let sums = text.lines().filter(|line| line.starts_with("dra_gpu_driver_call_duration_seconds_sum{"));
         let seconds = sums.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
         Duration::from_secs_f64(seconds.sum())

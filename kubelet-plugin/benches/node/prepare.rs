@@ -52,11 +52,11 @@ struct Taken {
 impl Taken {
     /// Times one, of which the API server takes about `api`.
     async fn time(&mut self, agent: &Agent, api: Duration, call: impl Future<Output = ()>) {
-        let before = agent.driver_time();
+        let before = agent.driver_time().await;
         let started = Instant::now();
         call.await;
         let all = started.elapsed();
-        let driver = agent.driver_time().saturating_sub(before);
+        let driver = agent.driver_time().await.saturating_sub(before);
         self.all.push(all);
         self.driver.push(driver);
         self.ours.push(all.saturating_sub(driver + api));
