@@ -96,7 +96,7 @@ async fn answer(client: &Client, args: &ExplainArgs, target: &Target) -> Result<
         judged(client, args, target, &object, gathered).await
     } else {
         object.read_quotas(client).await;
-        let said = events::read(client, &namespace, &object.names()).await?;
+        let said = events::read(client, &namespace, &object.names(), &object.uids()).await?;
         Ok(seen(target, &object, said, &gathered.missing))
     }
 }
@@ -167,7 +167,9 @@ async fn judged(
     });
     let mut names: Vec<String> = pod.claim_keys().map(|key| key.name.to_string()).collect();
     names.extend([pod.key.name.to_string(), target.name.clone()]);
-    let said = events::read(client, &object.namespace, &names).await?.unwrap_or_else(|right| {
+    let claims = pod.claim_keys().filter_map(|key| index.claim(&key).map(|claim| claim.uid.to_string()));
+    let uids: Vec<String> = claims.chain([pod.uid.to_string()]).chain(object.uids()).collect();
+    let said = events::read(client, &object.namespace, &names, &uids).await?.unwrap_or_else(|right| {
         lesser.push(right);
         Vec::new()
     });

@@ -28,6 +28,7 @@ pub(super) struct Said {
     name: String,
     reason: String,
     note: String,
+    uid: Option<String>,
 }
 
 impl Said {
@@ -48,7 +49,8 @@ impl Said {
     }
 }
 
-/// What the controller said of objects of these names, oldest first; or the right that is missing.
+/// What the controller said of objects of these names and UIDs, oldest first; or the right that is missing. What it said
+/// of one that had the name before is left out.
 ///
 /// Roles such as `view` let the events of one API group be read and not those of the other, which are the same.
 ///
@@ -58,6 +60,7 @@ pub(super) async fn read(
     client: &Client,
     namespace: &str,
     names: &[String],
+    uids: &[String],
 ) -> Result<Result<Vec<Said>, Right>> {
     let all = ListParams::default();
     let newer = Api::<events::Event>::namespaced(client.clone(), namespace).list(&all).await;
@@ -79,7 +82,7 @@ pub(super) async fn read(
             };
         }
     };
-    found.retain(|said| names.contains(&said.name));
+    found.retain(|said| names.contains(&said.name) && said.uid.as_ref().is_none_or(|uid| uids.contains(uid)));
     found.sort();
     let skipped = found.len().saturating_sub(EVENTS);
     Ok(Ok(found.split_off(skipped)))
@@ -88,11 +91,13 @@ pub(super) async fn read(
 fn newer_said(event: events::Event) -> Option<Said> {
     event.reporting_controller.as_deref().filter(|controller| *controller == CONTROLLER)?;
     let time = event.event_time.map(|time| time.0.to_string()).unwrap_or_default();
+    let regarding = event.regarding?;
     Some(Said {
         time,
-        name: event.regarding?.name?,
+        name: regarding.name?,
         reason: event.reason?,
         note: event.note.unwrap_or_default(),
+        uid: regarding.uid,
     })
 }
 
@@ -101,5 +106,6 @@ fn older_said(event: v1::Event) -> Option<Said> {
     let time = event.event_time.as_ref().map(|time| time.0.to_string());
     let time = time.or_else(|| event.creation_timestamp().map(|time| time.0.to_string())).unwrap_or_default();
     let note = event.message.unwrap_or_default();
-    Some(Said { time, name: event.involved_object.name?, reason: event.reason?, note })
+    let regarding = event.involved_object;
+    Some(Said { time, name: regarding.name?, reason: event.reason?, note, uid: regarding.uid })
 }

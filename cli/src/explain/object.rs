@@ -124,6 +124,12 @@ impl Object {
         pod.chain(self.claims.iter().map(ResourceExt::name_any)).collect()
     }
 
+    /// Their UIDs.
+    pub(super) fn uids(&self) -> Vec<String> {
+        let pod = self.pod.iter().filter_map(ResourceExt::uid);
+        pod.chain(self.claims.iter().filter_map(ResourceExt::uid)).collect()
+    }
+
     /// How it stands, a line each.
     pub(super) fn lines(&self) -> Vec<String> {
         let mut lines = Vec::new();

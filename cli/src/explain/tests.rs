@@ -73,11 +73,15 @@ async fn explained(client: &Client, line: &str) -> Result<Answer> {
 }
 
 async fn says(client: &Client, name: &str, reason: &str, note: &str) {
+    says_of(client, name, None, reason, note).await;
+}
+
+async fn says_of(client: &Client, name: &str, uid: Option<&str>, reason: &str, note: &str) {
     let event = json!({
         "metadata": {"generateName": "e"}, "action": "Allocate", "type": "Warning", "reason": reason, "note": note,
         "eventTime": "2026-01-02T03:04:05.000000Z", "reportingController": "aliquot-controller",
         "reportingInstance": "one",
-        "regarding": {"kind": "Pod", "namespace": "team", "name": name},
+        "regarding": {"kind": "Pod", "namespace": "team", "name": name, "uid": uid},
     });
     let api = Api::<Event>::namespaced(client.clone(), "team");
     api.create(&PostParams::default(), &serde_json::from_value(event).unwrap()).await.unwrap();
@@ -87,6 +91,9 @@ async fn says(client: &Client, name: &str, reason: &str, note: &str) {
 async fn a_tenant_is_told_what_his_rights_show_and_which_are_missing() {
     let (_plane, admin) = cluster().await;
     let client = as_user(&admin, tenant);
+    let unknown = explained(&client, "pod/web").await.unwrap();
+    assert_eq!(unknown.verdict, Verdict::Unknown, "{}", unknown.text);
+    says_of(&admin, "web", Some("the-one-before"), "DevicesDoNotFit", "it was larger").await;
     let unknown = explained(&client, "pod/web").await.unwrap();
     assert_eq!(unknown.verdict, Verdict::Unknown, "{}", unknown.text);
     says(&admin, "web", "DevicesDoNotFit", "0 of 2 nodes with devices fit").await;
