@@ -4,6 +4,7 @@ use crate::decide::Strategy;
 use crate::govern::Unknown;
 use crate::lease::{usual_renew_deadline, usual_retry_period};
 use crate::webhook::FailurePolicy;
+use aliquot_http::MetricsArgs;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use clap::{ArgAction, Parser, ValueEnum};
 use std::net::SocketAddr;
@@ -95,9 +96,13 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = FailurePolicy::Ignore)]
     pub governance_failure_policy: FailurePolicy,
 
-    /// Where metrics and health are served.
+    /// Where health is served, and metrics if there is no --metrics-addr.
     #[arg(long, default_value = "127.0.0.1:8081")]
     pub http_addr: SocketAddr,
+
+    /// Where metrics are served to those who may read them.
+    #[command(flatten)]
+    pub scraping: MetricsArgs,
 
     /// Log format.
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]

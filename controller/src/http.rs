@@ -1,8 +1,9 @@
-//! Metrics and health over HTTP, on a thread of its own: probes are answered whatever else goes on.
+//! Metrics and health over HTTP, on a thread of their own: probes are answered whatever else goes on.
 
 use crate::isolated::{self, Ended};
 use crate::metrics::Metrics;
 use crate::pulse::Pulse;
+use aliquot_http::MetricsPort;
 use axum::Router;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -56,24 +57,46 @@ pub fn listen(addr: SocketAddr) -> std::io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Serves `/metrics`, `/healthz`, `/readyz` until `stop`.
+/// Metrics at a port of their own, and the API server that says who may read them.
+#[derive(Debug)]
+pub struct Scraping {
+    /// The port.
+    pub port: MetricsPort,
+    /// How to reach the API server.
+    pub connection: kube::Config,
+}
+
+/// Serves `/healthz`, `/readyz`, and `/metrics` here or at its own port, until `stop`.
 ///
 /// # Errors
-/// If there is no thread for it.
+/// If there is no thread for it; what it ends with if there is no client.
 pub fn serve(
     listener: TcpListener,
     health: Health,
+    scraping: Option<Scraping>,
     stop: CancellationToken,
 ) -> std::io::Result<Ended<std::io::Result<()>>> {
+    let elsewhere = scraping.as_ref().map(|scraping| scraping.port.addr());
     isolated::start("http", move || async move {
+        let scrape = get(metrics).with_state(health.clone());
+        let here = match elsewhere {
+            Some(addr) => get(move || aliquot_http::elsewhere(addr.port())),
+            None => scrape.clone(),
+        };
         let router = Router::new()
-            .route("/metrics", get(metrics))
             .route("/healthz", get(healthy))
             .route("/readyz", get(ready))
-            .with_state(health);
+            .with_state(health)
+            .route("/metrics", here);
         let listener = tokio::net::TcpListener::from_std(listener)?;
-        aliquot_http::serve(listener, router, stop).await;
-        Ok(())
+        let pages = aliquot_http::serve(listener, router, stop.clone());
+        let Some(Scraping { port, connection }) = scraping else {
+            pages.await;
+            return Ok(());
+        };
+        let client = kube::Client::try_from(connection).map_err(std::io::Error::other)?;
+        let ((), scraped) = tokio::join!(pages, port.serve(scrape, client, stop));
+        scraped
     })
 }
 
@@ -138,7 +161,7 @@ mod tests {
         let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let addr = listener.local_addr().expect("an address");
         let health = Health::new(Arc::new(Metrics::new()), pulse.clone());
-        let ended = serve(listener, health, stop.clone()).expect("a thread");
+        let ended = serve(listener, health, None, stop.clone()).expect("a thread");
         assert_eq!(get(addr, "/healthz"), ("HTTP/1.1 200 OK".to_owned(), "ok\n".to_owned()));
         pulse.begin();
         pulse.doing("deciding for pod a/b");
@@ -164,7 +187,7 @@ mod tests {
         let listener = listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
         let addr = listener.local_addr().expect("an address");
         let health = Health::new(Arc::new(Metrics::new()), Pulse::default());
-        let _ended = serve(listener, health, stop).expect("a thread");
+        let _ended = serve(listener, health, None, stop).expect("a thread");
         let mut held: Vec<_> =
             (0..8).map(|_| std::net::TcpStream::connect(addr).expect("somebody listens")).collect();
         assert_eq!(get(addr, "/healthz").1, "ok\n", "a probe has the place of the first");

@@ -19,6 +19,7 @@ use crate::lease::{Election, Leadership, LeaseConfig};
 use crate::metrics::Metrics;
 use crate::pulse::Pulse;
 use crate::webhook;
+use aliquot_http::MetricsPort;
 use anyhow::{Context, anyhow, bail};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
@@ -47,7 +48,13 @@ pub async fn run(args: Args, stop: CancellationToken) -> anyhow::Result<()> {
     let listener =
         http::listen(args.http_addr).with_context(|| format!("listening on {}", args.http_addr))?;
     tracing::info!(addr = %listener.local_addr()?, "serving metrics and health");
-    let pages = http::serve(listener, health.clone(), stop.clone()).context("serving metrics and health")?;
+    let scraping = MetricsPort::open(&args.scraping)?;
+    if let Some(port) = &scraping {
+        tracing::info!(addr = %port.addr(), "serving metrics to those who may read them");
+    }
+    let scraping = scraping.map(|port| http::Scraping { port, connection: connection.clone() });
+    let pages = http::serve(listener, health.clone(), scraping, stop.clone())
+        .context("serving metrics and health")?;
     let hook = match args.webhook_addr {
         WebhookAddr::Off => {
             health.set_ready();

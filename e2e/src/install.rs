@@ -8,10 +8,13 @@ use kube::ResourceExt;
 use kube::api::{Api, ListParams};
 use std::path::{Path, PathBuf};
 
-/// Waits that tests cannot afford at their defaults.
+/// Waits that tests cannot afford at their defaults, and who reads metrics.
 const SHORT: &[&str] = &[
     "controller.extraArgs={--lease-duration=8s,--idle-timeout=10s}",
     "substitution.goBackAfter=2s",
+    "metrics.authentication.readers[0].kind=ServiceAccount",
+    "metrics.authentication.readers[0].name=default",
+    "metrics.authentication.readers[0].namespace=default",
     "kubeletPlugin.extraArgs={--scheduler-timeouts=4s,--claim-check-interval=1s,--orphan-grace=20s,--absent-controller-grace=3s}",
 ];
 

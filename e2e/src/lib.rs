@@ -18,3 +18,4 @@ pub mod look;
 pub mod objects;
 pub mod process;
 pub mod release;
+pub mod scrape;

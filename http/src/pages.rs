@@ -1,5 +1,6 @@
 //! Pages for probes and scrapes.
 
+use crate::guard::{Guard, guarded};
 use crate::{Bounds, Peers, Place};
 use axum::Router;
 use axum::extract::{Request, State};
@@ -10,8 +11,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 /// The kubelet probes from its node's address, a connection for each probe. So may others, and a probe must not fail
@@ -25,6 +27,43 @@ const REQUEST: Duration = Duration::from_secs(10);
 
 /// Serves until `stop`, which ends what is open as well.
 pub async fn serve(listener: TcpListener, pages: Router, stop: CancellationToken) {
+    accept(listener, stop, |stream, place| {
+        let noted = middleware::from_fn_with_state(place, noted);
+        connection(stream, pages.clone().layer(noted))
+    })
+    .await;
+}
+
+/// The same over TLS, for those whom the guard lets read.
+pub(crate) async fn serve_guarded(
+    listener: TcpListener,
+    tls: TlsAcceptor,
+    guard: Guard,
+    pages: Router,
+    stop: CancellationToken,
+) {
+    accept(listener, stop, |stream, place| {
+        // Who is not known yet keeps no place by asking.
+        let noted = middleware::from_fn_with_state(place.clone(), noted);
+        let guarded = middleware::from_fn_with_state((guard.clone(), place), guarded);
+        let pages = pages.clone().layer(noted).route_layer(guarded);
+        let tls = tls.clone();
+        async move {
+            match tokio::time::timeout(HEAD, tls.accept(stream)).await {
+                Ok(Ok(stream)) => connection(stream, pages).await,
+                Ok(Err(error)) => tracing::debug!(%error, "a handshake failed"),
+                Err(_) => tracing::debug!("a handshake took too long"),
+            }
+        }
+    })
+    .await;
+}
+
+async fn accept<F: Future<Output = ()> + Send + 'static>(
+    listener: TcpListener,
+    stop: CancellationToken,
+    serve: impl Fn(TcpStream, Place) -> F,
+) {
     let peers = Peers::new(CONNECTIONS);
     let mut connections = JoinSet::new();
     loop {
@@ -33,8 +72,8 @@ pub async fn serve(listener: TcpListener, pages: Router, stop: CancellationToken
             () = stop.cancelled() => return,
             Some(_ended) = connections.join_next() => {}
             (stream, connected) = peers.accept(&listener) => {
-                let noted = middleware::from_fn_with_state(connected.place().clone(), noted);
-                connections.spawn(connected.serve(connection(stream, pages.clone().layer(noted))));
+                let place = connected.place().clone();
+                connections.spawn(connected.serve(serve(stream, place)));
             }
         }
     }
@@ -64,7 +103,7 @@ mod tests {
     use axum::routing::get;
     use std::net::SocketAddr;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-    use tokio::net::{TcpSocket, TcpStream};
+    use tokio::net::TcpSocket;
     use tokio::time::timeout;
 
     const ASK: &[u8] = b"GET / HTTP/1.1\r\nHost: here\r\n\r\n";
@@ -155,5 +194,69 @@ mod tests {
         }
         stop.cancel();
         serving.await.expect("no panic");
+    }
+
+    /// Trusts one certificate, whatever name it is for.
+    fn trusting(certificate: &str) -> tokio_rustls::TlsConnector {
+        use rustls::pki_types::CertificateDer;
+        use rustls::pki_types::pem::PemObject;
+        let mut roots = rustls::RootCertStore::empty();
+        roots
+            .add(CertificateDer::from_pem_slice(certificate.as_bytes()).expect("PEM"))
+            .expect("a certificate");
+        let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
+        let config =
+            rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config = config.expect("TLS").with_root_certificates(roots).with_no_client_auth();
+        tokio_rustls::TlsConnector::from(std::sync::Arc::new(config))
+    }
+
+    #[tokio::test]
+    async fn guarded_pages_are_served_over_tls_with_the_certificate_of_files_and_to_nobody_without_a_token() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let key = rcgen::KeyPair::generate().expect("a key");
+        let made = rcgen::CertificateParams::new(["here".to_owned()]).expect("a name");
+        let made = made.self_signed(&key).expect("signed");
+        let file = |name: &str, text: String| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).expect("written");
+            Some(path)
+        };
+        let args = crate::MetricsArgs {
+            metrics_addr: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+            metrics_tls_cert_file: file("tls.crt", made.pem()),
+            metrics_tls_key_file: file("tls.key", key.serialize_pem()),
+        };
+        let port = crate::MetricsPort::open(&args).expect("opened").expect("a port");
+        let addr = port.addr();
+        let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Err::<http::Response<kube::client::Body>, _>(std::io::Error::other("nobody is asked"))
+        });
+        let stop = CancellationToken::new();
+        let serving =
+            tokio::spawn(port.serve(get("figures"), kube::Client::new(nobody, "here"), stop.clone()));
+        let ask = async |request: &str| {
+            let name = rustls::pki_types::ServerName::try_from("here").expect("a name");
+            let stream = connect(1, addr).await;
+            let mut stream = trusting(&made.pem()).connect(name, stream).await.expect("a handshake");
+            stream.write_all(request.as_bytes()).await.expect("sent");
+            let mut answer = Vec::new();
+            // The end of the stream is that of the connection.
+            let _ = stream.read_to_end(&mut answer).await;
+            String::from_utf8(answer).expect("text")
+        };
+        let without = ask("GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").await;
+        assert!(
+            without.starts_with("HTTP/1.1 401") && without.contains("www-authenticate: Bearer"),
+            "{without}"
+        );
+        let unanswered = ask("GET /metrics HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer x\r\n\r\n").await;
+        assert!(unanswered.starts_with("HTTP/1.1 503") && !unanswered.contains("figures"), "{unanswered}");
+        let other = ask("GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n").await;
+        assert!(other.starts_with("HTTP/1.1 404"), "{other}");
+        let plain = answer(connect(1, addr).await, ASK).await;
+        assert!(!plain.contains("figures"), "{plain}");
+        stop.cancel();
+        serving.await.expect("no panic").expect("served");
     }
 }

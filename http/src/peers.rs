@@ -43,7 +43,7 @@ struct Open {
 struct Connection {
     /// Tells it that its place is another's.
     displaced: CancellationToken,
-    /// Its peer showed a certificate that it is told by.
+    /// Its peer showed a certificate or a token that it is told by.
     is_known: bool,
     /// Requests that are being answered.
     answering: usize,
@@ -145,7 +145,12 @@ impl Place {
         }
     }
 
-    /// The peer is known by its certificate: its place is its own from now on.
+    /// Whose it is.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
+    /// The peer is known, by its certificate or its token: its place is its own from now on.
     pub fn is_known(&self) {
         self.note(|connection| connection.is_known = true);
     }

@@ -7,6 +7,7 @@ use crate::mode::Target;
 use crate::partitioning::Unclaimed;
 use crate::selinux::{self, Labelling};
 use crate::share::RegionStorage;
+use aliquot_http::MetricsArgs;
 use aliquot_model::DriverCapabilities;
 use aliquot_model::names::{DEFAULT_DRIVER, parse_driver};
 use aliquot_selinux::Label;
@@ -161,9 +162,13 @@ pub struct Args {
     #[arg(long, env = "VFIO_ON_NVSWITCH", default_value_t = false, action = clap::ArgAction::Set)]
     pub vfio_on_nvswitch: bool,
 
-    /// Address of `/healthz`, `/readyz` and `/metrics`.
+    /// Address of `/healthz`, `/readyz`, and of `/metrics` if there is no --metrics-addr.
     #[arg(long, env = "HTTP_ADDR", default_value = "127.0.0.1:0")]
     pub http_addr: SocketAddr,
+
+    /// Where metrics are served to those who may read them.
+    #[command(flatten)]
+    pub scraping: MetricsArgs,
 
     /// Kubeconfig file. Default: `KUBECONFIG`, else the pod's service account.
     #[arg(long)]

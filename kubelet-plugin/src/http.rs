@@ -2,6 +2,7 @@
 
 use crate::metrics::Metrics;
 use crate::notice;
+use aliquot_http::MetricsPort;
 use aliquot_nvml::Calls;
 use axum::Router;
 use axum::extract::State;
@@ -69,19 +70,33 @@ struct Shared {
     metrics: Metrics,
 }
 
-/// Serves until cancelled.
+/// Serves until cancelled; metrics here, or at a port of their own to those who may read them, as a client is told.
 pub async fn serve(
     listener: TcpListener,
     readiness: Arc<Readiness>,
     metrics: Metrics,
+    scraping: Option<(MetricsPort, kube::Client)>,
     cancel: CancellationToken,
 ) {
+    let shared = Shared { readiness, metrics };
+    let scrape = get(scrape).with_state(shared.clone());
+    let here = match scraping.as_ref().map(|(port, _)| port.addr()) {
+        Some(addr) => get(move || aliquot_http::elsewhere(addr.port())),
+        None => scrape.clone(),
+    };
     let app = Router::new()
         .route("/healthz", get(healthy))
         .route("/readyz", get(ready))
-        .route("/metrics", get(scrape))
-        .with_state(Shared { readiness, metrics });
-    aliquot_http::serve(listener, app, cancel).await;
+        .with_state(shared)
+        .route("/metrics", here);
+    let pages = aliquot_http::serve(listener, app, cancel.clone());
+    let scraped = async {
+        let Some((port, client)) = scraping else { return };
+        if let Err(error) = port.serve(scrape, client, cancel).await {
+            tracing::error!(%error, "metrics are not served");
+        }
+    };
+    tokio::join!(pages, scraped);
 }
 
 /// Alive as long as it answers. A call that the driver does not answer is named, but no reason to fail: a
@@ -132,7 +147,7 @@ mod tests {
     async fn one_address_has_its_part_of_the_connections_to_the_pages() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
-        tokio::spawn(serve(listener, Arc::default(), Metrics::default(), CancellationToken::new()));
+        tokio::spawn(serve(listener, Arc::default(), Metrics::default(), None, CancellationToken::new()));
         let mut held = Vec::new();
         for _ in 0..9 {
             held.push(TcpStream::connect(addr).await.unwrap());

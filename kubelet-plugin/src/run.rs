@@ -38,6 +38,7 @@ use crate::trash::Trash;
 use crate::vfio::Vfio;
 use crate::{arbitrate, audit, library, partitioning, pause};
 use aliquot_cdi::SpecDir;
+use aliquot_http::MetricsPort;
 use aliquot_model::{DeviceName, names};
 use aliquot_nvml::{Deadlines, Gpus, Reopening, Timed};
 use anyhow::Context;
@@ -124,7 +125,13 @@ pub async fn run_with(
     tracing::info!(address = %http.local_addr()?, "serving health and metrics");
     let mut tasks = JoinSet::new();
     let loops = CancellationToken::new();
-    tasks.spawn(http::serve(http, Arc::clone(&readiness), metrics.clone(), loops.clone()));
+    // A farewell asks no API who may read.
+    let scraping = if args.farewell { None } else { MetricsPort::open(&args.scraping)? };
+    if let Some(port) = &scraping {
+        tracing::info!(address = %port.addr(), "serving metrics to those who may read them");
+    }
+    let scraping = scraping.map(|port| (port, client.clone()));
+    tasks.spawn(http::serve(http, Arc::clone(&readiness), metrics.clone(), scraping, loops.clone()));
     let deadlines = Deadlines { read: args.gpu_read_timeout, change: args.gpu_change_timeout };
     let mut label = None;
     let (gpus, library) = match gpus {

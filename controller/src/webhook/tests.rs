@@ -228,7 +228,7 @@ async fn evaluations_that_do_not_end_keep_no_other_namespace_no_handshake_and_no
     let listener = http::listen(SocketAddr::from(([127, 0, 0, 1], 0))).expect("a port");
     let addr = listener.local_addr().expect("an address");
     let health = Health::new(app.metrics.clone(), Pulse::default());
-    let pages = http::serve(listener, health, stop.clone()).expect("a thread");
+    let pages = http::serve(listener, health, None, stop.clone()).expect("a thread");
     let mut stream = TcpStream::connect(addr).await.expect("somebody listens");
     let request = "GET /healthz HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n";
     stream.write_all(request.as_bytes()).await.expect("sent");

@@ -1,7 +1,7 @@
 //! Pods that allow it are moved into gaps, so that a GPU becomes free.
 
 use crate::support::on_cluster;
-use aliquot_e2e::cluster::{Cluster, SYSTEM};
+use aliquot_e2e::cluster::Cluster;
 use aliquot_e2e::command;
 use aliquot_e2e::look::{device_names, phase};
 use aliquot_model::names::COMPACTION;
@@ -99,8 +99,7 @@ async fn nobody_moves(cluster: &Cluster) -> Result<()> {
 async fn given_up(cluster: &Cluster) -> Result<bool> {
     let mut found = false;
     for pod in cluster.system_pods("controller").await? {
-        let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{pod}:8081/proxy/metrics");
-        let metrics = cluster.kubectl(&["get", "--raw", &path])?;
+        let metrics = cluster.metrics(&pod).await?;
         let mut lines = metrics.lines().filter(|line| line.contains("compactions_total"));
         found |= lines.any(|line| line.contains("given_up") && !line.ends_with(" 0"));
     }
@@ -151,8 +150,8 @@ async fn refusals(cluster: &Cluster) -> Result<()> {
         })
         .await?;
     cluster.kubectl(&["-n", NAMESPACE, "annotate", "pod", pod, &format!("{COMPACTION}=Allow")])?;
-    let told = cluster.event("default", "is not emptied: pod compaction/").await?;
-    ensure!(told.contains(pod) && told.contains("disruption budget"), "{told}");
+    let told = cluster.event("default", &format!("is not emptied: pod {NAMESPACE}/{pod}")).await?;
+    ensure!(told.contains("disruption budget"), "{told}");
     ensure!(given_up(cluster).await?, "it is counted");
     ensure!(gpus_of(cluster, "moves", 1).await? == moves && gpus_of(cluster, "stays", 1).await? == stays);
     let still = gpus_by_pod(cluster, "moves").await?;

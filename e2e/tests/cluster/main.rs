@@ -21,6 +21,7 @@ mod hold;
 mod hold_ends;
 mod kubelet;
 mod lost;
+mod metrics;
 mod modes;
 mod network_policy;
 mod oversubscription;

@@ -89,6 +89,29 @@ const COMBINATIONS: &[(&str, Option<&str>)] = &[
     ),
     ("controller.hostNetwork=true,kubeletPlugin.hostNetwork=true", None),
     ("controller.hostNetwork=true,kubeletPlugin.metricsPort=8081", None),
+    ("metrics.authentication.controllerPort=8081", Some("metrics.authentication.controllerPort is 8081")),
+    ("metrics.authentication.controllerPort=8443", Some("where the webhook is served")),
+    ("metrics.authentication.controllerPort=8443,webhook.enabled=false", None),
+    ("metrics.authentication.controllerPort=8445", None),
+    (
+        "metrics.authentication.controllerPort=8445,controller.hostNetwork=true,kubeletPlugin.hostNetwork=true",
+        Some("metrics.authentication.controllerPort is 8445, which agents have too"),
+    ),
+    (
+        "metrics.authentication.kubeletPluginPort=8081,controller.hostNetwork=true,kubeletPlugin.hostNetwork=true",
+        Some("metrics.authentication.kubeletPluginPort is 8081, which controllers have too"),
+    ),
+    (
+        "metrics.authentication.kubeletPluginPort=8080",
+        Some("metrics.authentication.kubeletPluginPort is 8080"),
+    ),
+    ("metrics.authentication.kubeletPluginPort=8080,metrics.authentication.enabled=false", None),
+    (
+        "metrics.authentication.readers[0].kind=ServiceAccount,metrics.authentication.readers[0].name=x",
+        Some("ServiceAccount x without a namespace"),
+    ),
+    ("metrics.authentication.readers[0].kind=Group,metrics.authentication.readers[0].name=x", None),
+    ("metrics.podMonitor.enabled=true,metrics.authentication.certificateSecret=metrics", None),
 ];
 
 #[test]

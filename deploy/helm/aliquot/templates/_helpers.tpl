@@ -144,3 +144,27 @@ maxUnavailable: {{ $unavailable }}
 {{- toYaml $affinity -}}
 {{- end -}}
 {{- end }}
+
+{{- /* Whether metrics are for those alone who may read them. Values of releases before have none of this. */}}
+{{- define "aliquot.guarded" -}}
+{{- if dig "authentication" "enabled" true (.Values.metrics | default dict) }}true{{ end }}
+{{- end }}
+
+{{- /* Ports of such metrics. */}}
+{{- define "aliquot.controllerMetricsPort" -}}
+{{- dig "authentication" "controllerPort" 8444 (.Values.metrics | default dict) | int }}
+{{- end }}
+{{- define "aliquot.kubeletPluginMetricsPort" -}}
+{{- dig "authentication" "kubeletPluginPort" 8445 (.Values.metrics | default dict) | int }}
+{{- end }}
+
+{{- /* The Secret with their certificate, if there is one. */}}
+{{- define "aliquot.metricsSecret" -}}
+{{- if include "aliquot.guarded" . }}{{ dig "authentication" "certificateSecret" "" (.Values.metrics | default dict) }}{{ end }}
+{{- end }}
+
+{{- /* Arguments for that certificate. */}}
+{{- define "aliquot.metricsCertificate" -}}
+- --metrics-tls-cert-file=/etc/aliquot/metrics/tls.crt
+- --metrics-tls-key-file=/etc/aliquot/metrics/tls.key
+{{- end }}

@@ -86,8 +86,7 @@ impl<'a> Product<'a> {
         let pods = Api::<Pod>::namespaced(self.cluster.client.clone(), SYSTEM);
         let ours = ListParams::default().labels("app.kubernetes.io/component=controller");
         for pod in pods.list(&ours).await? {
-            let path = format!("/api/v1/namespaces/{SYSTEM}/pods/{}:8081/proxy/metrics", pod.name_any());
-            let metrics = self.cluster.kubectl(&["get", "--raw", &path])?;
+            let metrics = self.cluster.metrics(&pod.name_any()).await?;
             let leads = metrics.lines().find(|line| line.starts_with("aliquot_controller_leading "));
             if leads
                 .context("a controller without the metric aliquot_controller_leading")?
