@@ -134,7 +134,7 @@ fn compared(what: &str, spec: &Spec, roots: &Roots, ours: &ContainerEdits) -> Li
         format!("not {}", missing.into_iter().collect::<Vec<_>>().join(", "))
     };
     let line = Line::compare(OF, what, "yes", machine);
-    line.or_else("reasons for known differences are in kubelet-plugin/tests/ctk/differences.rs")
+    line.or_else("reasons for known differences are in kubelet-plugin/tests/suite/ctk/differences.rs")
 }
 
 fn base(path: &str) -> &str {

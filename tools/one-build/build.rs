@@ -1,0 +1,2 @@
+//! There has to be one for dependencies of builds to count.
+fn main() {}
