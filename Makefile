@@ -61,7 +61,7 @@ lint: ## Formatting, clippy, licences and advisories, generated files.
 	@tools/lint
 
 .PHONY: generate
-generate: ## Rendered manifests and derived tables.
+generate: ## Rendered manifests and docs/reference.
 	@tools/generate
 
 .PHONY: cluster

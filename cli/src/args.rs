@@ -77,7 +77,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
-    /// Manifests to apply in place of the built-in examples; repeatable.
+    /// Manifests to apply in place of the built-in examples. May be given several times.
     #[arg(short = 'f', long = "filename", value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// A fleet in place of the built-in one: `nodes: [{name: a, gpus: [{board: H100-80, count: 8, mig: false}]}]`.

@@ -26,6 +26,8 @@ mod explain;
 mod install;
 mod output;
 mod plan;
+#[cfg(test)]
+mod reference;
 mod release;
 mod rights;
 mod snapshot;

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 /// Allocates ResourceClaims of our driver.
 #[derive(Debug, Clone, Parser)]
-#[command(version, about)]
+#[command(name = "aliquot-controller", version)]
 pub struct Args {
     /// Name of the DRA driver.
     #[arg(long, env = "DRIVER_NAME", default_value = DEFAULT_DRIVER, value_parser = parse_driver)]

@@ -11,15 +11,11 @@
 //! meanwhile, and the annotation ends up at whoever holds the lease.
 
 use crate::act::FIELD_MANAGER;
+use aliquot_model::names::{DEVICE_CLASSES, WRITER};
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
 use serde_json::json;
-
-/// Annotation: name of the pod whose controller may write claim status.
-pub const WRITER: &str = "aliquot.dev/writer";
-/// Annotation: the DeviceClasses that can select our devices, with commas between.
-pub const CLASSES: &str = "aliquot.dev/device-classes";
 
 /// The service account that the policies read.
 #[derive(Debug, Clone)]
@@ -68,7 +64,7 @@ impl Fence {
     /// # Errors
     /// If it cannot be written.
     pub async fn classes(&self, names: &[String]) -> Result<(), kube::Error> {
-        let patch = json!({"metadata": {"annotations": {CLASSES: names.join(",")}}});
+        let patch = json!({"metadata": {"annotations": {DEVICE_CLASSES: names.join(",")}}});
         self.api.patch(&self.name, &params(), &Patch::Merge(&patch)).await.map(drop)
     }
 }

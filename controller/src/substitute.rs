@@ -17,15 +17,11 @@ pub use expand::{Expansion, expand, may_expand};
 use crate::index::{Allocation, Claim};
 use aliquot_model::config::{self, AllocationPolicy, Config};
 use aliquot_model::names::API_VERSION;
+pub use aliquot_model::names::{ALLOCATION_POLICY as POLICY, SUBSTITUTION as ANNOTATION};
 use k8s_openapi::api::resource::v1::DeviceSubRequest;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-
-/// Annotation of a claim whose requests were expanded: see [`Record`].
-pub const ANNOTATION: &str = "aliquot.dev/substitution";
-/// Annotation of a namespace with an AllocationPolicy for its claims, as JSON.
-pub const POLICY: &str = "aliquot.dev/allocation-policy";
 
 /// What was asked for before a claim's requests were expanded. It grants nothing: the claim's spec says
 /// what may be given.

@@ -253,9 +253,7 @@ pub struct Args {
     #[arg(long, env = "ELASTIC_SHARES", default_value_t = false, action = clap::ArgAction::Set)]
     pub elastic_shares: bool,
 
-    /// What becomes of GPU instances that no claim has, such as an administrator's. `adopt`: the device of that
-    /// profile and place is given out as it is, and the instance stays. `leave`: nothing that overlaps it is given
-    /// out. `destroy`: it is destroyed once no pod of this node can have it and no process runs in it.
+    /// What becomes of GPU instances that no claim has, such as an administrator's.
     #[arg(long, env = "UNCLAIMED_MIG", value_enum, default_value_t = Unclaimed::Adopt)]
     pub unclaimed_mig: Unclaimed,
 

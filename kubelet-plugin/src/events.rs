@@ -1,6 +1,7 @@
 //! Events on our Node and on claims. Losing one is no error, but where something hangs on
 //! it: each is also a log line.
 
+use aliquot_model::event::{About, is_as_listed};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use parking_lot::Mutex;
@@ -8,6 +9,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::claim::ClaimRef;
+use crate::reasons::REASONS;
 
 /// Most notes that are remembered.
 const NOTES: usize = 256;
@@ -103,11 +105,13 @@ impl Events {
     ) -> kube::Result<()> {
         tracing::warn!(pod.namespace = namespace, pod.name = name, reason, "{note}");
         let (event, about) = (event(EventType::Warning, reason, note), pod(namespace, name, uid));
+        debug_assert!(is_listed(&event, &about), "{} is in no table, or otherwise", event.reason);
         self.recorder(&event, &about).publish(&event, &about).await
     }
 
     fn publish(&self, type_: EventType, reason: &str, note: String, about: ObjectReference) {
         let event = event(type_, reason, note);
+        debug_assert!(is_listed(&event, &about), "{} is in no table, or otherwise", event.reason);
         let recorder = self.recorder(&event, &about);
         tokio::spawn(async move {
             if let Err(error) = recorder.publish(&event, &about).await {
@@ -115,6 +119,14 @@ impl Events {
             }
         });
     }
+}
+
+/// Whether it is what the table of reasons, from which operators read, says of its reason.
+fn is_listed(event: &Event, about: &ObjectReference) -> bool {
+    let kinds = [About::Node, About::Pod, About::ResourceClaim];
+    let kind = kinds.into_iter().find(|kind| about.kind.as_deref() == Some(kind.kind()));
+    let warning = matches!(event.type_, EventType::Warning);
+    kind.and_then(|kind| is_as_listed(REASONS, &event.reason, warning, kind)) == Some(true)
 }
 
 fn event(type_: EventType, reason: &str, mut note: String) -> Event {

@@ -1,5 +1,7 @@
 //! What is counted. One registry, made at start and handed on; no globals.
 
+mod sample;
+
 use crate::ledger::{Device, Record};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -11,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// An operation of the kubelet and its outcome.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Operation {
     /// `prepare` or `unprepare`.
     pub operation: &'static str,
@@ -20,35 +22,35 @@ pub struct Operation {
 }
 
 /// An operation of the kubelet, or of the driver.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Name {
     /// `prepare` or `unprepare`; for the driver [`aliquot_nvml::Operation::name`].
     pub operation: &'static str,
 }
 
 /// A kind of device.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Kind {
     /// As in the device's `type` attribute.
     pub kind: &'static str,
 }
 
 /// A feature gate of the server.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Gate {
     /// Its name.
     pub gate: &'static str,
 }
 
 /// Who allocates.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Mode {
     /// `controller`, `hand-over` or `scheduler`.
     pub mode: &'static str,
 }
 
 /// An error of a GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct GpuFault {
     /// The GPU.
     pub gpu: String,
@@ -57,14 +59,14 @@ pub struct GpuFault {
 }
 
 /// A GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Gpu {
     /// Its UUID; `index-<number>` where it has not told, `driver` for NVML as a whole.
     pub gpu: String,
 }
 
 /// What is the matter with a GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct GpuCause {
     /// Its UUID.
     pub gpu: String,
@@ -73,7 +75,7 @@ pub struct GpuCause {
 }
 
 /// A share of a claim.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct ShareLabels {
     /// Claim's namespace.
     pub namespace: String,
@@ -98,7 +100,7 @@ impl ShareLabels {
 }
 
 /// A share that uses more than it may.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Breached {
     /// Claim's namespace.
     pub namespace: String,
@@ -113,7 +115,7 @@ pub struct Breached {
 }
 
 /// How something ended.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 pub struct Outcome {
     /// `evicted` or `refused`.
     pub outcome: &'static str,
@@ -184,7 +186,7 @@ pub struct Metrics {
     /// Bytes that shares have charged.
     pub share_used: Family<ShareLabels, Gauge>,
     /// Allocations that the limiter refused.
-    pub share_refused: Family<ShareLabels, Gauge>,
+    pub share_refused: Family<ShareLabels, Counter>,
     /// Bytes that the driver counts for the processes of shares.
     pub share_measured: Family<ShareLabels, Gauge>,
     /// Percent of the GPU's time that the driver counts for the processes of shares.
@@ -249,15 +251,19 @@ impl Default for Metrics {
             pending_releases: Gauge::default(),
         };
         let m = &metrics;
-        registry.register("claim_operations", "Claims by operation and outcome", m.claims.clone());
+        registry.register(
+            "claim_operations",
+            "Claims prepared and unprepared, by how it ended: ok, refused, conflict or failed",
+            m.claims.clone(),
+        );
         registry.register(
             "claim_operation_duration_seconds",
-            "Seconds that an operation took, by claim",
+            "Time for each claim to be prepared or unprepared",
             m.claim_duration.clone(),
         );
         registry.register(
             "driver_call_duration_seconds",
-            "Seconds that the driver took for what was asked of it",
+            "Time that the driver took for what was asked of it, such as read or create-instance",
             m.driver_call_duration.clone(),
         );
         registry.register("prepared_claims", "Claims in the ledger", m.prepared_claims.clone());
@@ -266,7 +272,7 @@ impl Default for Metrics {
             "Claims of which only the GPU instances are left, for their next pod",
             m.parked_claims.clone(),
         );
-        registry.register("prepared_devices", "Devices in the ledger", m.prepared_devices.clone());
+        registry.register("prepared_devices", "Devices in the ledger, by kind", m.prepared_devices.clone());
         registry.register(
             "vanished_claims",
             "Claims that hold hardware and are not in the API as they were prepared",
@@ -311,7 +317,7 @@ impl Default for Metrics {
         registry.register("unreadable_gpus", "GPUs that cannot be read", m.unreadable_gpus.clone());
         registry.register(
             "cordoned_gpus",
-            "GPUs that an administrator took out of service",
+            "GPUs that an administrator took out of service (aliquot cordon)",
             m.cordoned_gpus.clone(),
         );
         registry.register(
@@ -321,7 +327,7 @@ impl Default for Metrics {
         );
         registry.register(
             "gpu_health",
-            "1 while something is the matter with this GPU",
+            "1 while something is the matter with this GPU, by cause",
             m.gpu_health.clone(),
         );
         registry.register(
@@ -329,8 +335,12 @@ impl Default for Metrics {
             "1 while this instance arbitrates the GPU time of shares",
             m.arbitrating.clone(),
         );
-        registry.register("gpu_faults", "Errors that the driver reported", m.gpu_faults.clone());
-        registry.register("pool_generation", "Generation of the pool", m.pool_generation.clone());
+        registry.register(
+            "gpu_faults",
+            "Errors that the driver reported: xid-<number>, ecc-single-bit, ecc-double-bit or other",
+            m.gpu_faults.clone(),
+        );
+        registry.register("pool_generation", "Generation of the node's pool", m.pool_generation.clone());
         registry.register("slices", "ResourceSlices of this node", m.slices.clone());
         registry.register("slice_writes", "ResourceSlices written or deleted", m.slice_writes.clone());
         registry.register("publish_errors", "Failed attempts to publish", m.publish_errors.clone());
@@ -344,7 +354,11 @@ impl Default for Metrics {
             "When the hand-over to the controller that is under way ends at the latest; 0 without one",
             m.hand_over_until.clone(),
         );
-        registry.register("allocator_mode", "1 for the mode that is published", m.mode.clone());
+        registry.register(
+            "allocator_mode",
+            "1 for the mode that is published: controller, hand-over or scheduler",
+            m.mode.clone(),
+        );
         registry.register("share_quota_bytes", "Memory quota of a share", m.share_quota.clone());
         registry.register("share_used_bytes", "Memory charged to a share", m.share_used.clone());
         registry.register(
@@ -362,10 +376,14 @@ impl Default for Metrics {
             "Percent of the GPU's time that NVML counts for the processes of a share",
             m.share_time.clone(),
         );
-        registry.register("share_over_quota", "1 while a share uses more than it may", m.share_over.clone());
+        registry.register(
+            "share_over_quota",
+            "1 while a share uses more than it may, by kind: memory, time or region",
+            m.share_over.clone(),
+        );
         registry.register(
             "share_breaches",
-            "Times that a share was found to use more than it may",
+            "Times that a share was found to use more than it may, by kind: memory, time or region",
             m.share_breaches.clone(),
         );
         registry.register(
@@ -375,7 +393,7 @@ impl Default for Metrics {
         );
         registry.register(
             "audit_evictions",
-            "Evictions of pods that use more than their share, by outcome",
+            "Evictions of pods that use more than their share, by outcome: evicted or refused",
             m.audit_evictions.clone(),
         );
         registry.register(
@@ -403,45 +421,5 @@ impl Metrics {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
         Ok(text)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeMap;
-
-    const DOCUMENT: &str = include_str!("../../docs/metrics.md");
-
-    /// Name and type of each metric with this prefix, as the document has them.
-    fn documented(prefix: &str) -> BTreeMap<&'static str, &'static str> {
-        let rows = DOCUMENT.lines().filter_map(|line| {
-            let mut cells = line.strip_prefix("| `")?.split(" | ");
-            Some((cells.next()?.strip_suffix('`')?.strip_prefix(prefix)?, cells.next()?))
-        });
-        rows.map(|(name, kind)| (name.strip_suffix("_total").unwrap_or(name), kind)).collect()
-    }
-
-    #[test]
-    fn every_metric_is_documented_and_every_documented_metric_exists() {
-        let metrics = Metrics::default();
-        // Families without a label set are left out of the text, but not of this.
-        let all = format!("{:?}", metrics.registry);
-        let registered: Vec<&str> =
-            all.split("Descriptor { name: \"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
-        let documented = documented("dra_gpu_");
-        assert!(registered.len() > 30, "{registered:?}");
-        for name in &registered {
-            assert!(documented.contains_key(name), "docs/metrics.md has no row for {name}");
-        }
-        for name in documented.keys() {
-            assert!(registered.contains(name), "docs/metrics.md has {name}, which is not registered");
-        }
-        let text = metrics.encode().unwrap();
-        for (name, kind) in
-            text.lines().filter_map(|line| line.strip_prefix("# TYPE dra_gpu_")?.split_once(' '))
-        {
-            assert_eq!(documented.get(name), Some(&kind), "{name}");
-        }
     }
 }

@@ -36,15 +36,11 @@
 //! slices and the Node's annotations say, so what was said of an old hand-over is never taken for a new one.
 
 use aliquot_model::layout::AllocatorMode;
+pub use aliquot_model::names::{ALLOCATOR_MODE as MODE_KEY, HAND_OVER_ACKNOWLEDGED as ACKNOWLEDGED_KEY};
 use clap::ValueEnum;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
-
-/// Label or annotation of a Node that sets the mode.
-pub const MODE_KEY: &str = "aliquot.dev/allocator-mode";
-/// Annotation of a Node in which the controller acknowledges a hand-over by pool generation.
-pub const ACKNOWLEDGED_KEY: &str = "aliquot.dev/hand-over-acknowledged";
 
 /// Who is meant to allocate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]

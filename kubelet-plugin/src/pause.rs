@@ -73,7 +73,7 @@ pub(crate) fn closed_for(label: &str) -> String {
 
 /// The taint on everything meanwhile.
 pub fn taint(driver: &str) -> Taint {
-    let key = names::condition_taint(driver, "driver-paused");
+    let key = names::driver_paused_taint(driver);
     Taint { key, value: String::new(), effect: TaintEffect::NoSchedule }
 }
 

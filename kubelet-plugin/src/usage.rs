@@ -20,7 +20,7 @@ pub fn measure(metrics: &Metrics, shares: &Path, ledger: &Ledger) {
             let Ok((_, bytes)) = read_region(shares, &device.result_id) else { continue };
             if let Ok(region) = RegionView::parse(&bytes) {
                 metrics.share_used.get_or_create(&labels).set(gauge(region.total_bytes()));
-                metrics.share_refused.get_or_create(&labels).set(gauge(region.refused()));
+                metrics.share_refused.get_or_create(&labels).inc_by(region.refused());
             }
         }
     }

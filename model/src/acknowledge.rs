@@ -2,12 +2,12 @@
 //! `acknowledge.aliquot.dev/<GPU UUID>: <time>[ <reason>]`, the time as RFC 3339 has it. It is about what had happened by
 //! then, and no more: an error after that time counts as if nothing had been said.
 
-use crate::{GpuUuid, annotation};
+use crate::{GpuUuid, annotation, names};
 use jiff::{SignedDuration, Timestamp};
 use std::collections::BTreeMap;
 
 /// What the names of the annotations begin with; like that of cordons it does not begin with `aliquot.dev/`.
-pub const PREFIX: &str = "acknowledge.aliquot.dev/";
+pub const PREFIX: &str = names::ACKNOWLEDGE_PREFIX;
 /// Which taints it clears, by the part of their keys after the driver's name: what the driver reported as an error.
 pub const CLEARED: [&str; 2] = ["ecc", "xid"];
 /// How far the clock of who wrote it may be ahead.

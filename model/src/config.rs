@@ -6,32 +6,37 @@
 
 mod bounded;
 mod nvidia;
+mod schema;
 mod vfio;
 
 pub use bounded::{MOST_BYTES, MOST_VALUES, read as read_within_bounds, within_bounds};
+pub use schema::{KindSchema, schemas};
 pub use vfio::{Iommu, IommuBackend, VfioConfig};
 
 use crate::names::{API_VERSION, NVIDIA_API_VERSION};
 use crate::{DriverCapabilities, Quantity};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 /// How long one process runs before the GPU switches to another (`nvidia-smi compute-policy`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize, JsonSchema,
+)]
 pub enum TimeSliceInterval {
-    /// The driver's default, about 2 ms.
+    /// The driver's own, about 2 ms.
     #[default]
     Default,
-    /// Short.
+    /// Shorter than Medium.
     Short,
-    /// Medium.
+    /// Between the two.
     Medium,
-    /// Long.
+    /// Longer than Medium.
     Long,
 }
 
 /// Whether a share may use compute time that its neighbours leave idle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum ComputePolicy {
     /// Never above `cores`.
     #[default]
@@ -41,7 +46,7 @@ pub enum ComputePolicy {
 }
 
 /// What happens to CUDA when the limiter cannot do its work.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum FailMode {
     /// CUDA does not start.
     #[default]
@@ -51,7 +56,7 @@ pub enum FailMode {
 }
 
 /// Settings of a whole or time-sliced GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct GpuConfig {
     /// Time slice between processes.
@@ -63,7 +68,7 @@ pub struct GpuConfig {
 }
 
 /// Settings of a partition.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MigConfig {
     /// Which of the driver's files containers get on top of those that every one gets, as NVIDIA names them:
@@ -73,13 +78,14 @@ pub struct MigConfig {
 }
 
 /// Settings of a share.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ShareConfig {
     /// Hard or soft compute limit.
     pub compute_policy: ComputePolicy,
-    /// Order of borrowers of idle time under `Soft`, higher first, −100 to 100.
+    /// Order of borrowers of idle time under `Soft`, higher first.
     #[serde(deserialize_with = "priority_in_range")]
+    #[schemars(range(min = -100, max = 100))]
     pub priority: i8,
     /// What happens when the limiter cannot work.
     pub fail_mode: FailMode,
@@ -111,13 +117,14 @@ fn priority_in_range<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i8, D
 }
 
 /// Settings of a GPU shared through MPS.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct MpsConfig {
-    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`, 1 to 100.
+    /// `CUDA_MPS_ACTIVE_THREAD_PERCENTAGE`: percent of the GPU's threads that a client may use.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 100))]
     pub active_thread_percentage: Option<u8>,
-    /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT` of each client.
+    /// `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`: device memory of each client.
     #[serde(
         skip_serializing_if = "Option::is_none",
         deserialize_with = "quantity_from_text",
@@ -134,7 +141,7 @@ impl MpsConfig {
 }
 
 /// What may be given in place of a MIG profile that is free nowhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub enum Substitution {
     /// Nothing.
     #[default]
@@ -144,7 +151,7 @@ pub enum Substitution {
 }
 
 /// How to choose among what fits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Placing {
     /// Fill what is in use already.
     BinPack,
@@ -153,13 +160,14 @@ pub enum Placing {
 }
 
 /// How devices are chosen. Nothing for the node agent: allocation and admission read it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct AllocationPolicy {
     /// What may be given in place of a profile that is free nowhere.
     pub substitution: Substitution,
     /// How much more memory or multiprocessors a substitute may have, in percent of what was asked: 100 is
-    /// twice as much, 0 to 10000.
+    /// twice as much.
+    #[schemars(range(max = 10_000))]
     pub max_growth_percent: u32,
     /// Whether the pod may be evicted, within its disruption budgets, when it can have what it asked for.
     pub go_back: bool,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 /// What the names of the annotations begin with. It does not begin with `aliquot.dev/`, so the policy that keeps the
 /// controller to annotations of that name keeps it off these.
-pub const PREFIX: &str = "cordon.aliquot.dev/";
+pub const PREFIX: &str = names::CORDON_PREFIX;
 
 /// One GPU out of service.
 #[derive(Debug, Clone, PartialEq, Eq)]

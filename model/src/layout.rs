@@ -13,7 +13,9 @@ mod vocabulary;
 pub use attributes::{Capacity, CapacityPolicy, device_attributes};
 pub use counters::MEMORY_SLICE;
 pub use passthrough::Passthrough;
-pub use vocabulary::{attribute_names, capacity_names, has_capacity};
+pub use vocabulary::{
+    Fact, FactType, MEMORY_SLICES, attribute_names, attributes, capacities, capacity_names, has_capacity,
+};
 
 use crate::{DeviceKind, DeviceName, GpuInfo, GpuUuid, LiveMig, MigCapability, MigProfile, Placement};
 use std::collections::{BTreeMap, BTreeSet};

@@ -14,6 +14,7 @@ pub mod capability;
 pub mod config;
 pub mod cordon;
 pub mod device;
+pub mod event;
 pub mod gpu;
 pub mod hold;
 pub mod layout;

@@ -183,6 +183,7 @@ impl Writer {
     /// Says why before something is done that cannot be taken back, so that it is on record whatever becomes
     /// of us. What cannot be said is not done, but in a namespace that is going: nothing can be said there.
     async fn record(&self, why: &Report) -> Result<(), WriteError> {
+        debug_assert!(why.is_as_listed(), "{why:?}");
         let event = events::event(why, &self.instance);
         let namespace = event.metadata.namespace.clone().unwrap_or_default();
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);

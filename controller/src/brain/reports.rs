@@ -1,86 +1,13 @@
 //! What users are told, and how often.
 
+pub mod reasons;
+
 use super::{Core, Effect};
 use crate::index::{Claim, ObjectKey, Pod, Uid};
+use aliquot_model::event::{self, About};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// Reasons of events.
-pub mod reasons {
-    /// A pod's claims got their devices.
-    pub const ALLOCATED: &str = "DevicesAllocated";
-    /// A larger profile was given than the one that was asked for.
-    pub const SUBSTITUTED: &str = "ProfileSubstituted";
-    /// A pod is evicted because what it asked for is free, or is not because of its budget.
-    pub const GOING_BACK: &str = "GoingBackToAskedProfile";
-    /// A pod's devices would exceed a GpuQuota of its namespace.
-    pub const QUOTA: &str = "GpuQuotaExceeded";
-    /// A pod fits nowhere at the moment.
-    pub const DOES_NOT_FIT: &str = "DevicesDoNotFit";
-    /// A search ran out of time.
-    pub const OUT_OF_TIME: &str = "AllocationOutOfTime";
-    /// A claim asks for what can never be.
-    pub const CLAIM_REJECTED: &str = "ClaimRejected";
-    /// Something has to happen first.
-    pub const WAITING: &str = "AllocationWaiting";
-    /// Claims of a pod were taken back.
-    pub const UNDONE: &str = "AllocationUndone";
-    /// Devices of a pod that cannot be bound were taken back.
-    pub const STRANDED: &str = "UnboundAllocationReleased";
-    /// Pods of lower priority are being evicted for a pod.
-    pub const PREEMPTING: &str = "PreemptionStarted";
-    /// A pod is evicted for one of higher priority.
-    pub const PREEMPTED: &str = "Preempted";
-    /// A pod that was told that it is evicted stays after all.
-    pub const NOT_EVICTED: &str = "EvictionCalledOff";
-    /// A pod waits for devices that are kept for it.
-    pub const NOMINATED: &str = "WaitingForNominatedDevices";
-    /// Pods could not be evicted for a pod.
-    pub const PREEMPTION_REFUSED: &str = "PreemptionRefused";
-    /// Devices are kept for a pod that has waited long for room.
-    pub const RESERVED: &str = "DevicesReserved";
-    /// They are kept no longer, or cannot be.
-    pub const RESERVATION_ENDED: &str = "ReservationEnded";
-    /// A write failed.
-    pub const WRITE_FAILED: &str = "AllocationWriteFailed";
-    /// Nobody knows whether an allocation was written.
-    pub const WRITE_UNCERTAIN: &str = "AllocationUncertain";
-    /// A claim of ours that nobody uses was taken back.
-    pub const IDLE: &str = "UnusedAllocationReleased";
-    /// A claim keeps its devices without a pod.
-    pub const HELD_WITHOUT_POD: &str = "DevicesRetained";
-    /// It keeps them no longer.
-    pub const HOLD_ENDED: &str = "RetainedDevicesReleased";
-    /// The limit of a share is another one.
-    pub const LIMIT_CHANGED: &str = "ShareLimitChanged";
-    /// A share cannot have the limit that its claim asks for, not now.
-    pub const LIMIT_WAITS: &str = "ShareLimitWaiting";
-    /// An annotation of ours is not understood.
-    pub const ANNOTATION: &str = "AnnotationNotUnderstood";
-    /// A pod goes elsewhere, so that a GPU becomes free.
-    pub const MOVED: &str = "MovedToFillGaps";
-    /// A GPU is being emptied, or was.
-    pub const COMPACTION: &str = "GpuCompaction";
-    /// Devices were given out twice.
-    pub const OVERLAP: &str = "OverlappingAllocation";
-    /// Hardware was given out that is held for a claim that is gone.
-    pub const HELD: &str = "HardwareStillHeld";
-    /// Somebody else allocates what is ours to give.
-    pub const FOREIGN: &str = "ForeignAllocation";
-    /// A node's hand-over from kube-scheduler waits for pods.
-    pub const HAND_OVER_WAITS: &str = "HandOverWaits";
-    /// A claim tolerates the taint that keeps kube-scheduler off.
-    pub const TOLERATES: &str = "ClaimToleratesControllerTaint";
-    /// A budget is used up.
-    pub const BUDGET_USED_UP: &str = "BudgetUsedUp";
-    /// A budget has something left again.
-    pub const BUDGET_BACK: &str = "BudgetAvailable";
-    /// A pod gets its devices although the budget is used up.
-    pub const BUDGET_EXCEEDED: &str = "BudgetExceeded";
-    /// A pod waits for its budget.
-    pub const BUDGET_REFUSED: &str = "BudgetRefused";
-}
 
 /// The object that an event is about.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -96,6 +23,16 @@ pub enum Regarding {
 }
 
 impl Regarding {
+    /// The kind of object.
+    pub const fn about(&self) -> About {
+        match self {
+            Self::Pod(..) => About::Pod,
+            Self::Claim(..) => About::ResourceClaim,
+            Self::Node(_) => About::Node,
+            Self::Budget(..) => About::GpuBudget,
+        }
+    }
+
     /// The namespace of its events; those of nodes are kept in the namespace `default`.
     pub fn namespace(&self) -> Arc<str> {
         match self {
@@ -116,6 +53,14 @@ pub struct Report {
     pub reason: &'static str,
     /// For people.
     pub note: String,
+}
+
+impl Report {
+    /// Whether it is what the table of reasons, from which operators read, says of its reason.
+    pub fn is_as_listed(&self) -> bool {
+        let listed = event::is_as_listed(reasons::REASONS, self.reason, self.warning, self.regarding.about());
+        listed == Some(true)
+    }
 }
 
 /// What pods and claims were told last.
@@ -183,6 +128,7 @@ impl Told {
 
 impl Core {
     pub(super) fn tell(&mut self, report: Report) {
+        debug_assert!(report.is_as_listed(), "{report:?}");
         self.effects.push(Effect::Tell(report));
     }
 

@@ -15,9 +15,7 @@ use serde_json::{Value, json};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Annotation: the priority class that a pod would have within its budget.
-pub const OWN_CLASS: &str = "aliquot.dev/priority-class";
-/// Its place in a JSON patch.
+/// Place of [`aliquot_model::names::PRIORITY_CLASS`] in a JSON patch.
 const OWN_CLASS_PATH: &str = "/metadata/annotations/aliquot.dev~1priority-class";
 /// How often it is asked whether budgets are defined, while they are not.
 const DEFINED: Duration = Duration::from_secs(30);

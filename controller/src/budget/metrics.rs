@@ -13,13 +13,13 @@ use std::sync::atomic::AtomicU64;
 
 type Amount = Gauge<f64, AtomicU64>;
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct BudgetLabels {
     namespace: String,
     budget: String,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, EncodeLabelSet)]
 struct EnforcementLabel {
     enforcement: &'static str,
 }
@@ -66,6 +66,14 @@ impl BudgetMetrics {
             metrics.releases.clone(),
         );
         metrics
+    }
+
+    /// Makes a series in each family, see [`crate::metrics::Metrics::sample`].
+    pub fn touch(&self) {
+        for family in [&self.used, &self.limit, &self.gpus] {
+            drop(family.get_or_create(&BudgetLabels::default()));
+        }
+        drop(self.over.get_or_create(&BudgetLabels::default()));
     }
 
     /// A pod met a used-up budget.

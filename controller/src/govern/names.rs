@@ -149,7 +149,7 @@ impl<'a> Names<'a> {
         for kind in &self.kinds {
             let attributes = attribute_names(*kind).map(|known| qualified(driver, known));
             known.extend(attributes.map(|(domain, name)| (Field::Attributes, domain, name)));
-            known.extend(capacity_names(*kind).iter().map(|name| (Field::Capacity, driver, *name)));
+            known.extend(capacity_names(*kind).map(|name| (Field::Capacity, driver, name)));
         }
         let alike = |known: &str| strsim::jaro_winkler(&known.to_lowercase(), &name.to_lowercase());
         let likely = known.iter().filter(|(_, _, known)| alike(known) >= ALIKE);

@@ -3,6 +3,7 @@
 use super::{Change, Index, ObjectKey, PodNeeds, Uid, convert};
 use crate::quantity::Quantity;
 use aliquot_model::names::SCHEDULER_IDLE;
+pub use aliquot_model::names::{GOING_BACK, HAND_OVER_ACKNOWLEDGED as ACKNOWLEDGED};
 use k8s_openapi::api::core::v1::{Node as ApiNode, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use std::collections::{BTreeMap, HashSet};
@@ -104,11 +105,6 @@ pub(crate) struct Accounted {
     node: Arc<str>,
     needs: Arc<PodNeeds>,
 }
-
-/// Annotation with the place that is held for a pod that goes back to the profile it asked for.
-pub const GOING_BACK: &str = "aliquot.dev/going-back";
-/// Annotation by which we answer a hand-over: see design, "Who allocates", rule 1.
-pub const ACKNOWLEDGED: &str = "aliquot.dev/hand-over-acknowledged";
 
 /// Amounts by resource. What does not parse counts as nothing: the API server has parsed it.
 pub fn resources_of(amounts: Option<&BTreeMap<String, ApiQuantity>>) -> BTreeMap<Arc<str>, Quantity> {

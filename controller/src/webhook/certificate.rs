@@ -5,6 +5,9 @@
 //! trusted until they serve the new one, which they do when the API server has had time to learn of it.
 //! Nothing that could sign another certificate is stored.
 
+use aliquot_model::names::{
+    CERTIFICATE_EXPIRES as EXPIRES, CERTIFICATE_MADE as MADE, CERTIFICATE_NAMES as NAMES,
+};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -25,9 +28,6 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Clocks that are behind ours take it for valid too.
 const BEHIND: Duration = Duration::from_secs(24 * 3600);
 
-const MADE: &str = "aliquot.dev/made";
-const EXPIRES: &str = "aliquot.dev/expires";
-const NAMES: &str = "aliquot.dev/names";
 const CA: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";

@@ -8,6 +8,7 @@
 //! NVIDIA's program. The program `aliquot-mps` is both the supervisor and that process.
 #![forbid(unsafe_code)]
 
+pub mod args;
 pub mod contract;
 pub mod groups;
 pub mod isolate;

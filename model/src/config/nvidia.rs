@@ -2,49 +2,64 @@
 
 use super::{Config, ConfigError, GpuConfig, MigConfig, MpsConfig, TimeSliceInterval};
 use crate::Quantity;
+use schemars::JsonSchema;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-#[derive(Debug, Default, Deserialize)]
+/// NVIDIA's settings of a whole GPU: strategy TimeSlicing is a GpuConfig, MPS an MpsConfig.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Gpu {
+    /// How processes share it.
     sharing: Option<Sharing>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// NVIDIA's settings of a partition: strategy MPS is an MpsConfig, anything else a MigConfig.
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(super) struct Mig {
+    /// How processes share it. Time slicing within a partition is what the hardware does anyway.
     sharing: Option<Sharing>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Sharing {
+    /// By turns, or side by side.
     strategy: Strategy,
+    /// Only with strategy TimeSlicing.
     #[serde(default)]
     time_slicing_config: Option<TimeSlicing>,
+    /// Only with strategy MPS.
     #[serde(default)]
     mps_config: Option<Mps>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 enum Strategy {
+    /// By turns.
     TimeSlicing,
+    /// Side by side, through NVIDIA's Multi-Process Service.
     #[serde(rename = "MPS")]
     Mps,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct TimeSlicing {
+    /// As `timeSlice` of GpuConfig.
     interval: TimeSliceInterval,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct Mps {
+    /// As `activeThreadPercentage` of MpsConfig.
+    #[schemars(range(min = 1, max = 100))]
     default_active_thread_percentage: Option<u8>,
+    /// As `pinnedDeviceMemoryLimit` of MpsConfig.
     default_pinned_device_memory_limit: Option<String>,
+    /// Not supported: refused unless it is empty.
     default_per_device_pinned_memory_limit: Option<BTreeMap<String, String>>,
 }
 

@@ -170,11 +170,21 @@ fn the_vocabulary_is_what_is_published() {
         let attributes: BTreeSet<&str> =
             devices().flat_map(|d| d.attributes.keys()).map(String::as_str).collect();
         assert_eq!(attributes, attribute_names(kind).collect(), "{kind}");
+        for (name, value) in devices().flat_map(|d| &d.attributes) {
+            let form = match value {
+                Attribute::Text(_) => FactType::Text,
+                Attribute::Int(_) => FactType::Int,
+                Attribute::Version(_) => FactType::Version,
+                Attribute::Bool(_) => FactType::Bool,
+            };
+            let listed = super::attributes(kind).find(|fact| fact.name == name.as_str());
+            assert_eq!(listed.map(|fact| fact.form), Some(form), "{kind}: {name}");
+        }
         let capacities: BTreeSet<&str> =
             devices().flat_map(|d| d.capacity.keys()).map(String::as_str).collect();
         let (slices, others): (BTreeSet<&str>, BTreeSet<&str>) =
             capacities.iter().partition(|name| name.starts_with("memorySlice"));
-        assert_eq!(others, capacity_names(kind).iter().copied().collect(), "{kind}");
+        assert_eq!(others, capacity_names(kind).collect(), "{kind}");
         assert_eq!(slices.is_empty(), kind != DeviceKind::Mig);
         assert!(capacities.iter().all(|name| has_capacity(kind, name)), "{kind}: {capacities:?}");
         assert!(!has_capacity(kind, "mem") && !has_capacity(kind, "memorySliceX"));
