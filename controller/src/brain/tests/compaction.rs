@@ -1,6 +1,8 @@
 use super::*;
 use crate::act::{Eviction, Fate, MovesIn};
 use crate::compact::{Allowance, Terms};
+use std::cell::RefCell;
+use std::sync::Once;
 
 const HALF: &str = "3g.40gb";
 
@@ -167,25 +169,32 @@ fn nothing_is_moved_while_somebody_waits_or_where_it_is_switched_off() {
     assert_eq!(world.take_jobs().len(), 0, "all that is free is in gaps, which is not more than allowed");
 }
 
-/// Everything that is logged meanwhile.
-fn logged(work: impl FnOnce()) -> String {
-    use std::io::Write;
-    #[derive(Clone, Default)]
-    struct Sink(Arc<parking_lot::Mutex<Vec<u8>>>);
-    impl Write for Sink {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().write(bytes)
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
+thread_local! {
+    /// What the log of this thread goes to, if anywhere.
+    static SINK: RefCell<Option<Vec<u8>>> = const { RefCell::new(None) };
+}
+
+/// Writes to the sink of the thread that logs.
+struct Sink;
+
+impl std::io::Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        SINK.with_borrow_mut(|sink| sink.iter_mut().for_each(|sink| sink.extend_from_slice(bytes)));
+        Ok(bytes.len())
     }
-    let sink = Sink::default();
-    let writer = sink.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone()).finish();
-    tracing::subscriber::with_default(subscriber, work);
-    let text = sink.0.lock().clone();
-    String::from_utf8(text).expect("text")
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Everything that this thread logs meanwhile. One subscriber is there for the whole process: with one of each test's own
+/// a place in the code that another thread comes to first, without one, can stay silent.
+fn logged(work: impl FnOnce()) -> String {
+    static SUBSCRIBED: Once = Once::new();
+    SUBSCRIBED.call_once(|| tracing_subscriber::fmt().with_ansi(false).with_writer(|| Sink).init());
+    SINK.set(Some(Vec::new()));
+    work();
+    String::from_utf8(SINK.take().unwrap_or_default()).expect("text")
 }
 
 #[test]
