@@ -203,6 +203,10 @@ pub struct Args {
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=5000))]
     pub compaction_moves_per_hour: u16,
 
+    /// How often it is looked for a GPU that can be emptied. At least 1s.
+    #[arg(long, default_value = "30s", value_parser = at_least(Duration::from_secs(1)))]
+    pub compaction_interval: Duration,
+
     /// How long devices are kept for a claim without a pod that asks for it, unless it says how long.
     #[arg(long, default_value = "1h", value_parser = parse_duration)]
     pub hold_for: Duration,

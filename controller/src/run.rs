@@ -133,6 +133,7 @@ pub async fn elect(
                     namespace: args.namespace.as_str().into(),
                     per_hour: args.compaction_moves_per_hour.into(),
                 },
+                every: args.compaction_interval,
                 ..Compacting::default()
             }),
             holds: hold::Limits { usual: args.hold_for, most: args.hold_at_most },

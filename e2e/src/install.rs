@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Waits that tests cannot afford at their defaults, and who reads metrics.
 const SHORT: &[&str] = &[
-    "controller.extraArgs={--lease-duration=8s,--idle-timeout=10s}",
+    "controller.extraArgs={--lease-duration=8s,--idle-timeout=10s,--compaction-interval=4s}",
     "substitution.goBackAfter=2s",
     "metrics.authentication.readers[0].kind=ServiceAccount",
     "metrics.authentication.readers[0].name=default",

@@ -76,7 +76,7 @@ fn plan(cluster: &Cluster) -> Result<String> {
 }
 
 /// Between two looks of the controller at the cluster, and some more.
-const A_LOOK: Duration = Duration::from_secs(35);
+const A_LOOK: Duration = Duration::from_secs(10);
 
 /// Nobody is evicted as long as the controller needs to look again.
 async fn nobody_moves(cluster: &Cluster) -> Result<()> {
