@@ -13,14 +13,17 @@ use crate::client::connect;
 use crate::snapshot;
 use aliquot_controller::compact::ALLOWANCE;
 use aliquot_controller::hold::is_hold;
-use aliquot_model::names::{CLAIM_FINALIZER, COMPANION_OF, HOLD_OF, SCHEDULING_GATE, WILL};
+use aliquot_model::names::{
+    CLAIM_FINALIZER, COMPANION_OF, GOING_BACK, HAND_OVER_ACKNOWLEDGED, HOLD_OF, SCHEDULING_GATE, WILL,
+};
 use anyhow::{Context, Result};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
     ValidatingWebhookConfiguration,
 };
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Secret};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PropagationPolicy};
 use kube::{Client, Resource, ResourceExt};
@@ -35,6 +38,8 @@ const WEBHOOK: &str = "aliquot";
 const CONTROLLER: &str = "aliquot-controller";
 const AGENT: &str = "aliquot-kubelet-plugin";
 const MPS: &str = "aliquot-mps";
+/// The webhook's certificate, which the controllers make.
+const CERTIFICATE: &str = "aliquot-webhook-tls";
 const POLICIES: [&str; 20] = [
     "aliquot-node-slices",
     "aliquot-node-claims",
@@ -92,6 +97,7 @@ pub(crate) async fn run(args: UninstallArgs) -> Result<()> {
     uninstall.allocations().await.context("cannot release idle claims")?;
     uninstall.policies().await.context("cannot remove policies")?;
     uninstall.classes().await.context("cannot remove DeviceClasses")?;
+    uninstall.notes().await.context("cannot remove what the controllers wrote down")?;
     if !uninstall.args.yes {
         say!("nothing was changed; add --yes to do it");
     }
@@ -317,6 +323,29 @@ impl Uninstall {
     async fn classes(&self) -> Result<()> {
         for name in CLASSES {
             self.delete(&self.all::<DeviceClass>(), name).await?;
+        }
+        Ok(())
+    }
+
+    /// What controllers wrote down for one another: their Lease, the webhook's certificate, and notes on Nodes. What
+    /// administrators wrote on Nodes stays.
+    async fn notes(&self) -> Result<()> {
+        self.delete(&self.own::<Lease>(), CONTROLLER).await?;
+        self.delete(&self.own::<Secret>(), CERTIFICATE).await?;
+        let nodes = self.all::<Node>();
+        for node in nodes.list_metadata(&ListParams::default()).await? {
+            let name = node.name_any();
+            for note in [GOING_BACK, HAND_OVER_ACKNOWLEDGED] {
+                if !node.annotations().contains_key(note)
+                    || !self.act(&format!("remove the annotation {note} of Node {name}"))
+                {
+                    continue;
+                }
+                let patch = json!({"metadata": {"annotations": {note: null}}});
+                let patched =
+                    nodes.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await;
+                ignore_absent(patched.map(drop)).with_context(|| format!("Node {name}"))?;
+            }
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use crate::support::{GIB, on_cluster};
 use aliquot_e2e::cluster::{Cluster, SYSTEM};
 use aliquot_e2e::look::{containers, gated, phase};
 use aliquot_e2e::objects::{self, PodManifest};
-use aliquot_model::names::{COMPANION_OF, LIMITS};
+use aliquot_model::names::{COMPANION_OF, GOING_BACK, HAND_OVER_ACKNOWLEDGED, LIMITS};
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
@@ -92,6 +92,12 @@ async fn leave(cluster: &Cluster) -> Result<()> {
 
     let left = cluster.cluster_objects().await?;
     ensure!(left.is_empty(), "left in the cluster: {left:?}");
+    let notes = cluster.kubectl(&["-n", SYSTEM, "get", "leases,secrets", "-o", "name"])?;
+    ensure!(!notes.contains("aliquot-controller") && !notes.contains("webhook"), "left: {notes}");
+    let node = cluster.kubectl(&["get", "nodes", "-o", "jsonpath={.items[*].metadata.annotations}"])?;
+    for note in [GOING_BACK, HAND_OVER_ACKNOWLEDGED] {
+        ensure!(!node.contains(note), "{note} is left: {node}");
+    }
     for kind in ["gpuquotas.aliquot.dev", "gpubudgets.aliquot.dev"] {
         cluster.kubectl(&["-n", &namespace, "get", kind, "theirs"]).context("the users' own objects stay")?;
     }
