@@ -174,7 +174,11 @@ impl Watcher {
         let had = !overview.absent.is_empty()
             || !overview.ledger.claims.is_empty()
             || !overview.ledger.bindings.is_empty();
-        let bare = error.is_some() && !was_open && !had && bus::has_no_gpu(&self.sys_root);
+        let no_gpu = error.is_some() && !was_open && bus::has_no_gpu(&self.sys_root);
+        let ledger = &overview.ledger;
+        let unused = ledger.claims.is_empty() && ledger.newer.is_empty() && ledger.lost.is_none();
+        overview.withdrawn = no_gpu && unused && overview.unaccounted.is_empty();
+        let bare = no_gpu && !had;
         self.readiness.bare.store(bare, Ordering::Relaxed);
         self.readiness.paused.store(planned, Ordering::Relaxed);
         let away = error.filter(|_| !bare).map(|error| match was_open {

@@ -262,6 +262,11 @@ pub fn no_driver(error: &GpuError) -> String {
 pub const NO_GPU: &str = "this node has no GPU of NVIDIA on its PCI bus, and nothing to publish; keep agents off such \
                           nodes with kubeletPlugin.gpuNodeLabels or nodeSelector";
 
+/// What an agent before published is there no more.
+pub const WITHDRAWN: &str = "this node has no GPU of NVIDIA on its PCI bus any more, so its devices are no longer \
+                             published; no claim has any. If it should have one, see the kernel's log, and look whether \
+                             the board is seated and powered";
+
 /// NVML could not be opened since the agent's start.
 pub fn no_driver_yet(error: &GpuError) -> String {
     format!(

@@ -287,11 +287,13 @@ impl Publisher {
     }
 
     /// What the last look at the node says of its slices. Without any look at the hardware there is nothing to say, and
-    /// what is published stays, also where some GPUs are known from before.
+    /// what is published stays, also where some GPUs are known from before. A node whose bus has no GPU has nothing to
+    /// publish.
     fn basis(&mut self) -> Option<Basis> {
         let overview = Arc::clone(&self.overview.borrow_and_update());
         let opened = self.readiness.gpus.load(Ordering::Relaxed);
-        if !opened || overview.inventory.is_none() && overview.absent.is_empty() {
+        let known = opened && (overview.inventory.is_some() || !overview.absent.is_empty());
+        if !known && !overview.withdrawn {
             return None;
         }
         let health = Arc::clone(&self.health.borrow_and_update());
@@ -307,6 +309,7 @@ impl Publisher {
         basis: Option<Basis>,
     ) -> Result<Option<Duration>, PublishError> {
         let Some(basis) = basis else { return Ok(None) };
+        let withdrawn = self.overview.borrow().withdrawn;
         let Basis { mut gpus, here, passed, passthrough, mps, shared_partitions, not_asked, has_former } =
             basis;
         let node = match node {
@@ -326,6 +329,9 @@ impl Publisher {
         let paused = pause::asked(&node).is_some();
         loop {
             let actual = self.list().await?;
+            if withdrawn && !actual.is_empty() {
+                self.events.node_warning(reasons::GPUS_WITHDRAWN, notice::WITHDRAWN.to_owned());
+            }
             self.note_told_cordons(&actual, &gpus);
             cordon::apply(&mut gpus, &cordons, &owner.driver, features);
             if !features.taints {
@@ -346,6 +352,10 @@ impl Publisher {
                 passthrough: passthrough.clone(),
             };
             let mut desired = layout::publish(&gpus, features, &options);
+            if withdrawn {
+                // Not even a slice without devices, as most nodes may have no GPU.
+                desired.clear();
+            }
             // Administration has no taints. It opens the driver, too, and a GPU that a virtual machine has is not with it.
             let watched = |name: &DeviceName| !paused && !passed.contains(&name.minor());
             for slice in &mut desired {

@@ -6,6 +6,8 @@ pub const PREPARED: &str = "Prepared";
 aliquot_model::event_reasons! {
     /// A GPU of the node cannot be read, and takes no other claim until it can.
     Warning of [Node] GPU_UNREADABLE = "GpuUnreadable", "see the kernel's log for NVRM and Xid messages";
+    /// The node had GPUs when the agent ran before, and none is on its PCI bus now; no claim had any.
+    Warning of [Node] GPUS_WITHDRAWN = "GpusWithdrawn", "if it should have one, see the kernel's log";
     /// A call to the driver about a GPU does not come back; other GPUs go on.
     Warning of [Node] GPU_STUCK = "GpuStuck", "if it stays so, drain the node and reboot it";
     /// A call to the driver that was late came back.

@@ -42,6 +42,8 @@ pub struct Overview {
     pub passed: BTreeSet<GpuUuid>,
     /// What its GPUs are to virtual machines, where that is switched on.
     pub offers: Offers,
+    /// No GPU is on the node's bus and no claim has one: whatever is published is there no more.
+    pub withdrawn: bool,
 }
 
 impl Overview {
@@ -216,6 +218,7 @@ impl Node {
             gone: gone.unwrap_or_default(),
             passed,
             offers,
+            withdrawn: false,
         };
         Ok((overview, error))
     }

@@ -549,14 +549,42 @@ async fn an_agent_that_starts_before_the_driver_is_loaded_serves_once_it_is() {
     .await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn an_agent_on_a_node_without_a_gpu_is_ready_and_waits_for_one() {
-    let sim = Sim::new(&["T4"]).await;
+/// Takes everything off the node's PCI bus; returns what puts it back.
+fn empty_bus(sim: &Sim) -> impl FnOnce() {
     sim.node.unload_module(false).unwrap();
     let bus = sim.cluster.world.root().join("sys/bus/pci/devices");
     let away = bus.with_file_name("away");
     std::fs::rename(&bus, &away).unwrap();
     std::fs::create_dir(&bus).unwrap();
+    move || {
+        std::fs::remove_dir(&bus).unwrap();
+        std::fs::rename(&away, &bus).unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_that_finds_no_gpu_any_more_withdraws_what_was_published() {
+    let sim = Sim::new(&["T4"]).await;
+    let agent = sim.start(&[]);
+    sim.cluster.pool_where("its devices", |slices| !slices.is_empty()).await;
+    drop(agent);
+    let back = empty_bus(&sim);
+    let _agent = sim.start(&[]);
+    eventually("nothing", || async {
+        let slices = sim.cluster.slices().await;
+        if slices.is_empty() { Ok(()) } else { Err(format!("{slices:?}")) }
+    })
+    .await;
+    noted(&sim, "GpusWithdrawn", "no GPU of NVIDIA on its PCI bus").await;
+    back();
+    sim.node.load_module(None).unwrap();
+    sim.cluster.pool_where("its devices again", |slices| !slices.is_empty()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_agent_on_a_node_without_a_gpu_is_ready_and_waits_for_one() {
+    let sim = Sim::new(&["T4"]).await;
+    let back = empty_bus(&sim);
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let _agent = sim.start(&[&format!("--http-addr={free}")]);
     says(free, "/healthz", "no GPU of NVIDIA on its PCI bus").await;
@@ -566,8 +594,7 @@ async fn an_agent_on_a_node_without_a_gpu_is_ready_and_waits_for_one() {
     ready(free).await;
     assert_eq!(sim.cluster.slices().await, []);
     // It comes, as one that was hot-plugged does.
-    std::fs::remove_dir(&bus).unwrap();
-    std::fs::rename(&away, &bus).unwrap();
+    back();
     says(free, "/readyz", "NVML is not open yet").await;
     sim.node.load_module(None).unwrap();
     sim.cluster.pool_where("its devices", |slices| !slices.is_empty()).await;
