@@ -2,7 +2,8 @@
 //! SubjectAccessReview of a non-resource URL).
 //!
 //! Whoever reaches the port can make us ask the API server. So an address has one question under way at a time, and
-//! waits for a refusal; who may read is asked for once a minute and not at each request.
+//! waits for a refusal, also when it breaks the connection off; who may read is asked for once a minute and not at each
+//! request.
 
 use crate::Place;
 use axum::extract::{Request, State};
@@ -16,7 +17,7 @@ use k8s_openapi::api::authorization::v1::{
 use kube::api::{Api, PostParams};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,8 +46,8 @@ pub struct Guard {
 struct Known {
     /// Who may read, until when.
     may: HashMap<Key, Instant>,
-    /// Addresses with a question under way.
-    asking: HashSet<IpAddr>,
+    /// Addresses with a question under way, or that were refused, and until when they ask nothing else.
+    asking: HashMap<IpAddr, Instant>,
 }
 
 /// Why somebody gets nothing.
@@ -101,15 +102,6 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// An address has a question under way for as long as this lives.
-struct Asking<'a>(&'a Mutex<Known>, IpAddr);
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        self.0.lock().asking.remove(&self.1);
-    }
-}
-
 impl std::fmt::Debug for Guard {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Guard").finish_non_exhaustive()
@@ -126,35 +118,28 @@ impl Guard {
     async fn may_read(&self, token: Option<&str>, path: &str, from: IpAddr) -> Result<(), Refusal> {
         let token = token.ok_or(Refusal::NoToken)?;
         let key = key(token, path);
-        let asking = {
-            let mut known = self.known.lock();
-            if known.may.get(&key).is_some_and(|until| Instant::now() < *until) {
-                return Ok(());
-            }
-            if !known.asking.insert(from) {
-                return Err(Refusal::Busy);
-            }
-            Asking(&self.known, from)
-        };
+        if self.known.lock().may_read(key) {
+            return Ok(());
+        }
+        self.known.lock().begin(from)?;
         let answer = match tokio::time::timeout(REVIEW, self.review(token, path)).await {
             Ok(answer) => answer.map_err(|error| error.to_string()),
             Err(_) => Err(format!("no answer in {} s", REVIEW.as_secs())),
         };
-        match answer {
+        let refusal = match answer {
             Ok(Ok(())) => {
-                self.remember(key);
-                Ok(())
+                self.known.lock().allow(key, from);
+                return Ok(());
             }
-            Ok(Err(refusal)) => {
-                tokio::time::sleep(REFUSED).await;
-                drop(asking);
-                Err(refusal)
-            }
+            Ok(Err(refusal)) => refusal,
             Err(error) => {
                 tracing::warn!(error, "nobody says who may read metrics");
-                Err(Refusal::Unanswered)
+                Refusal::Unanswered
             }
-        }
+        };
+        self.known.lock().asking.insert(from, Instant::now() + REFUSED);
+        tokio::time::sleep(REFUSED).await;
+        Err(refusal)
     }
 
     async fn review(&self, token: &str, path: &str) -> Result<Result<(), Refusal>, kube::Error> {
@@ -172,13 +157,31 @@ impl Guard {
         let allowed = access.status.is_some_and(|status| status.allowed && status.denied != Some(true));
         Ok(if allowed { Ok(()) } else { Err(Refusal::MayNot { user: named, path: path.to_owned() }) })
     }
+}
 
-    fn remember(&self, key: Key) {
+impl Known {
+    fn may_read(&self, key: Key) -> bool {
+        self.may.get(&key).is_some_and(|until| Instant::now() < *until)
+    }
+
+    /// An address begins to ask. Nothing but time ends that unless it may read: who breaks a connection off is not sooner
+    /// back.
+    fn begin(&mut self, from: IpAddr) -> Result<(), Refusal> {
         let now = Instant::now();
-        let may = &mut self.known.lock().may;
-        may.retain(|_, until| now < *until);
-        if may.len() < REMEMBERED {
-            may.insert(key, now + HOLDS);
+        self.asking.retain(|_, until| now < *until);
+        if self.asking.contains_key(&from) {
+            return Err(Refusal::Busy);
+        }
+        self.asking.insert(from, now + REVIEW);
+        Ok(())
+    }
+
+    fn allow(&mut self, key: Key, from: IpAddr) {
+        self.asking.remove(&from);
+        let now = Instant::now();
+        self.may.retain(|_, until| now < *until);
+        if self.may.len() < REMEMBERED {
+            self.may.insert(key, now + HOLDS);
         }
     }
 }

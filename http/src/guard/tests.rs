@@ -158,6 +158,26 @@ async fn an_address_has_one_question_under_way_and_keeps_no_other_from_asking() 
     assert_eq!(scene.ask(HERE, Some("Bearer good")).await.0, StatusCode::OK, "and then it may ask again");
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_breaks_a_connection_off_does_not_ask_sooner() {
+    let scene = Scene::new();
+    scene.server.hangs.store(true, Ordering::SeqCst);
+    let from = scene.connect(HERE).peer();
+    for _ in 0..20 {
+        let ask = scene.guard.may_read(Some("unheard"), "/metrics", from);
+        let _ = tokio::time::timeout(Duration::from_millis(10), ask).await;
+    }
+    assert_eq!(scene.asked(), 1);
+    scene.server.hangs.store(false, Ordering::SeqCst);
+    tokio::time::advance(REVIEW).await;
+    let ask = scene.guard.may_read(Some("unheard"), "/metrics", from);
+    assert!(tokio::time::timeout(Duration::from_millis(10), ask).await.is_err(), "a refusal waits");
+    assert_eq!(scene.asked(), 2);
+    assert_eq!(scene.guard.may_read(Some("good"), "/metrics", from).await, Err(Refusal::Busy));
+    tokio::time::advance(REFUSED).await;
+    assert_eq!(scene.guard.may_read(Some("good"), "/metrics", from).await, Ok(()));
+}
+
 /// So many at a time of one address.
 async fn at_once(scene: &Scene, many: usize, token: &str) -> Vec<StatusCode> {
     let connected = scene.connect(HERE);
@@ -175,7 +195,7 @@ fn tokens_are_not_kept_and_no_more_answers_than_the_bound() {
     let _in = scene.enter();
     let scene = Scene::new();
     for number in 0..REMEMBERED * 2 {
-        scene.guard.remember(key(&number.to_string(), "/metrics"));
+        scene.guard.known.lock().allow(key(&number.to_string(), "/metrics"), IpAddr::from(HERE));
     }
     assert_eq!(scene.guard.known.lock().may.len(), REMEMBERED);
 }
