@@ -183,15 +183,33 @@ impl Cluster {
         .await
     }
 
-    /// Names of our ready pods of a component.
+    /// Names of our ready pods of a component that are to stay: one that ends is ready for a while yet.
     ///
     /// # Errors
     /// If the API does not answer.
     pub async fn system_pods(&self, component: &str) -> Result<Vec<String>> {
+        let ready = |p: &&Pod| {
+            phase(p) == "Running"
+                && statuses(p).iter().all(|s| s.ready)
+                && p.metadata.deletion_timestamp.is_none()
+        };
+        Ok(self.all_of(component).await?.iter().filter(ready).map(ResourceExt::name_any).collect())
+    }
+
+    /// Waits until nothing of a component runs, pods that end included.
+    ///
+    /// # Errors
+    /// If one does not go.
+    pub async fn no_system_pods(&self, component: &str) -> Result<()> {
+        self.wait_for(&format!("each {component} to go"), || async {
+            Ok(self.all_of(component).await?.is_empty().then_some(()))
+        })
+        .await
+    }
+
+    async fn all_of(&self, component: &str) -> Result<Vec<Pod>> {
         let wanted = ListParams::default().labels(&format!("app.kubernetes.io/component={component}"));
-        let pods = Api::<Pod>::namespaced(self.client.clone(), SYSTEM).list(&wanted).await?;
-        let ready = |p: &&Pod| phase(p) == "Running" && statuses(p).iter().all(|s| s.ready);
-        Ok(pods.items.iter().filter(ready).map(ResourceExt::name_any).collect())
+        Ok(Api::<Pod>::namespaced(self.client.clone(), SYSTEM).list(&wanted).await?.items)
     }
 
     /// A namespace's events, a line each.

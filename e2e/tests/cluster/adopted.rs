@@ -33,11 +33,7 @@ async fn agents(cluster: &Cluster, wanted: bool) -> Result<()> {
     if wanted {
         return cluster.ready().await;
     }
-    cluster
-        .wait_for("no agent", || async {
-            Ok(cluster.system_pods("kubelet-plugin").await?.is_empty().then_some(()))
-        })
-        .await
+    cluster.no_system_pods("kubelet-plugin").await
 }
 
 /// UUIDs of the MIG devices of the board, as CUDA says them: it has no prefix of its own for partitions.

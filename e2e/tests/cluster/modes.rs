@@ -148,7 +148,7 @@ fn scheduler_mode_works_without_any_controller() -> Result<()> {
                     Ok((taints.len() == 1 && taints.contains(&None)).then_some(()))
                 })
                 .await?;
-            ensure!(cluster.system_pods("controller").await?.is_empty(), "no controller");
+            cluster.no_system_pods("controller").await?;
             let namespace = cluster.namespace("alone").await?;
             let requests = [
                 objects::partition_of("part", "2g.20gb", "H100"),

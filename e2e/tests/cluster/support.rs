@@ -96,11 +96,7 @@ pub(crate) async fn without_controller(
     let scale = |to: &str| cluster.kubectl(&["-n", SYSTEM, "scale", "deployment", "aliquot-controller", to]);
     scale("--replicas=0")?;
     let outcome = async {
-        cluster
-            .wait_for("no controller to be there", || async {
-                Ok(cluster.system_pods("controller").await?.is_empty().then_some(()))
-            })
-            .await?;
+        cluster.no_system_pods("controller").await?;
         part().await
     }
     .await;
