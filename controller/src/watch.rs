@@ -105,6 +105,29 @@ pub async fn is_served(client: &Client, plural: &str) -> Result<bool, kube::Erro
     }
 }
 
+/// How often it is asked whether a kind is defined, while it is not.
+const DEFINED: Duration = Duration::from_secs(30);
+/// The same after no answer.
+const UNANSWERED: Duration = Duration::from_secs(1);
+
+/// Waits until a kind of ours is defined; `absent` is told that it is not.
+pub async fn wait_until_served(client: &Client, plural: &str, absent: impl Fn()) {
+    loop {
+        let pause = match is_served(client, plural).await {
+            Ok(true) => return,
+            Ok(false) => {
+                absent();
+                DEFINED
+            }
+            Err(error) => {
+                tracing::warn!(%error, plural, "it is not known yet whether the kind is defined");
+                UNANSWERED
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
 /// The served version of DeviceTaintRule, if any.
 pub async fn find_taint_rules(client: &Client) -> Result<Option<ApiResource>, kube::Error> {
     let groups = client.list_api_groups().await?;

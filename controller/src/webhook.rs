@@ -156,7 +156,7 @@ pub fn serve(
             reviewer,
             metrics,
             governance: config.governance,
-            budgets,
+            budgets: budgets.clone(),
             substitution: config.substitution,
             elastic: config.elastic,
             deadline: config.review_deadline,
@@ -166,7 +166,7 @@ pub fn serve(
         let anybody = tokio::sync::watch::Sender::new(None);
         let callers = authorities.as_ref().map_or_else(|| anybody.subscribe(), callers::CallersFile::callers);
         let reading = authorities.map(|file| tokio::spawn(file.run(config.interval, stop.clone())));
-        let keeper = keeper::Keeper::new(client, config, snapshots);
+        let keeper = keeper::Keeper::new(client, config, snapshots, budgets);
         let current = keeper.current();
         let keeping = tokio::spawn(keeper.run(health, stop.clone()));
         let memory = review_memory::ReviewMemory::default();

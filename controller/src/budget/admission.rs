@@ -12,13 +12,11 @@ use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use std::time::Duration;
+use tokio::sync::watch::{Receiver, Sender};
 use tokio_util::sync::CancellationToken;
 
 /// Place of [`aliquot_model::names::PRIORITY_CLASS`] in a JSON patch.
 const OWN_CLASS_PATH: &str = "/metadata/annotations/aliquot.dev~1priority-class";
-/// How often it is asked whether budgets are defined, while they are not.
-const DEFINED: Duration = Duration::from_secs(30);
 
 /// What is done about a pod.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -81,6 +79,7 @@ pub fn lower(pod: &Pod, budgets: &[Budget], value: impl Fn(&str) -> Option<i32>)
 pub struct Watched {
     budgets: Store<DynamicObject>,
     classes: Store<PriorityClass>,
+    listed: Receiver<bool>,
 }
 
 impl Watched {
@@ -89,25 +88,44 @@ impl Watched {
         let writer = reflector::store::Writer::new(kinds::budgets());
         let budgets = writer.as_reader();
         let (classes, class_writer) = reflector::store();
+        let known = Sender::new(false);
+        let listed = known.subscribe();
+        let own = Self { budgets, classes, listed };
+        let stores = own.clone();
         tokio::spawn(async move {
             let watching = async {
-                while !matches!(watch::is_served(&client, kinds::BUDGETS).await, Ok(true)) {
-                    tokio::time::sleep(DEFINED).await;
-                }
+                // Where there are none, none is used up.
+                watch::wait_until_served(&client, kinds::BUDGETS, || {
+                    known.send_replace(true);
+                })
+                .await;
                 let all = watcher::Config::default;
                 let api = Api::<DynamicObject>::all_with(client.clone(), &kinds::budgets());
                 let budgets = watcher(api, all()).backoff(Pauses::default()).reflect(writer);
                 let classes = watcher(Api::all(client.clone()), all()).backoff(Pauses::default());
                 let classes = classes.reflect(class_writer);
                 let (budgets, classes) = (budgets.for_each(|_| async {}), classes.for_each(|_| async {}));
-                futures::future::join(budgets, classes).await;
+                let list = async {
+                    let (budgets, classes) =
+                        (stores.budgets.wait_until_ready(), stores.classes.wait_until_ready());
+                    if let (Ok(()), Ok(())) = futures::future::join(budgets, classes).await {
+                        known.send_replace(true);
+                    }
+                };
+                futures::future::join3(budgets, classes, list).await;
             };
             tokio::select! {
                 () = watching => {}
                 () = stop.cancelled() => {}
             }
         });
-        Self { budgets, classes }
+        own
+    }
+
+    /// Waits until all budgets and priority classes were listed, or it is known that there are no budgets.
+    pub async fn complete(&self) {
+        // An error is the end of the watches, after which nobody is asked.
+        let _ = self.listed.clone().wait_for(|listed| *listed).await;
     }
 
     /// What a pod that is being created gets.

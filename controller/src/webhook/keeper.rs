@@ -5,6 +5,7 @@ use super::Config;
 use super::certificate::{self, Certificate};
 use super::snapshot::SnapshotStore;
 use crate::act::{FIELD_MANAGER, creation};
+use crate::budget::admission::Watched;
 use crate::http::Health;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::admissionregistration::v1::{
@@ -36,12 +37,26 @@ pub(super) struct Keeper {
     config: Config,
     current: watch::Sender<Option<Arc<Certificate>>>,
     snapshots: SnapshotStore,
+    budgets: Option<Watched>,
 }
 
 impl Keeper {
-    /// `snapshots` are what reviews are checked against: who asks before it is complete gets no check.
-    pub(super) fn new(client: Client, config: Config, snapshots: SnapshotStore) -> Self {
-        Self { client, config, current: watch::Sender::new(None), snapshots }
+    /// `snapshots` and `budgets` are what reviews go by: who asks before they are complete gets no check.
+    pub(super) fn new(
+        client: Client,
+        config: Config,
+        snapshots: SnapshotStore,
+        budgets: Option<Watched>,
+    ) -> Self {
+        Self { client, config, current: watch::Sender::new(None), snapshots, budgets }
+    }
+
+    /// Waits until all that reviews go by was listed.
+    async fn complete(&self) {
+        self.snapshots.complete().await;
+        if let Some(budgets) = &self.budgets {
+            budgets.complete().await;
+        }
     }
 
     pub(super) fn current(&self) -> Current {
@@ -53,12 +68,11 @@ impl Keeper {
             let round = async {
                 let pause = match self.look_after().await {
                     Ok(()) => {
-                        if tokio::time::timeout(self.config.interval, self.snapshots.complete()).await.is_ok()
-                        {
+                        if tokio::time::timeout(self.config.interval, self.complete()).await.is_ok() {
                             health.set_ready();
                         } else {
                             tracing::warn!(
-                                "the webhook is not ready: slices or classes could not be listed yet"
+                                "the webhook is not ready: slices, classes or budgets could not be listed yet"
                             );
                         }
                         self.config.interval.min(self.fresh_for().max(LEAST))

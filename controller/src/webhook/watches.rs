@@ -15,14 +15,11 @@ use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Api, Client};
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// Changes that wait to be taken in.
 const INPUTS: usize = 1024;
-/// How often it is asked whether GpuQuotas are defined, while they are not.
-const DEFINED: Duration = Duration::from_secs(30);
 
 /// Watches that are not started yet, and where each of them writes.
 pub(super) struct Watches {
@@ -107,8 +104,6 @@ pub(super) async fn supervise(
 
 /// Never returns.
 async fn follow_quotas(client: Client, writer: reflector::store::Writer<GpuQuota>) {
-    while !matches!(watch::is_served(&client, "gpuquotas").await, Ok(true)) {
-        tokio::time::sleep(DEFINED).await;
-    }
+    watch::wait_until_served(&client, "gpuquotas", || {}).await;
     watch::whole(Api::all(client), watcher::Config::default()).reflect(writer).for_each(|_| async {}).await;
 }

@@ -29,11 +29,17 @@ use tokio_util::sync::CancellationToken;
 struct Hook {
     addr: SocketAddr,
     metrics: Arc<Metrics>,
+    health: Health,
     stop: CancellationToken,
     task: Ended<std::io::Result<()>>,
 }
 
 async fn start(cluster: &Cluster, replica: &str) -> Hook {
+    start_with(cluster, replica, false).await
+}
+
+/// A replica that knows of budgets, or not.
+async fn start_with(cluster: &Cluster, replica: &str, budgets: bool) -> Hook {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let addr = listener.local_addr().expect("an address");
     let config = Config {
@@ -49,7 +55,7 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
         // Whatever the machine: nothing here is about time.
         review_deadline: Duration::from_secs(60),
         failure: FailurePolicy::Ignore,
-        budgets: false,
+        budgets,
         certificate_life: Duration::from_secs(36),
         client_ca: None,
         interval: Duration::from_millis(50),
@@ -58,9 +64,9 @@ async fn start(cluster: &Cluster, replica: &str) -> Hook {
     let health = Health::new(metrics.clone(), Pulse::default());
     let stop = CancellationToken::new();
     let connection = connection(&cluster.handle, replica).await;
-    let task = webhook::serve(listener, connection, config, metrics.clone(), health, stop.clone());
+    let task = webhook::serve(listener, connection, config, metrics.clone(), health.clone(), stop.clone());
     let task = task.expect("threads");
-    Hook { addr, metrics, stop, task }
+    Hook { addr, metrics, health, stop, task }
 }
 
 async fn configure(cluster: &Cluster, addr: SocketAddr) {
@@ -470,4 +476,33 @@ async fn claims_are_expanded_where_the_namespace_says_so_and_only_while_somebody
     hook.task.await.expect("no panic").expect("served");
     let alone = ask(&cluster, "alone", part()).await.expect("accepted");
     assert!(alone.spec.devices.expect("devices").requests.expect("requests")[0].exactly.is_some());
+}
+
+/// Whoever asked it before would get a pod past a budget that is used up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_not_ready_before_it_knows_all_budgets() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    cluster.define("GpuBudget", "gpubudgets", "Namespaced").await;
+    let refused =
+        Fault::Status { code: 500, reason: "InternalError".into(), message: "no".into(), retry_after: None };
+    let listing = Matcher::new("list", "gpubudgets").by("r1");
+    let outage = cluster.handle.faults().add(FaultRule::always(listing, refused));
+    let hook = start_with(&cluster, "r1", true).await;
+    let without = start_with(&cluster, "r2", false).await;
+    eventually("one that needs no budgets is ready", async || without.health.is_ready().then_some(())).await;
+    let tried = || cluster.handle.faults().rules().iter().map(|state| state.hits).max().unwrap_or_default();
+    eventually("budgets were asked for twice", async || (tried() >= 2).then_some(())).await;
+    assert!(!hook.health.is_ready());
+    cluster.handle.faults().remove(outage);
+    eventually("it is ready", async || hook.health.is_ready().then_some(())).await;
+    hook.stop.cancel();
+    without.stop.cancel();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_is_ready_where_there_are_no_budgets() {
+    let cluster = Cluster::start_with(Controllers::NONE).await;
+    let hook = start_with(&cluster, "r1", true).await;
+    eventually("it is ready", async || hook.health.is_ready().then_some(())).await;
+    hook.stop.cancel();
 }

@@ -436,6 +436,7 @@ fn beyond_a_lowering_budget_new_pods_get_its_class_and_running_ones_go_first() -
             let first = cluster.running(&over, "first").await?;
             ensure!(priority(&first) == 0, "within its budget it has its own class: {}", priority(&first));
             state(cluster, &over, "Over").await?;
+            new_pods_get(cluster, &over, -10).await?;
             cluster.create(&[PodManifest::of_template(&over, "second", "share").build()])?;
             let second = cluster.running(&over, "second").await?;
             ensure!(priority(&second) == -10, "it got {}", priority(&second));
@@ -450,6 +451,7 @@ fn beyond_a_lowering_budget_new_pods_get_its_class_and_running_ones_go_first() -
                 .patch("gpu", &PatchParams::default(), &Patch::Merge(&more))
                 .await?;
             state(cluster, &over, "Within").await?;
+            new_pods_get(cluster, &over, 0).await?;
             cluster.create(&[PodManifest::of_template(&over, "third", "share").build()])?;
             let third = cluster.running(&over, "third").await?;
             ensure!(priority(&third) == 0, "it got {}", priority(&third));
@@ -461,6 +463,24 @@ fn beyond_a_lowering_budget_new_pods_get_its_class_and_running_ones_go_first() -
         cluster.delete_namespace(&over).await?;
         cluster.delete_namespace(&within).await
     })
+}
+
+/// Waits until whoever of the controllers is asked gives a new pod that priority: each learns of a budget's state by a
+/// watch of its own.
+async fn new_pods_get(cluster: &Cluster, namespace: &str, wanted: i32) -> Result<()> {
+    let pods = Api::<Pod>::namespaced(cluster.client.clone(), namespace);
+    let dry = PostParams { dry_run: true, ..PostParams::default() };
+    let pod: Pod = serde_json::from_value(PodManifest::of_template(namespace, "dry", "share").build())?;
+    cluster
+        .wait_for(&format!("pods of priority {wanted}"), || async {
+            for _ in 0..8 {
+                if priority(&pods.create(&dry, &pod).await?) != wanted {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(()))
+        })
+        .await
 }
 
 fn priority(pod: &Pod) -> i32 {
