@@ -13,6 +13,7 @@ mod lines;
 mod manifests;
 mod picture;
 mod processes;
+mod program;
 mod progress;
 mod report;
 mod runtime;
@@ -20,6 +21,7 @@ mod work_dir;
 
 use crate::args::DemoArgs;
 use crate::output::written;
+use aliquot_model::{DeviceKind, DeviceName};
 use anyhow::{Context, Result, bail};
 use cluster::Cluster;
 use fleet::Fleet;
@@ -27,6 +29,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::ResourceExt;
 use manifests::Document;
+use program::{Program, State};
 use progress::Progress;
 use report::{Report, Row};
 use runtime::{Container, Runtime};
@@ -41,6 +44,13 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The same where the controller has said of every pod that waits that it does not fit: containers keep what they have
 /// while others wait, so what does not fit now would not later. It is what an event may take that says otherwise.
 const TOLD: Duration = Duration::from_secs(2);
+/// How long the containers' programs may take to say something.
+const SAY: Duration = Duration::from_secs(3);
+/// What stands below the table.
+const EXPLANATION: &str =
+    "The figures are those of a program that takes memory until CUDA refuses more. What is
+missing to a limit is what CUDA itself takes: its context counts too. Then the
+container's own command ran ($), with this machine's files.";
 /// How often the demo looks at the API.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -94,7 +104,7 @@ async fn run_through(args: DemoArgs) -> Result<()> {
     let work_dir = WorkDir::make(args.dir.as_deref())?;
     let dir = work_dir.path();
 
-    let mut progress = Progress::new(6);
+    let mut progress = Progress::new(7);
     let gpus: u32 = fleet.nodes.iter().flat_map(|n| &n.gpus).map(|g| g.count).sum();
     progress.step(&format!(
         "start {} nodes with {gpus} simulated GPUs, control plane and controller",
@@ -109,12 +119,15 @@ async fn run_through(args: DemoArgs) -> Result<()> {
     }
     let runtime = runtime(&args, dir, &build)?;
     let isolation = if runtime.namespaces { "user namespaces" } else { "scratch roots" };
-    progress.step(&format!("allocate, prepare and run, each container in {isolation}"));
+    progress.step(&format!("allocate, prepare and probe, each container in {isolation}"));
     let mut played = play(&mut cluster, &runtime, &documents, &progress).await?;
+    progress.step("run the containers' own programs");
+    run_programs(&mut played).await?;
     progress.step("draw what is held");
     let pictures = cluster.pictures(&played.claims).await?;
     progress.step("delete everything and look for leftovers");
-    let rows = std::mem::take(&mut played.rows);
+    let mut rows: Vec<Row> = played.containers.iter().map(|(row, _)| row.clone()).collect();
+    rows.sort_by(|a, b| (&a.namespace, &a.pod, &a.container).cmp(&(&b.namespace, &b.pod, &b.container)));
     release(&mut cluster, played).await?;
     let leftovers = clean::leftovers(&cluster).await?;
     cluster.stop().await?;
@@ -150,13 +163,12 @@ fn runtime(args: &DemoArgs, dir: &std::path::Path, build: &processes::Build) -> 
 
 /// What runs, and what was found.
 struct Played {
-    containers: Vec<Container>,
+    containers: Vec<(Row, Container)>,
     pods: Vec<Pod>,
     claims: Vec<ResourceClaim>,
-    rows: Vec<Row>,
 }
 
-/// Runs every pod as it is bound, one container after the other so that the figures are their own.
+/// Starts every pod as it is bound, and probes one container after the other so that the figures are their own.
 async fn play(
     cluster: &mut Cluster,
     runtime: &Runtime,
@@ -164,8 +176,7 @@ async fn play(
     progress: &Progress,
 ) -> Result<Played> {
     let wanted = documents.iter().filter(|d| d.text("/kind") == "Pod").count();
-    let mut played =
-        Played { containers: Vec::new(), pods: Vec::new(), claims: Vec::new(), rows: Vec::new() };
+    let mut played = Played { containers: Vec::new(), pods: Vec::new(), claims: Vec::new() };
     let mut done: BTreeSet<String> = BTreeSet::new();
     let mut last_change = Instant::now();
     while done.len() < wanted {
@@ -199,10 +210,27 @@ async fn play(
             last_change = Instant::now();
         }
     }
-    played
-        .rows
-        .sort_by(|a, b| (&a.namespace, &a.pod, &a.container).cmp(&(&b.namespace, &b.pod, &b.container)));
     Ok(played)
+}
+
+/// Runs the programs that can, side by side, until each has said something or ended.
+async fn run_programs(played: &mut Played) -> Result<()> {
+    let can_run = |row: &Row| !matches!(row.program.state, State::NotRun { .. });
+    for (_, container) in played.containers.iter_mut().filter(|(row, _)| can_run(row)) {
+        container.start_program().await?;
+    }
+    let started = Instant::now();
+    loop {
+        let mut silent = false;
+        for (row, container) in played.containers.iter_mut().filter(|(row, _)| can_run(row)) {
+            (row.program.state, row.program.said) = container.program()?;
+            silent |= row.program.state == State::Running && row.program.said.is_empty();
+        }
+        if !silent || started.elapsed() > SAY {
+            return Ok(());
+        }
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 /// Returns true if a warning says that a pod gets no devices as things are.
@@ -290,36 +318,36 @@ async fn run_pod(cluster: &mut Cluster, runtime: &Runtime, pod: &Pod, played: &m
         let mut unique = BTreeSet::new();
         ids.retain(|id| unique.insert(id.clone()));
         let edits = aliquot_sim_kubelet::cdi::edits(&cluster.cdi_dir(&node)?, &ids)?;
-        let env =
+        let env: BTreeMap<String, String> =
             container.env.iter().flatten().filter_map(|e| Some((e.name.clone(), e.value.clone()?))).collect();
         let name = format!("{namespace}-{}-{}", pod.name_any(), container.name);
-        let running = runtime.run(&name, &edits, env).await?;
-        played.rows.push(Row {
+        let argv = program::argv(container, &env, runtime.namespaces);
+        let state =
+            argv.as_ref().map_or_else(|why| State::NotRun { reason: why.clone() }, |_| State::Running);
+        let running = runtime.run(&name, &edits, env, &argv.unwrap_or_default()).await?;
+        let row = Row {
             namespace: namespace.clone(),
             pod: pod.name_any(),
             container: container.name.clone(),
             claim: names.into_iter().collect::<Vec<_>>().join(","),
             node: node.clone(),
+            limit_bytes: devices.iter().all(|device| is_limited(device)).then_some(limit),
             devices,
-            limit_bytes: limit,
             got_bytes: running.devices.iter().map(|d| d.allocated_bytes).sum(),
             refused_with: running.devices.iter().map(|d| d.refused_with).collect(),
-            instead_of: instead_of(container),
+            program: Program { command: program::shown(container), state, said: Vec::new() },
             uses: requests,
-        });
-        played.containers.push(running);
+        };
+        played.containers.push((row, running));
     }
     api::mark_running(&cluster.client, pod).await
 }
 
-/// The command that the demo's probe runs in place of, unless it is the probe's own.
-fn instead_of(container: &k8s_openapi::api::core::v1::Container) -> Option<String> {
-    let words: Vec<&str> =
-        container.command.iter().chain(&container.args).flatten().map(String::as_str).collect();
-    match words.first() {
-        None => Some(format!("image {}", container.image.as_deref().unwrap_or("without a name"))),
-        Some(program) if program.rsplit('/').next() == Some("cuda-probe") => None,
-        Some(_) => Some(words.join(" ").split_whitespace().collect::<Vec<_>>().join(" ")),
+/// Whether somebody holds the user of a device to its memory: in turns and beside others nobody does.
+fn is_limited(device: &str) -> bool {
+    match DeviceName::parse(device) {
+        Some(DeviceName::Plain { kind, .. }) => !matches!(kind, DeviceKind::TimeSlice | DeviceKind::Admin),
+        _ => true,
     }
 }
 
@@ -355,10 +383,7 @@ fn print(args: &DemoArgs, report: &Report, pictures: &[(String, Vec<picture::Gpu
         writeln!(out, "{}", picture::draw(node, gpus, colour).trim_end())?;
     }
     writeln!(out, "\n{}", report::table(&report.containers).trim_end())?;
-    writeln!(out, "What is missing to a limit is what CUDA itself takes: its context counts too.")?;
-    if let Some(replaced) = report::replaced(&report.containers) {
-        write!(out, "{replaced}")?;
-    }
+    write!(out, "{}", lines::wrapped(EXPLANATION, 0))?;
     if report.clean {
         writeln!(out, "\nreleased: no GPU instance, CDI file, checkpoint entry, claim, gate or taint left")?;
     }
@@ -373,7 +398,11 @@ fn verdict(report: &Report, leftovers: &[String]) -> Result<()> {
         .map(|row| {
             format!(
                 "{}/{} {}: got {} of a limit of {}",
-                row.namespace, row.pod, row.container, row.got_bytes, row.limit_bytes
+                row.namespace,
+                row.pod,
+                row.container,
+                row.got_bytes,
+                row.limit_bytes.map_or_else(|| "none".to_owned(), |limit| limit.to_string())
             )
         })
         .collect();

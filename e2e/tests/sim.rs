@@ -309,3 +309,76 @@ fn sim_a_bad_fleet_is_explained() -> Result<()> {
     ensure!(said.contains("fleet.yaml") && said.contains("H101"), "said: {said}");
     Ok(())
 }
+
+/// Programs of a pod: one looks around and does harm as far as it can, one is not on this machine, and one is its image's.
+fn programs(harm: &Path) -> String {
+    let harm = harm.display();
+    let script = format!(
+        "nvidia-smi --query-gpu=memory.total --format=csv,noheader; echo $$$$ $(NAME); kill -9 -1; \
+         touch {harm} /host{harm}; sleep 600"
+    );
+    let container = |name: &str, command: Value| {
+        serde_json::json!({"name": name, "image": "none", "command": command,
+            "env": [{"name": "NAME", "value": "is the first"}], "resources": {"claims": [{"name": "gpu"}]}})
+    };
+    let containers = [
+        container("looks", serde_json::json!(["sh", "-c", script])),
+        container("absent", serde_json::json!(["/no/such/program"])),
+        container("image", Value::Null),
+    ];
+    let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": {
+        "containers": containers, "resourceClaims": [{"name": "gpu", "resourceClaimName": "share"}]}});
+    let claim = ONE_SHARE.split("---").next().unwrap_or_default();
+    format!("{claim}---\n{pod}\n")
+}
+
+#[test]
+fn sim_the_programs_of_pods_run_in_the_demo_and_cannot_harm_this_machine() -> Result<()> {
+    let (build, dir) = (Build::find()?, directory()?);
+    // A container has a /tmp of its own; what else there is it sees.
+    let seen = tempfile::tempdir_in(&build.programs)?;
+    let harm = seen.path().join("harm");
+    std::fs::write(dir.path().join("pod.yaml"), programs(&harm))?;
+    let report = report(&output(build.demo(dir.path(), &["--json", "-f", "pod.yaml"]))?)?;
+    check(&report)?;
+    if report.get("isolation").and_then(Value::as_str) != Some("user namespaces") {
+        eprintln!("SKIPPED: no user namespaces here, so no program is run");
+        return Ok(());
+    }
+    let program = |container: &str| {
+        row(&report, "one", container)?.get("program").cloned().with_context(|| format!("{report}"))
+    };
+    let looks = program("looks")?;
+    let said: Vec<&str> = looks
+        .pointer("/said")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
+    ensure!(looks["state"] == "running", "it outlives what it does to all others: {looks}");
+    ensure!(said.first() == Some(&"2048 MiB"), "NVIDIA's program sees the limit: {looks}");
+    ensure!(said.get(1) == Some(&"1 is the first"), "in a PID namespace of its own: {looks}");
+    ensure!(said.iter().any(|line| line.contains("Read-only file system")) && !harm.exists(), "{looks}");
+    let absent = program("absent")?;
+    ensure!(absent["state"] == "ended" && absent["code"] == 127, "{absent}");
+    ensure!(absent.to_string().contains("/no/such/program"), "it says what is missing: {absent}");
+    let image = program("image")?;
+    ensure!(image["state"] == "notRun" && image.to_string().contains("no images"), "{image}");
+    Ok(())
+}
+
+#[test]
+fn sim_without_namespaces_no_program_of_a_pod_runs() -> Result<()> {
+    let (build, dir) = (Build::find()?, directory()?);
+    let harm = dir.path().join("harm");
+    std::fs::write(dir.path().join("pod.yaml"), programs(&harm))?;
+    let arguments = ["--json", "--no-namespaces", "-f", "pod.yaml"];
+    let report = report(&output(build.demo(dir.path(), &arguments))?)?;
+    for container in ["looks", "absent"] {
+        let program = row(&report, "one", container)?["program"].clone();
+        ensure!(program["state"] == "notRun" && program.to_string().contains("namespaces"), "{program}");
+    }
+    ensure!(!harm.exists());
+    check(&report)
+}

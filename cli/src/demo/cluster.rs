@@ -350,6 +350,7 @@ async fn start_node(
     let mut spec = node.spec();
     spec.nvml_library = Some(build.file("libnvidia_ml.so")?);
     spec.cuda_library = Some(build.file("libcuda.so")?);
+    spec.nvidia_smi = Some(build.file("aliquot-sim")?);
     aliquot_sim_node::create(&sim, &spec).with_context(|| format!("cannot simulate node {}", node.name))?;
     let root = sim.join("root");
     let flag = |name: &str, value: &Path| format!("--{name}={}", value.display());

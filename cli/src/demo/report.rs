@@ -1,6 +1,7 @@
 //! What the demo found, as a table and as JSON.
 
-use super::lines::{cut, wrapped};
+use super::lines::wrapped;
+use super::program::Program;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -33,15 +34,15 @@ pub(crate) struct Row {
     pub(crate) claim: String,
     pub(crate) node: String,
     pub(crate) devices: Vec<String>,
-    /// What the claim was promised of memory, all its devices together.
-    pub(crate) limit_bytes: u64,
+    /// What the claim was promised of memory, all its devices together; absent if nobody holds it to that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) limit_bytes: Option<u64>,
     /// What the program had when CUDA refused more.
     pub(crate) got_bytes: u64,
     /// How CUDA refused; 2 is CUDA_ERROR_OUT_OF_MEMORY.
     pub(crate) refused_with: Vec<i32>,
-    /// The container's own command, which the probe ran in place of; `image NAME` where it has none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) instead_of: Option<String>,
+    /// The container's own program.
+    pub(crate) program: Program,
     /// The claims and requests that it uses: who uses the same has the same limit.
     #[serde(skip)]
     pub(crate) uses: BTreeSet<(String, Option<String>)>,
@@ -61,7 +62,7 @@ impl Row {
     /// Whether the limit held: refused for memory, and never more than promised.
     pub(crate) fn held(&self) -> bool {
         self.got_bytes > 0
-            && self.got_bytes <= self.limit_bytes
+            && self.limit_bytes.is_none_or(|limit| self.got_bytes <= limit)
             && !self.refused_with.is_empty()
             && self.refused_with.iter().all(|code| *code == 2)
     }
@@ -99,7 +100,8 @@ pub(crate) fn table(rows: &[Row]) -> String {
             let _ = writeln!(out, "{name}");
             name.clear();
         }
-        let (limit, got) = (mebibytes(row.limit_bytes), mebibytes(row.got_bytes));
+        let limit = row.limit_bytes.map_or_else(|| "none".to_owned(), mebibytes);
+        let got = mebibytes(row.got_bytes);
         let _ = writeln!(out, "{name:<first$}  {limit:>second$}  {got:>third$}");
         let mut facts = format!("{} of {}, claim {}", row.devices.join(", "), row.node, row.claim);
         let with: Vec<String> =
@@ -112,29 +114,15 @@ pub(crate) fn table(rows: &[Row]) -> String {
                 write!(facts, "; CUDA refused with {:?}, not for memory below the limit", row.refused_with);
         }
         out.push_str(&wrapped(&facts, 2));
+        out.push_str(&row.program.lines());
     }
     out
-}
-
-/// Says which commands were not run.
-pub(crate) fn replaced(rows: &[Row]) -> Option<String> {
-    let commands: Vec<String> = rows
-        .iter()
-        .filter_map(|row| Some(format!("{} ({})", row.name(), cut(row.instead_of.as_deref()?, 60))))
-        .collect();
-    (!commands.is_empty()).then(|| {
-        let text = format!(
-            "Not run: the commands of {}. The demo has no images, so a program that takes GPU memory until CUDA \
-             refuses ran in their place.",
-            commands.join(", ")
-        );
-        wrapped(&text, 0)
-    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::demo::program::State;
 
     fn row(got: u64, code: i32) -> Row {
         Row {
@@ -144,10 +132,10 @@ mod tests {
             claim: "k".into(),
             node: "node-a".into(),
             devices: vec!["gpu-0-share".into()],
-            limit_bytes: 10 << 30,
+            limit_bytes: Some(10 << 30),
             got_bytes: got,
             refused_with: vec![code],
-            instead_of: None,
+            program: Program { command: "true".into(), state: State::Running, said: vec!["a line".into()] },
             uses: BTreeSet::from([("k".into(), None)]),
         }
     }
@@ -158,6 +146,8 @@ mod tests {
         assert!(!row((10 << 30) + 1, 2).held(), "more than promised");
         assert!(!row(10 << 30, 1).held(), "refused for another reason");
         assert!(!row(0, 2).held(), "got nothing");
+        let unlimited = Row { limit_bytes: None, ..row(80 << 30, 2) };
+        assert!(unlimited.held() && table(&[unlimited]).contains(" none "), "nobody promised less");
     }
 
     #[test]
@@ -186,18 +176,6 @@ mod tests {
         other.uses = BTreeSet::from([("k".into(), Some("b".into()))]);
         let text = table(&[one, other]);
         assert!(!text.contains("one limit together"), "{text}");
-    }
-
-    #[test]
-    fn a_command_that_was_not_run_is_said() {
-        let mut own = row(10 << 30, 2);
-        assert_eq!(replaced(&[own.clone()]), None);
-        own.instead_of = Some("python3 train.py".into());
-        let said = replaced(&[own]).expect("said");
-        assert!(
-            said.starts_with("Not run: the commands of n/p c (python3 train.py). The demo has no images"),
-            "{said}"
-        );
     }
 
     #[test]

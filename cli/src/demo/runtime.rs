@@ -1,5 +1,6 @@
-//! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe in it.
+//! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe and its own program in it.
 
+use super::program::{LINES, State};
 use aliquot_cdi::ContainerEdits;
 use aliquot_sim_kubelet::container::{self, Bind, ContainerSpec, Isolation};
 use aliquot_sim_kubelet::tether::Tethered;
@@ -9,9 +10,10 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 
 /// Where the probe is in a container, as an image would have it.
 const PROBE: &str = "/usr/local/bin/cuda-probe";
@@ -38,27 +40,74 @@ struct ProbeReport {
     error: Option<String>,
 }
 
-/// A running container. Killed when dropped.
+/// A running container. None of its processes is left when this was dropped.
 pub(crate) struct Container {
-    _child: Tethered,
+    child: Tethered,
     pub(crate) devices: Vec<ProbedDevice>,
+    /// Until its own program starts.
+    pipes: Option<(ChildStdin, BufReader<ChildStdout>, ChildStderr)>,
+    said: Arc<Mutex<Vec<String>>>,
+}
+
+impl Container {
+    /// Starts the container's own program.
+    pub(crate) async fn start_program(&mut self) -> Result<()> {
+        let (mut input, out, err) = self.pipes.take().context("it has started")?;
+        input.write_all(b"\n").await.context("the container has ended")?;
+        listen(out, self.said.clone());
+        listen(BufReader::new(err), self.said.clone());
+        Ok(())
+    }
+
+    /// Its own program, once that was started: whether it runs, and what it wrote.
+    pub(crate) fn program(&mut self) -> Result<(State, Vec<String>)> {
+        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let state = match self.child.0.try_wait().context("cannot look at a container")? {
+            None => State::Running,
+            Some(status) => State::Ended { code: status.code().unwrap_or(-1) },
+        };
+        Ok((state, said))
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        self.child.terminate();
+    }
+}
+
+/// Keeps the first lines of an output that are not empty, and reads on.
+fn listen(mut out: impl AsyncBufReadExt + Unpin + Send + 'static, said: Arc<Mutex<Vec<String>>>) {
+    tokio::spawn(async move {
+        let mut line = Vec::new();
+        // A program that ends in the middle of a line, or is killed, has said what it said.
+        while matches!(out.read_until(b'\n', &mut line).await, Ok(1..)) {
+            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+            if said.len() < LINES && !text.is_empty() {
+                said.push(text);
+            }
+            line.clear();
+        }
+    });
 }
 
 impl Runtime {
-    /// Starts a container and waits for the probe's report; the probe stays.
+    /// Starts a container, and waits for the probe's report and end. The program, if there is one, waits to be started.
     pub(crate) async fn run(
         &self,
         name: &str,
         edits: &ContainerEdits,
         env: BTreeMap<String, String>,
+        program: &[String],
     ) -> Result<Container> {
-        let spec = self.spec(name, edits, env)?;
+        let spec = self.spec(name, edits, env, program)?;
         let path = self.dir.join(format!("{name}.json"));
         std::fs::create_dir_all(&spec.scratch)?;
         std::fs::write(&path, serde_json::to_vec_pretty(&spec)?)?;
         let mut command = Command::from(container::command(&self.own_program, &path));
         let child = command
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true)
@@ -67,19 +116,23 @@ impl Runtime {
             .context("cannot start a container")?;
         let mut child = Tethered(child);
         let mut line = String::new();
-        let mut out = BufReader::new(child.0.stdout.take().context("no stdout")?);
+        let (input, out, mut err) = (child.0.stdin.take(), child.0.stdout.take(), child.0.stderr.take());
+        let mut out = BufReader::new(out.context("no stdout")?);
         tokio::time::timeout(Duration::from_secs(60), out.read_line(&mut line))
             .await
             .with_context(|| format!("container {name} said nothing for a minute"))??;
         let report: Result<ProbeReport, _> = serde_json::from_str(&line);
         let failure = match report {
-            Ok(ProbeReport { devices, error: None }) => return Ok(Container { _child: child, devices }),
+            Ok(ProbeReport { devices, error: None }) => {
+                let pipes = Some((input.context("no stdin")?, out, err.context("no stderr")?));
+                return Ok(Container { child, devices, pipes, said: Arc::default() });
+            }
             Ok(ProbeReport { error: Some(error), .. }) => error,
             Err(_) => line.trim().to_owned(),
         };
         child.0.start_kill().ok();
         let mut said = String::new();
-        if let Some(mut stderr) = child.0.stderr.take() {
+        if let Some(stderr) = &mut err {
             stderr.read_to_string(&mut said).await.ok();
         }
         bail!("container {name} failed: {failure} {}", said.trim())
@@ -90,6 +143,7 @@ impl Runtime {
         name: &str,
         edits: &ContainerEdits,
         mut env: BTreeMap<String, String>,
+        program: &[String],
     ) -> Result<ContainerSpec> {
         let scratch = self.dir.join(name);
         let (given, nodes, hooks) = aliquot_sim_kubelet::cdi::apply(edits)?;
@@ -97,15 +151,14 @@ impl Runtime {
         binds.extend(given);
         env.entry("PATH".into()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".into());
         env.extend(edits.environment().into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())));
-        let mut argv = vec![PROBE.to_owned(), "--hold".to_owned()];
+        let mut probe = PROBE.to_owned();
         if !self.namespaces {
-            if let Some(program) = argv.first_mut() {
-                *program = self.probe.display().to_string();
-            }
+            probe = self.probe.display().to_string();
             without_namespaces(&scratch, &binds, &mut env)?;
         }
         let isolation = if self.namespaces { Isolation::User } else { Isolation::None };
-        Ok(ContainerSpec { scratch, isolation, root: None, binds, nodes, hooks, env, argv })
+        let (before, argv) = (vec![probe], program.to_vec());
+        Ok(ContainerSpec { scratch, isolation, root: None, binds, nodes, hooks, env, before, argv })
     }
 }
 

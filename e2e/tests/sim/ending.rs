@@ -71,7 +71,8 @@ fn waiting_demo(build: &Build, dir: &Path) -> Result<(Child, Vec<(Process, Strin
     let started = Instant::now();
     loop {
         let found = descendants(i32::try_from(demo.id())?)?;
-        if found.iter().any(|(_, name)| name == "cuda-probe") {
+        let containers = found.iter().filter(|(process, _)| is_container(process)).count();
+        if containers > 0 {
             ensure!(found.len() >= 3, "controller, node agent and container: {found:?}");
             return Ok((demo, found));
         }
@@ -82,6 +83,12 @@ fn waiting_demo(build: &Build, dir: &Path) -> Result<(Child, Vec<(Process, Strin
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Whether a process is of the container, or runs it.
+fn is_container(process: &Process) -> bool {
+    let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+    String::from_utf8_lossy(&line).contains("default-one-main.json")
 }
 
 fn send(demo: &Child, signal: Signal) -> Result<()> {

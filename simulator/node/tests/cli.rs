@@ -240,5 +240,6 @@ fn it_plays_nvidia_smi_from_the_driver_root() {
     assert_eq!((node.settings(0).unwrap().timeslice, node.settings(1).unwrap().timeslice), (0, 2));
     assert!(run(&["-i", "1", "-c", "EXCLUSIVE_PROCESS"]).status.success());
     assert_eq!(node.settings(1).unwrap().compute_mode, 3);
-    assert!(!run(&["--query-gpu=name"]).status.success());
+    assert!(!run(&["--query-gpu=name"]).status.success(), "it needs a format");
+    assert!(!run(&["--query-gpu=pstate", "--format=csv"]).status.success(), "it knows no such property");
 }

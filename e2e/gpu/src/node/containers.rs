@@ -164,6 +164,7 @@ impl Containers {
             nodes,
             hooks,
             env,
+            before: Vec::new(),
             argv: argv.iter().map(|word| (*word).to_owned()).collect(),
         };
         let path = self.folder.join(format!("own-{}.json", self.number.get()));

@@ -1,8 +1,9 @@
 //! `aliquot-sim`: makes and looks at simulated nodes, and makes things go wrong on them.
 //!
-//! Under the name `nvidia-smi` it plays the few commands of that program that a node agent runs.
+//! Under the name `nvidia-smi` it plays the few commands of that program that node agents and examples run.
 
 mod args;
+mod query;
 mod show;
 mod smi;
 
@@ -26,6 +27,9 @@ enum CliError {
     /// The record of a real driver cannot be used.
     #[error(transparent)]
     Record(#[from] RecordError),
+    /// NVML does not answer.
+    #[error(transparent)]
+    Nvml(#[from] nvml_wrapper::error::NvmlError),
     /// The specification file cannot be read.
     #[error("could not read {}: {reason}", path.display())]
     Spec {

@@ -1,12 +1,12 @@
-//! The commands of `nvidia-smi` that a node agent runs.
+//! The commands of `nvidia-smi` that node agents and examples run.
 
 use std::fmt::Write;
 
 use aliquot_sim_node::Node;
 
-use crate::CliError;
+use crate::{CliError, query};
 
-const USAGE: &str = "this stand-in knows: -L; -c MODE [-i ID]; -r -i ID; \
+const USAGE: &str = "this stand-in knows: -L; --query-gpu=PROPERTIES --format=csv[,noheader][,nounits]; -c MODE [-i ID]; -r -i ID; \
 compute-policy --set-timeslice=0..3 [-i ID]   (ID: index, UUID or PCI address; MODE: 0, 2 or 3)";
 
 /// Runs one command.
@@ -27,6 +27,14 @@ pub(crate) fn run(words: &[String]) -> Result<String, CliError> {
         })
         .collect();
     let targets = targets(&node, value_of(&mut words, &["-i", "--id"])?.as_deref())?;
+    let query = value_of(&mut words, &["--query-gpu"])?;
+    if let Some(names) = query {
+        let format = value_of(&mut words, &["--format"])?.unwrap_or_default();
+        return match words.first() {
+            None => query::run(&names, &format),
+            Some(_) => Err(CliError::Usage(USAGE.to_owned())),
+        };
+    }
     let timeslice = value_of(&mut words, &["--set-timeslice", "-s"])?;
     let mode = value_of(&mut words, &["-c", "--compute-mode"])?;
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
