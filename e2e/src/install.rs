@@ -26,6 +26,21 @@ fn added(path: PathBuf, to: &str) -> Result<String> {
     Ok(format!("--add={}={to}", path.display()))
 }
 
+/// Options of `e2e/cluster/image`: this machine's Python.
+fn python() -> Result<Vec<String>> {
+    let say = "import os, sys, sysconfig, _ctypes; print(os.path.realpath(sys.executable)); \
+        print(sysconfig.get_path('stdlib')); print(_ctypes.__file__)";
+    let said = command::run("/usr/bin/python3", &["-c", say])?;
+    let [program, library, extension] = said.lines().collect::<Vec<_>>()[..] else {
+        bail!("python3 says {said:?}");
+    };
+    Ok(vec![
+        format!("--add-bin={program}=/usr/bin/python3"),
+        format!("--add={library}={library}"),
+        format!("--add-bin={extension}={extension}"),
+    ])
+}
+
 impl Cluster {
     /// Simulated GPUs and images, all new: what an earlier run left is removed first.
     ///
@@ -126,6 +141,11 @@ impl Cluster {
         let image = self.repo().join("e2e/cluster/image");
         let probe = added(self.build.join("cuda-probe"), "/usr/bin/cuda-probe")?;
         command::run(&image, &["--name=aliquot.dev/tools:latest", "--base=glibc", &probe])?;
+        // Public images that examples name, as far as they use them, with the probe beside it.
+        command::run(&image, &["--name=ubuntu:24.04", "--base=glibc", &probe])?;
+        let mut args = vec!["--name=python:3.13-slim".to_owned(), "--base=glibc".to_owned(), probe];
+        args.extend(python()?);
+        command::run(&image, &args.iter().map(String::as_str).collect::<Vec<_>>())?;
         // The one that is shipped, where it was built: `make image`.
         if let Some(archive) = std::env::var_os("ALIQUOT_IMAGE") {
             let archive = archive.to_str().context("ALIQUOT_IMAGE is not UTF-8")?;

@@ -22,6 +22,32 @@ pub struct Report {
     pub names: Vec<String>,
 }
 
+impl Report {
+    /// Reads what the probe printed.
+    ///
+    /// # Errors
+    /// If CUDA did not say no because memory was used up.
+    fn read(line: &str) -> Result<Self> {
+        let report: Value = serde_json::from_str(line).with_context(|| format!("no report: {line:?}"))?;
+        let devices = report.pointer("/devices").and_then(Value::as_array).cloned().unwrap_or_default();
+        ensure!(report.get("error").is_none(), "the probe failed: {line}");
+        for device in &devices {
+            let code = device.get("refused_with").and_then(Value::as_i64);
+            ensure!(code == Some(2), "not CUDA_ERROR_OUT_OF_MEMORY: {line}");
+        }
+        let text =
+            |d: &Value, field: &str| d.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+        Ok(Report {
+            allocated: devices
+                .iter()
+                .filter_map(|d| d.get("allocated_bytes").and_then(Value::as_u64))
+                .collect(),
+            uuids: devices.iter().map(|d| text(d, "uuid")).collect(),
+            names: devices.iter().map(|d| text(d, "name")).collect(),
+        })
+    }
+}
+
 impl Cluster {
     /// Polls until the condition gives a value.
     ///
@@ -254,25 +280,16 @@ impl Cluster {
     /// # Errors
     /// If the pod does not run, or CUDA did not say no because memory was used up.
     pub async fn report(&self, namespace: &str, pod: &str, container: &str) -> Result<Report> {
-        let line = self.first_line(namespace, pod, container).await?;
-        let report: Value =
-            serde_json::from_str(&line).with_context(|| format!("{namespace}/{pod} printed {line:?}"))?;
-        let devices = report.pointer("/devices").and_then(Value::as_array).cloned().unwrap_or_default();
-        ensure!(report.get("error").is_none(), "the probe failed: {line}");
-        for device in &devices {
-            let code = device.get("refused_with").and_then(Value::as_i64);
-            ensure!(code == Some(2), "not CUDA_ERROR_OUT_OF_MEMORY: {line}");
-        }
-        let text =
-            |d: &Value, field: &str| d.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
-        Ok(Report {
-            allocated: devices
-                .iter()
-                .filter_map(|d| d.get("allocated_bytes").and_then(Value::as_u64))
-                .collect(),
-            uuids: devices.iter().map(|d| text(d, "uuid")).collect(),
-            names: devices.iter().map(|d| text(d, "name")).collect(),
-        })
+        Report::read(&self.first_line(namespace, pod, container).await?)
+    }
+
+    /// What a probe finds in a container that runs a program of its own, once that has said something.
+    ///
+    /// # Errors
+    /// As [`Self::report`].
+    pub async fn probe(&self, namespace: &str, pod: &str, container: &str) -> Result<Report> {
+        self.first_line(namespace, pod, container).await?;
+        Report::read(&self.shell(namespace, pod, container, "cuda-probe")?)
     }
 
     /// The first line that a container prints.

@@ -37,7 +37,7 @@ fn limiter(cluster: &Cluster, namespace: &str, pod: &str, container: &str) -> Re
 fn a_whole_gpu_is_one_device_with_all_its_memory_and_no_limiter() -> Result<()> {
     on_any_cluster(async |cluster: &Cluster| {
         apply(cluster, "01-whole-gpu").await?;
-        let got = cluster.report("whole-gpu", "trainer", "main").await?;
+        let got = cluster.probe("whole-gpu", "trainer", "main").await?;
         ensure!(got.allocated.len() == 1, "one device, got {got:?}");
         ensure!(got.allocated.iter().all(|bytes| *bytes > 40 * GIB), "all of its memory: {got:?}");
         ensure!(nodes(cluster, "whole-gpu", "trainer", "main")? == (1, 0));
@@ -53,7 +53,7 @@ fn a_partition_is_created_for_its_profile_and_destroyed_afterwards() -> Result<(
     on_cluster(async |cluster: &Cluster| {
         ensure!(cluster.gpu_instances()?.is_empty(), "none to begin with");
         apply(cluster, "02-mig-by-profile").await?;
-        let got = cluster.report("mig-profile", "notebook", "main").await?;
+        let got = cluster.probe("mig-profile", "notebook", "main").await?;
         ensure!(
             got.allocated.len() == 1 && got.allocated.iter().all(|b| *b < 20 * GIB && *b > 17 * GIB),
             "a 2g.20gb has just under 20 GiB: {got:?}"
@@ -76,7 +76,7 @@ fn a_partition_is_created_for_its_profile_and_destroyed_afterwards() -> Result<(
 fn a_partition_by_size_is_the_smallest_that_suffices() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "03-mig-by-size").await?;
-        let got = cluster.report("mig-size", "inference", "main").await?;
+        let got = cluster.probe("mig-size", "inference", "main").await?;
         ensure!(
             got.allocated.len() == 1 && got.allocated.iter().all(|b| *b > 15 * GIB && *b < 20 * GIB),
             "16 GiB asked, a profile of 20 GB given: {got:?}"
@@ -93,7 +93,7 @@ fn shares_of_a_partition_have_one_instance_which_goes_with_the_last_of_them() ->
         ensure!(cluster.gpu_instances()?.is_empty(), "none to begin with");
         apply(cluster, "20-mig-share").await?;
         for pod in ["first", "second"] {
-            let got = cluster.report("mig-share", pod, "main").await?;
+            let got = cluster.probe("mig-share", pod, "main").await?;
             ensure!(
                 got.allocated.len() == 1 && got.allocated.iter().all(|b| *b <= 8 * GIB && *b > 7 * GIB),
                 "{pod} asked for 8 GiB: {got:?}"
@@ -158,7 +158,20 @@ fn a_share_gets_its_part_of_the_time_and_a_soft_one_what_is_idle() -> Result<()>
 fn a_share_ends_at_its_limit_and_shows_its_quota_and_limiter() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "04-share").await?;
-        let got = cluster.report("share", "chatbot", "main").await?;
+        let line = cluster.first_line("share", "chatbot", "main").await?;
+        let taken = line.strip_suffix(" MiB, CUDA error 2").and_then(|taken| taken.parse::<u64>().ok());
+        ensure!(
+            taken.is_some_and(|mebibytes| (9 << 10..10 << 10).contains(&mebibytes)),
+            "an ordinary program gets 10 GiB without what CUDA takes, and is told so: {line}"
+        );
+        let seen = cluster.shell(
+            "share",
+            "chatbot",
+            "main",
+            "nvidia-smi --query-gpu=memory.total --format=csv,noheader",
+        )?;
+        ensure!(seen.trim() == "10240 MiB", "NVML says the limit, too: {seen}");
+        let got = cluster.probe("share", "chatbot", "main").await?;
         ensure!(
             got.allocated.len() == 1 && got.allocated.iter().all(|b| *b <= 10 * GIB && *b > 9 * GIB),
             "10 GiB asked: {got:?}"
@@ -203,8 +216,8 @@ fn a_share_ends_at_its_limit_and_shows_its_quota_and_limiter() -> Result<()> {
 fn containers_of_one_pod_see_only_the_request_that_they_name() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "05-two-shares-one-pod").await?;
-        let model = cluster.report("two-shares", "pair", "model").await?;
-        let embedder = cluster.report("two-shares", "pair", "embedder").await?;
+        let model = cluster.probe("two-shares", "pair", "model").await?;
+        let embedder = cluster.probe("two-shares", "pair", "embedder").await?;
         let between = |got: &[u64], low: u64, high: u64| {
             got.len() == 1 && got.iter().all(|b| *b > low * GIB && *b <= high * GIB)
         };
@@ -223,7 +236,7 @@ fn two_pods_on_one_claim_both_run_and_share_one_limit() -> Result<()> {
         // Neither looks for the limit at its start: who comes while the other has it all gets nothing.
         for pod in ["first", "second"] {
             let line = cluster.first_line("shared-claim", pod, "main").await?;
-            ensure!(line.contains("\"allocated_bytes\":2147483648"), "2 GiB each: {line}");
+            ensure!(line == "2048 MiB, CUDA error 0", "2 GiB each: {line}");
         }
         let left = left_of_share(cluster)?;
         ensure!(left <= 4 * GIB && left > 2 * GIB, "4 of 8 GiB are taken, {left} bytes were to be had");
@@ -244,8 +257,8 @@ fn two_pods_on_one_claim_both_run_and_share_one_limit() -> Result<()> {
 fn a_statefulsets_pods_keep_their_places_for_the_ones_after_them() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply_file(cluster, "11-retain/statefulset.yaml").await?;
-        cluster.report("heirs", "web-0", "main").await?;
-        cluster.report("heirs", "web-1", "main").await?;
+        cluster.probe("heirs", "web-0", "main").await?;
+        cluster.probe("heirs", "web-1", "main").await?;
         let before =
             [cluster.devices_of("heirs", "web-0").await?, cluster.devices_of("heirs", "web-1").await?];
         let scale = |to: &str| cluster.kubectl(&["-n", "heirs", "scale", "statefulset", "web", to]);
@@ -254,8 +267,8 @@ fn a_statefulsets_pods_keep_their_places_for_the_ones_after_them() -> Result<()>
         cluster.pod_gone("heirs", "web-0").await?;
         cluster.pod_gone("heirs", "web-1").await?;
         scale("--replicas=2")?;
-        cluster.report("heirs", "web-0", "main").await?;
-        cluster.report("heirs", "web-1", "main").await?;
+        cluster.probe("heirs", "web-0", "main").await?;
+        cluster.probe("heirs", "web-1", "main").await?;
         let after =
             [cluster.devices_of("heirs", "web-0").await?, cluster.devices_of("heirs", "web-1").await?];
         ensure!(before == after, "{before:?}, then {after:?}");
@@ -278,7 +291,9 @@ fn time_slices_are_set_for_the_claims_that_ask_and_set_back_after_the_last() -> 
         apply(cluster, "15-timeslice").await?;
         for pod in ["first", "second"] {
             let line = cluster.first_line("timeslice", pod, "main").await?;
-            ensure!(line.contains("\"allocated_bytes\":8589934592"), "8 GiB each: {line}");
+            ensure!(line.starts_with("GPU 0: "), "its GPU: {line}");
+            let got = cluster.shell("timeslice", pod, "main", "cuda-probe --occupy=8589934592")?;
+            ensure!(got.contains("\"allocated_bytes\":8589934592"), "8 GiB: {got}");
         }
         let devices = [
             cluster.devices_of("timeslice", "first").await?,
@@ -335,7 +350,11 @@ async fn through_mps(cluster: &Cluster) -> Result<()> {
     apply(cluster, "18-mps").await?;
     for container in ["encoder", "decoder"] {
         let line = cluster.first_line("mps", "pair", container).await?;
-        ensure!(line.contains("\"allocated_bytes\":8589934592"), "8 GiB each: {line}");
+        ensure!(line.starts_with("GPU 0: "), "its GPU: {line}");
+        let hold = "(setsid cuda-probe --hold --occupy=8589934592 </dev/null >/tmp/held 2>&1 &); \
+                    until grep -q devices /tmp/held; do sleep 0.1; done; cat /tmp/held";
+        let held = cluster.shell("mps", "pair", container, hold)?;
+        ensure!(held.contains("\"allocated_bytes\":8589934592"), "8 GiB each, side by side: {held}");
     }
     let devices = cluster.devices_of("mps", "pair").await?;
     ensure!(devices.len() == 1 && devices.iter().all(|device| device.ends_with("-mps")), "{devices:?}");
@@ -394,7 +413,7 @@ fn gpus_of_a_claim_that_asks_for_it_are_at_one_numa_node() -> Result<()> {
         ])?;
         cluster.running(&namespace, "neighbour").await?;
         apply(cluster, "16-aligned-gpus").await?;
-        let got = cluster.report("aligned", "trainer", "main").await?;
+        let got = cluster.probe("aligned", "trainer", "main").await?;
         ensure!(got.allocated.len() == 2, "two devices: {got:?}");
         let node = cluster.hardware()?;
         let devices = cluster.devices_of("aligned", "trainer").await?;
@@ -422,7 +441,7 @@ fn gpus_of_a_claim_that_asks_for_it_are_at_one_numa_node() -> Result<()> {
 fn a_monitor_sees_every_gpu_beside_whoever_holds_it_and_is_nobodys_without_the_label() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
         apply(cluster, "01-whole-gpu").await?;
-        cluster.report("whole-gpu", "trainer", "main").await?;
+        cluster.probe("whole-gpu", "trainer", "main").await?;
         apply(cluster, "17-monitoring").await?;
         cluster.running("monitoring", "monitor").await?;
         let listed = cluster.shell("monitoring", "monitor", "main", "nvidia-smi -L")?;

@@ -45,7 +45,7 @@ fn a_claim_has_its_gpu_before_its_first_pod_and_after_its_last_until_it_is_relea
         cluster.apply(&manifest(cluster, &["Namespace", "ResourceClaim"])?)?;
         let early = kept(cluster, NAMESPACE).await.context("before any pod")?;
         cluster.apply(&manifest(cluster, &["Pod"])?)?;
-        cluster.report(NAMESPACE, "notebook", "main").await?;
+        cluster.probe(NAMESPACE, "notebook", "main").await?;
         cluster.kubectl(&["-n", NAMESPACE, "delete", "pod", "notebook"])?;
         let late = kept(cluster, NAMESPACE).await.context("after the last pod")?;
         ensure!(early == late, "the same GPU: {early:?}, {late:?}");

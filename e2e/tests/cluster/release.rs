@@ -44,7 +44,7 @@ async fn under_load(cluster: &Cluster, registry: &Registry, releases: &[Release]
     set_up(cluster, registry, now).await?;
     let example = std::fs::read_to_string(cluster.repo().join("examples/04-share/04-share.yaml"))?;
     cluster.apply(&example)?;
-    let got = cluster.report("share", "chatbot", "main").await?;
+    let got = cluster.probe("share", "chatbot", "main").await?;
     ensure!(got.allocated.iter().all(|bytes| *bytes < 10 * GIB), "a share of 10 GiB: {got:?}");
     let stays = cluster.running("share", "chatbot").await?;
 
