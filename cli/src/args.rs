@@ -77,7 +77,8 @@ pub(crate) enum Command {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DemoArgs {
-    /// Manifests to apply in place of the built-in examples. May be given several times.
+    /// Manifests to apply in place of the built-in examples. May be given several times: the pods of one file have their
+    /// devices, or wait, before the next is applied.
     #[arg(short = 'f', long = "filename", value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// A fleet in place of the built-in one: `nodes: [{name: a, gpus: [{board: H100-80, count: 8, mig: false}]}]`.

@@ -8,21 +8,23 @@ use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams
 use kube::core::{ApiResource, GroupVersionKind};
 use kube::{Client, ResourceExt};
 
-/// Creates the object; its namespace must exist.
-pub(crate) async fn create(client: &Client, document: &Document) -> Result<()> {
+const CLUSTER_SCOPED: [&str; 6] = [
+    "Namespace",
+    "DeviceClass",
+    "PriorityClass",
+    "CustomResourceDefinition",
+    "MutatingWebhookConfiguration",
+    "ValidatingWebhookConfiguration",
+];
+
+/// Creates the object, whose namespace must exist, and gives its UID; none of a namespace that is there already.
+pub(crate) async fn create(client: &Client, document: &Document) -> Result<String> {
     let object: DynamicObject = serde_json::from_value(document.object.clone())
         .with_context(|| format!("{}: {}", document.place, document.label()))?;
-    let (api_version, kind) = (document.text("/apiVersion"), document.text("/kind"));
-    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
-    let cluster_scoped = matches!(kind, "Namespace" | "DeviceClass" | "PriorityClass");
-    let api: Api<DynamicObject> = if cluster_scoped {
-        Api::all_with(client.clone(), &resource)
-    } else {
-        Api::namespaced_with(client.clone(), document.namespace(), &resource)
-    };
-    match api.create(&PostParams::default(), &object).await {
-        Err(kube::Error::Api(status)) if status.code == 409 && kind == "Namespace" => Ok(()),
+    let kind = document.text("/kind");
+    let cluster_scoped = CLUSTER_SCOPED.contains(&kind);
+    match api(client, document).create(&PostParams::default(), &object).await {
+        Err(kube::Error::Api(status)) if status.code == 409 && kind == "Namespace" => Ok(String::new()),
         Err(kube::Error::Api(status)) if status.code == 404 && !cluster_scoped => bail!(
             "{}: {} is in namespace {}, which does not exist; put a Namespace of that name before it",
             document.place,
@@ -30,8 +32,22 @@ pub(crate) async fn create(client: &Client, document: &Document) -> Result<()> {
             document.namespace()
         ),
         result => {
-            result.map(drop).with_context(|| format!("{}: {} was refused", document.place, document.label()))
+            let created =
+                result.with_context(|| format!("{}: {} was refused", document.place, document.label()))?;
+            Ok(created.uid().unwrap_or_default())
         }
+    }
+}
+
+/// The API of the object's kind, in its namespace if it has one.
+fn api(client: &Client, document: &Document) -> Api<DynamicObject> {
+    let (api_version, kind) = (document.text("/apiVersion"), document.text("/kind"));
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    if CLUSTER_SCOPED.contains(&kind) {
+        Api::all_with(client.clone(), &resource)
+    } else {
+        Api::namespaced_with(client.clone(), document.namespace(), &resource)
     }
 }
 
@@ -57,10 +73,21 @@ pub(crate) async fn slices(client: &Client) -> Result<Vec<ResourceSlice>> {
 
 /// The newest warning about an object, as reason and message.
 pub(crate) async fn warning(client: &Client, namespace: &str, name: &str) -> Result<Option<String>> {
-    let events = Api::<Event>::namespaced(client.clone(), namespace).list(&ListParams::default()).await?;
     let about =
-        |e: &&Event| e.type_.as_deref() == Some("Warning") && e.involved_object.name.as_deref() == Some(name);
-    let newest = events.items.iter().filter(about).max_by_key(|e| {
+        |e: &Event| e.type_.as_deref() == Some("Warning") && e.involved_object.name.as_deref() == Some(name);
+    newest(client, namespace, about).await
+}
+
+/// The newest event of a pod, as reason and message.
+pub(crate) async fn last_event(client: &Client, pod: &Pod) -> Result<String> {
+    let about = |e: &Event| e.involved_object.uid == pod.uid();
+    let event = newest(client, &pod.namespace().unwrap_or_default(), about).await?;
+    Ok(event.unwrap_or_else(|| "it was deleted".to_owned()))
+}
+
+async fn newest(client: &Client, namespace: &str, about: impl Fn(&Event) -> bool) -> Result<Option<String>> {
+    let events = Api::<Event>::namespaced(client.clone(), namespace).list(&ListParams::default()).await?;
+    let newest = events.items.iter().filter(|event| about(event)).max_by_key(|e| {
         (
             e.last_timestamp.as_ref().map(|t| t.0),
             e.event_time.as_ref().map(|t| t.0),
@@ -68,7 +95,7 @@ pub(crate) async fn warning(client: &Client, namespace: &str, name: &str) -> Res
         )
     });
     Ok(newest.map(|e| {
-        format!("{}: {}", e.reason.as_deref().unwrap_or("Warning"), e.message.as_deref().unwrap_or_default())
+        format!("{}: {}", e.reason.as_deref().unwrap_or("Event"), e.message.as_deref().unwrap_or_default())
     }))
 }
 
@@ -94,6 +121,12 @@ pub(crate) async fn mark_running(client: &Client, pod: &Pod) -> Result<()> {
 pub(crate) async fn remove_pod(client: &Client, pod: &Pod) -> Result<()> {
     let api = Api::<Pod>::namespaced(client.clone(), &pod.namespace().unwrap_or_default());
     ignore_absent(api.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await.map(drop))
+}
+
+/// Deletes an object, and what it owns.
+pub(crate) async fn delete(client: &Client, document: &Document) -> Result<()> {
+    let (name, parameters) = (document.text("/metadata/name"), DeleteParams::background());
+    ignore_absent(api(client, document).delete(name, &parameters).await.map(drop))
 }
 
 /// Deletes a claim that no pod owns.

@@ -16,11 +16,14 @@ use kube::ResourceExt;
 use kube::api::{Api, PostParams};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// How long programs may take to start and to publish.
 const START: Duration = Duration::from_secs(60);
+/// The controller's user, whose own writes its webhook does not look at.
+const CONTROLLER: &str = "system:serviceaccount:aliquot-system:aliquot-controller";
 /// Version under which the limiter's files are installed; theirs and ours are one.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -64,28 +67,38 @@ impl Cluster {
         dir: &Path,
         fleet: &Fleet,
         build: &Build,
-        classes: &[Document],
+        installation: &[Document],
     ) -> Result<Self> {
         let logs = dir.join("logs");
         std::fs::create_dir_all(&logs)?;
         let limiter = install_limiter(dir, build)?;
+        let webhook = free_address()?;
         let options = aliquot_control_plane::Options {
             namespaces: vec!["aliquot-system".to_owned()],
+            services: BTreeMap::from([("aliquot-system/aliquot-webhook".to_owned(), webhook)]),
             ..aliquot_control_plane::Options::default()
         };
         let control_plane =
             aliquot_control_plane::serve(options).await.context("cannot start the control plane")?;
         let client = client(&control_plane)?;
-        for class in classes {
-            api::create(&client, class).await?;
+        for document in installation {
+            api::create(&client, document).await?;
         }
         let controller = Process::start(
             &build.file("aliquot-controller")?,
             "controller",
             &logs,
-            &["--webhook-addr=off", "--http-addr=127.0.0.1:0"],
             &[
-                ("KUBECONFIG", kubeconfig(&control_plane, dir, "controller")?.as_os_str()),
+                &format!("--webhook-addr={webhook}"),
+                "--http-addr=127.0.0.1:0",
+                "--budgets=true",
+                "--elastic-shares=true",
+            ],
+            &[
+                (
+                    "KUBECONFIG",
+                    kubeconfig(&control_plane, &dir.join("controller.kubeconfig"), CONTROLLER)?.as_os_str(),
+                ),
                 ("POD_NAMESPACE", OsStr::new("aliquot-system")),
                 ("POD_NAME", OsStr::new("controller-0")),
             ],
@@ -93,7 +106,8 @@ impl Cluster {
         let mut nodes = Vec::new();
         for node in &fleet.nodes {
             create_node(&client, &node.name).await?;
-            let kubeconfig = kubeconfig(&control_plane, dir, &node.name)?;
+            let path = dir.join(format!("{}.kubeconfig", node.name));
+            let kubeconfig = kubeconfig(&control_plane, &path, &node.name)?;
             nodes.push(start_node(dir, node, build, &limiter, &kubeconfig, &logs).await?);
         }
         Ok(Self { client, _control_plane: control_plane, controller, nodes, slices: Vec::new() })
@@ -200,8 +214,8 @@ impl Cluster {
                 for result in results(claim).filter(|r| r.pool == pool) {
                     let Some(name) = DeviceName::parse(&result.device) else { continue };
                     if let Some(gpu) = gpus.get_mut(&name.minor()) {
-                        let shared: f64 = gpu.parts.iter().map(|p| p.share).sum();
-                        gpu.parts.extend(self.part(claim, result, &name, shared));
+                        let part = self.part(claim, result, &name, &gpu.parts);
+                        gpu.parts.extend(part);
                     }
                 }
             }
@@ -219,43 +233,57 @@ impl Cluster {
         claim: &ResourceClaim,
         result: &DeviceRequestAllocationResult,
         name: &DeviceName,
-        beside: f64,
+        beside: &[Part],
     ) -> Option<Part> {
         let holder = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
         let device = self.device(result)?;
         match name {
-            DeviceName::Mig { minor, start, .. } => {
+            DeviceName::Mig { minor, start, .. } | DeviceName::MigShare { minor, start, .. } => {
                 let slices = |d: &Device| {
                     let capacity = d.capacity.as_ref();
                     capacity.map_or(0, |c| c.keys().filter(|k| k.starts_with("memorySlice")).count())
                 };
                 let of_gpu = |d: &&Device| DeviceName::parse(&d.name).is_some_and(|n| n.minor() == *minor);
                 let of_pool = self.slices.iter().filter(|s| s.spec.pool.name == result.pool);
-                let all =
-                    of_pool.flat_map(|s| s.spec.devices.iter().flatten()).filter(of_gpu).map(slices).max()?;
-                let (size, all) = (slices(device) as f64, all.max(1) as f64);
+                let devices = || of_pool.clone().flat_map(|s| s.spec.devices.iter().flatten());
+                let all = devices().filter(of_gpu).map(slices).max()?;
+                // Shares lie in a partition, whose device says how large it is.
+                let partition = result.device.trim_end_matches("-share");
+                let partition = devices().find(|device| device.name == partition)?;
+                let (size, all) = (slices(partition) as f64, all.max(1) as f64);
+                let (start, width) = (f64::from(*start) / all, size / all);
+                let label = text_attribute(device, "profile");
+                if matches!(name, DeviceName::Mig { .. }) {
+                    return Some(Part { start, share: width, label, holder });
+                }
+                let (memory, part) = self.share(result, device)?;
+                let within = beside.iter().filter(|part| (start..start + width).contains(&part.start));
+                let before: f64 = within.map(|part| part.share).sum();
                 Some(Part {
-                    start: f64::from(*start) / all,
-                    share: size / all,
-                    label: text_attribute(device, "profile"),
+                    start: start + before,
+                    share: part * width,
+                    label: format!("{label} {memory}"),
                     holder,
                 })
             }
-            // The demo's agents do not offer them.
-            DeviceName::MigShare { .. } => None,
             DeviceName::Plain { kind: DeviceKind::Gpu | DeviceKind::Vfio, .. } => {
                 Some(Part { start: 0.0, share: 1.0, label: "whole GPU".into(), holder })
             }
             DeviceName::Plain { .. } => {
-                let total: Quantity = device.capacity.as_ref()?.get("memory")?.value.0.parse().ok()?;
-                let memory = self.memory(result)?;
-                let share = memory as f64 / total.to_u64()?.max(1) as f64;
-                let cores =
-                    result.consumed_capacity.as_ref().and_then(|c| c.get("cores")).map(|q| q.0.as_str());
-                let label = format!("{} {}%", Quantity::from_u64(memory), cores.unwrap_or("0"));
-                Some(Part { start: beside, share, label, holder })
+                let (label, share) = self.share(result, device)?;
+                let start = beside.iter().map(|part| part.share).sum();
+                Some(Part { start, share, label, holder })
             }
         }
+    }
+
+    /// A share in words, and which part of its device's memory it is.
+    fn share(&self, result: &DeviceRequestAllocationResult, device: &Device) -> Option<(String, f64)> {
+        let total: Quantity = device.capacity.as_ref()?.get("memory")?.value.0.parse().ok()?;
+        let memory = self.memory(result)?;
+        let cores = result.consumed_capacity.as_ref().and_then(|c| c.get("cores")).map(|q| q.0.as_str());
+        let label = format!("{} {}%", Quantity::from_u64(memory), cores.unwrap_or("0"));
+        Some((label, memory as f64 / total.to_u64()?.max(1) as f64))
     }
 
     /// Stops our programs, agents first.
@@ -267,16 +295,21 @@ impl Cluster {
     }
 }
 
+/// An address of this machine that nobody listens at.
+fn free_address() -> Result<SocketAddr> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no port is free")?;
+    Ok(listener.local_addr()?)
+}
+
 fn client(control_plane: &Handle) -> Result<kube::Client> {
     let url = control_plane.url().parse().context("the control plane has no URL")?;
     kube::Client::try_from(kube::Config::new(url)).context("cannot connect to the control plane")
 }
 
 /// A kubeconfig for one of our programs, named after it in the audit log.
-fn kubeconfig(control_plane: &Handle, dir: &Path, user: &str) -> Result<PathBuf> {
-    let path = dir.join(format!("{user}.kubeconfig"));
-    control_plane.write_kubeconfig(&path, user).context("cannot write a kubeconfig")?;
-    Ok(path)
+fn kubeconfig(control_plane: &Handle, path: &Path, user: &str) -> Result<PathBuf> {
+    control_plane.write_kubeconfig(path, user).context("cannot write a kubeconfig")?;
+    Ok(path.to_owned())
 }
 
 /// The results of a claim that are our driver's.
@@ -367,6 +400,9 @@ async fn start_node(
         "--region-storage=directory".to_owned(),
         // Nor are its containers confined.
         "--selinux-labels=never".to_owned(),
+        "--mig-shares=true".to_owned(),
+        "--report-usage=true".to_owned(),
+        "--elastic-shares=true".to_owned(),
         flag("oci-hook", &build.limiter_file("aliquot-oci-hook")?),
         format!("--container-mount={}:/run/aliquot-sim:rw", sim.display()),
     ];

@@ -1,6 +1,9 @@
 //! Fields of an object that its kind does not have: the API server would drop them without a word.
 
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceClaimTemplate};
 use k8s_openapi::api::scheduling::v1::PriorityClass;
 use serde::Serialize;
@@ -21,6 +24,10 @@ pub(super) fn unknown(kind: &str, object: &Value) -> serde_json::Result<Option<S
         "ResourceClaimTemplate" => understood::<ResourceClaimTemplate>(object),
         "DeviceClass" => understood::<DeviceClass>(object),
         "PriorityClass" => understood::<PriorityClass>(object),
+        "Deployment" => understood::<Deployment>(object),
+        "StatefulSet" => understood::<StatefulSet>(object),
+        "Job" => understood::<Job>(object),
+        "PodDisruptionBudget" => understood::<PodDisruptionBudget>(object),
         _ => return Ok(None),
     };
     Ok(missing(object, &understood?))

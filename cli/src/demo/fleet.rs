@@ -42,7 +42,7 @@ const fn one() -> u32 {
 const MAX_GPUS: u32 = 16;
 
 impl Fleet {
-    /// One node of eight H100, one of four A100 of which two are in MIG mode.
+    /// One node of eight H100, one of four A100 of which two are in MIG mode, and one of two boards of other kinds.
     pub(crate) fn built_in() -> Self {
         let gpus = |board: &str, count, mig| FleetGpus { board: board.to_owned(), count, mig };
         Self {
@@ -51,6 +51,10 @@ impl Fleet {
                 FleetNode {
                     name: "node-a100".into(),
                     gpus: vec![gpus("A100-80", 2, false), gpus("A100-80", 2, true)],
+                },
+                FleetNode {
+                    name: "node-mixed".into(),
+                    gpus: vec![gpus("L40S", 1, false), gpus("A100-40", 1, true)],
                 },
             ],
         }

@@ -1,6 +1,7 @@
 //! Reads Kubernetes manifests so that every complaint can name file, line and reason.
 
 use super::fields;
+use super::workloads::pod_of;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -28,7 +29,7 @@ impl fmt::Display for Place {
 }
 
 /// Kinds that the demo can apply.
-const KINDS: [(&str, &str); 8] = [
+const KINDS: [(&str, &str); 14] = [
     ("v1", "Namespace"),
     ("v1", "Pod"),
     ("v1", "ConfigMap"),
@@ -37,6 +38,21 @@ const KINDS: [(&str, &str); 8] = [
     ("resource.k8s.io/v1", "ResourceClaimTemplate"),
     ("resource.k8s.io/v1", "DeviceClass"),
     ("scheduling.k8s.io/v1", "PriorityClass"),
+    ("apps/v1", "Deployment"),
+    ("apps/v1", "StatefulSet"),
+    ("batch/v1", "Job"),
+    ("policy/v1", "PodDisruptionBudget"),
+    ("aliquot.dev/v1alpha1", "GpuBudget"),
+    ("aliquot.dev/v1alpha1", "GpuQuota"),
+];
+
+/// What the demo's control plane does not do; such objects are left out.
+const LEFT_OUT: (&str, &str) = ("v1", "ResourceQuota");
+
+/// Classes that the demo's nodes have no devices for, and why.
+const NOT_HERE: [(&str, &str); 2] = [
+    ("mps.aliquot.dev", "it needs NVIDIA's MPS daemon on the node"),
+    ("vfio.aliquot.dev", "it needs the kernel's drivers of PCI devices, and an IOMMU"),
 ];
 
 /// The examples that are applied when no file is named.
@@ -64,14 +80,38 @@ pub(crate) const EXAMPLES: [(&str, &str); 6] = [
     ),
 ];
 
-/// The rendered chart, of which the demo applies the DeviceClasses.
+/// The rendered chart.
 const CHART: &str = include_str!("../../../deploy/manifests/aliquot.yaml");
 
-/// The DeviceClasses of the chart.
-pub(crate) fn device_classes() -> Result<Vec<Document>> {
+/// A DeviceClass that the chart has where it is switched on, as it is in the demo.
+const MIG_SHARE: &str = r#"apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: mig-share.aliquot.dev}
+spec:
+  selectors:
+    - cel:
+        expression: device.driver == "gpu.aliquot.dev" && device.attributes["gpu.aliquot.dev"].type == "mig-share"
+"#;
+
+/// Of the chart what the demo applies: DeviceClasses, definitions of our kinds, and webhooks.
+pub(crate) fn installation() -> Result<Vec<Document>> {
     let mut documents = parse("deploy/manifests/aliquot.yaml", CHART)?;
-    documents.retain(|d| d.text("/kind") == "DeviceClass");
+    documents.extend(parse("mig-share.yaml", MIG_SHARE)?);
+    documents.retain(|document| {
+        [
+            "DeviceClass",
+            "CustomResourceDefinition",
+            "MutatingWebhookConfiguration",
+            "ValidatingWebhookConfiguration",
+        ]
+        .contains(&document.text("/kind"))
+    });
     Ok(documents)
+}
+
+/// Whether an object is one that the demo leaves out.
+pub(crate) fn is_left_out(document: &Document) -> bool {
+    (document.text("/apiVersion"), document.text("/kind")) == LEFT_OUT
 }
 
 /// Reads a file.
@@ -152,9 +192,13 @@ pub(crate) fn check(documents: &[Document], classes: &[Document]) -> Result<()> 
         .collect();
     let claims = names("ResourceClaim", documents);
     let templates = names("ResourceClaimTemplate", documents);
-    for document in documents {
+    let pods: Vec<Document> = documents.iter().filter_map(pod_of).collect();
+    for document in documents.iter().chain(&pods) {
         let place = &document.place;
         let kind = (document.text("/apiVersion"), document.text("/kind"));
+        if kind == LEFT_OUT {
+            continue;
+        }
         if !KINDS.contains(&kind) {
             let known: Vec<String> = KINDS.iter().map(|(v, k)| format!("{k} ({v})")).collect();
             bail!("{place}: the demo knows no {} of {:?}; it knows {}", kind.1, kind.0, known.join(", "));
@@ -195,6 +239,12 @@ fn check_classes(document: &Document, pointer: &str, known: &BTreeSet<String>) -
         for ask in exact.chain(alternatives) {
             let class = ask.get("deviceClassName").and_then(Value::as_str).unwrap_or_default();
             if !known.contains(class) {
+                if let Some((_, why)) = NOT_HERE.iter().find(|(absent, _)| *absent == class) {
+                    bail!(
+                        "{place}: {} asks for DeviceClass {class}, which the demo has not: {why}",
+                        document.label()
+                    );
+                }
                 let known: Vec<&str> = known.iter().map(String::as_str).collect();
                 bail!(
                     "{place}: {} asks for DeviceClass {class:?}, which does not exist; there are {}",
@@ -255,11 +305,22 @@ mod tests {
 
     #[test]
     fn the_examples_parse_and_are_complete() {
-        let classes = device_classes().unwrap();
-        assert!(classes.len() >= 5);
+        let classes = installation().unwrap();
+        assert!(classes.iter().filter(|document| document.text("/kind") == "DeviceClass").count() >= 6);
         for (file, text) in EXAMPLES {
             check(&parse(file, text).unwrap(), &classes).unwrap();
         }
+    }
+
+    #[test]
+    fn the_class_of_shares_of_partitions_is_the_chart_s() {
+        let template = include_str!("../../../deploy/helm/aliquot/templates/deviceclass-migshare.yaml");
+        let expression = |text: &str| {
+            let line = text.lines().find_map(|line| line.trim().strip_prefix("expression: "));
+            line.map(|line| line.replace("{{ .Values.driverName | quote }}", "\"gpu.aliquot.dev\""))
+        };
+        assert!(expression(MIG_SHARE).is_some());
+        assert_eq!(expression(MIG_SHARE), expression(template));
     }
 
     #[test]
@@ -295,7 +356,7 @@ mod tests {
     #[case(&CLAIM.replace("deviceClassName", "deviceClass"), "has no field spec.devices.requests[0].exactly.deviceClass;")]
     #[case(&CLAIM.replace("CLASS", "[1]"), "f.yaml:1: ResourceClaim c is malformed: invalid type: sequence")]
     fn mistakes_are_named_with_file_line_and_reason(#[case] text: &str, #[case] want: &str) {
-        let result = parse("f.yaml", text).and_then(|d| check(&d, &device_classes().unwrap()));
+        let result = parse("f.yaml", text).and_then(|d| check(&d, &installation().unwrap()));
         let error = format!("{:#}", result.unwrap_err());
         assert!(error.contains(want), "{error}");
     }
@@ -303,11 +364,11 @@ mod tests {
     #[test]
     fn an_unknown_class_is_named_with_those_that_exist() {
         let documents = parse("f.yaml", &CLAIM.replace("CLASS", "gpu.example.com")).unwrap();
-        let error = check(&documents, &device_classes().unwrap()).unwrap_err().to_string();
+        let error = check(&documents, &installation().unwrap()).unwrap_err().to_string();
         assert!(error.contains("gpu.example.com") && error.contains("share.aliquot.dev"), "{error}");
         check(
             &parse("f.yaml", &CLAIM.replace("CLASS", "share.aliquot.dev")).unwrap(),
-            &device_classes().unwrap(),
+            &installation().unwrap(),
         )
         .unwrap();
     }

@@ -14,6 +14,12 @@ pub(crate) struct Report {
     pub(crate) isolation: &'static str,
     pub(crate) nodes: Vec<NodeReport>,
     pub(crate) containers: Vec<Row>,
+    /// Why pods wait that got no devices, each with its place in the files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) waiting: Vec<String>,
+    /// Objects that the demo knows and does nothing about.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) left_out: Vec<String>,
     /// Whether everything was released and nothing of it is left.
     pub(crate) clean: bool,
 }
@@ -43,6 +49,9 @@ pub(crate) struct Row {
     pub(crate) refused_with: Vec<i32>,
     /// The container's own program.
     pub(crate) program: Program,
+    /// Why its pod was ended by somebody else than the demo, if it was.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) ended: Option<String>,
     /// The claims and requests that it uses: who uses the same has the same limit.
     #[serde(skip)]
     pub(crate) uses: BTreeSet<(String, Option<String>)>,
@@ -114,7 +123,10 @@ pub(crate) fn table(rows: &[Row]) -> String {
                 write!(facts, "; CUDA refused with {:?}, not for memory below the limit", row.refused_with);
         }
         out.push_str(&wrapped(&facts, 2));
-        out.push_str(&row.program.lines());
+        match &row.ended {
+            Some(why) => out.push_str(&wrapped(&format!("ended before its program ran: {why}"), 2)),
+            None => out.push_str(&row.program.lines()),
+        }
     }
     out
 }
@@ -136,6 +148,7 @@ mod tests {
             got_bytes: got,
             refused_with: vec![code],
             program: Program { command: "true".into(), state: State::Running, said: vec!["a line".into()] },
+            ended: None,
             uses: BTreeSet::from([("k".into(), None)]),
         }
     }

@@ -62,7 +62,8 @@ fn descendants(of: i32) -> Result<Vec<(Process, String)>> {
 
 /// A demo that runs a container and waits for a pod that nothing can place; its process and all that it started.
 fn waiting_demo(build: &Build, dir: &Path) -> Result<(Child, Vec<(Process, String)>)> {
-    let impossible = ONE_SHARE.replace("2Gi", "900Gi").replace(": share}", ": huge}").replace("one}", "two}");
+    // Of its 15 GiB.
+    let impossible = ONE_SHARE.replace("2Gi", "14Gi").replace(": share}", ": huge}").replace("one}", "two}");
     std::fs::write(dir.join("one.yaml"), ONE_SHARE)?;
     std::fs::write(dir.join("both.yaml"), format!("{ONE_SHARE}---\n{impossible}"))?;
     std::fs::write(dir.join("fleet.yaml"), "nodes:\n- name: small\n  gpus: [{board: T4}]\n")?;

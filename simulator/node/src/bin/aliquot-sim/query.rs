@@ -96,7 +96,8 @@ impl Query {
         line(self.asked.iter().map(|property| match (value(property.2), self.unit(property)) {
             (Ok(value), Some(unit)) => format!("{value} {unit}"),
             (Ok(value), None) => value,
-            (Err(error), _) => format!("[{error}]"),
+            (Err(NvmlError::NoPermission), _) => "[Insufficient Permissions]".to_owned(),
+            (Err(_), _) => "[N/A]".to_owned(),
         }))
     }
 }
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(lines("csv,nounits"), "index, memory.total\n7, 7\n");
         assert_eq!(lines("csv,noheader"), "7, 7 MiB\n");
         let query = Query::read("name", "csv").expect("a query");
-        assert_eq!(query.line(|_| Err(NvmlError::NotSupported)).matches('[').count(), 1);
+        assert_eq!(query.line(|_| Err(NvmlError::NotSupported)), "[N/A]\n");
     }
 
     #[test]
