@@ -22,7 +22,7 @@ Exit codes:
   0  it has its devices, fits, or asks for none of this driver
   1  error
   2  wrong usage
-  3  it cannot be placed now
+  3  it cannot be placed now, or a quota, a budget or another scheduling gate holds it back
   4  it has no devices, and your rights do not let this be judged";
 /// How completion is switched on.
 const COMPLETION_HELP: &str = "\
@@ -76,6 +76,7 @@ pub(crate) enum Command {
 }
 
 #[derive(Debug, clap::Args)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "the demo runs on Linux alone"))]
 pub(crate) struct DemoArgs {
     /// Manifests to apply in place of the built-in examples. May be given several times: the pods of one file have their
     /// devices, or wait, before the next is applied.
@@ -333,6 +334,7 @@ pub(crate) struct InstallArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "the demo runs on Linux alone"))]
 pub(crate) struct ContainerArgs {
     /// What to become, as JSON.
     pub(crate) spec: PathBuf,
@@ -341,6 +343,7 @@ pub(crate) struct ContainerArgs {
 }
 
 #[derive(Debug, clap::Args)]
+#[cfg_attr(not(target_os = "linux"), allow(dead_code, reason = "the demo runs on Linux alone"))]
 pub(crate) struct TetherArgs {
     /// Process id of the demo.
     pub(crate) parent: u32,

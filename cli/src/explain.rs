@@ -14,7 +14,7 @@ use crate::output::written;
 use crate::rights::Right;
 use crate::snapshot::{self, Gathered};
 use aliquot_controller::decide::{Matcher, Options};
-use aliquot_controller::explain::{self, Explanation};
+use aliquot_controller::explain::{self, Explanation, State};
 use aliquot_controller::index::{Index, ObjectKey, Pod};
 use anyhow::{Context, Result, bail};
 use events::Said;
@@ -183,6 +183,11 @@ async fn judged(
     if let Some(line) = judged_by(&explanation, &known) {
         let _ = writeln!(text, "{line}");
     }
+    let held_back = match explanation.state() {
+        State::Fits => held_back(object, &said),
+        _ => Vec::new(),
+    };
+    add_lines(&mut text, "", &held_back);
     let kept = explain::kept(&index, &pod);
     add_lines(&mut text, "", &kept);
     write_said(&mut text, &said);
@@ -198,10 +203,20 @@ async fn judged(
         "strategy",
         json!({"words": strategy::words(explanation.strategy().unwrap_or(known.strategy)), "source": known.source}),
     );
+    put(&mut json, "heldBack", json!(held_back));
     put(&mut json, "kept", json!(kept));
     put(&mut json, "events", said.iter().map(Said::to_json).collect());
-    let verdict = if explanation.state().is_well() { Verdict::Well } else { Verdict::NotNow };
+    let well = explanation.state().is_well() && held_back.is_empty();
+    let verdict = if well { Verdict::Well } else { Verdict::NotNow };
     Ok(Answer { text, json, verdict })
+}
+
+/// Why a pod that fits gets nothing all the same: a quota or budget refuses it, or it waits for somebody else.
+fn held_back(object: &Object, said: &[Said]) -> Vec<String> {
+    let refused = said.last().filter(|last| last.is_refusal());
+    let refused =
+        refused.map(|last| format!("there is room, but the controller refuses it: {}", last.words()));
+    object.other_gates().into_iter().chain(refused).collect()
 }
 
 /// By what nodes were compared, where they were.

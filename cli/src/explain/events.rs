@@ -38,6 +38,11 @@ impl Said {
         format!("{seconds} {} {}: {}", self.name, self.reason, self.note)
     }
 
+    /// Reason and text.
+    pub(super) fn words(&self) -> String {
+        format!("{}: {}", self.reason, self.note)
+    }
+
     /// The event for programs.
     pub(super) fn to_json(&self) -> Value {
         json!({"time": self.time, "name": self.name, "reason": self.reason, "message": self.note})

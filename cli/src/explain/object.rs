@@ -118,6 +118,11 @@ impl Object {
         self.without.is_empty() && self.claims.iter().all(|claim| allocated(claim).is_some())
     }
 
+    /// What else than devices the pod waits for, if it is one and does.
+    pub(super) fn other_gates(&self) -> Option<String> {
+        self.pod.as_ref().and_then(other_gates)
+    }
+
     /// Names that events about it have.
     pub(super) fn names(&self) -> Vec<String> {
         let pod = self.pod.iter().map(ResourceExt::name_any);
@@ -188,8 +193,23 @@ fn needs_none(pod: &Pod, entry: &str) -> bool {
 }
 
 fn is_gated(pod: &Pod) -> bool {
-    let gates = pod.spec.as_ref().and_then(|spec| spec.scheduling_gates.as_ref());
-    gates.is_some_and(|gates| gates.iter().any(|gate| gate.name == SCHEDULING_GATE))
+    gates(pod).any(|gate| gate == SCHEDULING_GATE)
+}
+
+fn gates(pod: &Pod) -> impl Iterator<Item = &str> {
+    let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
+    gates.map(|gate| gate.name.as_str())
+}
+
+/// What else than devices a pod waits for.
+fn other_gates(pod: &Pod) -> Option<String> {
+    let others: Vec<&str> = gates(pod).filter(|gate| *gate != SCHEDULING_GATE).collect();
+    (!others.is_empty()).then(|| {
+        format!(
+            "it waits behind other scheduling gates, which go when whoever set them takes them off: {}",
+            others.join(", ")
+        )
+    })
 }
 
 fn of_pod(pod: &Pod) -> Vec<String> {
@@ -204,6 +224,7 @@ fn of_pod(pod: &Pod) -> Vec<String> {
             "  it waits behind the scheduling gate {SCHEDULING_GATE}, which goes when its claims have devices"
         ));
     }
+    lines.extend(other_gates(pod).map(|line| format!("  {line}")));
     for condition in status.and_then(|status| status.conditions.as_ref()).into_iter().flatten() {
         if condition.status == "True" {
             continue;

@@ -256,3 +256,37 @@ async fn what_matters_to_some_pods_only_and_may_not_be_read_is_named() {
     let left = "left out, because rights are missing:\n  what takes the right to list persistentvolumes of the whole";
     assert!(fits.text.contains(left), "{}", fits.text);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_fits_and_is_held_back_is_not_said_to_be_well() {
+    let (_plane, admin) = cluster().await;
+    gpu(&admin).await;
+    let pod = |name: &str, gates: Value| {
+        json!({
+            "metadata": {"name": name},
+            "spec": {"containers": [{"name": "c", "image": "i"}], "schedulingGates": gates,
+                     "resourceClaims": [{"name": "gpu", "resourceClaimName": "whole"}]},
+        })
+    };
+    let pods = Api::<ApiPod>::namespaced(admin.clone(), "team");
+    for (name, gates) in [
+        ("poor", json!([{"name": "aliquot.dev/allocation"}])),
+        ("queued", json!([{"name": "aliquot.dev/allocation"}, {"name": "kueue.x-k8s.io/admission"}])),
+    ] {
+        pods.create(&PostParams::default(), &serde_json::from_value(pod(name, gates)).unwrap())
+            .await
+            .unwrap();
+    }
+    let fits = explained(&admin, "pod/poor").await.unwrap();
+    assert_eq!((fits.verdict, &fits.json["heldBack"]), (Verdict::Well, &json!([])), "{}", fits.text);
+    says(&admin, "poor", "GpuQuotaExceeded", "memory: hard 16Gi, used 10Gi, asked 10Gi").await;
+    let poor = explained(&admin, "pod/poor").await.unwrap();
+    assert_eq!(poor.verdict, Verdict::NotNow, "{}", poor.text);
+    let why = "there is room, but the controller refuses it: GpuQuotaExceeded: memory: hard 16Gi, used 10Gi, asked 10Gi\n";
+    assert!(poor.text.contains(why), "{}", poor.text);
+    let queued = explained(&admin, "pod/queued").await.unwrap();
+    assert_eq!(queued.verdict, Verdict::NotNow, "{}", queued.text);
+    assert!(queued.text.contains("takes them off: kueue.x-k8s.io/admission\n"), "{}", queued.text);
+    let tenant = explained(&as_user(&admin, tenant), "pod/queued").await.unwrap();
+    assert!(tenant.text.contains("  it waits behind other scheduling gates"), "{}", tenant.text);
+}
