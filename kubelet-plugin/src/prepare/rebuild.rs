@@ -192,7 +192,11 @@ impl Node {
         for (uid, claim) in running {
             lost.running.entry(uid).or_insert(claim);
         }
-        lost.running.retain(|uid, _| !claims.contains_key(uid) && !newer.contains_key(uid));
+        // The API was asked before the lock was taken: some may have been given back since.
+        let Lost { running, ended, .. } = lost;
+        running.retain(|uid, _| {
+            !claims.contains_key(uid) && !newer.contains_key(uid) && !ended.contains_key(uid)
+        });
         self.note_traces(&specs, &mut ledger);
         let beyond = ledger.lost.as_ref().is_some_and(Lost::is_beyond);
         // A claim that is being prepared may have found files, and be undone: then it has no record again.

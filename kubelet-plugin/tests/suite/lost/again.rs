@@ -177,3 +177,38 @@ fn what_ended_after_its_record_was_made_anew_keeps_no_gpu_while_the_state_lasts(
     assert!(node.unprepare("c-1").unwrap());
     node.prepare(&request("c-3", &[("g", "gpu-2")]), false, now()).unwrap();
 }
+
+/// The API was asked before the claims ended, and the answer is taken in afterwards.
+#[test]
+fn a_claim_that_ends_while_the_api_is_asked_is_not_taken_for_one_without_a_record() {
+    for lost in [false, true] {
+        let world = world();
+        let slice = request("c-2", &[("g", "gpu-2-timeslice")]);
+        if lost {
+            world.node().prepare(&share("c-1"), false, now()).unwrap();
+            lose(&world);
+            world.node().recover().unwrap();
+            world.node().rebuild(&share("c-1"), now()).unwrap();
+        } else {
+            // A node on which there never was an agent.
+            fs::remove_dir_all(world.data()).unwrap();
+            world.node().recover().unwrap();
+            world.node().prepare(&share("c-1"), false, now()).unwrap();
+        }
+        let node = world.node();
+        node.prepare(&slice, false, now()).unwrap();
+        let of = |claim: &aliquot_kubelet_plugin::claim::Request, device: &str| {
+            let running = Running { claim: claim.claim.clone(), devices: vec![device.to_owned()] };
+            (claim.claim.uid.clone(), running)
+        };
+        let seen = BTreeMap::from([of(&share("c-1"), "gpu-1-share"), of(&slice, "gpu-2-timeslice")]);
+        assert!(node.unprepare("c-1").unwrap() && node.unprepare("c-2").unwrap());
+        let over = node.conclude(seen).unwrap();
+        match lost {
+            false => assert_eq!(over, Conclusion::Nothing),
+            true => assert!(matches!(over, Conclusion::Found { .. }), "{over:?}"),
+        }
+        assert!(world.ledger().lost.is_none());
+        world.assert_clean();
+    }
+}
