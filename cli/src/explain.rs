@@ -184,7 +184,13 @@ async fn judged(
         let _ = writeln!(text, "{line}");
     }
     let held_back = match explanation.state() {
-        State::Fits => held_back(object, &said),
+        State::Fits => {
+            let gates = match stands_in {
+                true => None,
+                false => object.other_gates(client, &pod.key.name).await?,
+            };
+            held_back(gates, &said)
+        }
         _ => Vec::new(),
     };
     add_lines(&mut text, "", &held_back);
@@ -212,11 +218,11 @@ async fn judged(
 }
 
 /// Why a pod that fits gets nothing all the same: a quota or budget refuses it, or it waits for somebody else.
-fn held_back(object: &Object, said: &[Said]) -> Vec<String> {
-    let refused = said.last().filter(|last| last.is_refusal());
+fn held_back(gates: Option<String>, said: &[Said]) -> Vec<String> {
+    let refused = said.last().filter(|last| last.is_forbidden());
     let refused =
         refused.map(|last| format!("there is room, but the controller refuses it: {}", last.words()));
-    object.other_gates().into_iter().chain(refused).collect()
+    gates.into_iter().chain(refused).collect()
 }
 
 /// By what nodes were compared, where they were.

@@ -38,6 +38,11 @@ impl Said {
         format!("{seconds} {} {}: {}", self.name, self.reason, self.note)
     }
 
+    /// Returns true if it says that the pod gets nothing whatever room there is.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.is_refusal() && self.reason != reasons::DOES_NOT_FIT
+    }
+
     /// Reason and text.
     pub(super) fn words(&self) -> String {
         format!("{}: {}", self.reason, self.note)

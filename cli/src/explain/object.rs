@@ -118,9 +118,21 @@ impl Object {
         self.without.is_empty() && self.claims.iter().all(|claim| allocated(claim).is_some())
     }
 
-    /// What else than devices the pod waits for, if it is one and does.
-    pub(super) fn other_gates(&self) -> Option<String> {
-        self.pod.as_ref().and_then(other_gates)
+    /// What else than devices its pod waits for, which is it or uses it.
+    ///
+    /// # Errors
+    /// If the API does not answer.
+    pub(super) async fn other_gates(&self, client: &Client, pod: &str) -> Result<Option<String>> {
+        if let Some(pod) = &self.pod {
+            return Ok(other_gates(pod));
+        }
+        let pods = Api::<Pod>::namespaced(client.clone(), &self.namespace);
+        Ok(pods
+            .get_opt(pod)
+            .await
+            .context("cannot read the pod of the claim")?
+            .as_ref()
+            .and_then(other_gates))
     }
 
     /// Names that events about it have.

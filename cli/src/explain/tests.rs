@@ -277,6 +277,8 @@ async fn a_pod_that_fits_and_is_held_back_is_not_said_to_be_well() {
             .await
             .unwrap();
     }
+    // There was no room before.
+    says(&admin, "poor", "DevicesDoNotFit", "0 of 1 nodes with devices fit").await;
     let fits = explained(&admin, "pod/poor").await.unwrap();
     assert_eq!((fits.verdict, &fits.json["heldBack"]), (Verdict::Well, &json!([])), "{}", fits.text);
     says(&admin, "poor", "GpuQuotaExceeded", "memory: hard 16Gi, used 10Gi, asked 10Gi").await;

@@ -41,7 +41,8 @@ pub(super) struct Keeper {
 }
 
 impl Keeper {
-    /// `snapshots` and `budgets` are what reviews go by: who asks before they are complete gets no check.
+    /// `snapshots` and `budgets` are what decides on checks, gates and priorities: who asks before they are complete gets
+    /// none. What else reviews look at, the controller looks at again.
     pub(super) fn new(
         client: Client,
         config: Config,
@@ -51,7 +52,7 @@ impl Keeper {
         Self { client, config, current: watch::Sender::new(None), snapshots, budgets }
     }
 
-    /// Waits until all that reviews go by was listed.
+    /// Waits until slices, classes and budgets were listed.
     async fn complete(&self) {
         self.snapshots.complete().await;
         if let Some(budgets) = &self.budgets {
@@ -64,22 +65,24 @@ impl Keeper {
     }
 
     pub(super) async fn run(self, health: Health, stop: CancellationToken) {
+        let soon = Duration::from_secs(2).min(self.config.interval);
         loop {
             let round = async {
                 let pause = match self.look_after().await {
                     Ok(()) => {
                         if tokio::time::timeout(self.config.interval, self.complete()).await.is_ok() {
                             health.set_ready();
+                            self.config.interval.min(self.fresh_for().max(LEAST))
                         } else {
                             tracing::warn!(
                                 "the webhook is not ready: slices, classes or budgets could not be listed yet"
                             );
+                            soon
                         }
-                        self.config.interval.min(self.fresh_for().max(LEAST))
                     }
                     Err(error) => {
                         tracing::warn!(%error, "the webhook's certificate");
-                        Duration::from_secs(2).min(self.config.interval)
+                        soon
                     }
                 };
                 tokio::time::sleep(pause).await;
