@@ -18,12 +18,14 @@ mod program;
 mod progress;
 mod report;
 mod runtime;
+mod said;
 mod waiting;
 mod work_dir;
 mod workloads;
 
-use crate::args::DemoArgs;
+use crate::args::{ContainerArgs, DemoArgs, TetherArgs};
 use crate::output::written;
+use aliquot_sim_kubelet::{container, tether};
 use anyhow::{Context, Result, bail};
 use cluster::Cluster;
 use fleet::Fleet;
@@ -33,6 +35,7 @@ use progress::Progress;
 use report::Report;
 use runtime::Runtime;
 use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use work_dir::WorkDir;
@@ -44,6 +47,16 @@ missing to a limit is what CUDA itself takes: its context counts too. Then the
 container's own command ran ($), with this machine's files.";
 /// How often the demo looks at the API.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Becomes a container of a demo that runs.
+pub(crate) fn become_container(args: &ContainerArgs) -> ExitCode {
+    container::run(&args.spec, args.parent)
+}
+
+/// Becomes a program that ends with the demo that started it.
+pub(crate) fn become_tethered(args: &TetherArgs) -> ExitCode {
+    tether::run(args.parent, &args.program, &args.args)
+}
 
 /// Runs the demo.
 ///
@@ -106,7 +119,7 @@ async fn run_through(args: DemoArgs) -> Result<()> {
     progress.step("publish devices as ResourceSlices");
     let nodes = cluster.wait_for_devices().await?;
     let runtime = runtime(&args, dir, &build)?;
-    let isolation = if runtime.namespaces { "user namespaces" } else { "scratch roots" };
+    let isolation = if runtime.without.is_none() { "user namespaces" } else { "scratch roots" };
     progress.step(&format!("apply {} objects; allocate, prepare and probe in {isolation}", documents.len()));
     let mut play = Play::new(&mut cluster, &runtime);
     for file in &files {
@@ -157,9 +170,13 @@ fn runtime(args: &DemoArgs, dir: &std::path::Path, build: &processes::Build) -> 
     let own_program = std::env::current_exe()?;
     let containers = dir.join("containers");
     std::fs::create_dir_all(&containers)?;
-    let namespaces = !args.no_namespaces
-        && aliquot_sim_kubelet::container::namespaces_work(&own_program, &containers.join("probe"));
-    Ok(Runtime { own_program, probe: build.file("cuda-probe")?, namespaces, dir: containers })
+    let without = match args.no_namespaces {
+        true => Some("--no-namespaces".to_owned()),
+        false => container::namespaces_work(&own_program, &containers.join("probe"))
+            .err()
+            .map(|error| format!("{error:#}")),
+    };
+    Ok(Runtime { own_program, probe: build.file("cuda-probe")?, without, dir: containers })
 }
 
 fn print(args: &DemoArgs, report: &Report, pictures: &[(String, Vec<picture::GpuPicture>)]) -> Result<()> {

@@ -21,6 +21,10 @@ mod args;
 mod client;
 mod completion;
 mod cordon;
+#[cfg(target_os = "linux")]
+mod demo;
+#[cfg(not(target_os = "linux"))]
+#[path = "demo_elsewhere.rs"]
 mod demo;
 mod explain;
 mod install;
@@ -33,7 +37,6 @@ mod rights;
 mod snapshot;
 mod uninstall;
 
-use aliquot_sim_kubelet::{container, tether};
 use args::{Args, Command};
 use std::process::ExitCode;
 
@@ -47,8 +50,8 @@ fn main() -> ExitCode {
     let args = Args::read();
     let result = match args.command {
         // Before any thread exists: a process with threads cannot enter a user namespace.
-        Command::Container(container) => return container::run(&container.spec, container.parent),
-        Command::Tether(tether) => return tether::run(tether.parent, &tether.program, &tether.args),
+        Command::Container(container) => return demo::become_container(&container),
+        Command::Tether(tether) => return demo::become_tethered(&tether),
         Command::InstallNodeFiles(install) => done(install::run(&install)),
         Command::Demo(demo) => done(in_runtime(demo::run(demo))),
         Command::Plan(plan) => done(in_runtime(plan::run(plan))),

@@ -6,6 +6,8 @@
 
 #[path = "sim/ending.rs"]
 mod ending;
+#[path = "sim/programs.rs"]
+mod programs;
 
 use anyhow::{Context, Result, ensure};
 use rstest::rstest;
@@ -162,6 +164,34 @@ fn check_examples(report: &Value) -> Result<()> {
     ensure!(devices("notebook")?.contains("-mig-2g20gb-"), "{}", devices("notebook")?);
     ensure!(devices("inference")?.contains("-mig-"), "{}", devices("inference")?);
     ensure!(devices("first")? == devices("second")?, "one claim, one device");
+    check_programs(report)
+}
+
+/// What the containers of the examples say of their own, where they can run.
+fn check_programs(report: &Value) -> Result<()> {
+    let can_run = report.get("isolation").and_then(Value::as_str) == Some("user namespaces");
+    for (pod, container, line) in [
+        ("trainer", "main", "GPU 0: "),
+        ("notebook", "main", "  MIG 2g.20gb"),
+        ("inference", "main", "  MIG 1g.20gb"),
+        ("chatbot", "main", " MiB, CUDA error 2"),
+        ("pair", "model", ", 12288 MiB"),
+        ("pair", "embedder", ", 3072 MiB"),
+        ("first", "main", "2048 MiB, CUDA error 0"),
+        ("second", "main", "2048 MiB, CUDA error 0"),
+    ] {
+        let program = &row(report, pod, container)?["program"];
+        // It is what this machine has of the programs that images have.
+        if program["code"] == 127 && program["said"].to_string().contains("python3") {
+            eprintln!("SKIPPED: no python3 here");
+            continue;
+        }
+        let state = if can_run { "running" } else { "notRun" };
+        ensure!(program["state"] == state, "{pod} {container}: {program}");
+        let said = program["said"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let has_said = said.iter().filter_map(Value::as_str).any(|one| one.contains(line));
+        ensure!(has_said == can_run, "{pod} {container} says {line:?}: {program}");
+    }
     Ok(())
 }
 

@@ -32,6 +32,8 @@ pub(crate) struct Cluster {
     pub(crate) client: kube::Client,
     _control_plane: Handle,
     controller: Process,
+    /// Where the controller says whether it is ready.
+    pages: kube::Client,
     nodes: Vec<DemoNode>,
     slices: Vec<ResourceSlice>,
 }
@@ -72,7 +74,7 @@ impl Cluster {
         let logs = dir.join("logs");
         std::fs::create_dir_all(&logs)?;
         let limiter = install_limiter(dir, build)?;
-        let webhook = free_address()?;
+        let (webhook, pages) = (free_address()?, free_address()?);
         let options = aliquot_control_plane::Options {
             namespaces: vec!["aliquot-system".to_owned()],
             services: BTreeMap::from([("aliquot-system/aliquot-webhook".to_owned(), webhook)]),
@@ -90,7 +92,7 @@ impl Cluster {
             &logs,
             &[
                 &format!("--webhook-addr={webhook}"),
-                "--http-addr=127.0.0.1:0",
+                &format!("--http-addr={pages}"),
                 "--budgets=true",
                 "--elastic-shares=true",
             ],
@@ -110,10 +112,12 @@ impl Cluster {
             let kubeconfig = kubeconfig(&control_plane, &path, &node.name)?;
             nodes.push(start_node(dir, node, build, &limiter, &kubeconfig, &logs).await?);
         }
-        Ok(Self { client, _control_plane: control_plane, controller, nodes, slices: Vec::new() })
+        let pages = kube::Client::try_from(kube::Config::new(format!("http://{pages}").parse()?))?;
+        Ok(Self { client, _control_plane: control_plane, controller, pages, nodes, slices: Vec::new() })
     }
 
-    /// Waits until every node has published a complete pool; says how many devices each has.
+    /// Waits until every node has published a complete pool, and the controller reviews what is applied; says how many
+    /// devices each has.
     pub(crate) async fn wait_for_devices(&mut self) -> Result<Vec<NodeReport>> {
         let started = Instant::now();
         loop {
@@ -127,14 +131,28 @@ impl Cluster {
                     devices: complete_pool(&self.slices, &node.name),
                 })
                 .collect();
-            if counts.iter().all(|node| node.devices > 0) {
+            let published = counts.iter().all(|node| node.devices > 0);
+            if published && self.controller_is_ready().await {
                 return Ok(counts);
             }
             if started.elapsed() > START {
-                bail!("not every node published its devices within {} s: {counts:?}", START.as_secs());
+                let what = if published {
+                    "the controller was not ready"
+                } else {
+                    "not every node published its devices"
+                };
+                bail!("{what} within {} s: {counts:?}", START.as_secs());
             }
             tokio::time::sleep(super::LOOK).await;
         }
+    }
+
+    /// Whether its webhook answers, without which pods and claims would be taken as they are.
+    async fn controller_is_ready(&self) -> bool {
+        let Ok(request) = http::Request::get("/readyz").body(kube::client::Body::empty()) else {
+            return false;
+        };
+        self.pages.send(request).await.is_ok_and(|answer| answer.status().is_success())
     }
 
     /// An error if one of our programs has ended.

@@ -24,6 +24,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const TOLD: Duration = Duration::from_secs(2);
 /// How long the containers' programs may take to say something.
 const SAY: Duration = Duration::from_secs(3);
+/// For how long one has to be silent after that, so that what is shown is not the half of it.
+const QUIET: Duration = Duration::from_millis(500);
 
 /// Pods, and who plays their kubelets.
 pub(crate) struct Play<'a> {
@@ -221,7 +223,7 @@ impl<'a> Play<'a> {
             container.env.iter().flatten().filter_map(|e| Some((e.name.clone(), e.value.clone()?))).collect();
         let namespace = pod.namespace().unwrap_or_default();
         let name = format!("{namespace}-{}-{}", pod.name_any(), container.name);
-        let argv = program::argv(container, &env, self.runtime.namespaces);
+        let argv = program::argv(container, &env, self.runtime.without.as_deref());
         let state =
             argv.as_ref().map_or_else(|why| State::NotRun { reason: why.clone() }, |_| State::Running);
         let running = self.runtime.run(&name, &edits, env, &argv.unwrap_or_default()).await?;
@@ -242,7 +244,8 @@ impl<'a> Play<'a> {
         Ok(Some((row, running)))
     }
 
-    /// Runs the programs that can, side by side, until each has said something or ended.
+    /// Runs the programs that can, side by side, until each has ended, or has said something and then nothing for a
+    /// while.
     ///
     /// # Errors
     /// If a container has ended before.
@@ -258,12 +261,14 @@ impl<'a> Play<'a> {
         }
         let started = Instant::now();
         loop {
-            let mut silent = false;
+            let mut busy = false;
             for (row, container) in &mut containers {
-                (row.program.state, row.program.said) = container.program()?;
-                silent |= row.program.state == State::Running && row.program.said.is_empty();
+                let (state, heard) = container.program()?;
+                let quiet = heard.last.is_some_and(|last| last.elapsed() > QUIET);
+                busy |= state == State::Running && !quiet;
+                (row.program.state, row.program.said) = (state, heard.lines);
             }
-            if !silent || started.elapsed() > SAY {
+            if !busy || started.elapsed() > SAY {
                 return Ok(());
             }
             tokio::time::sleep(super::LOOK).await;

@@ -6,9 +6,6 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Lines of its output that are kept.
-pub(crate) const LINES: usize = 4;
-
 /// A container's own program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -33,7 +30,7 @@ pub(crate) enum State {
     },
     /// It ran until the demo ended it.
     Running,
-    /// It ended by itself.
+    /// It ended by itself. The demo says so and goes on: what an image would have had may be missing here.
     Ended {
         /// As a shell says it.
         code: i32,
@@ -47,7 +44,7 @@ pub(crate) enum State {
 pub(crate) fn argv(
     container: &Container,
     env: &BTreeMap<String, String>,
-    namespaces: bool,
+    without_namespaces: Option<&str>,
 ) -> Result<Vec<String>, String> {
     let command = container.command.iter().flatten();
     let argv: Vec<String> =
@@ -55,8 +52,8 @@ pub(crate) fn argv(
     if container.command.as_ref().is_none_or(Vec::is_empty) {
         return Err("it is its image's, and the demo has no images".to_owned());
     }
-    if !namespaces {
-        return Err("without user namespaces it could write this machine's files".to_owned());
+    if let Some(why) = without_namespaces {
+        return Err(format!("without user namespaces it could write this machine's files ({why})"));
     }
     if let Some(volume) = container.volume_mounts.iter().flatten().next() {
         return Err(format!("it mounts volume {}, and the demo has no volumes", volume.name));
@@ -152,7 +149,7 @@ mod tests {
         }
         let both =
             container(serde_json::json!({"name": "c", "command": ["sh", "-c"], "args": ["echo $(NAME)"]}));
-        assert_eq!(argv(&both, &env, true), Ok(vec!["sh".into(), "-c".into(), "echo value".into()]));
+        assert_eq!(argv(&both, &env, None), Ok(vec!["sh".into(), "-c".into(), "echo value".into()]));
         assert_eq!(shown(&both), "sh -c 'echo $(NAME)'");
     }
 
@@ -160,12 +157,12 @@ mod tests {
     fn what_cannot_run_says_why() {
         let none =
             container(serde_json::json!({"name": "c", "image": "example.com/trainer:1", "args": ["-x"]}));
-        assert!(argv(&none, &BTreeMap::new(), true).is_err_and(|why| why.contains("image's")));
+        assert!(argv(&none, &BTreeMap::new(), None).is_err_and(|why| why.contains("image's")));
         let mounts = container(serde_json::json!({
             "name": "c", "command": ["true"], "volumeMounts": [{"name": "data", "mountPath": "/data"}]}));
-        assert!(argv(&mounts, &BTreeMap::new(), true).is_err_and(|why| why.contains("volume data")));
+        assert!(argv(&mounts, &BTreeMap::new(), None).is_err_and(|why| why.contains("volume data")));
         let one = container(serde_json::json!({"name": "c", "command": ["true"]}));
-        assert!(argv(&one, &BTreeMap::new(), false).is_err_and(|why| why.contains("namespaces")));
+        assert!(argv(&one, &BTreeMap::new(), Some("forbidden")).is_err_and(|why| why.contains("forbidden")));
     }
 
     #[test]

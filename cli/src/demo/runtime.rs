@@ -1,6 +1,7 @@
 //! Plays the container runtime: makes of CDI devices what a container gets, and runs the probe and its own program in it.
 
-use super::program::{LINES, State};
+use super::program::State;
+use super::said::{Heard, Lines};
 use aliquot_cdi::ContainerEdits;
 use aliquot_sim_kubelet::container::{self, Bind, ContainerSpec, Isolation};
 use aliquot_sim_kubelet::tether::Tethered;
@@ -23,7 +24,8 @@ const PRELOAD: &str = "/etc/ld.so.preload";
 pub(crate) struct Runtime {
     pub(crate) own_program: PathBuf,
     pub(crate) probe: PathBuf,
-    pub(crate) namespaces: bool,
+    /// Why containers have no namespaces, where they have none.
+    pub(crate) without: Option<String>,
     pub(crate) dir: PathBuf,
 }
 
@@ -46,7 +48,7 @@ pub(crate) struct Container {
     pub(crate) devices: Vec<ProbedDevice>,
     /// Until its own program starts.
     pipes: Option<(ChildStdin, BufReader<ChildStdout>, ChildStderr)>,
-    said: Arc<Mutex<Vec<String>>>,
+    heard: Arc<Mutex<Heard>>,
 }
 
 impl Container {
@@ -54,19 +56,19 @@ impl Container {
     pub(crate) async fn start_program(&mut self) -> Result<()> {
         let (mut input, out, err) = self.pipes.take().context("it has started")?;
         input.write_all(b"\n").await.context("the container has ended")?;
-        listen(out, self.said.clone());
-        listen(BufReader::new(err), self.said.clone());
+        listen(out, self.heard.clone());
+        listen(err, self.heard.clone());
         Ok(())
     }
 
-    /// Its own program, once that was started: whether it runs, and what it wrote.
-    pub(crate) fn program(&mut self) -> Result<(State, Vec<String>)> {
-        let said = self.said.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    /// Its own program, once that was started: whether it runs, and what it wrote when.
+    pub(crate) fn program(&mut self) -> Result<(State, Heard)> {
+        let heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let state = match self.child.0.try_wait().context("cannot look at a container")? {
             None => State::Running,
             Some(status) => State::Ended { code: status.code().unwrap_or(-1) },
         };
-        Ok((state, said))
+        Ok((state, heard))
     }
 }
 
@@ -76,19 +78,15 @@ impl Drop for Container {
     }
 }
 
-/// Keeps the first lines of an output that are not empty, and reads on.
-fn listen(mut out: impl AsyncBufReadExt + Unpin + Send + 'static, said: Arc<Mutex<Vec<String>>>) {
+/// Keeps the first lines of an output, and reads on.
+fn listen(mut out: impl AsyncReadExt + Unpin + Send + 'static, heard: Arc<Mutex<Heard>>) {
     tokio::spawn(async move {
-        let mut line = Vec::new();
-        // A program that ends in the middle of a line, or is killed, has said what it said.
-        while matches!(out.read_until(b'\n', &mut line).await, Ok(1..)) {
-            let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-            let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
-            if said.len() < LINES && !text.is_empty() {
-                said.push(text);
-            }
-            line.clear();
+        let (mut lines, mut chunk) = (Lines::default(), [0; 4096]);
+        while let Ok(count @ 1..) = out.read(&mut chunk).await {
+            let chunk = chunk.get(..count).unwrap_or_default();
+            heard.lock().unwrap_or_else(PoisonError::into_inner).add(lines.take(chunk));
         }
+        heard.lock().unwrap_or_else(PoisonError::into_inner).add(lines.rest());
     });
 }
 
@@ -125,7 +123,7 @@ impl Runtime {
         let failure = match report {
             Ok(ProbeReport { devices, error: None }) => {
                 let pipes = Some((input.context("no stdin")?, out, err.context("no stderr")?));
-                return Ok(Container { child, devices, pipes, said: Arc::default() });
+                return Ok(Container { child, devices, pipes, heard: Arc::default() });
             }
             Ok(ProbeReport { error: Some(error), .. }) => error,
             Err(_) => line.trim().to_owned(),
@@ -152,11 +150,11 @@ impl Runtime {
         env.entry("PATH".into()).or_insert_with(|| "/usr/local/bin:/usr/bin:/bin".into());
         env.extend(edits.environment().into_iter().map(|(k, v)| (k.to_owned(), v.to_owned())));
         let mut probe = PROBE.to_owned();
-        if !self.namespaces {
+        if self.without.is_some() {
             probe = self.probe.display().to_string();
             without_namespaces(&scratch, &binds, &mut env)?;
         }
-        let isolation = if self.namespaces { Isolation::User } else { Isolation::None };
+        let isolation = if self.without.is_none() { Isolation::User } else { Isolation::None };
         let (before, argv) = (vec![probe], program.to_vec());
         Ok(ContainerSpec { scratch, isolation, root: None, binds, nodes, hooks, env, before, argv })
     }

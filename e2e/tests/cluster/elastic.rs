@@ -66,8 +66,15 @@ async fn seen(cluster: &Cluster, wanted: &[u64]) -> Result<()> {
             let log = cluster.kubectl(&["-n", NAMESPACE, "logs", "notebook"])?;
             let mut figures: Vec<&str> = log.lines().collect();
             figures.dedup();
-            let wanted: Vec<String> = wanted.iter().map(|gib| format!("{} MiB", gib << 10)).collect();
-            Ok((figures == wanted).then_some(()))
+            let shown: Vec<String> = wanted.iter().map(|gib| format!("{} MiB", gib << 10)).collect();
+            // Of one process, whose CUDA was there before the limit changed.
+            let watched = cluster.shell(NAMESPACE, "notebook", "main", "cat /tmp/watched")?;
+            let watched: Vec<u64> = watched
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok()?.get("total_bytes")?.as_u64())
+                .collect();
+            let bytes: Vec<u64> = wanted.iter().map(|gib| gib * GIB).collect();
+            Ok((figures == shown && watched == bytes).then_some(()))
         })
         .await
 }
@@ -86,6 +93,8 @@ fn a_running_program_sees_a_larger_and_then_a_smaller_limit_without_a_restart() 
         let path = cluster.repo().join("examples/13-resize/13-resize.yaml");
         cluster.apply(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)?;
         cluster.running(NAMESPACE, "notebook").await?;
+        let watch = "setsid cuda-probe --watch </dev/null >/tmp/watched 2>&1 &";
+        cluster.shell(NAMESPACE, "notebook", "main", watch)?;
         seen(cluster, &[10]).await?;
         ask(cluster, NAMESPACE, "memory=20Gi,cores=50")?;
         seen(cluster, &[10, 20]).await?;

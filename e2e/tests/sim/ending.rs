@@ -60,36 +60,33 @@ fn descendants(of: i32) -> Result<Vec<(Process, String)>> {
     }
 }
 
-/// A demo that runs a container and waits for a pod that nothing can place; its process and all that it started.
-fn waiting_demo(build: &Build, dir: &Path) -> Result<(Child, Vec<(Process, String)>)> {
-    // Of its 15 GiB.
-    let impossible = ONE_SHARE.replace("2Gi", "14Gi").replace(": share}", ": huge}").replace("one}", "two}");
+/// A program that takes no hint, with another one beside it that is in a session of its own. It says nothing, so the demo
+/// waits a while for it.
+const STUBBORN: &str = r#"[sh, -c, "trap '' TERM HUP INT; setsid sleep 971 & exec sleep 970"]"#;
+
+/// A demo whose container runs a program; its process and all that it started.
+fn running_demo(build: &Build, dir: &Path) -> Result<(Child, Vec<(Process, String)>)> {
+    let stubborn =
+        ONE_SHARE.replace("    image: none\n", &format!("    image: none\n    command: {STUBBORN}\n"));
     std::fs::write(dir.join("one.yaml"), ONE_SHARE)?;
-    std::fs::write(dir.join("both.yaml"), format!("{ONE_SHARE}---\n{impossible}"))?;
+    std::fs::write(dir.join("stubborn.yaml"), stubborn)?;
     std::fs::write(dir.join("fleet.yaml"), "nodes:\n- name: small\n  gpus: [{board: T4}]\n")?;
-    let mut command = build.demo(dir, &["-f", "both.yaml", "--fleet", "fleet.yaml"]);
+    let mut command = build.demo(dir, &["-f", "stubborn.yaml", "--fleet", "fleet.yaml"]);
     let mut demo = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
     let started = Instant::now();
     loop {
         let found = descendants(i32::try_from(demo.id())?)?;
-        let containers = found.iter().filter(|(process, _)| is_container(process)).count();
-        if containers > 0 {
-            ensure!(found.len() >= 3, "controller, node agent and container: {found:?}");
+        if found.iter().filter(|(_, name)| name == "sleep").count() == 2 {
+            ensure!(found.len() >= 6, "controller, node agent, container and programs: {found:?}");
             return Ok((demo, found));
         }
         if demo.try_wait()?.is_some() || started.elapsed() > LONG {
             demo.kill().ok();
             let out = demo.wait_with_output()?;
-            anyhow::bail!("no container ran: {}", String::from_utf8_lossy(&out.stderr));
+            anyhow::bail!("no program ran: {}", String::from_utf8_lossy(&out.stderr));
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// Whether a process is of the container, or runs it.
-fn is_container(process: &Process) -> bool {
-    let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
-    String::from_utf8_lossy(&line).contains("default-one-main.json")
 }
 
 fn send(demo: &Child, signal: Signal) -> Result<()> {
@@ -115,7 +112,7 @@ fn runs(dir: &Path) -> Result<Vec<String>> {
 #[case::hung_up(Signal::SIGHUP)]
 fn sim_a_demo_that_is_told_to_end_takes_everything_with_it(#[case] signal: Signal) -> Result<()> {
     let (build, dir) = (Build::find()?, directory()?);
-    let (demo, children) = waiting_demo(&build, dir.path())?;
+    let (demo, children) = running_demo(&build, dir.path())?;
     send(&demo, signal)?;
     let ended = demo.wait_with_output()?;
     let (alive, left) = (alive(&children)?, runs(dir.path())?);
@@ -129,7 +126,7 @@ fn sim_a_demo_that_is_told_to_end_takes_everything_with_it(#[case] signal: Signa
 #[test]
 fn sim_what_a_killed_demo_started_ends_and_the_next_demo_removes_its_files() -> Result<()> {
     let (build, dir) = (Build::find()?, directory()?);
-    let (demo, children) = waiting_demo(&build, dir.path())?;
+    let (demo, children) = running_demo(&build, dir.path())?;
     send(&demo, Signal::SIGKILL)?;
     demo.wait_with_output()?;
     let started = Instant::now();

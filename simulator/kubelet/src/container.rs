@@ -9,9 +9,12 @@ mod root;
 
 use crate::tether;
 use anyhow::{Context, Result, bail};
+use caps::CapSet;
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{getegid, geteuid};
+use nix::sys::wait::{WaitStatus, wait};
+use nix::unistd::{Pid, getegid, geteuid};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -50,8 +53,8 @@ pub struct ContainerSpec {
 pub enum Isolation {
     /// Nothing: there is only a scratch root of links.
     None,
-    /// A user, a mount and a PID namespace, which a user without rights may make. Of the host's files none can be
-    /// written, and of its processes none be signalled.
+    /// A user, a mount, a PID and an IPC namespace, which a user without rights may make, and no capabilities. Of the
+    /// host's files none can be written, and of its processes none be signalled. The network is the host's.
     User,
     /// A mount namespace of root, in which there are real device nodes.
     Root,
@@ -90,7 +93,10 @@ pub struct Bind {
 }
 
 /// Whether this machine lets us make a container in namespaces: tries it with `true`.
-pub fn namespaces_work(program: &Path, scratch: &Path) -> bool {
+///
+/// # Errors
+/// What is in the way.
+pub fn namespaces_work(program: &Path, scratch: &Path) -> Result<()> {
     let spec = ContainerSpec {
         scratch: scratch.to_owned(),
         isolation: Isolation::User,
@@ -103,11 +109,14 @@ pub fn namespaces_work(program: &Path, scratch: &Path) -> bool {
         argv: vec!["/bin/true".to_owned()],
     };
     let path = scratch.with_extension("json");
-    let written =
-        serde_json::to_vec(&spec).map_err(std::io::Error::other).and_then(|json| fs::write(&path, json));
-    written.is_ok()
-        && fs::create_dir_all(scratch).is_ok()
-        && command(program, &path).output().is_ok_and(|out| out.status.success())
+    fs::write(&path, serde_json::to_vec(&spec)?).with_context(|| path.display().to_string())?;
+    fs::create_dir_all(scratch).with_context(|| scratch.display().to_string())?;
+    let tried = command(program, &path).output().context("cannot start this program")?;
+    if tried.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&tried.stderr);
+    bail!("{}", said.lines().next().unwrap_or("it ends without a word"))
 }
 
 /// A command that becomes the container that a file describes. The program hands `__container`'s arguments to [`run`].
@@ -152,12 +161,12 @@ fn run_inside(path: &Path, parent: u32) -> Result<Ended> {
         Isolation::User => {
             tether::end_with(parent)?;
             root::enter(&spec)?;
+            drop_rights()?;
+            return init(&spec);
         }
     }
-    if spec.isolation != Isolation::User {
-        // Last, since the kernel forgets it where rights change.
-        tether::end_with(parent)?;
-    }
+    // Last, since the kernel forgets it where rights change.
+    tether::end_with(parent)?;
     match start(&spec)? {}
 }
 
@@ -180,36 +189,82 @@ fn first_process(spec: &Path) -> Result<Ended> {
 
 /// An exit status as shells say it.
 fn code(status: ExitStatus) -> ExitCode {
-    let signal = || status.signal().map(|signal| signal.saturating_add(128));
-    let code = status.code().or_else(signal).and_then(|code| u8::try_from(code).ok());
-    ExitCode::from(code.unwrap_or(NOT_STARTED))
+    match (status.code(), status.signal()) {
+        (Some(code), _) => ExitCode::from(u8::try_from(code).unwrap_or(NOT_STARTED)),
+        (None, signal) => shell_code(signal.unwrap_or_default()),
+    }
+}
+
+/// How a shell says that a signal ended a program.
+fn shell_code(signal: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(signal.saturating_add(128)).unwrap_or(NOT_STARTED))
+}
+
+/// Leaves this process and all that it starts without capabilities: with those of its user namespace a program could
+/// mount anew what it may only read, or leave its root.
+fn drop_rights() -> Result<()> {
+    prctl::set_no_new_privs().context("cannot give up new rights")?;
+    // Who is root in a namespace would get with each program what is left here.
+    for set in [CapSet::Bounding, CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
+        caps::clear(None, set).with_context(|| format!("cannot give up capabilities ({set:?})"))?;
+    }
+    Ok(())
+}
+
+/// Runs the container's programs as the first process of its PID namespace, which none of them is: that one ends with
+/// its parent whatever they do, and all others with it.
+fn init(spec: &ContainerSpec) -> Result<Ended> {
+    run_before(spec)?;
+    let (program, mut command) = program(spec, &spec.argv)?;
+    let child = command.spawn().with_context(|| format!("cannot run {program}"))?;
+    let own = i32::try_from(child.id()).ok();
+    loop {
+        // Whoever lost its parent is this process's to wait for.
+        let ended = wait().context("cannot wait for the container's processes")?;
+        if ended.pid().map(Pid::as_raw) == own {
+            return Ok(Ended(match ended {
+                WaitStatus::Exited(_, status) => ExitCode::from(u8::try_from(status).unwrap_or(NOT_STARTED)),
+                WaitStatus::Signaled(_, signal, _) => shell_code(signal as i32),
+                _ => continue,
+            }));
+        }
+    }
 }
 
 /// Becomes the container's program.
 fn start(spec: &ContainerSpec) -> Result<Infallible> {
-    let command = |argv: &[String]| {
-        let (program, arguments) = argv.split_first().context("no program to run")?;
-        let mut command = Command::new(program);
-        command.args(arguments).env_clear().envs(&spec.env).stdin(Stdio::null());
-        anyhow::Ok((program.clone(), command))
-    };
-    if !spec.before.is_empty() {
-        let (program, mut before) = command(&spec.before)?;
-        let status = before.status().with_context(|| format!("cannot run {program}"))?;
-        if !status.success() {
-            bail!("{program} ended with {status}");
-        }
-        std::io::stdin().read_exact(&mut [0]).context("nobody wants the container's own program")?;
+    run_before(spec)?;
+    let (program, mut command) = program(spec, &spec.argv)?;
+    Err(command.exec()).with_context(|| format!("cannot run {program}"))
+}
+
+/// Runs what comes first, and waits for the word to go on.
+fn run_before(spec: &ContainerSpec) -> Result<()> {
+    if spec.before.is_empty() {
+        return Ok(());
     }
-    let (program, mut command) = command(&spec.argv)?;
-    let error = command.exec();
-    Err(error).with_context(|| format!("cannot run {program}"))
+    let (program, mut before) = program(spec, &spec.before)?;
+    let status = before.status().with_context(|| format!("cannot run {program}"))?;
+    if !status.success() {
+        bail!("{program} ended with {status}");
+    }
+    std::io::stdin().read_exact(&mut [0]).context("nobody wants the container's own program")
+}
+
+fn program(spec: &ContainerSpec, argv: &[String]) -> Result<(String, Command)> {
+    let (program, arguments) = argv.split_first().context("no program to run")?;
+    let mut command = Command::new(program);
+    command.args(arguments).env_clear().envs(&spec.env).stdin(Stdio::null());
+    Ok((program.clone(), command))
 }
 
 fn enter_user_namespace() -> Result<()> {
     let (uid, gid) = (geteuid(), getegid());
-    unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWPID)
-        .context("this machine allows no user namespaces")?;
+    let own = CloneFlags::CLONE_NEWUSER
+        | CloneFlags::CLONE_NEWNS
+        | CloneFlags::CLONE_NEWPID
+        | CloneFlags::CLONE_NEWIPC;
+    unshare(own).context("this machine allows no user namespaces")?;
     fs::write("/proc/self/setgroups", "deny").context("cannot write setgroups")?;
     fs::write("/proc/self/uid_map", format!("0 {uid} 1")).context("cannot map the user")?;
     fs::write("/proc/self/gid_map", format!("0 {gid} 1")).context("cannot map the group")

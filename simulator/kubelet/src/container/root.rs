@@ -101,8 +101,9 @@ pub(super) fn forbid_writing(top: &Path) -> Result<()> {
         // What the host's mount forbids must stay forbidden, or an unprivileged remount is refused.
         let forbidden = match statvfs(&target) {
             Ok(status) => status.flags(),
-            // Where this user cannot go, nor where another mount is in the way, there is nothing to write.
-            Err(Errno::EACCES | Errno::ENOENT) => continue,
+            // Nothing can be written where this user cannot go, where another mount is in the way, and where the server
+            // is gone.
+            Err(Errno::EACCES | Errno::ENOENT | Errno::ENOTCONN | Errno::ESTALE) => continue,
             Err(error) => return Err(error).with_context(|| target.display().to_string()),
         };
         let mut flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
