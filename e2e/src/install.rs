@@ -194,15 +194,7 @@ impl Cluster {
     /// # Errors
     /// As [`Self::install`].
     pub async fn install_chart(&self, chart: &Path, values: &[&str]) -> Result<()> {
-        let own = [
-            format!("kubeletPlugin.driverRoot={SIM}/root"),
-            format!("kubeletPlugin.procRoot={SIM}/root/proc"),
-            format!("kubeletPlugin.sysRoot={SIM}/root/sys"),
-            format!("kubeletPlugin.containerMounts={{{SIM}:{SIM}:rw}}"),
-            format!("kubeletPlugin.kubeletRoot={}", self.setting("KUBELET_ROOT")?),
-            format!("kubeletPlugin.cdiDir={}", self.setting("CDI_DIR")?),
-            format!("kubeletPlugin.limiterDir={}", self.limiter_dir()?.display()),
-        ];
+        let own = self.node_values()?;
         // By which agents find their nodes, where nothing else labels those with GPUs.
         self.kubectl(&[
             "label",
@@ -220,6 +212,27 @@ impl Cluster {
         }
         command::run(self.setting("HELM")?, &args)?;
         self.ready().await
+    }
+
+    /// Values for a node of this machine, and waits that tests can afford: what [`Self::configure`] installs with.
+    ///
+    /// # Errors
+    /// If `cluster.env` lacks a path.
+    pub fn values(&self) -> Result<Vec<String>> {
+        let more = ["image.pullPolicy=Never"].iter().chain(SHORT).map(|value| (*value).to_owned());
+        Ok(self.node_values()?.into_iter().chain(more).collect())
+    }
+
+    fn node_values(&self) -> Result<Vec<String>> {
+        Ok(vec![
+            format!("kubeletPlugin.driverRoot={SIM}/root"),
+            format!("kubeletPlugin.procRoot={SIM}/root/proc"),
+            format!("kubeletPlugin.sysRoot={SIM}/root/sys"),
+            format!("kubeletPlugin.containerMounts={{{SIM}:{SIM}:rw}}"),
+            format!("kubeletPlugin.kubeletRoot={}", self.setting("KUBELET_ROOT")?),
+            format!("kubeletPlugin.cdiDir={}", self.setting("CDI_DIR")?),
+            format!("kubeletPlugin.limiterDir={}", self.limiter_dir()?.display()),
+        ])
     }
 
     /// Waits until agent and controllers are ready and every GPU is published.
