@@ -54,18 +54,12 @@ fn scale(cluster: &Cluster, app: &str, replicas: usize) -> Result<()> {
 async fn two_halves(cluster: &Cluster) -> Result<(BTreeSet<String>, BTreeSet<String>)> {
     let path = cluster.repo().join("examples/12-compaction/12-compaction.yaml");
     cluster.apply(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)?;
-    ensure!(gpus_of(cluster, "stays", 3).await?.len() == 2, "three halves are on two GPUs");
-    scale(cluster, "moves", 1)?;
-    // Of the three the one stays that is not beside the pod that may be moved.
-    let beside = gpus_of(cluster, "moves", 1).await?;
-    let mut elsewhere =
-        gpus_by_pod(cluster, "stays").await?.into_iter().filter(|(_, gpu)| !beside.contains(gpu));
-    let (kept, _) = elsewhere.next().context("a pod on the other GPU")?;
-    let cost = "controller.kubernetes.io/pod-deletion-cost=1000";
-    cluster.kubectl(&["-n", NAMESPACE, "annotate", "pod", &kept, cost])?;
-    scale(cluster, "stays", 1)?;
     let stays = gpus_of(cluster, "stays", 1).await?;
+    ensure!(gpus_of(cluster, "leaves", 1).await? == stays, "two halves are on one GPU");
+    scale(cluster, "moves", 1)?;
     let moves = gpus_of(cluster, "moves", 1).await?;
+    scale(cluster, "leaves", 0)?;
+    gpus_of(cluster, "leaves", 0).await?;
     ensure!(stays != moves, "each half empty: {stays:?}, {moves:?}");
     Ok((stays, moves))
 }

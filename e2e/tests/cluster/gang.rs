@@ -31,8 +31,14 @@ async fn state(cluster: &Cluster, job: &str) -> Result<(usize, usize, usize)> {
 #[test]
 fn of_two_gangs_one_gets_everything_and_the_other_nothing_until_it_has_ended() -> Result<()> {
     on_cluster(async |cluster: &Cluster| {
-        let path = cluster.repo().join("examples/14-gang/14-gang.yaml");
-        cluster.apply(&std::fs::read_to_string(&path).with_context(|| path.display().to_string())?)?;
+        // Both at the same time.
+        let mut jobs = String::new();
+        for file in ["14-gang.yaml", "blue.yaml"] {
+            let path = cluster.repo().join("examples/14-gang").join(file);
+            jobs += &std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            jobs += "---\n";
+        }
+        cluster.apply(&jobs)?;
         let run = |job: &'static str| async move {
             Ok(matches!(state(cluster, job).await?, (3, 0, 3)).then_some(job))
         };

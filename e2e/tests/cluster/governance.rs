@@ -405,7 +405,8 @@ fn the_example_refuses_its_mistakes_and_runs_one_of_its_two_pods() -> Result<()>
             let path = folder.join(file);
             std::fs::read_to_string(&path).with_context(|| path.display().to_string())
         };
-        cluster.apply(&read("10-governance.yaml")?)?;
+        // Both pods at the same time.
+        cluster.apply(&format!("{}---\n{}", read("10-governance.yaml")?, read("second.yaml")?))?;
         cluster.event("governed", "memory: hard 16Gi, used 10Gi, asked 10Gi").await?;
         for (file, words) in [
             ("unknown-profile", "no board of this cluster has the MIG profile \"1g.11gb\"; legal are"),
