@@ -329,7 +329,7 @@ fn containers_of_one_claim_run_side_by_side_through_mps_and_nobody_gets_around_i
 }
 
 /// Puts NVIDIA's control daemon, the real one, where the simulated driver is.
-fn install_mps(cluster: &Cluster) -> Result<()> {
+pub(crate) fn install_mps(cluster: &Cluster) -> Result<()> {
     let tool = cluster.repo().join("tools/real-driver");
     let said = std::process::Command::new(tool).args(["bookworm", "files"]).output()?;
     ensure!(said.status.success(), "tools/real-driver: {}", String::from_utf8_lossy(&said.stderr).trim());

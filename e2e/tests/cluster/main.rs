@@ -7,6 +7,7 @@ mod allocation;
 mod audit;
 mod budget;
 mod certificate;
+mod commands;
 mod compaction;
 mod controllers;
 mod driver_container;

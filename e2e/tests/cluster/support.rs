@@ -35,7 +35,7 @@ pub(crate) fn on_any_cluster(test: impl AsyncFnOnce(&Cluster) -> Result<()>) -> 
 }
 
 /// Says why a test does nothing, where the harness does not swallow it.
-fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     drop(writeln!(std::io::stderr(), "SKIPPED: {why}"));
 }
 
