@@ -373,6 +373,7 @@ fn sim_all_other_examples_run_in_the_demo_side_by_side() -> Result<()> {
         "12-compaction/12-compaction.yaml",
         "13-resize/13-resize.yaml",
         "14-gang/14-gang.yaml",
+        "14-gang/blue.yaml",
         "15-timeslice/15-timeslice.yaml",
         "16-aligned-gpus/16-aligned-gpus.yaml",
         "17-monitoring/17-monitoring.yaml",
@@ -402,9 +403,10 @@ fn sim_all_other_examples_run_in_the_demo_side_by_side() -> Result<()> {
 #[test]
 fn sim_a_quota_holds_in_the_demo() -> Result<()> {
     let (build, dir) = (Build::find()?, directory()?);
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/10-governance/10-governance.yaml");
-    let file = file.canonicalize()?.display().to_string();
-    let output = output(build.demo(dir.path(), &["-f", &file]))?;
+    let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/10-governance").canonicalize()?;
+    let files = ["10-governance.yaml", "second.yaml"].map(|file| example.join(file).display().to_string());
+    let [first, second] = &files;
+    let output = output(build.demo(dir.path(), &["-f", first, "-f", second]))?;
     let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     ensure!(out.contains("governed/first main") && out.contains("ResourceQuota devices"), "{out}");
     ensure!(said.contains("pod governed/second cannot run: GpuQuotaExceeded:"), "{said}");
