@@ -24,6 +24,7 @@ mod ask;
 mod attempt;
 mod error;
 mod facts;
+mod given_back;
 mod hooks;
 mod limit;
 mod metadata;
@@ -41,6 +42,7 @@ mod retain;
 mod unaccounted;
 
 pub use error::{PrepareError, UnprepareError};
+pub use given_back::{GivenBack, SHOWN};
 pub use limit::Limited;
 pub use mps::Ended;
 pub use overview::Overview;
@@ -130,6 +132,8 @@ pub struct Node {
     pub unclaimed: Unclaimed,
     /// Whether the driver is to be unloaded.
     pub wish: pause::Wish,
+    /// What was given back since the API was asked what a lost checkpoint had.
+    pub given_back: GivenBack,
 }
 
 impl Node {

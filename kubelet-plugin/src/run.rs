@@ -26,7 +26,7 @@ use crate::limits::Follower;
 use crate::metrics::{Metrics, Name};
 use crate::mode::Waits;
 use crate::mps::Mps;
-use crate::prepare::{Node, Overview};
+use crate::prepare::{GivenBack, Node, Overview};
 use crate::publish::{Publisher, Settings};
 use crate::report::Reporter;
 use crate::selinux::{self, Labels, Pair};
@@ -244,6 +244,7 @@ fn node_of(
         partitioning: partitioning::Shared::default(),
         unclaimed: args.unclaimed_mig,
         wish: pause::Wish::default(),
+        given_back: GivenBack::default(),
     }
 }
 

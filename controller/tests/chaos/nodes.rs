@@ -15,7 +15,7 @@ use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::parked;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::pause::Wish;
-use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::prepare::{GivenBack, Node};
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
@@ -432,5 +432,6 @@ fn agent(dir: &Path, gpus: &FakeGpus, steps: &Arc<AtomicU64>) -> Node {
         partitioning: Shared::new(Partitioning::OnDemand),
         unclaimed: Unclaimed::Adopt,
         wish: Wish::default(),
+        given_back: GivenBack::default(),
     }
 }

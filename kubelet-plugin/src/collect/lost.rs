@@ -62,6 +62,7 @@ impl Collector {
         let mut reasons = BTreeMap::new();
         let mut unknown = None;
         if asks {
+            let asked = std::time::Instant::now();
             match self.ask().await {
                 Ok(known) => {
                     let gone = unaccounted.iter().filter(|lost| {
@@ -74,7 +75,7 @@ impl Collector {
                         let reason = self.account_for(lost, &known, &overview.ledger, memory).await;
                         reasons.extend(reason.map(|reason| (lost.uid.clone(), reason)));
                     }
-                    self.conclude(running).await;
+                    self.conclude(running, asked).await;
                 }
                 Err(error) => {
                     memory.pace.forget();
@@ -190,9 +191,9 @@ impl Collector {
         }
     }
 
-    async fn conclude(&self, running: BTreeMap<String, Running>) {
+    async fn conclude(&self, running: BTreeMap<String, Running>, asked: std::time::Instant) {
         let node = Arc::clone(&self.node);
-        match tokio::task::spawn_blocking(move || node.conclude(running)).await {
+        match tokio::task::spawn_blocking(move || node.conclude(running, asked)).await {
             Ok(Ok(Conclusion::Unchanged)) => {}
             Ok(Ok(Conclusion::Nothing)) => self.changed.notify_one(),
             Ok(Ok(Conclusion::Found { reason, orphans })) => {

@@ -33,8 +33,7 @@ pub struct Lost {
     /// Claims that pods run with, says the API, of which neither record nor CDI spec is here; by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub running: BTreeMap<String, Running>,
-    /// Claims that were given back meanwhile, by UID: an answer of the API from before does not make them running ones,
-    /// and a checkpoint that is set aside may have records of them.
+    /// While a checkpoint is set aside that may have records of them: claims that were given back, by UID.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ended: BTreeMap<String, Ended>,
 }
@@ -48,8 +47,8 @@ pub struct Ended {
     pub recorded: bool,
 }
 
-/// How many claims that were given back are remembered. While a checkpoint is set aside, no claim that holds anything is
-/// prepared but those that were before, so there are hardly more than a node has devices.
+/// How many claims that were given back are remembered. No claim that holds anything is prepared meanwhile but those that
+/// were before, so there are hardly more than a node has devices.
 const MOST_ENDED: usize = 4096;
 
 impl Lost {
@@ -87,15 +86,15 @@ impl Ledger {
     pub fn count_end(&mut self, record: &Record) {
         self.releases.count(record);
         let Some(at) = record.ended else { return };
-        let beyond = self.lost.as_ref().is_some_and(Lost::is_beyond);
-        if !beyond || record.devices.iter().any(|device| device.held.is_some()) {
+        if record.devices.iter().any(|device| device.held.is_some()) {
             self.note_ended(&record.claim.uid, Ended { at, recorded: record.charge.is_some() });
         }
     }
 
-    /// Notes that a claim was given back, if the checkpoint was lost. The first time counts.
+    /// Notes that a claim was given back, if a checkpoint is set aside that may have a record of it. The first time
+    /// counts.
     pub fn note_ended(&mut self, uid: &str, ended: Ended) {
-        let Some(lost) = self.lost.as_mut() else { return };
+        let Some(lost) = self.lost.as_mut().filter(|lost| lost.is_beyond()) else { return };
         if lost.ended.len() < MOST_ENDED {
             lost.ended.entry(uid.to_owned()).or_insert(ended);
         }

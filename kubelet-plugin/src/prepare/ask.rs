@@ -30,6 +30,7 @@ impl Node {
         }
         let uid = &request.claim.uid;
         let _claim = self.reserve_claim(uid)?;
+        self.given_back.forget(uid);
         let boot_id = self.boot_id()?;
         let mut ledger = self.ledger()?;
         if let Some(newer) = ledger.newer.remove(uid) {
@@ -158,6 +159,7 @@ impl Node {
     /// [`PrepareError`].
     pub fn prepare_known(&self, uid: &str) -> Result<Option<Vec<Prepared>>, PrepareError> {
         let _claim = self.reserve_claim(uid)?;
+        self.given_back.forget(uid);
         let boot_id = self.boot_id()?;
         let mut ledger = self.ledger()?;
         if let Some(newer) = ledger.newer.remove(uid) {

@@ -16,6 +16,7 @@ use crate::releases::Charge;
 use crate::share;
 use jiff::Timestamp;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// Why a record was not made anew.
 #[derive(Debug, thiserror::Error)]
@@ -172,12 +173,16 @@ impl Node {
         }
     }
 
-    /// Takes in which claims pods of this node run with, as the API says, and ends the state if nothing is
-    /// unaccounted for.
+    /// Takes in which claims pods of this node run with, as the API says that was asked at `asked`, and ends the state
+    /// if nothing is unaccounted for.
     ///
     /// # Errors
     /// If lock or checkpoint cannot be had.
-    pub fn conclude(&self, running: BTreeMap<String, Running>) -> Result<Conclusion, PrepareError> {
+    pub fn conclude(
+        &self,
+        running: BTreeMap<String, Running>,
+        asked: Instant,
+    ) -> Result<Conclusion, PrepareError> {
         if self.ledger()?.lost.is_some() {
             self.without_waiting().settle_abandoned(&self.boot_id()?)?;
         }
@@ -189,14 +194,11 @@ impl Node {
         let Some(lost) = lost else { return Ok(Conclusion::Unchanged) };
         let before = lost.clone();
         // What was running is not told to have ended by its pod being gone: that is for who gives it back.
-        for (uid, claim) in running {
+        for (uid, claim) in running.into_iter().filter(|(uid, _)| !self.given_back.may_be_shown(uid, asked)) {
             lost.running.entry(uid).or_insert(claim);
         }
-        // The API was asked before the lock was taken: some may have been given back since.
-        let Lost { running, ended, .. } = lost;
-        running.retain(|uid, _| {
-            !claims.contains_key(uid) && !newer.contains_key(uid) && !ended.contains_key(uid)
-        });
+        self.given_back.forget_old(asked);
+        lost.running.retain(|uid, _| !claims.contains_key(uid) && !newer.contains_key(uid));
         self.note_traces(&specs, &mut ledger);
         let beyond = ledger.lost.as_ref().is_some_and(Lost::is_beyond);
         // A claim that is being prepared may have found files, and be undone: then it has no record again.

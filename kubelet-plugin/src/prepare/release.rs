@@ -87,6 +87,7 @@ impl Node {
         ledger.claims.remove(&uid);
         if let Some(lost) = &mut ledger.lost {
             lost.running.remove(&uid);
+            self.given_back.note(&uid);
         }
         ledger.count_end(record);
         self.machine.probe.at("before completion");

@@ -22,7 +22,7 @@ use aliquot_kubelet_plugin::ledger::{Given, Ledger};
 use aliquot_kubelet_plugin::mps::Mps;
 use aliquot_kubelet_plugin::partitioning::{Partitioning, Shared, Unclaimed};
 use aliquot_kubelet_plugin::pause::Wish;
-use aliquot_kubelet_plugin::prepare::Node;
+use aliquot_kubelet_plugin::prepare::{GivenBack, Node};
 use aliquot_kubelet_plugin::selinux::Labels;
 use aliquot_kubelet_plugin::share::RegionStorage;
 use aliquot_kubelet_plugin::store::Store;
@@ -172,6 +172,7 @@ impl World {
             partitioning: Shared::new(Partitioning::OnDemand),
             unclaimed: Unclaimed::Adopt,
             wish: Wish::default(),
+            given_back: GivenBack::default(),
         }
     }
 

@@ -31,6 +31,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
+use std::time::Instant;
 
 fn world() -> World {
     World::new(FakeGpus::new([h100_80(0), h100_80(1), h100_80(2)]))
@@ -102,7 +103,7 @@ fn records_are_made_anew_as_they_were_from_api_cdi_specs_and_hardware() {
     }
     assert_eq!(records(&world), before);
     assert_eq!((world.files(), changes(&world, calls)), (files, Vec::new()));
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
     assert!(world.node().recover().unwrap().lost.is_none());
     for claim in everything() {
         assert!(node.unprepare(&claim.claim.uid).unwrap());
@@ -190,13 +191,13 @@ fn a_pod_that_runs_with_a_claim_says_that_there_was_something_to_lose() {
     assert!(!node.recover().unwrap().lost.unwrap().is_loss());
     let running = Running { claim: share("c-1").claim, devices: vec!["gpu-1-share".into()] };
     let running = BTreeMap::from([("c-1".to_owned(), running)]);
-    assert_eq!(node.conclude(running).unwrap(), Conclusion::Unchanged);
+    assert_eq!(node.conclude(running, Instant::now()).unwrap(), Conclusion::Unchanged);
     assert!(world.ledger().lost.unwrap().is_loss());
     // Its pod is not seen any more.
-    assert_eq!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Unchanged);
+    assert_eq!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Unchanged);
     assert!(node.prepare(&request("c-2", &[("g", "gpu-1")]), false, now()).is_err());
     assert!(node.give_up("c-1", now()).unwrap());
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
 }
 
 #[test]
@@ -227,7 +228,7 @@ fn the_state_outlasts_every_start_and_every_kill_until_all_is_accounted_for() {
         let node = world.node_with(probe);
         let done = until_killed(|| {
             node.recover().unwrap();
-            assert!(matches!(node.conclude(BTreeMap::new()), Ok(Conclusion::Unchanged)));
+            assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()), Ok(Conclusion::Unchanged)));
             node.rebuild(&parts(), now()).unwrap();
         });
         for _ in 0..2 {
@@ -242,7 +243,7 @@ fn the_state_outlasts_every_start_and_every_kill_until_all_is_accounted_for() {
         assert_eq!((world.files(), world.instances()), (files, instances), "killed at {at}");
         let node = world.node();
         node.rebuild(&parts(), now()).unwrap();
-        match node.conclude(BTreeMap::new()).unwrap() {
+        match node.conclude(BTreeMap::new(), Instant::now()).unwrap() {
             Conclusion::Found { orphans, .. } => assert_eq!(orphans, ["share c-gone-00000000"]),
             other => panic!("{other:?}"),
         }

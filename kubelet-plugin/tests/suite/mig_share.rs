@@ -24,6 +24,7 @@ use aliquot_quota::QuotaFile;
 use common::{DRIVER, World, now, request};
 use std::fs;
 use std::thread;
+use std::time::Instant;
 
 const DEVICE: &str = "gpu-0-mig-2g20gb-14-4-share";
 /// What of it exists.
@@ -307,7 +308,7 @@ fn records_of_shares_are_made_anew_after_a_loss() {
         for uid in ["c-2", "c-1"] {
             assert!(node.rebuild(&share(uid), now()).unwrap(), "{uid}");
         }
-        node.conclude(Default::default()).unwrap();
+        node.conclude(Default::default(), Instant::now()).unwrap();
         assert_eq!(world.ledger().claims, before, "adopted: {adopted}");
         for uid in ["c-1", "c-2"] {
             assert_eq!((world.instances(), uuid(&world)), (vec![PARTITION], made.clone()));
@@ -333,7 +334,7 @@ fn a_partition_stays_while_nobody_knows_who_else_has_shares_of_it() {
     node.unprepare("c-1").unwrap();
     assert_eq!(world.instances(), [PARTITION], "c-2 runs with it");
     assert!(node.rebuild(&share("c-2"), now()).unwrap());
-    node.conclude(Default::default()).unwrap();
+    node.conclude(Default::default(), Instant::now()).unwrap();
     node.unprepare("c-2").unwrap();
     world.assert_clean();
 }

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// Where the copies of a newer release are kept.
 fn kept(world: &World) -> Vec<PathBuf> {
@@ -53,7 +54,7 @@ fn a_checkpoint_of_another_shape_is_kept_to_the_byte_and_closes_the_gpus() {
         node.prepare(&request("c-3", &[("m", "gpu-1-admin")]), false, now()).unwrap();
         node.unprepare("c-3").unwrap();
         // Not that everything else is accounted for opens them.
-        node.conclude(BTreeMap::new()).unwrap();
+        node.conclude(BTreeMap::new(), Instant::now()).unwrap();
         assert_eq!((world.files(), world.instances()), (files.clone(), instances.clone()), "start {start}");
     }
     // Containers of pods that run are restarted, and pods end.
@@ -89,7 +90,7 @@ fn the_release_that_reads_it_finds_everything_and_what_came_meanwhile() {
     }
     assert_eq!(ledgers[0], ledgers[1]);
     let (node, ledger) = (world.node(), world.ledger());
-    assert_eq!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Nothing);
+    assert_eq!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Nothing);
     assert!(world.ledger().lost.is_none());
     let alive: Vec<&str> = ALIVE.into_iter().filter(|uid| *uid != "c-slice").collect();
     for uid in &alive {
@@ -255,7 +256,7 @@ fn the_operator_can_go_on_without_the_newer_release() {
         node.unprepare(uid).unwrap();
     }
     kept(&world).iter().for_each(|path| fs::remove_file(path).unwrap());
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
     node.prepare(&request("c-2", &[("x", "gpu-3")]), false, now()).unwrap();
 }
 

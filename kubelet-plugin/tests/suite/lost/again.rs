@@ -5,11 +5,12 @@ use super::common::{now, request};
 use super::{lose, region, share, spec, world};
 use aliquot_kubelet_plugin::execute::Probe;
 use aliquot_kubelet_plugin::ledger::Running;
-use aliquot_kubelet_plugin::prepare::Conclusion;
+use aliquot_kubelet_plugin::prepare::{Conclusion, SHOWN};
 use aliquot_nvml::fake::{Killed, until_killed};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
 
 #[test]
 fn a_spec_with_a_device_that_only_a_newer_release_knows_is_kept_after_a_loss() {
@@ -24,7 +25,7 @@ fn a_spec_with_a_device_that_only_a_newer_release_knows_is_kept_after_a_loss() {
     lose(&world);
     let node = world.node();
     node.recover().unwrap();
-    let over = node.conclude(BTreeMap::new()).unwrap();
+    let over = node.conclude(BTreeMap::new(), Instant::now()).unwrap();
     assert!(!matches!(over, Conclusion::Found { .. }), "something is not understood");
     assert!(file.is_file() && region.is_file(), "a pod may be running with these");
 }
@@ -41,13 +42,13 @@ fn a_look_during_a_prepare_and_a_kill_forget_no_running_pod() {
         let running = Running { claim: own.claim.clone(), devices: vec!["gpu-2".into()] };
         BTreeMap::from([("c-1".to_owned(), running)])
     };
-    world.node().conclude(running()).unwrap();
+    world.node().conclude(running(), Instant::now()).unwrap();
     assert!(world.node().prepare(&request("c-2", &[("g", "gpu-2")]), false, now()).is_err(), "kept so far");
     let other = world.node();
     let seen = running();
     let probe = Probe::new(move |point| {
         if point == "before step" {
-            other.conclude(seen.clone()).unwrap();
+            other.conclude(seen.clone(), Instant::now()).unwrap();
             std::panic::panic_any(Killed);
         }
     });
@@ -86,7 +87,7 @@ fn a_prepare_that_is_killed_takes_no_share_from_the_pod_that_runs_with_it() {
         assert_eq!(inodes(), before, "killed at {at}, and started again");
         node.prepare(&share("c-1"), false, now()).unwrap();
         assert_eq!(inodes(), before, "killed at {at}, and prepared again");
-        assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+        assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
         assert!(node.unprepare("c-1").unwrap());
         world.assert_clean();
         if done.is_some() {
@@ -107,7 +108,7 @@ fn the_state_does_not_end_under_a_prepare() {
     let other = world.node();
     let probe = Probe::new(move |point| {
         if point == "before step" {
-            assert_eq!(other.conclude(BTreeMap::new()).unwrap(), Conclusion::Unchanged);
+            assert_eq!(other.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Unchanged);
             std::panic::panic_any(Killed);
         }
     });
@@ -116,7 +117,7 @@ fn the_state_does_not_end_under_a_prepare() {
     // The kubelet does not ask again, and the API shows the pod.
     let running = Running { claim: share("c-1").claim, devices: vec!["gpu-1-share".into()] };
     let running = BTreeMap::from([("c-1".to_owned(), running)]);
-    assert_eq!(world.node().conclude(running).unwrap(), Conclusion::Unchanged);
+    assert_eq!(world.node().conclude(running, Instant::now()).unwrap(), Conclusion::Unchanged);
     assert!(!world.ledger().claims.contains_key("c-1"), "undone");
     assert_eq!(fs::metadata(&region).unwrap().ino(), before);
 }
@@ -135,7 +136,7 @@ fn what_a_dead_process_left_half_done_does_not_keep_the_state_although_nobody_as
     assert!(world.ledger().claims.contains_key("c-2"));
     let node = world.node();
     node.rebuild(&share("c-1"), now()).unwrap();
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
     assert!(world.ledger().lost.is_none() && !world.ledger().claims.contains_key("c-2"));
     assert!(world.instances().is_empty());
 }
@@ -171,14 +172,14 @@ fn what_ended_after_its_record_was_made_anew_keeps_no_gpu_while_the_state_lasts(
         let running = Running { claim: request.claim.clone(), devices: vec![device.into()] };
         (request.claim.uid.clone(), running)
     });
-    node.conclude(running.into()).unwrap();
+    node.conclude(running.into(), Instant::now()).unwrap();
     // The kubelet asks again, and then its pod ends.
     node.prepare(&own, false, now()).unwrap();
     assert!(node.unprepare("c-1").unwrap());
     node.prepare(&request("c-3", &[("g", "gpu-2")]), false, now()).unwrap();
 }
 
-/// The API was asked before the claims ended, and the answer is taken in afterwards.
+/// The API was asked before the claims ended, or shows their pods for a while afterwards.
 #[test]
 fn a_claim_that_ends_while_the_api_is_asked_is_not_taken_for_one_without_a_record() {
     for lost in [false, true] {
@@ -202,8 +203,9 @@ fn a_claim_that_ends_while_the_api_is_asked_is_not_taken_for_one_without_a_recor
             (claim.claim.uid.clone(), running)
         };
         let seen = BTreeMap::from([of(&share("c-1"), "gpu-1-share"), of(&slice, "gpu-2-timeslice")]);
+        let asked = Instant::now();
         assert!(node.unprepare("c-1").unwrap() && node.unprepare("c-2").unwrap());
-        let over = node.conclude(seen).unwrap();
+        let over = node.conclude(seen, if lost { asked } else { Instant::now() }).unwrap();
         match lost {
             false => assert_eq!(over, Conclusion::Nothing),
             true => assert!(matches!(over, Conclusion::Found { .. }), "{over:?}"),
@@ -211,4 +213,20 @@ fn a_claim_that_ends_while_the_api_is_asked_is_not_taken_for_one_without_a_recor
         assert!(world.ledger().lost.is_none());
         world.assert_clean();
     }
+}
+
+/// A pod of the claim may have come since.
+#[test]
+fn a_later_answer_about_a_claim_that_was_given_back_counts() {
+    let world = world();
+    world.node().prepare(&share("c-1"), false, now()).unwrap();
+    lose(&world);
+    let node = world.node();
+    node.recover().unwrap();
+    node.rebuild(&share("c-1"), now()).unwrap();
+    assert!(node.unprepare("c-1").unwrap());
+    let running = Running { claim: share("c-1").claim, devices: vec!["gpu-1-share".into()] };
+    let running = BTreeMap::from([("c-1".to_owned(), running)]);
+    assert_eq!(node.conclude(running, Instant::now() + SHOWN).unwrap(), Conclusion::Unchanged);
+    assert!(world.ledger().lost.is_some_and(|lost| lost.running.contains_key("c-1")));
 }

@@ -5,6 +5,7 @@ use super::{everything, lose, records, world};
 use aliquot_kubelet_plugin::claim::Request;
 use aliquot_kubelet_plugin::prepare::{Conclusion, Node};
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 fn told(world: &World) -> Node {
     Node { device_metadata: true, ..world.node() }
@@ -38,7 +39,7 @@ fn a_record_that_is_made_anew_has_the_files_that_its_containers_have() {
         assert!(node.rebuild(&claim, now()).unwrap());
     }
     assert_eq!((records(&world), world.files()), (before, files));
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
     for claim in claims() {
         assert!(node.unprepare(&claim.claim.uid).unwrap());
     }

@@ -6,6 +6,7 @@ use aliquot_kubelet_plugin::prepare::{Conclusion, Node};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Instant;
 
 /// After a loss: gpu-1 has a share whose spec cannot be read, gpu-2 is held whole by a claim with a record.
 fn unreadable() -> (World, Node, PathBuf) {
@@ -44,12 +45,12 @@ fn every_gpu_that_nobody_known_holds_whole_takes_no_new_claim() {
 fn the_file_stays_until_the_operator_removes_it() {
     let (world, node, file) = unreadable();
     for _ in 0..2 {
-        assert_eq!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Unchanged);
+        assert_eq!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Unchanged);
         assert!(world.node().recover().unwrap().orphans.is_empty());
         assert_eq!(fs::read(&file).unwrap(), b"{");
     }
     fs::remove_file(&file).unwrap();
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
     node.prepare(&request("c-2", &[("x", "gpu-0")]), false, now()).unwrap();
 }
 
@@ -65,7 +66,7 @@ fn its_own_pods_end_as_always() {
     let (world, node, file) = unreadable();
     assert!(node.unprepare("c-1").unwrap());
     assert!(!file.exists());
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
     assert!(node.unprepare("c-whole").unwrap());
     world.assert_clean();
 }

@@ -10,6 +10,7 @@ use aliquot_nvml::ComputeMode;
 use std::collections::BTreeMap;
 use std::fs;
 use std::time::Duration;
+use std::time::Instant;
 
 fn lose(world: &World) {
     for name in ["checkpoint.json", "checkpoint.copy.json"] {
@@ -28,7 +29,7 @@ fn a_record_is_made_anew_and_the_daemon_goes_on() {
     assert_eq!(node.recover().unwrap().orphans, [""; 0], "a pod may be running with it");
     assert!(node.rebuild(&wanted(), now()).unwrap());
     assert_eq!(world.ledger().claims, before);
-    assert!(matches!(node.conclude(BTreeMap::new()).unwrap(), Conclusion::Found { .. }));
+    assert!(matches!(node.conclude(BTreeMap::new(), Instant::now()).unwrap(), Conclusion::Found { .. }));
     assert_eq!(supervisor.asks().len(), 1);
     assert!(node.unprepare("c-1").unwrap());
     world.assert_clean();
@@ -57,7 +58,9 @@ fn a_daemon_of_which_nothing_else_is_left_is_ended_once_all_is_accounted_for() {
     let node = world.node();
     node.recover().unwrap();
     assert_eq!(supervisor.asks().len(), 1, "until the API has said who runs here");
-    let Conclusion::Found { orphans: mut ended, .. } = node.conclude(BTreeMap::new()).unwrap() else {
+    let Conclusion::Found { orphans: mut ended, .. } =
+        node.conclude(BTreeMap::new(), Instant::now()).unwrap()
+    else {
         panic!()
     };
     ended.extend(settle_daemons(&node));

@@ -9,10 +9,11 @@ use aliquot_nvml::Gpus;
 use aliquot_nvml::fake::until_killed;
 use std::collections::BTreeMap;
 use std::fs;
+use std::time::Instant;
 
 /// The API says that no pod runs with anything.
 fn conclude(node: &Node) -> Conclusion {
-    node.conclude(BTreeMap::new()).unwrap()
+    node.conclude(BTreeMap::new(), Instant::now()).unwrap()
 }
 
 #[test]
