@@ -64,6 +64,11 @@ pub(crate) fn become_tethered(args: &TetherArgs) -> ExitCode {
 /// Bad manifests and fleets with file, line and reason; a pod that cannot be placed with the
 /// controller's reason; a limit that did not hold; anything that was left behind.
 pub(crate) async fn run(args: DemoArgs) -> Result<()> {
+    // What is wrong is often a word of a manifest.
+    run_or_end(args).await.map_err(|error| anyhow::Error::msg(said::printable(&format!("{error:#}"))))
+}
+
+async fn run_or_end(args: DemoArgs) -> Result<()> {
     let mut ending = Ending::listen()?;
     tokio::select! {
         biased;

@@ -384,7 +384,7 @@ fn sim_all_other_examples_run_in_the_demo_side_by_side() -> Result<()> {
     let report = report(&output(build.demo(dir.path(), &arguments))?)?;
     ensure!(report.get("clean") == Some(&Value::Bool(true)), "{report}");
     let rows = report.pointer("/containers").and_then(Value::as_array).context("no containers")?;
-    ensure!(rows.len() == 24, "{} containers: {report}", rows.len());
+    ensure!(rows.len() == 23, "{} containers: {report}", rows.len());
     for row in rows {
         ensure!(row["program"]["state"] != "ended" && row.get("ended").is_none(), "{row}");
         let limit = row.get("limitBytes").and_then(Value::as_u64).unwrap_or(u64::MAX);

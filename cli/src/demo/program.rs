@@ -1,6 +1,7 @@
 //! The containers' own programs, which run once the probe has found their limits.
 
 use super::lines::{WIDTH, cut};
+use super::said::printable;
 use k8s_openapi::api::core::v1::Container;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -107,7 +108,8 @@ fn expanded(word: &str, env: &BTreeMap<String, String>) -> String {
 impl Program {
     /// Lines below a container in the table.
     pub(crate) fn lines(&self) -> String {
-        let command = self.command.split_whitespace().collect::<Vec<_>>().join(" ");
+        let command = printable(&self.command);
+        let command = command.split_whitespace().collect::<Vec<_>>().join(" ");
         let mut out = String::new();
         let mut line = |text: &str| {
             // Writing to a String does not fail.

@@ -18,6 +18,8 @@ use tokio::process::{ChildStderr, ChildStdin, ChildStdout, Command};
 
 /// Where the probe is in a container, as an image would have it.
 const PROBE: &str = "/usr/local/bin/cuda-probe";
+/// Longest report of the probe.
+const REPORT: u64 = 1 << 16;
 const PRELOAD: &str = "/etc/ld.so.preload";
 
 /// How containers are made on this machine.
@@ -116,7 +118,7 @@ impl Runtime {
         let mut line = String::new();
         let (input, out, mut err) = (child.0.stdin.take(), child.0.stdout.take(), child.0.stderr.take());
         let mut out = BufReader::new(out.context("no stdout")?);
-        tokio::time::timeout(Duration::from_secs(60), out.read_line(&mut line))
+        tokio::time::timeout(Duration::from_secs(60), (&mut out).take(REPORT).read_line(&mut line))
             .await
             .with_context(|| format!("container {name} said nothing for a minute"))??;
         let report: Result<ProbeReport, _> = serde_json::from_str(&line);

@@ -7,6 +7,12 @@ const LINES: usize = 4;
 /// Bytes that are kept of a line.
 const BYTES: usize = 400;
 
+/// A text without what a terminal would obey, or show in another order.
+pub(crate) fn printable(text: &str) -> String {
+    let obeyed = |c: char| c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.chars().map(|c| if obeyed(c) && c != '\n' { ' ' } else { c }).collect()
+}
+
 /// The first lines of a program, and when it last wrote anything.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Heard {
@@ -55,7 +61,7 @@ impl Lines {
     pub(crate) fn rest(&mut self) -> Vec<String> {
         let line = std::mem::take(&mut self.line);
         let text = String::from_utf8_lossy(&line);
-        let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+        let text = printable(&text);
         let text = text.trim_end();
         if text.is_empty() { Vec::new() } else { vec![text.to_owned()] }
     }
@@ -83,6 +89,7 @@ mod tests {
         assert_eq!(lines(&[b"\x1b]0;title\x07red\n"]), [" ]0;title red"]);
         assert_eq!(lines(&[b" 10 %\r 20 %\r100 %\n"]), ["100 %"]);
         assert_eq!(lines(&[b"of Windows\r", b"\n"]), ["of Windows"]);
+        assert_eq!(printable("a\u{202e}b\nc\u{1b}"), "a b\nc ");
     }
 
     #[test]

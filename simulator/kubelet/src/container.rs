@@ -54,7 +54,8 @@ pub enum Isolation {
     /// Nothing: there is only a scratch root of links.
     None,
     /// A user, a mount, a PID and an IPC namespace, which a user without rights may make, and no capabilities. Of the
-    /// host's files none can be written, and of its processes none be signalled. The network is the host's.
+    /// host's files and directories none can be written, and of its processes none be signalled: enough against
+    /// accidents. Who sets out to still reaches the network, keyrings, and sockets that are not in /run or /tmp.
     User,
     /// A mount namespace of root, in which there are real device nodes.
     Root,
@@ -208,7 +209,8 @@ fn drop_rights() -> Result<()> {
     for set in [CapSet::Bounding, CapSet::Inheritable, CapSet::Effective, CapSet::Permitted] {
         caps::clear(None, set).with_context(|| format!("cannot give up capabilities ({set:?})"))?;
     }
-    Ok(())
+    // What it starts has the same rights, and would take off by ptrace what ends this process with its parent.
+    prctl::set_dumpable(false).context("cannot keep other processes out of this one")
 }
 
 /// Runs the container's programs as the first process of its PID namespace, which none of them is: that one ends with

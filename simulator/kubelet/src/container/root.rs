@@ -106,15 +106,11 @@ pub(super) fn forbid_writing(top: &Path) -> Result<()> {
             Err(Errno::EACCES | Errno::ENOENT | Errno::ENOTCONN | Errno::ESTALE) => continue,
             Err(error) => return Err(error).with_context(|| target.display().to_string()),
         };
+        // A device can be written to wherever it is.
         let mut flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-        for (have, keep) in [
-            (FsFlags::ST_NOSUID, MsFlags::MS_NOSUID),
-            (FsFlags::ST_NODEV, MsFlags::MS_NODEV),
-            (FsFlags::ST_NOEXEC, MsFlags::MS_NOEXEC),
-        ] {
-            if forbidden.contains(have) {
-                flags |= keep;
-            }
+        flags |= MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        if forbidden.contains(FsFlags::ST_NOEXEC) {
+            flags |= MsFlags::MS_NOEXEC;
         }
         match mount(None::<&Path>, &target, None::<&Path>, flags, None::<&Path>) {
             // Not the root of a mount: another one covers it.
